@@ -1,0 +1,38 @@
+# Everything runs in .venv, which is made when it isn't there; slow things are built once and kept in ~/.cache/dtj.
+SHELL := /bin/bash
+.DEFAULT_GOAL := help
+CLUSTER ?= local
+PYTHON ?= python3
+PY := .venv/bin/python
+VENV := .venv/.made
+
+.PHONY: help demo test test-unit test-trainer lint crd images cluster cluster-down clean
+
+help:  ## print these targets
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
+
+$(VENV): pyproject.toml constraints.txt
+	$(PYTHON) -m venv .venv
+	$(PY) -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev,torch]'
+	@touch $@
+
+demo: $(VENV)  ## train Fashion-MNIST by Horovod on a real local cluster, end to end
+	$(PY) -m tests.cluster.demo --cluster $(CLUSTER)
+
+test: lint test-unit test-trainer  ## everything: lint, unit, trainer and cluster tests
+	$(PY) -m tests.cluster.run --cluster $(CLUSTER)
+
+test-unit: $(VENV)  ## pure tests: no root, no network, under a minute
+	$(PY) -m pytest tests/unit tests/golden
+
+lint: $(VENV)  ## ruff, mypy --strict, import rules
+	.venv/bin/ruff check .
+	.venv/bin/ruff format --check .
+	.venv/bin/mypy
+	.venv/bin/lint-imports
+
+crd: $(VENV)  ## write manifests/crd from the models
+	.venv/bin/dtj crd > manifests/crd/distributedtrainingjobs.yaml
+
+clean:  ## remove .venv and what was built here (the cache in ~/.cache/dtj stays)
+	rm -rf .venv build .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

@@ -1,0 +1,1 @@
+"""dtj: a Kubernetes operator that launches distributed deep-learning training."""

@@ -1,0 +1,162 @@
+"""Names shared by the operator and the container: the one module both sides import.
+
+Standard library only. `docs/contract.md` describes the same contract for people who bring
+their own image; a test holds the two together.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import PurePosixPath
+from typing import Literal, TypedDict
+
+# --- environment given to every replica -------------------------------------------------------
+
+ENV_JOB = "DTJ_JOB"
+ENV_NAMESPACE = "DTJ_NAMESPACE"
+ENV_UID = "DTJ_UID"
+ENV_ATTEMPT = "DTJ_ATTEMPT"
+"""Counts from 1; a retry of the whole job raises it."""
+ENV_ROLE = "DTJ_ROLE"
+ENV_INDEX = "DTJ_INDEX"
+ENV_STRATEGY = "DTJ_STRATEGY"
+ENV_WORLD_SIZE = "DTJ_WORLD_SIZE"
+"""Number of ranks asked for; a job that would run on fewer is refused at its start."""
+ENV_SLOTS_PER_WORKER = "DTJ_SLOTS_PER_WORKER"
+ENV_ARTIFACTS_URI = "DTJ_ARTIFACTS_URI"
+"""The job's own prefix, `s3://bucket/prefix/<namespace>/<name>-<short uid>`; unset: nothing is kept."""
+ENV_DATA_URI = "DTJ_DATA_URI"
+ENV_RESUME = "DTJ_RESUME"
+"""`Auto`, `Never`, or the `s3://` prefix of another job's checkpoints."""
+ENV_PROGRESS_PORT = "DTJ_PROGRESS_PORT"
+ENV_ROOT = "DTJ_ROOT"
+"""Where the workspace lies; `/dtj` in a container, a folder of its own for a local process."""
+ENV_CONFIG_DIR = "DTJ_CONFIG_DIR"
+
+# --- paths and ports ---------------------------------------------------------------------------
+
+ROOT = PurePosixPath("/dtj")
+CONFIG_DIR = PurePosixPath("/etc/dtj")
+"""Read-only files from the job's ConfigMap: hostfile, sshd_config, ssh_config, start.sh, rank.sh, job.yaml."""
+SSH_DIR = PurePosixPath("/etc/dtj-ssh")
+"""The job's key pair: ssh_key, authorized_keys, known_hosts."""
+TERMINATION_LOG = PurePosixPath("/dev/termination-log")
+TERMINATION_MESSAGE_BYTES = 4096
+"""What the kubelet keeps of a container's termination message."""
+
+SSH_PORT = 2222
+PROGRESS_PORT = 8474
+
+
+def root() -> PurePosixPath:
+    """The workspace of this process."""
+    return PurePosixPath(os.environ.get(ENV_ROOT, str(ROOT)))
+
+
+# Below `root()`:
+CHECKPOINTS = "checkpoints"
+TENSORBOARD = "tensorboard"
+MODEL = "model"
+DATA = "data"
+LOGS = "logs"
+METRICS_FILE = "metrics.jsonl"
+RUN = "run"
+"""In memory, never uploaded."""
+ENVIRONMENT_FILE = "run/environment"
+"""The pod's environment as `export -p` prints it: ssh sessions start without it, rank.sh reads it back."""
+PROGRESS_FILE = "run/progress.json"
+"""What a program writes (atomically, by rename) and `launch` serves on `/progress`."""
+
+# In the bucket, below ENV_ARTIFACTS_URI: checkpoints/<step>/{…,manifest.json}, tensorboard/, model/,
+# logs/attempt-<attempt>/{launcher-0,rank-<rank>}.log, metrics.jsonl, job.yaml.
+MANIFEST_FILE = "manifest.json"
+JOB_FILE = "job.yaml"
+
+# --- exit codes of dtj's own checks (sysexits.h; a program's own code passes through) -----------
+
+EXIT_CONFIG = 78
+EXIT_UNAVAILABLE = 69
+EXIT_DATA = 65
+EXIT_COMMAND_NOT_FOUND = 127
+
+FailureClass = Literal[
+    "ApplicationError",
+    "OOMKilled",
+    "Signal",
+    "CommandNotFound",
+    "WorldSizeMismatch",
+    "PeersUnreachable",
+    "DataNotFound",
+    "DataCorrupt",
+    "ArtifactsUnavailable",
+    "ConnectionLost",
+]
+"""Causes a container can know of itself; the operator adds those only the cluster sees (Evicted, ImagePull…)."""
+
+
+class Progress(TypedDict, total=False):
+    """How far a program is. Every field is optional; times are RFC 3339 in UTC."""
+
+    step: int
+    totalSteps: int
+    epoch: int
+    percent: float
+    examplesPerSecond: float
+    loss: float
+    accuracy: float
+    etaSeconds: float
+    updatedTime: str
+
+
+class CheckpointRef(TypedDict, total=False):
+    """The newest checkpoint whose manifest is in the bucket."""
+
+    step: int
+    time: str
+    uri: str
+
+
+class Artifacts(TypedDict, total=False):
+    """What is in the bucket already."""
+
+    uri: str
+    checkpoint: CheckpointRef
+    model: str
+    tensorboard: str
+
+
+Phases = dict[str, str]
+"""RFC 3339 times of what `launch` did: started, restored, peersReady, programStarted, firstStep, programEnded, synced."""
+
+
+class Report(TypedDict, total=False):
+    """The answer of `/progress`."""
+
+    progress: Progress
+    artifacts: Artifacts
+    phases: Phases
+
+
+# `class` is a keyword, hence the functional form.
+Termination = TypedDict(
+    "Termination",
+    {
+        "class": str,
+        "message": str,
+        "role": str,
+        "index": int,
+        "rank": int,
+        "host": str,
+        "exitCode": int,
+        "signal": int,
+        "lastLogLines": list[str],
+        "progress": Progress,
+        "artifacts": Artifacts,
+        "phases": Phases,
+    },
+    total=False,
+)
+"""The termination message, JSON of at most TERMINATION_MESSAGE_BYTES: `class` is absent after a success."""
+
+RANK_EXIT_MARKER = "dtj-rank-exit: "
+"""A rank's wrapper prints this and a Termination as JSON on a line of its own; the launcher reads it from mpirun."""
