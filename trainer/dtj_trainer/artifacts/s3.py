@@ -1,0 +1,214 @@
+"""S3 clients from the standard AWS environment, `s3://` URIs, and errors in sentences a user can act on.
+
+Importing this module is cheap: boto3 is loaded by the first call that needs it. Make a client in
+the process that uses it, never before a fork; a client may be shared by threads.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, NamedTuple
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from boto3.s3.transfer import TransferConfig
+    from mypy_boto3_s3 import S3Client
+
+MEBIBYTE = 1024 * 1024
+MULTIPART_BYTES = 16 * MEBIBYTE
+"""Larger objects are sent and fetched in parts of this size."""
+CONNECT_TIMEOUT_SECONDS = 5
+READ_TIMEOUT_SECONDS = 60
+ATTEMPTS = 3
+"""How often botocore tries one request, with exponential backoff, before an error reaches us."""
+
+_BUCKET = re.compile(r"[a-z0-9][a-z0-9.-]{1,61}[a-z0-9]")
+
+_SECRET_CODES = {"InvalidAccessKeyId", "SignatureDoesNotMatch", "AuthorizationHeaderMalformed"}
+_TOKEN_CODES = {"ExpiredToken", "InvalidToken", "ExpiredTokenException", "TokenRefreshRequired"}
+_DENIED_CODES = {"AccessDenied", "403", "Forbidden", "AllAccessDisabled", "AccountProblem"}
+_MISSING_KEY_CODES = {"NoSuchKey", "404", "NotFound"}
+_TRANSIENT_CODES = {
+    "InternalError",
+    "OperationAborted",
+    "RequestTimeout",
+    "RequestTimeTooSkewed",
+    "ServiceUnavailable",
+    "SlowDown",
+    "Throttling",
+    "ThrottlingException",
+    "TooManyRequests",
+}
+
+
+class S3Location(NamedTuple):
+    """A bucket and a key or key prefix in it, without slashes at either end of the prefix."""
+
+    bucket: str
+    prefix: str
+
+    @property
+    def uri(self) -> str:
+        """The location as `s3://bucket/prefix`."""
+        return f"s3://{self.bucket}/{self.prefix}" if self.prefix else f"s3://{self.bucket}"
+
+    def __truediv__(self, name: str) -> S3Location:
+        """The location `name` below this one."""
+        return S3Location(self.bucket, f"{self.prefix}/{name}".strip("/"))
+
+
+class S3Error(Exception):
+    """A failed S3 operation, told in one sentence without secrets.
+
+    `transient` says that the same call may succeed later (the endpoint is down, throttled, slow).
+    """
+
+    def __init__(self, sentence: str, *, transient: bool) -> None:
+        super().__init__(sentence)
+        self.transient = transient
+
+
+class NoSuchKey(S3Error):
+    """The object is not there, while its bucket answered."""
+
+    def __init__(self, sentence: str) -> None:
+        super().__init__(sentence, transient=False)
+
+
+def parse_s3_uri(uri: str) -> S3Location:
+    """Split `s3://bucket/some/prefix`.
+
+    Raises ValueError: the URI has another scheme, no bucket, or a name that no bucket can have.
+    """
+    scheme, separator, rest = uri.partition("://")
+    if not separator or scheme != "s3":
+        raise ValueError(f"{uri!r} is not an S3 URI: it must begin with s3://")
+    bucket, _, prefix = rest.partition("/")
+    if not _BUCKET.fullmatch(bucket):
+        raise ValueError(f"{uri!r} names no valid bucket: {bucket!r}")
+    return S3Location(bucket, prefix.strip("/"))
+
+
+def endpoint() -> str | None:
+    """The custom S3 endpoint of this process's environment; None means AWS itself."""
+    return os.environ.get("AWS_ENDPOINT_URL_S3") or os.environ.get("AWS_ENDPOINT_URL") or None
+
+
+def make_client() -> S3Client:
+    """A client with timeouts and retries from the AWS environment, path-style for a custom endpoint.
+
+    Raises S3Error: the endpoint is not a URL, or another setting of the environment can't be used.
+    """
+    import boto3
+    import botocore.config
+    import botocore.exceptions
+
+    url = endpoint()
+    region = os.environ.get("AWS_REGION") or os.environ.get("AWS_DEFAULT_REGION")
+    if region is None and url is not None:
+        region = "us-east-1"
+    config = botocore.config.Config(
+        connect_timeout=CONNECT_TIMEOUT_SECONDS,
+        read_timeout=READ_TIMEOUT_SECONDS,
+        retries={"mode": "standard", "total_max_attempts": ATTEMPTS},
+        max_pool_connections=16,
+        tcp_keepalive=True,
+        s3={"addressing_style": "path" if url else "auto"},
+    )
+    try:
+        return boto3.session.Session().client("s3", region_name=region, endpoint_url=url, config=config)
+    except (botocore.exceptions.BotoCoreError, ValueError) as error:
+        raise S3Error(f"the S3 settings can't be used: {error}", transient=False) from error
+
+
+def transfer_config() -> TransferConfig:
+    """How large objects travel: in parts, by boto3's own threads."""
+    from boto3.s3.transfer import TransferConfig
+
+    return TransferConfig(
+        multipart_threshold=MULTIPART_BYTES,
+        multipart_chunksize=MULTIPART_BYTES,
+        max_concurrency=4,
+        preferred_transfer_client="classic",
+    )
+
+
+def explain(error: Exception, uri: str) -> S3Error | None:
+    """What a boto3 error at `uri` means; None when it is no error of S3."""
+    import boto3.exceptions
+    import botocore.exceptions as failures
+
+    where = endpoint() or "AWS S3"
+    bucket = uri.removeprefix("s3://").partition("/")[0]
+    if isinstance(error, S3Error):
+        return error
+    if isinstance(error, boto3.exceptions.Boto3Error):
+        # S3UploadFailedError and its like carry the cause as their context.
+        cause = error.__cause__ or error.__context__
+        found = explain(cause, uri) if isinstance(cause, Exception) else None
+        return found or S3Error(f"S3 at {where} failed for {uri}: {error}", transient=True)
+    if isinstance(error, failures.ClientError):
+        return _explain_answer(error, uri, bucket, where)
+    if isinstance(error, (failures.NoCredentialsError, failures.PartialCredentialsError)):
+        return S3Error(
+            f"no S3 credentials for {uri}: set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or run under a "
+            "service account that has a role",
+            transient=False,
+        )
+    if isinstance(error, failures.NoRegionError):
+        return S3Error(f"no region for {uri}: set AWS_REGION", transient=False)
+    if isinstance(error, failures.ParamValidationError):
+        return S3Error(f"S3 can't take {uri}: {error}", transient=False)
+    if isinstance(error, failures.CredentialRetrievalError):
+        return S3Error(f"the S3 credentials for {uri} could not be fetched: {error}", transient=True)
+    if isinstance(error, (failures.HTTPClientError, failures.ConnectionError)):
+        return S3Error(f"S3 at {where} can't be reached for {uri}: {_first_line(error)}", transient=True)
+    if isinstance(error, failures.BotoCoreError):
+        return S3Error(f"S3 at {where} failed for {uri}: {_first_line(error)}", transient=True)
+    return None
+
+
+def _explain_answer(error: object, uri: str, bucket: str, where: str) -> S3Error:
+    import botocore.exceptions as failures
+
+    assert isinstance(error, failures.ClientError)
+    code = str(error.response.get("Error", {}).get("Code", ""))
+    status = int(error.response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0))
+    if code == "NoSuchBucket":
+        return S3Error(f"the bucket {bucket} does not exist at {where}", transient=False)
+    if code in _MISSING_KEY_CODES:
+        return NoSuchKey(f"{uri} does not exist")
+    if code in _SECRET_CODES:
+        return S3Error(
+            f"S3 at {where} refuses the credentials for {uri}: wrong access key or secret ({code})",
+            transient=False,
+        )
+    if code in _TOKEN_CODES:
+        return S3Error(f"the S3 session token for {uri} is expired or invalid ({code})", transient=False)
+    if code in _DENIED_CODES:
+        return S3Error(f"access to {uri} at {where} is denied ({code})", transient=False)
+    if code in {"PermanentRedirect", "IllegalLocationConstraintException"}:
+        return S3Error(f"the bucket {bucket} is in another region: set AWS_REGION ({code})", transient=False)
+    transient = status >= 500 or status == 429 or code in _TRANSIENT_CODES
+    return S3Error(
+        f"S3 at {where} answered {status or ''} {code} for {uri}: {_first_line(error)}", transient=transient
+    )
+
+
+@contextmanager
+def sentences(uri: str) -> Iterator[None]:
+    """Turn boto3's errors in this block into `S3Error`s about `uri`."""
+    try:
+        yield
+    except Exception as error:
+        explained = explain(error, uri)
+        if explained is None or explained is error:
+            raise
+        raise explained from error
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).strip().split("\n", 1)[0]
