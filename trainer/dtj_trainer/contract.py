@@ -32,6 +32,18 @@ ENV_PROGRESS_PORT = "DTJ_PROGRESS_PORT"
 ENV_ROOT = "DTJ_ROOT"
 """Where the workspace lies; `/dtj` in a container, a folder of its own for a local process."""
 ENV_CONFIG_DIR = "DTJ_CONFIG_DIR"
+ENV_TERMINATION_LOG = "DTJ_TERMINATION_LOG"
+"""Where the termination message goes instead of TERMINATION_LOG."""
+ENV_PEER_TIMEOUT_SECONDS = "DTJ_PEER_TIMEOUT_SECONDS"
+"""How long a launcher waits for its hosts to answer; 300 by default."""
+ENV_SYNC_TIMEOUT_SECONDS = "DTJ_SYNC_TIMEOUT_SECONDS"
+"""How long a pod waits for S3 at its start (restore) and at its end (last uploads); 600 by default."""
+ENV_CHECKPOINTS_KEEP = "DTJ_CHECKPOINTS_KEEP"
+"""How many of the newest checkpoints are kept, besides the best by metric; 3 by default."""
+ENV_CHECKPOINT_SETTLE_SECONDS = "DTJ_CHECKPOINT_SETTLE_SECONDS"
+"""A checkpoint not made by `dtj_trainer` is complete when unchanged for so long; 5 by default."""
+ENV_MPI_ARGS = "DTJ_MPI_ARGS"
+"""More arguments for mpirun, in shell words."""
 
 # --- paths and ports ---------------------------------------------------------------------------
 
