@@ -25,11 +25,18 @@ test: lint test-unit test-trainer  ## everything: lint, unit, trainer and cluste
 test-unit: $(VENV)  ## pure tests: no root, no network, under a minute
 	$(PY) -m pytest tests/unit tests/golden
 
+test-trainer: $(VENV)  ## data, models, launch, artifacts and training with real Horovod ranks on this machine
+	$(PY) docker/wheels.py --install
+	$(PY) -m pytest tests/trainer
+
 lint: $(VENV)  ## ruff, mypy --strict, import rules
 	.venv/bin/ruff check .
 	.venv/bin/ruff format --check .
 	.venv/bin/mypy
 	.venv/bin/lint-imports
+
+images: $(VENV)  ## build the operator's and the trainer's images; prints their archives
+	@$(PY) docker/build.py --print-archives
 
 crd: $(VENV)  ## write manifests/crd from the models
 	.venv/bin/dtj crd > manifests/crd/distributedtrainingjobs.yaml

@@ -1,0 +1,220 @@
+#!/usr/bin/env python3
+"""Build the wheels that no registry has: Horovod for PyTorch, and the image's wheelhouses.
+
+docker/wheels.py              build Horovod's wheel if it isn't cached, print its path
+docker/wheels.py --install    and install it in the environment of this Python
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import re
+import shutil
+import subprocess
+import sys
+import sysconfig
+import tempfile
+from collections.abc import Iterable
+from pathlib import Path
+
+from host import CACHE, REPOSITORY, BuildError, digest, need_packages, one_at_a_time, pins, run, say, watch
+
+HOROVOD_VERSION = "0.28.1"
+PATCHES = sorted((REPOSITORY / "docker" / "horovod").glob("*.patch"))
+BUILD_OPTIONS = {
+    "HOROVOD_WITH_PYTORCH": "1",
+    "HOROVOD_WITHOUT_TENSORFLOW": "1",
+    "HOROVOD_WITHOUT_MXNET": "1",
+    "HOROVOD_WITH_GLOO": "1",
+    "HOROVOD_WITH_MPI": "1",
+    "HOROVOD_WITHOUT_NVTX": "1",
+}
+BUILD_NEEDS = (
+    "setuptools",
+    "wheel",
+    "packaging",
+    "cloudpickle",
+    "psutil",
+    "pyyaml",
+    "cffi",
+    "numpy",
+    "torch",
+)
+SYSTEM_NEEDS = {
+    "g++": "g++",
+    "make": "make",
+    "cmake": "cmake",
+    "patch": "patch",
+    "mpirun": "openmpi-bin",
+    "mpicxx": "libopenmpi-dev",
+    "ssh": "openssh-client",
+}
+OPERATOR_EXTRAS = ("operator",)
+TRAINER_EXTRAS = ("torch",)
+
+
+def horovod_wheel() -> Path:
+    """Path of the wheel for this Python; built (about 3 minutes on 2 cores) when it isn't cached."""
+    need_packages(SYSTEM_NEEDS)
+    mpi = run(["mpirun", "--version"]).splitlines()[0]
+    key = digest(
+        [
+            HOROVOD_VERSION,
+            *PATCHES,
+            pins()["torch"],
+            mpi,
+            f"cp{sys.version_info.major}{sys.version_info.minor}",
+            sysconfig.get_platform(),
+            repr(sorted(BUILD_OPTIONS.items())),
+        ]
+    )
+    folder = CACHE / "wheels" / key
+    if not folder.is_dir():
+        with one_at_a_time("horovod-wheel"):
+            if not folder.is_dir():
+                say(f"Horovod's wheel: torch {pins()['torch']}, {mpi}; built once, kept in {folder}")
+                _build_horovod(folder)
+    return next(folder.glob("horovod-*.whl"))
+
+
+def horovod_source(folder: Path, python: Path | str = sys.executable) -> Path:
+    """Download Horovod's published source, unpack it in `folder` and apply the patches."""
+    run(
+        [python, "-m", "pip", "download", "--no-deps", "--no-binary", ":all:", "--no-build-isolation"]
+        + ["--dest", folder, f"horovod=={HOROVOD_VERSION}"]
+    )
+    run(["tar", "-xf", next(folder.glob("horovod-*.tar.gz")), "-C", folder])
+    source = folder / f"horovod-{HOROVOD_VERSION}"
+    for patch in PATCHES:
+        run(["patch", "-p1", "--fuzz=0", "-i", patch], cwd=source)
+    return source
+
+
+def _build_horovod(folder: Path) -> None:
+    with tempfile.TemporaryDirectory(prefix="dtj-horovod-") as temporary:
+        work = Path(temporary)
+        say("1/4 an environment with PyTorch to compile against")
+        run([sys.executable, "-m", "venv", work / "venv"])
+        python = work / "venv/bin/python"
+        needs = [f"{name}=={pins()[name]}" for name in BUILD_NEEDS]
+        run([python, "-m", "pip", "install", *needs])
+        say("2/4 its source, patched")
+        source = horovod_source(work, python)
+        say("3/4 compiling")
+        watch(
+            [
+                python,
+                "-m",
+                "pip",
+                "wheel",
+                "-v",
+                "--no-deps",
+                "--no-build-isolation",
+                "-w",
+                work / "out",
+                source,
+            ],
+            cwd=work,
+            env={
+                **BUILD_OPTIONS,
+                "MAKEFLAGS": f"-j{os.cpu_count() or 2}",
+                "PATH": f"{python.parent}:{os.environ['PATH']}",
+            },
+            what="Horovod",
+        )
+        say("4/4 into the cache")
+        _publish(work / "out", folder)
+
+
+def wheelhouse(name: str, extras: Iterable[str], more: Iterable[Path | str] = ()) -> Path:
+    """A folder with every wheel that `dtj[extras]` needs, without dtj itself, in the pinned versions.
+
+    Raises:
+        BuildError: a registry doesn't have a version that constraints.txt names.
+    """
+    extra_names = ",".join(extras)
+    requirements = sorted(_requirements(extra_names)) + [str(part) for part in more]
+    key = digest([REPOSITORY / "constraints.txt", *requirements, sysconfig.get_platform(), sys.version[:4]])
+    folder = CACHE / "wheelhouse" / f"{name}-{key}"
+    if not folder.is_dir():
+        with one_at_a_time(f"wheelhouse-{name}"):
+            if not folder.is_dir():
+                say(f"wheelhouse of the {name} image: downloading")
+                with tempfile.TemporaryDirectory(prefix="dtj-wheelhouse-") as temporary:
+                    out = Path(temporary) / "out"
+                    run(
+                        [sys.executable, "-m", "pip", "download", "--only-binary", ":all:", "--dest", out]
+                        + ["--constraint", REPOSITORY / "constraints.txt", *requirements]
+                    )
+                    _publish(out, folder)
+                _forget_others(folder)
+    return folder
+
+
+def _requirements(extras: str) -> list[str]:
+    """What `dtj[extras]` asks for, its own extras opened up, from pyproject.toml."""
+    import tomllib
+
+    project = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())["project"]
+    found: list[str] = []
+    todo = [*extras.split(",")]
+    while todo:
+        for requirement in project["optional-dependencies"][todo.pop()]:
+            nested = re.fullmatch(r"dtj\[(.+)\]", requirement)
+            if nested:
+                todo.extend(nested[1].split(","))
+            else:
+                found.append(requirement)
+    return found
+
+
+def _publish(made: Path, folder: Path) -> None:
+    """Move a finished folder to its place in the cache in one step."""
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    staged = Path(tempfile.mkdtemp(dir=folder.parent, prefix=".new-"))
+    staged.chmod(0o755)
+    for item in made.iterdir():
+        shutil.move(item, staged / item.name)
+    staged.rename(folder)
+
+
+def _forget_others(folder: Path) -> None:
+    name = folder.name.rsplit("-", 1)[0]
+    for old in folder.parent.glob(f"{name}-*"):
+        if old != folder:
+            shutil.rmtree(old)
+
+
+def install(wheel: Path) -> None:
+    """Install the wheel here, unless this very wheel is installed already."""
+    marker = Path(sys.prefix) / f".horovod-{wheel.parent.name}"
+    if marker.exists():
+        return
+    run(
+        [sys.executable, "-m", "pip", "install", "--force-reinstall", "--no-deps", wheel],
+    )
+    run([sys.executable, "-m", "pip", "install", "--constraint", REPOSITORY / "constraints.txt", wheel])
+    for old in Path(sys.prefix).glob(".horovod-*"):
+        old.unlink()
+    marker.touch()
+
+
+def main() -> None:
+    """The command line."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--install", action="store_true", help="install Horovod in this Python's environment")
+    arguments = parser.parse_args()
+    try:
+        wheel = horovod_wheel()
+        if arguments.install:
+            install(wheel)
+    except (BuildError, subprocess.SubprocessError) as error:
+        sys.exit(f"docker/wheels.py: {error}")
+    print(wheel)
+
+
+if __name__ == "__main__":
+    main()
