@@ -1,0 +1,1 @@
+"""A whole Kubernetes on this machine, from Debian's packages and Debian's Kubernetes source."""

@@ -1,0 +1,69 @@
+"""The cgroup of a node, in each hierarchy: all of its pods are in it, and nothing else is."""
+
+from __future__ import annotations
+
+import os
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+ROOT = Path("/sys/fs/cgroup")
+PREFIX = "dtj-"
+CONTROLLERS = ("cpu", "cpuacct", "cpuset", "memory", "devices", "freezer", "blkio", "pids")
+REMOVE_SECONDS = 10.0
+
+
+def create(name: str) -> None:
+    """The kubelet wants its root cgroup to be there; cpuset's is of no use until it has processors."""
+    for hierarchy in _hierarchies():
+        folder = hierarchy / name
+        folder.mkdir(exist_ok=True)
+        for setting in ("cpuset.mems", "cpuset.cpus"):
+            if (hierarchy / setting).exists() and not (folder / setting).read_text().strip():
+                (folder / setting).write_text((hierarchy / setting).read_text())
+
+
+def processes() -> set[int]:
+    """Every process in one of our cgroups: what runs in pods."""
+    found: set[int] = set()
+    for folder in existing():
+        for path, _, _ in os.walk(folder):
+            try:
+                found.update(map(int, (Path(path) / "cgroup.procs").read_text().split()))
+            except FileNotFoundError:
+                continue  # ended between the listing and the reading
+    return found
+
+
+def remove() -> None:
+    """Remove our cgroups, from the leaves up; their processes have to be gone."""
+    deadline = time.monotonic() + REMOVE_SECONDS
+    while left := list(existing()):
+        for folder in left:
+            for path, _, _ in os.walk(folder, topdown=False):
+                try:
+                    os.rmdir(path)  # noqa: PTH106 a cgroup isn't empty, yet rmdir is how it goes
+                except OSError:
+                    continue  # a process that was killed is still leaving
+        if time.monotonic() > deadline:
+            return
+        time.sleep(0.05)
+
+
+def existing() -> Iterator[Path]:
+    """The top folder of each of our cgroups."""
+    for hierarchy in _hierarchies():
+        yield from (path for path in hierarchy.glob(f"{PREFIX}*") if path.is_dir())
+
+
+def missing_controllers() -> list[str]:
+    """Which of the version 1 hierarchies that the kubelet needs are not mounted."""
+    return [name for name in CONTROLLERS if not (ROOT / name / "cgroup.procs").exists()]
+
+
+def _hierarchies() -> list[Path]:
+    # `unified` is version 2 beside the version 1 hierarchies: the kubelet and runc leave it alone.
+    return sorted(path.parent for path in ROOT.glob("*/cgroup.procs") if path.parent.name != "unified")

@@ -1,0 +1,49 @@
+"""Whether this machine can carry the cluster, said before anything is started."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+from pathlib import Path
+
+from tests.cluster.local import cgroups, network
+from tests.cluster.progress import ClusterError
+from tests.cluster.shell import succeeds
+
+
+def check_machine() -> None:
+    """Name everything that is missing, and what to do instead."""
+    missing = list(_missing())
+    if missing:
+        lines = "".join(f"  - {reason}\n" for reason in missing)
+        raise ClusterError(
+            f"a local cluster can't run here:\n{lines}"
+            "Where Docker and kind are installed: `make cluster CLUSTER=kind`."
+        )
+
+
+def _missing() -> list[str]:
+    if sys.platform != "linux":
+        return ["it needs Linux"]
+    reasons = []
+    if os.geteuid() != 0:
+        reasons.append("it needs root, for network devices, mounts and cgroups: `sudo make cluster`")
+    if not _is_debian_12():
+        reasons.append("it needs Debian 12 (bookworm) and apt, for the packages it runs on")
+    if shutil.which("kubectl") is None:
+        reasons.append("kubectl is missing")
+    if "overlay" not in Path("/proc/filesystems").read_text() and not succeeds("modprobe", "overlay"):
+        reasons.append("the kernel has no overlayfs")
+    controllers = cgroups.missing_controllers()
+    if controllers:
+        reasons.append(f"cgroup version 1 hierarchies are not mounted: {', '.join(controllers)}")
+    if network.foreign_kubernetes():
+        reasons.append("another Kubernetes has its iptables rules here (chains KUBE-*)")
+    return reasons
+
+
+def _is_debian_12() -> bool:
+    release = Path("/etc/os-release")
+    there = release.exists() and "VERSION_CODENAME=bookworm" in release.read_text()
+    return there and shutil.which("apt-get") is not None

@@ -1,0 +1,142 @@
+"""The machine's side of the cluster's network: an address, forwarding, and their removal."""
+
+from __future__ import annotations
+
+import ipaddress
+import json
+import re
+import shutil
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from tests.cluster.local.layout import ADDRESS, HOST_BRIDGE, NETWORK, NODES
+from tests.cluster.local.paths import RUN
+from tests.cluster.progress import ClusterError
+from tests.cluster.shell import run, succeeds
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+FORWARD = Path("/proc/sys/net/ipv4/ip_forward")
+FORWARD_BEFORE = RUN / "ip-forward-before"
+COMMENT = "dtj-cluster"
+RULES = (
+    # Docker, where it runs, drops what is forwarded and not its own.
+    ("filter", "FORWARD", "--source", NETWORK, "--jump", "ACCEPT"),
+    ("filter", "FORWARD", "--destination", NETWORK, "--jump", "ACCEPT"),
+    # Pods reach what the machine reaches.
+    ("nat", "POSTROUTING", "--source", NETWORK, "!", "--destination", NETWORK, "--jump", "MASQUERADE"),
+)
+# kube-proxy's and the kubelet's chains, the CNI plugins' chains.
+OUR_CHAIN = re.compile(r"\b(KUBE|CNI)-[A-Z0-9-]+")
+FAMILIES = ("iptables", "ip6tables")
+
+
+def set_up() -> None:
+    """Give the machine the cluster's address and let it forward. Can be called again."""
+    if not _links(HOST_BRIDGE):
+        _check_free()
+        run("ip", "link", "add", HOST_BRIDGE, "type", "bridge")
+    # A bridge without ports: the kernel here may have no `dummy` devices.
+    run("ip", "address", "replace", f"{ADDRESS}/32", "dev", HOST_BRIDGE)
+    run("ip", "link", "set", HOST_BRIDGE, "up")
+    if not FORWARD_BEFORE.exists():
+        FORWARD_BEFORE.write_text(FORWARD.read_text())
+    FORWARD.write_text("1\n")
+    for table, chain, *match in RULES:
+        rule = (chain, *match, "--match", "comment", "--comment", COMMENT)
+        if not succeeds("iptables", "--wait", "--table", table, "--check", *rule):
+            run("iptables", "--wait", "--table", table, "--insert", *rule)
+
+
+def tear_down() -> None:
+    """Remove every device and rule of ours, whoever made it."""
+    if shutil.which("ip"):
+        for link in devices():
+            succeeds("ip", "link", "delete", link)  # a veth may be gone with its other end
+    for family in FAMILIES:
+        _remove_rules(family)
+    if FORWARD_BEFORE.exists():
+        FORWARD.write_text(FORWARD_BEFORE.read_text())
+        FORWARD_BEFORE.unlink()
+
+
+def devices() -> list[str]:
+    """Our bridges and what is attached to them."""
+    bridges = [HOST_BRIDGE, *(node.bridge for node in NODES)]
+    attached = [one for bridge in bridges if _links(bridge) for one in _links("master", bridge)]
+    return [*attached, *(bridge for bridge in bridges if _links(bridge))]
+
+
+def rules() -> list[str]:
+    """Our iptables rules and chains."""
+    return [
+        f"{family} {table}: {line}"
+        for family in FAMILIES
+        for table, lines in _tables(family).items()
+        for line in lines
+        if _is_ours(line)
+    ]
+
+
+def foreign_kubernetes() -> bool:
+    """Whether another Kubernetes has its rules here: ours would get in its way, and `down` take them away."""
+    return not RUN.exists() and any("KUBE-" in rule for rule in rules())
+
+
+def _check_free() -> None:
+    wanted = ipaddress.ip_network(NETWORK)
+    for route in json.loads(run("ip", "-json", "route", "show", "table", "main")):
+        if route["dst"] == "default":
+            continue
+        there = ipaddress.ip_network(route["dst"], strict=False)
+        if there.overlaps(wanted):
+            raise ClusterError(
+                f"this machine has a route to {there} ({route.get('dev')}), which the cluster's {NETWORK} "
+                "overlaps: use `--cluster kind`"
+            )
+
+
+def _links(*selector: str) -> list[str]:
+    words = ("show", *selector) if selector[0] == "master" else ("show", "dev", *selector)
+    if not succeeds("ip", "link", *words):
+        return []
+    return [link["ifname"] for link in json.loads(run("ip", "-json", "link", *words) or "[]") if link]
+
+
+def _tables(family: str) -> dict[str, list[str]]:
+    if not shutil.which(f"{family}-save"):
+        return {}
+    tables: dict[str, list[str]] = {}
+    table = ""
+    for line in run(f"{family}-save").splitlines():
+        if line.startswith("*"):
+            table = line[1:]
+        elif line.startswith((":", "-A ")):
+            tables.setdefault(table, []).append(line)
+    return tables
+
+
+def _is_ours(line: str) -> bool:
+    return COMMENT in line or OUR_CHAIN.search(line) is not None
+
+
+def _remove_rules(family: str) -> None:
+    """In one step a table, and leaving other people's rules where they are."""
+    script: list[str] = []
+    for table, lines in _tables(family).items():
+        ours = [line for line in lines if _is_ours(line)]
+        if ours:
+            script += [f"*{table}", *_removal(ours), "COMMIT"]
+    if script:
+        run(f"{family}-restore", "--wait", "--noflush", stdin="\n".join([*script, ""]))
+
+
+def _removal(lines: Iterable[str]) -> list[str]:
+    chains = [line[1:].split()[0] for line in lines if line.startswith(":")]
+    in_other_chains = [line for line in lines if line.startswith("-A ") and line.split()[1] not in chains]
+    return [
+        *(f"-D {line.removeprefix('-A ')}" for line in in_other_chains),
+        *(f"-F {chain}" for chain in chains),
+        *(f"-X {chain}" for chain in chains),
+    ]

@@ -1,0 +1,105 @@
+"""A node: containerd, kubelet, kube-proxy."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING
+
+from tests.cluster.local import cgroups
+from tests.cluster.local.certificates import CA, certificate, key, kubeconfig
+from tests.cluster.local.control_plane import kubectl
+from tests.cluster.local.layout import ADDRESS, DOMAIN, PODS, Node
+from tests.cluster.local.processes import Component
+from tests.cluster.progress import ClusterError
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+def kubelet(node: Node, binaries: Path) -> Component:
+    """The process; makes the node's cgroup and configuration first."""
+    cgroups.create(node.cgroup)
+    config = node.directory / "kubelet.json"
+    config.write_text(json.dumps(_configuration(node), indent=2))
+    return Component(
+        f"kubelet-{node.name}",
+        node.command(
+            binaries / "kubelet",
+            f"--config={config}",
+            f"--kubeconfig={kubeconfig(f'kubelet-{node.name}')}",
+            f"--hostname-override={node.name}",
+            f"--node-ip={node.address}",
+            f"--root-dir={node.directory / 'kubelet'}",
+            f"--cert-dir={node.directory / 'kubelet-pki'}",
+            "--container-runtime=remote",
+            f"--container-runtime-endpoint=unix://{node.socket}",
+            f"--image-service-endpoint=unix://{node.socket}",
+            "--runtime-cgroups=/",
+            "--kubelet-cgroups=/",
+        ),
+        ready=lambda: is_ready(node),
+    )
+
+
+def proxy(node: Node, binaries: Path) -> Component:
+    """Services, by iptables. The limits on connections are left as the machine has them."""
+    return Component(
+        f"kube-proxy-{node.name}",
+        node.command(
+            binaries / "kube-proxy",
+            f"--kubeconfig={kubeconfig('proxy')}",
+            f"--hostname-override={node.name}",
+            "--proxy-mode=iptables",
+            f"--cluster-cidr={PODS}",
+            f"--healthz-bind-address={node.address}:10256",
+            f"--metrics-bind-address={node.address}:10249",
+            "--conntrack-max-per-core=0",
+            "--conntrack-tcp-timeout-established=0",
+            "--conntrack-tcp-timeout-close-wait=0",
+            "--iptables-min-sync-period=0s",
+        ),
+    )
+
+
+def is_ready(node: Node) -> bool:
+    """Whether the API says so of this very kubelet's lease."""
+    status = '{.status.conditions[?(@.type=="Ready")].status}'
+    try:
+        return kubectl("get", "node", node.name, f"--output=jsonpath={status}", timeout=5) == "True"
+    except ClusterError:
+        return False
+
+
+def _configuration(node: Node) -> dict[str, object]:
+    return {
+        "apiVersion": "kubelet.config.k8s.io/v1beta1",
+        "kind": "KubeletConfiguration",
+        "address": node.address,
+        "healthzBindAddress": node.address,
+        "readOnlyPort": 0,
+        "tlsCertFile": str(certificate(f"kubelet-{node.name}-server")),
+        "tlsPrivateKeyFile": str(key(f"kubelet-{node.name}-server")),
+        "authentication": {
+            "anonymous": {"enabled": False},
+            "webhook": {"enabled": True},
+            "x509": {"clientCAFile": str(CA)},
+        },
+        "authorization": {"mode": "Webhook"},
+        "clusterDNS": [ADDRESS],
+        "clusterDomain": DOMAIN,
+        "cgroupDriver": "cgroupfs",
+        "cgroupRoot": f"/{node.cgroup}",
+        "failSwapOn": False,
+        "maxPods": 200,
+        "volumePluginDir": str(node.directory / "volume-plugins"),
+        # Tests wait for all of these.
+        "syncFrequency": "10s",
+        "nodeStatusUpdateFrequency": "4s",
+        "configMapAndSecretChangeDetectionStrategy": "Watch",
+        "kubeAPIQPS": 100,
+        "kubeAPIBurst": 200,
+        "eventRecordQPS": 0,
+        # Images are loaded, not pulled: one that is collected would not come back.
+        "imageGCHighThresholdPercent": 100,
+        "evictionHard": {"memory.available": "200Mi", "nodefs.available": "1Gi"},
+    }

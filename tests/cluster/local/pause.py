@@ -1,0 +1,56 @@
+"""The pod sandbox's image, made of one small C file: no registry is asked for it."""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import json
+import platform
+import tarfile
+from pathlib import Path
+
+from tests.cluster.local.paths import CACHE, built_once
+from tests.cluster.shell import run
+
+SOURCE = Path(__file__).with_name("pause.c")
+NAME = "dtj.local/pause"
+ARCHITECTURES = {"x86_64": "amd64", "aarch64": "arm64"}
+
+
+def tag() -> str:
+    """The image's name, with a tag that changes with what it is made from."""
+    made_from = SOURCE.read_bytes() + Path(__file__).read_bytes()
+    return f"{NAME}:{hashlib.sha256(made_from).hexdigest()[:12]}"
+
+
+def archive() -> Path:
+    """The image in the form that `docker save` writes."""
+    target = CACHE / "pause" / tag().rpartition(":")[2]
+    with built_once(target) as folder:
+        if folder is not None:
+            run("gcc", "-static", "-Os", "-s", "-o", folder / "pause", SOURCE)
+            _write(folder / "image.tar", (folder / "pause").read_bytes())
+    return target / "image.tar"
+
+
+def _write(path: Path, program: bytes) -> None:
+    layer = _tar({"pause": program}, mode=0o755)
+    config = {
+        "architecture": ARCHITECTURES[platform.machine()],
+        "os": "linux",
+        "config": {"Entrypoint": ["/pause"], "User": "65535:65535"},
+        "rootfs": {"type": "layers", "diff_ids": [f"sha256:{hashlib.sha256(layer).hexdigest()}"]},
+    }
+    manifest = [{"Config": "config.json", "RepoTags": [tag()], "Layers": ["layer.tar"]}]
+    files = {"config.json": config, "manifest.json": manifest}
+    path.write_bytes(_tar({"layer.tar": layer, **{k: json.dumps(v).encode() for k, v in files.items()}}))
+
+
+def _tar(files: dict[str, bytes], mode: int = 0o644) -> bytes:
+    buffer = io.BytesIO()
+    with tarfile.open(fileobj=buffer, mode="w") as tar:
+        for name, content in files.items():
+            info = tarfile.TarInfo(name)
+            info.size, info.mode = len(content), mode
+            tar.addfile(info, io.BytesIO(content))
+    return buffer.getvalue()

@@ -1,0 +1,38 @@
+"""`python -m tests.cluster.up --cluster local|kind`: a cluster that runs, and on stdout its exports."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+
+from tests.cluster import images, kind
+from tests.cluster.exports import exports
+from tests.cluster.local import cluster
+from tests.cluster.local.paths import ADMIN_KUBECONFIG
+from tests.cluster.progress import ClusterError, note
+
+
+def main() -> int:
+    """Bring it up and load the images; 1 with the reason where it can't."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--cluster", choices=("local", "kind"), default="local")
+    parser.add_argument("--no-images", action="store_true", help="neither build nor load images")
+    options = parser.parse_args()
+    try:
+        if options.cluster == "kind":
+            kind.up()
+            lines = exports(kind.KUBECONFIG, kind.store())
+        else:
+            cluster.up()
+            lines = exports(ADMIN_KUBECONFIG, cluster.STORE)
+        if not options.no_images:
+            images.load(options.cluster)
+    except ClusterError as error:
+        note(f"error: {error}")
+        return 1
+    print(lines, end="")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
