@@ -1,0 +1,282 @@
+"""Uploads complete checkpoints, keeps the newest few and the best, and removes the others."""
+
+from __future__ import annotations
+
+import logging
+import shutil
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path, PurePosixPath
+from typing import TYPE_CHECKING
+
+from dtj_trainer import contract
+from dtj_trainer.artifacts.checkpoint_index import CheckpointIndex, candidate_of, read_index
+from dtj_trainer.artifacts.clock import now_text
+from dtj_trainer.artifacts.local_checkpoints import (
+    FileState,
+    LocalCheckpoint,
+    LocalEntry,
+    by_step,
+    read_entries,
+    read_entry,
+)
+from dtj_trainer.artifacts.manifest import Entry, Manifest, StoredFile, sha256_of
+from dtj_trainer.artifacts.retention import Candidate, kept
+
+if TYPE_CHECKING:
+    from dtj_trainer.artifacts.store import Store
+
+log = logging.getLogger(__name__)
+
+StepAt = Callable[[int], int | None]
+"""The program's step at a time (wall clock, nanoseconds); None when it never told one."""
+NO_NUMBER = -1
+
+
+class CheckpointUploader:
+    """Brings the checkpoints folder of one attempt into the bucket, pass by pass.
+
+    `store` is the job's checkpoints prefix. `step_at` is asked for the step of entries whose names
+    hold none. Passes come from one thread; `newest` and `bytes_uploaded` may be read by others.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        store: Store,
+        *,
+        attempt: int,
+        keep: int,
+        settle_seconds: float,
+        step_at: StepAt,
+    ) -> None:
+        self._folder = folder
+        self._store = store
+        self._attempt = attempt
+        self._keep = keep
+        self._settle_seconds = settle_seconds
+        self._step_at = step_at
+        self._index: CheckpointIndex | None = None
+        self._done: set[FileState] = set()
+        """Files that are in the bucket in this state, or came from there."""
+        self._step_given: tuple[frozenset[FileState], int] = (frozenset(), 0)
+        """The last content without a number, and the step it got."""
+        self._doomed: set[int] = set()
+        """Steps whose manifest is deleted and whose files are not yet."""
+        self._uploaded_any = False
+        self._lock = threading.Lock()
+        self._newest: contract.CheckpointRef | None = None
+        self.bytes_uploaded = 0
+
+    @property
+    def newest(self) -> contract.CheckpointRef | None:
+        """The newest checkpoint with a manifest in the bucket, as far as this process knows."""
+        with self._lock:
+            return self._newest
+
+    def note_restored(self, manifest: Manifest, *, own: bool) -> None:
+        """Take the entries of a restored checkpoint for what they are: nothing to upload."""
+        entries = [entry for e in manifest.entries if (entry := read_entry(self._folder, e.name))]
+        self._done.update(file for entry in entries for file in entry.files)
+        if own:
+            self._tell_newest(manifest)
+
+    def upload_pass(self, *, ended: bool, died_ns: int | None) -> bool:
+        """Upload what is complete, newest first, then remove what is no longer kept.
+
+        `ended` says that the program ended by itself, hence all it wrote is complete; `died_ns` when
+        it was killed (wall clock), hence what was not complete by then never will be. True when
+        nothing is left to do for the entries of this moment. Raises S3Error.
+        """
+        index = self._loaded_index()
+        while True:
+            entries = read_entries(self._folder)
+            self._done &= {file for entry in entries for file in entry.files}
+            complete = {e.name for e in entries if ended or self._is_complete(e, died_ns)}
+            waiting = self._waiting(index, entries, complete)
+            if not waiting:
+                break
+            if not self._upload(index, waiting[-1]):
+                return False
+            self._prune_bucket(index)
+        self._prune_bucket(index)
+        self._prune_local(index, entries)
+        return died_ns is not None or len(complete) == len(entries)
+
+    def _is_complete(self, entry: LocalEntry, died_ns: int | None) -> bool:
+        return entry.complete(time.time_ns() if died_ns is None else died_ns, self._settle_seconds)
+
+    def _loaded_index(self) -> CheckpointIndex:
+        if self._index is None:
+            self._index = read_index(self._store)
+            for manifest in self._index.newest_first()[:1]:
+                self._tell_newest(manifest)
+        return self._index
+
+    def _waiting(
+        self, index: CheckpointIndex, entries: list[LocalEntry], complete: set[str]
+    ) -> list[LocalCheckpoint]:
+        """Complete local checkpoints worth uploading, the newest last.
+
+        Nothing of a step is uploaded before all its numbered entries are complete.
+        """
+        unfinished = {entry.step for entry in entries if entry.name not in complete} - {None}
+        ready = [e for e in entries if e.name in complete and e.step not in unfinished]
+        checkpoints = [self._numbered(index, c) for c in by_step(ready, without_number=NO_NUMBER)]
+        fresh = [c for c in checkpoints if not self._done.issuperset(c.files)]
+        local = {_candidate(c, self._attempt): c for c in fresh}
+        replaced = {c.step for c in fresh}
+        others = {candidate_of(m) for m in index.manifests.values() if m.step not in replaced}
+        keep = kept([*local, *others], self._keep)
+        return sorted((local[c] for c in keep if c in local), key=lambda c: c.step)
+
+    def _numbered(self, index: CheckpointIndex, checkpoint: LocalCheckpoint) -> LocalCheckpoint:
+        """Give a checkpoint without a number the step at which it was written, else the next free one."""
+        if checkpoint.step != NO_NUMBER:
+            return checkpoint
+        content, step = (
+            frozenset(checkpoint.files),
+            self._step_at(max(f.changed_ns for f in checkpoint.files)),
+        )
+        last_content, last_step = self._step_given
+        if content == last_content:
+            step = last_step
+        elif step is None:
+            step = max([*index.manifests, last_step]) + 1
+        self._step_given = (content, step)
+        return replace(checkpoint, step=step)
+
+    def _upload(self, index: CheckpointIndex, checkpoint: LocalCheckpoint) -> bool:
+        """Upload files, then the manifest; False when the files changed meanwhile."""
+        step = checkpoint.step
+        before = index.manifests.get(step)
+        stored = {file.path: file for file in before.files} if before else {}
+        taken = {file.key for file in before.files} if before else set()
+        files: list[StoredFile] = []
+        started = time.monotonic()
+        try:
+            for state in checkpoint.files:
+                path = self._folder / state.path
+                digest = sha256_of(path)
+                old = stored.get(state.path)
+                if old and (old.size, old.sha256) == (state.size, digest):
+                    files.append(old)
+                    continue
+                key = _free_key(_key_of(checkpoint, state.path), taken)
+                self._store.put_file(f"{step}/{key}", path, self._count_bytes)
+                files.append(StoredFile(state.path, key, state.size, digest))
+        except OSError as error:
+            log.info("checkpoint %d changed while it was uploaded: %s", step, error)
+            return False
+        if not self._unchanged(checkpoint):
+            log.info("checkpoint %d changed while it was uploaded; it is taken up again", step)
+            return False
+        mark = checkpoint.mark
+        manifest = Manifest(
+            step=step,
+            time=now_text(),
+            attempt=self._attempt,
+            entries=tuple(Entry(entry.name, entry.kind) for entry in checkpoint.entries),
+            files=tuple(files),
+            metric=mark.metric if mark else None,
+            metric_mode=mark.metric_mode if mark else "max",
+        )
+        self._store.put_bytes(f"{step}/{contract.MANIFEST_FILE}", manifest.to_json())
+        index.manifests[step] = manifest
+        index.torn.discard(step)
+        self._doomed.discard(step)
+        self._done.update(checkpoint.files)
+        self._uploaded_any = True
+        self._tell_newest(index.newest_first()[0])
+        log.info(
+            "uploaded checkpoint %s (%d bytes, %.1f s)",
+            self._store.uri(str(step)),
+            manifest.size,
+            time.monotonic() - started,
+        )
+        self._remove_strays(manifest)
+        return True
+
+    def _unchanged(self, checkpoint: LocalCheckpoint) -> bool:
+        return all(
+            (now := read_entry(self._folder, entry.name)) is not None and now.files == entry.files
+            for entry in checkpoint.entries
+        )
+
+    def _remove_strays(self, manifest: Manifest) -> None:
+        """Delete what a torn or replaced upload of the same step left."""
+        wanted = {f"{manifest.step}/{file.key}" for file in manifest.files}
+        wanted.add(f"{manifest.step}/{contract.MANIFEST_FILE}")
+        found = (item.key for item in self._store.objects(str(manifest.step)))
+        strays = [key for key in found if key not in wanted]
+        if strays:
+            self._store.delete(strays)
+
+    def _prune_bucket(self, index: CheckpointIndex) -> None:
+        candidates = {candidate_of(m): m.step for m in index.manifests.values()}
+        keep = kept(candidates, self._keep)
+        for candidate, step in candidates.items():
+            if candidate not in keep:
+                self._store.delete([f"{step}/{contract.MANIFEST_FILE}"])
+                del index.manifests[step]
+                self._doomed.add(step)
+        if self._uploaded_any:
+            # Torn uploads of earlier attempts go once this attempt has put something in their place.
+            self._doomed |= index.torn
+            index.torn.clear()
+        for step in sorted(self._doomed):
+            keys = [item.key for item in self._store.objects(str(step))]
+            if keys:
+                self._store.delete(keys)
+            self._doomed.discard(step)
+
+    def _prune_local(self, index: CheckpointIndex, entries: list[LocalEntry]) -> None:
+        """Remove directories made by `save` that are no longer kept; files of others are theirs."""
+        marked = {
+            Candidate(self._attempt, e.mark.step, e.mark.metric, e.mark.metric_mode): e
+            for e in entries
+            if e.mark
+        }
+        stored = {candidate_of(m) for m in index.manifests.values()}
+        steps_here = {candidate.step for candidate in marked}
+        keep = kept([*marked, *(c for c in stored if c.step not in steps_here)], self._keep)
+        for candidate, entry in marked.items():
+            if candidate not in keep:
+                shutil.rmtree(self._folder / entry.name, ignore_errors=True)
+
+    def _tell_newest(self, manifest: Manifest) -> None:
+        with self._lock:
+            self._newest = {
+                "step": manifest.step,
+                "time": manifest.time,
+                "uri": self._store.uri(str(manifest.step)),
+            }
+
+    def _count_bytes(self, amount: int) -> None:
+        with self._lock:
+            self.bytes_uploaded += amount
+
+
+def _candidate(checkpoint: LocalCheckpoint, attempt: int) -> Candidate:
+    mark = checkpoint.mark
+    if mark is None:
+        return Candidate(attempt, checkpoint.step)
+    return Candidate(attempt, checkpoint.step, mark.metric, mark.metric_mode)
+
+
+def _key_of(checkpoint: LocalCheckpoint, path: str) -> str:
+    """The key below the step: without the directory's name when there is only that directory."""
+    only = checkpoint.entries[0] if len(checkpoint.entries) == 1 else None
+    if only and only.kind == "directory":
+        return PurePosixPath(path).relative_to(only.name).as_posix()
+    return path
+
+
+def _free_key(key: str, taken: set[str]) -> str:
+    """A key that the present manifest does not use: what it names stays whole until the next is written."""
+    free, revision = key, 2
+    while free in taken or free == contract.MANIFEST_FILE:
+        free, revision = f"r{revision}/{key}", revision + 1
+    return free

@@ -1,0 +1,137 @@
+"""Checkpoints for programs that import `dtj_trainer`: written completely or not at all.
+
+    def write(folder: Path) -> None:
+        torch.save(state, folder / "state.pt")
+
+    checkpoints.save(step, write, metric=accuracy)
+    newest = checkpoints.newest()
+
+`dtj-launch` uploads what `save` made while training goes on, and puts the newest good checkpoint
+back before a retry. Only one process of a job writes checkpoints: rank 0.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import shutil
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+from dtj_trainer import contract
+from dtj_trainer.artifacts.local_checkpoints import MARK_FILE, Mark, read_entries, read_mark
+from dtj_trainer.artifacts.retention import Candidate, kept
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from dtj_trainer.artifacts.manifest import MetricMode
+
+DEFAULT_KEEP = 3
+
+
+class SavedCheckpoint(NamedTuple):
+    """A complete checkpoint on disk: the step and the directory (or file) that holds it."""
+
+    step: int
+    path: Path
+
+
+def folder() -> Path:
+    """Where the checkpoints of this process lie."""
+    return Path(contract.root()) / contract.CHECKPOINTS
+
+
+def save(
+    step: int,
+    write: Callable[[Path], None],
+    metric: float | None = None,
+    metric_mode: MetricMode = "max",
+) -> Path:
+    """Write a checkpoint into the directory `checkpoints/<step>` and return it.
+
+    `write` gets an empty directory and puts the files there; when it raises, nothing is left. The
+    checkpoint appears under its name at once, with its content on disk. The best checkpoint by
+    `metric` is kept besides the newest ones; `metric_mode` says whether more or less is better.
+    An older checkpoint of the same step is replaced.
+    """
+    if step < 0:
+        raise ValueError(f"a checkpoint's step can't be negative: {step}")
+    parent = folder()
+    parent.mkdir(parents=True, exist_ok=True)
+    writing = parent / f".{step}.{os.getpid()}.tmp"
+    shutil.rmtree(writing, ignore_errors=True)
+    writing.mkdir()
+    try:
+        write(writing)
+        _write_mark(writing, Mark(step, metric, metric_mode))
+        _flush_to_disk(writing)
+        target = parent / str(step)
+        if target.exists():
+            replaced = parent / f".{step}.{os.getpid()}.replaced.tmp"
+            target.rename(replaced)
+            writing.rename(target)
+            shutil.rmtree(replaced, ignore_errors=True)
+        else:
+            writing.rename(target)
+        _flush_file(parent)
+    except BaseException:
+        shutil.rmtree(writing, ignore_errors=True)
+        raise
+    if not os.environ.get(contract.ENV_ARTIFACTS_URI):
+        _prune()  # With a bucket, dtj-launch prunes, once the others are uploaded.
+    return target
+
+
+def saved() -> list[SavedCheckpoint]:
+    """Complete checkpoints made by `save`, the oldest first."""
+    found = [
+        SavedCheckpoint(entry.mark.step, folder() / entry.name)
+        for entry in read_entries(folder())
+        if entry.mark
+    ]
+    return sorted(found)
+
+
+def newest() -> SavedCheckpoint | None:
+    """The newest complete checkpoint made by `save`: after a restore the one to go on from."""
+    return max(saved(), default=None)
+
+
+def keep_from_environment() -> int:
+    """How many of the newest checkpoints to keep; at least 1."""
+    text = os.environ.get(contract.ENV_CHECKPOINTS_KEEP, "")
+    return max(int(text), 1) if text.strip().isdecimal() else DEFAULT_KEEP
+
+
+def _write_mark(directory: Path, mark: Mark) -> None:
+    content: dict[str, object] = {"step": mark.step}
+    if mark.metric is not None and math.isfinite(mark.metric):
+        content |= {"metric": float(mark.metric), "metricMode": mark.metric_mode}
+    (directory / MARK_FILE).write_text(json.dumps(content))
+
+
+def _flush_to_disk(directory: Path) -> None:
+    for path in [*directory.rglob("*"), directory]:
+        _flush_file(path)
+
+
+def _flush_file(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _prune() -> None:
+    candidates = {
+        Candidate(1, mark.step, mark.metric, mark.metric_mode): checkpoint.path
+        for checkpoint in saved()
+        if (mark := read_mark(checkpoint.path))
+    }
+    keep = kept(candidates, keep_from_environment())
+    for candidate, path in candidates.items():
+        if candidate not in keep:
+            shutil.rmtree(path, ignore_errors=True)

@@ -1,0 +1,10 @@
+"""Times as they are written down."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+
+
+def now_text() -> str:
+    """The present time in RFC 3339, UTC, with milliseconds."""
+    return datetime.now(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")

@@ -1,0 +1,171 @@
+"""Uploads files that grow or appear while a program runs: TensorBoard, logs, metrics, the model."""
+
+from __future__ import annotations
+
+import logging
+import math
+import time
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from dtj_trainer.artifacts.store import Store, usable_name
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+log = logging.getLogger(__name__)
+
+COSTLY_SHARE = 10
+"""A file that took t seconds to upload rests for this many times t, so that uploads stay a small share."""
+
+
+@dataclass(frozen=True)
+class Rule:
+    """When a changed file is uploaded (again); all times in seconds.
+
+    `interval`: at most so often; a growing file is seen while it runs, at a bounded cost.
+    `quiet`: only when unchanged for so long. `finished_quiet`: for a file that is not the newest of its
+    folder (a finished part), this instead of the other two. `appended`: others only append to it, so any
+    beginning of it is whole; else what changes during its upload is uploaded again.
+    `only_once`: never again after the first time.
+    """
+
+    interval: float = 0.0
+    quiet: float = 0.0
+    finished_quiet: float | None = None
+    appended: bool = False
+    only_once: bool = False
+
+
+TENSORBOARD = Rule(interval=60.0, finished_quiet=5.0, appended=True)
+MODEL = Rule(interval=30.0, quiet=5.0)
+METRICS = Rule(interval=10.0, appended=True)
+LOG = Rule(interval=15.0, appended=True)
+ONCE = Rule(only_once=True)
+
+
+@dataclass(frozen=True)
+class Source:
+    """A file, or a folder with all that lies below it, and the key (prefix) it goes to."""
+
+    path: Path
+    key: str
+    rule: Rule
+
+    def files(self) -> Iterator[tuple[Path, str]]:
+        """The files there are now with their keys; hidden and temporary ones are not artifacts."""
+        if self.path.is_file():
+            yield self.path, self.key
+            return
+        for path in sorted(self.path.rglob("*")):
+            relative = path.relative_to(self.path)
+            if all(usable_name(part) for part in relative.parts) and path.is_file():
+                yield path, f"{self.key}/{relative.as_posix()}"
+
+
+@dataclass(frozen=True)
+class _State:
+    size: int
+    changed_ns: int
+    inode: int
+
+
+@dataclass
+class _Known:
+    """What is known of one file; times are monotonic seconds."""
+
+    seen_first: float
+    uploaded: _State | None = None
+    uploaded_at: float = -math.inf
+    duration: float = 0.0
+
+
+@dataclass
+class FileUploader:
+    """Brings the files of some sources into the bucket, pass by pass, from one thread."""
+
+    store: Store
+    sources: list[Source]
+    bytes_uploaded: int = 0
+    _known: dict[Path, _Known] = field(default_factory=dict)
+
+    def upload_pass(self, *, ended: bool, died_ns: int | None) -> bool:
+        """Upload what is due. After the program's end, by itself or killed, all that is left is due,
+        except files that must be whole and were not yet quiet when it was killed.
+
+        True when nothing is left to do for the files of this moment. Raises S3Error.
+        """
+        over = ended or died_ns is not None
+        all_done = True
+        for source in self.sources:
+            newest = _newest_of_folders(source)
+            for path, key in list(source.files()):
+                all_done &= self._consider(source.rule, path, key, path in newest, over, died_ns)
+        return all_done
+
+    def uploaded_below(self, key_prefix: str) -> bool:
+        """Whether some file below that key prefix is in the bucket by this process."""
+        return any(
+            known.uploaded is not None and (source.key == key_prefix)
+            for source in self.sources
+            for path, known in list(self._known.items())
+            if path.is_relative_to(source.path)
+        )
+
+    def _consider(
+        self, rule: Rule, path: Path, key: str, newest: bool, over: bool, died_ns: int | None
+    ) -> bool:
+        """Upload one file if it is due; whether it is done for now."""
+        known = self._known.setdefault(path, _Known(seen_first=time.monotonic()))
+        try:
+            state = _state_of(path)
+            if state == known.uploaded or (rule.only_once and known.uploaded):
+                return True
+            if died_ns is not None and rule.quiet and state.changed_ns > died_ns - rule.quiet * 1e9:
+                return True  # Cut off in the middle, perhaps.
+            if not over and not _due(rule, known, state, newest):
+                return False
+            started = time.monotonic()
+            if rule.appended:
+                self.store.put_start_of_file(key, path, state.size)
+            else:
+                self.store.put_file(key, path)
+                if _state_of(path) != state:
+                    return False
+        except OSError as error:
+            log.debug("%s was not uploaded: %s", path, error)
+            return not path.exists()
+        known.uploaded = state
+        known.uploaded_at = time.monotonic()
+        known.duration = known.uploaded_at - started
+        self.bytes_uploaded += state.size
+        return True
+
+
+def _due(rule: Rule, known: _Known, state: _State, newest: bool) -> bool:
+    quiet_for = time.time() - state.changed_ns / 1e9
+    if rule.finished_quiet is not None and not newest:
+        return quiet_for >= rule.finished_quiet
+    rest = max(rule.interval, COSTLY_SHARE * known.duration)
+    last = max(known.uploaded_at, known.seen_first if rule.finished_quiet is not None else -math.inf)
+    return quiet_for >= rule.quiet and time.monotonic() - last >= rest
+
+
+def _newest_of_folders(source: Source) -> set[Path]:
+    """The most recently changed file of each folder; only asked for where it matters."""
+    if source.rule.finished_quiet is None:
+        return set()
+    newest: dict[Path, tuple[int, Path]] = {}
+    for path, _ in source.files():
+        try:
+            changed = path.stat().st_mtime_ns
+        except OSError:
+            continue
+        newest[path.parent] = max(newest.get(path.parent, (0, path)), (changed, path))
+    return {path for _, path in newest.values()}
+
+
+def _state_of(path: Path) -> _State:
+    status = path.stat()
+    return _State(status.st_size, status.st_ctime_ns, status.st_ino)

@@ -1,0 +1,152 @@
+"""The manifest of a checkpoint: written last, it is what makes the files in the bucket a checkpoint."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+from typing import Any, Literal
+
+EntryKind = Literal["file", "directory"]
+MetricMode = Literal["max", "min"]
+
+VERSION = 1
+_HASH_BLOCK_BYTES = 1024 * 1024
+
+
+class ManifestError(ValueError):
+    """A manifest that can't be trusted; the message says what is wrong with it."""
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One thing directly below the checkpoints folder, as the program wrote it."""
+
+    name: str
+    kind: EntryKind
+
+
+@dataclass(frozen=True)
+class StoredFile:
+    """One file of a checkpoint.
+
+    `path` is relative to the checkpoints folder, `key` to the checkpoint's prefix in the bucket,
+    `size` is in bytes, `sha256` in hexadecimal digits.
+    """
+
+    path: str
+    key: str
+    size: int
+    sha256: str
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """A complete checkpoint in the bucket. `time` is RFC 3339 in UTC."""
+
+    step: int
+    time: str
+    attempt: int
+    entries: tuple[Entry, ...]
+    files: tuple[StoredFile, ...]
+    metric: float | None = None
+    metric_mode: MetricMode = "max"
+
+    @property
+    def size(self) -> int:
+        """Bytes of all files together."""
+        return sum(file.size for file in self.files)
+
+    def to_json(self) -> bytes:
+        """The manifest as it lies in the bucket."""
+        content: dict[str, Any] = {
+            "version": VERSION,
+            "step": self.step,
+            "time": self.time,
+            "attempt": self.attempt,
+            "entries": [{"name": entry.name, "kind": entry.kind} for entry in self.entries],
+            "files": [
+                {"path": file.path, "key": file.key, "size": file.size, "sha256": file.sha256}
+                for file in self.files
+            ],
+        }
+        if self.metric is not None:
+            content["metric"] = self.metric
+            content["metricMode"] = self.metric_mode
+        return json.dumps(content, indent=1).encode()
+
+    @staticmethod
+    def from_json(content: bytes) -> Manifest:
+        """Read a manifest back.
+
+        Raises ManifestError: not JSON, a field missing or of another type, a path that leaves the
+        checkpoints folder, or a file that belongs to none of the entries.
+        """
+        try:
+            read = json.loads(content)
+            manifest = Manifest(
+                step=int(read["step"]),
+                time=str(read["time"]),
+                attempt=int(read["attempt"]),
+                entries=tuple(Entry(str(entry["name"]), _kind(entry["kind"])) for entry in read["entries"]),
+                files=tuple(
+                    StoredFile(str(file["path"]), str(file["key"]), int(file["size"]), str(file["sha256"]))
+                    for file in read["files"]
+                ),
+                metric=None if read.get("metric") is None else float(read["metric"]),
+                metric_mode=_mode(read.get("metricMode", "max")),
+            )
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            raise ManifestError(f"the manifest can't be read: {error!r}") from error
+        _check_paths(manifest)
+        return manifest
+
+
+def _kind(value: object) -> EntryKind:
+    if value == "file":
+        return "file"
+    if value == "directory":
+        return "directory"
+    raise ValueError(f"unknown kind of entry {value!r}")
+
+
+def _mode(value: object) -> MetricMode:
+    if value == "max":
+        return "max"
+    if value == "min":
+        return "min"
+    raise ValueError(f"unknown metricMode {value!r}")
+
+
+def _check_paths(manifest: Manifest) -> None:
+    kinds = {entry.name: entry.kind for entry in manifest.entries}
+    for name in kinds:
+        if name in {"", ".", ".."} or "/" in name:
+            raise ManifestError(f"the manifest names an impossible entry {name!r}")
+    for file in manifest.files:
+        parts = PurePosixPath(file.path).parts
+        if not parts or ".." in parts or parts[0] == "/" or ".." in PurePosixPath(file.key).parts:
+            raise ManifestError(f"the manifest names a file outside the checkpoints folder: {file.path!r}")
+        kind = kinds.get(parts[0])
+        if kind is None or (kind == "file") != (len(parts) == 1):
+            raise ManifestError(f"the manifest's file {file.path!r} belongs to none of its entries")
+
+
+def sha256_of(path: Path) -> str:
+    """The file's SHA-256 in hexadecimal digits, read block by block."""
+    digest = hashlib.sha256()
+    with path.open("rb") as file:
+        while block := file.read(_HASH_BLOCK_BYTES):
+            digest.update(block)
+    return digest.hexdigest()
+
+
+def fault_of(path: Path, expected: StoredFile) -> str | None:
+    """What distinguishes a downloaded file from its manifest, in words; None when nothing does."""
+    size = path.stat().st_size
+    if size != expected.size:
+        return f"{expected.path} has {size} bytes instead of {expected.size}"
+    if sha256_of(path) != expected.sha256:
+        return f"{expected.path} is damaged (its sha256 differs)"
+    return None

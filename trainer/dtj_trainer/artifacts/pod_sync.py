@@ -1,0 +1,198 @@
+"""All artifacts of one pod: restored at its start, uploaded while it runs and at its end."""
+
+from __future__ import annotations
+
+import logging
+import time
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from dtj_trainer import contract
+from dtj_trainer.artifacts import file_upload
+from dtj_trainer.artifacts.backoff import retry_transient
+from dtj_trainer.artifacts.checkpoint_upload import CheckpointUploader, StepAt
+from dtj_trainer.artifacts.file_upload import FileUploader, Source
+from dtj_trainer.artifacts.restore import RESUME_NEVER, Restored, restore
+from dtj_trainer.artifacts.s3 import NoSuchKey, S3Error
+from dtj_trainer.artifacts.store import Store, open_store
+from dtj_trainer.artifacts.sync_loop import SyncLoop
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+log = logging.getLogger(__name__)
+
+FOLDERS = (
+    contract.CHECKPOINTS,
+    contract.TENSORBOARD,
+    contract.MODEL,
+    contract.DATA,
+    contract.LOGS,
+    contract.RUN,
+)
+
+
+@dataclass(frozen=True)
+class SyncSettings:
+    """What a pod keeps, and where. Times in seconds.
+
+    `uri` is the job's own prefix; None means that nothing is kept. `primary` is the pod of rank 0: it
+    alone uploads checkpoints, TensorBoard, model and metrics; every pod uploads the logs in `log_files`
+    (all when None).
+    """
+
+    root: Path
+    config_dir: Path
+    uri: str | None
+    primary: bool
+    attempt: int
+    resume: str
+    keep: int
+    settle_seconds: float
+    log_names: tuple[str, ...] | None = None
+
+
+class PodSync:
+    """Restores, then uploads in background threads; no upload ever blocks the program."""
+
+    def __init__(self, settings: SyncSettings, step_at: StepAt) -> None:
+        """Raises ValueError for a malformed `uri`."""
+        self._settings = settings
+        self._store: Store | None = open_store(settings.uri) if settings.uri else None
+        self._checkpoints: CheckpointUploader | None = None
+        self._files: FileUploader | None = None
+        self._loops: list[SyncLoop] = []
+        self._step_at = step_at
+        self._restored: Restored | None = None
+        self._strangers: set[str] = set()
+        self._warned = False
+
+    def make_folders(self) -> None:
+        """Make the workspace's folders."""
+        for name in FOLDERS:
+            (self._settings.root / name).mkdir(parents=True, exist_ok=True)
+
+    def restore(self, timeout: float, sleep: Callable[[float], None] = time.sleep) -> Restored | None:
+        """Put back the newest good checkpoint and, on the primary pod, the metrics written so far.
+
+        Waits up to `timeout` seconds for an S3 that is down; raises S3Error when it stays down, and at
+        once when the bucket or the credentials are wrong: a job never starts from 0 by mistake.
+        """
+        if self._store is None:
+            log.info("no artifacts are kept: %s is not set", contract.ENV_ARTIFACTS_URI)
+            return None
+        store, settings = self._store, self._settings
+
+        def attempt() -> Restored | None:
+            restored = restore(
+                store.below(contract.CHECKPOINTS), settings.root / contract.CHECKPOINTS, settings.resume
+            )
+            if settings.primary and settings.resume != RESUME_NEVER:
+                self._restore_metrics(store)
+            return restored
+
+        def on_wait(error: S3Error, delay: float) -> None:
+            log.warning("restore waits %.1f s for S3: %s", delay, error)
+
+        self._restored = retry_transient(attempt, timeout=timeout, on_wait=on_wait, sleep=sleep)
+        return self._restored
+
+    def _restore_metrics(self, store: Store) -> None:
+        path = self._settings.root / contract.METRICS_FILE
+        if path.exists():
+            return
+        arriving = path.with_name(f".{path.name}.restore")
+        try:
+            store.get_file(contract.METRICS_FILE, arriving)
+        except NoSuchKey:
+            return
+        arriving.replace(path)
+
+    def start(self) -> None:
+        """Begin to upload in the background."""
+        if self._store is None:
+            return
+        settings, root = self._settings, self._settings.root
+        logs = f"{contract.LOGS}/attempt-{settings.attempt}"
+        names = settings.log_names
+        sources = (
+            [Source(root / contract.LOGS, logs, file_upload.LOG)]
+            if names is None
+            else [Source(root / contract.LOGS / n, f"{logs}/{n}", file_upload.LOG) for n in names]
+        )
+        if settings.primary:
+            sources += [
+                Source(settings.config_dir / contract.JOB_FILE, contract.JOB_FILE, file_upload.ONCE),
+                Source(root / contract.METRICS_FILE, contract.METRICS_FILE, file_upload.METRICS),
+                Source(root / contract.TENSORBOARD, contract.TENSORBOARD, file_upload.TENSORBOARD),
+                Source(root / contract.MODEL, contract.MODEL, file_upload.MODEL),
+            ]
+        self._files = FileUploader(self._store, sources)
+        self._loops.append(SyncLoop("files", self._files.upload_pass))
+        if settings.primary:
+            self._checkpoints = CheckpointUploader(
+                root / contract.CHECKPOINTS,
+                self._store.below(contract.CHECKPOINTS),
+                attempt=settings.attempt,
+                keep=settings.keep,
+                settle_seconds=settings.settle_seconds,
+                step_at=self._step_at,
+            )
+            if self._restored:
+                self._checkpoints.note_restored(self._restored.manifest, own=self._restored.own)
+            self._loops.append(SyncLoop("checkpoints", self._checkpoints.upload_pass))
+        elif self._restored:
+            self._strangers = {entry.name for entry in self._restored.manifest.entries}
+        for loop in self._loops:
+            loop.start()
+
+    def warn_of_strangers(self) -> None:
+        """Say once when artifacts lie on a pod that does not upload them."""
+        if self._settings.primary or self._store is None or self._warned:
+            return
+        for folder in (contract.CHECKPOINTS, contract.TENSORBOARD, contract.MODEL):
+            for path in (self._settings.root / folder).iterdir():
+                if not path.name.startswith(".") and path.name not in self._strangers:
+                    self._warned = True
+                    log.warning("%s is not uploaded: only the pod of rank 0 uploads artifacts", path)
+                    return
+
+    def program_died(self) -> None:
+        """The program was killed: what was not complete by now never will be."""
+        for loop in self._loops:
+            loop.program_died(time.time_ns())
+
+    def finish(self, timeout: float, *, ended: bool) -> None:
+        """Upload all that is left within `timeout` seconds; `ended` says the program ended by itself.
+
+        Raises S3Error: what could not be uploaded, and why.
+        """
+        deadline = time.monotonic() + timeout
+        for loop in self._loops:
+            loop.finish(deadline, ended=ended)
+
+    def artifacts(self) -> contract.Artifacts:
+        """What is in the bucket already."""
+        if self._store is None:
+            return {}
+        found: contract.Artifacts = {"uri": self._store.location.uri}
+        newest = self._checkpoints.newest if self._checkpoints else None
+        if newest:
+            found["checkpoint"] = newest
+        if self._files and self._files.uploaded_below(contract.MODEL):
+            found["model"] = self._store.uri(contract.MODEL)
+        if self._files and self._files.uploaded_below(contract.TENSORBOARD):
+            found["tensorboard"] = self._store.uri(contract.TENSORBOARD)
+        return found
+
+    @property
+    def bytes_uploaded(self) -> int:
+        """Bytes sent so far."""
+        files = self._files.bytes_uploaded if self._files else 0
+        return files + (self._checkpoints.bytes_uploaded if self._checkpoints else 0)
+
+    @property
+    def failures(self) -> int:
+        """Passes that failed so far."""
+        return sum(loop.failures for loop in self._loops)

@@ -1,0 +1,124 @@
+"""Bring the newest good checkpoint from the bucket back into the checkpoints folder."""
+
+from __future__ import annotations
+
+import logging
+import shutil
+from typing import TYPE_CHECKING, NamedTuple
+
+from dtj_trainer import contract
+from dtj_trainer.artifacts.checkpoint_index import read_index
+from dtj_trainer.artifacts.manifest import Manifest, ManifestError, fault_of
+from dtj_trainer.artifacts.s3 import NoSuchKey, S3Error
+from dtj_trainer.artifacts.store import Store, open_store
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+log = logging.getLogger(__name__)
+
+RESUME_AUTO = "Auto"
+RESUME_NEVER = "Never"
+
+
+class Restored(NamedTuple):
+    """A checkpoint that was put back, and where it came from."""
+
+    manifest: Manifest
+    uri: str
+    own: bool
+    """Whether it lies in the job's own prefix."""
+
+
+def restore(own: Store, folder: Path, resume: str) -> Restored | None:
+    """Put the newest good checkpoint into `folder`; None when there is none and training starts from 0.
+
+    `resume` is `Auto` (the job's own checkpoints below `own`), `Never`, or the `s3://` prefix of another
+    job's checkpoints, used when the job has none itself. A torn or damaged checkpoint is skipped with a
+    warning, and the one before it used.
+
+    Raises S3Error: the bucket can't be read, or the other prefix holds no good checkpoint.
+    Raises ValueError: `resume` is none of these.
+    """
+    if resume == RESUME_NEVER:
+        log.info("resume is Never: training starts from 0")
+        return None
+    other = None if resume in {RESUME_AUTO, ""} else open_store(resume)
+    manifest = restore_newest(own, folder)
+    if manifest:
+        return Restored(manifest, own.uri(str(manifest.step)), own=True)
+    if other is None:
+        log.info("no checkpoint below %s: training starts from 0", own.location.uri)
+        return None
+    return _restore_other(other, folder)
+
+
+def _restore_other(other: Store, folder: Path) -> Restored:
+    manifest = _restore_exactly(other, folder)
+    if manifest:
+        return Restored(manifest, other.location.uri, own=False)
+    for store in (other, other.below(contract.CHECKPOINTS)):
+        manifest = restore_newest(store, folder)
+        if manifest:
+            return Restored(manifest, store.uri(str(manifest.step)), own=False)
+    raise S3Error(f"no complete checkpoint to resume from below {other.location.uri}", transient=False)
+
+
+def _restore_exactly(checkpoint: Store, folder: Path) -> Manifest | None:
+    """Restore the checkpoint that the prefix itself is, if it is one."""
+    try:
+        manifest = Manifest.from_json(checkpoint.get_bytes(contract.MANIFEST_FILE))
+    except NoSuchKey:
+        return None
+    except ManifestError as error:
+        raise S3Error(f"checkpoint {checkpoint.location.uri}: {error}", transient=False) from error
+    fault = _fetch(checkpoint, manifest, folder)
+    if fault:
+        raise S3Error(f"checkpoint {checkpoint.location.uri}: {fault}", transient=False)
+    return manifest
+
+
+def restore_newest(store: Store, folder: Path) -> Manifest | None:
+    """Restore the newest checkpoint below a checkpoints prefix whose files are what its manifest says."""
+    for manifest in read_index(store, warn=True).newest_first():
+        checkpoint = store.below(str(manifest.step))
+        fault = _fetch(checkpoint, manifest, folder)
+        if fault is None:
+            log.info("restored checkpoint %s (%d bytes)", checkpoint.location.uri, manifest.size)
+            return manifest
+        log.warning("checkpoint %s is damaged: %s; skipped", checkpoint.location.uri, fault)
+    return None
+
+
+def _fetch(checkpoint: Store, manifest: Manifest, folder: Path) -> str | None:
+    """Download, verify and move into place; the fault in words, or None.
+
+    Files that an interrupted call already brought are not fetched again.
+    """
+    arriving = folder / f".restore-{manifest.step}"
+    for file in manifest.files:
+        path = arriving / file.path
+        path.parent.mkdir(parents=True, exist_ok=True)
+        if path.is_file() and fault_of(path, file) is None:
+            continue
+        try:
+            checkpoint.get_file(file.key, path)
+        except NoSuchKey:
+            fault: str | None = f"{file.path} is missing in the bucket"
+        else:
+            fault = fault_of(path, file)
+        if fault:
+            shutil.rmtree(arriving)
+            return fault
+    for entry in manifest.entries:
+        _remove(folder / entry.name)
+        (arriving / entry.name).rename(folder / entry.name)
+    shutil.rmtree(arriving, ignore_errors=True)
+    return None
+
+
+def _remove(path: Path) -> None:
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path)
+    else:
+        path.unlink(missing_ok=True)

@@ -1,0 +1,116 @@
+"""A thread that repeats an upload pass, with backoff when S3 fails, until all is uploaded."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from typing import Protocol
+
+from dtj_trainer.artifacts.backoff import Backoff
+from dtj_trainer.artifacts.s3 import S3Error
+
+log = logging.getLogger(__name__)
+
+TICK_SECONDS = 1.0
+LASTING_SECONDS = 15.0
+"""At the end, an error that can't pass by itself (no such bucket) is believed after so long."""
+
+
+class UploadPass(Protocol):
+    """One round of uploads; see `CheckpointUploader.upload_pass`."""
+
+    def __call__(self, *, ended: bool, died_ns: int | None) -> bool:
+        """Upload what is due; True when nothing is left. Raises S3Error."""
+
+
+class SyncLoop:
+    """Runs passes in a thread of its own. Errors are logged and tried again for as long as it runs."""
+
+    def __init__(self, name: str, upload_pass: UploadPass) -> None:
+        self._name = name
+        self._pass = upload_pass
+        self._changed = threading.Condition()
+        self._final = False
+        self._ended = False
+        self._died_ns: int | None = None
+        self._drained = False
+        self._error: S3Error | None = None
+        self._failing_since = 0.0
+        self.failures = 0
+        self._thread = threading.Thread(target=self._run, name=f"sync-{name}", daemon=True)
+
+    def start(self) -> None:
+        """Begin."""
+        self._thread.start()
+
+    def program_died(self, died_ns: int) -> None:
+        """The program was killed at this wall-clock time; what it left half-written is not uploaded."""
+        with self._changed:
+            self._died_ns = died_ns
+
+    def finish(self, deadline: float, *, ended: bool) -> None:
+        """Upload all that is left, until `deadline` (monotonic seconds), and stop.
+
+        Raises S3Error when something could not be uploaded: it says what went wrong last.
+        """
+        with self._changed:
+            self._final, self._ended, self._drained = True, ended, False
+            self._changed.notify_all()
+            while not self._drained:
+                left = deadline - time.monotonic()
+                if left <= 0 or not self._thread.is_alive():
+                    raise self._error or S3Error(f"the upload of {self._name} took too long", transient=True)
+                if self._error and not self._error.transient and self._failing_for() >= LASTING_SECONDS:
+                    raise self._error
+                self._changed.wait(min(left, 1.0))
+
+    def _failing_for(self) -> float:
+        return time.monotonic() - self._failing_since if self._failing_since else 0.0
+
+    def _run(self) -> None:
+        backoff = Backoff()
+        while True:
+            with self._changed:
+                final, ended = self._final, self._ended
+                died_ns = None if ended else self._died_ns
+            delay = TICK_SECONDS
+            try:
+                done = self._pass(ended=ended, died_ns=died_ns)
+            except S3Error as error:
+                delay = self._failed(error, backoff)
+                done = False
+            except Exception as error:
+                log.debug("uploading %s", self._name, exc_info=True)
+                delay = self._failed(S3Error(f"uploading {self._name}: {error!r}", transient=True), backoff)
+                done = False
+            else:
+                self._recovered(backoff)
+            with self._changed:
+                if final and done:
+                    self._drained = True
+                    self._changed.notify_all()
+                    return
+                if final:
+                    self._changed.wait(min(delay, 2.0))
+                elif not self._final:
+                    self._changed.wait(delay)
+
+    def _failed(self, error: S3Error, backoff: Backoff) -> float:
+        delay = backoff.next_delay()
+        with self._changed:
+            if self._error is None:
+                log.warning("uploading %s failed and is tried again: %s", self._name, error)
+                self._failing_since = time.monotonic()
+            self._error = error
+            self.failures += 1
+            self._changed.notify_all()
+        return delay
+
+    def _recovered(self, backoff: Backoff) -> None:
+        backoff.reset()
+        with self._changed:
+            if self._error is not None:
+                log.info("uploading %s works again after %.0f s", self._name, self._failing_for())
+            self._error = None
+            self._failing_since = 0.0

@@ -1,0 +1,195 @@
+"""A training program tells how far it is; `dtj-launch` serves it and the job's status shows it.
+
+    from dtj_trainer import progress
+
+    progress.report(step=step, total_steps=total, loss=loss, examples_per_second=rate)
+
+Cheap enough to call at every step: at most one write each half second. Only rank 0 writes, so every
+rank may call it. Standard library only.
+"""
+
+from __future__ import annotations
+
+import atexit
+import json
+import math
+import os
+import threading
+import time
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from dtj_trainer import contract
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+INTERVAL_SECONDS = 0.5
+"""The least time between two writes of the file."""
+RANK_VARIABLES = ("OMPI_COMM_WORLD_RANK", "PMIX_RANK", "HOROVOD_RANK", "RANK")
+
+
+class Reporter:
+    """Writes the progress file of one program; may be shared by threads."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._lock = threading.Lock()
+        self._progress: contract.Progress = {}
+        self._first: tuple[float, int] | None = None
+        self._written_at = -math.inf
+        self._unwritten = False
+
+    def report(
+        self,
+        *,
+        step: int | None = None,
+        total_steps: int | None = None,
+        epoch: int | None = None,
+        examples_per_second: float | None = None,
+        loss: float | None = None,
+        accuracy: float | None = None,
+        eta_seconds: float | None = None,
+        final: bool = False,
+    ) -> None:
+        """Take over what is given and keep the rest; see the module's `report`."""
+        now = time.monotonic()
+        with self._lock:
+            mine = self._progress
+            if step is not None:
+                mine["step"] = int(step)
+            if total_steps is not None:
+                mine["totalSteps"] = int(total_steps)
+            if epoch is not None:
+                mine["epoch"] = int(epoch)
+            # JSON has no NaN and no infinity: a diverged loss leaves its field out.
+            if examples_per_second is not None and math.isfinite(examples_per_second):
+                mine["examplesPerSecond"] = float(examples_per_second)
+            if loss is not None:
+                mine.pop("loss", None)
+                if math.isfinite(loss):
+                    mine["loss"] = float(loss)
+            if accuracy is not None and math.isfinite(accuracy):
+                mine["accuracy"] = float(accuracy)
+            self._derive(now, eta_seconds)
+            self._unwritten = True
+            if final or self._at_end() or now - self._written_at >= INTERVAL_SECONDS:
+                self._write(now)
+
+    def flush(self) -> None:
+        """Write what the interval held back."""
+        with self._lock:
+            if self._unwritten:
+                self._write(time.monotonic())
+
+    def _at_end(self) -> bool:
+        total = self._progress.get("totalSteps", 0)
+        return total > 0 and self._progress.get("step", 0) >= total
+
+    def _derive(self, now: float, eta_seconds: float | None) -> None:
+        mine = self._progress
+        step, total = mine.get("step"), mine.get("totalSteps", 0)
+        if eta_seconds is not None and math.isfinite(eta_seconds):
+            mine["etaSeconds"] = max(float(eta_seconds), 0.0)
+        if step is None:
+            return
+        if self._first is None or step < self._first[1]:
+            self._first = (now, step)
+        if total <= 0:
+            return
+        mine["percent"] = round(min(100.0 * step / total, 100.0), 2)
+        since, first = self._first
+        if eta_seconds is None and step > first and now > since:
+            mine["etaSeconds"] = round(max(total - step, 0) * (now - since) / (step - first), 1)
+
+    def _write(self, now: float) -> None:
+        self._progress["updatedTime"] = (
+            datetime.now(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+        )
+        written = self._path.with_name(f".{self._path.name}.{os.getpid()}")
+        try:
+            self._path.parent.mkdir(parents=True, exist_ok=True)
+            written.write_text(json.dumps(self._progress))
+            written.replace(self._path)
+        except OSError:
+            return  # Progress is a courtesy: a full or missing disk must not stop the training.
+        self._written_at = now
+        self._unwritten = False
+
+
+_reporter: Reporter | None = None
+
+
+def progress_file() -> Path:
+    """Where this process's progress is written."""
+    return Path(contract.root()) / contract.PROGRESS_FILE
+
+
+def report(
+    *,
+    step: int | None = None,
+    total_steps: int | None = None,
+    epoch: int | None = None,
+    examples_per_second: float | None = None,
+    loss: float | None = None,
+    accuracy: float | None = None,
+    eta_seconds: float | None = None,
+    final: bool = False,
+) -> None:
+    """Tell how far the program is; what is not given keeps its last value.
+
+    `step` counts from 1 when the first optimizer step is done. Percent and the remaining time are
+    worked out from `step` and `total_steps` unless `eta_seconds` is given. `final` writes at once;
+    so does the last step, and the end of the program. Does nothing on ranks other than 0.
+    """
+    global _reporter
+    if not _is_first_rank(os.environ):
+        return
+    if _reporter is None:
+        _reporter = Reporter(progress_file())
+        atexit.register(_reporter.flush)
+    _reporter.report(
+        step=step,
+        total_steps=total_steps,
+        epoch=epoch,
+        examples_per_second=examples_per_second,
+        loss=loss,
+        accuracy=accuracy,
+        eta_seconds=eta_seconds,
+        final=final,
+    )
+
+
+def read(path: Path) -> contract.Progress:
+    """The progress that a program wrote to `path`; empty when there is none that can be read."""
+    try:
+        content = json.loads(path.read_bytes())
+    except (OSError, ValueError):
+        return {}
+    if not isinstance(content, dict):
+        return {}
+    return _known_fields(content)
+
+
+def _known_fields(content: Mapping[str, object]) -> contract.Progress:
+    known: contract.Progress = {}
+    for name in ("step", "totalSteps", "epoch"):
+        value = content.get(name)
+        if isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value):
+            known[name] = int(value)
+    for name in ("percent", "examplesPerSecond", "loss", "accuracy", "etaSeconds"):
+        value = content.get(name)
+        if isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value):
+            known[name] = float(value)  # type: ignore[literal-required]
+    updated = content.get("updatedTime")
+    if isinstance(updated, str):
+        known["updatedTime"] = updated
+    return known
+
+
+def _is_first_rank(environment: Mapping[str, str]) -> bool:
+    for name in RANK_VARIABLES:
+        if environment.get(name, "").isdecimal():
+            return int(environment[name]) == 0
+    return True
