@@ -12,8 +12,11 @@ import subprocess
 import sys
 import time
 import tomllib
-from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Sequence
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 CACHE = Path(os.environ.get("DTJ_CACHE", "~/.cache/dtj")).expanduser()
@@ -53,7 +56,8 @@ def watch(
     command: Sequence[str | Path], *, cwd: Path | None = None, env: dict[str, str] | None = None, what: str
 ) -> None:
     """Run a long command and say how far it is: the percentages that it prints, as `[ 40%]`."""
-    said, tail = -1, []
+    said = -1
+    tail: list[str] = []
     with subprocess.Popen(
         [str(part) for part in command],
         cwd=cwd,
@@ -78,8 +82,7 @@ def watch(
 def need_packages(commands: dict[str, str]) -> None:
     """Install Debian packages for those commands (or files, with a leading `/`) that are missing.
 
-    Raises:
-        BuildError: there is no apt-get, or this isn't root; says what to install.
+    Raises BuildError, saying what to install, where there is no apt-get or this isn't root.
     """
     missing = sorted({package for command, package in commands.items() if not _present(command)})
     if not missing:

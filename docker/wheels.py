@@ -15,10 +15,14 @@ import subprocess
 import sys
 import sysconfig
 import tempfile
-from collections.abc import Iterable
+import tomllib
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from host import CACHE, REPOSITORY, BuildError, digest, need_packages, one_at_a_time, pins, run, say, watch
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
 
 HOROVOD_VERSION = "0.28.1"
 PATCHES = sorted((REPOSITORY / "docker" / "horovod").glob("*.patch"))
@@ -30,17 +34,8 @@ BUILD_OPTIONS = {
     "HOROVOD_WITH_MPI": "1",
     "HOROVOD_WITHOUT_NVTX": "1",
 }
-BUILD_NEEDS = (
-    "setuptools",
-    "wheel",
-    "packaging",
-    "cloudpickle",
-    "psutil",
-    "pyyaml",
-    "cffi",
-    "numpy",
-    "torch",
-)
+RUNTIME_NEEDS = ("cloudpickle", "psutil", "pyyaml", "cffi", "packaging", "numpy", "torch")
+BUILD_NEEDS = (*RUNTIME_NEEDS, "setuptools", "wheel")
 SYSTEM_NEEDS = {
     "g++": "g++",
     "make": "make",
@@ -50,8 +45,6 @@ SYSTEM_NEEDS = {
     "mpicxx": "libopenmpi-dev",
     "ssh": "openssh-client",
 }
-OPERATOR_EXTRAS = ("operator",)
-TRAINER_EXTRAS = ("torch",)
 
 
 def horovod_wheel() -> Path:
@@ -80,10 +73,8 @@ def horovod_wheel() -> Path:
 
 def horovod_source(folder: Path, python: Path | str = sys.executable) -> Path:
     """Download Horovod's published source, unpack it in `folder` and apply the patches."""
-    run(
-        [python, "-m", "pip", "download", "--no-deps", "--no-binary", ":all:", "--no-build-isolation"]
-        + ["--dest", folder, f"horovod=={HOROVOD_VERSION}"]
-    )
+    pip = [python, "-m", "pip", "download", "--no-deps", "--no-binary", ":all:", "--no-build-isolation"]
+    run([*pip, "--dest", folder, f"horovod=={HOROVOD_VERSION}"])
     run(["tar", "-xf", next(folder.glob("horovod-*.tar.gz")), "-C", folder])
     source = folder / f"horovod-{HOROVOD_VERSION}"
     for patch in PATCHES:
@@ -127,38 +118,33 @@ def _build_horovod(folder: Path) -> None:
         _publish(work / "out", folder)
 
 
-def wheelhouse(name: str, extras: Iterable[str], more: Iterable[Path | str] = ()) -> Path:
-    """A folder with every wheel that `dtj[extras]` needs, without dtj itself, in the pinned versions.
+def wheelhouse(name: str, requirements: Iterable[str]) -> Path:
+    """A folder with the wheels of all `requirements` and of what they need, in the pinned versions.
 
-    Raises:
-        BuildError: a registry doesn't have a version that constraints.txt names.
+    Raises BuildError when the package index doesn't have a version that constraints.txt names.
     """
-    extra_names = ",".join(extras)
-    requirements = sorted(_requirements(extra_names)) + [str(part) for part in more]
-    key = digest([REPOSITORY / "constraints.txt", *requirements, sysconfig.get_platform(), sys.version[:4]])
+    requirements = sorted(requirements)
+    constraints = REPOSITORY / "constraints.txt"
+    key = digest([constraints, *requirements, sysconfig.get_platform(), sys.version[:4]])
     folder = CACHE / "wheelhouse" / f"{name}-{key}"
     if not folder.is_dir():
         with one_at_a_time(f"wheelhouse-{name}"):
             if not folder.is_dir():
-                say(f"wheelhouse of the {name} image: downloading")
+                say(f"collecting the wheels of the {name} image")
                 with tempfile.TemporaryDirectory(prefix="dtj-wheelhouse-") as temporary:
                     out = Path(temporary) / "out"
-                    run(
-                        [sys.executable, "-m", "pip", "download", "--only-binary", ":all:", "--dest", out]
-                        + ["--constraint", REPOSITORY / "constraints.txt", *requirements]
-                    )
+                    pip = [sys.executable, "-m", "pip", "download", "--only-binary", ":all:"]
+                    run([*pip, "--constraint", constraints, "--dest", out, *requirements])
                     _publish(out, folder)
                 _forget_others(folder)
     return folder
 
 
-def _requirements(extras: str) -> list[str]:
-    """What `dtj[extras]` asks for, its own extras opened up, from pyproject.toml."""
-    import tomllib
-
+def requirements_of(*extras: str) -> list[str]:
+    """What `dtj[extras]` asks for by pyproject.toml, its references to its own extras opened up."""
     project = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())["project"]
     found: list[str] = []
-    todo = [*extras.split(",")]
+    todo = [*extras]
     while todo:
         for requirement in project["optional-dependencies"][todo.pop()]:
             nested = re.fullmatch(r"dtj\[(.+)\]", requirement)
@@ -191,10 +177,9 @@ def install(wheel: Path) -> None:
     marker = Path(sys.prefix) / f".horovod-{wheel.parent.name}"
     if marker.exists():
         return
-    run(
-        [sys.executable, "-m", "pip", "install", "--force-reinstall", "--no-deps", wheel],
-    )
-    run([sys.executable, "-m", "pip", "install", "--constraint", REPOSITORY / "constraints.txt", wheel])
+    pip = [sys.executable, "-m", "pip", "install"]
+    run([*pip, "--constraint", REPOSITORY / "constraints.txt", wheel])
+    run([*pip, "--force-reinstall", "--no-deps", wheel])
     for old in Path(sys.prefix).glob(".horovod-*"):
         old.unlink()
     marker.touch()

@@ -1,0 +1,128 @@
+"""`debian:bookworm-slim`, for machines that can't pull it: made by debootstrap from the machine's mirror."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import tempfile
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from host import CACHE, BuildError, need_packages, one_at_a_time, run, say
+
+if TYPE_CHECKING:
+    from engine import Engine
+
+IMAGE = "debian:bookworm-slim"
+SUITE = "bookworm"
+# What Debian's own slim image leaves out, now and in later installs.
+SLIM = """path-exclude /usr/share/doc/*
+path-include /usr/share/doc/*/copyright
+path-exclude /usr/share/man/*
+path-exclude /usr/share/groff/*
+path-exclude /usr/share/info/*
+path-exclude /usr/share/lintian/*
+path-exclude /usr/share/locale/*
+"""
+APT = """APT::Update::Post-Invoke { "rm -f /var/cache/apt/*.bin || true"; };
+DPkg::Post-Invoke { "rm -f /var/cache/apt/archives/*.deb /var/cache/apt/*.bin || true"; };
+Acquire::Languages "none";
+"""
+
+
+def ensure_base(engine: Engine, image: str) -> None:
+    """Have the base image in the engine: there already, pulled, or (Debian's alone) made here.
+
+    Raises BuildError when the image can be had in no way.
+    """
+    if engine.has(image) or engine.pull(image):
+        return
+    if image != IMAGE:
+        raise BuildError(f"the base image {image} can't be pulled")
+    archive = _archive()
+    say(f"{image} can't be pulled: importing the one made here")
+    engine.run("import", "--change", 'CMD ["bash"]', archive, image)
+
+
+def _archive() -> Path:
+    """A tar of the root file system, made anew each month for the month's updates."""
+    archive = CACHE / "base" / f"{SUITE}-slim-{datetime.now(UTC):%Y-%m}.tar"
+    if archive.exists():
+        return archive
+    need_packages({"debootstrap": "debootstrap"})
+    if os.geteuid() != 0:
+        raise BuildError(f"{IMAGE} can't be pulled, and making it by debootstrap needs root")
+    with one_at_a_time("base"):
+        if archive.exists():
+            return archive
+        archive.parent.mkdir(parents=True, exist_ok=True)
+        sources = _debian_sources()
+        say(f"making {IMAGE} by debootstrap, about 80 s")
+        with tempfile.TemporaryDirectory(prefix="dtj-base-", dir=archive.parent) as temporary:
+            root = Path(temporary) / "root"
+            run(["debootstrap", "--variant=minbase", SUITE, root, sources[0].split()[1]])
+            _slim(root)
+            (root / "etc/apt/sources.list").write_text("\n".join(sources) + "\n")
+            made = Path(temporary) / "root.tar"
+            run(["tar", "--numeric-owner", "--one-file-system", "-cf", made, "-C", root, "."])
+            made.rename(archive)
+        for old in archive.parent.glob(f"{SUITE}-slim-*.tar"):
+            if old != archive:
+                old.unlink()
+    return archive
+
+
+def _slim(root: Path) -> None:
+    (root / "etc/dpkg/dpkg.cfg.d/slim").write_text(SLIM)
+    (root / "etc/apt/apt.conf.d/slim").write_text(APT)
+    for pattern in ("usr/share/man/*", "usr/share/info/*", "usr/share/locale/*", "usr/share/lintian/*"):
+        for path in root.glob(pattern):
+            _remove(path)
+    for path in [*root.glob("usr/share/doc/*/*")]:
+        if path.name != "copyright":
+            _remove(path)
+    for pattern in (
+        "var/cache/apt/archives/*.deb",
+        "var/cache/apt/*.bin",
+        "var/lib/apt/lists/*",
+        "var/log/*.log",
+    ):
+        for path in root.glob(pattern):
+            _remove(path)
+    (root / "etc/hostname").unlink(missing_ok=True)
+    (root / "etc/resolv.conf").unlink(missing_ok=True)
+
+
+def _remove(path: Path) -> None:
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path)
+    else:
+        path.unlink(missing_ok=True)  # reached by two names, through a linked folder
+
+
+def _debian_sources() -> list[str]:
+    """The machine's own lines for the suite: main archive first, then updates and security.
+
+    Raises BuildError where the machine has none, as on other distributions.
+    """
+    found: list[str] = []
+    for file in [Path("/etc/apt/sources.list"), *sorted(Path("/etc/apt/sources.list.d").glob("*"))]:
+        text = file.read_text() if file.is_file() else ""
+        if file.suffix == ".sources":
+            for stanza in re.split(r"\n\s*\n", text):
+                fields = dict(re.findall(r"^([A-Za-z-]+):\s*(.+)$", stanza, re.MULTILINE))
+                for uri in fields.get("URIs", "").split():
+                    found += [f"deb {uri} {suite} main" for suite in fields.get("Suites", "").split()]
+        else:
+            for uri, suite in re.findall(
+                r"^deb\s+(?:\[[^]]*\]\s+)?(\S+)\s+(\S+)\s+.*main", text, re.MULTILINE
+            ):
+                found.append(f"deb {uri} {suite} main")
+    suites = (SUITE, f"{SUITE}-updates", f"{SUITE}-security")
+    ours = [line for suite in suites for line in found if line.split()[2] == suite]
+    ours = list(dict.fromkeys(ours))
+    if not ours or ours[0].split()[2] != SUITE:
+        raise BuildError(f"{IMAGE} can't be pulled, and this machine's apt sources name no mirror of {SUITE}")
+    return ours

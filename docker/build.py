@@ -1,0 +1,258 @@
+#!/usr/bin/env python3
+"""Build dtj's images, each only when something it is made of has changed.
+
+Progress goes to stderr. With --print-archives every archive (as `docker save` writes it) is printed on
+a line of its own: `ctr -n k8s.io images import ARCHIVE`, or `kind load image-archive ARCHIVE`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import shutil
+import subprocess
+import sys
+import tempfile
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from base import IMAGE, ensure_base
+from engine import Engine, engine
+from host import CACHE, REPOSITORY, BuildError, digest, one_at_a_time, pins, say, version
+from wheels import (
+    BUILD_OPTIONS,
+    PATCHES,
+    RUNTIME_NEEDS,
+    horovod_source,
+    horovod_wheel,
+    requirements_of,
+    wheelhouse,
+)
+
+DOCKER = REPOSITORY / "docker"
+ARCHIVES = CACHE / "images"
+BUILD_BACKEND = "setuptools"
+
+
+@dataclass(frozen=True)
+class Image:
+    """One Dockerfile, the images made of it, and the context it wants."""
+
+    name: str
+    tags: dict[str, str]
+    """Tag -> target stage."""
+    requirements: dict[str, list[str]]
+    """Name of a requirements file in the context -> its lines."""
+    sources: list[Path]
+    """Files of this repository that go into the context's dtj/."""
+    args: dict[str, str] = field(default_factory=dict)
+    with_horovod: bool = False
+
+    @property
+    def dockerfile(self) -> Path:
+        """The file that says how it is built."""
+        return DOCKER / f"{self.name}.Dockerfile"
+
+    def wheels(self) -> list[Path]:
+        """What goes into the context's wheelhouse/, built or downloaded where it isn't cached."""
+        if self.args.get("PACKAGES_FROM") == "index":
+            wanted = {"build": [f"{BUILD_BACKEND}=={pins()[BUILD_BACKEND]}"]}
+        else:
+            wanted = {**self.requirements, "build": [f"{BUILD_BACKEND}=={pins()[BUILD_BACKEND]}"]}
+        lines = [line for lines in wanted.values() for line in lines]
+        found = sorted(wheelhouse(self.name, lines).glob("*.whl"))
+        if self.with_horovod and self.args.get("HOROVOD_FROM") != "source":
+            found.append(horovod_wheel())
+        return found
+
+    def key(self, wheels: list[Path]) -> str:
+        """A hash of all that the image is made of."""
+        parts: list[str | Path] = [self.dockerfile, *PATCHES, DOCKER / "build.py", DOCKER / "base.py"]
+        parts += [str(sorted(self.args.items())), str(sorted(self.tags.items())), str(self.requirements)]
+        parts += [f"{wheel.parent.name}/{wheel.name}" for wheel in wheels]
+        for source in self.sources:
+            parts += [str(source.relative_to(REPOSITORY)), source]
+        return digest(parts)
+
+    def write_context(self, folder: Path, wheels: list[Path]) -> None:
+        """Put together what the Dockerfile copies from."""
+        for name in ("wheelhouse", "requirements", "horovod", "dtj"):
+            (folder / name).mkdir()
+        for wheel in wheels:
+            _link(wheel, folder / "wheelhouse" / wheel.name)
+        for name, lines in self.requirements.items():
+            (folder / "requirements" / f"{name}.txt").write_text("\n".join(sorted(lines)) + "\n")
+        shutil.copy(REPOSITORY / "constraints.txt", folder / "requirements")
+        (folder / "requirements/horovod-build.env").write_text(
+            "".join(f"{name}={value}\n" for name, value in BUILD_OPTIONS.items())
+        )
+        if self.with_horovod and self.args.get("HOROVOD_FROM") == "source":
+            with tempfile.TemporaryDirectory() as temporary:
+                shutil.copytree(horovod_source(Path(temporary)), folder / "horovod", dirs_exist_ok=True)
+        for source in self.sources:
+            target = folder / "dtj" / source.relative_to(REPOSITORY)
+            target.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy(source, target)
+
+
+def images(base: str, args: dict[str, str]) -> list[Image]:
+    """All images of this repository, for one base image and the build arguments given on top."""
+    project = [REPOSITORY / name for name in ("pyproject.toml", "README.md", "LICENSE")]
+    project = [path for path in project if path.exists()]
+    trainer = REPOSITORY / "trainer/dtj_trainer"
+    compiled = {} if _wheel_fits_image() else {"HOROVOD_FROM": "source"}
+    return [
+        Image(
+            name="operator",
+            tags={f"dtj-operator:{version()}": "operator"},
+            requirements={"operator": [*_dependencies(), *requirements_of("operator")]},
+            sources=[
+                *project,
+                *_files(REPOSITORY / "operator/dtj"),
+                *(trainer / name for name in ("__init__.py", "py.typed", "contract.py")),
+            ],
+            args={"BASE_IMAGE": base, **args},
+        ),
+        Image(
+            name="trainer-horovod",
+            tags={
+                f"dtj-horovod-base:{version()}": "horovod",
+                f"dtj-trainer-horovod:{version()}": "trainer",
+            },
+            requirements={
+                "horovod": [f"{name}=={pins()[name]}" for name in (*RUNTIME_NEEDS, "setuptools", "wheel")],
+                "trainer": requirements_of("torch"),
+            },
+            sources=[*project, *_files(trainer)],
+            args={"BASE_IMAGE": base, **compiled, **args},
+            with_horovod=True,
+        ),
+    ]
+
+
+def _dependencies() -> list[str]:
+    import tomllib
+
+    return list(tomllib.loads((REPOSITORY / "pyproject.toml").read_text())["project"]["dependencies"])
+
+
+def _files(folder: Path) -> list[Path]:
+    return sorted(path for path in folder.rglob("*") if path.is_file() and "__pycache__" not in path.parts)
+
+
+def _wheel_fits_image() -> bool:
+    """Whether a wheel compiled on this machine runs in the image: same Debian, same Python."""
+    release = Path("/etc/os-release")
+    same_debian = release.exists() and "VERSION_CODENAME=bookworm" in release.read_text()
+    return same_debian and sys.version_info[:2] == (3, 11)
+
+
+def _link(source: Path, target: Path) -> None:
+    try:
+        target.hardlink_to(source)
+    except OSError:
+        shutil.copy(source, target)
+
+
+def archive_of(image: Image) -> Path:
+    """The path of the image's archive, built when it isn't there."""
+    wheels = image.wheels()
+    archive = ARCHIVES / f"{image.name}-{image.key(wheels)}.tar"
+    if archive.exists():
+        return archive
+    with one_at_a_time(f"image-{image.name}"):
+        if archive.exists():
+            return archive
+        with (
+            engine() as docker,
+            tempfile.TemporaryDirectory(prefix="context-", dir=_made(ARCHIVES)) as temporary,
+        ):
+            context = Path(temporary)
+            image.write_context(context, wheels)
+            for base in {image.args["BASE_IMAGE"], image.args.get("BUILD_IMAGE", image.args["BASE_IMAGE"])}:
+                ensure_base(docker, base)
+            for tag, target in image.tags.items():
+                say(f"building {tag}")
+                docker.build(context, image.dockerfile, target, tag, image.args)
+            _save(docker, list(image.tags), archive)
+    return archive
+
+
+def archive_of_context(context: Path, dockerfile: Path, tag: str) -> Path:
+    """The archive of a user's own image, whose Dockerfile may start from one of ours."""
+    parts: list[str | Path] = [dockerfile, tag]
+    for path in _files(context):
+        parts += [str(path.relative_to(context)), path]
+    needed = [
+        image for image in images(IMAGE, {}) if any(ours in dockerfile.read_text() for ours in image.tags)
+    ]
+    ours = {image.name: archive_of(image) for image in needed}
+    parts += [path.name for path in ours.values()]
+    name = tag.replace("/", "_").replace(":", "_")
+    archive = ARCHIVES / f"{name}-{digest(parts)}.tar"
+    if archive.exists():
+        return archive
+    with one_at_a_time(f"image-{name}"), engine() as docker:
+        for image in needed:
+            if not docker.has(*image.tags):
+                say(f"loading {image.name}")
+                docker.run("load", "--input", ours[image.name])
+        if not needed:
+            ensure_base(docker, IMAGE)
+        say(f"building {tag}")
+        docker.build(context, dockerfile, None, tag, {})
+        _save(docker, [tag], archive)
+    return archive
+
+
+def _made(folder: Path) -> Path:
+    folder.mkdir(parents=True, exist_ok=True)
+    return folder
+
+
+def _save(docker: Engine, tags: list[str], archive: Path) -> None:
+    say(f"saving {archive.name}")
+    new = archive.with_suffix(".new")
+    docker.run("save", "--output", new, *tags)
+    new.rename(archive)
+    for old in ARCHIVES.glob(f"{archive.name.rsplit('-', 1)[0]}-*.tar"):
+        if old != archive:
+            old.unlink()
+    if docker.own:
+        docker.run("image", "prune", "--force")
+    say(f"{archive.name}: {archive.stat().st_size / 2**20:.0f} MiB")
+
+
+def main() -> None:
+    """The command line."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--image", action="append", help="only this one (operator, trainer-horovod)")
+    parser.add_argument("--base", default=IMAGE, help="base image (default: %(default)s)")
+    parser.add_argument("--build-arg", action="append", default=[], metavar="NAME=VALUE")
+    parser.add_argument("--print-archives", action="store_true", help="print the archives' paths")
+    own = parser.add_argument_group("another image, from a Dockerfile that may start from dtj's")
+    own.add_argument("--context", type=Path)
+    own.add_argument("--file", type=Path, help="default: Dockerfile in the context")
+    own.add_argument("--tag")
+    arguments = parser.parse_args()
+    if (arguments.context is None) != (arguments.tag is None):
+        parser.error("--context and --tag go together")
+    try:
+        if arguments.context:
+            dockerfile = arguments.file or arguments.context / "Dockerfile"
+            archives = [archive_of_context(arguments.context.resolve(), dockerfile.resolve(), arguments.tag)]
+        else:
+            args = dict(argument.split("=", 1) for argument in arguments.build_arg)
+            every = images(arguments.base, args)
+            unknown = set(arguments.image or []) - {image.name for image in every}
+            if unknown:
+                parser.error(f"no such image: {', '.join(sorted(unknown))}")
+            chosen = [image for image in every if not arguments.image or image.name in arguments.image]
+            archives = [archive_of(image) for image in chosen]
+    except (BuildError, subprocess.SubprocessError) as error:
+        sys.exit(f"docker/build.py: {error}")
+    if arguments.print_archives:
+        print("\n".join(str(archive) for archive in archives))
+
+
+if __name__ == "__main__":
+    main()

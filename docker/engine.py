@@ -1,0 +1,188 @@
+"""A Docker engine to build with: the one that runs, or one of our own for as long as the build takes."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import shutil
+import signal
+import subprocess
+import tempfile
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from host import CACHE, BuildError, need_packages, one_at_a_time, run, say
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+STATE = CACHE / "docker"
+"""Layers of our own engine, kept so that the next build finds them."""
+START_SECONDS = 60
+ANSWER_SECONDS = 60
+
+
+class Engine:
+    """The `docker` command against one engine."""
+
+    def __init__(self, docker: str, host: str | None) -> None:
+        self._command = [docker, *(["--host", host] if host else [])]
+        self.own = host is not None
+
+    def run(self, *arguments: str | Path) -> str:
+        """Run `docker ARGUMENTS` and return what it printed; raises BuildError when it fails."""
+        return run([*self._command, *arguments])
+
+    def has(self, *images: str) -> bool:
+        """Whether the engine holds all these images."""
+        return all(self.succeeds("image", "inspect", image) for image in images)
+
+    def pull(self, image: str) -> bool:
+        """Whether the image could be pulled."""
+        return self.succeeds("pull", "--quiet", image)
+
+    def build(
+        self, context: Path, dockerfile: Path, target: str | None, tag: str, args: dict[str, str]
+    ) -> None:
+        """Run `docker build`, saying each step; raises BuildError with its last lines when it fails."""
+        command = [*self._command, "build", "--progress=plain", "--network=host", "--tag", tag]
+        command += ["--file", str(dockerfile), *(["--target", target] if target else [])]
+        for name, value in args.items():
+            command += ["--build-arg", f"{name}={value}"]
+        tail: list[str] = []
+        with subprocess.Popen(
+            [*command, str(context)],
+            env={**os.environ, "DOCKER_BUILDKIT": "1"},
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            errors="replace",
+        ) as process:
+            assert process.stdout is not None
+            for line in process.stdout:
+                tail = [*tail[-60:], line.rstrip()]
+                step = re.match(r"#\d+ (\[.*\d+/\d+\] .*)", line)
+                if step:
+                    say(f"  {step[1][:110]}")
+        if process.returncode:
+            raise BuildError("\n".join([*tail, f"docker build of {tag} failed"]))
+
+    def succeeds(self, *arguments: str) -> bool:
+        """Whether `docker ARGUMENTS` ends well within ANSWER_SECONDS."""
+        try:
+            done = subprocess.run(
+                [*self._command, *arguments],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,
+                timeout=ANSWER_SECONDS,
+                check=False,
+            )
+        except subprocess.TimeoutExpired:
+            return False
+        return done.returncode == 0
+
+
+@contextlib.contextmanager
+def engine() -> Iterator[Engine]:
+    """The engine that answers, or an own one that is stopped afterwards.
+
+    Raises BuildError where no engine answers and none can be started, saying what to do.
+    """
+    docker = shutil.which("docker")
+    if docker:
+        found = Engine(docker, None)
+        if found.succeeds("version"):
+            yield found
+            return
+    need_packages({"/usr/sbin/dockerd": "docker.io", "containerd": "containerd", "runc": "runc"})
+    if os.geteuid() != 0:
+        raise BuildError(
+            "no Docker engine answers: start one, or run this as root so that one can be started"
+        )
+    with one_at_a_time("docker-engine"), _own_engine() as own:
+        yield own
+
+
+@contextlib.contextmanager
+def _own_engine() -> Iterator[Engine]:
+    """Start containerd and dockerd with folders and sockets of their own; no network, no firewall rules.
+
+    dockerd would take a containerd that runs already, such as a cluster's: hence one of its own.
+    """
+    run_folder = Path(tempfile.mkdtemp(prefix="dtj-docker-", dir="/run"))
+    with contextlib.ExitStack() as stack:
+        stack.callback(shutil.rmtree, run_folder, ignore_errors=True)
+        containerd_socket = run_folder / "containerd.sock"
+        config = run_folder / "containerd.toml"
+        config.write_text(
+            "version = 2\n"
+            f'root = "{STATE / "containerd"}"\n'
+            f'state = "{run_folder / "containerd"}"\n'
+            'disabled_plugins = ["io.containerd.grpc.v1.cri"]\n'
+            f'[grpc]\naddress = "{containerd_socket}"\n'
+        )
+        say("starting a Docker engine for this build")
+        _start(stack, ["containerd", "--config", config], run_folder, containerd_socket)
+        docker_socket = run_folder / "docker.sock"
+        command: list[str | Path] = [
+            "/usr/sbin/dockerd",
+            "--host",
+            f"unix://{docker_socket}",
+            "--containerd",
+            containerd_socket,
+        ]
+        command += ["--data-root", STATE / "data", "--exec-root", run_folder / "exec"]
+        command += ["--pidfile", run_folder / "docker.pid", "--config-file", _empty_json(run_folder)]
+        command += ["--bridge=none", "--iptables=false", "--ip-forward=false", "--ip-masq=false"]
+        _start(stack, command, run_folder, docker_socket)
+        # The client that belongs to this engine: it has BuildKit inside and needs no plugin.
+        own = Engine("/usr/bin/docker", f"unix://{docker_socket}")
+        deadline = time.monotonic() + START_SECONDS
+        while not own.succeeds("version"):
+            if time.monotonic() > deadline:
+                raise BuildError(f"dockerd doesn't answer:\n{_tail(run_folder / 'dockerd.log')}")
+            time.sleep(0.1)
+        yield own
+
+
+def _empty_json(folder: Path) -> Path:
+    """A configuration file of our own, so that the machine's isn't read."""
+    file = folder / "daemon.json"
+    file.write_text("{}\n")
+    return file
+
+
+def _start(stack: contextlib.ExitStack, command: list[str | Path], folder: Path, socket: Path) -> None:
+    name = Path(command[0]).name
+    log = folder / f"{name}.log"
+    with log.open("wb") as output:
+        process = subprocess.Popen(
+            [str(part) for part in command],
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+    stack.callback(_stop, process)
+    deadline = time.monotonic() + START_SECONDS
+    while not socket.exists():
+        if process.poll() is not None or time.monotonic() > deadline:
+            raise BuildError(f"{name} didn't start:\n{_tail(log)}")
+        time.sleep(0.1)
+
+
+def _stop(process: subprocess.Popen[bytes]) -> None:
+    process.send_signal(signal.SIGTERM)
+    try:
+        process.wait(timeout=30)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
+
+
+def _tail(log: Path) -> str:
+    return "\n".join(log.read_text(errors="replace").splitlines()[-20:])
