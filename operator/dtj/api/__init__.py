@@ -1,0 +1,1 @@
+"""The resource: models, defaults, validation, names and the CRD made from them. Pure."""

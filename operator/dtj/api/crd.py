@@ -1,0 +1,143 @@
+"""The CustomResourceDefinition, made from the models.
+
+Rules of a structural schema: https://kubernetes.io/docs/tasks/extend-kubernetes/custom-resources/custom-resource-definitions/
+"""
+
+from __future__ import annotations
+
+from enum import Enum
+from typing import Any, get_args
+
+from dtj.api.base import ApiModel
+from dtj.api.identity import CATEGORIES, GROUP, KIND, PLURAL, SHORT_NAME, SINGULAR, VERSION
+from dtj.api.job import Manifest
+from dtj.api.spec import JobSpec
+from dtj.api.status import JobStatus
+
+_COLUMNS = (
+    ("Phase", "string", ".status.phase", "Where the job is"),
+    ("Strategy", "string", ".spec.strategy", "How its ranks work together"),
+    ("Workers", "integer", ".status.replicaStatuses.worker.ready", "Workers that answer"),
+    ("Progress", "number", ".status.progress.percent", "Steps done, in percent"),
+    ("Ex/s", "number", ".status.progress.examplesPerSecond", "Examples a second over all ranks"),
+    ("Age", "date", ".metadata.creationTimestamp", "Time since the job was made"),
+)
+# Keywords of JSON schema that pydantic writes and JSONSchemaProps does not have, or that mean nothing there.
+_DROPPED = ("title", "additionalProperties", "$defs", "const", "examples", "discriminator")
+_DESCRIPTION = "Distributed training: the pods of a strategy, wired together, with its artifacts in S3."
+
+
+def custom_resource_definition() -> Manifest:
+    """The CRD as it is committed in manifests/crd."""
+    return {
+        "apiVersion": "apiextensions.k8s.io/v1",
+        "kind": "CustomResourceDefinition",
+        "metadata": {"name": f"{PLURAL}.{GROUP}"},
+        "spec": {
+            "group": GROUP,
+            "scope": "Namespaced",
+            "names": {
+                "kind": KIND,
+                "listKind": f"{KIND}List",
+                "plural": PLURAL,
+                "singular": SINGULAR,
+                "shortNames": [SHORT_NAME],
+                "categories": list(CATEGORIES),
+            },
+            "versions": [
+                {
+                    "name": VERSION,
+                    "served": True,
+                    "storage": True,
+                    "subresources": {"status": {}},
+                    "additionalPrinterColumns": [
+                        {"name": name, "type": kind, "jsonPath": path, "description": text}
+                        for name, kind, path, text in _COLUMNS
+                    ],
+                    "schema": {"openAPIV3Schema": _root()},
+                }
+            ],
+        },
+    }
+
+
+def _root() -> Manifest:
+    spec = _schema(JobSpec)
+    _set_defaults(spec, JobSpec)
+    spec["x-kubernetes-validations"] = [
+        {"rule": "self.strategy == oldSelf.strategy", "message": "strategy is immutable"},
+    ]
+    status = _schema(JobStatus)
+    conditions = status["properties"]["conditions"]
+    conditions["x-kubernetes-list-type"] = "map"
+    conditions["x-kubernetes-list-map-keys"] = ["type"]
+    return {
+        "description": _DESCRIPTION,
+        "type": "object",
+        "required": ["spec"],
+        "properties": {
+            "apiVersion": {"type": "string"},
+            "kind": {"type": "string"},
+            "metadata": {"type": "object"},
+            "spec": spec,
+            "status": status,
+        },
+    }
+
+
+def _schema(model: type[ApiModel]) -> Manifest:
+    """A model's structural schema."""
+    schema = model.model_json_schema(by_alias=True, mode="validation")
+    return _structural(schema, schema.get("$defs", {}))
+
+
+def _set_defaults(schema: Manifest, model: type[ApiModel]) -> None:
+    """Write the models' defaults into a schema, so that the API server shows them in every object.
+
+    A block that may be left out defaults to {}, which the server then fills; empty lists and maps say nothing.
+    """
+    for field in model.model_fields.values():
+        child = schema["properties"][field.alias]
+        default = field.get_default()
+        if isinstance(default, ApiModel):
+            child["default"] = {}
+            _set_defaults(child, type(default))
+        elif isinstance(default, Enum):
+            child["default"] = default.value
+        elif isinstance(default, (int, str)):
+            child["default"] = default
+        nested = _nested_model(field.annotation)
+        if nested is not None and "properties" in child and not isinstance(default, ApiModel):
+            _set_defaults(child, nested)
+
+
+def _nested_model(annotation: Any) -> type[ApiModel] | None:
+    """The model of a field that is a model, required or optional."""
+    for candidate in (annotation, *get_args(annotation)):
+        if isinstance(candidate, type) and issubclass(candidate, ApiModel):
+            return candidate
+    return None
+
+
+def _structural(node: Manifest, definitions: dict[str, Manifest]) -> Manifest:
+    if "$ref" in node:
+        target = definitions[node["$ref"].rsplit("/", 1)[-1]]
+        # What stands beside a $ref (description, default) says more than the target's own.
+        return _structural({**target, **{k: v for k, v in node.items() if k != "$ref"}}, definitions)
+    if "anyOf" in node:
+        # Optional[X]: the field may be left out; null is not a value that the API server stores.
+        (value,) = (option for option in node["anyOf"] if option.get("type") != "null")
+        return _structural({**value, **{k: v for k, v in node.items() if k != "anyOf"}}, definitions)
+    result: Manifest = {}
+    for key, value in node.items():
+        if key == "properties":
+            result[key] = {name: _structural(child, definitions) for name, child in value.items()}
+        elif key == "items" or (key == "additionalProperties" and isinstance(value, dict)):
+            result[key] = _structural(value, definitions)
+        elif key == "default":
+            continue
+        elif key == "description":
+            result[key] = " ".join(str(value).split())
+        elif key not in _DROPPED:
+            result[key] = value
+    return result

@@ -1,0 +1,122 @@
+"""A whole DistributedTrainingJob."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from pydantic import ValidationError
+
+from dtj.api.identity import API_VERSION, KIND
+from dtj.api.spec import JobSpec
+from dtj.api.status import JobStatus
+
+Manifest = dict[str, Any]
+"""A Kubernetes object as plain data."""
+
+
+@dataclass(frozen=True)
+class Fault:
+    """One thing that is wrong with a job."""
+
+    field: str
+    message: str
+
+    def __str__(self) -> str:
+        return f"{self.field}: {self.message}"
+
+
+@dataclass(frozen=True)
+class Job:
+    """A job as the operator works with it."""
+
+    name: str
+    namespace: str
+    uid: str
+    generation: int
+    spec: JobSpec
+    status: JobStatus
+
+    @property
+    def short_uid(self) -> str:
+        """What tells this job from an earlier one of the same name, in names and in the bucket."""
+        return self.uid.split("-", 1)[0]
+
+
+class InvalidJob(ValueError):
+    """A manifest that is no valid job; `faults` has every reason."""
+
+    def __init__(self, faults: list[Fault]) -> None:
+        super().__init__("; ".join(map(str, faults)))
+        self.faults = faults
+
+
+def read_job(manifest: Mapping[str, Any]) -> Job:
+    """Read a job from its manifest.
+
+    Raises InvalidJob when the manifest does not have the resource's form. A status that this version
+    cannot read (written by a newer one) is read as empty rather than refused.
+    """
+    faults = []
+    if manifest.get("apiVersion", API_VERSION) != API_VERSION:
+        faults.append(Fault("apiVersion", f"{manifest['apiVersion']!r} is not {API_VERSION}"))
+    if manifest.get("kind", KIND) != KIND:
+        faults.append(Fault("kind", f"{manifest['kind']!r} is not {KIND}"))
+    metadata = manifest.get("metadata") or {}
+    try:
+        spec = JobSpec.model_validate(manifest.get("spec") or {})
+    except ValidationError as error:
+        raise InvalidJob(faults + _faults_of(error)) from None
+    if faults:
+        raise InvalidJob(faults)
+    return Job(
+        name=str(metadata.get("name") or ""),
+        namespace=str(metadata.get("namespace") or "default"),
+        uid=str(metadata.get("uid") or ""),
+        generation=int(metadata.get("generation") or 0),
+        spec=spec,
+        status=read_status(manifest.get("status") or {}),
+    )
+
+
+def read_status(data: Mapping[str, Any]) -> JobStatus:
+    """Read a status; fields that this version does not know are left out."""
+    try:
+        return JobStatus.model_validate(data, extra="ignore")
+    except ValidationError:
+        return JobStatus()
+
+
+def written(job: Job) -> Manifest:
+    """The job as its author would write it: without status and without what the API server added."""
+    return {
+        "apiVersion": API_VERSION,
+        "kind": KIND,
+        "metadata": {"name": job.name, "namespace": job.namespace},
+        "spec": job.spec.model_dump(by_alias=True, mode="json", exclude_unset=True),
+    }
+
+
+def _faults_of(error: ValidationError) -> list[Fault]:
+    return [Fault(_path(item["loc"]), _sentence(dict(item))) for item in error.errors()]
+
+
+def _path(location: tuple[int | str, ...]) -> str:
+    path = "spec"
+    for part in location:
+        path += f"[{part}]" if isinstance(part, int) else f".{part}"
+    return path
+
+
+def _sentence(item: dict[str, Any]) -> str:
+    match item["type"]:
+        case "extra_forbidden":
+            return "unknown field"
+        case "missing":
+            return "required"
+        case "string_pattern_mismatch":
+            return f"{item['input']!r} should match {item['ctx']['pattern']}"
+        case _:
+            message = item["msg"][0].lower() + item["msg"][1:]
+            return f"{message}, got {item['input']!r}"

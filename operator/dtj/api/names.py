@@ -1,0 +1,42 @@
+"""Deterministic names of a job's objects."""
+
+from __future__ import annotations
+
+import re
+
+LABEL_LENGTH = 63
+_DNS_LABEL = re.compile(r"[a-z]([-a-z0-9]*[a-z0-9])?")
+
+
+def pod_name(job: str, role: str, index: int) -> str:
+    """Name, and host name, of one replica."""
+    return f"{job}-{role}-{index}"
+
+
+def service_name(job: str) -> str:
+    """Name of the headless Service that gives every replica a DNS name."""
+    return job
+
+
+def config_name(job: str) -> str:
+    """Name of the ConfigMap with the hostfile, the ssh configuration and the start scripts."""
+    return f"{job}-config"
+
+
+def ssh_secret_name(job: str, short_uid: str) -> str:
+    """Name of the Secret with the job's ssh key.
+
+    It carries the uid, so that an object of that name is this job's own: the operator then needs no
+    permission to read Secrets.
+    """
+    return f"{job}-ssh-{short_uid}"
+
+
+def host_name(job: str, namespace: str, role: str, index: int) -> str:
+    """DNS name of one replica, valid whatever the cluster's domain is."""
+    return f"{pod_name(job, role, index)}.{service_name(job)}.{namespace}.svc"
+
+
+def is_dns_label(name: str) -> bool:
+    """Whether a name is a DNS label that a Service may have (RFC 1035), of any length."""
+    return _DNS_LABEL.fullmatch(name) is not None

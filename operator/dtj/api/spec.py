@@ -1,0 +1,184 @@
+"""`spec` of a DistributedTrainingJob.
+
+Field names follow the Kubeflow v1 and v2beta1 training jobs where they have the same meaning
+(replicas, slotsPerWorker, runPolicy, cleanPodPolicy, backoffLimit, activeDeadlineSeconds).
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import Annotated, Any
+
+from pydantic import Field, WithJsonSchema
+
+from dtj.api.base import ApiModel
+
+Strings = Annotated[list[Annotated[str, Field(max_length=32768)]], Field(max_length=1024)]
+StringMap = Annotated[dict[str, str], Field(max_length=64)]
+Quantity = Annotated[int | str, WithJsonSchema({"x-kubernetes-int-or-string": True})]
+Quantities = Annotated[dict[str, Quantity], Field(max_length=64)]
+FreeObject = Annotated[
+    dict[str, Any],
+    WithJsonSchema({"type": "object", "x-kubernetes-preserve-unknown-fields": True}),
+]
+
+S3_URI = r"^s3://[a-z0-9][a-z0-9.-]{1,61}[a-z0-9](/[^\s?#]*)?$"
+DATA_URI = r"^(s3://[a-z0-9][a-z0-9.-]{1,61}[a-z0-9](/[^\s?#]*)?|file:///[^\s?#]*)$"
+HTTP_URL = r"^https?://[^\s/]+(/[^\s]*)?$"
+RESOURCE_NAME = r"^([a-z0-9]([-a-z0-9.]*[a-z0-9])?/)?[A-Za-z0-9]([-A-Za-z0-9_.]*[A-Za-z0-9])?$"
+OBJECT_NAME = r"^[a-z0-9]([-a-z0-9.]*[a-z0-9])?$"
+
+
+class Strategy(StrEnum):
+    """How the ranks of a job work together."""
+
+    HOROVOD = "Horovod"
+
+
+class HorovodLauncher(StrEnum):
+    """Who makes the launcher of a Horovod job."""
+
+    NATIVE = "Native"
+
+
+class CleanPodPolicy(StrEnum):
+    """Which pods are deleted when a job ends."""
+
+    RUNNING = "Running"
+    ALL = "All"
+    NONE = "None"
+
+
+class Resume(StrEnum):
+    """Where the first checkpoint of a job comes from."""
+
+    AUTO = "Auto"
+    NEVER = "Never"
+    FROM_URI = "FromURI"
+
+
+class EnvVar(ApiModel):
+    """One environment variable, as in a container's `env`."""
+
+    name: Annotated[str, Field(min_length=1, max_length=256)]
+    """Name of the variable. Names beginning with DTJ_ belong to the operator."""
+    value: Annotated[str, Field(max_length=32768)] | None = None
+    """Its value."""
+    value_from: FreeObject | None = None
+    """Where its value comes from (secretKeyRef, configMapKeyRef, fieldRef), as in a container's `env`."""
+
+
+class Resources(ApiModel):
+    """CPU, memory and other resources of a replica's container, as in a container's `resources`."""
+
+    requests: Quantities = {}
+    """What the scheduler reserves, e.g. {cpu: 4, memory: 16Gi}."""
+    limits: Quantities = {}
+    """What the container may use at most."""
+
+
+class ReplicaSpec(ApiModel):
+    """The replicas of one role."""
+
+    replicas: Annotated[int, Field(ge=1, le=10000)] = 1
+    """How many pods of this role."""
+    gpus: Annotated[int, Field(ge=0, le=1024)] = 0
+    """Accelerators of each pod: shorthand for a limit of accelerator.resourceName."""
+    resources: Resources = Resources()
+    """CPU, memory and other resources of each pod."""
+    template: FreeObject = {}
+    """A partial PodTemplateSpec, merged over the pod that the operator makes (strategic merge).
+    The container that trains is called `trainer`."""
+
+
+class ReplicaSpecs(ApiModel):
+    """The roles of a job. A Horovod job has workers and one launcher, which needs no entry."""
+
+    launcher: ReplicaSpec | None = None
+    """Runs mpirun over the workers; trains nothing itself. One pod with 100m CPU when not given."""
+    worker: ReplicaSpec | None = None
+    """The pods in which the ranks run."""
+
+
+class Horovod(ApiModel):
+    """What only strategy Horovod has."""
+
+    launcher: HorovodLauncher = HorovodLauncher.NATIVE
+    """Native: the operator makes the launcher itself."""
+    slots_per_worker: Annotated[int, Field(ge=1, le=1024)] | None = None
+    """Ranks in each worker pod. Default: the gpus of a worker, else 1."""
+
+
+class Accelerator(ApiModel):
+    """What kind of accelerator `gpus` counts, and where its nodes are. Applies to replicas with gpus."""
+
+    resource_name: Annotated[str, Field(pattern=RESOURCE_NAME, max_length=253)] = "nvidia.com/gpu"
+    """The extended resource that the device plugin offers, e.g. nvidia.com/gpu, amd.com/gpu."""
+    runtime_class_name: Annotated[str, Field(pattern=OBJECT_NAME, max_length=253)] | None = None
+    """RuntimeClass of the pods, e.g. nvidia."""
+    node_selector: StringMap = {}
+    """Labels that the nodes must have."""
+    tolerations: Annotated[list[FreeObject], Field(max_length=64)] = []
+    """Taints that the pods tolerate, besides resourceName:NoSchedule, which they always do."""
+
+
+class Data(ApiModel):
+    """The data set."""
+
+    uri: Annotated[str, Field(pattern=DATA_URI, max_length=1024)]
+    """s3://bucket/prefix, or file:///path for a volume mounted by the template. Given as DTJ_DATA_URI."""
+
+
+class ArtifactStore(ApiModel):
+    """Where checkpoints, TensorBoard logs, metrics, logs and the model go."""
+
+    uri: Annotated[str, Field(pattern=S3_URI, max_length=1024)]
+    """s3://bucket/prefix; the job's own prefix <namespace>/<name>-<short uid> is made under it."""
+    endpoint: Annotated[str, Field(pattern=HTTP_URL, max_length=1024)] | None = None
+    """URL of an S3-compatible store, for artifacts and data. Not given: AWS."""
+    secret_name: Annotated[str, Field(pattern=OBJECT_NAME, max_length=253)] | None = None
+    """Secret with AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY (and AWS_REGION), given to every replica as
+    environment. Not given: the pod's service account (IRSA, Pod Identity)."""
+    resume: Resume = Resume.AUTO
+    """Auto: a retry goes on from the job's newest complete checkpoint. Never: each attempt starts anew.
+    FromURI: as Auto, and the first attempt starts from resumeUri."""
+    resume_uri: Annotated[str, Field(pattern=S3_URI, max_length=1024)] | None = None
+    """With FromURI: the artifacts prefix of another job, or its checkpoints/ folder."""
+
+
+class RunPolicy(ApiModel):
+    """How long a job runs, how often it is retried, what stays when it ends."""
+
+    backoff_limit: Annotated[int, Field(ge=0, le=10000)] = 3
+    """Retries after failures of the program. Lost nodes, evictions and preemptions are not counted."""
+    active_deadline_seconds: Annotated[int, Field(ge=1)] | None = None
+    """The job fails when it is not done this many seconds after it started, retries included."""
+    clean_pod_policy: CleanPodPolicy = CleanPodPolicy.RUNNING
+    """Pods deleted at the end: Running (those that still run), All, None."""
+
+
+class JobSpec(ApiModel):
+    """What is to be trained, with what, where the result goes."""
+
+    strategy: Strategy
+    """Horovod: ranks started by mpirun over ssh, gradients averaged by allreduce. Immutable."""
+    image: Annotated[str, Field(min_length=1, max_length=1024)]
+    """Container image of every replica, unless its template names another."""
+    command: Strings = []
+    """The program of each rank, with its arguments. For Horovod without mpirun: the launcher adds it."""
+    args: Strings = []
+    """Appended to command."""
+    env: Annotated[list[EnvVar], Field(max_length=256)] = []
+    """Environment of every replica."""
+    replica_specs: ReplicaSpecs
+    """The roles and their pods."""
+    horovod: Horovod | None = None
+    """What only strategy Horovod has."""
+    accelerator: Accelerator = Accelerator()
+    """What kind of accelerator `gpus` counts, and where its nodes are."""
+    data: Data | None = None
+    """The data set."""
+    artifacts: ArtifactStore | None = None
+    """Where checkpoints, TensorBoard logs, metrics, logs and the model go. Not given: nothing is kept."""
+    run_policy: RunPolicy = RunPolicy()
+    """How long a job runs, how often it is retried, what stays when it ends."""

@@ -1,0 +1,202 @@
+"""`status` of a DistributedTrainingJob."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import Annotated
+
+from pydantic import Field, WithJsonSchema
+
+from dtj.api.base import ApiModel
+
+Time = Annotated[str, WithJsonSchema({"type": "string", "format": "date-time"})]
+"""RFC 3339, UTC, whole seconds."""
+
+
+class Phase(StrEnum):
+    """Where a job is, in one word."""
+
+    PENDING = "Pending"
+    STARTING = "Starting"
+    RUNNING = "Running"
+    RESTARTING = "Restarting"
+    SUCCEEDED = "Succeeded"
+    FAILED = "Failed"
+
+
+class ConditionType(StrEnum):
+    """The conditions a job can have."""
+
+    CREATED = "Created"
+    RUNNING = "Running"
+    RESTARTING = "Restarting"
+    SUCCEEDED = "Succeeded"
+    FAILED = "Failed"
+
+
+class ConditionStatus(StrEnum):
+    """Whether a condition holds."""
+
+    TRUE = "True"
+    FALSE = "False"
+    UNKNOWN = "Unknown"
+
+
+class Condition(ApiModel):
+    """One condition, as metav1.Condition."""
+
+    type: ConditionType
+    """Created, Running, Restarting, Succeeded or Failed."""
+    status: ConditionStatus
+    """True, False or Unknown."""
+    reason: Annotated[str, Field(max_length=1024)]
+    """Why, in one CamelCase word."""
+    message: Annotated[str, Field(max_length=32768)] = ""
+    """Why, in a sentence."""
+    last_transition_time: Time
+    """When status changed last."""
+    observed_generation: int = 0
+    """The generation of the spec that this was computed from."""
+
+
+class ReplicaStatus(ApiModel):
+    """How many pods of a role are in which state, in the present attempt."""
+
+    desired: int = 0
+    """Pods asked for."""
+    active: int = 0
+    """Pods waiting to run or running."""
+    ready: int = 0
+    """Running pods that answer."""
+    succeeded: int = 0
+    """Pods that ended with exit code 0."""
+    failed: int = 0
+    """Pods that ended otherwise."""
+
+
+class Restarts(ApiModel):
+    """How often the job was started again, by cause."""
+
+    application: int = 0
+    """After failures of the program; counts against runPolicy.backoffLimit."""
+    infrastructure: int = 0
+    """After lost pods or nodes, evictions and preemptions."""
+
+
+class ProgressStatus(ApiModel):
+    """How far training is, as rank 0 reports it."""
+
+    step: int | None = None
+    """Optimizer steps done."""
+    total_steps: int | None = None
+    """Optimizer steps in all."""
+    epoch: int | None = None
+    """Epoch in work, from 1."""
+    percent: float | None = None
+    """step of totalSteps."""
+    examples_per_second: float | None = None
+    """Examples a second over all ranks, lately."""
+    loss: float | None = None
+    """Training loss, lately."""
+    accuracy: float | None = None
+    """Test accuracy, 0 to 1, when last measured."""
+    eta_seconds: float | None = None
+    """Seconds that training still takes at the present rate."""
+    updated_time: Time | None = None
+    """When rank 0 reported this."""
+
+
+class CheckpointStatus(ApiModel):
+    """The newest complete checkpoint in the bucket."""
+
+    step: int | None = None
+    """Step at which it was made."""
+    time: Time | None = None
+    """When its upload was complete."""
+    uri: str | None = None
+    """Where it is."""
+
+
+class ArtifactsStatus(ApiModel):
+    """What is in the bucket."""
+
+    uri: str | None = None
+    """The job's own prefix."""
+    checkpoint: CheckpointStatus | None = None
+    """The newest complete checkpoint."""
+    model: str | None = None
+    """The final model."""
+    tensorboard: str | None = None
+    """TensorBoard event files."""
+
+
+class Failure(ApiModel):
+    """Why the job, or its last failed attempt, ended."""
+
+    attempt: int | None = None
+    """The attempt that failed."""
+    role: str | None = None
+    """Role of the replica at fault."""
+    index: int | None = None
+    """Its index in the role."""
+    rank: int | None = None
+    """Its rank, where one process is at fault."""
+    pod: str | None = None
+    """Its pod."""
+    node: str | None = None
+    """The node on which it ran."""
+    exit_code: int | None = None
+    """0 to 255; 128+n by signal n."""
+    signal: int | None = None
+    """The signal that ended it."""
+    failure_class: str | None = Field(default=None, alias="class")
+    """ApplicationError, OOMKilled, Signal, CommandNotFound, WorldSizeMismatch, PeersUnreachable, DataNotFound,
+    DataCorrupt, ArtifactsUnavailable, ConnectionLost, Evicted, PodLost, ImagePull, Unschedulable,
+    DeadlineExceeded or ValidationFailed."""
+    message: str | None = None
+    """The cause in a sentence."""
+    last_log_lines: list[str] | None = None
+    """At most 20 lines that it printed last."""
+
+
+class JobStatus(ApiModel):
+    """What became of the job so far."""
+
+    observed_generation: int | None = None
+    """The generation of the spec that this was computed from."""
+    phase: Phase | None = None
+    """Pending, Starting, Running, Restarting, Succeeded or Failed."""
+    conditions: list[Condition] = []
+    """Created, Running, Restarting, Succeeded, Failed."""
+    replica_statuses: dict[str, ReplicaStatus] = {}
+    """Pods by role."""
+    start_time: Time | None = None
+    """When the operator took the job up."""
+    all_running_time: Time | None = None
+    """When all ranks of the present attempt ran first."""
+    completion_time: Time | None = None
+    """When the job succeeded or failed."""
+    attempt: int = 0
+    """Which attempt this is, from 1."""
+    restarts: Restarts = Restarts()
+    """How often the job was started again, by cause."""
+    progress: ProgressStatus | None = None
+    """How far training is."""
+    artifacts: ArtifactsStatus | None = None
+    """What is in the bucket."""
+    failure: Failure | None = None
+    """Why the job, or its last failed attempt, ended."""
+
+    def condition(self, kind: ConditionType) -> Condition | None:
+        """The condition of that type, if there is one."""
+        return next((c for c in self.conditions if c.type == kind), None)
+
+    def holds(self, kind: ConditionType) -> bool:
+        """Whether the condition of that type is True."""
+        found = self.condition(kind)
+        return found is not None and found.status == ConditionStatus.TRUE
+
+    @property
+    def finished(self) -> bool:
+        """Whether the job has succeeded or failed for good."""
+        return self.holds(ConditionType.SUCCEEDED) or self.holds(ConditionType.FAILED)

@@ -1,0 +1,211 @@
+"""What the schema can't say of a spec: rules across fields, and what a template may not touch."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from typing import Any
+
+from dtj.api.identity import GROUP
+from dtj.api.job import Fault, Job
+from dtj.api.names import LABEL_LENGTH, is_dns_label, pod_name
+from dtj.api.spec import EnvVar, ReplicaSpec, Resume
+from dtj_trainer import contract
+
+TRAINER_CONTAINER = "trainer"
+WORKSPACE_VOLUME = "dtj-workspace"
+RUN_VOLUME = "dtj-run"
+CONFIG_VOLUME = "dtj-config"
+SSH_VOLUME = "dtj-ssh"
+SHM_VOLUME = "dtj-shm"
+RESERVED_VOLUMES = (WORKSPACE_VOLUME, RUN_VOLUME, CONFIG_VOLUME, SSH_VOLUME)
+RESERVED_MOUNTS = (str(contract.ROOT / contract.RUN), str(contract.CONFIG_DIR), str(contract.SSH_DIR))
+
+# The reference grammar of the distribution project, without its length rules.
+_IMAGE = re.compile(
+    r"([a-zA-Z0-9.-]+(:[0-9]+)?/)?[a-z0-9]+([._-]+[a-z0-9]+)*(/[a-z0-9]+([._-]+[a-z0-9]+)*)*"
+    r"(:[A-Za-z0-9_][A-Za-z0-9_.-]{0,127})?(@sha256:[0-9a-f]{64})?"
+)
+_ENV_NAME = re.compile(r"[-._a-zA-Z][-._a-zA-Z0-9]*")
+_QUANTITY = re.compile(r"[+-]?([0-9]+(\.[0-9]*)?|\.[0-9]+)([KMGTPE]i|[numkMGTPE]|[eE][+-]?[0-9]+)?")
+_SET_BY_OPERATOR = {
+    "hostname": "peers find the pod by it",
+    "subdomain": "peers find the pod by it",
+    "restartPolicy": "the operator restarts pods itself",
+    "hostNetwork": "two replicas on one node would want the same ports",
+    "nodeName": "the scheduler chooses the node; use nodeSelector or affinity",
+}
+
+
+def faults(job: Job) -> list[Fault]:
+    """Every fault of a job; an empty list means that it can be planned."""
+    return [*_name(job), *_roles(job), *_program(job), *_environment(job), *_replicas(job), *_artifacts(job)]
+
+
+def _name(job: Job) -> Iterator[Fault]:
+    if not is_dns_label(job.name):
+        yield Fault(
+            "metadata.name",
+            f"{job.name!r} is not a DNS label: lower-case letters, digits and '-', beginning with a letter "
+            "and ending with a letter or digit",
+        )
+    worker = job.spec.replica_specs.worker
+    longest = max(
+        pod_name(job.name, "launcher", 0),
+        pod_name(job.name, "worker", (worker.replicas if worker else 1) - 1),
+        key=len,
+    )
+    if len(longest) > LABEL_LENGTH:
+        spare = len(longest) - LABEL_LENGTH
+        yield Fault(
+            "metadata.name",
+            f"too long: the pod {longest} would have {len(longest)} characters of {LABEL_LENGTH}; "
+            f"use a name of at most {len(job.name) - spare}",
+        )
+
+
+def _roles(job: Job) -> Iterator[Fault]:
+    roles = job.spec.replica_specs
+    if roles.worker is None:
+        yield Fault("spec.replicaSpecs.worker", f"required by strategy {job.spec.strategy}")
+    if roles.launcher is not None:
+        if roles.launcher.replicas != 1:
+            yield Fault("spec.replicaSpecs.launcher.replicas", f"must be 1, got {roles.launcher.replicas}")
+        if roles.launcher.gpus:
+            yield Fault(
+                "spec.replicaSpecs.launcher.gpus", "must be 0: the launcher trains nothing; give workers gpus"
+            )
+
+
+def _program(job: Job) -> Iterator[Fault]:
+    if not _IMAGE.fullmatch(job.spec.image):
+        yield Fault("spec.image", f"{job.spec.image!r} is not an image reference such as repository/name:tag")
+    if not job.spec.command and not job.spec.args and not launcher_command(job):
+        yield Fault("spec.command", "required: the program that each rank runs, e.g. [python, train.py]")
+
+
+def launcher_command(job: Job) -> list[str] | None:
+    """The command that the launcher's own template gives, run as written instead of mpirun over the program."""
+    launcher = job.spec.replica_specs.launcher
+    for container in _containers(launcher) if launcher else ():
+        if container.get("name") == TRAINER_CONTAINER and container.get("command"):
+            return list(container["command"])
+    return None
+
+
+def _environment(job: Job) -> Iterator[Fault]:
+    seen: set[str] = set()
+    for index, variable in enumerate(job.spec.env):
+        yield from _variable(f"spec.env[{index}]", variable, seen)
+
+
+def _variable(path: str, variable: EnvVar, seen: set[str]) -> Iterator[Fault]:
+    if not _ENV_NAME.fullmatch(variable.name):
+        yield Fault(f"{path}.name", f"{variable.name!r} is not a name of an environment variable")
+    if variable.name.startswith("DTJ_") and variable.name in _CONTRACT_VARIABLES:
+        yield Fault(f"{path}.name", f"{variable.name} is set by the operator")
+    if variable.name in seen:
+        yield Fault(f"{path}.name", f"{variable.name} is given twice")
+    if variable.value is not None and variable.value_from is not None:
+        yield Fault(path, "give value or valueFrom, not both")
+    seen.add(variable.name)
+
+
+_CONTRACT_VARIABLES = frozenset(v for k, v in vars(contract).items() if k.startswith("ENV_"))
+
+
+def _replicas(job: Job) -> Iterator[Fault]:
+    for role, replica in (
+        ("launcher", job.spec.replica_specs.launcher),
+        ("worker", job.spec.replica_specs.worker),
+    ):
+        if replica is None:
+            continue
+        path = f"spec.replicaSpecs.{role}"
+        yield from _resources(path, replica, job.spec.accelerator.resource_name)
+        yield from _template(f"{path}.template", replica)
+
+
+def _resources(path: str, replica: ReplicaSpec, accelerator: str) -> Iterator[Fault]:
+    for kind, quantities in (("requests", replica.resources.requests), ("limits", replica.resources.limits)):
+        for name, quantity in quantities.items():
+            where = f"{path}.resources.{kind}.{name}"
+            if not _QUANTITY.fullmatch(str(quantity)):
+                yield Fault(where, f"{quantity!r} is not a quantity such as 2, 500m or 4Gi")
+            elif str(quantity).startswith("-"):
+                yield Fault(where, f"must not be negative, got {quantity}")
+            if name == accelerator and replica.gpus:
+                yield Fault(where, f"given by {path}.gpus already; give one of the two")
+
+
+def _template(path: str, replica: ReplicaSpec) -> Iterator[Fault]:
+    template = replica.template
+    for key in template.keys() - {"metadata", "spec"}:
+        yield Fault(f"{path}.{key}", "unknown field: a PodTemplateSpec has metadata and spec")
+    metadata = template.get("metadata") or {}
+    spec = template.get("spec") or {}
+    if not isinstance(metadata, dict) or not isinstance(spec, dict):
+        yield Fault(path, "metadata and spec must be objects")
+        return
+    for key in metadata.keys() - {"labels", "annotations"}:
+        yield Fault(f"{path}.metadata.{key}", "only labels and annotations can be given")
+    for kind in ("labels", "annotations"):
+        for key in metadata.get(kind) or {}:
+            if key.split("/", 1)[0] == GROUP:
+                yield Fault(
+                    f"{path}.metadata.{kind}.{key}", f"names beginning with {GROUP}/ belong to the operator"
+                )
+    for key, why in _SET_BY_OPERATOR.items():
+        if key in spec and not (key == "restartPolicy" and spec[key] == "Never"):
+            yield Fault(f"{path}.spec.{key}", f"can't be set: {why}")
+    yield from _template_lists(f"{path}.spec", replica, spec)
+
+
+def _template_lists(path: str, replica: ReplicaSpec, spec: dict[str, Any]) -> Iterator[Fault]:
+    for key in ("containers", "initContainers", "volumes"):
+        entries = spec.get(key)
+        if entries is None:
+            continue
+        if not isinstance(entries, list) or not all(isinstance(e, dict) for e in entries):
+            yield Fault(f"{path}.{key}", "must be a list of objects")
+            continue
+        for index, entry in enumerate(entries):
+            if not entry.get("name"):
+                hint = (
+                    f" (the container that trains is called {TRAINER_CONTAINER})"
+                    if key == "containers"
+                    else ""
+                )
+                yield Fault(f"{path}.{key}[{index}].name", f"required{hint}")
+            if key == "volumes" and entry.get("name") in RESERVED_VOLUMES:
+                yield Fault(f"{path}.volumes[{index}].name", f"{entry['name']} belongs to the operator")
+    for container in _containers(replica):
+        yield from _container(f"{path}.containers[{container.get('name')}]", container)
+
+
+def _container(path: str, container: dict[str, Any]) -> Iterator[Fault]:
+    for mount in container.get("volumeMounts") or []:
+        if isinstance(mount, dict) and str(mount.get("mountPath")).rstrip("/") in RESERVED_MOUNTS:
+            yield Fault(f"{path}.volumeMounts", f"{mount['mountPath']} belongs to the operator")
+    for variable in container.get("env") or []:
+        if isinstance(variable, dict) and variable.get("name") in _CONTRACT_VARIABLES:
+            yield Fault(f"{path}.env", f"{variable['name']} is set by the operator")
+    for key in ("terminationMessagePath", "terminationMessagePolicy"):
+        if key in container and container.get("name") == TRAINER_CONTAINER:
+            yield Fault(f"{path}.{key}", "can't be set: the reason of a failure is read from it")
+
+
+def _containers(replica: ReplicaSpec) -> list[dict[str, Any]]:
+    spec = replica.template.get("spec")
+    containers = spec.get("containers") if isinstance(spec, dict) else None
+    return [c for c in containers if isinstance(c, dict)] if isinstance(containers, list) else []
+
+
+def _artifacts(job: Job) -> Iterator[Fault]:
+    artifacts = job.spec.artifacts
+    if artifacts is None:
+        return
+    if artifacts.resume == Resume.FROM_URI and artifacts.resume_uri is None:
+        yield Fault("spec.artifacts.resumeUri", "required with resume: FromURI")
+    if artifacts.resume != Resume.FROM_URI and artifacts.resume_uri is not None:
+        yield Fault("spec.artifacts.resumeUri", f"needs resume: FromURI, got {artifacts.resume}")

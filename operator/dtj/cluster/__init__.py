@@ -1,0 +1,1 @@
+"""The Kubernetes API: the only package that imports its client."""

@@ -1,0 +1,140 @@
+"""The Kubernetes API through `kubernetes.aio`, plain dictionaries in and out."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+import aiohttp
+from kubernetes.aio import client, config
+
+from dtj.api.identity import API_VERSION, GROUP, KIND, PLURAL, VERSION
+from dtj.api.job import Manifest
+from dtj.cluster.port import ApiError
+
+_TIMEOUT_SECONDS = 30.0
+_PLURALS = {
+    ("v1", "Pod"): "pods",
+    ("v1", "Service"): "services",
+    ("v1", "ConfigMap"): "configmaps",
+    ("v1", "Secret"): "secrets",
+    ("v1", "Event"): "events",
+    (API_VERSION, KIND): PLURAL,
+}
+_MERGE_PATCH = "application/merge-patch+json"
+
+
+class KubernetesApi:
+    """A `Cluster` on a real API server. Close it when done."""
+
+    def __init__(
+        self, api: client.ApiClient, on_error: Callable[[str, str, int], None] | None = None
+    ) -> None:
+        """on_error: told verb, kind and HTTP status (0: no answer) of each failed request."""
+        self._api = api
+        self._on_error = on_error
+
+    async def close(self) -> None:
+        """Close the connections."""
+        await self._api.close()
+
+    async def create(self, manifest: Manifest) -> Manifest:
+        path = _collection(manifest) + "?fieldValidation=Strict"
+        return await self._request("POST", path, manifest["kind"], manifest)
+
+    async def get(self, manifest: Manifest) -> Manifest | None:
+        try:
+            return await self._request("GET", _path(manifest), manifest["kind"])
+        except ApiError as error:
+            if error.status == 404:
+                return None
+            raise
+
+    async def replace_data(self, manifest: Manifest) -> Manifest:
+        # A merge patch keeps keys that it does not name: the ConfigMap's set of keys never shrinks.
+        patch = {"data": manifest["data"]}
+        return await self._request("PATCH", _path(manifest), manifest["kind"], patch, _MERGE_PATCH)
+
+    async def delete_pod(self, namespace: str, name: str, uid: str) -> None:
+        options = {"apiVersion": "v1", "kind": "DeleteOptions", "preconditions": {"uid": uid}}
+        try:
+            await self._request("DELETE", f"/api/v1/namespaces/{namespace}/pods/{name}", "Pod", options)
+        except ApiError as error:
+            # 409: another pod has the name now, so that one is gone.
+            if error.status not in (404, 409):
+                raise
+
+    async def patch_status(
+        self, namespace: str, name: str, resource_version: str, patch: Manifest
+    ) -> Manifest:
+        path = f"/apis/{GROUP}/{VERSION}/namespaces/{namespace}/{PLURAL}/{name}/status"
+        body = {"metadata": {"resourceVersion": resource_version}, "status": patch}
+        return await self._request("PATCH", path, KIND, body, _MERGE_PATCH)
+
+    async def _request(
+        self,
+        method: str,
+        path: str,
+        kind: str,
+        body: Manifest | None = None,
+        content_type: str = "application/json",
+    ) -> Manifest:
+        headers = {"Accept": "application/json", "Content-Type": content_type}
+        request = await self._api.param_serialize(
+            method, path, header_params=headers, body=body, auth_settings=["BearerToken"]
+        )
+        try:
+            response = await self._api.call_api(*request, _request_timeout=_TIMEOUT_SECONDS)
+            content = await response.read()
+        except client.ApiException as error:
+            self._tell(method, kind, error.status or 0)
+            raise _api_error(error.status or 0, error.body or "") from None
+        except (aiohttp.ClientError, TimeoutError, OSError) as error:
+            self._tell(method, kind, 0)
+            raise ApiError(0, "Unreachable", f"{type(error).__name__}: {error}") from None
+        if response.status >= 400:
+            self._tell(method, kind, response.status)
+            raise _api_error(response.status, content, response.getheader("Retry-After"))
+        result: Manifest = json.loads(content)
+        return result
+
+    def _tell(self, method: str, kind: str, status: int) -> None:
+        if self._on_error is not None:
+            self._on_error(method, kind, status)
+
+
+async def connect(on_error: Callable[[str, str, int], None] | None = None) -> KubernetesApi:
+    """Connect as the pod's service account, or by KUBECONFIG where there is none."""
+    settings = client.Configuration()
+    try:
+        config.load_incluster_config(client_configuration=settings)
+    except config.ConfigException:
+        await config.load_kube_config(client_configuration=settings)
+    return KubernetesApi(client.ApiClient(settings), on_error)
+
+
+def _collection(manifest: Manifest) -> str:
+    version = manifest["apiVersion"]
+    root = f"/api/{version}" if "/" not in version else f"/apis/{version}"
+    plural = _PLURALS[version, manifest["kind"]]
+    return f"{root}/namespaces/{manifest['metadata']['namespace']}/{plural}"
+
+
+def _path(manifest: Manifest) -> str:
+    return f"{_collection(manifest)}/{manifest['metadata']['name']}"
+
+
+def _api_error(status: int, body: Any, retry_after: str | None = None) -> ApiError:
+    text = body.decode(errors="replace") if isinstance(body, bytes) else str(body)
+    try:
+        said = json.loads(text)
+    except ValueError:
+        said = {}
+    wait = (said.get("details") or {}).get("retryAfterSeconds") or retry_after
+    return ApiError(
+        status,
+        said.get("reason") or "Error",
+        said.get("message") or text[:500],
+        float(wait) if wait else None,
+    )

@@ -1,0 +1,42 @@
+"""What the operator needs of a cluster, as a Protocol: the real API server or a test's."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from dtj.api.job import Manifest
+
+
+class ApiError(Exception):
+    """A request that the API server did not carry out.
+
+    status: HTTP status, 0 when no answer came. reason: the server's one word. message: its sentence.
+    """
+
+    def __init__(self, status: int, reason: str, message: str, retry_after: float | None = None) -> None:
+        super().__init__(f"{status} {reason}: {message}")
+        self.status = status
+        self.reason = reason
+        self.message = message
+        self.retry_after = retry_after
+
+
+class Cluster(Protocol):
+    """The requests that the operator makes. Each raises ApiError."""
+
+    async def create(self, manifest: Manifest) -> Manifest:
+        """Make an object; 409 when one of that name is there. Unknown fields are refused where the server can."""
+
+    async def get(self, manifest: Manifest) -> Manifest | None:
+        """The object of the same kind, namespace and name, if there is one."""
+
+    async def replace_data(self, manifest: Manifest) -> Manifest:
+        """Replace the data of a ConfigMap."""
+
+    async def delete_pod(self, namespace: str, name: str, uid: str) -> None:
+        """Tell that very pod to end; one that is gone already is no error."""
+
+    async def patch_status(
+        self, namespace: str, name: str, resource_version: str, patch: Manifest
+    ) -> Manifest:
+        """Merge a patch into a job's status; 409 when the job is not at that version any more."""

@@ -1,0 +1,214 @@
+"""Horovod over MPI: workers that run sshd, then a launcher that runs mpirun over them.
+
+The environment is that of mpi-operator v2beta1 (`OMPI_MCA_*`), with the `PRTE_MCA_*` names that Open MPI 5
+reads in its place.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from importlib.resources import files
+
+import yaml
+
+from dtj.api.job import Job, Manifest, written
+from dtj.api.names import config_name, host_name, ssh_secret_name
+from dtj.api.spec import Horovod, ReplicaSpec, Resources
+from dtj.api.validation import CONFIG_VOLUME, SSH_VOLUME, TRAINER_CONTAINER
+from dtj.plan.model import Plan
+from dtj.plan.pods import headless_service, metadata, replica_pod
+from dtj_trainer import contract
+
+LAUNCHER = "launcher"
+WORKER = "worker"
+
+HOSTFILE = contract.CONFIG_DIR / "hostfile"
+_SSH_CONFIG = contract.CONFIG_DIR / "ssh_config"
+# Where scripts written for mpi-operator look for the hostfile.
+_MPI_DIR = "/etc/mpi"
+_START = ["/bin/sh", str(contract.CONFIG_DIR / "start.sh")]
+_SSH_ARGS = f"-F {_SSH_CONFIG} -o ConnectionAttempts=10"
+_DEFAULT_LAUNCHER = ReplicaSpec(
+    resources=Resources(requests={"cpu": "100m", "memory": "128Mi"}, limits={"memory": "1Gi"})
+)
+
+SSHD_CONFIG = f"""\
+Port {contract.SSH_PORT}
+PidFile none
+HostKey {contract.SSH_DIR}/ssh_key
+AuthorizedKeysFile {contract.SSH_DIR}/authorized_keys
+StrictModes no
+UsePAM no
+PasswordAuthentication no
+KbdInteractiveAuthentication no
+X11Forwarding no
+AllowTcpForwarding no
+"""
+SSH_CONFIG = f"""\
+Host *
+  Port {contract.SSH_PORT}
+  IdentityFile {contract.SSH_DIR}/ssh_key
+  IdentitiesOnly yes
+  BatchMode yes
+  StrictHostKeyChecking yes
+  UserKnownHostsFile {contract.SSH_DIR}/known_hosts
+  GlobalKnownHostsFile /dev/null
+  ServerAliveInterval 5
+  ServerAliveCountMax 6
+  LogLevel ERROR
+"""
+
+
+def slots_per_worker(job: Job) -> int:
+    """Ranks in each worker pod."""
+    worker = job.spec.replica_specs.worker or ReplicaSpec()
+    return (job.spec.horovod or Horovod()).slots_per_worker or worker.gpus or 1
+
+
+def horovod_plan(job: Job, attempt: int) -> Plan:
+    """The objects of one attempt; the job must be free of faults."""
+    worker = job.spec.replica_specs.worker or ReplicaSpec()
+    launcher = job.spec.replica_specs.launcher or _DEFAULT_LAUNCHER
+    program = [*job.spec.command, *job.spec.args]
+    size = {
+        contract.ENV_WORLD_SIZE: str(worker.replicas * slots_per_worker(job)),
+        contract.ENV_SLOTS_PER_WORKER: str(slots_per_worker(job)),
+    }
+    workers = tuple(
+        replica_pod(
+            job, WORKER, index, worker, attempt=attempt, command=_START, env=size, extra=_worker_extra(job)
+        )
+        for index in range(worker.replicas)
+    )
+    launcher_pod = replica_pod(
+        job,
+        LAUNCHER,
+        0,
+        launcher,
+        attempt=attempt,
+        command=[*_START, *program],
+        env=size | _mpi_environment(job),
+        extra=_launcher_extra(job),
+    )
+    return Plan(
+        service=headless_service(job),
+        config=_config_map(job, worker.replicas),
+        ssh_secret=ssh_secret_name(job.name, job.short_uid),
+        stages=(workers, (launcher_pod,)),
+        decisive=(launcher_pod["metadata"]["name"],),
+        reporter=workers[0]["metadata"]["name"],
+    )
+
+
+def ssh_secret(job: Job, private_key: str, public_key: str) -> Manifest:
+    """The Secret with the job's key pair: it opens the workers' sshd, and is the key of their host too, so that
+    the launcher checks whom it talks to.
+
+    private_key: OpenSSH private key. public_key: one line, `ssh-ed25519 AAAA…`.
+    """
+    return {
+        "apiVersion": "v1",
+        "kind": "Secret",
+        "metadata": metadata(job, ssh_secret_name(job.name, job.short_uid)),
+        "immutable": True,
+        "stringData": {
+            "ssh_key": private_key,
+            "authorized_keys": f"{public_key}\n",
+            "known_hosts": f"* {public_key}\n",
+        },
+    }
+
+
+def hostfile(job: Job, workers: int) -> str:
+    """Open MPI's list of hosts."""
+    slots = slots_per_worker(job)
+    return "".join(
+        f"{host_name(job.name, job.namespace, WORKER, index)} slots={slots}\n" for index in range(workers)
+    )
+
+
+def _config_map(job: Job, workers: int) -> Manifest:
+    return {
+        "apiVersion": "v1",
+        "kind": "ConfigMap",
+        "metadata": metadata(job, config_name(job.name)),
+        "data": {
+            "hostfile": hostfile(job, workers),
+            "ssh_config": SSH_CONFIG,
+            "sshd_config": SSHD_CONFIG,
+            "start.sh": _script("start.sh"),
+            "rank.sh": _script("rank.sh"),
+            contract.JOB_FILE: yaml.safe_dump(written(job), sort_keys=False),
+        },
+    }
+
+
+def _worker_extra(job: Job) -> Manifest:
+    return {
+        "containers": [
+            {
+                "name": TRAINER_CONTAINER,
+                "ports": [
+                    {"name": "ssh", "containerPort": contract.SSH_PORT},
+                    {"name": "progress", "containerPort": contract.PROGRESS_PORT},
+                ],
+                "readinessProbe": {
+                    "tcpSocket": {"port": contract.SSH_PORT},
+                    "periodSeconds": 1,
+                    "failureThreshold": 10,
+                },
+                "volumeMounts": [_ssh_mount()],
+            }
+        ],
+        "volumes": [_ssh_volume(job)],
+    }
+
+
+def _launcher_extra(job: Job) -> Manifest:
+    return {
+        "containers": [
+            {
+                "name": TRAINER_CONTAINER,
+                "volumeMounts": [
+                    _ssh_mount(),
+                    {"name": CONFIG_VOLUME, "mountPath": _MPI_DIR, "readOnly": True},
+                ],
+            }
+        ],
+        "volumes": [_ssh_volume(job)],
+    }
+
+
+def _ssh_mount() -> Manifest:
+    return {"name": SSH_VOLUME, "mountPath": str(contract.SSH_DIR), "readOnly": True}
+
+
+def _ssh_volume(job: Job) -> Manifest:
+    # 0440 with fsGroup: sshd and ssh refuse a key that its own user shares, not one that root owns.
+    return {
+        "name": SSH_VOLUME,
+        "secret": {"secretName": ssh_secret_name(job.name, job.short_uid), "defaultMode": 0o440},
+    }
+
+
+def _mpi_environment(job: Job) -> dict[str, str]:
+    slots = str(slots_per_worker(job))
+    return {
+        "OMPI_MCA_orte_keep_fqdn_hostnames": "true",
+        "OMPI_MCA_orte_default_hostfile": str(HOSTFILE),
+        "OMPI_MCA_orte_set_default_slots": slots,
+        "OMPI_MCA_plm_rsh_agent": "ssh",
+        "OMPI_MCA_plm_rsh_args": _SSH_ARGS,
+        "PRTE_MCA_prte_keep_fqdn_hostnames": "true",
+        "PRTE_MCA_prte_default_hostfile": str(HOSTFILE),
+        "PRTE_MCA_prte_set_default_slots": slots,
+        "PRTE_MCA_plm_ssh_agent": "ssh",
+        "PRTE_MCA_plm_ssh_args": _SSH_ARGS,
+        # The launcher runs no rank: a device plugin's runtime must not hand it every GPU of its node.
+        "NVIDIA_VISIBLE_DEVICES": "void",
+    }
+
+
+@cache
+def _script(name: str) -> str:
+    return files("dtj.plan").joinpath("scripts", name).read_text()

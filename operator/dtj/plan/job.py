@@ -1,0 +1,15 @@
+"""The plan of a job, whatever its strategy."""
+
+from __future__ import annotations
+
+from dtj.api.job import Job
+from dtj.api.spec import Strategy
+from dtj.plan.horovod import horovod_plan
+from dtj.plan.model import Plan
+
+
+def plan_job(job: Job, attempt: int) -> Plan:
+    """The objects that attempt number `attempt` (from 1) of a job without faults needs."""
+    match job.spec.strategy:
+        case Strategy.HOROVOD:
+            return horovod_plan(job, attempt)

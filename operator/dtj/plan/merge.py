@@ -1,0 +1,46 @@
+"""Strategic merge of a partial pod template over the operator's own.
+
+The merge keys are those of the Kubernetes API (`x-kubernetes-patch-merge-key` of PodSpec and Container);
+a list without one is replaced as a whole, null removes a field.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+_MERGE_KEYS = {
+    "containers": "name",
+    "initContainers": "name",
+    "ephemeralContainers": "name",
+    "volumes": "name",
+    "imagePullSecrets": "name",
+    "env": "name",
+    "volumeMounts": "mountPath",
+    "volumeDevices": "devicePath",
+    "ports": "containerPort",
+    "hostAliases": "ip",
+    "topologySpreadConstraints": "topologyKey",
+}
+
+
+def merged(base: Any, patch: Any, field: str = "") -> Any:
+    """`patch` merged over `base`; neither is changed."""
+    if isinstance(base, dict) and isinstance(patch, dict):
+        result = {key: value for key, value in base.items() if patch.get(key, value) is not None}
+        for key, value in patch.items():
+            if value is not None:
+                result[key] = merged(base.get(key), value, key)
+        return result
+    key = _MERGE_KEYS.get(field)
+    if isinstance(base, list) and isinstance(patch, list) and key is not None:
+        return _merged_list(base, patch, key)
+    return patch
+
+
+def _merged_list(base: list[dict[str, Any]], patch: list[dict[str, Any]], key: str) -> list[dict[str, Any]]:
+    patches = {entry.get(key): entry for entry in patch}
+    known = {entry.get(key) for entry in base}
+    result = [
+        merged(entry, patches[entry.get(key)]) if entry.get(key) in patches else entry for entry in base
+    ]
+    return result + [entry for entry in patch if entry.get(key) not in known]

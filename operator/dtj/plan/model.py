@@ -1,0 +1,28 @@
+"""What a plan is."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from dtj.api.job import Manifest
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The objects of one attempt of a job."""
+
+    service: Manifest
+    config: Manifest
+    ssh_secret: str | None
+    """Name of the Secret with the job's ssh key, where the strategy needs one; its content is made once."""
+    stages: tuple[tuple[Manifest, ...], ...]
+    """Pods by stage: those of a stage are made when all of the stages before are ready."""
+    decisive: tuple[str, ...]
+    """Names of the pods whose success is the job's."""
+    reporter: str
+    """Name of the pod that runs rank 0 and serves /progress."""
+
+    @property
+    def pods(self) -> tuple[Manifest, ...]:
+        """Every pod of the attempt."""
+        return tuple(pod for stage in self.stages for pod in stage)

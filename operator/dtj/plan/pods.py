@@ -1,0 +1,193 @@
+"""What every replica's pod has, whatever the strategy."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from dtj.api.identity import (
+    API_VERSION,
+    KIND,
+    LABEL_ATTEMPT,
+    LABEL_INDEX,
+    LABEL_JOB,
+    LABEL_MANAGED_BY,
+    LABEL_ROLE,
+    MANAGER,
+)
+from dtj.api.job import Job, Manifest
+from dtj.api.names import config_name, pod_name, service_name
+from dtj.api.spec import ReplicaSpec, Resume
+from dtj.api.validation import (
+    CONFIG_VOLUME,
+    RUN_VOLUME,
+    SHM_VOLUME,
+    TRAINER_CONTAINER,
+    WORKSPACE_VOLUME,
+)
+from dtj.plan.merge import merged
+from dtj_trainer import contract
+
+# The user of the trainer images. A pod that passes the `restricted` Pod Security Standard needs a numeric one.
+_UID = 1000
+# Longer than the default 30 s: a pod that is told to end uploads its last checkpoint first.
+_GRACE_SECONDS = 120
+
+
+def metadata(job: Job, name: str, labels: dict[str, str] | None = None) -> Manifest:
+    """Metadata of an object of the job: found by its labels, deleted with the job."""
+    return {
+        "name": name,
+        "namespace": job.namespace,
+        "labels": {LABEL_MANAGED_BY: MANAGER, LABEL_JOB: job.name, **(labels or {})},
+        "ownerReferences": [
+            {"apiVersion": API_VERSION, "kind": KIND, "name": job.name, "uid": job.uid, "controller": True}
+        ],
+    }
+
+
+def headless_service(job: Job) -> Manifest:
+    """The Service that gives every pod a DNS name, also before it is ready."""
+    return {
+        "apiVersion": "v1",
+        "kind": "Service",
+        "metadata": metadata(job, service_name(job.name)),
+        "spec": {
+            "clusterIP": "None",
+            "publishNotReadyAddresses": True,
+            "selector": {LABEL_MANAGED_BY: MANAGER, LABEL_JOB: job.name},
+        },
+    }
+
+
+def replica_pod(
+    job: Job,
+    role: str,
+    index: int,
+    replica: ReplicaSpec,
+    *,
+    attempt: int,
+    command: list[str],
+    env: dict[str, str],
+    extra: Manifest,
+) -> Manifest:
+    """One pod: the common base, then the strategy's `extra` pod spec, then the user's template, each merged over."""
+    labels = {LABEL_ROLE: role, LABEL_INDEX: str(index), LABEL_ATTEMPT: str(attempt)}
+    base: Manifest = {
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "metadata": metadata(job, pod_name(job.name, role, index), labels),
+        "spec": {
+            "hostname": pod_name(job.name, role, index),
+            "subdomain": service_name(job.name),
+            "restartPolicy": "Never",
+            "automountServiceAccountToken": False,
+            "enableServiceLinks": False,
+            "terminationGracePeriodSeconds": _GRACE_SECONDS,
+            "securityContext": {
+                "runAsNonRoot": True,
+                "runAsUser": _UID,
+                "runAsGroup": _UID,
+                "fsGroup": _UID,
+                "seccompProfile": {"type": "RuntimeDefault"},
+            },
+            "containers": [_container(job, replica, command, _environment(job, role, index, attempt) | env)],
+            "volumes": [
+                {"name": WORKSPACE_VOLUME, "emptyDir": {}},
+                {"name": RUN_VOLUME, "emptyDir": {"medium": "Memory"}},
+                {"name": SHM_VOLUME, "emptyDir": {"medium": "Memory"}},
+                {"name": CONFIG_VOLUME, "configMap": {"name": config_name(job.name)}},
+            ],
+            **_placement(job, replica),
+        },
+    }
+    pod: Manifest = merged(merged(base, {"spec": extra}), replica.template)
+    # Sidecars pass the same Pod Security Standard unless their template says otherwise.
+    pod["spec"]["containers"] = [
+        merged({"securityContext": _container_security()}, container)
+        for container in pod["spec"]["containers"]
+    ]
+    return pod
+
+
+def _container(job: Job, replica: ReplicaSpec, command: list[str], env: dict[str, str]) -> Manifest:
+    container: Manifest = {
+        "name": TRAINER_CONTAINER,
+        "image": job.spec.image,
+        "command": command,
+        "env": [
+            *({"name": name, "value": value} for name, value in env.items()),
+            *(variable.model_dump(by_alias=True, exclude_none=True) for variable in job.spec.env),
+        ],
+        "resources": _resources(job, replica),
+        "terminationMessagePolicy": "FallbackToLogsOnError",
+        "volumeMounts": [
+            {"name": WORKSPACE_VOLUME, "mountPath": str(contract.ROOT)},
+            {"name": RUN_VOLUME, "mountPath": str(contract.ROOT / contract.RUN)},
+            {"name": SHM_VOLUME, "mountPath": "/dev/shm"},  # noqa: S108 - a mount point, not a file of ours
+            {"name": CONFIG_VOLUME, "mountPath": str(contract.CONFIG_DIR), "readOnly": True},
+        ],
+    }
+    artifacts = job.spec.artifacts
+    if artifacts and artifacts.secret_name:
+        container["envFrom"] = [{"secretRef": {"name": artifacts.secret_name}}]
+    return container
+
+
+def _container_security() -> Manifest:
+    return {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}}
+
+
+def _resources(job: Job, replica: ReplicaSpec) -> Manifest:
+    limits: dict[str, Any] = dict(replica.resources.limits)
+    if replica.gpus:
+        limits[job.spec.accelerator.resource_name] = replica.gpus
+    resources = {"requests": dict(replica.resources.requests), "limits": limits}
+    return {kind: quantities for kind, quantities in resources.items() if quantities}
+
+
+def _placement(job: Job, replica: ReplicaSpec) -> Manifest:
+    if not replica.gpus:
+        return {}
+    accelerator = job.spec.accelerator
+    placement: Manifest = {
+        "tolerations": [
+            {"key": accelerator.resource_name, "operator": "Exists", "effect": "NoSchedule"},
+            *accelerator.tolerations,
+        ]
+    }
+    if accelerator.node_selector:
+        placement["nodeSelector"] = dict(accelerator.node_selector)
+    if accelerator.runtime_class_name:
+        placement["runtimeClassName"] = accelerator.runtime_class_name
+    return placement
+
+
+def artifacts_uri(job: Job) -> str | None:
+    """The job's own prefix in the bucket."""
+    if job.spec.artifacts is None:
+        return None
+    return f"{job.spec.artifacts.uri.rstrip('/')}/{job.namespace}/{job.name}-{job.short_uid}"
+
+
+def _environment(job: Job, role: str, index: int, attempt: int) -> dict[str, str]:
+    env = {
+        contract.ENV_JOB: job.name,
+        contract.ENV_NAMESPACE: job.namespace,
+        contract.ENV_UID: job.uid,
+        contract.ENV_ATTEMPT: str(attempt),
+        contract.ENV_ROLE: role,
+        contract.ENV_INDEX: str(index),
+        contract.ENV_STRATEGY: job.spec.strategy.value,
+        contract.ENV_PROGRESS_PORT: str(contract.PROGRESS_PORT),
+        "PYTHONUNBUFFERED": "1",
+    }
+    if job.spec.data:
+        env[contract.ENV_DATA_URI] = job.spec.data.uri
+    artifacts = job.spec.artifacts
+    if artifacts:
+        env[contract.ENV_ARTIFACTS_URI] = artifacts_uri(job) or ""
+        resume = artifacts.resume_uri if artifacts.resume == Resume.FROM_URI else artifacts.resume.value
+        env[contract.ENV_RESUME] = resume or ""
+        if artifacts.endpoint:
+            env["AWS_ENDPOINT_URL_S3"] = artifacts.endpoint
+    return env

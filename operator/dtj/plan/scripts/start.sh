@@ -1,0 +1,39 @@
+#!/bin/sh
+# Starts a replica. With dtj_trainer in the image, dtj-launch does the work; without it, sshd and mpirun do.
+# Arguments: the program of each rank.
+set -u
+umask 077
+run="${DTJ_ROOT:-/dtj}/run"
+config="${DTJ_CONFIG_DIR:-/etc/dtj}"
+# A session opened by ssh has none of the pod's environment: rank.sh reads it back from here.
+export -p > "$run/environment" || exit 78
+umask 022
+
+if command -v dtj-launch > /dev/null 2>&1; then
+    if command -v tini > /dev/null 2>&1; then
+        exec tini -- dtj-launch "$DTJ_ROLE" -- "$@"
+    fi
+    exec dtj-launch "$DTJ_ROLE" -- "$@"
+fi
+
+case "$DTJ_ROLE" in
+worker)
+    sshd=$(PATH="$PATH:/usr/sbin:/usr/local/sbin" command -v sshd) || {
+        echo "dtj: the image has no sshd, which a Horovod worker needs: install openssh-server" >&2
+        exit 127
+    }
+    exec "$sshd" -De -f "$config/sshd_config"
+    ;;
+launcher)
+    command -v mpirun > /dev/null 2>&1 || {
+        echo "dtj: the image has no mpirun, which a Horovod launcher needs: install openmpi-bin" >&2
+        exit 127
+    }
+    # Open MPI 4 takes its hosts and its ssh from the environment that the operator gives.
+    exec mpirun -np "$DTJ_WORLD_SIZE" --bind-to none --map-by slot --mca pml ob1 --mca btl ^openib \
+        /bin/sh "$config/rank.sh" "$@"
+    ;;
+*)
+    exec "$@"
+    ;;
+esac

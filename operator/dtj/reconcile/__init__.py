@@ -1,0 +1,1 @@
+"""Desired against observed: the actions that bring them together, and the queue that carries them out."""

@@ -1,0 +1,106 @@
+"""Which requests bring the cluster to what a job's status and plan say. Pure; every action is idempotent."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from dtj.api.job import Job, Manifest
+from dtj.api.spec import CleanPodPolicy
+from dtj.api.status import ConditionType
+from dtj.plan.model import Plan
+from dtj.reconcile.view import Owned
+from dtj.status.evaluate import Evaluation
+from dtj.status.pods import PodView
+
+
+@dataclass(frozen=True)
+class Create:
+    """Make an object."""
+
+    manifest: Manifest
+
+
+@dataclass(frozen=True)
+class CreateSshSecret:
+    """Make the Secret with a new ssh key, unless there is one."""
+
+
+@dataclass(frozen=True)
+class ReplaceData:
+    """Bring a ConfigMap to what the plan says."""
+
+    manifest: Manifest
+
+
+@dataclass(frozen=True)
+class DeletePod:
+    """Tell a pod to end."""
+
+    name: str
+    uid: str
+
+
+Action = Create | CreateSshSecret | ReplaceData | DeletePod
+
+
+def actions(
+    job: Job,
+    plan: Plan | None,
+    evaluation: Evaluation,
+    pods: Sequence[PodView],
+    services: Sequence[Owned],
+    configs: Sequence[Owned],
+) -> list[Action]:
+    """What is to be done now, in order; job and evaluation carry the status that is stored.
+
+    Objects of another owner are not among the arguments: making one of theirs is tried, and refused with 409.
+    """
+    if evaluation.status.finished:
+        return [*_clean_up(job, evaluation, pods)]
+    if plan is None:
+        return []
+    attempt = evaluation.status.attempt
+    result: list[Action] = [
+        DeletePod(pod.name, pod.uid) for pod in pods if pod.attempt < attempt and not pod.deleting
+    ]
+    if evaluation.hold:
+        return result
+    if not any(service.name == plan.service["metadata"]["name"] for service in services):
+        result.append(Create(plan.service))
+    result += _config(plan, {config.name: config for config in configs}, pods)
+    return result + [
+        Create(pod) for pod in _due(plan, {pod.name: pod for pod in pods if pod.attempt == attempt})
+    ]
+
+
+def _clean_up(job: Job, evaluation: Evaluation, pods: Sequence[PodView]) -> list[Action]:
+    policy = job.spec.run_policy.clean_pod_policy
+    failed = evaluation.status.condition(ConditionType.FAILED)
+    if policy is CleanPodPolicy.NONE and (failed is None or failed.reason != "DeadlineExceeded"):
+        return []
+    leftover = [pod for pod in pods if not pod.deleting]
+    if policy is not CleanPodPolicy.ALL:
+        leftover = [pod for pod in leftover if pod.phase in ("Pending", "Running", "Unknown")]
+    return [DeletePod(pod.name, pod.uid) for pod in leftover]
+
+
+def _config(plan: Plan, configs: Mapping[str, Owned], pods: Sequence[PodView]) -> list[Action]:
+    known = configs.get(plan.config["metadata"]["name"])
+    if known is None:
+        # The Secret first: a ConfigMap that is there says that the Secret is, which the operator may not read.
+        return [CreateSshSecret(), Create(plan.config)] if plan.ssh_secret else [Create(plan.config)]
+    # Pods that run keep what they were started with: a changed spec holds from the next attempt on.
+    return [ReplaceData(plan.config)] if known.data != plan.config["data"] and not pods else []
+
+
+def _due(plan: Plan, pods: Mapping[str, PodView]) -> list[Manifest]:
+    """Pods of the first stage that is not complete and ready."""
+    for stage in plan.stages:
+        names = [pod["metadata"]["name"] for pod in stage]
+        absent = [pod for pod in stage if pod["metadata"]["name"] not in pods]
+        if absent:
+            return absent
+        if not all(pods[name].ready for name in names):
+            return []
+    return []

@@ -1,0 +1,100 @@
+"""The controller: workers that take keys from the queue and make a pass over each."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from functools import partial
+
+from dtj.api.status import Phase
+from dtj.cluster.port import ApiError
+from dtj.reconcile.metrics import Metrics
+from dtj.reconcile.queue import WorkQueue
+from dtj.reconcile.reconciler import Reconciler
+from dtj.reconcile.view import Key, View
+
+_log = logging.getLogger(__name__)
+# Every job that has not ended is looked at this often, whatever was missed.
+_RESYNC_SECONDS = 300.0
+# A key that waits, or a pass that takes, longer than this means that the operator is stuck.
+STUCK_SECONDS = 120.0
+_CONFLICT = 409
+
+
+class Stuck(RuntimeError):
+    """The controller makes no headway: the operator should be restarted."""
+
+
+class Controller:
+    """Runs passes until it is stopped."""
+
+    def __init__(self, queue: WorkQueue, reconciler: Reconciler, view: View, metrics: Metrics) -> None:
+        self.queue = queue
+        self._reconciler = reconciler
+        self._view = view
+        self._metrics = metrics
+        self._tasks: list[asyncio.Task[None]] = []
+        metrics.queue_depth.set_function(lambda: len(queue))
+        for phase in Phase:
+            metrics.jobs.labels(phase.value).set_function(partial(self._jobs_in, phase))
+
+    def start(self, workers: int) -> None:
+        """Start the workers and the resync."""
+        self._tasks = [asyncio.create_task(self._work(), name=f"dtj-worker-{n}") for n in range(workers)]
+        self._tasks.append(asyncio.create_task(self._resync(), name="dtj-resync"))
+
+    async def stop(self) -> None:
+        """Let no pass go on; what they had stored holds."""
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    def check(self) -> dict[str, float]:
+        """Figures for the health check. Raises Stuck."""
+        ended = [task.get_name() for task in self._tasks if task.done()]
+        if ended:
+            raise Stuck(f"{', '.join(ended)} ended")
+        oldest = self.queue.oldest()
+        if oldest > STUCK_SECONDS:
+            raise Stuck(f"a job has waited {oldest:.0f} s")
+        return {"queued": float(len(self.queue)), "oldestSeconds": round(oldest, 1)}
+
+    async def _work(self) -> None:
+        while True:
+            key = await self.queue.take()
+            try:
+                await self._pass(key)
+            finally:
+                self.queue.done(key)
+
+    async def _pass(self, key: Key) -> None:
+        begin = time.perf_counter()
+        try:
+            again = await self._reconciler.reconcile(key)
+        except ApiError as error:
+            if error.status != _CONFLICT:
+                self._metrics.failures.inc()
+                _log.warning("%s/%s: %s", *key, error)
+            self.queue.retry(key, error.retry_after or 0.0)
+        except Exception:  # noqa: BLE001 - one job's trouble must not end the worker that others need
+            self._metrics.failures.inc()
+            _log.exception("%s/%s: the pass broke off", *key)
+            self.queue.retry(key, 1.0)
+        else:
+            self.queue.forget(key)
+            if self._view.job(key) is None:
+                self.queue.drop(key)
+            elif again is not None:
+                self.queue.add_after(key, max(again, 0.0))
+        finally:
+            self._metrics.reconcile.observe(time.perf_counter() - begin)
+
+    async def _resync(self) -> None:
+        while True:
+            await asyncio.sleep(_RESYNC_SECONDS)
+            for key in self._view.active():
+                self.queue.add(key)
+
+    def _jobs_in(self, phase: Phase) -> float:
+        return float(self._view.phases().get(phase.value, 0))

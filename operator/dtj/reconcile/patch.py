@@ -1,0 +1,19 @@
+"""The difference of two objects as a JSON merge patch (RFC 7386)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+
+def merge_patch(old: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, Any]:
+    """What makes `new` of `old`; empty when they are the same."""
+    patch: dict[str, Any] = dict.fromkeys(old.keys() - new.keys())
+    for key, value in new.items():
+        before = old.get(key)
+        if isinstance(value, Mapping) and isinstance(before, Mapping):
+            if nested := merge_patch(before, value):
+                patch[key] = nested
+        elif key not in old or before != value:
+            patch[key] = value
+    return patch

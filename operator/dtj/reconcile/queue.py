@@ -1,0 +1,99 @@
+"""A work queue of keys, after client-go's workqueue: each key at most once, and never in two hands at a time."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections import deque
+from collections.abc import Callable
+
+from dtj.reconcile.view import Key
+
+_BACKOFF_SECONDS = 0.05
+_BACKOFF_LIMIT_SECONDS = 60.0
+
+
+class WorkQueue:
+    """Keys that wait for a worker."""
+
+    def __init__(self, clock: Callable[[], float], rng: random.Random | None = None) -> None:
+        self._clock = clock
+        self._rng = rng or random.Random()  # noqa: S311 - jitter
+        self._ready: deque[Key] = deque()
+        self._since: dict[Key, float] = {}
+        """Keys that wait, and since when."""
+        self._busy: dict[Key, float] = {}
+        """Keys in a worker's hands, and since when."""
+        self._again: set[Key] = set()
+        """Busy keys that were added meanwhile."""
+        self._timers: dict[Key, asyncio.TimerHandle] = {}
+        self._failures: dict[Key, int] = {}
+        self._wake = asyncio.Event()
+
+    def add(self, key: Key) -> None:
+        """Let a worker take the key as soon as one is free."""
+        if key in self._busy:
+            self._again.add(key)
+        elif key not in self._since:
+            self._since[key] = self._clock()
+            self._ready.append(key)
+            self._wake.set()
+
+    def add_after(self, key: Key, seconds: float) -> None:
+        """Add the key later; of several such wishes the soonest counts."""
+        loop = asyncio.get_running_loop()
+        timer = self._timers.get(key)
+        if timer is not None:
+            if timer.when() <= loop.time() + seconds:
+                return
+            timer.cancel()
+        self._timers[key] = loop.call_later(seconds, self._due, key)
+
+    def _due(self, key: Key) -> None:
+        self._timers.pop(key, None)
+        self.add(key)
+
+    def retry(self, key: Key, at_least: float = 0.0) -> None:
+        """Add the key after a failure: later with each failure in a row, and not in step with others."""
+        count = self._failures.get(key, 0)
+        self._failures[key] = count + 1
+        pause = min(_BACKOFF_SECONDS * 2 ** min(count, 16), _BACKOFF_LIMIT_SECONDS)
+        self.add_after(key, max(at_least, pause * self._rng.uniform(0.5, 1.5)))
+
+    def forget(self, key: Key) -> None:
+        """The key went well: its next failure is the first."""
+        self._failures.pop(key, None)
+
+    def drop(self, key: Key) -> None:
+        """The job is gone: nothing is to be remembered of it."""
+        self.forget(key)
+        timer = self._timers.pop(key, None)
+        if timer is not None:
+            timer.cancel()
+
+    async def take(self) -> Key:
+        """The key that has waited longest; waits for one. Give it back with `done`."""
+        while not self._ready:
+            self._wake.clear()
+            await self._wake.wait()
+        key = self._ready.popleft()
+        del self._since[key]
+        self._busy[key] = self._clock()
+        return key
+
+    def done(self, key: Key) -> None:
+        """The worker has finished with the key."""
+        del self._busy[key]
+        if key in self._again:
+            self._again.discard(key)
+            self.add(key)
+
+    def __len__(self) -> int:
+        return len(self._ready)
+
+    def oldest(self) -> float:
+        """Seconds that the key in longest hands, or longest waiting, has been so."""
+        now = self._clock()
+        return max(
+            (now - since for times in (self._since, self._busy) for since in times.values()), default=0.0
+        )

@@ -1,0 +1,260 @@
+"""One pass over a job: read, plan, evaluate, write the status, act.
+
+The status is written before anything is done that follows from it. A pass that dies anywhere is repaired by the
+next one: what counts (attempt, restarts, the end) is stored first, and every action is idempotent.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import Any
+
+from dtj.api.job import Fault, InvalidJob, Job, Manifest, read_job, read_status
+from dtj.api.spec import JobSpec, ReplicaSpecs, Strategy
+from dtj.api.status import JobStatus, Phase
+from dtj.api.validation import faults
+from dtj.cluster.port import ApiError, Cluster
+from dtj.plan.horovod import ssh_secret
+from dtj.plan.job import plan_job
+from dtj.plan.model import Plan
+from dtj.plan.pods import artifacts_uri
+from dtj.reconcile.actions import Action, Create, CreateSshSecret, DeletePod, ReplaceData, actions
+from dtj.reconcile.metrics import Metrics
+from dtj.reconcile.patch import merge_patch
+from dtj.reconcile.progress import ProgressPoller
+from dtj.reconcile.ssh_keys import new_key_pair
+from dtj.reconcile.view import Key, View, controller_uid
+from dtj.status.evaluate import Evaluation, Expected, Observed, evaluate
+from dtj.status.events import event, happenings
+from dtj.status.times import written_time
+
+_log = logging.getLogger(__name__)
+# How often an object that the API server refuses for now (quota, a policy, a name that is taken) is tried again.
+_REFUSED_SECONDS = 10.0
+
+
+@dataclass
+class _Memory:
+    """What the operator remembers of a job; it is right without it too, only slower to say why."""
+
+    uid: str = ""
+    refusal: tuple[str, str] | None = None
+    invalid: list[Fault] = field(default_factory=list)
+    written: tuple[str, Manifest] | None = None
+    """The resource version that the last status was written over, and the job that came of it."""
+
+
+class Refused(Exception):
+    """The API server does not take an object of the plan, for now or for ever."""
+
+    def __init__(self, error: ApiError, manifest: Manifest) -> None:
+        super().__init__(str(error))
+        self.error = error
+        self.what = f"{manifest['kind']} {manifest['metadata']['name']}"
+
+    @property
+    def invalid(self) -> bool:
+        """Whether the object itself is wrong."""
+        return self.error.status == 422 or (self.error.status == 400 and self.error.reason == "BadRequest")
+
+    @property
+    def obstacle(self) -> tuple[str, str]:
+        """Reason and message for the status."""
+        if self.error.status == 403:
+            reason = "QuotaExceeded" if "exceeded quota" in self.error.message else "Forbidden"
+        else:
+            reason = self.error.reason if self.error.status else "ApiUnreachable"
+        return reason, f"{self.what} can't be made: {self.error.message}"
+
+
+class Reconciler:
+    """Brings jobs to what their specs say, one pass at a time."""
+
+    def __init__(
+        self,
+        cluster: Cluster,
+        view: View,
+        progress: ProgressPoller,
+        metrics: Metrics,
+        clock: Callable[[], datetime],
+    ) -> None:
+        self._cluster = cluster
+        self._view = view
+        self._progress = progress
+        self._metrics = metrics
+        self._clock = clock
+        self._memory: dict[Key, _Memory] = {}
+
+    async def reconcile(self, key: Key) -> float | None:
+        """One pass. Returns seconds until the next one is due although nothing happens, or None.
+
+        Raises ApiError when the API server did not do as it was asked: the pass is to be repeated.
+        """
+        manifest = self._view.job(key)
+        if manifest is None or manifest["metadata"].get("deletionTimestamp"):
+            # The API server's garbage collector ends what the job owned.
+            self._forget(key)
+            return None
+        memory = self._memory.setdefault(key, _Memory())
+        if memory.uid != manifest["metadata"]["uid"]:
+            memory = self._memory[key] = _Memory(uid=manifest["metadata"]["uid"])
+        if memory.written and memory.written[0] == manifest["metadata"]["resourceVersion"]:
+            manifest = memory.written[1]  # the cache has not seen our own last write yet
+        job, wrong = _read(dict(manifest))
+        plan = None if wrong else plan_job(job, max(job.status.attempt, 1))
+        now = self._clock()
+        pods = [pod.view for pod in self._view.pods(key) if pod.owner == job.uid]
+        report = self._progress.report(key)
+        observed = Observed(
+            pods=pods,
+            refusal=memory.refusal,
+            invalid=memory.invalid,
+            progress=report.progress if report else None,
+            artifacts=report.artifacts if report else None,
+        )
+        expected = _expected(job, plan) if plan else None
+        evaluation = evaluate(job, expected, wrong, observed, now)
+        await self._write(key, job, manifest, memory, evaluation.status, now)
+        self._follow(key, plan, observed, evaluation.status)
+        if evaluation.status.attempt != max(job.status.attempt, 1):
+            return 0.0  # the plan of the new attempt is made in a pass of its own
+        todo = actions(
+            job,
+            plan,
+            evaluation,
+            pods,
+            [s for s in self._view.services(key) if s.owner == job.uid],
+            [c for c in self._view.configs(key) if c.owner == job.uid],
+        )
+        return await self._act(job, memory, todo, evaluation)
+
+    async def _act(
+        self, job: Job, memory: _Memory, todo: list[Action], evaluation: Evaluation
+    ) -> float | None:
+        before = memory.refusal, list(memory.invalid)
+        memory.refusal = None
+        try:
+            for action in todo:
+                await self._carry_out(job, action)
+        except Refused as refused:
+            _log.info("%s/%s: %s", job.namespace, job.name, refused)
+            if refused.invalid:
+                memory.invalid = [Fault(refused.what, refused.error.message)]
+            else:
+                memory.refusal = refused.obstacle
+        if before != (memory.refusal, memory.invalid):
+            return 0.0  # to say so in the status
+        if memory.refusal is not None:
+            return min(_REFUSED_SECONDS, evaluation.look_again or _REFUSED_SECONDS)
+        return evaluation.look_again
+
+    async def _carry_out(self, job: Job, action: Action) -> None:
+        match action:
+            case DeletePod(name, uid):
+                await self._cluster.delete_pod(job.namespace, name, uid)
+            case Create(manifest):
+                await self._create(job, manifest)
+            case CreateSshSecret():
+                try:
+                    await self._cluster.create(ssh_secret(job, *new_key_pair()))
+                except ApiError as error:
+                    # Its name carries the job's uid: the one that is there is this job's.
+                    if error.status != 409:
+                        raise
+            case ReplaceData(manifest):
+                await self._cluster.replace_data(manifest)
+
+    async def _create(self, job: Job, manifest: Manifest) -> None:
+        try:
+            await self._cluster.create(manifest)
+        except ApiError as error:
+            if error.status == 409 and error.reason == "AlreadyExists":
+                there = await self._cluster.get(manifest)
+                if there is None or controller_uid(there) == job.uid:
+                    return  # made by a pass before, or gone in between: the cache will tell
+                reason = "belongs to something else"
+                if there["metadata"].get("deletionTimestamp") or controller_uid(there):
+                    reason = "of an earlier owner is still there"
+                what = f"{manifest['kind']} {manifest['metadata']['name']}"
+                raise Refused(ApiError(409, "NameTaken", f"the {what} {reason}"), manifest) from None
+            if error.status == 403 and "not found" in error.message and "serviceaccount" in error.message:
+                raise  # a new namespace gets its service account in a moment
+            if error.status == 403 and "being terminated" in error.message:
+                return  # the namespace goes, and the job with it
+            if error.status in (400, 403, 422):
+                raise Refused(error, manifest) from None
+            raise
+
+    async def _write(
+        self, key: Key, job: Job, manifest: Any, memory: _Memory, status: JobStatus, now: datetime
+    ) -> None:
+        new = status.model_dump(by_alias=True, mode="json", exclude_none=True)
+        patch = merge_patch(manifest.get("status") or {}, new)
+        if not patch:
+            return
+        version = manifest["metadata"]["resourceVersion"]
+        # The cache's version, not that of our copy: it is what the cache will still show.
+        shown = self._view.job(key)
+        written = await self._cluster.patch_status(job.namespace, job.name, version, patch)
+        if shown is not None:
+            memory.written = shown["metadata"]["resourceVersion"], written
+        await self._tell(job, status, now)
+
+    async def _tell(self, job: Job, status: JobStatus, now: datetime) -> None:
+        """Events and metrics of what was just stored."""
+        if status.finished and not job.status.finished:
+            ended = next(c for c in status.conditions if c.type.value == (status.phase or ""))
+            self._metrics.finished.labels((status.phase or "").lower(), ended.reason).inc()
+        for cause in ("application", "infrastructure"):
+            self._metrics.restarts.labels(cause).inc(
+                max(0, getattr(status.restarts, cause) - getattr(job.status.restarts, cause))
+            )
+        for happening in happenings(job.status, status):
+            _log.info("%s/%s: %s: %s", job.namespace, job.name, happening.reason, happening.message)
+            try:
+                await self._cluster.create(event(job, happening, written_time(now)))
+            except ApiError as error:
+                if error.status != 409:
+                    _log.warning("%s/%s: event %s: %s", job.namespace, job.name, happening.reason, error)
+
+    def _follow(self, key: Key, plan: Plan | None, observed: Observed, status: JobStatus) -> None:
+        reporter = next((p for p in observed.pods if plan and p.name == plan.reporter and p.ip), None)
+        if status.phase is Phase.RUNNING and reporter is not None and reporter.ip is not None:
+            self._progress.follow(key, reporter.ip)
+        else:
+            self._progress.leave(key)
+
+    def _forget(self, key: Key) -> None:
+        self._memory.pop(key, None)
+        self._progress.leave(key)
+
+
+def _expected(job: Job, plan: Plan) -> Expected:
+    replicas: dict[str, int] = {}
+    for pod in plan.pods:
+        role = pod["metadata"]["labels"]["dtj.dev/role"]
+        replicas[role] = replicas.get(role, 0) + 1
+    return Expected(
+        replicas=replicas,
+        stages=[[pod["metadata"]["name"] for pod in stage] for stage in plan.stages],
+        decisive=plan.decisive,
+        artifacts_uri=artifacts_uri(job),
+    )
+
+
+def _read(manifest: Manifest) -> tuple[Job, list[Fault]]:
+    """The job and its faults; one that has not even the resource's form is read without its spec."""
+    try:
+        job = read_job(manifest)
+    except InvalidJob as error:
+        metadata = manifest["metadata"]
+        status = read_status(manifest.get("status") or {})
+        empty = JobSpec(strategy=Strategy.HOROVOD, image="unknown", replica_specs=ReplicaSpecs())
+        job = Job(
+            metadata["name"], metadata["namespace"], metadata["uid"], metadata["generation"], empty, status
+        )
+        return job, error.faults
+    return job, faults(job)

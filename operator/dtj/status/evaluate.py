@@ -1,0 +1,350 @@
+"""The whole status of a job, from what is observed of it.
+
+The one place that decides: everything that a job can come to is a line here. What the status says is then
+carried out by `reconcile`; an attempt counts as begun, failed or over because the stored status says so, and so
+an operator that dies at any point goes on where things are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime
+
+from dtj.api.job import Fault, Job
+from dtj.api.status import (
+    ArtifactsStatus,
+    Condition,
+    ConditionStatus,
+    ConditionType,
+    Failure,
+    JobStatus,
+    Phase,
+    ProgressStatus,
+    ReplicaStatus,
+    Restarts,
+)
+from dtj.status.failure import Loss, attempt_loss, read_termination, reported
+from dtj.status.pods import PodView
+from dtj.status.times import read_time, seconds_since, written_time
+
+# How long a failure that may only have followed from another waits for that other to be seen.
+SETTLE_SECONDS = 5.0
+# Waits before an attempt: none before the first retry, then doubling (as a Kubernetes Job does).
+_BACKOFF_SECONDS = 10.0
+_BACKOFF_LIMIT_SECONDS = 300.0
+
+
+@dataclass(frozen=True)
+class Expected:
+    """What the plan of an attempt asks for, as far as the status depends on it."""
+
+    replicas: Mapping[str, int]
+    """Pods by role."""
+    stages: Sequence[Sequence[str]]
+    """Names of the pods, by stage."""
+    decisive: Sequence[str]
+    """Names of the pods whose success is the job's."""
+    artifacts_uri: str | None
+
+
+@dataclass(frozen=True)
+class Observed:
+    """What is seen of a job."""
+
+    pods: Sequence[PodView] = ()
+    refusal: tuple[str, str] | None = None
+    """Reason and message of the API server's last refusal to make an object, while it lasts."""
+    invalid: Sequence[Fault] = ()
+    """What the API server found wrong with an object of the plan."""
+    progress: ProgressStatus | None = None
+    artifacts: ArtifactsStatus | None = None
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """A status and when to look again although nothing happened."""
+
+    status: JobStatus
+    look_again: float | None = None
+    """Seconds."""
+    hold: bool = False
+    """No pod is to be made yet."""
+
+
+@dataclass
+class _Draft:
+    """A status in the making."""
+
+    job: Job
+    now: datetime
+    values: dict[str, object] = field(default_factory=dict)
+    conditions: dict[ConditionType, Condition] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.conditions = {c.type: c for c in self.job.status.conditions}
+
+    def set(
+        self, kind: ConditionType, holds: bool, reason: str, message: str, *, again: bool = False
+    ) -> None:
+        """Set a condition; its transition time moves only when it flips, or when it comes about `again`."""
+        status = ConditionStatus.TRUE if holds else ConditionStatus.FALSE
+        old = self.conditions.get(kind)
+        if old is None and not holds and kind is not ConditionType.RUNNING:
+            return
+        moved = old is None or old.status != status or again
+        self.conditions[kind] = Condition(
+            type=kind,
+            status=status,
+            reason=reason,
+            message=message[:1024],
+            last_transition_time=written_time(self.now) if moved or old is None else old.last_transition_time,
+            observed_generation=self.job.generation,
+        )
+
+    def finish(self, phase: Phase, reason: str, message: str) -> JobStatus:
+        ended = ConditionType.SUCCEEDED if phase is Phase.SUCCEEDED else ConditionType.FAILED
+        self.set(ConditionType.RUNNING, False, reason, message)
+        self.set(ConditionType.RESTARTING, False, reason, message)
+        self.set(ended, True, reason, message)
+        return self.status(phase=phase, completion_time=written_time(self.now))
+
+    def status(self, **values: object) -> JobStatus:
+        return self.job.status.model_copy(
+            update={
+                **self.values,
+                **values,
+                "conditions": [self.conditions[kind] for kind in ConditionType if kind in self.conditions],
+                "observed_generation": self.job.generation,
+            }
+        )
+
+
+def evaluate(
+    job: Job, expected: Expected | None, faults: Sequence[Fault], observed: Observed, now: datetime
+) -> Evaluation:
+    """The status that a job has now.
+
+    expected: of the job's present attempt; None when the job has faults and so no plan.
+    """
+    old = job.status
+    if old.finished:
+        return Evaluation(_settled(old, expected, observed))
+    draft = _Draft(job, now)
+    attempt = max(old.attempt, 1)
+    start = old.start_time or written_time(now)
+    draft.values |= {"attempt": attempt, "start_time": start}
+    draft.set(ConditionType.CREATED, True, "JobCreated", "the operator has taken the job up")
+    if faults or observed.invalid or expected is None:
+        return Evaluation(_invalid(draft, [*faults, *observed.invalid]))
+
+    pods = [pod for pod in observed.pods if pod.attempt == attempt]
+    named = {pod.name: pod for pod in pods}
+    draft.values["replica_statuses"] = _replica_statuses(expected, pods)
+    draft.values["progress"] = observed.progress or old.progress
+    draft.values["artifacts"] = _artifacts(expected, old.artifacts, observed.artifacts)
+
+    if all(name in named and named[name].succeeded for name in expected.decisive):
+        return Evaluation(_succeeded(draft, expected, [named[name] for name in expected.decisive]))
+    loss = (
+        attempt_loss(attempt, pods, _missing(old, expected, named))
+        if _begun(old, expected, named)
+        else _early(attempt, pods)
+    )
+    deadline = job.spec.run_policy.active_deadline_seconds
+    left = None if deadline is None else deadline - seconds_since(start, now)
+    if left is not None and left <= 0 and loss is None:
+        return Evaluation(_overdue(draft, deadline or 0, pods, observed))
+    if loss is not None:
+        wait = _settling(loss, now)
+        if wait > 0:
+            draft.set(ConditionType.RUNNING, False, "RankLost", loss.failure.message or "")
+            return Evaluation(draft.status(), wait)
+        return _lost(draft, attempt, loss)
+    return _going_on(draft, expected, observed, pods, left)
+
+
+def _invalid(draft: _Draft, faults: Sequence[Fault]) -> JobStatus:
+    message = "; ".join(map(str, faults))
+    draft.values["failure"] = Failure(failure_class="ValidationFailed", message=message)
+    return draft.finish(Phase.FAILED, "ValidationFailed", message)
+
+
+def _succeeded(draft: _Draft, expected: Expected, decisive: Sequence[PodView]) -> JobStatus:
+    for pod in decisive:
+        progress, artifacts = reported(read_termination(pod.exit) if pod.exit else None)
+        draft.values["progress"] = progress or draft.values["progress"]
+        draft.values["artifacts"] = _artifacts(expected, draft.job.status.artifacts, artifacts)
+    draft.values["failure"] = None
+    if draft.job.status.all_running_time is None:
+        draft.values["all_running_time"] = written_time(draft.now)
+    return draft.finish(
+        Phase.SUCCEEDED, "JobSucceeded", f"{', '.join(p.name for p in decisive)} ended with exit code 0"
+    )
+
+
+def _overdue(draft: _Draft, deadline: int, pods: Sequence[PodView], observed: Observed) -> JobStatus:
+    message = f"not done {deadline} s after its start (runPolicy.activeDeadlineSeconds)"
+    why = _obstacle(pods, observed)
+    if why is not None:
+        message += f"; it waited for: {why[1]}"
+    kind = why[0] if why and why[0] in ("ImagePull", "Unschedulable") else "DeadlineExceeded"
+    draft.values["failure"] = Failure(attempt=draft.job.status.attempt, failure_class=kind, message=message)
+    return draft.finish(Phase.FAILED, "DeadlineExceeded", message)
+
+
+def _lost(draft: _Draft, attempt: int, loss: Loss) -> Evaluation:
+    """Count a loss: the next attempt begins, or the job has failed."""
+    limit = draft.job.spec.run_policy.backoff_limit
+    restarts = draft.job.status.restarts
+    message = f"attempt {attempt}: {loss.failure.message}"
+    draft.values["failure"] = loss.failure
+    if not loss.infrastructure and restarts.application >= limit:
+        return Evaluation(draft.finish(Phase.FAILED, "BackoffLimitExceeded", message))
+    restarts = Restarts(
+        application=restarts.application + (not loss.infrastructure),
+        infrastructure=restarts.infrastructure + loss.infrastructure,
+    )
+    reason = "InfrastructureFailure" if loss.infrastructure else "ApplicationFailure"
+    draft.set(ConditionType.RUNNING, False, reason, message)
+    draft.set(ConditionType.RESTARTING, True, reason, message, again=True)
+    status = draft.status(
+        phase=Phase.RESTARTING, attempt=attempt + 1, restarts=restarts, all_running_time=None
+    )
+    return Evaluation(status, look_again=0.0, hold=True)
+
+
+def _going_on(
+    draft: _Draft, expected: Expected, observed: Observed, pods: Sequence[PodView], left: float | None
+) -> Evaluation:
+    old = draft.job.status
+    named = {pod.name: pod for pod in pods}
+    names = [name for stage in expected.stages for name in stage]
+    began = old.all_running_time is not None
+    if all(name in named and named[name].running and (began or named[name].ready) for name in names):
+        message = f"all {len(names)} pods run"
+        draft.set(ConditionType.RUNNING, True, "JobRunning", message)
+        draft.set(ConditionType.RESTARTING, False, "JobRunning", message)
+        running = old.all_running_time or written_time(draft.now)
+        return Evaluation(draft.status(phase=Phase.RUNNING, all_running_time=running), left)
+    wait = _backoff(old, draft.now)
+    ending = [pod.name for pod in observed.pods if pod.attempt < int(str(draft.values["attempt"]))]
+    obstacle = _obstacle(pods, observed)
+    if ending:
+        obstacle = (
+            "PodsEnding",
+            f"{', '.join(ending)} of the attempt before still end: checkpoints are uploaded first",
+        )
+    elif wait > 0:
+        # The whole pause, not what is left of it: the sentence stays the same while it waits.
+        obstacle = "Backoff", f"waits {_pause(old):.0f} s before the next attempt"
+    reason, message = obstacle or ("PodsStarting", f"{sum(p.running for p in pods)} of {len(names)} pods run")
+    draft.set(ConditionType.RUNNING, False, reason, message)
+    phase = (
+        Phase.RESTARTING
+        if old.holds(ConditionType.RESTARTING)
+        else (
+            Phase.STARTING
+            if pods and all(pod.scheduled for pod in pods) and observed.refusal is None
+            else Phase.PENDING
+        )
+    )
+    waits = [seconds for seconds in (left, wait) if seconds is not None and seconds > 0]
+    return Evaluation(draft.status(phase=phase), min(waits, default=None), hold=bool(ending) or wait > 0)
+
+
+def _obstacle(pods: Sequence[PodView], observed: Observed) -> tuple[str, str] | None:
+    """What keeps the pods from running, in words."""
+    if observed.refusal is not None:
+        return observed.refusal
+    for pod in sorted(pods, key=lambda p: (p.role, p.index)):
+        if pod.waiting is None:
+            continue
+        reason, message = pod.waiting
+        what = f"{pod.name}: {message}" if message else f"{pod.name}: {reason}"
+        if reason in ("ErrImagePull", "ImagePullBackOff", "InvalidImageName", "ErrImageNeverPull"):
+            return "ImagePull", f"the image can't be pulled: {what}"
+        if reason == "Unschedulable":
+            return "Unschedulable", f"no node takes {what}"
+        return reason, what
+    return None
+
+
+def _begun(old: JobStatus, expected: Expected, named: Mapping[str, PodView]) -> bool:
+    """Whether the ranks of the attempt may have started: from then on no pod can be replaced alone."""
+    return old.all_running_time is not None or any(name in named for name in expected.stages[-1])
+
+
+def _missing(old: JobStatus, expected: Expected, named: Mapping[str, PodView]) -> list[str]:
+    """Pods that were there and are gone: those of earlier stages, and after all ran once, of the last one too."""
+    stages = expected.stages if old.all_running_time is not None else expected.stages[:-1]
+    return [name for stage in stages for name in stage if name not in named]
+
+
+def _early(attempt: int, pods: Sequence[PodView]) -> Loss | None:
+    """A loss before any rank started: a pod that ended by itself. One that is deleted is simply made again."""
+    return attempt_loss(attempt, [pod for pod in pods if not pod.deleting], ())
+
+
+def _settling(loss: Loss, now: datetime) -> float:
+    """Seconds until an uncertain loss is taken for what it looks like."""
+    if loss.certain or loss.finished is None:
+        return 0.0
+    return SETTLE_SECONDS - seconds_since(loss.finished, now)
+
+
+def _pause(status: JobStatus) -> float:
+    restarts = status.restarts.application + status.restarts.infrastructure
+    return (
+        0.0 if restarts <= 1 else min(_BACKOFF_SECONDS * 2 ** min(restarts - 2, 10), _BACKOFF_LIMIT_SECONDS)
+    )
+
+
+def _backoff(status: JobStatus, now: datetime) -> float:
+    """Seconds that the present attempt still waits for its start."""
+    restarting = status.condition(ConditionType.RESTARTING)
+    if restarting is None or restarting.status != ConditionStatus.TRUE:
+        return 0.0
+    return _pause(status) - (now - read_time(restarting.last_transition_time)).total_seconds()
+
+
+def _replica_statuses(expected: Expected, pods: Sequence[PodView]) -> dict[str, ReplicaStatus]:
+    statuses = {}
+    for role, desired in expected.replicas.items():
+        of_role = [pod for pod in pods if pod.role == role]
+        succeeded = sum(pod.succeeded for pod in of_role)
+        failed = sum(not pod.succeeded and (pod.phase == "Failed" or pod.exit is not None) for pod in of_role)
+        statuses[role] = ReplicaStatus(
+            desired=desired,
+            active=len(of_role) - succeeded - failed,
+            ready=sum(pod.running and pod.ready for pod in of_role),
+            succeeded=succeeded,
+            failed=failed,
+        )
+    return statuses
+
+
+def _artifacts(
+    expected: Expected, old: ArtifactsStatus | None, new: ArtifactsStatus | None
+) -> ArtifactsStatus | None:
+    if expected.artifacts_uri is None:
+        return None
+    known = {
+        **(old.model_dump(exclude_none=True) if old else {}),
+        **(new.model_dump(exclude_none=True) if new else {}),
+    }
+    return ArtifactsStatus.model_validate(known | {"uri": expected.artifacts_uri})
+
+
+def _settled(old: JobStatus, expected: Expected | None, observed: Observed) -> JobStatus:
+    """The status of a job that has ended: only the pods that are left are counted on."""
+    if expected is None:
+        return old
+    pods = [pod for pod in observed.pods if pod.attempt == old.attempt]
+    statuses = {
+        role: (old.replica_statuses.get(role) or ReplicaStatus()).model_copy(
+            update={"active": status.active, "ready": status.ready}
+        )
+        for role, status in _replica_statuses(expected, pods).items()
+    }
+    return old.model_copy(update={"replica_statuses": statuses})

@@ -1,0 +1,85 @@
+"""What happened to a job, for people: the events between two statuses."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from hashlib import sha256
+from typing import Literal
+
+from dtj.api.identity import API_VERSION, KIND, MANAGER
+from dtj.api.job import Job, Manifest
+from dtj.api.status import ConditionStatus, ConditionType, JobStatus, Phase
+
+# Reasons of a false Running condition that are the normal course of things.
+_QUIET = frozenset({"PodsStarting", "PodsEnding", "Backoff", "JobSucceeded", "RankLost"})
+
+
+@dataclass(frozen=True)
+class Happening:
+    """One event."""
+
+    type: Literal["Normal", "Warning"]
+    reason: str
+    message: str
+
+
+def happenings(old: JobStatus, new: JobStatus) -> list[Happening]:
+    """What a person wants to know of the way from `old` to `new`."""
+    if old.finished:
+        return []
+    if new.finished:
+        ended = ConditionType.SUCCEEDED if new.phase is Phase.SUCCEEDED else ConditionType.FAILED
+        condition = new.condition(ended)
+        assert condition is not None
+        kind: Literal["Normal", "Warning"] = "Normal" if new.phase is Phase.SUCCEEDED else "Warning"
+        return [Happening(kind, condition.reason, condition.message)]
+    result = []
+    if old.attempt == 0:
+        result.append(Happening("Normal", "JobCreated", "the operator has taken the job up"))
+    if new.attempt > max(old.attempt, 1):
+        condition = new.condition(ConditionType.RESTARTING)
+        result.append(Happening("Warning", "JobRestarting", condition.message if condition else ""))
+    elif new.phase is Phase.RUNNING and old.phase is not Phase.RUNNING:
+        running = new.condition(ConditionType.RUNNING)
+        result.append(
+            Happening("Normal", "JobRunning", f"attempt {new.attempt}: {running.message if running else ''}")
+        )
+    else:
+        result += _obstacle(old, new)
+    return result
+
+
+def _obstacle(old: JobStatus, new: JobStatus) -> list[Happening]:
+    before, now = old.condition(ConditionType.RUNNING), new.condition(ConditionType.RUNNING)
+    if now is None or now.status == ConditionStatus.TRUE or now.reason in _QUIET:
+        return []
+    if before is not None and (before.reason, before.message) == (now.reason, now.message):
+        return []
+    return [Happening("Warning", now.reason, now.message)]
+
+
+def event(job: Job, happening: Happening, time: str) -> Manifest:
+    """The Event object. The same happening has the same name: an operator that dies does not tell it twice."""
+    digest = sha256(
+        "\0".join((job.uid, happening.type, happening.reason, happening.message)).encode()
+    ).hexdigest()
+    return {
+        "apiVersion": "v1",
+        "kind": "Event",
+        "metadata": {"name": f"{job.name}.{digest[:16]}", "namespace": job.namespace},
+        "involvedObject": {
+            "apiVersion": API_VERSION,
+            "kind": KIND,
+            "name": job.name,
+            "namespace": job.namespace,
+            "uid": job.uid,
+        },
+        "type": happening.type,
+        "reason": happening.reason,
+        "message": happening.message[:1024],
+        "source": {"component": MANAGER},
+        "reportingComponent": MANAGER,
+        "firstTimestamp": time,
+        "lastTimestamp": time,
+        "count": 1,
+    }

@@ -1,0 +1,156 @@
+"""Why an attempt failed: which replica, what it said, whose fault it was."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any, cast
+
+from pydantic import ValidationError
+
+from dtj.api.status import ArtifactsStatus, Failure, ProgressStatus
+from dtj.status.pods import Exit, PodView
+from dtj_trainer.contract import Termination
+
+LOG_LINES = 20
+# Classes that may be only what another loss led to: the true cause is looked for elsewhere first.
+_CONSEQUENCES = frozenset({"ConnectionLost", "PeersUnreachable", "Signal"})
+
+
+@dataclass(frozen=True)
+class Loss:
+    """The end of an attempt that did not succeed."""
+
+    failure: Failure
+    infrastructure: bool
+    """A lost pod or node, an eviction or a preemption; else the program's fault."""
+    certain: bool = True
+    """False: another pod may turn out to be the cause in a moment."""
+    finished: str | None = None
+    host: str | None = None
+    """Where the rank at fault ran, when another pod tells of it."""
+
+
+def read_termination(end: Exit) -> Termination | None:
+    """What dtj-launch left in the termination message, or None where another program wrote it."""
+    try:
+        message = json.loads(end.message)
+    except ValueError:
+        return None
+    return cast(Termination, message) if isinstance(message, dict) else None
+
+
+def attempt_loss(attempt: int, pods: Sequence[PodView], missing: Sequence[str]) -> Loss | None:
+    """Why an attempt that has begun can't go on, or None when it can.
+
+    pods: those of the attempt. missing: names of pods that were there and are gone.
+    """
+    losses = [loss for pod in pods if (loss := _pod_loss(attempt, pod))]
+    losses += [
+        Loss(
+            Failure(
+                attempt=attempt,
+                pod=name,
+                failure_class="PodLost",
+                message=f"pod {name} is gone: it was deleted, or its node was",
+            ),
+            infrastructure=True,
+        )
+        for name in missing
+    ]
+    if not losses:
+        return None
+    # A pod that the cluster took away makes programs fail; a loss that may only have followed comes last.
+    loss = min(losses, key=lambda loss: (not loss.infrastructure, not loss.certain, loss.finished or ""))
+    return replace(loss, failure=_located(loss, pods))
+
+
+def _pod_loss(attempt: int, pod: PodView) -> Loss | None:
+    if pod.succeeded:
+        return None
+    if pod.phase == "Failed" or pod.exit:
+        return _failed(attempt, pod)
+    if pod.deleting:
+        failure = _failure(attempt, pod, "PodLost", f"pod {pod.name} was told to end")
+        return Loss(failure, infrastructure=True)
+    return None
+
+
+def _failed(attempt: int, pod: PodView) -> Loss:
+    if pod.disrupted or pod.exit is None:
+        reason = pod.reason or "Failed"
+        message = f"pod {pod.name}: {reason}" + (f": {pod.message}" if pod.message else "")
+        return Loss(_failure(attempt, pod, "Evicted" if reason == "Evicted" else "PodLost", message), True)
+    said = read_termination(pod.exit)
+    finished = pod.exit.finished
+    if said is None:
+        return Loss(_unsaid(attempt, pod, pod.exit), False, certain=_is_own_fault(pod), finished=finished)
+    kind = said.get("class", "ApplicationError")
+    failure = _failure(attempt, pod, kind, said.get("message", "")).model_copy(
+        update={
+            "rank": said.get("rank"),
+            "exit_code": said.get("exitCode", pod.exit.code),
+            "signal": said.get("signal"),
+            "last_log_lines": said.get("lastLogLines", [])[-LOG_LINES:] or None,
+        }
+    )
+    return Loss(failure, False, certain=kind not in _CONSEQUENCES, finished=finished, host=said.get("host"))
+
+
+def _unsaid(attempt: int, pod: PodView, end: Exit) -> Failure:
+    """A container that left no message of dtj's: an image without dtj_trainer, or a kill from outside."""
+    kind = "OOMKilled" if end.reason == "OOMKilled" else "Signal" if end.signal else "ApplicationError"
+    what = {
+        "OOMKilled": "ran out of memory: raise its memory limit or use smaller batches",
+        "Signal": f"was ended by signal {end.signal}",
+    }.get(
+        kind, f"ended with exit code {end.code}" + ("" if end.reason in ("", "Error") else f" ({end.reason})")
+    )
+    lines = end.message.splitlines()[-LOG_LINES:]
+    return _failure(attempt, pod, kind, f"{pod.role} {pod.index} {what}").model_copy(
+        update={"exit_code": end.code, "signal": end.signal, "last_log_lines": lines or None}
+    )
+
+
+def _is_own_fault(pod: PodView) -> bool:
+    # mpirun in a launcher without dtj-launch fails as well when a worker does.
+    return pod.role != "launcher"
+
+
+def _failure(attempt: int, pod: PodView, kind: str, message: str) -> Failure:
+    return Failure(
+        attempt=attempt,
+        role=pod.role,
+        index=pod.index,
+        pod=pod.name,
+        node=pod.node,
+        failure_class=kind,
+        message=message,
+    )
+
+
+def _located(loss: Loss, pods: Sequence[PodView]) -> Failure:
+    """The failure, put down to the pod in which the rank at fault ran."""
+    host = (loss.host or "").split(".", 1)[0]
+    for pod in pods:
+        if host == pod.name:
+            update = {"role": pod.role, "index": pod.index, "pod": pod.name, "node": pod.node}
+            return loss.failure.model_copy(update=update)
+    return loss.failure
+
+
+def reported(said: Termination | None) -> tuple[ProgressStatus | None, ArtifactsStatus | None]:
+    """Progress and artifacts in a termination message."""
+    if said is None:
+        return None, None
+    return _read(ProgressStatus, said.get("progress")), _read(ArtifactsStatus, said.get("artifacts"))
+
+
+def _read(model: type[Any], data: Any) -> Any:
+    if not data:
+        return None
+    try:
+        return model.model_validate(data, extra="ignore")
+    except ValidationError:
+        return None

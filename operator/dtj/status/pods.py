@@ -1,0 +1,138 @@
+"""What a pod's manifest says, as far as a job's status depends on it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from dtj.api.identity import LABEL_ATTEMPT, LABEL_INDEX, LABEL_ROLE
+from dtj.api.validation import TRAINER_CONTAINER
+
+# `status.reason` of pods that the cluster ended, and reasons of the DisruptionTarget condition.
+_DISRUPTIONS = frozenset(
+    {
+        "Evicted",
+        "Preempting",
+        "PreemptionByScheduler",
+        "PreemptionByKubeScheduler",
+        "NodeLost",
+        "NodeShutdown",
+        "Shutdown",
+        "Terminated",
+        "TerminationByKubelet",
+        "DeletionByTaintManager",
+        "DeletionByPodGC",
+        "EvictionByEvictionAPI",
+        "UnexpectedAdmissionError",
+        "NodeAffinity",
+        "OutOfcpu",
+        "OutOfmemory",
+        "OutOfpods",
+    }
+)
+
+
+@dataclass(frozen=True)
+class Exit:
+    """How a container ended."""
+
+    code: int
+    signal: int | None
+    reason: str
+    message: str
+    finished: str | None
+
+
+@dataclass(frozen=True)
+class PodView:
+    """One pod of a job."""
+
+    name: str
+    uid: str
+    role: str
+    index: int
+    attempt: int
+    phase: str
+    ready: bool
+    deleting: bool
+    scheduled: bool
+    node: str | None
+    ip: str | None
+    reason: str
+    """Why the cluster ended it, where it did."""
+    message: str
+    disrupted: bool
+    """Ended by the cluster, not by itself."""
+    waiting: tuple[str, str] | None
+    """Reason and message of a container that can't start, or of a pod that no node takes."""
+    exit: Exit | None
+    """Of the container that trains."""
+
+    @property
+    def running(self) -> bool:
+        """Whether it runs and nobody told it to end."""
+        return self.phase == "Running" and not self.deleting and self.exit is None
+
+    @property
+    def succeeded(self) -> bool:
+        """Whether the container that trains ended well, whatever sidecars still do."""
+        return self.phase == "Succeeded" or (self.exit is not None and self.exit.code == 0)
+
+
+def view_pod(pod: Mapping[str, Any]) -> PodView:
+    """Read a pod's manifest."""
+    metadata, status = pod["metadata"], pod.get("status") or {}
+    labels = metadata.get("labels") or {}
+    conditions = {c["type"]: c for c in status.get("conditions") or []}
+    containers = {c["name"]: c for c in status.get("containerStatuses") or []}
+    scheduled = conditions.get("PodScheduled", {})
+    disruption = conditions.get("DisruptionTarget", {})
+    reason = status.get("reason") or ""
+    if disruption.get("status") == "True":
+        reason = reason or disruption.get("reason") or "Disrupted"
+    return PodView(
+        name=metadata["name"],
+        uid=metadata.get("uid", ""),
+        role=labels.get(LABEL_ROLE, ""),
+        index=int(labels.get(LABEL_INDEX, 0)),
+        attempt=int(labels.get(LABEL_ATTEMPT, 0)),
+        phase=status.get("phase") or "Pending",
+        ready=conditions.get("Ready", {}).get("status") == "True",
+        deleting=metadata.get("deletionTimestamp") is not None,
+        scheduled=scheduled.get("status") == "True",
+        node=(pod.get("spec") or {}).get("nodeName"),
+        ip=status.get("podIP"),
+        reason=reason,
+        message=status.get("message") or disruption.get("message") or "",
+        disrupted=reason in _DISRUPTIONS or disruption.get("status") == "True",
+        waiting=_waiting(scheduled, containers),
+        exit=_exit(containers.get(TRAINER_CONTAINER, {})),
+    )
+
+
+def _waiting(
+    scheduled: Mapping[str, Any], containers: Mapping[str, Mapping[str, Any]]
+) -> tuple[str, str] | None:
+    if scheduled.get("status") == "False":
+        return str(scheduled.get("reason") or "Unschedulable"), str(scheduled.get("message") or "")
+    for container in containers.values():
+        waiting = (container.get("state") or {}).get("waiting") or {}
+        reason = waiting.get("reason") or ""
+        if reason and reason not in ("ContainerCreating", "PodInitializing"):
+            return str(reason), str(waiting.get("message") or "")
+    return None
+
+
+def _exit(container: Mapping[str, Any]) -> Exit | None:
+    terminated = (container.get("state") or {}).get("terminated")
+    if not terminated:
+        return None
+    code = int(terminated.get("exitCode", 0))
+    return Exit(
+        code=code,
+        signal=terminated.get("signal") or (code - 128 if 128 < code < 160 else None),
+        reason=str(terminated.get("reason") or ""),
+        message=str(terminated.get("message") or ""),
+        finished=terminated.get("finishedAt"),
+    )

@@ -1,0 +1,20 @@
+"""Times as the API writes them: RFC 3339, UTC, whole seconds."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+
+
+def written_time(time: datetime) -> str:
+    """A time as the API writes it."""
+    return time.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
+def read_time(text: str) -> datetime:
+    """A time from what the API wrote."""
+    return datetime.fromisoformat(text)
+
+
+def seconds_since(text: str, now: datetime) -> float:
+    """Seconds from a written time to now."""
+    return (now - read_time(text)).total_seconds()
