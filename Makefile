@@ -41,5 +41,11 @@ images: $(VENV)  ## build the operator's and the trainer's images; prints their 
 crd: $(VENV)  ## write manifests/crd from the models
 	.venv/bin/dtj crd > manifests/crd/distributedtrainingjobs.yaml
 
+cluster: $(VENV)  ## bring up Kubernetes and S3 on this machine, print the exports that tests need
+	@$(PY) -m tests.cluster.up --cluster $(CLUSTER)
+
+cluster-down: $(VENV)  ## take them away; nothing of them stays but the builds in the cache
+	@$(PY) -m tests.cluster.down --cluster $(CLUSTER)
+
 clean:  ## remove .venv and what was built here (the cache in ~/.cache/dtj stays)
 	rm -rf .venv build .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

@@ -46,17 +46,20 @@ def up() -> None:
         runtimes = [containerd.component(one) for one in NODES]
         for component in (etcd, store, *runtimes):
             SUPERVISOR.start(component)
+        # Each waits by itself for the one it needs, and they take their time before that.
         apiserver = control_plane.apiserver(binaries)
-        SUPERVISOR.start(apiserver)  # waits for etcd by itself
+        kubelets = [node.kubelet(one, binaries) for one in NODES]
+        SUPERVISOR.start(apiserver)
         for runtime, one in zip(runtimes, NODES, strict=True):
             SUPERVISOR.wait(runtime)
             containerd.import_image(one, pause.archive())
+        for kubelet in kubelets:
+            SUPERVISOR.start(kubelet)
         say("waiting for the API")
         SUPERVISOR.wait(apiserver)
         SUPERVISOR.start(control_plane.controller_manager(binaries))
         SUPERVISOR.start(control_plane.scheduler(binaries))
-        kubelets = [node.kubelet(one, binaries) for one in NODES]
-        for component in (*kubelets, *(node.proxy(one, binaries) for one in NODES), dns.server()):
+        for component in (*(node.proxy(one, binaries) for one in NODES), dns.server()):
             SUPERVISOR.start(component)
         dns.grant()
         SUPERVISOR.ensure(dns.watcher())

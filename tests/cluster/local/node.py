@@ -35,7 +35,6 @@ def kubelet(node: Node, binaries: Path) -> Component:
             f"--container-runtime-endpoint=unix://{node.socket}",
             f"--image-service-endpoint=unix://{node.socket}",
             "--runtime-cgroups=/",
-            "--kubelet-cgroups=/",
         ),
         ready=lambda: is_ready(node),
     )

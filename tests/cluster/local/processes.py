@@ -96,9 +96,9 @@ class Supervisor:
             return []
         return sorted(path.name for path in self.pids.iterdir() if not path.name.startswith("."))
 
-    def stop(self, *names: str) -> None:
+    def stop(self, *names: str, first: signal.Signals = signal.SIGTERM) -> None:
         """Ask them all to end, then make them; forget them."""
-        _end({pid for name in names if (pid := self._pid(name)) is not None})
+        _end({pid for name in names if (pid := self._pid(name)) is not None}, first)
         for name in names:
             (self.pids / name).unlink(missing_ok=True)
 

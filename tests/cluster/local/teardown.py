@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import signal
 import time
 from pathlib import Path
 
@@ -20,9 +21,10 @@ def down() -> None:
     """End it all; fails with a list where something is left."""
     with step("taking the cluster down"):
         runtimes = [f"containerd-{node.name}" for node in NODES]
-        # The kubelets first, or they would start anew what is killed next; etcd last, or all complain.
-        first = [name for name in SUPERVISOR.names() if name not in runtimes and name != "etcd"]
-        SUPERVISOR.stop(*first)
+        # All but the containerds, or the kubelets would start anew what is killed next.
+        first = [name for name in SUPERVISOR.names() if name not in runtimes]
+        # At once: what they hold is thrown away, and the API server would wait for its watchers.
+        SUPERVISOR.stop(*first, first=signal.SIGKILL)
         for node, runtime in zip(NODES, runtimes, strict=True):
             containerd.empty(node, running=SUPERVISOR.alive(runtime), kill=_kill_pods)
         SUPERVISOR.stop(*SUPERVISOR.names())

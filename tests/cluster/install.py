@@ -1,0 +1,141 @@
+"""`python -m tests.cluster.install`: the CRD and the operator, into the cluster that KUBECONFIG names."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from tests.cluster import images
+from tests.cluster.progress import ClusterError, note, step
+from tests.cluster.shell import run
+
+MANIFESTS = Path(__file__).parents[2] / "manifests"
+NAMESPACE = "dtj-system"
+DEPLOYMENT = "dtj-operator"
+CEL_SINCE = 25
+READY_SECONDS = 90
+
+
+def install(image: str | None = None, version: str | None = None) -> None:
+    """Apply both and wait until the API knows the resource and the operator is available.
+
+    Without `image`, the operator's image is the one of the local build.
+    """
+    with step("applying the CRD"):
+        install_crds()
+    if image is None:
+        image, version = _built_image()
+    with step(f"installing the operator, {image}"):
+        apply(_operator(image, version))
+        try:
+            _kubectl(
+                "rollout", "status", f"deployment/{DEPLOYMENT}", "--namespace", NAMESPACE,
+                f"--timeout={READY_SECONDS}s", timeout=READY_SECONDS + 10,
+            )  # fmt: skip
+        except ClusterError as error:
+            raise ClusterError(f"the operator doesn't become available: {error}\n{_why()}") from error
+
+
+def install_crds() -> None:
+    """Apply the CRDs, without what the server is too old for."""
+    minor = int(json.loads(_kubectl("get", "--raw=/version"))["minor"].rstrip("+"))
+    crds = [
+        document
+        for file in sorted((MANIFESTS / "crd").glob("*.yaml"))
+        for document in yaml.safe_load_all(file.read_text())
+        if document and document["kind"] == "CustomResourceDefinition"
+    ]
+    if not crds:
+        raise ClusterError(f"no CRD in {MANIFESTS / 'crd'}: `make crd` writes it")
+    apply([without_rules(crd) for crd in crds] if minor < CEL_SINCE else crds)
+    names = [f"crd/{crd['metadata']['name']}" for crd in crds]
+    _kubectl("wait", "--for=condition=Established", "--timeout=30s", *names, timeout=40)
+
+
+def apply(documents: list[dict[str, Any]]) -> None:
+    """Server-side: a CRD is too long for the annotation that client-side apply leaves."""
+    text = yaml.safe_dump_all(documents)
+    _kubectl("apply", "--server-side", "--force-conflicts", "--filename=-", stdin=text, timeout=60)
+
+
+def without_rules(document: Any) -> Any:
+    """The document without CEL rules: an older server refuses the field."""
+    if isinstance(document, dict):
+        return {
+            name: without_rules(value)
+            for name, value in document.items()
+            if name != "x-kubernetes-validations"
+        }
+    return [without_rules(value) for value in document] if isinstance(document, list) else document
+
+
+def _operator(image: str, version: str | None) -> list[dict[str, Any]]:
+    documents = list(yaml.safe_load_all(_kubectl("kustomize", MANIFESTS / "operator")))
+    for document in documents:
+        if document["kind"] == "Deployment" and document["metadata"]["name"] == DEPLOYMENT:
+            template = document["spec"]["template"]
+            for container in template["spec"]["containers"]:
+                container["image"] = image
+                container["imagePullPolicy"] = "IfNotPresent"
+            if version:
+                # The tag stays when the image changes; this makes the Deployment roll.
+                annotations = template.setdefault("metadata", {}).setdefault("annotations", {})
+                annotations["dtj.dev/image-digest"] = version
+            return documents
+    raise ClusterError(f"{MANIFESTS / 'operator'} has no Deployment {DEPLOYMENT}")
+
+
+def _built_image() -> tuple[str, str]:
+    for archive in images.archives():
+        for tag in images.tags(archive):
+            if tag.rpartition("/")[2].startswith(f"{DEPLOYMENT}:"):
+                return tag, images.digest(archive, tag)
+    raise ClusterError(f"no archive carries an image {DEPLOYMENT}: name one by --image")
+
+
+def _why() -> str:
+    """What a person would look at next."""
+    parts = []
+    for words in (
+        ("get", "pods", "--output=wide"),
+        ("get", "events", "--sort-by=.lastTimestamp"),
+        ("logs", f"deployment/{DEPLOYMENT}", "--tail=20"),
+    ):
+        try:
+            parts.append(_kubectl(*words, "--namespace", NAMESPACE))
+        except ClusterError as error:
+            parts.append(str(error))
+    return "\n".join(parts)
+
+
+def _kubectl(*words: str | Path, stdin: str | None = None, timeout: float = 30) -> str:
+    if not os.environ.get("KUBECONFIG"):
+        raise ClusterError('KUBECONFIG is not set: eval "$(make --silent cluster)"')
+    return run("kubectl", *words, stdin=stdin, timeout=timeout)
+
+
+def main() -> int:
+    """Install, or say what keeps it from running."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--image", help="the operator's image; by default the local build's")
+    parser.add_argument("--crds-only", action="store_true", help="leave the operator out")
+    options = parser.parse_args()
+    try:
+        if options.crds_only:
+            install_crds()
+        else:
+            install(options.image)
+    except ClusterError as error:
+        note(f"error: {error}")
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
