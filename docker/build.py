@@ -12,6 +12,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import tomllib
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -64,12 +65,12 @@ class Image:
             found.append(horovod_wheel())
         return found
 
-    def key(self, wheels: list[Path]) -> str:
-        """A hash of all that the image is made of."""
+    def key(self, wheels: list[Path], *, with_sources: bool = True) -> str:
+        """A hash of all that the image is made of; without the sources, of what lies below them."""
         parts: list[str | Path] = [self.dockerfile, *PATCHES, DOCKER / "build.py", DOCKER / "base.py"]
         parts += [str(sorted(self.args.items())), str(sorted(self.tags.items())), str(self.requirements)]
         parts += [f"{wheel.parent.name}/{wheel.name}" for wheel in wheels]
-        for source in self.sources:
+        for source in self.sources if with_sources else []:
             parts += [str(source.relative_to(REPOSITORY)), source]
         return digest(parts)
 
@@ -130,8 +131,6 @@ def images(base: str, args: dict[str, str]) -> list[Image]:
 
 
 def _dependencies() -> list[str]:
-    import tomllib
-
     return list(tomllib.loads((REPOSITORY / "pyproject.toml").read_text())["project"]["dependencies"])
 
 
@@ -182,11 +181,12 @@ def archive_of_context(context: Path, dockerfile: Path, tag: str) -> Path:
     parts: list[str | Path] = [dockerfile, tag]
     for path in _files(context):
         parts += [str(path.relative_to(context)), path]
-    needed = [
-        image for image in images(IMAGE, {}) if any(ours in dockerfile.read_text() for ours in image.tags)
-    ]
+    text = dockerfile.read_text()
+    needed = [image for image in images(IMAGE, {}) if any(ours in text for ours in image.tags)]
     ours = {image.name: archive_of(image) for image in needed}
-    parts += [path.name for path in ours.values()]
+    for image in needed:
+        bare = all(tag.startswith("dtj-horovod-base:") for tag in image.tags if tag in text)
+        parts.append(image.key(image.wheels(), with_sources=not bare))
     name = tag.replace("/", "_").replace(":", "_")
     archive = ARCHIVES / f"{name}-{digest(parts)}.tar"
     if archive.exists():

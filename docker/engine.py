@@ -52,6 +52,7 @@ class Engine:
         for name, value in args.items():
             command += ["--build-arg", f"{name}={value}"]
         tail: list[str] = []
+        said: set[str] = set()
         with subprocess.Popen(
             [*command, str(context)],
             env={**os.environ, "DOCKER_BUILDKIT": "1"},
@@ -65,8 +66,9 @@ class Engine:
             for line in process.stdout:
                 tail = [*tail[-60:], line.rstrip()]
                 step = re.match(r"#\d+ (\[.*\d+/\d+\] .*)", line)
-                if step:
-                    say(f"  {step[1][:110]}")
+                if step and step[1] not in said:
+                    said.add(step[1])
+                    say(f"  {re.sub(r'(--mount=[^ ]+)? +', ' ', step[1])[:110]}")
         if process.returncode:
             raise BuildError("\n".join([*tail, f"docker build of {tag} failed"]))
 
@@ -115,7 +117,7 @@ def _own_engine() -> Iterator[Engine]:
     """
     run_folder = Path(tempfile.mkdtemp(prefix="dtj-docker-", dir="/run"))
     with contextlib.ExitStack() as stack:
-        stack.callback(shutil.rmtree, run_folder, ignore_errors=True)
+        stack.callback(_clean, run_folder, _cgroups())
         containerd_socket = run_folder / "containerd.sock"
         config = run_folder / "containerd.toml"
         config.write_text(
@@ -147,6 +149,27 @@ def _own_engine() -> Iterator[Engine]:
                 raise BuildError(f"dockerd doesn't answer:\n{_tail(run_folder / 'dockerd.log')}")
             time.sleep(0.1)
         yield own
+
+
+def _cgroups() -> set[Path]:
+    """The cgroups that dockerd and its builder make at the top of each hierarchy."""
+    top = Path("/sys/fs/cgroup")
+    return {path for pattern in ("docker", "*/docker") for path in top.glob(pattern)}
+
+
+def _clean(run_folder: Path, cgroups_before: set[Path]) -> None:
+    """Remove what a stopped engine leaves: mounts below its folder, the folder, empty cgroups."""
+    for line in reversed(Path("/proc/self/mounts").read_text().splitlines()):
+        point = line.split()[1]
+        if point.startswith((f"{run_folder}/", f"{STATE}/")):
+            subprocess.run(["umount", "--lazy", point], check=False)
+    shutil.rmtree(run_folder, ignore_errors=True)
+    for cgroup in _cgroups() - cgroups_before:
+        for path in sorted((path for path in cgroup.rglob("*") if path.is_dir()), reverse=True):
+            with contextlib.suppress(OSError):
+                path.rmdir()
+        with contextlib.suppress(OSError):
+            cgroup.rmdir()
 
 
 def _empty_json(folder: Path) -> Path:
