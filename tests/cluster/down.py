@@ -7,6 +7,7 @@ import sys
 
 from tests.cluster import kind
 from tests.cluster.local import teardown
+from tests.cluster.local.paths import locked
 from tests.cluster.progress import ClusterError, note
 
 
@@ -18,7 +19,8 @@ def main() -> int:
         if parser.parse_args().cluster == "kind":
             kind.down()
         else:
-            teardown.down()
+            with locked("local cluster"):
+                teardown.down()
     except ClusterError as error:
         note(f"error: {error}")
         return 1

@@ -8,7 +8,7 @@ import sys
 from tests.cluster import images, kind
 from tests.cluster.exports import exports
 from tests.cluster.local import cluster
-from tests.cluster.local.paths import ADMIN_KUBECONFIG
+from tests.cluster.local.paths import ADMIN_KUBECONFIG, locked
 from tests.cluster.progress import ClusterError, note
 
 
@@ -23,7 +23,8 @@ def main() -> int:
             kind.up()
             lines = exports(kind.KUBECONFIG, kind.store())
         else:
-            cluster.up()
+            with locked("local cluster"):
+                cluster.up()
             lines = exports(ADMIN_KUBECONFIG, cluster.STORE)
         if not options.no_images:
             images.load(options.cluster)

@@ -65,5 +65,5 @@ def missing_controllers() -> list[str]:
 
 
 def _hierarchies() -> list[Path]:
-    # `unified` is version 2 beside the version 1 hierarchies: the kubelet and runc leave it alone.
-    return sorted(path.parent for path in ROOT.glob("*/cgroup.procs") if path.parent.name != "unified")
+    # `unified`, version 2 beside the version 1 hierarchies, as well: runc makes its folders there too.
+    return sorted(path.parent for path in ROOT.glob("*/cgroup.procs"))

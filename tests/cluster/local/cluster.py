@@ -15,41 +15,49 @@ from tests.cluster.local import (
     node,
     packages,
     pause,
+    state,
+    teardown,
 )
 from tests.cluster.local.layout import ADDRESS, NODES
 from tests.cluster.local.paths import ADMIN_KUBECONFIG, RUN
-from tests.cluster.local.processes import Supervisor
+from tests.cluster.local.state import SUPERVISOR
 from tests.cluster.objectstore import ObjectStore
-from tests.cluster.progress import step
+from tests.cluster.progress import ClusterError, note, step
 
-SUPERVISOR = Supervisor(RUN)
 STORE = ObjectStore(RUN / "s3", ADDRESS)
-# Fixed in this version of the kubelet, whatever its --root-dir.
-KUBELET_FIXED = (Path("/var/log/containers"), Path("/var/log/pods"), Path("/var/lib/kubelet"))
-MADE_HERE = RUN / "made-here"
 
 
 def up() -> None:
-    """Bring up what is not; a component that died is started again with what it had."""
+    """Bring up what is not; what can't be repaired is taken down and started anew."""
+    if state.is_stale():
+        teardown.down()
     if healthy():
         return
     checks.check_machine()
     packages.install_missing()
     binaries = kubernetes_build.binaries()
-    RUN.mkdir(parents=True, exist_ok=True, mode=0o755)
-    if not MADE_HERE.exists():
-        MADE_HERE.write_text("".join(f"{folder}\n" for folder in KUBELET_FIXED if not folder.exists()))
+    repair = RUN.exists()
+    try:
+        _start(binaries)
+    except ClusterError as error:
+        if not repair:
+            raise
+        note(f"the cluster can't be repaired, starting anew: {error}")
+        teardown.down()
+        _start(binaries)
+
+
+def _start(binaries: Path) -> None:
+    """Start each part that doesn't run. Each waits by itself for the ones it needs, and takes its time."""
+    state.begin()
     with step("starting the cluster") as say:
         certificates.make(NODES)
         network.set_up()
-        etcd, store = control_plane.etcd(), STORE.component()
+        store, apiserver = STORE.component(), control_plane.apiserver(binaries)
         runtimes = [containerd.component(one) for one in NODES]
-        for component in (etcd, store, *runtimes):
-            SUPERVISOR.start(component)
-        # Each waits by itself for the one it needs, and they take their time before that.
-        apiserver = control_plane.apiserver(binaries)
         kubelets = [node.kubelet(one, binaries) for one in NODES]
-        SUPERVISOR.start(apiserver)
+        for component in (control_plane.etcd(), apiserver, store, *runtimes):
+            SUPERVISOR.start(component)
         for runtime, one in zip(runtimes, NODES, strict=True):
             SUPERVISOR.wait(runtime)
             containerd.import_image(one, pause.archive())
@@ -57,9 +65,12 @@ def up() -> None:
             SUPERVISOR.start(kubelet)
         say("waiting for the API")
         SUPERVISOR.wait(apiserver)
-        SUPERVISOR.start(control_plane.controller_manager(binaries))
-        SUPERVISOR.start(control_plane.scheduler(binaries))
-        for component in (*(node.proxy(one, binaries) for one in NODES), dns.server()):
+        for component in (
+            control_plane.controller_manager(binaries),
+            control_plane.scheduler(binaries),
+            *(node.proxy(one, binaries) for one in NODES),
+            dns.server(),
+        ):
             SUPERVISOR.start(component)
         dns.grant()
         SUPERVISOR.ensure(dns.watcher())
@@ -81,11 +92,6 @@ def healthy() -> bool:
         and control_plane.api_ready()
         and all(node.is_ready(one) for one in NODES)
     )
-
-
-def made_here() -> list[Path]:
-    """The folders outside of the cluster's own that were not there before it."""
-    return [Path(line) for line in MADE_HERE.read_text().splitlines()] if MADE_HERE.exists() else []
 
 
 def _expected() -> set[str]:

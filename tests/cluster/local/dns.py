@@ -7,7 +7,9 @@ once when it changes.
 from __future__ import annotations
 
 import json
+import socket
 import ssl
+import struct
 import sys
 import threading
 import time
@@ -61,7 +63,7 @@ def watcher() -> Component:
     return Component(
         "dns-watcher",
         (sys.executable, "-m", "tests.cluster.local.dns"),
-        ready=lambda: (HOSTS / "default.kubernetes").exists(),
+        ready=lambda: answers(f"kubernetes.default.svc.{DOMAIN}"),
         env=(("PYTHONPATH", str(ROOT)), ("PYTHONUNBUFFERED", "1")),
     )
 
@@ -70,6 +72,22 @@ def grant() -> None:
     """Let the watcher read what `system:kube-dns`, a role every cluster has, may read."""
     if not kubectl("get", "clusterrolebinding", USER, "--ignore-not-found"):
         kubectl("create", "clusterrolebinding", USER, "--clusterrole=system:kube-dns", f"--user={USER}")
+
+
+def answers(name: str) -> bool:
+    """Whether dnsmasq knows an address of the name."""
+    labels = b"".join(bytes([len(label)]) + label.encode() for label in name.split("."))
+    query = struct.pack(">6H", 1, 0x0100, 1, 0, 0, 0) + labels + b"\0" + struct.pack(">2H", 1, 1)
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as client:
+        client.settimeout(0.5)
+        try:
+            client.connect((ADDRESS, 53))
+            client.send(query)
+            answer = client.recv(512)
+        except OSError:
+            return False
+    code, count = answer[3] & 0xF, struct.unpack(">H", answer[6:8])[0]
+    return code == 0 and count > 0
 
 
 def records(service: dict[str, Any] | None, endpoints: dict[str, Any] | None) -> str:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import shutil
 import tempfile
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
+
+from tests.cluster.progress import note
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -17,9 +20,20 @@ RUN = Path("/var/lib/dtj-cluster")
 PKI = RUN / "pki"
 KUBECONFIGS = RUN / "kubeconfig"
 ADMIN_KUBECONFIG = KUBECONFIGS / "admin.yaml"
-LOGS = RUN / "logs"
-PIDS = RUN / "pids"
-CONFIG = RUN / "config"
+
+
+@contextmanager
+def locked(name: str) -> Iterator[None]:
+    """One at a time on this machine; another waits, and says so."""
+    path = CACHE / "locks" / name
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("w") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            note(f"waiting for another process that works on the {name}")
+            fcntl.flock(file, fcntl.LOCK_EX)
+        yield
 
 
 @contextmanager

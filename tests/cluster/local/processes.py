@@ -66,7 +66,7 @@ class Supervisor:
         started = _start_time(process.pid)
         if started is None:
             raise ClusterError(f"{component.name} ended at once:\n{self.tail(component.name)}")
-        record = {"pid": process.pid, "started": started, "boot": _boot()}
+        record = {"pid": process.pid, "started": started, "boot": boot()}
         temporary = self.pids / f".{component.name}"
         temporary.write_text(json.dumps(record))
         temporary.rename(self.pids / component.name)
@@ -117,7 +117,7 @@ class Supervisor:
             record = json.loads((self.pids / name).read_text())
         except (FileNotFoundError, ValueError):
             return None
-        same = record["boot"] == _boot() and _start_time(record["pid"]) == record["started"]
+        same = record["boot"] == boot() and _start_time(record["pid"]) == record["started"]
         return int(record["pid"]) if same else None
 
 
@@ -179,5 +179,6 @@ def _read(pid: int, name: str) -> bytes:
         return b""
 
 
-def _boot() -> str:
+def boot() -> str:
+    """This boot of the machine: pids and start times are only good within it."""
     return Path("/proc/sys/kernel/random/boot_id").read_text().strip()

@@ -2,23 +2,30 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
 import shutil
 import signal
+import sys
 import time
 from pathlib import Path
 
 from tests.cluster.local import cgroups, containerd, network, processes
-from tests.cluster.local.cluster import SUPERVISOR, made_here
 from tests.cluster.local.layout import NODES
 from tests.cluster.local.paths import CACHE, RUN
+from tests.cluster.local.state import SUPERVISOR, made_here
 from tests.cluster.progress import ClusterError, step, wait_for
 from tests.cluster.shell import succeeds
 
 REMOVE_SECONDS = 5.0
+# containerd's shims make these wherever its state lies.
+SHIM_SOCKETS = (Path("/run/containerd/s"), Path("/run/containerd"))
 
 
 def down() -> None:
     """End it all; fails with a list where something is left."""
+    if sys.platform != "linux" or os.geteuid() != 0:
+        raise ClusterError("only root can take a local cluster down, as only root can bring it up")
     with step("taking the cluster down"):
         runtimes = [f"containerd-{node.name}" for node in NODES]
         # All but the containerds, or the kubelets would start anew what is killed next.
@@ -82,4 +89,7 @@ def _remove_files() -> None:
         shutil.rmtree(folder, ignore_errors=True)
     deadline = time.monotonic() + REMOVE_SECONDS
     while RUN.exists() and time.monotonic() < deadline:
-        shutil.rmtree(RUN, ignore_errors=True)  # again where something was still being written
+        shutil.rmtree(RUN, ignore_errors=True)  # again, where something was still being written
+    for folder in SHIM_SOCKETS:
+        with contextlib.suppress(OSError):
+            folder.rmdir()  # unless another containerd uses it
