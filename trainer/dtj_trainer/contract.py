@@ -42,6 +42,8 @@ ENV_CHECKPOINTS_KEEP = "DTJ_CHECKPOINTS_KEEP"
 """How many of the newest checkpoints are kept, besides the best by metric; 3 by default."""
 ENV_CHECKPOINT_SETTLE_SECONDS = "DTJ_CHECKPOINT_SETTLE_SECONDS"
 """A checkpoint not made by `dtj_trainer` is complete when unchanged for so long; 5 by default."""
+ENV_SSH_PORT = "DTJ_SSH_PORT"
+"""The port of the workers' sshd where it is not SSH_PORT (tests on one machine)."""
 ENV_MPI_ARGS = "DTJ_MPI_ARGS"
 """More arguments for mpirun, in shell words."""
 
@@ -78,6 +80,8 @@ ENVIRONMENT_FILE = "run/environment"
 """The pod's environment as `export -p` prints it: ssh sessions start without it, rank.sh reads it back."""
 PROGRESS_FILE = "run/progress.json"
 """What a program writes (atomically, by rename) and `launch` serves on `/progress`."""
+FAILURE_FILE = "run/failure-{rank}.json"
+"""What a program that knows its cause writes before it exits: `{"class": …, "message": …}`."""
 
 # In the bucket, below ENV_ARTIFACTS_URI: checkpoints/<step>/{…,manifest.json}, tensorboard/, model/,
 # logs/attempt-<attempt>/{launcher-0,rank-<rank>}.log, metrics.jsonl, job.yaml.

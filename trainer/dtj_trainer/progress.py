@@ -11,6 +11,7 @@ rank may call it. Standard library only.
 from __future__ import annotations
 
 import atexit
+import contextlib
 import json
 import math
 import os
@@ -144,7 +145,7 @@ def report(
     so does the last step, and the end of the program. Does nothing on ranks other than 0.
     """
     global _reporter
-    if not _is_first_rank(os.environ):
+    if _rank(os.environ) != 0:
         return
     if _reporter is None:
         _reporter = Reporter(progress_file())
@@ -159,6 +160,17 @@ def report(
         eta_seconds=eta_seconds,
         final=final,
     )
+
+
+def failed(cause: contract.FailureClass, message: str) -> None:
+    """Tell why the program is about to exit with a failure; the job's status shows it.
+
+    Any rank may call it; the exit code is the program's own.
+    """
+    path = Path(contract.root()) / contract.FAILURE_FILE.format(rank=_rank(os.environ))
+    with contextlib.suppress(OSError):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(json.dumps({"class": cause, "message": message}))
 
 
 def read(path: Path) -> contract.Progress:
@@ -188,8 +200,8 @@ def _known_fields(content: Mapping[str, object]) -> contract.Progress:
     return known
 
 
-def _is_first_rank(environment: Mapping[str, str]) -> bool:
+def _rank(environment: Mapping[str, str]) -> int:
     for name in RANK_VARIABLES:
         if environment.get(name, "").isdecimal():
-            return int(environment[name]) == 0
-    return True
+            return int(environment[name])
+    return 0

@@ -169,6 +169,8 @@ class PodSync:
         Raises S3Error: what could not be uploaded, and why.
         """
         deadline = time.monotonic() + timeout
+        if not ended:
+            self.program_died()
         for loop in self._loops:
             loop.finish(deadline, ended=ended)
 

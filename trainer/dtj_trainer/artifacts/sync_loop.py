@@ -13,6 +13,8 @@ from dtj_trainer.artifacts.s3 import S3Error
 log = logging.getLogger(__name__)
 
 TICK_SECONDS = 1.0
+FINISHING_DELAY_SECONDS = 2.0
+"""The longest time between two attempts while somebody waits for the end."""
 LASTING_SECONDS = 15.0
 """At the end, an error that can't pass by itself (no such bucket) is believed after so long."""
 
@@ -31,10 +33,11 @@ class SyncLoop:
         self._name = name
         self._pass = upload_pass
         self._changed = threading.Condition()
-        self._final = False
+        self._asked = 0
+        """How often `finish` was called, and below: up to which call all is uploaded."""
+        self._answered = 0
         self._ended = False
         self._died_ns: int | None = None
-        self._drained = False
         self._error: S3Error | None = None
         self._failing_since = 0.0
         self.failures = 0
@@ -47,17 +50,20 @@ class SyncLoop:
     def program_died(self, died_ns: int) -> None:
         """The program was killed at this wall-clock time; what it left half-written is not uploaded."""
         with self._changed:
-            self._died_ns = died_ns
+            self._died_ns = self._died_ns or died_ns
 
     def finish(self, deadline: float, *, ended: bool) -> None:
-        """Upload all that is left, until `deadline` (monotonic seconds), and stop.
+        """Upload all there is at this moment, until `deadline` (monotonic seconds).
 
-        Raises S3Error when something could not be uploaded: it says what went wrong last.
+        `ended` says that the program ended by itself. Raises S3Error when something could not be
+        uploaded: it says what went wrong last.
         """
         with self._changed:
-            self._final, self._ended, self._drained = True, ended, False
+            self._asked += 1
+            self._ended = ended
+            mine = self._asked
             self._changed.notify_all()
-            while not self._drained:
+            while self._answered < mine:
                 left = deadline - time.monotonic()
                 if left <= 0 or not self._thread.is_alive():
                     raise self._error or S3Error(f"the upload of {self._name} took too long", transient=True)
@@ -72,28 +78,26 @@ class SyncLoop:
         backoff = Backoff()
         while True:
             with self._changed:
-                final, ended = self._final, self._ended
+                asked, ended = self._asked, self._ended
                 died_ns = None if ended else self._died_ns
             delay = TICK_SECONDS
+            done = False
             try:
                 done = self._pass(ended=ended, died_ns=died_ns)
             except S3Error as error:
                 delay = self._failed(error, backoff)
-                done = False
             except Exception as error:
                 log.debug("uploading %s", self._name, exc_info=True)
                 delay = self._failed(S3Error(f"uploading {self._name}: {error!r}", transient=True), backoff)
-                done = False
             else:
                 self._recovered(backoff)
             with self._changed:
-                if final and done:
-                    self._drained = True
+                if done:
+                    self._answered = asked
                     self._changed.notify_all()
-                    return
-                if final:
-                    self._changed.wait(min(delay, 2.0))
-                elif not self._final:
+                if asked > self._answered:
+                    delay = min(delay, FINISHING_DELAY_SECONDS)
+                if asked == self._asked:
                     self._changed.wait(delay)
 
     def _failed(self, error: S3Error, backoff: Backoff) -> float:

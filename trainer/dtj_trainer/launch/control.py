@@ -1,0 +1,155 @@
+"""How rank wrappers and their pod's supervisor talk: JSON lines over a socket in the pod's own folder.
+
+A wrapper attaches when its program runs, tells its end, and may ask for the final sync. A connection
+that breaks before the end was told means that the wrapper was killed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import socket
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+from dtj_trainer import contract
+
+_LONGEST_LINE_BYTES = 1024 * 1024
+
+
+@dataclass(frozen=True)
+class Attached:
+    """A rank's wrapper and the leader of its program's process group."""
+
+    rank: int
+    wrapper_pid: int
+    program_pid: int
+
+
+@dataclass(frozen=True)
+class FinishAnswer:
+    """The answer to a wrapper that asked for the final sync; `fault` when it could not be done."""
+
+    fault: str | None
+    report: contract.Report
+
+
+class Supervision(Protocol):
+    """What a supervisor does with the calls of wrappers, each from a thread of its own."""
+
+    def attached(self, rank: Attached) -> None:
+        """A rank's program runs."""
+
+    def ended(self, rank: Attached, *, by_itself: bool) -> None:
+        """A rank's program ended."""
+
+    def lost(self, rank: Attached) -> None:
+        """A wrapper is gone without having told its program's end."""
+
+    def finish(self) -> FinishAnswer:
+        """Upload everything, then answer."""
+
+
+@contextmanager
+def _short_path(path: Path) -> Iterator[str]:
+    """A name for the socket that fits into the 107 bytes that a socket's address holds."""
+    folder = os.open(path.parent, os.O_PATH | os.O_DIRECTORY)
+    try:
+        yield f"/proc/self/fd/{folder}/{path.name}"
+    finally:
+        os.close(folder)
+
+
+class ControlServer:
+    """Listens on a Unix socket and hands what wrappers say to the supervision."""
+
+    def __init__(self, path: Path, supervision: Supervision) -> None:
+        self._supervision = supervision
+        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        path.unlink(missing_ok=True)
+        with _short_path(path) as name:
+            self._socket.bind(name)
+        path.chmod(0o600)
+        self._socket.listen(128)
+
+    def start(self) -> None:
+        """Serve in the background."""
+        threading.Thread(target=self._serve, name="control", daemon=True).start()
+
+    def _serve(self) -> None:
+        while True:
+            connection, _ = self._socket.accept()
+            threading.Thread(target=self._talk, args=(connection,), daemon=True).start()
+
+    def _talk(self, connection: socket.socket) -> None:
+        rank: Attached | None = None
+        told_end = False
+        with connection, connection.makefile("rwb") as stream, contextlib.suppress(OSError, ValueError):
+            while line := stream.readline(_LONGEST_LINE_BYTES):
+                call: dict[str, Any] = json.loads(line)
+                if "attach" in call:
+                    rank = Attached(**call["attach"])
+                    self._supervision.attached(rank)
+                elif "ended" in call and rank:
+                    told_end = True
+                    self._supervision.ended(rank, by_itself=bool(call["ended"]))
+                elif "finish" in call:
+                    answer = json.dumps(asdict(self._supervision.finish()))
+                    stream.write(answer.encode() + b"\n")
+                    stream.flush()
+        if rank and not told_end:
+            self._supervision.lost(rank)
+
+
+class SupervisorGone(Exception):
+    """The supervisor does not answer any more."""
+
+
+class ControlClient:
+    """A wrapper's connection to its pod's supervisor."""
+
+    def __init__(self, connection: socket.socket) -> None:
+        self._socket = connection
+        self._stream = connection.makefile("rwb")
+
+    def attach(self, rank: Attached) -> None:
+        """Tell that the program runs."""
+        self._send({"attach": asdict(rank)})
+
+    def ended(self, *, by_itself: bool) -> None:
+        """Tell that it ended."""
+        self._send({"ended": by_itself})
+
+    def finish(self, timeout: float) -> FinishAnswer:
+        """Ask for the final sync and wait up to `timeout` seconds; raises SupervisorGone."""
+        try:
+            self._socket.settimeout(timeout)
+            self._send({"finish": True})
+            line = self._stream.readline(_LONGEST_LINE_BYTES)
+            if not line:
+                raise SupervisorGone("the pod's supervisor ended before the artifacts were uploaded")
+            return FinishAnswer(**json.loads(line))
+        except (OSError, ValueError) as error:
+            raise SupervisorGone(f"the pod's supervisor does not answer: {error}") from error
+
+    def _send(self, call: dict[str, Any]) -> None:
+        with contextlib.suppress(OSError):
+            self._stream.write(json.dumps(call).encode() + b"\n")
+            self._stream.flush()
+
+
+def connect(path: Path) -> ControlClient | None:
+    """Reach the supervisor of this pod; None when there is none."""
+    connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        with _short_path(path) as name:
+            connection.connect(name)
+    except OSError:
+        connection.close()
+        return None
+    return ControlClient(connection)

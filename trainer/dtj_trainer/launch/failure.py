@@ -1,0 +1,77 @@
+"""From the end of a program to the class and the message that a user reads."""
+
+from __future__ import annotations
+
+import json
+import signal
+from pathlib import Path
+from typing import get_args
+
+from dtj_trainer import contract
+from dtj_trainer.launch.program import ProgramEnd
+from dtj_trainer.launch.settings import Settings
+from dtj_trainer.launch.termination import RankExit
+
+
+def rank_exit(settings: Settings, end: ProgramEnd) -> RankExit:
+    """What a rank tells its launcher about its program's end, without reports."""
+    told: RankExit = {
+        "role": settings.role or "worker",
+        "index": settings.index,
+        "rank": settings.rank or 0,
+        "host": settings.host,
+        "exitCode": end.exit_code,
+    }
+    if end.stopped:
+        told["stopped"] = True
+    if end.succeeded:
+        return told
+    told["class"], told["message"] = told_by_program(settings, end) or classify(end)
+    if end.signal is not None:
+        told["signal"] = end.signal
+    return told
+
+
+def failure_file(settings: Settings) -> Path:
+    """Where this rank's program tells the cause of its failure."""
+    return settings.root / contract.FAILURE_FILE.format(rank=settings.rank or 0)
+
+
+def told_by_program(settings: Settings, end: ProgramEnd) -> tuple[str, str] | None:
+    """The class and message that the program wrote before it exited, if it did."""
+    if not end.by_itself:
+        return None
+    try:
+        content = json.loads(failure_file(settings).read_bytes())
+        cause, message = content["class"], content["message"]
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+    return (cause, str(message)) if cause in get_args(contract.FailureClass) else None
+
+
+def classify(end: ProgramEnd) -> tuple[contract.FailureClass, str]:
+    """The class and the message of a program's failure."""
+    if end.missing is not None:
+        return "CommandNotFound", end.missing
+    if end.signal is not None:
+        name = signal_name(end.signal)
+        if end.oom_killed:
+            return "OOMKilled", "the program was killed because the container reached its memory limit"
+        return "Signal", f"the program was killed by {name}"
+    if end.oom_killed:
+        return (
+            "OOMKilled",
+            f"the program exited with code {end.exit_code} after the kernel killed one of its processes "
+            "because the container reached its memory limit",
+        )
+    if end.exit_code > 128 and (name := signal_name(end.exit_code - 128)).startswith("SIG"):
+        return "ApplicationError", f"the program exited with code {end.exit_code} (a child ended by {name}?)"
+    return "ApplicationError", f"the program exited with code {end.exit_code}"
+
+
+def signal_name(number: int) -> str:
+    """`SIGKILL` for 9."""
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"

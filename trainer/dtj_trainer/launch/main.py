@@ -1,0 +1,109 @@
+"""`dtj-launch ROLE -- COMMAND…`: runs one role of a job in this container."""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import sys
+from collections.abc import Callable, Sequence
+from typing import NoReturn
+
+from dtj_trainer import contract
+from dtj_trainer.launch.settings import Settings, SettingsError, read_settings
+
+USAGE = """usage: dtj-launch ROLE -- COMMAND [ARGUMENT…]
+
+Runs one role of a distributed training job:
+  worker     restores artifacts, serves ssh, uploads artifacts while ranks run (Horovod)
+  launcher   waits for the workers and runs COMMAND on them by mpirun (Horovod)
+  rank       runs COMMAND as one rank, or as the only process
+
+What it needs to know it takes from the environment (DTJ_…, AWS_…); docs/contract.md names it all.
+"""
+
+Role = Callable[[Settings, Sequence[str]], int]
+
+
+def _worker(settings: Settings, command: Sequence[str]) -> int:
+    from dtj_trainer.launch.ssh_worker import run_worker
+
+    return run_worker(settings, command)
+
+
+def _launcher(settings: Settings, command: Sequence[str]) -> int:
+    from dtj_trainer.launch.mpi_launcher import run_launcher
+
+    return run_launcher(settings, command)
+
+
+def _rank(settings: Settings, command: Sequence[str]) -> int:
+    from dtj_trainer.launch.rank import run_rank
+
+    return run_rank(settings, command)
+
+
+ROLES: dict[str, dict[str, Role]] = {"Horovod": {"worker": _worker, "launcher": _launcher}}
+"""By strategy; `rank` is the same for all."""
+NEEDS_NO_COMMAND = {"worker"}
+
+
+def run(arguments: Sequence[str]) -> int:
+    """Carry out one command line; the exit code."""
+    words, command = _split(arguments)
+    if words in (["-h"], ["--help"]):
+        sys.stdout.write(USAGE)
+        return 0
+    if len(words) != 1 or not (command or words[0] in NEEDS_NO_COMMAND):
+        sys.stderr.write(USAGE)
+        return contract.EXIT_CONFIG
+    name = words[0]
+    try:
+        settings = read_settings(os.environ)
+    except SettingsError as error:
+        sys.stderr.write(f"dtj-launch: {error}\n")
+        return contract.EXIT_CONFIG
+    role = _rank if name == "rank" else ROLES.get(settings.strategy, {}).get(name)
+    if role is None:
+        sys.stderr.write(f"dtj-launch: strategy {settings.strategy} has no role {name!r}\n")
+        return contract.EXIT_CONFIG
+    _log_to_stderr(settings)
+    for number in (signal.SIGTERM, signal.SIGINT):
+        # Process 1 of a container ignores what it does not handle. Roles take over once they run.
+        signal.signal(number, _leave)
+    return role(settings, command)
+
+
+def _split(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
+    words = list(arguments)
+    at = words.index("--") if "--" in words else len(words)
+    return words[:at], words[at + 1 :]
+
+
+def _leave(number: int, _: object) -> NoReturn:
+    raise SystemExit(128 + number)
+
+
+def _log_to_stderr(settings: Settings) -> None:
+    prefix = f"[rank {settings.rank}] " if settings.rank is not None and settings.world_size > 1 else ""
+    logging.basicConfig(
+        format=f"{prefix}dtj: %(levelname)s: %(message)s", level=logging.WARNING, stream=sys.stderr
+    )
+    logging.getLogger("dtj_trainer").setLevel(logging.INFO)
+
+
+def main() -> NoReturn:
+    """The console script."""
+    try:
+        code = run(sys.argv[1:])
+    except SystemExit as leaving:
+        code = leaving.code if isinstance(leaving.code, int) else 1
+    logging.shutdown()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    # Threads that still upload must not hold up the end: what is not complete has no manifest.
+    os._exit(code)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,159 @@
+"""The launcher of an MPI job: waits for the hosts, runs mpirun, and tells how the run ended."""
+
+from __future__ import annotations
+
+import logging
+import os
+import re
+import signal
+import sys
+from collections.abc import Sequence
+
+from dtj_trainer import contract
+from dtj_trainer.artifacts.pod_sync import PodSync, SyncSettings
+from dtj_trainer.artifacts.s3 import S3Error
+from dtj_trainer.launch.mpirun import HOSTFILE, mpirun_command, mpirun_environment
+from dtj_trainer.launch.outcome import decide
+from dtj_trainer.launch.output import LastLines, LogFile, writer_to
+from dtj_trainer.launch.peers import (
+    Answer,
+    HostfileError,
+    PeersUnreachable,
+    ask_all,
+    read_hosts,
+    wait_for_peers,
+)
+from dtj_trainer.launch.phases import PhaseLog
+from dtj_trainer.launch.program import Program, ProgramEnd
+from dtj_trainer.launch.settings import Settings
+from dtj_trainer.launch.termination import RankExit, split_marker, write_termination
+
+log = logging.getLogger(__name__)
+
+LOG_NAME = "launcher-0.log"
+LOG_SYNC_SECONDS = 60.0
+"""The launcher's log is worth so much waiting at the end; the ranks wait for all else."""
+_RANK_PREFIX = re.compile(r"\[rank (\d+)\] ")
+
+
+class MpiLauncher:
+    """One run of mpirun over all hosts."""
+
+    def __init__(self, settings: Settings, command: Sequence[str]) -> None:
+        self._settings = settings
+        self._command = command
+        self._phases = PhaseLog()
+        self._exits: list[RankExit] = []
+        self._own_lines = LastLines(200)
+        """Lines that carry no rank: mpirun's own, or the program's in a world of one."""
+        self._rank_lines: dict[int, LastLines] = {}
+
+    def run(self) -> int:
+        """Wait for the hosts, run, and write the termination message; the exit code."""
+        settings = self._settings
+        self._phases.reached("started")
+        self._log_file = LogFile(settings.logs / LOG_NAME)
+        self._pass_on = writer_to(sys.stdout.fileno())
+        sync = self._start_log_sync()
+        try:
+            hosts = read_hosts(settings.config_dir / HOSTFILE)
+            wait_for_peers(hosts, settings.ssh_port, settings.peer_timeout)
+        except HostfileError as error:
+            return self._end(_own_failure("ApplicationError", str(error), contract.EXIT_CONFIG), sync)
+        except PeersUnreachable as error:
+            return self._end(_own_failure("PeersUnreachable", str(error), contract.EXIT_UNAVAILABLE), sync)
+        self._phases.reached("peersReady")
+        end = self._run_mpirun()
+
+        def lost_hosts() -> dict[str, str]:
+            answers = ask_all(hosts, settings.ssh_port)
+            return {host: answer.value for host, answer in answers.items() if answer is not Answer.READY}
+
+        return self._end(decide(end, self._exits, self._own_lines.lines(), lost_hosts), sync)
+
+    def _run_mpirun(self) -> ProgramEnd:
+        program = Program(
+            mpirun_command(self._settings, self._command, os.environ),
+            mpirun_environment(os.environ),
+            self._on_line,
+            stop_whole_group=False,
+        )
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, lambda received, _: program.stop(received))
+        return program.start() or program.wait()
+
+    def _on_line(self, line: bytes) -> None:
+        text, told = split_marker(line.decode(errors="replace"))
+        if told is not None:
+            self._exits.append(told)
+            if not text.strip():
+                return
+            line = text.encode()
+        self._log_file.write(line)
+        self._pass_on(line)
+        ranked = _RANK_PREFIX.match(text)
+        if ranked:
+            lines = self._rank_lines.setdefault(int(ranked[1]), LastLines())
+            lines.add(text[ranked.end() :])
+        else:
+            self._own_lines.add(text)
+
+    def _end(self, message: contract.Termination, sync: PodSync | None) -> int:
+        settings = self._settings
+        told = message.copy()
+        failed = "class" in told
+        told.setdefault("role", settings.role or "launcher")
+        told.setdefault("index", settings.index)
+        told["phases"] = _merged(told.get("phases", {}), self._phases.times())
+        if failed:
+            rank = told.get("rank")
+            of_rank = self._rank_lines.get(rank) if rank is not None else None
+            told["lastLogLines"] = (of_rank or self._own_lines).lines()
+            text = f"dtj: {told['class']}: {told.get('message', '')}"
+            self._log_file.write(text.encode())
+            self._pass_on(text.encode())
+        write_termination(settings.termination_log, told)
+        if sync:
+            try:
+                sync.finish(min(LOG_SYNC_SECONDS, settings.sync_timeout), ended=True)
+            except S3Error as error:
+                log.warning("the launcher's log was not uploaded: %s", error)
+        return told["exitCode"] or (1 if failed else 0)
+
+    def _start_log_sync(self) -> PodSync | None:
+        settings = self._settings
+        try:
+            sync = PodSync(
+                SyncSettings(
+                    root=settings.root,
+                    config_dir=settings.config_dir,
+                    uri=settings.artifacts_uri,
+                    primary=False,
+                    attempt=settings.attempt,
+                    resume=settings.resume,
+                    keep=settings.keep,
+                    settle_seconds=settings.settle,
+                    log_names=(LOG_NAME,),
+                ),
+                lambda _: None,
+            )
+        except ValueError as error:
+            log.warning("the launcher's log is not uploaded: %s", error)
+            return None
+        sync.start()
+        return sync
+
+
+def _own_failure(cause: contract.FailureClass, message: str, code: int) -> contract.Termination:
+    return {"class": cause, "message": message, "exitCode": code}
+
+
+def _merged(of_rank: contract.Phases, own: contract.Phases) -> contract.Phases:
+    """The phases of rank 0's pod and the launcher's; of what both have, the earlier."""
+    names = [*of_rank, *(name for name in own if name not in of_rank)]
+    return {name: min(p[name] for p in (of_rank, own) if name in p) for name in names}
+
+
+def run_launcher(settings: Settings, command: Sequence[str]) -> int:
+    """Run a launcher pod; its exit code is the failing rank's own where known."""
+    return MpiLauncher(settings, command).run()

@@ -1,0 +1,68 @@
+"""Open MPI's mpirun: its command line, and what its own messages mean."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+from dtj_trainer.launch.settings import Settings
+
+RANK_SCRIPT = "rank.sh"
+HOSTFILE = "hostfile"
+
+
+def mpirun_command(settings: Settings, command: Sequence[str], environment: Mapping[str, str]) -> list[str]:
+    """The mpirun that starts every rank by `rank.sh`.
+
+    Options with two dashes are understood by Open MPI 4 and 5 alike.
+    """
+    hostfile = settings.config_dir / HOSTFILE
+    given = {"OMPI_MCA_orte_default_hostfile", "PRTE_MCA_prte_default_hostfile"} & set(environment)
+    return [
+        "mpirun",
+        *([] if given else ["--hostfile", str(hostfile)]),
+        *("-n", str(settings.world_size), "--bind-to", "none", "--map-by", "slot"),
+        *("--mca", "pml", "ob1", "--mca", "btl", "^openib"),
+        *settings.mpi_args,
+        *("/bin/sh", str(settings.config_dir / RANK_SCRIPT), *command),
+    ]
+
+
+def mpirun_environment(environment: Mapping[str, str]) -> dict[str, str]:
+    """The environment of mpirun: it refuses to run as root unless told twice."""
+    allowed = dict(environment)
+    if os.geteuid() == 0:
+        allowed |= {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
+        allowed |= {"PRTE_ALLOW_RUN_AS_ROOT": "1", "PRTE_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
+    return allowed
+
+
+class Blame(NamedTuple):
+    """What mpirun said about the process that ended the job; None where it said nothing."""
+
+    rank: int | None = None
+    host: str | None = None
+    exit_code: int | None = None
+    signal: int | None = None
+    too_few_slots: bool = False
+
+
+_BY_SIGNAL = re.compile(r"process rank (\d+) with PID \d+ on node (\S+) exited on signal (\d+)", re.DOTALL)
+_PROCESS_NAME = re.compile(r"Process name: \[\[\d+,\d+\],(\d+)\]")
+_EXIT_CODE = re.compile(r"Exit code:\s+(\d+)")
+_TOO_FEW_SLOTS = re.compile(r"There are not enough slots available")
+
+
+def read_blame(lines: Sequence[str]) -> Blame:
+    """Read mpirun's closing message: for images whose ranks tell nothing themselves."""
+    text = "\n".join(lines)
+    if _TOO_FEW_SLOTS.search(text):
+        return Blame(too_few_slots=True)
+    if found := _BY_SIGNAL.search(text):
+        return Blame(rank=int(found[1]), host=found[2], signal=int(found[3]))
+    if code := _EXIT_CODE.search(text):
+        name = _PROCESS_NAME.search(text)
+        return Blame(rank=int(name[1]) if name else None, exit_code=int(code[1]))
+    return Blame()

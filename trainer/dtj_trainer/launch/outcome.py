@@ -1,0 +1,119 @@
+"""From what ranks told and how mpirun ended to the cause of the whole run."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import cast
+
+from dtj_trainer import contract
+from dtj_trainer.launch.failure import classify, signal_name
+from dtj_trainer.launch.mpirun import read_blame
+from dtj_trainer.launch.program import ProgramEnd
+from dtj_trainer.launch.termination import RankExit
+
+_OWN_CHECKS = {"WorldSizeMismatch", "CommandNotFound", "OOMKilled", "ArtifactsUnavailable"}
+"""Classes that are certain, whatever happened to other hosts."""
+
+
+def decide(
+    end: ProgramEnd,
+    exits: Sequence[RankExit],
+    mpirun_lines: Sequence[str],
+    lost_hosts: Callable[[], dict[str, str]],
+) -> contract.Termination:
+    """The termination message of a launcher, without its last log lines.
+
+    `exits` is what ranks told, in the order of arrival: the first that failed without having been told
+    to stop is the cause. `lost_hosts` tells which hosts no longer answer and why; it is asked only
+    when the run failed.
+    """
+    if end.succeeded:
+        first = next((told for told in exits if told.get("rank") == 0), RankExit())
+        kept = {name: first[name] for name in ("progress", "artifacts", "phases") if name in first}
+        return cast(contract.Termination, {"exitCode": 0, **kept})
+    if end.stopped:
+        return {
+            "class": "Signal",
+            "message": f"the launcher was told to stop ({signal_name(_stop_signal(end))})",
+            "exitCode": end.exit_code or 128 + _stop_signal(end),
+            "signal": _stop_signal(end),
+        }
+    causes = [told for told in exits if "class" in told and not told.get("stopped")]
+    if causes and causes[0]["class"] in _OWN_CHECKS:
+        return _without_stopped(causes[0])
+    lost = lost_hosts()
+    for told in causes:
+        lost.pop(told.get("host", ""), None)
+    if lost:
+        return _connection_lost(end, lost, causes)
+    if causes:
+        return _without_stopped(causes[0])
+    return _without_ranks(end, exits, mpirun_lines)
+
+
+def _stop_signal(end: ProgramEnd) -> int:
+    return end.signal or 15
+
+
+def _without_stopped(told: RankExit) -> contract.Termination:
+    copy = RankExit(**told)
+    copy.pop("stopped", None)
+    return copy
+
+
+def _connection_lost(
+    end: ProgramEnd, lost: dict[str, str], causes: Sequence[RankExit]
+) -> contract.Termination:
+    hosts = "; ".join(f"{host} ({reason})" for host, reason in lost.items())
+    message = f"connection lost to {hosts}"
+    if causes:
+        told = causes[0]
+        message += f"; then rank {told.get('rank')} on {told.get('host')}: {told.get('message')}"
+    code = causes[0]["exitCode"] if causes else end.exit_code
+    return {"class": "ConnectionLost", "message": message, "host": next(iter(lost)), "exitCode": code}
+
+
+def _without_ranks(
+    end: ProgramEnd, exits: Sequence[RankExit], mpirun_lines: Sequence[str]
+) -> contract.Termination:
+    """No rank told a cause: mpirun's own words, or a host that went away with all that ran on it."""
+    if end.missing is not None:
+        return {"class": "CommandNotFound", "message": end.missing, "exitCode": end.exit_code}
+    blame = read_blame(mpirun_lines)
+    if blame.too_few_slots:
+        return {
+            "class": "WorldSizeMismatch",
+            "message": "mpirun: there are not enough slots on the hosts of the hostfile",
+            "exitCode": contract.EXIT_CONFIG,
+        }
+    stopped = [told for told in exits if told.get("stopped")]
+    if not stopped and (blame.exit_code is not None or blame.signal is not None):
+        ended = ProgramEnd(
+            blame.exit_code if blame.signal is None else 128 + blame.signal,  # type: ignore[arg-type]
+            signal=blame.signal,
+        )
+        cause, message = classify(ended)
+        found: contract.Termination = {"class": cause, "message": message, "exitCode": ended.exit_code}
+        if blame.rank is not None:
+            found["rank"] = blame.rank
+        if blame.host is not None:
+            found["host"] = blame.host
+        if blame.signal is not None:
+            found["signal"] = blame.signal
+        return found
+    if stopped:
+        told = stopped[0]
+        message = f"rank {told.get('rank')} on {told.get('host')} was told to stop: its pod ended"
+        return {
+            "class": "ConnectionLost",
+            "message": message,
+            "rank": told.get("rank", 0),
+            "host": told.get("host", ""),
+            "exitCode": end.exit_code,
+        }
+    return {
+        "class": "ConnectionLost",
+        "message": f"mpirun ended with exit code {end.exit_code} and no rank told why: a host or its "
+        "connection was lost, or ranks could not be started",
+        "exitCode": end.exit_code,
+    }

@@ -1,0 +1,117 @@
+"""Waits until every host of the hostfile can be reached by ssh."""
+
+from __future__ import annotations
+
+import logging
+import socket
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from enum import Enum
+from pathlib import Path
+
+log = logging.getLogger(__name__)
+
+CONNECT_SECONDS = 3.0
+FIRST_PAUSE_SECONDS = 0.2
+LONGEST_PAUSE_SECONDS = 2.0
+TELL_EVERY_SECONDS = 15.0
+_CHECKS_AT_A_TIME = 32
+
+
+class Answer(Enum):
+    """What a host does when asked on its ssh port."""
+
+    READY = "answers"
+    UNRESOLVED = "its name does not resolve"
+    SILENT = "it does not answer"
+    REFUSED = "the connection is refused"
+    NO_SSH = "what answers is no ssh server"
+
+
+class PeersUnreachable(Exception):
+    """The time is over and some hosts do not answer; the message names them."""
+
+
+class HostfileError(ValueError):
+    """The hostfile is missing or names no host."""
+
+
+def read_hosts(hostfile: Path) -> list[str]:
+    """The hosts of an Open MPI hostfile, each once, in its order."""
+    try:
+        lines = hostfile.read_text().splitlines()
+    except OSError as error:
+        raise HostfileError(f"the hostfile {hostfile} can't be read: {error.strerror}") from error
+    words = (line.split("#", 1)[0].split() for line in lines)
+    hosts = list(dict.fromkeys(line[0] for line in words if line))
+    if not hosts:
+        raise HostfileError(f"the hostfile {hostfile} names no host")
+    return hosts
+
+
+def ask(host: str, port: int) -> Answer:
+    """Resolve the name, connect, and read the first bytes of the banner."""
+    try:
+        addresses = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    except OSError:
+        return Answer.UNRESOLVED
+    found = Answer.SILENT
+    for family, kind, protocol, _, address in addresses:
+        try:
+            with socket.socket(family, kind, protocol) as connection:
+                connection.settimeout(CONNECT_SECONDS)
+                connection.connect(address)
+                banner = connection.recv(4)
+        except ConnectionRefusedError:
+            found = Answer.REFUSED
+        except OSError:
+            found = Answer.SILENT
+        else:
+            if banner == b"SSH-":
+                return Answer.READY
+            found = Answer.NO_SSH
+    return found
+
+
+def ask_all(hosts: list[str], port: int) -> dict[str, Answer]:
+    """Ask many hosts at a time."""
+    with ThreadPoolExecutor(_CHECKS_AT_A_TIME) as pool:
+        return dict(zip(hosts, pool.map(lambda host: ask(host, port), hosts), strict=True))
+
+
+def wait_for_peers(
+    hosts: list[str],
+    port: int,
+    timeout: float,
+    ask_hosts: Callable[[list[str], int], dict[str, Answer]] = ask_all,
+) -> None:
+    """Return when all hosts answer; raises PeersUnreachable after `timeout` seconds."""
+    started = told = time.monotonic()
+    waiting = dict.fromkeys(hosts, Answer.SILENT)
+    pause = FIRST_PAUSE_SECONDS
+    while True:
+        answers = ask_hosts(list(waiting), port)
+        waiting = {host: answer for host, answer in answers.items() if answer is not Answer.READY}
+        now = time.monotonic()
+        if not waiting:
+            log.info("all %d hosts answer after %.1f s", len(hosts), now - started)
+            return
+        if now - started >= timeout:
+            raise PeersUnreachable(
+                f"after {timeout:g} s {len(waiting)} of {len(hosts)} hosts can't be reached by ssh on port "
+                f"{port}: {describe(waiting)}"
+            )
+        if now - told >= TELL_EVERY_SECONDS:
+            told = now
+            log.info("waiting for %d of %d hosts: %s", len(waiting), len(hosts), describe(waiting))
+        time.sleep(max(min(pause, started + timeout - now), 0.0))
+        pause = min(pause * 1.5, LONGEST_PAUSE_SECONDS)
+
+
+def describe(waiting: dict[str, Answer]) -> str:
+    """Hosts by what is wrong with them."""
+    reasons: dict[Answer, list[str]] = {}
+    for host, answer in waiting.items():
+        reasons.setdefault(answer, []).append(host)
+    return "; ".join(f"{', '.join(names)} ({answer.value})" for answer, names in reasons.items())

@@ -1,0 +1,136 @@
+"""What a pod with user programs in it keeps up: workspace, artifacts, progress and its report."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from datetime import datetime
+
+from dtj_trainer import contract
+from dtj_trainer.artifacts.pod_sync import PodSync, SyncSettings
+from dtj_trainer.artifacts.s3 import S3Error
+from dtj_trainer.launch.phases import PhaseLog
+from dtj_trainer.launch.progress_watch import ProgressWatch
+from dtj_trainer.launch.settings import Settings
+from dtj_trainer.launch.status_server import StatusServer
+
+log = logging.getLogger(__name__)
+
+STRANGERS_CHECK_SECONDS = 30.0
+
+
+class ArtifactsUnavailable(Exception):
+    """Artifacts could not be restored or uploaded; the message says why."""
+
+
+class Pod:
+    """The services of one pod, made by its supervisor. May be used from several threads once started."""
+
+    def __init__(self, settings: Settings, *, primary: bool, log_names: tuple[str, ...] | None) -> None:
+        """`primary`: rank 0 runs here. `log_names`: the logs to upload, all when None."""
+        self.phases = PhaseLog()
+        self.phases.reached("started")
+        self._settings = settings
+        self._primary = primary
+        self._watch = ProgressWatch(settings.progress_file, self.phases)
+        try:
+            self._sync = PodSync(
+                SyncSettings(
+                    root=settings.root,
+                    config_dir=settings.config_dir,
+                    uri=settings.artifacts_uri,
+                    primary=primary,
+                    attempt=settings.attempt,
+                    resume=settings.resume,
+                    keep=settings.keep,
+                    settle_seconds=settings.settle,
+                    log_names=log_names,
+                ),
+                self._watch.step_at,
+            )
+        except ValueError as error:
+            raise ArtifactsUnavailable(f"{contract.ENV_ARTIFACTS_URI}: {error}") from error
+
+    def open(self, *, restore: bool = True) -> None:
+        """Make the workspace, serve the report, restore, and begin to upload.
+
+        Raises ArtifactsUnavailable when what is to be restored can't be had.
+        """
+        self._sync.make_folders()
+        self._settings.progress_file.unlink(missing_ok=True)
+        if self._settings.progress_port:
+            try:
+                StatusServer(self._settings.progress_port, self.report, self._metrics).start()
+            except OSError as error:
+                log.warning("progress is not served on port %d: %s", self._settings.progress_port, error)
+        if restore:
+            try:
+                self._sync.restore(self._settings.sync_timeout)
+            except (S3Error, ValueError) as error:
+                raise ArtifactsUnavailable(f"checkpoints could not be restored: {error}") from error
+            self.phases.reached("restored")
+        self._sync.start()
+        self._watch.start()
+        if not self._primary:
+            threading.Thread(target=self._look_for_strangers, daemon=True).start()
+
+    def report(self) -> contract.Report:
+        """Progress, artifacts and phases as they are now."""
+        found: contract.Report = {}
+        if now := self._watch.now():
+            found["progress"] = now
+        if artifacts := self._sync.artifacts():
+            found["artifacts"] = artifacts
+        found["phases"] = self.phases.times()
+        return found
+
+    def program_died(self) -> None:
+        """A program of this pod was killed: what is not complete by now is not uploaded."""
+        self._sync.program_died()
+
+    def finish(self, *, ended: bool, timeout: float | None = None) -> None:
+        """Upload all that is left; `ended` says that the programs ended by themselves.
+
+        Raises ArtifactsUnavailable when that can't be done within `timeout` (by default the sync
+        timeout) seconds.
+        """
+        self._watch.now()
+        seconds = self._settings.sync_timeout if timeout is None else timeout
+        try:
+            self._sync.finish(seconds, ended=ended)
+        except S3Error as error:
+            raise ArtifactsUnavailable(
+                f"not all artifacts could be uploaded within {seconds:.0f} s: {error}"
+                if error.transient
+                else f"artifacts could not be uploaded: {error}"
+            ) from error
+        self.phases.reached("synced")
+
+    def _metrics(self) -> dict[str, float]:
+        progress, artifacts = self._watch.now(), self._sync.artifacts()
+        values = {
+            "dtj_upload_bytes_total": float(self._sync.bytes_uploaded),
+            "dtj_upload_failures_total": float(self._sync.failures),
+        }
+        named = {
+            "dtj_step": progress.get("step"),
+            "dtj_total_steps": progress.get("totalSteps"),
+            "dtj_epoch": progress.get("epoch"),
+            "dtj_examples_per_second": progress.get("examplesPerSecond"),
+            "dtj_loss": progress.get("loss"),
+            "dtj_accuracy": progress.get("accuracy"),
+            "dtj_eta_seconds": progress.get("etaSeconds"),
+        }
+        values |= {name: float(value) for name, value in named.items() if value is not None}
+        checkpoint = artifacts.get("checkpoint")
+        if checkpoint:
+            values["dtj_checkpoint_step"] = float(checkpoint["step"])
+            values["dtj_checkpoint_timestamp_seconds"] = datetime.fromisoformat(
+                checkpoint["time"]
+            ).timestamp()
+        return values
+
+    def _look_for_strangers(self) -> None:
+        wait = threading.Event()
+        while not wait.wait(STRANGERS_CHECK_SECONDS):
+            self._sync.warn_of_strangers()

@@ -1,0 +1,157 @@
+"""Runs the user's program in a process group of its own and tells how it ended."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import signal
+import subprocess
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+from dtj_trainer import contract
+from dtj_trainer.launch.oom import oom_kills
+from dtj_trainer.launch.output import lines_of
+
+OUTPUT_END_SECONDS = 5.0
+"""How long the output of a program that ended is still read when something keeps it open."""
+NOT_EXECUTABLE = 126
+_PR_SET_PDEATHSIG = 1
+
+
+@dataclass(frozen=True)
+class ProgramEnd:
+    """How a program ended: by an exit code, or by a signal, or never started (`missing`)."""
+
+    exit_code: int
+    signal: int | None = None
+    missing: str | None = None
+    oom_killed: bool = False
+    stopped: bool = False
+    """It was told to stop while it ran."""
+
+    @property
+    def succeeded(self) -> bool:
+        """Exit code 0."""
+        return self.exit_code == 0
+
+    @property
+    def by_itself(self) -> bool:
+        """It left by its own exit, hence what it wrote it wrote completely."""
+        return self.signal is None and (self.succeeded or not self.stopped)
+
+
+class Program:
+    """One run of a command. Make it and call `run` in the main thread."""
+
+    def __init__(
+        self,
+        command: Sequence[str],
+        environment: Mapping[str, str],
+        on_line: Callable[[bytes], None],
+        *,
+        stop_whole_group: bool = True,
+    ) -> None:
+        """`stop_whole_group`: `stop` reaches all processes it started, not only the first one."""
+        self._command = list(command)
+        self._environment = {"PYTHONUNBUFFERED": "1", **environment}
+        self._on_line = on_line
+        self._stop_whole_group = stop_whole_group
+        self._process: subprocess.Popen[bytes] | None = None
+        self._stop_signal: int | None = None
+        self._oom_before = oom_kills()
+
+    @property
+    def pid(self) -> int | None:
+        """The process, which leads its group."""
+        return self._process.pid if self._process else None
+
+    def stop(self, number: int) -> None:
+        """Send a signal to the program, now or as soon as it starts. For signal handlers."""
+        self._stop_signal = number
+        if self._process is None:
+            return
+        if self._stop_whole_group:
+            self._signal_group(number)
+        else:
+            self._process.send_signal(number)
+
+    def start(self) -> ProgramEnd | None:
+        """Start it; an end at once when there is no such command."""
+        die_with_parent = _death_signal()
+        try:
+            self._process = subprocess.Popen(  # noqa: S603 - running the user's command is the purpose
+                self._command,
+                env=self._environment,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                bufsize=0,
+                process_group=0,
+                preexec_fn=die_with_parent,
+            )
+        except FileNotFoundError as error:
+            return ProgramEnd(contract.EXIT_COMMAND_NOT_FOUND, missing=_not_found(self._command[0], error))
+        except (PermissionError, NotADirectoryError) as error:
+            return ProgramEnd(NOT_EXECUTABLE, missing=f"{self._command[0]}: {error.strerror}")
+        except OSError as error:
+            return ProgramEnd(NOT_EXECUTABLE, missing=f"{self._command[0]} can't be run: {error.strerror}")
+        if self._stop_signal is not None:
+            self.stop(self._stop_signal)
+        return None
+
+    def wait(self) -> ProgramEnd:
+        """Pass its output on until it ends, and end what is left of its group."""
+        process = self._process
+        assert process is not None
+        assert process.stdout is not None
+        output = process.stdout
+        reader = threading.Thread(target=self._read, args=(output.fileno(),), daemon=True)
+        reader.start()
+        code = process.wait()
+        reader.join(0.2)
+        self._signal_group(signal.SIGKILL)
+        reader.join(OUTPUT_END_SECONDS)
+        stopped = self._stop_signal is not None
+        if code >= 0:
+            return ProgramEnd(code, oom_killed=self._oom_rose() and code != 0, stopped=stopped)
+        killed = -code
+        return ProgramEnd(
+            128 + killed,
+            signal=killed,
+            oom_killed=killed == signal.SIGKILL and self._oom_rose(),
+            stopped=stopped,
+        )
+
+    def _read(self, descriptor: int) -> None:
+        for line in lines_of(descriptor):
+            self._on_line(line)
+
+    def _signal_group(self, number: int) -> None:
+        if self._process is not None:
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.killpg(self._process.pid, number)
+
+    def _oom_rose(self) -> bool:
+        now = oom_kills()
+        return now is not None and self._oom_before is not None and now > self._oom_before
+
+
+def _not_found(command: str, error: FileNotFoundError) -> str:
+    if error.filename not in {command, None} or os.path.exists(command):  # noqa: PTH110 - a command, not a path
+        return f"{command} can't be run: the interpreter it names, or its working directory, is missing"
+    if "/" in command:
+        return f"{command} does not exist in the image"
+    return f"{command} is not on the PATH of the image"
+
+
+def _death_signal() -> Callable[[], None]:
+    """What the child does first: ask the kernel to be killed when this process dies."""
+    libc = ctypes.CDLL(None, use_errno=True)
+
+    def ask() -> None:
+        libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+
+    return ask

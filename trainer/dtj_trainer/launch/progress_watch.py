@@ -1,0 +1,54 @@
+"""Follows the program's progress file: when the first step was done, and which step it was when."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from pathlib import Path
+
+from dtj_trainer import contract, progress
+from dtj_trainer.launch.phases import PhaseLog
+
+SAMPLE_SECONDS = 0.5
+_SAMPLES = 2400
+
+
+class ProgressWatch:
+    """Samples the progress file in the background."""
+
+    def __init__(self, path: Path, phases: PhaseLog) -> None:
+        self._path = path
+        self._phases = phases
+        self._lock = threading.Lock()
+        self._steps: deque[tuple[int, int]] = deque(maxlen=_SAMPLES)
+
+    def start(self) -> None:
+        """Begin."""
+        threading.Thread(target=self._follow, name="progress", daemon=True).start()
+
+    def now(self) -> contract.Progress:
+        """The present progress; takes a sample too."""
+        present = progress.read(self._path)
+        step = present.get("step")
+        if step is not None:
+            with self._lock:
+                if not self._steps or self._steps[-1][1] != step:
+                    self._steps.append((time.time_ns(), step))
+            if step >= 1:
+                self._phases.reached("firstStep")
+        return present
+
+    def step_at(self, time_ns: int) -> int | None:
+        """The step at a wall-clock time, the first known one for times before it; None if none was told."""
+        self.now()
+        with self._lock:
+            if not self._steps:
+                return None
+            earlier = [step for seen, step in self._steps if seen <= time_ns]
+            return earlier[-1] if earlier else self._steps[0][1]
+
+    def _follow(self) -> None:
+        while True:
+            self.now()
+            time.sleep(SAMPLE_SECONDS)

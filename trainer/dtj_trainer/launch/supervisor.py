@@ -1,0 +1,92 @@
+"""Supervises the ranks that run in one pod: knows which run, ends them, and does the final sync."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import signal
+import threading
+import time
+
+from dtj_trainer.launch.control import Attached, FinishAnswer
+from dtj_trainer.launch.pod import ArtifactsUnavailable, Pod
+
+log = logging.getLogger(__name__)
+
+STOP_SECONDS = 10.0
+"""What ranks get to end by themselves after SIGTERM."""
+
+
+class RankSupervisor:
+    """Implements `control.Supervision` for a pod."""
+
+    def __init__(self, pod: Pod) -> None:
+        self._pod = pod
+        self._changed = threading.Condition()
+        self._running: dict[int, Attached] = {}
+        """By rank."""
+        self._all_by_themselves = True
+        self._finishing = threading.Lock()
+
+    def attached(self, rank: Attached) -> None:
+        """A rank's program runs."""
+        self._pod.phases.reached("programStarted")
+        with self._changed:
+            self._running[rank.rank] = rank
+        log.info("rank %d runs as process %d", rank.rank, rank.program_pid)
+
+    def ended(self, rank: Attached, *, by_itself: bool) -> None:
+        """A rank's program ended."""
+        self._gone(rank, by_itself=by_itself)
+
+    def lost(self, rank: Attached) -> None:
+        """A wrapper was killed: end its program too."""
+        log.warning("the wrapper of rank %d is gone; its processes are ended", rank.rank)
+        _signal_group(rank.program_pid, signal.SIGKILL)
+        self._gone(rank, by_itself=False)
+
+    def _gone(self, rank: Attached, *, by_itself: bool) -> None:
+        if not by_itself:
+            self._pod.program_died()
+        with self._changed:
+            self._running.pop(rank.rank, None)
+            self._all_by_themselves &= by_itself
+            if not self._running:
+                self._pod.phases.reached("programEnded")
+            self._changed.notify_all()
+
+    def finish(self) -> FinishAnswer:
+        """Wait until no rank runs here any more, upload everything, and tell the result."""
+        with self._changed:
+            self._changed.wait_for(lambda: not self._running)
+            ended = self._all_by_themselves
+        fault = None
+        with self._finishing:
+            try:
+                self._pod.finish(ended=ended)
+            except ArtifactsUnavailable as error:
+                fault = str(error)
+        return FinishAnswer(fault, self._pod.report())
+
+    def stop(self) -> bool:
+        """Ask the ranks that still run to end, then make them; whether all ended by themselves."""
+        with self._changed:
+            running = list(self._running.values())
+        for rank in running:
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.kill(rank.wrapper_pid, signal.SIGTERM)
+        deadline = time.monotonic() + STOP_SECONDS
+        with self._changed:
+            self._changed.wait_for(lambda: not self._running, max(deadline - time.monotonic(), 0))
+            left = list(self._running.values())
+        for rank in left:
+            _signal_group(rank.program_pid, signal.SIGKILL)
+        with self._changed:
+            self._changed.wait_for(lambda: not self._running, 2.0)
+            return self._all_by_themselves and not self._running
+
+
+def _signal_group(leader: int, number: int) -> None:
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.killpg(leader, number)
