@@ -43,6 +43,8 @@ PasswordAuthentication no
 KbdInteractiveAuthentication no
 X11Forwarding no
 AllowTcpForwarding no
+# The kubelet's probes connect and hang up, which sshd tells at ERROR; the launcher tells of real trouble.
+LogLevel FATAL
 """
 SSH_CONFIG = f"""\
 Host *
@@ -154,7 +156,7 @@ def _worker_extra(job: Job) -> Manifest:
                 ],
                 "readinessProbe": {
                     "tcpSocket": {"port": contract.SSH_PORT},
-                    "periodSeconds": 1,
+                    "periodSeconds": 2,
                     "failureThreshold": 10,
                 },
                 "volumeMounts": [_ssh_mount()],

@@ -1,0 +1,220 @@
+"""What the cluster tests and the demo do with jobs: apply them, wait for them, read what they left."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+import boto3
+import yaml
+from botocore.config import Config
+
+ROOT = Path(__file__).parents[2]
+EXAMPLE = ROOT / "manifests/examples/fashion-mnist-horovod.yaml"
+SYSTEM = "dtj-system"
+Manifest = dict[str, Any]
+T = TypeVar("T")
+
+
+class KubectlError(Exception):
+    """kubectl refused; the text is what a person sees."""
+
+
+def kubectl(*words: str, stdin: str | None = None, timeout: float = 60) -> str:
+    """Standard output of a kubectl command. Raises KubectlError with its standard error."""
+    done = subprocess.run(
+        ["kubectl", *words], input=stdin, capture_output=True, text=True, check=False, timeout=timeout
+    )
+    if done.returncode:
+        raise KubectlError(done.stderr.strip())
+    return done.stdout
+
+
+def until(what: str, get: Callable[[], T | None], seconds: float, every: float = 0.25) -> T:
+    """The first value of `get` that is neither None nor False; AssertionError when there is none in time."""
+    deadline = time.monotonic() + seconds
+    while True:
+        value = get()
+        if value is not None and value is not False:
+            return value
+        assert time.monotonic() < deadline, f"waited {seconds:.0f} s for {what}"
+        time.sleep(every)
+
+
+def s3_client() -> Any:
+    """A client of the cluster's object store, from the exports of `make cluster`."""
+    return boto3.client(
+        "s3",
+        endpoint_url=os.environ["DTJ_TEST_S3_ENDPOINT"],
+        region_name="us-east-1",
+        config=Config(proxies={}, connect_timeout=2, retries={"total_max_attempts": 3}),
+    )
+
+
+def example(name: str, **spec: Any) -> Manifest:
+    """The example job under another name, on the local object store, with other fields of spec."""
+    job = yaml.safe_load(EXAMPLE.read_text())
+    job["metadata"]["name"] = name
+    job["spec"]["artifacts"]["endpoint"] = os.environ["DTJ_TEST_S3_ENDPOINT"]
+    job["spec"].update(spec)
+    return job
+
+
+@dataclass(frozen=True)
+class Namespace:
+    """A namespace with the Secret that opens the object store."""
+
+    name: str
+
+    def make(self) -> None:
+        """Make it; its service account comes a moment later, and pods may not come before that."""
+        kubectl("create", "namespace", self.name)
+        self.kubectl(
+            "create", "secret", "generic", "s3-credentials",
+            f"--from-literal=AWS_ACCESS_KEY_ID={os.environ['AWS_ACCESS_KEY_ID']}",
+            f"--from-literal=AWS_SECRET_ACCESS_KEY={os.environ['AWS_SECRET_ACCESS_KEY']}",
+            "--from-literal=AWS_REGION=us-east-1",
+        )  # fmt: skip
+        self.kubectl("wait", "--for=jsonpath={.metadata.name}=default", "serviceaccount/default")
+
+    def delete(self) -> None:
+        """Delete it and what is in it."""
+        kubectl("delete", "namespace", self.name, "--wait=true", "--timeout=150s", timeout=160)
+
+    def kubectl(self, *words: str, stdin: str | None = None, timeout: float = 60) -> str:
+        """kubectl in this namespace."""
+        return kubectl("--namespace", self.name, *words, stdin=stdin, timeout=timeout)
+
+    def list(self, kind: str, selector: str = "") -> list[Manifest]:
+        """Objects of a kind."""
+        words = ["get", kind, "--output=json", *([f"--selector={selector}"] if selector else [])]
+        return list(json.loads(self.kubectl(*words))["items"])
+
+    def apply(self, manifest: Manifest) -> Job:
+        """Apply a job as a person would."""
+        self.kubectl("apply", "--filename=-", stdin=yaml.safe_dump(manifest))
+        return Job(self, manifest["metadata"]["name"])
+
+
+@dataclass(frozen=True)
+class Job:
+    """A job in the cluster."""
+
+    namespace: Namespace
+    name: str
+
+    def get(self) -> Manifest:
+        """Its manifest as stored."""
+        return dict(json.loads(self.namespace.kubectl("get", "dtj", self.name, "--output=json")))
+
+    @property
+    def status(self) -> Manifest:
+        """Its status; empty before the operator's first pass."""
+        return dict(self.get().get("status") or {})
+
+    def condition(self, kind: str) -> Manifest:
+        """A condition; empty when it has none of that type."""
+        return next((c for c in self.status.get("conditions", []) if c["type"] == kind), {})
+
+    def pods(self) -> list[Manifest]:
+        """Its pods."""
+        return self.namespace.list("pods", f"dtj.dev/job={self.name}")
+
+    def events(self) -> list[Manifest]:
+        """What the operator told of it, oldest first."""
+        events = self.namespace.list("events")
+        mine = [e for e in events if e["involvedObject"]["name"] == self.name]
+        return sorted(mine, key=lambda e: e["lastTimestamp"] or "")
+
+    def wait(self, seconds: float = 180, phase: str = "Succeeded") -> Manifest:
+        """Its status once it is in that phase; fails at once when it has ended otherwise."""
+
+        def there() -> Manifest | None:
+            status = self.status
+            if status.get("phase") == phase:
+                return status
+            assert status.get("phase") not in ("Succeeded", "Failed"), self.story()
+            return None
+
+        try:
+            return until(f"{self.name} to be {phase}", there, seconds)
+        except AssertionError as error:
+            raise AssertionError(f"{error}\n{self.story()}") from None
+
+    def wait_for_step(self, step: int, seconds: float = 120) -> int:
+        """Its step once it has come that far."""
+
+        def there() -> int | None:
+            status = self.status
+            assert status.get("phase") not in ("Succeeded", "Failed"), self.story()
+            now = (status.get("progress") or {}).get("step", 0)
+            return int(now) if now >= step else None
+
+        return until(f"{self.name} to reach step {step}", there, seconds)
+
+    def story(self) -> str:
+        """All that helps to see what went wrong."""
+        lines = [yaml.safe_dump(self.status)]
+        lines += [f"{e['type']} {e['reason']}: {e['message']}" for e in self.events()]
+        for pod in self.pods():
+            lines.append(
+                f"--- {pod['metadata']['name']}: {json.dumps(pod['status'].get('containerStatuses'))}"
+            )
+            try:
+                lines.append(self.namespace.kubectl("logs", pod["metadata"]["name"], "--tail=25"))
+            except KubectlError as error:
+                lines.append(str(error))
+        return "\n".join(lines)
+
+    def artifacts(self) -> Artifacts:
+        """What it left in the bucket."""
+        return Artifacts(self.status["artifacts"]["uri"])
+
+
+@dataclass(frozen=True)
+class Artifacts:
+    """A job's prefix in the bucket."""
+
+    uri: str
+
+    @property
+    def bucket(self) -> str:
+        """The bucket's name."""
+        return self.uri.removeprefix("s3://").split("/", 1)[0]
+
+    @property
+    def prefix(self) -> str:
+        """The prefix, with its slash."""
+        return self.uri.removeprefix("s3://").split("/", 1)[1].rstrip("/") + "/"
+
+    def keys(self) -> dict[str, int]:
+        """Sizes in bytes of all objects, by key below the prefix."""
+        pages = s3_client().get_paginator("list_objects_v2").paginate(Bucket=self.bucket, Prefix=self.prefix)
+        return {
+            entry["Key"].removeprefix(self.prefix): entry["Size"]
+            for page in pages
+            for entry in page.get("Contents", [])
+        }
+
+    def read(self, key: str) -> bytes:
+        """One object."""
+        return bytes(s3_client().get_object(Bucket=self.bucket, Key=self.prefix + key)["Body"].read())
+
+    def metrics(self) -> list[Manifest]:
+        """The rows of metrics.jsonl."""
+        return [json.loads(line) for line in self.read("metrics.jsonl").splitlines()]
+
+    def download(self, folder: Path, below: str = "") -> Path:
+        """Copy all objects below a key into a folder."""
+        for key in self.keys():
+            if key.startswith(below):
+                target = folder / key
+                target.parent.mkdir(parents=True, exist_ok=True)
+                target.write_bytes(self.read(key))
+        return folder

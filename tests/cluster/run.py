@@ -1,0 +1,64 @@
+"""`python -m tests.cluster.run`: bring a cluster up, install the operator, run the cluster tests, take it down.
+
+A cluster that was up before stays up.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+from tests.cluster.progress import note
+
+ROOT = Path(__file__).parents[2]
+
+
+def main() -> int:
+    """Exit code of pytest, or of what failed before it."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--cluster", choices=("local", "kind"), default="local")
+    parser.add_argument("pytest", nargs="*", help="arguments for pytest")
+    options = parser.parse_args()
+    here = os.environ.get("KUBECONFIG")
+    if here:
+        note(f"the tests run on the cluster of KUBECONFIG={here}")
+        return _test(dict(os.environ), options.pytest)
+    was_up = _module("up", "--cluster", options.cluster, "--is-up").returncode == 0
+    up = subprocess.run(
+        [sys.executable, "-m", "tests.cluster.up", "--cluster", options.cluster],
+        cwd=ROOT, stdout=subprocess.PIPE, text=True, check=False,
+    )  # fmt: skip
+    try:
+        return up.returncode or _test({**os.environ, **exports(up.stdout)}, options.pytest)
+    finally:
+        if not was_up:
+            _module("down", "--cluster", options.cluster)
+
+
+def exports(text: str) -> dict[str, str]:
+    """The variables of `export NAME=value` lines."""
+    words = [shlex.split(line)[1] for line in text.splitlines() if line.startswith("export ")]
+    return dict(word.split("=", 1) for word in words)
+
+
+def _test(environment: dict[str, str], arguments: list[str]) -> int:
+    installed = _module("install", environment=environment)
+    if installed.returncode:
+        return installed.returncode
+    command = [sys.executable, "-m", "pytest", "tests/cluster", "--timeout=600", *arguments]
+    return subprocess.run(command, cwd=ROOT, env=environment, check=False).returncode
+
+
+def _module(
+    name: str, *words: str, environment: dict[str, str] | None = None
+) -> subprocess.CompletedProcess[bytes]:
+    command = [sys.executable, "-m", f"tests.cluster.{name}", *words]
+    return subprocess.run(command, cwd=ROOT, env=environment, check=False)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
