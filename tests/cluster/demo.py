@@ -59,7 +59,9 @@ def _namespace() -> None:
     except KubectlError:
         NAMESPACE.make()
     NAMESPACE.kubectl("delete", "dtj", NAME, "--ignore-not-found", "--wait", timeout=120)
-    NAMESPACE.kubectl("wait", "pods", "--for=delete", f"--selector=dtj.dev/job={NAME}", "--timeout=150s", timeout=160)
+    NAMESPACE.kubectl(
+        "wait", "pods", "--for=delete", f"--selector=dtj.dev/job={NAME}", "--timeout=150s", timeout=160
+    )
 
 
 def _follow(job: Job) -> Manifest:
@@ -99,7 +101,9 @@ def _report(job: Job, status: Manifest) -> bool:
     artifacts = job.artifacts()
     tested = [row for row in artifacts.metrics() if row.get("accuracy") is not None]
     accuracy = float(tested[-1]["accuracy"])
-    print(f"\nTest accuracy {accuracy:.4f} (wanted: at least {WANTED_ACCURACY}), from {artifacts.uri}/metrics.jsonl")
+    print(
+        f"\nTest accuracy {accuracy:.4f} (wanted: at least {WANTED_ACCURACY}), from {artifacts.uri}/metrics.jsonl"
+    )
     print("\nSeconds from `kubectl apply` until")
     for name, seconds in _phases(job, status):
         print(f"  {name:<28}{seconds:7.1f}")
@@ -114,7 +118,9 @@ def _phases(job: Job, status: Manifest) -> list[tuple[str, float]]:
     launcher = next(pod for pod in job.pods() if pod["metadata"]["name"] == f"{NAME}-launcher-0")
     ended = launcher["status"]["containerStatuses"][0]["state"]["terminated"]
     phases: dict[str, str] = json.loads(ended["message"]).get("phases", {})
-    pulled = [e for e in NAMESPACE.list("events") if e["reason"] == "Pulled" and NAME in e["involvedObject"]["name"]]
+    pulled = [
+        e for e in NAMESPACE.list("events") if e["reason"] == "Pulled" and NAME in e["involvedObject"]["name"]
+    ]
     times: list[tuple[str, Any]] = [
         ("all pods scheduled", _condition(launcher, "PodScheduled")),
         ("images pulled", max((e["lastTimestamp"] for e in pulled), default=None)),

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import argparse
-import json
 import subprocess
 import sys
-import tarfile
 from pathlib import Path
 
 from tests.cluster import kind
+from tests.cluster.archives import images_in
 from tests.cluster.local import containerd
 from tests.cluster.local.layout import NODES
 from tests.cluster.progress import ClusterError, note, step
@@ -38,32 +37,19 @@ def archives() -> list[Path]:
     return [Path(line) for line in done.stdout.splitlines() if line.strip()]
 
 
-def load(cluster: str) -> None:
-    """Put each image on each node that hasn't got it."""
-    for archive in archives():
-        with step(f"loading {', '.join(tags(archive))}"):
-            if cluster == "kind":
+def load(cluster: str) -> list[Path]:
+    """Put each image on each node that hasn't got it; gives the archives."""
+    built = archives()
+    for archive in built:
+        title = f"loading {', '.join(images_in(archive))}"
+        if cluster == "kind":
+            with step(title):
                 kind.load(archive)
-            else:
-                for node in NODES:
+        for node in NODES if cluster == "local" else ():
+            if not containerd.has(node, archive):
+                with step(title):
                     containerd.import_image(node, archive)
-
-
-def tags(archive: Path) -> list[str]:
-    """The names that an archive's images carry."""
-    return [tag for image in _manifest(archive) for tag in image["RepoTags"] or []]
-
-
-def digest(archive: Path, tag: str) -> str:
-    """What changes when the image behind a tag does: the name of its configuration."""
-    return next(image["Config"] for image in _manifest(archive) if tag in (image["RepoTags"] or []))
-
-
-def _manifest(archive: Path) -> list[dict]:
-    with tarfile.open(archive) as tar:
-        member = tar.extractfile("manifest.json")
-        assert member is not None
-        return list(json.load(member))
+    return built
 
 
 def main() -> int:

@@ -12,6 +12,7 @@ from typing import Any
 import yaml
 
 from tests.cluster import images
+from tests.cluster.archives import images_in
 from tests.cluster.progress import ClusterError, note, step
 from tests.cluster.shell import run
 
@@ -22,15 +23,16 @@ CEL_SINCE = 25
 READY_SECONDS = 90
 
 
-def install(image: str | None = None, version: str | None = None) -> None:
+def install(cluster: str, image: str | None = None) -> None:
     """Apply both and wait until the API knows the resource and the operator is available.
 
-    Without `image`, the operator's image is the one of the local build.
+    Without `image`, the operator's image is the one of the local build, loaded into the cluster.
     """
     with step("applying the CRD"):
         install_crds()
+    version = None
     if image is None:
-        image, version = _built_image()
+        image, version = _built_image(images.load(cluster))
     with step(f"installing the operator, {image}"):
         apply(_operator(image, version))
         try:
@@ -91,11 +93,11 @@ def _operator(image: str, version: str | None) -> list[dict[str, Any]]:
     raise ClusterError(f"{MANIFESTS / 'operator'} has no Deployment {DEPLOYMENT}")
 
 
-def _built_image() -> tuple[str, str]:
-    for archive in images.archives():
-        for tag in images.tags(archive):
+def _built_image(archives: list[Path]) -> tuple[str, str]:
+    for archive in archives:
+        for tag, digest in images_in(archive).items():
             if tag.rpartition("/")[2].startswith(f"{DEPLOYMENT}:"):
-                return tag, images.digest(archive, tag)
+                return tag, digest
     raise ClusterError(f"no archive carries an image {DEPLOYMENT}: name one by --image")
 
 
@@ -123,6 +125,7 @@ def _kubectl(*words: str | Path, stdin: str | None = None, timeout: float = 30) 
 def main() -> int:
     """Install, or say what keeps it from running."""
     parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--cluster", choices=("local", "kind"), default="local")
     parser.add_argument("--image", help="the operator's image; by default the local build's")
     parser.add_argument("--crds-only", action="store_true", help="leave the operator out")
     options = parser.parse_args()
@@ -130,7 +133,7 @@ def main() -> int:
         if options.crds_only:
             install_crds()
         else:
-            install(options.image)
+            install(options.cluster, options.image)
     except ClusterError as error:
         note(f"error: {error}")
         return 1

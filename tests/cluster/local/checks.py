@@ -6,29 +6,24 @@ import os
 import shutil
 import sys
 from pathlib import Path
+from typing import NoReturn
 
 from tests.cluster.local import cgroups, network
 from tests.cluster.progress import ClusterError
 from tests.cluster.shell import succeeds
 
 
-def check_machine() -> None:
-    """Name everything that is missing, and what to do instead."""
-    missing = list(_missing())
-    if missing:
-        lines = "".join(f"  - {reason}\n" for reason in missing)
-        raise ClusterError(
-            f"a local cluster can't run here:\n{lines}"
-            "Where Docker and kind are installed: `make cluster CLUSTER=kind`."
-        )
-
-
-def _missing() -> list[str]:
+def check_root() -> None:
+    """What even to look at a cluster that is up takes."""
     if sys.platform != "linux":
-        return ["it needs Linux"]
-    reasons = []
+        _refuse(["it needs Linux"])
     if os.geteuid() != 0:
-        reasons.append("it needs root, for network devices, mounts and cgroups: `sudo make cluster`")
+        _refuse(["it needs root, for network devices, mounts and cgroups: `sudo make cluster`"])
+
+
+def check_machine() -> None:
+    """Name everything that is missing."""
+    reasons = []
     if not _is_debian_12():
         reasons.append("it needs Debian 12 (bookworm) and apt, for the packages it runs on")
     if shutil.which("kubectl") is None:
@@ -40,7 +35,16 @@ def _missing() -> list[str]:
         reasons.append(f"cgroup version 1 hierarchies are not mounted: {', '.join(controllers)}")
     if network.foreign_kubernetes():
         reasons.append("another Kubernetes has its iptables rules here (chains KUBE-*)")
-    return reasons
+    if reasons:
+        _refuse(reasons)
+
+
+def _refuse(reasons: list[str]) -> NoReturn:
+    lines = "".join(f"  - {reason}\n" for reason in reasons)
+    raise ClusterError(
+        f"a local cluster can't run here:\n{lines}"
+        "Where Docker and kind are installed: `make cluster CLUSTER=kind`."
+    )
 
 
 def _is_debian_12() -> bool:

@@ -29,6 +29,7 @@ STORE = ObjectStore(RUN / "s3", ADDRESS)
 
 def up() -> None:
     """Bring up what is not; what can't be repaired is taken down and started anew."""
+    checks.check_root()
     if state.is_stale():
         teardown.down()
     if healthy():
@@ -60,7 +61,8 @@ def _start(binaries: Path) -> None:
             SUPERVISOR.start(component)
         for runtime, one in zip(runtimes, NODES, strict=True):
             SUPERVISOR.wait(runtime)
-            containerd.import_image(one, pause.archive())
+            if not containerd.has(one, pause.archive()):
+                containerd.import_image(one, pause.archive())
         for kubelet in kubelets:
             SUPERVISOR.start(kubelet)
         say("waiting for the API")

@@ -10,6 +10,7 @@ import json
 import shutil
 from typing import TYPE_CHECKING
 
+from tests.cluster.archives import images_in
 from tests.cluster.local import pause
 from tests.cluster.local.paths import CACHE
 from tests.cluster.local.processes import Component
@@ -45,23 +46,23 @@ def component(node: Node) -> Component:
     )
 
 
-def import_image(node: Node, archive: Path) -> bool:
-    """Import an archive unless it was already; whether it was imported now."""
-    record = root(node) / "imported.json"
-    imported = json.loads(record.read_text()) if record.exists() else {}
-    status = archive.stat()
-    version = [status.st_mtime_ns, status.st_size]
-    if imported.get(str(archive)) == version:
-        return False
-    run(*_ctr(node), "images", "import", "--all-platforms", archive)
+def has(node: Node, archive: Path) -> bool:
+    """Whether the node has the very images of the archive."""
+    return images_in(archive).items() <= _imported(node).items()
+
+
+def import_image(node: Node, archive: Path) -> None:
+    """Put the archive's images on the node."""
+    run(*_ctr(node), "images", "import", archive)
+    record = _record(node)
     temporary = record.with_suffix(".new")
-    temporary.write_text(json.dumps({**imported, str(archive): version}))
+    temporary.write_text(json.dumps({**_imported(node), **images_in(archive)}))
     temporary.rename(record)
-    return True
 
 
 def empty(node: Node, *, running: bool, kill: Callable[[], None]) -> None:
     """Remove all containers and keep the images; what can't be emptied is thrown away whole."""
+    sockets = _shim_sockets(node)
     try:
         if not running:
             raise ClusterError("containerd does not run")
@@ -70,8 +71,27 @@ def empty(node: Node, *, running: bool, kill: Callable[[], None]) -> None:
             succeeds(*_ctr(node), "tasks", "delete", "--force", container, timeout=10)
             run(*_ctr(node), "containers", "delete", container, timeout=10)
     except ClusterError:
-        if any(root(node).glob("*/io.containerd.*")) or (root(node) / "imported.json").exists():
+        kill()
+        if node.directory.exists():  # else it has been taken down before
             shutil.rmtree(root(node), ignore_errors=True)
+    for socket in sockets:
+        socket.unlink(missing_ok=True)
+
+
+def _shim_sockets(node: Node) -> list[Path]:
+    """They lie outside of the node's directory, and a shim that is killed leaves its own there."""
+    files = (node.directory / "containerd").glob("io.containerd.runtime.v2.task/*/*/address")
+    return [Path(file.read_text().strip().removeprefix("unix://")) for file in files]
+
+
+def _record(node: Node) -> Path:
+    return root(node) / "imported.json"
+
+
+def _imported(node: Node) -> dict[str, str]:
+    """Tag -> configuration of the image that was imported last under it."""
+    record = _record(node)
+    return dict(json.loads(record.read_text())) if record.exists() else {}
 
 
 def _ctr(node: Node) -> tuple[str, ...]:

@@ -41,9 +41,11 @@ def _write(path: Path, program: bytes) -> None:
         "config": {"Entrypoint": ["/pause"], "User": "65535:65535"},
         "rootfs": {"type": "layers", "diff_ids": [f"sha256:{hashlib.sha256(layer).hexdigest()}"]},
     }
-    manifest = [{"Config": "config.json", "RepoTags": [tag()], "Layers": ["layer.tar"]}]
-    files = {"config.json": config, "manifest.json": manifest}
-    path.write_bytes(_tar({"layer.tar": layer, **{k: json.dumps(v).encode() for k, v in files.items()}}))
+    text = json.dumps(config).encode()
+    name = f"{hashlib.sha256(text).hexdigest()}.json"
+    manifest = [{"Config": name, "RepoTags": [tag()], "Layers": ["layer.tar"]}]
+    files = {"layer.tar": layer, name: text, "manifest.json": json.dumps(manifest).encode()}
+    path.write_bytes(_tar(files))
 
 
 def _tar(files: dict[str, bytes], mode: int = 0o644) -> bytes:

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import shutil
 import signal
-import sys
 import time
 from pathlib import Path
 
-from tests.cluster.local import cgroups, containerd, network, processes
+from tests.cluster.local import cgroups, checks, containerd, network, processes
 from tests.cluster.local.layout import NODES
 from tests.cluster.local.paths import CACHE, RUN
 from tests.cluster.local.state import SUPERVISOR, made_here
@@ -24,8 +22,7 @@ SHIM_SOCKETS = (Path("/run/containerd/s"), Path("/run/containerd"))
 
 def down() -> None:
     """End it all; fails with a list where something is left."""
-    if sys.platform != "linux" or os.geteuid() != 0:
-        raise ClusterError("only root can take a local cluster down, as only root can bring it up")
+    checks.check_root()
     with step("taking the cluster down"):
         runtimes = [f"containerd-{node.name}" for node in NODES]
         # All but the containerds, or the kubelets would start anew what is killed next.

@@ -1,0 +1,147 @@
+"""Jobs survive what happens to them, and nothing is lost."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from tests.cluster.jobs import SYSTEM, Namespace, example, kubectl, until
+
+pytestmark = pytest.mark.cluster
+# Trains the built-in program with the exit of a broken one, once: at that step of the first attempt.
+FAILING = """
+import os, sys
+import dtj_trainer.progress as progress
+report = progress.report
+def failing(**figures):
+    report(**figures)
+    if os.environ["DTJ_ATTEMPT"] == "1" and figures["step"] >= 50:
+        print("the loss is not a number any more", flush=True)
+        os._exit(3)
+progress.report = failing
+from dtj_trainer.programs.horovod_image_classification import main
+sys.exit(main())
+"""
+
+
+def test_a_failed_program_goes_on_from_its_checkpoint(namespace: Namespace) -> None:
+    job = namespace.apply(
+        example(
+            "retried", command=["python", "-c", FAILING], args=["--max-steps=120", "--checkpoint-steps=20"]
+        )
+    )
+    status = until("the second attempt", lambda: (s := job.status).get("attempt") == 2 and s, 180)
+    assert status["restarts"] == {"application": 1, "infrastructure": 0}
+    failure = status["failure"]
+    assert failure["class"] == "ApplicationError"
+    assert failure["exitCode"] == 3
+    assert failure["role"] == "worker"
+    assert failure["pod"] == f"retried-worker-{failure['index']}"
+    assert failure["node"]
+    assert "the loss is not a number any more" in "\n".join(failure["lastLogLines"])
+    assert job.wait(240)["attempt"] == 2
+    steps = {a: [r["step"] for r in job.artifacts().metrics() if r["attempt"] == a] for a in (1, 2)}
+    assert max(steps[1]) >= 40
+    assert min(steps[2]) > 20, "the second attempt began before the first one's newest checkpoints"
+    assert max(steps[2]) == 120
+    log = job.artifacts().read("logs/attempt-2/rank-0.log").decode()
+    assert "resum" in log.lower()
+
+
+def test_a_program_that_always_fails_ends_the_job_with_its_reason(namespace: Namespace) -> None:
+    job = namespace.apply(
+        example(
+            "hopeless",
+            command=["python", "-c", "import sys; print('no such column: label'); sys.exit(7)"],
+            args=[],
+            runPolicy={"backoffLimit": 1},
+        )
+    )
+    status = job.wait(180, "Failed")
+    assert status["restarts"]["application"] == 1
+    assert status["attempt"] == 2
+    assert status["failure"]["exitCode"] == 7
+    assert "no such column: label" in status["failure"]["lastLogLines"]
+    assert job.condition("Failed")["reason"] == "BackoffLimitExceeded"
+    until(
+        "the workers to be gone",
+        lambda: {p["metadata"]["name"] for p in job.pods()} == {"hopeless-launcher-0"},
+        60,
+    )
+
+
+def test_a_deleted_worker_costs_an_attempt_but_no_failure(namespace: Namespace) -> None:
+    job = namespace.apply(example("deprived", args=["--max-steps=300", "--checkpoint-steps=25"]))
+    job.wait_for_step(60)
+    namespace.kubectl("delete", "pod", "deprived-worker-1", "--wait=false")
+    until("Running to be False", lambda: job.condition("Running")["status"] == "False", 20)
+    status = job.wait(240)
+    assert status["restarts"] == {"application": 0, "infrastructure": 1}
+    second = [row["step"] for row in job.artifacts().metrics() if row["attempt"] == 2]
+    assert min(second) > 25
+
+
+def test_a_job_deleted_mid_run_leaves_nothing(namespace: Namespace) -> None:
+    job = namespace.apply(example("dropped", args=["--max-steps=100000", "--epochs=100"]))
+    job.wait_for_step(5)
+    namespace.kubectl("delete", "dtj", "dropped", "--wait")
+
+    def left() -> list[str]:
+        names = namespace.kubectl("get", "pods,services,configmaps,secrets", "--output=name").split()
+        return [name for name in names if "dropped" in name]
+
+    until("everything to be gone", lambda: not left(), 150)
+
+
+def test_an_operator_killed_mid_run_goes_on_where_things_are(namespace: Namespace) -> None:
+    job = namespace.apply(example("orphaned", args=["--max-steps=250"]))
+    until("the first pods", job.pods, 30)
+    # Twice: while pods are made, and while they run.
+    _kill_operator()
+    job.wait_for_step(20)
+    uids = {pod["metadata"]["uid"] for pod in job.pods()}
+    _kill_operator()
+    status = job.wait(240)
+    assert status["attempt"] == 1
+    assert status["restarts"] == {"application": 0, "infrastructure": 0}
+    assert {pod["metadata"]["uid"] for pod in job.pods()} <= uids
+    made = [
+        e
+        for e in namespace.list("events")
+        if e["reason"] == "Created" and "orphaned" in e["message"] + str(e)
+    ]
+    assert len({e["involvedObject"]["uid"] for e in made}) == 3, "a pod was made twice"
+
+
+def test_a_store_that_is_away_for_half_a_minute_loses_nothing(namespace: Namespace, store: Any) -> None:
+    job = namespace.apply(
+        example("patient", args=["--max-steps=600", "--epochs=10", "--checkpoint-steps=30"])
+    )
+    job.wait_for_step(40)
+    store.stop()
+    try:
+        before = job.wait_for_step(50)
+        store.rest(30)
+        assert job.status["phase"] == "Running", job.story()
+        assert job.status["progress"]["step"] > before, "training stood still without the store"
+    finally:
+        store.start()
+    status = job.wait(300)
+    assert status["restarts"] == {"application": 0, "infrastructure": 0}
+    rows = job.artifacts().metrics()
+    assert max(row["step"] for row in rows) == 600
+    keys = job.artifacts().keys()
+    manifest = json.loads(
+        job.artifacts().read(f"checkpoints/{status['artifacts']['checkpoint']['step']}/manifest.json")
+    )
+    assert manifest["step"] == 600
+    assert "model/model.pt" in keys
+    assert len([k for k in keys if k.startswith("tensorboard/")]) >= 1
+
+
+def _kill_operator() -> None:
+    """SIGKILL, at once; the Deployment starts another."""
+    kubectl("--namespace", SYSTEM, "delete", "pods", "--selector=app.kubernetes.io/name=dtj-operator",
+            "--grace-period=0", "--force", "--wait=false")  # fmt: skip
