@@ -58,9 +58,10 @@ def fitted_to(message: contract.Termination, limit: int) -> contract.Termination
     lines = [line[:LONGEST_LOG_LINE] for line in message.get("lastLogLines", [])][-LAST_LOG_LINES:]
     if "lastLogLines" in message:
         fitted["lastLogLines"] = lines
-    if _size(fitted) > limit:
-        # Rather many lines cut shorter than few long ones.
-        width = max(max(map(len, lines), default=0) // 2, SHORTEST_LOG_LINE)
+    width = LONGEST_LOG_LINE
+    while lines and _size(fitted) > limit and width > SHORTEST_LOG_LINE:
+        # Rather many lines cut short than few long ones.
+        width = max(width * 3 // 4, SHORTEST_LOG_LINE)
         fitted["lastLogLines"] = lines = [line[:width] for line in lines]
     while lines and _size(fitted) > limit:
         del lines[0]

