@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tests.cluster.archives import images_in
@@ -19,7 +20,6 @@ from tests.cluster.shell import run, succeeds
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from pathlib import Path
 
     from tests.cluster.local.layout import Node
 
