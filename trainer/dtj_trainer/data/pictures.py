@@ -1,0 +1,90 @@
+"""Labelled pictures: the published layouts, read into memory."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from dtj_trainer import contract
+from dtj_trainer.data.errors import DataCorrupt, DataNotFound
+from dtj_trainer.data.idx import read_idx
+from dtj_trainer.data.staging import stage
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    import numpy as np
+
+# MNIST's own names; Fashion-MNIST, KMNIST and EMNIST's splits come in the same.
+_IDX_FILES = {
+    "train": ("train-images-idx3-ubyte", "train-labels-idx1-ubyte"),
+    "test": ("t10k-images-idx3-ubyte", "t10k-labels-idx1-ubyte"),
+}
+
+
+@dataclass(frozen=True)
+class Pictures:
+    """`pixels`: uint8, (examples, channels, height, width). `labels`: int64, (examples,)."""
+
+    pixels: np.ndarray
+    labels: np.ndarray
+
+    def __len__(self) -> int:
+        """The number of examples."""
+        return len(self.labels)
+
+
+@dataclass(frozen=True)
+class PictureSet:
+    """A data set with its usual split; labels run from 0 to `classes` - 1."""
+
+    train: Pictures
+    test: Pictures
+    classes: int
+
+    @property
+    def shape(self) -> tuple[int, int, int]:
+        """Channels, height and width of each picture."""
+        _, channels, height, width = self.train.pixels.shape
+        return channels, height, width
+
+
+def data_uri(given: str | None) -> str:
+    """The URI given, else the job's; raises DataNotFound when there is neither."""
+    uri = given or os.environ.get(contract.ENV_DATA_URI)
+    if not uri:
+        raise DataNotFound(
+            f"no data: the job has no spec.data.uri ({contract.ENV_DATA_URI}), and --data isn't given"
+        )
+    return uri
+
+
+def load_pictures(uri: str) -> PictureSet:
+    """Stage and read the data set at `uri`, in MNIST's layout: four idx files, each raw or gzipped.
+
+    Raises DataNotFound, DataCorrupt or DataUnavailable.
+    """
+    wanted = [[f"{name}.gz", name] for names in _IDX_FILES.values() for name in names]
+    paths = stage(uri, wanted)
+    try:
+        train = _read_split(paths, *_IDX_FILES["train"])
+        test = _read_split(paths, *_IDX_FILES["test"])
+    except DataCorrupt as error:
+        raise DataCorrupt(f"{uri}: {error}") from error
+    if train.pixels.shape[1:] != test.pixels.shape[1:]:
+        raise DataCorrupt(f"{uri}: the pictures for training and test differ in size")
+    classes = int(max(train.labels.max(), test.labels.max())) + 1
+    return PictureSet(train, test, classes)
+
+
+def _read_split(paths: dict[str, Path], pixels_name: str, labels_name: str) -> Pictures:
+    pixels = read_idx(paths[f"{pixels_name}.gz"])
+    labels = read_idx(paths[f"{labels_name}.gz"])
+    if pixels.ndim != 3 or pixels.dtype.str[1:] != "u1" or not len(pixels):
+        raise DataCorrupt(
+            f"{pixels_name} holds no pictures: its shape is {pixels.shape}, its type {pixels.dtype}"
+        )
+    if labels.shape != (len(pixels),):
+        raise DataCorrupt(f"{labels_name} has {labels.size} labels for {len(pixels)} pictures")
+    return Pictures(pixels[:, None], labels.astype("int64"))

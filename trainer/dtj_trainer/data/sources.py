@@ -1,0 +1,91 @@
+"""Where data lies: a folder of this machine, or a prefix in S3."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple, Protocol
+from urllib.parse import unquote, urlsplit
+
+from dtj_trainer.artifacts.s3 import MEBIBYTE, S3Location, make_client, parse_s3_uri, sentences
+from dtj_trainer.data.errors import DataNotFound
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from mypy_boto3_s3 import S3Client
+
+CHUNK_BYTES = MEBIBYTE
+
+
+class RemoteFile(NamedTuple):
+    """A file as it lies in the store; `etag` changes with its content. Size in bytes."""
+
+    name: str
+    size: int
+    etag: str
+
+
+class Source(Protocol):
+    """Files that have to be fetched."""
+
+    def list(self) -> dict[str, RemoteFile]:
+        """Files directly at the URI, by name."""
+
+    def read(self, file: RemoteFile, start: int) -> Iterator[bytes]:
+        """The file's bytes from `start` on; an error when its content is no longer that of `etag`."""
+
+
+class S3Source:
+    """A prefix in a bucket. Raises S3Error with a sentence."""
+
+    def __init__(self, location: S3Location, client: S3Client | None = None) -> None:
+        self._location = location
+        self._client = client or make_client()
+
+    def list(self) -> dict[str, RemoteFile]:
+        """See Source."""
+        prefix = f"{self._location.prefix}/" if self._location.prefix else ""
+        found: dict[str, RemoteFile] = {}
+        with sentences(self._location.uri):
+            pages = self._client.get_paginator("list_objects_v2").paginate(
+                Bucket=self._location.bucket, Prefix=prefix, Delimiter="/"
+            )
+            for page in pages:
+                for entry in page.get("Contents", []):
+                    name = entry["Key"].removeprefix(prefix)
+                    if name:
+                        found[name] = RemoteFile(name, entry["Size"], entry["ETag"])
+        return found
+
+    def read(self, file: RemoteFile, start: int) -> Iterator[bytes]:
+        """See Source."""
+        where = self._location / file.name
+        with sentences(where.uri):
+            answer = self._client.get_object(
+                Bucket=where.bucket, Key=where.prefix, Range=f"bytes={start}-", IfMatch=file.etag
+            )
+            yield from answer["Body"].iter_chunks(CHUNK_BYTES)
+
+
+def local_folder(uri: str) -> Path | None:
+    """The folder that a plain path or a `file://` URI names; None for other URIs.
+
+    Raises DataNotFound when there is no such folder, or the scheme is unknown.
+    """
+    parts = urlsplit(uri)
+    if parts.scheme == "s3":
+        return None
+    if parts.scheme not in ("", "file") or (parts.scheme == "file" and parts.netloc not in ("", "localhost")):
+        raise DataNotFound(f"{uri} can't be read: data lies at s3://bucket/prefix, file:///folder or a path")
+    folder = Path(unquote(parts.path)) if parts.scheme else Path(uri)
+    if not folder.is_dir():
+        raise DataNotFound(f"{uri} is not a folder")
+    return folder
+
+
+def s3_source(uri: str) -> S3Source:
+    """The source at an `s3://` URI; raises DataNotFound when it names no valid bucket."""
+    try:
+        return S3Source(parse_s3_uri(uri))
+    except ValueError as error:
+        raise DataNotFound(str(error)) from error

@@ -1,0 +1,171 @@
+"""Bringing data to the pod once, however many ranks it has.
+
+The first rank downloads under a lock, the others wait for it. A download that was killed goes on where
+it stopped; a finished file gets its name only after its checksum was compared, and keeps a record of
+what it is beside it, so that later starts of the pod find it in place.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import json
+import logging
+import os
+import re
+import time
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from dtj_trainer import contract
+from dtj_trainer.artifacts.backoff import retry_transient
+from dtj_trainer.artifacts.s3 import S3Error
+from dtj_trainer.data.errors import DataCorrupt, DataNotFound, DataUnavailable
+from dtj_trainer.data.sources import RemoteFile, Source, local_folder, s3_source
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Sequence
+
+log = logging.getLogger(__name__)
+
+TIMEOUT_SECONDS = 600.0
+"""How long a store that doesn't answer is tried again."""
+_RECORD = ".staged.json"
+
+
+def stage(uri: str, wanted: Sequence[Sequence[str]], *, timeout: float = TIMEOUT_SECONDS) -> dict[str, Path]:
+    """Have the files at `uri` on this machine and return their paths by the first name of each choice.
+
+    `wanted` holds one choice of names for each file (`[["images.gz", "images"], …]`): the first that is
+    there is taken. Folders of this machine are used in place; `s3://` is copied to the workspace.
+    Raises DataNotFound, DataUnavailable (after `timeout` seconds) or DataCorrupt, naming URI and files.
+    """
+    folder = local_folder(uri)
+    if folder is not None:
+        names = {path.name for path in folder.iterdir() if path.is_file()}
+        return {key: folder / name for key, name in _choose(uri, wanted, names).items()}
+    target = _target(uri)
+    target.mkdir(parents=True, exist_ok=True)
+    with _lock(target / ".lock"):
+        return _stage_remote(uri, s3_source(uri), wanted, target, timeout)
+
+
+def _stage_remote(
+    uri: str, source: Source, wanted: Sequence[Sequence[str]], target: Path, timeout: float
+) -> dict[str, Path]:
+    def attempt() -> dict[str, Path]:
+        remote = source.list()
+        chosen = _choose(uri, wanted, remote)
+        for name in chosen.values():
+            _fetch(source, remote[name], target)
+        return {key: target / name for key, name in chosen.items()}
+
+    def on_wait(error: S3Error, delay: float) -> None:
+        log.warning("the data wait %.1f s for S3: %s", delay, error)
+
+    try:
+        return retry_transient(attempt, timeout=timeout, on_wait=on_wait)
+    except S3Error as error:
+        if error.transient:
+            raise DataUnavailable(f"{uri}: {error}") from error
+        raise DataNotFound(f"{uri}: {error}") from error
+
+
+def _choose(uri: str, wanted: Sequence[Sequence[str]], there: Iterable[str]) -> dict[str, str]:
+    names = set(there)
+    chosen: dict[str, str] = {}
+    missing: list[str] = []
+    for choice in wanted:
+        found = next((name for name in choice if name in names), None)
+        if found is None:
+            missing.append(" or ".join(choice))
+        else:
+            chosen[choice[0]] = found
+    if missing:
+        seen = ", ".join(sorted(names)[:8]) or "nothing"
+        raise DataNotFound(f"{uri} has no {', no '.join(missing)}; there is {seen}")
+    return chosen
+
+
+def _fetch(source: Source, file: RemoteFile, target: Path) -> None:
+    """Have `file` in `target`, whole and checked; goes on with what an earlier attempt left."""
+    records = _read_records(target)
+    final = target / file.name
+    if records.get(file.name, {}).get("etag") == file.etag and _size(final) == file.size:
+        return
+    final.unlink(missing_ok=True)
+    partial = target / f".{file.name}.{hashlib.sha256(file.etag.encode()).hexdigest()[:12]}.part"
+    for stale in target.glob(f".{file.name}.*.part"):
+        if stale != partial:
+            stale.unlink()
+    start = _size(partial) or 0
+    if start > file.size:
+        partial.unlink()
+        start = 0
+    began = time.monotonic()
+    with partial.open("ab") as output:
+        if start < file.size:
+            for chunk in source.read(file, start):
+                output.write(chunk)
+        output.flush()
+        os.fsync(output.fileno())
+    sha256 = _check(partial, file)
+    partial.rename(final)
+    records[file.name] = {"size": file.size, "etag": file.etag, "sha256": sha256}
+    _write_records(target, records)
+    seconds = time.monotonic() - began
+    log.info(
+        "staged %s: %.1f MB in %.1f s%s", file.name, file.size / 1e6, seconds, ", resumed" if start else ""
+    )
+
+
+def _check(path: Path, file: RemoteFile) -> str:
+    """The file's sha256; raises DataCorrupt, and removes it, when size or MD5 are not those of the store."""
+    sha256 = hashlib.sha256()
+    md5 = hashlib.md5(usedforsecurity=False)
+    size = 0
+    with path.open("rb") as content:
+        while chunk := content.read(1 << 20):
+            sha256.update(chunk)
+            md5.update(chunk)
+            size += len(chunk)
+    etag = file.etag.strip('"')
+    # A file sent in one piece has its MD5 as its ETag; one sent in parts, or encrypted, has another.
+    plain = re.fullmatch(r"[0-9a-f]{32}", etag) is not None
+    if size != file.size or (plain and md5.hexdigest() != etag):
+        path.unlink()
+        raise DataCorrupt(f"{file.name} arrived with another content than the store says it has")
+    return sha256.hexdigest()
+
+
+def _target(uri: str) -> Path:
+    """A folder of the URI's own in the workspace, with a name that a person recognises."""
+    last = re.sub(r"[^A-Za-z0-9._-]", "_", uri.rstrip("/").rsplit("/", 1)[-1]) or "data"
+    return Path(contract.root()) / contract.DATA / f"{last}-{hashlib.sha256(uri.encode()).hexdigest()[:8]}"
+
+
+@contextmanager
+def _lock(path: Path) -> Iterator[None]:
+    """Hold the lock file; the kernel frees it when the process is killed."""
+    with path.open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+
+
+def _size(path: Path) -> int | None:
+    return path.stat().st_size if path.is_file() else None
+
+
+def _read_records(target: Path) -> dict[str, dict[str, object]]:
+    try:
+        content = json.loads((target / _RECORD).read_bytes())
+    except (OSError, ValueError):
+        return {}
+    return content if isinstance(content, dict) else {}
+
+
+def _write_records(target: Path, records: dict[str, dict[str, object]]) -> None:
+    written = target / f"{_RECORD}.new"
+    written.write_text(json.dumps(records, indent=1))
+    written.replace(target / _RECORD)

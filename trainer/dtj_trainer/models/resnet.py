@@ -1,0 +1,55 @@
+"""ResNet-18 for small pictures: a 3x3 stem without pooling, as it is used on CIFAR-10 (He et al., 2015)."""
+
+from __future__ import annotations
+
+from torch import Tensor, nn
+
+
+class _Block(nn.Module):
+    """Two 3x3 convolutions and a shortcut, which is a 1x1 convolution where the shape changes."""
+
+    def __init__(self, inputs: int, outputs: int, stride: int) -> None:
+        super().__init__()
+        self.body = nn.Sequential(
+            nn.Conv2d(inputs, outputs, 3, stride, padding=1, bias=False),
+            nn.BatchNorm2d(outputs),
+            nn.ReLU(inplace=True),
+            nn.Conv2d(outputs, outputs, 3, padding=1, bias=False),
+            nn.BatchNorm2d(outputs),
+        )
+        self.shortcut: nn.Module = nn.Identity()
+        if stride != 1 or inputs != outputs:
+            self.shortcut = nn.Sequential(
+                nn.Conv2d(inputs, outputs, 1, stride, bias=False), nn.BatchNorm2d(outputs)
+            )
+        self.activation = nn.ReLU(inplace=True)
+
+    def forward(self, values: Tensor) -> Tensor:
+        out: Tensor = self.activation(self.body(values) + self.shortcut(values))
+        return out
+
+
+class ResNet18(nn.Module):
+    """11.2 million parameters. Takes (batch, channels, height, width), gives (batch, classes)."""
+
+    def __init__(self, channels: int, classes: int) -> None:
+        super().__init__()
+        layers: list[nn.Module] = [
+            nn.Conv2d(channels, 64, 3, padding=1, bias=False),
+            nn.BatchNorm2d(64),
+            nn.ReLU(inplace=True),
+        ]
+        inputs = 64
+        for outputs, stride in ((64, 1), (128, 2), (256, 2), (512, 2)):
+            layers += [_Block(inputs, outputs, stride), _Block(outputs, outputs, 1)]
+            inputs = outputs
+        self.body = nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten())
+        self.head = nn.Linear(512, classes)
+        for module in self.modules():
+            if isinstance(module, nn.Conv2d):
+                nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
+
+    def forward(self, pictures: Tensor) -> Tensor:
+        """Logits of each class."""
+        logits: Tensor = self.head(self.body(pictures))
+        return logits

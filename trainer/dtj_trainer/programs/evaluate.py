@@ -1,0 +1,68 @@
+"""Load a trained model in a process of its own and count its right answers on the test set.
+
+Prints one JSON object: `accuracy`, `reported` (what the training said), `examples`, `model`, `loaded`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import torch
+
+from dtj_trainer.data.errors import exit_on_data_error
+from dtj_trainer.data.pictures import data_uri, load_pictures
+from dtj_trainer.programs import saved_model
+
+if TYPE_CHECKING:
+    from dtj_trainer.data.pictures import Pictures
+
+BATCH = 500
+
+
+def accuracy(model: torch.nn.Module, pictures: Pictures) -> float:
+    """The fraction of `pictures` whose label has the highest logit; `model` takes uint8 pixels."""
+    right = 0
+    with torch.inference_mode():
+        for start in range(0, len(pictures), BATCH):
+            logits = model(torch.from_numpy(pictures.pixels[start : start + BATCH]))
+            right += int((logits.argmax(1) == torch.from_numpy(pictures.labels[start : start + BATCH])).sum())
+    return right / len(pictures)
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """The command line."""
+    parser = argparse.ArgumentParser(prog="python -m dtj_trainer.programs.evaluate", description=__doc__)
+    parser.add_argument(
+        "--model-dir", type=Path, required=True, help="folder with model.json and the model's files"
+    )
+    parser.add_argument("--data", metavar="URI", help="folder or s3://bucket/prefix; not given: the job's")
+    parser.add_argument(
+        "--exported",
+        action="store_true",
+        help="load the exported program (model.pt2), not the weights (model.pt)",
+    )
+    chosen = parser.parse_args(arguments)
+    with exit_on_data_error():
+        data = load_pictures(data_uri(chosen.data))
+    description = saved_model.describe(chosen.model_dir)
+    model = (
+        saved_model.load_exported(chosen.model_dir) if chosen.exported else saved_model.load(chosen.model_dir)
+    )
+    print(
+        json.dumps(
+            {
+                "accuracy": accuracy(model, data.test),
+                "reported": description["accuracy"],
+                "examples": len(data.test),
+                "model": description["model"],
+                "loaded": saved_model.EXPORTED if chosen.exported else saved_model.WEIGHTS,
+            }
+        )
+    )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,74 @@
+"""Train a picture classifier by Horovod, on one rank or many, on CPUs or GPUs, without change.
+
+Reads a data set in MNIST's layout (four idx files) from a folder or from S3, trains, tests at the end
+of each epoch over all ranks, and writes checkpoints, TensorBoard scalars, metrics.jsonl and the final
+model into the workspace, from where they are uploaded. A retry goes on from the newest checkpoint.
+"""
+
+from __future__ import annotations
+
+import logging
+import sys
+
+import horovod.torch as hvd
+import torch
+
+from dtj_trainer.data.errors import exit_on_data_error
+from dtj_trainer.data.pictures import data_uri, load_pictures
+from dtj_trainer.programs.options import parse
+from dtj_trainer.programs.picture_training import LossNotFinite, Stopped, Training
+from dtj_trainer.programs.ranks import RanksDiverged
+from dtj_trainer.programs.stop import EXIT_CODE
+from dtj_trainer.programs.threads import threads_per_rank
+
+log = logging.getLogger("dtj_trainer.programs.horovod_image_classification")
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """The program; ends the process with 143 after SIGTERM, 65 when the data can't be used."""
+    assert __doc__ is not None
+    options = parse(arguments, "dtj_trainer.programs.horovod_image_classification", __doc__)
+    hvd.init()
+    logging.basicConfig(
+        level=logging.INFO if hvd.rank() == 0 else logging.WARNING,
+        format=f"%(asctime)s rank {hvd.rank()}: %(message)s",
+        stream=sys.stdout,
+    )
+    device = _device()
+    threads = threads_per_rank(hvd.local_size())
+    if threads and device.type == "cpu":
+        torch.set_num_threads(threads)
+    if hvd.rank() == 0:
+        log.info(
+            "%d ranks, %d on this host, on %s, %d threads each; PyTorch %s, Horovod over %s",
+            hvd.size(),
+            hvd.local_size(),
+            device.type,
+            torch.get_num_threads(),
+            torch.__version__,
+            "MPI" if hvd.mpi_enabled() else "gloo",
+        )
+    with exit_on_data_error():
+        data = load_pictures(data_uri(options.data))
+    training = Training(options, data, device)
+    try:
+        training.run()
+    except Stopped as stopped:
+        log.info("%s", stopped)
+        sys.exit(EXIT_CODE)
+    except (LossNotFinite, RanksDiverged) as error:
+        sys.exit(f"{type(error).__name__}: {error}")
+    hvd.shutdown()
+
+
+def _device() -> torch.device:
+    """The GPU of this rank among those of its host; the CPU where there is none."""
+    if not torch.cuda.is_available():
+        return torch.device("cpu")
+    device = torch.device("cuda", hvd.local_rank() % torch.cuda.device_count())
+    torch.cuda.set_device(device)
+    return device
+
+
+if __name__ == "__main__":
+    main()

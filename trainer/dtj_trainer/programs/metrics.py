@@ -1,0 +1,39 @@
+"""metrics.jsonl: one JSON object a line, for people and for whatever plots."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from dtj_trainer import contract
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+
+class MetricsFile:
+    """Appends to the job's metrics.jsonl. For one process of a job: rank 0.
+
+    Every line has `kind`, `time` (RFC 3339, UTC), `attempt`, `worldSize` and what `add` is given.
+    """
+
+    def __init__(self, world_size: int, path: Path | None = None) -> None:
+        self._path = path or Path(contract.root()) / contract.METRICS_FILE
+        attempt = os.environ.get(contract.ENV_ATTEMPT, "1")
+        self._always = {"attempt": int(attempt) if attempt.isdecimal() else 1, "worldSize": world_size}
+
+    def add(self, kind: str, values: Mapping[str, object]) -> None:
+        """Append a line; numbers that JSON doesn't have (NaN, infinity) become null."""
+        time = datetime.now(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+        finite = {name: _finite(value) for name, value in values.items()}
+        self._path.parent.mkdir(parents=True, exist_ok=True)
+        with self._path.open("a") as file:
+            file.write(json.dumps({"kind": kind, "time": time, **self._always, **finite}) + "\n")
+
+
+def _finite(value: object) -> object:
+    return None if isinstance(value, float) and not math.isfinite(value) else value

@@ -1,0 +1,124 @@
+"""The command line of the image classification programs."""
+
+from __future__ import annotations
+
+import argparse
+from dataclasses import dataclass, fields
+
+from dtj_trainer.models import MODELS
+
+
+@dataclass(frozen=True)
+class Options:
+    """What the user chose; see `parse` for the meaning of each."""
+
+    model: str
+    data: str | None
+    epochs: int
+    max_steps: int | None
+    batch_size: int
+    optimizer: str
+    lr: float
+    scale_lr: bool
+    momentum: float
+    weight_decay: float
+    warmup_epochs: float
+    schedule: str
+    augment: bool
+    seed: int
+    amp: bool | None
+    data_workers: int
+    checkpoint_steps: int | None
+    checkpoint_seconds: float
+    tensorboard_seconds: float
+    log_seconds: float
+
+
+def parse(arguments: list[str] | None, program: str, description: str) -> Options:
+    """Read the command line; ends the process with a usage message when it is wrong."""
+    parser = argparse.ArgumentParser(
+        prog=f"python -m {program}",
+        description=description,
+        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
+    )
+    what = parser.add_argument_group("what is trained")
+    what.add_argument("--model", choices=MODELS, default="cnn", help="cnn is small, resnet18 is not")
+    what.add_argument(
+        "--data", metavar="URI", help="folder or s3://bucket/prefix; not given: the job's spec.data.uri"
+    )
+    what.add_argument("--epochs", type=_positive(int), default=2, help="passes over the training set")
+    what.add_argument("--max-steps", type=_positive(int), help="stop after so many steps in all, if earlier")
+    what.add_argument(
+        "--seed", type=int, default=1, help="of the first weights and the order of the examples"
+    )
+    what.add_argument(
+        "--augment", action=argparse.BooleanOptionalAction, default=False, help="shift and mirror pictures"
+    )
+
+    how = parser.add_argument_group("how")
+    how.add_argument("--batch-size", type=_positive(int), default=64, help="examples a step on each rank")
+    how.add_argument("--optimizer", choices=("sgd", "adam"), default="sgd", help="the update rule")
+    how.add_argument("--lr", type=_positive(float), default=0.05, help="learning rate for one rank")
+    how.add_argument(
+        "--scale-lr",
+        action=argparse.BooleanOptionalAction,
+        default=True,
+        help="multiply the learning rate by the number of ranks",
+    )
+    how.add_argument(
+        "--warmup-epochs", type=_not_negative(float), default=0.25, help="to reach the scaled learning rate"
+    )
+    how.add_argument(
+        "--schedule", choices=("constant", "cosine"), default="cosine", help="of the rate after the warm-up"
+    )
+    how.add_argument("--momentum", type=_not_negative(float), default=0.9, help="for sgd")
+    how.add_argument("--weight-decay", type=_not_negative(float), default=1e-4, help="L2 penalty")
+    how.add_argument(
+        "--amp",
+        action=argparse.BooleanOptionalAction,
+        default=None,
+        help="mixed precision (bfloat16, or float16 with a scaled loss); not given: on GPUs",
+    )
+    how.add_argument(
+        "--data-workers", type=_not_negative(int), default=1, help="threads a rank that prepare batches"
+    )
+
+    keep = parser.add_argument_group("what is kept")
+    keep.add_argument("--checkpoint-steps", type=_positive(int), help="also save every so many steps")
+    keep.add_argument(
+        "--checkpoint-seconds", type=_positive(float), default=300.0, help="also save after so long"
+    )
+    keep.add_argument(
+        "--tensorboard-seconds", type=_positive(float), default=30.0, help="length of an event file"
+    )
+    keep.add_argument(
+        "--log-seconds", type=_not_negative(float), default=2.0, help="between two lines of progress"
+    )
+    parsed = parser.parse_args(arguments)
+    return Options(**{field.name: getattr(parsed, field.name) for field in fields(Options)})
+
+
+class _Number:
+    """A number with a lower bound, as argparse's `type`."""
+
+    def __init__(self, kind: type[int] | type[float], *, zero: bool) -> None:
+        self._kind = kind
+        self._zero = zero
+
+    def __call__(self, text: str) -> float:
+        """Convert, or tell argparse why not."""
+        try:
+            value = self._kind(text)
+        except ValueError:
+            raise argparse.ArgumentTypeError(f"{text!r} is not a number") from None
+        if not (value > 0 or (self._zero and value == 0)):
+            raise argparse.ArgumentTypeError(f"{text} must be {'0 or more' if self._zero else 'more than 0'}")
+        return value
+
+
+def _positive(kind: type[int] | type[float]) -> _Number:
+    return _Number(kind, zero=False)
+
+
+def _not_negative(kind: type[int] | type[float]) -> _Number:
+    return _Number(kind, zero=True)

@@ -1,0 +1,361 @@
+"""Training of a picture classifier by Horovod: the loop, its checkpoints, its tests."""
+
+from __future__ import annotations
+
+import logging
+import math
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import horovod.torch as hvd
+import numpy as np
+import torch
+from torch.nn import functional
+
+from dtj_trainer import contract, progress
+from dtj_trainer.artifacts import checkpoints
+from dtj_trainer.data.sharding import Sharding, slice_of
+from dtj_trainer.models import build
+from dtj_trainer.programs import ranks, saved_model
+from dtj_trainer.programs.batches import Batch, BatchMaker
+from dtj_trainer.programs.metrics import MetricsFile
+from dtj_trainer.programs.precision import Precision
+from dtj_trainer.programs.schedule import Schedule
+from dtj_trainer.programs.stop import StopRequest
+from dtj_trainer.tensorboard import ScalarWriter
+
+if TYPE_CHECKING:
+    from dtj_trainer.data.pictures import PictureSet
+    from dtj_trainer.programs.options import Options
+
+log = logging.getLogger(__name__)
+
+STATE_FILE = "state.pt"
+MEETING_SECONDS = 0.5
+"""About how often the ranks tell each other how they do, and whether one of them has to stop."""
+MEETING_STEPS_MAX = 200
+TEST_BATCH = 500
+
+
+class Stopped(Exception):
+    """A rank was asked to stop; the checkpoint is written."""
+
+
+class LossNotFinite(Exception):
+    """The loss is NaN or infinite: training on is pointless."""
+
+
+@dataclass
+class Position:
+    """How far a run is: steps made, the epoch, and how many examples of it are done over all ranks."""
+
+    step: int = 0
+    epoch: int = 0
+    examples: int = 0
+
+
+class Training:
+    """One rank's part of a run; rank 0 writes what is kept. Make it after `hvd.init`."""
+
+    def __init__(self, options: Options, data: PictureSet, device: torch.device) -> None:
+        self._options = options
+        self._data = data
+        self._device = device
+        self._rank, self._ranks = hvd.rank(), hvd.size()
+        torch.manual_seed(options.seed)
+        mean, deviation = _statistics(data)
+        self.model = build(options.model, data.shape, data.classes, mean, deviation).to(device)
+        self._optimizer = hvd.DistributedOptimizer(
+            _optimizer(options, self.model), named_parameters=self.model.named_parameters(), op=hvd.Average
+        )
+        self._precision = Precision(device, options.amp)
+        scale = self._ranks if options.scale_lr else 1
+        self._schedule = Schedule(options.lr, scale, options.warmup_epochs, options.epochs, options.schedule)
+        self._sharding = Sharding(
+            len(data.train), options.batch_size, rank=self._rank, ranks=self._ranks, seed=options.seed
+        )
+        self._batches = BatchMaker(
+            data.train,
+            self._sharding,
+            workers=options.data_workers,
+            augment=options.augment,
+            seed=options.seed,
+            pin=device.type == "cuda",
+        )
+        self._at = Position()
+        self._accuracy = math.nan
+        self._sums = torch.zeros(3, dtype=torch.float64, device=device)  # loss, right, examples
+        self._meeting_steps = 1
+        self._steps_since_meeting = 0
+        self._meeting_at = self._started = self._saved_at = self._logged_at = time.monotonic()
+
+    def run(self) -> None:
+        """Train to the end, from the newest checkpoint if there is one, and write the final model.
+
+        Raises Stopped (after SIGTERM, the checkpoint written), LossNotFinite or ranks.RanksDiverged, on
+        every rank alike.
+        """
+        self._resume()
+        stop = StopRequest()
+        self._metrics = MetricsFile(self._ranks)
+        self._writer = ScalarWriter(
+            rotate_seconds=self._options.tensorboard_seconds, first_step=self._at.step
+        )
+        self._started = self._meeting_at = self._saved_at = self._logged_at = time.monotonic()
+        try:
+            while not self._done():
+                self._train_epoch(stop)
+                self._test()
+            if math.isnan(self._accuracy):
+                self._test()
+            self._finish()
+        finally:
+            self._writer.close()
+
+    # --- the loop -------------------------------------------------------------------------------
+
+    def _train_epoch(self, stop: StopRequest) -> None:
+        """Train to the end of the epoch, or of the run; saves on the way."""
+        options, at = self._options, self._at
+        self.model.train()
+        self._meeting_at = time.monotonic()
+        for batch in self._batches.epoch(at.epoch, at.examples):
+            self._train_step(batch)
+            at.step += 1
+            at.examples = batch.share.position
+            self._steps_since_meeting += 1
+            last = at.examples == len(self._data.train) or at.step == options.max_steps
+            save = (
+                not last and options.checkpoint_steps is not None and at.step % options.checkpoint_steps == 0
+            )
+            if last or save or self._steps_since_meeting >= self._meeting_steps:
+                if self._meet(stop, last=last):
+                    self._save()
+                    hvd.barrier()  # A rank that leaves earlier would have the others killed.
+                    raise Stopped(f"stopped at step {at.step}, with a checkpoint")
+                save = save or (not last and time.monotonic() - self._saved_at >= options.checkpoint_seconds)
+            if save:
+                self._save()
+            if last:
+                break
+        if at.examples == len(self._data.train):
+            at.epoch, at.examples = at.epoch + 1, 0
+
+    def _train_step(self, batch: Batch) -> None:
+        share = batch.share
+        pixels = batch.pixels.to(self._device, non_blocking=True)
+        labels = batch.labels.to(self._device, non_blocking=True)
+        rate = self._schedule.at(self._at.epoch + self._at.examples / len(self._data.train))
+        for group in self._optimizer.param_groups:
+            group["lr"] = rate
+        with self._precision.autocast():
+            logits = self.model(pixels)
+        losses = functional.cross_entropy(logits.float(), labels, reduction="none")[: share.count]
+        # Averaged over the ranks, this is the mean over the whole step's examples, also where the
+        # ranks have not all equally many.
+        self._precision.step(losses.sum() * (self._ranks / share.total), self._optimizer)
+        with torch.no_grad():
+            right = (logits[: share.count].argmax(1) == labels[: share.count]).sum()
+            self._sums += torch.stack(
+                (losses.sum().double(), right.double(), right.new_tensor(share.count).double())
+            )
+
+    def _meet(self, stop: StopRequest, *, last: bool) -> bool:
+        """Add up what the ranks did since they last met, tell about it; whether one has to stop."""
+        now = time.monotonic()
+        mine = [*self._sums.tolist(), float(stop.requested), now - self._meeting_at]
+        loss, right, examples, stopping, seconds = ranks.total(mine, "meeting")
+        loss, accuracy = loss / examples, right / examples
+        rate = examples / max(seconds / self._ranks, 1e-9)
+        # The same numbers on every rank, hence the same number of steps until they meet again.
+        per_step = seconds / self._ranks / self._steps_since_meeting
+        self._meeting_steps = max(1, min(int(MEETING_SECONDS / max(per_step, 1e-9)), MEETING_STEPS_MAX))
+        self._sums.zero_()
+        self._steps_since_meeting = 0
+        self._meeting_at = now
+        if not math.isfinite(loss):
+            raise LossNotFinite(f"the loss is {loss} at step {self._at.step}: try a lower --lr")
+        if self._rank == 0:
+            self._tell(loss, accuracy, rate, last=last)
+        return stopping > 0
+
+    def _tell(self, loss: float, accuracy: float, rate: float, *, last: bool) -> None:
+        at, now = self._at, time.monotonic()
+        learning_rate = self._optimizer.param_groups[0]["lr"]
+        total = self._total_steps()
+        progress.report(
+            step=at.step, total_steps=total, epoch=at.epoch + 1, examples_per_second=rate, loss=loss
+        )
+        self._writer.add(
+            at.step,
+            {
+                "train/loss": loss,
+                "train/accuracy": accuracy,
+                "train/learning_rate": learning_rate,
+                "train/examples_per_second": rate,
+            },
+        )
+        if last or now - self._logged_at >= self._options.log_seconds:
+            self._logged_at = now
+            self._write_metrics("train", loss, accuracy, rate)
+            log.info(
+                "step %d/%d epoch %d: loss %.4f, accuracy %.4f, %.0f examples/s",
+                at.step,
+                total,
+                at.epoch + 1,
+                loss,
+                accuracy,
+                rate,
+            )
+
+    def _test(self) -> None:
+        """Count the right answers over the whole test set, each rank its share, and save with the result."""
+        ranks.average_statistics(self.model)
+        self.model.eval()
+        began = time.monotonic()
+        mine = slice_of(len(self._data.test), rank=self._rank, ranks=self._ranks)
+        right = loss = 0.0
+        with torch.inference_mode():
+            for start in range(0, len(mine), TEST_BATCH):
+                chosen = mine[start : start + TEST_BATCH]
+                pixels = torch.from_numpy(self._data.test.pixels[chosen]).to(self._device)
+                labels = torch.from_numpy(self._data.test.labels[chosen]).to(self._device)
+                logits = self.model(pixels)
+                loss += functional.cross_entropy(logits, labels, reduction="sum").item()
+                right += float((logits.argmax(1) == labels).sum().item())
+        right, loss, examples = ranks.total([right, loss, float(len(mine))], "test")
+        self._accuracy, loss = right / examples, loss / examples
+        if self._rank == 0:
+            at = self._at
+            progress.report(accuracy=self._accuracy)
+            self._writer.add(at.step, {"test/accuracy": self._accuracy, "test/loss": loss})
+            self._write_metrics("test", loss, self._accuracy, examples / max(time.monotonic() - began, 1e-9))
+            log.info("step %d: test accuracy %.4f, loss %.4f", at.step, self._accuracy, loss)
+        self._save(self._accuracy)
+
+    def _finish(self) -> None:
+        """Compare the ranks' weights and write the final model."""
+        digest = ranks.check_identical(self.model)
+        if self._rank == 0:
+            log.info("weights are identical on all %d ranks, sha256 %s", self._ranks, digest)
+            folder = Path(contract.root()) / contract.MODEL
+            facts = {
+                "accuracy": self._accuracy,
+                "steps": self._at.step,
+                "epochs": self._at.epoch,
+                "worldSize": self._ranks,
+                "weightsSha256": digest,
+            }
+            saved_model.write(
+                folder,
+                self.model,
+                name=self._options.model,
+                shape=self._data.shape,
+                classes=self._data.classes,
+                facts=facts,
+            )
+            self._metrics.add(
+                "end", {**facts, "step": self._at.step, "seconds": round(time.monotonic() - self._started, 3)}
+            )
+            progress.report(
+                step=self._at.step, total_steps=self._at.step, accuracy=self._accuracy, final=True
+            )
+            log.info("the model is in %s", folder)
+        hvd.barrier()
+
+    def _write_metrics(self, kind: str, loss: float, accuracy: float, rate: float) -> None:
+        at = self._at
+        done = at.epoch + at.examples / len(self._data.train)
+        self._metrics.add(
+            kind,
+            {
+                "step": at.step,
+                "epoch": round(done, 4),
+                "loss": loss,
+                "accuracy": accuracy,
+                "examplesPerSecond": round(rate, 1),
+                "seconds": round(time.monotonic() - self._started, 3),
+            },
+        )
+
+    def _done(self) -> bool:
+        return self._at.epoch >= self._options.epochs or self._at.step == self._options.max_steps
+
+    def _total_steps(self) -> int:
+        at, options = self._at, self._options
+        left = self._sharding.steps(at.examples) + (options.epochs - at.epoch - 1) * self._sharding.steps()
+        total = at.step + max(left, 0)
+        return min(total, options.max_steps) if options.max_steps else total
+
+    # --- checkpoints ----------------------------------------------------------------------------
+
+    def _save(self, accuracy: float | None = None) -> None:
+        self._saved_at = time.monotonic()
+        if self._rank == 0:
+            checkpoints.save(self._at.step, self._write_state, metric=accuracy)
+
+    def _write_state(self, folder: Path) -> None:
+        at = self._at
+        state = {
+            "name": self._options.model,
+            "model": self.model.state_dict(),
+            "optimizer": self._optimizer.state_dict(),
+            "precision": self._precision.state(),
+            "position": [at.step, at.epoch, at.examples],
+        }
+        torch.save(state, folder / STATE_FILE)
+
+    def _resume(self) -> None:
+        """Go on from rank 0's newest checkpoint: to the step and example where it was made."""
+        saved = self._load() if self._rank == 0 else None
+        state = ranks.broadcast_state(self.model, self._optimizer, saved)
+        if state is None:
+            return
+        self._precision.restore(state["precision"])
+        self._at = Position(*state["position"])
+        if self._rank == 0:
+            log.info("going on from the checkpoint of step %d, epoch %d", self._at.step, self._at.epoch + 1)
+
+    def _load(self) -> dict[str, Any] | None:
+        newest = checkpoints.newest()
+        if newest is None:
+            return None
+        path = newest.path / STATE_FILE
+        if not path.is_file():
+            raise SystemExit(
+                f"the checkpoint {newest.path} was not written by this program: it has no {STATE_FILE}"
+            )
+        state: dict[str, Any] = torch.load(path, weights_only=True, map_location="cpu")
+        if state["name"] != self._options.model:
+            raise SystemExit(
+                f"the checkpoint {newest.path} is of a {state['name']}, not of a {self._options.model}: "
+                "give the same --model, or start anew (artifacts.resume: Never)"
+            )
+        return state
+
+
+def _statistics(data: PictureSet) -> tuple[list[float], list[float]]:
+    """Mean and standard deviation of each channel over the training set, on the scale 0 to 1.
+
+    From counts of the 256 values: exact, the same on every rank, and without a copy as floats.
+    """
+    means, deviations = [], []
+    values = np.arange(256) / 255
+    for channel in range(data.shape[0]):
+        counts = np.zeros(256, dtype=np.int64)
+        for chunk in np.array_split(data.train.pixels[:, channel], max(len(data.train) // 4096, 1)):
+            counts += np.bincount(chunk.reshape(-1), minlength=256)
+        mean = float((counts * values).sum() / counts.sum())
+        means.append(mean)
+        deviations.append(max(float((counts * (values - mean) ** 2).sum() / counts.sum()) ** 0.5, 1e-3))
+    return means, deviations
+
+
+def _optimizer(options: Options, model: torch.nn.Module) -> torch.optim.Optimizer:
+    if options.optimizer == "adam":
+        return torch.optim.Adam(model.parameters(), lr=options.lr, weight_decay=options.weight_decay)
+    return torch.optim.SGD(
+        model.parameters(), lr=options.lr, momentum=options.momentum, weight_decay=options.weight_decay
+    )

@@ -1,0 +1,59 @@
+"""Mixed precision together with Horovod."""
+
+from __future__ import annotations
+
+from contextlib import nullcontext
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+if TYPE_CHECKING:
+    from contextlib import AbstractContextManager
+
+    from torch import Tensor
+
+
+class Precision:
+    """How a step computes. Weights and gradients stay float32, so that ranks average in float32.
+
+    `enabled`: None means on GPUs only. Where the device has bfloat16 that is used; else float16, whose
+    loss is scaled so that small gradients don't vanish.
+    """
+
+    def __init__(self, device: torch.device, enabled: bool | None) -> None:
+        self._device = device.type
+        self.dtype: torch.dtype | None = None
+        self._scaler: torch.amp.GradScaler | None = None
+        if enabled if enabled is not None else device.type == "cuda":
+            has_bfloat16 = device.type != "cuda" or torch.cuda.is_bf16_supported(including_emulation=False)
+            self.dtype = torch.bfloat16 if has_bfloat16 else torch.float16
+            if self.dtype is torch.float16:
+                self._scaler = torch.amp.GradScaler(device.type)
+
+    def autocast(self) -> AbstractContextManager[object]:
+        """The block in which the forward pass runs."""
+        return torch.autocast(self._device, dtype=self.dtype) if self.dtype else nullcontext()
+
+    def step(self, loss: Tensor, optimizer: Any) -> None:
+        """Backward pass, average over the ranks and update; `optimizer` is Horovod's."""
+        optimizer.zero_grad()
+        if self._scaler is None:
+            torch.autograd.backward(loss)
+            optimizer.step()
+            return
+        torch.autograd.backward(self._scaler.scale(loss))
+        # The gradients must be averaged before the scaler looks for infinities in them, so that all
+        # ranks take or skip the step together.
+        optimizer.synchronize()
+        with optimizer.skip_synchronize():
+            self._scaler.step(optimizer)
+        self._scaler.update()
+
+    def state(self) -> dict[str, Any]:
+        """What a checkpoint keeps."""
+        return self._scaler.state_dict() if self._scaler else {}
+
+    def restore(self, state: dict[str, Any]) -> None:
+        """Take over what a checkpoint kept."""
+        if self._scaler and state:
+            self._scaler.load_state_dict(state)

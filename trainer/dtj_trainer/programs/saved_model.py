@@ -1,0 +1,89 @@
+"""The final model as files that load without this package, and as what this package loads."""
+
+from __future__ import annotations
+
+import json
+import os
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from dtj_trainer.models import PictureClassifier, build
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+WEIGHTS = "model.pt"
+EXPORTED = "model.pt2"
+DESCRIPTION = "model.json"
+
+
+def write(
+    folder: Path,
+    model: PictureClassifier,
+    *,
+    name: str,
+    shape: tuple[int, int, int],
+    classes: int,
+    facts: dict[str, object],
+) -> None:
+    """Write weights, the exported program and a description into `folder`, each whole or not at all.
+
+    `shape` is channels, height and width of a picture; `facts` go into the description (accuracy, steps).
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    copy = build(name, shape, classes)
+    copy.load_state_dict({key: value.cpu() for key, value in model.state_dict().items()})
+    copy.eval()
+    _replace(folder / WEIGHTS, lambda path: torch.save(copy.state_dict(), path))
+    batch = torch.export.Dim("batch", min=1)
+    example = torch.zeros((2, *shape), dtype=torch.uint8)
+    program = torch.export.export(copy, (example,), dynamic_shapes=({0: batch},))
+    _replace(folder / EXPORTED, lambda path: torch.export.save(program, path))
+    description = {
+        "model": name,
+        "input": {"dtype": "uint8", "shape": ["batch", *shape], "range": [0, 255]},
+        "output": {"shape": ["batch", classes], "meaning": "logits"},
+        "classes": classes,
+        "parameters": sum(parameter.numel() for parameter in copy.parameters()),
+        **facts,
+        "files": {
+            WEIGHTS: "state dict of dtj_trainer.models.build(model, shape, classes)",
+            EXPORTED: "torch.export.load(file).module()(pixels): needs PyTorch alone",
+        },
+        "torch": str(torch.__version__),
+    }
+    _replace(folder / DESCRIPTION, lambda path: path.write_text(json.dumps(description, indent=2) + "\n"))
+
+
+def describe(folder: Path) -> dict[str, Any]:
+    """The content of model.json. Raises OSError or ValueError when it isn't there or isn't JSON."""
+    content: dict[str, Any] = json.loads((folder / DESCRIPTION).read_bytes())
+    return content
+
+
+def load(folder: Path) -> PictureClassifier:
+    """The model rebuilt from its description and weights, ready for inference."""
+    description = describe(folder)
+    _, channels, height, width = description["input"]["shape"]
+    model = build(description["model"], (channels, height, width), description["classes"])
+    model.load_state_dict(torch.load(folder / WEIGHTS, weights_only=True, map_location="cpu"))
+    return model.eval()
+
+
+def load_exported(folder: Path) -> torch.nn.Module:
+    """The exported program as a module: no class of this package takes part."""
+    module: torch.nn.Module = torch.export.load(folder / EXPORTED).module()
+    return module
+
+
+def _replace(path: Path, write_to: Any) -> None:
+    # The suffix says what it is to those who upload this folder, and torch.export looks at it too.
+    written = path.with_name(f".{path.stem}.tmp{path.suffix}")
+    write_to(written)
+    descriptor = os.open(written, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+    written.replace(path)

@@ -1,0 +1,34 @@
+"""How many threads a rank may use, when several share a machine."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+_QUOTA_V2 = Path("/sys/fs/cgroup/cpu.max")
+_QUOTA_V1 = Path("/sys/fs/cgroup/cpu/cpu.cfs_quota_us")
+_PERIOD_V1 = Path("/sys/fs/cgroup/cpu/cpu.cfs_period_us")
+
+
+def threads_per_rank(ranks_here: int) -> int | None:
+    """The container's processors shared among its ranks; None where OMP_NUM_THREADS has decided."""
+    if os.environ.get("OMP_NUM_THREADS"):
+        return None
+    return max(int(available_processors() / ranks_here), 1)
+
+
+def available_processors() -> float:
+    """Processors this process may use: those it may run on, less what the container's limit leaves."""
+    usable = float(len(os.sched_getaffinity(0)))
+    return min(usable, _quota() or usable)
+
+
+def _quota() -> float | None:
+    try:
+        if _QUOTA_V2.exists():
+            quota, period = _QUOTA_V2.read_text().split()
+        else:
+            quota, period = _QUOTA_V1.read_text(), _PERIOD_V1.read_text()
+        return float(quota) / float(period) if float(quota) > 0 else None
+    except (OSError, ValueError):
+        return None  # `max`: no limit

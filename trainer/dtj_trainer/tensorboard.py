@@ -1,0 +1,89 @@
+"""Event files for TensorBoard that are never rewritten: each part is closed after a while, and a new one begun.
+
+A finished part is uploaded once and for all; TensorBoard reads the parts of a folder in the order of
+their names.
+"""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from dtj_trainer import contract
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+ROTATE_SECONDS = 30.0
+
+
+class ScalarWriter:
+    """Writes scalars into parts of `rotate_seconds` each. For one process of a job: rank 0.
+
+    `first_step` is where this run begins: what an attempt before it wrote of later steps is dropped by
+    TensorBoard. A part appears with its first value, so that silence makes no files.
+    """
+
+    def __init__(
+        self,
+        folder: Path | None = None,
+        *,
+        rotate_seconds: float = ROTATE_SECONDS,
+        first_step: int = 0,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._folder = folder or Path(contract.root()) / contract.TENSORBOARD
+        self._rotate_seconds = rotate_seconds
+        self._first_step: int | None = first_step
+        self._clock = clock
+        self._part: _Part | None = None
+        self._parts = 0
+
+    def add(self, step: int, values: Mapping[str, float]) -> None:
+        """Write the values (name, such as `train/loss`, to number) of one step."""
+        now = self._clock()
+        if self._part and now - self._part.begun >= self._rotate_seconds:
+            self.close()
+        if self._part is None:
+            self._folder.mkdir(parents=True, exist_ok=True)
+            self._part = _Part(self._folder, self._parts, now)
+            self._parts += 1
+            if self._first_step is not None:
+                self._part.write_start(self._first_step)
+                self._first_step = None
+        self._part.write(step, values)
+
+    def close(self) -> None:
+        """Finish the present part; `add` begins another."""
+        if self._part:
+            self._part.close()
+            self._part = None
+
+
+class _Part:
+    """One event file, written without the threads and queues of tensorboardX's own writer."""
+
+    def __init__(self, folder: Path, number: int, begun: float) -> None:
+        from tensorboardX.event_file_writer import EventsWriter
+
+        self.begun = begun
+        self._writer = EventsWriter(str(folder / "events"), filename_suffix=f".{number:05d}")
+
+    def write_start(self, step: int) -> None:
+        from tensorboardX.proto.event_pb2 import Event, SessionLog
+
+        self._writer.write_event(
+            Event(wall_time=time.time(), step=step, session_log=SessionLog(status=SessionLog.START))
+        )
+
+    def write(self, step: int, values: Mapping[str, float]) -> None:
+        from tensorboardX.proto.event_pb2 import Event
+        from tensorboardX.proto.summary_pb2 import Summary
+
+        entries = [Summary.Value(tag=name, simple_value=value) for name, value in values.items()]
+        self._writer.write_event(Event(wall_time=time.time(), step=step, summary=Summary(value=entries)))
+        self._writer.flush()
+
+    def close(self) -> None:
+        self._writer.close()
