@@ -216,11 +216,15 @@ class Workspace:
         self._started: list[Launched] = []
 
     def launch(self, role: str, *command: str, **environment: str) -> Launched:
-        log = self._folder / f"{role}-{len(self._started)}.out"
+        program = (sys.executable, "-m", "dtj_trainer.launch.main", role, "--")
+        return self.run(*program, *command, **environment)
+
+    def run(self, *command: str, **environment: str) -> Launched:
+        log = self._folder / f"{len(self._started)}.out"
         outside = {name: value for name, value in os.environ.items() if not name.startswith("DTJ_")}
         with log.open("wb") as output:
             process = subprocess.Popen(
-                [sys.executable, "-m", "dtj_trainer.launch.main", role, "--", *command],
+                command,
                 env={**outside, **self.environment, **environment},
                 stdin=subprocess.DEVNULL,
                 stdout=output,

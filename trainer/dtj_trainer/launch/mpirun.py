@@ -52,11 +52,15 @@ class Blame(NamedTuple):
 _BY_SIGNAL = re.compile(r"process rank (\d+) with PID \d+ on node (\S+) exited on signal (\d+)", re.DOTALL)
 _PROCESS_NAME = re.compile(r"Process name: \[\[\d+,\d+\],(\d+)\]")
 _EXIT_CODE = re.compile(r"Exit code:\s+(\d+)")
+_NON_ZERO = re.compile(r"process(?:es)? returned\s+a non-zero exit code")
 _TOO_FEW_SLOTS = re.compile(r"There are not enough slots available")
 
 
-def read_blame(lines: Sequence[str]) -> Blame:
-    """Read mpirun's closing message: for images whose ranks tell nothing themselves."""
+def read_blame(lines: Sequence[str], own_exit_code: int) -> Blame:
+    """Read mpirun's closing message: for images whose ranks tell nothing themselves.
+
+    `own_exit_code` is mpirun's: that of the first process that failed, where the message names none.
+    """
     text = "\n".join(lines)
     if _TOO_FEW_SLOTS.search(text):
         return Blame(too_few_slots=True)
@@ -65,4 +69,6 @@ def read_blame(lines: Sequence[str]) -> Blame:
     if code := _EXIT_CODE.search(text):
         name = _PROCESS_NAME.search(text)
         return Blame(rank=int(name[1]) if name else None, exit_code=int(code[1]))
+    if _NON_ZERO.search(text):
+        return Blame(exit_code=own_exit_code)
     return Blame()

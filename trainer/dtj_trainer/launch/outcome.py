@@ -31,14 +31,14 @@ def decide(
         first = next((told for told in exits if told.get("rank") == 0), RankExit())
         kept = {name: first[name] for name in ("progress", "artifacts", "phases") if name in first}
         return cast(contract.Termination, {"exitCode": 0, **kept})
-    if end.stopped:
+    causes = [told for told in exits if "class" in told and not told.get("stopped")]
+    if end.stop_signal is not None and not causes:
         return {
             "class": "Signal",
-            "message": f"the launcher was told to stop ({signal_name(_stop_signal(end))})",
-            "exitCode": end.exit_code or 128 + _stop_signal(end),
-            "signal": _stop_signal(end),
+            "message": f"the launcher was told to stop ({signal_name(end.stop_signal)})",
+            "exitCode": 128 + end.stop_signal,
+            "signal": end.stop_signal,
         }
-    causes = [told for told in exits if "class" in told and not told.get("stopped")]
     if causes and causes[0]["class"] in _OWN_CHECKS:
         return _without_stopped(causes[0])
     lost = lost_hosts()
@@ -49,10 +49,6 @@ def decide(
     if causes:
         return _without_stopped(causes[0])
     return _without_ranks(end, exits, mpirun_lines)
-
-
-def _stop_signal(end: ProgramEnd) -> int:
-    return end.signal or 15
 
 
 def _without_stopped(told: RankExit) -> contract.Termination:
@@ -79,7 +75,7 @@ def _without_ranks(
     """No rank told a cause: mpirun's own words, or a host that went away with all that ran on it."""
     if end.missing is not None:
         return {"class": "CommandNotFound", "message": end.missing, "exitCode": end.exit_code}
-    blame = read_blame(mpirun_lines)
+    blame = read_blame(mpirun_lines, end.exit_code)
     if blame.too_few_slots:
         return {
             "class": "WorldSizeMismatch",

@@ -29,8 +29,13 @@ class ProgramEnd:
     signal: int | None = None
     missing: str | None = None
     oom_killed: bool = False
-    stopped: bool = False
-    """It was told to stop while it ran."""
+    stop_signal: int | None = None
+    """The signal by which it was told to stop while it ran."""
+
+    @property
+    def stopped(self) -> bool:
+        """Whether it was told to stop."""
+        return self.stop_signal is not None
 
     @property
     def succeeded(self) -> bool:
@@ -114,15 +119,14 @@ class Program:
         reader.join(0.2)
         self._signal_group(signal.SIGKILL)
         reader.join(OUTPUT_END_SECONDS)
-        stopped = self._stop_signal is not None
         if code >= 0:
-            return ProgramEnd(code, oom_killed=self._oom_rose() and code != 0, stopped=stopped)
+            return ProgramEnd(code, oom_killed=self._oom_rose() and code != 0, stop_signal=self._stop_signal)
         killed = -code
         return ProgramEnd(
             128 + killed,
             signal=killed,
             oom_killed=killed == signal.SIGKILL and self._oom_rose(),
-            stopped=stopped,
+            stop_signal=self._stop_signal,
         )
 
     def _read(self, descriptor: int) -> None:
