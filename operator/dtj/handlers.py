@@ -18,7 +18,7 @@ from typing import Any
 import kopf
 import prometheus_client
 
-from dtj.api.identity import GROUP, LABEL_JOB, LABEL_MANAGED_BY, MANAGER, PLURAL, VERSION
+from dtj.api.identity import API_VERSION, GROUP, LABEL_JOB, LABEL_MANAGED_BY, MANAGER, PLURAL, VERSION
 from dtj.api.status import Phase
 from dtj.cluster.api import KubernetesApi, connect
 from dtj.reconcile.controller import Controller
@@ -31,6 +31,7 @@ from dtj.status.pods import view_pod
 
 _log = logging.getLogger(__name__)
 _WORKERS = 16
+_CRD_SECONDS = 3.0
 _CHILDREN = f"{LABEL_MANAGED_BY}={MANAGER},{LABEL_JOB}"
 _ENDED = (Phase.SUCCEEDED.value, Phase.FAILED.value)
 
@@ -190,12 +191,24 @@ def main() -> None:
     arguments = parser.parse_args()
     kopf.configure(log_format=kopf.LogFormat.FULL)
     logging.getLogger().setLevel(arguments.log_level.upper())
-    # kopf tells of every event at INFO.
-    logging.getLogger("kopf.objects").setLevel(logging.WARNING)
+    for chatty in ("kopf.objects", "kopf.activities.probe", "aiohttp.access"):
+        logging.getLogger(chatty).setLevel(logging.WARNING)
     asyncio.run(_run(arguments))
 
 
+async def _resource_served() -> None:
+    """Wait for the CRD: kopf looks only once for what it is to watch."""
+    cluster = await connect()
+    try:
+        while not await cluster.serves(API_VERSION):
+            _log.warning("the cluster does not know %s yet: kubectl apply -f manifests/crd", API_VERSION)
+            await asyncio.sleep(_CRD_SECONDS)
+    finally:
+        await cluster.close()
+
+
 async def _run(arguments: argparse.Namespace) -> None:
+    await _resource_served()
     memo = kopf.Memo(
         workers=arguments.workers,
         metrics_port=arguments.metrics_port,

@@ -5,10 +5,13 @@ from __future__ import annotations
 import os
 import uuid
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
+from tests.cluster import kind
 from tests.cluster.jobs import Namespace
+from tests.cluster.local import cluster, state
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -38,3 +41,28 @@ def shared_namespace() -> Iterator[Namespace]:
     made.make()
     yield made
     made.delete()
+
+
+class StoreSwitch:
+    """The object store of the cluster under test, to be stopped and started again with its data."""
+
+    def __init__(self) -> None:
+        ours = Path(os.environ["KUBECONFIG"]) == kind.KUBECONFIG
+        self._supervisor = kind.SUPERVISOR if ours else state.SUPERVISOR
+        self._component = (kind.store() if ours else cluster.STORE).component()
+
+    def stop(self) -> None:
+        """End its process; connections are refused from now on."""
+        self._supervisor.stop(self._component.name)
+
+    def start(self) -> None:
+        """Start it again; returns when it serves."""
+        self._supervisor.ensure(self._component)
+
+
+@pytest.fixture
+def store() -> Iterator[StoreSwitch]:
+    """The switch; at the end the store runs, whatever the test did."""
+    switch = StoreSwitch()
+    yield switch
+    switch.start()

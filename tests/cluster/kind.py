@@ -35,6 +35,11 @@ def up() -> None:
     there.fill()
 
 
+def exists() -> bool:
+    """Whether the cluster is there."""
+    return shutil.which("kind") is not None and NAME in run("kind", "get", "clusters").split()
+
+
 def down() -> None:
     """Delete the cluster and end S3; nothing else of Docker's is touched."""
     SUPERVISOR.stop(*SUPERVISOR.names())

@@ -16,8 +16,12 @@ def main() -> int:
     """Bring it up and load the images; 1 with the reason where it can't."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--cluster", choices=("local", "kind"), default="local")
+    parser.add_argument("--is-up", action="store_true", help="only say, by the exit code, whether it is up")
     parser.add_argument("--no-images", action="store_true", help="neither build nor load images")
     options = parser.parse_args()
+    if options.is_up:
+        there = kind.exists() if options.cluster == "kind" else cluster.healthy()
+        return 0 if there else 1
     try:
         if options.cluster == "kind":
             kind.up()

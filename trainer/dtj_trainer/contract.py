@@ -142,7 +142,8 @@ class Artifacts(TypedDict, total=False):
 
 
 Phases = dict[str, str]
-"""RFC 3339 times of what `launch` did: started, restored, peersReady, programStarted, firstStep, programEnded, synced."""
+"""RFC 3339 times of what `launch` did: started, restored, peersReady, programStarted, firstStep, programEnded,
+synced."""
 
 
 class Report(TypedDict, total=False):

@@ -39,6 +39,16 @@ class KubernetesApi:
         """Close the connections."""
         await self._api.close()
 
+    async def serves(self, api_version: str) -> bool:
+        """Whether the API server knows this group and version."""
+        try:
+            await self._request("GET", f"/apis/{api_version}", "APIResourceList")
+        except ApiError as error:
+            if error.status in (0, 404):
+                return False
+            raise
+        return True
+
     async def create(self, manifest: Manifest) -> Manifest:
         path = _collection(manifest) + "?fieldValidation=Strict"
         return await self._request("POST", path, manifest["kind"], manifest)

@@ -1,0 +1,95 @@
+"""A person's own Horovod script, as docs/own-script.md says: in an image of its own, and without dtj_trainer."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+
+from tests.cluster import kind
+from tests.cluster.jobs import ROOT, Manifest, Namespace
+from tests.cluster.local import containerd
+from tests.cluster.local.layout import NODES
+
+pytestmark = pytest.mark.cluster
+EXAMPLE = ROOT / "manifests/examples/own-script"
+
+
+@pytest.fixture(scope="module")
+def image() -> str:
+    """The example's image, built by its Dockerfile and loaded onto the nodes."""
+    tag = "my-own-script:1"
+    built = subprocess.run(
+        [sys.executable, ROOT / "docker/build.py", "--context", EXAMPLE, "--tag", tag, "--print-archives"],
+        stdout=subprocess.PIPE, text=True, check=True,
+    )  # fmt: skip
+    archive = Path(built.stdout.strip())
+    if Path(os.environ["KUBECONFIG"]) == kind.KUBECONFIG:
+        kind.load(archive)
+    else:
+        for node in NODES:
+            containerd.import_image(node, archive)
+    return tag
+
+
+def test_a_script_in_an_own_image_trains_and_its_files_are_kept(namespace: Namespace, image: str) -> None:
+    manifest = job()
+    manifest["spec"]["artifacts"]["endpoint"] = os.environ["DTJ_TEST_S3_ENDPOINT"]
+    assert manifest["spec"]["image"] == image
+    applied = namespace.apply(manifest)
+    status = applied.wait(180)
+    keys = applied.artifacts().keys()
+    assert "model/spirals.pt" in keys
+    assert "checkpoints/5/manifest.json" in keys
+    assert "checkpoints/5/epoch-5.pt" in keys
+    assert status["artifacts"]["checkpoint"]["step"] == 5
+    assert "epoch 5: loss" in applied.artifacts().read("logs/attempt-1/rank-0.log").decode()
+
+
+def test_an_image_without_dtj_trainer_trains_too(namespace: Namespace) -> None:
+    script = (EXAMPLE / "train.py").read_text()
+    namespace.kubectl("create", "configmap", "script", f"--from-literal=train.py={script}")
+    manifest = job()
+    del manifest["spec"]["artifacts"]
+    volume = {
+        "spec": {
+            "containers": [{"name": "trainer", "volumeMounts": [{"name": "script", "mountPath": "/app"}]}],
+            "volumes": [{"name": "script", "configMap": {"name": "script"}}],
+        }
+    }
+    manifest["spec"] |= {
+        "image": "dtj-horovod-base:0.1.0",
+        "replicaSpecs": {"worker": {"replicas": 2, "template": volume}},
+    }
+    applied = namespace.apply(manifest)
+    applied.wait(180)
+    log = namespace.kubectl("logs", "spirals-launcher-0")
+    assert "epoch 5: loss" in log
+
+
+def test_a_launcher_with_a_command_of_its_own_runs_it_as_written(namespace: Namespace) -> None:
+    manifest = job()
+    del manifest["spec"]["artifacts"], manifest["spec"]["command"], manifest["spec"]["args"]
+    # As written for mpi-operator.
+    command = ["mpirun", "--hostfile", "/etc/mpi/hostfile", "-n", "2", "hostname"]
+    manifest["spec"] |= {
+        "image": "dtj-horovod-base:0.1.0",
+        "replicaSpecs": {
+            "worker": {"replicas": 2},
+            "launcher": {"template": {"spec": {"containers": [{"name": "trainer", "command": command}]}}},
+        },
+    }
+    applied = namespace.apply(manifest)
+    applied.wait(120)
+    assert set(namespace.kubectl("logs", "spirals-launcher-0").split()) == {
+        "spirals-worker-0",
+        "spirals-worker-1",
+    }
+
+
+def job() -> Manifest:
+    return dict(yaml.safe_load((EXAMPLE / "job.yaml").read_text()))
