@@ -21,8 +21,8 @@ ROTATE_SECONDS = 30.0
 class ScalarWriter:
     """Writes scalars into parts of `rotate_seconds` each. For one process of a job: rank 0.
 
-    `first_step` is where this run begins: what an attempt before it wrote of later steps is dropped by
-    TensorBoard. A part appears with its first value, so that silence makes no files.
+    `first_step` is the step of the checkpoint from which this run goes on: what an attempt before it wrote
+    of later steps is dropped by TensorBoard. A part appears with its first value, so that silence makes no files.
     """
 
     def __init__(
@@ -73,8 +73,9 @@ class _Part:
     def write_start(self, step: int) -> None:
         from tensorboardX.proto.event_pb2 import Event, SessionLog
 
+        # TensorBoard drops what it has read of this step and later ones.
         self._writer.write_event(
-            Event(wall_time=time.time(), step=step, session_log=SessionLog(status=SessionLog.START))
+            Event(wall_time=time.time(), step=step + 1, session_log=SessionLog(status=SessionLog.START))
         )
 
     def write(self, step: int, values: Mapping[str, float]) -> None:

@@ -39,7 +39,7 @@ def parse(arguments: list[str] | None, program: str, description: str) -> Option
     parser = argparse.ArgumentParser(
         prog=f"python -m {program}",
         description=description,
-        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
+        formatter_class=_WithDefaults,
     )
     what = parser.add_argument_group("what is trained")
     what.add_argument("--model", choices=MODELS, default="cnn", help="cnn is small, resnet18 is not")
@@ -96,6 +96,13 @@ def parse(arguments: list[str] | None, program: str, description: str) -> Option
     )
     parsed = parser.parse_args(arguments)
     return Options(**{field.name: getattr(parsed, field.name) for field in fields(Options)})
+
+
+class _WithDefaults(argparse.ArgumentDefaultsHelpFormatter):
+    """Adds the default to an option's help, where there is one that says something."""
+
+    def _get_help_string(self, action: argparse.Action) -> str | None:
+        return action.help if action.default is None else super()._get_help_string(action)
 
 
 class _Number:

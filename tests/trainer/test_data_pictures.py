@@ -1,0 +1,68 @@
+from __future__ import annotations
+
+import gzip
+from pathlib import Path
+
+import numpy as np
+import pytest
+from tests.trainer.idx_files import FASHION_MNIST, NAMES, idx_bytes, write_pictures
+
+from dtj_trainer import contract
+from dtj_trainer.data.errors import DataCorrupt, DataNotFound, DataUnavailable, exit_on_data_error
+from dtj_trainer.data.pictures import data_uri, load_pictures
+
+
+@pytest.mark.parametrize("compressed", [True, False])
+def test_a_set_in_mnists_layout(tmp_path: Path, compressed: bool) -> None:
+    data = load_pictures(str(write_pictures(tmp_path, 30, 12, size=16, compressed=compressed)))
+    assert data.train.pixels.shape == (30, 1, 16, 16)
+    assert data.shape == (1, 16, 16)
+    assert data.train.labels.dtype == np.int64
+    assert (len(data.train), len(data.test), data.classes) == (30, 12, 10)
+
+
+@pytest.mark.skipif(not FASHION_MNIST.is_dir(), reason="needs Debian's dataset-fashion-mnist")
+def test_fashion_mnist() -> None:
+    data = load_pictures(str(FASHION_MNIST))
+    assert (len(data.train), len(data.test), data.classes, data.shape) == (60000, 10000, 10, (1, 28, 28))
+    assert np.bincount(data.train.labels).tolist() == [6000] * 10
+
+
+def corrupted(folder: Path, name: str, values: np.ndarray) -> str:
+    write_pictures(folder, 30, 12)
+    (folder / f"{name}.gz").write_bytes(gzip.compress(idx_bytes(values)))
+    return str(folder)
+
+
+def test_what_does_not_fit_together(tmp_path: Path) -> None:
+    uri = corrupted(tmp_path, NAMES[1], np.zeros(29, "u1"))
+    with pytest.raises(DataCorrupt) as caught:
+        load_pictures(uri)
+    assert str(caught.value) == f"{uri}: train-labels-idx1-ubyte has 29 labels for 30 pictures"
+    uri = corrupted(tmp_path, NAMES[2], np.zeros((12, 28, 28), "f4"))
+    with pytest.raises(DataCorrupt, match="t10k-images-idx3-ubyte holds no pictures"):
+        load_pictures(uri)
+    uri = corrupted(tmp_path, NAMES[2], np.zeros((12, 20, 20), "u1"))
+    with pytest.raises(DataCorrupt, match="differ in size"):
+        load_pictures(uri)
+
+
+def test_which_uri(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(contract.ENV_DATA_URI, raising=False)
+    with pytest.raises(DataNotFound, match=r"the job has no spec\.data\.uri"):
+        data_uri(None)
+    monkeypatch.setenv(contract.ENV_DATA_URI, "s3://bucket/set")
+    assert data_uri(None) == "s3://bucket/set"
+    assert data_uri("/here") == "/here"
+
+
+@pytest.mark.parametrize(
+    ("error", "code"), [(DataNotFound("x"), 65), (DataCorrupt("x"), 65), (DataUnavailable("x"), 69)]
+)
+def test_the_last_line_names_the_class(
+    capsys: pytest.CaptureFixture[str], error: Exception, code: int
+) -> None:
+    with pytest.raises(SystemExit) as caught, exit_on_data_error():
+        raise error
+    assert caught.value.code == code
+    assert capsys.readouterr().err.splitlines()[-1] == f"{type(error).__name__}: x"

@@ -1,0 +1,188 @@
+from __future__ import annotations
+
+import hashlib
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from dtj_trainer.artifacts.s3 import S3Error
+from dtj_trainer.artifacts.store import Store
+from dtj_trainer.data import staging
+from dtj_trainer.data.errors import DataCorrupt, DataNotFound, DataUnavailable
+from dtj_trainer.data.sources import RemoteFile
+
+CONTENT = bytes(range(256)) * 40
+URI = "s3://datasets/some set"
+
+
+Use = "Callable[[Memory], Memory]"
+
+
+class Memory:
+    """A store in memory that hands out `allowed` bytes and then breaks."""
+
+    def __init__(self, content: bytes = CONTENT, etag: str | None = None, allowed: int = 1 << 30) -> None:
+        self.content = content
+        self.etag = etag or f'"{hashlib.md5(content).hexdigest()}"'
+        self.allowed = allowed
+        self.starts: list[int] = []
+        self.error: BaseException = KeyboardInterrupt()
+
+    def list(self) -> dict[str, RemoteFile]:
+        return {"a.gz": RemoteFile("a.gz", len(self.content), self.etag)}
+
+    def read(self, file: RemoteFile, start: int) -> Iterator[bytes]:
+        self.starts.append(start)
+        for at in range(start, len(self.content), 1000):
+            if self.allowed <= 0:
+                raise self.error
+            self.allowed -= 1000
+            yield self.content[at : at + 1000]
+
+
+@pytest.fixture
+def use(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Use:
+    monkeypatch.setenv("DTJ_ROOT", str(tmp_path))
+
+    def use(source: Memory) -> Memory:
+        monkeypatch.setattr(staging, "s3_source", lambda _: source)
+        return source
+
+    return use
+
+
+def stage() -> Path:
+    return staging.stage(URI, [["a.gz", "a"]], timeout=3)["a.gz"]
+
+
+def test_a_killed_download_goes_on_where_it_stopped(use: Use) -> None:
+    source = use(Memory(allowed=4000))
+    with pytest.raises(KeyboardInterrupt):
+        stage()
+    source.allowed = 1 << 30
+    assert stage().read_bytes() == CONTENT
+    assert source.starts == [0, 4000]
+    stage()
+    assert source.starts == [0, 4000], "what is there is not fetched again"
+
+
+def test_the_record_says_what_was_fetched(use: Use) -> None:
+    use(Memory())
+    path = stage()
+    record = json.loads((path.parent / ".staged.json").read_text())
+    assert record["a.gz"]["sha256"] == hashlib.sha256(CONTENT).hexdigest()
+    assert path.parent.name.startswith("some_set-")
+
+
+def test_a_part_of_another_version_is_dropped(use: Use) -> None:
+    use(Memory(allowed=4000))
+    with pytest.raises(KeyboardInterrupt):
+        stage()
+    other = use(Memory(CONTENT[::-1]))
+    path = stage()
+    assert path.read_bytes() == CONTENT[::-1]
+    assert other.starts == [0]
+    assert [p.name for p in path.parent.glob(".*.part")] == []
+
+
+def test_a_new_version_replaces_the_old(use: Use) -> None:
+    use(Memory())
+    stage()
+    use(Memory(CONTENT[::-1]))
+    assert stage().read_bytes() == CONTENT[::-1]
+
+
+def test_a_damaged_download_is_refused_and_not_kept(use: Use) -> None:
+    source = use(Memory(etag='"' + "0" * 32 + '"'))
+    with pytest.raises(DataCorrupt, match=r"a\.gz arrived with another content"):
+        stage()
+    source.etag = '"0123-2"'  # sent in parts: its ETag is no MD5
+    assert stage().read_bytes() == CONTENT
+
+
+def test_a_store_that_comes_back_is_waited_for(use: Use) -> None:
+    source = use(Memory(allowed=2000))
+    source.error = S3Error("can't be reached", transient=True)
+    reads = source.read
+
+    def read(file: RemoteFile, start: int) -> Iterator[bytes]:
+        if start:
+            source.allowed = 1 << 30
+        return reads(file, start)
+
+    source.read = read
+    assert stage().read_bytes() == CONTENT
+    assert source.starts == [0, 2000]
+
+
+def test_a_store_that_stays_away(use: Use) -> None:
+    source = use(Memory(allowed=0))
+    source.error = S3Error("S3 at x can't be reached", transient=True)
+    with pytest.raises(DataUnavailable, match="s3://datasets/some set: S3 at x can't be reached"):
+        staging.stage(URI, [["a.gz"]], timeout=0.1)
+
+
+def test_missing_files_are_named_with_the_uri(use: Use) -> None:
+    use(Memory())
+    with pytest.raises(DataNotFound) as caught:
+        staging.stage(URI, [["a.gz", "a"], ["b.gz", "b"], ["c"]])
+    assert str(caught.value) == "s3://datasets/some set has no b.gz or b, no c; there is a.gz"
+
+
+def test_a_folder_of_this_machine_is_used_in_place(tmp_path: Path) -> None:
+    folder = tmp_path / "a set"
+    folder.mkdir()
+    (folder / "b").write_bytes(b"1")
+    for uri in (str(folder), f"file://{tmp_path}/a%20set"):
+        assert staging.stage(uri, [["b.gz", "b"]]) == {"b.gz": folder / "b"}
+
+
+@pytest.mark.parametrize(
+    ("uri", "message"),
+    [
+        ("/no/such/folder", "/no/such/folder is not a folder"),
+        ("file:///no/such", "file:///no/such is not a folder"),
+        ("file://host/folder", "file://host/folder can't be read: data lies at s3://bucket/prefix"),
+        ("gs://bucket/x", "gs://bucket/x can't be read"),
+        ("s3://B", "'s3://B' names no valid bucket"),
+    ],
+)
+def test_uris_that_name_nothing(uri: str, message: str) -> None:
+    with pytest.raises(DataNotFound) as caught:
+        staging.stage(uri, [["a"]])
+    assert str(caught.value).startswith(message)
+
+
+STAGE = """
+import logging, sys
+from dtj_trainer.data.staging import stage
+logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stdout)
+print(stage(sys.argv[1], [["a.gz"], ["b"]])["b"].read_bytes() == b"b" * 3_000_000)
+"""
+
+
+def test_ranks_of_a_pod_fetch_once(
+    job_store: Store, job_uri: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job_store.put_bytes("set/a.gz", CONTENT)
+    job_store.put_bytes("set/b", b"b" * 3_000_000)
+    monkeypatch.setenv("DTJ_ROOT", str(tmp_path))
+    ranks = [
+        subprocess.Popen([sys.executable, "-c", STAGE, f"{job_uri}/set"], stdout=subprocess.PIPE, text=True)
+        for _ in range(3)
+    ]
+    output = "".join(rank.communicate(timeout=50)[0] for rank in ranks)
+    assert output.count("True") == 3
+    assert output.count("staged a.gz") == output.count("staged b:") == 1
+
+
+def test_in_s3_nothing_and_no_bucket(job_uri: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DTJ_ROOT", str(tmp_path))
+    with pytest.raises(DataNotFound, match=f"{job_uri}/none has no a; there is nothing"):
+        staging.stage(f"{job_uri}/none", [["a"]])
+    with pytest.raises(DataNotFound, match="the bucket nosuchbucket does not exist"):
+        staging.stage("s3://nosuchbucket/x", [["a"]])

@@ -1,0 +1,72 @@
+"""The Dockerfiles, as far as they can be judged without building them; the cluster's tests run the images."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+REPOSITORY = Path(__file__).parents[2]
+DOCKER = REPOSITORY / "docker"
+DOCKERFILES = sorted(DOCKER.glob("*.Dockerfile"))
+
+
+def test_there_are_images() -> None:
+    assert {path.name for path in DOCKERFILES} >= {"operator.Dockerfile", "trainer-horovod.Dockerfile"}
+
+
+@pytest.mark.parametrize("dockerfile", DOCKERFILES, ids=lambda path: path.name)
+def test_hadolint(dockerfile: Path) -> None:
+    hadolint = Path(sys.executable).with_name("hadolint")
+    done = subprocess.run([hadolint, "--no-color", dockerfile], capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+@pytest.mark.parametrize("dockerfile", DOCKERFILES, ids=lambda path: path.name)
+def test_images_run_as_a_number_that_is_not_root(dockerfile: Path) -> None:
+    users = [line.split()[1] for line in dockerfile.read_text().splitlines() if line.startswith("USER ")]
+    assert users[-1] == "1000:1000"
+
+
+@pytest.mark.parametrize("patch", sorted((DOCKER / "horovod").glob("*.patch")), ids=lambda path: path.name)
+def test_each_patch_says_why(patch: Path) -> None:
+    reason = patch.read_text().split("\n--- ")[0]
+    assert len(reason.split()) > 10
+    assert patch.stem in (DOCKER / "horovod/README.md").read_text()
+
+
+def key(cache: Path, change: str = "") -> str:
+    """The trainer image's key, after a change to this process's view of the repository."""
+    program = (
+        "import sys; sys.path.insert(0, sys.argv[1])\n"
+        "import build, host, wheels\n"
+        "from pathlib import Path\n"
+        "build.Image.wheels = lambda self: [Path('/wheels/abc/some.whl')]\n"
+        "image = build.images(build.IMAGE, {})[1]\n"
+        f"{change}\n"
+        "print(image.key(image.wheels()))\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program, DOCKER],
+        env={**os.environ, "DTJ_CACHE": str(cache)},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    return done.stdout
+
+
+def test_an_image_is_built_again_when_something_it_is_made_of_changes(tmp_path: Path) -> None:
+    same = key(tmp_path)
+    assert key(tmp_path) == same
+    extra = tmp_path / "extra.py"
+    extra.write_text("")
+    changes = [
+        f"build.REPOSITORY = Path('/'); image.sources.append(Path('{extra}'))",
+        "image.args['BASE_IMAGE'] = 'other'",
+        "image.requirements['trainer'].append('more')",
+    ]
+    assert len({same, *(key(tmp_path, change) for change in changes)}) == 4
