@@ -109,6 +109,7 @@ class ObjectStore:
     def _answers(self) -> bool:
         import boto3
         from botocore.config import Config
+        from botocore.exceptions import BotoCoreError, ClientError
 
         client = boto3.client(
             "s3",
@@ -120,7 +121,7 @@ class ObjectStore:
         )
         try:
             client.put_object(Bucket=BUCKET, Key=".ready", Body=b"")
-        except Exception:
+        except (BotoCoreError, ClientError):
             return False
         return True
 

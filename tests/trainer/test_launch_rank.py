@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import json
-import os
 import signal
+from pathlib import Path
 
 import pytest
-
 from tests.trainer.conftest import free_ports, get_json, get_text, has, keys, until
 
 
@@ -96,8 +95,7 @@ def test_what_the_program_leaves_behind_is_ended(workspace):
 
     def gone() -> bool:
         try:
-            with open(f"/proc/{pid}/stat") as status:
-                return status.read().split(")")[1].split()[0] == "Z"
+            return Path(f"/proc/{pid}/stat").read_text().split(")")[1].split()[0] == "Z"
         except OSError:
             return True
 
@@ -126,7 +124,7 @@ def test_nothing_is_needed_without_artifacts(workspace):
     )
     run = workspace.python(program)
     assert run.ended() == 0
-    assert sorted(os.listdir(workspace.root / "checkpoints")) == ["4", "5", "6"]
+    assert sorted(path.name for path in (workspace.root / "checkpoints").iterdir()) == ["4", "5", "6"]
     assert "no artifacts are kept" in run.output
 
 
@@ -161,14 +159,15 @@ def test_artifacts_of_a_whole_run(workspace, job_uri, job_store):
     run = workspace.python(TRAINING, DTJ_ARTIFACTS_URI=job_uri)
     assert run.ended() == 0, run.output
     assert "starts from 0" in run.output
+    saved_files = (".dtj-checkpoint.json", "manifest.json", "state")
     assert keys(job_store) == [
-        *(f"checkpoints/{s}/{f}" for s in (10, 20, 30, 40) for f in (".dtj-checkpoint.json", "manifest.json", "state")),
+        *(f"checkpoints/{step}/{file}" for step in (10, 20, 30, 40) for file in saved_files),
         "job.yaml",
         "logs/attempt-1/rank-0.log",
         "metrics.jsonl",
         "model/model.pt",
         "tensorboard/events.1",
-    ]  # fmt: skip
+    ]
     assert job_store.get_bytes("model/model.pt") == b"model of step 40"
     assert job_store.get_bytes("logs/attempt-1/rank-0.log") == b"starts from 0\n"
     message = workspace.termination

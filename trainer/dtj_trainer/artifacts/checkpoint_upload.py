@@ -154,6 +154,8 @@ class CheckpointUploader:
         before = index.manifests.get(step)
         stored = {file.path: file for file in before.files} if before else {}
         taken = {file.key for file in before.files} if before else set()
+        if before is None:
+            index.torn.add(step)  # Until its manifest is there.
         files: list[StoredFile] = []
         started = time.monotonic()
         try:

@@ -149,7 +149,8 @@ def _due(rule: Rule, known: _Known, state: _State, newest: bool) -> bool:
         return quiet_for >= rule.finished_quiet
     rest = max(rule.interval, COSTLY_SHARE * known.duration)
     last = max(known.uploaded_at, known.seen_first if rule.finished_quiet is not None else -math.inf)
-    return quiet_for >= rule.quiet and time.monotonic() - last >= rest
+    settled = rule.quiet == 0 or quiet_for >= rule.quiet
+    return settled and time.monotonic() - last >= rest
 
 
 def _newest_of_folders(source: Source) -> set[Path]:

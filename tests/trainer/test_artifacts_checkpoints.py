@@ -1,0 +1,464 @@
+"""Checkpoints on disk and in the bucket: complete or not there, pruned, restored, torn, damaged."""
+
+from __future__ import annotations
+
+import json
+import logging
+import shutil
+import time
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from tests.trainer.conftest import keys
+
+from dtj_trainer.artifacts import checkpoints, s3
+from dtj_trainer.artifacts.checkpoint_index import read_index
+from dtj_trainer.artifacts.checkpoint_upload import CheckpointUploader
+from dtj_trainer.artifacts.local_checkpoints import by_step, read_entries
+from dtj_trainer.artifacts.manifest import Entry, Manifest, ManifestError, StoredFile
+from dtj_trainer.artifacts.restore import restore
+from dtj_trainer.artifacts.retention import Candidate, kept
+from dtj_trainer.artifacts.steps import step_of
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("DTJ_ROOT", str(tmp_path))
+    monkeypatch.setenv("DTJ_ARTIFACTS_URI", "s3://set-so-that-save-does-not-prune/x")
+    path = tmp_path / "checkpoints"
+    path.mkdir()
+    return path
+
+
+@pytest.fixture
+def store(job_store):
+    return job_store.below("checkpoints")
+
+
+def uploader(folder: Path, store, **changes) -> CheckpointUploader:
+    settings = {"attempt": 1, "keep": 3, "settle_seconds": 0.0, "step_at": lambda _: None} | changes
+    return CheckpointUploader(folder, store, **settings)
+
+
+def save(step: int, content: str = "", metric: float | None = None) -> Path:
+    return checkpoints.save(
+        step, lambda d: (d / "state").write_text(content or f"state {step}") and None, metric
+    )
+
+
+def upload(folder: Path, store, **changes) -> None:
+    assert uploader(folder, store, **changes).upload_pass(ended=True, died_ns=None)
+
+
+def steps_in(store) -> list[int]:
+    return sorted(read_index(store).manifests)
+
+
+def names_in(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.iterdir())
+
+
+def other(tmp_path: Path) -> Path:
+    path = tmp_path / "restored"
+    path.mkdir(exist_ok=True)
+    return path
+
+
+# --- on disk -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("name", "step"),
+    [
+        ("100", 100),
+        ("checkpoint-100", 100),
+        ("ckpt-100.pt", 100),
+        ("ckpt-100.index", 100),
+        ("ckpt-100.data-00000-of-00001", 100),
+        ("resnet18-100.pt", 100),
+        ("resnet18_epoch3_step200.ckpt", 200),
+        ("epoch=3-step=200.ckpt", 200),
+        ("epoch_7.h5", 7),
+        ("model.100.tar.gz", 100),
+        ("model7.pt", 7),
+        ("global_step1000", 1000),
+        ("latest.pt", None),
+        ("checkpoint", None),
+        ("model.h5", None),
+        ("9" * 30, None),
+    ],
+)
+def test_step_of_a_name(name, step):
+    assert step_of(name) == step
+
+
+@given(st.integers(0, 10**12), st.sampled_from(["", "checkpoint-", "ckpt_", "model-", "step"]))
+def test_step_of_any_number(step, prefix):
+    assert step_of(f"{prefix}{step}") == step
+    assert step_of(f"{prefix}{step}.pt") == step
+
+
+def test_save_is_all_or_nothing(folder):
+    def broken(directory: Path) -> None:
+        (directory / "half").write_text("x")
+        raise OSError("disk full")
+
+    with pytest.raises(OSError, match="disk full"):
+        checkpoints.save(5, broken)
+    assert list(folder.iterdir()) == []
+    assert checkpoints.newest() is None
+    save(5, "first")
+    assert save(5, "second") == folder / "5"
+    assert (folder / "5" / "state").read_text() == "second"
+    save(10)
+    assert [c.step for c in checkpoints.saved()] == [5, 10]
+    assert checkpoints.newest() == (10, folder / "10")
+    assert names_in(folder) == ["10", "5"]
+
+
+def test_save_prunes_by_itself_without_a_bucket(folder, monkeypatch):
+    monkeypatch.delenv("DTJ_ARTIFACTS_URI")
+    monkeypatch.setenv("DTJ_CHECKPOINTS_KEEP", "2")
+    for step in range(1, 6):
+        save(step, metric=-abs(step - 2))
+    assert [c.step for c in checkpoints.saved()] == [2, 4, 5]
+
+
+def test_entries_of_one_step_belong_together(folder):
+    for name in ("model-100.pt", "optimizer-100.pt", "model-200.pt", "latest", ".hidden", "x.tmp"):
+        (folder / name).write_text("x")
+    (folder / "empty-300").mkdir()
+    found = by_step(read_entries(folder), without_number=7)
+    assert [(c.step, sorted(e.name for e in c.entries)) for c in found] == [
+        (100, ["model-100.pt", "optimizer-100.pt"]),
+        (200, ["latest", "model-200.pt"]),
+    ]
+
+
+@given(
+    st.lists(
+        st.tuples(st.integers(1, 3), st.integers(0, 50), st.none() | st.floats(-1, 1)),
+        unique_by=lambda c: c[:2],
+    ),
+    st.integers(0, 5),
+)
+def test_kept_are_the_newest_and_the_best(raw, newest):
+    candidates = [Candidate(*c) for c in raw]
+    keep = kept(candidates, newest)
+    ordered = sorted(candidates, key=lambda c: (c.attempt, c.step))
+    assert set(ordered[-max(newest, 1) :]) <= keep
+    assert len(keep) <= max(newest, 1) + 1
+    measured = [c.metric for c in candidates if c.metric is not None]
+    if measured:
+        assert max(measured) in [c.metric for c in keep]
+
+
+def test_the_lower_metric_may_be_the_better():
+    candidates = [Candidate(1, step, loss, "min") for step, loss in ((1, 0.5), (2, 0.1), (3, 0.9))]
+    assert {c.step for c in kept(candidates, 1)} == {2, 3}
+
+
+names = st.text(
+    st.characters(categories=("L", "N"), include_characters="-_."), min_size=1, max_size=8
+).filter(lambda n: n not in {".", ".."})
+
+
+@given(
+    st.integers(0, 10**9),
+    st.integers(1, 9),
+    st.dictionaries(names, st.integers(0, 10**12), min_size=1, max_size=5),
+    st.none() | st.floats(allow_nan=False, allow_infinity=False),
+    st.sampled_from(["max", "min"]),
+)
+def test_manifest_comes_back_as_it_was_written(step, attempt, sizes, metric, mode):
+    manifest = Manifest(
+        step,
+        "2026-01-01T00:00:00Z",
+        attempt,
+        (Entry("e", "directory"),),
+        tuple(StoredFile(f"e/{name}", name, size, "00") for name, size in sizes.items()),
+        metric,
+        mode if metric is not None else "max",
+    )
+    assert Manifest.from_json(manifest.to_json()) == manifest
+
+
+@given(st.binary(max_size=60))
+def test_no_bytes_break_the_reading_of_a_manifest(content):
+    with pytest.raises(ManifestError):
+        Manifest.from_json(content)
+
+
+@pytest.mark.parametrize("path", ["../x", "/etc/passwd", "e/../../x", "", "other/x", "e"])
+def test_manifest_may_not_leave_the_folder(path):
+    text = Manifest(1, "t", 1, (Entry("e", "directory"),), (StoredFile(path, "k", 1, "00"),)).to_json()
+    with pytest.raises(ManifestError):
+        Manifest.from_json(text)
+
+
+# --- in the bucket -----------------------------------------------------------------------------
+
+
+def test_round_trip_of_every_kind_of_entry(folder, store, tmp_path):
+    save(10, metric=0.5)
+    (folder / "checkpoint-20" / "inner").mkdir(parents=True)
+    (folder / "checkpoint-20" / "inner" / "weights").write_bytes(b"w" * 1000)
+    (folder / "checkpoint-20" / "manifest.json").write_text("the program's own")
+    (folder / "ckpt-30.pt").write_text("file")
+    (folder / "latest").write_text("pointer")
+    upload(folder, store)
+    assert keys(store, "20") == ["20/inner/weights", "20/manifest.json", "20/r2/manifest.json"]
+    assert keys(store, "30") == ["30/ckpt-30.pt", "30/latest", "30/manifest.json"]
+    manifest = json.loads(store.get_bytes("10/manifest.json"))
+    assert (manifest["step"], manifest["attempt"], manifest["metric"]) == (10, 1, 0.5)
+    for _ in range(3):
+        restored = restore(store, other(tmp_path), "Auto")
+        assert restored is not None
+        step = restored.manifest.step
+        for entry in restored.manifest.entries:
+            original = folder / entry.name
+            for file in [original, *original.rglob("*")]:
+                back = other(tmp_path) / file.relative_to(folder)
+                assert back.is_dir() if file.is_dir() else back.read_bytes() == file.read_bytes()
+        store.delete(keys(store, str(step)))
+    assert restore(store, other(tmp_path), "Auto") is None
+    assert not [path for path in other(tmp_path).iterdir() if path.name.startswith(".")]
+
+
+def test_manifest_is_the_last_object(folder, store, monkeypatch):
+    order: list[str] = []
+    put_file, put_bytes = type(store).put_file, type(store).put_bytes
+    monkeypatch.setattr(type(store), "put_file", lambda s, k, *a: (order.append(k), put_file(s, k, *a))[1])
+    monkeypatch.setattr(type(store), "put_bytes", lambda s, k, *a: (order.append(k), put_bytes(s, k, *a))[1])
+    save(1)
+    upload(folder, store)
+    assert order[-1] == "1/manifest.json"
+    assert len(order) == 3
+
+
+def test_only_what_is_complete_is_uploaded(folder, store):
+    sync = uploader(folder, store, settle_seconds=0.4)
+    (folder / "ckpt-1.pt").write_text("growing")
+    assert not sync.upload_pass(ended=False, died_ns=None)
+    assert keys(store) == []
+    save(2)
+    sync.upload_pass(ended=False, died_ns=None)
+    assert steps_in(store) == [2]
+    deadline = time.monotonic() + 10
+    while steps_in(store) != [1, 2] and time.monotonic() < deadline:
+        sync.upload_pass(ended=False, died_ns=None)
+    assert steps_in(store) == [1, 2]
+
+
+def test_what_was_unfinished_when_the_program_was_killed_never_counts(folder, store):
+    sync = uploader(folder, store, settle_seconds=60)
+    (folder / "ckpt-1.pt").write_text("half")
+    assert sync.upload_pass(ended=False, died_ns=time.time_ns())
+    assert keys(store) == []
+
+
+def test_the_newest_and_the_best_stay(folder, store):
+    sync = uploader(folder, store, keep=2)
+    for step in range(1, 7):
+        save(step, metric=-abs(step - 2))
+        assert sync.upload_pass(ended=False, died_ns=None)
+    assert steps_in(store) == [2, 5, 6]
+    assert {key.split("/")[0] for key in keys(store)} == {"2", "5", "6"}
+    assert names_in(folder) == ["2", "5", "6"]
+    assert sync.newest is not None
+    assert sync.newest["step"] == 6
+
+
+def test_files_of_other_writers_are_pruned_in_the_bucket_only(folder, store):
+    sync = uploader(folder, store, keep=1)
+    for step in (1, 2, 3):
+        (folder / f"ckpt-{step}.pt").write_text("x")
+        assert sync.upload_pass(ended=True, died_ns=None)
+    assert steps_in(store) == [3]
+    assert len(names_in(folder)) == 3
+
+
+def test_file_overwritten_in_place(folder, store):
+    """`latest.pt` becomes one checkpoint a step, numbered by the program's progress."""
+    step = 100
+    sync = uploader(folder, store, step_at=lambda _: step)
+    for step in (100, 200):
+        (folder / "latest.pt").write_text(f"at {step}")
+        assert sync.upload_pass(ended=True, died_ns=None)
+        assert sync.upload_pass(ended=True, died_ns=None)
+    assert steps_in(store) == [100, 200]
+    assert store.get_bytes("200/latest.pt") == b"at 200"
+
+
+def test_file_overwritten_in_place_by_a_program_without_progress(folder, store):
+    sync = uploader(folder, store)
+    for number in (1, 2, 3):
+        (folder / "latest.pt").write_text(f"version {number}")
+        assert sync.upload_pass(ended=True, died_ns=None)
+    assert steps_in(store) == [1, 2, 3]
+
+
+def test_upload_over_the_same_step_never_tears_what_is_there(folder, store, tmp_path, monkeypatch):
+    save(1, "old")
+    upload(folder, store)
+    save(1, "new")
+    put_bytes = type(store).put_bytes
+
+    def cut_off(*_):
+        raise s3.S3Error("S3 went away", transient=True)
+
+    monkeypatch.setattr(type(store), "put_bytes", cut_off)
+    with pytest.raises(s3.S3Error):
+        uploader(folder, store).upload_pass(ended=True, died_ns=None)
+    assert restore(store, other(tmp_path), "Auto") is not None
+    assert (other(tmp_path) / "1" / "state").read_text() == "old"
+    monkeypatch.setattr(type(store), "put_bytes", put_bytes)
+    upload(folder, store)
+    assert restore(store, other(tmp_path), "Auto") is not None
+    assert (other(tmp_path) / "1" / "state").read_text() == "new"
+    assert len(keys(store, "1")) == 3  # Nothing of the old one is left.
+
+
+def test_torn_checkpoint_is_skipped(folder, store, tmp_path, caplog):
+    for step in (1, 2):
+        save(step)
+    upload(folder, store)
+    store.delete(["2/manifest.json"])
+    restored = restore(store, other(tmp_path), "Auto")
+    assert restored is not None
+    assert restored.manifest.step == 1
+    assert f"checkpoint {store.uri('2')} is torn: it has no manifest; skipped" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("damage", "words"),
+    [
+        (lambda store: store.put_bytes("2/state", b"other 2"), "state is damaged (its sha256 differs)"),
+        (lambda store: store.put_bytes("2/state", b"short"), "state has 5 bytes instead of 7"),
+        (lambda store: store.delete(["2/state"]), "state is missing in the bucket"),
+        (lambda store: store.put_bytes("2/manifest.json", b"{"), "the manifest can't be read"),
+    ],
+)
+def test_damaged_checkpoint_is_skipped(folder, store, tmp_path, caplog, damage, words):
+    for step in (1, 2):
+        save(step)
+    upload(folder, store)
+    damage(store)
+    restored = restore(store, other(tmp_path), "Auto")
+    assert restored is not None
+    assert restored.manifest.step == 1
+    assert "is damaged" in caplog.text
+    assert words in caplog.text
+    assert names_in(other(tmp_path)) == ["1"]
+
+
+def test_nothing_to_restore_is_said(store, tmp_path, caplog):
+    caplog.set_level(logging.INFO)
+    assert restore(store, other(tmp_path), "Auto") is None
+    assert f"no checkpoint below {store.location.uri}: training starts from 0" in caplog.text
+
+
+def test_resume_never(folder, store, tmp_path):
+    save(1)
+    upload(folder, store)
+    assert restore(store, other(tmp_path), "Never") is None
+    assert names_in(other(tmp_path)) == []
+
+
+def test_a_later_attempt_that_starts_again_is_newer(folder, store, tmp_path):
+    for step in (800, 900):
+        save(step)
+    upload(folder, store)
+    for step in (800, 900):
+        shutil.rmtree(folder / str(step))
+    save(100)
+    upload(folder, store, attempt=2, keep=2)
+    assert steps_in(store) == [100, 900]
+    restored = restore(store, other(tmp_path), "Auto")
+    assert restored is not None
+    assert restored.manifest.step == 100
+
+
+@pytest.mark.parametrize("below", ["", "/checkpoints", "/checkpoints/2"])
+def test_resume_from_another_job(folder, store, job_store, job_uri, tmp_path, below):
+    for step in (1, 2):
+        save(step)
+    upload(folder, store)
+    own = job_store.below("second-job/checkpoints")
+    restored = restore(own, other(tmp_path), f"{job_uri}{below}")
+    assert restored is not None
+    assert (restored.manifest.step, restored.own) == (2, False)
+    save(7)
+    upload(folder, own, attempt=2)  # From now on its own are used.
+    restored = restore(own, other(tmp_path), f"{job_uri}{below}")
+    assert restored is not None
+    assert (restored.manifest.step, restored.own) == (7, True)
+
+
+def test_resume_from_a_prefix_without_checkpoints_is_an_error(store, job_uri, tmp_path):
+    with pytest.raises(s3.S3Error, match="no complete checkpoint to resume from below s3://"):
+        restore(store, other(tmp_path), f"{job_uri}/nothing")
+
+
+def test_restored_checkpoint_is_not_uploaded_again(folder, store, tmp_path):
+    save(1)
+    upload(folder, store)
+    target = other(tmp_path)
+    restored = restore(store, target, "Auto")
+    assert restored is not None
+    before = store.get_bytes("1/manifest.json")
+    sync = uploader(target, store, attempt=2)
+    sync.note_restored(restored.manifest, own=True)
+    assert sync.upload_pass(ended=True, died_ns=None)
+    assert store.get_bytes("1/manifest.json") == before
+
+
+def test_interrupted_restore_fetches_only_what_is_missing(folder, store, tmp_path, monkeypatch):
+    (folder / "1").mkdir()
+    for name in ("a", "b"):
+        (folder / "1" / name).write_text(name)
+    upload(folder, store)
+    get_file = type(store).get_file
+    fetched: list[str] = []
+
+    def breaks_at_b(self, key, path):
+        fetched.append(key)
+        if fetched.count("b") == 1 and key == "b":
+            raise s3.S3Error("S3 went away", transient=True)
+        get_file(self, key, path)
+
+    monkeypatch.setattr(type(store), "get_file", breaks_at_b)
+    with pytest.raises(s3.S3Error):
+        restore(store, other(tmp_path), "Auto")
+    assert restore(store, other(tmp_path), "Auto") is not None
+    assert fetched == ["a", "b", "b"]
+
+
+def test_file_that_changes_during_its_upload_is_no_checkpoint_yet(folder, store, monkeypatch):
+    (folder / "latest.pt").write_text("one")
+    put_file = type(store).put_file
+
+    def changes_meanwhile(self, key, path, on_bytes=None):
+        put_file(self, key, path, on_bytes)
+        path.write_text("another")
+
+    monkeypatch.setattr(type(store), "put_file", changes_meanwhile)
+    sync = uploader(folder, store)
+    assert not sync.upload_pass(ended=True, died_ns=None)
+    assert read_index(store).manifests == {}
+    monkeypatch.setattr(type(store), "put_file", put_file)
+    assert sync.upload_pass(ended=True, died_ns=None)
+    assert b"another" in [store.get_bytes(key) for key in keys(store)]
+    assert len(keys(store)) == 2
+
+
+def test_torn_leftovers_go_once_there_is_something_new(folder, store):
+    store.put_bytes("5/state", b"torn")
+    sync = uploader(folder, store)
+    sync.upload_pass(ended=True, died_ns=None)
+    assert keys(store) == ["5/state"]
+    save(6)
+    sync.upload_pass(ended=True, died_ns=None)
+    assert keys(store, "5") == []

@@ -1,0 +1,199 @@
+"""Files uploaded while they grow: when each is due."""
+
+from __future__ import annotations
+
+import os
+import time
+from pathlib import Path
+
+import pytest
+
+from dtj_trainer.artifacts.backoff import Backoff, retry_transient
+from dtj_trainer.artifacts.file_upload import (
+    LOG,
+    METRICS,
+    MODEL,
+    ONCE,
+    TENSORBOARD,
+    FileUploader,
+    Rule,
+    Source,
+)
+from dtj_trainer.artifacts.s3 import S3Error
+
+
+class FakeStore:
+    """Remembers what was put."""
+
+    def __init__(self) -> None:
+        self.puts: list[tuple[str, bytes]] = []
+
+    def put_file(self, key: str, path: Path) -> None:
+        self.puts.append((key, path.read_bytes()))
+
+    def put_start_of_file(self, key: str, path: Path, size: int) -> None:
+        self.puts.append((key, path.read_bytes()[:size]))
+
+
+class Clock:
+    """Stands for both clocks of the module under test."""
+
+    def __init__(self) -> None:
+        self.now = time.time()
+
+    def time(self) -> float:
+        return self.now
+
+    monotonic = time_now = time
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    made = Clock()
+    monkeypatch.setattr("dtj_trainer.artifacts.file_upload.time", made)
+    return made
+
+
+def running(uploader: FileUploader) -> bool:
+    return uploader.upload_pass(ended=False, died_ns=None)
+
+
+def test_growing_log_is_sent_at_most_each_interval(tmp_path, clock):
+    store, path = FakeStore(), tmp_path / "log"
+    uploader = FileUploader(store, [Source(path, "logs/x", LOG)])
+    assert running(uploader)  # There is no file yet.
+    path.write_text("1")
+    running(uploader)
+    assert store.puts == [("logs/x", b"1")]
+    path.write_text("12")
+    clock.now += LOG.interval - 1
+    assert not running(uploader)
+    clock.now += 2
+    assert running(uploader)
+    assert store.puts[1:] == [("logs/x", b"12")]
+    clock.now += 100
+    running(uploader)
+    assert len(store.puts) == 2
+    path.write_text("123")
+    assert uploader.upload_pass(ended=True, died_ns=None)  # The end does not wait.
+    assert store.puts[2:] == [("logs/x", b"123")]
+
+
+def test_finished_tensorboard_parts_go_once_and_the_growing_one_seldom(tmp_path, clock):
+    store = FakeStore()
+    uploader = FileUploader(store, [Source(tmp_path / "tb", "tensorboard", TENSORBOARD)])
+    (tmp_path / "tb" / "run").mkdir(parents=True)
+    first, second = tmp_path / "tb" / "run" / "events.1", tmp_path / "tb" / "run" / "events.2"
+    first.write_text("a")
+    running(uploader)
+    assert store.puts == []
+    second.write_text("b")
+    os.utime(second, (clock.now + 1, clock.now + 1))
+    clock.now += 10
+    running(uploader)
+    assert store.puts == [("tensorboard/run/events.1", b"a")]
+    clock.now += TENSORBOARD.interval + 1
+    running(uploader)
+    assert store.puts[1:] == [("tensorboard/run/events.2", b"b")]
+    clock.now += 1000
+    running(uploader)
+    assert len(store.puts) == 2
+
+
+def test_model_waits_until_it_is_whole(tmp_path, clock):
+    store = FakeStore()
+    uploader = FileUploader(store, [Source(tmp_path / "model", "model", MODEL)])
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model" / "a.pt").write_text("a")
+    (tmp_path / "model" / ".b.pt").write_text("hidden")
+    (tmp_path / "model" / "c.pt.tmp").write_text("temporary")
+    assert not running(uploader)
+    clock.now += MODEL.quiet + 1
+    assert running(uploader)
+    assert store.puts == [("model/a.pt", b"a")]
+    assert uploader.uploaded_below("model")
+    assert not uploader.uploaded_below("tensorboard")
+
+
+def test_model_cut_off_by_a_kill_is_not_sent(tmp_path):
+    store = FakeStore()
+    uploader = FileUploader(store, [Source(tmp_path / "model", "model", MODEL)])
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model" / "a.pt").write_text("ha")
+    assert uploader.upload_pass(ended=False, died_ns=time.time_ns())
+    assert store.puts == []
+
+
+def test_once_is_once(tmp_path, clock):
+    store, path = FakeStore(), tmp_path / "job.yaml"
+    path.write_text("1")
+    uploader = FileUploader(store, [Source(path, "job.yaml", ONCE)])
+    running(uploader)
+    path.write_text("2")
+    clock.now += 1000
+    assert running(uploader)
+    assert store.puts == [("job.yaml", b"1")]
+
+
+def test_costly_upload_rests_longer(tmp_path, clock):
+    class SlowStore(FakeStore):
+        def put_start_of_file(self, key: str, path: Path, size: int) -> None:
+            clock.now += 20
+            super().put_start_of_file(key, path, size)
+
+    store, path = SlowStore(), tmp_path / "metrics"
+    uploader = FileUploader(store, [Source(path, "metrics", METRICS)])
+    path.write_text("1")
+    running(uploader)
+    path.write_text("12")
+    clock.now += 100
+    running(uploader)
+    assert len(store.puts) == 1
+    clock.now += 101
+    running(uploader)
+    assert len(store.puts) == 2
+
+
+def test_file_that_changes_while_it_is_sent_is_sent_again(tmp_path):
+    class Meddler(FakeStore):
+        def put_file(self, key: str, path: Path) -> None:
+            super().put_file(key, path)
+            if len(self.puts) == 1:
+                path.write_text("changed")
+
+    store = Meddler()
+    (tmp_path / "m").write_text("m")
+    uploader = FileUploader(store, [Source(tmp_path / "m", "m", Rule())])
+    assert not uploader.upload_pass(ended=True, died_ns=None)
+    assert uploader.upload_pass(ended=True, died_ns=None)
+    assert store.puts[-1] == ("m", b"changed")
+
+
+def test_backoff_grows_and_is_bounded():
+    backoff = Backoff(longest=4)
+    delays = [backoff.next_delay() for _ in range(40)]
+    assert 0.25 <= delays[0] <= 0.5
+    assert max(delays) <= 4
+    assert min(delays[4:]) >= 2
+    backoff.reset()
+    assert backoff.next_delay() <= 0.5
+
+
+def test_retry_gives_up_in_time_and_at_once_when_it_is_no_use():
+    calls: list[float] = []
+
+    def down() -> None:
+        calls.append(1)
+        raise S3Error("down", transient=True)
+
+    with pytest.raises(S3Error, match="down"):
+        retry_transient(down, timeout=0.0, on_wait=lambda *_: None, sleep=lambda _: None)
+    assert len(calls) == 1
+
+    def refused() -> None:
+        calls.append(1)
+        raise S3Error("refused", transient=False)
+
+    with pytest.raises(S3Error, match="refused"):
+        retry_transient(refused, timeout=100, on_wait=lambda *_: None, sleep=calls.append)
+    assert len(calls) == 2

@@ -1,0 +1,102 @@
+"""Clients, URIs and errors of S3."""
+
+from __future__ import annotations
+
+import pytest
+
+from dtj_trainer.artifacts import s3
+from dtj_trainer.artifacts.store import open_store
+
+
+def test_uri_is_split():
+    location = s3.parse_s3_uri("s3://bucket.name/a/b/")
+    assert location == ("bucket.name", "a/b")
+    assert location.uri == "s3://bucket.name/a/b"
+    assert (location / "c").uri == "s3://bucket.name/a/b/c"
+    assert (s3.parse_s3_uri("s3://bucket") / "c").uri == "s3://bucket/c"
+
+
+@pytest.mark.parametrize(
+    "uri", ["", "bucket/x", "http://bucket/x", "s3://", "s3:///x", "s3://UPPER/x", "s3://a/x"]
+)
+def test_what_is_no_uri_is_refused(uri):
+    with pytest.raises(ValueError, match=r"is not an S3 URI|names no valid bucket"):
+        s3.parse_s3_uri(uri)
+
+
+def error_of(uri: str) -> s3.S3Error:
+    with pytest.raises(s3.S3Error) as caught:
+        open_store(uri).folders()
+    return caught.value
+
+
+def test_no_such_bucket(object_store):
+    error = error_of("s3://no-such-bucket/x")
+    assert str(error) == f"the bucket no-such-bucket does not exist at {object_store.endpoint}"
+    assert not error.transient
+
+
+def test_wrong_secret(object_store, monkeypatch):
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "wrong")
+    error = error_of("s3://training/x")
+    assert "wrong access key or secret (SignatureDoesNotMatch)" in str(error)
+    assert "wrong" in str(error)
+    assert not error.transient
+
+
+def test_no_credentials(object_store, monkeypatch, tmp_path):
+    monkeypatch.delenv("AWS_ACCESS_KEY_ID")
+    monkeypatch.delenv("AWS_SECRET_ACCESS_KEY")
+    monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
+    monkeypatch.setenv("HOME", str(tmp_path))
+    error = error_of("s3://training/x")
+    assert "no S3 credentials for s3://training/x" in str(error)
+    assert not error.transient
+
+
+def test_endpoint_down(object_store):
+    object_store.kill()
+    error = error_of("s3://training/x")
+    assert str(error).startswith(f"S3 at {object_store.endpoint} can't be reached for s3://training/x")
+    assert error.transient
+
+
+def test_endpoint_that_is_no_url(monkeypatch):
+    monkeypatch.setenv("AWS_ENDPOINT_URL_S3", "nonsense")
+    with pytest.raises(s3.S3Error, match="the S3 settings can't be used"):
+        s3.make_client()
+
+
+def test_missing_key(job_store, tmp_path):
+    with pytest.raises(s3.NoSuchKey, match=r"s3://training/.*/nothing does not exist"):
+        job_store.get_bytes("nothing")
+    with pytest.raises(s3.NoSuchKey):
+        job_store.get_file("nothing", tmp_path / "x")
+    job_store.delete(["nothing"])
+
+
+def test_large_file_goes_in_parts_and_comes_back(job_store, tmp_path):
+    whole = tmp_path / "large"
+    whole.write_bytes(bytes(range(256)) * (5 * s3.MULTIPART_BYTES // (2 * 256)))
+    job_store.put_file("large", whole)
+    location = job_store.location
+    parts = s3.make_client().head_object(Bucket=location.bucket, Key=f"{location.prefix}/large", PartNumber=1)
+    assert parts["ETag"].strip('"').endswith("-3")
+    job_store.get_file("large", tmp_path / "back")
+    assert (tmp_path / "back").read_bytes() == whole.read_bytes()
+
+
+@pytest.mark.parametrize("size", [10, s3.MULTIPART_BYTES + 10])
+def test_beginning_of_a_growing_file(job_store, tmp_path, size):
+    path = tmp_path / "log"
+    path.write_bytes(b"x" * (size + 1000))
+    job_store.put_start_of_file("log", path, size)
+    assert [(item.key, item.size) for item in job_store.objects()] == [("log", size)]
+
+
+def test_folders_and_objects_of_a_prefix(job_store):
+    for key in ("a/1", "a/2/3", "ab/1", "file"):
+        job_store.put_bytes(key, b"x")
+    assert job_store.folders() == ["a", "ab"]
+    assert [item.key for item in job_store.objects("a")] == ["a/1", "a/2/3"]
+    assert [item.key for item in job_store.below("a").objects()] == ["1", "2/3"]
