@@ -55,8 +55,8 @@ class InvalidJob(ValueError):
 def read_job(manifest: Mapping[str, Any]) -> Job:
     """Read a job from its manifest.
 
-    Raises InvalidJob when the manifest does not have the resource's form. A status that this version
-    cannot read (written by a newer one) is read as empty rather than refused.
+    Raises InvalidJob when the manifest does not have the resource's form. What this version cannot read
+    of a status (written by a newer one) is left out rather than refused.
     """
     faults = []
     if manifest.get("apiVersion", API_VERSION) != API_VERSION:
@@ -64,6 +64,8 @@ def read_job(manifest: Mapping[str, Any]) -> Job:
     if manifest.get("kind", KIND) != KIND:
         faults.append(Fault("kind", f"{manifest['kind']!r} is not {KIND}"))
     metadata = manifest.get("metadata") or {}
+    if not isinstance(metadata, dict):
+        faults.append(Fault("metadata", f"must be an object, got {metadata!r}"))
     try:
         spec = JobSpec.model_validate(manifest.get("spec") or {})
     except ValidationError as error:
@@ -81,11 +83,23 @@ def read_job(manifest: Mapping[str, Any]) -> Job:
 
 
 def read_status(data: Mapping[str, Any]) -> JobStatus:
-    """Read a status; fields that this version does not know are left out."""
+    """Read a status; what this version does not know, or knows otherwise, is left out.
+
+    The rest counts: a job must not begin anew because a newer operator wrote one condition more.
+    """
+    known = dict(data)
     try:
-        return JobStatus.model_validate(data, extra="ignore")
-    except ValidationError:
-        return JobStatus()
+        return JobStatus.model_validate(known, extra="ignore")
+    except ValidationError as error:
+        places = {item["loc"] for item in error.errors()}
+    for name in {place[0] for place in places}:
+        entries = known[str(name)]
+        unread = {place[1] for place in places if place[0] == name and len(place) > 1}
+        if name == "conditions" and isinstance(entries, list):
+            known["conditions"] = [entry for index, entry in enumerate(entries) if index not in unread]
+        else:
+            del known[str(name)]
+    return JobStatus.model_validate(known, extra="ignore")
 
 
 def written(job: Job) -> Manifest:

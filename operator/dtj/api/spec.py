@@ -61,7 +61,7 @@ class EnvVar(ApiModel):
     """One environment variable, as in a container's `env`."""
 
     name: Annotated[str, Field(min_length=1, max_length=256)]
-    """Name of the variable. Names beginning with DTJ_ belong to the operator."""
+    """Name of the variable; not one that the operator sets, as DTJ_JOB."""
     value: Annotated[str, Field(max_length=32768)] | None = None
     """Its value."""
     value_from: FreeObject | None = None

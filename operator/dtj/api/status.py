@@ -2,15 +2,24 @@
 
 from __future__ import annotations
 
+import math
 from enum import StrEnum
-from typing import Annotated
+from typing import Annotated, Any
 
-from pydantic import Field, WithJsonSchema
+from pydantic import BeforeValidator, Field, WithJsonSchema
 
 from dtj.api.base import ApiModel
 
 Time = Annotated[str, WithJsonSchema({"type": "string", "format": "date-time"})]
 """RFC 3339, UTC, whole seconds."""
+
+
+def _finite(value: Any) -> Any:
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+Measured = Annotated[float | None, BeforeValidator(_finite)]
+"""What a program measured. A loss that is no number any more can't be written as JSON: it is left out."""
 
 
 class Phase(StrEnum):
@@ -92,15 +101,15 @@ class ProgressStatus(ApiModel):
     """Optimizer steps in all."""
     epoch: int | None = None
     """Epoch in work, from 1."""
-    percent: float | None = None
+    percent: Measured = None
     """step of totalSteps."""
-    examples_per_second: float | None = None
+    examples_per_second: Measured = None
     """Examples a second over all ranks, lately."""
-    loss: float | None = None
+    loss: Measured = None
     """Training loss, lately."""
-    accuracy: float | None = None
+    accuracy: Measured = None
     """Test accuracy, 0 to 1, when last measured."""
-    eta_seconds: float | None = None
+    eta_seconds: Measured = None
     """Seconds that training still takes at the present rate."""
     updated_time: Time | None = None
     """When rank 0 reported this."""

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import posixpath
 import re
 from collections.abc import Iterator
 from typing import Any
 
-from dtj.api.identity import GROUP
+from dtj.api.identity import GROUP, LABEL_MANAGED_BY
 from dtj.api.job import Fault, Job
 from dtj.api.names import LABEL_LENGTH, is_dns_label, pod_name
 from dtj.api.spec import EnvVar, ReplicaSpec, Resume
@@ -88,8 +89,9 @@ def launcher_command(job: Job) -> list[str] | None:
     """The command that the launcher's own template gives, run as written instead of mpirun over the program."""
     launcher = job.spec.replica_specs.launcher
     for container in _containers(launcher) if launcher else ():
-        if container.get("name") == TRAINER_CONTAINER and container.get("command"):
-            return list(container["command"])
+        command = container.get("command")
+        if container.get("name") == TRAINER_CONTAINER and command and isinstance(command, list):
+            return command
     return None
 
 
@@ -102,7 +104,7 @@ def _environment(job: Job) -> Iterator[Fault]:
 def _variable(path: str, variable: EnvVar, seen: set[str]) -> Iterator[Fault]:
     if not _ENV_NAME.fullmatch(variable.name):
         yield Fault(f"{path}.name", f"{variable.name!r} is not a name of an environment variable")
-    if variable.name.startswith("DTJ_") and variable.name in _CONTRACT_VARIABLES:
+    if variable.name in _OPERATORS_VARIABLES:
         yield Fault(f"{path}.name", f"{variable.name} is set by the operator")
     if variable.name in seen:
         yield Fault(f"{path}.name", f"{variable.name} is given twice")
@@ -111,7 +113,14 @@ def _variable(path: str, variable: EnvVar, seen: set[str]) -> Iterator[Fault]:
     seen.add(variable.name)
 
 
-_CONTRACT_VARIABLES = frozenset(v for k, v in vars(contract).items() if k.startswith("ENV_"))
+# The rest of the contract's variables are settings that a job may have.
+_OPERATORS_VARIABLES = frozenset(v for k, v in vars(contract).items() if k.startswith("ENV_")) - {
+    contract.ENV_PEER_TIMEOUT_SECONDS,
+    contract.ENV_SYNC_TIMEOUT_SECONDS,
+    contract.ENV_CHECKPOINTS_KEEP,
+    contract.ENV_CHECKPOINT_SETTLE_SECONDS,
+    contract.ENV_MPI_ARGS,
+}
 
 
 def _replicas(job: Job) -> Iterator[Fault]:
@@ -142,32 +151,39 @@ def _template(path: str, replica: ReplicaSpec) -> Iterator[Fault]:
     template = replica.template
     for key in template.keys() - {"metadata", "spec"}:
         yield Fault(f"{path}.{key}", "unknown field: a PodTemplateSpec has metadata and spec")
-    metadata = template.get("metadata") or {}
-    spec = template.get("spec") or {}
-    if not isinstance(metadata, dict) or not isinstance(spec, dict):
-        yield Fault(path, "metadata and spec must be objects")
-        return
+    for key in ("metadata", "spec"):
+        # null would remove what the operator has there, and not only what the template added.
+        if not isinstance(template.get(key, {}), dict):
+            yield Fault(f"{path}.{key}", f"must be an object, got {template[key]!r}")
+    metadata, spec = _object(template.get("metadata")), _object(template.get("spec"))
     for key in metadata.keys() - {"labels", "annotations"}:
         yield Fault(f"{path}.metadata.{key}", "only labels and annotations can be given")
     for kind in ("labels", "annotations"):
-        for key in metadata.get(kind) or {}:
-            if key.split("/", 1)[0] == GROUP:
-                yield Fault(
-                    f"{path}.metadata.{kind}.{key}", f"names beginning with {GROUP}/ belong to the operator"
-                )
+        yield from _template_map(f"{path}.metadata.{kind}", metadata.get(kind, {}))
     for key, why in _SET_BY_OPERATOR.items():
         if key in spec and not (key == "restartPolicy" and spec[key] == "Never"):
             yield Fault(f"{path}.spec.{key}", f"can't be set: {why}")
     yield from _template_lists(f"{path}.spec", replica, spec)
 
 
+def _template_map(path: str, entries: Any) -> Iterator[Fault]:
+    if not isinstance(entries, dict):
+        yield Fault(path, f"must be an object, got {entries!r}")
+        return
+    for key, value in entries.items():
+        if str(key).split("/", 1)[0] == GROUP:
+            yield Fault(f"{path}.{key}", f"names beginning with {GROUP}/ belong to the operator")
+        elif key == LABEL_MANAGED_BY:
+            yield Fault(f"{path}.{key}", "can't be set: the operator finds its pods by it")
+        elif not isinstance(value, str):
+            yield Fault(f"{path}.{key}", f"must be a string, got {value!r}")
+
+
 def _template_lists(path: str, replica: ReplicaSpec, spec: dict[str, Any]) -> Iterator[Fault]:
     for key in ("containers", "initContainers", "volumes"):
-        entries = spec.get(key)
-        if entries is None:
-            continue
-        if not isinstance(entries, list) or not all(isinstance(e, dict) for e in entries):
-            yield Fault(f"{path}.{key}", "must be a list of objects")
+        entries = spec.get(key, [])
+        if not _is_list_of_objects(entries):
+            yield Fault(f"{path}.{key}", f"must be a list of objects, got {entries!r}")
             continue
         for index, entry in enumerate(entries):
             if not entry.get("name"):
@@ -184,21 +200,37 @@ def _template_lists(path: str, replica: ReplicaSpec, spec: dict[str, Any]) -> It
 
 
 def _container(path: str, container: dict[str, Any]) -> Iterator[Fault]:
-    for mount in container.get("volumeMounts") or []:
-        if isinstance(mount, dict) and str(mount.get("mountPath")).rstrip("/") in RESERVED_MOUNTS:
+    for key in ("env", "volumeMounts", "ports"):
+        if not _is_list_of_objects(container.get(key, [])):
+            yield Fault(f"{path}.{key}", f"must be a list of objects, got {container[key]!r}")
+    command = container.get("command", [])
+    if not isinstance(command, list) or not all(isinstance(word, str) for word in command):
+        yield Fault(f"{path}.command", f"must be a list of strings, got {command!r}")
+    for mount in _objects(container.get("volumeMounts")):
+        if posixpath.normpath(str(mount.get("mountPath"))) in RESERVED_MOUNTS:
             yield Fault(f"{path}.volumeMounts", f"{mount['mountPath']} belongs to the operator")
-    for variable in container.get("env") or []:
-        if isinstance(variable, dict) and variable.get("name") in _CONTRACT_VARIABLES:
+    for variable in _objects(container.get("env")):
+        if str(variable.get("name")) in _OPERATORS_VARIABLES:
             yield Fault(f"{path}.env", f"{variable['name']} is set by the operator")
     for key in ("terminationMessagePath", "terminationMessagePolicy"):
         if key in container and container.get("name") == TRAINER_CONTAINER:
             yield Fault(f"{path}.{key}", "can't be set: the reason of a failure is read from it")
 
 
+def _object(value: Any) -> dict[str, Any]:
+    return value if isinstance(value, dict) else {}
+
+
+def _objects(value: Any) -> list[dict[str, Any]]:
+    return [entry for entry in value if isinstance(entry, dict)] if isinstance(value, list) else []
+
+
+def _is_list_of_objects(value: Any) -> bool:
+    return isinstance(value, list) and all(isinstance(entry, dict) for entry in value)
+
+
 def _containers(replica: ReplicaSpec) -> list[dict[str, Any]]:
-    spec = replica.template.get("spec")
-    containers = spec.get("containers") if isinstance(spec, dict) else None
-    return [c for c in containers if isinstance(c, dict)] if isinstance(containers, list) else []
+    return _objects(_object(replica.template.get("spec")).get("containers"))
 
 
 def _artifacts(job: Job) -> Iterator[Fault]:

@@ -32,9 +32,16 @@ def merged(base: Any, patch: Any, field: str = "") -> Any:
                 result[key] = merged(base.get(key), value, key)
         return result
     key = _MERGE_KEYS.get(field)
-    if isinstance(base, list) and isinstance(patch, list) and key is not None:
+    if key is not None and _has_keys(base, key) and _has_keys(patch, key):
         return _merged_list(base, patch, key)
     return patch
+
+
+def _has_keys(entries: Any, key: str) -> bool:
+    """Whether it is a list that can be merged; what has not the API's form is left for the server to refuse."""
+    return isinstance(entries, list) and all(
+        isinstance(entry, dict) and isinstance(entry.get(key), (str, int)) for entry in entries
+    )
 
 
 def _merged_list(base: list[dict[str, Any]], patch: list[dict[str, Any]], key: str) -> list[dict[str, Any]]:

@@ -102,10 +102,12 @@ def replica_pod(
     }
     pod: Manifest = merged(merged(base, {"spec": extra}), replica.template)
     # Sidecars pass the same Pod Security Standard unless their template says otherwise.
-    pod["spec"]["containers"] = [
-        merged({"securityContext": _container_security()}, container)
-        for container in pod["spec"]["containers"]
-    ]
+    for kind in ("initContainers", "containers"):
+        if kind in pod["spec"]:
+            pod["spec"][kind] = [
+                merged({"securityContext": _container_security()}, container)
+                for container in pod["spec"][kind]
+            ]
     return pod
 
 

@@ -77,7 +77,8 @@ def actions(
 def _clean_up(job: Job, evaluation: Evaluation, pods: Sequence[PodView]) -> list[Action]:
     policy = job.spec.run_policy.clean_pod_policy
     failed = evaluation.status.condition(ConditionType.FAILED)
-    if policy is CleanPodPolicy.NONE and (failed is None or failed.reason != "DeadlineExceeded"):
+    stopped = failed is not None and failed.reason in ("DeadlineExceeded", "ValidationFailed")
+    if policy is CleanPodPolicy.NONE and not stopped:
         return []
     leftover = [pod for pod in pods if not pod.deleting]
     if policy is not CleanPodPolicy.ALL:
@@ -101,6 +102,6 @@ def _due(plan: Plan, pods: Mapping[str, PodView]) -> list[Manifest]:
         absent = [pod for pod in stage if pod["metadata"]["name"] not in pods]
         if absent:
             return absent
-        if not all(pods[name].ready for name in names):
+        if not all(pods[name].running and pods[name].ready for name in names):
             return []
     return []

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any
 
+from dtj.api.identity import KIND
 from dtj.api.job import Fault, InvalidJob, Job, Manifest, read_job, read_status
 from dtj.api.spec import JobSpec, ReplicaSpecs, Strategy
 from dtj.api.status import JobStatus, Phase
@@ -43,8 +44,10 @@ class _Memory:
     uid: str = ""
     refusal: tuple[str, str] | None = None
     invalid: list[Fault] = field(default_factory=list)
-    written: tuple[str, Manifest] | None = None
-    """The resource version that the last status was written over, and the job that came of it."""
+    written: Manifest | None = None
+    """The job as our last write left it, while the cache may not have seen that."""
+    overtaken: set[str] = field(default_factory=set)
+    """Resource versions that our own writes have replaced since the cache last caught up."""
 
 
 class Refused(Exception):
@@ -101,8 +104,11 @@ class Reconciler:
         memory = self._memory.setdefault(key, _Memory())
         if memory.uid != manifest["metadata"]["uid"]:
             memory = self._memory[key] = _Memory(uid=manifest["metadata"]["uid"])
-        if memory.written and memory.written[0] == manifest["metadata"]["resourceVersion"]:
-            manifest = memory.written[1]  # the cache has not seen our own last write yet
+            self._progress.leave(key)  # what an earlier job of that name reported
+        if memory.written and manifest["metadata"]["resourceVersion"] in memory.overtaken:
+            manifest = memory.written  # the cache has not seen our own last write yet
+        else:
+            memory.overtaken.clear()
         job, wrong = _read(dict(manifest))
         plan = None if wrong else plan_job(job, max(job.status.attempt, 1))
         now = self._clock()
@@ -158,12 +164,13 @@ class Reconciler:
             case Create(manifest):
                 await self._create(job, manifest)
             case CreateSshSecret():
+                secret = ssh_secret(job, *new_key_pair())
                 try:
-                    await self._cluster.create(ssh_secret(job, *new_key_pair()))
+                    await self._cluster.create(secret)
                 except ApiError as error:
                     # Its name carries the job's uid: the one that is there is this job's.
-                    if error.status != 409:
-                        raise
+                    if error.status != 409 or error.reason != "AlreadyExists":
+                        _refuse(error, secret)
             case ReplaceData(manifest):
                 await self._cluster.replace_data(manifest)
 
@@ -175,18 +182,8 @@ class Reconciler:
                 there = await self._cluster.get(manifest)
                 if there is None or controller_uid(there) == job.uid:
                     return  # made by a pass before, or gone in between: the cache will tell
-                reason = "belongs to something else"
-                if there["metadata"].get("deletionTimestamp") or controller_uid(there):
-                    reason = "of an earlier owner is still there"
-                what = f"{manifest['kind']} {manifest['metadata']['name']}"
-                raise Refused(ApiError(409, "NameTaken", f"the {what} {reason}"), manifest) from None
-            if error.status == 403 and "not found" in error.message and "serviceaccount" in error.message:
-                raise  # a new namespace gets its service account in a moment
-            if error.status == 403 and "being terminated" in error.message:
-                return  # the namespace goes, and the job with it
-            if error.status in (400, 403, 422):
-                raise Refused(error, manifest) from None
-            raise
+                raise Refused(ApiError(409, "NameTaken", _holder(there, job)), manifest) from None
+            _refuse(error, manifest)
 
     async def _write(
         self, key: Key, job: Job, manifest: Any, memory: _Memory, status: JobStatus, now: datetime
@@ -196,11 +193,11 @@ class Reconciler:
         if not patch:
             return
         version = manifest["metadata"]["resourceVersion"]
-        # The cache's version, not that of our copy: it is what the cache will still show.
+        # The cache's version too, besides that of our copy: it is what the cache may still show.
         shown = self._view.job(key)
-        written = await self._cluster.patch_status(job.namespace, job.name, version, patch)
-        if shown is not None:
-            memory.written = shown["metadata"]["resourceVersion"], written
+        memory.written = await self._cluster.patch_status(job.namespace, job.name, version, patch)
+        memory.overtaken |= {version, *([shown["metadata"]["resourceVersion"]] if shown else [])}
+        memory.overtaken.discard(memory.written["metadata"]["resourceVersion"])
         await self._tell(job, status, now)
 
     async def _tell(self, job: Job, status: JobStatus, now: datetime) -> None:
@@ -230,6 +227,28 @@ class Reconciler:
     def _forget(self, key: Key) -> None:
         self._memory.pop(key, None)
         self._progress.leave(key)
+
+
+def _refuse(error: ApiError, manifest: Manifest) -> None:
+    """Tell a refusal, which the status shows, from trouble that a repeated pass gets over."""
+    if error.status == 403 and "not found" in error.message and "serviceaccount" in error.message:
+        raise error  # a new namespace gets its service account in a moment
+    if error.status == 403 and "being terminated" in error.message:
+        return  # the namespace goes, and the job with it
+    if error.status in (400, 403, 422):
+        raise Refused(error, manifest) from None
+    raise error
+
+
+def _holder(there: Manifest, job: Job) -> str:
+    """Who has a name that the job needs."""
+    metadata = there["metadata"]
+    owners = metadata.get("ownerReferences") or []
+    if any(owner.get("kind") == KIND and owner.get("name") == job.name for owner in owners):
+        return "the one of an earlier job of this name is still there"
+    if metadata.get("deletionTimestamp"):
+        return "another one of this name is still being deleted"
+    return "another one of this name is there, which is not the job's"
 
 
 def _expected(job: Job, plan: Plan) -> Expected:

@@ -24,7 +24,7 @@ from dtj.api.status import (
     ReplicaStatus,
     Restarts,
 )
-from dtj.status.failure import Loss, attempt_loss, read_termination, reported
+from dtj.status.failure import Loss, attempt_loss, early_end, read_termination, reported
 from dtj.status.pods import PodView
 from dtj.status.times import read_time, seconds_since, written_time
 
@@ -145,11 +145,11 @@ def evaluate(
     draft.values["artifacts"] = _artifacts(expected, old.artifacts, observed.artifacts)
 
     if all(name in named and named[name].succeeded for name in expected.decisive):
-        return Evaluation(_succeeded(draft, expected, [named[name] for name in expected.decisive]))
+        return Evaluation(_succeeded(draft, expected, observed, [named[name] for name in expected.decisive]))
     loss = (
         attempt_loss(attempt, pods, _missing(old, expected, named))
         if _begun(old, expected, named)
-        else _early(attempt, pods)
+        else _early(attempt, expected, pods)
     )
     deadline = job.spec.run_policy.active_deadline_seconds
     left = None if deadline is None else deadline - seconds_since(start, now)
@@ -170,11 +170,14 @@ def _invalid(draft: _Draft, faults: Sequence[Fault]) -> JobStatus:
     return draft.finish(Phase.FAILED, "ValidationFailed", message)
 
 
-def _succeeded(draft: _Draft, expected: Expected, decisive: Sequence[PodView]) -> JobStatus:
+def _succeeded(
+    draft: _Draft, expected: Expected, observed: Observed, decisive: Sequence[PodView]
+) -> JobStatus:
+    known = _artifacts(expected, draft.job.status.artifacts, observed.artifacts)
     for pod in decisive:
         progress, artifacts = reported(read_termination(pod.exit) if pod.exit else None)
         draft.values["progress"] = progress or draft.values["progress"]
-        draft.values["artifacts"] = _artifacts(expected, draft.job.status.artifacts, artifacts)
+        draft.values["artifacts"] = _artifacts(expected, known, artifacts)
     draft.values["failure"] = None
     if draft.job.status.all_running_time is None:
         draft.values["all_running_time"] = written_time(draft.now)
@@ -233,22 +236,24 @@ def _going_on(
     if ending:
         obstacle = (
             "PodsEnding",
-            f"{', '.join(ending)} of the attempt before still end: checkpoints are uploaded first",
+            f"waits until {', '.join(sorted(ending))} of the attempt before ended: checkpoints are uploaded first",
         )
     elif wait > 0:
         # The whole pause, not what is left of it: the sentence stays the same while it waits.
         obstacle = "Backoff", f"waits {_pause(old):.0f} s before the next attempt"
-    reason, message = obstacle or ("PodsStarting", f"{sum(p.running for p in pods)} of {len(names)} pods run")
-    draft.set(ConditionType.RUNNING, False, reason, message)
-    phase = (
-        Phase.RESTARTING
-        if old.holds(ConditionType.RESTARTING)
-        else (
-            Phase.STARTING
-            if pods and all(pod.scheduled for pod in pods) and observed.refusal is None
-            else Phase.PENDING
-        )
+    reason, message = obstacle or (
+        "RankLost" if began else "PodsStarting",
+        f"{sum(p.running for p in pods)} of {len(names)} pods run",
     )
+    draft.set(ConditionType.RUNNING, False, reason, message)
+    if old.holds(ConditionType.RESTARTING):
+        phase = Phase.RESTARTING
+    elif began:
+        phase = old.phase or Phase.RUNNING
+    elif pods and all(pod.scheduled for pod in pods) and observed.refusal is None:
+        phase = Phase.STARTING
+    else:
+        phase = Phase.PENDING
     waits = [seconds for seconds in (left, wait) if seconds is not None and seconds > 0]
     return Evaluation(draft.status(phase=phase), min(waits, default=None), hold=bool(ending) or wait > 0)
 
@@ -281,16 +286,20 @@ def _missing(old: JobStatus, expected: Expected, named: Mapping[str, PodView]) -
     return [name for stage in stages for name in stage if name not in named]
 
 
-def _early(attempt: int, pods: Sequence[PodView]) -> Loss | None:
+def _early(attempt: int, expected: Expected, pods: Sequence[PodView]) -> Loss | None:
     """A loss before any rank started: a pod that ended by itself. One that is deleted is simply made again."""
-    return attempt_loss(attempt, [pod for pod in pods if not pod.deleting], ())
+    staying = [pod for pod in pods if not pod.deleting]
+    done = (pod for pod in staying if pod.succeeded and pod.name not in expected.decisive)
+    return attempt_loss(attempt, staying, ()) or next((early_end(attempt, pod) for pod in done), None)
 
 
 def _settling(loss: Loss, now: datetime) -> float:
     """Seconds until an uncertain loss is taken for what it looks like."""
     if loss.certain or loss.finished is None:
         return 0.0
-    return SETTLE_SECONDS - seconds_since(loss.finished, now)
+    wait = SETTLE_SECONDS - seconds_since(loss.finished, now)
+    # A node whose clock is ahead of ours must not make us wait for its time to come.
+    return wait if wait <= 2 * SETTLE_SECONDS else 0.0
 
 
 def _pause(status: JobStatus) -> float:

@@ -16,6 +16,21 @@ from dtj_trainer.contract import Termination
 LOG_LINES = 20
 # Classes that may be only what another loss led to: the true cause is looked for elsewhere first.
 _CONSEQUENCES = frozenset({"ConnectionLost", "PeersUnreachable", "Signal"})
+# How a container ends that was told to end: sshd with 0, others by SIGTERM or SIGKILL.
+_ENDED_WHEN_TOLD = (0, 128 + 15, 128 + 9)
+_TERMINATION_TYPES: dict[str, type] = {
+    "class": str,
+    "message": str,
+    "role": str,
+    "index": int,
+    "rank": int,
+    "host": str,
+    "exitCode": int,
+    "signal": int,
+    "lastLogLines": list,
+    "progress": dict,
+    "artifacts": dict,
+}
 
 
 @dataclass(frozen=True)
@@ -33,12 +48,23 @@ class Loss:
 
 
 def read_termination(end: Exit) -> Termination | None:
-    """What dtj-launch left in the termination message, or None where another program wrote it."""
+    """What dtj-launch left in the termination message, or None where another program wrote it.
+
+    Any program may write there: what has not the contract's types is left out.
+    """
     try:
         message = json.loads(end.message)
-    except ValueError:
+    except (ValueError, RecursionError):
         return None
-    return cast(Termination, message) if isinstance(message, dict) else None
+    if not isinstance(message, dict):
+        return None
+    said = {
+        key: value
+        for key, value in message.items()
+        if type(value) is _TERMINATION_TYPES.get(key)
+        and (not isinstance(value, list) or all(isinstance(line, str) for line in value))
+    }
+    return cast(Termination, said)
 
 
 def attempt_loss(attempt: int, pods: Sequence[PodView], missing: Sequence[str]) -> Loss | None:
@@ -67,13 +93,15 @@ def attempt_loss(attempt: int, pods: Sequence[PodView], missing: Sequence[str]) 
 
 
 def _pod_loss(attempt: int, pod: PodView) -> Loss | None:
+    if pod.disrupted:
+        return _failed(attempt, pod)
+    if pod.deleting and (pod.exit is None or pod.exit.code in _ENDED_WHEN_TOLD):
+        failure = _failure(attempt, pod, "PodLost", f"pod {pod.name} was told to end")
+        return Loss(failure, infrastructure=True)
     if pod.succeeded:
         return None
     if pod.phase == "Failed" or pod.exit:
         return _failed(attempt, pod)
-    if pod.deleting:
-        failure = _failure(attempt, pod, "PodLost", f"pod {pod.name} was told to end")
-        return Loss(failure, infrastructure=True)
     return None
 
 
@@ -84,10 +112,10 @@ def _failed(attempt: int, pod: PodView) -> Loss:
         return Loss(_failure(attempt, pod, "Evicted" if reason == "Evicted" else "PodLost", message), True)
     said = read_termination(pod.exit)
     finished = pod.exit.finished
-    if said is None:
+    if said is None or "class" not in said:
         return Loss(_unsaid(attempt, pod, pod.exit), False, certain=_is_own_fault(pod), finished=finished)
-    kind = said.get("class", "ApplicationError")
-    failure = _failure(attempt, pod, kind, said.get("message", "")).model_copy(
+    kind = said["class"]
+    failure = _failure(attempt, pod, kind, said.get("message", kind)).model_copy(
         update={
             "rank": said.get("rank"),
             "exit_code": said.get("exitCode", pod.exit.code),
@@ -111,6 +139,13 @@ def _unsaid(attempt: int, pod: PodView, end: Exit) -> Failure:
     return _failure(attempt, pod, kind, f"{pod.role} {pod.index} {what}").model_copy(
         update={"exit_code": end.code, "signal": end.signal, "last_log_lines": lines or None}
     )
+
+
+def early_end(attempt: int, pod: PodView) -> Loss:
+    """The end, without a failure, of a pod that the rest of the attempt still needs."""
+    message = f"{pod.role} {pod.index} ended with exit code 0 before all replicas ran"
+    failure = _failure(attempt, pod, "ApplicationError", message).model_copy(update={"exit_code": 0})
+    return Loss(failure, infrastructure=False)
 
 
 def _is_own_fault(pod: PodView) -> bool:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 from dtj.api.identity import LABEL_ATTEMPT, LABEL_INDEX, LABEL_ROLE
@@ -67,7 +67,7 @@ class PodView:
     waiting: tuple[str, str] | None
     """Reason and message of a container that can't start, or of a pod that no node takes."""
     exit: Exit | None
-    """Of the container that trains."""
+    """Of the container that trains; of an init container when that one failed, and so the pod."""
 
     @property
     def running(self) -> bool:
@@ -86,6 +86,7 @@ def view_pod(pod: Mapping[str, Any]) -> PodView:
     labels = metadata.get("labels") or {}
     conditions = {c["type"]: c for c in status.get("conditions") or []}
     containers = {c["name"]: c for c in status.get("containerStatuses") or []}
+    init = {c["name"]: c for c in status.get("initContainerStatuses") or []}
     scheduled = conditions.get("PodScheduled", {})
     disruption = conditions.get("DisruptionTarget", {})
     reason = status.get("reason") or ""
@@ -106,21 +107,29 @@ def view_pod(pod: Mapping[str, Any]) -> PodView:
         reason=reason,
         message=status.get("message") or disruption.get("message") or "",
         disrupted=reason in _DISRUPTIONS or disruption.get("status") == "True",
-        waiting=_waiting(scheduled, containers),
-        exit=_exit(containers.get(TRAINER_CONTAINER, {})),
+        waiting=_waiting(scheduled, [*init.values(), *containers.values()]),
+        exit=_exit(containers.get(TRAINER_CONTAINER, {})) or _init_failure(init),
     )
 
 
-def _waiting(
-    scheduled: Mapping[str, Any], containers: Mapping[str, Mapping[str, Any]]
-) -> tuple[str, str] | None:
+def _waiting(scheduled: Mapping[str, Any], containers: Sequence[Mapping[str, Any]]) -> tuple[str, str] | None:
     if scheduled.get("status") == "False":
         return str(scheduled.get("reason") or "Unschedulable"), str(scheduled.get("message") or "")
-    for container in containers.values():
+    for container in containers:
         waiting = (container.get("state") or {}).get("waiting") or {}
         reason = waiting.get("reason") or ""
         if reason and reason not in ("ContainerCreating", "PodInitializing"):
             return str(reason), str(waiting.get("message") or "")
+    return None
+
+
+def _init_failure(init: Mapping[str, Mapping[str, Any]]) -> Exit | None:
+    """The end of an init container that failed: without it the pod would look taken away by the cluster."""
+    for name, container in init.items():
+        end = _exit(container)
+        if end is not None and end.code != 0:
+            reason = end.reason if end.reason == "OOMKilled" else f"init container {name}"
+            return replace(end, reason=reason)
     return None
 
 
