@@ -1,0 +1,1 @@
+"""The plans of example jobs, as committed files."""

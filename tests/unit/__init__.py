@@ -1,0 +1,1 @@
+"""Pure tests: no network, no root."""

@@ -1,0 +1,331 @@
+"""An API server in memory, as strict as the operator has to expect, with a kubelet and a garbage collector."""
+
+from __future__ import annotations
+
+import copy
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
+from typing import Any, Literal
+
+from dtj.api.crd import custom_resource_definition
+from dtj.api.identity import KIND, LABEL_ATTEMPT, LABEL_JOB, LABEL_ROLE
+from dtj.api.job import Manifest
+from dtj.cluster.port import ApiError
+from dtj.reconcile.view import Key, Owned, OwnedPod, controller_uid
+from dtj.status.pods import view_pod
+from dtj.status.times import written_time
+from tests.unit.support.structural import schema_faults, with_defaults
+
+Name = tuple[str, str, str]
+"""Kind, namespace and name."""
+SCHEMA = custom_resource_definition()["spec"]["versions"][0]["schema"]["openAPIV3Schema"]
+WRITES = ("create", "patch", "delete")
+
+
+class OperatorDied(BaseException):
+    """The process is gone: nothing in it may catch this."""
+
+
+@dataclass(frozen=True)
+class Call:
+    """One request of the operator."""
+
+    verb: str
+    kind: str
+    name: str
+
+
+def apply_merge_patch(target: Any, patch: Any) -> Any:
+    """RFC 7386."""
+    if not isinstance(patch, Mapping):
+        return copy.deepcopy(patch)
+    result = dict(target) if isinstance(target, Mapping) else {}
+    for key, value in patch.items():
+        if value is None:
+            result.pop(key, None)
+        else:
+            result[key] = apply_merge_patch(result.get(key), value)
+    return result
+
+
+@dataclass
+class FakeCluster:
+    """The API server. `die_at` lets the operator die before or after its n-th request from now."""
+
+    now: datetime = datetime(2026, 11, 21, 12, 0, 0, tzinfo=UTC)
+    objects: dict[Name, Manifest] = field(default_factory=dict)
+    log: list[tuple[Name, Manifest | None]] = field(default_factory=list)
+    """Every change, as watches deliver it."""
+    calls: list[Call] = field(default_factory=list)
+    created_pods: list[tuple[str, str]] = field(default_factory=list)
+    """Name and attempt of every pod that ever was made."""
+    refuse: Callable[[Manifest], ApiError | None] = lambda manifest: None
+    die_at: int | None = None
+    die_when: Literal["before", "after"] = "before"
+    _counter: int = 0
+
+    # --- what the operator asks -------------------------------------------------------------------
+
+    async def create(self, manifest: Manifest) -> Manifest:
+        return self._carry_out("create", manifest, lambda: self.add(manifest))
+
+    async def get(self, manifest: Manifest) -> Manifest | None:
+        return self._carry_out("get", manifest, lambda: copy.deepcopy(self.objects.get(_name(manifest))))
+
+    async def replace_data(self, manifest: Manifest) -> Manifest:
+        def replace() -> Manifest:
+            return self.change(
+                _name(manifest), lambda there: there.update(data=copy.deepcopy(manifest["data"]))
+            )
+
+        return self._carry_out("patch", manifest, replace)
+
+    async def delete_pod(self, namespace: str, name: str, uid: str) -> None:
+        def delete() -> None:
+            there = self.objects.get(("Pod", namespace, name))
+            if there is not None and there["metadata"]["uid"] == uid:
+                self.end_pod(there)
+
+        self._carry_out("delete", {"kind": "Pod", "metadata": {"name": name}}, delete)
+
+    async def patch_status(
+        self, namespace: str, name: str, resource_version: str, patch: Manifest
+    ) -> Manifest:
+        def write() -> Manifest:
+            there = self.objects.get((KIND, namespace, name))
+            if there is None:
+                raise ApiError(404, "NotFound", f'distributedtrainingjobs.dtj.dev "{name}" not found')
+            if there["metadata"]["resourceVersion"] != resource_version:
+                raise ApiError(409, "Conflict", "the object has been modified")
+            status = apply_merge_patch(there.get("status"), json.loads(json.dumps(patch, allow_nan=False)))
+            wrong = list(schema_faults(SCHEMA["properties"]["status"], status, "status"))
+            if wrong:
+                raise ApiError(422, "Invalid", "; ".join(wrong))
+            if status == there.get("status"):
+                return copy.deepcopy(there)
+            return self.change((KIND, namespace, name), lambda job: job.update(status=status))
+
+        return self._carry_out("patch", {"kind": KIND, "metadata": {"name": name}}, write)
+
+    def _carry_out(self, verb: str, manifest: Manifest, do: Callable[[], Any]) -> Any:
+        if self.die_at is not None:
+            self.die_at -= 1
+        self.calls.append(Call(verb, manifest["kind"], manifest["metadata"]["name"]))
+        if self.die_at == 0 and self.die_when == "before":
+            raise OperatorDied
+        result = do()
+        if self.die_at == 0:
+            raise OperatorDied
+        return result
+
+    # --- what others do -----------------------------------------------------------------------------
+
+    def add(self, manifest: Manifest) -> Manifest:
+        """Make an object, by whomsoever."""
+        name = _name(manifest)
+        refusal = self.refuse(manifest)
+        if refusal is not None:
+            raise refusal
+        if name in self.objects:
+            raise ApiError(409, "AlreadyExists", f'{name[0].lower()}s "{name[2]}" already exists')
+        stored = json.loads(json.dumps(manifest, allow_nan=False))
+        if name[0] == KIND:
+            stored = with_defaults(SCHEMA, stored)
+        stored["metadata"] |= {"uid": self._number("uid"), "creationTimestamp": written_time(self.now)}
+        stored["metadata"].setdefault("generation", 1)
+        if name[0] == "Pod":
+            stored["status"] = {"phase": "Pending"}
+            self.created_pods.append((name[2], stored["metadata"].get("labels", {}).get(LABEL_ATTEMPT, "")))
+        return self._store(name, stored)
+
+    def change(self, name: Name, do: Callable[[Manifest], Any]) -> Manifest:
+        """Change an object, by whomsoever."""
+        if name not in self.objects:
+            raise ApiError(404, "NotFound", f'"{name[2]}" not found')
+        changed = copy.deepcopy(self.objects[name])
+        do(changed)
+        return self._store(name, changed)
+
+    def remove(self, name: Name) -> None:
+        """Take an object away at once."""
+        if self.objects.pop(name, None) is not None:
+            self.log.append((name, None))
+
+    def end_pod(self, pod: Manifest) -> None:
+        """Tell a pod to end; the API server itself removes one that no kubelet has, or that has ended."""
+        name = _name(pod)
+        if not pod["spec"].get("nodeName") or pod["status"]["phase"] in ("Succeeded", "Failed"):
+            self.remove(name)
+        elif "deletionTimestamp" not in pod["metadata"]:
+            self.change(name, lambda p: p["metadata"].update(deletionTimestamp=written_time(self.now)))
+
+    def collect_garbage(self) -> None:
+        """End what belonged to objects that are gone."""
+        uids = {there["metadata"]["uid"] for there in self.objects.values()}
+        for name, there in list(self.objects.items()):
+            owner = controller_uid(there)
+            if owner and owner not in uids:
+                self.end_pod(there) if name[0] == "Pod" else self.remove(name)
+
+    def _store(self, name: Name, manifest: Manifest) -> Manifest:
+        manifest["metadata"]["resourceVersion"] = self._number("")
+        self.objects[name] = manifest
+        self.log.append((name, copy.deepcopy(manifest)))
+        return copy.deepcopy(manifest)
+
+    def _number(self, prefix: str) -> str:
+        self._counter += 1
+        return f"{prefix}{self._counter:06}" + ("-0000" if prefix else "")
+
+    # --- what tests ask -----------------------------------------------------------------------------
+
+    def job(self, name: str = "mnist", namespace: str = "ml") -> Manifest:
+        return self.objects[KIND, namespace, name]
+
+    def of_kind(self, kind: str) -> list[Manifest]:
+        return [there for name, there in self.objects.items() if name[0] == kind]
+
+    def pod(self, name: str) -> Manifest:
+        return self.objects["Pod", "ml", name]
+
+    @property
+    def writes(self) -> list[Call]:
+        return [call for call in self.calls if call.verb in WRITES]
+
+
+class FakeView:
+    """A cache over the cluster's watches: it knows of a kind what was delivered to it."""
+
+    def __init__(self, cluster: FakeCluster) -> None:
+        self._cluster = cluster
+        self._objects: dict[Name, Manifest] = {}
+        self._seen: dict[str, int] = {}
+
+    def deliver(self, *kinds: str, count: int | None = None) -> None:
+        """Deliver all changes, or the next `count`, of these kinds (of every kind when none is named)."""
+        for kind in kinds or (KIND, "Pod", "Service", "ConfigMap"):
+            changes = [change for change in self._cluster.log if change[0][0] == kind]
+            begin = self._seen.get(kind, 0)
+            end = len(changes) if count is None else min(begin + count, len(changes))
+            for name, manifest in changes[begin:end]:
+                if manifest is None:
+                    self._objects.pop(name, None)
+                else:
+                    self._objects[name] = manifest
+            self._seen[kind] = end
+
+    def job(self, key: Key) -> Mapping[str, Any] | None:
+        return copy.deepcopy(self._objects.get((KIND, *key)))
+
+    def _children(self, kind: str, key: Key) -> list[Manifest]:
+        return [
+            there
+            for name, there in self._objects.items()
+            if name[:2] == (kind, key[0]) and there["metadata"].get("labels", {}).get(LABEL_JOB) == key[1]
+        ]
+
+    def pods(self, key: Key) -> Sequence[OwnedPod]:
+        return [OwnedPod(controller_uid(pod), view_pod(pod)) for pod in self._children("Pod", key)]
+
+    def services(self, key: Key) -> Sequence[Owned]:
+        return [Owned(s["metadata"]["name"], controller_uid(s)) for s in self._children("Service", key)]
+
+    def configs(self, key: Key) -> Sequence[Owned]:
+        return [
+            Owned(c["metadata"]["name"], controller_uid(c), c["data"])
+            for c in self._children("ConfigMap", key)
+        ]
+
+    def active(self) -> Sequence[Key]:
+        return []
+
+    def phases(self) -> Mapping[str, int]:
+        return {}
+
+
+Ending = tuple[int, str]
+"""Exit code and termination message."""
+
+
+def succeed_after_two_steps(pod: Manifest, ran: int) -> Ending | None:
+    """What the launcher of a healthy job does."""
+    return (0, "") if pod["metadata"]["labels"][LABEL_ROLE] == "launcher" and ran >= 2 else None
+
+
+@dataclass
+class Kubelet:
+    """Moves every pod one step along its way at each `step`."""
+
+    cluster: FakeCluster
+    program: Callable[[Manifest, int], Ending | None] = succeed_after_two_steps
+    """How a pod that has run for so many steps ends, or None when it goes on."""
+    end_steps: int = 1
+    """How many steps a pod that is told to end still takes."""
+    ran: dict[str, int] = field(default_factory=dict)
+    ending: dict[str, int] = field(default_factory=dict)
+    most_running: dict[str, int] = field(default_factory=dict)
+
+    def step(self) -> bool:
+        """Returns whether anything changed."""
+        before = len(self.cluster.log)
+        self.cluster.now += timedelta(seconds=1)
+        self.cluster.collect_garbage()
+        for pod in self.cluster.of_kind("Pod"):
+            self._move(pod)
+        return len(self.cluster.log) > before
+
+    def _move(self, pod: Manifest) -> None:
+        name, uid = _name(pod), pod["metadata"]["uid"]
+        phase = pod["status"]["phase"]
+        if "deletionTimestamp" in pod["metadata"]:
+            self.ending[uid] = self.ending.get(uid, 0) + 1
+            if self.ending[uid] > self.end_steps:
+                self.cluster.remove(name)
+        elif not pod["spec"].get("nodeName"):
+            self.cluster.change(name, _scheduled)
+        elif phase == "Pending":
+            self.cluster.change(name, _running)
+        elif phase == "Running":
+            self.ran[uid] = self.ran.get(uid, 0) + 1
+            ending = self.program(pod, self.ran[uid])
+            if ending is not None:
+                finished = written_time(self.cluster.now)
+                self.cluster.change(name, lambda p: _ended(p, ending, finished))
+            elif self.ran[uid] == 1:
+                self.cluster.change(name, _ready)
+
+
+def _scheduled(pod: Manifest) -> None:
+    pod["spec"]["nodeName"] = f"node-{pod['metadata']['name'][-1]}"
+    pod["status"] = {"phase": "Pending", "conditions": [{"type": "PodScheduled", "status": "True"}]}
+
+
+def _running(pod: Manifest) -> None:
+    pod["status"] |= {"phase": "Running", "podIP": "10.0.0.7"}
+    pod["status"]["containerStatuses"] = [
+        {"name": container["name"], "state": {"running": {}}} for container in pod["spec"]["containers"]
+    ]
+
+
+def _ready(pod: Manifest) -> None:
+    pod["status"]["conditions"].append({"type": "Ready", "status": "True"})
+
+
+def _ended(pod: Manifest, ending: Ending, finished: str) -> None:
+    code, message = ending
+    pod["status"]["phase"] = "Failed" if code else "Succeeded"
+    pod["status"]["conditions"] = [c for c in pod["status"]["conditions"] if c["type"] != "Ready"]
+    terminated = {
+        "exitCode": code,
+        "reason": "Error" if code else "Completed",
+        "message": message,
+        "finishedAt": finished,
+    }
+    pod["status"]["containerStatuses"] = [{"name": "trainer", "state": {"terminated": terminated}}]
+
+
+def _name(manifest: Manifest) -> Name:
+    metadata = manifest["metadata"]
+    return manifest["kind"], metadata.get("namespace", "ml"), metadata["name"]

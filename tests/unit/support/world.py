@@ -1,0 +1,122 @@
+"""A cluster, its kubelet and an operator, moved together."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, cast
+
+from dtj.api.job import Manifest
+from dtj.cluster.port import ApiError
+from dtj.reconcile.metrics import Metrics
+from dtj.reconcile.progress import ProgressPoller, Report
+from dtj.reconcile.reconciler import Reconciler
+from dtj.reconcile.view import Key
+from tests.unit.support.fake_cluster import FakeCluster, FakeView, Kubelet, OperatorDied
+from tests.unit.support.jobs import manifest
+
+KEY = ("ml", "mnist")
+_METRICS = Metrics()
+
+
+class FakeProgress:
+    """Answers what it was given; knows whom it would ask."""
+
+    def __init__(self) -> None:
+        self.reports: dict[Key, Report] = {}
+        self.followed: dict[Key, str] = {}
+
+    def report(self, key: Key) -> Report | None:
+        return self.reports.get(key)
+
+    def follow(self, key: Key, ip: str) -> None:
+        self.followed[key] = ip
+
+    def leave(self, key: Key) -> None:
+        self.followed.pop(key, None)
+        self.reports.pop(key, None)
+
+
+class World:
+    """One job's life. The clock moves one second a step."""
+
+    def __init__(self, **spec: Any) -> None:
+        self.cluster = FakeCluster()
+        self.view = FakeView(self.cluster)
+        self.kubelet = Kubelet(self.cluster)
+        self.deaths = 0
+        self.again: float | None = None
+        self.start_operator()
+        self.apply(manifest(**spec))
+
+    def apply(self, job: Manifest) -> None:
+        """Make a job as `kubectl apply` does."""
+        fresh = {key: value for key, value in job["metadata"].items() if key in ("name", "namespace")}
+        self.cluster.add(job | {"metadata": fresh})
+
+    def start_operator(self) -> None:
+        """A new process: it remembers nothing, and its cache is filled before its first pass."""
+        self.view = FakeView(self.cluster)
+        self.view.deliver()
+        self.progress = FakeProgress()
+        self.reconciler = Reconciler(
+            self.cluster,
+            self.view,
+            cast(ProgressPoller, self.progress),
+            _METRICS,
+            lambda: self.cluster.now,
+        )
+
+    async def turn(self) -> None:
+        """One pass of the operator; one that dies is started again, one that meets a fault is repeated later."""
+        try:
+            self.again = await self.reconciler.reconcile(KEY)
+        except ApiError:
+            self.again = 0.0
+        except OperatorDied:
+            self.deaths += 1
+            self.cluster.die_at = None
+            self.start_operator()
+            self.again = 0.0
+
+    async def step(self) -> bool:
+        """Let the cache catch up, make a pass, move the pods. Returns whether anything happened."""
+        before = len(self.cluster.log)
+        self.view.deliver()
+        await self.turn()
+        self.kubelet.step()
+        return len(self.cluster.log) > before or self.again is not None
+
+    async def until(self, condition: Callable[[], bool], steps: int = 200) -> None:
+        """Step until something holds."""
+        for _ in range(steps):
+            if condition():
+                return
+            await self.step()
+        raise AssertionError(f"not within {steps} steps; status: {self.status}")
+
+    async def rest(self, steps: int = 1500) -> None:
+        """Step until nothing happens any more."""
+        for _ in range(steps):
+            if not await self.step():
+                return
+        raise AssertionError(f"no rest within {steps} steps; status: {self.status}")
+
+    @property
+    def status(self) -> Manifest:
+        status: Manifest = self.cluster.job().get("status", {})
+        return status
+
+    @property
+    def phase(self) -> str | None:
+        return self.status.get("phase")
+
+    def condition(self, kind: str) -> Manifest:
+        """The condition of that type; empty when there is none."""
+        return next((c for c in self.status.get("conditions", []) if c["type"] == kind), {})
+
+    def pod_names(self) -> list[str]:
+        return sorted(pod["metadata"]["name"] for pod in self.cluster.of_kind("Pod"))
+
+    def events(self) -> list[str]:
+        """Reasons of the events, in the order in which they were told."""
+        return [event["reason"] for event in self.cluster.of_kind("Event")]

@@ -1,0 +1,130 @@
+"""The CustomResourceDefinition: what is committed, and whether an API server would take it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from dtj.api.crd import custom_resource_definition
+from dtj.api.job import read_job
+from dtj.api.validation import faults
+from tests.unit.support.jobs import manifest
+from tests.unit.support.structural import schema_faults, structural_faults, with_defaults
+
+ROOT = Path(__file__).parents[2]
+CRD = ROOT / "manifests/crd/distributedtrainingjobs.yaml"
+EXAMPLES = sorted((ROOT / "manifests/examples").glob("*.yaml"))
+VERSION = custom_resource_definition()["spec"]["versions"][0]
+SCHEMA = VERSION["schema"]["openAPIV3Schema"]
+SPEC = SCHEMA["properties"]["spec"]["properties"]
+STATUS = SCHEMA["properties"]["status"]["properties"]
+
+
+def test_committed_file_is_what_the_models_say() -> None:
+    committed = yaml.safe_load(CRD.read_text())
+
+    assert committed == custom_resource_definition(), "the models have changed: run `make crd` and commit it"
+
+
+def test_api_server_would_take_the_schema() -> None:
+    assert list(structural_faults(SCHEMA)) == []
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {},
+        {"$ref": "#/definitions/X", "type": "object"},
+        {"anyOf": [{"type": "string"}, {"type": "null"}]},
+        {"type": ["string", "null"]},
+        {"type": "string", "default": None},
+        {"type": "integer", "default": "one"},
+        {"type": "string", "const": "x"},
+        {"type": "integer", "exclusiveMinimum": 0},
+        {"type": "object", "additionalProperties": False},
+        {"type": "object", "properties": {}, "additionalProperties": {"type": "string"}},
+        {"type": "object", "properties": {}, "required": ["x"]},
+        {"type": "array"},
+        {"type": "array", "items": {"type": "object", "properties": {"x": {}}}},
+    ],
+)
+def test_checker_refuses_what_an_api_server_refuses(wrong: dict[str, Any]) -> None:
+    assert list(structural_faults(wrong))
+
+
+def test_size_leaves_room_for_the_annotation_of_kubectl_apply() -> None:
+    assert len(json.dumps(custom_resource_definition())) < 262144 / 4
+
+
+def test_defaults_are_those_of_the_models() -> None:
+    stored = with_defaults(SCHEMA, manifest())
+
+    assert stored["spec"]["runPolicy"] == {"backoffLimit": 3, "cleanPodPolicy": "Running"}
+    assert stored["spec"]["replicaSpecs"]["worker"] == {"replicas": 2, "gpus": 0, "resources": {}}
+    assert stored["spec"]["accelerator"] == {"resourceName": "nvidia.com/gpu"}
+    assert read_job(stored).spec == read_job(manifest()).spec
+
+
+def test_optional_blocks_have_no_default_but_their_fields_have() -> None:
+    assert "default" not in SPEC["artifacts"]
+    assert SPEC["artifacts"]["properties"]["resume"]["default"] == "Auto"
+    assert SPEC["horovod"]["properties"]["launcher"]["default"] == "Native"
+
+
+def test_required_fields() -> None:
+    assert SCHEMA["required"] == ["spec"]
+    assert set(SCHEMA["properties"]["spec"]["required"]) == {"strategy", "image", "replicaSpecs"}
+
+
+def test_conditions_are_a_map_by_type() -> None:
+    assert STATUS["conditions"]["x-kubernetes-list-type"] == "map"
+    assert STATUS["conditions"]["x-kubernetes-list-map-keys"] == ["type"]
+
+
+def test_printer_columns_point_at_fields_that_there_are() -> None:
+    columns = {column["name"]: column["jsonPath"] for column in VERSION["additionalPrinterColumns"]}
+
+    assert list(columns) == ["Phase", "Strategy", "Workers", "Progress", "Ex/s", "Age"]
+    for path in columns.values():
+        node = SCHEMA
+        for part in path.removeprefix(".").split("."):
+            if node is SCHEMA["properties"]["metadata"]:
+                break
+            node = node.get("properties", {}).get(part) or node["additionalProperties"]
+            if part == "replicaStatuses":
+                node = {"properties": {"worker": node["additionalProperties"]}}
+
+
+def test_strategy_is_immutable() -> None:
+    assert SCHEMA["properties"]["spec"]["x-kubernetes-validations"] == [
+        {"rule": "self.strategy == oldSelf.strategy", "message": "strategy is immutable"}
+    ]
+
+
+def test_every_field_is_explained() -> None:
+    def bare(node: dict[str, Any], path: str) -> list[str]:
+        own = [] if node.get("description") else [path]
+        children = node.get("properties", {})
+        return own + [p for name, child in children.items() for p in bare(child, f"{path}.{name}")]
+
+    assert bare(SCHEMA["properties"]["spec"], "spec") == []
+    assert [path for path in bare(SCHEMA["properties"]["status"], "status") if path != "status"] == []
+
+
+def test_names_that_people_type() -> None:
+    names = custom_resource_definition()["spec"]["names"]
+
+    assert names["shortNames"] == ["dtj"]
+    assert "all" in names["categories"]
+
+
+@pytest.mark.parametrize("file", EXAMPLES, ids=lambda path: path.stem)
+def test_example_is_valid(file: Path) -> None:
+    example = yaml.safe_load(file.read_text())
+
+    assert list(schema_faults(SCHEMA, example)) == []
+    assert faults(read_job(example)) == []
