@@ -5,6 +5,7 @@ The exact messages of wrong jobs are in tests/bad_jobs.
 
 from __future__ import annotations
 
+import contextlib
 from typing import Any
 
 import pytest
@@ -62,18 +63,14 @@ def test_no_template_makes_validation_or_the_plan_raise(template: dict[str, Any]
 @settings(max_examples=200)
 @given(st.dictionaries(st.sampled_from([f.alias or "" for f in JobSpec.model_fields.values()]), JSON))
 def test_no_spec_makes_reading_raise_anything_but_its_faults(spec: dict[str, Any]) -> None:
-    try:
+    with contextlib.suppress(InvalidJob):
         faults(read_job(manifest() | {"spec": spec}))
-    except InvalidJob as error:
-        assert error.faults
 
 
-@pytest.mark.parametrize("wrong", [None, 5, "x", []])
+@pytest.mark.parametrize("wrong", [5, "x", [1]])
 def test_metadata_that_is_no_object_is_a_fault(wrong: Any) -> None:
-    try:
-        assert faults(read_job(manifest() | {"metadata": wrong}))
-    except InvalidJob as error:
-        assert [fault.field for fault in error.faults] == ["metadata"]
+    with pytest.raises(InvalidJob, match=r"metadata: must be an object, got "):
+        read_job(manifest() | {"metadata": wrong})
 
 
 @pytest.mark.parametrize("wrong", [5, "x", [1]])

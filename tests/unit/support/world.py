@@ -84,7 +84,8 @@ class World:
         self.view.deliver()
         await self.turn()
         self.kubelet.step()
-        return len(self.cluster.log) > before or self.again is not None
+        ending = any("deletionTimestamp" in pod["metadata"] for pod in self.cluster.of_kind("Pod"))
+        return len(self.cluster.log) > before or self.again is not None or ending
 
     async def until(self, condition: Callable[[], bool], steps: int = 200) -> None:
         """Step until something holds."""

@@ -1,0 +1,608 @@
+"""Whole lives of jobs against a strict API server in memory."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import random
+from typing import Any, Literal
+
+import pytest
+
+from dtj.api.job import Manifest
+from dtj.api.status import ArtifactsStatus, ProgressStatus
+from dtj.cluster.port import ApiError
+from dtj.reconcile.progress import Report
+from tests.unit.support.fake_cluster import Ending, FakeCluster
+from tests.unit.support.jobs import manifest
+from tests.unit.support.world import KEY, World
+
+WORKERS = ["mnist-worker-0", "mnist-worker-1"]
+EVERYTHING = ["mnist-launcher-0", *WORKERS]
+JOB = ("DistributedTrainingJob", "ml", "mnist")
+
+
+def fails(attempts: int, code: int = 3) -> Any:
+    """A program that fails in its first attempts."""
+
+    def program(pod: Manifest, ran: int) -> Ending | None:
+        labels = pod["metadata"]["labels"]
+        if labels["dtj.dev/role"] != "launcher" or ran < 2:
+            return None
+        if int(labels["dtj.dev/attempt"]) > attempts:
+            return 0, ""
+        return code, json.dumps({"class": "ApplicationError", "message": "it broke", "exitCode": code})
+
+    return program
+
+
+def endless(pod: Manifest, ran: int) -> Ending | None:
+    return None
+
+
+def dying(world: World, call: int, when: Literal["before", "after"]) -> World:
+    world.cluster.die_at, world.cluster.die_when = call, when
+    return world
+
+
+# --- the happy path -----------------------------------------------------------------------------
+
+
+async def test_a_job_succeeds_with_exactly_the_objects_it_needs() -> None:
+    world = World()
+
+    await world.rest()
+
+    assert world.phase == "Succeeded"
+    made = [(call.kind, call.name) for call in world.cluster.calls if call.verb == "create"]
+    assert [entry for entry in made if entry[0] != "Event"] == [
+        ("Service", "mnist"),
+        ("Secret", "mnist-ssh-uid000001"),
+        ("ConfigMap", "mnist-config"),
+        ("Pod", "mnist-worker-0"),
+        ("Pod", "mnist-worker-1"),
+        ("Pod", "mnist-launcher-0"),
+    ]
+    assert world.events() == ["JobCreated", "JobRunning", "JobSucceeded"]
+    assert world.pod_names() == ["mnist-launcher-0"]
+
+
+async def test_an_undisturbed_job_costs_few_writes() -> None:
+    world = World()
+
+    await world.rest()
+
+    status = [call for call in world.cluster.writes if call.kind == "DistributedTrainingJob"]
+    print(f"{len(world.cluster.writes)} writes, {len(status)} of them of the status")
+    # Service, Secret, ConfigMap, three pods, three events, two workers told to end.
+    assert len(world.cluster.writes) - len(status) == 11
+    # One for each step of a pod that the status shows; here every one of them comes alone.
+    assert len(status) <= 10
+
+
+async def test_a_finished_job_costs_nothing_more() -> None:
+    world = World()
+    await world.rest()
+    world.cluster.calls.clear()
+
+    for _ in range(5):
+        await world.step()
+    world.start_operator()
+    await world.step()
+
+    assert world.cluster.calls == []
+
+
+async def test_a_running_job_costs_nothing_while_nothing_happens() -> None:
+    world = World()
+    world.kubelet.program = endless
+    await world.rest()
+    assert world.phase == "Running"
+    world.cluster.calls.clear()
+
+    for _ in range(20):
+        await world.step()
+
+    assert world.cluster.calls == []
+
+
+async def test_the_launcher_is_made_only_when_all_workers_are_ready() -> None:
+    world = World(replicaSpecs={"worker": {"replicas": 3}})
+
+    await world.until(lambda: "mnist-launcher-0" in world.pod_names())
+
+    workers = [pod for pod in world.cluster.of_kind("Pod") if "worker" in pod["metadata"]["name"]]
+    assert len(workers) == 3
+    for pod in workers:
+        assert {"type": "Ready", "status": "True"} in pod["status"]["conditions"]
+
+
+async def test_a_worker_deleted_before_the_launcher_is_made_again_and_not_counted() -> None:
+    world = World()
+    await world.until(
+        lambda: len(world.pod_names()) == 2 and "nodeName" in world.cluster.pod(WORKERS[0])["spec"]
+    )
+
+    world.cluster.end_pod(world.cluster.pod("mnist-worker-0"))
+    await world.rest()
+
+    assert world.phase == "Succeeded"
+    assert world.status["attempt"] == 1
+    assert world.status["restarts"] == {"application": 0, "infrastructure": 0}
+    assert world.cluster.created_pods.count(("mnist-worker-0", "1")) == 2
+
+
+async def test_no_launcher_is_started_over_a_ready_worker_that_is_about_to_go() -> None:
+    world = World()
+    world.kubelet.end_steps = 5
+    await world.until(
+        lambda: (
+            len(world.pod_names()) == 2
+            and all(
+                {"type": "Ready", "status": "True"} in world.cluster.pod(name)["status"].get("conditions", [])
+                for name in WORKERS
+            )
+        )
+    )
+
+    world.cluster.end_pod(world.cluster.pod("mnist-worker-0"))
+    await world.rest()
+
+    assert world.phase == "Succeeded"
+    assert world.status["restarts"] == {"application": 0, "infrastructure": 0}
+
+
+# --- failures -------------------------------------------------------------------------------------
+
+
+async def test_a_program_that_fails_once_is_tried_again_and_succeeds() -> None:
+    world = World()
+    world.kubelet.program = fails(1)
+
+    await world.rest()
+
+    assert world.phase == "Succeeded"
+    assert world.status["attempt"] == 2
+    assert world.status["restarts"] == {"application": 1, "infrastructure": 0}
+    assert sorted(world.cluster.created_pods) == sorted((name, n) for name in EVERYTHING for n in "12")
+    assert world.events() == ["JobCreated", "JobRunning", "JobRestarting", "JobRunning", "JobSucceeded"]
+
+
+@pytest.mark.parametrize(
+    ("policy", "left"), [("Running", ["mnist-launcher-0"]), ("All", []), ("None", EVERYTHING)]
+)
+async def test_a_program_that_keeps_failing_fails_the_job_and_its_pods_go_by_policy(
+    policy: str, left: list[str]
+) -> None:
+    world = World(runPolicy={"backoffLimit": 2, "cleanPodPolicy": policy})
+    world.kubelet.program = fails(99)
+
+    await world.rest()
+
+    assert world.phase == "Failed"
+    assert world.condition("Failed")["reason"] == "BackoffLimitExceeded"
+    assert world.condition("Failed")["message"] == "attempt 3: it broke"
+    assert world.status["attempt"] == 3
+    assert world.status["restarts"]["application"] == 2
+    assert world.pod_names() == left
+    assert all(pod["metadata"]["labels"]["dtj.dev/attempt"] == "3" for pod in world.cluster.of_kind("Pod"))
+
+
+async def test_a_worker_lost_while_running_restarts_the_attempt_and_is_not_the_programs_fault() -> None:
+    world = World(runPolicy={"backoffLimit": 0})
+    world.kubelet.program = endless
+    await world.until(lambda: world.phase == "Running")
+
+    world.cluster.end_pod(world.cluster.pod("mnist-worker-1"))
+    world.kubelet.program = fails(0)
+    await world.rest()
+
+    assert world.phase == "Succeeded"
+    assert world.status["restarts"] == {"application": 0, "infrastructure": 1}
+    assert world.status["attempt"] == 2
+
+
+async def test_the_next_attempt_waits_until_the_pods_of_the_last_one_ended() -> None:
+    world = World()
+    world.kubelet.program, world.kubelet.end_steps = fails(1), 10
+    await world.until(lambda: world.status.get("attempt") == 2)
+
+    for _ in range(6):
+        await world.step()
+        assert {attempt for _, attempt in world.cluster.created_pods} == {"1"}
+    assert world.condition("Running")["reason"] == "PodsEnding"
+    await world.rest()
+
+    assert world.phase == "Succeeded"
+
+
+async def test_a_deadline_ends_the_job_even_when_pods_are_kept() -> None:
+    world = World(runPolicy={"activeDeadlineSeconds": 30, "cleanPodPolicy": "None"})
+    world.kubelet.program = endless
+
+    await world.rest()
+
+    assert world.phase == "Failed"
+    assert world.condition("Failed")["reason"] == "DeadlineExceeded"
+    assert world.pod_names() == []
+
+
+# --- an operator that dies --------------------------------------------------------------------------
+
+CALLS = 50
+
+
+@pytest.mark.parametrize("when", ["before", "after"])
+async def test_an_operator_that_dies_at_any_request_changes_nothing_in_the_end(
+    when: Literal["before", "after"],
+) -> None:
+    undisturbed = World()
+    undisturbed.kubelet.program = fails(1)
+    await undisturbed.rest()
+    requests = len(undisturbed.cluster.calls)
+
+    for call in range(1, requests + 1):
+        world = dying(World(), call, when)
+        world.kubelet.program = fails(1)
+        await world.rest()
+
+        assert world.deaths == 1, f"request {call}"
+        assert world.phase == "Succeeded", f"died {when} request {call}"
+        assert world.status["restarts"] == {"application": 1, "infrastructure": 0}, f"request {call}"
+        assert world.status["attempt"] == 2
+        assert sorted(world.cluster.created_pods) == sorted(undisturbed.cluster.created_pods), (
+            f"died {when} request {call}: a pod was made twice"
+        )
+        assert world.pod_names() == ["mnist-launcher-0"]
+        assert len(world.cluster.of_kind("Secret")) == 1
+        assert len(world.events()) == len(set(e["message"] for e in world.cluster.of_kind("Event")))
+
+
+async def test_an_operator_that_dies_at_every_second_request_still_brings_the_job_to_its_end() -> None:
+    world = World()
+    world.kubelet.program = fails(1)
+
+    for _ in range(400):
+        if world.cluster.die_at is None:
+            world.cluster.die_at, world.cluster.die_when = 2, "after"
+        await world.step()
+
+    assert world.phase == "Succeeded"
+    assert world.status["restarts"] == {"application": 1, "infrastructure": 0}
+    assert len(world.cluster.created_pods) == 6
+
+
+async def test_an_operator_that_dies_while_the_job_fails_for_good_counts_no_attempt_more() -> None:
+    for call in range(1, CALLS):
+        world = dying(World(runPolicy={"backoffLimit": 0}), call, "after")
+        world.kubelet.program = fails(99)
+        await world.rest()
+
+        assert world.phase == "Failed"
+        assert world.status["attempt"] == 1, f"request {call}"
+        assert world.status["failure"]["message"] == "it broke"
+
+
+async def test_an_operator_that_is_down_while_a_job_ends_tells_of_it_later() -> None:
+    world = World()
+    await world.until(lambda: world.phase == "Running")
+    for _ in range(10):
+        world.kubelet.step()
+
+    world.start_operator()
+    await world.rest()
+
+    assert world.phase == "Succeeded"
+    assert world.events() == ["JobCreated", "JobRunning", "JobSucceeded"]
+
+
+# --- a cache that lags behind -----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("slow", ["Pod", "DistributedTrainingJob", "Service", "ConfigMap"])
+@pytest.mark.parametrize("every", [3, 7])
+async def test_a_cache_that_lags_behind_changes_nothing_in_the_end(slow: str, every: int) -> None:
+    world = World()
+    world.kubelet.program = fails(1)
+    others = {"Pod", "DistributedTrainingJob", "Service", "ConfigMap"} - {slow}
+
+    for step in range(250):
+        world.view.deliver(*others)
+        if step % every == 0:
+            world.view.deliver(slow, count=1 if slow == "DistributedTrainingJob" else None)
+        await world.turn()
+        await world.turn()
+        world.kubelet.step()
+
+    assert world.phase == "Succeeded"
+    assert world.status["attempt"] == 2
+    assert world.status["restarts"] == {"application": 1, "infrastructure": 0}
+    assert len(world.cluster.created_pods) == 6, world.cluster.created_pods
+
+
+async def test_a_pass_over_a_stale_copy_of_the_job_does_nothing_but_try_again() -> None:
+    world = World()
+    await world.until(lambda: world.phase == "Running")
+    world.start_operator()
+    world.cluster.change(JOB, lambda job: job["metadata"].update(annotations={"a": "b"}))
+    world.cluster.end_pod(world.cluster.pod("mnist-worker-0"))
+    world.view.deliver("Pod")
+    before = len(world.cluster.writes)
+
+    with pytest.raises(ApiError) as caught:
+        await world.reconciler.reconcile(KEY)
+
+    assert caught.value.status == 409
+    assert len(world.cluster.writes) == before + 1
+
+
+# --- what the API server refuses --------------------------------------------------------------------
+
+
+async def test_a_foreign_service_of_the_same_name_is_told_and_outlived() -> None:
+    world = World()
+    service = {"apiVersion": "v1", "kind": "Service", "metadata": {"name": "mnist", "namespace": "ml"}}
+    world.cluster.add(service)
+
+    await world.until(lambda: world.condition("Running").get("reason") == "NameTaken")
+
+    assert world.phase == "Pending"
+    assert world.condition("Running")["message"] == (
+        "Service mnist can't be made: another one of this name is there, which is not the job's"
+    )
+    assert world.pod_names() == []
+    assert world.again is not None
+    assert world.again <= 10.0
+
+    world.cluster.remove(("Service", "ml", "mnist"))
+    await world.rest()
+    assert world.phase == "Succeeded"
+
+
+def quota(manifest: Manifest) -> ApiError | None:
+    if manifest["kind"] != "Pod":
+        return None
+    name = manifest["metadata"]["name"]
+    return ApiError(403, "Forbidden", f'pods "{name}" is forbidden: exceeded quota: q, requested: pods=1')
+
+
+async def test_a_quota_is_told_until_there_is_room() -> None:
+    world = World()
+    world.cluster.refuse = quota
+    await world.until(lambda: world.condition("Running").get("reason") == "QuotaExceeded")
+
+    assert world.phase == "Pending"
+    assert world.condition("Running")["message"] == (
+        "Pod mnist-worker-0 can't be made: "
+        'pods "mnist-worker-0" is forbidden: exceeded quota: q, requested: pods=1'
+    )
+    for _ in range(5):
+        await world.step()
+    assert world.events() == ["JobCreated", "QuotaExceeded"]
+
+    world.cluster.refuse = lambda manifest: None
+    await world.rest()
+    assert world.phase == "Succeeded"
+    assert world.status["restarts"] == {"application": 0, "infrastructure": 0}
+
+
+async def test_a_quota_of_secrets_is_told_too() -> None:
+    world = World()
+    world.cluster.refuse = lambda made: (
+        ApiError(403, "Forbidden", "exceeded quota: q") if made["kind"] == "Secret" else None
+    )
+
+    await world.until(lambda: world.condition("Running").get("reason") == "QuotaExceeded")
+
+    assert "Secret mnist-ssh-" in world.condition("Running")["message"]
+
+
+@pytest.mark.parametrize("policy", ["Running", "All", "None"])
+@pytest.mark.parametrize("refused", ["mnist-worker-1", "mnist-launcher-0"])
+async def test_a_pod_that_the_server_finds_invalid_fails_the_job_and_leaves_no_pod(
+    refused: str, policy: str
+) -> None:
+    world = World(runPolicy={"cleanPodPolicy": policy})
+    world.cluster.refuse = lambda made: (
+        ApiError(422, "Invalid", f'Pod "{refused}" is invalid: spec.containers[0].image: Required value')
+        if made["metadata"]["name"] == refused
+        else None
+    )
+
+    await world.rest()
+
+    assert world.phase == "Failed"
+    assert world.condition("Failed")["reason"] == "ValidationFailed"
+    assert world.status["failure"]["class"] == "ValidationFailed"
+    assert world.status["failure"]["message"] == (
+        f'Pod {refused}: Pod "{refused}" is invalid: spec.containers[0].image: Required value'
+    )
+    assert world.pod_names() == []
+
+
+async def test_an_invalid_job_fails_with_every_fault_and_makes_nothing() -> None:
+    world = World(image="No Image", command=[])
+
+    await world.rest()
+
+    assert world.phase == "Failed"
+    assert "spec.image" in world.status["failure"]["message"]
+    assert "spec.command" in world.status["failure"]["message"]
+    assert {name[0] for name in world.cluster.objects} == {"DistributedTrainingJob", "Event"}
+
+
+async def test_a_job_without_even_the_resources_form_is_refused_and_does_not_stop_the_operator() -> None:
+    world = World()
+    world.cluster.change(JOB, lambda job: job.update(spec={"strategy": "Horovod", "gone": True}))
+
+    await world.rest()
+
+    assert world.phase == "Failed"
+    assert world.status["failure"]["message"] == (
+        "spec.image: required; spec.replicaSpecs: required; spec.gone: unknown field"
+    )
+
+
+@pytest.mark.parametrize("status", [0, 429, 500, 503])
+async def test_an_api_server_in_trouble_only_delays(status: int) -> None:
+    world = World()
+    dice = random.Random(status)
+    world.cluster.refuse = lambda made: ApiError(status, "Trouble", "later") if dice.random() < 0.5 else None
+
+    await world.rest()
+
+    assert world.phase == "Succeeded"
+    assert len(world.cluster.created_pods) == 3
+
+
+async def test_a_namespace_without_its_service_account_yet_only_delays() -> None:
+    world = World()
+    times = itertools.chain([True] * 3, itertools.repeat(False))
+    world.cluster.refuse = lambda made: (
+        ApiError(
+            403,
+            "Forbidden",
+            'error looking up service account ml/default: serviceaccount "default" not found',
+        )
+        if made["kind"] == "Pod" and next(times)
+        else None
+    )
+
+    await world.rest()
+
+    assert world.phase == "Succeeded"
+    assert "Forbidden" not in world.events()
+
+
+# --- jobs that go, and come again -------------------------------------------------------------------
+
+
+async def test_a_job_deleted_mid_run_leaves_nothing_and_nothing_more_is_made() -> None:
+    world = World()
+    world.kubelet.program = endless
+    await world.until(lambda: world.phase == "Running")
+
+    world.cluster.remove(JOB)
+    world.cluster.calls.clear()
+    for _ in range(10):
+        await world.step()
+
+    assert {name[0] for name in world.cluster.objects} == {"Event"}
+    assert world.cluster.calls == []
+    assert world.progress.followed == {}
+
+
+async def test_a_job_that_waits_for_its_deletion_gets_nothing_new() -> None:
+    world = World()
+    world.cluster.change(JOB, lambda job: job["metadata"].update(deletionTimestamp="2026-11-21T12:00:00Z"))
+
+    await world.step()
+
+    assert world.cluster.calls == []
+
+
+async def test_a_new_job_of_an_old_name_waits_for_the_old_pods_and_takes_nothing_of_theirs() -> None:
+    world = World()
+    world.kubelet.program, world.kubelet.end_steps = endless, 10
+    await world.until(lambda: world.phase == "Running")
+    old = world.cluster.job()["metadata"]["uid"]
+    world.progress.reports[KEY] = Report(progress=ProgressStatus(step=70))
+    world.cluster.remove(JOB)
+    world.apply(manifest())
+    world.kubelet.program = fails(0)
+
+    await world.step()
+    assert "progress" not in world.status
+    await world.until(lambda: world.condition("Running").get("reason") == "NameTaken")
+    assert "earlier job of this name" in world.condition("Running")["message"]
+    await world.rest()
+
+    assert world.phase == "Succeeded"
+    assert world.status["attempt"] == 1
+    assert world.status["restarts"] == {"application": 0, "infrastructure": 0}
+    owners = {pod["metadata"]["ownerReferences"][0]["uid"] for pod in world.cluster.of_kind("Pod")}
+    assert owners == {world.cluster.job()["metadata"]["uid"]}
+    assert old not in owners
+
+
+async def test_a_changed_spec_holds_from_the_next_attempt_on() -> None:
+    world = World()
+    world.kubelet.program = endless
+    await world.until(lambda: world.phase == "Running")
+    before = world.cluster.objects["ConfigMap", "ml", "mnist-config"]["data"]
+
+    world.cluster.change(JOB, lambda job: job["spec"].update(args=["--lr=2"]))
+    for _ in range(3):
+        await world.step()
+    assert world.cluster.objects["ConfigMap", "ml", "mnist-config"]["data"] == before
+    assert world.phase == "Running"
+
+    world.cluster.end_pod(world.cluster.pod("mnist-worker-0"))
+    world.kubelet.program = fails(0)
+    await world.rest()
+
+    assert world.cluster.objects["ConfigMap", "ml", "mnist-config"]["data"] != before
+    assert "--lr=2" in world.cluster.pod("mnist-launcher-0")["spec"]["containers"][0]["command"]
+
+
+# --- progress ---------------------------------------------------------------------------------------
+
+
+async def test_progress_is_asked_of_rank_0_while_the_job_runs_and_kept_at_its_end() -> None:
+    world = World(artifacts={"uri": "s3://bucket/jobs"})
+    await world.until(lambda: world.phase == "Running")
+    assert world.progress.followed == {KEY: "10.0.0.7"}
+
+    world.progress.reports[KEY] = Report(
+        progress=ProgressStatus(step=5, total_steps=10, loss=0.5),
+        artifacts=ArtifactsStatus(tensorboard="s3://bucket/jobs/x/tensorboard/"),
+    )
+    await world.rest()
+
+    assert world.status["progress"] == {"step": 5, "totalSteps": 10, "loss": 0.5}
+    assert world.status["artifacts"]["tensorboard"] == "s3://bucket/jobs/x/tensorboard/"
+    assert world.status["artifacts"]["uri"].startswith("s3://bucket/jobs/ml/mnist-")
+    assert world.progress.followed == {}
+
+
+async def test_a_loss_that_is_no_number_does_not_keep_the_status_from_being_written() -> None:
+    world = World()
+    world.kubelet.program = endless
+    await world.until(lambda: world.phase == "Running")
+
+    world.progress.reports[KEY] = Report.model_validate_json('{"progress": {"step": 9, "loss": NaN}}')
+    await world.rest()
+
+    assert world.status["progress"] == {"step": 9}
+
+
+async def test_the_ssh_key_is_one_pair_that_opens_the_workers() -> None:
+    world = World()
+    await world.rest()
+
+    (secret,) = world.cluster.of_kind("Secret")
+    data = secret["stringData"]
+    assert data["ssh_key"].startswith("-----BEGIN OPENSSH PRIVATE KEY-----")
+    assert data["authorized_keys"].startswith("ssh-ed25519 ")
+    assert data["known_hosts"] == f"* {data['authorized_keys']}"
+
+
+def test_the_fake_api_server_refuses_what_a_real_one_refuses() -> None:
+    cluster = FakeCluster()
+    cluster.add(manifest())
+
+    with pytest.raises(ApiError, match="409 AlreadyExists"):
+        cluster.add(manifest())
+    assert cluster.job()["spec"]["runPolicy"]["backoffLimit"] == 3
+
+
+async def test_the_fake_api_server_checks_the_version_and_the_schema_of_a_status() -> None:
+    cluster = FakeCluster()
+    version = cluster.add(manifest())["metadata"]["resourceVersion"]
+
+    with pytest.raises(ApiError, match="409 Conflict"):
+        await cluster.patch_status("ml", "mnist", "0", {"phase": "Running"})
+    with pytest.raises(ApiError, match="422 Invalid"):
+        await cluster.patch_status("ml", "mnist", version, {"phase": "Waiting"})
+    with pytest.raises(ValueError, match="not JSON compliant"):
+        await cluster.patch_status("ml", "mnist", version, {"progress": {"loss": float("nan")}})
