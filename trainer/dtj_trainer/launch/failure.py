@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import signal
+from collections.abc import Sequence
 from pathlib import Path
 from typing import get_args
 
@@ -12,8 +13,10 @@ from dtj_trainer.launch.program import ProgramEnd
 from dtj_trainer.launch.settings import Settings
 from dtj_trainer.launch.termination import RankExit
 
+_OWN_CODES = {contract.EXIT_DATA, contract.EXIT_UNAVAILABLE, contract.EXIT_CONFIG}
 
-def rank_exit(settings: Settings, end: ProgramEnd) -> RankExit:
+
+def rank_exit(settings: Settings, end: ProgramEnd, last_lines: Sequence[str] = ()) -> RankExit:
     """What a rank tells its launcher about its program's end, without reports."""
     told: RankExit = {
         "role": settings.role or "worker",
@@ -26,7 +29,9 @@ def rank_exit(settings: Settings, end: ProgramEnd) -> RankExit:
         told["stopped"] = True
     if end.succeeded:
         return told
-    told["class"], told["message"] = told_by_program(settings, end) or classify(end)
+    told["class"], told["message"] = (
+        told_by_program(settings, end) or told_by_last_line(end, last_lines) or classify(end)
+    )
     if end.signal is not None:
         told["signal"] = end.signal
     return told
@@ -47,6 +52,18 @@ def told_by_program(settings: Settings, end: ProgramEnd) -> tuple[str, str] | No
     except (OSError, ValueError, KeyError, TypeError):
         return None
     return (cause, str(message)) if cause in get_args(contract.FailureClass) else None
+
+
+def told_by_last_line(end: ProgramEnd, last_lines: Sequence[str]) -> tuple[str, str] | None:
+    """The cause in the last line of a program that exits with one of dtj's codes: `DataCorrupt: what`."""
+    if not end.by_itself or end.exit_code not in _OWN_CODES or not last_lines:
+        return None
+    cause, colon, message = last_lines[-1].partition(": ")
+    if not colon or not cause.isidentifier():
+        return None
+    return (
+        (cause, message) if cause in get_args(contract.FailureClass) else ("ApplicationError", last_lines[-1])
+    )
 
 
 def classify(end: ProgramEnd) -> tuple[contract.FailureClass, str]:

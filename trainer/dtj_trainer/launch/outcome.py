@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Callable, Sequence
 from typing import cast
 
@@ -13,6 +14,8 @@ from dtj_trainer.launch.termination import RankExit
 
 _OWN_CHECKS = {"WorldSizeMismatch", "CommandNotFound", "OOMKilled", "ArtifactsUnavailable"}
 """Classes that are certain, whatever happened to other hosts."""
+
+_LEFT_AFTER_SIGTERM = 128 + signal.SIGTERM
 
 
 def decide(
@@ -31,7 +34,10 @@ def decide(
         first = next((told for told in exits if told.get("rank") == 0), RankExit())
         kept = {name: first[name] for name in ("progress", "artifacts", "phases") if name in first}
         return cast(contract.Termination, {"exitCode": 0, **kept})
+    stopped = [told for told in exits if told.get("stopped")]
     causes = [told for told in exits if "class" in told and not told.get("stopped")]
+    if stopped and all(told["exitCode"] == _LEFT_AFTER_SIGTERM for told in causes):
+        causes = []  # They only left together with the rank that was told to stop.
     if end.stop_signal is not None and not causes:
         return {
             "class": "Signal",
@@ -41,14 +47,21 @@ def decide(
         }
     if causes and causes[0]["class"] in _OWN_CHECKS:
         return _without_stopped(causes[0])
-    lost = lost_hosts()
-    for told in causes:
-        lost.pop(told.get("host", ""), None)
+    lost = {
+        host: reason
+        for host, reason in lost_hosts().items()
+        if not any(_is_host(host, told.get("host", "")) for told in causes)
+    }
     if lost:
         return _connection_lost(end, lost, causes)
     if causes:
         return _without_stopped(causes[0])
     return _without_ranks(end, exits, mpirun_lines)
+
+
+def _is_host(in_hostfile: str, told: str) -> bool:
+    """A pod tells its short name, the hostfile may have the whole one."""
+    return in_hostfile == told or in_hostfile.partition(".")[0] == told
 
 
 def _without_stopped(told: RankExit) -> contract.Termination:

@@ -31,7 +31,7 @@ class Pod:
         self.phases = PhaseLog()
         self.phases.reached("started")
         self._settings = settings
-        self._primary = primary
+        self._owns_workspace = log_names is None
         self._watch = ProgressWatch(settings.progress_file, self.phases)
         try:
             self._sync = PodSync(
@@ -71,7 +71,7 @@ class Pod:
             self.phases.reached("restored")
         self._sync.start()
         self._watch.start()
-        if not self._primary:
+        if self._owns_workspace:
             threading.Thread(target=self._look_for_strangers, daemon=True).start()
 
     def report(self) -> contract.Report:
@@ -95,6 +95,8 @@ class Pod:
         timeout) seconds.
         """
         self._watch.now()
+        if self._owns_workspace:
+            self._sync.warn_of_strangers()
         seconds = self._settings.sync_timeout if timeout is None else timeout
         try:
             self._sync.finish(seconds, ended=ended)

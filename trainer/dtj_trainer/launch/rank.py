@@ -87,7 +87,7 @@ class Rank:
         return end
 
     def _ended(self, end: ProgramEnd) -> int:
-        told = rank_exit(self._settings, end)
+        told = rank_exit(self._settings, end, self._last_lines.lines())
         if not end.succeeded:
             # Told before any upload: mpirun ends everything as soon as one rank fails.
             code = self._tell(told)

@@ -1,0 +1,227 @@
+"""A worker's supervisor and the wrappers of its ranks, without mpirun."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from tests.trainer.conftest import Launched, Workspace, free_ports, get_json, has, keys, until
+
+from dtj_trainer.launch.oom import oom_kills
+
+
+@pytest.fixture
+def worker_sshd(workspace: Workspace, tmp_path: Path) -> Workspace:
+    """A workspace whose sshd can start; nobody connects to it here."""
+    if not Path("/usr/sbin/sshd").exists():
+        pytest.skip("needs openssh-server")
+    Path("/run/sshd").mkdir(exist_ok=True)
+    key = tmp_path / "key"
+    os.spawnlp(os.P_WAIT, "ssh-keygen", "ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(key))
+    port = free_ports(1)[0]
+    (workspace.config / "sshd_config").write_text(
+        f"Port {port}\nListenAddress 127.0.0.1\nPidFile none\nHostKey {key}\nUsePAM no\nLogLevel ERROR\n"
+    )
+    workspace.environment |= {"DTJ_ROLE": "worker", "DTJ_SSH_PORT": str(port)}
+    return workspace
+
+
+def start(workspace: Workspace, **environment: str) -> Launched:
+    worker = workspace.launch("worker", **environment)
+    worker.says("is ready for ssh")
+    return worker
+
+
+def rank(workspace: Workspace, number: int, program: str, **environment: str) -> Launched:
+    return workspace.python(
+        "import os, pathlib, time\nroot = pathlib.Path(os.environ['DTJ_ROOT'])\n" + program,
+        OMPI_COMM_WORLD_RANK=str(number),
+        OMPI_COMM_WORLD_SIZE="2",
+        **environment,
+    )
+
+
+WAITS = "print('waits', os.getpid())\nwhile not (root / 'go').exists(): time.sleep(0.02)\n"
+
+
+def test_restored_before_ssh_is_let_in(worker_sshd, object_store, job_uri):
+    object_store.kill()
+    worker = worker_sshd.launch("worker", DTJ_ARTIFACTS_URI=job_uri)
+    worker.says("restore waits")
+    assert "ready for ssh" not in worker.output
+    object_store.start()
+    worker.says("is ready for ssh")
+    worker.terminate()
+    assert worker.ended() == 0
+
+
+def test_final_sync_waits_for_all_ranks_of_the_pod(worker_sshd, job_uri, job_store):
+    worker = start(worker_sshd, DTJ_ARTIFACTS_URI=job_uri)
+    second = rank(worker_sshd, 1, WAITS + "(root / 'model' / 'late.pt').write_text('late')")
+    second.says("waits")
+    first = rank(worker_sshd, 0, "print('first ends')")
+    first.says("first ends")
+    assert first.process.poll() is None
+    (worker_sshd.root / "go").touch()
+    assert second.ended() == 0
+    assert first.ended() == 0
+    assert "[rank 0] first ends\n" in first.output
+    assert 'dtj-rank-exit: {"role":"worker","index":0,"rank":0,' in first.output
+    assert '"model":"s3://' in first.output
+    assert '"model"' not in second.output
+    assert job_store.get_bytes("model/late.pt") == b"late"
+    assert job_store.get_bytes("logs/attempt-1/rank-1.log").startswith(b"waits")
+    worker.terminate()
+    assert worker.ended() == 0
+
+
+def test_program_of_a_killed_wrapper_ends_too(worker_sshd):
+    worker = start(worker_sshd)
+    # A child that would outlive the wrapper: not it, but its parent dies with the wrapper.
+    program = (
+        "import subprocess, sys\n"
+        "child = subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(300)'])\n"
+        "print('runs', os.getpid(), child.pid)\n"
+        "time.sleep(300)"
+    )
+    wrapper = rank(worker_sshd, 0, program)
+    wrapper.says("runs")
+    until(lambda: "rank 0 runs" in worker.output, "the wrapper attached")
+    pids = [int(word) for word in wrapper.output.split("runs ")[1].split()]
+    wrapper.process.kill()
+    worker.says("the wrapper of rank 0 is gone")
+    until(lambda: not any(alive(pid) for pid in pids), "its processes are gone")
+    worker.terminate()
+    assert worker.ended() == 0
+
+
+def alive(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().split(")")[1].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+def test_stopped_worker_lets_its_rank_save_a_checkpoint(worker_sshd, job_uri, job_store):
+    worker = start(worker_sshd, DTJ_ARTIFACTS_URI=job_uri)
+    program = (
+        "import signal, sys\n"
+        "from dtj_trainer.artifacts import checkpoints\n"
+        "def leave(*_):\n"
+        "    checkpoints.save(8, lambda d: (d / 'w').write_text('w'))\n"
+        "    sys.exit(143)\n"
+        "signal.signal(signal.SIGTERM, leave)\n" + WAITS
+    )
+    wrapper = rank(worker_sshd, 0, program)
+    wrapper.says("waits")
+    until(lambda: "rank 0 runs" in worker.output, "the wrapper attached")
+    worker.terminate()
+    assert worker.ended() == 0
+    assert wrapper.ended() == 143
+    assert '"stopped":true' in wrapper.output
+    assert has(job_store, "checkpoints/8/manifest.json")
+
+
+def test_other_pods_upload_only_logs_and_say_so(worker_sshd, job_uri, job_store, monkeypatch):
+    worker = start(worker_sshd, DTJ_ARTIFACTS_URI=job_uri, DTJ_INDEX="1")
+    program = (
+        "print('hello')\n(root / 'model' / 'm.pt').write_text('m')\n(root / 'metrics.jsonl').write_text('{}')"
+    )
+    assert rank(worker_sshd, 1, program, DTJ_INDEX="1").ended() == 0
+    assert keys(job_store) == ["logs/attempt-1/rank-1.log"]
+    worker.says("is not uploaded: only the pod of rank 0 uploads artifacts")
+    worker.terminate()
+    assert worker.ended() == 0
+    assert worker.output.count("is not uploaded") == 1
+
+
+def test_sync_that_fails_fails_the_rank(worker_sshd, object_store, job_uri):
+    worker = start(worker_sshd, DTJ_ARTIFACTS_URI=job_uri, DTJ_SYNC_TIMEOUT_SECONDS="2")
+    wrapper = rank(worker_sshd, 0, WAITS + "(root / 'model' / 'm.pt').write_text('m')")
+    wrapper.says("waits")
+    object_store.kill()
+    (worker_sshd.root / "go").touch()
+    assert wrapper.ended() == 69
+    assert (
+        '"class":"ArtifactsUnavailable","message":"not all artifacts could be uploaded within 2 s'
+        in wrapper.output
+    )
+    worker.terminate()
+    assert worker.ended() == 69
+    assert worker_sshd.termination["class"] == "ArtifactsUnavailable"
+
+
+def test_report_of_the_supervisor(worker_sshd):
+    port = free_ports(1)[0]
+    worker = start(worker_sshd, DTJ_PROGRESS_PORT=str(port))
+    program = "from dtj_trainer import progress\nprogress.report(step=3, total_steps=4)\n" + WAITS
+    wrapper = rank(worker_sshd, 0, program)
+    wrapper.says("waits")
+    report = until(
+        lambda: (r := get_json(f"http://127.0.0.1:{port}/progress")).get("progress") and r,
+        "progress is served",
+    )
+    assert (report["progress"]["step"], report["progress"]["percent"]) == (3, 75.0)
+    assert set(report["phases"]) == {"started", "restored", "programStarted", "firstStep"}
+    (worker_sshd.root / "go").touch()
+    assert wrapper.ended() == 0
+    worker.terminate()
+    assert worker.ended() == 0
+
+
+# --- memory ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("file", "content", "own"),
+    [
+        ("memory/memory.oom_control", "oom_kill_disable 0\nunder_oom 0\noom_kill 3\n", "4:memory:/\n"),
+        ("memory/kubepods/x/memory.oom_control", "oom_kill 3\n", "4:memory:/kubepods/x\n"),
+        ("memory.events", "low 0\noom 5\noom_kill 3\n", "0::/\n"),
+        ("kubepods/x/memory.events", "oom 5\noom_kill 3\n", "0::/kubepods/x\n"),
+    ],
+)
+def test_counter_of_either_cgroup_version(tmp_path, file, content, own):
+    (tmp_path / file).parent.mkdir(parents=True, exist_ok=True)
+    (tmp_path / file).write_text(content)
+    (tmp_path / "own").write_text(own)
+    assert oom_kills(tmp_path, tmp_path / "own") == 3
+
+
+def test_no_counter(tmp_path):
+    assert oom_kills(tmp_path, tmp_path / "none") is None
+
+
+@pytest.fixture
+def small_cgroup() -> Iterator[Path]:
+    """A memory cgroup (v1) with 96 MiB, where this machine lets us make one."""
+    group = Path("/sys/fs/cgroup/memory") / f"dtj-test-{os.getpid()}"
+    try:
+        group.mkdir()
+        (group / "memory.limit_in_bytes").write_text(str(96 * 1024 * 1024))
+        (group / "memory.swappiness").write_text("0")
+    except OSError:
+        if group.exists():
+            group.rmdir()
+        pytest.skip("needs root and a memory cgroup (v1)")
+    yield group
+    until(lambda: not (group / "cgroup.procs").read_text(), "the cgroup is empty")
+    group.rmdir()
+
+
+def test_out_of_memory(workspace, small_cgroup):
+    run = workspace.run(
+        "/bin/sh",
+        "-c",
+        f'echo $$ > {small_cgroup}/cgroup.procs && exec "$@"',
+        "sh",
+        *(sys.executable, "-m", "dtj_trainer.launch.main", "rank", "--"),
+        *(sys.executable, "-c", "x = b'x' * (400 * 1024 * 1024); print(len(x))"),
+    )
+    assert run.ended() == 128 + signal.SIGKILL
+    assert workspace.termination["class"] == "OOMKilled"
+    assert "memory limit" in workspace.termination["message"]
