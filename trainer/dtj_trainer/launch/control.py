@@ -114,7 +114,6 @@ class ControlClient:
     """A wrapper's connection to its pod's supervisor."""
 
     def __init__(self, connection: socket.socket) -> None:
-        self._socket = connection
         self._stream = connection.makefile("rwb")
 
     def attach(self, rank: Attached) -> None:
@@ -125,10 +124,13 @@ class ControlClient:
         """Tell that it ended."""
         self._send({"ended": by_itself})
 
-    def finish(self, timeout: float) -> FinishAnswer:
-        """Ask for the final sync and wait up to `timeout` seconds; raises SupervisorGone."""
+    def finish(self) -> FinishAnswer:
+        """Ask for the final sync and wait for it; raises SupervisorGone.
+
+        It begins when the pod's other ranks have ended, whenever that is; then the supervisor's own
+        time-out holds.
+        """
         try:
-            self._socket.settimeout(timeout)
             self._send({"finish": True})
             line = self._stream.readline(_LONGEST_LINE_BYTES)
             if not line:

@@ -11,6 +11,9 @@ from typing import NoReturn
 
 from dtj_trainer import contract
 from dtj_trainer.launch.settings import Settings, SettingsError, read_settings
+from dtj_trainer.launch.termination import write_termination
+
+log = logging.getLogger(__name__)
 
 USAGE = """usage: dtj-launch ROLE -- COMMAND [ARGUMENT…]
 
@@ -46,6 +49,8 @@ def _rank(settings: Settings, command: Sequence[str]) -> int:
 ROLES: dict[str, dict[str, Role]] = {"Horovod": {"worker": _worker, "launcher": _launcher}}
 """By strategy; `rank` is the same for all."""
 NEEDS_NO_COMMAND = {"worker"}
+EXIT_SOFTWARE = 70
+"""A fault of dtj-launch itself (sysexits.h)."""
 
 
 def run(arguments: Sequence[str]) -> int:
@@ -71,7 +76,22 @@ def run(arguments: Sequence[str]) -> int:
     for number in (signal.SIGTERM, signal.SIGINT):
         # Process 1 of a container ignores what it does not handle. Roles take over once they run.
         signal.signal(number, _leave)
-    return role(settings, command)
+    try:
+        return role(settings, command)
+    except Exception as error:
+        log.exception("dtj-launch itself failed")
+        write_termination(
+            settings.termination_log,
+            {
+                "class": "ApplicationError",
+                "message": f"dtj-launch itself failed: {error!r}",
+                "role": name,
+                "index": settings.index,
+                "host": settings.host,
+                "exitCode": EXIT_SOFTWARE,
+            },
+        )
+        return EXIT_SOFTWARE
 
 
 def _split(arguments: Sequence[str]) -> tuple[list[str], list[str]]:

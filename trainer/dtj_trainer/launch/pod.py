@@ -66,7 +66,7 @@ class Pod:
         if restore:
             try:
                 self._sync.restore(self._settings.sync_timeout)
-            except (S3Error, ValueError) as error:
+            except (S3Error, ValueError, OSError) as error:
                 raise ArtifactsUnavailable(f"checkpoints could not be restored: {error}") from error
             self.phases.reached("restored")
         self._sync.start()

@@ -76,7 +76,7 @@ class Program:
     def stop(self, number: int) -> None:
         """Send a signal to the program, now or as soon as it starts. For signal handlers."""
         self._stop_signal = number
-        if self._process is None:
+        if self._process is None or self._process.returncode is not None:
             return
         if self._stop_whole_group:
             self._signal_group(number)

@@ -24,8 +24,6 @@ from dtj_trainer.launch.termination import RankExit, marker_line, write_terminat
 
 log = logging.getLogger(__name__)
 
-FINISH_MARGIN_SECONDS = 30.0
-"""How much longer than its sync timeout a supervisor may take to answer."""
 DRAIN_SECONDS = 0.5
 
 
@@ -109,7 +107,7 @@ class Rank:
             return self._pod.report()
         assert self._supervisor is not None
         try:
-            answer = self._supervisor.finish(self._settings.sync_timeout + FINISH_MARGIN_SECONDS)
+            answer = self._supervisor.finish()
         except SupervisorGone as error:
             raise ArtifactsUnavailable(str(error)) from error
         if answer.fault:

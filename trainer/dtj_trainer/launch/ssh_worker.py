@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import logging
+import os
+import shutil
 import signal
 import subprocess
 import time
 from collections.abc import Sequence
-from pathlib import Path
 
 from dtj_trainer import contract
 from dtj_trainer.launch.control import ControlServer
@@ -18,7 +19,8 @@ from dtj_trainer.launch.termination import write_termination
 
 log = logging.getLogger(__name__)
 
-SSHD = Path("/usr/sbin/sshd")
+SSHD_FOLDERS = "/usr/sbin:/usr/local/sbin"
+"""Where sshd lies, which is not on the PATH of everyone."""
 POLL_SECONDS = 0.2
 
 
@@ -41,14 +43,15 @@ class SshWorker:
         signal.signal(signal.SIGINT, self._stop)
         supervisor = RankSupervisor(pod)
         ControlServer(settings.control_socket, supervisor).start()
-        if not SSHD.exists():
+        program = shutil.which("sshd", path=f"{os.environ.get('PATH', '')}:{SSHD_FOLDERS}")
+        if program is None:
             return self._fail(
                 "CommandNotFound",
-                f"the image has no {SSHD}: it needs the package openssh-server",
+                "the image has no sshd, which a Horovod worker needs: install openssh-server",
                 contract.EXIT_COMMAND_NOT_FOUND,
             )
         sshd = subprocess.Popen(  # noqa: S603 - fixed words and our own config
-            [str(SSHD), "-De", "-f", str(settings.config_dir / "sshd_config")], stdin=subprocess.DEVNULL
+            [program, "-De", "-f", str(settings.config_dir / "sshd_config")], stdin=subprocess.DEVNULL
         )
         log.info("worker %d is ready for ssh on port %d", settings.index, settings.ssh_port)
         while not self._stopping and sshd.poll() is None:

@@ -29,7 +29,7 @@ class RankExit(contract.Termination, total=False):
 def marker_line(rank_exit: RankExit) -> str:
     """The line by which a rank's wrapper tells its end, with the newline."""
     fitted = cast(RankExit, fitted_to(rank_exit, LONGEST_MARKER_BYTES))
-    return f"{contract.RANK_EXIT_MARKER}{json.dumps(fitted, separators=(',', ':'))}\n"
+    return f"{contract.RANK_EXIT_MARKER}{encode(fitted).decode()}\n"
 
 
 def split_marker(line: str) -> tuple[str, RankExit | None]:
