@@ -110,7 +110,7 @@ def test_quantities_that_kubernetes_refuses(quantity: str) -> None:
     roles = {"worker": {"resources": {"limits": {"memory": quantity}}}}
 
     assert [str(f) for f in faults(job(replicaSpecs=roles))] == [
-        f"spec.replicaSpecs.worker.resources.limits.memory: {quantity!r} is not a quantity such as 2, 500m or 4Gi"
+        f"spec.replicaSpecs.worker.resources.limits[memory]: {quantity!r} is not a quantity such as 2, 500m or 4Gi"
     ]
 
 

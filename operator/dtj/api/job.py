@@ -66,8 +66,10 @@ def read_job(manifest: Mapping[str, Any]) -> Job:
     metadata = manifest.get("metadata") or {}
     if not isinstance(metadata, dict):
         faults.append(Fault("metadata", f"must be an object, got {metadata!r}"))
+    if manifest.get("spec") is None:
+        raise InvalidJob([*faults, Fault("spec", "required")])
     try:
-        spec = JobSpec.model_validate(manifest.get("spec") or {})
+        spec = JobSpec.model_validate(manifest["spec"])
     except ValidationError as error:
         raise InvalidJob(faults + _faults_of(error)) from None
     if faults:

@@ -9,13 +9,24 @@ from __future__ import annotations
 from enum import StrEnum
 from typing import Annotated, Any
 
-from pydantic import Field, WithJsonSchema
+from pydantic import BeforeValidator, Field, WithJsonSchema
+from pydantic_core import PydanticCustomError
 
 from dtj.api.base import ApiModel
 
 Strings = Annotated[list[Annotated[str, Field(max_length=32768)]], Field(max_length=1024)]
 StringMap = Annotated[dict[str, str], Field(max_length=64)]
-Quantity = Annotated[int | str, WithJsonSchema({"x-kubernetes-int-or-string": True})]
+
+
+def _int_or_string(value: Any) -> Any:
+    if isinstance(value, bool) or not isinstance(value, (int, str)):
+        raise PydanticCustomError("quantity", "should be a whole number or a string such as 500m or 4Gi")
+    return value
+
+
+Quantity = Annotated[
+    int | str, BeforeValidator(_int_or_string), WithJsonSchema({"x-kubernetes-int-or-string": True})
+]
 Quantities = Annotated[dict[str, Quantity], Field(max_length=64)]
 FreeObject = Annotated[
     dict[str, Any],

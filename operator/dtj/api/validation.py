@@ -138,7 +138,7 @@ def _replicas(job: Job) -> Iterator[Fault]:
 def _resources(path: str, replica: ReplicaSpec, accelerator: str) -> Iterator[Fault]:
     for kind, quantities in (("requests", replica.resources.requests), ("limits", replica.resources.limits)):
         for name, quantity in quantities.items():
-            where = f"{path}.resources.{kind}.{name}"
+            where = f"{path}.resources.{kind}[{name}]"
             if not _QUANTITY.fullmatch(str(quantity)):
                 yield Fault(where, f"{quantity!r} is not a quantity such as 2, 500m or 4Gi")
             elif str(quantity).startswith("-"):
@@ -172,11 +172,11 @@ def _template_map(path: str, entries: Any) -> Iterator[Fault]:
         return
     for key, value in entries.items():
         if str(key).split("/", 1)[0] == GROUP:
-            yield Fault(f"{path}.{key}", f"names beginning with {GROUP}/ belong to the operator")
+            yield Fault(f"{path}[{key}]", f"names beginning with {GROUP}/ belong to the operator")
         elif key == LABEL_MANAGED_BY:
-            yield Fault(f"{path}.{key}", "can't be set: the operator finds its pods by it")
+            yield Fault(f"{path}[{key}]", "can't be set: the operator finds its pods by it")
         elif not isinstance(value, str):
-            yield Fault(f"{path}.{key}", f"must be a string, got {value!r}")
+            yield Fault(f"{path}[{key}]", f"must be a string, got {value!r}")
 
 
 def _template_lists(path: str, replica: ReplicaSpec, spec: dict[str, Any]) -> Iterator[Fault]:

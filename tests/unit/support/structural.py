@@ -66,7 +66,8 @@ def schema_faults(schema: Schema, value: Any, path: str = "") -> Iterator[str]:
     name = path or "<nil>"
     if schema.get("x-kubernetes-int-or-string"):
         if isinstance(value, bool) or not isinstance(value, (int, str)):
-            yield f"{name}: Invalid value: {json.dumps(value)}: {name} in body must be of type integer,string"
+            said = json.dumps(_type(value))
+            yield f"{name}: Invalid value: {said}: {name} in body must be of type integer,string: {said}"
         return
     kind = schema.get("type")
     if kind is not None and not _is(kind, value):

@@ -1,0 +1,45 @@
+"""The files of tests/bad_jobs."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import yaml
+
+from dtj.api.job import Manifest
+
+DIRECTORY = Path(__file__).parents[2] / "bad_jobs"
+KINDS = ("kubectl", "status", "server", "pending", "run")
+
+
+@dataclass(frozen=True)
+class BadJob:
+    """One wrong job and what is said of it."""
+
+    file: Path
+    by: str
+    messages: tuple[tuple[str, ...], ...]
+    """Each message as its alternatives."""
+    manifest: Manifest
+
+    def unsaid(self, text: str) -> list[str]:
+        """Messages of which no alternative is in a text."""
+        return [
+            " || ".join(options) for options in self.messages if not any(option in text for option in options)
+        ]
+
+
+def read_bad_job(file: Path) -> BadJob:
+    """Read a file with its header."""
+    text = file.read_text()
+    headers = [line[2:].split(": ", 1) for line in text.splitlines() if line.startswith("# ")]
+    (by,) = (value for key, value in headers if key == "by")
+    messages = tuple(tuple(value.split(" || ")) for key, value in headers if key == "message")
+    return BadJob(file, by, messages, yaml.safe_load(text))
+
+
+def bad_jobs(*kinds: str) -> list[BadJob]:
+    """All of them, or those of some kinds."""
+    found = [read_bad_job(file) for file in sorted(DIRECTORY.glob("*.yaml"))]
+    return [bad for bad in found if not kinds or bad.by in kinds]
