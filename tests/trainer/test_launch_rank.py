@@ -65,6 +65,19 @@ def test_cause_told_by_the_program(workspace):
     assert workspace.termination["message"] == "no data below s3://b/x"
 
 
+@pytest.mark.parametrize(
+    ("code", "cause", "message"),
+    [
+        (65, "DataCorrupt", "train.gz is cut off"),
+        (3, "ApplicationError", "the program exited with code 3"),
+    ],
+)
+def test_cause_in_the_last_lines_counts_with_codes_of_dtj(workspace, code, cause, message):
+    program = f"print('DataCorrupt: train.gz is cut off\\nbye'); raise SystemExit({code})"
+    assert workspace.python(program).ended() == code
+    assert (workspace.termination["class"], workspace.termination["message"]) == (cause, message)
+
+
 def test_sigterm_is_forwarded_to_the_whole_group(workspace):
     program = (
         "import os, signal, subprocess, sys, time\n"

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from dtj_trainer import contract
 from dtj_trainer.artifacts.checkpoint_index import read_index
-from dtj_trainer.artifacts.manifest import Manifest, ManifestError, fault_of
-from dtj_trainer.artifacts.s3 import NoSuchKey, S3Error
+from dtj_trainer.artifacts.manifest import Manifest, ManifestError, StoredFile, fault_of
+from dtj_trainer.artifacts.s3 import DamagedObject, NoSuchKey, S3Error
 from dtj_trainer.artifacts.store import Store, open_store
 
 if TYPE_CHECKING:
@@ -101,12 +101,8 @@ def _fetch(checkpoint: Store, manifest: Manifest, folder: Path) -> str | None:
         path.parent.mkdir(parents=True, exist_ok=True)
         if path.is_file() and fault_of(path, file) is None:
             continue
-        try:
-            checkpoint.get_file(file.key, path)
-        except NoSuchKey:
-            fault: str | None = f"{file.path} is missing in the bucket"
-        else:
-            fault = fault_of(path, file)
+        # Once more: the damage may have happened on the way.
+        fault = _fetch_file(checkpoint, file, path) and _fetch_file(checkpoint, file, path)
         if fault:
             shutil.rmtree(arriving)
             return fault
@@ -115,6 +111,17 @@ def _fetch(checkpoint: Store, manifest: Manifest, folder: Path) -> str | None:
         (arriving / entry.name).rename(folder / entry.name)
     shutil.rmtree(arriving, ignore_errors=True)
     return None
+
+
+def _fetch_file(checkpoint: Store, file: StoredFile, path: Path) -> str | None:
+    """Download one file and verify it; the fault in words, or None."""
+    try:
+        checkpoint.get_file(file.key, path)
+    except NoSuchKey:
+        return f"{file.path} is missing in the bucket"
+    except DamagedObject as error:
+        return str(error)
+    return fault_of(path, file)
 
 
 def _remove(path: Path) -> None:

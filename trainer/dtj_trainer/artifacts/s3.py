@@ -78,6 +78,13 @@ class NoSuchKey(S3Error):
         super().__init__(sentence, transient=False)
 
 
+class DamagedObject(S3Error):
+    """What arrived is not what the object's checksum says."""
+
+    def __init__(self, sentence: str) -> None:
+        super().__init__(sentence, transient=False)
+
+
 def parse_s3_uri(uri: str) -> S3Location:
     """Split `s3://bucket/some/prefix`.
 
@@ -162,6 +169,8 @@ def explain(error: Exception, uri: str) -> S3Error | None:
         return S3Error(f"no region for {uri}: set AWS_REGION", transient=False)
     if isinstance(error, failures.ParamValidationError):
         return S3Error(f"S3 can't take {uri}: {error}", transient=False)
+    if isinstance(error, failures.FlexibleChecksumError):
+        return DamagedObject(f"{uri} is damaged (its checksum in the bucket differs)")
     if isinstance(error, failures.CredentialRetrievalError):
         return S3Error(f"the S3 credentials for {uri} could not be fetched: {error}", transient=True)
     if isinstance(error, (failures.HTTPClientError, failures.ConnectionError)):

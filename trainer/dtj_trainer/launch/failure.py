@@ -14,6 +14,8 @@ from dtj_trainer.launch.settings import Settings
 from dtj_trainer.launch.termination import RankExit
 
 _OWN_CODES = {contract.EXIT_DATA, contract.EXIT_UNAVAILABLE, contract.EXIT_CONFIG}
+_LINES_AFTER_CAUSE = 5
+"""Libraries may have their say at a program's exit too."""
 
 
 def rank_exit(settings: Settings, end: ProgramEnd, last_lines: Sequence[str] = ()) -> RankExit:
@@ -30,7 +32,7 @@ def rank_exit(settings: Settings, end: ProgramEnd, last_lines: Sequence[str] = (
     if end.succeeded:
         return told
     told["class"], told["message"] = (
-        told_by_program(settings, end) or told_by_last_line(end, last_lines) or classify(end)
+        told_by_program(settings, end) or told_by_last_lines(end, last_lines) or classify(end)
     )
     if end.signal is not None:
         told["signal"] = end.signal
@@ -54,16 +56,15 @@ def told_by_program(settings: Settings, end: ProgramEnd) -> tuple[str, str] | No
     return (cause, str(message)) if cause in get_args(contract.FailureClass) else None
 
 
-def told_by_last_line(end: ProgramEnd, last_lines: Sequence[str]) -> tuple[str, str] | None:
-    """The cause in the last line of a program that exits with one of dtj's codes: `DataCorrupt: what`."""
-    if not end.by_itself or end.exit_code not in _OWN_CODES or not last_lines:
+def told_by_last_lines(end: ProgramEnd, last_lines: Sequence[str]) -> tuple[str, str] | None:
+    """The cause in the last lines of a program that exits with one of dtj's codes: `DataCorrupt: what`."""
+    if not end.by_itself or end.exit_code not in _OWN_CODES:
         return None
-    cause, colon, message = last_lines[-1].partition(": ")
-    if not colon or not cause.isidentifier():
-        return None
-    return (
-        (cause, message) if cause in get_args(contract.FailureClass) else ("ApplicationError", last_lines[-1])
-    )
+    for line in reversed(last_lines[-_LINES_AFTER_CAUSE:]):
+        cause, _, message = line.partition(": ")
+        if cause in get_args(contract.FailureClass):
+            return cause, message
+    return None
 
 
 def classify(end: ProgramEnd) -> tuple[contract.FailureClass, str]:
