@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.cluster import kind
-from tests.cluster.jobs import Namespace
+from tests.cluster.jobs import Namespace, kubectl, until
 from tests.cluster.local import cluster, state
 
 
@@ -28,19 +28,31 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 @pytest.fixture
 def namespace() -> Iterator[Namespace]:
     """A namespace for one test, deleted with all that is in it."""
-    made = Namespace(f"dtj-test-{uuid.uuid4().hex[:8]}")
-    made.make()
-    yield made
-    made.delete()
+    yield from _namespace()
 
 
 @pytest.fixture(scope="module")
 def shared_namespace() -> Iterator[Namespace]:
     """A namespace for the tests of one module."""
+    yield from _namespace()
+
+
+def _namespace() -> Iterator[Namespace]:
     made = Namespace(f"dtj-test-{uuid.uuid4().hex[:8]}")
     made.make()
     yield made
-    made.delete()
+    # Its pods take the kubelet some seconds; the next test need not wait for them, the run does.
+    made.delete(wait=False)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def nothing_stays() -> Iterator[None]:
+    """At the end no namespace of a test is left."""
+    yield
+    if os.environ.get("KUBECONFIG"):
+        until(
+            "the tests' namespaces to be gone", lambda: "dtj-test-" not in kubectl("get", "namespaces"), 180
+        )
 
 
 class StoreSwitch:

@@ -83,9 +83,10 @@ class Namespace:
         )  # fmt: skip
         self.kubectl("wait", "--for=jsonpath={.metadata.name}=default", "serviceaccount/default")
 
-    def delete(self) -> None:
+    def delete(self, *, wait: bool = True) -> None:
         """Delete it and what is in it."""
-        kubectl("delete", "namespace", self.name, "--wait=true", "--timeout=150s", timeout=160)
+        words = ("--wait=true", "--timeout=150s") if wait else ("--wait=false",)
+        kubectl("delete", "namespace", self.name, *words, timeout=160)
 
     def kubectl(self, *words: str, stdin: str | None = None, timeout: float = 60) -> str:
         """kubectl in this namespace."""

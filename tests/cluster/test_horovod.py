@@ -123,7 +123,7 @@ def test_two_ranks_train_what_one_process_trains_on_the_whole_batch(namespace: N
             example(
                 name,
                 # The rate of the whole batch, whatever the number of ranks.
-                args=["--max-steps=20", f"--batch-size={batch}", "--seed=7", f"--lr={0.02 / workers}",
+                args=["--max-steps=20", f"--batch-size={batch}", "--seed=7", "--lr=0.02", "--no-scale-lr",
                       "--warmup-epochs=0"],
                 replicaSpecs={"worker": {"replicas": workers}},
             )
@@ -147,9 +147,9 @@ def hosts_by_rank(job: Job) -> dict[int, str]:
     for key in artifacts:
         if match := re.fullmatch(r"logs/attempt-1/rank-(\d+)\.log", key):
             text = artifacts.read(key).decode()
-            said = re.search(r"rank (\d+) of \d+ on (\S+)", text)
+            said = re.search(r"one of \d+ ranks, \d+ of them on ([^,]+),", text)
             assert said is not None, text
-            found[int(match[1])] = said[2]
+            found[int(match[1])] = said[1]
     return found
 
 
@@ -158,7 +158,7 @@ def weights_by_rank(artifacts: Artifacts) -> dict[int, str]:
     found = {}
     for key in artifacts:
         if match := re.fullmatch(r"logs/attempt-1/rank-(\d+)\.log", key):
-            said = re.search(r"weights sha256 ([0-9a-f]{64})", artifacts.read(key).decode())
+            said = re.search(r"sha256 of this one's: ([0-9a-f]{64})", artifacts.read(key).decode())
             assert said is not None, key
             found[int(match[1])] = said[1]
     return found

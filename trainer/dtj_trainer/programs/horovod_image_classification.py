@@ -8,6 +8,7 @@ model into the workspace, from where they are uploaded. A retry goes on from the
 from __future__ import annotations
 
 import logging
+import socket
 import sys
 
 import horovod.torch as hvd
@@ -30,24 +31,22 @@ def main(arguments: list[str] | None = None) -> None:
     options = parse(arguments, "dtj_trainer.programs.horovod_image_classification", __doc__)
     hvd.init()
     logging.basicConfig(
-        level=logging.INFO if hvd.rank() == 0 else logging.WARNING,
-        format=f"%(asctime)s rank {hvd.rank()}: %(message)s",
-        stream=sys.stdout,
+        level=logging.INFO, format=f"%(asctime)s rank {hvd.rank()}: %(message)s", stream=sys.stdout
     )
     device = _device()
     threads = threads_per_rank(hvd.local_size())
     if threads and device.type == "cpu":
         torch.set_num_threads(threads)
-    if hvd.rank() == 0:
-        log.info(
-            "%d ranks, %d on this host, on %s, %d threads each; PyTorch %s, Horovod over %s",
-            hvd.size(),
-            hvd.local_size(),
-            device.type,
-            torch.get_num_threads(),
-            torch.__version__,
-            "MPI" if hvd.mpi_enabled() else "gloo",
-        )
+    log.info(
+        "one of %d ranks, %d of them on %s, on %s with %d threads; PyTorch %s, Horovod over %s",
+        hvd.size(),
+        hvd.local_size(),
+        socket.gethostname(),
+        device.type,
+        torch.get_num_threads(),
+        torch.__version__,
+        "MPI" if hvd.mpi_enabled() else "gloo",
+    )
     with exit_on_data_error():
         data = load_pictures(data_uri(options.data))
     training = Training(options, data, device)

@@ -238,8 +238,8 @@ class Training:
     def _finish(self) -> None:
         """Compare the ranks' weights and write the final model."""
         digest = ranks.check_identical(self.model)
+        log.info("the weights are the same on all %d ranks; sha256 of this one's: %s", self._ranks, digest)
         if self._rank == 0:
-            log.info("weights are identical on all %d ranks, sha256 %s", self._ranks, digest)
             folder = Path(contract.root()) / contract.MODEL
             facts = {
                 "accuracy": self._accuracy,

@@ -59,9 +59,10 @@ def weights_digest(model: nn.Module) -> str:
 
 
 def check_identical(model: nn.Module) -> str:
-    """The digest of the weights; raises RanksDiverged, on every rank, when they are not the same on all."""
-    digests: list[str] = hvd.allgather_object(weights_digest(model), name="weights")
+    """The digest of this rank's weights; raises RanksDiverged, on every rank, when they are not the same on all."""
+    mine = weights_digest(model)
+    digests: list[str] = hvd.allgather_object(mine, name="weights")
     if len(set(digests)) > 1:
         listed = ", ".join(f"rank {rank}: {digest[:12]}" for rank, digest in enumerate(digests))
         raise RanksDiverged(f"the ranks have different weights: {listed}")
-    return digests[0]
+    return mine
