@@ -144,8 +144,8 @@ def pauses(queue: WorkQueue, timers: Timers, count: int) -> list[float]:
     found = []
     for _ in range(count):
         queue.retry(A)
-        ((when, call, arguments),) = timers.due
-        found.append(when - timers.now)
+        (entry,) = timers.due
+        found.append(entry[0] - timers.now)
         timers.due.clear()
         queue._timers.clear()
     return found

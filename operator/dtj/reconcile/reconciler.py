@@ -7,6 +7,7 @@ next one: what counts (attempt, restarts, the end) is stored first, and every ac
 from __future__ import annotations
 
 import logging
+import re
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from datetime import datetime
@@ -56,7 +57,10 @@ class Refused(Exception):
     def __init__(self, error: ApiError, manifest: Manifest) -> None:
         super().__init__(str(error))
         self.error = error
-        self.what = f"{manifest['kind']} {manifest['metadata']['name']}"
+        name = manifest["metadata"]["name"]
+        self.what = f"{manifest['kind']} {name}"
+        # The server begins with what `what` says already: `Pod "x" is invalid: `, `pods "x" is forbidden: `.
+        self.why = re.sub(rf'^\w+ "{re.escape(name)}" is (invalid|forbidden): ', "", error.message)
 
     @property
     def invalid(self) -> bool:
@@ -70,7 +74,7 @@ class Refused(Exception):
             reason = "QuotaExceeded" if "exceeded quota" in self.error.message else "Forbidden"
         else:
             reason = self.error.reason if self.error.status else "ApiUnreachable"
-        return reason, f"{self.what} can't be made: {self.error.message}"
+        return reason, f"{self.what} can't be made: {self.why}"
 
 
 class Reconciler:
@@ -148,7 +152,7 @@ class Reconciler:
         except Refused as refused:
             _log.info("%s/%s: %s", job.namespace, job.name, refused)
             if refused.invalid:
-                memory.invalid = [Fault(refused.what, refused.error.message)]
+                memory.invalid = [Fault(refused.what, refused.why)]
             else:
                 memory.refusal = refused.obstacle
         if before != (memory.refusal, memory.invalid):

@@ -1,0 +1,62 @@
+"""The objects of example jobs are the committed ones, down to the last field.
+
+After a change that is meant: `pytest tests/golden --update-golden`, then read the difference.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import yaml
+
+from dtj.api.crd import custom_resource_definition
+from dtj.api.job import read_job
+from dtj.api.validation import faults
+from dtj.plan.job import plan_job
+from tests.unit.support.pod_security import restricted_faults
+from tests.unit.support.structural import schema_faults, with_defaults
+
+CASES = sorted(path.parent for path in Path(__file__).parent.glob("*/job.yaml"))
+SCHEMA = custom_resource_definition()["spec"]["versions"][0]["schema"]["openAPIV3Schema"]
+
+
+class Dumper(yaml.SafeDumper):
+    """Texts of several lines as blocks; no anchors."""
+
+    def ignore_aliases(self, data: object) -> bool:
+        return True
+
+
+def _text(dumper: yaml.SafeDumper, data: str) -> yaml.ScalarNode:
+    return dumper.represent_scalar("tag:yaml.org,2002:str", data, style="|" if "\n" in data else None)
+
+
+Dumper.add_representer(str, _text)
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda path: path.name)
+def test_plan_is_the_committed_one(case: Path, request: pytest.FixtureRequest) -> None:
+    manifest = yaml.safe_load((case / "job.yaml").read_text())
+    assert list(schema_faults(SCHEMA, manifest)) == []
+    job = read_job(with_defaults(SCHEMA, manifest))
+    assert faults(job) == []
+    plan = plan_job(job, 1)
+    expected = case / "expected.yaml"
+    objects = json.loads(json.dumps([plan.service, plan.config, *plan.pods]))
+
+    if request.config.getoption("--update-golden"):
+        expected.write_text(yaml.dump_all(objects, Dumper=Dumper, sort_keys=False, width=110))
+
+    assert objects == list(yaml.safe_load_all(expected.read_text())), (
+        "the plan has changed: `pytest tests/golden --update-golden`, and read the difference"
+    )
+    for pod in plan.pods:
+        assert list(restricted_faults(pod)) == []
+
+
+def test_every_folder_is_a_case() -> None:
+    folders = {p for p in Path(__file__).parent.iterdir() if p.is_dir() and p.name != "__pycache__"}
+
+    assert folders == set(CASES)

@@ -1,0 +1,214 @@
+"""What holds of every plan. What plans look like is in tests/golden."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from dtj.api.job import Job, Manifest, read_job
+from dtj.api.names import LABEL_LENGTH
+from dtj.api.validation import faults
+from dtj.plan.horovod import ssh_secret
+from dtj.plan.job import plan_job
+from tests.unit.support.jobs import UID, job, manifest
+from tests.unit.support.pod_security import restricted_faults
+
+LABEL_TEXT = "abcdefghijklmnopqrstuvwxyz0123456789-"
+NAMES = st.text(LABEL_TEXT, min_size=1, max_size=51).map(lambda text: f"a{text}".rstrip("-"))
+
+
+@st.composite
+def jobs(draw: st.DrawFn) -> Job:
+    worker: Manifest = {"replicas": draw(st.integers(1, 12)), "gpus": draw(st.integers(0, 8))}
+    roles: Manifest = {"worker": worker}
+    if draw(st.booleans()):
+        worker["template"] = {
+            "metadata": {"labels": {"team": "vision"}},
+            "spec": {
+                "containers": [{"name": "trainer", "tty": True}, {"name": "sidecar", "image": "x"}],
+                "initContainers": [{"name": "init", "image": "x"}],
+                "volumes": [{"name": "data", "persistentVolumeClaim": {"claimName": "data"}}],
+            },
+        }
+    if draw(st.booleans()):
+        roles["launcher"] = {"resources": {"limits": {"memory": "2Gi"}}}
+    spec: Manifest = {"replicaSpecs": roles}
+    if draw(st.booleans()):
+        spec["horovod"] = {"slotsPerWorker": draw(st.integers(1, 8))}
+    if draw(st.booleans()):
+        spec["artifacts"] = {"uri": "s3://bucket/jobs", "secretName": "s3"}
+    made = job(draw(NAMES), **spec)
+    assert faults(made) == []
+    return made
+
+
+def environment(pod: Manifest) -> dict[str, Any]:
+    return {entry["name"]: entry.get("value") for entry in trainer(pod)["env"]}
+
+
+def trainer(pod: Manifest) -> Manifest:
+    found: Manifest = next(c for c in pod["spec"]["containers"] if c["name"] == "trainer")
+    return found
+
+
+def of_role(pods: tuple[Manifest, ...], role: str) -> list[Manifest]:
+    return [pod for pod in pods if pod["metadata"]["labels"]["dtj.dev/role"] == role]
+
+
+@settings(max_examples=60, deadline=None)
+@given(jobs(), st.integers(1, 30))
+def test_invariants_of_every_plan(made: Job, attempt: int) -> None:
+    plan = plan_job(made, attempt)
+    objects = [plan.service, plan.config, *plan.pods]
+    workers, launchers = of_role(plan.pods, "worker"), of_role(plan.pods, "launcher")
+    spec = made.spec.replica_specs.worker
+    assert spec is not None
+
+    # Names are DNS labels, each its own.
+    names = [(entry["kind"], entry["metadata"]["name"]) for entry in objects]
+    assert len(set(names)) == len(names)
+    for pod in plan.pods:
+        assert len(pod["metadata"]["name"]) <= LABEL_LENGTH
+        assert pod["spec"]["hostname"] == pod["metadata"]["name"]
+        assert pod["spec"]["subdomain"] == plan.service["metadata"]["name"]
+
+    # All of it goes with the job, and is found by its labels.
+    for entry in objects:
+        (owner,) = entry["metadata"]["ownerReferences"]
+        assert (owner["uid"], owner["controller"], owner["name"]) == (UID, True, made.name)
+        assert entry["metadata"]["labels"].items() >= plan.service["spec"]["selector"].items()
+    for pod in plan.pods:
+        assert pod["metadata"]["labels"]["dtj.dev/attempt"] == str(attempt)
+        assert environment(pod)["DTJ_ATTEMPT"] == str(attempt)
+
+    # Every rank has its place.
+    assert len(workers) == spec.replicas
+    slots = [int(line.split(" slots=")[1]) for line in plan.config["data"]["hostfile"].splitlines()]
+    assert len(slots) == spec.replicas
+    for pod in plan.pods:
+        assert environment(pod)["DTJ_WORLD_SIZE"] == str(sum(slots))
+        assert {environment(pod)["DTJ_SLOTS_PER_WORKER"]} == {str(n) for n in slots}
+    hosts = [line.split(".")[0] for line in plan.config["data"]["hostfile"].splitlines()]
+    assert hosts == [pod["metadata"]["name"] for pod in workers]
+
+    # The launcher comes last, alone decides, and has what both versions of Open MPI read.
+    assert plan.stages == (tuple(workers), tuple(launchers))
+    assert plan.decisive == (launchers[0]["metadata"]["name"],)
+    assert plan.reporter == workers[0]["metadata"]["name"]
+    settings_of_mpi = environment(launchers[0])
+    for prefix in ("OMPI_MCA_orte", "PRTE_MCA_prte"):
+        assert settings_of_mpi[f"{prefix}_default_hostfile"] == "/etc/dtj/hostfile"
+        assert settings_of_mpi[f"{prefix}_keep_fqdn_hostnames"] == "true"
+    assert settings_of_mpi["OMPI_MCA_plm_rsh_args"] == settings_of_mpi["PRTE_MCA_plm_ssh_args"]
+
+    # Accelerators are the workers' only, and the nodes' taint is tolerated.
+    for pod in workers:
+        limits = trainer(pod)["resources"].get("limits", {})
+        assert limits.get("nvidia.com/gpu", 0) == spec.gpus
+        assert ("tolerations" in pod["spec"]) == bool(spec.gpus)
+    assert "nvidia.com/gpu" not in json.dumps(launchers[0]["spec"]["containers"][0]["resources"])
+    assert settings_of_mpi["NVIDIA_VISIBLE_DEVICES"] == "void"
+
+    # Safe, plain data, the same each time.
+    for pod in plan.pods:
+        assert list(restricted_faults(pod)) == []
+        assert pod["spec"]["automountServiceAccountToken"] is False
+        mounted = {mount["name"] for c in pod["spec"]["containers"] for mount in c.get("volumeMounts", [])}
+        assert mounted <= {volume["name"] for volume in pod["spec"]["volumes"]}
+    assert json.loads(json.dumps(objects)) == objects
+    assert plan_job(made, attempt) == plan
+
+
+def test_service_gives_names_to_pods_that_are_not_ready() -> None:
+    service = plan_job(job(), 1).service
+
+    assert service["spec"]["clusterIP"] == "None"
+    assert service["spec"]["publishNotReadyAddresses"] is True
+
+
+def test_slots_are_the_gpus_of_a_worker_unless_said_otherwise() -> None:
+    def slots(**spec: Any) -> str:
+        roles = {"worker": {"replicas": 1, "gpus": 4}}
+        return plan_job(job(replicaSpecs=roles, **spec), 1).config["data"]["hostfile"].split("=")[1].strip()
+
+    assert slots() == "4"
+    assert slots(horovod={"slotsPerWorker": 2}) == "2"
+    assert slots(horovod={}) == "4"
+
+
+@pytest.mark.parametrize(
+    ("artifacts", "resume"),
+    [
+        ({}, "Auto"),
+        ({"resume": "Never"}, "Never"),
+        ({"resume": "FromURI", "resumeUri": "s3://bucket/other"}, "s3://bucket/other"),
+    ],
+)
+def test_artifacts_become_environment(artifacts: Manifest, resume: str) -> None:
+    made = job(artifacts={"uri": "s3://bucket/jobs/", "endpoint": "http://s3:9000", **artifacts})
+
+    for pod in plan_job(made, 1).pods:
+        assert environment(pod)["DTJ_ARTIFACTS_URI"] == "s3://bucket/jobs/ml/mnist-5b6a1f0e"
+        assert environment(pod)["AWS_ENDPOINT_URL_S3"] == "http://s3:9000"
+        assert environment(pod)["DTJ_RESUME"] == resume
+
+
+def test_without_artifacts_nothing_is_said_of_them() -> None:
+    for pod in plan_job(job(), 1).pods:
+        assert "DTJ_ARTIFACTS_URI" not in environment(pod)
+        assert "envFrom" not in trainer(pod)
+
+
+def test_the_jobs_file_is_what_its_author_wrote() -> None:
+    stored = manifest(artifacts={"uri": "s3://bucket/x"})
+
+    text = plan_job(read_job(stored), 1).config["data"]["job.yaml"]
+
+    assert "uri: s3://bucket/x" in text
+    assert "backoffLimit" not in text
+    assert UID not in text
+
+
+def test_a_variable_of_the_user_comes_after_the_operators() -> None:
+    made = job(env=[{"name": "PYTHONUNBUFFERED", "value": "0"}])
+
+    (pod, *_) = plan_job(made, 1).pods
+
+    assert [e["value"] for e in trainer(pod)["env"] if e["name"] == "PYTHONUNBUFFERED"][-1] == "0"
+
+
+def test_the_private_key_is_in_the_secret_and_nowhere_else() -> None:
+    made = job()
+
+    secret = ssh_secret(made, "PRIVATE", "ssh-ed25519 AAAA")
+
+    assert secret["stringData"]["ssh_key"] == "PRIVATE"
+    assert secret["immutable"] is True
+    assert secret["metadata"]["name"] == plan_job(made, 1).ssh_secret
+    assert secret["metadata"]["ownerReferences"][0]["uid"] == UID
+
+
+@pytest.mark.parametrize(
+    ("change", "fault"),
+    [
+        ({"hostNetwork": True}, "hostNetwork"),
+        ({"volumes": [{"name": "v", "hostPath": {"path": "/"}}]}, "volume v is a hostPath"),
+        ({"securityContext": {}}, "containers[c]: runAsNonRoot is not true"),
+        ({"securityContext": {"runAsNonRoot": True}}, "containers[c]: seccompProfile is not"),
+        ({"containers": [{"name": "c"}]}, "containers[c]: capabilities do not drop ALL"),
+        ({"initContainers": [{"name": "i"}]}, "initContainers[i]: allowPrivilegeEscalation is not false"),
+    ],
+)
+def test_the_checker_of_pod_security_finds_what_the_standard_forbids(change: Manifest, fault: str) -> None:
+    safe = {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}}
+    spec: Manifest = {
+        "securityContext": {"runAsNonRoot": True, "seccompProfile": {"type": "RuntimeDefault"}},
+        "containers": [{"name": "c", "securityContext": safe}],
+    }
+    assert list(restricted_faults({"spec": spec})) == []
+
+    assert any(found.startswith(fault) for found in restricted_faults({"spec": spec | change}))
