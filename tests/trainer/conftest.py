@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import random
@@ -195,6 +196,17 @@ class Launched:
         self.process.send_signal(signal.SIGTERM)
 
 
+def kill_with_descendants(pid: int) -> None:
+    """Kill a process and all below it at once, as the end of a container does."""
+    found = [pid]
+    for parent in found:
+        for children in Path(f"/proc/{parent}/task").glob("*/children"):
+            found += [int(child) for child in children.read_text().split()]
+    for process in found:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(process, signal.SIGKILL)
+
+
 class Workspace:
     """One pod's folders and environment, relocated into a test's own folder."""
 
@@ -253,7 +265,7 @@ class Workspace:
     def end_all(self) -> None:
         for launched in self._started:
             if launched.process.poll() is None:
-                os.killpg(launched.process.pid, signal.SIGKILL)
+                kill_with_descendants(launched.process.pid)
                 launched.process.wait()
 
 

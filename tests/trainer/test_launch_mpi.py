@@ -4,14 +4,22 @@ from __future__ import annotations
 
 import os
 import shutil
-import signal
 import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from tests.trainer.conftest import REPOSITORY, Launched, Workspace, free_ports, has, keys, until
+from tests.trainer.conftest import (
+    REPOSITORY,
+    Launched,
+    Workspace,
+    free_ports,
+    has,
+    keys,
+    kill_with_descendants,
+    until,
+)
 
 pytestmark = pytest.mark.skipif(
     not (shutil.which("mpirun") and Path("/usr/sbin/sshd").exists() and shutil.which("ssh")),
@@ -227,21 +235,11 @@ def test_worker_vanishes(make_job):
     workers = job.start_workers()
     run = job.run(RANKS + "print('pid', os.getpid())\ntime.sleep(300)\n")
     until(lambda: run.output.count("] pid ") == 2, "both ranks run")
-    for pid in _descendants(workers[1].process.pid):
-        os.kill(pid, signal.SIGKILL)
+    kill_with_descendants(workers[1].process.pid)
     assert run.ended() != 0
     message = job.launcher.termination
     assert message["class"] == "ConnectionLost", message
     assert HOSTS[1] in message["message"]
-
-
-def _descendants(pid: int) -> list[int]:
-    """The process and all below it, itself first."""
-    found = [pid]
-    for children in Path(f"/proc/{pid}/task").glob("*/children"):
-        for child in children.read_text().split():
-            found += _descendants(int(child))
-    return found
 
 
 def test_hosts_that_do_not_answer(make_workspace):

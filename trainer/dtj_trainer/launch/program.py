@@ -85,7 +85,6 @@ class Program:
 
     def start(self) -> ProgramEnd | None:
         """Start it; an end at once when there is no such command."""
-        die_with_parent = _death_signal()
         try:
             self._process = subprocess.Popen(  # noqa: S603 - running the user's command is the purpose
                 self._command,
@@ -95,7 +94,7 @@ class Program:
                 stderr=subprocess.STDOUT,
                 bufsize=0,
                 process_group=0,
-                preexec_fn=die_with_parent,
+                preexec_fn=die_with_parent(),
             )
         except FileNotFoundError as error:
             return ProgramEnd(contract.EXIT_COMMAND_NOT_FOUND, missing=_not_found(self._command[0], error))
@@ -151,11 +150,12 @@ def _not_found(command: str, error: FileNotFoundError) -> str:
     return f"{command} is not on the PATH of the image"
 
 
-def _death_signal() -> Callable[[], None]:
-    """What the child does first: ask the kernel to be killed when this process dies."""
-    libc = ctypes.CDLL(None, use_errno=True)
+def die_with_parent() -> Callable[[], None]:
+    """What a child does first: ask the kernel to be killed when the thread that started it dies."""
+    # Looked up here: after the fork other threads' locks may be held for ever.
+    prctl = ctypes.CDLL(None).prctl
 
     def ask() -> None:
-        libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+        prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL))
 
     return ask

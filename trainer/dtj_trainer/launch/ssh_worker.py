@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from dtj_trainer import contract
 from dtj_trainer.launch.control import ControlServer
 from dtj_trainer.launch.pod import ArtifactsUnavailable, Pod
+from dtj_trainer.launch.program import die_with_parent
 from dtj_trainer.launch.settings import Settings
 from dtj_trainer.launch.supervisor import RankSupervisor
 from dtj_trainer.launch.termination import write_termination
@@ -51,7 +52,9 @@ class SshWorker:
                 contract.EXIT_COMMAND_NOT_FOUND,
             )
         sshd = subprocess.Popen(  # noqa: S603 - fixed words and our own config
-            [program, "-De", "-f", str(settings.config_dir / "sshd_config")], stdin=subprocess.DEVNULL
+            [program, "-De", "-f", str(settings.config_dir / "sshd_config")],
+            stdin=subprocess.DEVNULL,
+            preexec_fn=die_with_parent(),
         )
         log.info("worker %d is ready for ssh on port %d", settings.index, settings.ssh_port)
         while not self._stopping and sshd.poll() is None:
