@@ -413,9 +413,7 @@ async def test_a_pod_that_the_server_finds_invalid_fails_the_job_and_leaves_no_p
     assert world.phase == "Failed"
     assert world.condition("Failed")["reason"] == "ValidationFailed"
     assert world.status["failure"]["class"] == "ValidationFailed"
-    assert world.status["failure"]["message"] == (
-        f"Pod {refused}: spec.containers[0].image: Required value"
-    )
+    assert world.status["failure"]["message"] == (f"Pod {refused}: spec.containers[0].image: Required value")
     assert world.pod_names() == []
 
 

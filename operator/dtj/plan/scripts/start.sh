@@ -6,7 +6,8 @@ umask 077
 run="${DTJ_ROOT:-/dtj}/run"
 config="${DTJ_CONFIG_DIR:-/etc/dtj}"
 # A session opened by ssh has none of the pod's environment: rank.sh reads it back from here.
-export -p > "$run/environment" || exit 78
+# (`command`: else a shell that can't write there ends at once, with an exit code of its own.)
+command export -p > "$run/environment" || exit 78
 umask 022
 
 if command -v dtj-launch > /dev/null 2>&1; then

@@ -1,0 +1,144 @@
+"""The controller: its workers outlive every pass, and its health check tells when they don't."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import pytest
+
+from dtj.cluster.port import ApiError
+from dtj.reconcile.controller import STUCK_SECONDS, Controller, Stuck
+from dtj.reconcile.metrics import Metrics
+from dtj.reconcile.queue import WorkQueue
+from dtj.reconcile.view import Key
+
+A, B = ("ml", "a"), ("ml", "b")
+
+
+class Passes:
+    """Stands for the reconciler and its view: each pass does what it is told."""
+
+    def __init__(self, do: Callable[[Key], float | None]) -> None:
+        self.do = do
+        self.made: list[Key] = []
+        self.jobs: dict[Key, Mapping[str, Any]] = {A: {}, B: {}}
+
+    async def reconcile(self, key: Key) -> float | None:
+        self.made.append(key)
+        await asyncio.sleep(0)
+        return self.do(key)
+
+    def job(self, key: Key) -> Mapping[str, Any] | None:
+        return self.jobs.get(key)
+
+    def active(self) -> list[Key]:
+        return list(self.jobs)
+
+    def phases(self) -> dict[str, int]:
+        return {"Running": 2}
+
+
+async def serve(passes: Passes, *keys: Key, until: int) -> Controller:
+    """Run a controller until so many passes were made."""
+    controller = Controller(WorkQueue(lambda: 0.0), passes, passes, Metrics())  # type: ignore[arg-type]
+    controller.start(2)
+    for key in keys:
+        controller.queue.add(key)
+    async with asyncio.timeout(20):
+        while len(passes.made) < until:
+            await asyncio.sleep(0.001)
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+    return controller
+
+
+def sample(controller: Controller, name: str, **labels: str) -> float | None:
+    return controller._metrics.registry.get_sample_value(name, labels)
+
+
+@pytest.mark.parametrize(
+    "error",
+    [ApiError(500, "InternalError", "x"), ApiError(0, "Unreachable", "x"), ApiError(409, "Conflict", "x")],
+)
+async def test_a_pass_that_the_api_server_failed_is_repeated(error: ApiError) -> None:
+    def once(key: Key) -> None:
+        if len(passes.made) == 1:
+            raise error
+
+    passes = Passes(once)
+    controller = await serve(passes, A, until=2)
+
+    assert passes.made == [A, A]
+    assert sample(controller, "dtj_reconcile_failures_total") == (0.0 if error.status == 409 else 1.0)
+    await controller.stop()
+
+
+async def test_a_pass_that_breaks_ends_no_worker() -> None:
+    def broken(key: Key) -> None:
+        if key == A:
+            raise RuntimeError("a fault of ours")
+
+    passes = Passes(broken)
+    controller = await serve(passes, A, A, B, until=2)
+
+    assert set(passes.made) == {A, B}
+    assert controller.check()["queued"] == 0.0
+    await controller.stop()
+
+
+async def test_a_pass_comes_again_when_it_asked_for_it() -> None:
+    passes = Passes(lambda key: 0.0 if len(passes.made) < 3 else None)
+    controller = await serve(passes, A, until=3)
+
+    assert passes.made == [A, A, A]
+    await controller.stop()
+
+
+async def test_nothing_is_remembered_of_a_job_that_is_gone() -> None:
+    passes = Passes(lambda key: 0.0)
+    del passes.jobs[A]
+    controller = await serve(passes, A, until=1)
+    for _ in range(5):
+        await asyncio.sleep(0)
+
+    assert passes.made == [A]
+    assert controller.queue._timers == {}
+    await controller.stop()
+
+
+async def test_a_worker_that_ended_fails_the_health_check() -> None:
+    controller = await serve(Passes(lambda key: None), A, until=1)
+    controller.check()
+
+    controller._tasks[0].cancel()
+    await asyncio.gather(controller._tasks[0], return_exceptions=True)
+
+    with pytest.raises(Stuck, match="dtj-worker-0 ended"):
+        controller.check()
+    await controller.stop()
+
+
+async def test_a_key_that_waits_too_long_fails_the_health_check() -> None:
+    now = 0.0
+    passes = Passes(lambda key: None)
+    controller = Controller(WorkQueue(lambda: now), passes, passes, Metrics())  # type: ignore[arg-type]
+    controller.queue.add(A)
+    now = STUCK_SECONDS
+    assert controller.check()["oldestSeconds"] == STUCK_SECONDS
+
+    now += 1
+
+    with pytest.raises(Stuck, match="a job has waited 121 s"):
+        controller.check()
+
+
+async def test_metrics_tell_the_jobs_by_phase_and_the_depth_of_the_queue() -> None:
+    passes = Passes(lambda key: None)
+    controller = Controller(WorkQueue(lambda: 0.0), passes, passes, Metrics())  # type: ignore[arg-type]
+    controller.queue.add(A)
+
+    assert sample(controller, "dtj_jobs", phase="Running") == 2.0
+    assert sample(controller, "dtj_jobs", phase="Failed") == 0.0
+    assert sample(controller, "dtj_queue_depth") == 1.0

@@ -1,0 +1,80 @@
+"""What the documentation shows is what the repository has."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from dtj.api.job import read_job
+from dtj.api.validation import faults
+from dtj_trainer import contract
+from tests.cluster.write_docs import BLOCK, PAGE, with_files
+
+ROOT = Path(__file__).parents[2]
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
+
+
+def yaml_blocks() -> list[tuple[str, Any]]:
+    return [
+        (f"{page.name}:{number}", yaml.safe_load(block))
+        for page in PAGES
+        for number, block in enumerate(re.findall(r"```yaml\n(.*?)```", page.read_text(), re.DOTALL))
+    ]
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_files_shown_are_the_files(page: Path) -> None:
+    assert with_files(page.read_text()) == page.read_text(), "make docs copies them"
+
+
+@pytest.mark.parametrize(
+    ("where", "block"), yaml_blocks(), ids=lambda value: value if isinstance(value, str) else ""
+)
+def test_every_job_shown_is_valid(where: str, block: dict[str, Any]) -> None:
+    if "kind" not in block:
+        whole = yaml.safe_load((ROOT / "manifests/examples/own-script/job.yaml").read_text())
+        whole["spec"] |= block
+        block = whole
+    assert faults(read_job(block)) == [], where
+
+
+def test_every_variable_of_the_contract_is_described() -> None:
+    text = (ROOT / "docs/contract.md").read_text()
+    internal = {
+        contract.ENV_ROOT,
+        contract.ENV_CONFIG_DIR,
+        contract.ENV_TERMINATION_LOG,
+        contract.ENV_SSH_PORT,
+    }
+    names = {value for name, value in vars(contract).items() if name.startswith("ENV_")} - internal
+    assert {name for name in names if f"`{name}`" not in text} == set()
+
+
+def test_every_failure_class_is_described() -> None:
+    text = PAGE.read_text()
+    assert {name for name in contract.FailureClass.__args__ if f"`{name}`" not in text} == set()
+
+
+def test_every_output_is_filled_in() -> None:
+    blocks = BLOCK.findall(PAGE.read_text())
+    assert len(blocks) >= 6
+    assert [command for _, _, command, output, _ in blocks if not output.strip()] == [], (
+        "make docs fills them"
+    )
+
+
+def test_every_make_target_that_is_named_exists() -> None:
+    targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
+    for page in PAGES:
+        for target in re.findall(r"(?:`|\$ |\()make(?: --silent)? ([a-z-]+)", page.read_text()):
+            assert target in targets, f"{page.name}: make {target}"
+
+
+def test_every_link_leads_to_a_file() -> None:
+    for page in PAGES:
+        for target in re.findall(r"\]\(([^)#]+)\)", page.read_text()):
+            assert target.startswith("http") or (page.parent / target).exists(), f"{page.name}: {target}"

@@ -1,0 +1,260 @@
+"""The start scripts, run by a real shell with a PATH of stand-ins."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import stat
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from dtj.plan.horovod import SSHD_CONFIG
+from dtj_trainer.contract import RANK_EXIT_MARKER, SSH_PORT
+
+SCRIPTS = Path(__file__).parents[2] / "operator/dtj/plan/scripts"
+SHELL = shutil.which("dash") or shutil.which("sh") or "/bin/sh"
+# Prints its own name and arguments, one a line.
+ECHO = '#!/bin/sh\necho "${0##*/}"\nfor word in "$@"; do echo "<$word>"; done\n'
+
+
+class Pod:
+    """A container's file system, as far as the scripts see it."""
+
+    def __init__(self, root: Path) -> None:
+        self.bin = root / "bin"
+        self.workspace = root / "dtj"
+        self.config = root / "etc"
+        (self.workspace / "run").mkdir(parents=True)
+        self.bin.mkdir()
+        self.config.mkdir()
+        self.environment = {
+            "PATH": str(self.bin),
+            "DTJ_ROOT": str(self.workspace),
+            "DTJ_CONFIG_DIR": str(self.config),
+            "DTJ_ROLE": "worker",
+            "DTJ_WORLD_SIZE": "4",
+            "DTJ_SLOTS_PER_WORKER": "2",
+        }
+        self.has("hostname", "#!/bin/sh\necho mnist-worker-0\n")
+
+    def has(self, name: str, text: str = ECHO) -> None:
+        file = self.bin / name
+        file.write_text(text)
+        file.chmod(0o755)
+
+    def run(self, script: str, *arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            [SHELL, SCRIPTS / script, *arguments],
+            env=self.environment | environment,
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=20,
+        )
+
+    @property
+    def saved(self) -> Path:
+        return self.workspace / "run" / "environment"
+
+
+@pytest.fixture
+def pod(tmp_path: Path) -> Pod:
+    return Pod(tmp_path)
+
+
+def in_mpi(size: str = "4", local: str = "2", rank: str = "3") -> dict[str, str]:
+    return {
+        "OMPI_COMM_WORLD_SIZE": size,
+        "OMPI_COMM_WORLD_LOCAL_SIZE": local,
+        "OMPI_COMM_WORLD_RANK": rank,
+    }
+
+
+# --- start.sh -------------------------------------------------------------------------------------
+
+
+def test_dtj_launch_does_the_work_where_the_image_has_it(pod: Pod) -> None:
+    pod.has("dtj-launch")
+    pod.has("sshd")
+
+    done = pod.run("start.sh", "python", "train.py", "a b", "")
+
+    assert done.stdout.splitlines() == [
+        "dtj-launch",
+        "<worker>",
+        "<-->",
+        "<python>",
+        "<train.py>",
+        "<a b>",
+        "<>",
+    ]
+
+
+def test_tini_comes_first_where_the_image_has_it(pod: Pod) -> None:
+    pod.has("dtj-launch")
+    pod.has("tini")
+
+    done = pod.run("start.sh", "python", DTJ_ROLE="launcher")
+
+    assert done.stdout.splitlines() == ["tini", "<-->", "<dtj-launch>", "<launcher>", "<-->", "<python>"]
+
+
+def test_a_worker_of_a_plain_image_runs_sshd(pod: Pod) -> None:
+    pod.has("sshd")
+
+    done = pod.run("start.sh")
+
+    assert done.stdout.splitlines() == ["sshd", "<-De>", "<-f>", f"<{pod.config}/sshd_config>"]
+
+
+def test_sshd_is_run_by_its_whole_path_as_it_asks_for(pod: Pod) -> None:
+    pod.has("sshd", '#!/bin/sh\necho "$0"\n')
+
+    assert pod.run("start.sh").stdout.strip() == str(pod.bin / "sshd")
+
+
+def test_a_worker_without_sshd_says_what_to_install(pod: Pod) -> None:
+    # The script looks in the system's folders too: here they are taken out of it.
+    script = (SCRIPTS / "start.sh").read_text().replace("/usr/sbin:/usr/local/sbin", "/nowhere")
+
+    done = subprocess.run(
+        [SHELL, "-c", script, "start.sh"],
+        env=pod.environment,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=20,
+    )
+
+    assert done.returncode == 127
+    assert done.stderr == (
+        "dtj: the image has no sshd, which a Horovod worker needs: install openssh-server\n"
+    )
+
+
+def test_a_launcher_of_a_plain_image_runs_mpirun_over_all_ranks(pod: Pod) -> None:
+    pod.has("mpirun")
+
+    done = pod.run("start.sh", "python", "train.py", "--name=a b", DTJ_ROLE="launcher")
+
+    words = done.stdout.splitlines()
+    assert words[:3] == ["mpirun", "<-np>", "<4>"]
+    assert words[-5:] == ["</bin/sh>", f"<{pod.config}/rank.sh>", "<python>", "<train.py>", "<--name=a b>"]
+
+
+def test_a_launcher_without_mpirun_says_what_to_install(pod: Pod) -> None:
+    done = pod.run("start.sh", "python", DTJ_ROLE="launcher")
+
+    assert done.returncode == 127
+    assert (
+        done.stderr == "dtj: the image has no mpirun, which a Horovod launcher needs: install openmpi-bin\n"
+    )
+
+
+def test_the_environment_is_saved_for_nobody_else_to_read(pod: Pod) -> None:
+    pod.has("sshd")
+
+    pod.run("start.sh", AWS_SECRET_ACCESS_KEY="secret")
+
+    assert "secret" in pod.saved.read_text()
+    assert stat.S_IMODE(pod.saved.stat().st_mode) == 0o600
+
+
+def test_files_that_the_program_writes_have_the_usual_mode(pod: Pod) -> None:
+    pod.has("sshd", "#!/bin/sh\numask\n")
+
+    assert pod.run("start.sh").stdout.strip() == "0022"
+
+
+def test_a_workspace_that_can_not_be_written_is_a_fault_of_the_configuration(pod: Pod) -> None:
+    pod.has("sshd")
+
+    done = pod.run("start.sh", DTJ_ROOT="/nowhere")
+
+    assert done.returncode == 78
+    assert "/nowhere/run/environment" in done.stderr
+
+
+# --- rank.sh --------------------------------------------------------------------------------------
+
+AWKWARD = "it's \"quoted\" $HOME `date` \\ back\nsecond line\ttab  two spaces 'ü' ; rm -rf x"
+
+
+def test_the_environment_comes_through_ssh_as_it_was(pod: Pod) -> None:
+    pod.has("sshd")
+    pod.has("show", '#!/bin/sh\nprintf "%s" "$AWKWARD"\n')
+    pod.run("start.sh", AWKWARD=AWKWARD)
+    session = {key: pod.environment[key] for key in ("PATH", "DTJ_ROOT")}
+    pod.environment = session
+
+    done = pod.run("rank.sh", "show", **in_mpi())
+
+    assert done.stdout == AWKWARD
+    assert done.returncode == 0
+
+
+def test_what_mpirun_gave_the_rank_stays(pod: Pod) -> None:
+    pod.has("sshd")
+    pod.has("show", '#!/bin/sh\necho "$OMPI_COMM_WORLD_RANK $DTJ_ROLE"\n')
+    pod.run("start.sh")
+
+    assert pod.run("rank.sh", "show", **in_mpi(rank="2")).stdout.strip() == "2 worker"
+
+
+def test_a_rank_runs_under_dtj_launch_where_the_image_has_it(pod: Pod) -> None:
+    pod.has("dtj-launch")
+
+    done = pod.run("rank.sh", "python", "a b", **in_mpi())
+
+    assert done.stdout.splitlines() == ["dtj-launch", "<rank>", "<-->", "<python>", "<a b>"]
+
+
+def test_the_exit_code_of_the_program_is_the_ranks(pod: Pod) -> None:
+    pod.has("program", "#!/bin/sh\nexit 5\n")
+
+    assert pod.run("rank.sh", "program", **in_mpi()).returncode == 5
+
+
+@pytest.mark.parametrize(
+    ("mpi", "role", "message"),
+    [
+        (in_mpi(size="1", local="1"), "worker", "4 ranks were asked for, mpirun started 1"),
+        (
+            in_mpi(local="4"),
+            "worker",
+            "2 ranks a worker were asked for, mpirun started 4 on mnist-worker-0",
+        ),
+        (in_mpi(), "launcher", "mpirun started a rank on mnist-worker-0, which is no worker"),
+        ({}, "worker", "4 ranks were asked for, mpirun started 1"),
+    ],
+    ids=["too few", "all on one host", "on the launcher", "without mpirun"],
+)
+def test_a_job_never_trains_on_less_than_was_asked_for(
+    pod: Pod, mpi: dict[str, str], role: str, message: str
+) -> None:
+    pod.has("program")
+
+    done = pod.run("rank.sh", "program", DTJ_ROLE=role, **mpi)
+
+    assert done.returncode == 78
+    assert done.stderr == f"dtj: {message}\n"
+    (line,) = done.stdout.splitlines()
+    assert line.startswith(RANK_EXIT_MARKER)
+    assert json.loads(line.removeprefix(RANK_EXIT_MARKER)) == {
+        "class": "WorldSizeMismatch",
+        "message": message,
+        "rank": int(mpi.get("OMPI_COMM_WORLD_RANK", 0)),
+        "host": "mnist-worker-0",
+        "exitCode": 78,
+    }
+
+
+# --- sshd's configuration -------------------------------------------------------------------------
+
+
+def test_sshd_takes_no_passwords_and_listens_where_the_contract_says() -> None:
+    assert f"Port {SSH_PORT}\n" in SSHD_CONFIG
+    assert "PasswordAuthentication no\n" in SSHD_CONFIG
+    assert "KbdInteractiveAuthentication no\n" in SSHD_CONFIG
