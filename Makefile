@@ -6,7 +6,7 @@ PYTHON ?= python3
 PY := .venv/bin/python
 VENV := .venv/.made
 
-.PHONY: help demo test test-unit test-trainer lint crd images cluster cluster-down clean
+.PHONY: help demo test test-unit test-trainer lint crd images docs cluster cluster-down clean
 
 help:  ## print these targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -40,6 +40,9 @@ images: $(VENV)  ## build the operator's and the trainer's images; prints their 
 
 crd: $(VENV)  ## write manifests/crd from the models
 	.venv/bin/dtj crd > manifests/crd/distributedtrainingjobs.yaml
+
+docs: $(VENV)  ## fill docs/using.md with what kubectl prints on the cluster of KUBECONFIG
+	$(PY) -m tests.cluster.write_docs
 
 cluster: $(VENV)  ## bring up Kubernetes and S3 on this machine, print the exports that tests need
 	@$(PY) -m tests.cluster.up --cluster $(CLUSTER)

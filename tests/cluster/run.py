@@ -21,7 +21,7 @@ def main() -> int:
     """Exit code of pytest, or of what failed before it."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--cluster", choices=("local", "kind"), default="local")
-    parser.add_argument("pytest", nargs="*", help="arguments for pytest")
+    parser.add_argument("pytest", nargs="*", help="arguments for pytest (default: tests/cluster)")
     options = parser.parse_args()
     here = os.environ.get("KUBECONFIG")
     if here:
@@ -49,7 +49,7 @@ def _test(environment: dict[str, str], arguments: list[str]) -> int:
     installed = _module("install", environment=environment)
     if installed.returncode:
         return installed.returncode
-    command = [sys.executable, "-m", "pytest", "tests/cluster", "--timeout=600", *arguments]
+    command = [sys.executable, "-m", "pytest", "--timeout=600", *(arguments or ["tests/cluster"])]
     return subprocess.run(command, cwd=ROOT, env=environment, check=False).returncode
 
 
