@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 import yaml
@@ -30,6 +31,7 @@ class BadJob:
         ]
 
 
+@cache
 def read_bad_job(file: Path) -> BadJob:
     """Read a file with its header."""
     text = file.read_text()
