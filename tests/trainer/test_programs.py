@@ -1,0 +1,148 @@
+"""The parts of the training programs that need no second rank."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import signal
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from dtj_trainer.data.pictures import Pictures
+from dtj_trainer.data.sharding import Sharding
+from dtj_trainer.models import MODELS, build
+from dtj_trainer.programs import saved_model, threads
+from dtj_trainer.programs.batches import Batch, BatchMaker
+from dtj_trainer.programs.metrics import MetricsFile
+from dtj_trainer.programs.options import parse
+from dtj_trainer.programs.schedule import Schedule
+from dtj_trainer.programs.stop import EXIT_CODE, StopRequest
+
+pytestmark = pytest.mark.torch
+
+
+def test_the_rate_warms_up_to_the_scaled_one_and_decays() -> None:
+    schedule = Schedule(rate=0.1, scale=4, warmup_epochs=2, epochs=10, decay="cosine")
+    rates = [schedule.at(done) for done in (0, 1, 2, 6, 10)]
+    assert rates == pytest.approx([0.1, 0.25, 0.4, 0.2, 0.0])
+    assert Schedule(0.1, 4, 0, 10).at(0) == pytest.approx(0.4)
+    assert Schedule(0.1, 1, 2, 10).at(1) == pytest.approx(0.1)
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_the_saved_model_gives_the_same_answers(tmp_path: Path, name: str) -> None:
+    model = build(name, (1, 28, 28), 10, [0.3], [0.4]).eval()
+    facts: dict[str, object] = {"accuracy": 0.5}
+    saved_model.write(tmp_path, model, name=name, shape=(1, 28, 28), classes=10, facts=facts)
+    pixels = torch.randint(0, 256, (5, 1, 28, 28), dtype=torch.uint8)
+    with torch.inference_mode():
+        torch.testing.assert_close(saved_model.load(tmp_path)(pixels), model(pixels))
+        torch.testing.assert_close(saved_model.load_exported(tmp_path)(pixels), model(pixels))
+    assert saved_model.describe(tmp_path)["accuracy"] == 0.5
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["model.json", "model.pt", "model.pt2"]
+
+
+def pictures(count: int) -> Pictures:
+    chance = np.random.default_rng(0)
+    return Pictures(chance.integers(0, 256, (count, 1, 28, 28)).astype("u1"), np.arange(count))
+
+
+def batches(workers: int, *, augment: bool, position: int = 0) -> list[Batch]:
+    sharding = Sharding(100, 8, rank=0, ranks=1, seed=1)
+    maker = BatchMaker(pictures(100), sharding, workers=workers, augment=augment, seed=1, pin=False)
+    return list(maker.epoch(2, position))
+
+
+@pytest.mark.parametrize("augment", [False, True])
+def test_batches_are_the_same_with_threads_and_after_a_resume(augment: bool) -> None:
+    alone = batches(0, augment=augment)
+    threaded = batches(3, augment=augment)
+    resumed = batches(1, augment=augment, position=alone[4].share.position)
+    for left, right in [*zip(alone, threaded, strict=True), *zip(alone[5:], resumed, strict=True)]:
+        assert torch.equal(left.pixels, right.pixels)
+        assert torch.equal(left.labels, right.labels)
+
+
+def test_augmented_pictures_are_shifted_and_mirrored_ones() -> None:
+    plain, augmented = batches(0, augment=False), batches(0, augment=True)
+    assert augmented[0].pixels.shape == plain[0].pixels.shape
+    original = plain[0].pixels[0, 0]
+    padded = torch.nn.functional.pad(original, (4, 4, 4, 4))
+    windows = [padded[down : down + 28, right : right + 28] for down in range(9) for right in range(9)]
+    possible = [version for window in windows for version in (window, window.flip(1))]
+    for before, after in zip(plain[:3], augmented[:3], strict=True):
+        assert torch.equal(before.labels, after.labels)
+    assert any(torch.equal(augmented[0].pixels[0, 0], version) for version in possible)
+
+
+def test_metrics_are_lines_of_json(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DTJ_ATTEMPT", "2")
+    file = MetricsFile(4, tmp_path / "metrics.jsonl")
+    file.add("train", {"step": 1, "loss": math.nan})
+    file.add("test", {"step": 2, "accuracy": 0.5})
+    lines = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    assert [line["kind"] for line in lines] == ["train", "test"]
+    assert lines[0] | {"time": ""} == {
+        "kind": "train",
+        "time": "",
+        "attempt": 2,
+        "worldSize": 4,
+        "step": 1,
+        "loss": None,
+    }
+
+
+def test_sigterm_is_noted() -> None:
+    before = signal.getsignal(signal.SIGTERM)
+    try:
+        stop = StopRequest()
+        assert not stop.requested
+        os.kill(os.getpid(), signal.SIGTERM)
+        assert stop.requested
+        assert EXIT_CODE == 143
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def test_threads_are_shared_among_the_ranks_of_a_host(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    monkeypatch.setattr(threads, "available_processors", lambda: 7.5)
+    assert [threads.threads_per_rank(ranks) for ranks in (1, 2, 8)] == [7, 3, 1]
+    monkeypatch.setenv("OMP_NUM_THREADS", "3")
+    assert threads.threads_per_rank(2) is None
+
+
+@pytest.mark.parametrize(
+    ("quota", "processors"), [("150000 100000", 1.5), ("max 100000", None), ("10000000 100000", None)]
+)
+def test_a_containers_limit_counts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, quota: str, processors: float | None
+) -> None:
+    file = tmp_path / "cpu.max"
+    file.write_text(quota)
+    monkeypatch.setattr(threads, "_QUOTA_V2", file)
+    usable = len(os.sched_getaffinity(0))
+    assert threads.available_processors() == min(usable, processors or usable)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--model=vgg"], "argument --model: invalid choice: 'vgg'"),
+        (["--epochs=0"], "argument --epochs: 0 must be more than 0"),
+        (["--lr=-1"], "argument --lr: -1 must be more than 0"),
+        (["--lr=nan"], "argument --lr: nan must be more than 0"),
+        (["--batch-size=big"], "argument --batch-size: 'big' is not a number"),
+        (["--data-workers=-1"], "argument --data-workers: -1 must be 0 or more"),
+        (["--epoch5"], "unrecognized arguments: --epoch5"),
+    ],
+)
+def test_wrong_arguments(capsys: pytest.CaptureFixture[str], arguments: list[str], message: str) -> None:
+    with pytest.raises(SystemExit) as caught:
+        parse(arguments, "program", "what it does")
+    assert caught.value.code == 2
+    assert message in capsys.readouterr().err

@@ -1,0 +1,189 @@
+"""The Horovod program with real ranks on this machine."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from tests.trainer.idx_files import FASHION_MNIST, write_pictures
+
+pytestmark = [pytest.mark.torch, pytest.mark.timeout(240)]
+
+PROGRAM = "dtj_trainer.programs.horovod_image_classification"
+MPIRUN = ("mpirun", "--allow-run-as-root", "--oversubscribe", "-bind-to", "none")
+
+
+class Run:
+    """One run of the program, with a workspace of its own."""
+
+    def __init__(self, root: Path, data: Path | str, ranks: int, *options: str) -> None:
+        self.root = root
+        program = [sys.executable, "-m", PROGRAM, f"--data={data}", *options]
+        ours = {"DTJ_ROOT": str(root), "OMP_NUM_THREADS": "1", "DTJ_ARTIFACTS_URI": ""}
+        self.process = subprocess.Popen(
+            program if ranks == 1 else [*MPIRUN, "-n", str(ranks), *program],
+            env={**os.environ, **ours},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            process_group=0,
+        )
+        self.output = ""
+
+    def ended(self, code: int = 0) -> Run:
+        self.output += self.process.communicate(timeout=200)[0]
+        assert self.process.returncode == code, self.output
+        return self
+
+    def says(self, text: str) -> re.Match[str]:
+        """Read on until a line matches."""
+        assert self.process.stdout is not None
+        for line in self.process.stdout:
+            self.output += line
+            if found := re.search(text, line):
+                return found
+        pytest.fail(f"{text!r} was never said:\n{self.output}")
+
+    @property
+    def weights(self) -> dict[str, torch.Tensor]:
+        state: dict[str, torch.Tensor] = torch.load(self.root / "model/model.pt", weights_only=True)
+        return state
+
+    @property
+    def metrics(self) -> list[dict[str, Any]]:
+        return [json.loads(line) for line in (self.root / "metrics.jsonl").read_text().splitlines()]
+
+
+@pytest.fixture(scope="module")
+def small(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A set whose size no batch divides."""
+    return write_pictures(tmp_path_factory.mktemp("small"), 1004, 101)
+
+
+@pytest.fixture
+def end() -> Iterator[list[Run]]:
+    runs: list[Run] = []
+    yield runs
+    for run in runs:
+        if run.process.poll() is None:
+            os.killpg(run.process.pid, signal.SIGKILL)
+
+
+def assert_close(left: Run, right: Run, tolerance: float) -> None:
+    for name, value in left.weights.items():
+        difference = (value - right.weights[name]).abs().max().item()
+        assert difference <= tolerance, f"{name} differs by {difference}"
+
+
+def test_two_ranks_are_one_process_on_the_whole_batch(small: Path, tmp_path: Path) -> None:
+    shared = ("--max-steps=20", "--seed=5", "--lr=0.05", "--no-scale-lr", "--warmup-epochs=0")
+    together = Run(tmp_path / "two", small, 2, "--batch-size=16", *shared).ended()
+    alone = Run(tmp_path / "one", small, 1, "--batch-size=32", *shared).ended()
+    assert "the weights are the same on all 2 ranks" in together.output
+    assert_close(together, alone, 1e-5)
+
+
+def test_also_with_adam_and_a_last_step_that_is_shared_out_unevenly(small: Path, tmp_path: Path) -> None:
+    # 1004 = 3 * 334 + 2: in the last step of an epoch two ranks have one example, the third has none.
+    shared = ("--epochs=3", "--optimizer=adam", "--lr=0.002", "--no-scale-lr")
+    together = Run(tmp_path / "three", small, 3, "--batch-size=334", *shared).ended()
+    alone = Run(tmp_path / "one", small, 1, "--batch-size=1002", *shared).ended()
+    assert together.metrics[-1]["steps"] == alone.metrics[-1]["steps"] == 6
+    assert_close(together, alone, 1e-5)
+    assert together.metrics[-2]["accuracy"] == alone.metrics[-2]["accuracy"]
+
+
+def test_a_stopped_run_goes_on_at_its_step(small: Path, tmp_path: Path, end: list[Run]) -> None:
+    options = ("--batch-size=8", "--epochs=40", "--log-seconds=0", "--model=cnn", "--augment")
+    stopped = Run(tmp_path / "stopped", small, 2, *options)
+    end.append(stopped)
+    stopped.says(r"step [1-9]\d+/2520 ")
+    for rank in _ranks_of(stopped.process.pid):
+        os.kill(rank, signal.SIGTERM)  # as the launcher and the pods' ends do
+    found = stopped.says(r"stopped at step (\d+), with a checkpoint")
+    step = int(found[1])
+    stopped.ended(143)
+    assert (stopped.root / f"checkpoints/{step}/state.pt").is_file()
+    limit = f"--max-steps={step + 30}"
+    resumed = Run(tmp_path / "stopped", small, 2, *options, limit).ended()
+    assert f"going on from the checkpoint of step {step}," in resumed.output
+    straight = Run(tmp_path / "straight", small, 2, *options, limit).ended()
+    assert resumed.metrics[-1]["weightsSha256"] == straight.metrics[-1]["weightsSha256"]
+    steps = [line["step"] for line in resumed.metrics if line["kind"] == "train"]
+    assert steps == sorted(steps)
+
+
+def _ranks_of(mpirun: int) -> list[int]:
+    """Processes of the program below mpirun."""
+    below = subprocess.run(
+        ["ps", "-o", "pid=", "--ppid", str(mpirun)], capture_output=True, text=True, check=True
+    )
+    return [int(pid) for pid in below.stdout.split()]
+
+
+def test_checkpoints_by_steps_resume_on_another_number_of_ranks(tmp_path: Path) -> None:
+    small = write_pictures(tmp_path / "data", 200, 20, size=12)
+    options = ("--batch-size=16", "--model=resnet18", "--checkpoint-steps=2")
+    first = Run(tmp_path / "run", small, 2, *options, "--max-steps=5").ended()
+    kept = sorted(path.name for path in (first.root / "checkpoints").iterdir())
+    assert kept == ["2", "4", "5"]
+    second = Run(tmp_path / "run", small, 1, *options, "--max-steps=7").ended()
+    assert "going on from the checkpoint of step 5, epoch 1" in second.output
+    assert second.metrics[-1]["steps"] == 7
+    other = Run(tmp_path / "run", small, 1, "--model=cnn").ended(1)
+    assert "is of a resnet18, not of a cnn: give the same --model, or start anew" in other.output
+
+
+def test_bad_data_and_bad_numbers_end_with_a_reason(small: Path, tmp_path: Path) -> None:
+    missing = Run(tmp_path / "a", tmp_path, 1).ended(65)
+    assert (
+        f"DataNotFound: {tmp_path} has no train-images-idx3-ubyte.gz or train-images-idx3-ubyte"
+        in missing.output
+    )
+    diverged = Run(tmp_path / "b", small, 1, "--lr=1e30", "--max-steps=20").ended(1)
+    assert re.search(r"LossNotFinite: the loss is (nan|inf) at step \d+: try a lower --lr", diverged.output)
+
+
+@pytest.mark.skipif(not FASHION_MNIST.is_dir(), reason="needs Debian's dataset-fashion-mnist")
+def test_fashion_mnist_to_the_end(tmp_path: Path) -> None:
+    run = Run(tmp_path, FASHION_MNIST, 2, "--epochs=1", "--tensorboard-seconds=2").ended()
+    (test,) = [line for line in run.metrics if line["kind"] == "test"]
+    assert test["accuracy"] >= 0.85
+    assert test["worldSize"] == 2
+
+    losses = [line["loss"] for line in run.metrics if line["kind"] == "train"]
+    assert losses[-1] < losses[0] / 2
+    progress = json.loads((tmp_path / "run/progress.json").read_text())
+    assert (progress["step"], progress["totalSteps"], progress["percent"]) == (469, 469, 100.0)
+    assert progress["accuracy"] == test["accuracy"]
+
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    events = EventAccumulator(str(tmp_path / "tensorboard"))
+    events.Reload()
+    shown = [event.value for event in events.Scalars("train/loss")]
+    assert shown[-1] < shown[0] / 2
+    assert [event.value for event in events.Scalars("test/accuracy")] == pytest.approx([test["accuracy"]])
+
+    for option in ((), ("--exported",)):
+        done = subprocess.run(
+            [
+                *(sys.executable, "-m", "dtj_trainer.programs.evaluate", f"--model-dir={tmp_path / 'model'}"),
+                *(f"--data={FASHION_MNIST}", *option),
+            ],
+            capture_output=True,
+            text=True,
+            check=True,
+        )
+        found = json.loads(done.stdout)
+        assert found["accuracy"] == pytest.approx(test["accuracy"], abs=2e-4)
+        assert (found["reported"], found["examples"]) == (test["accuracy"], 10000)
