@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,13 @@ from tests.cluster.jobs import ROOT, KubectlError, Manifest, Namespace, until
 
 pytestmark = pytest.mark.cluster
 FILES = sorted((ROOT / "tests/bad_jobs").glob("*.yaml"))
+
+
+@pytest.fixture(scope="module", autouse=True)
+def no_pod_stays(shared_namespace: Namespace) -> Iterator[None]:
+    """Once the jobs are deleted, their pods go."""
+    yield
+    until("the wrong jobs' pods to be gone", lambda: not shared_namespace.list("pods"), 120)
 
 
 def header(file: Path) -> tuple[str, list[list[str]]]:
@@ -51,13 +59,12 @@ def test_a_wrong_job_is_told_what_is_wrong(file: Path, shared_namespace: Namespa
         else:
             status = job.wait(120, "Failed")
             failed = job.condition("Failed")
-            assert says(failed["message"] + "\n" + status["failure"]["message"], messages), job.story()
+            assert says(f"{failed['message']}\n{status['failure']['message']}", messages), job.story()
             if by == "status":
                 assert failed["reason"] == "ValidationFailed"
                 assert not [pod for pod in job.pods() if not pod["metadata"].get("deletionTimestamp")]
     finally:
         shared_namespace.kubectl("delete", "dtj", job.name, "--wait")
-    until("no pod to be left", lambda: not job.pods(), 120)
 
 
 def _endpoint(manifest: Manifest) -> None:

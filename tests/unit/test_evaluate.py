@@ -333,7 +333,10 @@ def test_a_failing_program_has_as_many_retries_as_the_limit_says(limit: int) -> 
     assert status["phase"] == "Failed"
     assert status["restarts"] == {"application": limit, "infrastructure": 0}
     assert condition(status, "Failed")["reason"] == "BackoffLimitExceeded"
-    assert condition(status, "Failed")["message"] == f"attempt {limit + 1}: rank 1: ValueError: no"
+    assert (
+        condition(status, "Failed")["message"]
+        == f"attempt {limit + 1}: rank 1 in mnist-launcher-0: rank 1: ValueError: no"
+    )
     assert status["completionTime"] == written_time(at(99))
     assert condition(status, "Running")["status"] == "False"
 

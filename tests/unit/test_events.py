@@ -22,7 +22,9 @@ def test_the_life_of_a_job_in_events() -> None:
     assert told(life, running(WORKER)) == []
     assert told(life, *healthy()) == [("Normal", "JobRunning", "attempt 1: all 3 pods run")]
     assert told(life, *healthy()) == []
-    assert told(life, *healthy()[:2], broken) == [("Warning", "JobRestarting", "attempt 1: it broke")]
+    assert told(life, *healthy()[:2], broken) == [
+        ("Warning", "JobRestarting", "attempt 1: mnist-launcher-0: it broke")
+    ]
     assert told(life) == []
     assert told(life, *healthy(2)) == [("Normal", "JobRunning", "attempt 2: all 3 pods run")]
     done = ended(LAUNCHER, attempt=2)
@@ -54,7 +56,7 @@ def test_a_failure_is_a_warning_with_its_reason() -> None:
     told(life, *healthy())
 
     assert told(life, *healthy()[:2], ended(LAUNCHER, 1, {"class": "X", "message": "no"})) == [
-        ("Warning", "BackoffLimitExceeded", "attempt 1: no")
+        ("Warning", "BackoffLimitExceeded", "attempt 1: mnist-launcher-0: no")
     ]
 
 

@@ -10,7 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dtj.api.job import Manifest
-from dtj.status.failure import LOG_LINES, attempt_loss, read_termination, reported
+from dtj.api.status import Failure
+from dtj.status.failure import LOG_LINES, attempt_loss, read_termination, reported, told
 from dtj.status.pods import Exit
 from tests.unit.support.pods import LAUNCHER, WORKER_0, WORKER_1, ended, evicted, running, views
 
@@ -153,3 +154,14 @@ def test_no_termination_message_does_harm(said: Manifest) -> None:
 @pytest.mark.parametrize("message", ["", "text", "[1]", "5", "null", "[" * 5000])
 def test_texts_that_are_no_message(message: str) -> None:
     assert read_termination(Exit(1, None, "", message, None)) is None
+
+
+def test_a_failure_told_in_a_sentence_has_the_place_and_the_last_line() -> None:
+    failure = Failure(
+        pod="mnist-worker-1", rank=3, failure_class="ApplicationError",
+        message="the program exited with code 2", last_log_lines=["Traceback", "KeyError: 'label'"],
+    )  # fmt: skip
+    assert told(failure) == (
+        "rank 3 in mnist-worker-1: the program exited with code 2; its last line: KeyError: 'label'"
+    )
+    assert told(Failure(pod="a-worker-0", message="pod a-worker-0 is gone")) == "pod a-worker-0 is gone"

@@ -181,7 +181,7 @@ async def test_a_program_that_keeps_failing_fails_the_job_and_its_pods_go_by_pol
 
     assert world.phase == "Failed"
     assert world.condition("Failed")["reason"] == "BackoffLimitExceeded"
-    assert world.condition("Failed")["message"] == "attempt 3: it broke"
+    assert world.condition("Failed")["message"] == "attempt 3: mnist-launcher-0: it broke"
     assert world.status["attempt"] == 3
     assert world.status["restarts"]["application"] == 2
     assert world.pod_names() == left

@@ -104,6 +104,7 @@ FailureClass = Literal[
     "PeersUnreachable",
     "DataNotFound",
     "DataCorrupt",
+    "DataUnavailable",
     "ArtifactsUnavailable",
     "ConnectionLost",
 ]

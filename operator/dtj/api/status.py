@@ -160,7 +160,7 @@ class Failure(ApiModel):
     """The signal that ended it."""
     failure_class: str | None = Field(default=None, alias="class")
     """ApplicationError, OOMKilled, Signal, CommandNotFound, WorldSizeMismatch, PeersUnreachable, DataNotFound,
-    DataCorrupt, ArtifactsUnavailable, ConnectionLost, Evicted, PodLost, ImagePull, Unschedulable,
+    DataCorrupt, DataUnavailable, ArtifactsUnavailable, ConnectionLost, Evicted, PodLost, ImagePull, Unschedulable,
     DeadlineExceeded or ValidationFailed."""
     message: str | None = None
     """The cause in a sentence."""

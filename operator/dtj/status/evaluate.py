@@ -24,7 +24,7 @@ from dtj.api.status import (
     ReplicaStatus,
     Restarts,
 )
-from dtj.status.failure import Loss, attempt_loss, early_end, read_termination, reported
+from dtj.status.failure import Loss, attempt_loss, early_end, read_termination, reported, told
 from dtj.status.pods import PodView
 from dtj.status.times import read_time, seconds_since, written_time
 
@@ -200,7 +200,7 @@ def _lost(draft: _Draft, attempt: int, loss: Loss) -> Evaluation:
     """Count a loss: the next attempt begins, or the job has failed."""
     limit = draft.job.spec.run_policy.backoff_limit
     restarts = draft.job.status.restarts
-    message = f"attempt {attempt}: {loss.failure.message}"
+    message = f"attempt {attempt}: {told(loss.failure)}"
     draft.values["failure"] = loss.failure
     if not loss.infrastructure and restarts.application >= limit:
         return Evaluation(draft.finish(Phase.FAILED, "BackoffLimitExceeded", message))

@@ -175,6 +175,19 @@ def _located(loss: Loss, pods: Sequence[PodView]) -> Failure:
     return loss.failure
 
 
+def told(failure: Failure) -> str:
+    """A failure in a sentence: where, what, and what the program said last."""
+    message = failure.message or failure.failure_class or "failed"
+    where = failure.pod or ""
+    if where and failure.rank is not None:
+        where = f"rank {failure.rank} in {where}"
+    if where and where not in message and (failure.pod or "") not in message:
+        message = f"{where}: {message}"
+    if failure.failure_class == "ApplicationError" and failure.last_log_lines:
+        message += f"; its last line: {failure.last_log_lines[-1].strip()[:300]}"
+    return message
+
+
 def reported(said: Termination | None) -> tuple[ProgressStatus | None, ArtifactsStatus | None]:
     """Progress and artifacts in a termination message."""
     if said is None:

@@ -105,7 +105,7 @@ def _leave(number: int, _: object) -> NoReturn:
 
 
 def _log_to_stderr(settings: Settings) -> None:
-    prefix = f"[rank {settings.rank}] " if settings.rank is not None and settings.world_size > 1 else ""
+    prefix = f"[rank {settings.rank}] " if settings.rank is not None else ""
     logging.basicConfig(
         format=f"{prefix}dtj: %(levelname)s: %(message)s", level=logging.WARNING, stream=sys.stderr
     )

@@ -45,7 +45,7 @@ class MpiLauncher:
         self._phases = PhaseLog()
         self._exits: list[RankExit] = []
         self._own_lines = LastLines(200)
-        """Lines that carry no rank: mpirun's own, or the program's in a world of one."""
+        """Lines that carry no rank: mpirun's own."""
         self._rank_lines: dict[int, LastLines] = {}
 
     def run(self) -> int:

@@ -52,9 +52,9 @@ class Rank:
             except ArtifactsUnavailable as error:
                 return self._tell(self._unavailable(str(error)))
         kept = LogFile(settings.logs / log_name)
-        pass_on = writer_to(
-            sys.stdout.fileno(), f"[rank {self._rank}] ".encode() if settings.world_size > 1 else b""
-        )
+        # Under MPI the launcher tells the ranks' lines from mpirun's own by it.
+        prefix = f"[rank {self._rank}] " if settings.rank is not None else ""
+        pass_on = writer_to(sys.stdout.fileno(), prefix.encode())
 
         def on_line(line: bytes) -> None:
             kept.write(line)
