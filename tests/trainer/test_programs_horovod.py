@@ -29,6 +29,7 @@ class Run:
         self.root = root
         program = [sys.executable, "-m", PROGRAM, f"--data={data}", *options]
         ours = {"DTJ_ROOT": str(root), "OMP_NUM_THREADS": "1", "DTJ_ARTIFACTS_URI": ""}
+        ours["OMPI_MCA_mpi_yield_when_idle"] = "1"  # the processors are few, and shared
         self.process = subprocess.Popen(
             program if ranks == 1 else [*MPIRUN, "-n", str(ranks), *program],
             env={**os.environ, **ours},

@@ -14,12 +14,15 @@ Time = Annotated[str, WithJsonSchema({"type": "string", "format": "date-time"})]
 """RFC 3339, UTC, whole seconds."""
 
 
-def _finite(value: Any) -> Any:
-    return None if isinstance(value, float) and not math.isfinite(value) else value
+def _measured(value: Any) -> Any:
+    if not isinstance(value, float):
+        return value
+    return float(f"{value:.4g}") if math.isfinite(value) else None
 
 
-Measured = Annotated[float | None, BeforeValidator(_finite)]
-"""What a program measured. A loss that is no number any more can't be written as JSON: it is left out."""
+Measured = Annotated[float | None, BeforeValidator(_measured)]
+"""What a program measured, to four digits. A loss that is no number any more can't be written as JSON: it is
+left out."""
 
 
 class Phase(StrEnum):

@@ -32,7 +32,8 @@ class Cnn(nn.Module):
         for layer in [*self.features, self.head[0]]:
             if isinstance(layer, (nn.Conv2d, nn.Linear)):
                 nn.init.kaiming_normal_(layer.weight, nonlinearity="relu")
-                nn.init.zeros_(layer.bias)
+                if layer.bias is not None:
+                    nn.init.zeros_(layer.bias)
 
     def forward(self, pictures: Tensor) -> Tensor:
         """Logits of each class."""
