@@ -108,7 +108,7 @@ def _report(job: Job, status: Manifest) -> bool:
     for name, seconds in _phases(job, status):
         print(f"  {name:<28}{seconds:7.1f}")
     print(f"\nIn {artifacts.uri}/")
-    for key, size in artifacts.keys().items():
+    for key, size in artifacts.sizes().items():
         print(f"  {size:>10}  {key}")
     return accuracy >= WANTED_ACCURACY
 

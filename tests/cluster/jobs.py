@@ -194,7 +194,7 @@ class Artifacts:
         """The prefix, with its slash."""
         return self.uri.removeprefix("s3://").split("/", 1)[1].rstrip("/") + "/"
 
-    def keys(self) -> dict[str, int]:
+    def sizes(self) -> dict[str, int]:
         """Sizes in bytes of all objects, by key below the prefix."""
         pages = s3_client().get_paginator("list_objects_v2").paginate(Bucket=self.bucket, Prefix=self.prefix)
         return {
@@ -213,7 +213,7 @@ class Artifacts:
 
     def download(self, folder: Path, below: str = "") -> Path:
         """Copy all objects below a key into a folder."""
-        for key in self.keys():
+        for key in self.sizes():
             if key.startswith(below):
                 target = folder / key
                 target.parent.mkdir(parents=True, exist_ok=True)
