@@ -161,9 +161,10 @@ def test_a_job_starts_when_its_pods_have_nodes_and_runs_only_when_all_are_ready(
 def test_a_probe_that_fails_for_a_moment_later_on_changes_nothing() -> None:
     life = ran()
 
-    assert (
-        life.see(running(WORKER_0, ready=False), running(WORKER_1), running(LAUNCHER))["phase"] == "Running"
-    )
+    status = life.see(running(WORKER_0, ready=False), running(WORKER_1), running(LAUNCHER))
+
+    assert status["phase"] == "Running"
+    assert condition(status, "Running")["status"] == "True"
 
 
 def test_a_worker_deleted_before_there_is_a_launcher_is_not_counted() -> None:

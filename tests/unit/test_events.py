@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 from dtj.status.events import Happening, event, happenings
 from tests.unit.support.jobs import UID, job
 from tests.unit.support.pods import LAUNCHER, Life, ended, healthy, running, unschedulable, waiting
@@ -72,6 +74,8 @@ def test_the_same_happening_has_the_same_name_and_another_one_another() -> None:
     ):
         assert event(job(), other, "12:00")["metadata"]["name"] != first["metadata"]["name"]
     assert first["involvedObject"]["uid"] == UID
+    again = dataclasses.replace(job(), uid="another-job-of-this-name")
+    assert event(again, happening, "12:00")["metadata"]["name"] != first["metadata"]["name"]
 
 
 def test_a_long_message_is_cut_to_what_the_server_takes() -> None:

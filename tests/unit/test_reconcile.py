@@ -320,6 +320,24 @@ async def test_a_cache_that_lags_behind_changes_nothing_in_the_end(slow: str, ev
     assert len(world.cluster.created_pods) == 6, world.cluster.created_pods
 
 
+async def test_a_cache_behind_our_own_writes_makes_no_request_fail() -> None:
+    world = World()
+    world.view.deliver()
+    written = 0
+
+    for _ in range(12):
+        world.view.deliver("Pod", "Service", "ConfigMap")
+        # Never further than two writes behind, so that the cache shows versions of our own in between.
+        written = len([change for change in world.cluster.log if change[0] == JOB])
+        behind = max(0, written - 2 - world.view.seen("DistributedTrainingJob"))
+        world.view.deliver("DistributedTrainingJob", count=behind)
+        await world.reconciler.reconcile(KEY)  # would raise ApiError 409
+        world.kubelet.step()
+
+    assert written > 5
+    assert world.phase == "Succeeded"
+
+
 async def test_a_pass_over_a_stale_copy_of_the_job_does_nothing_but_try_again() -> None:
     world = World()
     await world.until(lambda: world.phase == "Running")

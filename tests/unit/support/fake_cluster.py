@@ -216,6 +216,10 @@ class FakeView:
                     self._objects[name] = manifest
             self._seen[kind] = end
 
+    def seen(self, kind: str) -> int:
+        """How many changes of that kind were delivered."""
+        return self._seen.get(kind, 0)
+
     def job(self, key: Key) -> Mapping[str, Any] | None:
         return copy.deepcopy(self._objects.get((KIND, *key)))
 
