@@ -99,10 +99,10 @@ def test_printer_columns_point_at_fields_that_there_are() -> None:
                 node = {"properties": {"worker": node["additionalProperties"]}}
 
 
-def test_strategy_is_immutable() -> None:
-    assert SCHEMA["properties"]["spec"]["x-kubernetes-validations"] == [
-        {"rule": "self.strategy == oldSelf.strategy", "message": "strategy is immutable"}
-    ]
+def test_strategy_and_size_are_immutable() -> None:
+    rules = SCHEMA["properties"]["spec"]["x-kubernetes-validations"]
+    assert rules[0] == {"rule": "self.strategy == oldSelf.strategy", "message": "strategy is immutable"}
+    assert "worker.replicas == oldSelf" in rules[1]["rule"]
 
 
 def test_every_field_is_explained() -> None:

@@ -91,7 +91,8 @@ def test_a_last_log_line_that_happens_to_be_json_is_no_message_of_ours() -> None
         (137, "Error", "Signal", 9, "worker 0 was ended by signal 9"),
         (139, "Error", "Signal", 11, "worker 0 was ended by signal 11"),
         (1, "Error", "ApplicationError", None, "worker 0 ended with exit code 1"),
-        (128, "StartError", "ApplicationError", None, "worker 0 ended with exit code 128 (StartError)"),
+        (128, "StartError", "CommandNotFound", None, "worker 0 could not start its command (exit code 128)"),
+        (127, "Error", "CommandNotFound", None, "worker 0 could not start its command (exit code 127)"),
     ],
 )
 def test_what_the_kubelet_knows_is_enough_for_a_sentence(

@@ -66,6 +66,11 @@ def _root() -> Manifest:
     _set_defaults(spec, JobSpec)
     spec["x-kubernetes-validations"] = [
         {"rule": "self.strategy == oldSelf.strategy", "message": "strategy is immutable"},
+        {
+            "rule": "!has(self.replicaSpecs.worker) || !has(oldSelf.replicaSpecs.worker)"
+            " || self.replicaSpecs.worker.replicas == oldSelf.replicaSpecs.worker.replicas",
+            "message": "the number of workers can't be changed: a Horovod job has one size from start to end",
+        },
     ]
     status = _schema(JobStatus)
     conditions = status["properties"]["conditions"]

@@ -11,7 +11,7 @@ from pydantic import ValidationError
 
 from dtj.api.status import ArtifactsStatus, Failure, ProgressStatus
 from dtj.status.pods import Exit, PodView
-from dtj_trainer.contract import Termination
+from dtj_trainer.contract import EXIT_COMMAND_NOT_FOUND, Termination
 
 LOG_LINES = 20
 # Classes that may be only what another loss led to: the true cause is looked for elsewhere first.
@@ -128,13 +128,15 @@ def _failed(attempt: int, pod: PodView) -> Loss:
 
 def _unsaid(attempt: int, pod: PodView, end: Exit) -> Failure:
     """A container that left no message of dtj's: an image without dtj_trainer, or a kill from outside."""
-    kind = "OOMKilled" if end.reason == "OOMKilled" else "Signal" if end.signal else "ApplicationError"
-    what = {
-        "OOMKilled": "ran out of memory: raise its memory limit or use smaller batches",
-        "Signal": f"was ended by signal {end.signal}",
-    }.get(
-        kind, f"ended with exit code {end.code}" + ("" if end.reason in ("", "Error") else f" ({end.reason})")
-    )
+    if end.reason == "OOMKilled":
+        kind, what = "OOMKilled", "ran out of memory: raise its memory limit or use smaller batches"
+    elif end.reason in ("ContainerCannotRun", "StartError") or end.code == EXIT_COMMAND_NOT_FOUND:
+        kind, what = "CommandNotFound", f"could not start its command (exit code {end.code})"
+    elif end.signal:
+        kind, what = "Signal", f"was ended by signal {end.signal}"
+    else:
+        why = "" if end.reason in ("", "Error") else f" ({end.reason})"
+        kind, what = "ApplicationError", f"ended with exit code {end.code}{why}"
     lines = end.message.splitlines()[-LOG_LINES:]
     return _failure(attempt, pod, kind, f"{pod.role} {pod.index} {what}").model_copy(
         update={"exit_code": end.code, "signal": end.signal, "last_log_lines": lines or None}

@@ -30,9 +30,9 @@ def main(arguments: list[str] | None = None) -> None:
     assert __doc__ is not None
     options = parse(arguments, "dtj_trainer.programs.horovod_image_classification", __doc__)
     hvd.init()
-    logging.basicConfig(
-        level=logging.INFO, format=f"%(asctime)s rank {hvd.rank()}: %(message)s", stream=sys.stdout
-    )
+    # dtj-launch says of each line which rank printed it.
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s", stream=sys.stdout)
+    logging.getLogger("botocore.credentials").setLevel(logging.WARNING)
     device = _device()
     threads = threads_per_rank(hvd.local_size())
     if threads and device.type == "cpu":
