@@ -175,4 +175,4 @@ def test_ranks_that_mpirun_starts_elsewhere_than_asked_for_end_the_job(namespace
     manifest["spec"]["replicaSpecs"]["launcher"] = {"template": template}
     status = namespace.apply(manifest).wait(90, "Failed")
     assert status["failure"]["class"] == "WorldSizeMismatch"
-    assert "which is no worker" in status["failure"]["message"]
+    assert "astray-launcher-0" in status["failure"]["message"]
