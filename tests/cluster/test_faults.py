@@ -74,7 +74,9 @@ def test_a_program_that_always_fails_ends_the_job_with_its_reason(namespace: Nam
 
 
 def test_a_deleted_worker_costs_an_attempt_but_no_failure(namespace: Namespace) -> None:
-    job = namespace.apply(example("deprived", args=["--max-steps=300", "--checkpoint-steps=25"]))
+    job = namespace.apply(
+        example("deprived", args=["--max-steps=900", "--epochs=2", "--checkpoint-steps=25"])
+    )
     job.wait_for_step(60)
     namespace.kubectl("delete", "pod", "deprived-worker-1", "--wait=false")
     until("Running to be False", lambda: job.condition("Running")["status"] == "False", 20)
@@ -97,7 +99,7 @@ def test_a_job_deleted_mid_run_leaves_nothing(namespace: Namespace) -> None:
 
 
 def test_an_operator_killed_mid_run_goes_on_where_things_are(namespace: Namespace) -> None:
-    job = namespace.apply(example("orphaned", args=["--max-steps=250"]))
+    job = namespace.apply(example("orphaned", args=["--max-steps=900", "--epochs=2"]))
     until("the first pods", job.pods, 30)
     # Twice: while pods are made, and while they run.
     _kill_operator()

@@ -154,7 +154,7 @@ def evaluate(
     deadline = job.spec.run_policy.active_deadline_seconds
     left = None if deadline is None else deadline - seconds_since(start, now)
     if left is not None and left <= 0 and loss is None:
-        return Evaluation(_overdue(draft, deadline or 0, pods, observed))
+        return Evaluation(_overdue(draft, attempt, deadline or 0, pods, observed))
     if loss is not None:
         wait = _settling(loss, now)
         if wait > 0:
@@ -178,7 +178,6 @@ def _succeeded(
         progress, artifacts = reported(read_termination(pod.exit) if pod.exit else None)
         draft.values["progress"] = progress or draft.values["progress"]
         draft.values["artifacts"] = _artifacts(expected, known, artifacts)
-    draft.values["failure"] = None
     if draft.job.status.all_running_time is None:
         draft.values["all_running_time"] = written_time(draft.now)
     return draft.finish(
@@ -186,13 +185,15 @@ def _succeeded(
     )
 
 
-def _overdue(draft: _Draft, deadline: int, pods: Sequence[PodView], observed: Observed) -> JobStatus:
+def _overdue(
+    draft: _Draft, attempt: int, deadline: int, pods: Sequence[PodView], observed: Observed
+) -> JobStatus:
     message = f"not done {deadline} s after its start (runPolicy.activeDeadlineSeconds)"
     why = _obstacle(pods, observed)
     if why is not None:
         message += f"; it waited for: {why[1]}"
     kind = why[0] if why and why[0] in ("ImagePull", "Unschedulable") else "DeadlineExceeded"
-    draft.values["failure"] = Failure(attempt=draft.job.status.attempt, failure_class=kind, message=message)
+    draft.values["failure"] = Failure(attempt=attempt, failure_class=kind, message=message)
     return draft.finish(Phase.FAILED, "DeadlineExceeded", message)
 
 
