@@ -93,6 +93,12 @@ def test_two_ranks_are_one_process_on_the_whole_batch(small: Path, tmp_path: Pat
     assert_close(together, alone, 1e-5)
 
 
+def test_the_first_step_is_always_written(small: Path, tmp_path: Path) -> None:
+    run = Run(tmp_path, small, 1, "--batch-size=8", "--max-steps=40", "--log-seconds=1000").ended()
+    assert [line["step"] for line in run.metrics if line["kind"] == "train"] == [1, 40]
+    assert re.search(r"step 1/40 epoch 1: loss", run.output)
+
+
 def test_also_with_adam_and_a_last_step_that_is_shared_out_unevenly(small: Path, tmp_path: Path) -> None:
     # 1004 = 3 * 334 + 2: in the last step of an epoch two ranks have one example, the third has none.
     shared = ("--epochs=3", "--optimizer=adam", "--lr=0.002", "--no-scale-lr")

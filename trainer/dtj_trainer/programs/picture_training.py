@@ -89,7 +89,8 @@ class Training:
         self._sums = torch.zeros(3, dtype=torch.float64, device=device)  # loss, right, examples
         self._meeting_steps = 1
         self._steps_since_meeting = 0
-        self._meeting_at = self._started = self._saved_at = self._logged_at = time.monotonic()
+        self._meeting_at = self._started = self._saved_at = time.monotonic()
+        self._logged_at = -math.inf  # The first meeting is written: where the loss began.
 
     def run(self) -> None:
         """Train to the end, from the newest checkpoint if there is one, and write the final model.
@@ -103,7 +104,7 @@ class Training:
         self._writer = ScalarWriter(
             rotate_seconds=self._options.tensorboard_seconds, first_step=self._at.step
         )
-        self._started = self._meeting_at = self._saved_at = self._logged_at = time.monotonic()
+        self._started = self._meeting_at = self._saved_at = time.monotonic()
         try:
             while not self._done():
                 self._train_epoch(stop)
