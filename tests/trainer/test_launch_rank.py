@@ -252,6 +252,27 @@ def test_killed_in_the_middle_of_a_write(workspace, job_uri, job_store):
     assert workspace.termination["class"] in {"Signal", "OOMKilled"}
 
 
+@pytest.mark.parametrize("code", [1, 137])
+def test_failed_in_the_middle_of_a_write(workspace, job_uri, job_store, code):
+    """A shell whose child was killed, or a full disk: the exit is its own, the file is torn all the same."""
+    script = (
+        "cd $DTJ_ROOT/checkpoints; printf whole > ckpt-100.pt\n"
+        "mkdir 150; printf whole > 150/w; printf '{\"step\": 150}' > 150/.dtj-checkpoint.json\n"
+        "echo waits; while [ ! -e ../go ]; do sleep 0.05; done\n"
+        f"printf ha > ckpt-200.pt; printf ha > ../model/model.pt; exit {code}\n"
+    )
+    run = workspace.launch(
+        "rank", "sh", "-c", script, DTJ_ARTIFACTS_URI=job_uri, DTJ_CHECKPOINT_SETTLE_SECONDS="1"
+    )
+    until(lambda: has(job_store, "checkpoints/100/manifest.json"), "the settled checkpoint")
+    (workspace.root / "go").touch()
+    assert run.ended() == code
+    assert has(job_store, "checkpoints/150/manifest.json")
+    assert keys(job_store, "checkpoints/200") == []
+    assert keys(job_store, "model") == []
+    assert workspace.termination["class"] == "ApplicationError"
+
+
 def test_store_down_at_the_end(workspace, object_store, job_uri):
     program = TRAINING + "print('done'); \nwhile not (root / 'go').exists(): time.sleep(0.05)\n"
     run = workspace.python(program, DTJ_ARTIFACTS_URI=job_uri, DTJ_SYNC_TIMEOUT_SECONDS="3")

@@ -86,8 +86,8 @@ class CheckpointUploader:
     def upload_pass(self, *, ended: bool, died_ns: int | None) -> bool:
         """Upload what is complete, newest first, then remove what is no longer kept.
 
-        `ended` says that the program ended by itself, hence all it wrote is complete; `died_ns` when
-        it was killed (wall clock), hence what was not complete by then never will be. True when
+        `ended` says that the program succeeded, hence all it wrote is complete; `died_ns` when it was
+        killed or failed (wall clock), hence what was not complete by then never will be. True when
         nothing is left to do for the entries of this moment. Raises S3Error.
         """
         index = self._loaded_index()

@@ -91,8 +91,8 @@ class FileUploader:
     _known: dict[Path, _Known] = field(default_factory=dict)
 
     def upload_pass(self, *, ended: bool, died_ns: int | None) -> bool:
-        """Upload what is due. After the program's end, by itself or killed, all that is left is due,
-        except files that must be whole and were not yet quiet when it was killed.
+        """Upload what is due. After the program's end, good or bad, all that is left is due,
+        except files that must be whole and were not yet quiet when it failed.
 
         True when nothing is left to do for the files of this moment. Raises S3Error.
         """

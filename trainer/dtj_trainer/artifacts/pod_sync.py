@@ -159,12 +159,12 @@ class PodSync:
                     return
 
     def program_died(self) -> None:
-        """The program was killed: what was not complete by now never will be."""
+        """The program was killed or failed: what was not complete by now never will be."""
         for loop in self._loops:
             loop.program_died(time.time_ns())
 
     def finish(self, timeout: float, *, ended: bool) -> None:
-        """Upload all that is left within `timeout` seconds; `ended` says the program ended by itself.
+        """Upload all that is left within `timeout` seconds; `ended` says the program succeeded.
 
         Raises S3Error: what could not be uploaded, and why.
         """

@@ -48,14 +48,14 @@ class SyncLoop:
         self._thread.start()
 
     def program_died(self, died_ns: int) -> None:
-        """The program was killed at this wall-clock time; what it left half-written is not uploaded."""
+        """The program was killed or failed at this wall-clock time; what it left half-written is not uploaded."""
         with self._changed:
             self._died_ns = self._died_ns or died_ns
 
     def finish(self, deadline: float, *, ended: bool) -> None:
         """Upload all there is at this moment, until `deadline` (monotonic seconds).
 
-        `ended` says that the program ended by itself. Raises S3Error when something could not be
+        `ended` says that the program succeeded. Raises S3Error when something could not be
         uploaded: it says what went wrong last.
         """
         with self._changed:

@@ -45,7 +45,7 @@ class Supervision(Protocol):
     def attached(self, rank: Attached) -> None:
         """A rank's program runs."""
 
-    def ended(self, rank: Attached, *, by_itself: bool) -> None:
+    def ended(self, rank: Attached, *, succeeded: bool) -> None:
         """A rank's program ended."""
 
     def lost(self, rank: Attached) -> None:
@@ -97,7 +97,7 @@ class ControlServer:
                     self._supervision.attached(rank)
                 elif "ended" in call and rank:
                     told_end = True
-                    self._supervision.ended(rank, by_itself=bool(call["ended"]))
+                    self._supervision.ended(rank, succeeded=bool(call["ended"]))
                 elif "finish" in call:
                     answer = json.dumps(asdict(self._supervision.finish()))
                     stream.write(answer.encode() + b"\n")
@@ -120,9 +120,9 @@ class ControlClient:
         """Tell that the program runs."""
         self._send({"attach": asdict(rank)})
 
-    def ended(self, *, by_itself: bool) -> None:
+    def ended(self, *, succeeded: bool) -> None:
         """Tell that it ended."""
-        self._send({"ended": by_itself})
+        self._send({"ended": succeeded})
 
     def finish(self) -> FinishAnswer:
         """Ask for the final sync and wait for it; raises SupervisorGone.

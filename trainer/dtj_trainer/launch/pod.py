@@ -85,11 +85,11 @@ class Pod:
         return found
 
     def program_died(self) -> None:
-        """A program of this pod was killed: what is not complete by now is not uploaded."""
+        """A program of this pod was killed or failed: what is not complete by now is not uploaded."""
         self._sync.program_died()
 
     def finish(self, *, ended: bool, timeout: float | None = None) -> None:
-        """Upload all that is left; `ended` says that the programs ended by themselves.
+        """Upload all that is left; `ended` says that the programs succeeded.
 
         Raises ArtifactsUnavailable when that can't be done within `timeout` (by default the sync
         timeout) seconds.

@@ -39,12 +39,16 @@ class ProgramEnd:
 
     @property
     def succeeded(self) -> bool:
-        """Exit code 0."""
+        """Exit code 0; only then is all it wrote complete."""
         return self.exit_code == 0
 
     @property
     def by_itself(self) -> bool:
-        """It left by its own exit, hence what it wrote it wrote completely."""
+        """It left by its own exit, hence what it says about the cause may be believed.
+
+        Nothing follows for what it wrote: a shell exits with 137 when the kernel killed its child in the
+        middle of a write, and Python with 1 when the disk is full. See `succeeded`.
+        """
         return self.signal is None and (self.succeeded or not self.stopped)
 
 

@@ -77,10 +77,10 @@ class Rank:
             self._supervisor.attach(Attached(self._rank, os.getpid(), program.pid or 0))
         end = program.wait()
         if self._supervisor:
-            self._supervisor.ended(by_itself=end.by_itself)
+            self._supervisor.ended(succeeded=end.succeeded)
         if self._pod:
             self._pod.phases.reached("programEnded")
-            if not end.by_itself:
+            if not end.succeeded:
                 self._pod.program_died()
         return end
 
@@ -91,7 +91,7 @@ class Rank:
             code = self._tell(told)
             if self._pod:
                 with contextlib.suppress(ArtifactsUnavailable):
-                    self._pod.finish(ended=end.by_itself)
+                    self._pod.finish(ended=False)
             return code
         try:
             report = self._finish()

@@ -69,8 +69,8 @@ class SshWorker:
             self._last_sync(pod, ended=False)
             return code
         log.info("worker %d is told to stop", settings.index)
-        by_themselves = supervisor.stop()
-        complete = self._last_sync(pod, ended=by_themselves)
+        succeeded = supervisor.stop()
+        complete = self._last_sync(pod, ended=succeeded)
         sshd.terminate()
         try:
             sshd.wait(5)

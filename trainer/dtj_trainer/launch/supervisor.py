@@ -26,7 +26,7 @@ class RankSupervisor:
         self._changed = threading.Condition()
         self._running: dict[int, Attached] = {}
         """By rank."""
-        self._all_by_themselves = True
+        self._all_succeeded = True
         self._finishing = threading.Lock()
 
     def attached(self, rank: Attached) -> None:
@@ -36,22 +36,22 @@ class RankSupervisor:
             self._running[rank.rank] = rank
         log.info("rank %d runs as process %d", rank.rank, rank.program_pid)
 
-    def ended(self, rank: Attached, *, by_itself: bool) -> None:
+    def ended(self, rank: Attached, *, succeeded: bool) -> None:
         """A rank's program ended."""
-        self._gone(rank, by_itself=by_itself)
+        self._gone(rank, succeeded=succeeded)
 
     def lost(self, rank: Attached) -> None:
         """A wrapper was killed: end its program too."""
         log.warning("the wrapper of rank %d is gone; its processes are ended", rank.rank)
         _signal_group(rank.program_pid, signal.SIGKILL)
-        self._gone(rank, by_itself=False)
+        self._gone(rank, succeeded=False)
 
-    def _gone(self, rank: Attached, *, by_itself: bool) -> None:
-        if not by_itself:
+    def _gone(self, rank: Attached, *, succeeded: bool) -> None:
+        if not succeeded:
             self._pod.program_died()
         with self._changed:
             self._running.pop(rank.rank, None)
-            self._all_by_themselves &= by_itself
+            self._all_succeeded &= succeeded
             if not self._running:
                 self._pod.phases.reached("programEnded")
             self._changed.notify_all()
@@ -60,7 +60,7 @@ class RankSupervisor:
         """Wait until no rank runs here any more, upload everything, and tell the result."""
         with self._changed:
             self._changed.wait_for(lambda: not self._running)
-            ended = self._all_by_themselves
+            ended = self._all_succeeded
         fault = None
         with self._finishing:
             try:
@@ -70,7 +70,7 @@ class RankSupervisor:
         return FinishAnswer(fault, self._pod.report())
 
     def stop(self) -> bool:
-        """Ask the ranks that still run to end, then make them; whether all ended by themselves."""
+        """Ask the ranks that still run to end, then make them; whether all succeeded."""
         with self._changed:
             running = list(self._running.values())
         for rank in running:
@@ -84,7 +84,7 @@ class RankSupervisor:
             _signal_group(rank.program_pid, signal.SIGKILL)
         with self._changed:
             self._changed.wait_for(lambda: not self._running, 2.0)
-            return self._all_by_themselves and not self._running
+            return self._all_succeeded and not self._running
 
 
 def _signal_group(leader: int, number: int) -> None:
