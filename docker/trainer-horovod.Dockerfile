@@ -116,12 +116,25 @@ ENTRYPOINT ["/usr/bin/tini", "--"]
 CMD ["python"]
 
 
-FROM horovod AS trainer
+FROM horovod AS needs-wheelhouse
 USER 0:0
 RUN --mount=type=bind,source=wheelhouse,target=/wheelhouse \
     --mount=type=bind,source=requirements,target=/requirements \
     pip install --no-cache-dir --no-index --find-links=/wheelhouse \
         --constraint /requirements/constraints.txt --requirement /requirements/trainer.txt
+USER 1000:1000
+
+FROM horovod AS needs-index
+USER 0:0
+RUN --mount=type=bind,source=requirements,target=/requirements \
+    pip install --no-cache-dir \
+        --constraint /requirements/constraints.txt --requirement /requirements/trainer.txt
+USER 1000:1000
+
+
+# hadolint ignore=DL3006
+FROM needs-${PACKAGES_FROM} AS trainer
+USER 0:0
 RUN --mount=type=bind,from=dtj,source=/dist,target=/dist \
     pip install --no-cache-dir --no-deps --no-index /dist/dtj-*.whl \
     && rm /opt/venv/bin/dtj /opt/venv/bin/dtj-operator

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -29,6 +30,32 @@ def test_hadolint(dockerfile: Path) -> None:
 def test_images_run_as_a_number_that_is_not_root(dockerfile: Path) -> None:
     users = [line.split()[1] for line in dockerfile.read_text().splitlines() if line.startswith("USER ")]
     assert users[-1] == "1000:1000"
+
+
+def made_of(dockerfile: Path, target: str, **args: str) -> str:
+    """The text of all stages that a target is made of, for these build arguments."""
+    text = dockerfile.read_text().replace("\\\n", " ")
+    defaults = dict(re.findall(r"^ARG (\w+)=(.*)$", text.split("\nFROM ")[0], re.MULTILINE))
+    values = {**defaults, **args}
+    text = re.sub(r"\$\{(\w+)\}", lambda found: values.get(found[1], found[0]), text)
+    stages = dict(re.findall(r"^FROM \S+ AS (\S+)\n(.*?)(?=^FROM |\Z)", text, re.MULTILINE | re.DOTALL))
+    bases = {name: base for base, name in re.findall(r"^FROM (\S+) AS (\S+)$", text, re.MULTILINE)}
+    todo, seen = [target], []
+    while todo:
+        name = todo.pop()
+        if name in stages and name not in seen:
+            seen.append(name)
+            todo += [bases[name], *re.findall(r"\bfrom=([^,\s]+)", stages[name])]
+    return "\n".join(stages[name] for name in seen)
+
+
+@pytest.mark.parametrize(("source", "offline"), [("wheelhouse", True), ("index", False)])
+def test_requirements_come_from_where_they_are(source: str, offline: bool) -> None:
+    """With PACKAGES_FROM=index there is nothing in the wheelhouse but what dtj's own wheel is built with."""
+    stages = made_of(DOCKER / "trainer-horovod.Dockerfile", "trainer", PACKAGES_FROM=source)
+    installs = [line for line in stages.splitlines() if "--requirement " in line]
+    assert [re.findall(r"/requirements/(\w+)\.txt", line)[-1] for line in installs] == ["trainer", "horovod"]
+    assert [("--no-index" in line, "--find-links" in line) for line in installs] == [(offline, offline)] * 2
 
 
 @pytest.mark.parametrize("patch", sorted((DOCKER / "horovod").glob("*.patch")), ids=lambda path: path.name)
