@@ -10,6 +10,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from engine import ANSWER_SECONDS, PULL_SECONDS
 from host import CACHE, BuildError, need_packages, one_at_a_time, run, say
 
 if TYPE_CHECKING:
@@ -37,10 +38,14 @@ def ensure_base(engine: Engine, image: str) -> None:
 
     Raises BuildError when the image can be had in no way.
     """
-    if engine.has(image) or engine.pull(image):
+    if engine.has(image):
+        return
+    # Debian's is small, and can be made here: no long wait where the registry can't be reached.
+    failure = engine.pull(image, seconds=ANSWER_SECONDS if image == IMAGE else PULL_SECONDS)
+    if failure is None:
         return
     if image != IMAGE:
-        raise BuildError(f"the base image {image} can't be pulled")
+        raise BuildError(f"the base image {image} can't be pulled: {failure}")
     archive = _archive()
     say(f"{image} can't be pulled: importing the one made here")
     engine.run("import", "--change", 'CMD ["bash"]', archive, image)

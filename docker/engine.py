@@ -22,6 +22,8 @@ STATE = CACHE / "docker"
 """Layers of our own engine, kept so that the next build finds them."""
 START_SECONDS = 60
 ANSWER_SECONDS = 60
+PULL_SECONDS = 3600
+"""Images for GPUs have several GB."""
 
 
 class Engine:
@@ -39,9 +41,24 @@ class Engine:
         """Whether the engine holds all these images."""
         return all(self.succeeds("image", "inspect", image) for image in images)
 
-    def pull(self, image: str) -> bool:
-        """Whether the image could be pulled."""
-        return self.succeeds("pull", "--quiet", image)
+    def pull(self, image: str, *, seconds: float = PULL_SECONDS) -> str | None:
+        """Pull the image; None when it is there now, otherwise why it isn't: docker's last line."""
+        try:
+            done = subprocess.run(
+                [*self._command, "pull", "--quiet", image],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.PIPE,
+                timeout=seconds,
+                text=True,
+                errors="replace",
+                check=False,
+            )
+        except subprocess.TimeoutExpired:
+            return f"not done after {seconds:.0f} s"
+        if done.returncode == 0:
+            return None
+        return (done.stderr.strip().splitlines() or [f"docker pull ended with {done.returncode}"])[-1]
 
     def build(
         self, context: Path, dockerfile: Path, target: str | None, tag: str, args: dict[str, str]

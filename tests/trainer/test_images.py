@@ -97,3 +97,33 @@ def test_an_image_is_built_again_when_something_it_is_made_of_changes(tmp_path: 
         "image.requirements['trainer'].append('more')",
     ]
     assert len({same, *(key(tmp_path, change) for change in changes)}) == 4
+
+
+@pytest.mark.parametrize(
+    ("docker", "message"),
+    [
+        ("echo first >&2; echo 'no route to host' >&2; exit 1", "can't be pulled: no route to host"),
+        ("exit 3", "can't be pulled: docker pull ended with 3"),
+        ("exec sleep 30", "can't be pulled: not done after 0 s"),
+        ("exit 0", "pulled"),
+    ],
+)
+def test_a_base_that_cannot_be_pulled_says_why(tmp_path: Path, docker: str, message: str) -> None:
+    command = tmp_path / "docker"
+    command.write_text(f"#!/bin/sh\n[ $1 != image ] || exit 1\n{docker}\n")
+    command.chmod(0o755)
+    program = (
+        "import sys; sys.path.insert(0, sys.argv[1])\n"
+        "import base, engine, host\n"
+        "assert base.PULL_SECONDS >= 3600\n"
+        "base.PULL_SECONDS = 0.3 if 'sleep' in sys.argv[3] else 20\n"
+        "try:\n"
+        "    base.ensure_base(engine.Engine(sys.argv[2], None), 'nvidia/cuda:x')\n"
+        "    print('pulled')\n"
+        "except host.BuildError as error:\n"
+        "    print(error)\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program, DOCKER, command, docker], capture_output=True, text=True, check=True
+    )
+    assert done.stdout.strip().endswith(message)
