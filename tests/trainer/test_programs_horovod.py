@@ -150,6 +150,31 @@ def test_checkpoints_by_steps_resume_on_another_number_of_ranks(tmp_path: Path) 
     assert "is of a resnet18, not of a cnn: give the same --model, or start anew" in other.output
 
 
+def test_a_resume_with_other_data_or_fewer_steps_ends(tmp_path: Path, end: list[Run]) -> None:
+    more, fewer = (write_pictures(tmp_path / str(n), n, 20, size=12) for n in (200, 40))
+    options = ("--batch-size=16", "--model=resnet18")
+    Run(tmp_path / "run", more, 1, *options, "--max-steps=4").ended()
+
+    shorter = Run(tmp_path / "run", more, 1, *options, "--max-steps=3")
+    end.append(shorter)
+    assert shorter.ended().metrics[-1]["steps"] == 4
+
+    refused = Run(tmp_path / "run", fewer, 1, *options)
+    end.append(refused)
+    assert (
+        "is from the middle of an epoch of 200 training examples, but the data has 40 now: give the same data"
+        in refused.ended(1).output
+    )
+
+    path = tmp_path / "run/checkpoints/4/state.pt"
+    state = torch.load(path, weights_only=True)
+    del state["trainingExamples"]  # as versions before wrote it
+    torch.save(state, path)
+    old = Run(tmp_path / "run", fewer, 1, *options, "--epochs=2")
+    end.append(old)
+    assert old.ended().metrics[-1]["steps"] == 4 + 3
+
+
 def test_bad_data_and_bad_numbers_end_with_a_reason(small: Path, tmp_path: Path) -> None:
     missing = Run(tmp_path / "a", tmp_path, 1).ended(65)
     assert (

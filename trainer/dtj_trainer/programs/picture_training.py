@@ -127,7 +127,7 @@ class Training:
             at.step += 1
             at.examples = batch.share.position
             self._steps_since_meeting += 1
-            last = at.examples == len(self._data.train) or at.step == options.max_steps
+            last = at.examples >= len(self._data.train) or self._steps_done()
             save = (
                 not last and options.checkpoint_steps is not None and at.step % options.checkpoint_steps == 0
             )
@@ -141,7 +141,7 @@ class Training:
                 self._save()
             if last:
                 break
-        if at.examples == len(self._data.train):
+        if at.examples >= len(self._data.train):
             at.epoch, at.examples = at.epoch + 1, 0
 
     def _train_step(self, batch: Batch) -> None:
@@ -282,7 +282,12 @@ class Training:
         )
 
     def _done(self) -> bool:
-        return self._at.epoch >= self._options.epochs or self._at.step == self._options.max_steps
+        return self._at.epoch >= self._options.epochs or self._steps_done()
+
+    def _steps_done(self) -> bool:
+        """Whether `--max-steps` are made, or more: a checkpoint may be of a run that was to make more."""
+        limit = self._options.max_steps
+        return limit is not None and self._at.step >= limit
 
     def _total_steps(self) -> int:
         at, options = self._at, self._options
@@ -305,6 +310,7 @@ class Training:
             "optimizer": self._optimizer.state_dict(),
             "precision": self._precision.state(),
             "position": [at.step, at.epoch, at.examples],
+            "trainingExamples": len(self._data.train),
         }
         torch.save(state, folder / STATE_FILE)
 
@@ -333,6 +339,13 @@ class Training:
             raise SystemExit(
                 f"the checkpoint {newest.path} is of a {state['name']}, not of a {self._options.model}: "
                 "give the same --model, or start anew (artifacts.resume: Never)"
+            )
+        here = len(self._data.train)
+        examples, before = Position(*state["position"]).examples, state.get("trainingExamples", here)
+        if examples and before != here:
+            raise SystemExit(
+                f"the checkpoint {newest.path} is from the middle of an epoch of {before} training examples, "
+                f"but the data has {here} now: give the same data, or start anew (artifacts.resume: Never)"
             )
         return state
 
