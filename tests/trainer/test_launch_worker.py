@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 from tests.trainer.conftest import Launched, Workspace, free_ports, get_json, has, keys, until
 
+from dtj_trainer.launch.control import Attached, ControlServer, FinishAnswer, connect
 from dtj_trainer.launch.oom import oom_kills
 
 
@@ -137,6 +138,34 @@ def test_other_pods_upload_only_logs_and_say_so(worker_sshd, job_uri, job_store,
     worker.terminate()
     assert worker.ended() == 0
     assert worker.output.count("is not uploaded") == 1
+
+
+def test_other_pods_whose_program_removes_a_folder(worker_sshd, job_uri):
+    worker = start(worker_sshd, DTJ_ARTIFACTS_URI=job_uri, DTJ_INDEX="1")
+    wrapper = rank(worker_sshd, 1, "(root / 'model').rmdir()", DTJ_INDEX="1")
+    assert wrapper.ended() == 0, wrapper.output
+    worker.terminate()
+    assert worker.ended() == 0
+
+
+class _Broken:
+    """A supervision whose final sync fails in a way that nobody thought of."""
+
+    def attached(self, rank: Attached) -> None: ...
+
+    def ended(self, rank: Attached, *, succeeded: bool) -> None: ...
+
+    def lost(self, rank: Attached) -> None: ...
+
+    def finish(self) -> FinishAnswer:
+        raise FileNotFoundError("gone")
+
+
+def test_any_error_of_the_final_sync_is_told(tmp_path):
+    ControlServer(tmp_path / "socket", _Broken()).start()
+    client = connect(tmp_path / "socket")
+    assert client is not None
+    assert client.finish() == FinishAnswer("the final sync failed: FileNotFoundError('gone')", {})
 
 
 def test_sync_that_fails_fails_the_rank(worker_sshd, object_store, job_uri):

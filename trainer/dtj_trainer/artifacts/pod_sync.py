@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import time
 from dataclasses import dataclass
@@ -152,11 +153,12 @@ class PodSync:
         if self._settings.primary or self._store is None or self._warned:
             return
         for folder in (contract.CHECKPOINTS, contract.TENSORBOARD, contract.MODEL):
-            for path in (self._settings.root / folder).iterdir():
-                if not path.name.startswith(".") and path.name not in self._strangers:
-                    self._warned = True
-                    log.warning("%s is not uploaded: only the pod of rank 0 uploads artifacts", path)
-                    return
+            with contextlib.suppress(OSError):  # A program may remove even the folders.
+                for path in (self._settings.root / folder).iterdir():
+                    if not path.name.startswith(".") and path.name not in self._strangers:
+                        self._warned = True
+                        log.warning("%s is not uploaded: only the pod of rank 0 uploads artifacts", path)
+                        return
 
     def program_died(self) -> None:
         """The program was killed or failed: what was not complete by now never will be."""

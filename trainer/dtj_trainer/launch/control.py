@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import logging
 import os
 import socket
 import threading
@@ -18,6 +19,8 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from dtj_trainer import contract
+
+log = logging.getLogger(__name__)
 
 _LONGEST_LINE_BYTES = 1024 * 1024
 
@@ -99,11 +102,19 @@ class ControlServer:
                     told_end = True
                     self._supervision.ended(rank, succeeded=bool(call["ended"]))
                 elif "finish" in call:
-                    answer = json.dumps(asdict(self._supervision.finish()))
+                    answer = json.dumps(asdict(self._finish()))
                     stream.write(answer.encode() + b"\n")
                     stream.flush()
         if rank and not told_end:
             self._supervision.lost(rank)
+
+    def _finish(self) -> FinishAnswer:
+        """The supervision's answer; what it failed with is an answer too, not a broken connection."""
+        try:
+            return self._supervision.finish()
+        except Exception as error:
+            log.exception("the final sync failed")
+            return FinishAnswer(f"the final sync failed: {error!r}", {})
 
 
 class SupervisorGone(Exception):
