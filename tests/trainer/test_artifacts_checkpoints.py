@@ -271,6 +271,23 @@ def test_the_newest_and_the_best_stay(folder, store):
     assert sync.newest["step"] == 6
 
 
+@pytest.mark.parametrize("broken", ["folders", "put_file"])
+def test_the_disk_does_not_fill_up_while_the_bucket_is_away(folder, store, monkeypatch, broken):
+    def away(*_: object) -> None:
+        raise s3.S3Error("away", transient=True)
+
+    sync = uploader(folder, store, keep=2)
+    with monkeypatch.context() as patch:
+        patch.setattr(store, broken, away)
+        for step in range(1, 7):
+            save(step, metric=-abs(step - 2))
+            with pytest.raises(s3.S3Error, match="away"):
+                sync.upload_pass(ended=False, died_ns=None)
+        assert names_in(folder) == ["2", "5", "6"]
+    assert sync.upload_pass(ended=False, died_ns=None)
+    assert steps_in(store) == [2, 5, 6]
+
+
 def test_files_of_other_writers_are_pruned_in_the_bucket_only(folder, store):
     sync = uploader(folder, store, keep=1)
     for step in (1, 2, 3):

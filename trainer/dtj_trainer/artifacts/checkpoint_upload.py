@@ -90,9 +90,10 @@ class CheckpointUploader:
         killed or failed (wall clock), hence what was not complete by then never will be. True when
         nothing is left to do for the entries of this moment. Raises S3Error.
         """
-        index = self._loaded_index()
         while True:
-            entries = read_entries(self._folder)
+            # First, so that the disk does not fill up while uploads are slow or the bucket is away.
+            entries = self._prune_local(read_entries(self._folder))
+            index = self._loaded_index()
             self._done &= {file for entry in entries for file in entry.files}
             complete = {e.name for e in entries if ended or self._is_complete(e, died_ns)}
             waiting = self._waiting(index, entries, complete)
@@ -102,7 +103,6 @@ class CheckpointUploader:
                 return False
             self._prune_bucket(index)
         self._prune_bucket(index)
-        self._prune_local(index, entries)
         return died_ns is not None or len(complete) == len(entries)
 
     def _is_complete(self, entry: LocalEntry, died_ns: int | None) -> bool:
@@ -234,19 +234,21 @@ class CheckpointUploader:
                 self._store.delete(keys)
             self._doomed.discard(step)
 
-    def _prune_local(self, index: CheckpointIndex, entries: list[LocalEntry]) -> None:
-        """Remove directories made by `save` that are no longer kept; files of others are theirs."""
+    def _prune_local(self, entries: list[LocalEntry]) -> list[LocalEntry]:
+        """Remove directories made by `save` but the newest and the best, uploaded or not; what is left.
+
+        Files of others are theirs.
+        """
         marked = {
             Candidate(self._attempt, e.mark.step, e.mark.metric, e.mark.metric_mode): e
             for e in entries
             if e.mark
         }
-        stored = {candidate_of(m) for m in index.manifests.values()}
-        steps_here = {candidate.step for candidate in marked}
-        keep = kept([*marked, *(c for c in stored if c.step not in steps_here)], self._keep)
-        for candidate, entry in marked.items():
-            if candidate not in keep:
-                shutil.rmtree(self._folder / entry.name, ignore_errors=True)
+        keep = kept(marked, self._keep)
+        gone = {entry.name for candidate, entry in marked.items() if candidate not in keep}
+        for name in gone:
+            shutil.rmtree(self._folder / name, ignore_errors=True)
+        return [entry for entry in entries if entry.name not in gone]
 
     def _tell_newest(self, manifest: Manifest) -> None:
         with self._lock:
