@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
+import threading
 import time
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
@@ -89,6 +90,7 @@ class FileUploader:
     sources: list[Source]
     bytes_uploaded: int = 0
     _known: dict[Path, _Known] = field(default_factory=dict)
+    _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def upload_pass(self, *, ended: bool, died_ns: int | None) -> bool:
         """Upload what is due. After the program's end, good or bad, all that is left is due,
@@ -128,9 +130,9 @@ class FileUploader:
                 return False
             started = time.monotonic()
             if rule.appended:
-                self.store.put_start_of_file(key, path, state.size)
+                self.store.put_start_of_file(key, path, state.size, self._count_bytes)
             else:
-                self.store.put_file(key, path)
+                self.store.put_file(key, path, self._count_bytes)
                 if _state_of(path) != state:
                     return False
         except OSError as error:
@@ -139,8 +141,11 @@ class FileUploader:
         known.uploaded = state
         known.uploaded_at = time.monotonic()
         known.duration = known.uploaded_at - started
-        self.bytes_uploaded += state.size
         return True
+
+    def _count_bytes(self, amount: int) -> None:
+        with self._lock:
+            self.bytes_uploaded += amount
 
 
 def _due(rule: Rule, known: _Known, state: _State, newest: bool) -> bool:

@@ -16,7 +16,7 @@ from dtj_trainer.artifacts.file_upload import FileUploader, Source
 from dtj_trainer.artifacts.restore import RESUME_NEVER, Restored, restore
 from dtj_trainer.artifacts.s3 import NoSuchKey, S3Error
 from dtj_trainer.artifacts.store import Store, open_store
-from dtj_trainer.artifacts.sync_loop import SyncLoop
+from dtj_trainer.artifacts.sync_loop import Patience, SyncLoop
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -165,16 +165,24 @@ class PodSync:
         for loop in self._loops:
             loop.program_died(time.time_ns())
 
-    def finish(self, timeout: float, *, ended: bool) -> None:
-        """Upload all that is left within `timeout` seconds; `ended` says the program succeeded.
+    def finish(self, timeout: float, *, ended: bool, at_most: bool = False) -> None:
+        """Upload all that is left; `ended` says the program succeeded.
 
-        Raises S3Error: what could not be uploaded, and why.
+        Gives up when no byte more was uploaded for `timeout` seconds, or, with `at_most`, that long after
+        now. Raises S3Error: what could not be uploaded, and why.
         """
-        deadline = time.monotonic() + timeout
+        patience = Patience(timeout, None if at_most else lambda: self.bytes_uploaded)
         if not ended:
             self.program_died()
-        for loop in self._loops:
-            loop.finish(deadline, ended=ended)
+        asked = [(loop, loop.ask(ended=ended)) for loop in self._loops]
+        errors: list[S3Error] = []
+        for loop, number in asked:
+            try:
+                loop.wait(number, patience.left)
+            except S3Error as error:
+                errors.append(error)  # The others go on: the last checkpoint may still arrive.
+        if errors:
+            raise errors[0]
 
     def artifacts(self) -> contract.Artifacts:
         """What is in the bucket already."""

@@ -63,17 +63,22 @@ class Store:
                 Config=s3.transfer_config(),
             )
 
-    def put_start_of_file(self, key: str, path: Path, size: int) -> None:
+    def put_start_of_file(
+        self, key: str, path: Path, size: int, on_bytes: Callable[[int], None] | None = None
+    ) -> None:
         """Upload the first `size` bytes of a file that others append to."""
         with path.open("rb") as file:
             if size <= s3.MULTIPART_BYTES:
                 self.put_bytes(key, file.read(size))
+                if on_bytes:
+                    on_bytes(size)
                 return
             with s3.sentences(self.uri(key)):
                 self._client.upload_fileobj(
                     _FirstBytes(file, size),  # type: ignore[arg-type]  # needs only read()
                     self.location.bucket,
                     self._name(key),
+                    Callback=on_bytes,
                     Config=s3.transfer_config(),
                 )
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
+from collections.abc import Callable
 from typing import Protocol
 
 from dtj_trainer.artifacts.backoff import Backoff
@@ -26,6 +27,23 @@ class UploadPass(Protocol):
         """Upload what is due; True when nothing is left. Raises S3Error."""
 
 
+class Patience:
+    """How long a bucket is waited for: `timeout` seconds, from the last progress on where that counts."""
+
+    def __init__(self, timeout: float, progress: Callable[[], int] | None) -> None:
+        self._timeout = timeout
+        self._progress = progress
+        self._most = progress() if progress else 0
+        self._deadline = time.monotonic() + timeout
+
+    def left(self) -> float:
+        """Seconds until it ends."""
+        if self._progress and (now := self._progress()) > self._most:
+            self._most = now
+            self._deadline = time.monotonic() + self._timeout
+        return self._deadline - time.monotonic()
+
+
 class SyncLoop:
     """Runs passes in a thread of its own. Errors are logged and tried again for as long as it runs."""
 
@@ -34,7 +52,7 @@ class SyncLoop:
         self._pass = upload_pass
         self._changed = threading.Condition()
         self._asked = 0
-        """How often `finish` was called, and below: up to which call all is uploaded."""
+        """How often `ask` was called, and below: up to which call all is uploaded."""
         self._answered = 0
         self._ended = False
         self._died_ns: int | None = None
@@ -52,19 +70,25 @@ class SyncLoop:
         with self._changed:
             self._died_ns = self._died_ns or died_ns
 
-    def finish(self, deadline: float, *, ended: bool) -> None:
-        """Upload all there is at this moment, until `deadline` (monotonic seconds).
+    def ask(self, *, ended: bool) -> int:
+        """Ask for the upload of all there is at this moment; what to `wait` for.
 
-        `ended` says that the program succeeded. Raises S3Error when something could not be
-        uploaded: it says what went wrong last.
+        `ended` says that the program succeeded.
         """
         with self._changed:
             self._asked += 1
             self._ended = ended
-            mine = self._asked
             self._changed.notify_all()
-            while self._answered < mine:
-                left = deadline - time.monotonic()
+            return self._asked
+
+    def wait(self, asked: int, seconds_left: Callable[[], float]) -> None:
+        """Wait until all is uploaded that was asked for, while there are seconds left.
+
+        Raises S3Error when something could not be uploaded: it says what went wrong last.
+        """
+        with self._changed:
+            while self._answered < asked:
+                left = seconds_left()
                 if left <= 0 or not self._thread.is_alive():
                     raise self._error or S3Error(f"the upload of {self._name} took too long", transient=True)
                 if self._error and not self._error.transient and self._failing_for() >= LASTING_SECONDS:

@@ -91,15 +91,15 @@ class Pod:
     def finish(self, *, ended: bool, timeout: float | None = None) -> None:
         """Upload all that is left; `ended` says that the programs succeeded.
 
-        Raises ArtifactsUnavailable when that can't be done within `timeout` (by default the sync
-        timeout) seconds.
+        Raises ArtifactsUnavailable when that can't be done within `timeout` seconds, or by default when
+        nothing more was uploaded for as long as the sync timeout.
         """
         self._watch.now()
         if self._owns_workspace:
             self._sync.warn_of_strangers()
         seconds = self._settings.sync_timeout if timeout is None else timeout
         try:
-            self._sync.finish(seconds, ended=ended)
+            self._sync.finish(seconds, ended=ended, at_most=timeout is not None)
         except S3Error as error:
             raise ArtifactsUnavailable(
                 f"not all artifacts could be uploaded within {seconds:.0f} s: {error}"
