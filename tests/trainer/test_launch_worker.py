@@ -11,8 +11,11 @@ from pathlib import Path
 import pytest
 from tests.trainer.conftest import Launched, Workspace, free_ports, get_json, has, keys, until
 
+from dtj_trainer import contract
 from dtj_trainer.launch.control import Attached, ControlServer, FinishAnswer, connect
 from dtj_trainer.launch.oom import oom_kills
+from dtj_trainer.launch.ssh_worker import stop_sync_seconds
+from dtj_trainer.launch.supervisor import STOP_SECONDS
 
 
 @pytest.fixture
@@ -182,6 +185,12 @@ def test_sync_that_fails_fails_the_rank(worker_sshd, object_store, job_uri):
     worker.terminate()
     assert worker.ended() == 69
     assert worker_sshd.termination["class"] == "ArtifactsUnavailable"
+
+
+def test_last_sync_ends_within_the_grace_of_the_pod():
+    assert stop_sync_seconds(2) == 2
+    assert STOP_SECONDS >= 45
+    assert STOP_SECONDS + stop_sync_seconds(600) <= contract.TERMINATION_GRACE_SECONDS - 10
 
 
 def test_report_of_the_supervisor(worker_sshd):

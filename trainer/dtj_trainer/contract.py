@@ -60,6 +60,8 @@ TERMINATION_MESSAGE_BYTES = 4096
 
 SSH_PORT = 2222
 PROGRESS_PORT = 8474
+TERMINATION_GRACE_SECONDS = 120
+"""From SIGTERM to SIGKILL of a pod: ranks save a checkpoint, it is uploaded, and the end is told."""
 
 
 def root() -> PurePosixPath:

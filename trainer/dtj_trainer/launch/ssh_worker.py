@@ -15,7 +15,7 @@ from dtj_trainer.launch.control import ControlServer
 from dtj_trainer.launch.pod import ArtifactsUnavailable, Pod
 from dtj_trainer.launch.program import die_with_parent
 from dtj_trainer.launch.settings import Settings
-from dtj_trainer.launch.supervisor import RankSupervisor
+from dtj_trainer.launch.supervisor import STOP_SECONDS, RankSupervisor
 from dtj_trainer.launch.termination import write_termination
 
 log = logging.getLogger(__name__)
@@ -23,6 +23,8 @@ log = logging.getLogger(__name__)
 SSHD_FOLDERS = "/usr/sbin:/usr/local/sbin"
 """Where sshd lies, which is not on the PATH of everyone."""
 POLL_SECONDS = 0.2
+TELL_SECONDS = 10.0
+"""What is left of the pod's grace for the termination message and sshd's end."""
 
 
 class SshWorker:
@@ -70,7 +72,7 @@ class SshWorker:
             return code
         log.info("worker %d is told to stop", settings.index)
         succeeded = supervisor.stop()
-        complete = self._last_sync(pod, ended=succeeded)
+        complete = self._last_sync(pod, ended=succeeded, timeout=stop_sync_seconds(settings.sync_timeout))
         sshd.terminate()
         try:
             sshd.wait(5)
@@ -81,9 +83,9 @@ class SshWorker:
     def _stop(self, *_: object) -> None:
         self._stopping = True
 
-    def _last_sync(self, pod: Pod, *, ended: bool) -> bool:
+    def _last_sync(self, pod: Pod, *, ended: bool, timeout: float | None = None) -> bool:
         try:
-            pod.finish(ended=ended)
+            pod.finish(ended=ended, timeout=timeout)
         except ArtifactsUnavailable as error:
             self._fail("ArtifactsUnavailable", str(error), contract.EXIT_UNAVAILABLE)
             return False
@@ -103,6 +105,11 @@ class SshWorker:
             },
         )
         return code
+
+
+def stop_sync_seconds(sync_timeout: float) -> float:
+    """How long the last sync of a pod that is told to stop may take: it ends before the pod's grace."""
+    return min(sync_timeout, contract.TERMINATION_GRACE_SECONDS - STOP_SECONDS - TELL_SECONDS)
 
 
 def run_worker(settings: Settings, command: Sequence[str]) -> int:

@@ -14,8 +14,8 @@ from dtj_trainer.launch.pod import ArtifactsUnavailable, Pod
 
 log = logging.getLogger(__name__)
 
-STOP_SECONDS = 10.0
-"""What ranks get to end by themselves after SIGTERM."""
+STOP_SECONDS = 45.0
+"""What ranks get to save a checkpoint and end by themselves after SIGTERM."""
 
 
 class RankSupervisor:
