@@ -3,17 +3,23 @@
 
 Progress goes to stderr. With --print-archives every archive (as `docker save` writes it) is printed on
 a line of its own: `ctr -n k8s.io images import ARCHIVE`, or `kind load image-archive ARCHIVE`.
+
+A base image counts as unchanged while its name is the same: give one that moves by its digest
+(`--base nvidia/cuda@sha256:…`), or remove the archive to build on its new content.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
+import re
 import shutil
 import subprocess
 import sys
+import tarfile
 import tempfile
 import tomllib
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from base import IMAGE, ensure_base
@@ -21,6 +27,7 @@ from engine import Engine, engine
 from host import CACHE, REPOSITORY, BuildError, digest, one_at_a_time, pins, say, version
 from wheels import (
     BUILD_OPTIONS,
+    HOROVOD_VERSION,
     PATCHES,
     RUNTIME_NEEDS,
     horovod_source,
@@ -32,6 +39,8 @@ from wheels import (
 DOCKER = REPOSITORY / "docker"
 ARCHIVES = CACHE / "images"
 BUILD_BACKEND = "setuptools"
+PROXIES = {"HTTP_PROXY", "HTTPS_PROXY", "FTP_PROXY", "NO_PROXY", "ALL_PROXY"}
+"""Build arguments that every Dockerfile takes."""
 
 
 @dataclass(frozen=True)
@@ -47,6 +56,8 @@ class Image:
     """Files of this repository that go into the context's dtj/."""
     args: dict[str, str] = field(default_factory=dict)
     with_horovod: bool = False
+    variant: str = ""
+    """What tells the archives of another base or other build arguments from the usual ones."""
 
     @property
     def dockerfile(self) -> Path:
@@ -66,8 +77,13 @@ class Image:
         return found
 
     def key(self, wheels: list[Path], *, with_sources: bool = True) -> str:
-        """A hash of all that the image is made of; without the sources, of what lies below them."""
-        parts: list[str | Path] = [self.dockerfile, *PATCHES, DOCKER / "build.py", DOCKER / "base.py"]
+        """A hash of all that the image is made of; without the sources, of what lies below them.
+
+        Of a base image the name counts alone: what it holds is asked of no engine.
+        """
+        parts: list[str | Path] = [self.dockerfile, DOCKER / "build.py", DOCKER / "base.py"]
+        if self.with_horovod:  # as source; as a wheel it has all of this in its folder's name
+            parts += [HOROVOD_VERSION, str(sorted(BUILD_OPTIONS.items())), *PATCHES]
         parts += [str(sorted(self.args.items())), str(sorted(self.tags.items())), str(self.requirements)]
         parts += [f"{wheel.parent.name}/{wheel.name}" for wheel in wheels]
         for source in self.sources if with_sources else []:
@@ -101,7 +117,7 @@ def images(base: str, args: dict[str, str]) -> list[Image]:
     project = [path for path in project if path.exists()]
     trainer = REPOSITORY / "trainer/dtj_trainer"
     compiled = {} if _wheel_fits_image() else {"HOROVOD_FROM": "source"}
-    return [
+    every = [
         Image(
             name="operator",
             tags={f"dtj-operator:{version()}": "operator"},
@@ -111,7 +127,6 @@ def images(base: str, args: dict[str, str]) -> list[Image]:
                 *_files(REPOSITORY / "operator/dtj"),
                 *(trainer / name for name in ("__init__.py", "py.typed", "contract.py")),
             ],
-            args={"BASE_IMAGE": base, **args},
         ),
         Image(
             name="trainer-horovod",
@@ -124,10 +139,34 @@ def images(base: str, args: dict[str, str]) -> list[Image]:
                 "trainer": requirements_of("torch"),
             },
             sources=[*project, *_files(trainer)],
-            args={"BASE_IMAGE": base, **compiled, **args},
+            args=compiled,
             with_horovod=True,
         ),
     ]
+    taken = {image.name: _taken(args, image.dockerfile) for image in every}
+    return [
+        replace(
+            image,
+            args={"BASE_IMAGE": base, **image.args, **taken[image.name]},
+            variant=_variant(base, taken[image.name]),
+        )
+        for image in every
+    ]
+
+
+def _taken(args: dict[str, str], dockerfile: Path) -> dict[str, str]:
+    """Those build arguments that the Dockerfile declares, and the proxies, which need no declaration."""
+    declared = set(re.findall(r"^\s*ARG\s+(\w+)", dockerfile.read_text(), re.MULTILINE | re.IGNORECASE))
+    return {name: value for name, value in args.items() if name in declared or name.upper() in PROXIES}
+
+
+def _variant(base: str, args: dict[str, str]) -> str:
+    """A short hash of what was asked for; empty for the usual base and no arguments."""
+    return "" if base == IMAGE and not args else digest([base, str(sorted(args.items()))])[:8]
+
+
+def _prefix(name: str, variant: str) -> str:
+    return f"{name}-{variant}" if variant else name
 
 
 def _dependencies() -> list[str]:
@@ -155,7 +194,7 @@ def _link(source: Path, target: Path) -> None:
 def archive_of(image: Image) -> Path:
     """The path of the image's archive, built when it isn't there."""
     wheels = image.wheels()
-    archive = ARCHIVES / f"{image.name}-{image.key(wheels)}.tar"
+    archive = ARCHIVES / f"{_prefix(image.name, image.variant)}-{image.key(wheels)}.tar"
     if archive.exists():
         return archive
     with one_at_a_time(f"image-{image.name}"):
@@ -176,32 +215,54 @@ def archive_of(image: Image) -> Path:
     return archive
 
 
-def archive_of_context(context: Path, dockerfile: Path, tag: str) -> Path:
-    """The archive of a user's own image, whose Dockerfile may start from one of ours."""
-    parts: list[str | Path] = [dockerfile, tag]
+def archive_of_context(
+    context: Path, dockerfile: Path, tag: str, base: str = IMAGE, args: dict[str, str] | None = None
+) -> Path:
+    """The archive of a user's own image, whose Dockerfile may start from one of ours.
+
+    `base` and `args` are for ours; the Dockerfile takes those of `args` that it declares.
+    """
+    args = args or {}
+    parts: list[str | Path] = [dockerfile, tag, base, str(sorted(args.items()))]
     for path in _files(context):
         parts += [str(path.relative_to(context)), path]
     text = dockerfile.read_text()
-    needed = [image for image in images(IMAGE, {}) if any(ours in text for ours in image.tags)]
+    needed = [image for image in images(base, args) if any(ours in text for ours in image.tags)]
     ours = {image.name: archive_of(image) for image in needed}
     for image in needed:
         bare = all(tag.startswith("dtj-horovod-base:") for tag in image.tags if tag in text)
         parts.append(image.key(image.wheels(), with_sources=not bare))
     name = tag.replace("/", "_").replace(":", "_")
-    archive = ARCHIVES / f"{name}-{digest(parts)}.tar"
+    archive = ARCHIVES / f"{_prefix(name, _variant(base, args))}-{digest(parts)}.tar"
     if archive.exists():
         return archive
     with one_at_a_time(f"image-{name}"), engine() as docker:
         for image in needed:
-            if not docker.has(*image.tags):
+            if not _holds(docker, ours[image.name]):
                 say(f"loading {image.name}")
                 docker.run("load", "--input", ours[image.name])
         if not needed:
-            ensure_base(docker, IMAGE)
+            ensure_base(docker, base)
         say(f"building {tag}")
-        docker.build(context, dockerfile, None, tag, {})
+        docker.build(context, dockerfile, None, tag, _taken(args, dockerfile))
         _save(docker, [tag], archive)
     return archive
+
+
+def _holds(docker: Engine, archive: Path) -> bool:
+    """Whether the archive's tags are, in the engine, the very images of the archive.
+
+    A build of another variant leaves other images under the same tags.
+    """
+    with tarfile.open(archive) as content:
+        manifest = content.extractfile("manifest.json")
+        assert manifest is not None
+        entries = json.load(manifest)
+    return all(
+        docker.id_of(tag) == f"sha256:{Path(entry['Config']).name.removesuffix('.json')}"
+        for entry in entries
+        for tag in entry["RepoTags"]
+    )
 
 
 def _made(folder: Path) -> Path:
@@ -211,22 +272,32 @@ def _made(folder: Path) -> Path:
 
 def _save(docker: Engine, tags: list[str], archive: Path) -> None:
     say(f"saving {archive.name}")
-    new = archive.with_suffix(".new")
+    new = _made(archive.parent) / f"{archive.stem}.new"
     docker.run("save", "--output", new, *tags)
     new.rename(archive)
-    for old in ARCHIVES.glob(f"{archive.name.rsplit('-', 1)[0]}-*.tar"):
-        if old != archive:
-            old.unlink()
+    for old in _older(archive):
+        old.unlink()
     if docker.own:
         docker.run("image", "prune", "--force")
     say(f"{archive.name}: {archive.stat().st_size / 2**20:.0f} MiB")
+
+
+def _older(archive: Path) -> list[Path]:
+    """Other archives of the same image and variant: the same name, but for the key."""
+    prefix = archive.name.rsplit("-", 1)[0]
+    same = re.compile(re.escape(prefix) + r"-[0-9a-f]{16}\.tar")
+    return [path for path in archive.parent.iterdir() if path != archive and same.fullmatch(path.name)]
 
 
 def main() -> None:
     """The command line."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--image", action="append", help="only this one (operator, trainer-horovod)")
-    parser.add_argument("--base", default=IMAGE, help="base image (default: %(default)s)")
+    parser.add_argument(
+        "--base",
+        default=IMAGE,
+        help="base image (default: %(default)s); what its name stands for is taken not to change",
+    )
     parser.add_argument("--build-arg", action="append", default=[], metavar="NAME=VALUE")
     parser.add_argument("--print-archives", action="store_true", help="print the archives' paths")
     own = parser.add_argument_group("another image, from a Dockerfile that may start from dtj's")
@@ -236,17 +307,22 @@ def main() -> None:
     arguments = parser.parse_args()
     if (arguments.context is None) != (arguments.tag is None):
         parser.error("--context and --tag go together")
+    if malformed := [argument for argument in arguments.build_arg if "=" not in argument]:
+        parser.error(f"--build-arg takes NAME=VALUE, not {malformed[0]}")
+    args = dict(argument.split("=", 1) for argument in arguments.build_arg)
     try:
         if arguments.context:
-            dockerfile = arguments.file or arguments.context / "Dockerfile"
-            archives = [archive_of_context(arguments.context.resolve(), dockerfile.resolve(), arguments.tag)]
+            context = arguments.context.resolve()
+            dockerfile = (arguments.file or context / "Dockerfile").resolve()
+            archives = [archive_of_context(context, dockerfile, arguments.tag, arguments.base, args)]
         else:
-            args = dict(argument.split("=", 1) for argument in arguments.build_arg)
             every = images(arguments.base, args)
             unknown = set(arguments.image or []) - {image.name for image in every}
             if unknown:
                 parser.error(f"no such image: {', '.join(sorted(unknown))}")
             chosen = [image for image in every if not arguments.image or image.name in arguments.image]
+            if loose := set(args) - {name for image in chosen for name in image.args}:
+                parser.error(f"no Dockerfile declares {', '.join(sorted(loose))}")
             archives = [archive_of(image) for image in chosen]
     except (BuildError, subprocess.SubprocessError) as error:
         sys.exit(f"docker/build.py: {error}")

@@ -37,9 +37,16 @@ class Engine:
         """Run `docker ARGUMENTS` and return what it printed; raises BuildError when it fails."""
         return run([*self._command, *arguments])
 
-    def has(self, *images: str) -> bool:
-        """Whether the engine holds all these images."""
-        return all(self.succeeds("image", "inspect", image) for image in images)
+    def has(self, image: str) -> bool:
+        """Whether the engine holds the image."""
+        return self.succeeds("image", "inspect", image)
+
+    def id_of(self, image: str) -> str | None:
+        """The image's id (`sha256:…`); None when the engine hasn't got it."""
+        try:
+            return self.run("image", "inspect", "--format", "{{.Id}}", image).strip()
+        except BuildError:
+            return None
 
     def pull(self, image: str, *, seconds: float = PULL_SECONDS) -> str | None:
         """Pull the image; None when it is there now, otherwise why it isn't: docker's last line."""

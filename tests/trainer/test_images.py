@@ -95,8 +95,10 @@ def test_an_image_is_built_again_when_something_it_is_made_of_changes(tmp_path: 
         f"build.REPOSITORY = Path('/'); image.sources.append(Path('{extra}'))",
         "image.args['BASE_IMAGE'] = 'other'",
         "image.requirements['trainer'].append('more')",
+        "build.HOROVOD_VERSION = 'other'",
+        "build.BUILD_OPTIONS['HOROVOD_WITH_MPI'] = '0'",
     ]
-    assert len({same, *(key(tmp_path, change) for change in changes)}) == 4
+    assert len({same, *(key(tmp_path, change) for change in changes)}) == 1 + len(changes)
 
 
 @pytest.mark.parametrize(
@@ -127,3 +129,96 @@ def test_a_base_that_cannot_be_pulled_says_why(tmp_path: Path, docker: str, mess
         [sys.executable, "-c", program, DOCKER, command, docker], capture_output=True, text=True, check=True
     )
     assert done.stdout.strip().endswith(message)
+
+
+def in_builder(cache: Path, program: str) -> None:
+    """Run a program that has docker/ on its path."""
+    done = subprocess.run(
+        [sys.executable, "-c", f"import sys; sys.path.insert(0, {str(DOCKER)!r})\n{program}"],
+        env={**os.environ, "DTJ_CACHE": str(cache)},
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr
+
+
+def test_archives_of_another_base_lie_beside_the_usual_ones(tmp_path: Path) -> None:
+    in_builder(
+        tmp_path,
+        """
+import build
+from pathlib import Path
+
+usual = build.images(build.IMAGE, {})
+assert [image.variant for image in usual] == ["", ""]
+asked = [("cuda:1", {}), ("cuda:2", {}), (build.IMAGE, {"PACKAGES_FROM": "index"})]
+others = [build.images(*each) for each in asked]
+assert len({images[1].variant for images in others}) == 3
+assert others[2][0] == usual[0], "the operator's Dockerfile has no such argument"
+assert others[2][1].args["PACKAGES_FROM"] == "index"
+
+folder = build._made(build.ARCHIVES)
+def named(prefix, digit):
+    path = folder / f"{prefix}-{digit * 16}.tar"
+    path.touch()
+    return path
+old, new = named("trainer", "a"), named("trainer", "b")
+other, other_new = named("trainer-0123abcd", "a"), named("trainer-0123abcd", "b")
+named("trainer-horovod", "a")
+assert build._older(new) == [old]
+assert build._older(other_new) == [other]
+""",
+    )
+
+
+def test_a_users_own_image_is_built_on_the_base_and_with_the_arguments_given(tmp_path: Path) -> None:
+    (tmp_path / "context").mkdir()
+    (tmp_path / "context/Dockerfile").write_text("ARG MINE\nFROM dtj-trainer-horovod:x\n")
+    in_builder(
+        tmp_path,
+        """
+import contextlib, io, json, sys, tarfile
+from pathlib import Path
+import build
+
+cache = build.CACHE
+seen, asked = [], []
+
+class Docker:
+    own = False
+    ids = {}
+    def id_of(self, tag): return self.ids.get(tag)
+    def run(self, *command):
+        seen.append(command[0])
+        if command[0] == "save":
+            command[2].touch()
+    def build(self, context, dockerfile, target, tag, args): seen.append(args)
+
+docker = Docker()
+ours = cache / "ours.tar"
+with tarfile.open(ours, "w") as tar:
+    content = json.dumps([{"Config": "abc.json", "RepoTags": ["dtj-trainer-horovod:x"]}]).encode()
+    info = tarfile.TarInfo("manifest.json")
+    info.size = len(content)
+    tar.addfile(info, io.BytesIO(content))
+real = build.images
+def images(base, args):
+    asked.append((base, args))
+    return [build.replace(real(base, args)[1], tags={"dtj-trainer-horovod:x": "trainer"})]
+build.images = images
+build.archive_of = lambda image: ours
+build.Image.wheels = lambda self: []
+build.engine = lambda: contextlib.nullcontext(docker)
+
+context = str(cache / "context")
+args = ["--context", context, "--tag", "mine:1"]
+more = ["--base", "cuda:1", "--build-arg", "MINE=1", "--build-arg", "PACKAGES_FROM=index"]
+for id, given in (("sha256:abc", args), ("sha256:of another variant", [*args, *more])):
+    docker.ids["dtj-trainer-horovod:x"] = id
+    sys.argv = ["build.py", *given]
+    build.main()
+assert asked == [(build.IMAGE, {}), ("cuda:1", {"MINE": "1", "PACKAGES_FROM": "index"})], asked
+assert seen == [{}, "save", "load", {"MINE": "1"}, "save"], seen
+assert len(list(build.ARCHIVES.glob("mine_1-*.tar"))) == 2
+""",
+    )
