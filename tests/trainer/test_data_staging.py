@@ -7,13 +7,15 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+import boto3
 import pytest
+from botocore.stub import Stubber
 
-from dtj_trainer.artifacts.s3 import S3Error
+from dtj_trainer.artifacts.s3 import DamagedObject, S3Error, S3Location, make_client, parse_s3_uri
 from dtj_trainer.artifacts.store import Store
 from dtj_trainer.data import staging
 from dtj_trainer.data.errors import DataCorrupt, DataNotFound, DataUnavailable
-from dtj_trainer.data.sources import RemoteFile
+from dtj_trainer.data.sources import RemoteFile, S3Source
 
 CONTENT = bytes(range(256)) * 40
 URI = "s3://datasets/some set"
@@ -31,6 +33,7 @@ class Memory:
         self.allowed = allowed
         self.starts: list[int] = []
         self.error: BaseException = KeyboardInterrupt()
+        self.encrypted = False
 
     def list(self) -> dict[str, RemoteFile]:
         return {"a.gz": RemoteFile("a.gz", len(self.content), self.etag)}
@@ -42,6 +45,9 @@ class Memory:
                 raise self.error
             self.allowed -= 1000
             yield self.content[at : at + 1000]
+
+    def keeps_md5(self, file: RemoteFile) -> bool:
+        return not self.encrypted
 
 
 @pytest.fixture
@@ -102,6 +108,65 @@ def test_a_damaged_download_is_refused_and_not_kept(use: Use) -> None:
         stage()
     source.etag = '"0123-2"'  # sent in parts: its ETag is no MD5
     assert stage().read_bytes() == CONTENT
+
+
+def test_the_etag_of_an_encrypted_file_is_no_md5(use: Use) -> None:
+    source = use(Memory(etag='"' + "0" * 32 + '"'))
+    source.encrypted = True
+    assert stage().read_bytes() == CONTENT
+
+
+def test_what_the_store_says_is_damaged_is_not_taken_by_the_next_attempt(use: Use) -> None:
+    source = use(Memory(etag='"' + "0" * 32 + '"'))
+    source.encrypted = True
+    reads = source.read
+
+    def read(file: RemoteFile, start: int) -> Iterator[bytes]:
+        yield from reads(file, start)
+        raise DamagedObject("its checksum in the bucket differs")
+
+    source.read = read
+    for _ in range(2):
+        with pytest.raises(DataCorrupt, match="its checksum in the bucket differs"):
+            stage()
+    assert source.starts == [0, 0]
+
+
+@pytest.mark.parametrize(
+    ("answer", "md5"),
+    [
+        ({}, True),
+        ({"ServerSideEncryption": "AES256"}, True),
+        ({"ServerSideEncryption": "aws:kms", "SSEKMSKeyId": "some-key"}, False),
+        ({"ServerSideEncryption": "aws:kms:dsse"}, False),
+        ({"SSECustomerAlgorithm": "AES256"}, False),
+    ],
+)
+def test_s3_says_whether_an_etag_is_an_md5(
+    answer: dict[str, str], md5: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    client = boto3.client("s3", "us-east-1", aws_access_key_id="a", aws_secret_access_key="b")
+    source = S3Source(S3Location("datasets", "set"), client)
+    with Stubber(client) as stub:
+        stub.add_response(
+            "head_object", answer, {"Bucket": "datasets", "Key": "set/a.gz", "IfMatch": '"0123"'}
+        )
+        assert source.keeps_md5(RemoteFile("a.gz", 1, '"0123"')) is md5
+
+
+def test_only_the_rest_of_a_file_is_asked_for_as_a_range(job_store: Store, job_uri: str) -> None:
+    """S3 answers a range without the object's checksum, so botocore has nothing to compare."""
+    job_store.put_bytes("set/a.gz", CONTENT)
+    client = make_client()
+    asked: list[dict[str, str]] = []
+    client.meta.events.register(
+        "before-parameter-build.s3.GetObject", lambda params, **_: asked.append(params)
+    )
+    source = S3Source(parse_s3_uri(f"{job_uri}/set"), client)
+    file = source.list()["a.gz"]
+    assert b"".join(source.read(file, 0)) == CONTENT
+    assert b"".join(source.read(file, 9000)) == CONTENT[9000:]
+    assert [params.get("Range") for params in asked] == [None, "bytes=9000-"]
 
 
 def test_a_store_that_comes_back_is_waited_for(use: Use) -> None:

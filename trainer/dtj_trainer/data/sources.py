@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from mypy_boto3_s3 import S3Client
+    from mypy_boto3_s3.type_defs import GetObjectRequestTypeDef
 
 CHUNK_BYTES = MEBIBYTE
 
@@ -33,6 +34,9 @@ class Source(Protocol):
 
     def read(self, file: RemoteFile, start: int) -> Iterator[bytes]:
         """The file's bytes from `start` on; an error when its content is no longer that of `etag`."""
+
+    def keeps_md5(self, file: RemoteFile) -> bool:
+        """Whether an `etag` that looks like an MD5 is that of the content."""
 
 
 class S3Source:
@@ -60,11 +64,24 @@ class S3Source:
     def read(self, file: RemoteFile, start: int) -> Iterator[bytes]:
         """See Source."""
         where = self._location / file.name
+        request: GetObjectRequestTypeDef = {
+            "Bucket": where.bucket,
+            "Key": where.prefix,
+            "IfMatch": file.etag,
+        }
+        if start:  # of a whole object botocore compares the checksum, of a range it can't
+            request["Range"] = f"bytes={start}-"
         with sentences(where.uri):
-            answer = self._client.get_object(
-                Bucket=where.bucket, Key=where.prefix, Range=f"bytes={start}-", IfMatch=file.etag
-            )
+            answer = self._client.get_object(**request)
             yield from answer["Body"].iter_chunks(CHUNK_BYTES)
+
+    def keeps_md5(self, file: RemoteFile) -> bool:
+        """See Source: not so when the object is encrypted under a key of KMS or of the customer."""
+        where = self._location / file.name
+        with sentences(where.uri):
+            answer = self._client.head_object(Bucket=where.bucket, Key=where.prefix, IfMatch=file.etag)
+        encrypted = answer.get("ServerSideEncryption")
+        return encrypted in (None, "AES256") and not answer.get("SSECustomerAlgorithm")
 
 
 def local_folder(uri: str) -> Path | None:

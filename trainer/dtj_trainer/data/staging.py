@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING
 
 from dtj_trainer import contract
 from dtj_trainer.artifacts.backoff import retry_transient
-from dtj_trainer.artifacts.s3 import S3Error
+from dtj_trainer.artifacts.s3 import DamagedObject, S3Error
 from dtj_trainer.data.errors import DataCorrupt, DataNotFound, DataUnavailable
 from dtj_trainer.data.sources import RemoteFile, Source, local_folder, s3_source
 
@@ -106,11 +106,15 @@ def _fetch(source: Source, file: RemoteFile, target: Path) -> None:
     began = time.monotonic()
     with partial.open("ab") as output:
         if start < file.size:
-            for chunk in source.read(file, start):
-                output.write(chunk)
+            try:
+                for chunk in source.read(file, start):
+                    output.write(chunk)
+            except DamagedObject as error:
+                partial.unlink()  # or the next attempt would find it whole
+                raise DataCorrupt(str(error)) from error
         output.flush()
         os.fsync(output.fileno())
-    sha256 = _check(partial, file)
+    sha256 = _check(source, partial, file)
     partial.rename(final)
     records[file.name] = {"size": file.size, "etag": file.etag, "sha256": sha256}
     _write_records(target, records)
@@ -120,7 +124,7 @@ def _fetch(source: Source, file: RemoteFile, target: Path) -> None:
     )
 
 
-def _check(path: Path, file: RemoteFile) -> str:
+def _check(source: Source, path: Path, file: RemoteFile) -> str:
     """The file's sha256; raises DataCorrupt, and removes it, when size or MD5 are not those of the store."""
     sha256 = hashlib.sha256()
     md5 = hashlib.md5(usedforsecurity=False)
@@ -131,9 +135,10 @@ def _check(path: Path, file: RemoteFile) -> str:
             md5.update(chunk)
             size += len(chunk)
     etag = file.etag.strip('"')
-    # A file sent in one piece has its MD5 as its ETag; one sent in parts, or encrypted, has another.
-    plain = re.fullmatch(r"[0-9a-f]{32}", etag) is not None
-    if size != file.size or (plain and md5.hexdigest() != etag):
+    # A file sent in one piece has its MD5 as its ETag; one sent in parts has another with a `-` in it.
+    # That of an encrypted file only looks like an MD5: the store is asked, but not before they differ.
+    differs = re.fullmatch(r"[0-9a-f]{32}", etag) is not None and md5.hexdigest() != etag
+    if size != file.size or (differs and source.keeps_md5(file)):
         path.unlink()
         raise DataCorrupt(f"{file.name} arrived with another content than the store says it has")
     return sha256.hexdigest()
