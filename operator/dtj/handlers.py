@@ -49,7 +49,8 @@ class IndexView:
         self._jobs, self._pods, self._services, self._configs = jobs, pods, services, configs
 
     def job(self, key: Key) -> Mapping[str, Any] | None:
-        return next(iter(self._jobs.get(key, ())), None)
+        # The last: after a gap in the watch, an earlier job of the name may still be there.
+        return next(reversed(list(self._jobs.get(key, ()))), None)
 
     def pods(self, key: Key) -> Sequence[OwnedPod]:
         return list(self._pods.get(key, ()))
@@ -67,7 +68,8 @@ class IndexView:
         return Counter(job["status"].get("phase") or Phase.PENDING.value for _, job in self._each())
 
     def _each(self) -> Iterable[tuple[Key, Mapping[str, Any]]]:
-        return ((key, job) for key in self._jobs for job in self._jobs[key])
+        # A copy of the keys: Prometheus asks from a thread of its own.
+        return ((key, job) for key in list(self._jobs) for job in self._jobs.get(key, ()))
 
 
 @kopf.index(GROUP, VERSION, PLURAL, id="jobs")
@@ -164,7 +166,7 @@ async def stop(memo: kopf.Memo, **_: Any) -> None:
     await memo.cluster.close()
 
 
-@kopf.on.probe(id="controller")
+@kopf.on.probe(id="controller", errors=kopf.ErrorsMode.PERMANENT)
 async def probe(memo: kopf.Memo, **_: Any) -> dict[str, float]:
     """Fails when the queue is stuck."""
     figures: dict[str, float] = memo.controller.check()

@@ -150,3 +150,13 @@ def _kill_operator() -> None:
     """SIGKILL, at once; the Deployment starts another."""
     kubectl("--namespace", SYSTEM, "delete", "pods", "--selector=app.kubernetes.io/name=dtj-operator",
             "--grace-period=0", "--force", "--wait=false")  # fmt: skip
+
+
+def test_a_rank_that_takes_too_much_memory_is_told_as_such(namespace: Namespace) -> None:
+    greedy = "held = []\nwhile True: held.append(bytearray(50_000_000))"
+    manifest = example("greedy", command=["python", "-c", greedy], args=[], runPolicy={"backoffLimit": 0})
+    manifest["spec"]["replicaSpecs"]["worker"]["resources"] = {"limits": {"memory": "400Mi"}}
+    failure = namespace.apply(manifest).wait(90, "Failed")["failure"]
+    assert failure["class"] == "OOMKilled"
+    assert failure["pod"].startswith("greedy-worker-")
+    assert failure["signal"] == 9

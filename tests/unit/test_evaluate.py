@@ -13,8 +13,10 @@ from hypothesis import strategies as st
 
 from dtj.api.crd import custom_resource_definition
 from dtj.api.job import Fault, Manifest, read_status
-from dtj.api.status import ArtifactsStatus, ProgressStatus
-from dtj.status.evaluate import SETTLE_SECONDS, Observed, evaluate
+from dtj.api.status import ArtifactsStatus, ConditionType, Phase, ProgressStatus
+from dtj.status.evaluate import Observed, evaluate
+from dtj.status.events import happenings
+from dtj.status.failure import NODE_SETTLE_SECONDS
 from dtj.status.times import written_time
 from tests.unit.support.pods import (
     ALL,
@@ -271,8 +273,8 @@ def test_running_is_false_as_soon_as_a_rank_is_gone_also_while_the_cause_is_uncl
     assert condition(status, "Running")["reason"] == "RankLost"
     assert status["attempt"] == 1
     assert life.evaluation is not None
-    assert life.evaluation.look_again == SETTLE_SECONDS - 1
-    status = life.see(running(WORKER_0), running(WORKER_1), launcher, seconds=66)
+    assert life.evaluation.look_again == NODE_SETTLE_SECONDS - 1
+    status = life.see(running(WORKER_0), running(WORKER_1), launcher, seconds=121)
     assert status["attempt"] == 2
     assert status["restarts"] == {"application": 1, "infrastructure": 0}
 
@@ -659,3 +661,40 @@ def test_times_are_written_in_utc_whatever_the_operators_zone() -> None:
     there = START.astimezone(timezone(timedelta(hours=5)))
 
     assert written_time(there) == "2026-11-21T12:00:00Z"
+
+
+def test_a_lost_connection_to_a_node_that_falls_silent_is_the_nodes_fault() -> None:
+    life = ran(runPolicy={"backoffLimit": 0})
+    launcher = ended(LAUNCHER, 255, {"class": "ConnectionLost", "message": "lost worker 0"}, seconds=60)
+    life.see(running(WORKER_0), running(WORKER_1), launcher, seconds=61)
+
+    status = life.see(running(WORKER_0, ready=False), running(WORKER_1), launcher, seconds=100)
+
+    assert status["restarts"] == {"application": 0, "infrastructure": 1}
+    assert status["attempt"] == 2
+
+
+def test_a_wrong_edit_of_a_job_that_runs_does_not_end_it() -> None:
+    life = ran()
+    stored = life.job.status
+    pods = views(*healthy())
+
+    found = evaluate(life.job, None, [Fault("spec.env", "is wrong")], Observed(pods=pods), at(50))
+
+    assert found.status.phase == stored.phase == Phase.RUNNING
+    assert found.status.holds(ConditionType.RUNNING)
+    created = found.status.condition(ConditionType.CREATED)
+    assert created is not None
+    assert (created.reason, created.message) == ("SpecInvalid", "spec.env: is wrong")
+    assert [h.reason for h in happenings(stored, found.status)] == ["SpecInvalid"]
+    mended = life.see(*healthy(), seconds=60)
+    assert condition(mended, "Created")["reason"] == "JobCreated"
+
+
+def test_what_a_program_reports_never_makes_a_status_that_the_api_server_refuses() -> None:
+    progress = ProgressStatus.model_validate(
+        {"step": 10**30, "epoch": -1, "totalSteps": "many", "updatedTime": "yesterday", "loss": float("nan")}
+    )
+
+    assert progress.model_dump(exclude_none=True) == {}
+    assert ProgressStatus(updated_time="2026-11-21T12:00:00.5Z").updated_time == "2026-11-21T12:00:00.5Z"

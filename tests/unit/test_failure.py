@@ -58,7 +58,7 @@ def test_the_launchers_message_is_put_down_to_the_pod_and_node_where_the_rank_ra
         "lastLogLines": ["one", "two"],
     }
     assert not found.infrastructure
-    assert found.certain
+    assert not found.settle
 
 
 def test_a_host_that_is_no_pod_of_the_job_leaves_the_failure_with_the_launcher() -> None:
@@ -129,12 +129,12 @@ def test_of_two_causes_the_first_counts() -> None:
 
 @pytest.mark.parametrize("kind", ["ConnectionLost", "PeersUnreachable", "Signal"])
 def test_a_cause_that_may_have_followed_is_uncertain(kind: str) -> None:
-    assert not loss(ended(LAUNCHER, 255, {"class": kind, "message": "x"})).certain
+    assert loss(ended(LAUNCHER, 255, {"class": kind, "message": "x"})).settle >= 5
 
 
 def test_a_launcher_without_dtj_is_uncertain_and_a_worker_is_not() -> None:
-    assert not loss(ended(LAUNCHER, 1)).certain
-    assert loss(ended(WORKER_0, 1)).certain
+    assert loss(ended(LAUNCHER, 1)).settle == 5
+    assert not loss(ended(WORKER_0, 1)).settle
 
 
 @settings(max_examples=200, deadline=None)
@@ -166,3 +166,22 @@ def test_a_failure_told_in_a_sentence_has_the_place_and_the_last_line() -> None:
         "rank 3 in mnist-worker-1: the program exited with code 2; its last line: KeyError: 'label'"
     )
     assert told(Failure(pod="a-worker-0", message="pod a-worker-0 is gone")) == "pod a-worker-0 is gone"
+
+
+@pytest.mark.parametrize(
+    ("message", "infrastructure"),
+    [
+        ("The node was low on resource: memory.", True),
+        ("Pod ephemeral local storage usage exceeds the total limit of containers 1Gi.", False),
+        ('Usage of EmptyDir volume "dtj-workspace" exceeds the limit "1Gi".', False),
+    ],
+)
+def test_an_eviction_that_the_program_brought_on_is_its_own_fault(message: str, infrastructure: bool) -> None:
+    assert loss(evicted(WORKER_0, message)).infrastructure is infrastructure
+
+
+def test_a_native_sidecar_that_crashes_and_comes_back_is_no_failure() -> None:
+    made = running(WORKER_0)
+    made["status"]["initContainerStatuses"] = [{"name": "istio", "state": {"terminated": {"exitCode": 1}}}]
+
+    assert loss(made, running(WORKER_1)) is None

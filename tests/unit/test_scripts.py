@@ -115,6 +115,16 @@ def test_sshd_is_run_by_its_whole_path_as_it_asks_for(pod: Pod) -> None:
     assert pod.run("start.sh").stdout.strip() == str(pod.bin / "sshd")
 
 
+def test_an_image_without_a_user_of_that_uid_says_so_before_ssh_fails(pod: Pod) -> None:
+    pod.has("id", '#!/bin/sh\n[ "$1" = -u ] && echo 1000\n')
+    pod.has("sshd")
+
+    done = pod.run("start.sh")
+
+    assert done.returncode == 78
+    assert "the image has no user with uid 1000" in done.stderr
+
+
 def test_a_worker_without_sshd_says_what_to_install(pod: Pod) -> None:
     # The script looks in the system's folders too: here they are taken out of it.
     script = (SCRIPTS / "start.sh").read_text().replace("/usr/sbin:/usr/local/sbin", "/nowhere")

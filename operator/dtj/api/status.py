@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from datetime import datetime
 from enum import StrEnum
 from typing import Annotated, Any
 
@@ -23,6 +24,29 @@ def _measured(value: Any) -> Any:
 Measured = Annotated[float | None, BeforeValidator(_measured)]
 """What a program measured, to four digits. A loss that is no number any more can't be written as JSON: it is
 left out."""
+
+
+def _count(value: Any) -> Any:
+    return value if isinstance(value, int) and 0 <= value < 2**53 else None
+
+
+Count = Annotated[int | None, BeforeValidator(_count)]
+"""What a program counted; anything that the API server would refuse is left out."""
+
+
+def _reported_time(value: Any) -> Any:
+    try:
+        return value if datetime.fromisoformat(value).tzinfo else None
+    except (TypeError, ValueError):
+        return None
+
+
+ReportedTime = Annotated[
+    str | None,
+    BeforeValidator(_reported_time),
+    WithJsonSchema({"type": "string", "format": "date-time"}),
+]
+"""A time that a program wrote; anything else is left out."""
 
 
 class Phase(StrEnum):
@@ -98,11 +122,11 @@ class Restarts(ApiModel):
 class ProgressStatus(ApiModel):
     """How far training is, as rank 0 reports it."""
 
-    step: int | None = None
+    step: Count = None
     """Optimizer steps done."""
-    total_steps: int | None = None
+    total_steps: Count = None
     """Optimizer steps in all."""
-    epoch: int | None = None
+    epoch: Count = None
     """Epoch in work, from 1."""
     percent: Measured = None
     """step of totalSteps."""
@@ -114,16 +138,16 @@ class ProgressStatus(ApiModel):
     """Test accuracy, 0 to 1, when last measured."""
     eta_seconds: Measured = None
     """Seconds that training still takes at the present rate."""
-    updated_time: Time | None = None
+    updated_time: ReportedTime = None
     """When rank 0 reported this."""
 
 
 class CheckpointStatus(ApiModel):
     """The newest complete checkpoint in the bucket."""
 
-    step: int | None = None
+    step: Count = None
     """Step at which it was made."""
-    time: Time | None = None
+    time: ReportedTime = None
     """When its upload was complete."""
     uri: str | None = None
     """Where it is."""

@@ -140,11 +140,13 @@ def _api_error(status: int, body: Any, retry_after: str | None = None) -> ApiErr
     try:
         said = json.loads(text)
     except ValueError:
+        said = None
+    if not isinstance(said, dict):
         said = {}
     wait = (said.get("details") or {}).get("retryAfterSeconds") or retry_after
     return ApiError(
         status,
         said.get("reason") or "Error",
         said.get("message") or text[:500],
-        float(wait) if wait else None,
+        float(wait) if wait and str(wait).isdigit() else None,
     )

@@ -29,8 +29,6 @@ from dtj_trainer import contract
 
 # The user of the trainer images. A pod that passes the `restricted` Pod Security Standard needs a numeric one.
 _UID = 1000
-# Longer than the default 30 s: a pod that is told to end uploads its last checkpoint first.
-_GRACE_SECONDS = 120
 
 
 def metadata(job: Job, name: str, labels: dict[str, str] | None = None) -> Manifest:
@@ -82,7 +80,7 @@ def replica_pod(
             "restartPolicy": "Never",
             "automountServiceAccountToken": False,
             "enableServiceLinks": False,
-            "terminationGracePeriodSeconds": _GRACE_SECONDS,
+            "terminationGracePeriodSeconds": contract.TERMINATION_GRACE_SECONDS,
             "securityContext": {
                 "runAsNonRoot": True,
                 "runAsUser": _UID,

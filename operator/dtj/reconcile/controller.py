@@ -93,7 +93,8 @@ class Controller:
     async def _resync(self) -> None:
         while True:
             await asyncio.sleep(_RESYNC_SECONDS)
-            for key in self._view.active():
+            # Before the first event the view may know jobs and not yet their pods.
+            for key in self._view.active() if self.queue.used else ():
                 self.queue.add(key)
 
     def _jobs_in(self, phase: Phase) -> float:

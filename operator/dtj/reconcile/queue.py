@@ -19,6 +19,8 @@ class WorkQueue:
     def __init__(self, clock: Callable[[], float], rng: random.Random | None = None) -> None:
         self._clock = clock
         self._rng = rng or random.Random()  # noqa: S311 - jitter
+        self.used = False
+        """Whether a key was ever added."""
         self._ready: deque[Key] = deque()
         self._since: dict[Key, float] = {}
         """Keys that wait, and since when."""
@@ -32,6 +34,7 @@ class WorkQueue:
 
     def add(self, key: Key) -> None:
         """Let a worker take the key as soon as one is free."""
+        self.used = True
         if key in self._busy:
             self._again.add(key)
         elif key not in self._since:

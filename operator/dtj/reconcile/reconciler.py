@@ -156,7 +156,8 @@ class Reconciler:
             else:
                 memory.refusal = refused.obstacle
         if before != (memory.refusal, memory.invalid):
-            return 0.0  # to say so in the status
+            # To say so in the status; not at once, for a message that is another one each time.
+            return 0.0 if memory.refusal is None or before[0] is None else 1.0
         if memory.refusal is not None:
             return min(_REFUSED_SECONDS, evaluation.look_again or _REFUSED_SECONDS)
         return evaluation.look_again

@@ -28,8 +28,6 @@ from dtj.status.failure import Loss, attempt_loss, early_end, read_termination, 
 from dtj.status.pods import PodView
 from dtj.status.times import read_time, seconds_since, written_time
 
-# How long a failure that may only have followed from another waits for that other to be seen.
-SETTLE_SECONDS = 5.0
 # Waits before an attempt: none before the first retry, then doubling (as a Kubernetes Job does).
 _BACKOFF_SECONDS = 10.0
 _BACKOFF_LIMIT_SECONDS = 300.0
@@ -135,6 +133,10 @@ def evaluate(
     start = old.start_time or written_time(now)
     draft.values |= {"attempt": attempt, "start_time": start}
     draft.set(ConditionType.CREATED, True, "JobCreated", "the operator has taken the job up")
+    if faults and observed.pods and not observed.invalid:
+        # An edit of a job that runs: what runs goes on, and nothing is done until the spec is mended.
+        draft.set(ConditionType.CREATED, True, "SpecInvalid", "; ".join(map(str, faults)))
+        return Evaluation(draft.status(), hold=True)
     if faults or observed.invalid or expected is None:
         return Evaluation(_invalid(draft, [*faults, *observed.invalid]))
 
@@ -296,11 +298,11 @@ def _early(attempt: int, expected: Expected, pods: Sequence[PodView]) -> Loss | 
 
 def _settling(loss: Loss, now: datetime) -> float:
     """Seconds until an uncertain loss is taken for what it looks like."""
-    if loss.certain or loss.finished is None:
+    if not loss.settle or loss.finished is None:
         return 0.0
-    wait = SETTLE_SECONDS - seconds_since(loss.finished, now)
+    wait = loss.settle - seconds_since(loss.finished, now)
     # A node whose clock is ahead of ours must not make us wait for its time to come.
-    return wait if wait <= 2 * SETTLE_SECONDS else 0.0
+    return wait if wait <= 2 * loss.settle else 0.0
 
 
 def _pause(status: JobStatus) -> float:

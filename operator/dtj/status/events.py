@@ -34,6 +34,9 @@ def happenings(old: JobStatus, new: JobStatus) -> list[Happening]:
         kind: Literal["Normal", "Warning"] = "Normal" if new.phase is Phase.SUCCEEDED else "Warning"
         return [Happening(kind, condition.reason, condition.message)]
     result = []
+    created, before = new.condition(ConditionType.CREATED), old.condition(ConditionType.CREATED)
+    if created and created.reason == "SpecInvalid" and (not before or before.message != created.message):
+        result.append(Happening("Warning", created.reason, created.message))
     if old.attempt == 0:
         result.append(Happening("Normal", "JobCreated", "the operator has taken the job up"))
     if new.attempt > max(old.attempt, 1):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, cast
@@ -14,8 +15,18 @@ from dtj.status.pods import Exit, PodView
 from dtj_trainer.contract import EXIT_COMMAND_NOT_FOUND, Termination
 
 LOG_LINES = 20
+# How long a failure that may only have followed from another waits for that other to be seen.
+SETTLE_SECONDS = 5.0
+# A node that died shows only when its kubelet has been silent for the node monitor's grace, 40 to 50 s.
+NODE_SETTLE_SECONDS = 60.0
 # Classes that may be only what another loss led to: the true cause is looked for elsewhere first.
-_CONSEQUENCES = frozenset({"ConnectionLost", "PeersUnreachable", "Signal"})
+_CONSEQUENCES = {
+    "ConnectionLost": NODE_SETTLE_SECONDS,
+    "PeersUnreachable": SETTLE_SECONDS,
+    "Signal": SETTLE_SECONDS,
+}
+# Evictions that a pod brought on itself, by what its program wrote.
+_OWN_EVICTION = re.compile(r"ephemeral.(local )?storage|EmptyDir volume", re.IGNORECASE)
 # How a container ends that was told to end: sshd with 0, others by SIGTERM or SIGKILL.
 _ENDED_WHEN_TOLD = (0, 128 + 15, 128 + 9)
 _TERMINATION_TYPES: dict[str, type] = {
@@ -40,8 +51,8 @@ class Loss:
     failure: Failure
     infrastructure: bool
     """A lost pod or node, an eviction or a preemption; else the program's fault."""
-    certain: bool = True
-    """False: another pod may turn out to be the cause in a moment."""
+    settle: float = 0.0
+    """Seconds after `finished` in which another pod may turn out to be the cause."""
     finished: str | None = None
     host: str | None = None
     """Where the rank at fault ran, when another pod tells of it."""
@@ -88,8 +99,13 @@ def attempt_loss(attempt: int, pods: Sequence[PodView], missing: Sequence[str]) 
     if not losses:
         return None
     # A pod that the cluster took away makes programs fail; a loss that may only have followed comes last.
-    loss = min(losses, key=lambda loss: (not loss.infrastructure, not loss.certain, loss.finished or ""))
-    return replace(loss, failure=_located(loss, pods))
+    loss = min(losses, key=lambda loss: (not loss.infrastructure, loss.settle, loss.finished or ""))
+    loss = replace(loss, failure=_located(loss, pods))
+    if loss.failure.failure_class == "ConnectionLost" and any(
+        pod.phase == "Unknown" or (pod.running and not pod.ready) for pod in pods
+    ):
+        return replace(loss, infrastructure=True, settle=0.0)
+    return loss
 
 
 def _pod_loss(attempt: int, pod: PodView) -> Loss | None:
@@ -109,11 +125,14 @@ def _failed(attempt: int, pod: PodView) -> Loss:
     if pod.disrupted or pod.exit is None:
         reason = pod.reason or "Failed"
         message = f"pod {pod.name}: {reason}" + (f": {pod.message}" if pod.message else "")
-        return Loss(_failure(attempt, pod, "Evicted" if reason == "Evicted" else "PodLost", message), True)
+        kind = "Evicted" if reason == "Evicted" else "PodLost"
+        own = kind == "Evicted" and _OWN_EVICTION.search(pod.message) is not None
+        return Loss(_failure(attempt, pod, kind, message), infrastructure=not own)
     said = read_termination(pod.exit)
     finished = pod.exit.finished
     if said is None or "class" not in said:
-        return Loss(_unsaid(attempt, pod, pod.exit), False, certain=_is_own_fault(pod), finished=finished)
+        settle = 0.0 if _is_own_fault(pod) else SETTLE_SECONDS
+        return Loss(_unsaid(attempt, pod, pod.exit), False, settle=settle, finished=finished)
     kind = said["class"]
     failure = _failure(attempt, pod, kind, said.get("message", kind)).model_copy(
         update={
@@ -123,7 +142,8 @@ def _failed(attempt: int, pod: PodView) -> Loss:
             "last_log_lines": said.get("lastLogLines", [])[-LOG_LINES:] or None,
         }
     )
-    return Loss(failure, False, certain=kind not in _CONSEQUENCES, finished=finished, host=said.get("host"))
+    settle = _CONSEQUENCES.get(kind, 0.0)
+    return Loss(failure, False, settle=settle, finished=finished, host=said.get("host"))
 
 
 def _unsaid(attempt: int, pod: PodView, end: Exit) -> Failure:

@@ -108,7 +108,9 @@ def view_pod(pod: Mapping[str, Any]) -> PodView:
         message=status.get("message") or disruption.get("message") or "",
         disrupted=reason in _DISRUPTIONS or disruption.get("status") == "True",
         waiting=_waiting(scheduled, [*init.values(), *containers.values()]),
-        exit=_exit(containers.get(TRAINER_CONTAINER, {})) or _init_failure(init),
+        exit=_exit(containers.get(TRAINER_CONTAINER, {}))
+        # A native sidecar is an init container that may crash and come back: only a failed pod has failed by it.
+        or (_init_failure(init) if status.get("phase") == "Failed" else None),
     )
 
 

@@ -10,6 +10,15 @@ config="${DTJ_CONFIG_DIR:-/etc/dtj}"
 command export -p > "$run/environment" || exit 78
 umask 022
 
+case "$DTJ_ROLE" in
+worker | launcher)
+    if command -v id > /dev/null 2>&1 && ! id -un > /dev/null 2>&1; then
+        echo "dtj: the image has no user with uid $(id -u), which ssh needs: add one, or set runAsUser in the template" >&2
+        exit 78
+    fi
+    ;;
+esac
+
 if command -v dtj-launch > /dev/null 2>&1; then
     if command -v tini > /dev/null 2>&1; then
         exec tini -- dtj-launch "$DTJ_ROLE" -- "$@"
@@ -26,12 +35,13 @@ worker)
     exec "$sshd" -De -f "$config/sshd_config"
     ;;
 launcher)
-    command -v mpirun > /dev/null 2>&1 || {
+    # By its full path, mpirun finds its own daemon on the workers too, wherever it is installed.
+    mpirun=$(command -v mpirun) || {
         echo "dtj: the image has no mpirun, which a Horovod launcher needs: install openmpi-bin" >&2
         exit 127
     }
     # Open MPI 4 takes its hosts and its ssh from the environment that the operator gives.
-    exec mpirun -np "$DTJ_WORLD_SIZE" --bind-to none --map-by slot --mca pml ob1 --mca btl ^openib \
+    exec "$mpirun" -np "$DTJ_WORLD_SIZE" --bind-to none --map-by slot --mca pml ob1 --mca btl ^openib \
         /bin/sh "$config/rank.sh" "$@"
     ;;
 *)
