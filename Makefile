@@ -27,7 +27,7 @@ test-unit: $(VENV)  ## pure tests: no root, no network, under a minute
 
 test-trainer: $(VENV)  ## data, models, launch, artifacts and training with real Horovod ranks on this machine
 	$(PY) docker/wheels.py --install
-	@[ -d /usr/share/datasets/fashion-mnist ] || apt-get install -qq --yes dataset-fashion-mnist || true
+	@$(PY) -m tests.trainer.packages
 	$(PY) -m pytest tests/trainer
 
 lint: $(VENV)  ## ruff, mypy --strict, import rules

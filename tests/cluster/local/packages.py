@@ -12,7 +12,7 @@ from tests.cluster.progress import step
 from tests.cluster.shell import run
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping
 
 # A file that the package brings -> the package. What is there already, from wherever, is used as it is.
 NEEDED = {
@@ -36,9 +36,9 @@ WAIT_FOR_LOCK = ("-o", "DPkg::Lock::Timeout=600")
 POLICY = Path("/usr/sbin/policy-rc.d")
 
 
-def install_missing() -> None:
-    """Install what the cluster runs on and is not there yet."""
-    missing = sorted({package for file, package in NEEDED.items() if not _is_there(file)})
+def install_missing(needed: Mapping[str, str] = NEEDED) -> None:
+    """Install what is needed, by default by the cluster, and is not there yet."""
+    missing = sorted({package for file, package in needed.items() if not _is_there(file)})
     if not missing:
         return
     with step(f"installing {len(missing)} Debian packages: {' '.join(missing)}"), _no_service_starts():
