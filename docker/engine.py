@@ -13,7 +13,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from host import CACHE, BuildError, need_packages, one_at_a_time, run, say
+from host import CACHE, BuildError, follow, need_packages, one_at_a_time, run, say
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -75,26 +75,15 @@ class Engine:
         command += ["--file", str(dockerfile), *(["--target", target] if target else [])]
         for name, value in args.items():
             command += ["--build-arg", f"{name}={value}"]
-        tail: list[str] = []
         said: set[str] = set()
-        with subprocess.Popen(
-            [*command, str(context)],
-            env={**os.environ, "DOCKER_BUILDKIT": "1"},
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            errors="replace",
-        ) as process:
-            assert process.stdout is not None
-            for line in process.stdout:
-                tail = [*tail[-60:], line.rstrip()]
-                step = re.match(r"#\d+ (\[.*\d+/\d+\] .*)", line)
-                if step and step[1] not in said:
-                    said.add(step[1])
-                    say(f"  {re.sub(r'(--mount=[^ ]+)? +', ' ', step[1])[:110]}")
-        if process.returncode:
-            raise BuildError("\n".join([*tail, f"docker build of {tag} failed"]))
+
+        def tell(line: str) -> None:
+            step = re.match(r"#\d+ (\[.*\d+/\d+\] .*)", line)
+            if step and step[1] not in said:
+                said.add(step[1])
+                say(f"  {re.sub(r'(--mount=[^ ]+)? +', ' ', step[1])[:110]}")
+
+        follow([*command, context], tell, env={"DOCKER_BUILDKIT": "1"}, what=f"docker build of {tag}")
 
     def succeeds(self, *arguments: str) -> bool:
         """Whether `docker ARGUMENTS` ends well within ANSWER_SECONDS."""

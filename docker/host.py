@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 CACHE = Path(os.environ.get("DTJ_CACHE", "~/.cache/dtj")).expanduser()
@@ -52,11 +52,15 @@ def run(command: Sequence[str | Path], *, cwd: Path | None = None, env: dict[str
     return done.stdout
 
 
-def watch(
-    command: Sequence[str | Path], *, cwd: Path | None = None, env: dict[str, str] | None = None, what: str
+def follow(
+    command: Sequence[str | Path],
+    on_line: Callable[[str], None],
+    *,
+    cwd: Path | None = None,
+    env: dict[str, str] | None = None,
+    what: str,
 ) -> None:
-    """Run a long command and say how far it is: the percentages that it prints, as `[ 40%]`."""
-    said = -1
+    """Run a long command and hand on each line; BuildError with its last lines when it fails."""
     tail: list[str] = []
     with subprocess.Popen(
         [str(part) for part in command],
@@ -71,12 +75,25 @@ def watch(
         assert process.stdout is not None
         for line in process.stdout:
             tail = [*tail[-60:], line.rstrip()]
-            found = re.search(r"\[\s*(\d+)%\]", line)
-            if found and int(found[1]) // 10 > said:
-                said = int(found[1]) // 10
-                say(f"{what}: {found[1]} %")
+            on_line(line)
     if process.returncode:
         raise BuildError("\n".join([*tail, f"{what} failed with {process.returncode}"]))
+
+
+def watch(
+    command: Sequence[str | Path], *, cwd: Path | None = None, env: dict[str, str] | None = None, what: str
+) -> None:
+    """Run a long command and say how far it is: the percentages that it prints, as `[ 40%]`."""
+    said = -1
+
+    def tell(line: str) -> None:
+        nonlocal said
+        found = re.search(r"\[\s*(\d+)%\]", line)
+        if found and int(found[1]) // 10 > said:
+            said = int(found[1]) // 10
+            say(f"{what}: {found[1]} %")
+
+    follow(command, tell, cwd=cwd, env=env, what=what)
 
 
 def need_packages(commands: dict[str, str]) -> None:

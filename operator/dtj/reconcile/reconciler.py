@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import logging
 import re
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any
 
-from dtj.api.identity import KIND
+from dtj.api.identity import KIND, LABEL_ROLE
 from dtj.api.job import Fault, InvalidJob, Job, Manifest, read_job, read_status
 from dtj.api.spec import JobSpec, ReplicaSpecs, Strategy
 from dtj.api.status import JobStatus, Phase
@@ -257,12 +258,8 @@ def _holder(there: Manifest, job: Job) -> str:
 
 
 def _expected(job: Job, plan: Plan) -> Expected:
-    replicas: dict[str, int] = {}
-    for pod in plan.pods:
-        role = pod["metadata"]["labels"]["dtj.dev/role"]
-        replicas[role] = replicas.get(role, 0) + 1
     return Expected(
-        replicas=replicas,
+        replicas=Counter(pod["metadata"]["labels"][LABEL_ROLE] for pod in plan.pods),
         stages=[[pod["metadata"]["name"] for pod in stage] for stage in plan.stages],
         decisive=plan.decisive,
         artifacts_uri=artifacts_uri(job),

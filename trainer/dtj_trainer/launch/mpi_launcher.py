@@ -10,7 +10,7 @@ import sys
 from collections.abc import Sequence
 
 from dtj_trainer import contract
-from dtj_trainer.artifacts.pod_sync import PodSync, SyncSettings
+from dtj_trainer.artifacts.pod_sync import PodSync
 from dtj_trainer.artifacts.s3 import S3Error
 from dtj_trainer.launch.mpirun import HOSTFILE, mpirun_command, mpirun_environment
 from dtj_trainer.launch.outcome import decide
@@ -24,6 +24,7 @@ from dtj_trainer.launch.peers import (
     wait_for_peers,
 )
 from dtj_trainer.launch.phases import PhaseLog
+from dtj_trainer.launch.pod import sync_settings
 from dtj_trainer.launch.program import Program, ProgramEnd
 from dtj_trainer.launch.settings import Settings
 from dtj_trainer.launch.termination import RankExit, split_marker, write_termination
@@ -121,21 +122,9 @@ class MpiLauncher:
         return told["exitCode"] or (1 if failed else 0)
 
     def _start_log_sync(self) -> PodSync | None:
-        settings = self._settings
         try:
             sync = PodSync(
-                SyncSettings(
-                    root=settings.root,
-                    config_dir=settings.config_dir,
-                    uri=settings.artifacts_uri,
-                    primary=False,
-                    attempt=settings.attempt,
-                    resume=settings.resume,
-                    keep=settings.keep,
-                    settle_seconds=settings.settle,
-                    log_names=(LOG_NAME,),
-                ),
-                lambda _: None,
+                sync_settings(self._settings, primary=False, log_names=(LOG_NAME,)), lambda _: None
             )
         except ValueError as error:
             log.warning("the launcher's log is not uploaded: %s", error)

@@ -23,6 +23,21 @@ class ArtifactsUnavailable(Exception):
     """Artifacts could not be restored or uploaded; the message says why."""
 
 
+def sync_settings(settings: Settings, *, primary: bool, log_names: tuple[str, ...] | None) -> SyncSettings:
+    """What a container syncs. `primary`: rank 0 runs here. `log_names`: the logs to upload, all when None."""
+    return SyncSettings(
+        root=settings.root,
+        config_dir=settings.config_dir,
+        uri=settings.artifacts_uri,
+        primary=primary,
+        attempt=settings.attempt,
+        resume=settings.resume,
+        keep=settings.keep,
+        settle_seconds=settings.settle,
+        log_names=log_names,
+    )
+
+
 class Pod:
     """The services of one pod, made by its supervisor. May be used from several threads once started."""
 
@@ -35,17 +50,7 @@ class Pod:
         self._watch = ProgressWatch(settings.progress_file, self.phases)
         try:
             self._sync = PodSync(
-                SyncSettings(
-                    root=settings.root,
-                    config_dir=settings.config_dir,
-                    uri=settings.artifacts_uri,
-                    primary=primary,
-                    attempt=settings.attempt,
-                    resume=settings.resume,
-                    keep=settings.keep,
-                    settle_seconds=settings.settle,
-                    log_names=log_names,
-                ),
+                sync_settings(settings, primary=primary, log_names=log_names),
                 self._watch.step_at,
             )
         except ValueError as error:
