@@ -21,6 +21,8 @@ class Metrics:
         self.restarts = Counter(
             "dtj_job_restarts", "New attempts, by cause.", ["cause"], registry=self.registry
         )
+        for cause in ("application", "infrastructure"):
+            self.restarts.labels(cause)  # a series from the start: rate() does not see one that begins at 1
         self.reconcile = Histogram(
             "dtj_reconcile_duration_seconds",
             "Time of one pass over a job.",
