@@ -23,6 +23,10 @@ ENV_STRATEGY = "DTJ_STRATEGY"
 ENV_WORLD_SIZE = "DTJ_WORLD_SIZE"
 """Number of ranks asked for; a job that would run on fewer is refused at its start."""
 ENV_SLOTS_PER_WORKER = "DTJ_SLOTS_PER_WORKER"
+ENV_UPDATES = "DTJ_UPDATES"
+"""`Asynchronous` or `Synchronous`: how a ParameterServer job's workers update the variables."""
+ENV_TF_CONFIG = "TF_CONFIG"
+"""TensorFlow's own: cluster, task and environment as Kubeflow's TFJob gives them."""
 ENV_ARTIFACTS_URI = "DTJ_ARTIFACTS_URI"
 """The job's own prefix, `s3://bucket/prefix/<namespace>/<name>-<short uid>`; unset: nothing is kept."""
 ENV_DATA_URI = "DTJ_DATA_URI"
@@ -59,6 +63,8 @@ TERMINATION_MESSAGE_BYTES = 4096
 """What the kubelet keeps of a container's termination message."""
 
 SSH_PORT = 2222
+TENSORFLOW_PORT = 2222
+"""Of every task in TF_CONFIG; the container's port is called `tfjob-port`, as a TFJob's."""
 PROGRESS_PORT = 8474
 TERMINATION_GRACE_SECONDS = 120
 """From SIGTERM to SIGKILL of a pod: ranks save a checkpoint, it is uploaded, and the end is told."""
@@ -76,6 +82,8 @@ MODEL = "model"
 DATA = "data"
 LOGS = "logs"
 METRICS_FILE = "metrics.jsonl"
+EVALUATOR_METRICS_FILE = "metrics-evaluator.jsonl"
+"""What the evaluator's METRICS_FILE is called in the bucket, beside the chief's."""
 RUN = "run"
 """In memory, never uploaded."""
 ENVIRONMENT_FILE = "run/environment"
@@ -113,6 +121,14 @@ FailureClass = Literal[
 """Causes a container can know of itself; the operator adds those only the cluster sees (Evicted, ImagePull…)."""
 
 
+class Bottleneck(TypedDict):
+    """What holds the training up, as the program measured it."""
+
+    kind: Literal["ParameterServers", "Worker"]
+    message: str
+    """A sentence with the figures and what to change; the job's condition `Bottleneck` shows it."""
+
+
 class Progress(TypedDict, total=False):
     """How far a program is. Every field is optional; times are RFC 3339 in UTC."""
 
@@ -124,6 +140,8 @@ class Progress(TypedDict, total=False):
     loss: float
     accuracy: float
     etaSeconds: float
+    bottleneck: Bottleneck
+    """Absent: none that is known of."""
     updatedTime: str
 
 
