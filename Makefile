@@ -13,7 +13,7 @@ help:  ## print these targets
 
 $(VENV): pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv
-	$(PY) -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev,torch]'
+	$(PY) -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev,torch,tensorflow]'
 	@touch $@
 
 demo: $(VENV)  ## train Fashion-MNIST by Horovod on a real local cluster, end to end
