@@ -26,7 +26,7 @@ from base import IMAGE, ensure_base
 from engine import Engine, engine
 from host import CACHE, REPOSITORY, BuildError, digest, one_at_a_time, pins, say, version
 from wheels import (
-    BUILD_OPTIONS,
+    FRAMEWORKS,
     HOROVOD_VERSION,
     PATCHES,
     RUNTIME_NEEDS,
@@ -55,7 +55,8 @@ class Image:
     sources: list[Path]
     """Files of this repository that go into the context's dtj/."""
     args: dict[str, str] = field(default_factory=dict)
-    with_horovod: bool = False
+    horovod: str = ""
+    """The framework that Horovod is compiled for, one of FRAMEWORKS; empty: no Horovod in it."""
     variant: str = ""
     """What tells the archives of another base or other build arguments from the usual ones."""
 
@@ -72,8 +73,8 @@ class Image:
             wanted = {**self.requirements, "build": [f"{BUILD_BACKEND}=={pins()[BUILD_BACKEND]}"]}
         lines = [line for lines in wanted.values() for line in lines]
         found = sorted(wheelhouse(self.name, lines).glob("*.whl"))
-        if self.with_horovod and self.args.get("HOROVOD_FROM") != "source":
-            found.append(horovod_wheel())
+        if self.horovod and self.args.get("HOROVOD_FROM") != "source":
+            found.append(horovod_wheel(self.horovod))
         return found
 
     def key(self, wheels: list[Path], *, with_sources: bool = True) -> str:
@@ -82,8 +83,8 @@ class Image:
         Of a base image the name counts alone: what it holds is asked of no engine.
         """
         parts: list[str | Path] = [self.dockerfile, DOCKER / "build.py", DOCKER / "base.py"]
-        if self.with_horovod:  # as source; as a wheel it has all of this in its folder's name
-            parts += [HOROVOD_VERSION, str(sorted(BUILD_OPTIONS.items())), *PATCHES]
+        if self.horovod:  # as source; as a wheel it has all of this in its folder's name
+            parts += [HOROVOD_VERSION, str(sorted(self._horovod_options().items())), *PATCHES]
         parts += [str(sorted(self.args.items())), str(sorted(self.tags.items())), str(self.requirements)]
         parts += [f"{wheel.parent.name}/{wheel.name}" for wheel in wheels]
         for source in self.sources if with_sources else []:
@@ -100,15 +101,18 @@ class Image:
             (folder / "requirements" / f"{name}.txt").write_text("\n".join(sorted(lines)) + "\n")
         shutil.copy(REPOSITORY / "constraints.txt", folder / "requirements")
         (folder / "requirements/horovod-build.env").write_text(
-            "".join(f"{name}={value}\n" for name, value in BUILD_OPTIONS.items())
+            "".join(f"{name}={value}\n" for name, value in self._horovod_options().items())
         )
-        if self.with_horovod and self.args.get("HOROVOD_FROM") == "source":
+        if self.horovod and self.args.get("HOROVOD_FROM") == "source":
             with tempfile.TemporaryDirectory() as temporary:
                 shutil.copytree(horovod_source(Path(temporary)), folder / "horovod", dirs_exist_ok=True)
         for source in self.sources:
             target = folder / "dtj" / source.relative_to(REPOSITORY)
             target.parent.mkdir(parents=True, exist_ok=True)
             shutil.copy(source, target)
+
+    def _horovod_options(self) -> dict[str, str]:
+        return FRAMEWORKS[self.horovod].build_options if self.horovod else {}
 
 
 def images(base: str, args: dict[str, str]) -> list[Image]:
@@ -135,12 +139,29 @@ def images(base: str, args: dict[str, str]) -> list[Image]:
                 f"dtj-trainer-horovod:{version()}": "trainer",
             },
             requirements={
-                "horovod": [f"{name}=={pins()[name]}" for name in (*RUNTIME_NEEDS, "setuptools", "wheel")],
+                "horovod": _pinned(*RUNTIME_NEEDS, "torch", "setuptools", "wheel"),
                 "trainer": requirements_of("torch"),
             },
             sources=[*project, *_files(trainer)],
             args=compiled,
-            with_horovod=True,
+            horovod="torch",
+        ),
+        # One archive for all three: their layers lie in it once, the half of a gigabyte of TensorFlow too.
+        Image(
+            name="trainer-tensorflow",
+            tags={
+                f"dtj-tensorflow-base:{version()}": "tensorflow",
+                f"dtj-trainer-tensorflow:{version()}": "trainer",
+                f"dtj-trainer-tensorflow-horovod:{version()}": "trainer-horovod",
+            },
+            requirements={
+                "tensorflow": _pinned("tensorflow-cpu"),
+                "trainer": [line for line in requirements_of("tensorflow") if "tensorflow" not in line],
+                "horovod": _pinned(*RUNTIME_NEEDS, "setuptools", "wheel"),
+            },
+            sources=[*project, *_files(trainer)],
+            args=compiled,
+            horovod="tensorflow",
         ),
     ]
     taken = {image.name: _taken(args, image.dockerfile) for image in every}
@@ -167,6 +188,10 @@ def _variant(base: str, args: dict[str, str]) -> str:
 
 def _prefix(name: str, variant: str) -> str:
     return f"{name}-{variant}" if variant else name
+
+
+def _pinned(*names: str) -> list[str]:
+    return [f"{name}=={pins()[name]}" for name in names]
 
 
 def _dependencies() -> list[str]:
@@ -230,7 +255,7 @@ def archive_of_context(
     needed = [image for image in images(base, args) if any(ours in text for ours in image.tags)]
     ours = {image.name: archive_of(image) for image in needed}
     for image in needed:
-        bare = all(tag.startswith("dtj-horovod-base:") for tag in image.tags if tag in text)
+        bare = all("-base:" in tag for tag in image.tags if tag in text)
         parts.append(image.key(image.wheels(), with_sources=not bare))
     name = tag.replace("/", "_").replace(":", "_")
     archive = ARCHIVES / f"{_prefix(name, _variant(base, args))}-{digest(parts)}.tar"
@@ -292,7 +317,9 @@ def _older(archive: Path) -> list[Path]:
 def main() -> None:
     """The command line."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--image", action="append", help="only this one (operator, trainer-horovod)")
+    parser.add_argument(
+        "--image", action="append", help="only this one (operator, trainer-horovod, trainer-tensorflow)"
+    )
     parser.add_argument(
         "--base",
         default=IMAGE,

@@ -1,8 +1,10 @@
 #!/usr/bin/env python3
-"""Build the wheels that no registry has: Horovod for PyTorch, and the image's wheelhouses.
+"""Build the wheels that no registry has: Horovod for PyTorch and for TensorFlow, and the images' wheelhouses.
 
-docker/wheels.py              build Horovod's wheel if it isn't cached, print its path
-docker/wheels.py --install    and install it in the environment of this Python
+docker/wheels.py              build Horovod's two wheels where they aren't cached, print their paths
+docker/wheels.py --install    and install them for this Python: PyTorch's in its environment, TensorFlow's
+                              in a folder beside (horovod-tensorflow), which goes first on PYTHONPATH
+--framework torch             only this one
 """
 
 from __future__ import annotations
@@ -17,7 +19,7 @@ import sysconfig
 import tempfile
 import tomllib
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from host import CACHE, REPOSITORY, BuildError, digest, need_packages, one_at_a_time, pins, run, say, watch
 
@@ -27,15 +29,32 @@ if TYPE_CHECKING:
 HOROVOD_VERSION = "0.28.1"
 PATCHES = sorted((REPOSITORY / "docker" / "horovod").glob("*.patch"))
 BUILD_OPTIONS = {
-    "HOROVOD_WITH_PYTORCH": "1",
-    "HOROVOD_WITHOUT_TENSORFLOW": "1",
     "HOROVOD_WITHOUT_MXNET": "1",
     "HOROVOD_WITH_GLOO": "1",
     "HOROVOD_WITH_MPI": "1",
     "HOROVOD_WITHOUT_NVTX": "1",
 }
-RUNTIME_NEEDS = ("cloudpickle", "psutil", "pyyaml", "cffi", "packaging", "numpy", "torch")
-BUILD_NEEDS = (*RUNTIME_NEEDS, "setuptools", "wheel")
+RUNTIME_NEEDS = ("cloudpickle", "psutil", "pyyaml", "cffi", "packaging", "numpy")
+
+
+class Framework(NamedTuple):
+    """What Horovod is compiled for: a wheel for each, since both at once would need both everywhere."""
+
+    package: str
+    options: dict[str, str]
+
+    @property
+    def build_options(self) -> dict[str, str]:
+        """The environment of Horovod's setup."""
+        return {**BUILD_OPTIONS, **self.options}
+
+
+FRAMEWORKS = {
+    "torch": Framework("torch", {"HOROVOD_WITH_PYTORCH": "1", "HOROVOD_WITHOUT_TENSORFLOW": "1"}),
+    "tensorflow": Framework(
+        "tensorflow-cpu", {"HOROVOD_WITH_TENSORFLOW": "1", "HOROVOD_WITHOUT_PYTORCH": "1"}
+    ),
+}
 SYSTEM_NEEDS = {
     "g++": "g++",
     "make": "make",
@@ -47,27 +66,32 @@ SYSTEM_NEEDS = {
 }
 
 
-def horovod_wheel() -> Path:
-    """Path of the wheel for this Python; built (about 3 minutes on 2 cores) when it isn't cached."""
+def horovod_wheel(name: str) -> Path:
+    """Path of the wheel of one of FRAMEWORKS for this Python; built when it isn't cached."""
+    framework = FRAMEWORKS[name]
     need_packages(SYSTEM_NEEDS)
     mpi = run(["mpirun", "--version"]).splitlines()[0]
+    made_for = f"{framework.package} {pins()[framework.package]}"
     key = digest(
         [
             HOROVOD_VERSION,
             *PATCHES,
-            pins()["torch"],
+            made_for,
             mpi,
             f"cp{sys.version_info.major}{sys.version_info.minor}",
             sysconfig.get_platform(),
-            repr(sorted(BUILD_OPTIONS.items())),
+            repr(sorted(framework.build_options.items())),
         ]
     )
     folder = CACHE / "wheels" / key
     if not folder.is_dir():
         with one_at_a_time("horovod-wheel"):
             if not folder.is_dir():
-                say(f"Horovod's wheel: torch {pins()['torch']}, {mpi}; built once, kept in {folder}")
-                _build_horovod(folder)
+                say(
+                    f"Horovod's wheel: {made_for}, {mpi}; "
+                    f"built once, about 3 minutes on 2 cores, kept in {folder}"
+                )
+                _build_horovod(framework, folder)
     return next(folder.glob("horovod-*.whl"))
 
 
@@ -82,14 +106,17 @@ def horovod_source(folder: Path, python: Path | str = sys.executable) -> Path:
     return source
 
 
-def _build_horovod(folder: Path) -> None:
+def _build_horovod(framework: Framework, folder: Path) -> None:
     with tempfile.TemporaryDirectory(prefix="dtj-horovod-") as temporary:
         work = Path(temporary)
-        say("1/4 an environment with PyTorch to compile against")
+        say(f"1/4 an environment with {framework.package} to compile against")
         run([sys.executable, "-m", "venv", work / "venv"])
         python = work / "venv/bin/python"
-        needs = [f"{name}=={pins()[name]}" for name in BUILD_NEEDS]
-        run([python, "-m", "pip", "install", *needs])
+        needs = [
+            f"{name}=={pins()[name]}" for name in (framework.package, *RUNTIME_NEEDS, "setuptools", "wheel")
+        ]
+        constraints = REPOSITORY / "constraints.txt"
+        run([python, "-m", "pip", "install", "--constraint", constraints, *needs])
         say("2/4 its source, patched")
         source = horovod_source(work, python)
         say("3/4 compiling")
@@ -108,7 +135,7 @@ def _build_horovod(folder: Path) -> None:
             ],
             cwd=work,
             env={
-                **BUILD_OPTIONS,
+                **framework.build_options,
                 "MAKEFLAGS": f"-j{os.cpu_count() or 2}",
                 "PATH": f"{python.parent}:{os.environ['PATH']}",
             },
@@ -172,15 +199,24 @@ def _forget_others(folder: Path) -> None:
             shutil.rmtree(old)
 
 
-def install(wheel: Path) -> None:
-    """Install the wheel here, unless this very wheel is installed already."""
-    marker = Path(sys.prefix) / f".horovod-{wheel.parent.name}"
+def install(name: str, wheel: Path) -> None:
+    """Install the wheel for this Python, unless this very wheel is installed already.
+
+    An environment holds one Horovod: PyTorch's. TensorFlow's gets a folder of its own.
+    """
+    folder = Path(sys.prefix) / f"horovod-{name}" if name != "torch" else None
+    place = folder or Path(sys.prefix)
+    marker = place / f".horovod-{wheel.parent.name}"
     if marker.exists():
         return
     pip = [sys.executable, "-m", "pip", "install"]
-    run([*pip, "--constraint", REPOSITORY / "constraints.txt", wheel])
-    run([*pip, "--force-reinstall", "--no-deps", wheel])
-    for old in Path(sys.prefix).glob(".horovod-*"):
+    if folder:
+        shutil.rmtree(folder, ignore_errors=True)
+        run([*pip, "--no-deps", "--target", folder, wheel])
+    else:
+        run([*pip, "--constraint", REPOSITORY / "constraints.txt", wheel])
+        run([*pip, "--force-reinstall", "--no-deps", wheel])
+    for old in place.glob(".horovod-*"):
         old.unlink()
     marker.touch()
 
@@ -190,15 +226,19 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--install", action="store_true", help="install Horovod in this Python's environment")
+    parser.add_argument("--install", action="store_true", help="install Horovod for this Python")
+    parser.add_argument(
+        "--framework", action="append", choices=FRAMEWORKS, help="only this one (default: all)"
+    )
     arguments = parser.parse_args()
     try:
-        wheel = horovod_wheel()
-        if arguments.install:
-            install(wheel)
+        for name in arguments.framework or FRAMEWORKS:
+            wheel = horovod_wheel(name)
+            if arguments.install:
+                install(name, wheel)
+            print(wheel)
     except (BuildError, subprocess.SubprocessError) as error:
         sys.exit(f"docker/wheels.py: {error}")
-    print(wheel)
 
 
 if __name__ == "__main__":

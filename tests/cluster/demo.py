@@ -18,6 +18,8 @@ from tests.cluster.run import exports
 
 ROOT = Path(__file__).parents[2]
 NAME = "fashion-mnist"
+# What this job needs, and nothing of TensorFlow, which takes some minutes to build.
+IMAGES = ("--image=operator", "--image=trainer-horovod")
 NAMESPACE = Namespace("dtj-demo")
 WANTED_ACCURACY = 0.85
 MOST_SECONDS = 900
@@ -29,13 +31,14 @@ def main() -> int:
     parser.add_argument("--cluster", choices=("local", "kind"), default="local")
     options = parser.parse_args()
     up = subprocess.run(
-        [sys.executable, "-m", "tests.cluster.up", "--cluster", options.cluster],
+        [sys.executable, "-m", "tests.cluster.up", "--cluster", options.cluster, *IMAGES],
         cwd=ROOT, stdout=subprocess.PIPE, text=True, check=False,
     )  # fmt: skip
     if up.returncode:
         return up.returncode
     os.environ.update(exports(up.stdout))
-    installed = subprocess.run([sys.executable, "-m", "tests.cluster.install"], cwd=ROOT, check=False)
+    install = [sys.executable, "-m", "tests.cluster.install", "--cluster", options.cluster, *IMAGES]
+    installed = subprocess.run(install, cwd=ROOT, check=False)
     if installed.returncode:
         return installed.returncode
     _namespace()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 from tests.cluster import kind
@@ -17,14 +18,14 @@ ROOT = Path(__file__).parents[2]
 BUILDER = ROOT / "docker" / "build.py"
 
 
-def archives() -> list[Path]:
-    """What `docker save` wrote, an archive an image; builds what is missing."""
+def archives(only: Sequence[str] = ()) -> list[Path]:
+    """What `docker save` wrote, an archive a Dockerfile; builds what is missing."""
     if not BUILDER.exists():
         note(f"no images: {BUILDER.relative_to(ROOT)} is not there")
         return []
     # Its own progress goes to our stderr.
     done = subprocess.run(
-        [sys.executable, BUILDER, "--print-archives"],
+        [sys.executable, BUILDER, "--print-archives", *(f"--image={name}" for name in only)],
         cwd=ROOT,
         stdout=subprocess.PIPE,
         text=True,
@@ -37,9 +38,9 @@ def archives() -> list[Path]:
     return [Path(line) for line in done.stdout.splitlines() if line.strip()]
 
 
-def load(cluster: str) -> list[Path]:
-    """Put each image on each node that hasn't got it; gives the archives."""
-    built = archives()
+def load(cluster: str, only: Sequence[str] = ()) -> list[Path]:
+    """Put each image, or those named, on each node that hasn't got it; gives the archives."""
+    built = archives(only)
     for archive in built:
         title = f"loading {', '.join(images_in(archive))}"
         if cluster == "kind":
@@ -52,13 +53,27 @@ def load(cluster: str) -> list[Path]:
     return built
 
 
+def add_option(parser: argparse.ArgumentParser) -> None:
+    """`--image NAME`, for programs that load images."""
+    parser.add_argument(
+        "--image",
+        action="append",
+        default=[],
+        metavar="NAME",
+        dest="images",
+        help="only this one (may be repeated)",
+    )
+
+
 def main() -> int:
     """Load them, or say why not."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("action", choices=("load",))
     parser.add_argument("--cluster", choices=("local", "kind"), default="local")
+    add_option(parser)
+    options = parser.parse_args()
     try:
-        load(parser.parse_args().cluster)
+        load(options.cluster, options.images)
     except ClusterError as error:
         note(f"error: {error}")
         return 1

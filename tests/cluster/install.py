@@ -6,6 +6,7 @@ import argparse
 import json
 import os
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,16 +24,17 @@ CEL_SINCE = 25
 READY_SECONDS = 90
 
 
-def install(cluster: str, image: str | None = None) -> None:
+def install(cluster: str, image: str | None = None, only: Sequence[str] = ()) -> None:
     """Apply both and wait until the API knows the resource and the operator is available.
 
-    Without `image`, the operator's image is the one of the local build, loaded into the cluster.
+    Without `image`, the operator's image is the one of the local build, loaded into the cluster with the
+    others, or with those of `only`.
     """
     with step("applying the CRD"):
         install_crds()
     version = None
     if image is None:
-        image, version = _built_image(images.load(cluster))
+        image, version = _built_image(images.load(cluster, only))
     with step(f"installing the operator, {image}"):
         apply(_operator(image, version))
         try:
@@ -98,7 +100,7 @@ def _built_image(archives: list[Path]) -> tuple[str, str]:
         for tag, digest in images_in(archive).items():
             if tag.rpartition("/")[2].startswith(f"{DEPLOYMENT}:"):
                 return tag, digest
-    raise ClusterError(f"no archive carries an image {DEPLOYMENT}: name one by --image")
+    raise ClusterError(f"no archive carries an image {DEPLOYMENT}: name one by --operator-image")
 
 
 def _why() -> str:
@@ -126,14 +128,15 @@ def main() -> int:
     """Install, or say what keeps it from running."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--cluster", choices=("local", "kind"), default="local")
-    parser.add_argument("--image", help="the operator's image; by default the local build's")
+    parser.add_argument("--operator-image", help="the operator's image; by default the local build's")
+    images.add_option(parser)
     parser.add_argument("--crds-only", action="store_true", help="leave the operator out")
     options = parser.parse_args()
     try:
         if options.crds_only:
             install_crds()
         else:
-            install(options.cluster, options.image)
+            install(options.cluster, options.operator_image, options.images)
     except ClusterError as error:
         note(f"error: {error}")
         return 1

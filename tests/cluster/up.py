@@ -18,6 +18,7 @@ def main() -> int:
     parser.add_argument("--cluster", choices=("local", "kind"), default="local")
     parser.add_argument("--is-up", action="store_true", help="only say, by the exit code, whether it is up")
     parser.add_argument("--no-images", action="store_true", help="neither build nor load images")
+    images.add_option(parser)
     options = parser.parse_args()
     if options.is_up:
         there = kind.exists() if options.cluster == "kind" else cluster.healthy()
@@ -31,7 +32,7 @@ def main() -> int:
                 cluster.up()
             lines = exports(ADMIN_KUBECONFIG, cluster.STORE)
         if not options.no_images:
-            images.load(options.cluster)
+            images.load(options.cluster, options.images)
     except ClusterError as error:
         note(f"error: {error}")
         return 1

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import subprocess
 import sys
+from importlib import metadata
 from pathlib import Path
 
 import pytest
@@ -16,7 +18,8 @@ DOCKERFILES = sorted(DOCKER.glob("*.Dockerfile"))
 
 
 def test_there_are_images() -> None:
-    assert {path.name for path in DOCKERFILES} >= {"operator.Dockerfile", "trainer-horovod.Dockerfile"}
+    names = {"operator.Dockerfile", "trainer-horovod.Dockerfile", "trainer-tensorflow.Dockerfile"}
+    assert {path.name for path in DOCKERFILES} == names
 
 
 @pytest.mark.parametrize("dockerfile", DOCKERFILES, ids=lambda path: path.name)
@@ -30,6 +33,62 @@ def test_hadolint(dockerfile: Path) -> None:
 def test_images_run_as_a_number_that_is_not_root(dockerfile: Path) -> None:
     users = [line.split()[1] for line in dockerfile.read_text().splitlines() if line.startswith("USER ")]
     assert users[-1] == "1000:1000"
+
+
+def in_builder(program: str, *arguments: str | Path, cache: Path | None = None) -> str:
+    """Run a program that has docker/ on its path; what it printed."""
+    done = subprocess.run(
+        [sys.executable, "-c", f"import sys; sys.path.insert(0, {str(DOCKER)!r})\n{program}", *arguments],
+        env={**os.environ, **({"DTJ_CACHE": str(cache)} if cache else {})},
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_every_image_of_a_pod_ends_as_that_number() -> None:
+    """A Dockerfile has several that pods run, not only its last."""
+    targets = json.loads(
+        in_builder(
+            "import build, json\n"
+            "print(json.dumps({i.name: list(i.tags.values()) for i in build.images(build.IMAGE, {})}))"
+        )
+    )
+    for name, stages in targets.items():
+        text = (DOCKER / f"{name}.Dockerfile").read_text()
+        for stage in stages:
+            content = re.split(rf"^FROM \S+ AS {stage}\n", text, flags=re.MULTILINE)[1].split("\nFROM ")[0]
+            assert re.findall(r"^USER (\S+)", content, re.MULTILINE)[-1] == "1000:1000", (name, stage)
+
+
+def test_what_tensorflow_needs_is_pinned_and_tensorboard_is_not_among_it() -> None:
+    program = """
+import build, json
+(image,) = [i for i in build.images(build.IMAGE, {}) if i.name == "trainer-tensorflow"]
+print(json.dumps(image.requirements))
+"""
+    requirements = json.loads(in_builder(program))
+    assert re.fullmatch(r"tensorflow-cpu==\d+\.\d+\.\d+", requirements["tensorflow"][0])
+    assert {re.split("[=<>]", line)[0] for line in requirements["trainer"]} == {
+        "boto3",
+        "numpy",
+        "tensorboardX",
+    }
+    todo, seen = [re.split("[=<>]", line)[0] for lines in requirements.values() for line in lines], set()
+    while todo:
+        name = todo.pop()
+        if name in seen:
+            continue
+        seen.add(name)
+        # As the packages of .venv say, which has the versions of the image.
+        for line in metadata.requires(name) or []:
+            if "extra ==" not in line:
+                todo.append(re.split(r"[^\w.-]", line)[0])
+    assert "keras" in seen
+    assert "tensorboard" not in seen
+    pinned = (REPOSITORY / "constraints.txt").read_text().lower().replace("_", "-")
+    assert [name for name in seen if f"\n{name.lower().replace('_', '-')}==" not in pinned] == []
 
 
 def made_of(dockerfile: Path, target: str, **args: str) -> str:
@@ -50,12 +109,24 @@ def made_of(dockerfile: Path, target: str, **args: str) -> str:
 
 
 @pytest.mark.parametrize(("source", "offline"), [("wheelhouse", True), ("index", False)])
-def test_requirements_come_from_where_they_are(source: str, offline: bool) -> None:
+@pytest.mark.parametrize(
+    ("name", "target", "wanted"),
+    [
+        ("trainer-horovod", "trainer", ["horovod", "trainer"]),
+        ("trainer-tensorflow", "trainer", ["tensorflow", "trainer"]),
+        ("trainer-tensorflow", "trainer-horovod", ["horovod", "tensorflow", "trainer"]),
+    ],
+)
+def test_requirements_come_from_where_they_are(
+    name: str, target: str, wanted: list[str], source: str, offline: bool
+) -> None:
     """With PACKAGES_FROM=index there is nothing in the wheelhouse but what dtj's own wheel is built with."""
-    stages = made_of(DOCKER / "trainer-horovod.Dockerfile", "trainer", PACKAGES_FROM=source)
+    stages = made_of(DOCKER / f"{name}.Dockerfile", target, PACKAGES_FROM=source)
     installs = [line for line in stages.splitlines() if "--requirement " in line]
-    assert [re.findall(r"/requirements/(\w+)\.txt", line)[-1] for line in installs] == ["trainer", "horovod"]
-    assert [("--no-index" in line, "--find-links" in line) for line in installs] == [(offline, offline)] * 2
+    assert sorted(re.findall(r"/(\w+)\.txt", line)[-1] for line in installs) == wanted
+    assert [("--no-index" in line, "--find-links" in line) for line in installs] == [
+        (offline, offline)
+    ] * len(wanted)
 
 
 @pytest.mark.parametrize("patch", sorted((DOCKER / "horovod").glob("*.patch")), ids=lambda path: path.name)
@@ -66,9 +137,8 @@ def test_each_patch_says_why(patch: Path) -> None:
 
 
 def key(cache: Path, change: str = "") -> str:
-    """The trainer image's key, after a change to this process's view of the repository."""
+    """The Horovod image's key, after a change to this process's view of the repository."""
     program = (
-        "import sys; sys.path.insert(0, sys.argv[1])\n"
         "import build, host, wheels\n"
         "from pathlib import Path\n"
         "build.Image.wheels = lambda self: [Path('/wheels/abc/some.whl')]\n"
@@ -76,14 +146,7 @@ def key(cache: Path, change: str = "") -> str:
         f"{change}\n"
         "print(image.key(image.wheels()))\n"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", program, DOCKER],
-        env={**os.environ, "DTJ_CACHE": str(cache)},
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    return done.stdout
+    return in_builder(program, cache=cache)
 
 
 def test_an_image_is_built_again_when_something_it_is_made_of_changes(tmp_path: Path) -> None:
@@ -96,7 +159,7 @@ def test_an_image_is_built_again_when_something_it_is_made_of_changes(tmp_path: 
         "image.args['BASE_IMAGE'] = 'other'",
         "image.requirements['trainer'].append('more')",
         "build.HOROVOD_VERSION = 'other'",
-        "build.BUILD_OPTIONS['HOROVOD_WITH_MPI'] = '0'",
+        "build.FRAMEWORKS['torch'].options['HOROVOD_WITH_MPI'] = '0'",
     ]
     assert len({same, *(key(tmp_path, change) for change in changes)}) == 1 + len(changes)
 
@@ -131,26 +194,14 @@ def test_a_base_that_cannot_be_pulled_says_why(tmp_path: Path, docker: str, mess
     assert done.stdout.strip().endswith(message)
 
 
-def in_builder(cache: Path, program: str) -> None:
-    """Run a program that has docker/ on its path."""
-    done = subprocess.run(
-        [sys.executable, "-c", f"import sys; sys.path.insert(0, {str(DOCKER)!r})\n{program}"],
-        env={**os.environ, "DTJ_CACHE": str(cache)},
-        capture_output=True,
-        text=True,
-    )
-    assert done.returncode == 0, done.stderr
-
-
 def test_archives_of_another_base_lie_beside_the_usual_ones(tmp_path: Path) -> None:
     in_builder(
-        tmp_path,
         """
 import build
 from pathlib import Path
 
 usual = build.images(build.IMAGE, {})
-assert [image.variant for image in usual] == ["", ""]
+assert {image.variant for image in usual} == {""}
 asked = [("cuda:1", {}), ("cuda:2", {}), (build.IMAGE, {"PACKAGES_FROM": "index"})]
 others = [build.images(*each) for each in asked]
 assert len({images[1].variant for images in others}) == 3
@@ -168,6 +219,7 @@ named("trainer-horovod", "a")
 assert build._older(new) == [old]
 assert build._older(other_new) == [other]
 """,
+        cache=tmp_path,
     )
 
 
@@ -175,7 +227,6 @@ def test_a_users_own_image_is_built_on_the_base_and_with_the_arguments_given(tmp
     (tmp_path / "context").mkdir()
     (tmp_path / "context/Dockerfile").write_text("ARG MINE\nFROM dtj-trainer-horovod:x\n")
     in_builder(
-        tmp_path,
         """
 import contextlib, io, json, sys, tarfile
 from pathlib import Path
@@ -221,4 +272,5 @@ assert asked == [(build.IMAGE, {}), ("cuda:1", {"MINE": "1", "PACKAGES_FROM": "i
 assert seen == [{}, "save", "load", {"MINE": "1"}, "save"], seen
 assert len(list(build.ARCHIVES.glob("mine_1-*.tar"))) == 2
 """,
+        cache=tmp_path,
     )
