@@ -566,7 +566,7 @@ async def test_a_changed_spec_holds_from_the_next_attempt_on() -> None:
 async def test_progress_is_asked_of_rank_0_while_the_job_runs_and_kept_at_its_end() -> None:
     world = World(artifacts={"uri": "s3://bucket/jobs"})
     await world.until(lambda: world.phase == "Running")
-    assert world.progress.followed == {KEY: "10.0.0.7"}
+    assert world.progress.followed == {KEY: {"mnist-worker-0": "10.0.0.7"}}
 
     world.progress.reports[KEY] = Report(
         progress=ProgressStatus(step=5, total_steps=10, loss=0.5),

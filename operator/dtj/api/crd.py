@@ -66,11 +66,14 @@ def _root() -> Manifest:
     _set_defaults(spec, JobSpec)
     spec["x-kubernetes-validations"] = [
         {"rule": "self.strategy == oldSelf.strategy", "message": "strategy is immutable"},
-        {
-            "rule": "!has(self.replicaSpecs.worker) || !has(oldSelf.replicaSpecs.worker)"
-            " || self.replicaSpecs.worker.replicas == oldSelf.replicaSpecs.worker.replicas",
-            "message": "the number of workers can't be changed: a Horovod job has one size from start to end",
-        },
+        *(
+            {
+                "rule": f"!has(self.replicaSpecs.{role}) || !has(oldSelf.replicaSpecs.{role})"
+                f" || self.replicaSpecs.{role}.replicas == oldSelf.replicaSpecs.{role}.replicas",
+                "message": f"the number of {name} can't be changed: a job has one size from start to end",
+            }
+            for role, name in (("worker", "workers"), ("ps", "parameter servers"))
+        ),
     ]
     status = _schema(JobStatus)
     conditions = status["properties"]["conditions"]

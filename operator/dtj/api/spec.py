@@ -44,12 +44,20 @@ class Strategy(StrEnum):
     """How the ranks of a job work together."""
 
     HOROVOD = "Horovod"
+    PARAMETER_SERVER = "ParameterServer"
 
 
 class HorovodLauncher(StrEnum):
     """Who makes the launcher of a Horovod job."""
 
     NATIVE = "Native"
+
+
+class Updates(StrEnum):
+    """When the gradients of workers change the variables on the parameter servers."""
+
+    ASYNCHRONOUS = "Asynchronous"
+    SYNCHRONOUS = "Synchronous"
 
 
 class CleanPodPolicy(StrEnum):
@@ -102,13 +110,43 @@ class ReplicaSpec(ApiModel):
     The container that trains is called `trainer`."""
 
 
+class ChiefSpec(ReplicaSpec):
+    """The one chief."""
+
+    replicas: Annotated[int, Field(ge=1, le=1)] = 1
+    """1: one chief drives the training."""
+
+
+class EvaluatorSpec(ReplicaSpec):
+    """The evaluator, if there is one."""
+
+    replicas: Annotated[int, Field(ge=0, le=1)] = 1
+    """1, or 0 for none."""
+
+
 class ReplicaSpecs(ApiModel):
-    """The roles of a job. A Horovod job has workers and one launcher, which needs no entry."""
+    """The roles of a job. A Horovod job has workers and one launcher, which needs no entry. A ParameterServer job
+    has workers, ps, one chief, which needs no entry, and an evaluator if it has an entry.
+    """
 
     launcher: ReplicaSpec | None = None
     """Runs mpirun over the workers; trains nothing itself. One pod with 100m CPU when not given."""
     worker: ReplicaSpec | None = None
-    """The pods in which the ranks run."""
+    """The pods that compute: the ranks of Horovod, the workers of ParameterServer."""
+    chief: ChiefSpec | None = None
+    """Drives the training of ParameterServer, and saves its checkpoints; its exit code is the job's. One pod with
+    500m CPU and 1Gi when not given."""
+    ps: ReplicaSpec | None = None
+    """The parameter servers, which hold the variables."""
+    evaluator: EvaluatorSpec | None = None
+    """Measures the checkpoints of ParameterServer on the test data, beside the training."""
+
+    def given(self) -> dict[str, ReplicaSpec]:
+        """The roles that have an entry."""
+        return {role: getattr(self, role) for role in ROLES if getattr(self, role) is not None}
+
+
+ROLES = tuple(ReplicaSpecs.model_fields)
 
 
 class Horovod(ApiModel):
@@ -118,6 +156,16 @@ class Horovod(ApiModel):
     """Native: the operator makes the launcher itself."""
     slots_per_worker: Annotated[int, Field(ge=1, le=1024)] | None = None
     """Ranks in each worker pod. Default: the gpus of a worker, else 1."""
+
+
+class ParameterServer(ApiModel):
+    """What only strategy ParameterServer has."""
+
+    updates: Updates = Updates.ASYNCHRONOUS
+    """Asynchronous: each worker's gradients change the variables as they come. Synchronous: those of all workers
+    together, once a step. Given to the program as DTJ_UPDATES."""
+    evaluator_timeout_seconds: Annotated[int, Field(ge=0)] = 300
+    """How long the evaluator may take, after the chief has succeeded, until it has seen the last checkpoint."""
 
 
 class Accelerator(ApiModel):
@@ -172,11 +220,12 @@ class JobSpec(ApiModel):
     """What is to be trained, with what, where the result goes."""
 
     strategy: Strategy
-    """Horovod: ranks started by mpirun over ssh, gradients averaged by allreduce. Immutable."""
+    """Horovod: ranks started by mpirun over ssh, gradients averaged by allreduce. ParameterServer: TensorFlow with
+    TF_CONFIG, as a TFJob. Immutable."""
     image: Annotated[str, Field(min_length=1, max_length=1024)]
     """Container image of every replica, unless its template names another."""
     command: Strings = []
-    """The program of each rank, with its arguments. For Horovod without mpirun: the launcher adds it."""
+    """The program of each rank or replica, with its arguments. For Horovod without mpirun: the launcher adds it."""
     args: Strings = []
     """Appended to command."""
     env: Annotated[list[EnvVar], Field(max_length=256)] = []
@@ -185,6 +234,8 @@ class JobSpec(ApiModel):
     """The roles and their pods."""
     horovod: Horovod | None = None
     """What only strategy Horovod has."""
+    parameter_server: ParameterServer | None = None
+    """What only strategy ParameterServer has."""
     accelerator: Accelerator = Accelerator()
     """What kind of accelerator `gpus` counts, and where its nodes are."""
     data: Data | None = None

@@ -68,6 +68,7 @@ class ConditionType(StrEnum):
     RESTARTING = "Restarting"
     SUCCEEDED = "Succeeded"
     FAILED = "Failed"
+    BOTTLENECK = "Bottleneck"
 
 
 class ConditionStatus(StrEnum):
@@ -82,7 +83,7 @@ class Condition(ApiModel):
     """One condition, as metav1.Condition."""
 
     type: ConditionType
-    """Created, Running, Restarting, Succeeded or Failed."""
+    """Created, Running, Restarting, Succeeded, Failed or Bottleneck."""
     status: ConditionStatus
     """True, False or Unknown."""
     reason: Annotated[str, Field(max_length=1024)]
@@ -203,7 +204,7 @@ class JobStatus(ApiModel):
     phase: Phase | None = None
     """Pending, Starting, Running, Restarting, Succeeded or Failed."""
     conditions: list[Condition] = []
-    """Created, Running, Restarting, Succeeded, Failed."""
+    """Created, Running, Restarting, Succeeded, Failed, Bottleneck."""
     replica_statuses: dict[str, ReplicaStatus] = {}
     """Pods by role."""
     start_time: Time | None = None
@@ -213,9 +214,12 @@ class JobStatus(ApiModel):
     completion_time: Time | None = None
     """When the job succeeded or failed."""
     attempt: int = 0
-    """Which attempt this is, from 1."""
+    """Which attempt this is, from 1: one more with each restart of the job or of replicas of it."""
+    replica_attempts: dict[str, int] | None = None
+    """In which attempt replicas were started that have been started again alone, by <role>-<index>; the others: 1.
+    Only where a strategy restarts less than the whole job."""
     restarts: Restarts = Restarts()
-    """How often the job was started again, by cause."""
+    """How often the job, or replicas of it, were started again, by cause."""
     progress: ProgressStatus | None = None
     """How far training is."""
     artifacts: ArtifactsStatus | None = None

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import posixpath
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from dtj.api.identity import GROUP, LABEL_MANAGED_BY
 from dtj.api.job import Fault, Job
 from dtj.api.names import LABEL_LENGTH, is_dns_label, pod_name
-from dtj.api.spec import EnvVar, ReplicaSpec, Resume
+from dtj.api.spec import EnvVar, ReplicaSpec, Resume, Strategy
 from dtj_trainer import contract
 
 TRAINER_CONTAINER = "trainer"
@@ -20,6 +20,10 @@ CONFIG_VOLUME = "dtj-config"
 SSH_VOLUME = "dtj-ssh"
 SHM_VOLUME = "dtj-shm"
 RESERVED_VOLUMES = (WORKSPACE_VOLUME, RUN_VOLUME, CONFIG_VOLUME, SSH_VOLUME)
+ROLES_OF = {
+    Strategy.HOROVOD: ("launcher", "worker"),
+    Strategy.PARAMETER_SERVER: ("chief", "worker", "ps", "evaluator"),
+}
 RESERVED_MOUNTS = (str(contract.ROOT / contract.RUN), str(contract.CONFIG_DIR), str(contract.SSH_DIR))
 
 # The reference grammar of the distribution project, without its length rules.
@@ -50,12 +54,10 @@ def _name(job: Job) -> Iterator[Fault]:
             f"{job.name!r} is not a DNS label: lower-case letters, digits and '-', beginning with a letter "
             "and ending with a letter or digit",
         )
-    worker = job.spec.replica_specs.worker
-    longest = max(
-        pod_name(job.name, "launcher", 0),
-        pod_name(job.name, "worker", (worker.replicas if worker else 1) - 1),
-        key=len,
-    )
+    sizes = dict.fromkeys(ROLES_OF[job.spec.strategy], 1) | {
+        role: replica.replicas for role, replica in job.spec.replica_specs.given().items()
+    }
+    longest = max((pod_name(job.name, role, max(size, 1) - 1) for role, size in sizes.items()), key=len)
     if len(longest) > LABEL_LENGTH:
         spare = len(longest) - LABEL_LENGTH
         yield Fault(
@@ -66,33 +68,58 @@ def _name(job: Job) -> Iterator[Fault]:
 
 
 def _roles(job: Job) -> Iterator[Fault]:
-    roles = job.spec.replica_specs
-    if roles.worker is None:
-        yield Fault("spec.replicaSpecs.worker", f"required by strategy {job.spec.strategy}")
-    if roles.launcher is not None:
-        if roles.launcher.replicas != 1:
-            yield Fault("spec.replicaSpecs.launcher.replicas", f"must be 1, got {roles.launcher.replicas}")
-        if roles.launcher.gpus:
+    strategy, given = job.spec.strategy, job.spec.replica_specs.given()
+    roles = ROLES_OF[strategy]
+    for role in given.keys() - roles:
+        yield Fault(
+            f"spec.replicaSpecs.{role}", f"strategy {strategy} has no {role}: its roles are {_list(roles)}"
+        )
+    for role in ("worker", "ps"):
+        if role in roles and role not in given:
+            yield Fault(f"spec.replicaSpecs.{role}", f"required by strategy {strategy}")
+    for own, block, value in (
+        (Strategy.HOROVOD, "horovod", job.spec.horovod),
+        (Strategy.PARAMETER_SERVER, "parameterServer", job.spec.parameter_server),
+    ):
+        if strategy is not own and value is not None:
+            yield Fault(
+                f"spec.{block}", f"belongs to strategy {own}, and this job's is {strategy}: remove it"
+            )
+    launcher = given.get("launcher")
+    if launcher is not None and strategy is Strategy.HOROVOD:
+        if launcher.replicas != 1:
+            yield Fault("spec.replicaSpecs.launcher.replicas", f"must be 1, got {launcher.replicas}")
+        if launcher.gpus:
             yield Fault(
                 "spec.replicaSpecs.launcher.gpus", "must be 0: the launcher trains nothing; give workers gpus"
             )
 
 
+def _list(words: Sequence[str]) -> str:
+    return f"{', '.join(words[:-1])} and {words[-1]}"
+
+
 def _program(job: Job) -> Iterator[Fault]:
     if not _IMAGE.fullmatch(job.spec.image):
         yield Fault("spec.image", f"{job.spec.image!r} is not an image reference such as repository/name:tag")
-    if not job.spec.command and not job.spec.args and not launcher_command(job):
-        yield Fault("spec.command", "required: the program that each rank runs, e.g. [python, train.py]")
+    if not job.spec.command and not job.spec.args and not _each_has_a_command(job):
+        yield Fault("spec.command", "required: the program of each replica, e.g. [python, train.py]")
 
 
-def launcher_command(job: Job) -> list[str] | None:
-    """The command that the launcher's own template gives, run as written instead of mpirun over the program."""
-    launcher = job.spec.replica_specs.launcher
-    for container in _containers(launcher) if launcher else ():
-        command = container.get("command")
-        if container.get("name") == TRAINER_CONTAINER and command and isinstance(command, list):
-            return command
-    return None
+def _each_has_a_command(job: Job) -> bool:
+    """Whether the templates say all that is to be run: the launcher's, or that of every replica."""
+    given = job.spec.replica_specs.given()
+    if job.spec.strategy is Strategy.HOROVOD:
+        return bool(own_program(given.get("launcher"))[0])
+    return all(own_program(given.get(role))[0] for role in {"chief", *given})
+
+
+def own_program(replica: ReplicaSpec | None) -> tuple[list[str], list[str]]:
+    """Command and args that a role's own template gives; empty where it gives none."""
+    for container in _containers(replica) if replica else ():
+        if container.get("name") == TRAINER_CONTAINER:
+            return container.get("command") or [], container.get("args") or []
+    return [], []
 
 
 def _environment(job: Job) -> Iterator[Fault]:
@@ -124,12 +151,7 @@ _OPERATORS_VARIABLES = frozenset(v for k, v in vars(contract).items() if k.start
 
 
 def _replicas(job: Job) -> Iterator[Fault]:
-    for role, replica in (
-        ("launcher", job.spec.replica_specs.launcher),
-        ("worker", job.spec.replica_specs.worker),
-    ):
-        if replica is None:
-            continue
+    for role, replica in job.spec.replica_specs.given().items():
         path = f"spec.replicaSpecs.{role}"
         yield from _resources(path, replica, job.spec.accelerator.resource_name)
         yield from _template(f"{path}.template", replica)
@@ -203,9 +225,10 @@ def _container(path: str, container: dict[str, Any]) -> Iterator[Fault]:
     for key in ("env", "volumeMounts", "ports"):
         if not _is_list_of_objects(container.get(key, [])):
             yield Fault(f"{path}.{key}", f"must be a list of objects, got {container[key]!r}")
-    command = container.get("command", [])
-    if not isinstance(command, list) or not all(isinstance(word, str) for word in command):
-        yield Fault(f"{path}.command", f"must be a list of strings, got {command!r}")
+    for key in ("command", "args"):
+        words = container.get(key, [])
+        if not isinstance(words, list) or not all(isinstance(word, str) for word in words):
+            yield Fault(f"{path}.{key}", f"must be a list of strings, got {words!r}")
     for mount in _objects(container.get("volumeMounts")):
         if posixpath.normpath(str(mount.get("mountPath"))) in RESERVED_MOUNTS:
             yield Fault(f"{path}.volumeMounts", f"{mount['mountPath']} belongs to the operator")

@@ -6,17 +6,13 @@ reads in its place.
 
 from __future__ import annotations
 
-from functools import cache
-from importlib.resources import files
-
-import yaml
-
-from dtj.api.job import Job, Manifest, written
-from dtj.api.names import config_name, host_name, ssh_secret_name
+from dtj.api.job import Job, Manifest
+from dtj.api.names import host_name, ssh_secret_name
 from dtj.api.spec import Horovod, ReplicaSpec, Resources
 from dtj.api.validation import CONFIG_VOLUME, SSH_VOLUME, TRAINER_CONTAINER
 from dtj.plan.model import Plan
 from dtj.plan.pods import headless_service, metadata, replica_pod
+from dtj.plan.start import START, config_map, script
 from dtj_trainer import contract
 
 LAUNCHER = "launcher"
@@ -26,7 +22,6 @@ HOSTFILE = contract.CONFIG_DIR / "hostfile"
 _SSH_CONFIG = contract.CONFIG_DIR / "ssh_config"
 # Where scripts written for mpi-operator look for the hostfile.
 _MPI_DIR = "/etc/mpi"
-_START = ["/bin/sh", str(contract.CONFIG_DIR / "start.sh")]
 _SSH_ARGS = f"-F {_SSH_CONFIG} -o ConnectionAttempts=10"
 _DEFAULT_LAUNCHER = ReplicaSpec(
     resources=Resources(requests={"cpu": "100m", "memory": "128Mi"}, limits={"memory": "1Gi"})
@@ -78,7 +73,7 @@ def horovod_plan(job: Job, attempt: int) -> Plan:
     }
     workers = tuple(
         replica_pod(
-            job, WORKER, index, worker, attempt=attempt, command=_START, env=size, extra=_worker_extra(job)
+            job, WORKER, index, worker, attempt=attempt, command=[*START], env=size, extra=_worker_extra(job)
         )
         for index in range(worker.replicas)
     )
@@ -88,13 +83,21 @@ def horovod_plan(job: Job, attempt: int) -> Plan:
         0,
         launcher,
         attempt=attempt,
-        command=[*_START, *program],
+        command=[*START, *program],
         env=size | _mpi_environment(job),
         extra=_launcher_extra(job),
     )
     return Plan(
         service=headless_service(job),
-        config=_config_map(job, worker.replicas),
+        config=config_map(
+            job,
+            {
+                "hostfile": hostfile(job, worker.replicas),
+                "ssh_config": SSH_CONFIG,
+                "sshd_config": SSHD_CONFIG,
+                "rank.sh": script("rank.sh"),
+            },
+        ),
         ssh_secret=ssh_secret_name(job.name, job.short_uid),
         stages=(workers, (launcher_pod,)),
         decisive=(launcher_pod["metadata"]["name"],),
@@ -127,22 +130,6 @@ def hostfile(job: Job, workers: int) -> str:
     return "".join(
         f"{host_name(job.name, job.namespace, WORKER, index)} slots={slots}\n" for index in range(workers)
     )
-
-
-def _config_map(job: Job, workers: int) -> Manifest:
-    return {
-        "apiVersion": "v1",
-        "kind": "ConfigMap",
-        "metadata": metadata(job, config_name(job.name)),
-        "data": {
-            "hostfile": hostfile(job, workers),
-            "ssh_config": SSH_CONFIG,
-            "sshd_config": SSHD_CONFIG,
-            "start.sh": _script("start.sh"),
-            "rank.sh": _script("rank.sh"),
-            contract.JOB_FILE: yaml.safe_dump(written(job), sort_keys=False),
-        },
-    }
 
 
 def _worker_extra(job: Job) -> Manifest:
@@ -209,8 +196,3 @@ def _mpi_environment(job: Job) -> dict[str, str]:
         # The launcher runs no rank: a device plugin's runtime must not hand it every GPU of its node.
         "NVIDIA_VISIBLE_DEVICES": "void",
     }
-
-
-@cache
-def _script(name: str) -> str:
-    return files("dtj.plan").joinpath("scripts", name).read_text()

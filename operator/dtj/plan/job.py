@@ -6,6 +6,7 @@ from dtj.api.job import Job
 from dtj.api.spec import Strategy
 from dtj.plan.horovod import horovod_plan
 from dtj.plan.model import Plan
+from dtj.plan.parameter_server import parameter_server_plan
 
 
 def plan_job(job: Job, attempt: int) -> Plan:
@@ -13,3 +14,5 @@ def plan_job(job: Job, attempt: int) -> Plan:
     match job.spec.strategy:
         case Strategy.HOROVOD:
             return horovod_plan(job, attempt)
+        case Strategy.PARAMETER_SERVER:
+            return parameter_server_plan(job)

@@ -41,6 +41,7 @@ class DeletePod:
     uid: str
 
 
+_UNENDED = ("Pending", "Running", "Unknown")
 Action = Create | CreateSshSecret | ReplaceData | DeletePod
 
 
@@ -60,9 +61,16 @@ def actions(
         return [*_clean_up(job, evaluation, pods)]
     if plan is None:
         return []
-    attempt = evaluation.status.attempt
+    attempts = plan.attempts
+    keep = job.spec.run_policy.clean_pod_policy is CleanPodPolicy.NONE
     result: list[Action] = [
-        DeletePod(pod.name, pod.uid) for pod in pods if pod.attempt < attempt and not pod.deleting
+        DeletePod(pod.name, pod.uid)
+        for pod in pods
+        if not pod.deleting
+        and (
+            pod.attempt < attempts.get(pod.name, evaluation.status.attempt)
+            or (pod.name in evaluation.done and pod.phase in _UNENDED and not keep)
+        )
     ]
     if evaluation.hold:
         return result
@@ -70,7 +78,8 @@ def actions(
         result.append(Create(plan.service))
     result += _config(plan, {config.name: config for config in configs}, pods)
     return result + [
-        Create(pod) for pod in _due(plan, {pod.name: pod for pod in pods if pod.attempt == attempt})
+        Create(pod)
+        for pod in _due(plan, {pod.name: pod for pod in pods if pod.attempt == attempts.get(pod.name)})
     ]
 
 
@@ -82,7 +91,7 @@ def _clean_up(job: Job, evaluation: Evaluation, pods: Sequence[PodView]) -> list
         return []
     leftover = [pod for pod in pods if not pod.deleting]
     if policy is not CleanPodPolicy.ALL:
-        leftover = [pod for pod in leftover if pod.phase in ("Pending", "Running", "Unknown")]
+        leftover = [pod for pod in leftover if pod.phase in _UNENDED]
     return [DeletePod(pod.name, pod.uid) for pod in leftover]
 
 

@@ -1,15 +1,16 @@
-"""How far jobs are, asked of rank 0 of each while it runs."""
+"""How far jobs are, asked of those pods of each that know, while it runs."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import aiohttp
-from pydantic import ValidationError
+from pydantic import ValidationError, model_validator
 
 from dtj.api.base import ApiModel
 from dtj.api.status import ArtifactsStatus, ProgressStatus
@@ -22,11 +23,28 @@ _TIMEOUT = aiohttp.ClientTimeout(total=2.0)
 _MOST_BYTES = 64 * 1024
 
 
+_BOTTLENECKS = {"ParameterServers": "ParameterServersSlow", "Worker": "StragglingWorker"}
+"""Kind of a bottleneck in a report -> reason of the condition."""
+
+
 class Report(ApiModel):
     """The answer of /progress (dtj_trainer.contract.Report), as far as the status shows it."""
 
     progress: ProgressStatus | None = None
     artifacts: ArtifactsStatus | None = None
+    bottleneck: tuple[str, str] | None = None
+    """Reason and message, from the report's progress."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _lift_bottleneck(cls, data: Any) -> Any:
+        """Take the bottleneck out of the progress; anything else than the contract's is left out."""
+        progress = data.get("progress") if isinstance(data, dict) else None
+        found = progress.get("bottleneck") if isinstance(progress, dict) else None
+        if not isinstance(found, dict):
+            return data
+        reason, message = _BOTTLENECKS.get(str(found.get("kind"))), found.get("message")
+        return data | {"bottleneck": (reason, message) if reason and isinstance(message, str) else None}
 
 
 @dataclass
@@ -37,32 +55,39 @@ class _Followed:
 
 
 class ProgressPoller:
-    """Asks each followed job's rank 0 in turn; a pod that does not answer costs nothing but the question."""
+    """Asks the followed pods of each job in turn; one that does not answer costs nothing but the question."""
 
     def __init__(self, moved: Callable[[Key], None], interval: float) -> None:
         """moved: told the key of a job whose report has changed. interval: seconds between two questions."""
         self._moved = moved
         self._interval = interval
-        self._followed: dict[Key, _Followed] = {}
+        self._followed: dict[Key, dict[str, _Followed]] = {}
         self._session: aiohttp.ClientSession | None = None
 
-    def report(self, key: Key) -> Report | None:
-        """The job's last report, while it is followed."""
-        followed = self._followed.get(key)
+    def report(self, key: Key, pod: str) -> Report | None:
+        """The last report of a job's pod, while that is followed."""
+        followed = self._followed.get(key, {}).get(pod)
         return followed.report if followed else None
 
-    def follow(self, key: Key, ip: str) -> None:
-        """Ask the pod at this address from now on."""
-        address = f"http://{f'[{ip}]' if ':' in ip else ip}:{PROGRESS_PORT}/progress"
-        followed = self._followed.get(key)
-        if followed is not None and followed.address == address:
-            return
-        self.leave(key)
-        self._followed[key] = _Followed(address, asyncio.create_task(self._ask(key, address)))
+    def follow(self, key: Key, pods: Mapping[str, str]) -> None:
+        """Ask these pods of a job from now on, and no others of it. pods: name -> address."""
+        known = self._followed.setdefault(key, {})
+        for name, ip in pods.items():
+            address = f"http://{f'[{ip}]' if ':' in ip else ip}:{PROGRESS_PORT}/progress"
+            if name not in known or known[name].address != address:
+                self._leave(key, name)
+                known[name] = _Followed(address, asyncio.create_task(self._ask(key, name, address)))
+        for name in known.keys() - pods.keys():
+            self._leave(key, name)
 
     def leave(self, key: Key) -> None:
-        """Ask no more."""
-        followed = self._followed.pop(key, None)
+        """Ask no pod of the job any more."""
+        for name in list(self._followed.get(key, ())):
+            self._leave(key, name)
+        self._followed.pop(key, None)
+
+    def _leave(self, key: Key, name: str) -> None:
+        followed = self._followed.get(key, {}).pop(name, None)
         if followed is not None:
             followed.task.cancel()
 
@@ -73,12 +98,12 @@ class ProgressPoller:
         if self._session is not None:
             await self._session.close()
 
-    async def _ask(self, key: Key, address: str) -> None:
+    async def _ask(self, key: Key, name: str, address: str) -> None:
         while True:
             # Jitter: a thousand jobs that started together are not asked together.
             await asyncio.sleep(self._interval * random.uniform(0.75, 1.25))  # noqa: S311
             report = await self._fetch(address)
-            followed = self._followed.get(key)
+            followed = self._followed.get(key, {}).get(name)
             if report is not None and followed is not None and report != followed.report:
                 followed.report = report
                 self._moved(key)

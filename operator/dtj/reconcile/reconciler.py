@@ -16,7 +16,7 @@ from typing import Any
 
 from dtj.api.identity import KIND, LABEL_ROLE
 from dtj.api.job import Fault, InvalidJob, Job, Manifest, read_job, read_status
-from dtj.api.spec import JobSpec, ReplicaSpecs, Strategy
+from dtj.api.spec import JobSpec, ParameterServer, ReplicaSpecs, Strategy
 from dtj.api.status import JobStatus, Phase
 from dtj.api.validation import faults
 from dtj.cluster.port import ApiError, Cluster
@@ -118,13 +118,16 @@ class Reconciler:
         plan = None if wrong else plan_job(job, max(job.status.attempt, 1))
         now = self._clock()
         pods = [pod.view for pod in self._view.pods(key) if pod.owner == job.uid]
-        report = self._progress.report(key)
+        report = self._progress.report(key, plan.reporter) if plan else None
+        evaluation_report = self._progress.report(key, plan.evaluator) if plan and plan.evaluator else None
         observed = Observed(
             pods=pods,
             refusal=memory.refusal,
             invalid=memory.invalid,
             progress=report.progress if report else None,
             artifacts=report.artifacts if report else None,
+            bottleneck=report.bottleneck if report else None,
+            evaluation=evaluation_report.progress if evaluation_report else None,
         )
         expected = _expected(job, plan) if plan else None
         evaluation = evaluate(job, expected, wrong, observed, now)
@@ -224,11 +227,13 @@ class Reconciler:
                     _log.warning("%s/%s: event %s: %s", job.namespace, job.name, happening.reason, error)
 
     def _follow(self, key: Key, plan: Plan | None, observed: Observed, status: JobStatus) -> None:
-        reporter = next((p for p in observed.pods if plan and p.name == plan.reporter and p.ip), None)
-        if status.phase is Phase.RUNNING and reporter is not None and reporter.ip is not None:
-            self._progress.follow(key, reporter.ip)
-        else:
+        if plan is None or status.phase is not Phase.RUNNING:
             self._progress.leave(key)
+            return
+        asked = (plan.reporter, plan.evaluator)
+        self._progress.follow(
+            key, {p.name: p.ip for p in observed.pods if p.name in asked and p.running and p.ip}
+        )
 
     def _forget(self, key: Key) -> None:
         self._memory.pop(key, None)
@@ -263,6 +268,10 @@ def _expected(job: Job, plan: Plan) -> Expected:
         stages=[[pod["metadata"]["name"] for pod in stage] for stage in plan.stages],
         decisive=plan.decisive,
         artifacts_uri=artifacts_uri(job),
+        attempts=plan.attempts,
+        restarts_with=plan.restarts_with,
+        evaluator=plan.evaluator,
+        evaluator_timeout=(job.spec.parameter_server or ParameterServer()).evaluator_timeout_seconds,
     )
 
 

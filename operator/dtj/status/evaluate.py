@@ -24,9 +24,14 @@ from dtj.api.status import (
     ReplicaStatus,
     Restarts,
 )
+from dtj.status.evaluator import has_seen, last_step, measured, seconds_left
 from dtj.status.failure import Loss, attempt_loss, early_end, read_termination, reported, told
 from dtj.status.pods import PodView
+from dtj.status.replacement import start_again, told_again, vanished
 from dtj.status.times import read_time, seconds_since, written_time
+
+Bottleneck = tuple[str, str]
+"""Reason and message of the condition."""
 
 # Waits before an attempt: none before the first retry, then doubling (as a Kubernetes Job does).
 _BACKOFF_SECONDS = 10.0
@@ -44,6 +49,19 @@ class Expected:
     decisive: Sequence[str]
     """Names of the pods whose success is the job's."""
     artifacts_uri: str | None
+    attempts: Mapping[str, int]
+    """In which attempt each pod is to be, by its name."""
+    restarts_with: Mapping[str, frozenset[str]] | None = None
+    """The pods that are started again when one is lost, by its name; None: all of them, whichever it is."""
+    evaluator: str | None = None
+    """Name of the pod that measures checkpoints: the training goes on without it."""
+    evaluator_timeout: float = 0.0
+    """Seconds that it gets after the training's end."""
+
+    @property
+    def needed(self) -> list[str]:
+        """Names of the pods without which the job does not run."""
+        return [name for stage in self.stages for name in stage if name != self.evaluator]
 
 
 @dataclass(frozen=True)
@@ -57,6 +75,10 @@ class Observed:
     """What the API server found wrong with an object of the plan."""
     progress: ProgressStatus | None = None
     artifacts: ArtifactsStatus | None = None
+    bottleneck: Bottleneck | None = None
+    """What holds the training up; told with `progress`."""
+    evaluation: ProgressStatus | None = None
+    """What the evaluator reports."""
 
 
 @dataclass(frozen=True)
@@ -68,6 +90,8 @@ class Evaluation:
     """Seconds."""
     hold: bool = False
     """No pod is to be made yet."""
+    done: frozenset[str] = frozenset()
+    """Names of pods whose work is over before the job is."""
 
 
 @dataclass
@@ -140,19 +164,24 @@ def evaluate(
     if faults or observed.invalid or expected is None:
         return Evaluation(_invalid(draft, [*faults, *observed.invalid]))
 
-    pods = [pod for pod in observed.pods if pod.attempt == attempt]
+    pods = _present(expected, observed.pods, attempt)
     named = {pod.name: pod for pod in pods}
     draft.values["replica_statuses"] = _replica_statuses(expected, pods)
-    draft.values["progress"] = observed.progress or old.progress
+    draft.values["progress"] = _progress(expected, old.progress, observed.progress, observed.evaluation)
     draft.values["artifacts"] = _artifacts(expected, old.artifacts, observed.artifacts)
+    _tell_bottleneck(draft, observed)
 
     if all(name in named and named[name].succeeded for name in expected.decisive):
-        return Evaluation(_succeeded(draft, expected, observed, [named[name] for name in expected.decisive]))
-    loss = (
-        attempt_loss(attempt, pods, _missing(old, expected, named))
-        if _begun(old, expected, named)
-        else _early(attempt, expected, pods)
-    )
+        return _succeeded(draft, expected, observed, named)
+    gone = vanished(old, expected.attempts, pods)
+    if expected.restarts_with is not None:
+        # Before all ran, a pod that is deleted is simply made again.
+        ended = [pod for pod in pods if old.all_running_time or not pod.deleting]
+        loss = attempt_loss(attempt, ended, gone)
+    elif _begun(old, expected, named):
+        loss = attempt_loss(attempt, pods, _missing(old, expected, named))
+    else:
+        loss = _early(attempt, expected, pods)
     deadline = job.spec.run_policy.active_deadline_seconds
     left = None if deadline is None else deadline - seconds_since(start, now)
     if left is not None and left <= 0 and loss is None:
@@ -160,9 +189,10 @@ def evaluate(
     if loss is not None:
         wait = _settling(loss, now)
         if wait > 0:
-            draft.set(ConditionType.RUNNING, False, "RankLost", loss.failure.message or "")
+            if loss.failure.pod != expected.evaluator:
+                draft.set(ConditionType.RUNNING, False, "RankLost", loss.failure.message or "")
             return Evaluation(draft.status(), wait)
-        return _lost(draft, attempt, loss)
+        return _lost(draft, attempt, loss, expected, pods, gone)
     return _going_on(draft, expected, observed, pods, left)
 
 
@@ -173,18 +203,36 @@ def _invalid(draft: _Draft, faults: Sequence[Fault]) -> JobStatus:
 
 
 def _succeeded(
-    draft: _Draft, expected: Expected, observed: Observed, decisive: Sequence[PodView]
-) -> JobStatus:
+    draft: _Draft, expected: Expected, observed: Observed, named: Mapping[str, PodView]
+) -> Evaluation:
+    decisive = [named[name] for name in expected.decisive]
     known = _artifacts(expected, draft.job.status.artifacts, observed.artifacts)
+    evaluator = named.get(expected.evaluator or "")
+    evaluation = measured(evaluator, observed.evaluation)
     for pod in decisive:
         progress, artifacts = reported(read_termination(pod.exit) if pod.exit else None)
-        draft.values["progress"] = progress or draft.values["progress"]
-        draft.values["artifacts"] = _artifacts(expected, known, artifacts)
+        known = _artifacts(expected, known, artifacts)
+        before = draft.values["progress"]
+        assert before is None or isinstance(before, ProgressStatus)
+        draft.values["progress"] = _progress(expected, before, progress, evaluation)
+    draft.values["artifacts"] = known
     if draft.job.status.all_running_time is None:
         draft.values["all_running_time"] = written_time(draft.now)
-    return draft.finish(
-        Phase.SUCCEEDED, "JobSucceeded", f"{', '.join(p.name for p in decisive)} ended with exit code 0"
-    )
+    message = f"{', '.join(p.name for p in decisive)} ended with exit code 0"
+    left = seconds_left(evaluator, decisive[0], known, evaluation, expected.evaluator_timeout, draft.now)
+    if evaluator is not None and left > 0:
+        message += (
+            f"; {evaluator.name} has {expected.evaluator_timeout:.0f} s to see checkpoint {last_step(known)}"
+        )
+        draft.set(ConditionType.RUNNING, True, "Evaluating", message)
+        done = frozenset(expected.attempts) - {evaluator.name}
+        return Evaluation(draft.status(phase=Phase.RUNNING), left, hold=True, done=done)
+    if evaluator is not None and last_step(known) is not None and not has_seen(evaluation, known):
+        message += f"; {evaluator.name} has not seen checkpoint {last_step(known)}"
+        loss = attempt_loss(draft.job.status.attempt, [evaluator], ())
+        if loss is not None:
+            message += f": {told(loss.failure)}"
+    return Evaluation(draft.finish(Phase.SUCCEEDED, "JobSucceeded", message))
 
 
 def _overdue(
@@ -199,25 +247,46 @@ def _overdue(
     return draft.finish(Phase.FAILED, "DeadlineExceeded", message)
 
 
-def _lost(draft: _Draft, attempt: int, loss: Loss) -> Evaluation:
-    """Count a loss: the next attempt begins, or the job has failed."""
+def _lost(
+    draft: _Draft,
+    attempt: int,
+    loss: Loss,
+    expected: Expected,
+    pods: Sequence[PodView],
+    gone: Sequence[str],
+) -> Evaluation:
+    """Count a loss: what has to starts again, or the job has failed."""
     limit = draft.job.spec.run_policy.backoff_limit
     restarts = draft.job.status.restarts
     message = f"attempt {attempt}: {told(loss.failure)}"
     draft.values["failure"] = loss.failure
     if not loss.infrastructure and restarts.application >= limit:
         return Evaluation(draft.finish(Phase.FAILED, "BackoffLimitExceeded", message))
-    restarts = Restarts(
+    draft.values["restarts"] = Restarts(
         application=restarts.application + (not loss.infrastructure),
         infrastructure=restarts.infrastructure + loss.infrastructure,
     )
+    draft.values["attempt"] = attempt + 1
+    stops = True
+    if expected.restarts_with is None:
+        draft.values["all_running_time"] = None
+    else:
+        again = start_again(expected.restarts_with, expected.decisive, pods, gone)
+        stops = again != {expected.evaluator}
+        message += f"; {told_again(again, len(expected.attempts))}"
+        draft.values["replica_attempts"] = {
+            **(draft.job.status.replica_attempts or {}),
+            **{name.removeprefix(f"{draft.job.name}-"): attempt + 1 for name in sorted(again)},
+        }
+        # Those that start again are not counted: one that was, and is not there, is lost.
+        stay = [pod for pod in pods if pod.name not in again]
+        draft.values["replica_statuses"] = _replica_statuses(expected, stay)
     reason = "InfrastructureFailure" if loss.infrastructure else "ApplicationFailure"
-    draft.set(ConditionType.RUNNING, False, reason, message)
     draft.set(ConditionType.RESTARTING, True, reason, message, again=True)
-    status = draft.status(
-        phase=Phase.RESTARTING, attempt=attempt + 1, restarts=restarts, all_running_time=None
-    )
-    return Evaluation(status, look_again=0.0, hold=True)
+    if not stops:
+        return Evaluation(draft.status(), look_again=0.0, hold=True)
+    draft.set(ConditionType.RUNNING, False, reason, message)
+    return Evaluation(draft.status(phase=Phase.RESTARTING), look_again=0.0, hold=True)
 
 
 def _going_on(
@@ -225,16 +294,29 @@ def _going_on(
 ) -> Evaluation:
     old = draft.job.status
     named = {pod.name: pod for pod in pods}
-    names = [name for stage in expected.stages for name in stage]
     began = old.all_running_time is not None
-    if all(name in named and named[name].running and (began or named[name].ready) for name in names):
-        message = f"all {len(names)} pods run"
-        draft.set(ConditionType.RUNNING, True, "JobRunning", message)
-        draft.set(ConditionType.RESTARTING, False, "JobRunning", message)
-        running = old.all_running_time or written_time(draft.now)
-        return Evaluation(draft.status(phase=Phase.RUNNING, all_running_time=running), left)
     wait = _backoff(old, draft.now)
-    ending = [pod.name for pod in observed.pods if pod.attempt < int(str(draft.values["attempt"]))]
+    ending = [pod.name for pod in observed.pods if pod.attempt < expected.attempts.get(pod.name, old.attempt)]
+    waits = [seconds for seconds in (left, wait) if seconds is not None and seconds > 0]
+    look_again, hold = min(waits, default=None), bool(ending) or wait > 0
+
+    def runs(name: str) -> bool:
+        pod = named.get(name)
+        if pod is None or (pod.succeeded and expected.restarts_with is None):
+            return False
+        answers = pod.ready or (began and not old.holds(ConditionType.RESTARTING))
+        return pod.succeeded or (pod.running and answers)
+
+    if all(map(runs, expected.needed)):
+        message = f"all {len(expected.needed)} pods run"
+        if expected.evaluator is None or runs(expected.evaluator):
+            draft.set(ConditionType.RESTARTING, False, "JobRunning", message)
+        else:
+            obstacle = _obstacle([pod for pod in pods if pod.name == expected.evaluator], observed)
+            message += f" but {expected.evaluator}" + (f": {obstacle[1]}" if obstacle else "")
+        draft.set(ConditionType.RUNNING, True, "JobRunning", message)
+        running = old.all_running_time or written_time(draft.now)
+        return Evaluation(draft.status(phase=Phase.RUNNING, all_running_time=running), look_again, hold)
     obstacle = _obstacle(pods, observed)
     if ending:
         obstacle = (
@@ -246,7 +328,7 @@ def _going_on(
         obstacle = "Backoff", f"waits {_pause(old):.0f} s before the next attempt"
     reason, message = obstacle or (
         "RankLost" if began else "PodsStarting",
-        f"{sum(p.running for p in pods)} of {len(names)} pods run",
+        f"{sum(p.running for p in pods)} of {len(expected.attempts)} pods run",
     )
     draft.set(ConditionType.RUNNING, False, reason, message)
     if old.holds(ConditionType.RESTARTING):
@@ -257,8 +339,41 @@ def _going_on(
         phase = Phase.STARTING
     else:
         phase = Phase.PENDING
-    waits = [seconds for seconds in (left, wait) if seconds is not None and seconds > 0]
-    return Evaluation(draft.status(phase=phase), min(waits, default=None), hold=bool(ending) or wait > 0)
+    return Evaluation(draft.status(phase=phase), look_again, hold)
+
+
+def _tell_bottleneck(draft: _Draft, observed: Observed) -> None:
+    """Keep the condition as it was first told while it lasts: the figures move with every report."""
+    found = observed.bottleneck
+    if found is None:
+        if observed.progress is not None:
+            draft.set(ConditionType.BOTTLENECK, False, "NoBottleneck", "the last report names none")
+        return
+    old = draft.job.status.condition(ConditionType.BOTTLENECK)
+    reason, message = found
+    if old is None or old.status != ConditionStatus.TRUE or old.reason != reason:
+        draft.set(ConditionType.BOTTLENECK, True, reason, message, again=True)
+
+
+def _progress(
+    expected: Expected,
+    old: ProgressStatus | None,
+    new: ProgressStatus | None,
+    evaluation: ProgressStatus | None,
+) -> ProgressStatus | None:
+    """What rank 0 reports; where there is an evaluator, the accuracy is what that one measured last."""
+    progress = new or old
+    if expected.evaluator is None:
+        return progress
+    known = [
+        each.accuracy for each in (evaluation, new, old) if each is not None and each.accuracy is not None
+    ]
+    return (progress or ProgressStatus()).model_copy(update={"accuracy": known[0]}) if known else progress
+
+
+def _present(expected: Expected, pods: Sequence[PodView], attempt: int) -> list[PodView]:
+    """The pods of the present attempt, those included that a changed spec does not ask for any more."""
+    return [pod for pod in pods if pod.attempt == expected.attempts.get(pod.name, attempt)]
 
 
 def _obstacle(pods: Sequence[PodView], observed: Observed) -> tuple[str, str] | None:
@@ -352,11 +467,12 @@ def _settled(old: JobStatus, expected: Expected | None, observed: Observed) -> J
     """The status of a job that has ended: only the pods that are left are counted on."""
     if expected is None:
         return old
-    pods = [pod for pod in observed.pods if pod.attempt == old.attempt]
     statuses = {
         role: (old.replica_statuses.get(role) or ReplicaStatus()).model_copy(
             update={"active": status.active, "ready": status.ready}
         )
-        for role, status in _replica_statuses(expected, pods).items()
+        for role, status in _replica_statuses(
+            expected, _present(expected, observed.pods, old.attempt)
+        ).items()
     }
     return old.model_copy(update={"replica_statuses": statuses})

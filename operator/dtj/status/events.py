@@ -39,6 +39,9 @@ def happenings(old: JobStatus, new: JobStatus) -> list[Happening]:
         result.append(Happening("Warning", created.reason, created.message))
     if old.attempt == 0:
         result.append(Happening("Normal", "JobCreated", "the operator has taken the job up"))
+    slow, before = new.condition(ConditionType.BOTTLENECK), old.condition(ConditionType.BOTTLENECK)
+    if slow and new.holds(ConditionType.BOTTLENECK) and (not before or before.message != slow.message):
+        result.append(Happening("Warning", slow.reason, slow.message))
     if new.attempt > max(old.attempt, 1):
         condition = new.condition(ConditionType.RESTARTING)
         result.append(Happening("Warning", "JobRestarting", condition.message if condition else ""))

@@ -108,6 +108,11 @@ def attempt_loss(attempt: int, pods: Sequence[PodView], missing: Sequence[str]) 
     return loss
 
 
+def is_lost(pod: PodView) -> bool:
+    """Whether a pod has ended, or is told to, otherwise than well."""
+    return _pod_loss(0, pod) is not None
+
+
 def _pod_loss(attempt: int, pod: PodView) -> Loss | None:
     if pod.disrupted:
         return _failed(attempt, pod)
@@ -171,8 +176,8 @@ def early_end(attempt: int, pod: PodView) -> Loss:
 
 
 def _is_own_fault(pod: PodView) -> bool:
-    # mpirun in a launcher without dtj-launch fails as well when a worker does.
-    return pod.role != "launcher"
+    # Without dtj-launch, mpirun fails as well when a worker does, and a chief when a ps does.
+    return pod.role not in ("launcher", "chief")
 
 
 def _failure(attempt: int, pod: PodView, kind: str, message: str) -> Failure:

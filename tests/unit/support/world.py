@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, cast
 
 from dtj.api.job import Manifest
@@ -22,14 +22,16 @@ class FakeProgress:
     """Answers what it was given; knows whom it would ask."""
 
     def __init__(self) -> None:
-        self.reports: dict[Key, Report] = {}
-        self.followed: dict[Key, str] = {}
+        self.reports: dict[Key, Report | dict[str, Report]] = {}
+        """By job, and by pod where several are asked."""
+        self.followed: dict[Key, Mapping[str, str]] = {}
 
-    def report(self, key: Key) -> Report | None:
-        return self.reports.get(key)
+    def report(self, key: Key, pod: str) -> Report | None:
+        known = self.reports.get(key)
+        return known.get(pod) if isinstance(known, dict) else known
 
-    def follow(self, key: Key, ip: str) -> None:
-        self.followed[key] = ip
+    def follow(self, key: Key, pods: Mapping[str, str]) -> None:
+        self.followed[key] = pods
 
     def leave(self, key: Key) -> None:
         self.followed.pop(key, None)

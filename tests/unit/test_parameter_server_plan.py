@@ -1,0 +1,150 @@
+"""The plan of a ParameterServer job."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from dtj.api.job import Job, Manifest
+from dtj.api.validation import faults
+from dtj.plan.job import plan_job
+from dtj.plan.model import Plan
+from tests.unit.support.jobs import job as any_job
+
+ROLES: dict[str, Any] = {"worker": {"replicas": 2}, "ps": {"replicas": 2}, "evaluator": {}}
+
+
+def job(**spec: Any) -> Job:
+    made = any_job(**{"strategy": "ParameterServer", "replicaSpecs": ROLES} | spec)
+    assert faults(made) == []
+    return made
+
+
+def planned(**spec: Any) -> Plan:
+    return plan_job(job(**spec), 1)
+
+
+def container(pod: Manifest) -> Manifest:
+    (found,) = pod["spec"]["containers"]
+    assert isinstance(found, dict)
+    return found
+
+
+def environment(plan: Plan, name: str) -> dict[str, str]:
+    (pod,) = [pod for pod in plan.pods if pod["metadata"]["name"] == f"mnist-{name}"]
+    return {variable["name"]: variable["value"] for variable in container(pod)["env"]}
+
+
+def test_one_pod_a_replica_and_a_chief_without_an_entry() -> None:
+    plan = planned()
+
+    assert [pod["metadata"]["name"] for pod in plan.pods] == [
+        "mnist-chief-0",
+        "mnist-worker-0",
+        "mnist-worker-1",
+        "mnist-ps-0",
+        "mnist-ps-1",
+        "mnist-evaluator-0",
+    ]
+    assert container(plan.pods[0])["resources"] == {"requests": {"cpu": "500m", "memory": "1Gi"}}
+    assert plan.decisive == ("mnist-chief-0",)
+    assert (plan.reporter, plan.evaluator) == ("mnist-chief-0", "mnist-evaluator-0")
+    assert plan.ssh_secret is None
+
+
+def test_tf_config_is_that_of_a_tfjob() -> None:
+    cluster = {
+        "chief": ["mnist-chief-0.mnist.ml.svc:2222"],
+        "worker": ["mnist-worker-0.mnist.ml.svc:2222", "mnist-worker-1.mnist.ml.svc:2222"],
+        "ps": ["mnist-ps-0.mnist.ml.svc:2222", "mnist-ps-1.mnist.ml.svc:2222"],
+    }
+    plan = planned()
+
+    for role, index in (("chief", 0), ("worker", 1), ("ps", 1), ("evaluator", 0)):
+        assert json.loads(environment(plan, f"{role}-{index}")["TF_CONFIG"]) == {
+            "cluster": cluster,
+            "task": {"type": role, "index": index},
+            "environment": "cloud",
+        }
+
+
+@pytest.mark.parametrize(
+    ("block", "updates"), [({}, "Asynchronous"), ({"updates": "Synchronous"}, "Synchronous")]
+)
+def test_the_program_is_told_how_to_update(block: dict[str, str], updates: str) -> None:
+    plan = planned(parameterServer=block)
+
+    assert environment(plan, "chief-0")["DTJ_UPDATES"] == updates
+    assert environment(plan, "worker-1")["DTJ_UPDATES"] == updates
+
+
+def test_an_evaluator_of_0_replicas_is_none() -> None:
+    plan = planned(replicaSpecs=ROLES | {"evaluator": {"replicas": 0}})
+
+    assert len(plan.pods) == 5
+    assert plan.evaluator is None
+
+
+def test_only_those_that_ask_see_gpus() -> None:
+    asked = {"resources": {"limits": {"nvidia.com/gpu": 1}}}
+    plan = planned(replicaSpecs=ROLES | {"worker": {"replicas": 1, "gpus": 2}, "chief": asked})
+
+    for name, hidden in (("worker-0", False), ("chief-0", False), ("ps-0", True), ("evaluator-0", True)):
+        assert (environment(plan, name).get("NVIDIA_VISIBLE_DEVICES") == "void") is hidden, name
+    worker = plan.pods[1]
+    assert container(worker)["resources"]["limits"] == {"nvidia.com/gpu": 2}
+    assert "tolerations" not in plan.pods[2]["spec"]
+
+
+def test_every_replica_starts_through_the_start_script() -> None:
+    own = {"template": {"spec": {"containers": [{"name": "trainer", "command": ["python", "eval.py"]}]}}}
+    more = {"template": {"spec": {"containers": [{"name": "trainer", "args": ["--small"]}]}}}
+    plan = planned(args=["--epochs=2"], replicaSpecs=ROLES | {"evaluator": own, "ps": more})
+    commands = {pod["metadata"]["name"]: container(pod)["command"] for pod in plan.pods}
+
+    start = ["/bin/sh", "/etc/dtj/start.sh"]
+    assert commands["mnist-chief-0"] == [*start, "python", "train.py", "--epochs=2"]
+    assert commands["mnist-evaluator-0"] == [*start, "python", "eval.py"]
+    assert commands["mnist-ps-0"] == [*start, "python", "train.py", "--small"]
+    assert not any("args" in container(pod) for pod in plan.pods)
+    assert set(plan.config["data"]) == {"start.sh", "job.yaml"}
+
+
+def test_servers_are_ready_when_they_answer() -> None:
+    probed = {pod["metadata"]["name"]: "readinessProbe" in container(pod) for pod in planned().pods}
+
+    assert probed == {
+        "mnist-chief-0": False,
+        "mnist-worker-0": True,
+        "mnist-worker-1": True,
+        "mnist-ps-0": True,
+        "mnist-ps-1": True,
+        "mnist-evaluator-0": False,
+    }
+
+
+def test_replicas_are_made_for_the_attempt_that_the_status_says() -> None:
+    status = {"attempt": 3, "replicaAttempts": {"worker-1": 2, "ps-0": 3, "ps-1": 3, "chief-0": 3}}
+    plan = plan_job(job(status=status), 3)
+
+    assert plan.attempts == {
+        "mnist-chief-0": 3,
+        "mnist-worker-0": 1,
+        "mnist-worker-1": 2,
+        "mnist-ps-0": 3,
+        "mnist-ps-1": 3,
+        "mnist-evaluator-0": 1,
+    }
+    assert environment(plan, "worker-1")["DTJ_ATTEMPT"] == "2"
+
+
+def test_what_starts_again_with_what() -> None:
+    groups = planned().restarts_with
+    assert groups is not None
+
+    state = {"mnist-ps-0", "mnist-ps-1", "mnist-chief-0"}
+    assert groups["mnist-ps-1"] == state
+    for name in ("mnist-chief-0", "mnist-worker-1", "mnist-evaluator-0"):
+        assert groups[name] == {name}

@@ -1,0 +1,397 @@
+"""The life of a ParameterServer job: who starts again after which loss, how it is counted, how it ends."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from dtj.api.job import Manifest
+from dtj.api.status import ArtifactsStatus, ProgressStatus
+from dtj.reconcile.progress import Report
+from dtj.status.events import happenings
+from tests.unit.support.fake_cluster import Ending
+from tests.unit.support.pods import Life, condition, deleting, ended, evicted, running, unschedulable
+from tests.unit.support.world import KEY, World
+
+CHIEF, PS, WORKER_0, WORKER_1, EVALUATOR = (
+    f"mnist-{replica}" for replica in ("chief-0", "ps-0", "worker-0", "worker-1", "evaluator-0")
+)
+NEEDED = (CHIEF, PS, WORKER_0, WORKER_1)
+ALL = (*NEEDED, EVALUATOR)
+SPEC: dict[str, Any] = {
+    "strategy": "ParameterServer",
+    "replicaSpecs": {"worker": {"replicas": 2}, "ps": {}, "evaluator": {}},
+    "artifacts": {"uri": "s3://bucket/jobs"},
+}
+KILLED = {"class": "Signal", "message": "the program was killed by SIGKILL", "exitCode": 137, "signal": 9}
+CUT_OFF = {"class": "ConnectionLost", "message": "parameter server 0 does not answer", "exitCode": 1}
+
+
+def pods(
+    attempts: dict[str, int] | None = None, *, without: str = "", names: tuple[str, ...] = ALL
+) -> list[Manifest]:
+    return [running(name, attempt=(attempts or {}).get(name, 1)) for name in names if name != without]
+
+
+def ran(**spec: Any) -> Life:
+    life = Life(**SPEC | spec)
+    assert life.see(*pods())["phase"] == "Running"
+    return life
+
+
+def lost(life: Life, *gone: Manifest, seconds: float = 100) -> Manifest:
+    """The status once these pods have ended and the others run."""
+    names = [pod["metadata"]["name"] for pod in gone]
+    return life.see(*gone, *(pod for pod in pods() if pod["metadata"]["name"] not in names), seconds=seconds)
+
+
+# --- losses ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("name", "again", "words"),
+    [
+        (WORKER_1, {"worker-1"}, "mnist-worker-1 starts again, the others go on"),
+        (CHIEF, {"chief-0"}, "mnist-chief-0 starts again, the others go on"),
+        (PS, {"ps-0", "chief-0"}, "mnist-chief-0, mnist-ps-0 start again, the others go on"),
+        (EVALUATOR, {"evaluator-0"}, "mnist-evaluator-0 starts again, the others go on"),
+    ],
+)
+def test_only_what_has_to_starts_again(name: str, again: set[str], words: str) -> None:
+    life = ran()
+
+    status = lost(life, ended(name, 137, KILLED))
+
+    assert status["replicaAttempts"] == dict.fromkeys(sorted(again), 2)
+    assert status["attempt"] == 2
+    assert status["restarts"] == {"application": 1, "infrastructure": 0}
+    assert status["failure"]["pod"] == name
+    message = condition(status, "Restarting")["message"]
+    assert message == f"attempt 1: {name}: the program was killed by SIGKILL; {words}"
+
+
+def test_the_job_runs_on_while_only_the_evaluator_starts_again() -> None:
+    life = ran()
+
+    status = lost(life, ended(EVALUATOR, 137, KILLED))
+    assert (status["phase"], condition(status, "Running")["status"]) == ("Running", "True")
+
+    status = life.see(*pods(names=NEEDED), seconds=110)
+    assert condition(status, "Restarting")["status"] == "True"
+    status = life.see(*pods({EVALUATOR: 2}), seconds=120)
+    assert condition(status, "Restarting")["status"] == "False"
+    assert status["attempt"] == 2
+
+
+def test_a_worker_that_was_lost_is_not_lost_again_while_it_is_made() -> None:
+    life = ran()
+    lost(life, ended(WORKER_0, 137, KILLED))
+
+    for seen in (pods(without=WORKER_0), pods(without=WORKER_0)):
+        assert life.see(*seen, seconds=110)["attempt"] == 2
+    status = life.see(*pods({WORKER_0: 2}), seconds=120)
+
+    assert (status["phase"], status["attempt"]) == ("Running", 2)
+    assert condition(status, "Restarting")["status"] == "False"
+    assert status["restarts"] == {"application": 1, "infrastructure": 0}
+
+
+def test_what_went_without_a_trace_is_an_infrastructure_loss() -> None:
+    life = ran()
+
+    status = life.see(*pods(without=WORKER_0), seconds=10)
+
+    assert status["restarts"] == {"application": 0, "infrastructure": 1}
+    assert status["replicaAttempts"] == {"worker-0": 2}
+    assert status["failure"]["class"] == "PodLost"
+
+
+def test_two_losses_that_overlap_are_told_apart() -> None:
+    life = ran()
+    lost(life, ended(WORKER_0, 137, KILLED))
+
+    status = life.see(*pods(without=WORKER_0, names=(CHIEF, PS, WORKER_0, EVALUATOR)), seconds=110)
+
+    assert status["restarts"] == {"application": 1, "infrastructure": 1}
+    assert status["replicaAttempts"] == {"worker-0": 3, "worker-1": 3}
+
+
+@pytest.mark.parametrize("of_a_pod", [deleting(running(PS)), evicted(PS)])
+def test_a_ps_that_the_cluster_took_counts_as_infrastructure(of_a_pod: Manifest) -> None:
+    life = ran()
+
+    status = lost(life, of_a_pod, ended(CHIEF, 1, CUT_OFF))
+
+    assert status["restarts"] == {"application": 0, "infrastructure": 1}
+    assert status["failure"]["pod"] == PS
+    assert status["replicaAttempts"] == {"chief-0": 2, "ps-0": 2}
+
+
+def test_a_chief_cut_off_waits_for_the_true_cause() -> None:
+    life = ran()
+
+    status = lost(life, ended(CHIEF, 1, CUT_OFF, seconds=100), seconds=101)
+    assert status["attempt"] == 1
+    status = lost(
+        life, ended(CHIEF, 1, CUT_OFF, seconds=100), ended(PS, 137, KILLED, seconds=99), seconds=105
+    )
+
+    assert status["failure"]["pod"] == PS
+    assert status["restarts"] == {"application": 1, "infrastructure": 0}
+
+
+def test_a_worker_that_came_to_its_end_is_no_loss_but_starts_again_with_the_chief() -> None:
+    life = ran()
+
+    assert lost(life, ended(WORKER_0))["phase"] == "Running"
+    status = lost(life, ended(WORKER_0), ended(CHIEF, 1, {"class": "ApplicationError", "message": "x"}))
+
+    assert status["replicaAttempts"] == {"chief-0": 2, "worker-0": 2}
+
+
+def test_program_failures_count_against_the_limit_whichever_replica() -> None:
+    life = ran(runPolicy={"backoffLimit": 1})
+    lost(life, ended(WORKER_0, 137, KILLED))
+    life.see(*pods({WORKER_0: 2}), seconds=110)
+
+    status = life.see(
+        ended(CHIEF, 3, {"class": "ApplicationError", "message": "x"}),
+        *pods({WORKER_0: 2}, without=CHIEF),
+        seconds=200,
+    )
+
+    assert status["phase"] == "Failed"
+    assert condition(status, "Failed")["reason"] == "BackoffLimitExceeded"
+
+
+def test_before_all_ran_a_deleted_pod_is_simply_made_again() -> None:
+    life = Life(**SPEC)
+    life.see(*pods(names=(CHIEF, PS)))
+
+    status = life.see(deleting(running(PS)), running(CHIEF))
+    assert (status["attempt"], status["restarts"]) == (1, {"application": 0, "infrastructure": 0})
+    assert life.see(running(CHIEF))["attempt"] == 1
+
+
+# --- the evaluator ----------------------------------------------------------------------------------
+
+
+def test_the_training_runs_without_an_evaluator_that_no_node_takes() -> None:
+    status = Life(**SPEC).see(*pods(names=NEEDED), unschedulable(EVALUATOR, "no memory"))
+
+    assert status["phase"] == "Running"
+    assert condition(status, "Running")["message"] == (
+        "all 4 pods run but mnist-evaluator-0: no node takes mnist-evaluator-0: no memory"
+    )
+
+
+def test_accuracy_is_the_evaluators() -> None:
+    life = ran()
+
+    status = life.see(
+        *pods(), progress=ProgressStatus(step=50), evaluation=ProgressStatus(step=40, accuracy=0.8)
+    )
+    assert status["progress"] == {"step": 50, "accuracy": 0.8}
+    status = life.see(*pods(), progress=ProgressStatus(step=60))
+    assert status["progress"] == {"step": 60, "accuracy": 0.8}
+
+
+SUCCESS = {
+    "progress": {"step": 300, "totalSteps": 300},
+    "artifacts": {"checkpoint": {"step": 300}},
+    "exitCode": 0,
+}
+
+
+def test_the_job_waits_until_the_evaluator_has_seen_the_last_checkpoint() -> None:
+    life = ran()
+    end = ended(CHIEF, 0, SUCCESS, seconds=50)
+
+    status = lost(life, end, seconds=60)
+    assert (status["phase"], condition(status, "Running")["reason"]) == ("Running", "Evaluating")
+    assert life.evaluation is not None
+    assert life.evaluation.done == {CHIEF, PS, WORKER_0, WORKER_1}
+    assert (life.evaluation.hold, life.evaluation.look_again) == (True, 290)
+
+    status = life.see(end, running(EVALUATOR), seconds=65, evaluation=ProgressStatus(step=299, accuracy=0.7))
+    assert status["phase"] == "Running"
+    status = life.see(end, running(EVALUATOR), seconds=70, evaluation=ProgressStatus(step=300, accuracy=0.9))
+
+    assert status["phase"] == "Succeeded"
+    assert status["progress"] == {"step": 300, "totalSteps": 300, "accuracy": 0.9}
+    assert condition(status, "Succeeded")["message"] == "mnist-chief-0 ended with exit code 0"
+    assert status["restarts"] == {"application": 0, "infrastructure": 0}
+
+
+def test_an_evaluator_that_ended_says_what_it_measured() -> None:
+    life = ran()
+    said = {"progress": {"step": 300, "accuracy": 0.91}, "exitCode": 0}
+
+    status = lost(life, ended(CHIEF, 0, SUCCESS, seconds=50), ended(EVALUATOR, 0, said), seconds=60)
+
+    assert status["phase"] == "Succeeded"
+    assert status["progress"]["accuracy"] == 0.91
+
+
+@pytest.mark.parametrize(
+    ("evaluator", "seconds", "why"),
+    [
+        (running(EVALUATOR), 351, ""),
+        (ended(EVALUATOR, 1, {"class": "ApplicationError", "message": "no"}), 60, ": mnist-evaluator-0: no"),
+        (deleting(running(EVALUATOR)), 60, ": pod mnist-evaluator-0 was told to end"),
+    ],
+)
+def test_an_evaluator_does_not_keep_a_job_from_succeeding(
+    evaluator: Manifest, seconds: float, why: str
+) -> None:
+    life = ran()
+
+    status = lost(life, ended(CHIEF, 0, SUCCESS, seconds=50), evaluator, seconds=seconds)
+
+    assert status["phase"] == "Succeeded"
+    assert condition(status, "Succeeded")["message"] == (
+        f"mnist-chief-0 ended with exit code 0; mnist-evaluator-0 has not seen checkpoint 300{why}"
+    )
+
+
+def test_without_a_checkpoint_there_is_nothing_to_wait_for() -> None:
+    assert lost(ran(), ended(CHIEF, 0, {"exitCode": 0}))["phase"] == "Succeeded"
+
+
+# --- bottleneck -------------------------------------------------------------------------------------
+
+SLOW = ("ParameterServersSlow", "workers wait 83 % of each step")
+
+
+def test_a_bottleneck_is_a_condition_and_one_event_however_its_figures_move() -> None:
+    life = ran()
+    told = []
+    for number, found in enumerate([SLOW, (SLOW[0], "workers wait 85 % of each step"), None]):
+        before = life.job.status
+        status = life.see(*pods(), progress=ProgressStatus(step=number), bottleneck=found)
+        told += [h.reason for h in happenings(before, life.job.status)]
+        if found:
+            assert condition(status, "Bottleneck")["message"] == SLOW[1]
+
+    assert told == ["ParameterServersSlow"]
+    assert condition(status, "Bottleneck")["status"] == "False"
+
+
+@pytest.mark.parametrize(
+    ("found", "read"),
+    [
+        ({"kind": "ParameterServers", "message": "slow"}, ("ParameterServersSlow", "slow")),
+        ({"kind": "Worker", "message": "slow"}, ("StragglingWorker", "slow")),
+        ({"kind": "Moon", "message": "slow"}, None),
+        ({"kind": "Worker"}, None),
+        ("slow", None),
+    ],
+)
+def test_a_bottleneck_in_a_report(found: Any, read: tuple[str, str] | None) -> None:
+    text = json.dumps({"progress": {"step": 3, "bottleneck": found}})
+
+    report = Report.model_validate_json(text, extra="ignore")
+
+    assert report.bottleneck == read
+    assert report.progress == ProgressStatus(step=3)
+
+
+# --- on a cluster in memory ---------------------------------------------------------------------------
+
+
+def world(chief_steps: int = 12, **spec: Any) -> World:
+    made = World(**SPEC | spec)
+
+    def program(pod: Manifest, ran: int) -> Ending | None:
+        if pod["metadata"]["name"] == CHIEF and ran >= chief_steps:
+            return 0, json.dumps(SUCCESS)
+        return None
+
+    made.kubelet.program = program
+    return made
+
+
+def kill(world: World, name: str) -> None:
+    """Kill a replica's program once, as of now."""
+    others = world.kubelet.program
+    uid = world.cluster.pod(name)["metadata"]["uid"]
+    world.kubelet.program = lambda pod, ran: (
+        (137, json.dumps(KILLED)) if pod["metadata"]["uid"] == uid else others(pod, ran)
+    )
+
+
+def uids(world: World) -> dict[str, str]:
+    return {pod["metadata"]["name"]: pod["metadata"]["uid"] for pod in world.cluster.of_kind("Pod")}
+
+
+@pytest.mark.parametrize(
+    ("victim", "replaced"),
+    [(WORKER_0, {WORKER_0}), (PS, {PS, CHIEF}), (CHIEF, {CHIEF}), (EVALUATOR, {EVALUATOR})],
+)
+async def test_a_killed_replica_comes_back_and_the_job_succeeds(victim: str, replaced: set[str]) -> None:
+    there = world(chief_steps=30)
+    await there.until(lambda: there.phase == "Running")
+    before = uids(there)
+    kill(there, victim)
+    await there.until(lambda: there.status["attempt"] == 2)
+    await there.until(
+        lambda: there.condition("Restarting")["status"] == "False" and set(uids(there)) == set(ALL)
+    )
+    after = uids(there)
+
+    assert {name for name in before if before[name] != after[name]} == replaced
+    there.progress.reports[KEY] = {EVALUATOR: Report(progress=ProgressStatus(step=300))}
+    await there.until(lambda: there.phase == "Succeeded")
+    assert there.status["restarts"] == {"application": 1, "infrastructure": 0}
+    assert "JobRestarting" in there.events()
+    await there.rest()
+    assert there.pod_names() == [CHIEF]
+
+
+async def test_servers_end_with_the_chief_while_the_evaluator_looks_at_the_last_checkpoint() -> None:
+    there = world()
+    await there.until(lambda: there.condition("Running").get("reason") == "Evaluating")
+    await there.until(lambda: there.pod_names() == [CHIEF, EVALUATOR], 10)
+    assert there.progress.followed[KEY].keys() == {EVALUATOR}
+
+    there.progress.reports[KEY] = {EVALUATOR: Report(progress=ProgressStatus(step=300, accuracy=0.9))}
+    await there.until(lambda: there.phase == "Succeeded", 10)
+
+    assert there.status["progress"]["accuracy"] == 0.9
+    await there.rest()
+    assert there.pod_names() == [CHIEF]
+
+
+async def test_policy_none_leaves_the_servers() -> None:
+    there = world(runPolicy={"cleanPodPolicy": "None"})
+    await there.until(lambda: there.condition("Running").get("reason") == "Evaluating")
+    there.progress.reports[KEY] = {EVALUATOR: Report(progress=ProgressStatus(step=300))}
+    await there.until(lambda: there.phase == "Succeeded")
+    await there.rest()
+
+    assert there.pod_names() == sorted(ALL)
+
+
+@pytest.mark.parametrize("when", ["before", "after"])
+async def test_an_operator_that_dies_at_any_call_of_a_replacement_ends_in_the_same_state(when: Any) -> None:
+    for call in range(1, 14):
+        there = world(
+            chief_steps=20, replicaSpecs={role: SPEC["replicaSpecs"][role] for role in ("worker", "ps")}
+        )
+        await there.until(lambda there=there: there.phase == "Running")
+        kill(there, PS)
+        there.cluster.die_at = call
+        there.cluster.die_when = when
+        await there.until(lambda there=there: there.phase == "Succeeded")
+        assert there.deaths == 1, call
+
+        assert there.status["restarts"] == {"application": 1, "infrastructure": 0}, call
+        assert there.status["replicaAttempts"] == {"chief-0": 2, "ps-0": 2}, call
+
+
+def test_artifacts_of_the_chief_are_the_jobs() -> None:
+    status = ran().see(*pods(), artifacts=ArtifactsStatus(model="s3://bucket/model"))
+
+    assert status["artifacts"]["model"] == "s3://bucket/model"
