@@ -14,9 +14,10 @@ from hypothesis import strategies as st
 from dtj.api.crd import custom_resource_definition
 from dtj.api.job import Fault, Manifest, read_status
 from dtj.api.status import ArtifactsStatus, ConditionType, Phase, ProgressStatus
-from dtj.status.evaluate import Observed, evaluate
+from dtj.status.evaluate import evaluate
 from dtj.status.events import happenings
 from dtj.status.failure import NODE_SETTLE_SECONDS
+from dtj.status.observed import Observed
 from dtj.status.times import written_time
 from tests.unit.support.pods import (
     ALL,

@@ -30,8 +30,9 @@ from dtj.reconcile.patch import merge_patch
 from dtj.reconcile.progress import ProgressPoller
 from dtj.reconcile.ssh_keys import new_key_pair
 from dtj.reconcile.view import Key, View, controller_uid
-from dtj.status.evaluate import Evaluation, Expected, Observed, evaluate
+from dtj.status.evaluate import Evaluation, evaluate
 from dtj.status.events import event, happenings
+from dtj.status.observed import Expected, Observed
 from dtj.status.times import written_time
 
 _log = logging.getLogger(__name__)

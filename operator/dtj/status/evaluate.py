@@ -8,13 +8,12 @@ an operator that dies at any point goes on where things are.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from datetime import datetime
 
 from dtj.api.job import Fault, Job
 from dtj.api.status import (
     ArtifactsStatus,
-    Condition,
     ConditionStatus,
     ConditionType,
     Failure,
@@ -24,61 +23,17 @@ from dtj.api.status import (
     ReplicaStatus,
     Restarts,
 )
+from dtj.status.draft import Draft
 from dtj.status.evaluator import has_seen, last_step, measured, seconds_left
 from dtj.status.failure import Loss, attempt_loss, early_end, read_termination, reported, told
+from dtj.status.observed import Expected, Observed, obstacle
 from dtj.status.pods import PodView
 from dtj.status.replacement import start_again, told_again, vanished
 from dtj.status.times import read_time, seconds_since, written_time
 
-Bottleneck = tuple[str, str]
-"""Reason and message of the condition."""
-
 # Waits before an attempt: none before the first retry, then doubling (as a Kubernetes Job does).
 _BACKOFF_SECONDS = 10.0
 _BACKOFF_LIMIT_SECONDS = 300.0
-
-
-@dataclass(frozen=True)
-class Expected:
-    """What the plan of an attempt asks for, as far as the status depends on it."""
-
-    replicas: Mapping[str, int]
-    """Pods by role."""
-    stages: Sequence[Sequence[str]]
-    """Names of the pods, by stage."""
-    decisive: Sequence[str]
-    """Names of the pods whose success is the job's."""
-    artifacts_uri: str | None
-    attempts: Mapping[str, int]
-    """In which attempt each pod is to be, by its name."""
-    restarts_with: Mapping[str, frozenset[str]] | None = None
-    """The pods that are started again when one is lost, by its name; None: all of them, whichever it is."""
-    evaluator: str | None = None
-    """Name of the pod that measures checkpoints: the training goes on without it."""
-    evaluator_timeout: float = 0.0
-    """Seconds that it gets after the training's end."""
-
-    @property
-    def needed(self) -> list[str]:
-        """Names of the pods without which the job does not run."""
-        return [name for stage in self.stages for name in stage if name != self.evaluator]
-
-
-@dataclass(frozen=True)
-class Observed:
-    """What is seen of a job."""
-
-    pods: Sequence[PodView] = ()
-    refusal: tuple[str, str] | None = None
-    """Reason and message of the API server's last refusal to make an object, while it lasts."""
-    invalid: Sequence[Fault] = ()
-    """What the API server found wrong with an object of the plan."""
-    progress: ProgressStatus | None = None
-    artifacts: ArtifactsStatus | None = None
-    bottleneck: Bottleneck | None = None
-    """What holds the training up; told with `progress`."""
-    evaluation: ProgressStatus | None = None
-    """What the evaluator reports."""
 
 
 @dataclass(frozen=True)
@@ -94,54 +49,6 @@ class Evaluation:
     """Names of pods whose work is over before the job is."""
 
 
-@dataclass
-class _Draft:
-    """A status in the making."""
-
-    job: Job
-    now: datetime
-    values: dict[str, object] = field(default_factory=dict)
-    conditions: dict[ConditionType, Condition] = field(default_factory=dict)
-
-    def __post_init__(self) -> None:
-        self.conditions = {c.type: c for c in self.job.status.conditions}
-
-    def set(
-        self, kind: ConditionType, holds: bool, reason: str, message: str, *, again: bool = False
-    ) -> None:
-        """Set a condition; its transition time moves only when it flips, or when it comes about `again`."""
-        status = ConditionStatus.TRUE if holds else ConditionStatus.FALSE
-        old = self.conditions.get(kind)
-        if old is None and not holds and kind is not ConditionType.RUNNING:
-            return
-        moved = old is None or old.status != status or again
-        self.conditions[kind] = Condition(
-            type=kind,
-            status=status,
-            reason=reason,
-            message=message[:1024],
-            last_transition_time=written_time(self.now) if moved or old is None else old.last_transition_time,
-            observed_generation=self.job.generation,
-        )
-
-    def finish(self, phase: Phase, reason: str, message: str) -> JobStatus:
-        ended = ConditionType.SUCCEEDED if phase is Phase.SUCCEEDED else ConditionType.FAILED
-        self.set(ConditionType.RUNNING, False, reason, message)
-        self.set(ConditionType.RESTARTING, False, reason, message)
-        self.set(ended, True, reason, message)
-        return self.status(phase=phase, completion_time=written_time(self.now))
-
-    def status(self, **values: object) -> JobStatus:
-        return self.job.status.model_copy(
-            update={
-                **self.values,
-                **values,
-                "conditions": [self.conditions[kind] for kind in ConditionType if kind in self.conditions],
-                "observed_generation": self.job.generation,
-            }
-        )
-
-
 def evaluate(
     job: Job, expected: Expected | None, faults: Sequence[Fault], observed: Observed, now: datetime
 ) -> Evaluation:
@@ -152,7 +59,7 @@ def evaluate(
     old = job.status
     if old.finished:
         return Evaluation(_settled(old, expected, observed))
-    draft = _Draft(job, now)
+    draft = Draft(job, now)
     attempt = max(old.attempt, 1)
     start = old.start_time or written_time(now)
     draft.values |= {"attempt": attempt, "start_time": start}
@@ -196,14 +103,14 @@ def evaluate(
     return _going_on(draft, expected, observed, pods, left)
 
 
-def _invalid(draft: _Draft, faults: Sequence[Fault]) -> JobStatus:
+def _invalid(draft: Draft, faults: Sequence[Fault]) -> JobStatus:
     message = "; ".join(map(str, faults))
     draft.values["failure"] = Failure(failure_class="ValidationFailed", message=message)
     return draft.finish(Phase.FAILED, "ValidationFailed", message)
 
 
 def _succeeded(
-    draft: _Draft, expected: Expected, observed: Observed, named: Mapping[str, PodView]
+    draft: Draft, expected: Expected, observed: Observed, named: Mapping[str, PodView]
 ) -> Evaluation:
     decisive = [named[name] for name in expected.decisive]
     known = _artifacts(expected, draft.job.status.artifacts, observed.artifacts)
@@ -236,10 +143,10 @@ def _succeeded(
 
 
 def _overdue(
-    draft: _Draft, attempt: int, deadline: int, pods: Sequence[PodView], observed: Observed
+    draft: Draft, attempt: int, deadline: int, pods: Sequence[PodView], observed: Observed
 ) -> JobStatus:
     message = f"not done {deadline} s after its start (runPolicy.activeDeadlineSeconds)"
-    why = _obstacle(pods, observed)
+    why = obstacle(pods, observed.refusal)
     if why is not None:
         message += f"; it waited for: {why[1]}"
     kind = why[0] if why and why[0] in ("ImagePull", "Unschedulable") else "DeadlineExceeded"
@@ -248,7 +155,7 @@ def _overdue(
 
 
 def _lost(
-    draft: _Draft,
+    draft: Draft,
     attempt: int,
     loss: Loss,
     expected: Expected,
@@ -290,7 +197,7 @@ def _lost(
 
 
 def _going_on(
-    draft: _Draft, expected: Expected, observed: Observed, pods: Sequence[PodView], left: float | None
+    draft: Draft, expected: Expected, observed: Observed, pods: Sequence[PodView], left: float | None
 ) -> Evaluation:
     old = draft.job.status
     named = {pod.name: pod for pod in pods}
@@ -312,21 +219,21 @@ def _going_on(
         if expected.evaluator is None or runs(expected.evaluator):
             draft.set(ConditionType.RESTARTING, False, "JobRunning", message)
         else:
-            obstacle = _obstacle([pod for pod in pods if pod.name == expected.evaluator], observed)
-            message += f" but {expected.evaluator}" + (f": {obstacle[1]}" if obstacle else "")
+            why = obstacle([pod for pod in pods if pod.name == expected.evaluator], observed.refusal)
+            message += f" but {expected.evaluator}" + (f": {why[1]}" if why else "")
         draft.set(ConditionType.RUNNING, True, "JobRunning", message)
         running = old.all_running_time or written_time(draft.now)
         return Evaluation(draft.status(phase=Phase.RUNNING, all_running_time=running), look_again, hold)
-    obstacle = _obstacle(pods, observed)
+    why = obstacle(pods, observed.refusal)
     if ending:
-        obstacle = (
+        why = (
             "PodsEnding",
             f"waits until {', '.join(sorted(ending))} of the attempt before ended: checkpoints are uploaded first",
         )
     elif wait > 0:
         # The whole pause, not what is left of it: the sentence stays the same while it waits.
-        obstacle = "Backoff", f"waits {_pause(old):.0f} s before the next attempt"
-    reason, message = obstacle or (
+        why = "Backoff", f"waits {_pause(old):.0f} s before the next attempt"
+    reason, message = why or (
         "RankLost" if began else "PodsStarting",
         f"{sum(p.running for p in pods)} of {len(expected.attempts)} pods run",
     )
@@ -342,7 +249,7 @@ def _going_on(
     return Evaluation(draft.status(phase=phase), look_again, hold)
 
 
-def _tell_bottleneck(draft: _Draft, observed: Observed) -> None:
+def _tell_bottleneck(draft: Draft, observed: Observed) -> None:
     """Keep the condition as it was first told while it lasts: the figures move with every report."""
     found = observed.bottleneck
     if found is None:
@@ -374,23 +281,6 @@ def _progress(
 def _present(expected: Expected, pods: Sequence[PodView], attempt: int) -> list[PodView]:
     """The pods of the present attempt, those included that a changed spec does not ask for any more."""
     return [pod for pod in pods if pod.attempt == expected.attempts.get(pod.name, attempt)]
-
-
-def _obstacle(pods: Sequence[PodView], observed: Observed) -> tuple[str, str] | None:
-    """What keeps the pods from running, in words."""
-    if observed.refusal is not None:
-        return observed.refusal
-    for pod in sorted(pods, key=lambda p: (p.role, p.index)):
-        if pod.waiting is None:
-            continue
-        reason, message = pod.waiting
-        what = f"{pod.name}: {message}" if message else f"{pod.name}: {reason}"
-        if reason in ("ErrImagePull", "ImagePullBackOff", "InvalidImageName", "ErrImageNeverPull"):
-            return "ImagePull", f"the image can't be pulled: {what}"
-        if reason == "Unschedulable":
-            return "Unschedulable", f"no node takes {what}"
-        return reason, what
-    return None
 
 
 def _begun(old: JobStatus, expected: Expected, named: Mapping[str, PodView]) -> bool:

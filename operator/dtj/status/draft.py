@@ -1,0 +1,60 @@
+"""A status in the making."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from datetime import datetime
+
+from dtj.api.job import Job
+from dtj.api.status import Condition, ConditionStatus, ConditionType, JobStatus, Phase
+from dtj.status.times import written_time
+
+
+@dataclass
+class Draft:
+    """A status in the making."""
+
+    job: Job
+    now: datetime
+    values: dict[str, object] = field(default_factory=dict)
+    conditions: dict[ConditionType, Condition] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.conditions = {c.type: c for c in self.job.status.conditions}
+
+    def set(
+        self, kind: ConditionType, holds: bool, reason: str, message: str, *, again: bool = False
+    ) -> None:
+        """Set a condition; its transition time moves only when it flips, or when it comes about `again`."""
+        status = ConditionStatus.TRUE if holds else ConditionStatus.FALSE
+        old = self.conditions.get(kind)
+        if old is None and not holds and kind is not ConditionType.RUNNING:
+            return
+        moved = old is None or old.status != status or again
+        self.conditions[kind] = Condition(
+            type=kind,
+            status=status,
+            reason=reason,
+            message=message[:1024],
+            last_transition_time=written_time(self.now) if moved or old is None else old.last_transition_time,
+            observed_generation=self.job.generation,
+        )
+
+    def finish(self, phase: Phase, reason: str, message: str) -> JobStatus:
+        """The status of a job that has come to its end."""
+        ended = ConditionType.SUCCEEDED if phase is Phase.SUCCEEDED else ConditionType.FAILED
+        self.set(ConditionType.RUNNING, False, reason, message)
+        self.set(ConditionType.RESTARTING, False, reason, message)
+        self.set(ended, True, reason, message)
+        return self.status(phase=phase, completion_time=written_time(self.now))
+
+    def status(self, **values: object) -> JobStatus:
+        """The status as it stands, with `values` besides."""
+        return self.job.status.model_copy(
+            update={
+                **self.values,
+                **values,
+                "conditions": [self.conditions[kind] for kind in ConditionType if kind in self.conditions],
+                "observed_generation": self.job.generation,
+            }
+        )

@@ -1,0 +1,73 @@
+"""What the status of a job depends on: what its plan asks for, and what is seen of it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from dtj.api.job import Fault
+from dtj.api.status import ArtifactsStatus, ProgressStatus
+from dtj.status.pods import PodView
+
+Bottleneck = tuple[str, str]
+"""Reason and message of the condition."""
+
+
+@dataclass(frozen=True)
+class Expected:
+    """What the plan of an attempt asks for, as far as the status depends on it."""
+
+    replicas: Mapping[str, int]
+    """Pods by role."""
+    stages: Sequence[Sequence[str]]
+    """Names of the pods, by stage."""
+    decisive: Sequence[str]
+    """Names of the pods whose success is the job's."""
+    artifacts_uri: str | None
+    attempts: Mapping[str, int]
+    """In which attempt each pod is to be, by its name."""
+    restarts_with: Mapping[str, frozenset[str]] | None = None
+    """The pods that are started again when one is lost, by its name; None: all of them, whichever it is."""
+    evaluator: str | None = None
+    """Name of the pod that measures checkpoints: the training goes on without it."""
+    evaluator_timeout: float = 0.0
+    """Seconds that it gets after the training's end."""
+
+    @property
+    def needed(self) -> list[str]:
+        """Names of the pods without which the job does not run."""
+        return [name for stage in self.stages for name in stage if name != self.evaluator]
+
+
+@dataclass(frozen=True)
+class Observed:
+    """What is seen of a job."""
+
+    pods: Sequence[PodView] = ()
+    refusal: tuple[str, str] | None = None
+    """Reason and message of the API server's last refusal to make an object, while it lasts."""
+    invalid: Sequence[Fault] = ()
+    """What the API server found wrong with an object of the plan."""
+    progress: ProgressStatus | None = None
+    artifacts: ArtifactsStatus | None = None
+    bottleneck: Bottleneck | None = None
+    """What holds the training up; told with `progress`."""
+    evaluation: ProgressStatus | None = None
+    """What the evaluator reports."""
+
+
+def obstacle(pods: Sequence[PodView], refusal: tuple[str, str] | None) -> tuple[str, str] | None:
+    """What keeps the pods from running, in words."""
+    if refusal is not None:
+        return refusal
+    for pod in sorted(pods, key=lambda p: (p.role, p.index)):
+        if pod.waiting is None:
+            continue
+        reason, message = pod.waiting
+        what = f"{pod.name}: {message}" if message else f"{pod.name}: {reason}"
+        if reason in ("ErrImagePull", "ImagePullBackOff", "InvalidImageName", "ErrImageNeverPull"):
+            return "ImagePull", f"the image can't be pulled: {what}"
+        if reason == "Unschedulable":
+            return "Unschedulable", f"no node takes {what}"
+        return reason, what
+    return None
