@@ -78,6 +78,17 @@ class Reporter:
             if final or self._at_end() or now - self._written_at >= INTERVAL_SECONDS:
                 self._write(now)
 
+    def bottleneck(self, found: contract.Bottleneck | None) -> None:
+        """Set or clear what holds the training up; see the module's `bottleneck`."""
+        with self._lock:
+            if found == self._progress.get("bottleneck"):
+                return
+            if found is None:
+                del self._progress["bottleneck"]
+            else:
+                self._progress["bottleneck"] = found
+            self._write(time.monotonic())
+
     def flush(self) -> None:
         """Write what the interval held back."""
         with self._lock:
@@ -144,13 +155,9 @@ def report(
     worked out from `step` and `total_steps` unless `eta_seconds` is given. `final` writes at once;
     so does the last step, and the end of the program. Does nothing on ranks other than 0.
     """
-    global _reporter
     if _rank(os.environ) != 0:
         return
-    if _reporter is None:
-        _reporter = Reporter(progress_file())
-        atexit.register(_reporter.flush)
-    _reporter.report(
+    _shared_reporter().report(
         step=step,
         total_steps=total_steps,
         epoch=epoch,
@@ -160,6 +167,21 @@ def report(
         eta_seconds=eta_seconds,
         final=final,
     )
+
+
+def bottleneck(found: contract.Bottleneck | None) -> None:
+    """Tell what holds the training up, or by None that nothing does; a change is written at once.
+
+    Does nothing on ranks other than 0.
+    """
+    if _rank(os.environ) == 0:
+        _shared_reporter().bottleneck(found)
+
+
+def flush() -> None:
+    """Write what the interval held back: for a program that ends by `os._exit`."""
+    if _reporter is not None:
+        _reporter.flush()
 
 
 def failed(cause: contract.FailureClass, message: str) -> None:
@@ -197,7 +219,18 @@ def _known_fields(content: Mapping[str, object]) -> contract.Progress:
     updated = content.get("updatedTime")
     if isinstance(updated, str):
         known["updatedTime"] = updated
+    match content.get("bottleneck"):
+        case {"kind": ("ParameterServers" | "Worker") as kind, "message": str(message)}:
+            known["bottleneck"] = {"kind": kind, "message": message}
     return known
+
+
+def _shared_reporter() -> Reporter:
+    global _reporter
+    if _reporter is None:
+        _reporter = Reporter(progress_file())
+        atexit.register(_reporter.flush)
+    return _reporter
 
 
 def _rank(environment: Mapping[str, str]) -> int:

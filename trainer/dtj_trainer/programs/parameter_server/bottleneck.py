@@ -1,0 +1,144 @@
+"""What holds a parameter server training up: the servers, or one worker. Pure: times in, a finding out."""
+
+from __future__ import annotations
+
+from collections import deque
+from statistics import median
+from typing import TYPE_CHECKING, NamedTuple
+
+if TYPE_CHECKING:
+    from dtj_trainer import contract
+
+SHARE = 0.65
+"""Of a step, waited for the parameter servers: from here on they are the bottleneck. Two workers and a server
+that have to share two processors stay below 0.5."""
+SHARE_OVER = 0.5
+"""Below this they are no longer."""
+SLOWER = 2.0
+"""As many times slower than the others computes a worker that holds the training up."""
+SLOWER_OVER = 1.5
+SUSTAINED_SECONDS = 10.0
+"""How long it has to be so, either way, before it is told."""
+BATCHES = 50
+"""The newest of each worker that count."""
+BATCHES_LEAST = 5
+"""With fewer of a worker nothing is said of it."""
+_GONE_SECONDS = 30.0
+_GONE_STEPS = 5
+
+
+class StepTimes(NamedTuple):
+    """One batch: which worker, and the seconds to read the variables, to compute, and to have them updated."""
+
+    worker: int
+    read: float
+    compute: float
+    push: float
+
+    @property
+    def total(self) -> float:
+        """The whole step, in seconds."""
+        return self.read + self.compute + self.push
+
+    @property
+    def waiting(self) -> float:
+        """Seconds spent waiting for the parameter servers."""
+        return self.read + self.push
+
+
+class BottleneckWatch:
+    """Looks at the newest batches of each worker. Times are in seconds, `now` of any clock that only goes on."""
+
+    def __init__(self, ps: int) -> None:
+        self._ps = ps
+        self._batches: dict[int, deque[StepTimes]] = {}
+        self._seen: dict[int, float] = {}
+        self._found: contract.Bottleneck | None = None
+        self._since: float | None = None
+
+    def add(self, times: StepTimes, now: float) -> None:
+        """Take a finished batch into account."""
+        self._batches.setdefault(times.worker, deque(maxlen=BATCHES)).append(times)
+        self._seen[times.worker] = now
+
+    def find(self, now: float) -> contract.Bottleneck | None:
+        """What holds the training up; it changes only after it was so for SUSTAINED_SECONDS."""
+        present = self._present(now)
+        candidate = (
+            self._keeps(present) or self._ps_finding(present, SHARE) or self._worker_finding(present, SLOWER)
+        )
+        if _kind(candidate) == _kind(self._found):
+            self._since = None
+        elif self._since is None:
+            self._since = now
+        elif now - self._since >= SUSTAINED_SECONDS:
+            self._found, self._since = candidate, None
+        return self._found
+
+    def _keeps(self, present: dict[int, list[StepTimes]]) -> contract.Bottleneck | None:
+        """What was found, while it isn't over: a little better is not good."""
+        if self._found is None:
+            return None
+        if self._found["kind"] == "ParameterServers":
+            return self._found if self._ps_finding(present, SHARE_OVER) else None
+        return self._found if self._worker_finding(present, SLOWER_OVER) else None
+
+    def _present(self, now: float) -> dict[int, list[StepTimes]]:
+        """The batches of workers that still bring some: not of one that was lost."""
+        present = {}
+        for worker, batches in self._batches.items():
+            usual = sum(times.total for times in batches) / len(batches)
+            silent = now - self._seen[worker]
+            if len(batches) >= BATCHES_LEAST and silent <= max(_GONE_SECONDS, _GONE_STEPS * usual):
+                present[worker] = list(batches)
+        return present
+
+    def _ps_finding(
+        self, present: dict[int, list[StepTimes]], threshold: float
+    ) -> contract.Bottleneck | None:
+        batches = [times for of_worker in present.values() for times in of_worker]
+        if not batches or waiting_share(batches) < threshold:
+            return None
+        waited = sum(times.waiting for times in batches) / len(batches)
+        whole = sum(times.total for times in batches) / len(batches)
+        servers = "1 parameter server" if self._ps == 1 else f"{self._ps} parameter servers"
+        return {
+            "kind": "ParameterServers",
+            "message": f"workers wait {waited / whole:.0%} of each step for {servers} ({_milliseconds(waited)} of "
+            f"{_milliseconds(whole)}): give ps more CPU or more replicas (replicaSpecs.ps)".replace(
+                "%", " %", 1
+            ),
+        }
+
+    def _worker_finding(
+        self, present: dict[int, list[StepTimes]], threshold: float
+    ) -> contract.Bottleneck | None:
+        if len(present) < 2:
+            return None
+        computing = {
+            worker: median(times.compute for times in batches) for worker, batches in present.items()
+        }
+        slowest = max(computing, key=lambda worker: computing[worker])
+        others = median(seconds for worker, seconds in computing.items() if worker != slowest)
+        if others <= 0 or computing[slowest] < threshold * others:
+            return None
+        return {
+            "kind": "Worker",
+            "message": f"worker {slowest} computes {_milliseconds(computing[slowest])} on each batch, the others "
+            f"{_milliseconds(others)}: its node is slower or busy; give it as much CPU or GPU as the others have "
+            "(replicaSpecs.worker), or move it to another node",
+        }
+
+
+def waiting_share(batches: list[StepTimes]) -> float:
+    """The fraction of these batches' time that was waited for the parameter servers."""
+    whole = sum(times.total for times in batches)
+    return sum(times.waiting for times in batches) / whole if whole > 0 else 0.0
+
+
+def _milliseconds(seconds: float) -> str:
+    return f"{seconds * 1000:.0f} ms" if seconds >= 0.01 else f"{seconds * 1000:.1f} ms"
+
+
+def _kind(found: contract.Bottleneck | None) -> str | None:
+    return found["kind"] if found else None

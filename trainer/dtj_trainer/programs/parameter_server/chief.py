@@ -1,0 +1,202 @@
+"""The chief: hands out the work, keeps the results, and is the only one that writes."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import math
+import os
+import threading
+import time
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import tensorflow as tf
+
+from dtj_trainer.artifacts import checkpoints
+from dtj_trainer.data.sharding import Sharding
+from dtj_trainer.models import keras_pictures
+from dtj_trainer.programs.parameter_server import keras_files, state, worker_pictures
+from dtj_trainer.programs.parameter_server.parameters import Parameters, set_weights
+from dtj_trainer.programs.parameter_server.report import Report
+from dtj_trainer.programs.parameter_server.state import State
+from dtj_trainer.programs.parameter_server.updates import Asynchronous, Synchronous, Updates, WorkerStep
+from dtj_trainer.programs.stop import EXIT_CODE
+
+if TYPE_CHECKING:
+    from dtj_trainer.programs.parameter_server.cluster import Cluster
+    from dtj_trainer.programs.parameter_server.options import Options
+    from dtj_trainer.programs.parameter_server.updates import StepResult
+    from dtj_trainer.programs.stop import StopRequest
+
+log = logging.getLogger(__name__)
+
+STOP_SECONDS = 45.0
+"""From SIGTERM to the end, checkpoint or not: it can't be made while no worker answers."""
+
+
+class Stopped(Exception):
+    """SIGTERM came; a checkpoint of this step is saved."""
+
+
+class LossNotFinite(Exception):
+    """The training has diverged."""
+
+
+class Training:
+    """One run of the chief on servers that answer. Makes the model and its variables, goes on from a checkpoint."""
+
+    def __init__(self, options: Options, cluster: Cluster, stop: StopRequest) -> None:
+        self._options = options
+        self._stop = stop
+        resolver = tf.distribute.cluster_resolver.TFConfigClusterResolver()
+        strategy = tf.distribute.ParameterServerStrategy(resolver)
+        coordinator = tf.distribute.coordinator.ClusterCoordinator(strategy)
+        facts = worker_pictures.facts(coordinator)
+        self._model = keras_pictures.build(options.model, facts.shape, facts.classes, options.seed)
+        self._state = State(
+            options.model, facts.shape, facts.classes, options.optimizer, training_examples=facts.examples
+        )
+        self._parameters = Parameters(self._model, options, cluster.ps)
+        self._resume()
+        self._report = Report(options, cluster, self._state.step)
+        self._updates = self._make_updates(coordinator, cluster, facts.shape)
+        self._sharding = Sharding(
+            facts.examples, options.batch_size * self._updates.shards, rank=0, ranks=1, seed=options.seed
+        )
+        self._begun = self._state.step
+        self._counted_at: float | None = None
+        self._total = self._total_steps()
+
+    def run(self) -> None:
+        """Train to the end and write the model. Raises Stopped, LossNotFinite, or what TensorFlow raises."""
+        self._saved_at = time.monotonic()
+        self._report.begin()
+        try:
+            while not self._done():
+                self._train_epoch()
+            self._finish()
+        finally:
+            self._report.close()
+
+    # --- the loop -------------------------------------------------------------------------------
+
+    def _train_epoch(self) -> None:
+        """Train to the end of the epoch, or of the run; saves on the way and at the end."""
+        here = self._state
+        for share in self._sharding.epoch(here.epoch, here.examples):
+            self._take(self._updates.submit(share.indices))
+            self._begun += 1
+            here.examples = share.position
+            here.trained += len(share.indices)
+            if here.examples >= here.training_examples or self._steps_done():
+                break
+            if self._stop.requested or self._save_is_due():
+                self._pause()
+                self._save_and_stop_if_asked()
+        self._pause()
+        self._report.end_of_epoch(here, self._total)
+        if here.examples >= here.training_examples:
+            here.epoch, here.examples = here.epoch + 1, 0
+        if not self._done():
+            self._save_and_stop_if_asked()
+
+    def _pause(self) -> None:
+        """Let the steps that are under way end, so that variables, step and position belong together."""
+        self._take(self._updates.drain())
+        counted = int(self._parameters.step.numpy())
+        if counted != self._state.step:
+            log.info(
+                "step %d: %d batches were applied twice when a worker was lost",
+                counted,
+                counted - self._state.step,
+            )
+        self._state.step = self._begun = counted
+        self._total = self._total_steps()
+        self._count_time()
+
+    def _take(self, results: list[StepResult]) -> None:
+        for result in results:
+            self._state.step += 1
+            if not math.isfinite(result.loss):
+                raise LossNotFinite(f"the loss is {result.loss} at step {self._state.step}: try a lower --lr")
+            self._count_time()
+            self._report.add(result, self._state, self._total)
+
+    def _finish(self) -> None:
+        vectors = self._parameters.vectors()
+        set_weights(self._model, vectors)
+        self._state.final = True
+        state.save(self._state, vectors)
+        facts = {"steps": self._state.step, "epochs": self._state.epoch, "updates": self._options.updates}
+        folder = keras_files.write(self._model, self._state, facts)
+        self._report.end(self._state)
+        log.info("%d steps are done; the model is in %s", self._state.step, folder)
+
+    # --- how far --------------------------------------------------------------------------------
+
+    def _done(self) -> bool:
+        return self._state.epoch >= self._options.epochs or self._steps_done()
+
+    def _steps_done(self) -> bool:
+        limit = self._options.max_steps
+        return limit is not None and self._begun >= limit
+
+    def _total_steps(self) -> int:
+        here = self._state
+        if self._done():
+            return here.step
+        later = (self._options.epochs - here.epoch - 1) * self._sharding.steps()
+        total = here.step + self._sharding.steps(here.examples) + later
+        return min(total, self._options.max_steps or total)
+
+    def _count_time(self) -> None:
+        """Add up the seconds, from the end of the first step on: before it TensorFlow compiles."""
+        now = time.monotonic()
+        if self._counted_at is not None:
+            self._state.seconds += now - self._counted_at
+        self._counted_at = now
+
+    # --- checkpoints ----------------------------------------------------------------------------
+
+    def _save_is_due(self) -> bool:
+        every = self._options.checkpoint_steps
+        if every is not None and self._begun % every == 0:
+            return True
+        return time.monotonic() - self._saved_at >= self._options.checkpoint_seconds
+
+    def _save_and_stop_if_asked(self) -> None:
+        state.save(self._state, self._parameters.vectors())
+        self._saved_at = time.monotonic()
+        if self._stop.requested:
+            raise Stopped(f"stopped at step {self._state.step}, with a checkpoint")
+
+    def _resume(self) -> None:
+        newest = checkpoints.newest()
+        if newest is None:
+            return
+        saved, vectors = state.load(newest.path)
+        state.check(saved, self._state, newest.path)
+        self._parameters.restore(vectors)
+        self._state = replace(saved, training_examples=self._state.training_examples, final=False)
+        log.info("going on from the checkpoint of step %d, epoch %d", saved.step, saved.epoch + 1)
+
+    def _make_updates(self, coordinator: Any, cluster: Cluster, shape: tuple[int, int, int]) -> Updates:
+        iterator = iter(coordinator.create_per_worker_dataset(worker_pictures.dataset))
+        step = WorkerStep(self._model, self._parameters, shape)
+        kind = Synchronous if self._options.updates == "Synchronous" else Asynchronous
+        return kind(coordinator, iterator, step, self._parameters, workers=cluster.workers)
+
+
+def end_when_stopped(stop: StopRequest) -> None:
+    """Have this process end some time after SIGTERM also while it waits for workers that don't answer."""
+
+    def watch() -> None:
+        while not stop.requested:
+            time.sleep(0.5)
+        time.sleep(STOP_SECONDS)
+        with contextlib.suppress(Exception):
+            log.warning("no checkpoint within %.0f s of SIGTERM: the one before counts", STOP_SECONDS)
+        os._exit(EXIT_CODE)
+
+    threading.Thread(target=watch, name="end-when-stopped", daemon=True).start()

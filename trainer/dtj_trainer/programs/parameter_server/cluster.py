@@ -1,0 +1,142 @@
+"""Who takes part in the job: TF_CONFIG, and whether the others answer."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import re
+import socket
+import time
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from dtj_trainer import contract
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Mapping
+
+log = logging.getLogger(__name__)
+
+PEER_TIMEOUT_SECONDS = 300.0
+_CONNECT_SECONDS = 2.0
+_AGAIN_SECONDS = 0.5
+_SAY_SECONDS = 30.0
+
+
+class BadCluster(Exception):
+    """TF_CONFIG is missing or is not what this program runs on; the message is for the user."""
+
+
+class PeersUnreachable(Exception):
+    """Replicas that did not answer in time; the message names them."""
+
+
+@dataclass(frozen=True)
+class Task:
+    """A replica: its type in TF_CONFIG and its number."""
+
+    type: str
+    index: int
+
+    def __str__(self) -> str:
+        names = {"ps": "parameter server"}
+        return f"{names.get(self.type, self.type)} {self.index}"
+
+
+@dataclass(frozen=True)
+class Cluster:
+    """`addresses` holds host:port of each chief, worker and ps by type; `task` is this process."""
+
+    addresses: Mapping[str, tuple[str, ...]]
+    task: Task
+
+    @property
+    def workers(self) -> int:
+        """How many workers the job has, whether or not they run at the moment."""
+        return len(self.addresses["worker"])
+
+    @property
+    def ps(self) -> int:
+        """How many parameter servers the job has."""
+        return len(self.addresses["ps"])
+
+    def address(self, task: Task) -> str:
+        """The host:port of a task in the cluster."""
+        return self.addresses[task.type][task.index]
+
+    def tasks(self, *types: str) -> list[Task]:
+        """The tasks of these types, in the order of their numbers."""
+        return [Task(kind, index) for kind in types for index in range(len(self.addresses[kind]))]
+
+
+def from_environment() -> Cluster:
+    """The cluster in TF_CONFIG. Raises BadCluster."""
+    text = os.environ.get(contract.ENV_TF_CONFIG, "")
+    if not text:
+        raise BadCluster(f"{contract.ENV_TF_CONFIG} is not set: this program runs on chief, workers and ps")
+    try:
+        content = json.loads(text)
+        addresses = {kind: tuple(map(str, hosts)) for kind, hosts in content["cluster"].items()}
+        task = Task(str(content["task"]["type"]), int(content["task"]["index"]))
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise BadCluster(f"{contract.ENV_TF_CONFIG} can't be read: {error!r} in {text[:200]}") from error
+    if len(addresses.get("chief", ())) != 1 or not addresses.get("worker") or not addresses.get("ps"):
+        seen = ", ".join(f"{len(hosts)} {kind}" for kind, hosts in sorted(addresses.items())) or "nobody"
+        raise BadCluster(f"this program needs a chief, workers and parameter servers, the job has {seen}")
+    if task.type != "evaluator" and not 0 <= task.index < len(addresses.get(task.type, ())):
+        raise BadCluster(f"{contract.ENV_TF_CONFIG} names the task {task}, which its cluster doesn't have")
+    return Cluster(addresses, task)
+
+
+def peer_timeout() -> float:
+    """How long to wait for the others, in seconds."""
+    text = os.environ.get(contract.ENV_PEER_TIMEOUT_SECONDS, "")
+    try:
+        return float(text) if text.strip() else PEER_TIMEOUT_SECONDS
+    except ValueError:
+        return PEER_TIMEOUT_SECONDS
+
+
+def wait_for(cluster: Cluster, tasks: Iterable[Task], timeout: float, stopped: Callable[[], bool]) -> bool:
+    """Wait until all `tasks` take connections; False when `stopped` became true before.
+
+    Raises PeersUnreachable, naming those that don't, after `timeout` seconds.
+    """
+    missing = list(tasks)
+    began = said = time.monotonic()
+    while True:
+        missing = [task for task in missing if not answers(cluster.address(task))]
+        now = time.monotonic()
+        if not missing:
+            return True
+        if stopped():
+            return False
+        if now - began >= timeout:
+            named = ", ".join(f"{task} at {cluster.address(task)}" for task in missing)
+            raise PeersUnreachable(f"after {timeout:.0f} s no answer from {named}")
+        if now - said >= _SAY_SECONDS:
+            said = now
+            log.info("waiting for %s", ", ".join(map(str, missing)))
+        time.sleep(_AGAIN_SECONDS)
+
+
+def silent(cluster: Cluster, *types: str) -> list[Task]:
+    """Those of these types who take no connection at this moment."""
+    return [task for task in cluster.tasks(*types) if not answers(cluster.address(task))]
+
+
+def blamed_ps(message: str) -> list[Task]:
+    """The parameter servers that an error message of TensorFlow names."""
+    found = {int(index) for index in re.findall(r"/job:ps/(?:replica:\d+/)?task:(\d+)", message)}
+    return [Task("ps", index) for index in sorted(found)]
+
+
+def answers(address: str) -> bool:
+    """Whether somebody takes a connection at host:port; a name that does not resolve is nobody."""
+    host, _, port = address.rpartition(":")
+    try:
+        with socket.create_connection((host.strip("[]"), int(port)), _CONNECT_SECONDS):
+            return True
+    except OSError:
+        return False

@@ -1,0 +1,99 @@
+"""The evaluator: tests each checkpoint that appears in its workspace on the whole test set."""
+
+from __future__ import annotations
+
+import logging
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from dtj_trainer import contract, progress
+from dtj_trainer.artifacts import checkpoints
+from dtj_trainer.models import keras_pictures
+from dtj_trainer.programs.metrics import MetricsFile
+from dtj_trainer.programs.parameter_server import state
+from dtj_trainer.programs.parameter_server.parameters import set_weights
+from dtj_trainer.programs.parameter_server.worker_pictures import channels_last
+from dtj_trainer.tensorboard import ScalarWriter
+
+if TYPE_CHECKING:
+    from dtj_trainer.data.pictures import Pictures, PictureSet
+    from dtj_trainer.programs.parameter_server.options import Options
+
+log = logging.getLogger(__name__)
+
+BATCH = 500
+POLL_SECONDS = 0.5
+
+
+def run(options: Options, data: PictureSet, workers: int) -> None:
+    """Test the newest checkpoint whenever there is another; returns after the training's last.
+
+    Raises NotOurCheckpoint when one is of another program.
+    """
+    pixels = channels_last(data.test)
+    metrics = MetricsFile(workers)
+    writer = ScalarWriter(
+        Path(contract.root()) / contract.TENSORBOARD / "eval", rotate_seconds=options.tensorboard_seconds
+    )
+    model: keras.Model | None = None
+    tested = None
+    final = False
+    log.info("waiting for checkpoints to test on %d pictures", len(data.test))
+    while not final:
+        found = _newer_than(tested)
+        if found is None:
+            time.sleep(POLL_SECONDS)
+            continue
+        saved, vectors = found
+        tested, final = (saved.step, saved.final), saved.final
+        if model is None:
+            model = keras_pictures.build(saved.model, saved.shape, saved.classes, 0)
+        set_weights(model, vectors)
+        began = time.monotonic()
+        loss, accuracy = test(model, pixels, data.test)
+        rate = len(data.test) / max(time.monotonic() - began, 1e-9)
+        progress.report(step=saved.step, loss=loss, accuracy=accuracy, final=saved.final)
+        writer.add(saved.step, {"test/accuracy": accuracy, "test/loss": loss})
+        metrics.add(
+            "test",
+            {
+                "step": saved.step,
+                "epoch": round(saved.epoch + saved.examples / saved.training_examples, 4),
+                "loss": loss,
+                "accuracy": accuracy,
+                "examplesPerSecond": round(rate, 1),
+                "final": saved.final,
+            },
+        )
+        log.info("step %d: test accuracy %.4f, loss %.4f", saved.step, accuracy, loss)
+    writer.close()
+    progress.flush()
+    log.info("that was the last checkpoint")
+
+
+def test(model: keras.Model, pixels: np.ndarray, pictures: Pictures) -> tuple[float, float]:
+    """Mean loss and the fraction of right answers; `pixels` are those of `pictures`, channels last."""
+    loss = right = 0.0
+    for start in range(0, len(pictures), BATCH):
+        labels = tf.constant(pictures.labels[start : start + BATCH], tf.int32)
+        logits = model.predict_on_batch(pixels[start : start + BATCH].astype(np.float32))
+        loss += float(tf.reduce_sum(tf.nn.sparse_softmax_cross_entropy_with_logits(labels, logits)))
+        right += float(tf.reduce_sum(tf.cast(tf.argmax(logits, 1, tf.int32) == labels, tf.float32)))
+    return loss / len(pictures), right / len(pictures)
+
+
+def _newer_than(tested: tuple[int, bool] | None) -> tuple[state.State, dict[str, np.ndarray]] | None:
+    """The newest checkpoint, unless it is the one tested last."""
+    newest = checkpoints.newest()
+    if newest is None or tested == (newest.step, True):
+        return None
+    try:
+        saved, vectors = state.load(newest.path)
+    except FileNotFoundError:
+        return None  # just pruned, for a newer one
+    return None if tested == (saved.step, saved.final) else (saved, vectors)

@@ -1,0 +1,50 @@
+"""What a parameter server and a worker do: hold a TensorFlow server that the chief uses."""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+from typing import TYPE_CHECKING
+
+import tensorflow as tf
+
+from dtj_trainer.programs.stop import EXIT_CODE
+from dtj_trainer.programs.threads import available_processors
+
+if TYPE_CHECKING:
+    from types import FrameType
+
+    from dtj_trainer.programs.parameter_server.cluster import Cluster
+
+log = logging.getLogger(__name__)
+
+
+def end_at_sigterm() -> None:
+    """From now on SIGTERM ends this process at once with 143: it keeps nothing that has to be saved."""
+
+    def end(_signal: int, _frame: FrameType | None) -> None:
+        os._exit(EXIT_CODE)
+
+    signal.signal(signal.SIGTERM, end)
+
+
+def serve(cluster: Cluster) -> None:
+    """Serve the chief, and each chief that comes after it; never returns."""
+    processors = max(int(available_processors()), 1)
+    config = tf.compat.v1.ConfigProto(
+        intra_op_parallelism_threads=processors,
+        # Operations that wait for another task hold a thread: with fewer than there are tasks they lock up.
+        inter_op_parallelism_threads=max(processors, cluster.workers + cluster.ps + 2),
+    )
+    server = tf.distribute.Server(
+        tf.train.ClusterSpec({kind: list(hosts) for kind, hosts in cluster.addresses.items()}),
+        job_name=cluster.task.type,
+        task_index=cluster.task.index,
+        protocol="grpc",
+        config=config,
+    )
+    log.info("%s serves at %s", cluster.task, server.target)
+    while True:
+        # Not server.join(): that never comes back to Python, and SIGTERM would wait for it.
+        signal.pause()

@@ -1,0 +1,94 @@
+"""A checkpoint of a parameter server training: written by the chief, read by the next chief and the evaluator."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from dtj_trainer.artifacts import checkpoints
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from pathlib import Path
+
+VARIABLES = "variables.npz"
+TRAINING = "training.json"
+
+
+class NotOurCheckpoint(Exception):
+    """A checkpoint that can't be used for this training; the message says why and what to do."""
+
+
+@dataclass
+class State:
+    """How far a training is, and of what it is.
+
+    `examples` of the epoch `epoch` (from 0) are done; `trained` and `seconds` are those of all attempts so far,
+    less what was lost between checkpoints. `final`: nothing comes after it. `shape` is (height, width, channels).
+    """
+
+    model: str
+    shape: tuple[int, int, int]
+    classes: int
+    optimizer: str
+    training_examples: int
+    step: int = 0
+    epoch: int = 0
+    examples: int = 0
+    trained: int = 0
+    seconds: float = 0.0
+    final: bool = False
+
+
+def save(state: State, vectors: Mapping[str, np.ndarray]) -> Path:
+    """Write a checkpoint of the vectors of `Parameters.vectors`."""
+
+    def write(folder: Path) -> None:
+        with (folder / VARIABLES).open("wb") as file:
+            np.savez(file, **vectors)  # type: ignore[arg-type]
+        (folder / TRAINING).write_text(json.dumps(asdict(state), indent=1) + "\n")
+
+    return checkpoints.save(state.step, write)
+
+
+def load(folder: Path) -> tuple[State, dict[str, np.ndarray]]:
+    """What `save` wrote. Raises NotOurCheckpoint; OSError when it is being removed meanwhile."""
+    if not (folder / TRAINING).is_file() and folder.is_dir():
+        raise NotOurCheckpoint(
+            f"the checkpoint {folder} was not written by this program: it has no {TRAINING}"
+        )
+    try:
+        content = json.loads((folder / TRAINING).read_bytes())
+        state = State(**content | {"shape": tuple(content["shape"])})
+        with np.load(folder / VARIABLES) as held:
+            return state, dict(held)
+    except (ValueError, TypeError, KeyError) as error:
+        raise NotOurCheckpoint(f"the checkpoint {folder} can't be read: {error}") from error
+
+
+def check(saved: State, present: State, folder: Path) -> None:
+    """Raise NotOurCheckpoint when `saved` is not of the training that `present` describes."""
+    otherwise = "or start anew (artifacts.resume: Never)"
+    if saved.model != present.model:
+        raise NotOurCheckpoint(
+            f"the checkpoint {folder} is of a {saved.model}, not of a {present.model}: "
+            f"give the same --model, {otherwise}"
+        )
+    if saved.optimizer != present.optimizer:
+        raise NotOurCheckpoint(
+            f"the checkpoint {folder} was trained by {saved.optimizer}, not by {present.optimizer}: "
+            f"give the same --optimizer, {otherwise}"
+        )
+    if (saved.shape, saved.classes) != (present.shape, present.classes):
+        raise NotOurCheckpoint(
+            f"the checkpoint {folder} is for pictures of {saved.shape} in {saved.classes} classes, but the data has "
+            f"{present.shape} in {present.classes}: give the same data, {otherwise}"
+        )
+    if saved.examples and saved.training_examples != present.training_examples:
+        raise NotOurCheckpoint(
+            f"the checkpoint {folder} is from the middle of an epoch of {saved.training_examples} training "
+            f"examples, but the data has {present.training_examples} now: give the same data, {otherwise}"
+        )

@@ -1,0 +1,263 @@
+"""One global step after the other on whichever workers are there: asynchronous, or exact and synchronous."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+
+import numpy as np
+import tensorflow as tf
+
+from dtj_trainer.programs.parameter_server.bottleneck import StepTimes
+
+if TYPE_CHECKING:
+    import keras
+
+    from dtj_trainer.programs.parameter_server.parameters import Parameters
+
+AHEAD = 4
+"""Batches scheduled ahead for each worker: enough that none waits for the chief."""
+
+
+class StepResult(NamedTuple):
+    """What a global step found. `loss` and `right` are sums over its `examples`; a time for each batch."""
+
+    loss: float
+    right: float
+    examples: int
+    times: list[StepTimes]
+
+
+class Updates(Protocol):
+    """A way to update the variables."""
+
+    shards: int
+    """How many batches of a worker make a global step."""
+
+    def submit(self, indices: np.ndarray) -> list[StepResult]:
+        """Begin a global step on the examples at `indices`; the steps that have ended meanwhile."""
+
+    def drain(self) -> list[StepResult]:
+        """Wait until every step begun has ended; those not told before."""
+
+
+class Forward(NamedTuple):
+    """A batch through the model: `loss` and `right` are sums, `gradient` that of the sum of losses."""
+
+    loss: tf.Tensor
+    right: tf.Tensor
+    gradient: tf.Tensor
+    other: tf.Tensor
+
+
+class WorkerStep:
+    """What a worker computes, as parts of a function that runs there; times by the worker's own clock."""
+
+    def __init__(self, model: keras.Model, parameters: Parameters, shape: tuple[int, int, int]) -> None:
+        self._model = model
+        self._parameters = parameters
+        self._shape = shape
+
+    def read(self) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
+        """What is trained, what is not, and the global step, once they have come from the servers."""
+        return (
+            self._parameters.trainable.read(),
+            self._parameters.read_other(),
+            self._parameters.step.read_value(),
+        )
+
+    def forward(
+        self, trainable: tf.Tensor, other: tf.Tensor, pixels: tf.Tensor, labels: tf.Tensor
+    ) -> Forward:
+        """The model's loss on a batch and its gradient."""
+        weights = self._parameters.trainable_layout.split(trainable)
+        with tf.GradientTape() as tape:
+            tape.watch(weights)
+            logits, statistics = self._model.stateless_call(
+                weights, self._parameters.other_layout.split(other), pixels, training=True
+            )
+            loss = tf.reduce_sum(tf.nn.sparse_softmax_cross_entropy_with_logits(labels, logits))
+        gradient = self._parameters.trainable_layout.join(tape.gradient(loss, weights))
+        right = tf.reduce_sum(tf.cast(tf.argmax(logits, 1, tf.int32) == labels, tf.int32))
+        return Forward(loss, right, gradient, self._parameters.other_layout.join(statistics))
+
+    def batch(self, iterator: Any, indices: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
+        """Pixels and labels at `indices` of the worker's training set, and the worker's number."""
+        pixels, labels, worker = next(iterator)
+        pixels = tf.ensure_shape(pixels, [None, *self._shape])
+        return tf.cast(tf.gather(pixels, indices), tf.float32), tf.gather(labels, indices), worker
+
+
+def _as_bytes(indices: np.ndarray) -> tf.Tensor:
+    """Indices as a function on a worker takes them: of one type however many, so that it is compiled once."""
+    return tf.constant(indices.astype("<i8").tobytes())
+
+
+def _now_after(*values: Any) -> tf.Tensor:
+    with tf.control_dependencies(list(values)):
+        return tf.timestamp()
+
+
+class Asynchronous:
+    """Each batch is a global step: the worker that computed it updates the variables at once.
+
+    A batch whose worker is lost is computed by another, or by the same when it is back. When it had updated
+    the variables already they are updated twice, and the global step says so.
+    """
+
+    shards = 1
+
+    def __init__(
+        self,
+        coordinator: Any,
+        iterator: Any,
+        step: WorkerStep,
+        parameters: Parameters,
+        *,
+        workers: int,
+    ) -> None:
+        self._coordinator = coordinator
+        self._iterator = iterator
+        self._ahead = AHEAD * workers
+        self._running: deque[tuple[Any, int]] = deque()
+        self._function = _asynchronous_function(step, parameters)
+
+    def submit(self, indices: np.ndarray) -> list[StepResult]:
+        """See Updates."""
+        scheduled = self._coordinator.schedule(self._function, args=(self._iterator, _as_bytes(indices)))
+        self._running.append((scheduled, len(indices)))
+        return self._take(self._ahead)
+
+    def drain(self) -> list[StepResult]:
+        """See Updates."""
+        return self._take(0)
+
+    def _take(self, left: int) -> list[StepResult]:
+        ended = []
+        while len(self._running) > left:
+            scheduled, examples = self._running.popleft()
+            worker, loss, right, read, compute, push = scheduled.fetch().tolist()
+            ended.append(StepResult(loss, right, examples, [StepTimes(int(worker), read, compute, push)]))
+        return ended
+
+
+def _asynchronous_function(step: WorkerStep, parameters: Parameters) -> Any:
+    def run(iterator: Any, packed: tf.Tensor) -> tf.Tensor:
+        indices = tf.io.decode_raw(packed, tf.int64)
+        begun = tf.timestamp()
+        with tf.control_dependencies([begun]):
+            trainable, other, number = step.read()
+        read = _now_after(trainable, other, number)
+        with tf.control_dependencies([read]):
+            pixels, labels, worker = step.batch(iterator, indices)
+        done = step.forward(trainable, other, pixels, labels)
+        gradient = done.gradient / tf.cast(tf.shape(indices)[0], tf.float32)
+        computed = _now_after(gradient, done.other, done.loss, done.right)
+        with tf.control_dependencies([computed]):
+            applied = parameters.optimizer.apply(tf.identity(gradient), number)
+            applied += parameters.assign_other(tf.identity(done.other))
+        with tf.control_dependencies(applied):
+            counted = tf.raw_ops.AssignAddVariableOp(
+                resource=parameters.step.handle, value=tf.constant(1, tf.int64)
+            )
+        pushed = _now_after(counted)
+        return tf.stack(
+            [
+                tf.cast(worker, tf.float64),
+                tf.cast(done.loss, tf.float64),
+                tf.cast(done.right, tf.float64),
+                read - begun,
+                computed - read,
+                pushed - computed,
+            ]
+        )
+
+    return tf.function(run)
+
+
+class Synchronous:
+    """A global step is a batch of every worker, and its result that of one process on all these examples.
+
+    Workers send their gradients to the chief, which adds them up in a fixed order and applies them once. A
+    gradient is a value that follows from the variables and the examples alone: a lost worker's part is
+    computed by another, or by the same when it is back, and counts once.
+    """
+
+    def __init__(
+        self,
+        coordinator: Any,
+        iterator: Any,
+        step: WorkerStep,
+        parameters: Parameters,
+        *,
+        workers: int,
+    ) -> None:
+        self.shards = workers
+        self._coordinator = coordinator
+        self._iterator = iterator
+        self._parameters = parameters
+        self._function = _gradient_function(step)
+        self._apply = _apply_function(parameters)
+
+    def submit(self, indices: np.ndarray) -> list[StepResult]:
+        """See Updates."""
+        parts = [part for part in np.array_split(indices, self.shards) if len(part)]
+        scheduled = [
+            self._coordinator.schedule(self._function, args=(self._iterator, _as_bytes(part)))
+            for part in parts
+        ]
+        found = [part.fetch() for part in scheduled]
+        gradient = sum(gradient for _, gradient, _ in found) / len(indices)
+        other = sum(other * len(part) for part, (_, _, other) in zip(parts, found, strict=True)) / len(
+            indices
+        )
+        began = time.monotonic()
+        self._apply(tf.constant(gradient, tf.float32), tf.constant(other, tf.float32))
+        applied = time.monotonic() - began
+        numbers = [numbers.tolist() for numbers, _, _ in found]
+        return [
+            StepResult(
+                sum(loss for _, loss, *_ in numbers),
+                sum(right for _, _, right, *_ in numbers),
+                len(indices),
+                [StepTimes(int(worker), read, compute, applied) for worker, _, _, read, compute in numbers],
+            )
+        ]
+
+    def drain(self) -> list[StepResult]:
+        """See Updates: no step is ever left running."""
+        return []
+
+
+def _gradient_function(step: WorkerStep) -> Any:
+    def run(iterator: Any, packed: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
+        indices = tf.io.decode_raw(packed, tf.int64)
+        begun = tf.timestamp()
+        with tf.control_dependencies([begun]):
+            trainable, other, number = step.read()
+        read = _now_after(trainable, other, number)
+        with tf.control_dependencies([read]):
+            pixels, labels, worker = step.batch(iterator, indices)
+        done = step.forward(trainable, other, pixels, labels)
+        computed = _now_after(done.gradient, done.other, done.loss, done.right)
+        numbers = [
+            tf.cast(worker, tf.float64),
+            tf.cast(done.loss, tf.float64),
+            tf.cast(done.right, tf.float64),
+            read - begun,
+            computed - read,
+        ]
+        return tf.stack(numbers), done.gradient, done.other
+
+    return tf.function(run)
+
+
+def _apply_function(parameters: Parameters) -> Any:
+    def run(gradient: tf.Tensor, other: tf.Tensor) -> None:
+        applied = parameters.optimizer.apply(gradient, parameters.step.read_value())
+        applied += parameters.assign_other(other)
+        with tf.control_dependencies(applied):
+            tf.raw_ops.AssignAddVariableOp(resource=parameters.step.handle, value=tf.constant(1, tf.int64))
+
+    return tf.function(run)

@@ -1,0 +1,99 @@
+"""The training set in each worker's memory, where the chief's functions find it.
+
+A worker writes it as plain files into its workspace before it serves. The chief's functions name them by
+relative paths, and TensorFlow opens those in the process that runs the function, which has made its
+workspace the current folder: the same function works on every worker, also where several share a machine.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+import tensorflow as tf
+
+from dtj_trainer import contract
+from dtj_trainer.data.pictures import load_pictures
+
+if TYPE_CHECKING:
+    from dtj_trainer.data.pictures import Pictures
+
+_FACTS = f"{contract.DATA}/training-facts.int64"
+_PIXELS = f"{contract.DATA}/training-pixels.uint8"
+_LABELS = f"{contract.DATA}/training-labels.int32"
+
+
+class Facts(NamedTuple):
+    """How many training examples there are, and what they look like."""
+
+    examples: int
+    height: int
+    width: int
+    channels: int
+    classes: int
+
+    @property
+    def shape(self) -> tuple[int, int, int]:
+        """Height, width and channels of each picture."""
+        return self.height, self.width, self.channels
+
+
+def channels_last(pictures: Pictures) -> np.ndarray:
+    """The pixels as Keras takes them: uint8, (examples, height, width, channels)."""
+    return np.ascontiguousarray(pictures.pixels.transpose(0, 2, 3, 1))
+
+
+def write(uri: str) -> None:
+    """Stage the data set at `uri` and write its training half where this process's functions find it.
+
+    Makes the workspace the current folder. Raises DataError.
+    """
+    data = load_pictures(uri)
+    root = Path(contract.root())
+    (root / contract.DATA).mkdir(parents=True, exist_ok=True)
+    channels, height, width = data.shape
+    facts = Facts(len(data.train), height, width, channels, data.classes)
+    _write(root / _PIXELS, channels_last(data.train))
+    _write(root / _LABELS, data.train.labels.astype("<i4"))
+    _write(root / _FACTS, np.array(facts, "<i8"))
+    os.chdir(root)
+
+
+def facts(coordinator: Any) -> Facts:
+    """What a worker says of its training set."""
+    read = tf.function(_read_facts).get_concrete_function(tf.TensorSpec([], tf.string))
+    found: list[int] = coordinator.schedule(read, args=(tf.constant(_FACTS),)).fetch().tolist()
+    return Facts(*found)
+
+
+def dataset() -> tf.data.Dataset:
+    """Endlessly the same element: pixels (examples, height, width, channels), labels, the worker's number.
+
+    For `create_per_worker_dataset`. The element stays in memory; taking it copies nothing.
+    """
+    worker = tf.distribute.coordinator.experimental_get_current_worker_index()
+
+    def load(names: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+        pixels = tf.io.decode_raw(tf.io.read_file(names[1]), tf.uint8)
+        labels = tf.io.decode_raw(tf.io.read_file(names[2]), tf.int32)
+        return tf.reshape(pixels, _read_facts(names[0])[:4]), labels
+
+    # The names as an element, not as constants: reading a file of a constant name is itself a constant to
+    # TensorFlow, which would look for the file on the chief and keep its content in the function.
+    held = tf.data.Dataset.from_tensors([_FACTS, _PIXELS, _LABELS]).map(load).cache().repeat()
+    options = tf.data.Options()
+    options.autotune.enabled = False  # nothing to tune: one element, made once
+    options.threading.private_threadpool_size = 1
+    return held.map(lambda pixels, labels: (pixels, labels, worker)).with_options(options)
+
+
+def _read_facts(name: tf.Tensor) -> tf.Tensor:
+    return tf.io.decode_raw(tf.io.read_file(name), tf.int64)
+
+
+def _write(path: Path, values: np.ndarray) -> None:
+    written = path.with_name(f".{path.name}.new")
+    values.tofile(written)
+    written.replace(path)

@@ -1,0 +1,112 @@
+"""Train a picture classifier on parameter servers: the same program in every role, which TF_CONFIG tells it.
+
+Parameter servers hold the variables, workers compute gradients, each on a batch of its own or all together
+on one, the chief hands out the batches and writes checkpoints, TensorBoard scalars, metrics.jsonl and the
+final model into the workspace, an evaluator tests each checkpoint. Reads a data set in MNIST's layout from
+a folder or from S3. A retry goes on from the newest checkpoint.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+from typing import NoReturn
+
+from dtj_trainer import contract, progress
+from dtj_trainer.data.errors import exit_on_data_error
+from dtj_trainer.data.pictures import data_uri, load_pictures
+from dtj_trainer.programs.parameter_server import chief, evaluator, server, worker_pictures
+from dtj_trainer.programs.parameter_server import cluster as clusters
+from dtj_trainer.programs.parameter_server.options import Options, parse
+from dtj_trainer.programs.parameter_server.state import NotOurCheckpoint
+from dtj_trainer.programs.stop import EXIT_CODE, StopRequest
+
+log = logging.getLogger("dtj_trainer.programs.ps_image_classification")
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """The program, of whichever role.
+
+    Ends the process with 143 after SIGTERM, 65 when the data can't be used, 69 when others don't answer,
+    78 when TF_CONFIG is wrong.
+    """
+    assert __doc__ is not None
+    options = parse(arguments, "dtj_trainer.programs.ps_image_classification", __doc__)
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s", stream=sys.stdout)
+    logging.getLogger("botocore.credentials").setLevel(logging.WARNING)
+    logging.getLogger("tensorflow").setLevel(logging.ERROR)
+    try:
+        cluster = clusters.from_environment()
+    except clusters.BadCluster as error:
+        print(f"BadCluster: {error}", file=sys.stderr, flush=True)
+        sys.exit(contract.EXIT_CONFIG)
+    log.info("this is %s of %d workers and %d parameter servers", cluster.task, cluster.workers, cluster.ps)
+    if cluster.task.type == "chief":
+        try:
+            code = _coordinate(options, cluster)
+        except Exception:
+            log.exception("the training failed")
+            code = 1
+        _end(code)
+    server.end_at_sigterm()
+    if cluster.task.type == "evaluator":
+        with exit_on_data_error():
+            data = load_pictures(data_uri(options.data))
+        try:
+            evaluator.run(options, data, cluster.workers)
+        except NotOurCheckpoint as error:
+            sys.exit(f"NotOurCheckpoint: {error}")
+        return
+    if cluster.task.type == "worker":
+        with exit_on_data_error():
+            worker_pictures.write(data_uri(options.data))
+    server.serve(cluster)
+
+
+def _coordinate(options: Options, cluster: clusters.Cluster) -> int:
+    """The chief, from the first wait to the last file; the exit code."""
+    stop = StopRequest()
+    chief.end_when_stopped(stop)
+    try:
+        if not clusters.wait_for(
+            cluster, cluster.tasks("ps", "worker"), clusters.peer_timeout(), lambda: stop.requested
+        ):
+            return EXIT_CODE
+        chief.Training(options, cluster, stop).run()
+    except chief.Stopped as stopped:
+        log.info("%s", stopped)
+        return EXIT_CODE
+    except clusters.PeersUnreachable as error:
+        return _failed("PeersUnreachable", str(error))
+    except (chief.LossNotFinite, NotOurCheckpoint) as error:
+        print(f"{type(error).__name__}: {error}", file=sys.stderr, flush=True)
+        return 1
+    except Exception as error:
+        # A lost server comes as whatever was done on it at that moment, and the coordinator wraps that.
+        message = str(error)
+        lost = clusters.silent(cluster, "ps") or clusters.blamed_ps(message)
+        if not lost:
+            raise
+        named = ", ".join(f"{task} at {cluster.address(task)}" for task in lost)
+        return _failed("ConnectionLost", f"{named} does not answer: {message.splitlines()[0][:300]}")
+    return 0
+
+
+def _failed(cause: contract.FailureClass, message: str) -> int:
+    progress.failed(cause, message)
+    print(f"{cause}: {message}", file=sys.stderr, flush=True)
+    return contract.EXIT_UNAVAILABLE
+
+
+def _end(code: int) -> NoReturn:
+    """End at once: the coordinator's threads may wait for a worker that is gone."""
+    progress.flush()
+    logging.shutdown()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)
+
+
+if __name__ == "__main__":
+    main()
