@@ -14,13 +14,11 @@ import sys
 import horovod.torch as hvd
 import torch
 
-from dtj_trainer.data.errors import exit_on_data_error
-from dtj_trainer.data.pictures import data_uri, load_pictures
+from dtj_trainer.models import MODELS
 from dtj_trainer.programs.options import parse
-from dtj_trainer.programs.picture_training import LossNotFinite, Stopped, Training
-from dtj_trainer.programs.ranks import RanksDiverged
-from dtj_trainer.programs.stop import EXIT_CODE
+from dtj_trainer.programs.picture_training import train
 from dtj_trainer.programs.threads import threads_per_rank
+from dtj_trainer.programs.torch_learner import TorchLearner
 
 log = logging.getLogger("dtj_trainer.programs.horovod_image_classification")
 
@@ -28,7 +26,7 @@ log = logging.getLogger("dtj_trainer.programs.horovod_image_classification")
 def main(arguments: list[str] | None = None) -> None:
     """The program; ends the process with 143 after SIGTERM, 65 when the data can't be used."""
     assert __doc__ is not None
-    options = parse(arguments, "dtj_trainer.programs.horovod_image_classification", __doc__)
+    options = parse(arguments, "dtj_trainer.programs.horovod_image_classification", __doc__, MODELS)
     hvd.init()
     # dtj-launch says of each line which rank printed it.
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s", stream=sys.stdout)
@@ -47,16 +45,7 @@ def main(arguments: list[str] | None = None) -> None:
         torch.__version__,
         "MPI" if hvd.mpi_enabled() else "gloo",
     )
-    with exit_on_data_error():
-        data = load_pictures(data_uri(options.data))
-    training = Training(options, data, device)
-    try:
-        training.run()
-    except Stopped as stopped:
-        log.info("%s", stopped)
-        sys.exit(EXIT_CODE)
-    except (LossNotFinite, RanksDiverged) as error:
-        sys.exit(f"{type(error).__name__}: {error}")
+    train(options, lambda data: TorchLearner(options, data, device))
     hvd.shutdown()
 
 

@@ -5,8 +5,6 @@ from __future__ import annotations
 import argparse
 from dataclasses import dataclass, fields
 
-from dtj_trainer.models import MODELS
-
 
 @dataclass(frozen=True)
 class Options:
@@ -34,15 +32,28 @@ class Options:
     log_seconds: float
 
 
-def parse(arguments: list[str] | None, program: str, description: str) -> Options:
-    """Read the command line; ends the process with a usage message when it is wrong."""
+def parse(
+    arguments: list[str] | None,
+    program: str,
+    description: str,
+    models: tuple[str, ...],
+    *,
+    mixed_precision: bool = True,
+) -> Options:
+    """Read the command line; ends the process with a usage message when it is wrong.
+
+    `models` are the names that --model takes: a small one, the default, and one that is not.
+    Without `mixed_precision` there is no --amp.
+    """
     parser = argparse.ArgumentParser(
         prog=f"python -m {program}",
         description=description,
         formatter_class=_WithDefaults,
     )
     what = parser.add_argument_group("what is trained")
-    what.add_argument("--model", choices=MODELS, default="cnn", help="cnn is small, resnet18 is not")
+    what.add_argument(
+        "--model", choices=models, default=models[0], help=f"{models[0]} is small, {models[1]} is not"
+    )
     what.add_argument(
         "--data", metavar="URI", help="folder or s3://bucket/prefix; not given: the job's spec.data.uri"
     )
@@ -73,12 +84,15 @@ def parse(arguments: list[str] | None, program: str, description: str) -> Option
     )
     how.add_argument("--momentum", type=_not_negative(float), default=0.9, help="for sgd")
     how.add_argument("--weight-decay", type=_not_negative(float), default=1e-4, help="L2 penalty")
-    how.add_argument(
-        "--amp",
-        action=argparse.BooleanOptionalAction,
-        default=None,
-        help="mixed precision (bfloat16, or float16 with a scaled loss); not given: on GPUs",
-    )
+    if mixed_precision:
+        how.add_argument(
+            "--amp",
+            action=argparse.BooleanOptionalAction,
+            default=None,
+            help="mixed precision (bfloat16, or float16 with a scaled loss); not given: on GPUs",
+        )
+    else:
+        parser.set_defaults(amp=False)
     how.add_argument(
         "--data-workers", type=_not_negative(int), default=1, help="threads a rank that prepare batches"
     )

@@ -1,38 +1,35 @@
-"""Training of a picture classifier by Horovod: the loop, its checkpoints, its tests."""
+"""Training of a picture classifier by several ranks: the loop, its checkpoints, its tests. Of no framework."""
 
 from __future__ import annotations
 
 import logging
 import math
+import sys
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
-
-import horovod.torch as hvd
-import numpy as np
-import torch
-from torch.nn import functional
+from typing import TYPE_CHECKING, Any, Generic
 
 from dtj_trainer import contract, progress
 from dtj_trainer.artifacts import checkpoints
+from dtj_trainer.data.errors import exit_on_data_error
+from dtj_trainer.data.pictures import data_uri, load_pictures
 from dtj_trainer.data.sharding import Sharding, slice_of
-from dtj_trainer.models import build
-from dtj_trainer.programs import ranks, saved_model
-from dtj_trainer.programs.batches import Batch, BatchMaker
+from dtj_trainer.programs.batches import BatchMaker
+from dtj_trainer.programs.learner import Data, Learner, RanksDiverged
 from dtj_trainer.programs.metrics import MetricsFile
-from dtj_trainer.programs.precision import Precision
 from dtj_trainer.programs.schedule import Schedule
-from dtj_trainer.programs.stop import StopRequest
+from dtj_trainer.programs.stop import EXIT_CODE, StopRequest
 from dtj_trainer.tensorboard import ScalarWriter
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from dtj_trainer.data.pictures import PictureSet
     from dtj_trainer.programs.options import Options
 
 log = logging.getLogger(__name__)
 
-STATE_FILE = "state.pt"
 MEETING_SECONDS = 0.5
 """About how often the ranks tell each other how they do, and whether one of them has to stop."""
 MEETING_STEPS_MAX = 200
@@ -56,21 +53,31 @@ class Position:
     examples: int = 0
 
 
-class Training:
-    """One rank's part of a run; rank 0 writes what is kept. Make it after `hvd.init`."""
+def train(options: Options, learner_for: Callable[[PictureSet], Learner[Data]]) -> None:
+    """Read the data and train to the end.
 
-    def __init__(self, options: Options, data: PictureSet, device: torch.device) -> None:
+    Ends the process with 143 after SIGTERM, 65 when the data can't be used, 1 when the training went wrong.
+    """
+    with exit_on_data_error():
+        data = load_pictures(data_uri(options.data))
+    training = Training(options, data, learner_for(data))
+    try:
+        training.run()
+    except Stopped as stopped:
+        log.info("%s", stopped)
+        sys.exit(EXIT_CODE)
+    except (LossNotFinite, RanksDiverged) as error:
+        sys.exit(f"{type(error).__name__}: {error}")
+
+
+class Training(Generic[Data]):
+    """One rank's part of a run; rank 0 writes what is kept."""
+
+    def __init__(self, options: Options, data: PictureSet, learner: Learner[Data]) -> None:
         self._options = options
         self._data = data
-        self._device = device
-        self._rank, self._ranks = hvd.rank(), hvd.size()
-        torch.manual_seed(options.seed)
-        mean, deviation = _statistics(data)
-        self.model = build(options.model, data.shape, data.classes, mean, deviation).to(device)
-        self._optimizer = hvd.DistributedOptimizer(
-            _optimizer(options, self.model), named_parameters=self.model.named_parameters(), op=hvd.Average
-        )
-        self._precision = Precision(device, options.amp)
+        self._learner = learner
+        self._rank, self._ranks = learner.rank, learner.ranks
         scale = self._ranks if options.scale_lr else 1
         self._schedule = Schedule(options.lr, scale, options.warmup_epochs, options.epochs, options.schedule)
         self._sharding = Sharding(
@@ -79,14 +86,14 @@ class Training:
         self._batches = BatchMaker(
             data.train,
             self._sharding,
+            learner.prepare,
             workers=options.data_workers,
             augment=options.augment,
             seed=options.seed,
-            pin=device.type == "cuda",
         )
         self._at = Position()
         self._accuracy = math.nan
-        self._sums = torch.zeros(3, dtype=torch.float64, device=device)  # loss, right, examples
+        self._rate = math.nan
         self._meeting_steps = 1
         self._steps_since_meeting = 0
         self._meeting_at = self._started = self._saved_at = time.monotonic()
@@ -95,8 +102,8 @@ class Training:
     def run(self) -> None:
         """Train to the end, from the newest checkpoint if there is one, and write the final model.
 
-        Raises Stopped (after SIGTERM, the checkpoint written), LossNotFinite or ranks.RanksDiverged, on
-        every rank alike.
+        Raises Stopped (after SIGTERM, the checkpoint written), LossNotFinite or RanksDiverged, on every
+        rank alike.
         """
         self._resume()
         stop = StopRequest()
@@ -120,10 +127,10 @@ class Training:
     def _train_epoch(self, stop: StopRequest) -> None:
         """Train to the end of the epoch, or of the run; saves on the way."""
         options, at = self._options, self._at
-        self.model.train()
         self._meeting_at = time.monotonic()
         for batch in self._batches.epoch(at.epoch, at.examples):
-            self._train_step(batch)
+            self._rate = self._schedule.at(at.epoch + at.examples / len(self._data.train))
+            self._learner.train(batch.data, batch.share, self._rate)
             at.step += 1
             at.examples = batch.share.position
             self._steps_since_meeting += 1
@@ -134,7 +141,7 @@ class Training:
             if last or save or self._steps_since_meeting >= self._meeting_steps:
                 if self._meet(stop, last=last):
                     self._save()
-                    hvd.barrier()  # A rank that leaves earlier would have the others killed.
+                    self._learner.barrier()  # A rank that leaves earlier would have the others killed.
                     raise Stopped(f"stopped at step {at.step}, with a checkpoint")
                 save = save or (not last and time.monotonic() - self._saved_at >= options.checkpoint_seconds)
             if save:
@@ -144,36 +151,16 @@ class Training:
         if at.examples >= len(self._data.train):
             at.epoch, at.examples = at.epoch + 1, 0
 
-    def _train_step(self, batch: Batch) -> None:
-        share = batch.share
-        pixels = batch.pixels.to(self._device, non_blocking=True)
-        labels = batch.labels.to(self._device, non_blocking=True)
-        rate = self._schedule.at(self._at.epoch + self._at.examples / len(self._data.train))
-        for group in self._optimizer.param_groups:
-            group["lr"] = rate
-        with self._precision.autocast():
-            logits = self.model(pixels)
-        losses = functional.cross_entropy(logits.float(), labels, reduction="none")[: share.count]
-        # Averaged over the ranks, this is the mean over the whole step's examples, also where the
-        # ranks have not all equally many.
-        self._precision.step(losses.sum() * (self._ranks / share.total), self._optimizer)
-        with torch.no_grad():
-            right = (logits[: share.count].argmax(1) == labels[: share.count]).sum()
-            self._sums += torch.stack(
-                (losses.sum().double(), right.double(), right.new_tensor(share.count).double())
-            )
-
     def _meet(self, stop: StopRequest, *, last: bool) -> bool:
         """Add up what the ranks did since they last met, tell about it; whether one has to stop."""
         now = time.monotonic()
-        mine = [*self._sums.tolist(), float(stop.requested), now - self._meeting_at]
-        loss, right, examples, stopping, seconds = ranks.total(mine, "meeting")
+        mine = [*self._learner.take_sums(), float(stop.requested), now - self._meeting_at]
+        loss, right, examples, stopping, seconds = self._learner.total(mine, "meeting")
         loss, accuracy = loss / examples, right / examples
         rate = examples / max(seconds / self._ranks, 1e-9)
         # The same numbers on every rank, hence the same number of steps until they meet again.
         per_step = seconds / self._ranks / self._steps_since_meeting
         self._meeting_steps = max(1, min(int(MEETING_SECONDS / max(per_step, 1e-9)), MEETING_STEPS_MAX))
-        self._sums.zero_()
         self._steps_since_meeting = 0
         self._meeting_at = now
         if not math.isfinite(loss):
@@ -184,7 +171,6 @@ class Training:
 
     def _tell(self, loss: float, accuracy: float, rate: float, *, last: bool) -> None:
         at, now = self._at, time.monotonic()
-        learning_rate = self._optimizer.param_groups[0]["lr"]
         total = self._total_steps()
         progress.report(
             step=at.step, total_steps=total, epoch=at.epoch + 1, examples_per_second=rate, loss=loss
@@ -194,7 +180,7 @@ class Training:
             {
                 "train/loss": loss,
                 "train/accuracy": accuracy,
-                "train/learning_rate": learning_rate,
+                "train/learning_rate": self._rate,
                 "train/examples_per_second": rate,
             },
         )
@@ -213,20 +199,16 @@ class Training:
 
     def _test(self) -> None:
         """Count the right answers over the whole test set, each rank its share, and save with the result."""
-        ranks.average_statistics(self.model)
-        self.model.eval()
+        learner, test = self._learner, self._data.test
+        learner.average_statistics()
         began = time.monotonic()
-        mine = slice_of(len(self._data.test), rank=self._rank, ranks=self._ranks)
+        mine = slice_of(len(test), rank=self._rank, ranks=self._ranks)
         right = loss = 0.0
-        with torch.inference_mode():
-            for start in range(0, len(mine), TEST_BATCH):
-                chosen = mine[start : start + TEST_BATCH]
-                pixels = torch.from_numpy(self._data.test.pixels[chosen]).to(self._device)
-                labels = torch.from_numpy(self._data.test.labels[chosen]).to(self._device)
-                logits = self.model(pixels)
-                loss += functional.cross_entropy(logits, labels, reduction="sum").item()
-                right += float((logits.argmax(1) == labels).sum().item())
-        right, loss, examples = ranks.total([right, loss, float(len(mine))], "test")
+        for start in range(0, len(mine), TEST_BATCH):
+            chosen = mine[start : start + TEST_BATCH]
+            found = learner.test(test.pixels[chosen], test.labels[chosen])
+            right, loss = right + found[0], loss + found[1]
+        right, loss, examples = learner.total([right, loss, float(len(mine))], "test")
         self._accuracy, loss = right / examples, loss / examples
         if self._rank == 0:
             at = self._at
@@ -238,7 +220,7 @@ class Training:
 
     def _finish(self) -> None:
         """Compare the ranks' weights and write the final model."""
-        digest = ranks.check_identical(self.model)
+        digest = self._learner.check_identical()
         log.info("the weights are the same on all %d ranks; sha256 of this one's: %s", self._ranks, digest)
         if self._rank == 0:
             folder = Path(contract.root()) / contract.MODEL
@@ -249,14 +231,7 @@ class Training:
                 "worldSize": self._ranks,
                 "weightsSha256": digest,
             }
-            saved_model.write(
-                folder,
-                self.model,
-                name=self._options.model,
-                shape=self._data.shape,
-                classes=self._data.classes,
-                facts=facts,
-            )
+            self._learner.write_model(folder, facts)
             self._metrics.add(
                 "end", {**facts, "step": self._at.step, "seconds": round(time.monotonic() - self._started, 3)}
             )
@@ -264,7 +239,7 @@ class Training:
                 step=self._at.step, total_steps=self._at.step, accuracy=self._accuracy, final=True
             )
             log.info("the model is in %s", folder)
-        hvd.barrier()
+        self._learner.barrier()
 
     def _write_metrics(self, kind: str, loss: float, accuracy: float, rate: float) -> None:
         at = self._at
@@ -304,23 +279,19 @@ class Training:
 
     def _write_state(self, folder: Path) -> None:
         at = self._at
-        state = {
+        run = {
             "name": self._options.model,
-            "model": self.model.state_dict(),
-            "optimizer": self._optimizer.state_dict(),
-            "precision": self._precision.state(),
             "position": [at.step, at.epoch, at.examples],
             "trainingExamples": len(self._data.train),
         }
-        torch.save(state, folder / STATE_FILE)
+        self._learner.write_state(folder / self._learner.state_file, run)
 
     def _resume(self) -> None:
         """Go on from rank 0's newest checkpoint: to the step and example where it was made."""
         saved = self._load() if self._rank == 0 else None
-        state = ranks.broadcast_state(self.model, self._optimizer, saved)
+        state = self._learner.share_state(saved)
         if state is None:
             return
-        self._precision.restore(state["precision"])
         self._at = Position(*state["position"])
         if self._rank == 0:
             log.info("going on from the checkpoint of step %d, epoch %d", self._at.step, self._at.epoch + 1)
@@ -329,12 +300,12 @@ class Training:
         newest = checkpoints.newest()
         if newest is None:
             return None
-        path = newest.path / STATE_FILE
+        path = newest.path / self._learner.state_file
         if not path.is_file():
             raise SystemExit(
-                f"the checkpoint {newest.path} was not written by this program: it has no {STATE_FILE}"
+                f"the checkpoint {newest.path} was not written by this program: it has no {path.name}"
             )
-        state: dict[str, Any] = torch.load(path, weights_only=True, map_location="cpu")
+        state = self._learner.read_state(path)
         if state["name"] != self._options.model:
             raise SystemExit(
                 f"the checkpoint {newest.path} is of a {state['name']}, not of a {self._options.model}: "
@@ -348,28 +319,3 @@ class Training:
                 f"but the data has {here} now: give the same data, or start anew (artifacts.resume: Never)"
             )
         return state
-
-
-def _statistics(data: PictureSet) -> tuple[list[float], list[float]]:
-    """Mean and standard deviation of each channel over the training set, on the scale 0 to 1.
-
-    From counts of the 256 values: exact, the same on every rank, and without a copy as floats.
-    """
-    means, deviations = [], []
-    values = np.arange(256) / 255
-    for channel in range(data.shape[0]):
-        counts = np.zeros(256, dtype=np.int64)
-        for chunk in np.array_split(data.train.pixels[:, channel], max(len(data.train) // 4096, 1)):
-            counts += np.bincount(chunk.reshape(-1), minlength=256)
-        mean = float((counts * values).sum() / counts.sum())
-        means.append(mean)
-        deviations.append(max(float((counts * (values - mean) ** 2).sum() / counts.sum()) ** 0.5, 1e-3))
-    return means, deviations
-
-
-def _optimizer(options: Options, model: torch.nn.Module) -> torch.optim.Optimizer:
-    if options.optimizer == "adam":
-        return torch.optim.Adam(model.parameters(), lr=options.lr, weight_decay=options.weight_decay)
-    return torch.optim.SGD(
-        model.parameters(), lr=options.lr, momentum=options.momentum, weight_decay=options.weight_decay
-    )

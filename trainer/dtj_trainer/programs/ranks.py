@@ -1,4 +1,4 @@
-"""What the ranks of a Horovod job do together, besides averaging gradients."""
+"""What the ranks of a Horovod job with PyTorch do together, besides averaging gradients."""
 
 from __future__ import annotations
 
@@ -8,14 +8,12 @@ from typing import TYPE_CHECKING, Any
 import horovod.torch as hvd
 import torch
 
+from dtj_trainer.programs.learner import same_on_all
+
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from torch import nn
-
-
-class RanksDiverged(Exception):
-    """The ranks' weights are not the same, although every step averaged their gradients."""
 
 
 def total(values: Sequence[float], name: str) -> list[float]:
@@ -62,7 +60,5 @@ def check_identical(model: nn.Module) -> str:
     """The digest of this rank's weights; raises RanksDiverged, on every rank, when they are not the same on all."""
     mine = weights_digest(model)
     digests: list[str] = hvd.allgather_object(mine, name="weights")
-    if len(set(digests)) > 1:
-        listed = ", ".join(f"rank {rank}: {digest[:12]}" for rank, digest in enumerate(digests))
-        raise RanksDiverged(f"the ranks have different weights: {listed}")
+    same_on_all(digests)
     return mine

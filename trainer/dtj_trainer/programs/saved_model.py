@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import json
-import os
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from dtj_trainer.models import PictureClassifier, build
+from dtj_trainer.programs.whole_file import write_whole
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -35,11 +35,11 @@ def write(
     copy = build(name, shape, classes)
     copy.load_state_dict({key: value.cpu() for key, value in model.state_dict().items()})
     copy.eval()
-    _replace(folder / WEIGHTS, lambda path: torch.save(copy.state_dict(), path))
+    write_whole(folder / WEIGHTS, lambda path: torch.save(copy.state_dict(), path))
     batch = torch.export.Dim("batch", min=1)
     example = torch.zeros((2, *shape), dtype=torch.uint8)
     program = torch.export.export(copy, (example,), dynamic_shapes=({0: batch},))
-    _replace(folder / EXPORTED, lambda path: torch.export.save(program, path))
+    write_whole(folder / EXPORTED, lambda path: torch.export.save(program, path))
     description = {
         "model": name,
         "input": {"dtype": "uint8", "shape": ["batch", *shape], "range": [0, 255]},
@@ -53,7 +53,7 @@ def write(
         },
         "torch": str(torch.__version__),
     }
-    _replace(folder / DESCRIPTION, lambda path: path.write_text(json.dumps(description, indent=2) + "\n"))
+    write_whole(folder / DESCRIPTION, lambda path: path.write_text(json.dumps(description, indent=2) + "\n"))
 
 
 def describe(folder: Path) -> dict[str, Any]:
@@ -75,15 +75,3 @@ def load_exported(folder: Path) -> torch.nn.Module:
     """The exported program as a module: no class of this package takes part."""
     module: torch.nn.Module = torch.export.load(folder / EXPORTED).module()
     return module
-
-
-def _replace(path: Path, write_to: Any) -> None:
-    # The suffix says what it is to those who upload this folder, and torch.export looks at it too.
-    written = path.with_name(f".{path.stem}.tmp{path.suffix}")
-    write_to(written)
-    descriptor = os.open(written, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
-    written.replace(path)

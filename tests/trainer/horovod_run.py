@@ -1,0 +1,68 @@
+"""A training program with real Horovod ranks on this machine."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+MPIRUN = ("mpirun", "--allow-run-as-root", "--oversubscribe", "-bind-to", "none")
+
+
+class Run:
+    """One run of `program`, with a workspace of its own."""
+
+    program: str
+    environment: dict[str, str] = {}  # noqa: RUF012
+
+    def __init__(self, root: Path, data: Path | str, ranks: int, *options: str) -> None:
+        self.root = root
+        program = [sys.executable, "-m", self.program, f"--data={data}", *options]
+        ours = {"DTJ_ROOT": str(root), "OMP_NUM_THREADS": "1", "DTJ_ARTIFACTS_URI": ""}
+        ours["OMPI_MCA_mpi_yield_when_idle"] = "1"  # the processors are few, and shared
+        self.process = subprocess.Popen(
+            program if ranks == 1 else [*MPIRUN, "-n", str(ranks), *program],
+            env={**os.environ, **ours, **self.environment},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            process_group=0,
+        )
+        self.output = ""
+
+    def ended(self, code: int = 0) -> Run:
+        self.output += self.process.communicate(timeout=200)[0]
+        assert self.process.returncode == code, self.output
+        return self
+
+    def says(self, text: str) -> re.Match[str]:
+        """Read on until a line matches."""
+        assert self.process.stdout is not None
+        for line in self.process.stdout:
+            self.output += line
+            if found := re.search(text, line):
+                return found
+        pytest.fail(f"{text!r} was never said:\n{self.output}")
+
+    def terminate_ranks(self) -> None:
+        """SIGTERM to each process below mpirun, as the launcher and the pods' ends send it."""
+        below = subprocess.run(
+            ["ps", "-o", "pid=", "--ppid", str(self.process.pid)], capture_output=True, text=True, check=True
+        )
+        for pid in below.stdout.split():
+            os.kill(int(pid), signal.SIGTERM)
+
+    def kill(self) -> None:
+        if self.process.poll() is None:
+            os.killpg(self.process.pid, signal.SIGKILL)
+
+    @property
+    def metrics(self) -> list[dict[str, Any]]:
+        return [json.loads(line) for line in (self.root / "metrics.jsonl").read_text().splitlines()]

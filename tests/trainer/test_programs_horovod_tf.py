@@ -1,0 +1,176 @@
+"""The Horovod program with Keras and real ranks on this machine; and what Horovod's wheel refuses of Keras 3."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+from tests.trainer import horovod_run
+from tests.trainer.idx_files import write_pictures
+
+WHEEL = Path(sys.prefix) / "horovod-tensorflow"
+"""Where `docker/wheels.py --install` puts it: the environment itself has the wheel for PyTorch."""
+QUIET = {"PYTHONPATH": str(WHEEL), "TF_CPP_MIN_LOG_LEVEL": "2", "CUDA_VISIBLE_DEVICES": ""}
+
+pytestmark = [
+    pytest.mark.skipif(not WHEEL.is_dir(), reason="needs Horovod's wheel for TensorFlow"),
+    pytest.mark.timeout(240),
+]
+
+SHARED = ("--max-steps=20", "--seed=5", "--no-scale-lr", "--warmup-epochs=0")
+
+
+class Run(horovod_run.Run):
+    program = "dtj_trainer.programs.horovod_tf_image_classification"
+    environment = QUIET
+
+    def state(self, step: int) -> dict[str, np.ndarray]:
+        with np.load(self.root / f"checkpoints/{step}/state.npz", allow_pickle=False) as arrays:
+            return {name: arrays[name] for name in arrays.files if name != "run.json"}
+
+
+@pytest.fixture(scope="module")
+def small(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """In the last step of an epoch two ranks have not equally many: 333 = 10 * 32 + 7 + 6."""
+    return write_pictures(tmp_path_factory.mktemp("small"), 333, 101)
+
+
+@pytest.fixture(scope="module")
+def together(small: Path, tmp_path_factory: pytest.TempPathFactory) -> horovod_run.Run:
+    return Run(tmp_path_factory.mktemp("two"), small, 2, "--batch-size=16", *SHARED).ended()
+
+
+@pytest.fixture
+def end() -> Iterator[list[Run]]:
+    runs: list[Run] = []
+    yield runs
+    for run in runs:
+        run.kill()
+
+
+def test_two_ranks_are_one_process_on_the_whole_batch(small: Path, tmp_path: Path, together: Run) -> None:
+    alone = Run(tmp_path, small, 1, "--batch-size=32", *SHARED).ended()
+    assert "the weights are the same on all 2 ranks" in together.output
+    left, right = together.state(20), Run.state(alone, 20)  # type: ignore[arg-type]
+    assert left.keys() == right.keys()
+    for name, value in left.items():
+        assert np.abs(value - right[name]).max() <= 1e-5, name
+    assert any(name.endswith("momentum") for name in left)
+    tested = [[line for line in run.metrics if line["kind"] == "test"] for run in (together, alone)]
+    assert [line["accuracy"] for line in tested[0]] == [line["accuracy"] for line in tested[1]]
+    # Epoch 1 ends at step 11, where the shares are uneven; the run ends in epoch 2.
+    assert [line["step"] for line in tested[0]] == [11, 20]
+
+
+def test_what_is_kept(small: Path, together: Run) -> None:
+    losses = [line["loss"] for line in together.metrics if line["kind"] == "train"]
+    assert losses[-1] < losses[0] / 2
+    progress = json.loads((together.root / "run/progress.json").read_text())
+    assert (progress["step"], progress["totalSteps"], progress["percent"]) == (20, 20, 100.0)
+
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    events = EventAccumulator(str(together.root / "tensorboard"))
+    events.Reload()
+    assert [event.step for event in events.Scalars("test/accuracy")] == [11, 20]
+
+    description = json.loads((together.root / "model/model.json").read_text())
+    assert description["accuracy"] == together.metrics[-1]["accuracy"]
+    assert description["input"]["shape"] == ["batch", 28, 28, 1]
+    program = """
+import sys, keras, numpy as np
+from dtj_trainer.data.pictures import load_pictures
+test = load_pictures(sys.argv[1]).test
+logits = keras.models.load_model(sys.argv[2]).predict(test.pixels.transpose(0, 2, 3, 1), verbose=0)
+print((logits.argmax(1) == test.labels).mean())
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", program, small, together.root / "model/model.keras"],
+        env={**os.environ, **QUIET},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert float(done.stdout.split()[-1]) == pytest.approx(description["accuracy"], abs=1e-6)
+
+
+def test_a_stopped_run_goes_on_at_its_step(small: Path, tmp_path: Path, end: list[Run]) -> None:
+    options = (
+        "--batch-size=8",
+        "--epochs=400",
+        "--log-seconds=0",
+        "--optimizer=adam",
+        "--lr=0.002",
+        "--augment",
+    )
+    stopped = Run(tmp_path / "stopped", small, 2, *options)
+    end.append(stopped)
+    stopped.says(r"step [1-9]\d+/\d+ ")
+    stopped.terminate_ranks()
+    step = int(stopped.says(r"stopped at step (\d+), with a checkpoint")[1])
+    stopped.ended(143)
+    limit = f"--max-steps={step + 30}"
+    resumed = Run(tmp_path / "stopped", small, 2, *options, limit).ended()
+    assert f"going on from the checkpoint of step {step}," in resumed.output
+    straight = Run(tmp_path / "straight", small, 2, *options, limit).ended()
+    assert resumed.metrics[-1]["weightsSha256"] == straight.metrics[-1]["weightsSha256"]
+
+
+def test_batch_statistics_are_averaged_and_other_checkpoints_refused(tmp_path: Path) -> None:
+    small = write_pictures(tmp_path / "data", 64, 20, size=12)
+    run = Run(tmp_path / "run", small, 2, "--batch-size=16", "--model=resnet20", "--max-steps=2").ended()
+    assert "the weights are the same on all 2 ranks" in run.output
+    (tmp_path / "adam/checkpoints").mkdir(parents=True)
+    other = Run(tmp_path / "run", small, 1, "--model=cnn").ended(1)
+    assert "is of a resnet20, not of a cnn: give the same --model, or start anew" in other.output
+    adam = Run(tmp_path / "run", small, 1, "--model=resnet20", "--optimizer=adam").ended(1)
+    assert "was written with another --optimizer: give the same, or start anew" in adam.output
+
+
+def test_keras_3_with_a_distributed_optimizer_is_refused(tmp_path: Path) -> None:
+    """Else it would train each rank alone, in silence; the error is in the wheel, where every script meets it."""
+    program = """
+import json, sys
+import horovod.keras, horovod.tensorflow, horovod.tensorflow.keras
+import keras
+
+modules = horovod.tensorflow, horovod.tensorflow.keras, horovod.keras
+horovod.tensorflow.init()
+calls = [lambda module=module: module.DistributedOptimizer(keras.optimizers.Adam()) for module in modules]
+calls += [lambda module=module: module.load_model("any.keras") for module in modules[1:]]
+said = []
+for call in calls:
+    try:
+        call()
+    except RuntimeError as error:
+        said.append(str(error))
+# What is no optimizer of Keras 3's is left alone: here one as tf_keras has them.
+class Keras2:
+    def __init__(self, **_): ...
+    def get_config(self): return {}
+    @classmethod
+    def from_config(cls, config): return cls(**config)
+class SGD(Keras2): ...
+said.append(type(horovod.tensorflow.keras.DistributedOptimizer(SGD())).__name__)
+print(json.dumps(said))
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        env={**os.environ, **QUIET},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    *refusals, wrapped = json.loads(done.stdout.splitlines()[-1])
+    assert len(refusals) == 5
+    assert wrapped == "SGD"
+    for refusal in refusals:
+        assert re.search(r"Keras 3 doesn't average .*DistributedGradientTape .*\.value .*tf_keras", refusal)

@@ -1,0 +1,71 @@
+"""Train a picture classifier in Keras by Horovod, on one rank or many, on CPUs or GPUs, without change.
+
+Reads a data set in MNIST's layout (four idx files) from a folder or from S3, trains, tests at the end
+of each epoch over all ranks, and writes checkpoints, TensorBoard scalars, metrics.jsonl and the final
+model into the workspace, from where they are uploaded. A retry goes on from the newest checkpoint.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import socket
+import sys
+
+# Before the import: TensorFlow's own lines say what it was compiled for, on every rank.
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+
+import horovod.tensorflow as hvd
+import keras
+import tensorflow as tf
+
+from dtj_trainer.models.keras_pictures import MODELS
+from dtj_trainer.programs.keras_learner import KerasLearner
+from dtj_trainer.programs.options import parse
+from dtj_trainer.programs.picture_training import train
+from dtj_trainer.programs.threads import threads_per_rank
+
+log = logging.getLogger("dtj_trainer.programs.horovod_tf_image_classification")
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """The program; ends the process with 143 after SIGTERM, 65 when the data can't be used."""
+    assert __doc__ is not None
+    name = "dtj_trainer.programs.horovod_tf_image_classification"
+    options = parse(arguments, name, __doc__, MODELS, mixed_precision=False)
+    hvd.init()
+    # dtj-launch says of each line which rank printed it.
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s", stream=sys.stdout)
+    logging.getLogger("botocore.credentials").setLevel(logging.WARNING)
+    device = _device()
+    threads = threads_per_rank(hvd.local_size()) or int(os.environ["OMP_NUM_THREADS"])
+    tf.config.threading.set_intra_op_parallelism_threads(threads)
+    tf.config.threading.set_inter_op_parallelism_threads(max(threads, 2))
+    log.info(
+        "one of %d ranks, %d of them on %s, on %s with %d threads; TensorFlow %s, Keras %s, Horovod over %s",
+        hvd.size(),
+        hvd.local_size(),
+        socket.gethostname(),
+        device,
+        threads,
+        tf.__version__,
+        keras.__version__,
+        "MPI" if hvd.mpi_enabled() else "gloo",
+    )
+    train(options, lambda data: KerasLearner(options, data))
+    hvd.shutdown()
+
+
+def _device() -> str:
+    """Make the GPU of this rank among those of its host the only one it sees; the CPU where there is none."""
+    gpus = tf.config.list_physical_devices("GPU")
+    if not gpus:
+        return "cpu"
+    mine = gpus[hvd.local_rank() % len(gpus)]
+    tf.config.set_visible_devices(mine, "GPU")
+    tf.config.experimental.set_memory_growth(mine, True)
+    return str(mine.name)
+
+
+if __name__ == "__main__":
+    main()

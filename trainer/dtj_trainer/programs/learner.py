@@ -1,0 +1,71 @@
+"""What a training loop asks of a framework: one rank's network, and what the ranks do together."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
+
+    import numpy as np
+
+    from dtj_trainer.data.sharding import Share
+
+Data = TypeVar("Data")
+
+
+class RanksDiverged(Exception):
+    """The ranks' weights are not the same, although every step averaged their gradients."""
+
+
+class Learner(Protocol[Data]):
+    """A network with its optimizer on one rank. Pixels are uint8, (batch, channels, height, width)."""
+
+    rank: int
+    ranks: int
+    state_file: str
+    """The file of a checkpoint."""
+
+    def prepare(self, pixels: np.ndarray, labels: np.ndarray) -> Data:
+        """A batch as `train` takes it. Called by threads, ahead of time."""
+
+    def train(self, data: Data, share: Share, rate: float) -> None:
+        """Make a step with the mean gradient over all examples that the ranks have in it."""
+
+    def take_sums(self) -> list[float]:
+        """Loss, right answers and examples of this rank's steps since the last call."""
+
+    def test(self, pixels: np.ndarray, labels: np.ndarray) -> tuple[float, float]:
+        """How many right answers, and the sum of the losses."""
+
+    def average_statistics(self) -> None:
+        """Make what each rank has gathered from its own batches, BatchNorm's statistics, the same on all."""
+
+    def total(self, values: Sequence[float], name: str) -> list[float]:
+        """The sum of each value over all ranks, bit for bit the same on each of them."""
+
+    def barrier(self) -> None:
+        """Wait for all ranks."""
+
+    def check_identical(self) -> str:
+        """The digest of the weights; raises RanksDiverged, on every rank, when they are not the same on all."""
+
+    def write_state(self, path: Path, run: dict[str, Any]) -> None:
+        """Write weights, optimizer and `run`, which is plain data."""
+
+    def read_state(self, path: Path) -> dict[str, Any]:
+        """What `write_state` wrote, with the entries of `run` among it."""
+
+    def share_state(self, saved: dict[str, Any] | None) -> dict[str, Any] | None:
+        """Give every rank what rank 0 has read, or without that rank 0's weights; returns what was read."""
+
+    def write_model(self, folder: Path, facts: dict[str, object]) -> None:
+        """Write the final model, with `facts` in its description."""
+
+
+def same_on_all(digests: Sequence[str]) -> None:
+    """Raise RanksDiverged unless all ranks, in order, have the same digest."""
+    if len(set(digests)) > 1:
+        listed = ", ".join(f"rank {rank}: {digest[:12]}" for rank, digest in enumerate(digests))
+        raise RanksDiverged(f"the ranks have different weights: {listed}")
