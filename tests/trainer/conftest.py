@@ -248,7 +248,7 @@ class Workspace:
         self._started.append(launched)
         return launched
 
-    def python(self, program: str, role: str = "rank", **environment: str) -> Launched:
+    def python(self, program: str, role: str = "replica", **environment: str) -> Launched:
         """Launch a Python program given as text."""
         return self.launch(role, sys.executable, "-c", program, **environment)
 

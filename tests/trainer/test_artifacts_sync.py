@@ -38,7 +38,7 @@ def test_an_error_of_one_upload_does_not_end_the_others(
             arrived.set()
         return ended
 
-    settings = SyncSettings(tmp_path, tmp_path, None, True, 1, "Auto", 3, 1.0)
+    settings = SyncSettings(tmp_path, tmp_path, None, "primary", 1, "Auto", 3, 1.0)
     sync = PodSync(settings, lambda _: None)
     sync._loops = [SyncLoop("files", files), SyncLoop("checkpoints", checkpoints)]
     for loop in sync._loops:

@@ -14,8 +14,7 @@ from tests.trainer.conftest import Launched, Workspace, free_ports, get_json, ha
 from dtj_trainer import contract
 from dtj_trainer.launch.control import Attached, ControlServer, FinishAnswer, connect
 from dtj_trainer.launch.oom import oom_kills
-from dtj_trainer.launch.ssh_worker import stop_sync_seconds
-from dtj_trainer.launch.supervisor import STOP_SECONDS
+from dtj_trainer.launch.pod import STOP_SECONDS, stop_sync_seconds
 
 
 @pytest.fixture
@@ -43,6 +42,7 @@ def start(workspace: Workspace, **environment: str) -> Launched:
 def rank(workspace: Workspace, number: int, program: str, **environment: str) -> Launched:
     return workspace.python(
         "import os, pathlib, time\nroot = pathlib.Path(os.environ['DTJ_ROOT'])\n" + program,
+        role="rank",
         OMPI_COMM_WORLD_RANK=str(number),
         OMPI_COMM_WORLD_SIZE="2",
         **environment,
@@ -50,6 +50,14 @@ def rank(workspace: Workspace, number: int, program: str, **environment: str) ->
 
 
 WAITS = "print('waits', os.getpid())\nwhile not (root / 'go').exists(): time.sleep(0.02)\n"
+
+
+def test_a_rank_needs_its_pods_supervisor(workspace):
+    run = rank(workspace, 1, "print('ran')")
+    assert run.ended() == 69
+    assert "no worker's supervisor answers" in run.output
+    assert '"class":"ArtifactsUnavailable"' in run.output
+    assert "ran\n" not in run.output
 
 
 def test_restored_before_ssh_is_let_in(worker_sshd, object_store, job_uri):
@@ -74,7 +82,7 @@ def test_final_sync_waits_for_all_ranks_of_the_pod(worker_sshd, job_uri, job_sto
     assert second.ended() == 0
     assert first.ended() == 0
     assert "[rank 0] first ends\n" in first.output
-    assert 'dtj-rank-exit: {"role":"worker","index":0,"rank":0,' in first.output
+    assert 'dtj-rank-exit: {"role":"worker","index":0,' in first.output
     assert '"model":"s3://' in first.output
     assert '"model"' not in second.output
     assert job_store.get_bytes("model/late.pt") == b"late"
@@ -137,7 +145,7 @@ def test_other_pods_upload_only_logs_and_say_so(worker_sshd, job_uri, job_store,
     )
     assert rank(worker_sshd, 1, program, DTJ_INDEX="1").ended() == 0
     assert keys(job_store) == ["logs/attempt-1/rank-1.log"]
-    worker.says("is not uploaded: only the pod of rank 0 uploads artifacts")
+    worker.says("is not uploaded: only the pod of rank 0 or of the chief uploads artifacts")
     worker.terminate()
     assert worker.ended() == 0
     assert worker.output.count("is not uploaded") == 1
@@ -257,8 +265,10 @@ def test_out_of_memory(workspace, small_cgroup):
         "-c",
         f'echo $$ > {small_cgroup}/cgroup.procs && exec "$@"',
         "sh",
-        *(sys.executable, "-m", "dtj_trainer.launch.main", "rank", "--"),
+        *(sys.executable, "-m", "dtj_trainer.launch.main", "replica", "--"),
         *(sys.executable, "-c", "x = b'x' * (400 * 1024 * 1024); print(len(x))"),
+        DTJ_STRATEGY="ParameterServer",
+        DTJ_ROLE="worker",
     )
     assert run.ended() == 128 + signal.SIGKILL
     assert workspace.termination["class"] == "OOMKilled"

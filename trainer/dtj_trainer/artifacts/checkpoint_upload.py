@@ -24,6 +24,8 @@ from dtj_trainer.artifacts.local_checkpoints import (
 )
 from dtj_trainer.artifacts.manifest import Entry, Manifest, StoredFile, sha256_of
 from dtj_trainer.artifacts.retention import Candidate, kept
+from dtj_trainer.artifacts.s3 import S3Error
+from dtj_trainer.artifacts.tensorflow_state import is_state
 
 if TYPE_CHECKING:
     from dtj_trainer.artifacts.store import Store
@@ -124,13 +126,19 @@ class CheckpointUploader:
         """
         unfinished = {entry.step for entry in entries if entry.name not in complete} - {None}
         ready = [e for e in entries if e.name in complete and e.step not in unfinished]
-        checkpoints = [self._numbered(index, c) for c in by_step(ready, without_number=NO_NUMBER)]
+        found = [c for c in by_step(ready, without_number=NO_NUMBER) if not self._only_names_others(c)]
+        checkpoints = [self._numbered(index, c) for c in found]
         fresh = [c for c in checkpoints if not self._done.issuperset(c.files)]
         local = {_candidate(c, self._attempt): c for c in fresh}
         replaced = {c.step for c in fresh}
         others = {candidate_of(m) for m in index.manifests.values() if m.step not in replaced}
         keep = kept([*local, *others], self._keep)
         return sorted((local[c] for c in keep if c in local), key=lambda c: c.step)
+
+    def _only_names_others(self, checkpoint: LocalCheckpoint) -> bool:
+        """Whether it is TensorFlow's state file alone: what it names is not complete yet."""
+        names = [entry.name for entry in checkpoint.entries]
+        return len(names) == 1 and is_state(self._folder / names[0])
 
     def _numbered(self, index: CheckpointIndex, checkpoint: LocalCheckpoint) -> LocalCheckpoint:
         """Give a checkpoint without a number the step at which it was written, else the next free one."""
@@ -150,6 +158,7 @@ class CheckpointUploader:
 
     def _upload(self, index: CheckpointIndex, checkpoint: LocalCheckpoint) -> bool:
         """Upload files, then the manifest; False when the files changed meanwhile."""
+        self._leave_to_later_attempt()
         step = checkpoint.step
         before = index.manifests.get(step)
         stored = {file.path: file for file in before.files} if before else {}
@@ -175,6 +184,7 @@ class CheckpointUploader:
         if not self._unchanged(checkpoint):
             log.info("checkpoint %d changed while it was uploaded; it is taken up again", step)
             return False
+        self._leave_to_later_attempt()
         mark = checkpoint.mark
         manifest = Manifest(
             step=step,
@@ -200,6 +210,20 @@ class CheckpointUploader:
         )
         self._remove_strays(manifest)
         return True
+
+    def _leave_to_later_attempt(self) -> None:
+        """Raises S3Error once a later attempt has uploaded a checkpoint: this one's pod is a leftover.
+
+        It would overwrite files of the same step, and remove what it does not know. A later attempt that
+        uploads in this very moment is not seen.
+        """
+        newest = max((m.attempt for m in read_index(self._store).manifests.values()), default=0)
+        if newest > self._attempt:
+            raise S3Error(
+                f"attempt {newest} has taken over {self._store.location.uri}: "
+                f"attempt {self._attempt} uploads no more checkpoints",
+                transient=False,
+            )
 
     def _unchanged(self, checkpoint: LocalCheckpoint) -> bool:
         return all(

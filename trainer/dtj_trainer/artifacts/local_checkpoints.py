@@ -106,10 +106,15 @@ def read_entry(folder: Path, name: str) -> LocalEntry | None:
 def read_entries(folder: Path) -> list[LocalEntry]:
     """All entries of the folder by name, without hidden and temporary ones."""
     try:
-        names = sorted(path.name for path in folder.iterdir() if usable_name(path.name))
+        names = sorted(path.name for path in folder.iterdir() if _is_entry(path.name))
     except OSError:
         return []
     return [entry for name in names if (entry := read_entry(folder, name))]
+
+
+def _is_entry(name: str) -> bool:
+    # TensorFlow's sessions write events and the graph among their checkpoints: a time in a name is no step.
+    return usable_name(name) and ".tfevents." not in name and name != "graph.pbtxt"
 
 
 def read_mark(directory: Path) -> Mark | None:

@@ -6,11 +6,12 @@ import contextlib
 import logging
 import time
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from dtj_trainer import contract
 from dtj_trainer.artifacts import file_upload
 from dtj_trainer.artifacts.backoff import retry_transient
+from dtj_trainer.artifacts.checkpoint_mirror import POLL_SECONDS, CheckpointMirror
 from dtj_trainer.artifacts.checkpoint_upload import CheckpointUploader, StepAt
 from dtj_trainer.artifacts.file_upload import FileUploader, Source
 from dtj_trainer.artifacts.restore import RESUME_NEVER, Restored, restore
@@ -33,20 +34,24 @@ FOLDERS = (
     contract.RUN,
 )
 
+Part = Literal["primary", "evaluator", "other"]
+"""Of a pod in its job. `primary`: the pod of rank 0, or of the chief; it alone uploads checkpoints and model.
+`evaluator`: follows the checkpoints in the bucket. Both upload TensorBoard and metrics, all upload logs."""
+METRICS_KEYS = {"primary": contract.METRICS_FILE, "evaluator": contract.EVALUATOR_METRICS_FILE}
+
 
 @dataclass(frozen=True)
 class SyncSettings:
     """What a pod keeps, and where. Times in seconds.
 
-    `uri` is the job's own prefix; None means that nothing is kept. `primary` is the pod of rank 0: it
-    alone uploads checkpoints, TensorBoard, model and metrics; every pod uploads the logs in `log_files`
+    `uri` is the job's own prefix; None means that nothing is kept. The logs in `log_names` are uploaded
     (all when None).
     """
 
     root: Path
     config_dir: Path
     uri: str | None
-    primary: bool
+    part: Part
     attempt: int
     resume: str
     keep: int
@@ -62,11 +67,13 @@ class PodSync:
         self._settings = settings
         self._store: Store | None = open_store(settings.uri) if settings.uri else None
         self._checkpoints: CheckpointUploader | None = None
+        self._mirror: CheckpointMirror | None = None
         self._files: FileUploader | None = None
         self._loops: list[SyncLoop] = []
         self._step_at = step_at
         self._restored: Restored | None = None
-        self._strangers: set[str] = set()
+        self._known: set[str] = set()
+        """What was restored, on a pod that uploads no checkpoints."""
         self._warned = False
 
     def make_folders(self) -> None:
@@ -75,7 +82,9 @@ class PodSync:
             (self._settings.root / name).mkdir(parents=True, exist_ok=True)
 
     def restore(self, timeout: float, sleep: Callable[[float], None] = time.sleep) -> Restored | None:
-        """Put back the newest good checkpoint and, on the primary pod, the metrics written so far.
+        """Put back the newest good checkpoint and the pod's metrics written so far.
+
+        The evaluator's checkpoints come while it runs.
 
         Waits up to `timeout` seconds for an S3 that is down; raises S3Error when it stays down, and at
         once when the bucket or the credentials are wrong: a job never starts from 0 by mistake.
@@ -86,11 +95,14 @@ class PodSync:
         store, settings = self._store, self._settings
 
         def attempt() -> Restored | None:
-            restored = restore(
-                store.below(contract.CHECKPOINTS), settings.root / contract.CHECKPOINTS, settings.resume
-            )
-            if settings.primary and settings.resume != RESUME_NEVER:
-                self._restore_metrics(store)
+            restored = None
+            if settings.part != "evaluator":
+                restored = restore(
+                    store.below(contract.CHECKPOINTS), settings.root / contract.CHECKPOINTS, settings.resume
+                )
+            metrics = METRICS_KEYS.get(settings.part)
+            if metrics and settings.resume != RESUME_NEVER:
+                self._restore_metrics(store, metrics)
             return restored
 
         def on_wait(error: S3Error, delay: float) -> None:
@@ -99,13 +111,13 @@ class PodSync:
         self._restored = retry_transient(attempt, timeout=timeout, on_wait=on_wait, sleep=sleep)
         return self._restored
 
-    def _restore_metrics(self, store: Store) -> None:
+    def _restore_metrics(self, store: Store, key: str) -> None:
         path = self._settings.root / contract.METRICS_FILE
         if path.exists():
             return
         arriving = path.with_name(f".{path.name}.restore")
         try:
-            store.get_file(contract.METRICS_FILE, arriving)
+            store.get_file(key, arriving)
         except NoSuchKey:
             return
         arriving.replace(path)
@@ -122,16 +134,20 @@ class PodSync:
             if names is None
             else [Source(root / contract.LOGS / n, f"{logs}/{n}", file_upload.LOG) for n in names]
         )
-        if settings.primary:
+        if metrics := METRICS_KEYS.get(settings.part):
+            # Chief and evaluator share the folder: the names of event files tell the host and the time.
+            sources += [
+                Source(root / contract.METRICS_FILE, metrics, file_upload.METRICS),
+                Source(root / contract.TENSORBOARD, contract.TENSORBOARD, file_upload.TENSORBOARD),
+            ]
+        if settings.part == "primary":
             sources += [
                 Source(settings.config_dir / contract.JOB_FILE, contract.JOB_FILE, file_upload.ONCE),
-                Source(root / contract.METRICS_FILE, contract.METRICS_FILE, file_upload.METRICS),
-                Source(root / contract.TENSORBOARD, contract.TENSORBOARD, file_upload.TENSORBOARD),
                 Source(root / contract.MODEL, contract.MODEL, file_upload.MODEL),
             ]
         self._files = FileUploader(self._store, sources)
-        self._loops.append(SyncLoop("files", self._files.upload_pass))
-        if settings.primary:
+        self._loops.append(SyncLoop("uploading files", self._files.upload_pass))
+        if settings.part == "primary":
             self._checkpoints = CheckpointUploader(
                 root / contract.CHECKPOINTS,
                 self._store.below(contract.CHECKPOINTS),
@@ -142,22 +158,32 @@ class PodSync:
             )
             if self._restored:
                 self._checkpoints.note_restored(self._restored.manifest, own=self._restored.own)
-            self._loops.append(SyncLoop("checkpoints", self._checkpoints.upload_pass))
+            self._loops.append(SyncLoop("uploading checkpoints", self._checkpoints.upload_pass))
+        elif settings.part == "evaluator":
+            self._mirror = CheckpointMirror(
+                root / contract.CHECKPOINTS, self._store.below(contract.CHECKPOINTS), keep=settings.keep
+            )
+            # Not among the loops that the end waits for.
+            SyncLoop("mirroring checkpoints", self._mirror.mirror_pass, POLL_SECONDS).start()
         elif self._restored:
-            self._strangers = {entry.name for entry in self._restored.manifest.entries}
+            self._known = {path.name for path in (root / contract.CHECKPOINTS).iterdir()}
         for loop in self._loops:
             loop.start()
 
     def warn_of_strangers(self) -> None:
         """Say once when artifacts lie on a pod that does not upload them."""
-        if self._settings.primary or self._store is None or self._warned:
+        if self._settings.part == "primary" or self._store is None or self._warned:
             return
-        for folder in (contract.CHECKPOINTS, contract.TENSORBOARD, contract.MODEL):
+        others = (contract.CHECKPOINTS, contract.TENSORBOARD) if self._settings.part == "other" else ()
+        for folder in (*others, contract.MODEL):
             with contextlib.suppress(OSError):  # A program may remove even the folders.
                 for path in (self._settings.root / folder).iterdir():
-                    if not path.name.startswith(".") and path.name not in self._strangers:
+                    if not path.name.startswith(".") and path.name not in self._known:
                         self._warned = True
-                        log.warning("%s is not uploaded: only the pod of rank 0 uploads artifacts", path)
+                        log.warning(
+                            "%s is not uploaded: only the pod of rank 0 or of the chief uploads artifacts",
+                            path,
+                        )
                         return
 
     def program_died(self) -> None:
@@ -189,8 +215,8 @@ class PodSync:
         if self._store is None:
             return {}
         found: contract.Artifacts = {"uri": self._store.location.uri}
-        newest = self._checkpoints.newest if self._checkpoints else None
-        if newest:
+        source = self._checkpoints or self._mirror
+        if source and (newest := source.newest):
             found["checkpoint"] = newest
         if self._files and self._files.uploaded_below(contract.MODEL):
             found["model"] = self._store.uri(contract.MODEL)

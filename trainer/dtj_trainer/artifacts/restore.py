@@ -11,6 +11,7 @@ from dtj_trainer.artifacts.checkpoint_index import read_index
 from dtj_trainer.artifacts.manifest import Manifest, ManifestError, StoredFile, fault_of
 from dtj_trainer.artifacts.s3 import DamagedObject, NoSuchKey, S3Error
 from dtj_trainer.artifacts.store import Store, open_store
+from dtj_trainer.artifacts.tensorflow_state import STATE_FILE, write_state
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -72,7 +73,7 @@ def _restore_exactly(checkpoint: Store, folder: Path) -> Manifest | None:
         return None
     except ManifestError as error:
         raise S3Error(f"checkpoint {checkpoint.location.uri}: {error}", transient=False) from error
-    fault = _fetch(checkpoint, manifest, folder)
+    fault = fetch(checkpoint, manifest, folder)
     if fault:
         raise S3Error(f"checkpoint {checkpoint.location.uri}: {fault}", transient=False)
     return manifest
@@ -82,7 +83,7 @@ def restore_newest(store: Store, folder: Path) -> Manifest | None:
     """Restore the newest checkpoint below a checkpoints prefix whose files are what its manifest says."""
     for manifest in read_index(store, warn=True).newest_first():
         checkpoint = store.below(str(manifest.step))
-        fault = _fetch(checkpoint, manifest, folder)
+        fault = fetch(checkpoint, manifest, folder)
         if fault is None:
             log.info("restored checkpoint %s (%d bytes)", checkpoint.location.uri, manifest.size)
             return manifest
@@ -90,10 +91,11 @@ def restore_newest(store: Store, folder: Path) -> Manifest | None:
     return None
 
 
-def _fetch(checkpoint: Store, manifest: Manifest, folder: Path) -> str | None:
-    """Download, verify and move into place; the fault in words, or None.
+def fetch(checkpoint: Store, manifest: Manifest, folder: Path) -> str | None:
+    """Download, verify and move a checkpoint into place; the fault in words, or None.
 
-    Files that an interrupted call already brought are not fetched again.
+    Files that an interrupted call already brought are not fetched again. A program that looks into `folder`
+    meanwhile sees whole files only, and TensorFlow's state file not before what it names.
     """
     arriving = folder / f".restore-{manifest.step}"
     for file in manifest.files:
@@ -106,9 +108,13 @@ def _fetch(checkpoint: Store, manifest: Manifest, folder: Path) -> str | None:
         if fault:
             shutil.rmtree(arriving)
             return fault
-    for entry in manifest.entries:
-        _remove(folder / entry.name)
-        (arriving / entry.name).rename(folder / entry.name)
+    names = [entry.name for entry in manifest.entries]
+    if write_state(arriving, names):
+        names.append(STATE_FILE)
+    for name in sorted(names, key=lambda name: name == STATE_FILE):
+        if (folder / name).is_dir() or (arriving / name).is_dir():
+            remove(folder / name)
+        (arriving / name).replace(folder / name)
     shutil.rmtree(arriving, ignore_errors=True)
     return None
 
@@ -124,7 +130,8 @@ def _fetch_file(checkpoint: Store, file: StoredFile, path: Path) -> str | None:
     return fault_of(path, file)
 
 
-def _remove(path: Path) -> None:
+def remove(path: Path) -> None:
+    """Remove a file or a directory, if it is there."""
     if path.is_dir() and not path.is_symlink():
         shutil.rmtree(path)
     else:

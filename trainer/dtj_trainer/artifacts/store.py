@@ -19,10 +19,11 @@ DELETE_BATCH = 1000
 
 
 class StoredObject(NamedTuple):
-    """A key relative to the store's prefix and its size in bytes."""
+    """A key relative to the store's prefix, its size in bytes, and the ETag, which changes with its content."""
 
     key: str
     size: int
+    etag: str
 
 
 class Store:
@@ -105,7 +106,7 @@ class Store:
             )
             for page in pages:
                 for item in page.get("Contents", []):
-                    yield StoredObject(item["Key"][len(own) :], item["Size"])
+                    yield StoredObject(item["Key"][len(own) :], item["Size"], item["ETag"])
 
     def folders(self) -> list[str]:
         """Names of the folders directly below the prefix."""

@@ -1,4 +1,4 @@
-"""A thread that repeats an upload pass, with backoff when S3 fails, until all is uploaded."""
+"""A thread that repeats a pass of uploads, with backoff when S3 fails, until all is uploaded."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ LASTING_SECONDS = 15.0
 """At the end, an error that can't pass by itself (no such bucket) is believed after so long."""
 
 
-class UploadPass(Protocol):
-    """One round of uploads; see `CheckpointUploader.upload_pass`."""
+class SyncPass(Protocol):
+    """One round of uploads or downloads; see `CheckpointUploader.upload_pass`."""
 
     def __call__(self, *, ended: bool, died_ns: int | None) -> bool:
-        """Upload what is due; True when nothing is left. Raises S3Error."""
+        """Move what is due; True when nothing is left. Raises S3Error."""
 
 
 class Patience:
@@ -47,9 +47,11 @@ class Patience:
 class SyncLoop:
     """Runs passes in a thread of its own. Errors are logged and tried again for as long as it runs."""
 
-    def __init__(self, name: str, upload_pass: UploadPass) -> None:
-        self._name = name
-        self._pass = upload_pass
+    def __init__(self, what: str, sync_pass: SyncPass, interval: float = TICK_SECONDS) -> None:
+        """`what` it does: `uploading files`. `interval`: seconds between passes."""
+        self._what = what
+        self._pass = sync_pass
+        self._interval = interval
         self._changed = threading.Condition()
         self._asked = 0
         """How often `ask` was called, and below: up to which call all is uploaded."""
@@ -59,7 +61,7 @@ class SyncLoop:
         self._error: S3Error | None = None
         self._failing_since = 0.0
         self.failures = 0
-        self._thread = threading.Thread(target=self._run, name=f"sync-{name}", daemon=True)
+        self._thread = threading.Thread(target=self._run, name=what, daemon=True)
 
     def start(self) -> None:
         """Begin."""
@@ -90,7 +92,7 @@ class SyncLoop:
             while self._answered < asked:
                 left = seconds_left()
                 if left <= 0 or not self._thread.is_alive():
-                    raise self._error or S3Error(f"the upload of {self._name} took too long", transient=True)
+                    raise self._error or S3Error(f"{self._what} took too long", transient=True)
                 if self._error and not self._error.transient and self._failing_for() >= LASTING_SECONDS:
                     raise self._error
                 self._changed.wait(min(left, 1.0))
@@ -104,15 +106,15 @@ class SyncLoop:
             with self._changed:
                 asked, ended = self._asked, self._ended
                 died_ns = None if ended else self._died_ns
-            delay = TICK_SECONDS
+            delay = self._interval
             done = False
             try:
                 done = self._pass(ended=ended, died_ns=died_ns)
             except S3Error as error:
                 delay = self._failed(error, backoff)
             except Exception as error:
-                log.debug("uploading %s", self._name, exc_info=True)
-                delay = self._failed(S3Error(f"uploading {self._name}: {error!r}", transient=True), backoff)
+                log.debug("%s", self._what, exc_info=True)
+                delay = self._failed(S3Error(f"{self._what}: {error!r}", transient=True), backoff)
             else:
                 self._recovered(backoff)
             with self._changed:
@@ -128,7 +130,7 @@ class SyncLoop:
         delay = backoff.next_delay()
         with self._changed:
             if self._error is None:
-                log.warning("uploading %s failed and is tried again: %s", self._name, error)
+                log.warning("%s failed and is tried again: %s", self._what, error)
                 self._failing_since = time.monotonic()
             self._error = error
             self.failures += 1
@@ -139,6 +141,6 @@ class SyncLoop:
         backoff.reset()
         with self._changed:
             if self._error is not None:
-                log.info("uploading %s works again after %.0f s", self._name, self._failing_for())
+                log.info("%s works again after %.0f s", self._what, self._failing_for())
             self._error = None
             self._failing_since = 0.0

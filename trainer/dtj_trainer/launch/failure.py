@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import signal
 from collections.abc import Sequence
 from pathlib import Path
@@ -13,20 +14,23 @@ from dtj_trainer.launch.program import ProgramEnd
 from dtj_trainer.launch.settings import Settings
 from dtj_trainer.launch.termination import RankExit
 
+log = logging.getLogger(__name__)
+
 _OWN_CODES = {contract.EXIT_DATA, contract.EXIT_UNAVAILABLE, contract.EXIT_CONFIG}
 _LINES_AFTER_CAUSE = 5
 """Libraries may have their say at a program's exit too."""
 
 
 def rank_exit(settings: Settings, end: ProgramEnd, last_lines: Sequence[str] = ()) -> RankExit:
-    """What a rank tells its launcher about its program's end, without reports."""
+    """What a rank or a replica tells about its program's end, without reports."""
     told: RankExit = {
         "role": settings.role or "worker",
         "index": settings.index,
-        "rank": settings.rank or 0,
         "host": settings.host,
         "exitCode": end.exit_code,
     }
+    if settings.strategy == "Horovod":
+        told["rank"] = settings.rank or 0
     if end.stopped:
         told["stopped"] = True
     if end.succeeded:
@@ -36,6 +40,14 @@ def rank_exit(settings: Settings, end: ProgramEnd, last_lines: Sequence[str] = (
     )
     if end.signal is not None:
         told["signal"] = end.signal
+    return told
+
+
+def unavailable(settings: Settings, message: str) -> RankExit:
+    """The end for want of something that was to be restored, uploaded or asked."""
+    log.error("%s", message)
+    told = rank_exit(settings, ProgramEnd(contract.EXIT_UNAVAILABLE))
+    told["class"], told["message"] = "ArtifactsUnavailable", message
     return told
 
 

@@ -20,7 +20,8 @@ USAGE = """usage: dtj-launch ROLE -- COMMAND [ARGUMENT…]
 Runs one role of a distributed training job:
   worker     restores artifacts, serves ssh, uploads artifacts while ranks run (Horovod)
   launcher   waits for the workers and runs COMMAND on them by mpirun (Horovod)
-  rank       runs COMMAND as one rank, or as the only process
+  rank       runs COMMAND as one rank in a worker's pod (Horovod)
+  replica    restores artifacts, runs COMMAND as the pod's one process, uploads artifacts (ParameterServer)
 
 What it needs to know it takes from the environment (DTJ_…, AWS_…); docs/contract.md names it all.
 """
@@ -46,8 +47,17 @@ def _rank(settings: Settings, command: Sequence[str]) -> int:
     return run_rank(settings, command)
 
 
-ROLES: dict[str, dict[str, Role]] = {"Horovod": {"worker": _worker, "launcher": _launcher}}
-"""By strategy; `rank` is the same for all."""
+def _replica(settings: Settings, command: Sequence[str]) -> int:
+    from dtj_trainer.launch.replica import run_replica
+
+    return run_replica(settings, command)
+
+
+ROLES: dict[str, dict[str, Role]] = {
+    "Horovod": {"worker": _worker, "launcher": _launcher, "rank": _rank},
+    "ParameterServer": {"replica": _replica},
+}
+"""By strategy."""
 NEEDS_NO_COMMAND = {"worker"}
 EXIT_SOFTWARE = 70
 """A fault of dtj-launch itself (sysexits.h)."""
@@ -68,7 +78,7 @@ def run(arguments: Sequence[str]) -> int:
     except SettingsError as error:
         sys.stderr.write(f"dtj-launch: {error}\n")
         return contract.EXIT_CONFIG
-    role = _rank if name == "rank" else ROLES.get(settings.strategy, {}).get(name)
+    role = ROLES.get(settings.strategy, {}).get(name)
     if role is None:
         sys.stderr.write(f"dtj-launch: strategy {settings.strategy} has no role {name!r}\n")
         return contract.EXIT_CONFIG

@@ -24,7 +24,7 @@ from dtj_trainer.launch.peers import (
     wait_for_peers,
 )
 from dtj_trainer.launch.phases import PhaseLog
-from dtj_trainer.launch.pod import sync_settings
+from dtj_trainer.launch.pod import LOG_SYNC_SECONDS, sync_settings
 from dtj_trainer.launch.program import Program, ProgramEnd
 from dtj_trainer.launch.settings import Settings
 from dtj_trainer.launch.termination import RankExit, split_marker, write_termination
@@ -32,8 +32,6 @@ from dtj_trainer.launch.termination import RankExit, split_marker, write_termina
 log = logging.getLogger(__name__)
 
 LOG_NAME = "launcher-0.log"
-LOG_SYNC_SECONDS = 60.0
-"""The launcher's log is worth so much waiting at the end; the ranks wait for all else."""
 _RANK_PREFIX = re.compile(r"\[rank (\d+)\] ")
 
 
@@ -123,9 +121,7 @@ class MpiLauncher:
 
     def _start_log_sync(self) -> PodSync | None:
         try:
-            sync = PodSync(
-                sync_settings(self._settings, primary=False, log_names=(LOG_NAME,)), lambda _: None
-            )
+            sync = PodSync(sync_settings(self._settings, part="other", log_names=(LOG_NAME,)), lambda _: None)
         except ValueError as error:
             log.warning("the launcher's log is not uploaded: %s", error)
             return None

@@ -54,11 +54,6 @@ class LogFile:
             except OSError:
                 return
 
-    def close(self) -> None:
-        """Close the file."""
-        if self._file is not None:
-            self._file.close()
-
 
 class LastLines:
     """Remembers the last few lines that are not empty."""

@@ -7,7 +7,7 @@ import threading
 from datetime import datetime
 
 from dtj_trainer import contract
-from dtj_trainer.artifacts.pod_sync import PodSync, SyncSettings
+from dtj_trainer.artifacts.pod_sync import Part, PodSync, SyncSettings
 from dtj_trainer.artifacts.s3 import S3Error
 from dtj_trainer.launch.phases import PhaseLog
 from dtj_trainer.launch.progress_watch import ProgressWatch
@@ -17,19 +17,30 @@ from dtj_trainer.launch.status_server import StatusServer
 log = logging.getLogger(__name__)
 
 STRANGERS_CHECK_SECONDS = 30.0
+STOP_SECONDS = 45.0
+"""What programs get to save a checkpoint and end by themselves after SIGTERM."""
+TELL_SECONDS = 10.0
+"""What is left of the pod's grace for the termination message and sshd's end."""
+LOG_SYNC_SECONDS = 60.0
+"""A pod's log is worth so much waiting at its end; where there is more to upload, the sync timeout holds."""
 
 
 class ArtifactsUnavailable(Exception):
     """Artifacts could not be restored or uploaded; the message says why."""
 
 
-def sync_settings(settings: Settings, *, primary: bool, log_names: tuple[str, ...] | None) -> SyncSettings:
-    """What a container syncs. `primary`: rank 0 runs here. `log_names`: the logs to upload, all when None."""
+def stop_sync_seconds(sync_timeout: float) -> float:
+    """How long the last sync of a pod that is told to stop may take: it ends before the pod's grace."""
+    return min(sync_timeout, contract.TERMINATION_GRACE_SECONDS - STOP_SECONDS - TELL_SECONDS)
+
+
+def sync_settings(settings: Settings, *, part: Part, log_names: tuple[str, ...] | None) -> SyncSettings:
+    """What a container syncs. `log_names`: the logs to upload, all when None."""
     return SyncSettings(
         root=settings.root,
         config_dir=settings.config_dir,
         uri=settings.artifacts_uri,
-        primary=primary,
+        part=part,
         attempt=settings.attempt,
         resume=settings.resume,
         keep=settings.keep,
@@ -41,16 +52,15 @@ def sync_settings(settings: Settings, *, primary: bool, log_names: tuple[str, ..
 class Pod:
     """The services of one pod, made by its supervisor. May be used from several threads once started."""
 
-    def __init__(self, settings: Settings, *, primary: bool, log_names: tuple[str, ...] | None) -> None:
-        """`primary`: rank 0 runs here. `log_names`: the logs to upload, all when None."""
+    def __init__(self, settings: Settings, *, part: Part, log_names: tuple[str, ...] | None) -> None:
+        """`log_names`: the logs to upload, all when None."""
         self.phases = PhaseLog()
         self.phases.reached("started")
         self._settings = settings
-        self._owns_workspace = log_names is None
         self._watch = ProgressWatch(settings.progress_file, self.phases)
         try:
             self._sync = PodSync(
-                sync_settings(settings, primary=primary, log_names=log_names),
+                sync_settings(settings, part=part, log_names=log_names),
                 self._watch.step_at,
             )
         except ValueError as error:
@@ -76,8 +86,7 @@ class Pod:
             self.phases.reached("restored")
         self._sync.start()
         self._watch.start()
-        if self._owns_workspace:
-            threading.Thread(target=self._look_for_strangers, daemon=True).start()
+        threading.Thread(target=self._look_for_strangers, daemon=True).start()
 
     def report(self) -> contract.Report:
         """Progress, artifacts and phases as they are now."""
@@ -100,8 +109,7 @@ class Pod:
         nothing more was uploaded for as long as the sync timeout.
         """
         self._watch.now()
-        if self._owns_workspace:
-            self._sync.warn_of_strangers()
+        self._sync.warn_of_strangers()
         seconds = self._settings.sync_timeout if timeout is None else timeout
         try:
             self._sync.finish(seconds, ended=ended, at_most=timeout is not None)

@@ -87,6 +87,11 @@ class Program:
         else:
             self._process.send_signal(number)
 
+    def kill(self) -> None:
+        """End it and all that it started at once, if it still runs."""
+        if self._process is not None and self._process.returncode is None:
+            self._signal_group(signal.SIGKILL)
+
     def start(self) -> ProgramEnd | None:
         """Start it; an end at once when there is no such command."""
         try:

@@ -1,137 +1,66 @@
-"""Runs one rank's program: passes its output on, forwards signals, tells how it ended."""
+"""Runs one rank's program in a worker's pod: passes its output on, forwards signals, tells how it ended."""
 
 from __future__ import annotations
 
-import contextlib
 import fcntl
-import logging
 import os
-import signal
 import struct
 import sys
 import termios
 import time
 from collections.abc import Sequence
 
-from dtj_trainer import contract
 from dtj_trainer.launch.control import Attached, ControlClient, SupervisorGone, connect
-from dtj_trainer.launch.failure import failure_file, rank_exit
-from dtj_trainer.launch.output import LastLines, LogFile, writer_to
-from dtj_trainer.launch.pod import ArtifactsUnavailable, Pod
-from dtj_trainer.launch.program import Program, ProgramEnd
+from dtj_trainer.launch.failure import failure_file, rank_exit, unavailable
+from dtj_trainer.launch.logged_program import LoggedProgram
+from dtj_trainer.launch.output import writer_to
 from dtj_trainer.launch.settings import Settings
-from dtj_trainer.launch.termination import RankExit, marker_line, write_termination
-
-log = logging.getLogger(__name__)
+from dtj_trainer.launch.termination import RankExit, marker_line
 
 DRAIN_SECONDS = 0.5
 
 
-class Rank:
-    """One rank, or the only process of a job without MPI."""
-
-    def __init__(self, settings: Settings, command: Sequence[str]) -> None:
-        self._settings = settings
-        self._command = command
-        self._rank = settings.rank or 0
-        self._last_lines = LastLines()
-        self._supervisor: ControlClient | None = None
-        self._pod: Pod | None = None
-
-    def run(self) -> int:
-        """Run the program to its end, then see its artifacts uploaded; the exit code."""
-        settings = self._settings
-        settings.logs.mkdir(parents=True, exist_ok=True)
-        failure_file(settings).unlink(missing_ok=True)
-        self._supervisor = connect(settings.control_socket)
-        log_name = f"rank-{self._rank}.log"
-        if self._supervisor is None:
-            try:
-                self._pod = Pod(settings, primary=self._rank == 0, log_names=(log_name,))
-                self._pod.open(restore=self._rank == 0)
-            except ArtifactsUnavailable as error:
-                return self._tell(self._unavailable(str(error)))
-        kept = LogFile(settings.logs / log_name)
-        # Under MPI the launcher tells the ranks' lines from mpirun's own by it.
-        prefix = f"[rank {self._rank}] " if settings.rank is not None else ""
-        pass_on = writer_to(sys.stdout.fileno(), prefix.encode())
-
-        def on_line(line: bytes) -> None:
-            kept.write(line)
-            pass_on(line)
-            self._last_lines.add(line.decode(errors="replace"))
-
-        end = self._run_program(Program(self._command, os.environ, on_line))
-        kept.close()
-        return self._ended(end)
-
-    def _run_program(self, program: Program) -> ProgramEnd:
-        for number in (signal.SIGTERM, signal.SIGINT):
-            signal.signal(number, lambda received, _: program.stop(received))
-        if self._pod:
-            self._pod.phases.reached("programStarted")
-        end = program.start()
-        if end is not None:
-            return end
-        if self._supervisor:
-            self._supervisor.attach(Attached(self._rank, os.getpid(), program.pid or 0))
+def run_rank(settings: Settings, command: Sequence[str]) -> int:
+    """Run one rank's program; the exit code of the wrapper is the program's."""
+    supervisor = connect(settings.control_socket)
+    if supervisor is None:
+        return _tell(unavailable(settings, f"no worker's supervisor answers at {settings.control_socket}"))
+    rank = settings.rank or 0
+    failure_file(settings).unlink(missing_ok=True)
+    # The launcher tells the ranks' lines from mpirun's own by the prefix.
+    program = LoggedProgram(command, settings.logs / f"rank-{rank}.log", prefix=f"[rank {rank}] ")
+    program.stop_by_signals()
+    end = program.start()
+    if end is None:
+        supervisor.attach(Attached(rank, os.getpid(), program.pid or 0))
         end = program.wait()
-        if self._supervisor:
-            self._supervisor.ended(succeeded=end.succeeded)
-        if self._pod:
-            self._pod.phases.reached("programEnded")
-            if not end.succeeded:
-                self._pod.program_died()
-        return end
+        supervisor.ended(succeeded=end.succeeded)
+    told = rank_exit(settings, end, program.last_lines.lines())
+    if end.succeeded:
+        told = _finished(settings, supervisor, told)
+    # A failure is told before any upload: mpirun ends everything as soon as one rank fails.
+    return _tell(told)
 
-    def _ended(self, end: ProgramEnd) -> int:
-        told = rank_exit(self._settings, end, self._last_lines.lines())
-        if not end.succeeded:
-            # Told before any upload: mpirun ends everything as soon as one rank fails.
-            code = self._tell(told)
-            if self._pod:
-                with contextlib.suppress(ArtifactsUnavailable):
-                    self._pod.finish(ended=False)
-            return code
-        try:
-            report = self._finish()
-        except ArtifactsUnavailable as error:
-            return self._tell(self._unavailable(str(error)))
-        if self._rank == 0:
-            told.update(report)  # type: ignore[typeddict-item]  # a Report's fields are a Termination's
-        return self._tell(told)
 
-    def _finish(self) -> contract.Report:
-        if self._pod:
-            self._pod.finish(ended=True)
-            return self._pod.report()
-        assert self._supervisor is not None
-        try:
-            answer = self._supervisor.finish()
-        except SupervisorGone as error:
-            raise ArtifactsUnavailable(str(error)) from error
-        if answer.fault:
-            raise ArtifactsUnavailable(answer.fault)
-        return answer.report
+def _finished(settings: Settings, supervisor: ControlClient, told: RankExit) -> RankExit:
+    """The end of a program that succeeded, once its pod's artifacts are uploaded."""
+    try:
+        answer = supervisor.finish()
+    except SupervisorGone as error:
+        return unavailable(settings, str(error))
+    if answer.fault:
+        return unavailable(settings, answer.fault)
+    if told["rank"] == 0:
+        told.update(answer.report)  # type: ignore[typeddict-item]  # a Report's fields are a Termination's
+    return told
 
-    def _unavailable(self, message: str) -> RankExit:
-        log.error("%s", message)
-        told = rank_exit(self._settings, ProgramEnd(contract.EXIT_UNAVAILABLE))
-        told["class"], told["message"] = "ArtifactsUnavailable", message
-        return told
 
-    def _tell(self, told: RankExit) -> int:
-        """Tell the end to the launcher, or to the kubelet where there is none; the exit code."""
-        if self._supervisor or self._settings.rank is not None:
-            sys.stdout.flush()
-            _drain(sys.stdout.fileno())
-            writer_to(sys.stdout.fileno())(marker_line(told).rstrip("\n").encode())
-        else:
-            told.pop("stopped", None)
-            if "class" in told:
-                told["lastLogLines"] = self._last_lines.lines()
-            write_termination(self._settings.termination_log, told)
-        return told["exitCode"]
+def _tell(told: RankExit) -> int:
+    """Tell the end to the launcher, in one piece; the exit code."""
+    sys.stdout.flush()
+    _drain(sys.stdout.fileno())
+    writer_to(sys.stdout.fileno())(marker_line(told).rstrip("\n").encode())
+    return told["exitCode"]
 
 
 def _drain(descriptor: int) -> None:
@@ -145,8 +74,3 @@ def _drain(descriptor: int) -> None:
         if unread == 0:
             return
         time.sleep(0.01)
-
-
-def run_rank(settings: Settings, command: Sequence[str]) -> int:
-    """Run one rank's program; the exit code of the wrapper is the program's."""
-    return Rank(settings, command).run()

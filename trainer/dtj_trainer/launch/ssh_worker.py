@@ -12,10 +12,10 @@ from collections.abc import Sequence
 
 from dtj_trainer import contract
 from dtj_trainer.launch.control import ControlServer
-from dtj_trainer.launch.pod import ArtifactsUnavailable, Pod
+from dtj_trainer.launch.pod import ArtifactsUnavailable, Pod, stop_sync_seconds
 from dtj_trainer.launch.program import die_with_parent
 from dtj_trainer.launch.settings import Settings
-from dtj_trainer.launch.supervisor import STOP_SECONDS, RankSupervisor
+from dtj_trainer.launch.supervisor import RankSupervisor
 from dtj_trainer.launch.termination import write_termination
 
 log = logging.getLogger(__name__)
@@ -23,8 +23,6 @@ log = logging.getLogger(__name__)
 SSHD_FOLDERS = "/usr/sbin:/usr/local/sbin"
 """Where sshd lies, which is not on the PATH of everyone."""
 POLL_SECONDS = 0.2
-TELL_SECONDS = 10.0
-"""What is left of the pod's grace for the termination message and sshd's end."""
 
 
 class SshWorker:
@@ -38,7 +36,7 @@ class SshWorker:
         """Serve until SIGTERM, then upload what is left; the exit code."""
         settings = self._settings
         try:
-            pod = Pod(settings, primary=settings.index == 0, log_names=None)
+            pod = Pod(settings, part="primary" if settings.index == 0 else "other", log_names=None)
             pod.open()
         except ArtifactsUnavailable as error:
             return self._fail("ArtifactsUnavailable", str(error), contract.EXIT_UNAVAILABLE)
@@ -105,11 +103,6 @@ class SshWorker:
             },
         )
         return code
-
-
-def stop_sync_seconds(sync_timeout: float) -> float:
-    """How long the last sync of a pod that is told to stop may take: it ends before the pod's grace."""
-    return min(sync_timeout, contract.TERMINATION_GRACE_SECONDS - STOP_SECONDS - TELL_SECONDS)
 
 
 def run_worker(settings: Settings, command: Sequence[str]) -> int:

@@ -10,12 +10,9 @@ import threading
 import time
 
 from dtj_trainer.launch.control import Attached, FinishAnswer
-from dtj_trainer.launch.pod import ArtifactsUnavailable, Pod
+from dtj_trainer.launch.pod import STOP_SECONDS, ArtifactsUnavailable, Pod
 
 log = logging.getLogger(__name__)
-
-STOP_SECONDS = 45.0
-"""What ranks get to save a checkpoint and end by themselves after SIGTERM."""
 
 
 class RankSupervisor:

@@ -1,4 +1,4 @@
-"""One process under `dtj-launch rank`, without MPI: exits, signals, output, artifacts."""
+"""The chief under `dtj-launch replica`: exits, signals, output, artifacts."""
 
 from __future__ import annotations
 
@@ -10,12 +10,20 @@ import pytest
 from tests.trainer.conftest import free_ports, get_json, get_text, has, keys, until
 
 
+@pytest.fixture
+def make_workspace(make_workspace):
+    def make(name="pod", **environment):
+        return make_workspace(name, **{"DTJ_STRATEGY": "ParameterServer", "DTJ_ROLE": "chief"} | environment)
+
+    return make
+
+
 def test_success_passes_on_output_and_code(workspace):
     run = workspace.python("print('hello'); import sys; print('oops', file=sys.stderr)")
     assert run.ended() == 0
     assert "hello\n" in run.output
     assert "oops\n" in run.output
-    assert workspace.log("rank-0.log") == "hello\noops\n"
+    assert workspace.log("chief-0.log") == "hello\noops\n"
     message = workspace.termination
     assert "class" not in message
     assert message["exitCode"] == 0
@@ -49,7 +57,7 @@ def test_end_by_signal(workspace):
     ],
 )
 def test_command_that_is_not_there(workspace, command, code, words):
-    assert workspace.launch("rank", command).ended() == code
+    assert workspace.launch("replica", command).ended() == code
     assert workspace.termination["class"] == "CommandNotFound"
     assert workspace.termination["message"] == words
 
@@ -118,7 +126,7 @@ def test_what_the_program_leaves_behind_is_ended(workspace):
 def test_progress_bars_and_long_lines(workspace):
     program = "import sys; sys.stdout.write('10%\\r20%\\r\\n'); sys.stdout.write('x' * 40000)"
     assert workspace.python(program).ended() == 0
-    lines = workspace.log("rank-0.log").splitlines()
+    lines = workspace.log("chief-0.log").splitlines()
     assert lines[:2] == ["10%", "20%"]
     assert "".join(lines[2:]) == "x" * 40000
 
@@ -176,13 +184,13 @@ def test_artifacts_of_a_whole_run(workspace, job_uri, job_store):
     assert keys(job_store) == [
         *(f"checkpoints/{step}/{file}" for step in (10, 20, 30, 40) for file in saved_files),
         "job.yaml",
-        "logs/attempt-1/rank-0.log",
+        "logs/attempt-1/chief-0.log",
         "metrics.jsonl",
         "model/model.pt",
         "tensorboard/events.1",
     ]
     assert job_store.get_bytes("model/model.pt") == b"model of step 40"
-    assert job_store.get_bytes("logs/attempt-1/rank-0.log") == b"starts from 0\n"
+    assert job_store.get_bytes("logs/attempt-1/chief-0.log") == b"starts from 0\n"
     message = workspace.termination
     assert message["progress"]["step"] == 40
     assert message["progress"]["percent"] == 100.0
@@ -205,8 +213,8 @@ def test_second_attempt_goes_on_from_the_checkpoint(make_workspace, job_uri, job
     assert "starts from 20" in run.output
     steps = [json.loads(line)["step"] for line in job_store.get_bytes("metrics.jsonl").splitlines()]
     assert steps == [*range(1, 26), *range(21, 41)]
-    assert has(job_store, "logs/attempt-1/rank-0.log")
-    assert has(job_store, "logs/attempt-2/rank-0.log")
+    assert has(job_store, "logs/attempt-1/chief-0.log")
+    assert has(job_store, "logs/attempt-2/chief-0.log")
 
 
 def test_report_is_served(workspace, job_uri):
@@ -262,7 +270,7 @@ def test_failed_in_the_middle_of_a_write(workspace, job_uri, job_store, code):
         f"printf ha > ckpt-200.pt; printf ha > ../model/model.pt; exit {code}\n"
     )
     run = workspace.launch(
-        "rank", "sh", "-c", script, DTJ_ARTIFACTS_URI=job_uri, DTJ_CHECKPOINT_SETTLE_SECONDS="1"
+        "replica", "sh", "-c", script, DTJ_ARTIFACTS_URI=job_uri, DTJ_CHECKPOINT_SETTLE_SECONDS="1"
     )
     until(lambda: has(job_store, "checkpoints/100/manifest.json"), "the settled checkpoint")
     (workspace.root / "go").touch()
@@ -289,12 +297,12 @@ def test_store_down_at_the_end(workspace, object_store, job_uri):
 
 def test_store_down_at_the_start_is_waited_for_then_refused(workspace, object_store, job_uri):
     object_store.kill()
-    run = workspace.launch("rank", "echo", "ran", DTJ_ARTIFACTS_URI=job_uri, DTJ_SYNC_TIMEOUT_SECONDS="2")
+    run = workspace.launch("replica", "echo", "ran", DTJ_ARTIFACTS_URI=job_uri, DTJ_SYNC_TIMEOUT_SECONDS="2")
     assert run.ended() == 69
     assert "ran\n" not in run.output
     assert workspace.termination["class"] == "ArtifactsUnavailable"
     assert workspace.termination["message"].startswith("checkpoints could not be restored: S3 at http://")
-    run = workspace.launch("rank", "echo", "ran", DTJ_ARTIFACTS_URI=job_uri)
+    run = workspace.launch("replica", "echo", "ran", DTJ_ARTIFACTS_URI=job_uri)
     run.says("restore waits")
     object_store.start()
     assert run.ended() == 0
@@ -311,7 +319,7 @@ def test_store_down_at_the_start_is_waited_for_then_refused(workspace, object_st
     ],
 )
 def test_wrong_bucket_or_credentials_fail_at_once(workspace, object_store, uri, environment, words):
-    run = workspace.launch("rank", "echo", "ran", DTJ_ARTIFACTS_URI=uri, **environment)
+    run = workspace.launch("replica", "echo", "ran", DTJ_ARTIFACTS_URI=uri, **environment)
     assert run.ended(15) == 69
     assert words in workspace.termination["message"]
     assert "ran\n" not in run.output
@@ -363,13 +371,16 @@ def test_user_program_with_files_of_its_own(make_workspace, job_uri, job_store):
 
 
 def test_bad_settings_and_usage(workspace):
-    run = workspace.launch("rank", "true", DTJ_ATTEMPT="one")
+    run = workspace.launch("replica", "true", DTJ_ATTEMPT="one")
     assert run.ended() == 78
     assert "DTJ_ATTEMPT must be a whole number of at least 0, not 'one'" in run.output
-    run = workspace.launch("ps", "true")
+    run = workspace.launch("rank", "true")
     assert run.ended() == 78
-    assert "strategy Horovod has no role 'ps'" in run.output
-    run = workspace.launch("rank")
+    assert "strategy ParameterServer has no role 'rank'" in run.output
+    run = workspace.launch("replica", "true", DTJ_ROLE="launcher")
+    assert run.ended() == 78
+    assert "strategy ParameterServer has no role 'launcher'" in run.output
+    run = workspace.launch("replica")
     assert run.ended() == 78
     assert "usage: dtj-launch" in run.output
 

@@ -1,0 +1,148 @@
+"""Checkpoints as TensorFlow 2.21 writes them: flat files, and one that names the newest."""
+
+from __future__ import annotations
+
+import os
+import time
+from pathlib import Path
+
+import pytest
+
+from dtj_trainer.artifacts.checkpoint_index import read_index
+from dtj_trainer.artifacts.checkpoint_mirror import CheckpointMirror
+from dtj_trainer.artifacts.checkpoint_upload import CheckpointUploader
+from dtj_trainer.artifacts.restore import restore
+from dtj_trainer.artifacts.s3 import S3Error
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    path = tmp_path / "checkpoints"
+    path.mkdir()
+    return path
+
+
+@pytest.fixture
+def restored(tmp_path: Path) -> Path:
+    path = tmp_path / "restored"
+    path.mkdir()
+    return path
+
+
+@pytest.fixture
+def store(job_store):
+    return job_store.below("checkpoints")
+
+
+def write(folder: Path, step: int, content: str = "") -> None:
+    """What `MonitoredTrainingSession` leaves at a step."""
+    for ending in ("data-00000-of-00001", "index", "meta"):
+        (folder / f"model.ckpt-{step}.{ending}").write_text(content or f"{ending} of {step}")
+    (folder / "checkpoint").write_text(f'model_checkpoint_path: "{folder}/model.ckpt-{step}"\n')
+
+
+def upload(folder: Path, store, *, attempt: int = 1, settle: float = 0.0, ended: bool = True) -> None:
+    uploader = CheckpointUploader(
+        folder, store, attempt=attempt, keep=3, settle_seconds=settle, step_at=lambda _: None
+    )
+    uploader.upload_pass(ended=ended, died_ns=None)
+
+
+def names(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.iterdir())
+
+
+def files_of(step: int) -> list[str]:
+    return [f"model.ckpt-{step}.{ending}" for ending in ("data-00000-of-00001", "index", "meta")]
+
+
+def test_layout_of_a_session(folder, store, restored):
+    """The time in the name of an event file is no step, and the graph no checkpoint."""
+    (folder / "graph.pbtxt").write_text("node {}")
+    (folder / "events.out.tfevents.1795242035.vm").write_text("events")
+    upload(folder, store)
+    assert read_index(store).manifests == {}
+    for step in (60, 120):
+        write(folder, step)
+    upload(folder, store)
+    index = read_index(store)
+    assert sorted(index.manifests) == [60, 120]
+    assert [entry.name for entry in index.manifests[120].entries] == [*files_of(120), "checkpoint"]
+    restore(store, restored, "Auto")
+    assert names(restored) == ["checkpoint", *files_of(120)]
+    assert (restored / "checkpoint").read_bytes() == (folder / "checkpoint").read_bytes()
+
+
+def test_a_program_that_saves_faster_than_files_settle(folder, store, restored):
+    """TensorFlow finds what was restored, though its state file was of a later checkpoint."""
+    write(folder, 60)
+    time.sleep(0.6)
+    write(folder, 120)
+    upload(folder, store, settle=0.5, ended=False)
+    assert [entry.name for entry in read_index(store).manifests[60].entries] == files_of(60)
+    restore(store, restored, "Auto")
+    assert names(restored) == ["checkpoint", *files_of(60)]
+    assert (restored / "checkpoint").read_text().startswith('model_checkpoint_path: "model.ckpt-60"\n')
+    upload(restored, store, attempt=2)
+    assert sorted(read_index(store).manifests) == [60]
+
+
+def test_the_state_file_alone_is_no_checkpoint(folder, store):
+    write(folder, 60)
+    time.sleep(0.6)
+    os.utime(folder / "model.ckpt-60.meta")  # Written last.
+    upload(folder, store, settle=0.5, ended=False)
+    assert read_index(store).manifests == {}
+    (folder / "checkpoint").write_text("somebody's own weights")
+    upload(folder, store)
+    assert sorted(read_index(store).manifests) == [60]
+
+
+def test_mirror_goes_back_with_the_run(folder, store, restored):
+    """A later attempt began again from less: what was undone goes, as do damaged ones never come."""
+    for step in (60, 120):
+        write(folder, step)
+    upload(folder, store)
+    mirror = CheckpointMirror(restored, store, keep=3)
+    mirror.mirror_pass(ended=False, died_ns=None)
+    assert names(restored) == ["checkpoint", *files_of(120)]
+    for name in names(folder):
+        (folder / name).unlink()
+    write(folder, 90, "second attempt")
+    upload(folder, store, attempt=2)
+    mirror.mirror_pass(ended=False, died_ns=None)
+    assert names(restored) == ["checkpoint", *files_of(90)]
+    write(folder, 100)
+    upload(folder, store, attempt=2)  # Of 90 again, without the file that names 100 by now.
+    store.put_bytes("100/model.ckpt-100.index", b"damaged")
+    mirror.mirror_pass(ended=False, died_ns=None)
+    assert mirror.newest["step"] == 90
+    assert names(restored) == ["checkpoint", *files_of(90)]
+
+
+def test_one_request_while_nothing_changes(folder, store, restored, monkeypatch):
+    write(folder, 60)
+    upload(folder, store)
+    mirror = CheckpointMirror(restored, store, keep=3)
+    mirror.mirror_pass(ended=False, died_ns=None)
+    monkeypatch.setattr(store, "get_bytes", None)
+    monkeypatch.setattr(store, "folders", None)
+    mirror.mirror_pass(ended=False, died_ns=None)
+
+
+def test_a_chief_that_was_replaced_leaves_the_bucket_alone(folder, store, tmp_path):
+    old = CheckpointUploader(folder, store, attempt=1, keep=1, settle_seconds=0.0, step_at=lambda _: None)
+    write(folder, 60)
+    assert old.upload_pass(ended=True, died_ns=None)
+    newer = tmp_path / "newer"
+    newer.mkdir()
+    write(newer, 120, "of attempt 2")
+    upload(newer, store, attempt=2)
+    write(folder, 120)
+    write(folder, 180)
+    with pytest.raises(S3Error, match="attempt 2 has taken over s3://"):
+        old.upload_pass(ended=True, died_ns=None)
+    manifests = read_index(store).manifests
+    assert sorted(manifests) == [60, 120]
+    assert manifests[120].attempt == 2
+    assert store.get_bytes("120/model.ckpt-120.index") == b"of attempt 2"

@@ -1,0 +1,194 @@
+"""The roles of a ParameterServer job under `dtj-launch replica`: what each restores, uploads, and how it ends."""
+
+from __future__ import annotations
+
+import json
+import signal
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from tests.trainer.conftest import Workspace, free_ports, get_json, has, keys, until
+
+from dtj_trainer.artifacts.manifest import Entry, Manifest, StoredFile, sha256_of
+from dtj_trainer.artifacts.store import Store
+
+Role = Callable[..., Workspace]
+
+
+@pytest.fixture
+def role(make_workspace: Callable[..., Workspace], job_uri: str) -> Role:
+    """Makes the pod of a role."""
+
+    def make(name: str, **environment: str) -> Workspace:
+        return make_workspace(
+            f"{name}-{environment.get('DTJ_ATTEMPT', '1')}",
+            **{"DTJ_STRATEGY": "ParameterServer", "DTJ_ROLE": name, "DTJ_ARTIFACTS_URI": job_uri}
+            | environment,
+        )
+
+    return make
+
+
+def put_checkpoint(store: Store, folder: Path, step: int, attempt: int = 1) -> None:
+    """Upload what a chief would have of TensorFlow's checkpoint."""
+    files = {
+        f"ckpt-{step}.data-00000-of-00001": f"variables of {step}",
+        f"ckpt-{step}.index": f"index of {step}",
+        "checkpoint": f'model_checkpoint_path: "/dtj/checkpoints/ckpt-{step}"\n',
+    }
+    below, stored = store.below(f"checkpoints/{step}"), []
+    for name, content in files.items():
+        (folder / name).write_text(content)
+        below.put_file(name, folder / name)
+        stored.append(StoredFile(name, name, len(content), sha256_of(folder / name)))
+    entries = tuple(Entry(name, "file") for name in files)
+    manifest = Manifest(step, "2026-01-01T00:00:00.000Z", attempt, entries, tuple(stored))
+    below.put_bytes("manifest.json", manifest.to_json())
+
+
+START = "import os, pathlib, time\nroot = pathlib.Path(os.environ['DTJ_ROOT'])\n"
+FINDS = (
+    START + "print('found', sorted(p.name for p in (root / 'checkpoints').iterdir() if p.name[0] != '.'))\n"
+)
+WRITES_ALL = (
+    START
+    + "for name in ('checkpoints/ckpt-900.pt', 'model/m.pt', 'tensorboard/eval/events.1', 'metrics.jsonl'):\n"
+    + "    path = root / name\n    path.parent.mkdir(exist_ok=True)\n"
+    + "    with path.open('a') as file: file.write(os.environ['DTJ_ROLE'] + '\\n')\n"
+)
+
+
+@pytest.mark.parametrize(("name", "found"), [("ps", True), ("worker", False)])
+def test_servers_restore_as_told_and_keep_only_their_log(role, job_store, tmp_path, name, found):
+    put_checkpoint(job_store, tmp_path, 120)
+    before = keys(job_store)
+    pod = role(name, DTJ_INDEX="1", DTJ_ATTEMPT="3")
+    run = pod.python(FINDS + WRITES_ALL)
+    assert run.ended() == 0
+    files = "['checkpoint', 'ckpt-120.data-00000-of-00001', 'ckpt-120.index']"
+    assert f"found {files if found else '[]'}\n" in run.output
+    assert set(keys(job_store)) - set(before) == {f"logs/attempt-3/{name}-1.log"}
+    assert "is not uploaded: only the pod of rank 0 or of the chief uploads artifacts" in run.output
+    assert (pod.termination["role"], pod.termination["index"]) == (name, 1)
+    assert "rank" not in pod.termination
+
+
+@pytest.mark.parametrize("handler", ["", "signal.signal(signal.SIGTERM, lambda *_: None)\n"])
+def test_a_server_that_is_told_to_end_is_gone_soon(role, job_store, handler):
+    """As TensorFlow's server it waits in C, where no handler of Python's could run."""
+    program = f"import ctypes, signal\n{handler}print('serves')\nwhile True: ctypes.CDLL(None).sleep(1)"
+    pod = role("ps")
+    run = pod.python(program)
+    run.says("serves\n")
+    started = time.monotonic()
+    run.terminate()
+    if handler:  # It has 5 s to end by itself.
+        assert run.ended() == 128 + signal.SIGKILL
+    else:
+        assert run.ended() == 128 + signal.SIGTERM
+        assert time.monotonic() - started < 3
+    assert pod.termination["class"] == "Signal"
+    assert job_store.get_bytes("logs/attempt-1/ps-0.log") == b"serves\n"
+
+
+def test_a_server_that_is_killed(role):
+    pod = role("ps")
+    assert pod.python("import os; os.kill(os.getpid(), 9)").ended() == 137
+    assert pod.termination["class"] == "Signal"
+    assert pod.termination["signal"] == 9
+
+
+def test_an_unreachable_bucket_holds_up_no_server(role, object_store):
+    pod = role("worker", DTJ_SYNC_TIMEOUT_SECONDS="2")
+    run = pod.python(START + "print('works')\nwhile not (root / 'go').exists(): time.sleep(0.05)")
+    run.says("works\n")
+    object_store.kill()
+    (pod.root / "go").touch()
+    assert run.ended() == 0
+    assert "class" not in pod.termination
+
+
+def test_a_chief_that_leaves_when_told_has_not_succeeded(role, job_store):
+    program = START + (
+        "import signal, sys\n"
+        "def leave(*_):\n"
+        "    (root / 'checkpoints' / 'ckpt-7.pt').write_text('state')\n    sys.exit(0)\n"
+        "signal.signal(signal.SIGTERM, leave)\nprint('trains')\ntime.sleep(300)"
+    )
+    pod = role("chief")
+    run = pod.python(program)
+    run.says("trains\n")
+    run.terminate()
+    assert run.ended() == 143
+    assert pod.termination["class"] == "Signal"
+    assert pod.termination["message"] == "the program ended when it was told to stop (SIGTERM)"
+    assert has(job_store, "checkpoints/7/manifest.json")
+
+
+def test_evaluator_follows_the_checkpoints(role, job_store, object_store, tmp_path):
+    """Each is whole when it is seen; S3 that is away for a while is waited for."""
+    program = START + (
+        "folder, seen = root / 'checkpoints', []\n"
+        "while not (root / 'go').exists():\n"
+        "    state = folder / 'checkpoint'\n"
+        "    if state.exists():\n"
+        "        name = pathlib.Path(state.read_text().split('\"')[1]).name\n"
+        "        for suffix in ('.index', '.data-00000-of-00001'):\n"
+        "            assert (folder / (name + suffix)).read_text().endswith(name[5:]), name\n"
+        "        if name not in seen: print('sees', name)\n"
+        "        seen.append(name)\n"
+        "    time.sleep(0.001)\n"
+    )
+    (port,) = free_ports(1)
+    put_checkpoint(job_store, tmp_path, 90)
+    pod = role("evaluator", DTJ_PROGRESS_PORT=str(port), DTJ_CHECKPOINTS_KEEP="2")
+    run = pod.python(program)
+    run.says("sees ckpt-90\n")
+    put_checkpoint(job_store, tmp_path, 100)
+    run.says("sees ckpt-100\n")
+    object_store.kill()
+    run.says("mirroring checkpoints failed and is tried again")
+    object_store.start()
+    put_checkpoint(job_store, tmp_path, 120, attempt=2)
+    run.says("sees ckpt-120\n")
+    report = get_json(f"http://127.0.0.1:{port}/progress")
+    assert report["artifacts"]["checkpoint"]["step"] == 120
+    names = {path.name for path in (pod.root / "checkpoints").iterdir() if path.name.endswith(".index")}
+    until(lambda: names == {"ckpt-100.index", "ckpt-120.index"}, f"the last two: {names}", 1)
+    (pod.root / "go").touch()
+    assert run.ended() == 0, run.output
+    assert pod.termination["artifacts"]["checkpoint"]["step"] == 120
+    assert run.output.count("failed and is tried again: ") <= 2  # The log's upload may say so too.
+
+
+def test_evaluator_adds_to_what_there_is(role, job_store, tmp_path):
+    """Its second attempt goes on with its metrics; the chief's files stay as they are."""
+    put_checkpoint(job_store, tmp_path, 120)
+    for key in ("metrics.jsonl", "tensorboard/events.of-chief", "model/m.pt"):
+        job_store.put_bytes(key, b"chief\n")
+    before = keys(job_store)
+    for attempt in ("1", "2"):
+        assert role("evaluator", DTJ_ATTEMPT=attempt).python(WRITES_ALL).ended() == 0
+    assert set(keys(job_store)) - set(before) == {
+        "logs/attempt-1/evaluator-0.log",
+        "logs/attempt-2/evaluator-0.log",
+        "metrics-evaluator.jsonl",
+        "tensorboard/eval/events.1",
+    }
+    assert set(before) <= set(keys(job_store))
+    assert job_store.get_bytes("metrics-evaluator.jsonl") == b"evaluator\n" * 2
+    assert job_store.get_bytes("metrics.jsonl") == b"chief\n"
+    assert job_store.get_bytes("model/m.pt") == b"chief\n"
+
+
+def test_evaluator_that_is_told_to_end_leaves_its_files(role, job_store):
+    pod = role("evaluator")
+    run = pod.python(WRITES_ALL + "print('waits')\ntime.sleep(300)")
+    run.says("waits\n")
+    run.terminate()
+    assert run.ended() == 143
+    assert has(job_store, "metrics-evaluator.jsonl")
+    assert has(job_store, "tensorboard/eval/events.1")
+    assert json.loads(pod.termination_log.read_bytes())["signal"] == signal.SIGTERM

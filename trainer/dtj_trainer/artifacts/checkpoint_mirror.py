@@ -1,0 +1,80 @@
+"""Follows the newest complete checkpoint in the bucket: an evaluator finds it in its own checkpoints folder."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from dtj_trainer import contract
+from dtj_trainer.artifacts.checkpoint_index import read_index
+from dtj_trainer.artifacts.manifest import Manifest
+from dtj_trainer.artifacts.restore import fetch, remove
+from dtj_trainer.artifacts.tensorflow_state import STATE_FILE
+
+if TYPE_CHECKING:
+    from dtj_trainer.artifacts.store import Store
+
+log = logging.getLogger(__name__)
+
+POLL_SECONDS = 3.0
+
+
+class CheckpointMirror:
+    """Brings the newest checkpoint below `store` into `folder`, pass by pass, from one thread.
+
+    The `keep` last ones stay, as the program may still read them; it never sees half of one.
+    """
+
+    def __init__(self, folder: Path, store: Store, *, keep: int) -> None:
+        self._folder = folder
+        self._store = store
+        self._keep = keep
+        self._listed: dict[str, str] = {}
+        """The manifests of the last pass: ETags by keys."""
+        self._mirrored: list[Manifest] = []
+        self.newest: contract.CheckpointRef | None = None
+        """The one mirrored last; may be read by other threads."""
+
+    def mirror_pass(self, *, ended: bool, died_ns: int | None) -> bool:
+        """Look for a newer checkpoint, and fetch it; True as for an upload pass. Raises S3Error.
+
+        One request while nothing changed.
+        """
+        del ended, died_ns
+        manifests = f"/{contract.MANIFEST_FILE}"
+        listed = {item.key: item.etag for item in self._store.objects() if item.key.endswith(manifests)}
+        if listed != self._listed:
+            self._fetch_newest()
+            self._listed = listed
+        return True
+
+    def _fetch_newest(self) -> None:
+        last = _age(self._mirrored[-1]) if self._mirrored else None
+        for manifest in read_index(self._store).newest_first():
+            if last is not None and _age(manifest) <= last:
+                return
+            fault = fetch(self._store.below(str(manifest.step)), manifest, self._folder)
+            if fault is None:
+                self._take(manifest)
+                return
+            # Or the chief has removed it meanwhile; then the next pass finds a newer one.
+            log.warning("checkpoint %d is not mirrored: %s", manifest.step, fault)
+
+    def _take(self, manifest: Manifest) -> None:
+        # What an attempt before left behind a step that was gone back to is no more part of the run.
+        kept = [*(m for m in self._mirrored if m.step < manifest.step), manifest][-self._keep :]
+        wanted = {STATE_FILE, *(entry.name for m in kept for entry in m.entries)}
+        for name in {entry.name for m in self._mirrored for entry in m.entries} - wanted:
+            remove(self._folder / name)
+        self._mirrored = kept
+        self.newest = {
+            "step": manifest.step,
+            "time": manifest.time,
+            "uri": self._store.uri(str(manifest.step)),
+        }
+        log.info("mirrored checkpoint %s (%d bytes)", self.newest["uri"], manifest.size)
+
+
+def _age(manifest: Manifest) -> tuple[int, int, str]:
+    return manifest.attempt, manifest.step, manifest.time

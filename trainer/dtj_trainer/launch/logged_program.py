@@ -1,0 +1,40 @@
+"""The user's program with its output kept in a log, passed on, and its last lines remembered."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import threading
+from collections.abc import Sequence
+from pathlib import Path
+
+from dtj_trainer.launch.output import LastLines, LogFile, writer_to
+from dtj_trainer.launch.program import Program
+
+
+class LoggedProgram(Program):
+    """One run of the user's command. `prefix` stands before each line that is passed on."""
+
+    def __init__(self, command: Sequence[str], log: Path, prefix: str = "") -> None:
+        kept = LogFile(log)
+        pass_on = writer_to(sys.stdout.fileno(), prefix.encode())
+        self.last_lines = LastLines()
+
+        def on_line(line: bytes) -> None:
+            kept.write(line)
+            pass_on(line)
+            self.last_lines.add(line.decode(errors="replace"))
+
+        super().__init__(command, os.environ, on_line)
+
+    def stop_by_signals(self, kill_after: float | None = None) -> None:
+        """Pass SIGTERM and SIGINT on to the program; `kill_after` seconds later it is killed."""
+
+        def stop(number: int, _: object) -> None:
+            self.stop(number)
+            if kill_after is not None:
+                threading.Timer(kill_after, self.kill).start()
+
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, stop)

@@ -1,0 +1,117 @@
+"""A pod whose one process is the user's program: what its role restores and uploads, and how its end is told."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from dtj_trainer import contract
+from dtj_trainer.artifacts.pod_sync import Part
+from dtj_trainer.launch.failure import failure_file, rank_exit, signal_name, unavailable
+from dtj_trainer.launch.logged_program import LoggedProgram
+from dtj_trainer.launch.pod import (
+    LOG_SYNC_SECONDS,
+    STOP_SECONDS,
+    ArtifactsUnavailable,
+    Pod,
+    stop_sync_seconds,
+)
+from dtj_trainer.launch.program import ProgramEnd
+from dtj_trainer.launch.settings import Settings
+from dtj_trainer.launch.termination import RankExit, write_termination
+
+log = logging.getLogger(__name__)
+
+QUICK_STOP_SECONDS = 5.0
+"""Of a pod that has no more than a log to save: for its program's end, and again for the log's upload."""
+
+
+@dataclass(frozen=True)
+class Duties:
+    """What distinguishes the roles."""
+
+    part: Part
+    restores: bool
+
+    @property
+    def only_log(self) -> bool:
+        """Whether nothing but the log is uploaded, which is no reason to fail or to wait for long."""
+        return self.part == "other"
+
+
+DUTIES = {
+    "chief": Duties("primary", restores=True),
+    # A `compat.v1` Saver, which TFJob scripts have, is run by the chief, but reads on the disk of each ps.
+    "ps": Duties("other", restores=True),
+    "worker": Duties("other", restores=False),
+    "evaluator": Duties("evaluator", restores=True),
+}
+
+
+class Replica:
+    """One replica, from the restore to the termination message."""
+
+    def __init__(self, settings: Settings, command: Sequence[str]) -> None:
+        self._settings = settings
+        self._duties = DUTIES[settings.role]
+        self._log_name = f"{settings.role}-{settings.index}.log"
+        self._program = LoggedProgram(command, settings.logs / self._log_name)
+
+    def run(self) -> int:
+        """Run the program to its end, then see its artifacts uploaded; the exit code."""
+        failure_file(self._settings).unlink(missing_ok=True)
+        try:
+            pod = Pod(self._settings, part=self._duties.part, log_names=(self._log_name,))
+            pod.open(restore=self._duties.restores)
+        except ArtifactsUnavailable as error:
+            return self._tell(unavailable(self._settings, str(error)))
+        quick = self._duties.only_log
+        self._program.stop_by_signals(kill_after=QUICK_STOP_SECONDS if quick else STOP_SECONDS)
+        pod.phases.reached("programStarted")
+        end = self._program.start() or self._program.wait()
+        pod.phases.reached("programEnded")
+        return self._ended(pod, end)
+
+    def _ended(self, pod: Pod, end: ProgramEnd) -> int:
+        told = rank_exit(self._settings, end, self._program.last_lines.lines())
+        if end.succeeded and end.stop_signal is not None:
+            # It left because it was told to: its work is not known to be done.
+            told["class"] = "Signal"
+            told["message"] = f"the program ended when it was told to stop ({signal_name(end.stop_signal)})"
+            told["exitCode"], told["signal"] = 128 + end.stop_signal, end.stop_signal
+        failed = "class" in told
+        if failed:
+            self._tell(told)  # Already now: the pod may be killed during the upload.
+        try:
+            pod.finish(ended=end.succeeded, timeout=self._sync_seconds(end))
+        except ArtifactsUnavailable as error:
+            log.warning("%s", error)
+            if not failed and not self._duties.only_log:
+                return self._tell(unavailable(self._settings, str(error)))
+        if not failed:
+            told.update(pod.report())  # type: ignore[typeddict-item]  # a Report's fields are a Termination's
+            self._tell(told)
+        return told["exitCode"]
+
+    def _sync_seconds(self, end: ProgramEnd) -> float | None:
+        """The most that the last upload may take; None: as long as the bucket takes bytes."""
+        longest = self._settings.sync_timeout
+        if self._duties.only_log:
+            return min(longest, QUICK_STOP_SECONDS if end.stopped else LOG_SYNC_SECONDS)
+        return stop_sync_seconds(longest) if end.stopped else None
+
+    def _tell(self, told: RankExit) -> int:
+        told.pop("stopped", None)
+        if "class" in told:
+            told["lastLogLines"] = self._program.last_lines.lines()
+        write_termination(self._settings.termination_log, told)
+        return told["exitCode"]
+
+
+def run_replica(settings: Settings, command: Sequence[str]) -> int:
+    """Run a replica's program; the exit code is the program's."""
+    if settings.role not in DUTIES:
+        log.error("strategy %s has no role %r", settings.strategy, settings.role)
+        return contract.EXIT_CONFIG
+    return Replica(settings, command).run()
