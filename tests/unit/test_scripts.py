@@ -187,6 +187,33 @@ def test_a_workspace_that_can_not_be_written_is_a_fault_of_the_configuration(pod
     assert "/nowhere/run/environment" in done.stderr
 
 
+@pytest.mark.parametrize("tini", [True, False])
+def test_other_strategies_run_the_program_as_the_pods_one_process(pod: Pod, tini: bool) -> None:
+    """No ssh: neither a user's name nor the saved environment is asked for."""
+    pod.has("id", '#!/bin/sh\n[ "$1" = -u ] && echo 1000\n')
+    pod.has("dtj-launch")
+    if tini:
+        pod.has("tini")
+
+    done = pod.run(
+        "start.sh", "python", "a b", DTJ_STRATEGY="ParameterServer", DTJ_ROLE="worker", DTJ_ROOT="/nowhere"
+    )
+
+    before = ["tini", "<-->", "<dtj-launch>"] if tini else ["dtj-launch"]
+    assert done.stdout.splitlines() == [*before, "<replica>", "<-->", "<python>", "<a b>"]
+
+
+@pytest.mark.parametrize("tini", [True, False])
+def test_other_strategies_in_a_plain_image(pod: Pod, tini: bool) -> None:
+    pod.has("python")
+    if tini:
+        pod.has("tini")
+
+    done = pod.run("start.sh", "python", "a b", DTJ_STRATEGY="ParameterServer", DTJ_ROLE="ps")
+
+    assert done.stdout.splitlines() == [*(["tini", "<-->", "<python>"] if tini else ["python"]), "<a b>"]
+
+
 # --- rank.sh --------------------------------------------------------------------------------------
 
 AWKWARD = "it's \"quoted\" $HOME `date` \\ back\nsecond line\ttab  two spaces 'ü' ; rm -rf x"

@@ -1,32 +1,32 @@
 #!/bin/sh
-# Starts a replica. With dtj_trainer in the image, dtj-launch does the work; without it, sshd and mpirun do.
-# Arguments: the program of each rank.
+# Starts a replica. With dtj_trainer in the image, dtj-launch does the work; without it, sshd and mpirun do
+# for Horovod, and other strategies run the program as it is.
+# Arguments: the program (of each rank).
 set -u
-umask 077
-run="${DTJ_ROOT:-/dtj}/run"
 config="${DTJ_CONFIG_DIR:-/etc/dtj}"
-# A session opened by ssh has none of the pod's environment: rank.sh reads it back from here.
-# (`command`: else a shell that can't write there ends at once, with an exit code of its own.)
-command export -p > "$run/environment" || exit 78
-umask 022
+role=replica
 
-case "$DTJ_ROLE" in
-worker | launcher)
+if [ "${DTJ_STRATEGY:-Horovod}" = Horovod ]; then
+    role=$DTJ_ROLE
+    umask 077
+    # A session opened by ssh has none of the pod's environment: rank.sh reads it back from here.
+    # (`command`: else a shell that can't write there ends at once, with an exit code of its own.)
+    command export -p > "${DTJ_ROOT:-/dtj}/run/environment" || exit 78
+    umask 022
     if command -v id > /dev/null 2>&1 && ! id -un > /dev/null 2>&1; then
         echo "dtj: the image has no user with uid $(id -u), which ssh needs: add one, or set runAsUser in the template" >&2
         exit 78
     fi
-    ;;
-esac
+fi
 
 if command -v dtj-launch > /dev/null 2>&1; then
     if command -v tini > /dev/null 2>&1; then
-        exec tini -- dtj-launch "$DTJ_ROLE" -- "$@"
+        exec tini -- dtj-launch "$role" -- "$@"
     fi
-    exec dtj-launch "$DTJ_ROLE" -- "$@"
+    exec dtj-launch "$role" -- "$@"
 fi
 
-case "$DTJ_ROLE" in
+case "$role" in
 worker)
     sshd=$(PATH="$PATH:/usr/sbin:/usr/local/sbin" command -v sshd) || {
         echo "dtj: the image has no sshd, which a Horovod worker needs: install openssh-server" >&2
@@ -45,6 +45,10 @@ launcher)
         /bin/sh "$config/rank.sh" "$@"
     ;;
 *)
+    # As process 1 a program ignores SIGTERM unless it handles it.
+    if command -v tini > /dev/null 2>&1; then
+        exec tini -- "$@"
+    fi
     exec "$@"
     ;;
 esac
