@@ -13,10 +13,12 @@ import os
 import sys
 from typing import NoReturn
 
+import tensorflow as tf
+
 from dtj_trainer import contract, progress
 from dtj_trainer.data.errors import exit_on_data_error
 from dtj_trainer.data.pictures import data_uri, load_pictures
-from dtj_trainer.programs.parameter_server import chief, evaluator, server, worker_pictures
+from dtj_trainer.programs.parameter_server import chief, evaluator, quiet, server, worker_pictures
 from dtj_trainer.programs.parameter_server import cluster as clusters
 from dtj_trainer.programs.parameter_server.options import Options, parse
 from dtj_trainer.programs.parameter_server.state import NotOurCheckpoint
@@ -35,7 +37,7 @@ def main(arguments: list[str] | None = None) -> None:
     options = parse(arguments, "dtj_trainer.programs.ps_image_classification", __doc__)
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s", stream=sys.stdout)
     logging.getLogger("botocore.credentials").setLevel(logging.WARNING)
-    logging.getLogger("tensorflow").setLevel(logging.ERROR)
+    quiet.quieten_tensorflow()
     try:
         cluster = clusters.from_environment()
     except clusters.BadCluster as error:
@@ -83,14 +85,28 @@ def _coordinate(options: Options, cluster: clusters.Cluster) -> int:
         print(f"{type(error).__name__}: {error}", file=sys.stderr, flush=True)
         return 1
     except Exception as error:
-        # A lost server comes as whatever was done on it at that moment, and the coordinator wraps that.
-        message = str(error)
-        lost = clusters.silent(cluster, "ps") or clusters.blamed_ps(message)
+        lost = _lost(cluster, error)
         if not lost:
             raise
         named = ", ".join(f"{task} at {cluster.address(task)}" for task in lost)
-        return _failed("ConnectionLost", f"{named} does not answer: {message.splitlines()[0][:300]}")
+        return _failed("ConnectionLost", f"{named} does not answer: {str(error).splitlines()[0][:300]}")
     return 0
+
+
+def _lost(cluster: clusters.Cluster, error: Exception) -> list[clusters.Task]:
+    """Whose loss this error tells of: it comes as whatever was done at that moment, wrapped or not."""
+    servers = clusters.silent(cluster, "ps")
+    if servers:
+        return servers
+    kinds = (tf.errors.UnavailableError, tf.errors.AbortedError, tf.errors.CancelledError)
+    message = str(error)
+    # Who was replaced before anybody asked for him answers, and knows nothing of what he was given.
+    replaced = (
+        "Unable to find the relevant tensor remote_handle" in message or "unknown device" in message.lower()
+    )
+    if not replaced and not isinstance(getattr(error, "original_exception", error), kinds):
+        return []
+    return clusters.silent(cluster, "worker") or clusters.blamed(message)
 
 
 def _failed(cause: contract.FailureClass, message: str) -> int:

@@ -9,17 +9,18 @@ from typing import TYPE_CHECKING, NamedTuple
 if TYPE_CHECKING:
     from dtj_trainer import contract
 
-SHARE = 0.65
+SHARE = 0.5
 """Of a step, waited for the parameter servers: from here on they are the bottleneck. Two workers and a server
-that have to share two processors stay below 0.5."""
-SHARE_OVER = 0.5
+that share two processors, with others at work on them, were seen between 0.22 and 0.42; with a tenth of a
+processor for the server between 0.53 and 0.69."""
+SHARE_OVER = 0.42
 """Below this they are no longer."""
 SLOWER = 2.0
 """As many times slower than the others computes a worker that holds the training up."""
 SLOWER_OVER = 1.5
 SUSTAINED_SECONDS = 10.0
 """How long it has to be so, either way, before it is told."""
-BATCHES = 50
+BATCHES = 200
 """The newest of each worker that count."""
 BATCHES_LEAST = 5
 """With fewer of a worker nothing is said of it."""

@@ -126,10 +126,13 @@ def silent(cluster: Cluster, *types: str) -> list[Task]:
     return [task for task in cluster.tasks(*types) if not answers(cluster.address(task))]
 
 
-def blamed_ps(message: str) -> list[Task]:
-    """The parameter servers that an error message of TensorFlow names."""
-    found = {int(index) for index in re.findall(r"/job:ps/(?:replica:\d+/)?task:(\d+)", message)}
-    return [Task("ps", index) for index in sorted(found)]
+def blamed(message: str) -> list[Task]:
+    """The parameter servers that an error message of TensorFlow names, else the workers."""
+    for kind in ("ps", "worker"):
+        found = {int(index) for index in re.findall(rf"/job:{kind}/(?:replica:\d+/)?task:(\d+)", message)}
+        if found:
+            return [Task(kind, index) for index in sorted(found)]
+    return []
 
 
 def answers(address: str) -> bool:

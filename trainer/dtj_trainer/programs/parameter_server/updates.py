@@ -89,6 +89,11 @@ class WorkerStep:
         return tf.cast(tf.gather(pixels, indices), tf.float32), tf.gather(labels, indices), worker
 
 
+def shares(indices: np.ndarray, workers: int) -> list[np.ndarray]:
+    """A global batch as one part for each worker, as even as can be; fewer where there are fewer examples."""
+    return [part for part in np.array_split(indices, workers) if len(part)]
+
+
 def _as_bytes(indices: np.ndarray) -> tf.Tensor:
     """Indices as a function on a worker takes them: of one type however many, so that it is compiled once."""
     return tf.constant(indices.astype("<i8").tobytes())
@@ -202,7 +207,7 @@ class Synchronous:
 
     def submit(self, indices: np.ndarray) -> list[StepResult]:
         """See Updates."""
-        parts = [part for part in np.array_split(indices, self.shards) if len(part)]
+        parts = shares(indices, self.shards)
         scheduled = [
             self._coordinator.schedule(self._function, args=(self._iterator, _as_bytes(part)))
             for part in parts

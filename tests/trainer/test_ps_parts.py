@@ -1,0 +1,300 @@
+"""The parameter server program's parts that need no second process."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from dtj_trainer import progress
+from dtj_trainer.contract import Bottleneck
+from dtj_trainer.data.sharding import Sharding
+
+tf = pytest.importorskip("tensorflow", reason="needs the tensorflow extra")
+
+from dtj_trainer.models import keras_pictures  # noqa: E402
+from dtj_trainer.programs.parameter_server import (  # noqa: E402
+    bottleneck,
+    cluster,
+    optimizers,
+    parameters,
+    shards,
+    state,
+    updates,
+)
+from dtj_trainer.programs.parameter_server.options import parse  # noqa: E402
+
+StepTimes = bottleneck.StepTimes
+
+
+# --- who computes what --------------------------------------------------------------------------
+
+
+@given(
+    examples=st.integers(1, 500),
+    batch=st.integers(1, 40),
+    workers=st.integers(1, 6),
+    begun=st.integers(0, 5),
+    epoch=st.integers(0, 3),
+)
+def test_each_example_once_an_epoch_also_after_a_resume(
+    examples: int, batch: int, workers: int, begun: int, epoch: int
+) -> None:
+    def parts(position: int) -> list[list[np.ndarray]]:
+        sharding = Sharding(examples, batch * workers, rank=0, ranks=1, seed=7)
+        return [updates.shares(share.indices, workers) for share in sharding.epoch(epoch, position)]
+
+    whole = parts(0)
+    assert sorted(np.concatenate([part for step in whole for part in step])) == list(range(examples))
+    assert all(len(part) <= batch for step in whole for part in step)
+    position = min(begun * batch * workers, examples)
+    again = parts(position)
+    assert len(again) == max(len(whole) - begun, 0)
+    for before, after in zip(whole[begun:], again, strict=True):
+        assert [part.tolist() for part in before] == [part.tolist() for part in after]
+
+
+@given(total=st.integers(0, 1000), pieces=st.integers(1, 7))
+def test_servers_have_equally_much(total: int, pieces: int) -> None:
+    sizes = shards.cuts(total, pieces)
+    assert sum(sizes) == total
+    assert max(sizes) - min(sizes) <= 1
+
+
+@given(st.lists(st.lists(st.integers(1, 4), max_size=3).map(tuple), max_size=4))
+@settings(deadline=None)
+def test_a_layout_splits_what_it_joined(shapes: list[tuple[int, ...]]) -> None:
+    layout = shards.Layout(shapes)
+    tensors = [np.random.default_rng(0).normal(size=shape).astype(np.float32) for shape in shapes]
+    vector = layout.join(tensors)
+    for split in (layout.split(vector), layout.split_array(vector.numpy())):
+        assert len(split) == len(tensors)
+        for left, right in zip(split, tensors, strict=True):
+            np.testing.assert_array_equal(np.asarray(left), right)
+
+
+# --- update rules -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["sgd", "adam"])
+@pytest.mark.parametrize("ps", [1, 3])
+def test_update_rules_are_those_of_keras(monkeypatch: pytest.MonkeyPatch, name: str, ps: int) -> None:
+    import keras
+
+    monkeypatch.setattr(shards, "ps_device", lambda _: "/device:CPU:0")
+    options = parse([f"--optimizer={name}", "--lr=0.01"], "program", "what it is")
+    chance = np.random.default_rng(1)
+    initial = chance.normal(size=10).astype(np.float32)
+    mine = shards.ShardedVector(initial, ps, "mine")
+    optimizer = optimizers.make(options, mine)
+    theirs = keras.Variable(initial)
+    rule = keras.optimizers.SGD(0.01, momentum=0.9) if name == "sgd" else keras.optimizers.Adam(0.01)
+    rule.build([theirs])
+    for step in range(5):
+        gradient = chance.normal(size=10).astype(np.float32)
+        optimizer.apply(tf.constant(gradient), tf.constant(step, tf.int64))
+        rule.apply([tf.constant(gradient)], [theirs])
+    np.testing.assert_allclose(mine.value(), np.asarray(theirs), rtol=0, atol=1e-6)
+
+
+def test_what_servers_hold_moves_to_another_number_of_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shards, "ps_device", lambda _: "/device:CPU:0")
+    monkeypatch.setattr(parameters, "ps_device", lambda _: "/device:CPU:0")
+    options = parse(["--model=resnet20"], "program", "what it is")
+    first, second, third = (keras_pictures.build("resnet20", (8, 8, 1), 3, seed) for seed in (1, 2, 3))
+    held = parameters.Parameters(first, options, 2).vectors() | {"step": np.array(7)}
+    other = parameters.Parameters(second, options, 3)
+    other.restore(held)
+    assert int(other.step.numpy()) == 7
+    parameters.set_weights(third, other.vectors())
+    for left, right in zip(first.variables, third.variables, strict=True):
+        np.testing.assert_array_equal(np.asarray(left), np.asarray(right))
+    with pytest.raises(ValueError, match="trainable has 3 values instead of"):
+        other.restore(held | {"trainable": np.zeros(3)})
+
+
+@pytest.mark.parametrize("name", keras_pictures.MODELS)
+def test_models(name: str) -> None:
+    first, second = (keras_pictures.build(name, (9, 11, 3), 5, 4) for _ in range(2))
+    for left, right in zip(first.variables, second.variables, strict=True):
+        np.testing.assert_array_equal(np.asarray(left), np.asarray(right))
+    assert first(np.zeros((2, 9, 11, 3), np.float32)).shape == (2, 5)
+    with pytest.raises(ValueError, match="at least 8x8, these are 4x28"):
+        keras_pictures.build(name, (4, 28, 1), 10, 0)
+    with pytest.raises(ValueError, match="no model 'vgg': there are cnn, resnet20"):
+        keras_pictures.build("vgg", (28, 28, 1), 10, 0)
+
+
+# --- checkpoints --------------------------------------------------------------------------------
+
+
+def test_a_checkpoint_of_another_training_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DTJ_ROOT", str(tmp_path))
+    mine = state.State("cnn", (28, 28, 1), 10, "sgd", 1004, step=5, epoch=1, examples=320)
+    folder = state.save(mine, {"trainable": np.arange(3.0)})
+    found, vectors = state.load(folder)
+    assert found == mine
+    np.testing.assert_array_equal(vectors["trainable"], np.arange(3.0))
+
+    def refused(changed: state.State, message: str) -> None:
+        with pytest.raises(state.NotOurCheckpoint, match=message):
+            state.check(found, changed, folder)
+
+    refused(state.State("resnet20", (28, 28, 1), 10, "sgd", 1004), "is of a cnn, not of a resnet20")
+    refused(state.State("cnn", (28, 28, 1), 10, "adam", 1004), "trained by sgd, not by adam")
+    refused(state.State("cnn", (32, 32, 1), 10, "sgd", 1004), "give the same data")
+    refused(state.State("cnn", (28, 28, 1), 10, "sgd", 40), "from the middle of an epoch of 1004")
+    (folder / "training.json").unlink()
+    with pytest.raises(state.NotOurCheckpoint, match="was not written by this program"):
+        state.load(folder)
+
+
+# --- who takes part -----------------------------------------------------------------------------
+
+
+def test_cluster_from_tf_config(monkeypatch: pytest.MonkeyPatch) -> None:
+    def given_config(addresses: dict[str, list[str]], kind: str, index: int = 0) -> cluster.Cluster:
+        content = {"cluster": addresses, "task": {"type": kind, "index": index}, "environment": "cloud"}
+        monkeypatch.setenv("TF_CONFIG", json.dumps(content))
+        return cluster.from_environment()
+
+    whole = {"chief": ["c:2222"], "worker": ["w0:2222", "w1:2222"], "ps": ["p:2222"]}
+    found = given_config(whole, "evaluator")
+    assert (found.workers, found.ps, str(found.task)) == (2, 1, "evaluator 0")
+    assert given_config(whole, "worker", 1).address(cluster.Task("worker", 1)) == "w1:2222"
+    for addresses, task in ((whole, ("worker", 2)), ({"worker": ["w:1"]}, ("worker", 0)), ({}, ("chief", 0))):
+        with pytest.raises(cluster.BadCluster):
+            given_config(addresses, *task)
+    monkeypatch.setenv("TF_CONFIG", "{")
+    with pytest.raises(cluster.BadCluster, match="can't be read"):
+        cluster.from_environment()
+
+
+def test_who_does_not_answer_is_named() -> None:
+    nobody = cluster.Cluster(
+        {"chief": ("127.0.0.1:1",), "worker": ("127.0.0.1:1",), "ps": ("nobody.invalid:1",)},
+        cluster.Task("chief", 0),
+    )
+    everybody = nobody.tasks("ps", "worker")
+    with pytest.raises(
+        cluster.PeersUnreachable,
+        match=r"no answer from parameter server 0 at nobody.invalid:1, worker 0 at 127.0.0.1:1",
+    ):
+        cluster.wait_for(nobody, everybody, 0, lambda: False)
+    assert not cluster.wait_for(nobody, everybody, 10, lambda: True)
+    message = "from remote target /job:worker/replica:0/task:1 … remote target /job:ps/replica:0/task:2/device:CPU:0"
+    assert cluster.blamed(message) == [cluster.Task("ps", 2)]
+
+
+# --- what holds the training up -----------------------------------------------------------------
+
+
+def watched(
+    watch: bottleneck.BottleneckWatch, seconds: float, batches: Iterable[StepTimes], start: float = 0
+) -> Bottleneck | None:
+    """A batch of each of `batches` every tenth of a second, asked once a second; what it says in the end."""
+    found = None
+    for tick in range(round(seconds * 10)):
+        now = start + tick / 10
+        for batch in batches:
+            watch.add(batch, now)
+        if tick % 10 == 0:
+            found = watch.find(now)
+    return found
+
+
+EVEN = [StepTimes(worker, 0.003, 0.02, 0.004) for worker in range(2)]
+STARVED = [StepTimes(worker, 0.021, 0.008, 0.020) for worker in range(2)]
+
+
+def test_starved_servers_are_told_with_figures_and_only_when_it_lasts() -> None:
+    watch = bottleneck.BottleneckWatch(1)
+    assert watched(watch, 30, EVEN) is None
+    assert watched(watch, 8, STARVED, 30) is None
+    found = watched(watch, 40, STARVED, 38)
+    assert found is not None
+    assert found["kind"] == "ParameterServers"
+    assert found["message"].endswith(": give ps more CPU or more replicas (replicaSpecs.ps)")
+    assert "of each step for 1 parameter server (" in found["message"]
+    assert watched(watch, 60, EVEN, 78) is None
+
+
+def test_the_message_of_steady_starvation() -> None:
+    found = watched(bottleneck.BottleneckWatch(1), 20, STARVED)
+    assert found == {
+        "kind": "ParameterServers",
+        "message": "workers wait 84 % of each step for 1 parameter server (41 ms of 49 ms): "
+        "give ps more CPU or more replicas (replicaSpecs.ps)",
+    }
+
+
+def test_a_little_better_is_not_over() -> None:
+    watch = bottleneck.BottleneckWatch(2)
+    before = watched(watch, 20, STARVED)
+    between = [StepTimes(worker, 0.005, 0.011, 0.004) for worker in range(2)]  # 45 %
+    assert watched(watch, 60, between, 20) == before
+    assert watched(bottleneck.BottleneckWatch(2), 60, between) is None
+
+
+def test_a_straggler_is_named() -> None:
+    slow = [StepTimes(0, 0.003, 0.02, 0.004), StepTimes(1, 0.003, 0.05, 0.004)]
+    found = watched(bottleneck.BottleneckWatch(1), 20, slow)
+    assert found is not None
+    assert found["kind"] == "Worker"
+    assert found["message"].startswith("worker 1 computes 50 ms on each batch, the others 20 ms")
+    assert watched(bottleneck.BottleneckWatch(1), 20, slow[1:]) is None, (
+        "one worker has nobody to compare with"
+    )
+
+
+def test_a_lost_worker_is_no_straggler() -> None:
+    watch = bottleneck.BottleneckWatch(1)
+    slow = [StepTimes(0, 0.003, 0.02, 0.004), StepTimes(1, 0.003, 0.05, 0.004)]
+    assert watched(watch, 20, slow) is not None
+    assert watched(watch, 60, slow[:1], 20) is None
+
+
+times = st.floats(0, 10, allow_nan=False)
+batch = st.builds(StepTimes, st.integers(0, 3), times, times, times)
+
+
+@given(st.lists(st.tuples(st.floats(0, 5), batch), max_size=60))
+def test_any_times_give_a_finding_or_none(arrivals: list[tuple[float, StepTimes]]) -> None:
+    watch, now = bottleneck.BottleneckWatch(1), 0.0
+    for later, one in arrivals:
+        now += later
+        watch.add(one, now)
+        found = watch.find(now)
+        assert found is None or (found["kind"] in ("ParameterServers", "Worker") and found["message"])
+
+
+@given(
+    st.lists(
+        st.builds(StepTimes, st.integers(0, 3), st.just(0.001), st.just(0.01), st.just(0.001)), max_size=80
+    )
+)
+def test_even_workers_and_quick_servers_are_never_blamed(batches: list[StepTimes]) -> None:
+    watch = bottleneck.BottleneckWatch(3)
+    for second, one in enumerate(batches):
+        watch.add(one, float(second))
+        assert watch.find(float(second)) is None
+
+
+def test_progress_carries_the_bottleneck(tmp_path: Path) -> None:
+    path = tmp_path / "progress.json"
+    reporter = progress.Reporter(path)
+    found: Bottleneck = {"kind": "Worker", "message": "worker 1 is slow"}
+    reporter.report(step=1)
+    reporter.bottleneck(found)
+    assert progress.read(path)["bottleneck"] == found
+    reporter.bottleneck(None)
+    reporter.bottleneck(None)
+    assert "bottleneck" not in progress.read(path)
+    for wrong in ({"kind": "Moon", "message": "x"}, {"kind": "Worker", "message": 3}, "Worker", None):
+        path.write_text(json.dumps({"step": 1, "bottleneck": wrong}))
+        assert progress.read(path) == {"step": 1}
