@@ -15,6 +15,7 @@ from dtj_trainer.contract import RANK_EXIT_MARKER, SSH_PORT
 
 SCRIPTS = Path(__file__).parents[2] / "operator/dtj/plan/scripts"
 SHELL = shutil.which("dash") or shutil.which("sh") or "/bin/sh"
+SLEEP = shutil.which("sleep")
 # Prints its own name and arguments, one a line.
 ECHO = '#!/bin/sh\necho "${0##*/}"\nfor word in "$@"; do echo "<$word>"; done\n'
 
@@ -212,6 +213,25 @@ def test_other_strategies_in_a_plain_image(pod: Pod, tini: bool) -> None:
     done = pod.run("start.sh", "python", "a b", DTJ_STRATEGY="ParameterServer", DTJ_ROLE="ps")
 
     assert done.stdout.splitlines() == [*(["tini", "<-->", "<python>"] if tini else ["python"]), "<a b>"]
+
+
+@pytest.mark.parametrize(
+    ("program", "code"),
+    [
+        (f"echo up; exec {SLEEP} 60", -15),
+        (f"trap 'echo bye; exit 7' TERM; echo up; while :; do {SLEEP} 0.1; done", 7),
+    ],
+)
+def test_a_program_without_tini_is_told_to_end_and_its_exit_code_passes(
+    pod: Pod, program: str, code: int
+) -> None:
+    environment = pod.environment | {"DTJ_STRATEGY": "ParameterServer"}
+    words = [SHELL, SCRIPTS / "start.sh", SHELL, "-c", program]
+    with subprocess.Popen(words, env=environment, stdout=subprocess.PIPE, text=True) as started:
+        assert started.stdout is not None
+        assert started.stdout.readline() == "up\n"
+        started.terminate()
+        assert started.wait(20) == (code if code > 0 else 128 - code)
 
 
 # --- rank.sh --------------------------------------------------------------------------------------

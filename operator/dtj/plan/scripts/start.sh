@@ -45,10 +45,19 @@ launcher)
         /bin/sh "$config/rank.sh" "$@"
     ;;
 *)
-    # As process 1 a program ignores SIGTERM unless it handles it.
     if command -v tini > /dev/null 2>&1; then
         exec tini -- "$@"
     fi
-    exec "$@"
+    # As process 1 a program would ignore SIGTERM, unless it handles it, and be in the way for its whole grace.
+    "$@" &
+    program=$!
+    trap 'kill -TERM "$program"' TERM INT
+    wait "$program"
+    code=$?
+    while kill -0 "$program" 2> /dev/null; do
+        wait "$program"
+        code=$?
+    done
+    exit "$code"
     ;;
 esac
