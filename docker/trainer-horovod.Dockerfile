@@ -33,13 +33,14 @@ RUN apt-get update \
 # - uid 1000 under a name of its own (Ubuntu's images have a user there already); `*` is no password,
 #   where `!` would be a locked account, which sshd turns away
 # - /run/sshd: sshd asks for it even when it isn't root
-# - without CAP_SYS_PTRACE ranks of one pod can't read each other's memory: Open MPI is told so, or it warns
+# - without CAP_SYS_PTRACE ranks of one pod can't read each other's memory: Open MPI is told so, or it warns;
+#   Debian's file has no newline at its end
 RUN if id 1000 >/dev/null 2>&1; then userdel --remove "$(id -un 1000)"; fi \
     && groupadd --gid 1000 dtj \
     && useradd --uid 1000 --gid 1000 --create-home --shell /bin/bash --password '*' dtj \
     && install --directory --owner=1000 --group=1000 /dtj \
     && install --directory /run/sshd \
-    && echo 'btl_vader_single_copy_mechanism = none' >> /etc/openmpi/openmpi-mca-params.conf
+    && printf '\nbtl_vader_single_copy_mechanism = none\n' >> /etc/openmpi/openmpi-mca-params.conf
 ENV PATH=/opt/venv/bin:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin \
     PYTHONUNBUFFERED=1
 

@@ -153,14 +153,15 @@ ENTRYPOINT ["/usr/bin/tini", "--", "dtj-launch"]
 FROM trainer AS mpi
 USER 0:0
 # - /run/sshd: sshd asks for it even when it isn't root
-# - without CAP_SYS_PTRACE ranks of one pod can't read each other's memory: Open MPI is told so, or it warns
+# - without CAP_SYS_PTRACE ranks of one pod can't read each other's memory: Open MPI is told so, or it warns;
+#   Debian's file has no newline at its end
 # hadolint ignore=DL3008
 RUN apt-get update \
     && DEBIAN_FRONTEND=noninteractive apt-get install --yes --no-install-recommends \
         openmpi-bin openssh-client openssh-server \
     && rm -rf /var/lib/apt/lists/* /etc/ssh/ssh_host_* \
     && install --directory /run/sshd \
-    && echo 'btl_vader_single_copy_mechanism = none' >> /etc/openmpi/openmpi-mca-params.conf
+    && printf '\nbtl_vader_single_copy_mechanism = none\n' >> /etc/openmpi/openmpi-mca-params.conf
 USER 1000:1000
 
 FROM mpi AS mpi-wheelhouse

@@ -129,6 +129,15 @@ def test_requirements_come_from_where_they_are(
     ] * len(wanted)
 
 
+@pytest.mark.parametrize("name", ["trainer-horovod", "trainer-tensorflow"])
+def test_open_mpi_is_told_on_a_line_of_its_own(name: str) -> None:
+    """Debian's file ends without a newline: what follows would become part of its last setting."""
+    told = re.findall(
+        r"(\S+ '[^']*') >> \S*openmpi-mca-params.conf", (DOCKER / f"{name}.Dockerfile").read_text()
+    )
+    assert told == [r"printf '\nbtl_vader_single_copy_mechanism = none\n'"]
+
+
 @pytest.mark.parametrize("patch", sorted((DOCKER / "horovod").glob("*.patch")), ids=lambda path: path.name)
 def test_each_patch_says_why(patch: Path) -> None:
     reason = patch.read_text().split("\n--- ")[0]
