@@ -9,7 +9,7 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar, Self
 
 import pytest
 
@@ -19,8 +19,8 @@ MPIRUN = ("mpirun", "--allow-run-as-root", "--oversubscribe", "-bind-to", "none"
 class Run:
     """One run of `program`, with a workspace of its own."""
 
-    program: str
-    environment: dict[str, str] = {}  # noqa: RUF012
+    program: ClassVar[str]
+    environment: ClassVar[dict[str, str]] = {}
 
     def __init__(self, root: Path, data: Path | str, ranks: int, *options: str) -> None:
         self.root = root
@@ -37,7 +37,7 @@ class Run:
         )
         self.output = ""
 
-    def ended(self, code: int = 0) -> Run:
+    def ended(self, code: int = 0) -> Self:
         self.output += self.process.communicate(timeout=200)[0]
         assert self.process.returncode == code, self.output
         return self

@@ -3,65 +3,27 @@
 from __future__ import annotations
 
 import json
-import os
 import re
-import signal
 import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
+from tests.trainer import horovod_run
 from tests.trainer.idx_files import FASHION_MNIST, write_pictures
 
 pytestmark = [pytest.mark.torch, pytest.mark.timeout(240)]
 
-PROGRAM = "dtj_trainer.programs.horovod_image_classification"
-MPIRUN = ("mpirun", "--allow-run-as-root", "--oversubscribe", "-bind-to", "none")
 
-
-class Run:
-    """One run of the program, with a workspace of its own."""
-
-    def __init__(self, root: Path, data: Path | str, ranks: int, *options: str) -> None:
-        self.root = root
-        program = [sys.executable, "-m", PROGRAM, f"--data={data}", *options]
-        ours = {"DTJ_ROOT": str(root), "OMP_NUM_THREADS": "1", "DTJ_ARTIFACTS_URI": ""}
-        ours["OMPI_MCA_mpi_yield_when_idle"] = "1"  # the processors are few, and shared
-        self.process = subprocess.Popen(
-            program if ranks == 1 else [*MPIRUN, "-n", str(ranks), *program],
-            env={**os.environ, **ours},
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            process_group=0,
-        )
-        self.output = ""
-
-    def ended(self, code: int = 0) -> Run:
-        self.output += self.process.communicate(timeout=200)[0]
-        assert self.process.returncode == code, self.output
-        return self
-
-    def says(self, text: str) -> re.Match[str]:
-        """Read on until a line matches."""
-        assert self.process.stdout is not None
-        for line in self.process.stdout:
-            self.output += line
-            if found := re.search(text, line):
-                return found
-        pytest.fail(f"{text!r} was never said:\n{self.output}")
+class Run(horovod_run.Run):
+    program = "dtj_trainer.programs.horovod_image_classification"
 
     @property
     def weights(self) -> dict[str, torch.Tensor]:
         state: dict[str, torch.Tensor] = torch.load(self.root / "model/model.pt", weights_only=True)
         return state
-
-    @property
-    def metrics(self) -> list[dict[str, Any]]:
-        return [json.loads(line) for line in (self.root / "metrics.jsonl").read_text().splitlines()]
 
 
 @pytest.fixture(scope="module")
@@ -75,8 +37,7 @@ def end() -> Iterator[list[Run]]:
     runs: list[Run] = []
     yield runs
     for run in runs:
-        if run.process.poll() is None:
-            os.killpg(run.process.pid, signal.SIGKILL)
+        run.kill()
 
 
 def assert_close(left: Run, right: Run, tolerance: float) -> None:
@@ -114,8 +75,7 @@ def test_a_stopped_run_goes_on_at_its_step(small: Path, tmp_path: Path, end: lis
     stopped = Run(tmp_path / "stopped", small, 2, *options)
     end.append(stopped)
     stopped.says(r"step [1-9]\d+/2520 ")
-    for rank in _ranks_of(stopped.process.pid):
-        os.kill(rank, signal.SIGTERM)  # as the launcher and the pods' ends do
+    stopped.terminate_ranks()
     found = stopped.says(r"stopped at step (\d+), with a checkpoint")
     step = int(found[1])
     stopped.ended(143)
@@ -127,14 +87,6 @@ def test_a_stopped_run_goes_on_at_its_step(small: Path, tmp_path: Path, end: lis
     assert resumed.metrics[-1]["weightsSha256"] == straight.metrics[-1]["weightsSha256"]
     steps = [line["step"] for line in resumed.metrics if line["kind"] == "train"]
     assert steps == sorted(steps)
-
-
-def _ranks_of(mpirun: int) -> list[int]:
-    """Processes of the program below mpirun."""
-    below = subprocess.run(
-        ["ps", "-o", "pid=", "--ppid", str(mpirun)], capture_output=True, text=True, check=True
-    )
-    return [int(pid) for pid in below.stdout.split()]
 
 
 def test_checkpoints_by_steps_resume_on_another_number_of_ranks(tmp_path: Path) -> None:
