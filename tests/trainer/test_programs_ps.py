@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 from tests.trainer.conftest import REPOSITORY, free_ports, until
-from tests.trainer.idx_files import write_pictures
+from tests.trainer.idx_files import NAMES, idx_bytes, write_pictures
 
 from dtj_trainer.data.pictures import load_pictures
 from dtj_trainer.data.sharding import Sharding
@@ -116,6 +116,13 @@ class Job:
         names = (path.name for path in (self.root("chief-0") / "checkpoints").iterdir())
         return sorted(int(name) for name in names if name.isdecimal())
 
+    def saves_after(self, step: int) -> None:
+        until(
+            lambda: self.saved_steps()[-1] > step,
+            f"a checkpoint after {step}:\n{self.log('chief-0')}",
+            90,
+        )
+
     def end(self) -> None:
         for process in self.processes.values():
             if process.poll() is None:
@@ -127,8 +134,8 @@ class Job:
 def make_job(tmp_path: Path, small: Path) -> Iterator[Callable[..., Job]]:
     made: list[Job] = []
 
-    def make(*options: str, workers: int = 2, ps: int = 1) -> Job:
-        made.append(Job(tmp_path / f"job{len(made)}", small, *options, workers=workers, ps=ps))
+    def make(*options: str, data: Path = small, workers: int = 2, ps: int = 1) -> Job:
+        made.append(Job(tmp_path / f"job{len(made)}", data, *options, workers=workers, ps=ps))
         return made[-1]
 
     yield make
@@ -140,6 +147,18 @@ def make_job(tmp_path: Path, small: Path) -> Iterator[Callable[..., Job]]:
 def small(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A set whose size no batch divides."""
     return write_pictures(tmp_path_factory.mktemp("small"), EXAMPLES, 101)
+
+
+@pytest.fixture(scope="module")
+def hard(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """As many pictures, of which half have a label by chance: gradients stay large for a long time."""
+    folder = write_pictures(tmp_path_factory.mktemp("hard"), EXAMPLES, 101, compressed=False)
+    chance = np.random.default_rng(2)
+    labels = (np.arange(EXAMPLES) % 10).astype("u1")
+    wrong = chance.permutation(EXAMPLES)[: EXAMPLES // 2]
+    labels[wrong] = chance.integers(0, 10, len(wrong))
+    (folder / NAMES[1]).write_bytes(idx_bytes(labels))
+    return folder
 
 
 def alone(data: Path, *, batch: int, steps: set[int], seed: int, lr: float) -> dict[int, np.ndarray]:
@@ -176,12 +195,13 @@ def alone(data: Path, *, batch: int, steps: set[int], seed: int, lr: float) -> d
 
 
 def test_synchronous_is_one_process_on_the_whole_batch_whoever_dies(
-    make_job: Callable[..., Job], small: Path, tmp_path: Path
+    make_job: Callable[..., Job], hard: Path, tmp_path: Path
 ) -> None:
-    limit = 240
+    limit = 160
     job = make_job(
         *("--updates=Synchronous", "--batch-size=32", "--epochs=1000", f"--max-steps={limit}", "--seed=5"),
         *("--lr=0.02", "--checkpoint-steps=20", "--log-seconds=0"),
+        data=hard,
         ps=2,
     )
     job.start("ps-0", "ps-1", "worker-0", "worker-1", "chief-0")
@@ -196,9 +216,11 @@ def test_synchronous_is_one_process_on_the_whole_batch_whoever_dies(
     assert restored >= 20
     assert job.exit_code("chief-0") == 0
 
-    apart = alone(small, batch=64, steps={20, limit}, seed=5, lr=0.02)
-    for step, tolerance in ((20, 1e-5), (limit, 1e-3)):
-        assert np.abs(job.variables(step) - apart[step]).max() <= tolerance, step
+    apart = alone(hard, batch=64, steps={20, limit}, seed=5, lr=0.02)
+    for step in (20, limit):
+        difference = np.abs(job.variables(step) - apart[step]).max()
+        print(f"after {step} steps the weights differ by {difference:.1e}")
+        assert difference <= 1e-5
     lines = [line for line in job.metrics() if line["kind"] == "train"]
     assert lines[0]["step"] == 1
     assert {worker for line in lines for worker in line["workers"]} == {"0", "1"}
@@ -246,7 +268,7 @@ def test_asynchronous_goes_on_after_each_loss_and_counts_exactly(make_job: Calla
     saved = job.saved_steps()[-1]
     job.start("chief-0")
     assert int(job.says("chief-0", r"going on from the checkpoint of step (\d+)")[1]) == saved
-    job.reaches(saved + 30)
+    job.saves_after(saved)
 
     # The ps: the chief says so and ends at once, then both come back; the workers have never left.
     job.kill("ps-0")
@@ -255,10 +277,9 @@ def test_asynchronous_goes_on_after_each_loss_and_counts_exactly(make_job: Calla
     assert failure["class"] == "ConnectionLost"
     assert re.match(r"parameter server 0 at 127\.0\.0\.1:\d+ does not answer: ", failure["message"])
     again = job.saved_steps()[-1]
-    assert again >= saved
     job.start("ps-0", "chief-0")
     job.says("chief-0", rf"going on from the checkpoint of step {again},")
-    job.reaches(again + 30)
+    job.saves_after(again)
 
     # SIGTERM: a checkpoint of that very step.
     assert job.kill("chief-0", signal.SIGTERM) == 143

@@ -20,6 +20,10 @@ AHEAD = 4
 """Batches scheduled ahead for each worker: enough that none waits for the chief."""
 
 
+_HOST = "/device:CPU:0"
+"""In a function on a worker: the processors of that worker."""
+
+
 class StepResult(NamedTuple):
     """What a global step found. `loss` and `right` are sums over its `examples`; a time for each batch."""
 
@@ -79,14 +83,18 @@ class WorkerStep:
             )
             loss = tf.reduce_sum(tf.nn.sparse_softmax_cross_entropy_with_logits(labels, logits))
         gradient = self._parameters.trainable_layout.join(tape.gradient(loss, weights))
+        with tf.device(_HOST):  # a GPU's results are there when they have been copied, not before
+            gradient = tf.identity(gradient)
         right = tf.reduce_sum(tf.cast(tf.argmax(logits, 1, tf.int32) == labels, tf.int32))
         return Forward(loss, right, gradient, self._parameters.other_layout.join(statistics))
 
     def batch(self, iterator: Any, indices: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
         """Pixels and labels at `indices` of the worker's training set, and the worker's number."""
         pixels, labels, worker = next(iterator)
-        pixels = tf.ensure_shape(pixels, [None, *self._shape])
-        return tf.cast(tf.gather(pixels, indices), tf.float32), tf.gather(labels, indices), worker
+        with tf.device(_HOST):  # where the whole set lies: only the batch goes to a GPU
+            pixels = tf.gather(tf.ensure_shape(pixels, [None, *self._shape]), indices)
+            labels = tf.gather(labels, indices)
+        return tf.cast(pixels, tf.float32), labels, worker
 
 
 def shares(indices: np.ndarray, workers: int) -> list[np.ndarray]:
