@@ -146,7 +146,7 @@ def images(base: str, args: dict[str, str]) -> list[Image]:
             args=compiled,
             horovod="torch",
         ),
-        # One archive for all three: their layers lie in it once, the half of a gigabyte of TensorFlow too.
+        # One archive for all three: their layers lie in it once, TensorFlow's gigabyte too.
         Image(
             name="trainer-tensorflow",
             tags={
@@ -155,9 +155,9 @@ def images(base: str, args: dict[str, str]) -> list[Image]:
                 f"dtj-trainer-tensorflow-horovod:{version()}": "trainer-horovod",
             },
             requirements={
-                "tensorflow": _pinned("tensorflow-cpu"),
+                "tensorflow": _pinned(*RUNTIME_NEEDS, "tensorflow-cpu", "setuptools", "wheel"),
+                # Its TensorFlow is in the image: it may be another package than the one named there.
                 "trainer": [line for line in requirements_of("tensorflow") if "tensorflow" not in line],
-                "horovod": _pinned(*RUNTIME_NEEDS, "setuptools", "wheel"),
             },
             sources=[*project, *_files(trainer)],
             args=compiled,

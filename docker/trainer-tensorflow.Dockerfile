@@ -51,6 +51,7 @@ RUN apt-get update \
     && python3 -m venv /opt/venv
 
 
+# With what Horovod needs, which is little, so that it is compiled in the same environment.
 FROM python AS packages-wheelhouse
 RUN --mount=type=bind,source=wheelhouse,target=/wheelhouse \
     --mount=type=bind,source=requirements,target=/requirements \
@@ -83,8 +84,6 @@ RUN apt-get update \
 RUN --mount=type=bind,source=horovod,target=/horovod \
     --mount=type=bind,source=requirements,target=/requirements \
     cp -r /horovod /tmp/horovod \
-    && /opt/venv/bin/pip install --no-cache-dir \
-        --constraint /requirements/constraints.txt --requirement /requirements/horovod.txt \
     && export $(cat /requirements/horovod-build.env) MAKEFLAGS="-j$(nproc)" \
     && if [ -z "$HOROVOD_GPU_OPERATIONS" ]; then unset HOROVOD_GPU_OPERATIONS; fi \
     && /opt/venv/bin/pip wheel --no-deps --no-build-isolation --wheel-dir /wheels /tmp/horovod
@@ -150,7 +149,7 @@ USER 1000:1000
 ENTRYPOINT ["/usr/bin/tini", "--", "dtj-launch"]
 
 
-FROM trainer AS mpi
+FROM trainer AS trainer-horovod
 USER 0:0
 # - /run/sshd: sshd asks for it even when it isn't root
 # - without CAP_SYS_PTRACE ranks of one pod can't read each other's memory: Open MPI is told so, or it warns;
@@ -162,27 +161,6 @@ RUN apt-get update \
     && rm -rf /var/lib/apt/lists/* /etc/ssh/ssh_host_* \
     && install --directory /run/sshd \
     && printf '\nbtl_vader_single_copy_mechanism = none\n' >> /etc/openmpi/openmpi-mca-params.conf
-USER 1000:1000
-
-FROM mpi AS mpi-wheelhouse
-USER 0:0
-RUN --mount=type=bind,source=wheelhouse,target=/wheelhouse \
-    --mount=type=bind,source=requirements,target=/requirements \
-    pip install --no-cache-dir --no-index --find-links=/wheelhouse \
-        --constraint /requirements/constraints.txt --requirement /requirements/horovod.txt
-USER 1000:1000
-
-FROM mpi AS mpi-index
-USER 0:0
-RUN --mount=type=bind,source=requirements,target=/requirements \
-    pip install --no-cache-dir \
-        --constraint /requirements/constraints.txt --requirement /requirements/horovod.txt
-USER 1000:1000
-
-
-# hadolint ignore=DL3006
-FROM mpi-${PACKAGES_FROM} AS trainer-horovod
-USER 0:0
 RUN --mount=type=bind,from=horovod-wheel,source=/wheels,target=/wheels \
     pip install --no-cache-dir --no-deps --no-index /wheels/horovod-*.whl
 USER 1000:1000

@@ -69,7 +69,7 @@ import build, json
 print(json.dumps(image.requirements))
 """
     requirements = json.loads(in_builder(program))
-    assert re.fullmatch(r"tensorflow-cpu==\d+\.\d+\.\d+", requirements["tensorflow"][0])
+    assert all("==" in line for line in requirements["tensorflow"])
     assert {re.split("[=<>]", line)[0] for line in requirements["trainer"]} == {
         "boto3",
         "numpy",
@@ -114,7 +114,7 @@ def made_of(dockerfile: Path, target: str, **args: str) -> str:
     [
         ("trainer-horovod", "trainer", ["horovod", "trainer"]),
         ("trainer-tensorflow", "trainer", ["tensorflow", "trainer"]),
-        ("trainer-tensorflow", "trainer-horovod", ["horovod", "tensorflow", "trainer"]),
+        ("trainer-tensorflow", "trainer-horovod", ["tensorflow", "trainer"]),
     ],
 )
 def test_requirements_come_from_where_they_are(
