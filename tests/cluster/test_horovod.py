@@ -114,6 +114,22 @@ def test_two_workers_with_two_slots_are_four_ranks(namespace: Namespace) -> None
     assert len(set(digests.values())) == 1, digests
 
 
+def test_tensorflow_trains_by_horovod_too(namespace: Namespace) -> None:
+    job = namespace.apply(
+        example(
+            "keras",
+            image="dtj-trainer-tensorflow-horovod:0.1.0",
+            command=["python", "-m", "dtj_trainer.programs.horovod_tf_image_classification"],
+        )
+    )
+    status = job.wait(300)
+    assert status["progress"]["accuracy"] >= 0.85
+    assert {"model/model.keras", "metrics.jsonl"} <= job.artifacts().sizes().keys()
+    digests = weights_by_rank(job.artifacts())
+    assert len(digests) == 2
+    assert len(set(digests.values())) == 1, digests
+
+
 def test_two_ranks_train_what_one_process_trains_on_the_whole_batch(
     namespace: Namespace, tmp_path: Path
 ) -> None:
