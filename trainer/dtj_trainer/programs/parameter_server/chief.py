@@ -9,7 +9,7 @@ import os
 import threading
 import time
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import tensorflow as tf
 
@@ -17,6 +17,7 @@ from dtj_trainer.artifacts import checkpoints
 from dtj_trainer.data.sharding import Sharding
 from dtj_trainer.models import keras_pictures
 from dtj_trainer.programs.parameter_server import keras_files, state, worker_pictures
+from dtj_trainer.programs.parameter_server.cluster import silent
 from dtj_trainer.programs.parameter_server.parameters import Parameters, set_weights
 from dtj_trainer.programs.parameter_server.report import Report
 from dtj_trainer.programs.parameter_server.state import State
@@ -24,6 +25,8 @@ from dtj_trainer.programs.parameter_server.updates import Asynchronous, Synchron
 from dtj_trainer.programs.stop import EXIT_CODE
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from dtj_trainer.programs.parameter_server.cluster import Cluster
     from dtj_trainer.programs.parameter_server.options import Options
     from dtj_trainer.programs.parameter_server.updates import StepResult
@@ -35,6 +38,10 @@ STOP_SECONDS = 45.0
 """From SIGTERM to the end, checkpoint or not: it can't be made while no worker answers."""
 
 
+STALL_SECONDS = 120.0
+"""Without the end of a step, after the first. Longer than any step takes, also one that is compiled anew."""
+
+
 class Stopped(Exception):
     """SIGTERM came; a checkpoint of this step is saved."""
 
@@ -44,11 +51,17 @@ class LossNotFinite(Exception):
 
 
 class Training:
-    """One run of the chief on servers that answer. Makes the model and its variables, goes on from a checkpoint."""
+    """One run of the chief on servers that answer. Makes the model and its variables, goes on from a checkpoint.
+
+    `ended_at`: when the newest step ended, by time.monotonic; None before the first, and after the last.
+    """
 
     def __init__(self, options: Options, cluster: Cluster, stop: StopRequest) -> None:
         self._options = options
         self._stop = stop
+        # Not a few errors of a lost worker name a server that waited for it. The coordinator passes over as many
+        # as this in all, and then takes the server for lost; when it is, they come within a second.
+        os.environ.setdefault("TF_COORDINATOR_IGNORE_TRANSIENT_PS_FAILURES", "20")
         resolver = tf.distribute.cluster_resolver.TFConfigClusterResolver()
         strategy = tf.distribute.ParameterServerStrategy(resolver)
         coordinator = tf.distribute.coordinator.ClusterCoordinator(strategy)
@@ -66,6 +79,7 @@ class Training:
         )
         self._begun = self._state.step
         self._counted_at: float | None = None
+        self.ended_at: float | None = None
         self._total = self._total_steps()
 
     def run(self) -> None:
@@ -118,12 +132,14 @@ class Training:
     def _take(self, results: list[StepResult]) -> None:
         for result in results:
             self._state.step += 1
+            self.ended_at = time.monotonic()
             if not math.isfinite(result.loss):
                 raise LossNotFinite(f"the loss is {result.loss} at step {self._state.step}: try a lower --lr")
             self._count_time()
             self._report.add(result, self._state, self._total)
 
     def _finish(self) -> None:
+        self.ended_at = None
         vectors = self._parameters.vectors()
         set_weights(self._model, vectors)
         self._state.final = True
@@ -186,6 +202,29 @@ class Training:
         step = WorkerStep(self._model, self._parameters, shape)
         kind = Synchronous if self._options.updates == "Synchronous" else Asynchronous
         return kind(coordinator, iterator, step, self._parameters, workers=cluster.workers)
+
+
+def end_when_stalled(training: Training, cluster: Cluster, end: Callable[[str], NoReturn]) -> None:
+    """Call `end` with what happened when no step ends for STALL_SECONDS although servers and a worker answer.
+
+    TensorFlow now and then waits for ever for something of a lost worker; another chief doesn't. While nobody
+    answers who could compute, or a server is lost, there is nothing to call a stall.
+    """
+
+    def watch() -> None:
+        while True:
+            time.sleep(STALL_SECONDS / 10)
+            ended = training.ended_at
+            if ended is None or time.monotonic() - ended < STALL_SECONDS:
+                continue
+            if len(silent(cluster, "worker")) == cluster.workers or silent(cluster, "ps"):
+                training.ended_at = time.monotonic()
+            elif training.ended_at == ended:
+                end(
+                    f"no step has ended for {STALL_SECONDS:.0f} s, though parameter servers and workers answer"
+                )
+
+    threading.Thread(target=watch, name="end-when-stalled", daemon=True).start()
 
 
 def end_when_stopped(stop: StopRequest) -> None:

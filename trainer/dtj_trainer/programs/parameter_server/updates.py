@@ -20,6 +20,7 @@ AHEAD = 4
 """Batches scheduled ahead for each worker: enough that none waits for the chief."""
 
 
+_POLL_SECONDS = 0.002
 _HOST = "/device:CPU:0"
 """In a function on a worker: the processors of that worker."""
 
@@ -107,6 +108,15 @@ def _as_bytes(indices: np.ndarray) -> tf.Tensor:
     return tf.constant(indices.astype("<i8").tobytes())
 
 
+def _arrived(scheduled: Any) -> bool:
+    """Whether the results of a scheduled function have come to the chief.
+
+    `fetch` must wait for that: it takes part in copying them, and when the worker is lost meanwhile the error, or
+    a wait without end, meets who fetches, and not the coordinator, which computes them again.
+    """
+    return bool(scheduled._has_fetched_to_local)  # noqa: SLF001 - TensorFlow has no public way to ask
+
+
 def _now_after(*values: Any) -> tf.Tensor:
     with tf.control_dependencies(list(values)):
         return tf.timestamp()
@@ -150,6 +160,9 @@ class Asynchronous:
         ended = []
         while len(self._running) > left:
             scheduled, examples = self._running.popleft()
+            while not _arrived(scheduled):
+                self._coordinator.done()  # raises what a step has failed with
+                time.sleep(_POLL_SECONDS)
             worker, loss, right, read, compute, push = scheduled.fetch().tolist()
             ended.append(StepResult(loss, right, examples, [StepTimes(int(worker), read, compute, push)]))
         return ended
@@ -220,6 +233,7 @@ class Synchronous:
             self._coordinator.schedule(self._function, args=(self._iterator, _as_bytes(part)))
             for part in parts
         ]
+        self._coordinator.join()  # returns when all results are here; see _arrived
         found = [part.fetch() for part in scheduled]
         gradient = sum(gradient for _, gradient, _ in found) / len(indices)
         other = sum(other * len(part) for part, (_, _, other) in zip(parts, found, strict=True)) / len(
