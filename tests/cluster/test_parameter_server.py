@@ -166,7 +166,8 @@ def test_the_runs_are_compared_by_one_command(runs: dict[str, Job]) -> None:
     uris = [job.artifacts().uri for job in runs.values()]
     printed = subprocess.run(
         [sys.executable, "-m", "dtj_trainer.programs.compare_updates", *uris],
-        capture_output=True, text=True, check=True,
+        env=os.environ | {"AWS_ENDPOINT_URL_S3": os.environ["DTJ_TEST_S3_ENDPOINT"]},
+        stdout=subprocess.PIPE, text=True, check=True,
     ).stdout  # fmt: skip
     print(printed)
 

@@ -9,14 +9,17 @@ import os
 import threading
 import time
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import tensorflow as tf
 
+from dtj_trainer import contract
 from dtj_trainer.artifacts import checkpoints
 from dtj_trainer.data.sharding import Sharding
 from dtj_trainer.models import keras_pictures
-from dtj_trainer.programs.parameter_server import keras_files, state, worker_pictures
+from dtj_trainer.programs import keras_saved_model
+from dtj_trainer.programs.parameter_server import state, worker_pictures
 from dtj_trainer.programs.parameter_server.cluster import silent
 from dtj_trainer.programs.parameter_server.parameters import Parameters, set_weights
 from dtj_trainer.programs.parameter_server.report import Report
@@ -145,7 +148,15 @@ class Training:
         self._state.final = True
         state.save(self._state, vectors)
         facts = {"steps": self._state.step, "epochs": self._state.epoch, "updates": self._options.updates}
-        folder = keras_files.write(self._model, self._state, facts)
+        folder = Path(contract.root()) / contract.MODEL
+        keras_saved_model.write(
+            folder,
+            self._model,
+            name=self._state.model,
+            shape=self._state.shape,
+            classes=self._state.classes,
+            facts=facts,
+        )
         self._report.end(self._state)
         log.info("%d steps are done; the model is in %s", self._state.step, folder)
 
