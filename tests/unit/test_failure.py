@@ -85,6 +85,20 @@ def test_a_last_log_line_that_happens_to_be_json_is_no_message_of_ours() -> None
 
 
 @pytest.mark.parametrize(
+    "message",
+    [
+        "first\n\nlast\n",
+        json.dumps({"class": "ApplicationError", "message": "x", "lastLogLines": ["first", "", "last"]}),
+    ],
+)
+def test_empty_lines_are_left_out_which_an_api_server_takes_for_null(message: str) -> None:
+    found = loss(ended(WORKER_1, 3, message))
+
+    assert found is not None
+    assert found.failure.last_log_lines == ["first", "last"]
+
+
+@pytest.mark.parametrize(
     ("code", "reason", "kind", "signal", "message"),
     [
         (137, "OOMKilled", "OOMKilled", 9, "worker 0 ran out of memory: raise its memory limit"),

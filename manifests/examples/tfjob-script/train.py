@@ -70,6 +70,9 @@ def main():
             hooks.append(optimizer.make_session_run_hook(is_chief))
         train = optimizer.minimize(loss, global_step=step)
 
+        # Sharded, as a session makes it of itself, each ps would write its own part on its own disk.
+        saver = tf.train.Saver(sharded=False)
+
     x, y = spirals(20_000, seed=task["index"] + 10 * is_chief)
     test_x, test_y = spirals(2_000, seed=99)
     rng = np.random.default_rng(0)
@@ -78,6 +81,7 @@ def main():
         master=server.target,
         is_chief=is_chief,
         checkpoint_dir=flags.model_dir,
+        scaffold=tf.train.Scaffold(saver=saver),
         hooks=hooks,
         save_checkpoint_steps=500,
         save_summaries_steps=None,

@@ -144,7 +144,7 @@ def _failed(attempt: int, pod: PodView) -> Loss:
             "rank": said.get("rank"),
             "exit_code": said.get("exitCode", pod.exit.code),
             "signal": said.get("signal"),
-            "last_log_lines": said.get("lastLogLines", [])[-LOG_LINES:] or None,
+            "last_log_lines": _last(said.get("lastLogLines", [])),
         }
     )
     settle = _CONSEQUENCES.get(kind, 0.0)
@@ -162,10 +162,15 @@ def _unsaid(attempt: int, pod: PodView, end: Exit) -> Failure:
     else:
         why = "" if end.reason in ("", "Error") else f" ({end.reason})"
         kind, what = "ApplicationError", f"ended with exit code {end.code}{why}"
-    lines = end.message.splitlines()[-LOG_LINES:]
+    lines = _last(end.message.splitlines())
     return _failure(attempt, pod, kind, f"{pod.role} {pod.index} {what}").model_copy(
-        update={"exit_code": end.code, "signal": end.signal, "last_log_lines": lines or None}
+        update={"exit_code": end.code, "signal": end.signal, "last_log_lines": lines}
     )
+
+
+def _last(lines: Sequence[str]) -> list[str] | None:
+    """The last lines that say something. Kubernetes 1.20 takes an empty text in a patch for null, and refuses it."""
+    return [line for line in lines if line][-LOG_LINES:] or None
 
 
 def early_end(attempt: int, pod: PodView) -> Loss:
