@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 import time
@@ -154,10 +155,14 @@ def test_a_script_of_a_tfjob_runs_unchanged(namespace: Namespace) -> None:
     status, _ = [job.wait(240) for job in jobs]
 
     for job in jobs:
-        assert "accuracy 1.0" in namespace.kubectl("logs", f"{job.name}-chief-0"), job.story()
+        log = namespace.kubectl("logs", f"{job.name}-chief-0")
+        accuracies = [float(found) for found in re.findall(r"accuracy ([0-9.]+)", log)]
+        assert accuracies, log
+        assert accuracies[-1] > 0.95, log
     keys = jobs[0].artifacts().sizes()
-    assert status["artifacts"]["checkpoint"]["step"] == 4000
-    assert {"checkpoints/4000/model.ckpt-4000.index", "checkpoints/4000/checkpoint"} <= keys.keys()
+    step = status["artifacts"]["checkpoint"]["step"]
+    assert step >= 4000
+    assert {f"checkpoints/{step}/model.ckpt-{step}.index", f"checkpoints/{step}/checkpoint"} <= keys.keys()
 
 
 def test_the_runs_are_compared_by_one_command(runs: dict[str, Job]) -> None:

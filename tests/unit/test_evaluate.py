@@ -199,7 +199,7 @@ def test_a_worker_that_ends_well_before_there_is_a_launcher_does_not_leave_the_j
     status = life.see(ended(WORKER_0, 0), running(WORKER_1))
 
     assert status["phase"] == "Failed"
-    assert status["failure"]["message"] == "worker 0 ended with exit code 0 before all replicas ran"
+    assert status["failure"]["message"] == "worker 0 ended with exit code 0 while the others needed it"
 
 
 # --- losses ---------------------------------------------------------------------------------------

@@ -41,14 +41,15 @@ def test_one_pod_a_replica_and_a_chief_without_an_entry() -> None:
     plan = planned()
 
     assert [pod["metadata"]["name"] for pod in plan.pods] == [
-        "mnist-chief-0",
         "mnist-worker-0",
         "mnist-worker-1",
         "mnist-ps-0",
         "mnist-ps-1",
+        "mnist-chief-0",
         "mnist-evaluator-0",
     ]
-    assert container(plan.pods[0])["resources"] == {"requests": {"cpu": "500m", "memory": "1Gi"}}
+    assert [len(stage) for stage in plan.stages] == [4, 2], "the chief comes when the servers answer"
+    assert container(plan.pods[4])["resources"] == {"requests": {"cpu": "500m", "memory": "1Gi"}}
     assert plan.decisive == ("mnist-chief-0",)
     assert (plan.reporter, plan.evaluator) == ("mnist-chief-0", "mnist-evaluator-0")
     assert plan.ssh_secret is None
@@ -93,9 +94,9 @@ def test_only_those_that_ask_see_gpus() -> None:
 
     for name, hidden in (("worker-0", False), ("chief-0", False), ("ps-0", True), ("evaluator-0", True)):
         assert (environment(plan, name).get("NVIDIA_VISIBLE_DEVICES") == "void") is hidden, name
-    worker = plan.pods[1]
+    worker, ps, *_ = plan.pods
     assert container(worker)["resources"]["limits"] == {"nvidia.com/gpu": 2}
-    assert "tolerations" not in plan.pods[2]["spec"]
+    assert "tolerations" not in ps["spec"]
 
 
 def test_every_replica_starts_through_the_start_script() -> None:

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from dtj.api.job import Manifest
+from dtj.api.job import Fault, Manifest
 from dtj.api.status import ArtifactsStatus, ProgressStatus
 from dtj.reconcile.progress import Report
 from dtj.status.events import happenings
@@ -56,7 +56,6 @@ def lost(life: Life, *gone: Manifest, seconds: float = 100) -> Manifest:
         (WORKER_1, {"worker-1"}, "mnist-worker-1 starts again, the others go on"),
         (CHIEF, {"chief-0"}, "mnist-chief-0 starts again, the others go on"),
         (PS, {"ps-0", "chief-0"}, "mnist-chief-0, mnist-ps-0 start again, the others go on"),
-        (EVALUATOR, {"evaluator-0"}, "mnist-evaluator-0 starts again, the others go on"),
     ],
 )
 def test_only_what_has_to_starts_again(name: str, again: set[str], words: str) -> None:
@@ -72,17 +71,38 @@ def test_only_what_has_to_starts_again(name: str, again: set[str], words: str) -
     assert message == f"attempt 1: {name}: the program was killed by SIGKILL; {words}"
 
 
-def test_the_job_runs_on_while_only_the_evaluator_starts_again() -> None:
+def test_the_training_does_not_notice_the_loss_of_the_evaluator() -> None:
     life = ran()
+    before = life.job.status
 
     status = lost(life, ended(EVALUATOR, 137, KILLED))
-    assert (status["phase"], condition(status, "Running")["status"]) == ("Running", "True")
 
-    status = life.see(*pods(names=NEEDED), seconds=110)
-    assert condition(status, "Restarting")["status"] == "True"
+    assert (status["phase"], condition(status, "Running")["status"]) == ("Running", "True")
+    assert status["restarts"] == {"application": 0, "infrastructure": 0, "evaluator": 1}
+    assert status["replicaAttempts"] == {"evaluator-0": 2}
+    assert condition(status, "Restarting") == {}
+    assert [(h.reason, h.message) for h in happenings(before, life.job.status)] == [
+        (
+            "EvaluatorRestarting",
+            "attempt 1: mnist-evaluator-0: the program was killed by SIGKILL; "
+            "it starts again, the training goes on",
+        )
+    ]
+    assert life.see(*pods(names=NEEDED), seconds=110)["attempt"] == 2
     status = life.see(*pods({EVALUATOR: 2}), seconds=120)
-    assert condition(status, "Restarting")["status"] == "False"
-    assert status["attempt"] == 2
+    assert (status["phase"], status["attempt"]) == ("Running", 2)
+
+
+def test_an_evaluator_that_fails_again_and_again_fails_no_training() -> None:
+    life = ran(runPolicy={"backoffLimit": 2})
+    for attempt in (1, 2, 3):
+        crashed = ended(EVALUATOR, 1, {"class": "ApplicationError", "message": "no"}, attempt=attempt)
+        status = life.see(*pods(names=NEEDED), crashed, seconds=100 * attempt)
+        life.see(*pods(names=NEEDED), crashed, seconds=100 * attempt + 50)
+
+    assert status["phase"] == "Running"
+    assert status["restarts"] == {"application": 0, "infrastructure": 0, "evaluator": 2}
+    assert condition(status, "Running")["message"] == "all 4 pods run but mnist-evaluator-0"
 
 
 def test_a_worker_that_was_lost_is_not_lost_again_while_it_is_made() -> None:
@@ -175,6 +195,74 @@ def test_before_all_ran_a_deleted_pod_is_simply_made_again() -> None:
     assert life.see(running(CHIEF))["attempt"] == 1
 
 
+def test_a_silent_ps_starts_again_with_the_chief_that_lost_it() -> None:
+    status = lost(ran(), ended(CHIEF, 1, CUT_OFF), running(PS, ready=False))
+
+    assert status["restarts"] == {"application": 0, "infrastructure": 1}
+    assert status["replicaAttempts"] == {"chief-0": 2, "ps-0": 2}
+
+
+def test_a_chief_that_waited_in_vain_for_a_server_is_no_failure_of_the_program() -> None:
+    waited = {"class": "PeersUnreachable", "message": "no answer from worker 0", "exitCode": 69}
+    status = lost(ran(), ended(CHIEF, 69, waited), running(WORKER_0, ready=False))
+
+    assert status["restarts"] == {"application": 0, "infrastructure": 1}
+
+
+def test_a_ps_that_ended_well_while_it_was_needed_is_a_failure() -> None:
+    life = ran()
+
+    assert lost(life, ended(PS, 0, seconds=100), seconds=110)["attempt"] == 1, "the chief may end as well"
+    status = lost(life, ended(PS, 0, seconds=100), seconds=161)
+
+    assert status["restarts"] == {"application": 1, "infrastructure": 0}
+    assert status["replicaAttempts"] == {"chief-0": 2, "ps-0": 2}
+
+
+def test_a_pod_that_does_not_end_holds_back_only_its_own_successor() -> None:
+    life = ran()
+    lost(life, deleting(running(WORKER_0)))
+
+    life.see(deleting(running(WORKER_0)), *pods(without=WORKER_0), seconds=110)
+
+    assert life.evaluation is not None
+    assert not life.evaluation.hold
+
+
+def test_pods_that_the_cluster_takes_again_and_again_cost_no_pause() -> None:
+    life = ran()
+    for attempt in range(1, 6):
+        seen = pods({WORKER_0: attempt}, without=WORKER_0)
+        life.see(*seen, deleting(running(WORKER_0, attempt=attempt)), seconds=100 * attempt)
+    life.see(*pods(without=WORKER_0), seconds=501)
+
+    assert life.job.status.restarts.infrastructure == 5
+    assert life.evaluation is not None
+    assert not life.evaluation.hold
+
+
+def test_a_replica_that_can_not_be_made_leaves_the_others_at_work() -> None:
+    life = ran()
+    lost(life, ended(WORKER_0, 137, KILLED))
+
+    status = life.see(
+        *pods(without=WORKER_0), seconds=110, invalid=[Fault("Pod mnist-worker-0", "no such field")]
+    )
+
+    assert status["phase"] == "Restarting"
+    assert condition(status, "Created")["reason"] == "SpecInvalid"
+
+
+def test_an_evaluator_that_a_changed_spec_leaves_out_counts_no_more() -> None:
+    life = ran()
+    life.spec["replicaSpecs"] = {"worker": {"replicas": 2}, "ps": {}, "evaluator": {"replicas": 0}}
+    life.see(*pods())
+
+    status = lost(life, ended(EVALUATOR, 1, {"class": "ApplicationError", "message": "no"}))
+
+    assert status["restarts"] == {"application": 0, "infrastructure": 0}
+
+
 # --- the evaluator ----------------------------------------------------------------------------------
 
 
@@ -212,8 +300,8 @@ def test_the_job_waits_until_the_evaluator_has_seen_the_last_checkpoint() -> Non
     status = lost(life, end, seconds=60)
     assert (status["phase"], condition(status, "Running")["reason"]) == ("Running", "Evaluating")
     assert life.evaluation is not None
-    assert life.evaluation.done == {CHIEF, PS, WORKER_0, WORKER_1}
-    assert (life.evaluation.hold, life.evaluation.look_again) == (True, 290)
+    assert life.evaluation.done == {PS, WORKER_0, WORKER_1}, "what the chief leaves is not taken away"
+    assert (life.evaluation.hold, life.evaluation.look_again) == (True, 300)
 
     status = life.see(end, running(EVALUATOR), seconds=65, evaluation=ProgressStatus(step=299, accuracy=0.7))
     assert status["phase"] == "Running"
@@ -238,7 +326,6 @@ def test_an_evaluator_that_ended_says_what_it_measured() -> None:
 @pytest.mark.parametrize(
     ("evaluator", "seconds", "why"),
     [
-        (running(EVALUATOR), 351, ""),
         (ended(EVALUATOR, 1, {"class": "ApplicationError", "message": "no"}), 60, ": mnist-evaluator-0: no"),
         (deleting(running(EVALUATOR)), 60, ": pod mnist-evaluator-0 was told to end"),
     ],
@@ -254,6 +341,35 @@ def test_an_evaluator_does_not_keep_a_job_from_succeeding(
     assert condition(status, "Succeeded")["message"] == (
         f"mnist-chief-0 ended with exit code 0; mnist-evaluator-0 has not seen checkpoint 300{why}"
     )
+
+
+@pytest.mark.parametrize(("policy", "until"), [({}, 360), ({"activeDeadlineSeconds": 100}, 100)])
+def test_the_evaluator_has_its_time_and_no_more_even_when_the_chiefs_pod_is_gone(
+    policy: Manifest, until: float
+) -> None:
+    life = ran(runPolicy=policy)
+    lost(life, ended(CHIEF, 0, SUCCESS, seconds=50), seconds=60)
+
+    assert life.see(running(EVALUATOR), seconds=until - 1)["phase"] == "Running"
+    status = life.see(running(EVALUATOR), seconds=until)
+
+    assert status["phase"] == "Succeeded"
+    assert "has not seen checkpoint 300" in condition(status, "Succeeded")["message"]
+    assert status["restarts"] == {"application": 0, "infrastructure": 0}
+
+
+def test_an_evaluator_that_is_away_at_the_end_is_told() -> None:
+    status = lost(ran(), ended(CHIEF, 0, SUCCESS, seconds=50), deleting(running(EVALUATOR)), seconds=60)
+    assert "mnist-evaluator-0 has not seen checkpoint 300" in condition(status, "Succeeded")["message"]
+
+
+def test_a_checkpoint_of_step_0_can_be_seen() -> None:
+    life = ran()
+    end = ended(CHIEF, 0, {"artifacts": {"checkpoint": {"step": 0}}, "exitCode": 0})
+
+    status = life.see(end, running(EVALUATOR), seconds=5, evaluation=ProgressStatus(step=0, accuracy=0.1))
+
+    assert status["phase"] == "Succeeded"
 
 
 def test_without_a_checkpoint_there_is_nothing_to_wait_for() -> None:
@@ -337,15 +453,22 @@ async def test_a_killed_replica_comes_back_and_the_job_succeeds(victim: str, rep
     kill(there, victim)
     await there.until(lambda: there.status["attempt"] == 2)
     await there.until(
-        lambda: there.condition("Restarting")["status"] == "False" and set(uids(there)) == set(ALL)
+        lambda: (
+            there.condition("Restarting").get("status") != "True"
+            and set(uids(there)) == set(ALL)
+            and uids(there)[victim] != before[victim]
+        )
     )
     after = uids(there)
 
     assert {name for name in before if before[name] != after[name]} == replaced
     there.progress.reports[KEY] = {EVALUATOR: Report(progress=ProgressStatus(step=300))}
     await there.until(lambda: there.phase == "Succeeded")
-    assert there.status["restarts"] == {"application": 1, "infrastructure": 0}
-    assert "JobRestarting" in there.events()
+    expected = {"application": 0, "infrastructure": 0, "evaluator": 1}
+    if victim != EVALUATOR:
+        expected = {"application": 1, "infrastructure": 0}
+    assert there.status["restarts"] == expected
+    assert {"JobRestarting", "EvaluatorRestarting"} & {*there.events()}
     await there.rest()
     assert there.pod_names() == [CHIEF]
 
@@ -362,6 +485,32 @@ async def test_servers_end_with_the_chief_while_the_evaluator_looks_at_the_last_
     assert there.status["progress"]["accuracy"] == 0.9
     await there.rest()
     assert there.pod_names() == [CHIEF]
+
+
+async def test_a_chief_whose_sidecar_still_runs_is_not_taken_for_lost() -> None:
+    there = world()
+
+    def with_sidecar() -> None:
+        if there.cluster.objects.get(("Pod", "ml", CHIEF), {}).get("status", {}).get("phase") == "Succeeded":
+            there.cluster.change(("Pod", "ml", CHIEF), lambda pod: pod["status"].update(phase="Running"))
+
+    await there.until(lambda: with_sidecar() or there.condition("Running").get("reason") == "Evaluating")
+    for _ in range(20):
+        with_sidecar()
+        await there.step()
+
+    assert there.status["attempt"] == 1
+    assert there.pod_names() == [CHIEF, EVALUATOR]
+
+
+async def test_progress_is_asked_while_a_worker_starts_again() -> None:
+    there = world(chief_steps=60)
+    await there.until(lambda: there.phase == "Running")
+    kill(there, WORKER_0)
+    await there.until(lambda: there.phase == "Restarting")
+    await there.step()
+
+    assert there.progress.followed[KEY].keys() == {CHIEF, EVALUATOR}
 
 
 async def test_policy_none_leaves_the_servers() -> None:

@@ -118,6 +118,8 @@ class Restarts(ApiModel):
     """After failures of the program; counts against runPolicy.backoffLimit."""
     infrastructure: int = 0
     """After lost pods or nodes, evictions and preemptions."""
+    evaluator: int | None = None
+    """Of the evaluator alone, whatever the cause: the training does not notice."""
 
 
 class ProgressStatus(ApiModel):
@@ -210,7 +212,7 @@ class JobStatus(ApiModel):
     start_time: Time | None = None
     """When the operator took the job up."""
     all_running_time: Time | None = None
-    """When all ranks of the present attempt ran first."""
+    """When all ranks ran first: of the present attempt, where an attempt is a start of all of them."""
     completion_time: Time | None = None
     """When the job succeeded or failed."""
     attempt: int = 0

@@ -11,7 +11,7 @@ from dtj.api.names import host_name, ssh_secret_name
 from dtj.api.spec import Horovod, ReplicaSpec, Resources
 from dtj.api.validation import CONFIG_VOLUME, SSH_VOLUME, TRAINER_CONTAINER
 from dtj.plan.model import Plan
-from dtj.plan.pods import headless_service, metadata, replica_pod
+from dtj.plan.pods import HIDDEN_GPUS, headless_service, metadata, replica_pod
 from dtj.plan.start import START, config_map, script
 from dtj_trainer import contract
 
@@ -193,6 +193,5 @@ def _mpi_environment(job: Job) -> dict[str, str]:
         "PRTE_MCA_prte_set_default_slots": slots,
         "PRTE_MCA_plm_ssh_agent": "ssh",
         "PRTE_MCA_plm_ssh_args": _SSH_ARGS,
-        # The launcher runs no rank: a device plugin's runtime must not hand it every GPU of its node.
-        "NVIDIA_VISIBLE_DEVICES": "void",
+        **HIDDEN_GPUS,  # the launcher runs no rank
     }

@@ -14,7 +14,7 @@ from dtj.api.names import host_name, pod_name
 from dtj.api.spec import ChiefSpec, ParameterServer, ReplicaSpec, Resources
 from dtj.api.validation import TRAINER_CONTAINER, own_program
 from dtj.plan.model import Plan
-from dtj.plan.pods import headless_service, replica_pod
+from dtj.plan.pods import HIDDEN_GPUS, headless_service, replica_pod
 from dtj.plan.start import START, config_map
 from dtj_trainer import contract
 
@@ -33,11 +33,13 @@ def parameter_server_plan(job: Job) -> Plan:
         role: [pod_name(job.name, role, index) for index in range(replica.replicas)]
         for role, replica in replicas.items()
     }
-    pods = tuple(
-        _pod(job, replicas, role, index, attempts.get(f"{role}-{index}", 1))
+    pods = {
+        role: tuple(
+            _pod(job, replicas, role, index, attempts.get(f"{role}-{index}", 1))
+            for index in range(replica.replicas)
+        )
         for role, replica in replicas.items()
-        for index in range(replica.replicas)
-    )
+    }
     # Variables are lost with any ps, and the chief can't go on without: all ps and the chief begin from the newest
     # checkpoint. Workers hold nothing; a chief that comes back finds the ps where they were.
     state = frozenset(names[PS] + names[CHIEF])
@@ -45,7 +47,8 @@ def parameter_server_plan(job: Job) -> Plan:
         service=headless_service(job),
         config=config_map(job, {}),
         ssh_secret=None,
-        stages=(pods,),
+        # The chief's patience with servers begins when they run, however long a node was waited for.
+        stages=(pods[WORKER] + pods[PS], pods[CHIEF] + pods.get(EVALUATOR, ())),
         decisive=tuple(names[CHIEF]),
         reporter=names[CHIEF][0],
         evaluator=next(iter(names.get(EVALUATOR, ())), None),
@@ -76,8 +79,7 @@ def _pod(job: Job, replicas: Mapping[str, ReplicaSpec], role: str, index: int, a
         contract.ENV_TF_CONFIG: tf_config(job, replicas, role, index),
     }
     if not replica.gpus and job.spec.accelerator.resource_name not in replica.resources.limits:
-        # Where the node's runtime is NVIDIA's, a replica that asked for no GPU would see every one.
-        env["NVIDIA_VISIBLE_DEVICES"] = "void"
+        env |= HIDDEN_GPUS
     made = replica_pod(
         job,
         role,

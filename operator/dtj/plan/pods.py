@@ -27,6 +27,8 @@ from dtj.api.validation import (
 from dtj.plan.merge import merged
 from dtj_trainer import contract
 
+# Where the node's runtime is NVIDIA's, a replica that asked for no GPU would see every one.
+HIDDEN_GPUS = {"NVIDIA_VISIBLE_DEVICES": "void"}
 # The user of the trainer images. A pod that passes the `restricted` Pod Security Standard needs a numeric one.
 _UID = 1000
 

@@ -69,6 +69,7 @@ def actions(
         if not pod.deleting
         and (
             pod.attempt < attempts.get(pod.name, evaluation.status.attempt)
+            or (plan.restarts_with is not None and pod.name not in attempts)
             or (pod.name in evaluation.done and pod.phase in _UNENDED and not keep)
         )
     ]
@@ -77,10 +78,9 @@ def actions(
     if not any(service.name == plan.service["metadata"]["name"] for service in services):
         result.append(Create(plan.service))
     result += _config(plan, {config.name: config for config in configs}, pods)
-    return result + [
-        Create(pod)
-        for pod in _due(plan, {pod.name: pod for pod in pods if pod.attempt == attempts.get(pod.name)})
-    ]
+    present = {pod.name: pod for pod in pods if pod.attempt == attempts.get(pod.name)}
+    taken = {pod.name for pod in pods}
+    return result + [Create(pod) for pod in _due(plan, present) if pod["metadata"]["name"] not in taken]
 
 
 def _clean_up(job: Job, evaluation: Evaluation, pods: Sequence[PodView]) -> list[Action]:
@@ -111,6 +111,6 @@ def _due(plan: Plan, pods: Mapping[str, PodView]) -> list[Manifest]:
         absent = [pod for pod in stage if pod["metadata"]["name"] not in pods]
         if absent:
             return absent
-        if not all(pods[name].running and pods[name].ready for name in names):
+        if not all(pods[name].succeeded or (pods[name].running and pods[name].ready) for name in names):
             return []
     return []

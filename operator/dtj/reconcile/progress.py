@@ -39,11 +39,12 @@ class Report(ApiModel):
     @classmethod
     def _lift_bottleneck(cls, data: Any) -> Any:
         """Take the bottleneck out of the progress; anything else than the contract's is left out."""
-        progress = data.get("progress") if isinstance(data, dict) else None
-        found = progress.get("bottleneck") if isinstance(progress, dict) else None
-        if not isinstance(found, dict):
+        if not isinstance(data, dict):
             return data
-        reason, message = _BOTTLENECKS.get(str(found.get("kind"))), found.get("message")
+        progress = data.get("progress")
+        found = progress.get("bottleneck") if isinstance(progress, dict) else None
+        kind, message = (found.get("kind"), found.get("message")) if isinstance(found, dict) else (None, None)
+        reason = _BOTTLENECKS.get(str(kind))
         return data | {"bottleneck": (reason, message) if reason and isinstance(message, str) else None}
 
 

@@ -150,7 +150,7 @@ class Reconciler:
         self, job: Job, memory: _Memory, todo: list[Action], evaluation: Evaluation
     ) -> float | None:
         before = memory.refusal, list(memory.invalid)
-        memory.refusal = None
+        memory.refusal, memory.invalid = None, []
         try:
             for action in todo:
                 await self._carry_out(job, action)
@@ -228,7 +228,8 @@ class Reconciler:
                     _log.warning("%s/%s: event %s: %s", job.namespace, job.name, happening.reason, error)
 
     def _follow(self, key: Key, plan: Plan | None, observed: Observed, status: JobStatus) -> None:
-        if plan is None or status.phase is not Phase.RUNNING:
+        trains = status.phase is Phase.RUNNING or (plan and plan.restarts_with and not status.finished)
+        if plan is None or not trains:
             self._progress.leave(key)
             return
         asked = (plan.reporter, plan.evaluator)

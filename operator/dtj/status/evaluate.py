@@ -7,7 +7,7 @@ an operator that dies at any point goes on where things are.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 
@@ -21,15 +21,17 @@ from dtj.api.status import (
     Phase,
     ProgressStatus,
     ReplicaStatus,
-    Restarts,
 )
 from dtj.status.draft import Draft
-from dtj.status.evaluator import has_seen, last_step, measured, seconds_left
+from dtj.status.evaluator import has_seen, last_step, may_still_see, measured
 from dtj.status.failure import Loss, attempt_loss, early_end, read_termination, reported, told
 from dtj.status.observed import Expected, Observed, obstacle
 from dtj.status.pods import PodView
-from dtj.status.replacement import start_again, told_again, vanished
+from dtj.status.replacement import evaluator_loss, replica_loss, start_again, told_again, vanished
 from dtj.status.times import read_time, seconds_since, written_time
+
+EVALUATING = "Evaluating"
+"""Reason of the condition Running when the training is over and the evaluator looks at its last checkpoint."""
 
 # Waits before an attempt: none before the first retry, then doubling (as a Kubernetes Job does).
 _BACKOFF_SECONDS = 10.0
@@ -44,9 +46,9 @@ class Evaluation:
     look_again: float | None = None
     """Seconds."""
     hold: bool = False
-    """No pod is to be made yet."""
+    """No pod is to be made now."""
     done: frozenset[str] = frozenset()
-    """Names of pods whose work is over before the job is."""
+    """Names of pods that are to end before the job does."""
 
 
 def evaluate(
@@ -68,7 +70,10 @@ def evaluate(
         # An edit of a job that runs: what runs goes on, and nothing is done until the spec is mended.
         draft.set(ConditionType.CREATED, True, "SpecInvalid", "; ".join(map(str, faults)))
         return Evaluation(draft.status(), hold=True)
-    if faults or observed.invalid or expected is None:
+    if observed.invalid and expected and expected.restarts_with and old.all_running_time:
+        # Only a replica that was to start again can't be made; the others go on.
+        draft.set(ConditionType.CREATED, True, "SpecInvalid", "; ".join(map(str, observed.invalid)))
+    elif faults or observed.invalid or expected is None:
         return Evaluation(_invalid(draft, [*faults, *observed.invalid]))
 
     pods = _present(expected, observed.pods, attempt)
@@ -78,29 +83,38 @@ def evaluate(
     draft.values["artifacts"] = _artifacts(expected, old.artifacts, observed.artifacts)
     _tell_bottleneck(draft, observed)
 
-    if all(name in named and named[name].succeeded for name in expected.decisive):
-        return _succeeded(draft, expected, observed, named)
-    gone = vanished(old, expected.attempts, pods)
+    deadline = job.spec.run_policy.active_deadline_seconds
+    left = None if deadline is None else deadline - seconds_since(start, now)
+    if _trained(old, expected, named):
+        return _succeeded(draft, expected, observed, named, left)
+    gone: Sequence[str] = ()
     if expected.restarts_with is not None:
-        # Before all ran, a pod that is deleted is simply made again.
-        ended = [pod for pod in pods if old.all_running_time or not pod.deleting]
-        loss = attempt_loss(attempt, ended, gone)
+        gone = vanished(old, expected.attempts, pods)
+        loss = replica_loss(attempt, old, expected, pods, gone)
     elif _begun(old, expected, named):
         loss = attempt_loss(attempt, pods, _missing(old, expected, named))
     else:
         loss = _early(attempt, expected, pods)
-    deadline = job.spec.run_policy.active_deadline_seconds
-    left = None if deadline is None else deadline - seconds_since(start, now)
     if left is not None and left <= 0 and loss is None:
         return Evaluation(_overdue(draft, attempt, deadline or 0, pods, observed))
     if loss is not None:
         wait = _settling(loss, now)
         if wait > 0:
-            if loss.failure.pod != expected.evaluator:
-                draft.set(ConditionType.RUNNING, False, "RankLost", loss.failure.message or "")
+            draft.set(ConditionType.RUNNING, False, "RankLost", loss.failure.message or "")
             return Evaluation(draft.status(), wait)
         return _lost(draft, attempt, loss, expected, pods, gone)
+    lost = evaluator_loss(attempt, old, expected, pods, gone, job.spec.run_policy.backoff_limit)
+    if lost is not None:
+        return _evaluator_lost(draft, attempt, lost, expected, pods)
     return _going_on(draft, expected, observed, pods, left)
+
+
+def _trained(old: JobStatus, expected: Expected, named: Mapping[str, PodView]) -> bool:
+    """Whether the program came to its end; once that is stored, its pods may go."""
+    running = old.condition(ConditionType.RUNNING)
+    if running is not None and running.reason == EVALUATING:
+        return True
+    return all(name in named and named[name].succeeded for name in expected.decisive)
 
 
 def _invalid(draft: Draft, faults: Sequence[Fault]) -> JobStatus:
@@ -110,13 +124,16 @@ def _invalid(draft: Draft, faults: Sequence[Fault]) -> JobStatus:
 
 
 def _succeeded(
-    draft: Draft, expected: Expected, observed: Observed, named: Mapping[str, PodView]
+    draft: Draft,
+    expected: Expected,
+    observed: Observed,
+    named: Mapping[str, PodView],
+    deadline: float | None,
 ) -> Evaluation:
-    decisive = [named[name] for name in expected.decisive]
     known = _artifacts(expected, draft.job.status.artifacts, observed.artifacts)
     evaluator = named.get(expected.evaluator or "")
     evaluation = measured(evaluator, observed.evaluation)
-    for pod in decisive:
+    for pod in (named[name] for name in expected.decisive if name in named):
         progress, artifacts = reported(read_termination(pod.exit) if pod.exit else None)
         known = _artifacts(expected, known, artifacts)
         before = draft.values["progress"]
@@ -125,18 +142,22 @@ def _succeeded(
     draft.values["artifacts"] = known
     if draft.job.status.all_running_time is None:
         draft.values["all_running_time"] = written_time(draft.now)
-    message = f"{', '.join(p.name for p in decisive)} ended with exit code 0"
-    left = seconds_left(evaluator, decisive[0], known, evaluation, expected.evaluator_timeout, draft.now)
-    if evaluator is not None and left > 0:
-        message += (
-            f"; {evaluator.name} has {expected.evaluator_timeout:.0f} s to see checkpoint {last_step(known)}"
-        )
-        draft.set(ConditionType.RUNNING, True, "Evaluating", message)
-        done = frozenset(expected.attempts) - {evaluator.name}
+    message = f"{', '.join(expected.decisive)} ended with exit code 0"
+    running = draft.job.status.condition(ConditionType.RUNNING)
+    begun = running.last_transition_time if running and running.reason == EVALUATING else None
+    timeout = expected.evaluator_timeout
+    left = timeout - (seconds_since(begun, draft.now) if begun else 0.0)
+    if deadline is not None:
+        left = min(left, deadline)
+    if left > 0 and may_still_see(evaluator, evaluation, known):
+        message += f"; {expected.evaluator} has {timeout:.0f} s to see checkpoint {last_step(known)}"
+        draft.set(ConditionType.RUNNING, True, EVALUATING, message, again=begun is None)
+        draft.set(ConditionType.RESTARTING, False, EVALUATING, message)
+        done = frozenset(expected.attempts) - {expected.evaluator} - {*expected.decisive}
         return Evaluation(draft.status(phase=Phase.RUNNING), left, hold=True, done=done)
-    if evaluator is not None and last_step(known) is not None and not has_seen(evaluation, known):
-        message += f"; {evaluator.name} has not seen checkpoint {last_step(known)}"
-        loss = attempt_loss(draft.job.status.attempt, [evaluator], ())
+    if expected.evaluator and last_step(known) is not None and not has_seen(evaluation, known):
+        message += f"; {expected.evaluator} has not seen checkpoint {last_step(known)}"
+        loss = attempt_loss(draft.job.status.attempt, [evaluator] if evaluator else [], ())
         if loss is not None:
             message += f": {told(loss.failure)}"
     return Evaluation(draft.finish(Phase.SUCCEEDED, "JobSucceeded", message))
@@ -169,31 +190,48 @@ def _lost(
     draft.values["failure"] = loss.failure
     if not loss.infrastructure and restarts.application >= limit:
         return Evaluation(draft.finish(Phase.FAILED, "BackoffLimitExceeded", message))
-    draft.values["restarts"] = Restarts(
-        application=restarts.application + (not loss.infrastructure),
-        infrastructure=restarts.infrastructure + loss.infrastructure,
+    draft.values["restarts"] = restarts.model_copy(
+        update={
+            "application": restarts.application + (not loss.infrastructure),
+            "infrastructure": restarts.infrastructure + loss.infrastructure,
+        }
     )
     draft.values["attempt"] = attempt + 1
-    stops = True
     if expected.restarts_with is None:
         draft.values["all_running_time"] = None
     else:
-        again = start_again(expected.restarts_with, expected.decisive, pods, gone)
-        stops = again != {expected.evaluator}
+        again = start_again(expected, pods, [*gone, *loss.silent, loss.failure.pod or ""])
         message += f"; {told_again(again, len(expected.attempts))}"
-        draft.values["replica_attempts"] = {
-            **(draft.job.status.replica_attempts or {}),
-            **{name.removeprefix(f"{draft.job.name}-"): attempt + 1 for name in sorted(again)},
-        }
-        # Those that start again are not counted: one that was, and is not there, is lost.
-        stay = [pod for pod in pods if pod.name not in again]
-        draft.values["replica_statuses"] = _replica_statuses(expected, stay)
+        _begin_again(draft, expected, pods, again, attempt + 1)
     reason = "InfrastructureFailure" if loss.infrastructure else "ApplicationFailure"
-    draft.set(ConditionType.RESTARTING, True, reason, message, again=True)
-    if not stops:
-        return Evaluation(draft.status(), look_again=0.0, hold=True)
     draft.set(ConditionType.RUNNING, False, reason, message)
+    draft.set(ConditionType.RESTARTING, True, reason, message, again=True)
     return Evaluation(draft.status(phase=Phase.RESTARTING), look_again=0.0, hold=True)
+
+
+def _evaluator_lost(
+    draft: Draft, attempt: int, loss: Loss, expected: Expected, pods: Sequence[PodView]
+) -> Evaluation:
+    """The evaluator starts again; the training does not notice."""
+    restarts = draft.job.status.restarts
+    draft.values["failure"] = loss.failure
+    draft.values["restarts"] = restarts.model_copy(update={"evaluator": (restarts.evaluator or 0) + 1})
+    draft.values["attempt"] = attempt + 1
+    _begin_again(draft, expected, pods, {expected.evaluator or ""}, attempt + 1)
+    return Evaluation(draft.status(), look_again=0.0, hold=True)
+
+
+def _begin_again(
+    draft: Draft, expected: Expected, pods: Sequence[PodView], again: Collection[str], attempt: int
+) -> None:
+    """Store in which attempt these replicas are from now on."""
+    draft.values["replica_attempts"] = {
+        **(draft.job.status.replica_attempts or {}),
+        **{name.removeprefix(f"{draft.job.name}-"): attempt for name in sorted(again)},
+    }
+    # Those that start again are not counted: one that was, and is not there, is lost.
+    stay = [pod for pod in pods if pod.name not in again]
+    draft.values["replica_statuses"] = _replica_statuses(expected, stay)
 
 
 def _going_on(
@@ -202,29 +240,32 @@ def _going_on(
     old = draft.job.status
     named = {pod.name: pod for pod in pods}
     began = old.all_running_time is not None
-    wait = _backoff(old, draft.now)
+    alone = expected.restarts_with is not None
+    pause = _pause(old, infrastructure=not alone)
+    wait = _backoff(old, pause, draft.now)
     ending = [pod.name for pod in observed.pods if pod.attempt < expected.attempts.get(pod.name, old.attempt)]
     waits = [seconds for seconds in (left, wait) if seconds is not None and seconds > 0]
-    look_again, hold = min(waits, default=None), bool(ending) or wait > 0
+    look_again = min(waits, default=None)
+    # A replica that starts alone waits for its own old pod only, whose name it takes.
+    hold = wait > 0 or (bool(ending) and not alone)
 
     def runs(name: str) -> bool:
         pod = named.get(name)
-        if pod is None or (pod.succeeded and expected.restarts_with is None):
+        if pod is None or (pod.succeeded and not alone):
             return False
         answers = pod.ready or (began and not old.holds(ConditionType.RESTARTING))
         return pod.succeeded or (pod.running and answers)
 
     if all(map(runs, expected.needed)):
         message = f"all {len(expected.needed)} pods run"
-        if expected.evaluator is None or runs(expected.evaluator):
-            draft.set(ConditionType.RESTARTING, False, "JobRunning", message)
-        else:
+        draft.set(ConditionType.RESTARTING, False, "JobRunning", message)
+        if expected.evaluator is not None and not runs(expected.evaluator):
             why = obstacle([pod for pod in pods if pod.name == expected.evaluator], observed.refusal)
             message += f" but {expected.evaluator}" + (f": {why[1]}" if why else "")
         draft.set(ConditionType.RUNNING, True, "JobRunning", message)
         running = old.all_running_time or written_time(draft.now)
         return Evaluation(draft.status(phase=Phase.RUNNING, all_running_time=running), look_again, hold)
-    why = obstacle(pods, observed.refusal)
+    why = obstacle([pod for pod in pods if pod.name in expected.needed], observed.refusal)
     if ending:
         why = (
             "PodsEnding",
@@ -232,7 +273,7 @@ def _going_on(
         )
     elif wait > 0:
         # The whole pause, not what is left of it: the sentence stays the same while it waits.
-        why = "Backoff", f"waits {_pause(old):.0f} s before the next attempt"
+        why = "Backoff", f"waits {pause:.0f} s before the next attempt"
     reason, message = why or (
         "RankLost" if began else "PodsStarting",
         f"{sum(p.running for p in pods)} of {len(expected.attempts)} pods run",
@@ -273,14 +314,15 @@ def _progress(
     if expected.evaluator is None:
         return progress
     known = [
-        each.accuracy for each in (evaluation, new, old) if each is not None and each.accuracy is not None
+        each.accuracy for each in (evaluation, old, new) if each is not None and each.accuracy is not None
     ]
     return (progress or ProgressStatus()).model_copy(update={"accuracy": known[0]}) if known else progress
 
 
 def _present(expected: Expected, pods: Sequence[PodView], attempt: int) -> list[PodView]:
-    """The pods of the present attempt, those included that a changed spec does not ask for any more."""
-    return [pod for pod in pods if pod.attempt == expected.attempts.get(pod.name, attempt)]
+    """The pods of the present attempt; where all start again together, also those that a changed spec leaves out."""
+    others = attempt if expected.restarts_with is None else None
+    return [pod for pod in pods if pod.attempt == expected.attempts.get(pod.name, others)]
 
 
 def _begun(old: JobStatus, expected: Expected, named: Mapping[str, PodView]) -> bool:
@@ -310,19 +352,20 @@ def _settling(loss: Loss, now: datetime) -> float:
     return wait if wait <= 2 * loss.settle else 0.0
 
 
-def _pause(status: JobStatus) -> float:
-    restarts = status.restarts.application + status.restarts.infrastructure
+def _pause(status: JobStatus, *, infrastructure: bool) -> float:
+    """Seconds before the present attempt. infrastructure: losses that the cluster caused make it longer, too."""
+    restarts = status.restarts.application + (status.restarts.infrastructure if infrastructure else 0)
     return (
         0.0 if restarts <= 1 else min(_BACKOFF_SECONDS * 2 ** min(restarts - 2, 10), _BACKOFF_LIMIT_SECONDS)
     )
 
 
-def _backoff(status: JobStatus, now: datetime) -> float:
+def _backoff(status: JobStatus, pause: float, now: datetime) -> float:
     """Seconds that the present attempt still waits for its start."""
     restarting = status.condition(ConditionType.RESTARTING)
     if restarting is None or restarting.status != ConditionStatus.TRUE:
         return 0.0
-    return _pause(status) - (now - read_time(restarting.last_transition_time)).total_seconds()
+    return pause - (now - read_time(restarting.last_transition_time)).total_seconds()
 
 
 def _replica_statuses(expected: Expected, pods: Sequence[PodView]) -> dict[str, ReplicaStatus]:

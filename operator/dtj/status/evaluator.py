@@ -1,40 +1,28 @@
-"""The evaluator after the chief has succeeded: how long it may still run, and what it said."""
+"""The evaluator: whether it has seen the last checkpoint, and what it said."""
 
 from __future__ import annotations
-
-from datetime import datetime
 
 from dtj.api.status import ArtifactsStatus, ProgressStatus
 from dtj.status.failure import is_lost, read_termination, reported
 from dtj.status.pods import PodView
-from dtj.status.times import seconds_since
 
 
-def seconds_left(
-    evaluator: PodView | None,
-    chief: PodView,
-    artifacts: ArtifactsStatus | None,
-    evaluation: ProgressStatus | None,
-    timeout: float,
-    now: datetime,
-) -> float:
-    """Seconds that the job still waits for the evaluator; 0 when it has seen the last checkpoint, or never will.
+def may_still_see(
+    evaluator: PodView | None, evaluation: ProgressStatus | None, artifacts: ArtifactsStatus | None
+) -> bool:
+    """Whether the newest checkpoint is there, the evaluator has not measured it, and might.
 
-    evaluation: what it reports; its step is that of the checkpoint it measured last. timeout: from the chief's end.
+    evaluation: what it reports; its step is that of the checkpoint it measured last.
     """
     if evaluator is None or evaluator.deleting or evaluator.succeeded or is_lost(evaluator):
-        return 0.0
-    if last_step(artifacts) is None or has_seen(evaluation, artifacts):
-        return 0.0
-    finished = chief.exit.finished if chief.exit else None
-    passed = seconds_since(finished, now) if finished else timeout
-    return min(max(timeout - passed, 0.0), timeout)
+        return False
+    return last_step(artifacts) is not None and not has_seen(evaluation, artifacts)
 
 
 def has_seen(evaluation: ProgressStatus | None, artifacts: ArtifactsStatus | None) -> bool:
     """Whether the evaluator has measured the newest checkpoint."""
-    last = last_step(artifacts)
-    return evaluation is not None and last is not None and (evaluation.step or -1) >= last
+    last, seen = last_step(artifacts), evaluation.step if evaluation else None
+    return last is not None and seen is not None and seen >= last
 
 
 def last_step(artifacts: ArtifactsStatus | None) -> int | None:

@@ -9,6 +9,7 @@ from typing import Literal
 from dtj.api.identity import API_VERSION, KIND, MANAGER
 from dtj.api.job import Job, Manifest
 from dtj.api.status import ConditionStatus, ConditionType, JobStatus, Phase
+from dtj.status.failure import told
 
 # Reasons of a false Running condition that are the normal course of things.
 _QUIET = frozenset({"PodsStarting", "PodsEnding", "Backoff", "JobSucceeded", "RankLost"})
@@ -42,7 +43,10 @@ def happenings(old: JobStatus, new: JobStatus) -> list[Happening]:
     slow, before = new.condition(ConditionType.BOTTLENECK), old.condition(ConditionType.BOTTLENECK)
     if slow and new.holds(ConditionType.BOTTLENECK) and (not before or before.message != slow.message):
         result.append(Happening("Warning", slow.reason, slow.message))
-    if new.attempt > max(old.attempt, 1):
+    if new.restarts.evaluator != old.restarts.evaluator and new.failure is not None:
+        message = f"attempt {old.attempt}: {told(new.failure)}; it starts again, the training goes on"
+        result.append(Happening("Warning", "EvaluatorRestarting", message))
+    elif new.attempt > max(old.attempt, 1):
         condition = new.condition(ConditionType.RESTARTING)
         result.append(Happening("Warning", "JobRestarting", condition.message if condition else ""))
     elif new.phase is Phase.RUNNING and old.phase is not Phase.RUNNING:

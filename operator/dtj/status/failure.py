@@ -56,6 +56,8 @@ class Loss:
     finished: str | None = None
     host: str | None = None
     """Where the rank at fault ran, when another pod tells of it."""
+    silent: frozenset[str] = frozenset()
+    """Names of pods that do not answer any more, and so led to it."""
 
 
 def read_termination(end: Exit) -> Termination | None:
@@ -101,10 +103,10 @@ def attempt_loss(attempt: int, pods: Sequence[PodView], missing: Sequence[str]) 
     # A pod that the cluster took away makes programs fail; a loss that may only have followed comes last.
     loss = min(losses, key=lambda loss: (not loss.infrastructure, loss.settle, loss.finished or ""))
     loss = replace(loss, failure=_located(loss, pods))
-    if loss.failure.failure_class == "ConnectionLost" and any(
-        pod.phase == "Unknown" or (pod.running and not pod.ready) for pod in pods
-    ):
-        return replace(loss, infrastructure=True, settle=0.0)
+    if loss.failure.failure_class in ("ConnectionLost", "PeersUnreachable"):
+        silent = [pod.name for pod in pods if pod.phase == "Unknown" or (pod.running and not pod.ready)]
+        if silent:
+            return replace(loss, infrastructure=True, settle=0.0, silent=frozenset(silent))
     return loss
 
 
@@ -175,9 +177,9 @@ def _last(lines: Sequence[str]) -> list[str] | None:
 
 def early_end(attempt: int, pod: PodView) -> Loss:
     """The end, without a failure, of a pod that the rest of the attempt still needs."""
-    message = f"{pod.role} {pod.index} ended with exit code 0 before all replicas ran"
+    message = f"{pod.role} {pod.index} ended with exit code 0 while the others needed it"
     failure = _failure(attempt, pod, "ApplicationError", message).model_copy(update={"exit_code": 0})
-    return Loss(failure, infrastructure=False)
+    return Loss(failure, infrastructure=False, finished=pod.exit.finished if pod.exit else None)
 
 
 def _is_own_fault(pod: PodView) -> bool:

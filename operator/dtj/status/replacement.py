@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
 
 from dtj.api.status import JobStatus
-from dtj.status.failure import is_lost
+from dtj.status.failure import NODE_SETTLE_SECONDS, Loss, attempt_loss, early_end, is_lost
+from dtj.status.observed import Expected
 from dtj.status.pods import PodView
 
 _MOST_NAMES = 4
@@ -27,21 +29,59 @@ def vanished(old: JobStatus, attempts: Mapping[str, int], pods: Sequence[PodView
     return gone
 
 
-def start_again(
-    restarts_with: Mapping[str, frozenset[str]],
-    decisive: Collection[str],
+def replica_loss(
+    attempt: int, old: JobStatus, expected: Expected, pods: Sequence[PodView], gone: Collection[str]
+) -> Loss | None:
+    """Why replicas have to start again, or None; the evaluator's loss is none of the training's."""
+    mine = [pod for pod in _staying(old, pods) if pod.name != expected.evaluator]
+    loss = attempt_loss(attempt, mine, [name for name in gone if name != expected.evaluator])
+    if loss is not None:
+        return loss
+    ended = (pod for pod in mine if pod.succeeded and _holds_state(expected, pod.name))
+    # Its end may be part of everything's: the decisive pod's is then not far.
+    return next((replace(early_end(attempt, pod), settle=NODE_SETTLE_SECONDS) for pod in ended), None)
+
+
+def evaluator_loss(
+    attempt: int,
+    old: JobStatus,
+    expected: Expected,
     pods: Sequence[PodView],
     gone: Collection[str],
-) -> set[str]:
+    limit: int,
+) -> Loss | None:
+    """Why the evaluator has to start again; None also when its program has failed more than `limit` times."""
+    if expected.evaluator is None:
+        return None
+    mine = [pod for pod in _staying(old, pods) if pod.name == expected.evaluator]
+    loss = attempt_loss(attempt, mine, [name for name in gone if name == expected.evaluator])
+    if loss is None or (not loss.infrastructure and (old.restarts.evaluator or 0) >= limit):
+        return None
+    return loss
+
+
+def start_again(expected: Expected, pods: Sequence[PodView], gone: Collection[str]) -> set[str]:
     """Names of the pods that start again after the loss of those in `pods` that are lost and of those `gone`."""
-    lost = {pod.name for pod in pods if is_lost(pod)} | set(gone)
-    again: set[str] = set().union(*(restarts_with.get(name, ()) for name in lost))
+    groups = expected.restarts_with or {}
+    lost = {pod.name for pod in pods if is_lost(pod)} | {*gone}
+    again: set[str] = set().union(*(groups.get(name, ()) for name in lost))
     # What is not there yet is made for the new attempt.
-    again |= restarts_with.keys() - {pod.name for pod in pods}
-    if not again.isdisjoint(decisive):
+    again |= groups.keys() - {pod.name for pod in pods}
+    if not again.isdisjoint(expected.decisive):
         # The training goes on from a checkpoint: it needs also those whose program had come to its end.
         again |= {pod.name for pod in pods if pod.succeeded}
     return again
+
+
+def _staying(old: JobStatus, pods: Sequence[PodView]) -> list[PodView]:
+    """Before all ran, a pod that is deleted is simply made again."""
+    return [pod for pod in pods if old.all_running_time or not pod.deleting]
+
+
+def _holds_state(expected: Expected, name: str) -> bool:
+    """Whether the decisive pods can't go on without this one."""
+    groups = expected.restarts_with or {}
+    return name not in expected.decisive and groups.get(name, frozenset()).issuperset(expected.decisive)
 
 
 def told_again(names: Collection[str], of: int) -> str:
