@@ -42,7 +42,7 @@ def test_plan_is_the_committed_one(case: Path, request: pytest.FixtureRequest) -
     assert list(schema_faults(SCHEMA, manifest)) == []
     job = read_job(with_defaults(SCHEMA, manifest))
     assert faults(job) == []
-    plan = plan_job(job, 1)
+    plan = plan_job(job)
     expected = case / "expected.yaml"
     objects = json.loads(json.dumps([plan.service, plan.config, *plan.pods]))
 

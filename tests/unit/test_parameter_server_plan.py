@@ -23,7 +23,7 @@ def job(**spec: Any) -> Job:
 
 
 def planned(**spec: Any) -> Plan:
-    return plan_job(job(**spec), 1)
+    return plan_job(job(**spec))
 
 
 def container(pod: Manifest) -> Manifest:
@@ -128,7 +128,7 @@ def test_servers_are_ready_when_they_answer() -> None:
 
 def test_replicas_are_made_for_the_attempt_that_the_status_says() -> None:
     status = {"attempt": 3, "replicaAttempts": {"worker-1": 2, "ps-0": 3, "ps-1": 3, "chief-0": 3}}
-    plan = plan_job(job(status=status), 3)
+    plan = plan_job(job(status=status))
 
     assert plan.attempts == {
         "mnist-chief-0": 3,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -62,7 +63,8 @@ def of_role(pods: tuple[Manifest, ...], role: str) -> list[Manifest]:
 @settings(max_examples=60, deadline=None)
 @given(jobs(), st.integers(1, 30))
 def test_invariants_of_every_plan(made: Job, attempt: int) -> None:
-    plan = plan_job(made, attempt)
+    made = replace(made, status=made.status.model_copy(update={"attempt": attempt}))
+    plan = plan_job(made)
     objects = [plan.service, plan.config, *plan.pods]
     workers, launchers = of_role(plan.pods, "worker"), of_role(plan.pods, "launcher")
     spec = made.spec.replica_specs.worker
@@ -120,11 +122,11 @@ def test_invariants_of_every_plan(made: Job, attempt: int) -> None:
         mounted = {mount["name"] for c in pod["spec"]["containers"] for mount in c.get("volumeMounts", [])}
         assert mounted <= {volume["name"] for volume in pod["spec"]["volumes"]}
     assert json.loads(json.dumps(objects)) == objects
-    assert plan_job(made, attempt) == plan
+    assert plan_job(made) == plan
 
 
 def test_service_gives_names_to_pods_that_are_not_ready() -> None:
-    service = plan_job(job(), 1).service
+    service = plan_job(job()).service
 
     assert service["spec"]["clusterIP"] == "None"
     assert service["spec"]["publishNotReadyAddresses"] is True
@@ -133,7 +135,7 @@ def test_service_gives_names_to_pods_that_are_not_ready() -> None:
 def test_slots_are_the_gpus_of_a_worker_unless_said_otherwise() -> None:
     def slots(**spec: Any) -> str:
         roles = {"worker": {"replicas": 1, "gpus": 4}}
-        return plan_job(job(replicaSpecs=roles, **spec), 1).config["data"]["hostfile"].split("=")[1].strip()
+        return plan_job(job(replicaSpecs=roles, **spec)).config["data"]["hostfile"].split("=")[1].strip()
 
     assert slots() == "4"
     assert slots(horovod={"slotsPerWorker": 2}) == "2"
@@ -151,14 +153,14 @@ def test_slots_are_the_gpus_of_a_worker_unless_said_otherwise() -> None:
 def test_artifacts_become_environment(artifacts: Manifest, resume: str) -> None:
     made = job(artifacts={"uri": "s3://bucket/jobs/", "endpoint": "http://s3:9000", **artifacts})
 
-    for pod in plan_job(made, 1).pods:
+    for pod in plan_job(made).pods:
         assert environment(pod)["DTJ_ARTIFACTS_URI"] == "s3://bucket/jobs/ml/mnist-5b6a1f0e"
         assert environment(pod)["AWS_ENDPOINT_URL_S3"] == "http://s3:9000"
         assert environment(pod)["DTJ_RESUME"] == resume
 
 
 def test_without_artifacts_nothing_is_said_of_them() -> None:
-    for pod in plan_job(job(), 1).pods:
+    for pod in plan_job(job()).pods:
         assert "DTJ_ARTIFACTS_URI" not in environment(pod)
         assert "envFrom" not in trainer(pod)
 
@@ -166,7 +168,7 @@ def test_without_artifacts_nothing_is_said_of_them() -> None:
 def test_the_jobs_file_is_what_its_author_wrote() -> None:
     stored = manifest(artifacts={"uri": "s3://bucket/x"})
 
-    text = plan_job(read_job(stored), 1).config["data"]["job.yaml"]
+    text = plan_job(read_job(stored)).config["data"]["job.yaml"]
 
     assert "uri: s3://bucket/x" in text
     assert "backoffLimit" not in text
@@ -176,7 +178,7 @@ def test_the_jobs_file_is_what_its_author_wrote() -> None:
 def test_a_variable_of_the_user_comes_after_the_operators() -> None:
     made = job(env=[{"name": "PYTHONUNBUFFERED", "value": "0"}])
 
-    (pod, *_) = plan_job(made, 1).pods
+    (pod, *_) = plan_job(made).pods
 
     assert [e["value"] for e in trainer(pod)["env"] if e["name"] == "PYTHONUNBUFFERED"][-1] == "0"
 
@@ -188,7 +190,7 @@ def test_the_private_key_is_in_the_secret_and_nowhere_else() -> None:
 
     assert secret["stringData"]["ssh_key"] == "PRIVATE"
     assert secret["immutable"] is True
-    assert secret["metadata"]["name"] == plan_job(made, 1).ssh_secret
+    assert secret["metadata"]["name"] == plan_job(made).ssh_secret
     assert secret["metadata"]["ownerReferences"][0]["uid"] == UID
 
 

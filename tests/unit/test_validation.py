@@ -55,7 +55,7 @@ def test_no_template_makes_validation_or_the_plan_raise(template: dict[str, Any]
     made = read_job(with_template(template, role))
 
     if not faults(made):
-        for pod in plan_job(made, 1).pods:
+        for pod in plan_job(made).pods:
             assert pod["metadata"]["labels"]["dtj.dev/job"] == "mnist"
             assert pod["metadata"]["ownerReferences"][0]["uid"] == made.uid
 

@@ -23,13 +23,13 @@ JobFile = Annotated[Path, typer.Argument(help="YAML file with one DistributedTra
 def validate(file: JobFile) -> None:
     """Print every fault of a job file. Exit code 0: none, 1: some, 2: the file can't be read."""
     job = _read(file)
-    typer.echo(f"{file}: {job.name} is valid: {job.spec.strategy} with {len(plan_job(job, 1).pods)} pods")
+    typer.echo(f"{file}: {job.name} is valid: {job.spec.strategy} with {len(plan_job(job).pods)} pods")
 
 
 @app.command()
 def plan(file: JobFile) -> None:
     """Print the objects that the operator would make of a job file, as YAML."""
-    made = plan_job(_read(file), 1)
+    made = plan_job(_read(file))
     typer.echo(yaml.safe_dump_all([made.service, made.config, *made.pods], sort_keys=False), nl=False)
 
 

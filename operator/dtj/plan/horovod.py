@@ -62,8 +62,9 @@ def slots_per_worker(job: Job) -> int:
     return (job.spec.horovod or Horovod()).slots_per_worker or worker.gpus or 1
 
 
-def horovod_plan(job: Job, attempt: int) -> Plan:
-    """The objects of one attempt; the job must be free of faults."""
+def horovod_plan(job: Job) -> Plan:
+    """The objects of the job's present attempt; it must be free of faults."""
+    attempt = max(job.status.attempt, 1)
     worker = job.spec.replica_specs.worker or ReplicaSpec()
     launcher = job.spec.replica_specs.launcher or _DEFAULT_LAUNCHER
     program = [*job.spec.command, *job.spec.args]

@@ -9,10 +9,10 @@ from dtj.plan.model import Plan
 from dtj.plan.parameter_server import parameter_server_plan
 
 
-def plan_job(job: Job, attempt: int) -> Plan:
-    """The objects that attempt number `attempt` (from 1) of a job without faults needs."""
+def plan_job(job: Job) -> Plan:
+    """The objects that a job without faults needs now, in the attempt that its status says."""
     match job.spec.strategy:
         case Strategy.HOROVOD:
-            return horovod_plan(job, attempt)
+            return horovod_plan(job)
         case Strategy.PARAMETER_SERVER:
             return parameter_server_plan(job)

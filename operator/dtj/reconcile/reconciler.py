@@ -116,7 +116,7 @@ class Reconciler:
         else:
             memory.overtaken.clear()
         job, wrong = _read(dict(manifest))
-        plan = None if wrong else plan_job(job, max(job.status.attempt, 1))
+        plan = None if wrong else plan_job(job)
         now = self._clock()
         pods = [pod.view for pod in self._view.pods(key) if pod.owner == job.uid]
         report = self._progress.report(key, plan.reporter) if plan else None

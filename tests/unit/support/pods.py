@@ -110,7 +110,7 @@ class Life:
 
     @property
     def plan(self) -> Plan:
-        return plan_job(self.job, max(self.job.status.attempt, 1))
+        return plan_job(self.job)
 
     @property
     def expected(self) -> Expected:
