@@ -39,6 +39,7 @@ from wheels import (
 DOCKER = REPOSITORY / "docker"
 ARCHIVES = CACHE / "images"
 BUILD_BACKEND = "setuptools"
+USUAL_TENSORFLOW = "tensorflow-cpu"
 PROXIES = {"HTTP_PROXY", "HTTPS_PROXY", "FTP_PROXY", "NO_PROXY", "ALL_PROXY"}
 """Build arguments that every Dockerfile takes."""
 
@@ -64,6 +65,21 @@ class Image:
     def dockerfile(self) -> Path:
         """The file that says how it is built."""
         return DOCKER / f"{self.name}.Dockerfile"
+
+    def refuse_ignored(self) -> None:
+        """Raises BuildError for a build argument that would do nothing without another."""
+        tensorflow = self.args.get("TENSORFLOW", USUAL_TENSORFLOW)
+        needs = {}
+        if tensorflow != USUAL_TENSORFLOW:
+            needs[f"TENSORFLOW={tensorflow}"] = {"PACKAGES_FROM": "index"}
+        if "cuda" in tensorflow:
+            needs[f"TENSORFLOW={tensorflow}"]["HOROVOD_FROM"] = "source"
+        if operations := self.args.get("HOROVOD_GPU_OPERATIONS"):
+            needs[f"HOROVOD_GPU_OPERATIONS={operations}"] = {"HOROVOD_FROM": "source"}
+        for argument, others in needs.items():
+            missing = [f"--build-arg {n}={v}" for n, v in others.items() if self.args.get(n) != v]
+            if missing:
+                raise BuildError(f"{self.name}: {argument} does nothing without {' '.join(missing)}: add it")
 
     def wheels(self) -> list[Path]:
         """What goes into the context's wheelhouse/, built or downloaded where it isn't cached."""
@@ -155,7 +171,7 @@ def images(base: str, args: dict[str, str]) -> list[Image]:
                 f"dtj-trainer-tensorflow-horovod:{version()}": "trainer-horovod",
             },
             requirements={
-                "tensorflow": _pinned(*RUNTIME_NEEDS, "tensorflow-cpu", "setuptools", "wheel"),
+                "tensorflow": _pinned(*RUNTIME_NEEDS, USUAL_TENSORFLOW, "setuptools", "wheel"),
                 # Its TensorFlow is in the image: it may be another package than the one named there.
                 "trainer": [line for line in requirements_of("tensorflow") if "tensorflow" not in line],
             },
@@ -253,6 +269,8 @@ def archive_of_context(
         parts += [str(path.relative_to(context)), path]
     text = dockerfile.read_text()
     needed = [image for image in images(base, args) if any(ours in text for ours in image.tags)]
+    for image in needed:
+        image.refuse_ignored()
     ours = {image.name: archive_of(image) for image in needed}
     for image in needed:
         bare = all("-base:" in tag for tag in image.tags if tag in text)
@@ -350,6 +368,8 @@ def main() -> None:
             chosen = [image for image in every if not arguments.image or image.name in arguments.image]
             if loose := set(args) - {name for image in chosen for name in image.args}:
                 parser.error(f"no Dockerfile declares {', '.join(sorted(loose))}")
+            for image in chosen:
+                image.refuse_ignored()
             archives = [archive_of(image) for image in chosen]
     except (BuildError, subprocess.SubprocessError) as error:
         sys.exit(f"docker/build.py: {error}")

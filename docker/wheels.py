@@ -83,15 +83,16 @@ def horovod_wheel(name: str) -> Path:
             repr(sorted(framework.build_options.items())),
         ]
     )
-    folder = CACHE / "wheels" / key
+    folder = CACHE / "wheels" / f"{name}-{key}"
     if not folder.is_dir():
         with one_at_a_time("horovod-wheel"):
             if not folder.is_dir():
                 say(
                     f"Horovod's wheel: {made_for}, {mpi}; "
-                    f"built once, about 3 minutes on 2 cores, kept in {folder}"
+                    f"built once, about 4 minutes on 2 cores, kept in {folder}"
                 )
                 _build_horovod(framework, folder)
+                _forget_others(folder)
     return next(folder.glob("horovod-*.whl"))
 
 
@@ -202,19 +203,20 @@ def _forget_others(folder: Path) -> None:
 def install(name: str, wheel: Path) -> None:
     """Install the wheel for this Python, unless this very wheel is installed already.
 
-    An environment holds one Horovod: PyTorch's. TensorFlow's gets a folder of its own.
+    An environment holds one Horovod: PyTorch's. TensorFlow's gets a folder of its own, what it needs does not.
     """
     folder = Path(sys.prefix) / f"horovod-{name}" if name != "torch" else None
     place = folder or Path(sys.prefix)
     marker = place / f".horovod-{wheel.parent.name}"
     if marker.exists():
         return
-    pip = [sys.executable, "-m", "pip", "install"]
+    pip = [sys.executable, "-m", "pip", "install", "--constraint", REPOSITORY / "constraints.txt"]
     if folder:
         shutil.rmtree(folder, ignore_errors=True)
+        run([*pip, *RUNTIME_NEEDS])
         run([*pip, "--no-deps", "--target", folder, wheel])
     else:
-        run([*pip, "--constraint", REPOSITORY / "constraints.txt", wheel])
+        run([*pip, wheel])
         run([*pip, "--force-reinstall", "--no-deps", wheel])
     for old in place.glob(".horovod-*"):
         old.unlink()

@@ -232,6 +232,56 @@ assert build._older(other_new) == [other]
     )
 
 
+@pytest.mark.parametrize(
+    ("args", "missing"),
+    [
+        (["TENSORFLOW=tensorflow"], ["PACKAGES_FROM=index"]),
+        (["TENSORFLOW=tensorflow", "PACKAGES_FROM=index"], []),
+        (["TENSORFLOW=tensorflow[and-cuda]"], ["PACKAGES_FROM=index", "HOROVOD_FROM=source"]),
+        (["TENSORFLOW=tensorflow[and-cuda]", "PACKAGES_FROM=index"], ["HOROVOD_FROM=source"]),
+        (["HOROVOD_GPU_OPERATIONS=NCCL", "PACKAGES_FROM=index"], ["HOROVOD_FROM=source"]),
+        (["HOROVOD_GPU_OPERATIONS=NCCL", "HOROVOD_FROM=source"], []),
+    ],
+)
+def test_arguments_that_would_be_ignored_are_refused(
+    tmp_path: Path, args: list[str], missing: list[str]
+) -> None:
+    program = """
+import build, sys
+build._wheel_fits_image = lambda: True
+build.archive_of = lambda image: print("built")
+sys.argv = ["build.py", "--image", "trainer-tensorflow", *(f"--build-arg={arg}" for arg in sys.argv[1:])]
+try:
+    build.main()
+except SystemExit as error:
+    print(error)
+"""
+    said = in_builder(program, *args, cache=tmp_path)
+    wanted = " ".join(f"--build-arg {each}" for each in missing)
+    assert (f"{args[0]} does nothing without {wanted}: add it" in said) == bool(missing), said
+    assert ("built" in said) == (not missing), said
+
+
+def test_a_new_wheel_takes_the_place_of_the_frameworks_last_one(tmp_path: Path) -> None:
+    in_builder(
+        """
+import wheels
+wheels.need_packages = lambda needs: None
+wheels.run = lambda command: "mpirun 1\\n"
+def build(framework, folder):
+    folder.mkdir(parents=True)
+    (folder / "horovod-1.whl").touch()
+wheels._build_horovod = build
+for version in ("1", "2"):
+    wheels.HOROVOD_VERSION = version
+    made = {name: wheels.horovod_wheel(name) for name in wheels.FRAMEWORKS}
+assert sorted(wheels.CACHE.glob("wheels/*/*")) == sorted(made.values())
+assert {path.parent.name.rsplit("-", 1)[0] for path in made.values()} == set(wheels.FRAMEWORKS)
+""",
+        cache=tmp_path,
+    )
+
+
 def test_a_users_own_image_is_built_on_the_base_and_with_the_arguments_given(tmp_path: Path) -> None:
     (tmp_path / "context").mkdir()
     (tmp_path / "context/Dockerfile").write_text("ARG MINE\nFROM dtj-trainer-horovod:x\n")
