@@ -39,7 +39,7 @@ class ProgramEnd:
 
     @property
     def succeeded(self) -> bool:
-        """Exit code 0; only then is all it wrote complete."""
+        """Exit code 0; only then is all it wrote complete, and only if it was not told to stop."""
         return self.exit_code == 0
 
     @property

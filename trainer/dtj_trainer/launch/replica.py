@@ -84,7 +84,8 @@ class Replica:
         if failed:
             self._tell(told)  # Already now: the pod may be killed during the upload.
         try:
-            pod.finish(ended=end.succeeded, timeout=self._sync_seconds(end))
+            # Code 0 of a program told to stop may be a shell's, whose child was killed in the middle of a write.
+            pod.finish(ended=not failed, timeout=self._sync_seconds(end))
         except ArtifactsUnavailable as error:
             log.warning("%s", error)
             if not failed and not self._duties.only_log:
