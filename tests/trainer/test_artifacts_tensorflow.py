@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import time
 from pathlib import Path
 
@@ -11,7 +12,7 @@ import pytest
 from dtj_trainer.artifacts.checkpoint_index import read_index
 from dtj_trainer.artifacts.checkpoint_mirror import CheckpointMirror
 from dtj_trainer.artifacts.checkpoint_upload import CheckpointUploader
-from dtj_trainer.artifacts.restore import restore
+from dtj_trainer.artifacts.restore import remove, restore
 from dtj_trainer.artifacts.s3 import S3Error
 
 
@@ -41,11 +42,19 @@ def write(folder: Path, step: int, content: str = "") -> None:
     (folder / "checkpoint").write_text(f'model_checkpoint_path: "{folder}/model.ckpt-{step}"\n')
 
 
-def upload(folder: Path, store, *, attempt: int = 1, settle: float = 0.0, ended: bool = True) -> None:
+def upload(folder: Path, store, *, attempt: int = 1, settled_ns: int | None = None) -> None:
+    """Upload everything, or what was last changed at `settled_ns` or before."""
     uploader = CheckpointUploader(
-        folder, store, attempt=attempt, keep=3, settle_seconds=settle, step_at=lambda _: None
+        folder, store, attempt=attempt, keep=3, settle_seconds=0.0, step_at=lambda _: None
     )
-    uploader.upload_pass(ended=ended, died_ns=None)
+    uploader.upload_pass(ended=settled_ns is None, died_ns=settled_ns)
+
+
+def changed_last(folder: Path) -> int:
+    """The last change of a file; the next one is later, also by the kernel's coarse clock."""
+    last = max(path.stat().st_ctime_ns for path in folder.iterdir())
+    time.sleep(0.05)
+    return last
 
 
 def names(folder: Path) -> list[str]:
@@ -76,9 +85,9 @@ def test_layout_of_a_session(folder, store, restored):
 def test_a_program_that_saves_faster_than_files_settle(folder, store, restored):
     """TensorFlow finds what was restored, though its state file was of a later checkpoint."""
     write(folder, 60)
-    time.sleep(0.6)
+    settled = changed_last(folder)
     write(folder, 120)
-    upload(folder, store, settle=0.5, ended=False)
+    upload(folder, store, settled_ns=settled)
     assert [entry.name for entry in read_index(store).manifests[60].entries] == files_of(60)
     restore(store, restored, "Auto")
     assert names(restored) == ["checkpoint", *files_of(60)]
@@ -89,9 +98,9 @@ def test_a_program_that_saves_faster_than_files_settle(folder, store, restored):
 
 def test_the_state_file_alone_is_no_checkpoint(folder, store):
     write(folder, 60)
-    time.sleep(0.6)
+    settled = changed_last(folder)
     os.utime(folder / "model.ckpt-60.meta")  # Written last.
-    upload(folder, store, settle=0.5, ended=False)
+    upload(folder, store, settled_ns=settled)
     assert read_index(store).manifests == {}
     (folder / "checkpoint").write_text("somebody's own weights")
     upload(folder, store)
@@ -118,6 +127,48 @@ def test_mirror_goes_back_with_the_run(folder, store, restored):
     mirror.mirror_pass(ended=False, died_ns=None)
     assert mirror.newest["step"] == 90
     assert names(restored) == ["checkpoint", *files_of(90)]
+
+
+def test_mirror_tries_a_damaged_download_again(folder, store, restored, monkeypatch):
+    """Also of the last checkpoint, after which no manifest changes; less and less often, where it stays damaged."""
+    for step in (60, 120):
+        write(folder, step)
+    upload(folder, store)
+    clock, fetched = [0.0], []
+    get_file = type(store).get_file
+
+    def get_damaged(self, key, path):
+        get_file(self, key, path)
+        if path.name == "model.ckpt-120.index":
+            fetched.append(clock[0])
+            path.write_text("damaged")
+
+    monkeypatch.setattr(type(store), "get_file", get_damaged)
+    mirror = CheckpointMirror(restored, store, keep=3, now=lambda: clock[0])
+    while clock[0] < 600:
+        mirror.mirror_pass(ended=False, died_ns=None)
+        assert mirror.newest["step"] == 60
+        clock[0] += 3
+    attempts = fetched[::2]  # Each fetches a damaged file twice.
+    assert attempts[:2] == [0, 3]
+    assert 30 <= attempts[-1] - attempts[-2] <= 63
+    monkeypatch.setattr(type(store), "get_file", get_file)
+    clock[0] += 60
+    mirror.mirror_pass(ended=False, died_ns=None)
+    assert mirror.newest["step"] == 120
+
+
+def test_a_directory_goes_in_one_step(tmp_path, monkeypatch):
+    for name in ("60", ".removed-60"):  # The second is left by a call that was interrupted.
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "weights").touch()
+    rmtree, seen = shutil.rmtree, []
+    monkeypatch.setattr(
+        shutil, "rmtree", lambda path: (seen.append((tmp_path / "60").exists()), rmtree(path))
+    )
+    remove(tmp_path / "60")
+    assert seen == [True, False]
+    assert names(tmp_path) == []
 
 
 def test_one_request_while_nothing_changes(folder, store, restored, monkeypatch):

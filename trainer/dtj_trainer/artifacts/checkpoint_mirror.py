@@ -3,35 +3,48 @@
 from __future__ import annotations
 
 import logging
+import math
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from dtj_trainer import contract
+from dtj_trainer.artifacts.backoff import Backoff
 from dtj_trainer.artifacts.checkpoint_index import read_index
 from dtj_trainer.artifacts.manifest import Manifest
 from dtj_trainer.artifacts.restore import fetch, remove
 from dtj_trainer.artifacts.tensorflow_state import STATE_FILE
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from dtj_trainer.artifacts.store import Store
 
 log = logging.getLogger(__name__)
 
 POLL_SECONDS = 3.0
+LONGEST_RETRY_SECONDS = 60.0
+"""Between two attempts at a checkpoint that did not arrive whole, while nothing else changes."""
 
 
 class CheckpointMirror:
     """Brings the newest checkpoint below `store` into `folder`, pass by pass, from one thread.
 
-    The `keep` last ones stay, as the program may still read them; it never sees half of one.
+    The `keep` last ones stay, as the program may still read them. It sees whole files and directories only, and
+    TensorFlow's state file not before what it names; the files of one checkpoint come and go one by one.
     """
 
-    def __init__(self, folder: Path, store: Store, *, keep: int) -> None:
+    def __init__(
+        self, folder: Path, store: Store, *, keep: int, now: Callable[[], float] = time.monotonic
+    ) -> None:
         self._folder = folder
         self._store = store
         self._keep = keep
+        self._now = now
         self._listed: dict[str, str] = {}
         """The manifests of the last pass: ETags by keys."""
+        self._retry_at = math.inf
+        self._backoff = Backoff(LONGEST_RETRY_SECONDS)
         self._mirrored: list[Manifest] = []
         self.newest: contract.CheckpointRef | None = None
         """The one mirrored last; may be read by other threads."""
@@ -39,27 +52,35 @@ class CheckpointMirror:
     def mirror_pass(self, *, ended: bool, died_ns: int | None) -> bool:
         """Look for a newer checkpoint, and fetch it; True as for an upload pass. Raises S3Error.
 
-        One request while nothing changed.
+        One request while nothing changed, unless a checkpoint is to be tried again.
         """
         del ended, died_ns
         manifests = f"/{contract.MANIFEST_FILE}"
         listed = {item.key: item.etag for item in self._store.objects() if item.key.endswith(manifests)}
-        if listed != self._listed:
-            self._fetch_newest()
+        if listed != self._listed or self._now() >= self._retry_at:
+            skipped = self._fetch_newest()
             self._listed = listed
+            # After the last checkpoint of a run no manifest changes any more.
+            self._retry_at = self._now() + self._backoff.next_delay() if skipped else math.inf
+            if not skipped:
+                self._backoff.reset()
         return True
 
-    def _fetch_newest(self) -> None:
+    def _fetch_newest(self) -> bool:
+        """Bring the newest checkpoint that arrives whole; whether a newer one did not."""
+        skipped = False
         last = _age(self._mirrored[-1]) if self._mirrored else None
         for manifest in read_index(self._store).newest_first():
             if last is not None and _age(manifest) <= last:
-                return
+                break
             fault = fetch(self._store.below(str(manifest.step)), manifest, self._folder)
             if fault is None:
                 self._take(manifest)
-                return
+                break
             # Or the chief has removed it meanwhile; then the next pass finds a newer one.
             log.warning("checkpoint %d is not mirrored: %s", manifest.step, fault)
+            skipped = True
+        return skipped
 
     def _take(self, manifest: Manifest) -> None:
         # What an attempt before left behind a step that was gone back to is no more part of the run.

@@ -131,8 +131,12 @@ def _fetch_file(checkpoint: Store, file: StoredFile, path: Path) -> str | None:
 
 
 def remove(path: Path) -> None:
-    """Remove a file or a directory, if it is there."""
+    """Remove a file or a directory, if it is there; a reader sees all of it or nothing."""
     if path.is_dir() and not path.is_symlink():
-        shutil.rmtree(path)
+        hidden = path.with_name(f".removed-{path.name}")
+        if hidden.exists():  # left by a call that was interrupted
+            shutil.rmtree(hidden)
+        path.rename(hidden)
+        shutil.rmtree(hidden)
     else:
         path.unlink(missing_ok=True)
