@@ -16,7 +16,7 @@ ENV_JOB = "DTJ_JOB"
 ENV_NAMESPACE = "DTJ_NAMESPACE"
 ENV_UID = "DTJ_UID"
 ENV_ATTEMPT = "DTJ_ATTEMPT"
-"""Counts from 1; a retry of the whole job raises it."""
+"""The attempt of the job, counted from 1, in which this pod was started."""
 ENV_ROLE = "DTJ_ROLE"
 ENV_INDEX = "DTJ_INDEX"
 ENV_STRATEGY = "DTJ_STRATEGY"
@@ -39,7 +39,7 @@ ENV_CONFIG_DIR = "DTJ_CONFIG_DIR"
 ENV_TERMINATION_LOG = "DTJ_TERMINATION_LOG"
 """Where the termination message goes instead of TERMINATION_LOG."""
 ENV_PEER_TIMEOUT_SECONDS = "DTJ_PEER_TIMEOUT_SECONDS"
-"""How long a launcher waits for its hosts to answer; 300 by default."""
+"""How long a launcher waits for its hosts to answer, and the built-in chief for the others; 300 by default."""
 ENV_SYNC_TIMEOUT_SECONDS = "DTJ_SYNC_TIMEOUT_SECONDS"
 """How long a pod waits for S3 at its start (restore) and at its end (last uploads); 600 by default."""
 ENV_CHECKPOINTS_KEEP = "DTJ_CHECKPOINTS_KEEP"
@@ -94,7 +94,8 @@ FAILURE_FILE = "run/failure-{rank}.json"
 """What a program that knows its cause writes before it exits: `{"class": …, "message": …}`."""
 
 # In the bucket, below ENV_ARTIFACTS_URI: checkpoints/<step>/{…,manifest.json}, tensorboard/, model/,
-# logs/attempt-<attempt>/{launcher-0,rank-<rank>}.log, metrics.jsonl, job.yaml.
+# logs/attempt-<attempt>/{launcher-0,rank-<rank>,<role>-<index>}.log, metrics.jsonl, metrics-evaluator.jsonl,
+# job.yaml.
 MANIFEST_FILE = "manifest.json"
 JOB_FILE = "job.yaml"
 
