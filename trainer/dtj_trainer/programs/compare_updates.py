@@ -2,13 +2,14 @@
 
     python -m dtj_trainer.programs.compare_updates s3://training/jobs/ml/
 
-Takes prefixes of jobs, or of folders of jobs, and prints a table as Markdown: one row for each kind of updates and
-number of replicas, mean ± standard deviation over the runs that came to their end.
+Takes prefixes of jobs, or of folders of jobs, and prints a table as Markdown: one row for each kind of updates,
+model, batch size and number of replicas, mean ± standard deviation over the runs that came to their end.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import statistics
 import sys
@@ -21,7 +22,10 @@ from dtj_trainer import contract
 from dtj_trainer.artifacts.s3 import NoSuchKey, S3Error
 from dtj_trainer.artifacts.store import Store, open_store
 
-COLUMNS = ("updates", "workers", "ps", "runs", "global step/s", "examples/s", "seconds", "accuracy")
+COLUMNS = (
+    *("updates", "workers", "ps", "runs", "model", "batch"),
+    *("global step/s", "examples/s", "seconds", "accuracy"),
+)
 NOTE = (
     "A step of synchronous updates is a batch of every worker, one of asynchronous updates the batch of a single "
     "worker: compare examples/s. Workers that share the cores of one machine show no speed-up by their number."
@@ -33,6 +37,9 @@ class Run:
     """What one run came to."""
 
     updates: str
+    model: str
+    batch_size: int
+    """Of each worker; 0 where the run doesn't say."""
     workers: int
     ps: int
     steps_per_second: float
@@ -51,6 +58,8 @@ def read_run(metrics: Iterable[dict[str, Any]], tests: Iterable[dict[str, Any]])
     accuracies = [line["accuracy"] for line in tests if line.get("kind") == "test"]
     return Run(
         updates=end["updates"],
+        model=end.get("model", "–"),
+        batch_size=end.get("batchSize", 0),
         workers=end["workers"],
         ps=end["ps"],
         steps_per_second=end["globalStepsPerSecond"],
@@ -61,18 +70,20 @@ def read_run(metrics: Iterable[dict[str, Any]], tests: Iterable[dict[str, Any]])
 
 
 def table(runs: Iterable[Run]) -> str:
-    """The runs by kind of updates and number of replicas, as Markdown."""
-    groups: dict[tuple[str, int, int], list[Run]] = defaultdict(list)
+    """The runs by kind of updates, model, batch size and number of replicas, as Markdown."""
+    groups: dict[tuple[str, str, int, int, int], list[Run]] = defaultdict(list)
     for run in runs:
-        groups[run.updates, run.workers, run.ps].append(run)
+        groups[run.updates, run.model, run.batch_size, run.workers, run.ps].append(run)
     rows = [COLUMNS, tuple("---" for _ in COLUMNS)]
-    for (updates, workers, ps), same in sorted(groups.items(), reverse=True):
+    for (updates, model, batch_size, workers, ps), same in sorted(groups.items(), reverse=True):
         rows.append(
             (
                 updates,
                 str(workers),
                 str(ps),
                 str(len(same)),
+                model,
+                str(batch_size or "–"),
                 spread([run.steps_per_second for run in same], 2),
                 spread([run.examples_per_second for run in same], 0),
                 spread([run.seconds for run in same], 1),
@@ -100,10 +111,16 @@ def _runs(store: Store) -> Iterator[tuple[str, Run | None]]:
 
 
 def _lines(store: Store, key: str) -> list[dict[str, Any]] | None:
+    """The JSON objects in a file; without what isn't one, such as a line that was cut off by a kill."""
     try:
-        return [json.loads(line) for line in store.get_bytes(key).splitlines()]
+        lines = store.get_bytes(key).splitlines()
     except NoSuchKey:
         return None
+    found = []
+    for line in lines:
+        with contextlib.suppress(ValueError):
+            found.append(json.loads(line))
+    return [content for content in found if isinstance(content, dict)]
 
 
 def main(arguments: list[str] | None = None) -> None:

@@ -110,6 +110,8 @@ class Report:
                 "globalStepsPerSecond": round(state.step / seconds, 3),
                 "examplesPerSecond": round(state.trained / seconds, 1),
                 "updates": self._options.updates,
+                "model": self._options.model,
+                "batchSize": self._options.batch_size,
                 "workers": self._cluster.workers,
                 "ps": self._cluster.ps,
             },
