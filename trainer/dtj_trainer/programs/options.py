@@ -57,8 +57,8 @@ def parse(
     what.add_argument(
         "--data", metavar="URI", help="folder or s3://bucket/prefix; not given: the job's spec.data.uri"
     )
-    what.add_argument("--epochs", type=_positive(int), default=2, help="passes over the training set")
-    what.add_argument("--max-steps", type=_positive(int), help="stop after so many steps in all, if earlier")
+    what.add_argument("--epochs", type=positive(int), default=2, help="passes over the training set")
+    what.add_argument("--max-steps", type=positive(int), help="stop after so many steps in all, if earlier")
     what.add_argument(
         "--seed", type=int, default=1, help="of the first weights and the order of the examples"
     )
@@ -67,9 +67,9 @@ def parse(
     )
 
     how = parser.add_argument_group("how")
-    how.add_argument("--batch-size", type=_positive(int), default=64, help="examples a step on each rank")
+    how.add_argument("--batch-size", type=positive(int), default=64, help="examples a step on each rank")
     how.add_argument("--optimizer", choices=("sgd", "adam"), default="sgd", help="the update rule")
-    how.add_argument("--lr", type=_positive(float), default=0.05, help="learning rate for one rank")
+    how.add_argument("--lr", type=positive(float), default=0.05, help="learning rate for one rank")
     how.add_argument(
         "--scale-lr",
         action=argparse.BooleanOptionalAction,
@@ -77,13 +77,13 @@ def parse(
         help="multiply the learning rate by the number of ranks",
     )
     how.add_argument(
-        "--warmup-epochs", type=_not_negative(float), default=0.25, help="to reach the scaled learning rate"
+        "--warmup-epochs", type=not_negative(float), default=0.25, help="to reach the scaled learning rate"
     )
     how.add_argument(
         "--schedule", choices=("constant", "cosine"), default="cosine", help="of the rate after the warm-up"
     )
-    how.add_argument("--momentum", type=_not_negative(float), default=0.9, help="for sgd")
-    how.add_argument("--weight-decay", type=_not_negative(float), default=1e-4, help="L2 penalty")
+    how.add_argument("--momentum", type=not_negative(float), default=0.9, help="for sgd")
+    how.add_argument("--weight-decay", type=not_negative(float), default=1e-4, help="L2 penalty")
     if mixed_precision:
         how.add_argument(
             "--amp",
@@ -94,19 +94,19 @@ def parse(
     else:
         parser.set_defaults(amp=False)
     how.add_argument(
-        "--data-workers", type=_not_negative(int), default=1, help="threads a rank that prepare batches"
+        "--data-workers", type=not_negative(int), default=1, help="threads a rank that prepare batches"
     )
 
     keep = parser.add_argument_group("what is kept")
-    keep.add_argument("--checkpoint-steps", type=_positive(int), help="also save every so many steps")
+    keep.add_argument("--checkpoint-steps", type=positive(int), help="also save every so many steps")
     keep.add_argument(
-        "--checkpoint-seconds", type=_positive(float), default=300.0, help="also save after so long"
+        "--checkpoint-seconds", type=positive(float), default=300.0, help="also save after so long"
     )
     keep.add_argument(
-        "--tensorboard-seconds", type=_positive(float), default=30.0, help="length of an event file"
+        "--tensorboard-seconds", type=positive(float), default=30.0, help="length of an event file"
     )
     keep.add_argument(
-        "--log-seconds", type=_not_negative(float), default=2.0, help="between two lines of progress"
+        "--log-seconds", type=not_negative(float), default=2.0, help="between two lines of progress"
     )
     parsed = parser.parse_args(arguments)
     return Options(**{field.name: getattr(parsed, field.name) for field in fields(Options)})
@@ -137,9 +137,11 @@ class _Number:
         return value
 
 
-def _positive(kind: type[int] | type[float]) -> _Number:
+def positive(kind: type[int] | type[float]) -> _Number:
+    """More than 0, as argparse's `type`."""
     return _Number(kind, zero=False)
 
 
-def _not_negative(kind: type[int] | type[float]) -> _Number:
+def not_negative(kind: type[int] | type[float]) -> _Number:
+    """0 or more, as argparse's `type`."""
     return _Number(kind, zero=True)

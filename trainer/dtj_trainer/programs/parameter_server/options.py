@@ -9,6 +9,7 @@ from typing import Literal, cast
 
 from dtj_trainer import contract
 from dtj_trainer.models.keras_pictures import MODELS
+from dtj_trainer.programs.options import not_negative, positive
 
 Updates = Literal["Asynchronous", "Synchronous"]
 UPDATES: tuple[Updates, ...] = ("Asynchronous", "Synchronous")
@@ -46,8 +47,8 @@ def parse(arguments: list[str] | None, program: str, description: str) -> Option
     what.add_argument(
         "--data", metavar="URI", help="folder or s3://bucket/prefix; not given: the job's spec.data.uri"
     )
-    what.add_argument("--epochs", type=_positive_int, default=2, help="passes over the training set")
-    what.add_argument("--max-steps", type=_positive_int, help="stop after so many global steps, if earlier")
+    what.add_argument("--epochs", type=positive(int), default=2, help="passes over the training set")
+    what.add_argument("--max-steps", type=positive(int), help="stop after so many global steps, if earlier")
     what.add_argument(
         "--seed", type=int, default=1, help="of the first weights and the order of the examples"
     )
@@ -60,42 +61,24 @@ def parse(arguments: list[str] | None, program: str, description: str) -> Option
         default=given if given in UPDATES else UPDATES[0],
         help=f"each worker for itself, or all together; the default is {contract.ENV_UPDATES}",
     )
-    how.add_argument("--batch-size", type=_positive_int, default=64, help="examples a step of each worker")
+    how.add_argument("--batch-size", type=positive(int), default=64, help="examples a step of each worker")
     how.add_argument("--optimizer", choices=("sgd", "adam"), default="sgd", help="the update rule")
-    how.add_argument("--lr", type=_positive_float, default=0.02, help="learning rate")
-    how.add_argument("--momentum", type=_not_negative, default=0.9, help="for sgd")
+    how.add_argument("--lr", type=positive(float), default=0.02, help="learning rate")
+    how.add_argument("--momentum", type=not_negative(float), default=0.9, help="for sgd")
 
     kept = parser.add_argument_group("what is kept, and when")
-    kept.add_argument("--checkpoint-steps", type=_positive_int, help="also save after each so many steps")
+    kept.add_argument("--checkpoint-steps", type=positive(int), help="also save after each so many steps")
     kept.add_argument(
-        "--checkpoint-seconds", type=_positive_float, default=60.0, help="save at least so often"
+        "--checkpoint-seconds", type=positive(float), default=60.0, help="save at least so often"
     )
     kept.add_argument(
-        "--tensorboard-seconds", type=_positive_float, default=30.0, help="begin a new event file so often"
+        "--tensorboard-seconds", type=positive(float), default=30.0, help="begin a new event file so often"
     )
     kept.add_argument(
-        "--log-seconds", type=_not_negative, default=5.0, help="between lines of the log and metrics.jsonl"
+        "--log-seconds",
+        type=not_negative(float),
+        default=5.0,
+        help="between lines of the log and metrics.jsonl",
     )
     chosen = vars(parser.parse_args(arguments))
     return Options(**{field.name: cast("object", chosen[field.name]) for field in fields(Options)})  # type: ignore[arg-type]
-
-
-def _positive_int(text: str) -> int:
-    value = int(text)
-    if value <= 0:
-        raise argparse.ArgumentTypeError(f"{text} is not more than 0")
-    return value
-
-
-def _positive_float(text: str) -> float:
-    value = float(text)
-    if not value > 0:
-        raise argparse.ArgumentTypeError(f"{text} is not more than 0")
-    return value
-
-
-def _not_negative(text: str) -> float:
-    value = float(text)
-    if not value >= 0:
-        raise argparse.ArgumentTypeError(f"{text} is less than 0")
-    return value
