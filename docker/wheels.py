@@ -210,7 +210,8 @@ def install(name: str, wheel: Path) -> None:
     marker = place / f".horovod-{wheel.parent.name}"
     if marker.exists():
         return
-    pip = [sys.executable, "-m", "pip", "install", "--constraint", REPOSITORY / "constraints.txt"]
+    constraints = REPOSITORY / "constraints.txt"
+    pip: list[str | Path] = [sys.executable, "-m", "pip", "install", "--constraint", constraints]
     if folder:
         shutil.rmtree(folder, ignore_errors=True)
         run([*pip, *RUNTIME_NEEDS])
