@@ -41,16 +41,16 @@ def run(options: Options, data: PictureSet, workers: int) -> None:
         Path(contract.root()) / contract.TENSORBOARD / "eval", rotate_seconds=options.tensorboard_seconds
     )
     model: keras.Model | None = None
-    tested = None
+    checkpoint = _Newest()
     final = False
     log.info("waiting for checkpoints to test on %d pictures", len(data.test))
     while not final:
-        found = _newer_than(tested)
+        found = checkpoint.another()
         if found is None:
             time.sleep(POLL_SECONDS)
             continue
         saved, vectors = found
-        tested, final = (saved.step, saved.final), saved.final
+        final = saved.final
         if model is None:
             model = keras_pictures.build(saved.model, saved.shape, saved.classes, 0)
         set_weights(model, vectors)
@@ -87,13 +87,29 @@ def test(model: keras.Model, pixels: np.ndarray, pictures: Pictures) -> tuple[fl
     return loss / len(pictures), right / len(pictures)
 
 
-def _newer_than(tested: tuple[int, bool] | None) -> tuple[state.State, dict[str, np.ndarray]] | None:
-    """The newest checkpoint, unless it is the one tested last."""
-    newest = checkpoints.newest()
-    if newest is None or tested == (newest.step, True):
-        return None
-    try:
-        saved, vectors = state.load(newest.path)
-    except FileNotFoundError:
-        return None  # just pruned, for a newer one
-    return None if tested == (saved.step, saved.final) else (saved, vectors)
+class _Newest:
+    """The newest checkpoint, each once."""
+
+    def __init__(self) -> None:
+        self._read: tuple[int, int, int] | None = None
+        self._given: tuple[int, bool] | None = None
+
+    def another(self) -> tuple[state.State, dict[str, np.ndarray]] | None:
+        """The newest checkpoint, unless it was given last time."""
+        newest = checkpoints.newest()
+        if newest is None:
+            return None
+        try:
+            there = newest.path.stat()
+            # Also when it is replaced: the last checkpoint can be of a step that was saved before.
+            which = (newest.step, there.st_ino, there.st_mtime_ns)
+            if which == self._read:
+                return None  # without reading it again, twice a second for as long as it is the newest
+            saved, vectors = state.load(newest.path)
+        except FileNotFoundError:
+            return None  # just pruned, for a newer one
+        self._read = which
+        if self._given == (saved.step, saved.final):
+            return None
+        self._given = saved.step, saved.final
+        return saved, vectors
