@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from statistics import median
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 if TYPE_CHECKING:
     from dtj_trainer import contract
@@ -47,6 +47,14 @@ class StepTimes(NamedTuple):
         return self.read + self.push
 
 
+class _Finding(NamedTuple):
+    """What holds the training up; `worker` when it is one."""
+
+    kind: Literal["ParameterServers", "Worker"]
+    worker: int | None
+    message: str
+
+
 class BottleneckWatch:
     """Looks at the newest batches of each worker. Times are in seconds, `now` of any clock that only goes on."""
 
@@ -54,8 +62,9 @@ class BottleneckWatch:
         self._ps = ps
         self._batches: dict[int, deque[StepTimes]] = {}
         self._seen: dict[int, float] = {}
-        self._found: contract.Bottleneck | None = None
-        self._since: float | None = None
+        self._found: _Finding | None = None
+        self._other: _Finding | None = None
+        self._since: float | None = None  # `_other` was found in place of `_found`
 
     def add(self, times: StepTimes, now: float) -> None:
         """Take a finished batch into account."""
@@ -63,26 +72,30 @@ class BottleneckWatch:
         self._seen[times.worker] = now
 
     def find(self, now: float) -> contract.Bottleneck | None:
-        """What holds the training up; it changes only after it was so for SUSTAINED_SECONDS."""
+        """What holds the training up, with present figures.
+
+        It becomes another one, or none, only after it was so for SUSTAINED_SECONDS.
+        """
         present = self._present(now)
         candidate = (
             self._keeps(present) or self._ps_finding(present, SHARE) or self._worker_finding(present, SLOWER)
         )
-        if _kind(candidate) == _kind(self._found):
-            self._since = None
-        elif self._since is None:
-            self._since = now
+        if _who(candidate) == _who(self._found):
+            self._found, self._since = candidate, None
+        elif self._since is None or _who(candidate) != _who(self._other):
+            self._other, self._since = candidate, now
         elif now - self._since >= SUSTAINED_SECONDS:
             self._found, self._since = candidate, None
-        return self._found
+        return {"kind": self._found.kind, "message": self._found.message} if self._found else None
 
-    def _keeps(self, present: dict[int, list[StepTimes]]) -> contract.Bottleneck | None:
-        """What was found, while it isn't over: a little better is not good."""
+    def _keeps(self, present: dict[int, list[StepTimes]]) -> _Finding | None:
+        """What was found, as it is now, while it isn't over: a little better is not good."""
         if self._found is None:
             return None
-        if self._found["kind"] == "ParameterServers":
-            return self._found if self._ps_finding(present, SHARE_OVER) else None
-        return self._found if self._worker_finding(present, SLOWER_OVER) else None
+        if self._found.kind == "ParameterServers":
+            return self._ps_finding(present, SHARE_OVER)
+        finding = self._worker_finding(present, SLOWER_OVER)
+        return finding if _who(finding) == _who(self._found) else None
 
     def _present(self, now: float) -> dict[int, list[StepTimes]]:
         """The batches of workers that still bring some: not of one that was lost."""
@@ -94,26 +107,21 @@ class BottleneckWatch:
                 present[worker] = list(batches)
         return present
 
-    def _ps_finding(
-        self, present: dict[int, list[StepTimes]], threshold: float
-    ) -> contract.Bottleneck | None:
+    def _ps_finding(self, present: dict[int, list[StepTimes]], threshold: float) -> _Finding | None:
         batches = [times for of_worker in present.values() for times in of_worker]
         if not batches or waiting_share(batches) < threshold:
             return None
         waited = sum(times.waiting for times in batches) / len(batches)
         whole = sum(times.total for times in batches) / len(batches)
         servers = "1 parameter server" if self._ps == 1 else f"{self._ps} parameter servers"
-        return {
-            "kind": "ParameterServers",
-            "message": f"workers wait {waited / whole:.0%} of each step for {servers} ({_milliseconds(waited)} of "
-            f"{_milliseconds(whole)}): give ps more CPU or more replicas (replicaSpecs.ps)".replace(
-                "%", " %", 1
-            ),
-        }
+        return _Finding(
+            "ParameterServers",
+            None,
+            f"workers wait {100 * waited / whole:.0f} % of each step for {servers} ({_milliseconds(waited)} of "
+            f"{_milliseconds(whole)}): give ps more CPU or more replicas (replicaSpecs.ps)",
+        )
 
-    def _worker_finding(
-        self, present: dict[int, list[StepTimes]], threshold: float
-    ) -> contract.Bottleneck | None:
+    def _worker_finding(self, present: dict[int, list[StepTimes]], threshold: float) -> _Finding | None:
         if len(present) < 2:
             return None
         computing = {
@@ -123,12 +131,13 @@ class BottleneckWatch:
         others = median(seconds for worker, seconds in computing.items() if worker != slowest)
         if others <= 0 or computing[slowest] < threshold * others:
             return None
-        return {
-            "kind": "Worker",
-            "message": f"worker {slowest} computes {_milliseconds(computing[slowest])} on each batch, the others "
+        return _Finding(
+            "Worker",
+            slowest,
+            f"worker {slowest} computes {_milliseconds(computing[slowest])} on each batch, the others "
             f"{_milliseconds(others)}: its node is slower or busy; give it as much CPU or GPU as the others have "
             "(replicaSpecs.worker), or move it to another node",
-        }
+        )
 
 
 def waiting_share(batches: list[StepTimes]) -> float:
@@ -141,5 +150,5 @@ def _milliseconds(seconds: float) -> str:
     return f"{seconds * 1000:.0f} ms" if seconds >= 0.01 else f"{seconds * 1000:.1f} ms"
 
 
-def _kind(found: contract.Bottleneck | None) -> str | None:
-    return found["kind"] if found else None
+def _who(found: _Finding | None) -> tuple[str, int | None] | None:
+    return (found.kind, found.worker) if found else None
