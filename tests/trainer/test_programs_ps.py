@@ -242,6 +242,11 @@ def test_synchronous_is_one_process_on_the_whole_batch_whoever_dies(
     assert re.search(
         r"LossNotFinite: the loss is (nan|inf) at step \d+: try a lower --lr", job.log("chief-0")
     )
+    # In the last step there is no loss to tell of it: what would be saved does.
+    job.start("chief-0", options=("--lr=1e39", "--max-steps=1"), DTJ_ROOT=str(tmp_path / "diverged-last"))
+    assert job.exit_code("chief-0") == 1
+    assert "LossNotFinite: not all weights are finite after step 1" in job.log("chief-0")
+    assert not list((tmp_path / "diverged-last").glob("checkpoints/*"))
     # And they end at once when they are told to.
     assert [job.kill(name, signal.SIGTERM) for name in ("ps-0", "ps-1", "worker-0", "worker-1")] == [143] * 4
 

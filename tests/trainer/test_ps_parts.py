@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import json
+import queue
+import time
 from collections.abc import Iterable
 from pathlib import Path
+from typing import NoReturn
 
 import numpy as np
 import pytest
@@ -14,13 +17,16 @@ from hypothesis import strategies as st
 from dtj_trainer import progress
 from dtj_trainer.contract import Bottleneck
 from dtj_trainer.data.sharding import Sharding
+from dtj_trainer.launch import pod
 
 tf = pytest.importorskip("tensorflow", reason="needs the tensorflow extra")
 
 from dtj_trainer.models import keras_pictures  # noqa: E402
 from dtj_trainer.programs.parameter_server import (  # noqa: E402
     bottleneck,
+    chief,
     cluster,
+    evaluator,
     optimizers,
     parameters,
     shards,
@@ -170,6 +176,9 @@ def test_cluster_from_tf_config(monkeypatch: pytest.MonkeyPatch) -> None:
     for addresses, task in ((whole, ("worker", 2)), ({"worker": ["w:1"]}, ("worker", 0)), ({}, ("chief", 0))):
         with pytest.raises(cluster.BadCluster):
             given_config(addresses, *task)
+    for address in ("w0", "w0:", ":2222", "w0:http", "w0:70000"):
+        with pytest.raises(cluster.BadCluster, match="not host:port"):
+            given_config(whole | {"worker": [address, "w1:2222"]}, "worker")
     monkeypatch.setenv("TF_CONFIG", "{")
     with pytest.raises(cluster.BadCluster, match="can't be read"):
         cluster.from_environment()
@@ -189,6 +198,66 @@ def test_who_does_not_answer_is_named() -> None:
     assert not cluster.wait_for(nobody, everybody, 10, lambda: True)
     message = "from remote target /job:worker/replica:0/task:1 … remote target /job:ps/replica:0/task:2/device:CPU:0"
     assert cluster.blamed(message) == [cluster.Task("ps", 2)]
+
+
+# --- when it stands still -----------------------------------------------------------------------
+
+
+def test_slow_steps_are_no_stall() -> None:
+    pulse = chief.Pulse()
+    assert pulse.limit == chief.FIRST_STALL_SECONDS
+    pulse.step_ended(2)
+    assert pulse.limit == chief.STALL_SECONDS
+    pulse.step_ended(100)
+    pulse.step_ended(2)
+    assert pulse.limit == 1000
+    pulse.stop()
+    assert pulse.at is None
+
+
+def test_the_chief_ends_before_it_is_killed() -> None:
+    assert chief.STOP_SECONDS < pod.STOP_SECONDS
+
+
+@pytest.mark.parametrize("answer", [True, False])
+def test_a_stall_ends_the_chief_when_all_answer(monkeypatch: pytest.MonkeyPatch, answer: bool) -> None:
+    monkeypatch.setattr(chief, "STALL_SECONDS", 0.1)
+    monkeypatch.setattr(chief, "silent", lambda c, kind: [] if answer else c.tasks(kind))
+    here = cluster.Cluster({"worker": ("w:1",), "ps": ("p:1",)}, cluster.Task("chief", 0))
+    ended: queue.Queue[str] = queue.Queue()
+
+    def end(what: str) -> NoReturn:
+        ended.put(what)
+        while True:  # the watch's thread ends with the process
+            time.sleep(60)
+
+    pulse = chief.Pulse()
+    pulse.limit = 0.2  # as before the first step
+    chief.end_when_stalled(pulse, here, end)
+    if answer:
+        assert "though parameter servers and workers answer" in ended.get(timeout=10)
+    else:
+        with pytest.raises(queue.Empty):
+            ended.get(timeout=1)
+        pulse.stop()
+
+
+def test_the_evaluator_reads_each_checkpoint_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DTJ_ROOT", str(tmp_path))
+    loads: list[Path] = []
+    load = state.load
+    monkeypatch.setattr(state, "load", lambda folder: loads.append(folder) or load(folder))
+    newest = evaluator._Newest()
+    assert newest.another() is None
+    now = state.State("cnn", (28, 28, 1), 10, "sgd", 1004, step=5)
+    for final in (False, True):  # the last one replaces that of the same step
+        now.final = final
+        state.save(now, {"trainable": np.arange(3.0)})
+        found = newest.another()
+        assert found is not None
+        assert found[0] == now
+        assert newest.another() is None
+    assert len(loads) == 2
 
 
 # --- what holds the training up -----------------------------------------------------------------
@@ -235,9 +304,13 @@ def test_the_message_of_steady_starvation() -> None:
 
 def test_a_little_better_is_not_over() -> None:
     watch = bottleneck.BottleneckWatch(2)
-    before = watched(watch, 20, STARVED)
+    assert watched(watch, 20, STARVED) is not None
     between = [StepTimes(worker, 0.005, 0.011, 0.004) for worker in range(2)]  # 45 %
-    assert watched(watch, 60, between, 20) == before
+    found = watched(watch, 60, between, 20)
+    assert found is not None
+    assert found["message"].startswith(
+        "workers wait 45 % of each step for 2 parameter servers (9.0 ms of 20 ms)"
+    )
     assert watched(bottleneck.BottleneckWatch(2), 60, between) is None
 
 
@@ -250,6 +323,19 @@ def test_a_straggler_is_named() -> None:
     assert watched(bottleneck.BottleneckWatch(1), 20, slow[1:]) is None, (
         "one worker has nobody to compare with"
     )
+
+
+def test_another_straggler_is_named_once_it_lasts() -> None:
+    def slow(which: int) -> list[StepTimes]:
+        return [StepTimes(worker, 0.003, 0.05 if worker == which else 0.02, 0.004) for worker in range(3)]
+
+    watch = bottleneck.BottleneckWatch(1)
+    named = [
+        found["message"][:8]
+        for start, which, seconds in ((0, 1, 20), (20, 0, 15), (35, 0, 20), (55, 2, 40))
+        if (found := watched(watch, seconds, slow(which), start))
+    ]
+    assert named == ["worker 1", "worker 1", "worker 0", "worker 2"]
 
 
 def test_a_lost_worker_is_no_straggler() -> None:

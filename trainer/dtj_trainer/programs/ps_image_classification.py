@@ -75,9 +75,9 @@ def _coordinate(options: Options, cluster: clusters.Cluster) -> int:
             cluster, cluster.tasks("ps", "worker"), clusters.peer_timeout(), lambda: stop.requested
         ):
             return EXIT_CODE
-        training = chief.Training(options, cluster, stop)
-        chief.end_when_stalled(training, cluster, lambda what: _end(_failed("ConnectionLost", what)))
-        training.run()
+        pulse = chief.Pulse()
+        chief.end_when_stalled(pulse, cluster, lambda what: _end(_failed("ConnectionLost", what)))
+        chief.Training(options, cluster, stop, pulse).run()
     except chief.Stopped as stopped:
         log.info("%s", stopped)
         return EXIT_CODE

@@ -12,6 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
+import numpy as np
 import tensorflow as tf
 
 from dtj_trainer import contract
@@ -37,12 +38,17 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-STOP_SECONDS = 45.0
-"""From SIGTERM to the end, checkpoint or not: it can't be made while no worker answers."""
+STOP_SECONDS = 40.0
+"""From SIGTERM to the end, checkpoint or not: it can't be made while no worker answers. Less than STOP_SECONDS of
+dtj_trainer.launch.pod: dtj-launch kills what hasn't ended by then, and its exit code isn't that of a stop."""
 
 
 STALL_SECONDS = 120.0
-"""Without the end of a step, after the first. Longer than any step takes, also one that is compiled anew."""
+"""Without the end of a step, after the first: longer than most steps take, also one that is compiled anew."""
+STALL_STEPS = 10
+"""As many times the longest step so far, where that is more."""
+FIRST_STALL_SECONDS = 600.0
+"""To make the variables, and to the end of the first step: nothing tells yet how long a step takes."""
 
 
 class Stopped(Exception):
@@ -53,15 +59,39 @@ class LossNotFinite(Exception):
     """The training has diverged."""
 
 
-class Training:
-    """One run of the chief on servers that answer. Makes the model and its variables, goes on from a checkpoint.
+class Pulse:
+    """When the training last went on, by time.monotonic, and how many seconds it may take to go on again.
 
-    `ended_at`: when the newest step ended, by time.monotonic; None before the first, and after the last.
+    `at` is None when nothing is waited for any more.
     """
 
-    def __init__(self, options: Options, cluster: Cluster, stop: StopRequest) -> None:
+    def __init__(self) -> None:
+        self.at: float | None = time.monotonic()
+        self.limit = FIRST_STALL_SECONDS
+        self._longest = 0.0
+
+    def beat(self) -> None:
+        """It goes on."""
+        self.at = time.monotonic()
+
+    def step_ended(self, seconds: float) -> None:
+        """A step has ended that took a worker so long."""
+        self.beat()  # first: the limit may become less
+        self._longest = max(self._longest, seconds)
+        self.limit = max(STALL_SECONDS, STALL_STEPS * self._longest)
+
+    def stop(self) -> None:
+        """From now on it may take any time."""
+        self.at = None
+
+
+class Training:
+    """One run of the chief on servers that answer. Makes the model and its variables, goes on from a checkpoint."""
+
+    def __init__(self, options: Options, cluster: Cluster, stop: StopRequest, pulse: Pulse) -> None:
         self._options = options
         self._stop = stop
+        self._pulse = pulse
         # Not a few errors of a lost worker name a server that waited for it. The coordinator passes over as many
         # as this in all, and then takes the server for lost; when it is, they come within a second.
         os.environ.setdefault("TF_COORDINATOR_IGNORE_TRANSIENT_PS_FAILURES", "20")
@@ -82,12 +112,12 @@ class Training:
         )
         self._begun = self._state.step
         self._counted_at: float | None = None
-        self.ended_at: float | None = None
         self._total = self._total_steps()
 
     def run(self) -> None:
         """Train to the end and write the model. Raises Stopped, LossNotFinite, or what TensorFlow raises."""
         self._saved_at = time.monotonic()
+        self._pulse.beat()
         self._report.begin()
         try:
             while not self._done():
@@ -110,6 +140,8 @@ class Training:
                 break
             if self._stop.requested or self._save_is_due():
                 self._pause()
+                if self._steps_done():  # with batches that were applied twice
+                    break
                 self._save_and_stop_if_asked()
         self._pause()
         self._report.end_of_epoch(here, self._total)
@@ -135,15 +167,16 @@ class Training:
     def _take(self, results: list[StepResult]) -> None:
         for result in results:
             self._state.step += 1
-            self.ended_at = time.monotonic()
+            self._pulse.step_ended(max(times.total for times in result.times))
             if not math.isfinite(result.loss):
                 raise LossNotFinite(f"the loss is {result.loss} at step {self._state.step}: try a lower --lr")
             self._count_time()
             self._report.add(result, self._state, self._total)
 
     def _finish(self) -> None:
-        self.ended_at = None
-        vectors = self._parameters.vectors()
+        self._pulse.beat()
+        vectors = self._vectors()
+        self._pulse.stop()
         set_weights(self._model, vectors)
         self._state.final = True
         state.save(self._state, vectors)
@@ -193,10 +226,19 @@ class Training:
         return time.monotonic() - self._saved_at >= self._options.checkpoint_seconds
 
     def _save_and_stop_if_asked(self) -> None:
-        state.save(self._state, self._parameters.vectors())
+        self._pulse.beat()
+        state.save(self._state, self._vectors())
+        self._pulse.beat()
         self._saved_at = time.monotonic()
         if self._stop.requested:
             raise Stopped(f"stopped at step {self._state.step}, with a checkpoint")
+
+    def _vectors(self) -> dict[str, np.ndarray]:
+        """What a checkpoint keeps. Raises LossNotFinite: a step's loss is of the variables before its update."""
+        vectors = self._parameters.vectors()
+        if not np.isfinite(vectors["trainable"]).all():
+            raise LossNotFinite(f"not all weights are finite after step {self._state.step}: try a lower --lr")
+        return vectors
 
     def _resume(self) -> None:
         newest = checkpoints.newest()
@@ -215,8 +257,8 @@ class Training:
         return kind(coordinator, iterator, step, self._parameters, workers=cluster.workers)
 
 
-def end_when_stalled(training: Training, cluster: Cluster, end: Callable[[str], NoReturn]) -> None:
-    """Call `end` with what happened when no step ends for STALL_SECONDS although servers and a worker answer.
+def end_when_stalled(pulse: Pulse, cluster: Cluster, end: Callable[[str], NoReturn]) -> None:
+    """Call `end` with what happened when there is no pulse for its limit although servers and a worker answer.
 
     TensorFlow now and then waits for ever for something of a lost worker; another chief doesn't. While nobody
     answers who could compute, or a server is lost, there is nothing to call a stall.
@@ -225,15 +267,16 @@ def end_when_stalled(training: Training, cluster: Cluster, end: Callable[[str], 
     def watch() -> None:
         while True:
             time.sleep(STALL_SECONDS / 10)
-            ended = training.ended_at
-            if ended is None or time.monotonic() - ended < STALL_SECONDS:
+            last, limit = pulse.at, pulse.limit
+            if last is None or time.monotonic() - last < limit:
                 continue
-            if len(silent(cluster, "worker")) == cluster.workers or silent(cluster, "ps"):
-                training.ended_at = time.monotonic()
-            elif training.ended_at == ended:
-                end(
-                    f"no step has ended for {STALL_SECONDS:.0f} s, though parameter servers and workers answer"
-                )
+            lost = len(silent(cluster, "worker")) == cluster.workers or silent(cluster, "ps")
+            if pulse.at != last:
+                continue
+            if lost:
+                pulse.beat()
+            else:
+                end(f"no step has ended for {limit:.0f} s, though parameter servers and workers answer")
 
     threading.Thread(target=watch, name="end-when-stalled", daemon=True).start()
 

@@ -84,9 +84,19 @@ def from_environment() -> Cluster:
     if len(addresses.get("chief", ())) != 1 or not addresses.get("worker") or not addresses.get("ps"):
         seen = ", ".join(f"{len(hosts)} {kind}" for kind, hosts in sorted(addresses.items())) or "nobody"
         raise BadCluster(f"this program needs a chief, workers and parameter servers, the job has {seen}")
+    without = [each for hosts in addresses.values() for each in hosts if not _has_port(each)]
+    if without:
+        raise BadCluster(
+            f"{contract.ENV_TF_CONFIG} has addresses that are not host:port: {', '.join(without)}"
+        )
     if task.type != "evaluator" and not 0 <= task.index < len(addresses.get(task.type, ())):
         raise BadCluster(f"{contract.ENV_TF_CONFIG} names the task {task}, which its cluster doesn't have")
     return Cluster(addresses, task)
+
+
+def _has_port(address: str) -> bool:
+    host, _, port = address.rpartition(":")
+    return bool(host) and port.isdecimal() and 0 < int(port) < 65536
 
 
 def peer_timeout() -> float:

@@ -16,6 +16,7 @@ import tensorflow as tf
 
 from dtj_trainer import contract
 from dtj_trainer.data.pictures import load_pictures
+from dtj_trainer.programs.whole_file import write_whole
 
 if TYPE_CHECKING:
     from dtj_trainer.data.pictures import Pictures
@@ -55,17 +56,18 @@ def write(uri: str) -> None:
     (root / contract.DATA).mkdir(parents=True, exist_ok=True)
     channels, height, width = data.shape
     facts = Facts(len(data.train), height, width, channels, data.classes)
-    _write(root / _PIXELS, channels_last(data.train))
-    _write(root / _LABELS, data.train.labels.astype("<i4"))
-    _write(root / _FACTS, np.array(facts, "<i8"))
+    write_whole(root / _PIXELS, channels_last(data.train).tofile)
+    write_whole(root / _LABELS, data.train.labels.astype("<i4").tofile)
+    write_whole(root / _FACTS, np.array(facts, "<i8").tofile)
     os.chdir(root)
 
 
 def facts(coordinator: Any) -> Facts:
     """What a worker says of its training set."""
     read = tf.function(_read_facts).get_concrete_function(tf.TensorSpec([], tf.string))
-    found: list[int] = coordinator.schedule(read, args=(tf.constant(_FACTS),)).fetch().tolist()
-    return Facts(*found)
+    scheduled = coordinator.schedule(read, args=(tf.constant(_FACTS),))
+    coordinator.join()  # returns when the result is here: see _arrived in updates.py
+    return Facts(*scheduled.fetch().tolist())
 
 
 def dataset() -> tf.data.Dataset:
@@ -91,9 +93,3 @@ def dataset() -> tf.data.Dataset:
 
 def _read_facts(name: tf.Tensor) -> tf.Tensor:
     return tf.io.decode_raw(tf.io.read_file(name), tf.int64)
-
-
-def _write(path: Path, values: np.ndarray) -> None:
-    written = path.with_name(f".{path.name}.new")
-    values.tofile(written)
-    written.replace(path)
