@@ -291,7 +291,6 @@ def _going_on(
 
 
 def _tell_bottleneck(draft: Draft, observed: Observed) -> None:
-    """Keep the condition as it was first told while it lasts: the figures move with every report."""
     found = observed.bottleneck
     if found is None:
         if observed.progress is not None:
@@ -299,8 +298,7 @@ def _tell_bottleneck(draft: Draft, observed: Observed) -> None:
         return
     old = draft.job.status.condition(ConditionType.BOTTLENECK)
     reason, message = found
-    if old is None or old.status != ConditionStatus.TRUE or old.reason != reason:
-        draft.set(ConditionType.BOTTLENECK, True, reason, message, again=True)
+    draft.set(ConditionType.BOTTLENECK, True, reason, message, again=old is not None and old.reason != reason)
 
 
 def _progress(

@@ -41,7 +41,8 @@ def happenings(old: JobStatus, new: JobStatus) -> list[Happening]:
     if old.attempt == 0:
         result.append(Happening("Normal", "JobCreated", "the operator has taken the job up"))
     slow, before = new.condition(ConditionType.BOTTLENECK), old.condition(ConditionType.BOTTLENECK)
-    if slow and new.holds(ConditionType.BOTTLENECK) and (not before or before.message != slow.message):
+    # Told once while it lasts: its figures move with every report.
+    if slow and new.holds(ConditionType.BOTTLENECK) and (not before or before.reason != slow.reason):
         result.append(Happening("Warning", slow.reason, slow.message))
     if new.restarts.evaluator != old.restarts.evaluator and new.failure is not None:
         message = f"attempt {old.attempt}: {told(new.failure)}; it starts again, the training goes on"
