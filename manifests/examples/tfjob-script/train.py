@@ -18,9 +18,9 @@ def spirals(examples, seed):
     """Points of two spirals, float32 [examples, 2], and their arms, int64 [examples]."""
     rng = np.random.default_rng(seed)
     arm = rng.integers(0, 2, examples)
-    turn = rng.uniform(0.5, 3.0, examples) * np.pi
+    turn = rng.uniform(0.25, 1.5, examples) * np.pi
     angle = turn + np.pi * arm
-    points = np.stack([turn * np.cos(angle), turn * np.sin(angle)], axis=1) / 9
+    points = np.stack([turn * np.cos(angle), turn * np.sin(angle)], axis=1) / 4.7
     return (points + rng.normal(0, 0.01, points.shape)).astype(np.float32), arm
 
 
@@ -60,7 +60,7 @@ def main():
         logits = dense(hidden, 2, "last", tf.identity)
         loss = tf.reduce_mean(tf.nn.sparse_softmax_cross_entropy_with_logits(labels=arms, logits=logits))
         right = tf.reduce_mean(tf.cast(tf.equal(tf.argmax(logits, 1), arms), tf.float32))
-        optimizer = tf.train.AdamOptimizer(0.01)
+        optimizer = tf.train.AdamOptimizer(0.005)
         hooks = [tf.train.StopAtStepHook(last_step=flags.steps)]
         if flags.sync:
             replicas = cluster.num_tasks("worker") + 1
