@@ -49,9 +49,11 @@ launcher)
         exec tini -- "$@"
     fi
     # As process 1 a program would ignore SIGTERM, unless it handles it, and be in the way for its whole grace.
+    program="" told=""
+    trap 'told=yes; [ -z "$program" ] || kill -TERM "$program"' TERM INT
     "$@" &
     program=$!
-    trap 'kill -TERM "$program"' TERM INT
+    [ -z "$told" ] || kill -TERM "$program"
     wait "$program"
     code=$?
     while kill -0 "$program" 2> /dev/null; do
