@@ -103,7 +103,7 @@ def evaluate(
         wait = _settling(loss, now)
         if wait > 0:
             draft.set(ConditionType.RUNNING, False, "RankLost", loss.failure.message or "")
-            return Evaluation(draft.status(), wait)
+            return Evaluation(draft.status(phase=old.phase or Phase.PENDING), wait)
         return _lost(draft, attempt, loss, expected, pods, gone)
     lost = evaluator_loss(attempt, old, expected, pods, gone, job.spec.run_policy.backoff_limit)
     if lost is not None:
