@@ -10,7 +10,7 @@ from dtj.api.spec import CleanPodPolicy
 from dtj.api.status import ConditionType
 from dtj.plan.model import Plan
 from dtj.reconcile.view import Owned
-from dtj.status.evaluate import Evaluation
+from dtj.status.draft import Evaluation
 from dtj.status.pods import PodView
 
 

@@ -30,7 +30,8 @@ from dtj.reconcile.patch import merge_patch
 from dtj.reconcile.progress import ProgressPoller
 from dtj.reconcile.ssh_keys import new_key_pair
 from dtj.reconcile.view import Key, View, controller_uid
-from dtj.status.evaluate import Evaluation, evaluate
+from dtj.status.draft import Evaluation
+from dtj.status.evaluate import evaluate
 from dtj.status.events import event, happenings
 from dtj.status.observed import Expected, Observed
 from dtj.status.times import written_time

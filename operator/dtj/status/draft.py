@@ -10,6 +10,19 @@ from dtj.api.status import Condition, ConditionStatus, ConditionType, JobStatus,
 from dtj.status.times import written_time
 
 
+@dataclass(frozen=True)
+class Evaluation:
+    """A status and when to look again although nothing happened."""
+
+    status: JobStatus
+    look_again: float | None = None
+    """Seconds."""
+    hold: bool = False
+    """No pod is to be made now."""
+    done: frozenset[str] = frozenset()
+    """Names of pods that are to end before the job does."""
+
+
 @dataclass
 class Draft:
     """A status in the making."""

@@ -8,49 +8,29 @@ an operator that dies at any point goes on where things are.
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
 from datetime import datetime
 
 from dtj.api.job import Fault, Job
-from dtj.api.spec import CleanPodPolicy
 from dtj.api.status import (
-    ArtifactsStatus,
     ConditionStatus,
     ConditionType,
     Failure,
     JobStatus,
     Phase,
-    ProgressStatus,
     ReplicaStatus,
 )
-from dtj.status.draft import Draft
-from dtj.status.evaluator import has_ended, has_seen, last_step, measured
-from dtj.status.failure import Loss, attempt_loss, early_end, read_termination, reported, told
+from dtj.status.draft import Draft, Evaluation
+from dtj.status.ending import after_training, is_trained
+from dtj.status.failure import Loss, attempt_loss, early_end, told
 from dtj.status.observed import Expected, Observed, obstacle
 from dtj.status.pods import PodView
 from dtj.status.replacement import evaluator_loss, replica_loss, start_again, told_again, vanished
+from dtj.status.reports import known_artifacts, known_progress, present, replica_statuses
 from dtj.status.times import read_time, seconds_since, written_time
-
-EVALUATING, EVALUATED = "Evaluating", "Evaluated"
-"""Reasons of the condition Running when the training is over: until the evaluator has seen its last checkpoint, and
-then until it has ended."""
 
 # Waits before an attempt: none before the first retry, then doubling (as a Kubernetes Job does).
 _BACKOFF_SECONDS = 10.0
 _BACKOFF_LIMIT_SECONDS = 300.0
-
-
-@dataclass(frozen=True)
-class Evaluation:
-    """A status and when to look again although nothing happened."""
-
-    status: JobStatus
-    look_again: float | None = None
-    """Seconds."""
-    hold: bool = False
-    """No pod is to be made now."""
-    done: frozenset[str] = frozenset()
-    """Names of pods that are to end before the job does."""
 
 
 def evaluate(
@@ -78,17 +58,17 @@ def evaluate(
     elif faults or observed.invalid or expected is None:
         return Evaluation(_invalid(draft, [*faults, *observed.invalid]))
 
-    pods = _present(expected, observed.pods, attempt)
+    pods = present(expected, observed.pods, attempt)
     named = {pod.name: pod for pod in pods}
-    draft.values["replica_statuses"] = _replica_statuses(expected, pods)
-    draft.values["progress"] = _progress(expected, old.progress, observed.progress, observed.evaluation)
-    draft.values["artifacts"] = _artifacts(expected, old.artifacts, observed.artifacts)
+    draft.values["replica_statuses"] = replica_statuses(expected, pods)
+    draft.values["progress"] = known_progress(expected, old.progress, observed.progress, observed.evaluation)
+    draft.values["artifacts"] = known_artifacts(expected, old.artifacts, observed.artifacts)
     _tell_bottleneck(draft, observed)
 
     deadline = job.spec.run_policy.active_deadline_seconds
     left = None if deadline is None else deadline - seconds_since(start, now)
-    if _trained(old, expected, named):
-        return _succeeded(draft, expected, observed, named, left)
+    if is_trained(old, expected, named):
+        return after_training(draft, expected, observed, named, left)
     gone: Sequence[str] = ()
     if expected.restarts_with is not None:
         gone = vanished(old, expected.attempts, pods)
@@ -111,66 +91,10 @@ def evaluate(
     return _going_on(draft, expected, observed, pods, left)
 
 
-def _trained(old: JobStatus, expected: Expected, named: Mapping[str, PodView]) -> bool:
-    """Whether the program came to its end; once that is stored, its pods may go."""
-    running = old.condition(ConditionType.RUNNING)
-    if running is not None and running.reason in (EVALUATING, EVALUATED):
-        return True
-    return all(name in named and named[name].succeeded for name in expected.decisive)
-
-
 def _invalid(draft: Draft, faults: Sequence[Fault]) -> JobStatus:
     message = "; ".join(map(str, faults))
     draft.values["failure"] = Failure(failure_class="ValidationFailed", message=message)
     return draft.finish(Phase.FAILED, "ValidationFailed", message)
-
-
-def _succeeded(
-    draft: Draft,
-    expected: Expected,
-    observed: Observed,
-    named: Mapping[str, PodView],
-    deadline: float | None,
-) -> Evaluation:
-    known = _artifacts(expected, draft.job.status.artifacts, observed.artifacts)
-    evaluator = named.get(expected.evaluator or "")
-    evaluation = measured(evaluator, observed.evaluation)
-    for pod in (named[name] for name in expected.decisive if name in named):
-        progress, artifacts = reported(read_termination(pod.exit) if pod.exit else None)
-        known = _artifacts(expected, known, artifacts)
-        before = draft.values["progress"]
-        assert before is None or isinstance(before, ProgressStatus)
-        draft.values["progress"] = _progress(expected, before, progress, evaluation)
-    draft.values["artifacts"] = known
-    if draft.job.status.all_running_time is None:
-        draft.values["all_running_time"] = written_time(draft.now)
-    message = f"{', '.join(expected.decisive)} ended with exit code 0"
-    running = draft.job.status.condition(ConditionType.RUNNING)
-    stored = running if running and running.reason in (EVALUATING, EVALUATED) else None
-    timeout = expected.evaluator_timeout
-    left = timeout - (seconds_since(stored.last_transition_time, draft.now) if stored else 0.0)
-    if deadline is not None:
-        left = min(left, deadline)
-    last = last_step(known)
-    seen = has_seen(evaluation, known) or (stored is not None and stored.reason == EVALUATED)
-    over = seen or last is None
-    may_end = draft.job.spec.run_policy.clean_pod_policy is not CleanPodPolicy.NONE
-    if evaluator is not None and not has_ended(evaluator) and left > 0 and (may_end or not over):
-        # Told to end, it is waited for: its files are uploaded before the job is over.
-        does = "ends" if over else f"has {timeout:.0f} s to see checkpoint {last}"
-        reason = EVALUATED if over else EVALUATING
-        draft.set(
-            ConditionType.RUNNING, True, reason, f"{message}; {evaluator.name} {does}", again=stored is None
-        )
-        draft.set(ConditionType.RESTARTING, False, reason, message)
-        done = frozenset(expected.attempts) - {*expected.decisive} - (set() if over else {evaluator.name})
-        return Evaluation(draft.status(phase=Phase.RUNNING), left, hold=True, done=done)
-    if expected.evaluator and not over:
-        message += f"; {expected.evaluator} has not seen checkpoint {last}"
-        loss = attempt_loss(draft.job.status.attempt, [evaluator] if evaluator else [], ())
-        if loss is not None:
-            message += f": {told(loss.failure)}"
-    return Evaluation(draft.finish(Phase.SUCCEEDED, "JobSucceeded", message))
 
 
 def _overdue(
@@ -241,7 +165,7 @@ def _begin_again(
     }
     # Those that start again are not counted: one that was, and is not there, is lost.
     stay = [pod for pod in pods if pod.name not in again]
-    draft.values["replica_statuses"] = _replica_statuses(expected, stay)
+    draft.values["replica_statuses"] = replica_statuses(expected, stay)
 
 
 def _going_on(
@@ -311,28 +235,6 @@ def _tell_bottleneck(draft: Draft, observed: Observed) -> None:
     draft.set(ConditionType.BOTTLENECK, True, reason, message, again=old is not None and old.reason != reason)
 
 
-def _progress(
-    expected: Expected,
-    old: ProgressStatus | None,
-    new: ProgressStatus | None,
-    evaluation: ProgressStatus | None,
-) -> ProgressStatus | None:
-    """What rank 0 reports; where there is an evaluator, the accuracy is what that one measured last."""
-    progress = new or old
-    if expected.evaluator is None:
-        return progress
-    known = [
-        each.accuracy for each in (evaluation, old, new) if each is not None and each.accuracy is not None
-    ]
-    return (progress or ProgressStatus()).model_copy(update={"accuracy": known[0]}) if known else progress
-
-
-def _present(expected: Expected, pods: Sequence[PodView], attempt: int) -> list[PodView]:
-    """The pods of the present attempt; where all start again together, also those that a changed spec leaves out."""
-    others = attempt if expected.restarts_with is None else None
-    return [pod for pod in pods if pod.attempt == expected.attempts.get(pod.name, others)]
-
-
 def _begun(old: JobStatus, expected: Expected, named: Mapping[str, PodView]) -> bool:
     """Whether the ranks of the attempt may have started: from then on no pod can be replaced alone."""
     return old.all_running_time is not None or any(name in named for name in expected.stages[-1])
@@ -376,34 +278,6 @@ def _backoff(status: JobStatus, pause: float, now: datetime) -> float:
     return pause - (now - read_time(restarting.last_transition_time)).total_seconds()
 
 
-def _replica_statuses(expected: Expected, pods: Sequence[PodView]) -> dict[str, ReplicaStatus]:
-    statuses = {}
-    for role, desired in expected.replicas.items():
-        of_role = [pod for pod in pods if pod.role == role]
-        succeeded = sum(pod.succeeded for pod in of_role)
-        failed = sum(not pod.succeeded and (pod.phase == "Failed" or pod.exit is not None) for pod in of_role)
-        statuses[role] = ReplicaStatus(
-            desired=desired,
-            active=len(of_role) - succeeded - failed,
-            ready=sum(pod.running and pod.ready for pod in of_role),
-            succeeded=succeeded,
-            failed=failed,
-        )
-    return statuses
-
-
-def _artifacts(
-    expected: Expected, old: ArtifactsStatus | None, new: ArtifactsStatus | None
-) -> ArtifactsStatus | None:
-    if expected.artifacts_uri is None:
-        return None
-    known = {
-        **(old.model_dump(exclude_none=True) if old else {}),
-        **(new.model_dump(exclude_none=True) if new else {}),
-    }
-    return ArtifactsStatus.model_validate(known | {"uri": expected.artifacts_uri})
-
-
 def _settled(old: JobStatus, expected: Expected | None, observed: Observed) -> JobStatus:
     """The status of a job that has ended: only the pods that are left are counted on."""
     if expected is None:
@@ -412,8 +286,6 @@ def _settled(old: JobStatus, expected: Expected | None, observed: Observed) -> J
         role: (old.replica_statuses.get(role) or ReplicaStatus()).model_copy(
             update={"active": status.active, "ready": status.ready}
         )
-        for role, status in _replica_statuses(
-            expected, _present(expected, observed.pods, old.attempt)
-        ).items()
+        for role, status in replica_statuses(expected, present(expected, observed.pods, old.attempt)).items()
     }
     return old.model_copy(update={"replica_statuses": statuses})

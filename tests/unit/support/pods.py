@@ -10,7 +10,8 @@ from dtj.api.job import Job, Manifest
 from dtj.plan.job import plan_job
 from dtj.plan.model import Plan
 from dtj.reconcile.reconciler import _expected
-from dtj.status.evaluate import Evaluation, evaluate
+from dtj.status.draft import Evaluation
+from dtj.status.evaluate import evaluate
 from dtj.status.observed import Expected, Observed
 from dtj.status.pods import PodView, view_pod
 from dtj.status.times import written_time

@@ -1,0 +1,98 @@
+"""The end of a training that came to its end: the job waits for the evaluator, then it has succeeded."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from dtj.api.spec import CleanPodPolicy
+from dtj.api.status import (
+    ArtifactsStatus,
+    Condition,
+    ConditionType,
+    JobStatus,
+    Phase,
+    ProgressStatus,
+)
+from dtj.status.draft import Draft, Evaluation
+from dtj.status.evaluator import has_ended, has_seen, last_step, measured
+from dtj.status.failure import attempt_loss, read_termination, reported, told
+from dtj.status.observed import Expected, Observed
+from dtj.status.pods import PodView
+from dtj.status.reports import known_artifacts, known_progress
+from dtj.status.times import seconds_since, written_time
+
+EVALUATING, EVALUATED = "Evaluating", "Evaluated"
+"""Reasons of the condition Running when the training is over: until the evaluator has seen its last checkpoint, and
+then until it has ended."""
+
+
+def is_trained(old: JobStatus, expected: Expected, named: Mapping[str, PodView]) -> bool:
+    """Whether the program came to its end; once that is stored, its pods may go."""
+    return _stored(old) is not None or all(
+        name in named and named[name].succeeded for name in expected.decisive
+    )
+
+
+def after_training(
+    draft: Draft,
+    expected: Expected,
+    observed: Observed,
+    named: Mapping[str, PodView],
+    deadline: float | None,
+) -> Evaluation:
+    """Wait for the evaluator, or the job has succeeded. deadline: seconds that the job has left, if it has one."""
+    evaluator = named.get(expected.evaluator or "")
+    evaluation = measured(evaluator, observed.evaluation)
+    artifacts = _take_reports(draft, expected, observed, named, evaluation)
+    message = f"{', '.join(expected.decisive)} ended with exit code 0"
+    stored = _stored(draft.job.status)
+    timeout = expected.evaluator_timeout
+    left = timeout - (seconds_since(stored.last_transition_time, draft.now) if stored else 0.0)
+    if deadline is not None:
+        left = min(left, deadline)
+    last = last_step(artifacts)
+    seen = has_seen(evaluation, artifacts) or (stored is not None and stored.reason == EVALUATED)
+    over = seen or last is None
+    may_end = draft.job.spec.run_policy.clean_pod_policy is not CleanPodPolicy.NONE
+    if evaluator is not None and not has_ended(evaluator) and left > 0 and (may_end or not over):
+        # Told to end, it is waited for: its files are uploaded before the job is over.
+        does = "ends" if over else f"has {timeout:.0f} s to see checkpoint {last}"
+        reason = EVALUATED if over else EVALUATING
+        draft.set(
+            ConditionType.RUNNING, True, reason, f"{message}; {evaluator.name} {does}", again=stored is None
+        )
+        draft.set(ConditionType.RESTARTING, False, reason, message)
+        done = frozenset(expected.attempts) - {*expected.decisive} - (set() if over else {evaluator.name})
+        return Evaluation(draft.status(phase=Phase.RUNNING), left, hold=True, done=done)
+    if expected.evaluator and not over:
+        message += f"; {expected.evaluator} has not seen checkpoint {last}"
+        loss = attempt_loss(draft.job.status.attempt, [evaluator] if evaluator else [], ())
+        if loss is not None:
+            message += f": {told(loss.failure)}"
+    return Evaluation(draft.finish(Phase.SUCCEEDED, "JobSucceeded", message))
+
+
+def _stored(status: JobStatus) -> Condition | None:
+    """The condition Running that says that the training is over, once it is stored."""
+    running = status.condition(ConditionType.RUNNING)
+    return running if running and running.reason in (EVALUATING, EVALUATED) else None
+
+
+def _take_reports(
+    draft: Draft,
+    expected: Expected,
+    observed: Observed,
+    named: Mapping[str, PodView],
+    evaluation: ProgressStatus | None,
+) -> ArtifactsStatus | None:
+    """Take over what the pods said at their end; the artifacts known then."""
+    old = draft.job.status
+    progress = known_progress(expected, old.progress, observed.progress, evaluation)
+    artifacts = known_artifacts(expected, old.artifacts, observed.artifacts)
+    for pod in (named[name] for name in expected.decisive if name in named):
+        said = reported(read_termination(pod.exit) if pod.exit else None)
+        progress = known_progress(expected, progress, said[0], evaluation)
+        artifacts = known_artifacts(expected, artifacts, said[1])
+    running = old.all_running_time or written_time(draft.now)
+    draft.values |= {"progress": progress, "artifacts": artifacts, "all_running_time": running}
+    return artifacts

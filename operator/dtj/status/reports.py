@@ -1,0 +1,61 @@
+"""What pods are seen to be and to report, put together for the status."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from dtj.api.status import ArtifactsStatus, ProgressStatus, ReplicaStatus
+from dtj.status.observed import Expected
+from dtj.status.pods import PodView
+
+
+def present(expected: Expected, pods: Sequence[PodView], attempt: int) -> list[PodView]:
+    """The pods of the present attempt; where all start again together, also those that a changed spec leaves out."""
+    others = attempt if expected.restarts_with is None else None
+    return [pod for pod in pods if pod.attempt == expected.attempts.get(pod.name, others)]
+
+
+def replica_statuses(expected: Expected, pods: Sequence[PodView]) -> dict[str, ReplicaStatus]:
+    """How many pods of each role are in which state."""
+    statuses = {}
+    for role, desired in expected.replicas.items():
+        of_role = [pod for pod in pods if pod.role == role]
+        succeeded = sum(pod.succeeded for pod in of_role)
+        failed = sum(not pod.succeeded and (pod.phase == "Failed" or pod.exit is not None) for pod in of_role)
+        statuses[role] = ReplicaStatus(
+            desired=desired,
+            active=len(of_role) - succeeded - failed,
+            ready=sum(pod.running and pod.ready for pod in of_role),
+            succeeded=succeeded,
+            failed=failed,
+        )
+    return statuses
+
+
+def known_progress(
+    expected: Expected,
+    old: ProgressStatus | None,
+    new: ProgressStatus | None,
+    evaluation: ProgressStatus | None,
+) -> ProgressStatus | None:
+    """What rank 0 reports; where there is an evaluator, the accuracy is what that one measured last."""
+    progress = new or old
+    if expected.evaluator is None:
+        return progress
+    known = [
+        each.accuracy for each in (evaluation, old, new) if each is not None and each.accuracy is not None
+    ]
+    return (progress or ProgressStatus()).model_copy(update={"accuracy": known[0]}) if known else progress
+
+
+def known_artifacts(
+    expected: Expected, old: ArtifactsStatus | None, new: ArtifactsStatus | None
+) -> ArtifactsStatus | None:
+    """What was known of the bucket, with what is new."""
+    if expected.artifacts_uri is None:
+        return None
+    known = {
+        **(old.model_dump(exclude_none=True) if old else {}),
+        **(new.model_dump(exclude_none=True) if new else {}),
+    }
+    return ArtifactsStatus.model_validate(known | {"uri": expected.artifacts_uri})
