@@ -45,23 +45,8 @@ def parse(
     `models` are the names that --model takes: a small one, the default, and one that is not.
     Without `mixed_precision` there is no --amp.
     """
-    parser = argparse.ArgumentParser(
-        prog=f"python -m {program}",
-        description=description,
-        formatter_class=_WithDefaults,
-    )
-    what = parser.add_argument_group("what is trained")
-    what.add_argument(
-        "--model", choices=models, default=models[0], help=f"{models[0]} is small, {models[1]} is not"
-    )
-    what.add_argument(
-        "--data", metavar="URI", help="folder or s3://bucket/prefix; not given: the job's spec.data.uri"
-    )
-    what.add_argument("--epochs", type=positive(int), default=2, help="passes over the training set")
-    what.add_argument("--max-steps", type=positive(int), help="stop after so many steps in all, if earlier")
-    what.add_argument(
-        "--seed", type=int, default=1, help="of the first weights and the order of the examples"
-    )
+    parser = new_parser(program, description)
+    what = add_what_is_trained(parser, models)
     what.add_argument(
         "--augment", action=argparse.BooleanOptionalAction, default=False, help="shift and mirror pictures"
     )
@@ -97,19 +82,53 @@ def parse(
         "--data-workers", type=not_negative(int), default=1, help="threads a rank that prepare batches"
     )
 
+    add_what_is_kept(parser, checkpoint_seconds=300.0, log_seconds=2.0)
+    parsed = parser.parse_args(arguments)
+    return Options(**{field.name: getattr(parsed, field.name) for field in fields(Options)})
+
+
+def new_parser(program: str, description: str) -> argparse.ArgumentParser:
+    """The parser of a program run by `python -m`."""
+    return argparse.ArgumentParser(
+        prog=f"python -m {program}", description=description, formatter_class=_WithDefaults
+    )
+
+
+def add_what_is_trained(parser: argparse.ArgumentParser, models: tuple[str, ...]) -> argparse._ArgumentGroup:
+    """Model, data, and how long; `models`: see `parse`."""
+    what = parser.add_argument_group("what is trained")
+    what.add_argument(
+        "--model", choices=models, default=models[0], help=f"{models[0]} is small, {models[1]} is not"
+    )
+    what.add_argument(
+        "--data", metavar="URI", help="folder or s3://bucket/prefix; not given: the job's spec.data.uri"
+    )
+    what.add_argument("--epochs", type=positive(int), default=2, help="passes over the training set")
+    what.add_argument("--max-steps", type=positive(int), help="stop after so many steps in all, if earlier")
+    what.add_argument(
+        "--seed", type=int, default=1, help="of the first weights and the order of the examples"
+    )
+    return what
+
+
+def add_what_is_kept(
+    parser: argparse.ArgumentParser, *, checkpoint_seconds: float, log_seconds: float
+) -> None:
+    """How often checkpoints, event files and lines are written, with these defaults in seconds."""
     keep = parser.add_argument_group("what is kept")
     keep.add_argument("--checkpoint-steps", type=positive(int), help="also save every so many steps")
     keep.add_argument(
-        "--checkpoint-seconds", type=positive(float), default=300.0, help="also save after so long"
+        "--checkpoint-seconds",
+        type=positive(float),
+        default=checkpoint_seconds,
+        help="also save after so long",
     )
     keep.add_argument(
         "--tensorboard-seconds", type=positive(float), default=30.0, help="length of an event file"
     )
     keep.add_argument(
-        "--log-seconds", type=not_negative(float), default=2.0, help="between two lines of progress"
+        "--log-seconds", type=not_negative(float), default=log_seconds, help="between two lines of progress"
     )
-    parsed = parser.parse_args(arguments)
-    return Options(**{field.name: getattr(parsed, field.name) for field in fields(Options)})
 
 
 class _WithDefaults(argparse.ArgumentDefaultsHelpFormatter):

@@ -56,6 +56,17 @@ class Forward(NamedTuple):
     other: tf.Tensor
 
 
+class Computed(NamedTuple):
+    """A batch that a worker has computed: who and at which global step, and the times by the worker's clock."""
+
+    worker: tf.Tensor
+    number: tf.Tensor
+    examples: tf.Tensor
+    done: Forward
+    begun: tf.Tensor
+    read: tf.Tensor
+
+
 class WorkerStep:
     """What a worker computes, as parts of a function that runs there; times by the worker's own clock."""
 
@@ -89,6 +100,18 @@ class WorkerStep:
         right = tf.reduce_sum(tf.cast(tf.argmax(logits, 1, tf.int32) == labels, tf.int32))
         return Forward(loss, right, gradient, self._parameters.other_layout.join(statistics))
 
+    def compute(self, iterator: Any, packed: tf.Tensor) -> Computed:
+        """Read the variables, take the batch whose indices are `packed`, and put it through the model."""
+        indices = tf.io.decode_raw(packed, tf.int64)
+        begun = tf.timestamp()
+        with tf.control_dependencies([begun]):
+            trainable, other, number = self.read()
+        read = _now_after(trainable, other, number)
+        with tf.control_dependencies([read]):
+            pixels, labels, worker = self.batch(iterator, indices)
+        done = self.forward(trainable, other, pixels, labels)
+        return Computed(worker, number, tf.shape(indices)[0], done, begun, read)
+
     def batch(self, iterator: Any, indices: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
         """Pixels and labels at `indices` of the worker's training set, and the worker's number."""
         pixels, labels, worker = next(iterator)
@@ -120,6 +143,11 @@ def _arrived(scheduled: Any) -> bool:
 def _now_after(*values: Any) -> tf.Tensor:
     with tf.control_dependencies(list(values)):
         return tf.timestamp()
+
+
+def _count(parameters: Parameters) -> Any:
+    """Add a global step where it lies: none is lost, however many workers do so at once."""
+    return tf.raw_ops.AssignAddVariableOp(resource=parameters.step.handle, value=tf.constant(1, tf.int64))
 
 
 class Asynchronous:
@@ -170,23 +198,14 @@ class Asynchronous:
 
 def _asynchronous_function(step: WorkerStep, parameters: Parameters) -> Any:
     def run(iterator: Any, packed: tf.Tensor) -> tf.Tensor:
-        indices = tf.io.decode_raw(packed, tf.int64)
-        begun = tf.timestamp()
-        with tf.control_dependencies([begun]):
-            trainable, other, number = step.read()
-        read = _now_after(trainable, other, number)
-        with tf.control_dependencies([read]):
-            pixels, labels, worker = step.batch(iterator, indices)
-        done = step.forward(trainable, other, pixels, labels)
-        gradient = done.gradient / tf.cast(tf.shape(indices)[0], tf.float32)
+        worker, number, examples, done, begun, read = step.compute(iterator, packed)
+        gradient = done.gradient / tf.cast(examples, tf.float32)
         computed = _now_after(gradient, done.other, done.loss, done.right)
         with tf.control_dependencies([computed]):
             applied = parameters.optimizer.apply(tf.identity(gradient), number)
             applied += parameters.assign_other(tf.identity(done.other))
         with tf.control_dependencies(applied):
-            counted = tf.raw_ops.AssignAddVariableOp(
-                resource=parameters.step.handle, value=tf.constant(1, tf.int64)
-            )
+            counted = _count(parameters)
         pushed = _now_after(counted)
         return tf.stack(
             [
@@ -259,14 +278,7 @@ class Synchronous:
 
 def _gradient_function(step: WorkerStep) -> Any:
     def run(iterator: Any, packed: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
-        indices = tf.io.decode_raw(packed, tf.int64)
-        begun = tf.timestamp()
-        with tf.control_dependencies([begun]):
-            trainable, other, number = step.read()
-        read = _now_after(trainable, other, number)
-        with tf.control_dependencies([read]):
-            pixels, labels, worker = step.batch(iterator, indices)
-        done = step.forward(trainable, other, pixels, labels)
+        worker, _, _, done, begun, read = step.compute(iterator, packed)
         computed = _now_after(done.gradient, done.other, done.loss, done.right)
         numbers = [
             tf.cast(worker, tf.float64),
@@ -285,6 +297,6 @@ def _apply_function(parameters: Parameters) -> Any:
         applied = parameters.optimizer.apply(gradient, parameters.step.read_value())
         applied += parameters.assign_other(other)
         with tf.control_dependencies(applied):
-            tf.raw_ops.AssignAddVariableOp(resource=parameters.step.handle, value=tf.constant(1, tf.int64))
+            _count(parameters)
 
     return tf.function(run)
