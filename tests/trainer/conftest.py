@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.trainer import horovod_run
 
 from dtj_trainer.artifacts import s3
 from dtj_trainer.artifacts.store import Store, open_store
@@ -280,6 +281,15 @@ def make_workspace(tmp_path: Path) -> Iterator[Callable[..., Workspace]]:
     yield make
     for workspace in made:
         workspace.end_all()
+
+
+@pytest.fixture
+def end() -> Iterator[list[horovod_run.Run]]:
+    """Runs that are killed at the end of the test, if they still go on."""
+    runs: list[horovod_run.Run] = []
+    yield runs
+    for run in runs:
+        run.kill()
 
 
 @pytest.fixture

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import shutil
-import time
 from pathlib import Path
 
 import pytest
@@ -53,8 +52,11 @@ def upload(folder: Path, store, *, attempt: int = 1, settled_ns: int | None = No
 def changed_last(folder: Path) -> int:
     """The last change of a file; the next one is later, also by the kernel's coarse clock."""
     last = max(path.stat().st_ctime_ns for path in folder.iterdir())
-    time.sleep(0.05)
-    return last
+    probe = folder.parent / "probe"
+    while True:
+        probe.write_text("")
+        if probe.stat().st_ctime_ns > last:
+            return last
 
 
 def names(folder: Path) -> list[str]:

@@ -6,7 +6,6 @@ import json
 import re
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -30,14 +29,6 @@ class Run(horovod_run.Run):
 def small(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A set whose size no batch divides."""
     return write_pictures(tmp_path_factory.mktemp("small"), 1004, 101)
-
-
-@pytest.fixture
-def end() -> Iterator[list[Run]]:
-    runs: list[Run] = []
-    yield runs
-    for run in runs:
-        run.kill()
 
 
 def assert_close(left: Run, right: Run, tolerance: float) -> None:

@@ -7,7 +7,6 @@ import os
 import re
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import ClassVar
 
@@ -46,14 +45,6 @@ def small(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def together(small: Path, tmp_path_factory: pytest.TempPathFactory) -> Run:
     return Run(tmp_path_factory.mktemp("two"), small, 2, "--batch-size=16", *SHARED).ended()
-
-
-@pytest.fixture
-def end() -> Iterator[list[Run]]:
-    runs: list[Run] = []
-    yield runs
-    for run in runs:
-        run.kill()
 
 
 def test_two_ranks_are_one_process_on_the_whole_batch(small: Path, tmp_path: Path, together: Run) -> None:
