@@ -1,61 +1,77 @@
-"""The `dtj` command: what can be said of a job file without a cluster."""
+"""`dtj`: every command, and how each tells a failure."""
 
 from __future__ import annotations
 
-from pathlib import Path
-from typing import Annotated, Any
+import os
+import sys
+from typing import Annotated, NoReturn
 
+import click
 import typer
-import yaml
 
-from dtj.api.crd import custom_resource_definition
-from dtj.api.job import InvalidJob, Job, read_job
-from dtj.api.validation import faults
-from dtj.plan.job import plan_job
+from dtj.api.errors import DtjError
+from dtj.cli import doctor, files, jobs, report, run
+from dtj.cli.terminal import errors
+
+EXIT_SOFTWARE = 70
+"""A fault of dtj itself (sysexits.h)."""
+EXIT_INTERRUPTED = 130
 
 app = typer.Typer(
-    help="Distributed deep-learning training on any GPU cluster.", no_args_is_help=True, add_completion=False
+    name="dtj",
+    help="Distributed deep-learning training: on any GPU cluster, or on this machine.",
+    epilog="`dtj COMMAND --help` has examples. Also `kubectl dtj …`.",
+    no_args_is_help=True,
+    rich_markup_mode="markdown",
+    pretty_exceptions_enable=False,
 )
-JobFile = Annotated[Path, typer.Argument(help="YAML file with one DistributedTrainingJob.", metavar="FILE")]
+for part in (run, jobs, files, report, doctor):
+    app.add_typer(part.app)
 
 
-@app.command()
-def validate(file: JobFile) -> None:
-    """Print every fault of a job file. Exit code 0: none, 1: some, 2: the file can't be read."""
-    job = _read(file)
-    typer.echo(f"{file}: {job.name} is valid: {job.spec.strategy} with {len(plan_job(job).pods)} pods")
+@app.callback()
+def options(
+    debug: Annotated[
+        bool, typer.Option("--debug", help="Show the traceback of an error.", envvar="DTJ_DEBUG")
+    ] = False,
+) -> None:
+    """Distributed deep-learning training: on any GPU cluster, or on this machine."""
+    if debug:
+        os.environ["DTJ_DEBUG"] = "1"
 
 
-@app.command()
-def plan(file: JobFile) -> None:
-    """Print the objects that the operator would make of a job file, as YAML."""
-    made = plan_job(_read(file))
-    typer.echo(yaml.safe_dump_all([made.service, made.config, *made.pods], sort_keys=False), nl=False)
-
-
-@app.command()
-def crd() -> None:
-    """Print the CustomResourceDefinition, as YAML."""
-    typer.echo("# Made by `make crd` from operator/dtj/api.")
-    typer.echo(yaml.safe_dump(custom_resource_definition(), sort_keys=False, width=110), nl=False)
-
-
-def _read(file: Path) -> Job:
+def main() -> NoReturn:
+    """The console script: errors in one line with what to do, no traceback unless asked for."""
     try:
-        manifests = [m for m in yaml.safe_load_all(file.read_text()) if m]
-    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
-        _fail(f"{file}: {error}", 2)
-    if len(manifests) != 1 or not isinstance(manifests[0], dict):
-        _fail(f"{file}: has {len(manifests)} objects; one DistributedTrainingJob is wanted", 2)
-    try:
-        job = read_job(manifests[0])
-    except InvalidJob as error:
-        _fail("\n".join(f"{file}: {fault}" for fault in error.faults), 1)
-    if found := faults(job):
-        _fail("\n".join(f"{file}: {fault}" for fault in found), 1)
-    return job
+        code = app(standalone_mode=False)
+    except click.ClickException as error:
+        error.show()
+        sys.exit(error.exit_code)
+    except (click.Abort, KeyboardInterrupt):
+        sys.exit(EXIT_INTERRUPTED)
+    except BrokenPipeError:
+        # Its reader (`| head`) has seen enough.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(0)
+    except DtjError as error:
+        _raise_if_debugging()
+        errors.print(f"dtj: {error.message}", style="red", markup=False, highlight=False, soft_wrap=True)
+        if error.remedy:
+            errors.print(f"     {error.remedy}", markup=False, highlight=False, soft_wrap=True)
+        sys.exit(error.exit_code)
+    except Exception as error:  # noqa: BLE001 - the last one to tell it
+        _raise_if_debugging()
+        errors.print(
+            f"dtj: a fault of dtj itself: {type(error).__name__}: {error}",
+            style="red",
+            markup=False,
+            soft_wrap=True,
+        )
+        errors.print("     `dtj --debug …` shows where; please report it", markup=False)
+        sys.exit(EXIT_SOFTWARE)
+    sys.exit(code if isinstance(code, int) else 0)
 
 
-def _fail(message: str, code: int) -> Any:
-    typer.echo(message, err=True)
-    raise typer.Exit(code)
+def _raise_if_debugging() -> None:
+    if os.environ.get("DTJ_DEBUG"):
+        raise

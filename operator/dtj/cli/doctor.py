@@ -1,0 +1,7 @@
+"""`dtj doctor`."""
+
+from __future__ import annotations
+
+import typer
+
+app = typer.Typer()

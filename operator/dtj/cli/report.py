@@ -1,0 +1,7 @@
+"""`dtj report`."""
+
+from __future__ import annotations
+
+import typer
+
+app = typer.Typer()

@@ -1,0 +1,1 @@
+"""The Python SDK: jobs of a cluster, from a program."""

@@ -1,0 +1,1 @@
+"""Checks what a job needs of a cluster."""

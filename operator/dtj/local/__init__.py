@@ -1,0 +1,1 @@
+"""Carries a job out as processes of this machine."""
