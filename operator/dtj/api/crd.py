@@ -69,8 +69,9 @@ def _root() -> Manifest:
         *(
             {
                 "rule": f"!has(self.replicaSpecs.{role}) || !has(oldSelf.replicaSpecs.{role})"
-                f" || self.replicaSpecs.{role}.replicas == oldSelf.replicaSpecs.{role}.replicas",
-                "message": f"the number of {name} can't be changed: a job has one size from start to end",
+                f" || self.replicaSpecs.{role}.replicas == oldSelf.replicaSpecs.{role}.replicas"
+                " || (has(oldSelf.runPolicy) && has(oldSelf.runPolicy.suspend) && oldSelf.runPolicy.suspend)",
+                "message": f"the number of {name} can only be changed while the job is suspended",
             }
             for role, name in (("worker", "workers"), ("ps", "parameter servers"))
         ),

@@ -208,10 +208,13 @@ class ArtifactStore(ApiModel):
 class RunPolicy(ApiModel):
     """How long a job runs, how often it is retried, what stays when it ends."""
 
+    suspend: bool = False
+    """True: the pods end as soon as their checkpoint is in the bucket, and the job waits. False again: it goes on
+    from there. A job made with true waits from the start."""
     backoff_limit: Annotated[int, Field(ge=0, le=10000)] = 3
     """Retries after failures of the program. Lost nodes, evictions and preemptions are not counted."""
     active_deadline_seconds: Annotated[int, Field(ge=1)] | None = None
-    """The job fails when it is not done this many seconds after it started, retries included."""
+    """The job fails when it is not done this many seconds after it started or was resumed, retries included."""
     clean_pod_policy: CleanPodPolicy = CleanPodPolicy.RUNNING
     """Pods deleted at the end: Running (those that still run), All, None."""
 

@@ -56,6 +56,7 @@ class Phase(StrEnum):
     STARTING = "Starting"
     RUNNING = "Running"
     RESTARTING = "Restarting"
+    SUSPENDED = "Suspended"
     SUCCEEDED = "Succeeded"
     FAILED = "Failed"
 
@@ -66,6 +67,7 @@ class ConditionType(StrEnum):
     CREATED = "Created"
     RUNNING = "Running"
     RESTARTING = "Restarting"
+    SUSPENDED = "Suspended"
     SUCCEEDED = "Succeeded"
     FAILED = "Failed"
     BOTTLENECK = "Bottleneck"
@@ -83,7 +85,7 @@ class Condition(ApiModel):
     """One condition, as metav1.Condition."""
 
     type: ConditionType
-    """Created, Running, Restarting, Succeeded, Failed or Bottleneck."""
+    """Created, Running, Restarting, Suspended, Succeeded, Failed or Bottleneck."""
     status: ConditionStatus
     """True, False or Unknown."""
     reason: Annotated[str, Field(max_length=1024)]
@@ -204,19 +206,20 @@ class JobStatus(ApiModel):
     observed_generation: int | None = None
     """The generation of the spec that this was computed from."""
     phase: Phase | None = None
-    """Pending, Starting, Running, Restarting, Succeeded or Failed."""
+    """Pending, Starting, Running, Restarting, Suspended, Succeeded or Failed."""
     conditions: list[Condition] = []
-    """Created, Running, Restarting, Succeeded, Failed, Bottleneck."""
+    """Created, Running, Restarting, Suspended, Succeeded, Failed, Bottleneck."""
     replica_statuses: dict[str, ReplicaStatus] = {}
     """Pods by role."""
     start_time: Time | None = None
-    """When the operator took the job up."""
+    """When the operator took the job up, or it was resumed; none while it is suspended."""
     all_running_time: Time | None = None
     """When all ranks ran first: of the present attempt, where an attempt is a start of all of them."""
     completion_time: Time | None = None
     """When the job succeeded or failed."""
     attempt: int = 0
-    """Which attempt this is, from 1: one more with each restart of the job or of replicas of it."""
+    """Which attempt this is, from 1: one more with each restart of the job or of replicas of it, and each time
+    that it goes on after it was suspended."""
     replica_attempts: dict[str, int] | None = None
     """In which attempt replicas were started that have been started again alone, by <role>-<index>; the others: 1.
     Only where a strategy restarts less than the whole job."""

@@ -10,9 +10,10 @@ from dtj.api.identity import API_VERSION, KIND, MANAGER
 from dtj.api.job import Job, Manifest
 from dtj.api.status import ConditionStatus, ConditionType, JobStatus, Phase
 from dtj.status.failure import told
+from dtj.status.suspension import SUSPENDED, SUSPENDING
 
 # Reasons of a false Running condition that are the normal course of things.
-_QUIET = frozenset({"PodsStarting", "PodsEnding", "Backoff", "JobSucceeded", "RankLost"})
+_QUIET = frozenset({"PodsStarting", "PodsEnding", "Backoff", "JobSucceeded", "RankLost", SUSPENDED})
 
 
 @dataclass(frozen=True)
@@ -47,6 +48,13 @@ def happenings(old: JobStatus, new: JobStatus) -> list[Happening]:
     if new.restarts.evaluator != old.restarts.evaluator and new.failure is not None:
         message = f"attempt {old.attempt}: {told(new.failure)}; it starts again, the training goes on"
         result.append(Happening("Warning", "EvaluatorRestarting", message))
+    elif new.holds(ConditionType.SUSPENDED) != old.holds(ConditionType.SUSPENDED):
+        condition = new.condition(ConditionType.SUSPENDED)
+        assert condition is not None
+        result.append(Happening("Normal", condition.reason, condition.message))
+    elif (running := new.condition(ConditionType.RUNNING)) and running.reason == SUSPENDING:
+        if new.attempt > max(old.attempt, 1):
+            result.append(Happening("Normal", SUSPENDING, running.message))
     elif new.attempt > max(old.attempt, 1):
         condition = new.condition(ConditionType.RESTARTING)
         result.append(Happening("Warning", "JobRestarting", condition.message if condition else ""))

@@ -1,0 +1,61 @@
+"""A job is suspended in the middle of its training, loses no step, and goes on, also with more workers."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from tests.cluster import test_parameter_server
+from tests.cluster.jobs import Job, Namespace, example
+
+pytestmark = [pytest.mark.cluster, pytest.mark.timeout(600)]
+# What these jobs go on from was made when they were told to stop: until then there is no checkpoint.
+NO_OTHER_CHECKPOINT = "--checkpoint-seconds=3600"
+
+
+def test_a_horovod_job_goes_on_with_more_workers_where_it_was(namespace: Namespace) -> None:
+    args = ["--model=cnn", "--epochs=1", "--batch-size=64", NO_OTHER_CHECKPOINT]
+    job = namespace.apply(example("paused", args=args))
+    step = _suspended_after(job, 60)
+
+    _patch(job, replicaSpecs={"worker": {"replicas": 3}}, runPolicy={"suspend": False})
+    status = job.wait(300)
+    assert status["attempt"] == 2
+    assert status["restarts"] == {"application": 0, "infrastructure": 0}
+    assert f"going on from the checkpoint of step {step}," in _log(job, "rank-0")
+    assert _log(job, "rank-2")
+    assert {row["worldSize"] for row in job.artifacts().metrics() if row["attempt"] == 2} == {3}
+
+
+def test_a_parameter_server_job_goes_on_where_it_was(namespace: Namespace) -> None:
+    job = namespace.apply(test_parameter_server.example("paused-ps", "Asynchronous", NO_OTHER_CHECKPOINT))
+    step = _suspended_after(job, 100)
+
+    _patch(job, runPolicy={"suspend": False})
+    status = job.wait(300)
+    assert status["restarts"] == {"application": 0, "infrastructure": 0}
+    assert set(status["replicaAttempts"].values()) == {2}
+    assert f"going on from the checkpoint of step {step}," in _log(job, "chief-0")
+
+
+def _suspended_after(job: Job, step: int) -> int:
+    """Suspend it when it has come that far; the step of its checkpoint then."""
+    reached = job.wait_for_step(step)
+    _patch(job, runPolicy={"suspend": True})
+    status = job.wait(180, "Suspended")
+    assert job.pods() == []
+    assert job.condition("Suspended")["status"] == "True"
+    assert "startTime" not in status
+    saved = [key.split("/")[1] for key in job.artifacts().sizes() if key.endswith("/manifest.json")]
+    assert len(saved) == 1
+    assert int(saved[0]) >= reached
+    return int(saved[0])
+
+
+def _patch(job: Job, **spec: object) -> None:
+    job.namespace.kubectl("patch", "dtj", job.name, "--type=merge", f"--patch={json.dumps({'spec': spec})}")
+
+
+def _log(job: Job, name: str) -> str:
+    return job.artifacts().read(f"logs/attempt-2/{name}.log").decode()

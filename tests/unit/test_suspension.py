@@ -1,0 +1,165 @@
+"""Jobs that are suspended and go on: pods end first, nothing counts as a loss, and the time does not count."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+import pytest
+
+from dtj.api.job import Manifest
+from tests.unit.support.fake_cluster import Ending
+from tests.unit.support.pods import ALL, Life, condition, deleting, healthy, running
+from tests.unit.support.world import KEY, World
+
+PS_SPEC: dict[str, Any] = {
+    "strategy": "ParameterServer",
+    "replicaSpecs": {"worker": {"replicas": 2}, "ps": {}, "evaluator": {}},
+}
+JOB = ("DistributedTrainingJob", *KEY)
+STRATEGIES = pytest.mark.parametrize("spec", [{}, PS_SPEC], ids=["Horovod", "ParameterServer"])
+
+
+def patch(world: World, **spec: Any) -> None:
+    """What `kubectl patch` does to the job's spec."""
+
+    def change(job: Manifest) -> None:
+        job["spec"] |= spec
+        job["metadata"]["generation"] += 1
+
+    world.cluster.change(JOB, change)
+
+
+def suspend(world: World, value: bool = True) -> None:
+    patch(world, runPolicy={**world.cluster.job()["spec"].get("runPolicy", {}), "suspend": value})
+
+
+def endless(pod: Manifest, ran: int) -> Ending | None:
+    return None
+
+
+def ends_in_attempt(attempt: int) -> Any:
+    def program(pod: Manifest, ran: int) -> Ending | None:
+        labels = pod["metadata"]["labels"]
+        decisive = labels["dtj.dev/role"] in ("launcher", "chief", "evaluator")
+        return (0, "") if decisive and ran > 3 and int(labels["dtj.dev/attempt"]) >= attempt else None
+
+    return program
+
+
+@STRATEGIES
+async def test_all_pods_end_then_the_job_is_suspended_and_goes_on_where_it_was(spec: dict[str, Any]) -> None:
+    world = World(**spec)
+    world.kubelet.program = ends_in_attempt(2)
+    await world.until(lambda: world.phase == "Running")
+    started = world.status["startTime"]
+
+    suspend(world)
+    await world.rest()
+    assert world.phase == "Suspended"
+    assert world.pod_names() == []
+    assert condition(world.status, "Suspended")["status"] == "True"
+    assert condition(world.status, "Running")["status"] == "False"
+    assert "startTime" not in world.status
+    assert all(not any((s["active"], s["ready"])) for s in world.status["replicaStatuses"].values())
+
+    suspend(world, False)
+    await world.until(lambda: world.phase == "Succeeded")
+    assert world.status["startTime"] > started
+    assert world.status["attempt"] == 2
+    assert world.status["restarts"] == {"application": 0, "infrastructure": 0}
+    assert condition(world.status, "Suspended")["status"] == "False"
+    assert [reason for reason in world.events() if "Suspen" in reason or "Resum" in reason] == [
+        "Suspending",
+        "JobSuspended",
+        "JobResumed",
+    ]
+    assert "JobRestarting" not in world.events()
+
+
+async def test_a_job_made_suspended_has_no_pod_until_it_is_resumed() -> None:
+    world = World(runPolicy={"suspend": True})
+
+    await world.rest()
+    assert (world.phase, world.pod_names()) == ("Suspended", [])
+    suspend(world, False)
+    await world.rest()
+    assert (world.phase, world.status["attempt"]) == ("Succeeded", 1)
+
+
+async def test_while_pods_end_the_job_is_not_said_to_be_suspended() -> None:
+    life = Life()
+    life.see(*healthy())
+
+    status = Life(status=life.see(*healthy()), runPolicy={"suspend": True}).see(*healthy())
+    assert status["phase"] == "Running"
+    running_now = condition(status, "Running")
+    assert (running_now["status"], running_now["reason"]) == ("False", "Suspending")
+    assert "mnist-launcher-0, mnist-worker-0, mnist-worker-1 ended" in running_now["message"]
+    assert status["attempt"] == 2
+
+    still = Life(status=status, runPolicy={"suspend": True}).see(*(deleting(running(name)) for name in ALL))
+    assert (still["phase"], still["attempt"]) == ("Running", 2)
+
+
+async def test_a_suspended_job_can_be_made_larger() -> None:
+    world = World()
+    world.kubelet.program = ends_in_attempt(2)
+    await world.until(lambda: world.phase == "Running")
+    suspend(world)
+    await world.rest()
+
+    patch(world, replicaSpecs={"worker": {"replicas": 3}}, runPolicy={"suspend": False})
+    await world.until(lambda: world.phase == "Running")
+    assert world.pod_names() == ["mnist-launcher-0", *(f"mnist-worker-{n}" for n in range(3))]
+    hosts = next(c for c in world.cluster.of_kind("ConfigMap"))["data"]["hostfile"]
+    assert [line.split(".")[0] for line in hosts.splitlines()] == [f"mnist-worker-{n}" for n in range(3)]
+    await world.until(lambda: world.phase == "Succeeded")
+
+
+async def test_the_time_of_a_suspension_does_not_count_against_the_deadline() -> None:
+    world = World(runPolicy={"activeDeadlineSeconds": 60})
+    world.kubelet.program = endless
+    await world.until(lambda: world.phase == "Running")
+    suspend(world)
+    await world.rest()
+    for _ in range(200):
+        await world.step()
+    assert world.phase == "Suspended"
+
+    suspend(world, False)
+    world.kubelet.program = ends_in_attempt(1)
+    await world.until(lambda: world.phase == "Succeeded")
+
+
+async def test_a_training_that_came_to_its_end_is_not_suspended_any_more() -> None:
+    world = World()
+    await world.until(lambda: world.phase == "Succeeded")
+
+    suspend(world)
+    await world.rest()
+    assert world.phase == "Succeeded"
+
+
+@STRATEGIES
+@pytest.mark.parametrize("when", ["before", "after"])
+async def test_an_operator_that_dies_at_any_call_suspends_and_resumes_all_the_same(
+    spec: dict[str, Any], when: Literal["before", "after"]
+) -> None:
+    for call in range(1, 200):
+        world = World(**spec)
+        world.kubelet.program = ends_in_attempt(2)
+        await world.until(lambda world=world: world.phase == "Running")  # type: ignore[misc]
+        world.cluster.die_at, world.cluster.die_when = call, when
+        suspend(world)
+        await world.rest()
+        assert (world.phase, world.pod_names()) == ("Suspended", [])
+        suspend(world, False)
+        await world.until(lambda world=world: world.phase == "Succeeded")  # type: ignore[misc]
+        assert world.status["attempt"] == 2
+        assert world.status["restarts"] == {"application": 0, "infrastructure": 0}
+        if not world.deaths:
+            break
+    else:
+        pytest.fail("more calls than expected")
+    assert call > 5
+    assert KEY not in world.progress.followed
