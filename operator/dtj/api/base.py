@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from pydantic import BaseModel, ConfigDict
+from typing import Any, get_args
+
+from pydantic import BaseModel, ConfigDict, model_validator
 from pydantic.alias_generators import to_camel
 
 
@@ -16,3 +18,16 @@ class ApiModel(BaseModel):
         use_attribute_docstrings=True,
         frozen=True,
     )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _null_is_left_out(cls, data: Any) -> Any:
+        """As the API server does with a null that its schema does not allow."""
+        return {k: v for k, v in data.items() if v is not None} if isinstance(data, dict) else data
+
+
+def model_of(annotation: Any) -> type[ApiModel] | None:
+    """The model in a field's type, also where it is optional or the entry of a list."""
+    if isinstance(annotation, type) and issubclass(annotation, ApiModel):
+        return annotation
+    return next((model for part in get_args(annotation) if (model := model_of(part))), None)

@@ -6,9 +6,8 @@ Rules of a structural schema: https://kubernetes.io/docs/tasks/extend-kubernetes
 from __future__ import annotations
 
 from enum import Enum
-from typing import Any, get_args
 
-from dtj.api.base import ApiModel
+from dtj.api.base import ApiModel, model_of
 from dtj.api.identity import CATEGORIES, GROUP, KIND, PLURAL, SHORT_NAME, SINGULAR, VERSION
 from dtj.api.job import Manifest
 from dtj.api.spec import JobSpec
@@ -115,17 +114,9 @@ def _set_defaults(schema: Manifest, model: type[ApiModel]) -> None:
             child["default"] = default.value
         elif isinstance(default, (int, str)):
             child["default"] = default
-        nested = _nested_model(field.annotation)
+        nested = model_of(field.annotation)
         if nested is not None and "properties" in child and not isinstance(default, ApiModel):
             _set_defaults(child, nested)
-
-
-def _nested_model(annotation: Any) -> type[ApiModel] | None:
-    """The model of a field that is a model, required or optional."""
-    for candidate in (annotation, *get_args(annotation)):
-        if isinstance(candidate, type) and issubclass(candidate, ApiModel):
-            return candidate
-    return None
 
 
 def _structural(node: Manifest, definitions: dict[str, Manifest]) -> Manifest:

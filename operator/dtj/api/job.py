@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from difflib import get_close_matches
 from typing import Any
 
 from pydantic import ValidationError
 
+from dtj.api.base import ApiModel, model_of
 from dtj.api.identity import API_VERSION, KIND
 from dtj.api.spec import JobSpec
 from dtj.api.status import JobStatus
 
 Manifest = dict[str, Any]
 """A Kubernetes object as plain data."""
+_FIELDS = ("apiVersion", "kind", "metadata", "spec", "status")
 
 
 @dataclass(frozen=True)
@@ -63,6 +66,7 @@ def read_job(manifest: Mapping[str, Any]) -> Job:
         faults.append(Fault("apiVersion", f"{manifest['apiVersion']!r} is not {API_VERSION}"))
     if manifest.get("kind", KIND) != KIND:
         faults.append(Fault("kind", f"{manifest['kind']!r} is not {KIND}"))
+    faults += [Fault(str(key), _unknown(str(key), _FIELDS)) for key in manifest if key not in _FIELDS]
     metadata = manifest.get("metadata") or {}
     if not isinstance(metadata, dict):
         faults.append(Fault("metadata", f"must be an object, got {metadata!r}"))
@@ -125,10 +129,26 @@ def _path(location: tuple[int | str, ...]) -> str:
     return path
 
 
+def _known_fields(location: tuple[int | str, ...]) -> list[str]:
+    """The fields of the model at a place of the spec."""
+    model: type[ApiModel] = JobSpec
+    for part in location:
+        if isinstance(part, str):
+            by_alias = {field.alias: field for field in model.model_fields.values()}
+            model = model_of(by_alias[part].annotation) or model
+    return [field.alias or name for name, field in model.model_fields.items()]
+
+
+def _unknown(name: str, known: Iterable[str]) -> str:
+    lower = {field.lower(): field for field in known}
+    near = get_close_matches(name.lower(), lower, n=1)
+    return f"unknown field; did you mean {lower[near[0]]}?" if near else "unknown field"
+
+
 def _sentence(item: dict[str, Any]) -> str:
     match item["type"]:
         case "extra_forbidden":
-            return "unknown field"
+            return _unknown(str(item["loc"][-1]), _known_fields(item["loc"][:-1]))
         case "missing":
             return "required"
         case "string_pattern_mismatch":

@@ -1,0 +1,155 @@
+"""A job file: the jobs in it, and every fault with its line. Text in, data out.
+
+What is wrong with a job is said by `read_job` and `faults`, as the operator says it. Only what the API server never
+lets through to the operator is said here: what is no YAML, keys that are given twice, a missing kind.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from dtj.api.checking import check
+from dtj.api.errors import DtjError, Unusable
+from dtj.api.identity import API_VERSION, GROUP, KIND
+from dtj.api.job import Fault, Job, Manifest
+from dtj.api.yaml_lines import Document, read_documents
+
+
+@dataclass(frozen=True)
+class FileFault:
+    """A fault and the line on which it is, from 1."""
+
+    line: int
+    field: str
+    message: str
+
+    def __str__(self) -> str:
+        return f"{self.line}: {self.field}: {self.message}"
+
+
+@dataclass(frozen=True)
+class FileJob:
+    """One job of a file, as it is written there."""
+
+    line: int
+    manifest: Manifest
+    job: Job | None
+    """None where its form can't be read at all, or it has faults of the form."""
+    faults: tuple[FileFault, ...]
+
+
+@dataclass(frozen=True)
+class OtherObject:
+    """An object of another kind, which dtj does not look at."""
+
+    line: int
+    name: str
+    """Its kind and name, e.g. Secret s3-credentials."""
+
+
+@dataclass(frozen=True)
+class JobFile:
+    """What is in a job file."""
+
+    name: str
+    jobs: tuple[FileJob, ...]
+    others: tuple[OtherObject, ...]
+
+    @property
+    def faults(self) -> tuple[FileFault, ...]:
+        """Every fault of the file, in the order of its lines."""
+        return tuple(fault for job in self.jobs for fault in job.faults)
+
+    def told(self) -> list[str]:
+        """Every fault as FILE:LINE: field: message."""
+        return [f"{self.name}:{fault}" for fault in self.faults]
+
+
+class FaultyFile(DtjError):
+    """A job file has faults; the message has one a line."""
+
+    def __init__(self, file: JobFile) -> None:
+        count = len(file.faults)
+        faults = "1 fault" if count == 1 else f"{count} faults"
+        super().__init__("\n".join([f"{file.name} has {faults}", *file.told()]))
+        self.file = file
+
+
+def read_job_file(text: str, name: str) -> JobFile:
+    """Read the jobs of a file of YAML or JSON documents, with every fault of each.
+
+    name: how the file is called in messages. Raises Unusable where it is no YAML, or has no job.
+    """
+    jobs, others = [], []
+    for document in read_documents(text, name):
+        if _is_job(document.data):
+            jobs.append(_checked(document))
+        elif document.data is not None:
+            others.append(OtherObject(document.line, _called(document.data)))
+    if not jobs:
+        found = ", ".join(other.name for other in others)
+        raise Unusable(
+            f"{name}: no {KIND} in it" + (f", only {found}" if found else ": the file is empty"),
+            "`dtj new` writes a job file, `dtj convert` makes one of a Kubeflow job",
+        )
+    return JobFile(name, tuple(jobs), tuple(others))
+
+
+def read_one_job(text: str, name: str) -> tuple[Manifest, Job]:
+    """The one job of a file without faults: as it is written, and read.
+
+    Raises Unusable as read_job_file does, or where there are several jobs; FaultyFile where it has faults.
+    """
+    file = read_job_file(text, name)
+    if len(file.jobs) > 1:
+        lines = ", ".join(str(job.line) for job in file.jobs)
+        raise Unusable(f"{name}: has {len(file.jobs)} jobs (lines {lines}); one is wanted here")
+    (only,) = file.jobs
+    if only.faults or only.job is None:
+        raise FaultyFile(file)
+    return only.manifest, only.job
+
+
+def _is_job(data: Any) -> bool:
+    """Whether it is meant to be a job: one whose kind or group is misspelt has that as its fault."""
+    if not isinstance(data, dict):
+        return False
+    kind, group = data.get("kind"), str(data.get("apiVersion", "")).split("/", 1)[0]
+    return kind == KIND or group == GROUP or (kind is None and "spec" in data)
+
+
+def _called(data: Any) -> str:
+    if not isinstance(data, dict):
+        return f"a {type(data).__name__}"
+    metadata = data.get("metadata")
+    name = metadata.get("name") if isinstance(metadata, dict) else None
+    return " ".join(str(word) for word in (data.get("kind", "an object without kind"), name) if word)
+
+
+def _checked(document: Document) -> FileJob:
+    manifest = document.data
+    missing = [
+        Fault(key, f"required: {value}")
+        for key, value in (("apiVersion", API_VERSION), ("kind", KIND))
+        if manifest.get(key) is None
+    ]
+    job, wrong = check(_as_the_author_gave_it(manifest))
+    faults = [
+        *(FileFault(line, fault.field, fault.message) for line, fault in document.repeated),
+        *(FileFault(document.line_of(f.field), f.field, f.message) for f in (*missing, *wrong)),
+    ]
+    return FileJob(document.line, manifest, job, tuple(sorted(faults, key=lambda fault: fault.line)))
+
+
+def _as_the_author_gave_it(manifest: Manifest) -> Manifest:
+    """Without what only the API server sets, as in a file that was got from a cluster."""
+    metadata = manifest.get("metadata")
+    if isinstance(metadata, dict):
+        metadata = {key: value for key, value in metadata.items() if key not in ("uid", "generation")}
+    given = {
+        key: value
+        for key, value in manifest.items()
+        if key not in ("status", "metadata") and value is not None
+    }
+    return given | ({} if metadata is None else {"metadata": metadata})

@@ -1,0 +1,31 @@
+"""Reading the files that commands are given."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+from dtj.api import job_file
+from dtj.api.errors import Unusable
+from dtj.api.job import Job, Manifest
+
+STANDARD_INPUT = "-"
+
+
+def read_text(path: Path) -> str:
+    """The text of a file, of standard input for `-`; raises Unusable where it can't be read."""
+    try:
+        data = sys.stdin.buffer.read() if str(path) == STANDARD_INPUT else path.read_bytes()
+        return data.decode("utf-8-sig")
+    except OSError as error:
+        raise Unusable(f"{path}: {error.strerror}") from None
+    except UnicodeDecodeError:
+        raise Unusable(f"{path}: not text in UTF-8") from None
+
+
+def read_one_job(path: Path) -> tuple[Manifest, Job]:
+    """The one job of a file, as it is written and read.
+
+    Raises Unusable where there is not one job in it, FaultyFile with every fault where it has some.
+    """
+    return job_file.read_one_job(read_text(path), str(path))
