@@ -101,3 +101,22 @@ def test_folders_and_objects_of_a_prefix(job_store):
     assert job_store.folders() == ["a", "ab"]
     assert [item.key for item in job_store.objects("a")] == ["a/1", "a/2/3"]
     assert [item.key for item in job_store.below("a").objects()] == ["1", "2/3"]
+
+
+def test_a_given_environment_is_taken_instead_of_the_process_s_own(object_store, job_uri, monkeypatch):
+    given = object_store.environment
+    for name in given:
+        monkeypatch.setenv(name, "http://127.0.0.1:9" if name.startswith("AWS_ENDPOINT") else "other")
+    monkeypatch.setenv("HTTP_PROXY", "http://127.0.0.1:9")
+    store = open_store(job_uri, given)
+    store.below("a").put_bytes("b", b"content")
+    assert [item.key for item in store.objects()] == ["a/b"]
+    with pytest.raises(s3.S3Error, match=f"does not exist at {object_store.endpoint}"):
+        open_store("s3://no-such-bucket", given).folders()
+
+
+def test_without_an_endpoint_a_given_environment_means_aws(object_store):
+    client = s3.make_client(
+        {"AWS_REGION": "eu-west-1", "AWS_ACCESS_KEY_ID": "a", "AWS_SECRET_ACCESS_KEY": "b"}
+    )
+    assert client.meta.endpoint_url == "https://s3.eu-west-1.amazonaws.com"

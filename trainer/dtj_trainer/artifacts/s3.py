@@ -6,10 +6,13 @@ the process that uses it, never before a fork; a client may be shared by threads
 
 from __future__ import annotations
 
+import ipaddress
 import os
 import re
+from collections.abc import Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, NamedTuple
+from urllib.parse import urlsplit
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -99,22 +102,29 @@ def parse_s3_uri(uri: str) -> S3Location:
     return S3Location(bucket, prefix.strip("/"))
 
 
-def endpoint() -> str | None:
-    """The custom S3 endpoint of this process's environment; None means AWS itself."""
-    return os.environ.get("AWS_ENDPOINT_URL_S3") or os.environ.get("AWS_ENDPOINT_URL") or None
+Environment = Mapping[str, str]
+"""The standard AWS variables: AWS_ENDPOINT_URL_S3, AWS_ACCESS_KEY_ID, AWS_REGION and so on."""
 
 
-def make_client() -> S3Client:
-    """A client with timeouts and retries from the AWS environment, path-style for a custom endpoint.
+def endpoint(environment: Environment | None = None) -> str | None:
+    """The custom S3 endpoint of an environment (default: this process's); None means AWS itself."""
+    values = os.environ if environment is None else environment
+    return values.get("AWS_ENDPOINT_URL_S3") or values.get("AWS_ENDPOINT_URL") or None
 
-    Raises S3Error: the endpoint is not a URL, or another setting of the environment can't be used.
+
+def make_client(environment: Environment | None = None) -> S3Client:
+    """A client with timeouts and retries, path-style for a custom endpoint, without a proxy on loopback.
+
+    Endpoint, region and credentials are those of `environment` (default: this process's); credentials that it
+    does not have are looked for where boto3 looks. Raises S3Error: a setting can't be used.
     """
     import boto3
     import botocore.config
     import botocore.exceptions
 
-    url = endpoint()
-    region = os.environ.get("AWS_REGION") or os.environ.get("AWS_DEFAULT_REGION")
+    values = os.environ if environment is None else environment
+    url = endpoint(environment)
+    region = values.get("AWS_REGION") or values.get("AWS_DEFAULT_REGION")
     if region is None and url is not None:
         region = "us-east-1"
     config = botocore.config.Config(
@@ -124,11 +134,28 @@ def make_client() -> S3Client:
         max_pool_connections=16,
         tcp_keepalive=True,
         s3={"addressing_style": "path" if url else "auto"},
+        proxies={} if url and _is_loopback(url) else None,
+        # Without an endpoint a given environment means AWS, whatever this process's own variables say.
+        ignore_configured_endpoint_urls=environment is not None,  # type: ignore[call-arg]  # not in the stubs
     )
+    own = environment or {}
     try:
-        return boto3.session.Session().client("s3", region_name=region, endpoint_url=url, config=config)
+        session = boto3.session.Session(
+            aws_access_key_id=own.get("AWS_ACCESS_KEY_ID"),
+            aws_secret_access_key=own.get("AWS_SECRET_ACCESS_KEY"),
+            aws_session_token=own.get("AWS_SESSION_TOKEN"),
+        )
+        return session.client("s3", region_name=region, endpoint_url=url, config=config)
     except (botocore.exceptions.BotoCoreError, ValueError) as error:
         raise S3Error(f"the S3 settings can't be used: {error}", transient=False) from error
+
+
+def _is_loopback(url: str) -> bool:
+    try:
+        host = urlsplit(url).hostname or ""
+        return host == "localhost" or ipaddress.ip_address(host).is_loopback
+    except ValueError:  # A name, or no URL at all.
+        return False
 
 
 def transfer_config() -> TransferConfig:
@@ -143,19 +170,22 @@ def transfer_config() -> TransferConfig:
     )
 
 
-def explain(error: Exception, uri: str) -> S3Error | None:
-    """What a boto3 error at `uri` means; None when it is no error of S3."""
+def explain(error: Exception, uri: str, environment: Environment | None = None) -> S3Error | None:
+    """What a boto3 error at `uri` means; None when it is no error of S3.
+
+    `environment` is the one that the client was made from.
+    """
     import boto3.exceptions
     import botocore.exceptions as failures
 
-    where = endpoint() or "AWS S3"
+    where = endpoint(environment) or "AWS S3"
     bucket = uri.removeprefix("s3://").partition("/")[0]
     if isinstance(error, S3Error):
         return error
     if isinstance(error, boto3.exceptions.Boto3Error):
         # S3UploadFailedError and its like carry the cause as their context.
         cause = error.__cause__ or error.__context__
-        found = explain(cause, uri) if isinstance(cause, Exception) else None
+        found = explain(cause, uri, environment) if isinstance(cause, Exception) else None
         return found or S3Error(f"S3 at {where} failed for {uri}: {error}", transient=True)
     if isinstance(error, failures.ClientError):
         return _explain_answer(error, uri, bucket, where)
@@ -208,12 +238,12 @@ def _explain_answer(error: object, uri: str, bucket: str, where: str) -> S3Error
 
 
 @contextmanager
-def sentences(uri: str) -> Iterator[None]:
+def sentences(uri: str, environment: Environment | None = None) -> Iterator[None]:
     """Turn boto3's errors in this block into `S3Error`s about `uri`."""
     try:
         yield
     except Exception as error:
-        explained = explain(error, uri)
+        explained = explain(error, uri, environment)
         if explained is None or explained is error:
             raise
         raise explained from error

@@ -10,6 +10,7 @@ from dtj_trainer.artifacts import s3
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
+    from contextlib import AbstractContextManager
     from pathlib import Path
 
     from mypy_boto3_s3 import S3Client
@@ -27,19 +28,31 @@ class StoredObject(NamedTuple):
 
 
 class Store:
-    """Reads and writes objects below `location`. May be shared by threads, not by processes."""
+    """Reads and writes objects below `location`. May be shared by threads, not by processes.
 
-    def __init__(self, location: s3.S3Location, client: S3Client | None = None) -> None:
+    The client is made from `environment`, as `s3.make_client` does, unless one is given.
+    """
+
+    def __init__(
+        self,
+        location: s3.S3Location,
+        client: S3Client | None = None,
+        environment: s3.Environment | None = None,
+    ) -> None:
         self.location = location
         self._given = client
+        self._environment = environment
 
     @cached_property
     def _client(self) -> S3Client:
-        return self._given or s3.make_client()
+        return self._given or s3.make_client(self._environment)
 
     def below(self, name: str) -> Store:
         """The store of the prefix `name` below this one, with the same client."""
-        return Store(self.location / name, self._client)
+        return Store(self.location / name, self._client, self._environment)
+
+    def _sentences(self, uri: str) -> AbstractContextManager[None]:
+        return s3.sentences(uri, self._environment)
 
     def uri(self, key: str) -> str:
         """The whole URI of a key."""
@@ -50,12 +63,12 @@ class Store:
 
     def put_bytes(self, key: str, content: bytes) -> None:
         """Write one small object."""
-        with s3.sentences(self.uri(key)):
+        with self._sentences(self.uri(key)):
             self._client.put_object(Bucket=self.location.bucket, Key=self._name(key), Body=content)
 
     def put_file(self, key: str, path: Path, on_bytes: Callable[[int], None] | None = None) -> None:
         """Upload a file that does not change meanwhile, in parts if it is large."""
-        with s3.sentences(self.uri(key)):
+        with self._sentences(self.uri(key)):
             self._client.upload_file(
                 str(path),
                 self.location.bucket,
@@ -74,7 +87,7 @@ class Store:
                 if on_bytes:
                     on_bytes(size)
                 return
-            with s3.sentences(self.uri(key)):
+            with self._sentences(self.uri(key)):
                 self._client.upload_fileobj(
                     _FirstBytes(file, size),  # type: ignore[arg-type]  # needs only read()
                     self.location.bucket,
@@ -85,13 +98,13 @@ class Store:
 
     def get_bytes(self, key: str) -> bytes:
         """Read one small object; `NoSuchKey` when it is not there."""
-        with s3.sentences(self.uri(key)):
+        with self._sentences(self.uri(key)):
             answer = self._client.get_object(Bucket=self.location.bucket, Key=self._name(key))
             return answer["Body"].read()
 
     def get_file(self, key: str, path: Path) -> None:
         """Download an object to `path`, in parts if it is large; `NoSuchKey` when it is not there."""
-        with s3.sentences(self.uri(key)):
+        with self._sentences(self.uri(key)):
             self._client.download_file(
                 self.location.bucket, self._name(key), str(path), Config=s3.transfer_config()
             )
@@ -100,7 +113,7 @@ class Store:
         """All objects below `prefix` (a folder), in the order of their keys."""
         own = f"{self.location.prefix}/" if self.location.prefix else ""
         folder = own + (f"{prefix.strip('/')}/" if prefix else "")
-        with s3.sentences(self.uri(prefix)):
+        with self._sentences(self.uri(prefix)):
             pages = self._client.get_paginator("list_objects_v2").paginate(
                 Bucket=self.location.bucket, Prefix=folder
             )
@@ -111,7 +124,7 @@ class Store:
     def folders(self) -> list[str]:
         """Names of the folders directly below the prefix."""
         own = f"{self.location.prefix}/" if self.location.prefix else ""
-        with s3.sentences(self.location.uri):
+        with self._sentences(self.location.uri):
             pages = self._client.get_paginator("list_objects_v2").paginate(
                 Bucket=self.location.bucket, Prefix=own, Delimiter="/"
             )
@@ -125,7 +138,7 @@ class Store:
         """Delete objects; keys that are not there are no error."""
         for start in range(0, len(keys), DELETE_BATCH):
             batch = keys[start : start + DELETE_BATCH]
-            with s3.sentences(self.uri(batch[0])):
+            with self._sentences(self.uri(batch[0])):
                 answer = self._client.delete_objects(
                     Bucket=self.location.bucket,
                     Delete={"Objects": [{"Key": self._name(key)} for key in batch], "Quiet": True},
@@ -151,9 +164,12 @@ class _FirstBytes:
         return content
 
 
-def open_store(uri: str) -> Store:
-    """The store at an `s3://` URI; no request is made yet. Raises ValueError for a malformed URI."""
-    return Store(s3.parse_s3_uri(uri))
+def open_store(uri: str, environment: s3.Environment | None = None) -> Store:
+    """The store at an `s3://` URI; no request is made yet. Raises ValueError for a malformed URI.
+
+    `environment`: as for `s3.make_client`.
+    """
+    return Store(s3.parse_s3_uri(uri), environment=environment)
 
 
 def usable_name(name: str) -> bool:
