@@ -9,7 +9,7 @@ DEMO_VENV := .venv/.made-for-demo
 PIP_INSTALL = $(PYTHON) -m venv .venv && $(PY) -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable
 JOB := manifests/examples/fashion-mnist-horovod.yaml
 
-.PHONY: help demo demo-cluster test test-unit test-trainer lint crd images docs cluster cluster-down clean
+.PHONY: help demo demo-cluster test test-unit test-trainer lint crd images docs pictures cluster cluster-down clean
 
 help:  ## print these targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -56,6 +56,9 @@ crd: $(VENV)  ## write manifests/crd from the models
 
 docs: $(VENV)  ## fill docs/using.md with what kubectl prints on the cluster of KUBECONFIG
 	$(PY) -m tests.cluster.write_docs
+
+pictures: $(VENV)  ## take the pictures of docs/cli.md, in a real terminal, on the cluster of KUBECONFIG
+	$(PY) -m tests.cluster.terminal_pictures
 
 cluster: $(VENV)  ## bring up Kubernetes and S3 on this machine, print the exports that tests need
 	@$(PY) -m tests.cluster.up --cluster $(CLUSTER)
