@@ -1,1 +1,19 @@
-"""dtj: a Kubernetes operator that launches distributed deep-learning training."""
+"""dtj: a Kubernetes operator that launches distributed deep-learning training, its command and its Python SDK."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from dtj.client import AsyncClient, Client, DistributedTrainingJob
+
+__all__ = ["AsyncClient", "Client", "DistributedTrainingJob"]
+
+
+def __getattr__(name: str) -> Any:
+    # Loaded when asked for: the operator imports dtj too, and needs no client.
+    if name in __all__:
+        import dtj.client
+
+        return getattr(dtj.client, name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
