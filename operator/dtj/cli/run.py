@@ -1,7 +1,104 @@
-"""Commands that carry a job out on this machine."""
+"""`dtj run`: a job file carried out as processes of this machine."""
 
 from __future__ import annotations
 
+from dataclasses import replace
+from pathlib import Path
+from typing import Annotated, Any
+
 import typer
 
+from dtj.api.errors import Unusable
+from dtj.api.job import Job
+from dtj.api.job_file import FaultyFile, read_job_file
+from dtj.api.status import Phase
+from dtj.api.validation import faults
+from dtj.cli.job_files import read_text
+from dtj.cli.run_view import RunView
+from dtj.cli.terminal import FormatOption, errors, output, print_data
+
 app = typer.Typer()
+
+
+@app.command()
+def run(
+    file: Annotated[Path, typer.Argument(help="Job file; - is standard input.", metavar="FILE")],
+    s3: Annotated[
+        str,
+        typer.Option(
+            "--s3",
+            help="`embedded`: the job's own object store where it answers and there are credentials, else one of "
+            "dtj's own. `job`: always the job's own.",
+            metavar="embedded|job",
+        ),
+    ] = "embedded",
+    data: Annotated[
+        Path | None,
+        typer.Option(
+            "--data", help="Folder that is put at the job's data.uri, unless it is there.", metavar="DIR"
+        ),
+    ] = None,
+    resume: Annotated[
+        bool, typer.Option("--resume", help="Go on with the run that was interrupted, or has failed.")
+    ] = False,
+    name: Annotated[
+        str | None, typer.Option("--name", help="Another name for the job.", metavar="NAME")
+    ] = None,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Leave out what the replicas print.")] = False,
+    format_: FormatOption = None,
+) -> None:
+    """Run a job on this machine, without a cluster: the same file, each replica a process.
+
+    Artifacts go into an object store that dtj starts itself, where the job's own is not reachable. Ctrl-C saves a
+    checkpoint first; `--resume` goes on from it, also after dtj was killed. Exit code 0: succeeded, 1: failed,
+    130: interrupted.
+
+        dtj run job.yaml --data ~/fashion-mnist
+        dtj run job.yaml --resume
+        dtj run job.yaml --quiet -o json
+    """
+    from dtj.local.runner import run_job
+    from dtj.local.runs import home
+    from dtj.local.store_choice import S3Store
+
+    if s3 not in list(S3Store):
+        raise Unusable(f"--s3 is embedded or job, not {s3!r}")
+    job = _job_in(file, name)
+    # What a machine reads is alone on standard output.
+    view = RunView(job, errors if format_ else output, quiet=quiet)
+    with view:
+        outcome = run_job(job, view, home=home(), s3=S3Store(s3), data=data, resume=resume)
+    if outcome.interrupted:
+        view.note(f"interrupted; `{_again(file, name)}` goes on from the last checkpoint")
+    else:
+        view.ended(outcome)
+    if format_:
+        print_data(_told(outcome.run.manifest), format_)
+    if outcome.interrupted:
+        raise typer.Exit(130)
+    raise typer.Exit(0 if outcome.status.phase is Phase.SUCCEEDED else 1)
+
+
+def _job_in(path: Path, name: str | None) -> Job:
+    """The one job of a file. Raises DtjError with every fault that it has."""
+    file = read_job_file(read_text(path), str(path))
+    if file.faults:
+        raise FaultyFile(file)
+    jobs = [found.job for found in file.jobs if found.job is not None]
+    if len(jobs) != 1:
+        raise Unusable(f"{path} has {len(jobs)} jobs", "dtj run takes a file with one")
+    if name is None:
+        return jobs[0]
+    job = replace(jobs[0], name=name)
+    if wrong := faults(job):
+        raise Unusable(f"--name {name}: {wrong[0]}")
+    return job
+
+
+def _again(file: Path, name: str | None) -> str:
+    return " ".join(["dtj run", str(file), *(["--name", name] if name else []), "--resume"])
+
+
+def _told(manifest: dict[str, Any]) -> dict[str, Any]:
+    metadata = {key: manifest["metadata"][key] for key in ("name", "namespace", "uid")}
+    return {**manifest, "metadata": metadata}

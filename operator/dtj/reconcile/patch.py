@@ -1,4 +1,4 @@
-"""The difference of two objects as a JSON merge patch (RFC 7386)."""
+"""JSON merge patches (RFC 7386): the difference of two objects, and what comes of it."""
 
 from __future__ import annotations
 
@@ -17,3 +17,16 @@ def merge_patch(old: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, Any
         elif key not in old or before != value:
             patch[key] = value
     return patch
+
+
+def merged(old: Any, patch: Any) -> Any:
+    """`old` with the patch applied; neither is changed."""
+    if not isinstance(patch, Mapping):
+        return patch
+    result = dict(old) if isinstance(old, Mapping) else {}
+    for key, value in patch.items():
+        if value is None:
+            result.pop(key, None)
+        else:
+            result[key] = merged(result.get(key), value)
+    return result

@@ -58,10 +58,18 @@ class _Followed:
 class ProgressPoller:
     """Asks the followed pods of each job in turn; one that does not answer costs nothing but the question."""
 
-    def __init__(self, moved: Callable[[Key], None], interval: float) -> None:
-        """moved: told the key of a job whose report has changed. interval: seconds between two questions."""
+    def __init__(
+        self,
+        moved: Callable[[Key], None],
+        interval: float,
+        port: Callable[[str], int] = lambda _: PROGRESS_PORT,
+    ) -> None:
+        """moved: told the key of a job whose report has changed. interval: seconds between two questions.
+        port: on which a pod, by its name, answers.
+        """
         self._moved = moved
         self._interval = interval
+        self._port = port
         self._followed: dict[Key, dict[str, _Followed]] = {}
         self._session: aiohttp.ClientSession | None = None
 
@@ -74,7 +82,7 @@ class ProgressPoller:
         """Ask these pods of a job from now on, and no others of it. pods: name -> address."""
         known = self._followed.setdefault(key, {})
         for name, ip in pods.items():
-            address = f"http://{f'[{ip}]' if ':' in ip else ip}:{PROGRESS_PORT}/progress"
+            address = f"http://{f'[{ip}]' if ':' in ip else ip}:{self._port(name)}/progress"
             if name not in known or known[name].address != address:
                 self._leave(key, name)
                 known[name] = _Followed(address, asyncio.create_task(self._ask(key, name, address)))

@@ -90,7 +90,10 @@ class Reconciler:
         progress: ProgressPoller,
         metrics: Metrics,
         clock: Callable[[], datetime],
+        plan: Callable[[Job], Plan] = plan_job,
     ) -> None:
+        """plan: what a job without faults needs; another place than a cluster plans otherwise."""
+        self._plan = plan
         self._cluster = cluster
         self._view = view
         self._progress = progress
@@ -117,7 +120,7 @@ class Reconciler:
         else:
             memory.overtaken.clear()
         job, wrong = _read(dict(manifest))
-        plan = None if wrong else plan_job(job)
+        plan = None if wrong else self._plan(job)
         now = self._clock()
         pods = [pod.view for pod in self._view.pods(key) if pod.owner == job.uid]
         report = self._progress.report(key, plan.reporter) if plan else None

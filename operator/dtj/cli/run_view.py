@@ -1,0 +1,150 @@
+"""What `dtj run` shows: events and output as lines, and below them, on a terminal, a live progress bar."""
+
+from __future__ import annotations
+
+import re
+import time
+from datetime import datetime
+from types import TracebackType
+from typing import TYPE_CHECKING, Self
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn
+from rich.text import Text
+
+from dtj.api.job import Job, Manifest
+from dtj.api.status import JobStatus, Phase, ProgressStatus
+
+if TYPE_CHECKING:
+    from dtj.local.runner import Outcome
+
+_RANK = re.compile(r"\[rank (\d+)\]")
+_COLOURS = ("cyan", "magenta", "green", "yellow", "blue", "bright_red", "bright_cyan", "bright_magenta")
+_PLAIN_SECONDS = 5.0
+_ANSI = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
+
+
+class RunView:
+    """Implements `dtj.local.runner.Watcher` on a console. Use it as a context manager while the job runs."""
+
+    def __init__(self, job: Job, console: Console, *, quiet: bool) -> None:
+        """quiet: leave out what the replicas print."""
+        self._job = job
+        self._console = console
+        self._quiet = quiet
+        self._colours: dict[str, str] = {}
+        self._told = (0.0, "")
+        self._bar = (
+            Progress(
+                TextColumn("{task.fields[phase]}", style="bold"),
+                BarColumn(bar_width=24),
+                TextColumn("{task.fields[text]}"),
+                console=console,
+                transient=True,
+            )
+            if console.is_terminal
+            else None
+        )
+        self._task = self._bar.add_task("", phase="Pending", text="", total=None) if self._bar else None
+
+    def __enter__(self) -> Self:
+        if self._bar:
+            self._bar.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        if self._bar:
+            self._bar.stop()
+
+    def note(self, text: str) -> None:
+        """Print a sentence."""
+        self._print(Text(f"dtj: {text}", "bold"))
+
+    def event(self, event: Manifest) -> None:
+        """Print what happened to the job."""
+        style = "yellow" if event["type"] == "Warning" else "bold"
+        self._print(Text(f"dtj: {event['reason']}: {event['message']}", style))
+
+    def line(self, replica: str, text: str) -> None:
+        """Print a replica's line, in the colour of its rank."""
+        if self._quiet or not text.strip():
+            return
+        text = _ANSI.sub("", text)
+        # The launcher's lines name their rank.
+        found = _RANK.match(text)
+        speaker = found[0] if found else f"[{replica}]"
+        colour = self._colours.setdefault(speaker, _COLOURS[len(self._colours) % len(_COLOURS)])
+        shown = Text(speaker, colour)
+        shown.append(text[found.end() :] if found else f" {text}", "")
+        self._print(shown)
+
+    def status(self, status: JobStatus) -> None:
+        """Show how far the job is."""
+        phase = f"{status.phase or Phase.PENDING}" + (
+            f" (attempt {status.attempt})" if status.attempt > 1 else ""
+        )
+        text = progress_text(status.progress)
+        if self._bar and self._task is not None:
+            done = status.progress or ProgressStatus()
+            self._bar.update(
+                self._task, completed=done.step or 0, total=done.total_steps, phase=phase, text=text
+            )
+            return
+        at, before = self._told
+        if text and text != before and time.monotonic() - at >= _PLAIN_SECONDS:
+            self._told = time.monotonic(), text
+            self._print(Text(f"dtj: {phase}: {text}"))
+
+    def ended(self, outcome: Outcome) -> None:
+        """Print how the job ended, and where its artifacts are."""
+        status, name = outcome.status, self._job.name
+        good = status.phase is Phase.SUCCEEDED
+        done = status.progress or ProgressStatus()
+        parts = [f"{name}: {status.phase}"]
+        if done.accuracy is not None:
+            parts.append(f"test accuracy {done.accuracy:.4f}")
+        if status.start_time and status.completion_time:
+            took = datetime.fromisoformat(status.completion_time) - datetime.fromisoformat(status.start_time)
+            parts.append(f"{took.total_seconds():.0f} s")
+        restarts = status.restarts.application + status.restarts.infrastructure
+        parts.append(f"{restarts} restarts" if restarts != 1 else "1 restart")
+        self._print(Text(", ".join(parts), "bold green" if good else "bold red"))
+        if not good and status.failure is not None:
+            failure = status.failure
+            where = failure.pod or ""
+            where = f"rank {failure.rank} in {where}" if failure.rank is not None else where
+            told = ": ".join(filter(None, (failure.failure_class, where, failure.message)))
+            self._print(Text(told, "red"))
+            for line in failure.last_log_lines or []:
+                self._print(Text(f"  {line}", "dim"))
+        if status.artifacts and status.artifacts.uri:
+            self._print(Text(f"artifacts: {status.artifacts.uri}"))
+            if outcome.run.embedded_store:
+                self._print(Text(f"  dtj artifacts ls {name} --local"))
+                self._print(Text(f"  dtj report {name} --local"))
+        else:
+            self._print(Text(f"files: {outcome.run.folder}"))
+
+    def _print(self, text: Text) -> None:
+        console = self._bar.console if self._bar else self._console
+        console.print(text, highlight=False, soft_wrap=True)
+
+
+def progress_text(progress: ProgressStatus | None) -> str:
+    """How far a training is, in a line; empty when nothing was reported."""
+    if progress is None or progress.step is None:
+        return ""
+    parts = [f"step {progress.step}" + (f"/{progress.total_steps}" if progress.total_steps else "")]
+    if progress.percent is not None:
+        parts.append(f"{progress.percent:.0f} %")
+    if progress.examples_per_second is not None:
+        parts.append(f"{progress.examples_per_second:.0f} examples/s")
+    if progress.loss is not None:
+        parts.append(f"loss {progress.loss:.4g}")
+    if progress.accuracy is not None:
+        parts.append(f"accuracy {progress.accuracy:.4f}")
+    if progress.eta_seconds is not None and progress.percent != 100:
+        parts.append(f"{progress.eta_seconds:.0f} s left")
+    return ", ".join(parts)

@@ -1,0 +1,183 @@
+"""A cluster of this one machine: what the operator asks of an API server, and a kubelet that runs the pods."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Callable, Mapping, Sequence
+from datetime import datetime
+from typing import Any
+
+from dtj.api.identity import LABEL_INDEX, LABEL_ROLE
+from dtj.api.job import Manifest, read_job
+from dtj.api.status import JobStatus
+from dtj.cluster.port import ApiError
+from dtj.local.pod import LocalPod
+from dtj.local.runs import Run
+from dtj.reconcile.patch import merged
+from dtj.reconcile.view import Key, Owned, OwnedPod, controller_uid
+
+_LOOK_SECONDS = 0.2
+Changed = Callable[[Key], None]
+
+
+class LocalCluster:
+    """Implements `Cluster` and `View` for the one job of a run."""
+
+    def __init__(
+        self,
+        run: Run,
+        manifest: Manifest,
+        environment: Mapping[str, str],
+        clock: Callable[[], datetime],
+        on_event: Callable[[Manifest], None],
+    ) -> None:
+        """environment: of this machine, for all processes. on_event: told each Event object."""
+        self.changed: Changed = lambda _: None
+        """Told the key of the job when anything has changed."""
+        self._run = run
+        self._manifest = manifest
+        self._environment = environment
+        self._clock = clock
+        self._on_event = on_event
+        self._pods: dict[str, LocalPod] = {}
+        self._deleted: set[str] = set()
+        """uids of pods that go when they have ended."""
+        self._services: dict[str, Manifest] = {}
+        self._configs: dict[str, Manifest] = {}
+        run.write(manifest)
+
+    @property
+    def key(self) -> Key:
+        """Namespace and name of the job."""
+        return self._run.namespace, self._run.name
+
+    @property
+    def status(self) -> JobStatus:
+        """The job's status as it is stored."""
+        return read_job(self._manifest).status
+
+    @property
+    def alive(self) -> list[str]:
+        """Names of the pods that have not ended."""
+        return sorted(pod.name for pod in self._pods.values() if not pod.ended)
+
+    def suspend(self) -> None:
+        """Have the operator end the pods, their checkpoints saved, as for a job that is suspended."""
+        spec = self._manifest["spec"]
+        policy = {**(spec.get("runPolicy") or {}), "suspend": True}
+        self._store({"spec": {**spec, "runPolicy": policy}}, generation=1)
+        self.changed(self.key)
+
+    def stop_pods(self) -> None:
+        """Tell every pod to end."""
+        for pod in self._pods.values():
+            pod.stop()
+
+    async def look_after(self) -> None:
+        """Watch the pods until cancelled, as a kubelet does."""
+        while True:
+            await asyncio.sleep(_LOOK_SECONDS)
+            # In a thread: to end what a process left behind may take a moment.
+            moved = await asyncio.to_thread(_moved, list(self._pods.values()))
+            for pod in moved:
+                self._forget_if_gone(pod)
+            if moved:
+                self.changed(self.key)
+
+    # --- Cluster ------------------------------------------------------------------------------------
+
+    async def create(self, manifest: Manifest) -> Manifest:
+        kind, name = manifest["kind"], manifest["metadata"]["name"]
+        if kind == "Event":
+            self._run.add_event(manifest)
+            self._on_event(manifest)
+            return manifest
+        if await self.get(manifest) is not None:
+            raise ApiError(409, "AlreadyExists", f'{kind} "{name}" already exists')
+        if kind == "Pod":
+            labels = manifest["metadata"]["labels"]
+            folder = self._run.folder / f"{labels[LABEL_ROLE]}-{labels[LABEL_INDEX]}"
+            self._pods[name] = LocalPod(manifest, folder, self._environment, self._clock)
+        elif kind == "ConfigMap":
+            self._write_config(manifest)
+        else:
+            self._services[name] = manifest
+        self.changed(self.key)
+        return manifest
+
+    async def get(self, manifest: Manifest) -> Manifest | None:
+        name = manifest["metadata"]["name"]
+        if manifest["kind"] == "Pod":
+            return self._pods[name].manifest if name in self._pods else None
+        return (self._configs if manifest["kind"] == "ConfigMap" else self._services).get(name)
+
+    async def replace_data(self, manifest: Manifest) -> Manifest:
+        self._write_config(manifest)
+        self.changed(self.key)
+        return manifest
+
+    async def delete_pod(self, namespace: str, name: str, uid: str) -> None:
+        pod = self._pods.get(name)
+        if pod is not None and pod.uid == uid:
+            self._deleted.add(uid)
+            pod.stop()
+            self._forget_if_gone(pod)
+            self.changed(self.key)
+
+    async def patch_status(
+        self, namespace: str, name: str, resource_version: str, patch: Manifest
+    ) -> Manifest:
+        if resource_version != self._manifest["metadata"]["resourceVersion"]:
+            raise ApiError(409, "Conflict", "the object has been modified")
+        self._store({"status": merged(self._manifest.get("status"), patch)})
+        return self._manifest
+
+    # --- View ---------------------------------------------------------------------------------------
+
+    def job(self, key: Key) -> Mapping[str, Any] | None:
+        return self._manifest if key == self.key else None
+
+    def pods(self, key: Key) -> Sequence[OwnedPod]:
+        return [pod.owned for pod in self._pods.values()]
+
+    def services(self, key: Key) -> Sequence[Owned]:
+        return [Owned(name, controller_uid(service)) for name, service in self._services.items()]
+
+    def configs(self, key: Key) -> Sequence[Owned]:
+        return [Owned(name, controller_uid(config), config["data"]) for name, config in self._configs.items()]
+
+    def active(self) -> Sequence[Key]:
+        return [] if self.status.finished else [self.key]
+
+    def phases(self) -> Mapping[str, int]:
+        return {self.status.phase or "Pending": 1}
+
+    # ------------------------------------------------------------------------------------------------
+
+    def _store(self, change: Manifest, generation: int = 0) -> None:
+        old = self._manifest["metadata"]
+        metadata = {
+            **old,
+            "resourceVersion": str(int(old["resourceVersion"]) + 1),
+            "generation": old["generation"] + generation,
+        }
+        self._manifest = {**self._manifest, **change, "metadata": metadata}
+        self._run.write(self._manifest)
+
+    def _write_config(self, manifest: Manifest) -> None:
+        folder = self._run.folder / "config"
+        folder.mkdir(exist_ok=True)
+        for name, text in manifest["data"].items():
+            (folder / name).write_text(text)
+        self._configs[manifest["metadata"]["name"]] = manifest
+
+    def _forget_if_gone(self, pod: LocalPod) -> None:
+        if pod.ended and pod.uid in self._deleted:
+            self._deleted.discard(pod.uid)
+            with contextlib.suppress(KeyError):
+                del self._pods[pod.name]
+
+
+def _moved(pods: Sequence[LocalPod]) -> list[LocalPod]:
+    return [pod for pod in pods if pod.check()]

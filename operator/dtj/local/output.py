@@ -1,0 +1,49 @@
+"""What the replicas of a run print, as it comes."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from pathlib import Path
+
+from dtj.local.runs import Run
+
+_LOOK_SECONDS = 0.2
+_LONGEST_PIECE = 64 * 1024
+
+
+class _Tail:
+    """The whole lines that are appended to a file."""
+
+    def __init__(self, begin: int) -> None:
+        self._at = begin
+        self._part = b""
+
+    def lines(self, file: Path) -> list[str]:
+        with file.open("rb") as opened:
+            opened.seek(self._at)
+            block = opened.read(_LONGEST_PIECE)
+        self._at += len(block)
+        *whole, self._part = (self._part + block).replace(b"\r\n", b"\n").replace(b"\r", b"\n").split(b"\n")
+        return [line.decode(errors="replace") for line in whole]
+
+
+async def follow_outputs(run: Run, on_line: Callable[[str, str], None]) -> None:
+    """Tell every line that is printed from now on, with its replica, until cancelled; then the rest."""
+    tails = {replica: _Tail(file.stat().st_size) for replica, file in run.outputs.items()}
+
+    def look() -> bool:
+        found = False
+        for replica, file in run.outputs.items():
+            for line in tails.setdefault(replica, _Tail(0)).lines(file):
+                on_line(replica, line)
+                found = True
+        return found
+
+    try:
+        while True:
+            look()
+            await asyncio.sleep(_LOOK_SECONDS)
+    finally:
+        while look():
+            pass

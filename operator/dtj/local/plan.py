@@ -1,0 +1,187 @@
+"""A job's plan for this machine: the same pods, with what names places of a cluster rewritten. Pure."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+from pathlib import Path
+
+from dtj.api.identity import LABEL_INDEX, LABEL_JOB, LABEL_ROLE
+from dtj.api.job import Manifest
+from dtj.api.names import host_name
+from dtj.api.validation import TRAINER_CONTAINER
+from dtj.plan.model import Plan
+from dtj_trainer import contract
+
+LOOPBACK = "127.0.0.1"
+ENV_RUN = "DTJ_LOCAL_RUN"
+"""Marks every process of a run, so that they can all be found and ended."""
+# What tells Open MPI of hosts and of ssh: all ranks are on this machine.
+_MPI_PLACES = re.compile(r"OMPI_MCA_(orte|plm)_|PRTE_MCA_(prte|plm)_")
+_REFERENCE = re.compile(r"\$(?:\$|\(([-._a-zA-Z][-._a-zA-Z0-9]*)\))")
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a run is on this machine, and what it is given of it."""
+
+    run: Path
+    """The run's folder."""
+    run_id: str
+    ports: Mapping[tuple[str, int], int]
+    """Port on loopback, by pod and container port."""
+    gpus: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    """Devices by pod."""
+    environment: Mapping[str, str] = field(default_factory=dict)
+    """Variables besides those of the plan, as the object store's; they win."""
+    secrets: Mapping[str, str] = field(default_factory=dict)
+    """Where variables with a `valueFrom` take their values."""
+
+    @property
+    def config(self) -> Path:
+        """The folder of the ConfigMap's files."""
+        return self.run / "config"
+
+    def root(self, pod: Manifest) -> Path:
+        """The workspace of a replica, `/dtj` in a container."""
+        labels = pod["metadata"]["labels"]
+        return self.run / f"{labels[LABEL_ROLE]}-{labels[LABEL_INDEX]}"
+
+
+def local_plan(plan: Plan, place: Place) -> Plan:
+    """The plan with its pods made for this machine; they keep the fields that `LocalPod` reads."""
+    addresses = {_host(pod): pod["metadata"]["name"] for pod in plan.pods}
+    return replace(
+        plan,
+        ssh_secret=None,
+        stages=tuple(tuple(_pod(pod, place, addresses) for pod in stage) for stage in plan.stages),
+    )
+
+
+def container_ports(plan: Plan) -> list[tuple[str, int]]:
+    """Pod and container port of every port of the plan."""
+    return [
+        (pod["metadata"]["name"], port["containerPort"])
+        for pod in plan.pods
+        for port in trainer(pod).get("ports", [])
+    ]
+
+
+def missing_variables(plan: Plan, secrets: Mapping[str, str]) -> list[str]:
+    """Variables with a `valueFrom` for which there is no value, and that are not optional."""
+    wanted = (
+        variable
+        for pod in plan.pods
+        for variable in trainer(pod).get("env", [])
+        if "valueFrom" in variable and variable["name"] not in secrets
+    )
+    return sorted(
+        {
+            variable["name"]
+            for variable in wanted
+            if not any(source.get("optional") for source in variable["valueFrom"].values())
+        }
+    )
+
+
+def left_out(plan: Plan) -> list[str]:
+    """What the pods have and a process of this machine has not, as far as that may matter."""
+    others = {
+        container["name"]
+        for pod in plan.pods
+        for kind in ("initContainers", "containers")
+        for container in pod["spec"].get(kind, [])
+        if container["name"] != TRAINER_CONTAINER
+    }
+    return [f"container {name} of the template is not run on this machine" for name in sorted(others)]
+
+
+def trainer(pod: Manifest) -> Manifest:
+    """The container that trains."""
+    found: Manifest = next(c for c in pod["spec"]["containers"] if c["name"] == TRAINER_CONTAINER)
+    return found
+
+
+def _host(pod: Manifest) -> str:
+    metadata = pod["metadata"]
+    labels = metadata["labels"]
+    return host_name(labels[LABEL_JOB], metadata["namespace"], labels[LABEL_ROLE], int(labels[LABEL_INDEX]))
+
+
+def _pod(pod: Manifest, place: Place, addresses: Mapping[str, str]) -> Manifest:
+    container, name = trainer(pod), pod["metadata"]["name"]
+
+    def moved(text: str) -> str:
+        for path, here in ((contract.ROOT, place.root(pod)), (contract.CONFIG_DIR, place.config)):
+            text = re.sub(rf"(^|=){re.escape(str(path))}(?=/|$)", rf"\g<1>{here}", text)
+        for host, owner in addresses.items():
+            pattern = rf"(?<![\w.-]){re.escape(host)}(?::(\d+)\b)?"
+            text = re.sub(pattern, partial(_address, place, owner), text)
+        return text
+
+    env: dict[str, str] = {}
+    for variable, value in _variables(container, place):
+        if not _MPI_PLACES.match(variable):
+            env[variable] = moved(_expanded(value, env))
+    env |= _own_environment(pod, place)
+    words = [*container.get("command", []), *container.get("args", [])]
+    made: Manifest = {
+        "name": TRAINER_CONTAINER,
+        "command": [moved(_expanded(word, env)) for word in words],
+        "env": [{"name": variable, "value": value} for variable, value in env.items()],
+    }
+    if probe := _probe(container, name, place):
+        made["readinessProbe"] = probe
+    return {**pod, "spec": {"containers": [made]}}
+
+
+def _variables(container: Manifest, place: Place) -> Iterator[tuple[str, str]]:
+    for variable in container.get("env", []):
+        if "valueFrom" not in variable:
+            yield variable["name"], variable.get("value", "")
+        elif variable["name"] in place.secrets:
+            yield variable["name"], place.secrets[variable["name"]]
+
+
+def _own_environment(pod: Manifest, place: Place) -> dict[str, str]:
+    root, name = place.root(pod), pod["metadata"]["name"]
+    env = {
+        contract.ENV_ROOT: str(root),
+        contract.ENV_CONFIG_DIR: str(place.config),
+        contract.ENV_TERMINATION_LOG: str(root / "termination.json"),
+        "CUDA_VISIBLE_DEVICES": ",".join(place.gpus.get(name, ())),
+        ENV_RUN: place.run_id,
+        # A pod without a port for its progress serves none.
+        contract.ENV_PROGRESS_PORT: str(place.ports.get((name, contract.PROGRESS_PORT), "")),
+        **place.environment,
+    }
+    if _is_horovod(pod):
+        env[contract.ENV_LOCAL_WORKERS] = str(place.run / "worker-")
+    return env
+
+
+def _is_horovod(pod: Manifest) -> bool:
+    return any(variable["name"] == contract.ENV_SLOTS_PER_WORKER for variable in trainer(pod).get("env", []))
+
+
+def _probe(container: Manifest, name: str, place: Place) -> Manifest | None:
+    """When the replica is ready: a port of loopback that is to answer, or a socket that is to be there."""
+    probe = container.get("readinessProbe") or {}
+    port = next((probe[kind].get("port") for kind in ("tcpSocket", "httpGet") if kind in probe), None)
+    if port == contract.SSH_PORT and any(p.get("name") == "ssh" for p in container.get("ports", [])):
+        # Ranks are started without ssh: the worker's supervisor is what they need.
+        return {"exec": {"command": ["test", "-S", f"{contract.RUN}/supervisor.sock"]}}
+    port = next((p["containerPort"] for p in container.get("ports", []) if p.get("name") == port), port)
+    return None if port is None else {"tcpSocket": {"port": place.ports.get((name, port), port)}}
+
+
+def _address(place: Place, pod: str, found: re.Match[str]) -> str:
+    port = found[1]
+    return f"{LOOPBACK}:{place.ports.get((pod, int(port)), port)}" if port else LOOPBACK
+
+
+def _expanded(text: str, env: Mapping[str, str]) -> str:
+    """`$(NAME)` replaced as the kubelet does: `$$` is a dollar, a name that is not known stays."""
+    return _REFERENCE.sub(lambda m: env.get(m[1], m[0]) if m[1] else "$", text)

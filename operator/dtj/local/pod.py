@@ -1,0 +1,177 @@
+"""A replica as a process of this machine: what a kubelet does with a pod."""
+
+from __future__ import annotations
+
+import os
+import platform
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+import uuid
+from collections.abc import Callable, Mapping
+from datetime import datetime
+from pathlib import Path
+
+from dtj.api.identity import LABEL_ATTEMPT, LABEL_INDEX, LABEL_ROLE
+from dtj.api.job import Manifest
+from dtj.local.plan import LOOPBACK, trainer
+from dtj.local.processes import in_sessions, kill_session, send
+from dtj.local.runs import OUTPUT_FILE
+from dtj.reconcile.view import OwnedPod, controller_uid
+from dtj.status.pods import Exit, PodView
+from dtj.status.times import written_time
+from dtj_trainer import contract
+
+# What the kubelet takes of a log in place of a termination message.
+_FALLBACK_BYTES, _FALLBACK_LINES = 2048, 80
+_CANNOT_START = 128
+_PROBE_SECONDS = 0.2
+
+
+class LocalPod:
+    """One pod of the local plan. Its process begins when it is made."""
+
+    def __init__(
+        self, manifest: Manifest, folder: Path, environment: Mapping[str, str], clock: Callable[[], datetime]
+    ) -> None:
+        """folder: its workspace, which is emptied but for the output of earlier attempts. environment: of this
+        machine; the manifest's variables win.
+        """
+        self.manifest = manifest
+        self.name: str = manifest["metadata"]["name"]
+        self.uid = str(uuid.uuid4())
+        self._folder = folder
+        self._clock = clock
+        self._container = trainer(manifest)
+        self._env = {variable["name"]: variable["value"] for variable in self._container["env"]}
+        self._ready = False
+        self._exit: Exit | None = None
+        self._kill_at: float | None = None
+        _empty(folder)
+        output = folder / OUTPUT_FILE
+        self._output_begin = output.stat().st_size if output.exists() else 0
+        self._process = self._start({**environment, **self._env})
+
+    @property
+    def ended(self) -> bool:
+        """Whether it has ended, and all that it had started."""
+        return self._exit is not None
+
+    @property
+    def owned(self) -> OwnedPod:
+        """What the operator knows of it."""
+        return OwnedPod(controller_uid(self.manifest), self._view())
+
+    def stop(self) -> None:
+        """Tell it to end; it is killed after its grace."""
+        if self._exit is None and self._kill_at is None and self._process is not None:
+            self._kill_at = time.monotonic() + contract.TERMINATION_GRACE_SECONDS
+            send([self._process.pid], signal.SIGTERM)
+
+    def check(self) -> bool:
+        """Look at it; whether anything has changed."""
+        if self._exit is not None or self._process is None:
+            return False
+        code = self._process.poll()
+        if code is not None:
+            # As in a container, nothing outlives the first process.
+            kill_session(self._process.pid)
+            self._exit = self._ended(code if code >= 0 else 128 - code)
+            return True
+        if self._kill_at is not None and time.monotonic() >= self._kill_at:
+            send(in_sessions([self._process.pid]), signal.SIGKILL)
+        if not self._ready and self._is_ready():
+            self._ready = True
+            return True
+        return False
+
+    def _start(self, environment: Mapping[str, str]) -> subprocess.Popen[bytes] | None:
+        # `python` and `dtj-launch` are those of this environment.
+        path = f"{Path(sys.executable).parent}{os.pathsep}{environment.get('PATH', os.defpath)}"
+        with (self._folder / OUTPUT_FILE).open("ab") as output:
+            try:
+                return subprocess.Popen(  # noqa: S603 - running the user's command is the purpose
+                    self._container["command"],
+                    env={**environment, "PATH": path},
+                    stdin=subprocess.DEVNULL,
+                    stdout=output,
+                    stderr=subprocess.STDOUT,
+                    start_new_session=True,
+                )
+            except OSError as error:
+                now = written_time(self._clock())
+                self._exit = Exit(_CANNOT_START, None, "StartError", f"{error}", now)
+                return None
+
+    def _is_ready(self) -> bool:
+        probe: Manifest | None = self._container.get("readinessProbe")
+        if probe is None:
+            return True
+        if "exec" in probe:
+            return Path(self._folder, probe["exec"]["command"][-1]).is_socket()
+        try:
+            socket.create_connection((LOOPBACK, probe["tcpSocket"]["port"]), _PROBE_SECONDS).close()
+        except OSError:
+            return False
+        return True
+
+    def _ended(self, code: int) -> Exit:
+        return Exit(
+            code=code,
+            signal=code - 128 if 128 < code < 160 else None,
+            reason="Error" if code else "Completed",
+            message=self._termination_message(code),
+            finished=written_time(self._clock()),
+        )
+
+    def _termination_message(self, code: int) -> str:
+        """As the kubelet with `terminationMessagePolicy: FallbackToLogsOnError`."""
+        try:
+            told = Path(self._env[contract.ENV_TERMINATION_LOG]).read_bytes()
+        except OSError:
+            told = b""
+        if told or not code:
+            return told[: contract.TERMINATION_MESSAGE_BYTES].decode(errors="replace")
+        with (self._folder / OUTPUT_FILE).open("rb") as output:
+            size = output.seek(0, os.SEEK_END)
+            output.seek(max(self._output_begin, size - _FALLBACK_BYTES))
+            lines = output.read().decode(errors="replace").splitlines(keepends=True)
+        return "".join(lines[-_FALLBACK_LINES:])
+
+    def _view(self) -> PodView:
+        labels = self.manifest["metadata"]["labels"]
+        phase = "Running" if self._exit is None else "Failed" if self._exit.code else "Succeeded"
+        return PodView(
+            name=self.name,
+            uid=self.uid,
+            role=labels[LABEL_ROLE],
+            index=int(labels[LABEL_INDEX]),
+            attempt=int(labels[LABEL_ATTEMPT]),
+            phase=phase,
+            ready=self._ready and self._exit is None,
+            deleting=self._kill_at is not None,
+            scheduled=True,
+            node=platform.node(),
+            ip=LOOPBACK,
+            reason="",
+            message="",
+            disrupted=False,
+            waiting=None,
+            exit=self._exit,
+        )
+
+
+def _empty(folder: Path) -> None:
+    """A pod begins with an empty workspace; what its predecessors printed stays."""
+    (folder / contract.RUN).mkdir(parents=True, exist_ok=True)
+    for entry in folder.iterdir():
+        if entry.name == OUTPUT_FILE:
+            continue
+        if entry.is_dir() and not entry.is_symlink():
+            shutil.rmtree(entry)
+        else:
+            entry.unlink()
+    (folder / contract.RUN).mkdir()

@@ -1,0 +1,235 @@
+"""Carries a job out on this machine, under the operator's own controller."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import random
+import signal
+import time
+import uuid
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Protocol
+
+from dtj.api.errors import Unusable
+from dtj.api.job import Job, Manifest, read_job, written
+from dtj.api.status import JobStatus, Phase
+from dtj.local.cluster import LocalCluster
+from dtj.local.guard import Guard
+from dtj.local.machine import check_machine, free_ports, gpus, share_gpus
+from dtj.local.output import follow_outputs
+from dtj.local.plan import ENV_RUN, Place, container_ports, left_out, local_plan, missing_variables
+from dtj.local.processes import end_marked
+from dtj.local.runs import ANNOTATION_S3, Run, Runs
+from dtj.local.store_choice import ChosenStore, S3Store, chosen_store
+from dtj.plan.job import plan_job
+from dtj.reconcile.controller import Controller
+from dtj.reconcile.metrics import Metrics
+from dtj.reconcile.progress import ProgressPoller
+from dtj.reconcile.queue import WorkQueue
+from dtj.reconcile.reconciler import Reconciler
+from dtj.status.times import written_time
+from dtj_trainer import contract
+
+_PROGRESS_SECONDS = 1.0
+_LOOK_SECONDS = 0.1
+_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+# A replica's environment is the plan's: what another job, or an MPI around dtj, left in ours is not for it.
+_NOT_PASSED_ON = ("DTJ_", "OMPI_", "PMIX_", "PRTE_", "HOROVOD_RANK", "HOROVOD_SIZE", "TF_CONFIG")
+
+
+class Watcher(Protocol):
+    """Whoever is told how a run goes. Every call comes from the one thread of the run."""
+
+    def note(self, text: str) -> None:
+        """A sentence for the user."""
+
+    def event(self, event: Manifest) -> None:
+        """An Event object of the operator."""
+
+    def line(self, replica: str, text: str) -> None:
+        """A line that a replica, `<role>-<index>`, printed."""
+
+    def status(self, status: JobStatus) -> None:
+        """The status, whenever it has changed."""
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How a run ended."""
+
+    run: Run
+    status: JobStatus
+    interrupted: bool
+
+
+def run_job(
+    job: Job,
+    watcher: Watcher,
+    *,
+    home: Path,
+    s3: S3Store = S3Store.EMBEDDED,
+    data: Path | None = None,
+    resume: bool = False,
+) -> Outcome:
+    """Run a job without faults to its end; returns when no process of it is left.
+
+    resume: go on with the run of that name. Raises DtjError before anything is started.
+    """
+    check_machine(job)
+    if job.spec.run_policy.suspend:
+        raise Unusable("runPolicy.suspend is true: the job would only wait", "set it to false")
+    run = Runs(home).run(job.name, job.namespace)
+    with run.locked() as lock:
+        stored = run.job if resume else None
+        if stored is not None and stored.status.phase is Phase.SUCCEEDED:
+            watcher.note(f"{job.name} has succeeded already")
+            return Outcome(run, stored.status, interrupted=False)
+        with chosen_store(job, s3, home, data) as store:
+            manifest = _taken_up(job, stored, store)
+            place = _place(read_job(manifest), run, store, watcher)
+            if stored is None:
+                run.remove()
+            run.folder.mkdir(parents=True, exist_ok=True)
+            guard = Guard(ENV_RUN, place.run_id, (*store.held, lock))
+            try:
+                return asyncio.run(_Drive(run, manifest, place, store, watcher).go())
+            finally:
+                guard.release()
+
+
+def _taken_up(job: Job, stored: Job | None, store: ChosenStore) -> Manifest:
+    """The job as an API server would hold it: new, or with what is stored of the run that goes on."""
+    manifest = written(job)
+    status = stored.status if stored else JobStatus()
+    if stored is not None and stored.spec.strategy != job.spec.strategy:
+        raise Unusable(
+            f"{job.name} was run with strategy {stored.spec.strategy}, which can't be changed",
+            "run it anew, without --resume",
+        )
+    if stored is not None and status.finished:
+        attempt = status.attempt + 1
+        status = JobStatus(
+            attempt=attempt, replica_attempts=dict.fromkeys(status.replica_attempts or {}, attempt) or None
+        )
+    return {
+        **manifest,
+        "metadata": {
+            **manifest["metadata"],
+            "uid": stored.uid if stored else str(uuid.uuid4()),
+            "generation": stored.generation + 1 if stored else 1,
+            "resourceVersion": "1",
+            "creationTimestamp": written_time(datetime.now(UTC)),
+            "annotations": {ANNOTATION_S3: store.kind.value},
+        },
+        "status": status.model_dump(by_alias=True, mode="json", exclude_none=True),
+    }
+
+
+def _place(job: Job, run: Run, store: ChosenStore, watcher: Watcher) -> Place:
+    plan = plan_job(job)
+    secrets = {**os.environ, **store.environment}
+    if missing := missing_variables(plan, secrets):
+        raise Unusable(
+            f"the job takes {', '.join(missing)} from its cluster, and this environment has no such variable",
+            f"export {missing[0]}=…",
+        )
+    for sentence in left_out(plan):
+        watcher.note(sentence)
+    wanted = container_ports(plan)
+    return Place(
+        run=run.folder,
+        run_id=uuid.uuid4().hex,
+        ports=dict(zip(wanted, free_ports(len(wanted)), strict=True)),
+        gpus=share_gpus(job, plan, gpus()),
+        environment=store.environment,
+        secrets=secrets,
+    )
+
+
+class _Drive:
+    """One run, from its first pass to the end of its last process."""
+
+    def __init__(
+        self, run: Run, manifest: Manifest, place: Place, store: ChosenStore, watcher: Watcher
+    ) -> None:
+        self._run, self._place, self._watcher = run, place, watcher
+        self._cluster = LocalCluster(run, manifest, _outside(store), _now, watcher.event)
+        self._interrupts = 0
+
+    async def go(self) -> Outcome:
+        cluster, place = self._cluster, self._place
+        queue = WorkQueue(time.monotonic, random.Random())  # noqa: S311 - jitter
+        progress = ProgressPoller(
+            queue.add, _PROGRESS_SECONDS, lambda pod: place.ports[pod, contract.PROGRESS_PORT]
+        )
+        metrics = Metrics()
+        reconciler = Reconciler(
+            cluster, cluster, progress, metrics, _now, lambda job: local_plan(plan_job(job), place)
+        )
+        controller = Controller(queue, reconciler, cluster, metrics)
+        cluster.changed = queue.add
+        loop = asyncio.get_running_loop()
+        for number in _SIGNALS:
+            loop.add_signal_handler(number, self._interrupted)
+        kubelet = asyncio.create_task(cluster.look_after())
+        outputs = asyncio.create_task(follow_outputs(self._run, self._watcher.line))
+        controller.start(1)
+        queue.add(cluster.key)
+        try:
+            await self._to_the_end()
+        finally:
+            await controller.stop()
+            await progress.close()
+            # At a normal end nothing is left; otherwise nothing may be.
+            await asyncio.to_thread(end_marked, ENV_RUN, place.run_id, 0.0)
+            for task in (kubelet, outputs):
+                task.cancel()
+                with contextlib.suppress(asyncio.CancelledError):
+                    await task
+            for number in _SIGNALS:
+                loop.remove_signal_handler(number)
+        status = cluster.status
+        return Outcome(self._run, status, interrupted=bool(self._interrupts) and not status.finished)
+
+    async def _to_the_end(self) -> None:
+        told: JobStatus | None = None
+        while self._interrupts < 2:
+            status = self._cluster.status
+            if status != told:
+                told = status
+                self._watcher.status(status)
+            if not self._cluster.alive and (status.finished or status.phase is Phase.SUSPENDED):
+                return
+            if status.finished:
+                # Pods that cleanPodPolicy None leaves to a cluster would here outlive their operator.
+                self._cluster.stop_pods()
+            await asyncio.sleep(_LOOK_SECONDS)
+
+    def _interrupted(self) -> None:
+        self._interrupts += 1
+        if self._interrupts == 1:
+            alive = ", ".join(self._cluster.alive)
+            if alive:
+                self._watcher.note(
+                    f"stopping: waits until {alive} saved a checkpoint and ended; Ctrl-C again ends them at once"
+                )
+            self._cluster.suspend()
+        else:
+            self._watcher.note("every process of the job is ended at once")
+
+
+def _outside(store: ChosenStore) -> Mapping[str, str]:
+    """The environment of this machine as the replicas get it."""
+    hidden = (*_NOT_PASSED_ON, *(["AWS_"] if store.environment else []))
+    passed_on = {name: value for name, value in os.environ.items() if not name.startswith(hidden)}
+    # As process 1 of a container, tini reaps without being asked to.
+    return {**passed_on, "TINI_SUBREAPER": "1"}
+
+
+def _now() -> datetime:
+    return datetime.now(UTC)

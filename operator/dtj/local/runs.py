@@ -1,0 +1,178 @@
+"""The runs of this machine, kept below dtj's home: `runs/<namespace>/<job>/`."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import shutil
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from dtj.api.errors import NotFound, Unusable
+from dtj.api.job import Job, Manifest, read_job
+
+JOB_FILE, EVENTS_FILE, OUTPUT_FILE = "job.json", "events.jsonl", "output.log"
+ANNOTATION_S3 = "dtj.dev/local-s3"
+"""Which object store a run has: one of S3Store."""
+# How long the guard of a run whose dtj was killed may still need, until nothing is left of it.
+_GUARD_SECONDS = 15.0
+
+
+def home() -> Path:
+    """Where dtj keeps runs and the embedded store: $DTJ_HOME, else below $XDG_DATA_HOME or ~/.local/share."""
+    if given := os.environ.get("DTJ_HOME"):
+        return Path(given).expanduser().absolute()
+    return Path(os.environ.get("XDG_DATA_HOME") or "~/.local/share").expanduser() / "dtj"
+
+
+@dataclass(frozen=True)
+class Run:
+    """One run, as it is on the disk."""
+
+    folder: Path
+
+    @property
+    def name(self) -> str:
+        """The job's."""
+        return self.folder.name
+
+    @property
+    def namespace(self) -> str:
+        """The job's."""
+        return self.folder.parent.name
+
+    @property
+    def manifest(self) -> Manifest:
+        """The job with its metadata, spec and status. Raises NotFound when there is none."""
+        try:
+            found: Manifest = json.loads((self.folder / JOB_FILE).read_bytes())
+        except FileNotFoundError:
+            raise NotFound(
+                f"{self.namespace}/{self.name} was not run on this machine", "dtj run FILE"
+            ) from None
+        return found
+
+    @property
+    def job(self) -> Job:
+        """The job, read."""
+        return read_job(self.manifest)
+
+    @property
+    def pid(self) -> int | None:
+        """The dtj process that carries it out now; None: nobody does, whatever phase is stored."""
+        return _holder(self.lock_file)
+
+    @property
+    def lock_file(self) -> Path:
+        """Locked while the run goes on; it holds the pid of its dtj."""
+        return self.folder.with_name(f".{self.name}.lock")
+
+    @property
+    def embedded_store(self) -> bool:
+        """Whether its artifacts are in the embedded store (`dtj.local.object_store`)."""
+        annotations = self.manifest["metadata"].get("annotations") or {}
+        return bool(annotations.get(ANNOTATION_S3) == "embedded")
+
+    @property
+    def events(self) -> list[Manifest]:
+        """Its Event objects, the oldest first."""
+        try:
+            lines = (self.folder / EVENTS_FILE).read_text().splitlines()
+        except FileNotFoundError:
+            return []
+        return [json.loads(line) for line in lines]
+
+    @property
+    def outputs(self) -> dict[str, Path]:
+        """What its replicas printed, over all attempts, by `<role>-<index>`."""
+        return {file.parent.name: file for file in sorted(self.folder.glob(f"*/{OUTPUT_FILE}"))}
+
+    def write(self, manifest: Manifest) -> None:
+        """Store the job; a reader sees the old one or the new one."""
+        fresh = self.folder / f".{JOB_FILE}"
+        fresh.write_text(json.dumps(manifest, indent=1, allow_nan=False))
+        fresh.replace(self.folder / JOB_FILE)
+
+    def add_event(self, event: Manifest) -> None:
+        """Store an event."""
+        with (self.folder / EVENTS_FILE).open("a") as file:
+            file.write(json.dumps(event) + "\n")
+
+    def remove(self) -> None:
+        """Remove what is kept of it on the disk; its artifacts stay in the bucket."""
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+    @contextmanager
+    def locked(self) -> Iterator[int]:
+        """Hold the run against another dtj; gives the lock's descriptor. Raises Unusable while another one has it."""
+        self.lock_file.parent.mkdir(parents=True, exist_ok=True)
+        descriptor = os.open(self.lock_file, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        try:
+            self._take(descriptor)
+            os.truncate(descriptor, 0)
+            os.pwrite(descriptor, str(os.getpid()).encode(), 0)
+            yield descriptor
+        finally:
+            os.close(descriptor)
+
+    def _take(self, descriptor: int) -> None:
+        deadline = time.monotonic() + _GUARD_SECONDS
+        while True:
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                return
+            except BlockingIOError:
+                pid = _holder(self.lock_file)
+                if pid is not None or time.monotonic() > deadline:
+                    who = f"by process {pid}" if pid else "already"
+                    raise Unusable(
+                        f"{self.namespace}/{self.name} is being run {who}",
+                        "end that one first, or give this one another name with --name",
+                    ) from None
+            time.sleep(0.1)  # its dtj was killed; what is left of the run is being ended
+
+
+class Runs:
+    """All runs of this machine."""
+
+    def __init__(self, folder: Path) -> None:
+        """folder: dtj's home."""
+        self._folder = folder / "runs"
+
+    def run(self, name: str, namespace: str) -> Run:
+        """The run of that name, there or not."""
+        return Run(self._folder / namespace / name)
+
+    def find(self, name: str, namespace: str | None = None) -> Run:
+        """The run of a job. Raises NotFound, and Unusable when the name is in several namespaces, none given."""
+        found = [r for r in self.list() if r.name == name and namespace in (None, r.namespace)]
+        if not found:
+            raise NotFound(f"no job {name} was run on this machine", "dtj list --local shows those that were")
+        if len(found) > 1:
+            spaces = ", ".join(run.namespace for run in found)
+            raise Unusable(f"{name} was run in several namespaces: {spaces}", "name one with --namespace")
+        return found[0]
+
+    def list(self) -> list[Run]:
+        """Every run, by namespace and name."""
+        return [Run(file.parent) for file in sorted(self._folder.glob(f"*/*/{JOB_FILE}"))]
+
+
+def _holder(lock_file: Path) -> int | None:
+    """The living process that holds the lock; the guard that outlives it for seconds does not count."""
+    try:
+        descriptor = os.open(lock_file, os.O_RDONLY | os.O_CLOEXEC)
+    except OSError:
+        return None
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        return None
+    except BlockingIOError:
+        text = os.pread(descriptor, 32, 0).decode().strip()
+        return int(text) if text.isdecimal() and Path(f"/proc/{text}").exists() else None
+    finally:
+        os.close(descriptor)
