@@ -1,0 +1,73 @@
+"""Which cluster and namespace a command means, and the names of its jobs for the shell's completion."""
+
+from __future__ import annotations
+
+import threading
+from typing import TYPE_CHECKING, Annotated
+
+import click
+import typer
+
+from dtj.api.errors import DtjError
+
+if TYPE_CHECKING:
+    from dtj.client import Client
+
+_COMPLETION_SECONDS = 2.0
+"""What a person who pressed Tab waits at most."""
+
+
+def connect(namespace: str | None, context: str | None) -> Client:
+    """A client of the cluster, closed when the command ends. Raises Unreachable, and Unusable for the kubeconfig."""
+    import dtj.client
+
+    client = dtj.client.Client(namespace=namespace, context=context)
+    command = click.get_current_context(silent=True)
+    if command is not None:
+        command.find_root().call_on_close(client.close)
+    return client
+
+
+def _names(namespace: str | None, context: str | None, local: bool) -> list[str]:
+    if local:
+        from dtj.local.runs import Runs, home
+
+        return [run.name for run in Runs(home()).list()]
+    import dtj.client
+
+    with dtj.client.Client(namespace=namespace, context=context) as client:
+        return [job.name for job in client.list()]
+
+
+def complete_name(context: typer.Context, incomplete: str) -> list[str]:
+    """Names of jobs for the shell; none when the cluster does not answer in time."""
+    found: list[str] = []
+    given = context.params
+
+    def ask() -> None:
+        try:
+            found.extend(_names(given.get("namespace"), given.get("context"), bool(given.get("local"))))
+        except (DtjError, OSError):
+            return  # The shell has no place for a message.
+
+    asking = threading.Thread(target=ask, daemon=True)
+    asking.start()
+    asking.join(_COMPLETION_SECONDS)
+    return sorted({name for name in found if name.startswith(incomplete)})
+
+
+JobName = Annotated[
+    str, typer.Argument(help="Name of the job.", metavar="NAME", autocompletion=complete_name)
+]
+NamespaceOption = Annotated[
+    str | None,
+    typer.Option(
+        "--namespace", "-n", help="Namespace of the job; by default that of the kubeconfig's context."
+    ),
+]
+ContextOption = Annotated[
+    str | None, typer.Option("--context", help="Context of the kubeconfig; by default the current one.")
+]
+LocalOption = Annotated[
+    bool, typer.Option("--local", help="A run of this machine (`dtj run`), not a job of a cluster.")
+]

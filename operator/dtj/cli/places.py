@@ -1,0 +1,99 @@
+"""Where a job is: on a cluster, or a run of this machine. Commands that only look need not know which."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager
+from typing import TYPE_CHECKING, Protocol
+
+from dtj.cli.connection import connect
+
+if TYPE_CHECKING:
+    from dtj.client import Artifacts, Client, DistributedTrainingJob, JobEvent, LogLine, PodView
+
+
+class Place(Protocol):
+    """One job where it is. Its methods raise DtjError, as those of `dtj.client.Client`."""
+
+    def job(self) -> DistributedTrainingJob:
+        """The job as it is now."""
+
+    def note(self) -> str | None:
+        """What its status does not say, in a sentence."""
+
+    def pods(self) -> list[PodView]:
+        """Its pods that are there; none for a run of this machine."""
+
+    def events(self) -> list[JobEvent]:
+        """What happened to it, oldest first."""
+
+    def artifacts(self) -> AbstractContextManager[Artifacts]:
+        """What it left in its bucket, whose store answers inside of the `with`."""
+
+    def logs(
+        self,
+        *,
+        role: str | None = None,
+        index: int | None = None,
+        rank: int | None = None,
+        follow: bool = False,
+        tail: int | None = None,
+        attempt: int | None = None,
+    ) -> Iterator[LogLine]:
+        """What all ranks, or one, printed; as `Client.logs`."""
+
+
+def find(name: str, *, local: bool, namespace: str | None, context: str | None) -> Place:
+    """Where a job is. Raises NotFound when it is not there, Unreachable when the cluster does not answer."""
+    if local:
+        from dtj.cli.local_place import LocalPlace
+        from dtj.local.runs import Runs, home
+
+        return LocalPlace(Runs(home()).find(name, namespace), home())
+    client = connect(namespace, context)
+    client.get(name)
+    return ClusterPlace(client, name)
+
+
+class ClusterPlace:
+    """A job of a cluster."""
+
+    def __init__(self, client: Client, name: str) -> None:
+        self._client = client
+        self._name = name
+
+    def job(self) -> DistributedTrainingJob:
+        """As Place."""
+        return self._client.get(self._name)
+
+    def note(self) -> str | None:
+        """As Place."""
+        return None
+
+    def pods(self) -> list[PodView]:
+        """As Place."""
+        return self._client.pods(self._name)
+
+    def events(self) -> list[JobEvent]:
+        """As Place."""
+        return self._client.events(self._name)
+
+    @contextmanager
+    def artifacts(self) -> Iterator[Artifacts]:
+        """As Place."""
+        yield self._client.artifacts(self._name)
+
+    def logs(
+        self,
+        *,
+        role: str | None = None,
+        index: int | None = None,
+        rank: int | None = None,
+        follow: bool = False,
+        tail: int | None = None,
+        attempt: int | None = None,
+    ) -> Iterator[LogLine]:
+        """As Place."""
+        return self._client.logs(
+            self._name, role=role, index=index, rank=rank, follow=follow, tail=tail, attempt=attempt
+        )
