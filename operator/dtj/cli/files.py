@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -9,51 +10,140 @@ import typer
 import yaml
 
 from dtj.api.crd import custom_resource_definition
-from dtj.api.job import InvalidJob, Job, read_job
-from dtj.api.validation import faults
+from dtj.api.errors import Unusable
+from dtj.api.job import Job, Manifest
+from dtj.api.job_file import FaultyFile, JobFile, read_job_file
+from dtj.api.status import JobStatus
+from dtj.cli import new
+from dtj.cli.job_files import read_text
+from dtj.cli.plan_summary import print_summary
+from dtj.cli.terminal import Format, FormatOption, errors, print_data
 from dtj.plan.job import plan_job
 
 app = typer.Typer()
-JobFile = Annotated[Path, typer.Argument(help="YAML file with one DistributedTrainingJob.", metavar="FILE")]
+app.command("new")(new.new)
 
 
 @app.command()
-def validate(file: JobFile) -> None:
-    """Print every fault of a job file. Exit code 0: none, 1: some, 2: the file can't be read."""
-    job = _read(file)
-    typer.echo(f"{file}: {job.name} is valid: {job.spec.strategy} with {len(plan_job(job).pods)} pods")
+def validate(
+    files: Annotated[list[Path], typer.Argument(help="Job files; - is standard input.", metavar="FILE")],
+    format_: FormatOption = None,
+) -> None:
+    """Print every fault of job files, each with its line.
+
+    The messages are the operator's own: what passes here is not refused there for its form. Objects of other kinds
+    in a file are passed over. Exit code 0: no fault, 1: some, 2: a file can't be read or has no job.
+
+    ```
+    dtj validate job.yaml
+    helm template … | dtj validate -
+    ```
+    """
+    reports, code = [], 0
+    for path in files:
+        report, found = _validated(path, quiet=format_ is not None)
+        reports.append(report)
+        code = max(code, found)
+    if format_:
+        print_data(reports, format_)
+    raise typer.Exit(code)
 
 
 @app.command()
-def plan(file: JobFile) -> None:
-    """Print the objects that the operator would make of a job file, as YAML."""
-    made = plan_job(_read(file))
-    typer.echo(yaml.safe_dump_all([made.service, made.config, *made.pods], sort_keys=False), nl=False)
+def plan(
+    path: Annotated[Path, typer.Argument(help="Job file; - is standard input.", metavar="FILE")],
+    format_: FormatOption = None,
+    attempt: Annotated[
+        int, typer.Option("--attempt", min=1, help="As after this many starts.", metavar="N")
+    ] = 1,
+) -> None:
+    """Show what the operator would make of a job file: pods, hostfile, TF_CONFIG, environment.
+
+    `-o yaml` and `-o json` print the objects themselves, all but the Secret with the job's ssh key.
+
+    ```
+    dtj plan job.yaml
+    dtj plan job.yaml -o yaml
+    ```
+    """
+    file = read_job_file(read_text(path), str(path))
+    if file.faults:
+        raise FaultyFile(file)
+    jobs = [_in_attempt(found.job, attempt) for found in file.jobs if found.job is not None]
+    if format_ is None:
+        for job in jobs:
+            print_summary(job)
+        return
+    objects = [made for job in jobs for made in _objects(job)]
+    if format_ is Format.JSON:
+        print_data(objects, format_)
+    else:
+        typer.echo(yaml.safe_dump_all(objects, sort_keys=False), nl=False)
 
 
 @app.command()
 def crd() -> None:
-    """Print the CustomResourceDefinition, as YAML."""
+    """Print the CustomResourceDefinition, as YAML.
+
+    dtj crd | kubectl apply --server-side -f -
+    """
     typer.echo("# Made by `make crd` from operator/dtj/api.")
     typer.echo(yaml.safe_dump(custom_resource_definition(), sort_keys=False, width=110), nl=False)
 
 
-def _read(file: Path) -> Job:
+def _validated(path: Path, *, quiet: bool) -> tuple[dict[str, Any], int]:
+    """What is said of a file, and the exit code that it makes."""
     try:
-        manifests = [m for m in yaml.safe_load_all(file.read_text()) if m]
-    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
-        _fail(f"{file}: {error}", 2)
-    if len(manifests) != 1 or not isinstance(manifests[0], dict):
-        _fail(f"{file}: has {len(manifests)} objects; one DistributedTrainingJob is wanted", 2)
-    try:
-        job = read_job(manifests[0])
-    except InvalidJob as error:
-        _fail("\n".join(f"{file}: {fault}" for fault in error.faults), 1)
-    if found := faults(job):
-        _fail("\n".join(f"{file}: {fault}" for fault in found), 1)
-    return job
+        file = read_job_file(read_text(path), str(path))
+    except Unusable as error:
+        if not quiet:
+            _complain(error.message)
+        return {"file": str(path), "error": error.message}, error.exit_code
+    if not quiet:
+        _tell(file)
+    return _report(file), 1 if file.faults else 0
 
 
-def _fail(message: str, code: int) -> Any:
-    typer.echo(message, err=True)
-    raise typer.Exit(code)
+def _tell(file: JobFile) -> None:
+    for other in file.others:
+        errors.print(
+            f"{file.name}:{other.line}: {other.name} passed over", style="dim", markup=False, soft_wrap=True
+        )
+    for fault in file.told():
+        _complain(fault)
+    for found in file.jobs:
+        if found.job is not None and not found.faults:
+            pods = len(plan_job(found.job).pods)
+            typer.echo(f"{file.name}: {found.job.name} is valid: {found.job.spec.strategy} with {pods} pods")
+
+
+def _complain(message: str) -> None:
+    errors.print(message, markup=False, highlight=False, soft_wrap=True)
+
+
+def _report(file: JobFile) -> dict[str, Any]:
+    jobs = []
+    for found in file.jobs:
+        metadata = found.manifest.get("metadata")
+        faults = [{"line": f.line, "field": f.field, "message": f.message} for f in found.faults]
+        jobs.append(
+            {
+                "name": metadata.get("name") if isinstance(metadata, dict) else None,
+                "line": found.line,
+                "valid": not faults,
+                "faults": faults,
+            }
+        )
+    others = [{"line": other.line, "object": other.name} for other in file.others]
+    return {"file": file.name, "jobs": jobs, "passedOver": others}
+
+
+def _in_attempt(job: Job, attempt: int) -> Job:
+    """The job as its plan is after so many starts, of all its replicas."""
+    replicas = {pod.removeprefix(f"{job.name}-"): attempt for pod in plan_job(job).attempts}
+    return replace(job, status=JobStatus(attempt=attempt, replica_attempts=replicas))
+
+
+def _objects(job: Job) -> list[Manifest]:
+    made = plan_job(job)
+    return [made.service, made.config, *made.pods]

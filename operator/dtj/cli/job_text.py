@@ -1,0 +1,171 @@
+"""A job file as text, each field explained by the words of its model."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Iterator
+from dataclasses import dataclass
+from importlib.metadata import version
+from typing import Any
+
+import yaml
+
+from dtj.api.base import ApiModel
+from dtj.api.identity import API_VERSION, KIND
+from dtj.api.spec import (
+    Accelerator,
+    ArtifactStore,
+    Data,
+    JobSpec,
+    ParameterServer,
+    ReplicaSpec,
+    ReplicaSpecs,
+    RunPolicy,
+    Strategy,
+)
+
+_DEFAULTS = {
+    Strategy.HOROVOD: ("dtj-trainer-horovod", "horovod_image_classification"),
+    Strategy.PARAMETER_SERVER: ("dtj-trainer-tensorflow", "ps_image_classification"),
+}
+
+
+@dataclass(frozen=True)
+class Answers:
+    """What a new job is to be; an empty text: not given."""
+
+    name: str = "training"
+    strategy: Strategy = Strategy.HOROVOD
+    image: str = ""
+    command: str = ""
+    workers: int = 2
+    ps: int = 1
+    evaluator: bool = False
+    gpus: int = 0
+    data: str = ""
+    artifacts: str = ""
+    endpoint: str = ""
+    secret: str = ""
+
+    def shown(self, option: str) -> str:
+        """An answer as text; where it was not given, what is taken then."""
+        image, program = _DEFAULTS[self.strategy]
+        defaults = {
+            "image": f"{image}:{version('dtj')}",
+            "command": f"python -m dtj_trainer.programs.{program}",
+        }
+        return str(getattr(self, option) or defaults.get(option, getattr(self, option)))
+
+
+def job_text(answers: Answers) -> str:
+    """The job file; it has faults where the answers do. Raises ValueError where the command's quotes don't match."""
+    return "\n".join(_lines(answers)) + "\n"
+
+
+def _lines(answers: Answers) -> Iterator[str]:
+    servers = answers.strategy is Strategy.PARAMETER_SERVER
+    yield "# A job of `dtj`: `dtj validate` checks this file, `dtj run` trains on this machine,"
+    yield "# `dtj submit` on a cluster. What is commented out shows the default, or an example."
+    yield f"apiVersion: {API_VERSION}"
+    yield f"kind: {KIND}"
+    yield "metadata:"
+    yield f"  name: {_inline(answers.name)}"
+    yield "spec:"
+    yield from _field(1, JobSpec, "strategy", answers.strategy.value)
+    yield from _field(1, JobSpec, "image", answers.shown("image"))
+    yield from _field(1, JobSpec, "command", shlex.split(answers.shown("command")))
+    yield from _field(1, JobSpec, "env", [{"name": "OMP_NUM_THREADS", "value": "1"}], unused=True)
+    yield from _comment(1, _described(JobSpec, "replica_specs"))
+    yield "  replicaSpecs:"
+    yield from _comment(2, _described(ReplicaSpecs, "worker"))
+    yield "    worker:"
+    yield from _field(3, ReplicaSpec, "replicas", answers.workers)
+    yield from _field(3, ReplicaSpec, "gpus", answers.gpus)
+    resources = {"requests": {"cpu": 4, "memory": "16Gi"}, "limits": {"memory": "16Gi"}}
+    yield from _field(3, ReplicaSpec, "resources", resources, unused=True)
+    if servers:
+        yield from _comment(2, _described(ReplicaSpecs, "ps"))
+        yield "    ps:"
+        yield f"      replicas: {answers.ps}"
+        if answers.evaluator:
+            yield from _comment(2, _described(ReplicaSpecs, "evaluator"))
+            yield "    evaluator: {replicas: 1}"
+        yield "  parameterServer:"
+        yield from _field(2, ParameterServer, "updates", "Asynchronous")
+    yield from _field(1, JobSpec, "accelerator", {"resourceName": Accelerator().resource_name}, unused=True)
+    yield from _data(answers)
+    yield from _artifacts(answers)
+    yield from _comment(1, _described(JobSpec, "run_policy"))
+    yield "  runPolicy:"
+    policy = RunPolicy()
+    yield from _field(2, RunPolicy, "backoff_limit", policy.backoff_limit)
+    yield from _field(2, RunPolicy, "active_deadline_seconds", 86400, unused=True)
+    yield from _field(2, RunPolicy, "clean_pod_policy", policy.clean_pod_policy.value)
+
+
+def _data(answers: Answers) -> Iterator[str]:
+    if not answers.data:
+        yield from _field(1, JobSpec, "data", {"uri": "s3://datasets/fashion-mnist"}, unused=True)
+        return
+    yield "  data:"
+    yield from _field(2, Data, "uri", answers.data)
+
+
+def _artifacts(answers: Answers) -> Iterator[str]:
+    if not (answers.artifacts or answers.endpoint or answers.secret):
+        store = {"uri": "s3://training/jobs", "secretName": "s3-credentials"}
+        yield from _field(1, JobSpec, "artifacts", store, unused=True)
+        return
+    yield from _comment(1, _described(JobSpec, "artifacts"))
+    yield "  artifacts:"
+    if answers.artifacts:
+        yield from _field(2, ArtifactStore, "uri", answers.artifacts)
+    for name, value, example in (
+        ("endpoint", answers.endpoint, "https://s3.example.com"),
+        ("secret_name", answers.secret, "s3-credentials"),
+        ("resume", "", "Auto"),
+    ):
+        yield from _field(2, ArtifactStore, name, value or example, unused=not value)
+
+
+def _field(
+    depth: int, model: type[ApiModel], name: str, value: Any, *, unused: bool = False
+) -> Iterator[str]:
+    """A field below its explanation; one that is not used is commented out."""
+    yield from _comment(depth, _described(model, name))
+    mark = "# " if unused else ""
+    yield f"{'  ' * depth}{mark}{model.model_fields[name].alias}: {_inline(value)}"
+
+
+def _described(model: type[ApiModel], name: str) -> str:
+    return " ".join((model.model_fields[name].description or "").split())
+
+
+def _comment(depth: int, text: str) -> Iterator[str]:
+    """A text as comments of at most 100 columns."""
+    line = ""
+    for word in text.split():
+        if line and len(line) + len(word) + 2 * depth > 98:
+            yield f"{'  ' * depth}# {line}"
+            line = ""
+        line = f"{line} {word}".strip()
+    if line:
+        yield f"{'  ' * depth}# {line}"
+
+
+def _inline(value: Any) -> str:
+    """A value on one line."""
+    text = _dumped(value)
+    return _dumped(value, '"') if "\n" in text else text  # line breaks are only escaped between double quotes
+
+
+def _dumped(value: Any, style: str | None = None) -> str:
+    text: str = yaml.safe_dump(
+        value,
+        default_style=style,
+        default_flow_style=True,
+        sort_keys=False,
+        width=float("inf"),
+        allow_unicode=True,
+    )
+    return text.removesuffix("\n").removesuffix("\n...")

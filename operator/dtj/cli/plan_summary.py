@@ -1,0 +1,263 @@
+"""The plan of a job, to be read by people."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from io import StringIO
+from typing import Any
+
+import typer
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from dtj.api.identity import LABEL_INDEX, LABEL_ROLE
+from dtj.api.job import Job, Manifest
+from dtj.api.validation import TRAINER_CONTAINER
+from dtj.cli.terminal import output
+from dtj.plan.job import plan_job
+from dtj.plan.model import Plan
+from dtj.plan.pods import artifacts_uri
+from dtj.plan.start import START
+from dtj_trainer import contract
+
+_MANY = 8
+"""So many replicas of a role, or values of a variable, are shown each; of more the first and the last."""
+_UNTIL_MADE = "<uid>"
+
+
+def print_summary(job: Job) -> None:
+    """Print what would be made of a job without faults."""
+    job = replace(job, uid=job.uid or _UNTIL_MADE)
+    plan = plan_job(job)
+    attempt = max(job.status.attempt, 1)
+    where = f"namespace {escape(job.namespace)}" + (f", attempt {attempt}" if attempt > 1 else "")
+    output.print(
+        f"[bold]{escape(job.name)}[/]: {job.spec.strategy}, {len(plan.pods)} pods in {where}", highlight=False
+    )
+    _part("Pods", _pods(plan))
+    _lines(_order(plan))
+    _part("Program")
+    _lines(_programs(plan))
+    if "hostfile" in plan.config["data"]:
+        _part(f"Hostfile {contract.CONFIG_DIR}/hostfile")
+        _lines(_shortened(plan.config["data"]["hostfile"].splitlines()))
+    _tf_config(plan)
+    _part("Environment of every replica", _shared_environment(plan))
+    _part("Environment that differs", _own_environment(plan))
+    _part("Artifacts")
+    _lines(_artifacts(job))
+    _part("Restarts")
+    _lines(_restarts(job, plan))
+
+
+def _part(title: str, table: Table | None = None) -> None:
+    output.print(f"\n[bold]{title}[/]", highlight=False)
+    if table is None:
+        return
+    if output.is_terminal:
+        output.print(table, highlight=False)
+        return
+    # Without a terminal there is no width to keep to.
+    wide = Console(width=1000, file=StringIO())
+    with wide.capture() as capture:
+        wide.print(table, highlight=False)
+    for line in capture.get().splitlines():
+        typer.echo(line.rstrip())
+
+
+def _lines(lines: Iterable[str]) -> None:
+    for line in lines:
+        output.print(f"  {line}", markup=False, highlight=False)
+
+
+def _table(*columns: str) -> Table:
+    """A table whose last column is folded where the terminal is too narrow."""
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="dim")
+    for column in columns:
+        table.add_column(column, overflow="fold", no_wrap=column != columns[-1])
+    return table
+
+
+def _pods(plan: Plan) -> Table:
+    table = _table("  stage", "pod", "role", "index", "image", "resources")
+    for number, stage in enumerate(plan.stages, 1):
+        for role in dict.fromkeys(_role(pod) for pod in stage):
+            pods = [pod for pod in stage if _role(pod) == role]
+            rows = [
+                (f"  {number}", pod["metadata"]["name"], role, _index(pod), *_container_cells(pod))
+                for pod in pods
+            ]
+            for row in rows if len(rows) <= _MANY else [*rows[:2], ("  …",) * 1, rows[-1]]:
+                table.add_row(*(escape(cell) for cell in row))
+    return table
+
+
+def _container_cells(pod: Manifest) -> tuple[str, str]:
+    container = _trainer(pod)
+    resources = container.get("resources", {})
+    told = [
+        f"{kind}: " + ", ".join(f"{name} {quantity}" for name, quantity in resources[kind].items())
+        for kind in ("requests", "limits")
+        if resources.get(kind)
+    ]
+    return str(container["image"]), "; ".join(told) or "-"
+
+
+def _order(plan: Plan) -> list[str]:
+    decisive = ", ".join(plan.decisive)
+    later = (
+        ["Pods of a stage are made when those of the stages before are ready."]
+        if len(plan.stages) > 1
+        else []
+    )
+    return [*later, f"The job succeeds with {decisive}; {plan.reporter} tells its progress."]
+
+
+def _programs(plan: Plan) -> list[str]:
+    programs: dict[str, list[str]] = {}
+    for pod in plan.pods:
+        container = _trainer(pod)
+        words = [*container.get("command", []), *container.get("args", [])]
+        if tuple(words[: len(START)]) == START:
+            words = words[len(START) :]
+        roles = programs.setdefault(shlex.join(words), [])
+        if _role(pod) not in roles:
+            roles.append(_role(pod))
+    return [
+        f"{', '.join(roles)}: {program or 'waits for the launcher'}" for program, roles in programs.items()
+    ]
+
+
+def _tf_config(plan: Plan) -> None:
+    for pod in plan.pods:
+        if text := _environment(pod).get(contract.ENV_TF_CONFIG):
+            _part(f"TF_CONFIG of {pod['metadata']['name']}; of the others with their own task")
+            config = json.loads(text)
+            for role, hosts in config.get("cluster", {}).items():
+                _lines(_shortened([f"{role}  {host}" for host in hosts]))
+            _lines([f"task  {json.dumps(config.get('task'))}"])
+            return
+
+
+def _shared_environment(plan: Plan) -> Table:
+    table = _table("  variable", "value")
+    for name in _names(plan):
+        values = {_environment(pod).get(name) for pod in plan.pods}
+        if len(values) == 1:
+            table.add_row(f"  {escape(name)}", escape(str(values.pop())))
+    for source in dict.fromkeys(
+        f"  {kind} {reference.get('name')}"
+        for pod in plan.pods
+        for entry in _trainer(pod).get("envFrom", [])
+        for kind, reference in (("Secret", entry.get("secretRef")), ("ConfigMap", entry.get("configMapRef")))
+        if reference
+    ):
+        table.add_row(escape(source), "all of its keys")
+    return table
+
+
+def _own_environment(plan: Plan) -> Table:
+    table = _table("  variable", "replicas", "value")
+    for name in _names(plan):
+        replicas: dict[str, list[str]] = {}
+        for pod in plan.pods:
+            value = _environment(pod).get(name)
+            if value is not None:
+                replicas.setdefault(value, []).append(f"{_role(pod)}-{_index(pod)}")
+        everywhere = len(replicas) == 1 and len(next(iter(replicas.values()))) == len(plan.pods)
+        if everywhere or name == contract.ENV_TF_CONFIG:
+            continue
+        rows = [(f"  {name}", ", ".join(_shortened(of)), value) for value, of in replicas.items()]
+        for row in rows if len(rows) <= _MANY else [*rows[:2], (f"  {name}", "…", "…"), rows[-1]]:
+            table.add_row(*(escape(cell) for cell in row))
+    return table
+
+
+def _artifacts(job: Job) -> list[str]:
+    artifacts = job.spec.artifacts
+    if artifacts is None:
+        return ["none are kept: the job has no spec.artifacts"]
+    folders = ", ".join(
+        f"{name}/" for name in (contract.CHECKPOINTS, contract.TENSORBOARD, contract.LOGS, contract.MODEL)
+    )
+    credentials = f"Secret {artifacts.secret_name}" if artifacts.secret_name else "the pods' service account"
+    return [
+        f"{artifacts_uri(job)}/",
+        f"with {folders}, {contract.METRICS_FILE} and {contract.JOB_FILE}",
+        f"store: {artifacts.endpoint or 'AWS'}, credentials: {credentials}",
+    ]
+
+
+def _restarts(job: Job, plan: Plan) -> list[str]:
+    policy, artifacts = job.spec.run_policy, job.spec.artifacts
+    lines = [
+        f"after a failure of the program: {policy.backoff_limit} times at most; "
+        "lost nodes, evictions and preemptions are not counted"
+    ]
+    if plan.restarts_with is None:
+        lines.append("when a pod is lost: all pods start again")
+    else:
+        roles = {pod["metadata"]["name"]: _role(pod) for pod in plan.pods}
+        together = {roles[name]: frozenset(map(roles.__getitem__, gone)) for name, gone in _several(plan)}
+        for role in dict.fromkeys(roles.values()):
+            again = (
+                f"all {' and '.join(sorted(together[role]))} pods start"
+                if role in together
+                else "it alone starts"
+            )
+            lines.append(f"when a pod of {role} is lost: {again} again")
+    if artifacts is None:
+        lines.append("from the beginning: without artifacts there are no checkpoints")
+    elif artifacts.resume.value == "Never":
+        lines.append("from the beginning: artifacts.resume is Never")
+    else:
+        lines.append("from the newest complete checkpoint")
+    if policy.active_deadline_seconds:
+        lines.append(f"the job fails when it is not done after {policy.active_deadline_seconds} s")
+    lines.append(f"pods deleted at the end: {policy.clean_pod_policy}")
+    return lines
+
+
+def _several(plan: Plan) -> list[tuple[str, frozenset[str]]]:
+    """The pods with which others start again too."""
+    return [(name, gone) for name, gone in (plan.restarts_with or {}).items() if gone - {name}]
+
+
+def _names(plan: Plan) -> list[str]:
+    return list(dict.fromkeys(name for pod in plan.pods for name in _environment(pod)))
+
+
+def _environment(pod: Manifest) -> dict[str, str]:
+    return {
+        str(variable.get("name")): _value(variable)
+        for variable in _trainer(pod).get("env", [])
+        if isinstance(variable, dict)
+    }
+
+
+def _value(variable: dict[str, Any]) -> str:
+    source = variable.get("valueFrom")
+    return f"from {json.dumps(source)}" if source else str(variable.get("value", ""))
+
+
+def _trainer(pod: Manifest) -> Manifest:
+    trainer: Manifest = next(c for c in pod["spec"]["containers"] if c["name"] == TRAINER_CONTAINER)
+    return trainer
+
+
+def _role(pod: Manifest) -> str:
+    return str(pod["metadata"]["labels"][LABEL_ROLE])
+
+
+def _index(pod: Manifest) -> str:
+    return str(pod["metadata"]["labels"][LABEL_INDEX])
+
+
+def _shortened(entries: Sequence[str]) -> list[str]:
+    if len(entries) <= _MANY:
+        return list(entries)
+    return [*entries[:2], f"… {len(entries) - 3} more …", entries[-1]]
