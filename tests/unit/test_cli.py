@@ -1,66 +1,150 @@
-"""The `dtj` command."""
+"""The commands on job files."""
 
 from __future__ import annotations
 
+import io
+import json
+import re
+import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import yaml
-from typer.testing import CliRunner
 
-from dtj.cli.main import app
+from dtj.api.crd import custom_resource_definition
+from dtj.api.job import InvalidJob, read_job
+from dtj.api.validation import faults
+from dtj.cli import main as cli
+from tests.unit.support.bad_jobs import BadJob, bad_jobs
+from tests.unit.support.structural import with_defaults
 
 ROOT = Path(__file__).parents[2]
 EXAMPLE = ROOT / "manifests/examples/fashion-mnist-horovod.yaml"
+PS_EXAMPLE = ROOT / "manifests/examples/fashion-mnist-ps.yaml"
+SCHEMA = custom_resource_definition()["spec"]["versions"][0]["schema"]["openAPIV3Schema"]
+Dtj = Callable[..., tuple[int, str, str]]
 
 
-def dtj(*words: str | Path) -> tuple[int, str, str]:
-    """Exit code, standard output and standard error."""
-    result = CliRunner().invoke(app, [str(word) for word in words])
-    return result.exit_code, result.stdout, result.stderr
+@pytest.fixture
+def dtj(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Dtj:
+    """The command as its console script runs it: exit code, standard output and standard error."""
+
+    def call(*words: str | Path, stdin: str = "") -> tuple[int, str, str]:
+        monkeypatch.setattr(sys, "argv", ["dtj", *map(str, words)])
+        monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(stdin.encode()), encoding="utf-8"))
+        with pytest.raises(SystemExit) as ended:
+            cli.main()
+        out, err = capsys.readouterr()
+        return int(ended.value.code or 0), out, err
+
+    return call
 
 
-def test_a_valid_file_is_said_to_be_valid() -> None:
+def named(bad: BadJob) -> str:
+    return bad.file.stem
+
+
+def operators_faults(bad: BadJob) -> set[str]:
+    """What the operator says of a job, as the API server stores it."""
+    try:
+        return {str(fault) for fault in faults(read_job(with_defaults(SCHEMA, bad.manifest)))}
+    except InvalidJob as error:
+        return {str(fault) for fault in error.faults}
+
+
+@pytest.mark.parametrize("bad", bad_jobs("status"), ids=named)
+def test_of_what_the_operator_refuses_the_same_is_said_with_its_line(bad: BadJob, dtj: Dtj) -> None:
+    code, out, err = dtj("validate", bad.file)
+
+    said = [re.fullmatch(rf"{re.escape(str(bad.file))}:(\d+): (.+)", line) for line in err.splitlines()]
+    messages = [match[2] for match in said if match]
+    assert (code, out) == (1, "")
+    assert len(messages) == len(said)
+    assert sorted(messages) == sorted(message for (message,) in bad.messages)
+    assert set(messages) == operators_faults(bad)
+
+
+@pytest.mark.parametrize("bad", bad_jobs("kubectl"), ids=named)
+def test_of_what_the_schema_refuses_it_is_said_what_the_operator_would_say(bad: BadJob, dtj: Dtj) -> None:
+    """The API server words it its own way; with no schema before it the operator says the same as `dtj validate`."""
+    code, out, err = dtj("validate", bad.file)
+
+    assert (code, out) == (1, "")
+    messages = [line.removeprefix(f"{bad.file}:").split(": ", 1)[1] for line in err.splitlines()]
+    assert set(messages) == operators_faults(bad)
+    assert len(messages) == len(bad.messages)
+
+
+@pytest.mark.parametrize("bad", bad_jobs("server", "pending", "run"), ids=named)
+def test_what_only_a_cluster_finds_is_valid(bad: BadJob, dtj: Dtj) -> None:
+    code, out, err = dtj("validate", bad.file)
+
+    assert (code, err) == (0, "")
+    assert out.startswith(f"{bad.file}: {bad.manifest['metadata']['name']} is valid: ")
+
+
+def test_a_valid_file_is_said_to_be_valid(dtj: Dtj) -> None:
     assert dtj("validate", EXAMPLE) == (0, f"{EXAMPLE}: fashion-mnist is valid: Horovod with 3 pods\n", "")
 
 
-def test_every_fault_is_told_with_its_file_and_field(tmp_path: Path) -> None:
-    job = yaml.safe_load(EXAMPLE.read_text())
-    job["metadata"]["name"] = "Fashion"
-    job["spec"]["replicaSpecs"] = {}
-    file = tmp_path / "job.yaml"
-    file.write_text(yaml.safe_dump(job))
-    code, out, errors = dtj("validate", file)
-    assert (code, out) == (1, "")
-    assert [line.split(": ")[1] for line in errors.splitlines()] == [
-        "metadata.name",
-        "spec.replicaSpecs.worker",
-    ]
+def test_all_files_are_checked_and_the_worst_decides_the_exit_code(tmp_path: Path, dtj: Dtj) -> None:
+    wrong = tmp_path / "wrong.yaml"
+    wrong.write_text(EXAMPLE.read_text().replace("name: fashion-mnist", "name: Fashion"))
+
+    code, out, err = dtj("validate", wrong, EXAMPLE)
+    assert (code, out.count("is valid"), err.count("\n")) == (1, 1, 1)
+    code, out, err = dtj("validate", tmp_path / "none.yaml", wrong, EXAMPLE)
+    assert (code, out.count("is valid"), err.count("\n")) == (2, 1, 2)
+    assert err.splitlines()[0] == f"{tmp_path / 'none.yaml'}: No such file or directory"
+
+
+def test_a_secret_beside_the_job_is_passed_over(dtj: Dtj) -> None:
+    text = f"kind: Secret\nmetadata: {{name: s3}}\n---\n{EXAMPLE.read_text()}"
+
+    code, out, err = dtj("validate", "-", stdin=text)
+
+    assert (code, out) == (0, "-: fashion-mnist is valid: Horovod with 3 pods\n")
+    assert err == "-:1: Secret s3 passed over\n"
 
 
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("a: [", "while parsing"),
-        ("", "has 0 objects"),
-        ("a: 1\n---\nb: 2", "has 2 objects"),
-        ("- a", "one DistributedTrainingJob is wanted"),
+        (b"a: [", "no YAML: while parsing"),
+        (b"", "the file is empty"),
+        (b"- a", "only a list"),
+        (b"\xff\xfe", "not text in UTF-8"),
     ],
 )
-def test_a_file_that_is_no_job_ends_with_2(text: str, message: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("command", ["validate", "plan"])
+def test_a_file_that_is_no_job_ends_with_2(
+    command: str, text: bytes, message: str, tmp_path: Path, dtj: Dtj
+) -> None:
     file = tmp_path / "job.yaml"
-    file.write_text(text)
-    code, _, errors = dtj("validate", file)
-    assert code == 2
-    assert message in errors
+    file.write_bytes(text)
+
+    code, out, err = dtj(command, file)
+
+    assert (code, out) == (2, "")
+    assert message in err
 
 
-def test_a_file_that_is_not_there_ends_with_2(tmp_path: Path) -> None:
-    assert dtj("plan", tmp_path / "none.yaml")[0] == 2
+def test_a_program_reads_the_faults_as_json(tmp_path: Path, dtj: Dtj) -> None:
+    code, out, err = dtj(
+        "validate", bad_jobs("status")[0].file, EXAMPLE, tmp_path / "none.yaml", "-o", "json"
+    )
+
+    wrong, good, missing = json.loads(out)
+    assert (code, err) == (2, "")
+    assert [job["valid"] for report in (wrong, good) for job in report["jobs"]] == [False, True]
+    assert wrong["jobs"][0]["faults"][0].keys() == {"line", "field", "message"}
+    assert "No such file" in missing["error"]
 
 
-def test_the_plan_is_what_the_operator_would_make() -> None:
-    code, out, _ = dtj("plan", EXAMPLE)
+def test_the_plan_is_what_the_operator_would_make(dtj: Dtj) -> None:
+    code, out, _ = dtj("plan", EXAMPLE, "-o", "yaml")
+
     assert code == 0
     assert [(o["kind"], o["metadata"]["name"]) for o in yaml.safe_load_all(out)] == [
         ("Service", "fashion-mnist"),
@@ -69,7 +153,73 @@ def test_the_plan_is_what_the_operator_would_make() -> None:
         ("Pod", "fashion-mnist-worker-1"),
         ("Pod", "fashion-mnist-launcher-0"),
     ]
+    assert json.loads(dtj("plan", EXAMPLE, "-o", "json")[1]) == list(yaml.safe_load_all(out))
 
 
-def test_crd_prints_the_committed_file() -> None:
+@pytest.mark.parametrize("example", [EXAMPLE, PS_EXAMPLE])
+def test_the_plan_of_a_later_attempt_says_so_in_every_pod(example: Path, dtj: Dtj) -> None:
+    _, out, _ = dtj("plan", example, "-o", "json", "--attempt", "3")
+
+    pods = [made for made in json.loads(out) if made["kind"] == "Pod"]
+    assert {pod["metadata"]["labels"]["dtj.dev/attempt"] for pod in pods} == {"3"}
+
+
+def test_the_summary_of_a_plan_tells_pods_hosts_environment_and_what_restarts(dtj: Dtj) -> None:
+    code, out, _ = dtj("plan", EXAMPLE)
+
+    lines = [" ".join(line.split()) for line in out.splitlines()]
+    assert code == 0
+    assert lines[0] == "fashion-mnist: Horovod, 3 pods in namespace default"
+    for line in (
+        "1 fashion-mnist-worker-1 worker 1 dtj-trainer-horovod:0.1.0 -",
+        "2 fashion-mnist-launcher-0 launcher 0 dtj-trainer-horovod:0.1.0 "
+        "requests: cpu 100m, memory 128Mi; limits: memory 1Gi",
+        "fashion-mnist-worker-1.fashion-mnist.default.svc slots=1",
+        "DTJ_WORLD_SIZE 2",
+        "Secret s3-credentials all of its keys",
+        "DTJ_ROLE launcher-0 launcher",
+        "s3://training/jobs/default/fashion-mnist-<uid>/",
+        "when a pod is lost: all pods start again",
+        "from the newest complete checkpoint",
+    ):
+        assert line in lines
+
+
+def test_the_summary_of_parameter_servers_has_their_tf_config(dtj: Dtj) -> None:
+    lines = [" ".join(line.split()) for line in dtj("plan", PS_EXAMPLE)[1].splitlines()]
+
+    for line in (
+        "TF_CONFIG of fashion-mnist-ps-worker-0; of the others with their own task",
+        "ps fashion-mnist-ps-ps-0.fashion-mnist-ps.default.svc:2222",
+        'task {"type": "worker", "index": 0}',
+        "when a pod of worker is lost: it alone starts again",
+        "when a pod of ps is lost: all chief and ps pods start again",
+    ):
+        assert line in lines
+
+
+def test_a_large_job_has_a_short_summary(dtj: Dtj) -> None:
+    text = EXAMPLE.read_text().replace("replicas: 2", "replicas: 500")
+
+    code, out, _ = dtj("plan", "-", stdin=text)
+
+    assert code == 0
+    assert "fashion-mnist-worker-499" in out
+    assert len(out.splitlines()) < 80
+
+
+def test_a_faulty_file_has_no_plan_but_every_fault(dtj: Dtj) -> None:
+    text = (
+        EXAMPLE.read_text()
+        .replace("name: fashion-mnist", "name: Fashion")
+        .replace("dtj-trainer-horovod:0.1.0", "Trainer")
+    )
+
+    code, out, err = dtj("plan", "-", stdin=text)
+
+    assert (code, out) == (1, "")
+    assert [line.split(": ")[0] for line in err.splitlines()] == ["dtj", "-:6", "-:9"]
+
+
+def test_crd_prints_the_committed_file(dtj: Dtj) -> None:
     assert dtj("crd") == (0, (ROOT / "manifests/crd/distributedtrainingjobs.yaml").read_text(), "")

@@ -57,9 +57,9 @@ class Document:
 
 def read_documents(text: str, name: str) -> list[Document]:
     """The documents of a file; raises Unusable, with the line, where it is no YAML (or JSON)."""
-    loader = _Loader(_without_tabs(text))
     documents = []
     try:
+        loader = _Loader(_without_tabs(text))
         while loader.check_node():
             node = loader.get_node()
             if node is None:

@@ -85,7 +85,9 @@ def plan(
 def crd() -> None:
     """Print the CustomResourceDefinition, as YAML.
 
+    ```
     dtj crd | kubectl apply --server-side -f -
+    ```
     """
     typer.echo("# Made by `make crd` from operator/dtj/api.")
     typer.echo(yaml.safe_dump(custom_resource_definition(), sort_keys=False, width=110), nl=False)

@@ -64,9 +64,11 @@ def new(
 ) -> None:
     """Write a job file with comments; on a terminal it asks for what is not given.
 
+    ```
     dtj new
     dtj new mnist --strategy Horovod --command "python train.py" --workers 4 --gpus 1 --yes
     dtj new mnist --strategy ParameterServer --ps 2 --yes --output - | dtj validate -
+    ```
     """
     if strategy is None and (ps is not None or evaluator):
         strategy = Strategy.PARAMETER_SERVER
@@ -81,15 +83,23 @@ def new(
     missing = [option for option, value in given.items() if value is None]
     if not yes:
         answers = _asked(answers, missing)
-    text = job_text(answers)
+    try:
+        text = job_text(answers)
+    except ValueError as error:
+        raise Unusable(f"--command: {error}") from None
     wrong = read_job_file(text, "job").faults
     if wrong:
         raise Unusable("; ".join(f"{fault.field}: {fault.message}" for fault in wrong))
     _write(output_file or Path(f"{answers.name}.yaml"), text, force=force)
 
 
+def has_terminal() -> bool:
+    """Whether there is someone to ask."""
+    return sys.stdin.isatty()
+
+
 def _asked(answers: Answers, missing: list[str]) -> Answers:
-    if not sys.stdin.isatty():
+    if not has_terminal():
         unasked = ["NAME" if option == "name" else f"--{option}" for option in _NEEDED if option in missing]
         if unasked:
             raise Unusable(

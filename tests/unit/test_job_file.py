@@ -1,0 +1,294 @@
+"""Job files: every fault with its line, and the operator's own words for it."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+import yaml
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from dtj.api.errors import Unusable
+from dtj.api.job import InvalidJob, Manifest, read_job
+from dtj.api.job_file import FaultyFile, JobFile, read_job_file, read_one_job
+from dtj.api.validation import faults
+from tests.unit.support.jobs import manifest
+
+GOOD = """\
+apiVersion: dtj.dev/v1alpha1
+kind: DistributedTrainingJob
+metadata:
+  name: mnist
+spec:
+  strategy: Horovod
+  image: trainer:1
+  command: [python, train.py]
+  replicaSpecs:
+    worker:
+      replicas: 2
+"""
+SECRET = "apiVersion: v1\nkind: Secret\nmetadata: {name: s3-credentials}\n"
+
+
+def told(text: str) -> list[str]:
+    return read_job_file(text, "job.yaml").told()
+
+
+def test_a_good_file_has_no_fault() -> None:
+    file = read_job_file(GOOD, "job.yaml")
+
+    assert file.faults == ()
+    assert [(found.line, found.job and found.job.name) for found in file.jobs] == [(1, "mnist")]
+
+
+def test_faults_come_in_the_order_of_lines_each_at_its_key() -> None:
+    text = """\
+apiVersion: dtj.dev/v1alpha1
+kind: DistributedTrainingJob
+metadata:
+  name: MNIST
+spec:
+  strategy: Horovod
+  env:
+    - name: A
+      value: "1"
+    - name: DTJ_JOB
+      value: x
+  image: 'trainer:'
+  replicaSpecs:
+    worker:
+      resources:
+        limits:
+          example.com/gpu: 2 pieces
+      template:
+        spec:
+          containers:
+            - name: sidecar
+            - name: trainer
+              command: python
+"""
+    assert [line.split(": ")[0:2] for line in told(text)] == [
+        ["job.yaml:4", "metadata.name"],
+        ["job.yaml:5", "spec.command"],
+        ["job.yaml:10", "spec.env[1].name"],
+        ["job.yaml:12", "spec.image"],
+        ["job.yaml:17", "spec.replicaSpecs.worker.resources.limits[example.com/gpu]"],
+        ["job.yaml:23", "spec.replicaSpecs.worker.template.spec.containers[trainer].command"],
+    ]
+
+
+def test_what_is_missing_is_told_at_its_parent() -> None:
+    assert told(GOOD.replace("    worker:\n      replicas: 2\n", "    launcher: {}\n")) == [
+        "job.yaml:9: spec.replicaSpecs.worker: required by strategy Horovod"
+    ]
+
+
+@pytest.mark.parametrize(
+    ("written", "said"),
+    [
+        ("replicaspecs: {}", "spec.replicaspecs: unknown field; did you mean replicaSpecs?"),
+        (
+            "runPolicy: {backofLimit: 1}",
+            "spec.runPolicy.backofLimit: unknown field; did you mean backoffLimit?",
+        ),
+        ("env: [{name: A, vaule: x}]", "spec.env[0].vaule: unknown field; did you mean value?"),
+        ("zebra: 1", "spec.zebra: unknown field"),
+    ],
+)
+def test_an_unknown_field_comes_with_the_one_that_was_meant(written: str, said: str) -> None:
+    assert told(f"{GOOD}  {written}\n") == [f"job.yaml:12: {said}"]
+
+
+def test_an_unknown_field_outside_the_spec_is_one_too() -> None:
+    assert told(f"{GOOD}Spec: {{}}\n") == ["job.yaml:12: Spec: unknown field; did you mean spec?"]
+
+
+def test_faults_of_the_form_and_those_only_code_can_say_are_told_at_once() -> None:
+    text = GOOD.replace("replicas: 2", "replicas: two").replace("name: mnist", "name: MNIST")
+
+    assert [line.split(": ")[:2] for line in told(text)] == [
+        ["job.yaml:4", "metadata.name"],
+        ["job.yaml:11", "spec.replicaSpecs.worker.replicas"],
+    ]
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "fields"),
+    [
+        ("command: [python, train.py]", "command: 5", ["spec.command"]),
+        ("command: [python, train.py]", "args: --epochs=1", ["spec.args"]),
+        ("  image: trainer:1\n", "", ["spec.image"]),
+        ("worker:\n      replicas: 2", "worker: 2", ["spec.replicaSpecs.worker"]),
+        ("replicas: 2", "resources: 3", ["spec.replicaSpecs.worker.resources"]),
+        (
+            "replicas: 2",
+            "replicas: 2\n  artifacts: {uri: s3://bucket, resume: FromUri, resumeUri: s3://bucket/x}",
+            ["spec.artifacts.resume"],
+        ),
+        ("strategy: Horovod", "strategy: MPI", ["spec.strategy"]),
+    ],
+)
+def test_nothing_is_made_up_because_a_field_could_not_be_read(old: str, new: str, fields: list[str]) -> None:
+    assert [fault.field for fault in read_job_file(GOOD.replace(old, new), "job.yaml").faults] == fields
+
+
+def test_a_key_that_is_given_twice_is_a_fault() -> None:
+    assert told(GOOD + "    worker: {replicas: 3}\n") == [
+        "job.yaml:12: spec.replicaSpecs.worker: given twice, on line 10 already"
+    ]
+
+
+def test_every_job_of_a_file_is_checked_and_other_objects_are_passed_over() -> None:
+    file = read_job_file(f"{SECRET}---\n{GOOD}---\n# nothing\n---\n{GOOD.replace('mnist', 'M')}", "job.yaml")
+
+    assert [(other.line, other.name) for other in file.others] == [(1, "Secret s3-credentials")]
+    assert [found.line for found in file.jobs] == [5, 19]
+    assert [fault.line for fault in file.faults] == [22]
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("", "job.yaml: no DistributedTrainingJob in it: the file is empty"),
+        (SECRET, "job.yaml: no DistributedTrainingJob in it, only Secret s3-credentials"),
+        ("- a", "job.yaml: no DistributedTrainingJob in it, only a list"),
+        ("a: 1\nb: [", "job.yaml:2: no YAML: while parsing a flow node"),
+        ("a: 1\nb: !unknown x", "job.yaml:2: no YAML: could not determine a constructor"),
+        ("a: *b", "job.yaml:1: no YAML: found undefined alias"),
+        ("{[]: 1}: 2", "job.yaml:1: no YAML: while constructing a mapping"),
+        ("a: !!int x", "job.yaml: no YAML: invalid literal"),
+        ("a: \x00", "job.yaml: no YAML: "),
+        ("[" * 5000, "job.yaml: nested too deeply"),
+    ],
+)
+def test_what_is_no_job_file_is_unusable(text: str, message: str) -> None:
+    with pytest.raises(Unusable) as caught:
+        read_job_file(text, "job.yaml")
+
+    assert caught.value.message.startswith(message)
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "said"),
+    [
+        ("kind: DistributedTrainingJob\n", "", "1: kind: required: DistributedTrainingJob"),
+        ("apiVersion: dtj.dev/v1alpha1\n", "", "1: apiVersion: required: dtj.dev/v1alpha1"),
+        ("dtj.dev/v1alpha1", "dtj.dev/v1", "1: apiVersion: 'dtj.dev/v1' is not dtj.dev/v1alpha1"),
+        ("TrainingJob", "TrainJob", "2: kind: 'DistributedTrainJob' is not DistributedTrainingJob"),
+    ],
+)
+def test_a_job_whose_kind_is_misspelt_is_told_so(old: str, new: str, said: str) -> None:
+    assert told(GOOD.replace(old, new)) == [f"job.yaml:{said}"]
+
+
+@pytest.mark.parametrize("indent", ["\t", 2, None])
+def test_json_is_read_too(indent: str | int | None) -> None:
+    data = yaml.safe_load(GOOD)
+    assert told(json.dumps(data, indent=indent)) == []
+    data["spec"]["image"] = "trainer:"
+    (fault,) = read_job_file(json.dumps(data, indent=indent), "job.json").faults
+    assert (fault.line, fault.field) == (9 if indent else 1, "spec.image")
+
+
+def test_anchors_and_merged_keys_have_the_lines_where_they_are_written() -> None:
+    text = GOOD.replace("replicas: 2", "&size\n      replicas: 0").replace(
+        "worker:\n      &size", "worker: &size"
+    )
+    text += "    launcher:\n      <<: *size\n      gpus: -1\n"
+
+    assert [line.split(": ")[:2] for line in told(text)] == [
+        ["job.yaml:11", "spec.replicaSpecs.launcher.replicas"],
+        ["job.yaml:11", "spec.replicaSpecs.worker.replicas"],
+        ["job.yaml:14", "spec.replicaSpecs.launcher.gpus"],
+    ]
+
+
+def test_a_field_left_empty_counts_as_left_out_as_on_the_api_server() -> None:
+    assert told(f"{GOOD}  env:\n  horovod:\n  runPolicy:\n    backoffLimit:\n") == []
+    assert told(GOOD.replace("trainer:1", "")) == ["job.yaml:7: spec.image: required"]
+
+
+def test_a_date_is_text_as_in_kubernetes() -> None:
+    written, _ = read_one_job(
+        GOOD.replace("name: mnist", "name: mnist\n  labels: {day: 2026-11-21}"), "job.yaml"
+    )
+
+    assert written["metadata"]["labels"] == {"day": "2026-11-21"}
+
+
+def test_what_a_cluster_added_is_not_looked_at() -> None:
+    assert told(f"{GOOD}status: 5\n".replace("name: mnist", "name: mnist\n  generation: many")) == []
+
+
+def test_one_job_is_given_as_written_and_read() -> None:
+    written, job = read_one_job(f"{GOOD}---\n{SECRET}", "job.yaml")
+
+    assert written == yaml.safe_load(GOOD)
+    assert job == read_job(written)
+
+
+def test_of_several_jobs_none_is_taken() -> None:
+    with pytest.raises(Unusable, match=r"job.yaml: has 2 jobs \(lines 1, 13\); one is wanted here"):
+        read_one_job(f"{GOOD}---\n{GOOD}", "job.yaml")
+
+
+def test_the_error_of_a_faulty_file_has_one_fault_a_line() -> None:
+    with pytest.raises(FaultyFile) as caught:
+        read_one_job(GOOD.replace("mnist", "M").replace("trainer:1", "'trainer:'"), "job.yaml")
+
+    assert caught.value.exit_code == 1
+    heading, *lines = caught.value.message.splitlines()
+    assert heading == "job.yaml has 2 faults"
+    assert [line.split(": ")[0] for line in lines] == ["job.yaml:4", "job.yaml:7"]
+
+
+VALUES: Any = st.recursive(
+    st.none()
+    | st.booleans()
+    | st.integers(-2, 3)
+    | st.sampled_from(["", "x", "s3://bucket", "4Gi", "FromURI", "MPI"]),
+    lambda inner: (
+        st.lists(inner, max_size=2)
+        | st.dictionaries(
+            st.sampled_from(
+                ["worker", "replicas", "gpus", "template", "uri", "resume", "resumeUri", "name", "limits"]
+            ),
+            inner,
+            max_size=3,
+        )
+    ),
+    max_leaves=8,
+)
+SPEC_FIELDS = [
+    "strategy",
+    "image",
+    "command",
+    "args",
+    "env",
+    "replicaSpecs",
+    "artifacts",
+    "accelerator",
+    "imagee",
+]
+
+
+@settings(max_examples=300)
+@given(
+    st.dictionaries(st.sampled_from(SPEC_FIELDS), VALUES, max_size=4), st.sampled_from(["mnist", "M", None])
+)
+def test_every_fault_that_the_operator_tells_is_told_of_the_file(spec: Manifest, name: str | None) -> None:
+    made = manifest()
+    made["spec"] |= spec
+    made["metadata"] = {"name": name}
+    file: JobFile = read_job_file(yaml.safe_dump(made, sort_keys=False), "job.yaml")
+
+    try:
+        operators = faults(read_job(made))
+        assert len(file.faults) == len(operators)
+    except InvalidJob as error:
+        operators = error.faults
+    said = [(fault.field, fault.message) for fault in file.faults]
+    assert {(fault.field, fault.message) for fault in operators} <= set(said)
+    assert [fault.line for fault in file.faults] == sorted(fault.line for fault in file.faults)
