@@ -3,14 +3,25 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import datetime
-from pathlib import Path
+from functools import cached_property
+from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any
 
+import yaml
+
+from dtj.api.errors import NotFound, Unreachable, Unusable
+from dtj_trainer import contract
+
 if TYPE_CHECKING:
-    from dtj_trainer.artifacts.store import StoredObject
+    from dtj_trainer.artifacts.store import Store, StoredObject
+
+_REMEDY = (
+    "the store's URL as seen from here is AWS_ENDPOINT_URL_S3, or --endpoint; credentials are AWS_* variables"
+)
 
 
 @dataclass(frozen=True)
@@ -36,30 +47,78 @@ class Artifacts:
 
     def ls(self, prefix: str = "") -> list[StoredObject]:
         """Objects (key, size in bytes, etag) below a folder; of the whole job by default."""
-        raise NotImplementedError
+        with _explained():
+            return list(self._store.objects(prefix.strip("/")))
 
     def get(self, key_or_prefix: str, folder: str | Path) -> list[Path]:
         """Copy an object, or all below a prefix (`checkpoints/938`, `model`, `""`: all), into a folder, which keeps
         their keys as paths. Returns the files.
         """
-        raise NotImplementedError
+        wanted = key_or_prefix.strip("/")
+        keys = [found.key for found in self.ls(wanted)] or [wanted]
+        root = Path(folder).resolve()
+        files = []
+        for key in keys:
+            file = (root / key).resolve()
+            if not file.is_relative_to(root):
+                raise Unusable(f"{self._store.uri(key)} has a key that leads out of {folder}")
+            files.append(self._copy(key, file))
+        return files
 
     def cp(self, key: str, path: str | Path) -> Path:
         """Copy one object to a file, or under its own name into a folder that is there."""
-        raise NotImplementedError
+        target = Path(path)
+        return self._copy(key.strip("/"), target / PurePosixPath(key).name if target.is_dir() else target)
 
     def read(self, key: str) -> bytes:
         """The content of one object."""
-        raise NotImplementedError
+        with _explained():
+            return self._store.get_bytes(key)
 
     def checkpoints(self) -> list[StoredCheckpoint]:
-        """The complete checkpoints, oldest first."""
-        raise NotImplementedError
+        """The complete checkpoints, oldest step first."""
+        from dtj_trainer.artifacts.checkpoint_index import read_index
 
-    def metrics(self, kind: str = "metrics.jsonl") -> list[dict[str, Any]]:
+        store = self._store.below(contract.CHECKPOINTS)
+        with _explained():
+            manifests = read_index(store).manifests
+        return [
+            StoredCheckpoint(step, datetime.fromisoformat(made.time), made.size, store.uri(str(step)))
+            for step, made in sorted(manifests.items())
+        ]
+
+    def metrics(self, kind: str = contract.METRICS_FILE) -> list[dict[str, Any]]:
         """The rows of a metrics file; `metrics-evaluator.jsonl` has those of the evaluator."""
         return [json.loads(line) for line in self.read(kind).splitlines() if line.strip()]
 
     def job(self) -> dict[str, Any]:
         """The job as it was written (job.yaml)."""
-        raise NotImplementedError
+        job: dict[str, Any] = yaml.safe_load(self.read(contract.JOB_FILE))
+        return job
+
+    @cached_property
+    def _store(self) -> Store:
+        from dtj_trainer.artifacts.store import open_store
+
+        return open_store(self.uri, self.environment)
+
+    def _copy(self, key: str, file: Path) -> Path:
+        with _explained():
+            file.parent.mkdir(parents=True, exist_ok=True)
+            self._store.get_file(key, file)
+        return file
+
+
+@contextmanager
+def _explained() -> Iterator[None]:
+    """Raise an S3Error of this block as a DtjError."""
+    from dtj_trainer.artifacts.s3 import NoSuchKey, S3Error
+
+    try:
+        yield
+    except NoSuchKey as error:
+        raise NotFound(str(error), "`dtj artifacts ls` lists what is there") from error
+    except S3Error as error:
+        raise Unreachable(str(error), _REMEDY) from error
+    except OSError as error:
+        raise Unusable(f"can't be written: {error}") from error

@@ -2,17 +2,31 @@
 
 from __future__ import annotations
 
+import asyncio
 import builtins
-
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, aclosing
 from types import TracebackType
 from typing import Self
 
+from dtj.api.errors import DtjError, NotFound, TimedOut, Unreachable, Unusable
+from dtj.api.identity import API_VERSION, KIND
+from dtj.api.spec import ROLES
 from dtj.api.status import ConditionType
 from dtj.client.artifacts import Artifacts
-from dtj.client.resource import DistributedTrainingJob
-from dtj.client.views import JobEvent, LogLine
-from dtj.status.pods import PodView
+from dtj.client.bucket_logs import bucket_log
+from dtj.client.credentials import environment_of
+from dtj.client.failures import explained, missing
+from dtj.client.log_source import Selection
+from dtj.client.pod_logs import PodLogs
+from dtj.client.resource import DistributedTrainingJob, InvalidJobError
+from dtj.client.scaling import check_scaled
+from dtj.client.views import JobEvent, LogLine, events_of
+from dtj.client.watching import changes
+from dtj.cluster.user_api import UserApi, connect
+from dtj.status.pods import PodView, view_pod
+
+_LOOK_SECONDS = 0.5
 
 
 class AsyncClient:
@@ -31,8 +45,11 @@ class AsyncClient:
         self._namespace = namespace
         self._context = context
         self._kubeconfig = kubeconfig
+        self._connected: UserApi | None = None
 
     async def __aenter__(self) -> Self:
+        self._connected = await connect(self._context, self._kubeconfig)
+        self._namespace = self._namespace or self._connected.namespace
         return self
 
     async def __aexit__(
@@ -42,6 +59,9 @@ class AsyncClient:
 
     async def close(self) -> None:
         """Close the connections."""
+        if self._connected is not None:
+            await self._connected.close()
+            self._connected = None
 
     @property
     def namespace(self) -> str:
@@ -56,33 +76,60 @@ class AsyncClient:
 
         namespace: by default the job's own, then the client's.
         """
-        raise NotImplementedError
+        namespace = namespace or job.metadata.namespace or self.namespace
+        metadata = job.metadata.model_copy(update={"namespace": namespace})
+        job = job.model_copy(update={"metadata": metadata})
+        if found := job.faults():
+            raise InvalidJobError(job.name, found)
+        manifest = job.to_manifest()
+        manifest["metadata"] = metadata.model_dump(
+            include={"name", "namespace", "labels", "annotations"}, exclude_unset=True
+        )
+        manifest.pop("status", None)
+        with self._explained(namespace, job.name):
+            return DistributedTrainingJob.from_cluster(await self._api.create(manifest))
 
     async def get(self, name: str, *, namespace: str | None = None) -> DistributedTrainingJob:
         """The job as it is now."""
-        raise NotImplementedError
+        namespace = namespace or self.namespace
+        about = {"apiVersion": API_VERSION, "kind": KIND, "metadata": {"name": name, "namespace": namespace}}
+        with self._explained(namespace, name):
+            manifest = await self._api.get(about)
+            if manifest is None:
+                raise missing(name, namespace)
+        return DistributedTrainingJob.from_cluster(manifest)
 
     async def list(
         self, *, all_namespaces: bool = False, namespace: str | None = None
     ) -> list[DistributedTrainingJob]:
         """The jobs of a namespace or of all, by name."""
-        raise NotImplementedError
+        where = None if all_namespaces else namespace or self.namespace
+        with self._explained(where):
+            found, _ = await self._api.list_jobs(where)
+        return sorted(
+            map(DistributedTrainingJob.from_cluster, found), key=lambda job: (job.namespace, job.name)
+        )
 
     async def watch(
         self, name: str, *, namespace: str | None = None
-    ) -> AsyncIterator[DistributedTrainingJob]:
+    ) -> AsyncGenerator[DistributedTrainingJob, None]:
         """The job as it is now, then after each change; ends when it is deleted.
 
         Goes on over cut connections; raises Unreachable when the API server is away for two minutes.
         """
-        raise NotImplementedError
-        yield
+        namespace = namespace or self.namespace
+        with self._explained(namespace, name):
+            async with aclosing(changes(self._api, namespace, name)) as states:
+                async for job in states:
+                    yield job
 
     async def wait(
         self, name: str, *, timeout: float | None = None, namespace: str | None = None
     ) -> DistributedTrainingJob:
         """Wait until it has succeeded or failed; returns it then. timeout: in seconds. Raises TimedOut."""
-        raise NotImplementedError
+        return await self._until(
+            lambda job: job.status.finished, name, "its end", timeout=timeout, namespace=namespace
+        )
 
     async def wait_for(
         self,
@@ -92,16 +139,32 @@ class AsyncClient:
         timeout: float | None = None,
         namespace: str | None = None,
     ) -> DistributedTrainingJob:
-        """Wait until a condition holds. timeout: in seconds. Raises DtjError where the job ended otherwise, TimedOut."""
-        raise NotImplementedError
+        """Wait until a condition holds, of the job's present spec. timeout: in seconds. Raises DtjError where the job
+        ended otherwise, TimedOut.
+        """
+
+        def there(job: DistributedTrainingJob) -> bool:
+            seen = (job.status.observed_generation or 0) >= job.metadata.generation
+            return job.status.finished or (seen and job.status.holds(condition))
+
+        job = await self._until(
+            there,
+            name,
+            f"its condition {condition}",
+            timeout=timeout,
+            namespace=namespace,
+        )
+        if not job.status.holds(condition):
+            raise DtjError(f"{name} is {job.status.phase} and will never be {condition}")
+        return job
 
     async def suspend(self, name: str, *, namespace: str | None = None) -> DistributedTrainingJob:
         """Ask for its pods to end, with a checkpoint in the bucket. `wait_for` its condition Suspended."""
-        raise NotImplementedError
+        return await self._set_suspend(name, True, namespace)
 
     async def resume(self, name: str, *, namespace: str | None = None) -> DistributedTrainingJob:
         """Let a suspended job go on from its newest checkpoint."""
-        raise NotImplementedError
+        return await self._set_suspend(name, False, namespace)
 
     async def scale(
         self,
@@ -114,21 +177,55 @@ class AsyncClient:
         """Change the number of replicas of roles, e.g. {"worker": 4}. A job that runs is suspended for it, and goes
         on from its checkpoint with the new size. timeout: seconds until it is suspended.
         """
-        raise NotImplementedError
+        namespace = namespace or self.namespace
+        job = await self.get(name, namespace=namespace)
+        if job.status.finished:
+            raise DtjError(f"{name} is {job.status.phase}: its size does not matter any more")
+        check_scaled(job, replicas)
+        patch = {"spec": {"replicaSpecs": {role: {"replicas": count} for role, count in replicas.items()}}}
+        suspend = not job.spec.run_policy.suspend
+        if suspend:
+            await self.suspend(name, namespace=namespace)
+        try:
+            await self.wait_for(name, ConditionType.SUSPENDED, timeout=timeout, namespace=namespace)
+            with self._explained(namespace, name):
+                job = DistributedTrainingJob.from_cluster(await self._api.patch_job(namespace, name, patch))
+        finally:
+            # Also with the old size, when something went wrong.
+            if suspend:
+                await self.resume(name, namespace=namespace)
+        return await self.get(name, namespace=namespace) if suspend else job
 
     async def delete(
         self, name: str, *, wait: bool = False, timeout: float | None = None, namespace: str | None = None
     ) -> None:
         """Delete a job with its pods; what is in the bucket stays. wait: until job and pods are gone."""
-        raise NotImplementedError
+        namespace = namespace or self.namespace
+        with self._explained(namespace, name):
+            await self._api.delete_job(namespace, name)
+            if not wait:
+                return
+            try:
+                async with asyncio.timeout(timeout):
+                    while (await self._api.list_jobs(namespace, name))[0] or await self._api.list_pods(
+                        namespace, name
+                    ):
+                        await asyncio.sleep(_LOOK_SECONDS)
+            except TimeoutError:
+                raise TimedOut(f"{name} and its pods are not gone after {timeout:g} s") from None
 
     async def events(self, name: str, *, namespace: str | None = None) -> builtins.list[JobEvent]:
         """What the operator and Kubernetes told of the job and its pods, oldest first."""
-        raise NotImplementedError
+        job = await self.get(name, namespace=namespace)
+        with self._explained(job.namespace, name):
+            return events_of(job, await self._api.list_events(job.namespace))
 
     async def pods(self, name: str, *, namespace: str | None = None) -> builtins.list[PodView]:
         """Its pods, by role and index."""
-        raise NotImplementedError
+        namespace = namespace or self.namespace
+        with self._explained(namespace, name):
+            found = await self._api.list_pods(namespace, name)
+        return sorted(map(view_pod, found), key=lambda pod: (ROLES.index(pod.role), pod.index))
 
     async def logs(
         self,
@@ -141,14 +238,28 @@ class AsyncClient:
         tail: int | None = None,
         attempt: int | None = None,
         namespace: str | None = None,
-    ) -> AsyncIterator[LogLine]:
+    ) -> AsyncGenerator[LogLine, None]:
         """What all ranks, or one, printed: from the pods while they are there, else from the bucket.
 
         follow: what comes too, over restarts, until the job has ended. tail: only so many last lines, of each pod.
         attempt: an earlier one's, from the bucket.
         """
-        raise NotImplementedError
-        yield
+        if follow and attempt is not None:
+            raise Unusable("only the present attempt can be followed", "leave out the attempt, or follow")
+        job = await self.get(name, namespace=namespace)
+        selection = Selection(job.job, role, index, rank)
+        with self._explained(job.namespace, name):
+            logs = PodLogs(self._api, selection, tail)
+            if follow and not job.status.finished:
+                async with aclosing(logs.followed()) as lines:
+                    async for line in lines:
+                        yield line
+                return
+            pods = [pod for pod in await logs.pods() if attempt in (None, pod.attempt)]
+            for line in await self._ended_log(job, selection, pods, attempt, tail) or await logs.printed(
+                pods
+            ):
+                yield line
 
     async def artifacts(
         self,
@@ -162,4 +273,72 @@ class AsyncClient:
         endpoint: URL of the S3 store as seen from here; by default AWS_ENDPOINT_URL_S3, then the job's. Credentials:
         AWS_ACCESS_KEY_ID or AWS_PROFILE, then the job's Secret, then what else the AWS SDK finds.
         """
-        raise NotImplementedError
+        if isinstance(job, str):
+            job = await self.get(job, namespace=namespace)
+        if job.spec.artifacts is None or job.artifacts_uri is None:
+            raise NotFound(f"{job.name} keeps no artifacts", "spec.artifacts.uri says where to")
+        environment = await environment_of(self._api, job, job.spec.artifacts, endpoint=endpoint)
+        return Artifacts(job.artifacts_uri, environment)
+
+    @property
+    def _api(self) -> UserApi:
+        if self._connected is None:
+            raise RuntimeError("use it as `async with AsyncClient() as client`")
+        return self._connected
+
+    def _explained(
+        self, namespace: str | None = None, name: str | None = None
+    ) -> AbstractContextManager[None]:
+        return explained(self._api.host, namespace, name)
+
+    async def _until(
+        self,
+        there: Callable[[DistributedTrainingJob], bool],
+        name: str,
+        what: str,
+        *,
+        timeout: float | None,
+        namespace: str | None,
+    ) -> DistributedTrainingJob:
+        job = None
+        try:
+            async with asyncio.timeout(timeout):
+                async with aclosing(self.watch(name, namespace=namespace)) as states:
+                    async for job in states:
+                        if there(job):
+                            return job
+        except TimeoutError:
+            phase = job.status.phase if job else None
+            raise TimedOut(
+                f"{name} is {phase or 'not begun'} after {timeout:g} s: waited for {what}"
+            ) from None
+        raise NotFound(f"{name} was deleted while waiting for {what}")
+
+    async def _set_suspend(self, name: str, value: bool, namespace: str | None) -> DistributedTrainingJob:
+        namespace = namespace or self.namespace
+        job = await self.get(name, namespace=namespace)
+        if job.status.finished:
+            raise DtjError(f"{name} is {job.status.phase}: it can't be suspended or resumed any more")
+        patch = {"spec": {"runPolicy": {"suspend": value}}}
+        with self._explained(namespace, name):
+            return DistributedTrainingJob.from_cluster(await self._api.patch_job(namespace, name, patch))
+
+    async def _ended_log(
+        self,
+        job: DistributedTrainingJob,
+        selection: Selection,
+        pods: Sequence[PodView],
+        attempt: int | None,
+        tail: int | None,
+    ) -> builtins.list[LogLine] | None:
+        """The lines in the bucket, where pods don't have them; None where they do, or have at least some."""
+        if selection.has_all(pods) or (pods and not job.status.finished):
+            return None
+        try:
+            artifacts = await self.artifacts(job)
+            read = bucket_log(artifacts, selection, attempt=attempt, tail=tail)
+            return await asyncio.to_thread(lambda: [*read])
+        except (NotFound, Unreachable):
+            if pods:
+                return None
+            raise

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import builtins
-from collections.abc import AsyncIterator, Coroutine, Iterator, Mapping
+from collections.abc import AsyncGenerator, Coroutine, Generator, Mapping
+from contextlib import suppress
 from threading import Thread
 from types import TracebackType
 from typing import Any, Self, TypeVar
@@ -51,6 +52,7 @@ class Client:
             return
         try:
             self._run(self._client.close())
+            self._run(self._loop.shutdown_asyncgens())
         finally:
             self._loop.call_soon_threadsafe(self._loop.stop)
             self._thread.join()
@@ -75,7 +77,9 @@ class Client:
         """The jobs of a namespace or of all."""
         return self._run(self._client.list(all_namespaces=all_namespaces, namespace=namespace))
 
-    def watch(self, name: str, *, namespace: str | None = None) -> Iterator[DistributedTrainingJob]:
+    def watch(
+        self, name: str, *, namespace: str | None = None
+    ) -> Generator[DistributedTrainingJob, None, None]:
         """The job as it is now, then after each change, until it is deleted."""
         return self._iterate(self._client.watch(name, namespace=namespace))
 
@@ -140,7 +144,7 @@ class Client:
         tail: int | None = None,
         attempt: int | None = None,
         namespace: str | None = None,
-    ) -> Iterator[LogLine]:
+    ) -> Generator[LogLine, None, None]:
         """What all ranks, or one, printed."""
         return self._iterate(
             self._client.logs(
@@ -173,22 +177,18 @@ class Client:
             future.cancel()
             raise
 
-    def _iterate(self, items: AsyncIterator[T]) -> Iterator[T]:
+    def _iterate(self, items: AsyncGenerator[T, None]) -> Generator[T, None, None]:
+        async def next_one() -> T:
+            return await anext(items)
+
         try:
             while True:
                 try:
-                    yield self._run(_next(items))
+                    yield self._run(next_one())
                 except StopAsyncIteration:
                     return
         finally:
-            self._run(_close(items))
-
-
-async def _next(items: AsyncIterator[T]) -> T:
-    return await anext(items)
-
-
-async def _close(items: AsyncIterator[Any]) -> None:
-    close = getattr(items, "aclose", None)
-    if close is not None:
-        await close()
+            # RuntimeError: it was interrupted while it waited, and is ending by itself.
+            if not self._loop.is_closed():
+                with suppress(RuntimeError):
+                    self._run(items.aclose())

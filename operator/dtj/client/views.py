@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import re
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
+
+from dtj.api.identity import KIND
+from dtj.api.spec import ROLES
+from dtj.client.resource import DistributedTrainingJob
 
 
 @dataclass(frozen=True)
@@ -32,6 +37,19 @@ class LogLine:
     text: str
     time: datetime | None = None
     """None for a line from the bucket."""
+
+
+def events_of(job: DistributedTrainingJob, events: Iterable[Mapping[str, Any]]) -> list[JobEvent]:
+    """Those of a namespace's events that are of a job or its pods, oldest first."""
+    names = re.compile(rf"{KIND}/{job.name}|Pod/{job.name}-({'|'.join(ROLES)})-\d+")
+    begun = datetime.fromisoformat(job.metadata.creation_timestamp or "0001-01-01T00:00:00Z")
+    # An earlier job of this name may have left events.
+    mine = [
+        event
+        for event in map(read_event, events)
+        if names.fullmatch(event.object) and (event.time or begun) >= begun
+    ]
+    return sorted(mine, key=lambda event: event.time or begun)
 
 
 def read_event(event: Mapping[str, Any]) -> JobEvent:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from typing import Any
 
 import aiohttp
@@ -13,7 +14,7 @@ from dtj.api.identity import API_VERSION, GROUP, KIND, PLURAL, VERSION
 from dtj.api.job import Manifest
 from dtj.cluster.port import ApiError
 
-_TIMEOUT_SECONDS = 30.0
+_TIMEOUT = aiohttp.ClientTimeout(total=30.0)
 _PLURALS = {
     ("v1", "Pod"): "pods",
     ("v1", "Service"): "services",
@@ -22,7 +23,7 @@ _PLURALS = {
     ("v1", "Event"): "events",
     (API_VERSION, KIND): PLURAL,
 }
-_MERGE_PATCH = "application/merge-patch+json"
+MERGE_PATCH = "application/merge-patch+json"
 
 
 class KubernetesApi:
@@ -64,7 +65,7 @@ class KubernetesApi:
     async def replace_data(self, manifest: Manifest) -> Manifest:
         # A merge patch keeps keys that it does not name: the ConfigMap's set of keys never shrinks.
         patch = {"data": manifest["data"]}
-        return await self._request("PATCH", _path(manifest), manifest["kind"], patch, _MERGE_PATCH)
+        return await self._request("PATCH", _path(manifest), manifest["kind"], patch, MERGE_PATCH)
 
     async def delete_pod(self, namespace: str, name: str, uid: str) -> None:
         options = {"apiVersion": "v1", "kind": "DeleteOptions", "preconditions": {"uid": uid}}
@@ -80,7 +81,7 @@ class KubernetesApi:
     ) -> Manifest:
         path = f"/apis/{GROUP}/{VERSION}/namespaces/{namespace}/{PLURAL}/{name}/status"
         body = {"metadata": {"resourceVersion": resource_version}, "status": patch}
-        return await self._request("PATCH", path, KIND, body, _MERGE_PATCH)
+        return await self._request("PATCH", path, KIND, body, MERGE_PATCH)
 
     async def _request(
         self,
@@ -90,24 +91,39 @@ class KubernetesApi:
         body: Manifest | None = None,
         content_type: str = "application/json",
     ) -> Manifest:
+        async with self._answer(method, path, kind, body, content_type) as answer:
+            result: Manifest = json.loads(await answer.read())
+        return result
+
+    @asynccontextmanager
+    async def _answer(
+        self,
+        method: str,
+        path: str,
+        kind: str,
+        body: Manifest | None = None,
+        content_type: str = "application/json",
+        timeout: aiohttp.ClientTimeout = _TIMEOUT,
+    ) -> AsyncIterator[aiohttp.ClientResponse]:
+        """The answer to a request, to be read in the block: what goes wrong there is an ApiError too."""
         headers = {"Accept": "application/json", "Content-Type": content_type}
         request = await self._api.param_serialize(
             method, path, header_params=headers, body=body, auth_settings=["BearerToken"]
         )
         try:
-            response = await self._api.call_api(*request, _request_timeout=_TIMEOUT_SECONDS)
-            content = await response.read()
+            response = await self._api.call_api(*request, _request_timeout=timeout)
+            async with response.response as answer:
+                if answer.status >= 400:
+                    content = await answer.read()
+                    self._tell(method, kind, answer.status)
+                    raise _api_error(answer.status, content, answer.headers.get("Retry-After"))
+                yield answer
         except client.ApiException as error:
             self._tell(method, kind, error.status or 0)
             raise _api_error(error.status or 0, error.body or "") from None
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
             self._tell(method, kind, 0)
             raise ApiError(0, "Unreachable", f"{type(error).__name__}: {error}") from None
-        if response.status >= 400:
-            self._tell(method, kind, response.status)
-            raise _api_error(response.status, content, response.getheader("Retry-After"))
-        result: Manifest = json.loads(content)
-        return result
 
     def _tell(self, method: str, kind: str, status: int) -> None:
         if self._on_error is not None:

@@ -1,0 +1,57 @@
+"""The AWS environment with which a person reads a job's bucket."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+
+from dtj.api.errors import Unreachable
+from dtj.api.spec import ArtifactStore
+from dtj.client.resource import DistributedTrainingJob
+from dtj.cluster.port import ApiError
+from dtj.cluster.user_api import UserApi
+
+_ENDPOINTS = ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL")
+_CHOSEN = ("AWS_ACCESS_KEY_ID", "AWS_PROFILE")
+"""Who sets one of these wants those credentials."""
+
+
+async def environment_of(
+    api: UserApi,
+    job: DistributedTrainingJob,
+    store: ArtifactStore,
+    *,
+    endpoint: str | None,
+    own: Mapping[str, str] = os.environ,
+) -> dict[str, str]:
+    """The variables for the job's store: the user's own, with the endpoint and, where the user has chosen no
+    credentials, those of the job's Secret. Raises Unreachable where there are none at all.
+    """
+    environment = {key: value for key, value in own.items() if key.startswith("AWS_")}
+    if endpoint:
+        environment["AWS_ENDPOINT_URL_S3"] = endpoint
+    elif store.endpoint and not any(environment.get(name) for name in _ENDPOINTS):
+        environment["AWS_ENDPOINT_URL_S3"] = store.endpoint
+    if any(environment.get(name) for name in _CHOSEN):
+        return environment
+    refusal = "the job names no Secret"
+    if store.secret_name:
+        try:
+            secret = await api.secret(job.namespace, store.secret_name)
+        except ApiError as error:
+            refusal = f"the job's Secret {store.secret_name} can't be read: {' '.join(error.message.split())}"
+        else:
+            return environment | {key: value for key, value in secret.items() if key.startswith("AWS_")}
+    if not _found_elsewhere():
+        raise Unreachable(
+            f"no credentials for {job.artifacts_uri}: {refusal}",
+            "set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or AWS_PROFILE",
+        )
+    return environment
+
+
+def _found_elsewhere() -> bool:
+    """Whether the AWS SDK has credentials of a file, a role or the machine."""
+    import boto3
+
+    return boto3.session.Session().get_credentials() is not None

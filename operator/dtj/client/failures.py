@@ -1,0 +1,67 @@
+"""What a refusal of the API server means to the person who asked."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from dtj.api.errors import DtjError, NotFound, Unreachable, Unusable
+from dtj.cluster.port import ApiError
+
+
+@contextmanager
+def explained(host: str, namespace: str | None = None, name: str | None = None) -> Iterator[None]:
+    """Raise an ApiError of this block as a DtjError. name: of the job that it is about."""
+    try:
+        yield
+    except ApiError as error:
+        raise explanation(error, host, namespace, name) from error
+
+
+def explanation(
+    error: ApiError, host: str, namespace: str | None = None, name: str | None = None
+) -> DtjError:
+    """An ApiError as a DtjError."""
+    message = " ".join(error.message.split())
+    match error.status:
+        case 0:
+            return Unreachable(
+                f"the cluster at {host} does not answer: {message}",
+                "`kubectl cluster-info` shows whether kubectl reaches it",
+            )
+        case 401:
+            return Unreachable(
+                f"the cluster at {host} does not accept your credentials",
+                "log in again as for kubectl; `kubectl auth whoami` shows as whom",
+            )
+        case 403:
+            return Unreachable(
+                f"the cluster does not allow this: {message.rpartition('is forbidden: ')[2]}",
+                "ask those who run the cluster for this permission",
+            )
+        case 404 if error.reason != "NotFound":
+            # Of a path that it does not know, where a job that is not there has reason NotFound.
+            return Unreachable(
+                f"the cluster at {host} does not know DistributedTrainingJobs",
+                "dtj is not installed there: `dtj doctor` says what is missing",
+            )
+        case 404 if name and f'"{name}"' in message:
+            return missing(name, namespace)
+        case 404:
+            return NotFound(message)
+        case 409:
+            return DtjError(
+                f"there is a job {name} in namespace {namespace} already",
+                f"`dtj delete {name}` deletes it; or take another name",
+            )
+        case 400 | 422:
+            return Unusable(f"the cluster refuses this: {message}")
+        case _:
+            return Unreachable(f"the cluster at {host} answered {error.status} {error.reason}: {message}")
+
+
+def missing(name: str, namespace: str | None) -> NotFound:
+    """There is no such job."""
+    return NotFound(
+        f"there is no job {name} in namespace {namespace}", "`dtj list -A` lists those of all namespaces"
+    )

@@ -1,0 +1,23 @@
+"""A job of another size."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from dtj.api.errors import Unusable
+from dtj.client.resource import DistributedTrainingJob, InvalidJobError
+
+
+def check_scaled(job: DistributedTrainingJob, replicas: Mapping[str, int]) -> None:
+    """Raise Unusable or InvalidJobError where the job can't have these numbers of replicas."""
+    manifest = job.to_manifest()
+    roles = manifest["spec"]["replicaSpecs"]
+    if not replicas:
+        raise Unusable("no role is given", "e.g. worker=4")
+    for role, count in replicas.items():
+        if role not in roles:
+            raise Unusable(f"{job.name} has no {role}: its roles are {', '.join(roles)}")
+        roles[role] = {**roles[role], "replicas": count}
+    scaled = DistributedTrainingJob.from_manifest(manifest)
+    if found := scaled.faults():
+        raise InvalidJobError(job.name, found)

@@ -1,0 +1,204 @@
+"""The requests of a person: jobs, their pods, logs and events."""
+
+from __future__ import annotations
+
+import json
+import os
+from base64 import b64decode
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from contextlib import AsyncExitStack, asynccontextmanager
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote, urlencode
+
+import aiohttp
+import yaml
+from kubernetes.aio import client, config
+
+from dtj.api.errors import Unreachable, Unusable
+from dtj.api.identity import GROUP, KIND, LABEL_JOB, PLURAL, VERSION
+from dtj.api.job import Manifest
+from dtj.cluster.api import MERGE_PATCH, KubernetesApi
+from dtj.cluster.port import ApiError
+
+_PAGE = 500
+_WATCH_SECONDS = 240
+# No total: they last as long as there is something to tell. A watch is silent for at most _WATCH_SECONDS.
+_WATCH_TIMEOUT = aiohttp.ClientTimeout(total=None, sock_connect=30, sock_read=_WATCH_SECONDS + 30)
+_LOG_TIMEOUT = aiohttp.ClientTimeout(total=None, sock_connect=30)
+_NAMESPACE_FILE = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
+
+
+class UserApi(KubernetesApi):
+    """What a person may do, with that person's own credentials; every method raises ApiError. Close it when done."""
+
+    def __init__(
+        self, api: client.ApiClient, namespace: str | None, renew: Callable[[], Awaitable[None]]
+    ) -> None:
+        """namespace: the context's own. renew: gets credentials anew, which may be good for minutes only."""
+        super().__init__(api)
+        self.namespace = namespace
+        self._renew = renew
+
+    @property
+    def host(self) -> str:
+        """URL of the API server."""
+        return str(self._api.configuration.host)
+
+    async def list_jobs(self, namespace: str | None, name: str | None = None) -> tuple[list[Manifest], str]:
+        """The jobs of a namespace (None: all), or the one of that name; and the version from which to watch."""
+        query = {"fieldSelector": f"metadata.name={name}"} if name else {}
+        return await self._list(_jobs(namespace), KIND, query)
+
+    async def watch_job(
+        self, namespace: str, name: str, resource_version: str
+    ) -> AsyncIterator[tuple[str, Manifest]]:
+        """Changes of a job since a version: ADDED, MODIFIED or DELETED, and the job. Ends after some minutes.
+
+        Raises ApiError, also in the middle; 410 where that version is too old.
+        """
+        query = {
+            "watch": "true",
+            "fieldSelector": f"metadata.name={name}",
+            "resourceVersion": resource_version,
+            "timeoutSeconds": str(_WATCH_SECONDS),
+        }
+        async for line in self._lines(_jobs(namespace), KIND, query, _WATCH_TIMEOUT):
+            try:
+                event = json.loads(line)
+            except ValueError:
+                raise ApiError(0, "Cut", "the watch was cut in the middle of a change") from None
+            kind, about = event["type"], event["object"]
+            if kind == "ERROR":
+                raise ApiError(
+                    about.get("code") or 500, about.get("reason") or "", about.get("message") or ""
+                )
+            yield kind, about
+
+    async def patch_job(self, namespace: str, name: str, patch: Manifest) -> Manifest:
+        """Merge a patch into a job."""
+        return await self._request("PATCH", f"{_jobs(namespace)}/{quote(name)}", KIND, patch, MERGE_PATCH)
+
+    async def delete_job(self, namespace: str, name: str) -> None:
+        """Delete a job; the cluster deletes what it owns after it."""
+        options = {"apiVersion": "v1", "kind": "DeleteOptions", "propagationPolicy": "Background"}
+        await self._request("DELETE", f"{_jobs(namespace)}/{quote(name)}", KIND, options)
+
+    async def list_pods(self, namespace: str, job: str) -> list[Manifest]:
+        """The pods of a job."""
+        query = {"labelSelector": f"{LABEL_JOB}={job}"}
+        return (await self._list(f"/api/v1/namespaces/{quote(namespace)}/pods", "Pod", query))[0]
+
+    async def list_events(self, namespace: str) -> list[Manifest]:
+        """All events of a namespace."""
+        return (await self._list(f"/api/v1/namespaces/{quote(namespace)}/events", "Event", {}))[0]
+
+    async def pod_log(
+        self,
+        namespace: str,
+        pod: str,
+        container: str,
+        *,
+        follow: bool = False,
+        tail: int | None = None,
+        since: str | None = None,
+    ) -> AsyncIterator[str]:
+        """Lines of a container, each with the time of the kubelet before it. since: RFC 3339, whole seconds."""
+        query = {"container": container, "timestamps": "true"}
+        query |= {"follow": "true"} if follow else {}
+        query |= {} if tail is None else {"tailLines": str(tail)}
+        query |= {} if since is None else {"sinceTime": since}
+        path = f"/api/v1/namespaces/{quote(namespace)}/pods/{quote(pod)}/log"
+        async for line in self._lines(path, "Pod", query, _LOG_TIMEOUT):
+            yield line
+
+    async def secret(self, namespace: str, name: str) -> dict[str, str]:
+        """The data of a Secret."""
+        path = f"/api/v1/namespaces/{quote(namespace)}/secrets/{quote(name)}"
+        data = (await self._request("GET", path, "Secret")).get("data") or {}
+        return {key: b64decode(value).decode(errors="replace") for key, value in data.items()}
+
+    async def _list(self, path: str, kind: str, query: Mapping[str, str]) -> tuple[list[Manifest], str]:
+        items: list[Manifest] = []
+        more: Mapping[str, str] = {}
+        while True:
+            page = await self._request("GET", f"{path}?{urlencode({**query, 'limit': _PAGE, **more})}", kind)
+            items += page.get("items") or []
+            metadata = page.get("metadata") or {}
+            if not metadata.get("continue"):
+                return items, str(metadata.get("resourceVersion") or "")
+            more = {"continue": metadata["continue"]}
+
+    async def _lines(
+        self, path: str, kind: str, query: Mapping[str, str], timeout: aiohttp.ClientTimeout
+    ) -> AsyncIterator[str]:
+        async with self._answer("GET", f"{path}?{urlencode(query)}", kind, timeout=timeout) as answer:
+            # Not by the reader's own lines: those have a longest length.
+            rest = b""
+            async for block in answer.content.iter_any():
+                *lines, rest = (rest + block).split(b"\n")
+                for line in lines:
+                    yield line.decode(errors="replace")
+            if rest:
+                yield rest.decode(errors="replace")
+
+    @asynccontextmanager
+    async def _answer(self, *request: Any, **options: Any) -> AsyncIterator[aiohttp.ClientResponse]:
+        async with AsyncExitStack() as stack:
+            try:
+                answer = await stack.enter_async_context(super()._answer(*request, **options))
+            except ApiError as error:
+                if error.status != 401:
+                    raise
+                await self._renew()
+                answer = await stack.enter_async_context(super()._answer(*request, **options))
+            yield answer
+
+
+async def connect(context: str | None = None, kubeconfig: str | None = None) -> UserApi:
+    """Connect as kubectl does: by the kubeconfig (KUBECONFIG, ~/.kube/config), else as the pod's service account.
+
+    Raises Unusable for a context or file that is not there, Unreachable where there is neither.
+    """
+    settings = client.Configuration()
+    files = kubeconfig or os.environ.get("KUBECONFIG") or "~/.kube/config"
+    if any(Path(file).expanduser().is_file() for file in files.split(os.pathsep)):
+
+        async def load() -> str | None:
+            try:
+                loader = await config.load_kube_config(
+                    config_file=files, context=context, client_configuration=settings, persist_config=False
+                )
+            except (config.ConfigException, OSError, yaml.YAMLError, TypeError, ValueError) as error:
+                raise Unusable(
+                    f"the kubeconfig {files} can't be used: {' '.join(str(error).split())}",
+                    "`kubectl config get-contexts` lists its contexts",
+                ) from None
+            namespace: str | None = loader.current_context["context"].get("namespace")
+            return namespace
+
+    elif kubeconfig:
+        raise Unusable(f"there is no kubeconfig {kubeconfig}")
+    else:
+
+        async def load() -> str | None:
+            try:
+                config.load_incluster_config(client_configuration=settings)
+            except config.ConfigException:
+                raise Unreachable(
+                    f"no cluster is known: there is no {files}, and this is no pod",
+                    "set KUBECONFIG or give --kubeconfig; `dtj run` needs no cluster",
+                ) from None
+            return _NAMESPACE_FILE.read_text().strip() if _NAMESPACE_FILE.exists() else None
+
+    namespace = await load()
+
+    async def renew() -> None:
+        await load()
+
+    return UserApi(client.ApiClient(settings), namespace, renew)
+
+
+def _jobs(namespace: str | None) -> str:
+    below = f"/namespaces/{quote(namespace)}" if namespace else ""
+    return f"/apis/{GROUP}/{VERSION}{below}/{PLURAL}"
