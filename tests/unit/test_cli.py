@@ -165,17 +165,19 @@ def test_the_plan_of_a_later_attempt_says_so_in_every_pod(example: Path, dtj: Dt
 
 
 def test_the_summary_of_a_plan_tells_pods_hosts_environment_and_what_restarts(dtj: Dtj) -> None:
-    code, out, _ = dtj("plan", EXAMPLE)
+    text = EXAMPLE.read_text().replace("replicas: 2", "replicas: 2\n      gpus: 2")
+
+    code, out, _ = dtj("plan", "-", stdin=text)
 
     lines = [" ".join(line.split()) for line in out.splitlines()]
     assert code == 0
     assert lines[0] == "fashion-mnist: Horovod, 3 pods in namespace default"
     for line in (
-        "1 fashion-mnist-worker-1 worker 1 dtj-trainer-horovod:0.1.0 -",
-        "2 fashion-mnist-launcher-0 launcher 0 dtj-trainer-horovod:0.1.0 "
+        "1 fashion-mnist-worker-1 worker 1 dtj-trainer-horovod:0.1.0 2 -",
+        "2 fashion-mnist-launcher-0 launcher 0 dtj-trainer-horovod:0.1.0 - "
         "requests: cpu 100m, memory 128Mi; limits: memory 1Gi",
-        "fashion-mnist-worker-1.fashion-mnist.default.svc slots=1",
-        "DTJ_WORLD_SIZE 2",
+        "fashion-mnist-worker-1.fashion-mnist.default.svc slots=2",
+        "DTJ_WORLD_SIZE 4",
         "Secret s3-credentials all of its keys",
         "DTJ_ROLE launcher-0 launcher",
         "s3://training/jobs/default/fashion-mnist-<uid>/",

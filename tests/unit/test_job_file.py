@@ -114,6 +114,16 @@ def test_faults_of_the_form_and_those_only_code_can_say_are_told_at_once() -> No
     ]
 
 
+def test_two_faults_in_one_list_hide_none_elsewhere() -> None:
+    text = f"{GOOD.replace('trainer:1', 'Trainer')}  env:\n    - value: a\n    - value: b\n"
+
+    assert [line.split(": ")[:2] for line in told(text)] == [
+        ["job.yaml:7", "spec.image"],
+        ["job.yaml:13", "spec.env[0].name"],
+        ["job.yaml:14", "spec.env[1].name"],
+    ]
+
+
 @pytest.mark.parametrize(
     ("old", "new", "fields"),
     [

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Mapping
+from itertools import takewhile
 from typing import Any
 
 from dtj.api.job import Fault, InvalidJob, Job, Manifest, read_job
@@ -32,36 +33,40 @@ def check(manifest: Mapping[str, Any]) -> tuple[Job | None, list[Fault]]:
 
 def _faults_of_the_rest(manifest: Mapping[str, Any], found: list[Fault]) -> list[Fault]:
     rest: Manifest = copy.deepcopy(dict(manifest))
-    unread = {fault.field for fault in found}
-    while found:
-        if not all(_leave_out(rest, fault.field, unread) for fault in found):
-            return []
+    unread: set[str] = set()
+    while True:
+        left_out: set[str] = set()
+        for fault in found:
+            if not any(_within(fault.field, gone) for gone in left_out):
+                gone = _leave_out(rest, fault.field)
+                if gone is None:
+                    return []
+                left_out.add(gone)
+        unread |= left_out.union(fault.field for fault in found)
         try:
             job = read_job(rest)
         except InvalidJob as error:
-            found = error.faults
+            found = error.faults  # what was left out is missing now
         else:
             return [fault for fault in faults(job) if not _rests_on(fault.field, unread)]
-    return []
 
 
-def _leave_out(rest: Manifest, field: str, unread: set[str]) -> bool:
-    """Take a field away, or what it is missing in; False where nothing could be judged then."""
+def _leave_out(rest: Manifest, field: str) -> str | None:
+    """Take a field away, or that in which it is missing, and say which; None where nothing could be judged then."""
     place = place_of(rest, field)
-    lists = [depth for depth, key in enumerate(place) if isinstance(key, int)]
-    place = place[: lists[0]] if lists else place  # a shorter list would count its entries otherwise
+    # Of a list all is taken: a shorter one would count its entries otherwise.
+    place = tuple(takewhile(lambda key: isinstance(key, str), place))
     if place in ((), ("spec",)):
         name = field.removeprefix("spec.")
-        if name not in _STAND_INS or name in rest.get("spec", {}):
-            return False
+        if name not in _STAND_INS or not isinstance(rest.get("spec"), dict):
+            return None
         rest["spec"][name] = copy.deepcopy(_STAND_INS[name])
-        return True
+        return field
     parent: Any = rest
     for key in place[:-1]:
         parent = parent[key]
     del parent[place[-1]]
-    unread.add(".".join(map(str, place)))
-    return True
+    return ".".join(map(str, place))
 
 
 def _rests_on(field: str, unread: set[str]) -> bool:

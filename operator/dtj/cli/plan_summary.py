@@ -38,7 +38,7 @@ def print_summary(job: Job) -> None:
     output.print(
         f"[bold]{escape(job.name)}[/]: {job.spec.strategy}, {len(plan.pods)} pods in {where}", highlight=False
     )
-    _part("Pods", _pods(plan))
+    _part("Pods", _pods(plan, job.spec.accelerator.resource_name))
     _lines(_order(plan))
     _part("Program")
     _lines(_programs(plan))
@@ -82,29 +82,36 @@ def _table(*columns: str) -> Table:
     return table
 
 
-def _pods(plan: Plan) -> Table:
-    table = _table("  stage", "pod", "role", "index", "image", "resources")
+def _pods(plan: Plan, accelerator: str) -> Table:
+    table = _table("  stage", "pod", "role", "index", "image", "gpus", "other resources")
     for number, stage in enumerate(plan.stages, 1):
         for role in dict.fromkeys(_role(pod) for pod in stage):
-            pods = [pod for pod in stage if _role(pod) == role]
             rows = [
-                (f"  {number}", pod["metadata"]["name"], role, _index(pod), *_container_cells(pod))
-                for pod in pods
+                (
+                    f"  {number}",
+                    pod["metadata"]["name"],
+                    role,
+                    _index(pod),
+                    *_container_cells(pod, accelerator),
+                )
+                for pod in stage
+                if _role(pod) == role
             ]
-            for row in rows if len(rows) <= _MANY else [*rows[:2], ("  …",) * 1, rows[-1]]:
+            for row in rows if len(rows) <= _MANY else [*rows[:2], ("  …",), rows[-1]]:
                 table.add_row(*(escape(cell) for cell in row))
     return table
 
 
-def _container_cells(pod: Manifest) -> tuple[str, str]:
+def _container_cells(pod: Manifest, accelerator: str) -> tuple[str, str, str]:
     container = _trainer(pod)
-    resources = container.get("resources", {})
+    requests, limits = (dict(container.get("resources", {}).get(kind, {})) for kind in ("requests", "limits"))
+    gpus = str(limits.pop(accelerator, "-"))
     told = [
-        f"{kind}: " + ", ".join(f"{name} {quantity}" for name, quantity in resources[kind].items())
-        for kind in ("requests", "limits")
-        if resources.get(kind)
+        f"{kind}: " + ", ".join(f"{name} {quantity}" for name, quantity in quantities.items())
+        for kind, quantities in (("requests", requests), ("limits", limits))
+        if quantities
     ]
-    return str(container["image"]), "; ".join(told) or "-"
+    return str(container["image"]), gpus, "; ".join(told) or "-"
 
 
 def _order(plan: Plan) -> list[str]:
