@@ -26,6 +26,11 @@ def in_sessions(sessions: Iterable[int]) -> list[int]:
     return [pid for pid in _all() if _session(pid) in wanted]
 
 
+def is_alive(pid: int) -> bool:
+    """Whether it runs; one that only waits to be reaped does not."""
+    return _session(pid) is not None
+
+
 def send(pids: Iterable[int], number: signal.Signals) -> None:
     """Send a signal to those that are still there."""
     for pid in pids:

@@ -112,10 +112,7 @@ def _taken_up(job: Job, stored: Job | None, store: ChosenStore) -> Manifest:
             "run it anew, without --resume",
         )
     if stored is not None and status.finished:
-        attempt = status.attempt + 1
-        status = JobStatus(
-            attempt=attempt, replica_attempts=dict.fromkeys(status.replica_attempts or {}, attempt) or None
-        )
+        status = _begun_again(job, status.attempt + 1)
     return {
         **manifest,
         "metadata": {
@@ -128,6 +125,14 @@ def _taken_up(job: Job, stored: Job | None, store: ChosenStore) -> Manifest:
         },
         "status": status.model_dump(by_alias=True, mode="json", exclude_none=True),
     }
+
+
+def _begun_again(job: Job, attempt: int) -> JobStatus:
+    """The status of a job that has failed and is tried once more: nothing counts but the attempt."""
+    plan = plan_job(job)
+    alone = plan.restarts_with is not None
+    replicas = {name.removeprefix(f"{job.name}-"): attempt for name in plan.attempts}
+    return JobStatus(attempt=attempt, replica_attempts=replicas if alone else None)
 
 
 def _place(job: Job, run: Run, store: ChosenStore, watcher: Watcher) -> Place:
@@ -203,7 +208,8 @@ class _Drive:
             if status != told:
                 told = status
                 self._watcher.status(status)
-            if not self._cluster.alive and (status.finished or status.phase is Phase.SUSPENDED):
+            stopped = status.finished or (self._interrupts and status.phase is Phase.SUSPENDED)
+            if stopped and not self._cluster.alive:
                 return
             if status.finished:
                 # Pods that cleanPodPolicy None leaves to a cluster would here outlive their operator.

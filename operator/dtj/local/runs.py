@@ -14,6 +14,7 @@ from pathlib import Path
 
 from dtj.api.errors import NotFound, Unusable
 from dtj.api.job import Job, Manifest, read_job
+from dtj.local.processes import is_alive
 
 JOB_FILE, EVENTS_FILE, OUTPUT_FILE = "job.json", "events.jsonl", "output.log"
 ANNOTATION_S3 = "dtj.dev/local-s3"
@@ -173,6 +174,6 @@ def _holder(lock_file: Path) -> int | None:
         return None
     except BlockingIOError:
         text = os.pread(descriptor, 32, 0).decode().strip()
-        return int(text) if text.isdecimal() and Path(f"/proc/{text}").exists() else None
+        return int(text) if text.isdecimal() and is_alive(int(text)) else None
     finally:
         os.close(descriptor)

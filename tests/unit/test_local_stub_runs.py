@@ -1,0 +1,243 @@
+"""`dtj run` from the command line to its end, with programs that only pretend to train."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from dtj.api.job import Manifest
+from dtj.local.processes import in_sessions, marked
+from dtj.local.runs import Runs
+
+pytestmark = pytest.mark.timeout(120)
+
+# Servers listen, as the operator waits for; what the chief does comes behind.
+PROGRAM = """
+import json, os, pathlib, signal, socket, subprocess, sys, time
+config = json.loads(os.environ["TF_CONFIG"])
+role, index = config["task"]["type"], config["task"]["index"]
+attempt = int(os.environ["DTJ_ATTEMPT"])
+marks = pathlib.Path(os.environ["MARKS"])
+def told(*_):
+    (marks / f"{role}-told").touch()
+    sys.exit(0)
+signal.signal(signal.SIGTERM, told)
+if role in ("ps", "worker"):
+    host, port = config["cluster"][role][index].split(":")
+    listener = socket.create_server((host, int(port)))
+    time.sleep(600)
+print(f"attempt {attempt} of the chief")
+"""
+TRAINS = "(marks / f'trains-{attempt}').touch(); time.sleep(600)\n"
+
+
+class DtjRun:
+    """One `dtj run` as a process."""
+
+    def __init__(self, folder: Path, chief: str, run_policy: Manifest, *options: str) -> None:
+        self.home, self.marks = folder / "home", folder / "marks"
+        self.marks.mkdir(exist_ok=True)
+        file = folder / "job.yaml"
+        job = {
+            "apiVersion": "dtj.dev/v1alpha1",
+            "kind": "DistributedTrainingJob",
+            "metadata": {"name": "stub"},
+            "spec": {
+                "strategy": "ParameterServer",
+                "image": "none",
+                "command": [sys.executable, "-c", PROGRAM + chief],
+                "env": [{"name": "MARKS", "value": str(self.marks)}],
+                "replicaSpecs": {"worker": {"replicas": 1}, "ps": {"replicas": 1}},
+                "runPolicy": run_policy,
+            },
+        }
+        file.write_text(yaml.safe_dump(job))
+        self.process = subprocess.Popen(
+            [sys.executable, "-c", "from dtj.cli.main import main; main()", "run", str(file), *options],
+            env={**os.environ, "DTJ_HOME": str(self.home)},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            start_new_session=True,
+        )
+
+    def ended(self) -> tuple[int, str, str]:
+        """Exit code, standard output, standard error."""
+        out, err = self.process.communicate(timeout=60)
+        return self.process.returncode, out, err
+
+    @property
+    def manifest(self) -> dict[str, Any]:
+        return Runs(self.home).find("stub").manifest
+
+    def until(self, condition: Callable[[], Any], what: str, seconds: float = 40) -> Any:
+        deadline = time.monotonic() + seconds
+        while time.monotonic() < deadline:
+            if found := condition():
+                return found
+            time.sleep(0.05)
+        self.process.kill()
+        pytest.fail(f"{what}: not within {seconds} s: {self.process.communicate()}")
+
+    def trains(self, attempt: int) -> None:
+        self.until((self.marks / f"trains-{attempt}").exists, f"attempt {attempt} trains")
+
+    def left(self) -> list[int]:
+        """Processes of the run: the program's words name this test's folder."""
+        own = str(self.marks).encode()
+        return [p for p in _processes() if own in _environment(p) and p != os.getpid()]
+
+
+def _processes() -> list[int]:
+    return [int(entry.name) for entry in Path("/proc").iterdir() if entry.name.isdecimal()]
+
+
+def _environment(pid: int) -> bytes:
+    try:
+        return Path(f"/proc/{pid}/environ").read_bytes()
+    except OSError:
+        return b""
+
+
+@pytest.fixture
+def start(tmp_path: Path) -> Iterator[Callable[..., DtjRun]]:
+    started: list[DtjRun] = []
+
+    def make(chief: str, *options: str, **run_policy: Any) -> DtjRun:
+        started.append(DtjRun(tmp_path, chief, run_policy, *options))
+        return started[-1]
+
+    yield make
+    for run in started:
+        run.process.kill()
+        run.until(lambda run=run: not run.left(), "nothing is left", 15)
+
+
+def test_a_job_that_succeeds(start: Callable[..., DtjRun]) -> None:
+    run = start("print('café')\n")
+    code, out, err = run.ended()
+    assert code == 0, err
+    assert "[chief-0] attempt 1 of the chief" in out
+    assert "[chief-0] café" in out
+    assert "stub: Succeeded" in out
+    assert run.left() == []
+    stored = Runs(run.home).find("stub")
+    assert stored.job.status.phase == "Succeeded"
+    reasons = [event["reason"] for event in stored.events]
+    assert (reasons[0], reasons[-1]) == ("JobCreated", "JobSucceeded")
+    assert sorted(stored.outputs) == ["chief-0", "ps-0", "worker-0"]
+    assert stored.pid is None
+    again = start("", "--resume")
+    assert again.ended()[0] == 0
+
+
+def test_a_program_that_fails_is_tried_again(start: Callable[..., DtjRun]) -> None:
+    code, out, err = start("sys.exit(3 if attempt == 1 else 0)\n", "-o", "json").ended()
+    assert code == 0, err
+    status = json.loads(out)["status"]
+    assert status["attempt"] == 2
+    assert status["restarts"] == {"application": 1, "infrastructure": 0}
+    assert "JobRestarting" in err
+
+
+def test_a_job_over_its_backoff_limit_has_failed_and_says_why(start: Callable[..., DtjRun]) -> None:
+    run = start("print('no such thing'); sys.exit(3)\n", backoffLimit=0)
+    code, out, _ = run.ended()
+    assert code == 1
+    assert "stub: Failed" in out
+    assert "ApplicationError: stub-chief-0" in out
+    assert "  no such thing" in out
+    assert run.manifest["status"]["failure"]["exitCode"] == 3
+    code, out, _ = start("", "--resume").ended()
+    assert code == 0
+    assert run.manifest["status"]["attempt"] == 2
+    assert "attempt 2 of the chief" in out
+
+
+def test_ctrl_c_tells_the_replicas_and_resume_goes_on(start: Callable[..., DtjRun]) -> None:
+    run = start(TRAINS)
+    run.trains(1)
+    os.killpg(run.process.pid, signal.SIGINT)  # as a terminal does
+    code, out, err = run.ended()
+    assert code == 130, err
+    assert (run.marks / "chief-told").exists()
+    assert "job.yaml --resume` goes on" in out
+    assert run.left() == []
+    first = run.manifest
+    assert first["status"]["phase"] == "Suspended"
+    code, out, _ = start("assert attempt == 2\n", "--resume").ended()
+    assert code == 0, out
+    assert run.manifest["metadata"]["uid"] == first["metadata"]["uid"]
+    assert run.manifest["status"]["restarts"] == {"application": 0, "infrastructure": 0}
+
+
+def test_a_second_ctrl_c_does_not_wait(start: Callable[..., DtjRun]) -> None:
+    run = start("signal.signal(signal.SIGTERM, signal.SIG_IGN)\n" + TRAINS)
+    run.trains(1)
+    run.process.send_signal(signal.SIGINT)
+    run.until(lambda: (run.marks / "ps-told").exists(), "the replicas are told")
+    began = time.monotonic()
+    run.process.send_signal(signal.SIGINT)
+    assert run.ended()[0] == 130
+    assert time.monotonic() - began < 10
+    assert run.left() == []
+
+
+def test_nothing_is_left_when_dtj_is_killed_and_resume_goes_on(start: Callable[..., DtjRun]) -> None:
+    # A grandchild that leaves its parent's group and session alone.
+    run = start("subprocess.Popen(['sleep', '600'], start_new_session=True)\n" + TRAINS)
+    run.trains(1)
+    taken = start("")
+    code, _, err = taken.ended()
+    assert code == 2
+    assert f"is being run by process {run.process.pid}" in err
+    before = run.left()
+    assert len(before) >= 4
+    run.process.kill()
+    began = time.monotonic()
+    run.until(lambda: not run.left(), "nothing is left", 10)
+    assert time.monotonic() - began < 10
+    assert (run.marks / "chief-told").exists()
+    assert run.manifest["status"]["phase"] == "Running"
+    assert Runs(run.home).find("stub").pid is None
+    code, out, err = start("assert attempt == 2\n", "--resume").ended()
+    assert code == 0, (out, err)
+    assert run.manifest["status"]["restarts"] == {"application": 0, "infrastructure": 1}
+
+
+def test_faults_and_what_this_machine_lacks_are_told_before_anything_is_started(
+    start: Callable[..., DtjRun],
+) -> None:
+    code, _, err = start("", "--name", "Not_a_label").ended()
+    assert code == 2
+    assert "is not a DNS label" in err
+    code, _, err = start("", "--resume").ended()
+    assert code == 3
+    assert "was not run on this machine" in err
+    code, _, err = start("", backoffLimit=-1).ended()
+    assert code == 1
+    assert "backoffLimit" in err
+
+
+def test_processes_are_found_by_mark_and_by_session() -> None:
+    process = subprocess.Popen(
+        ["sleep", "60"], env={**os.environ, "DTJ_TEST_MARK": "m1"}, start_new_session=True
+    )
+    try:
+        assert process.pid in marked("DTJ_TEST_MARK", "m1")
+        assert marked("DTJ_TEST_MARK", "m") == []
+        assert in_sessions([process.pid]) == [process.pid]
+    finally:
+        process.kill()
+        process.wait()
+    assert in_sessions([process.pid]) == []
