@@ -8,7 +8,7 @@ import pytest
 
 from dtj.api.job import Manifest
 from tests.unit.support.fake_cluster import Ending
-from tests.unit.support.pods import ALL, Life, condition, deleting, healthy, running
+from tests.unit.support.pods import ALL, Life, condition, healthy
 from tests.unit.support.world import KEY, World
 
 PS_SPEC: dict[str, Any] = {
@@ -86,19 +86,44 @@ async def test_a_job_made_suspended_has_no_pod_until_it_is_resumed() -> None:
     assert (world.phase, world.status["attempt"]) == ("Succeeded", 1)
 
 
-async def test_while_pods_end_the_job_is_not_said_to_be_suspended() -> None:
-    life = Life()
-    life.see(*healthy())
+def test_while_pods_end_the_job_is_not_said_to_be_suspended() -> None:
+    before = Life().see(*healthy())
 
-    status = Life(status=life.see(*healthy()), runPolicy={"suspend": True}).see(*healthy())
+    status = Life(status=before, runPolicy={"suspend": True}).see(*healthy())
     assert status["phase"] == "Running"
-    running_now = condition(status, "Running")
-    assert (running_now["status"], running_now["reason"]) == ("False", "Suspending")
-    assert "mnist-launcher-0, mnist-worker-0, mnist-worker-1 ended" in running_now["message"]
-    assert status["attempt"] == 2
+    assert condition(status, "Running")["status"] == "False"
+    assert condition(status, "Running")["reason"] == "Suspending"
+    assert f"{', '.join(sorted(ALL))} ended" in condition(status, "Running")["message"]
 
-    still = Life(status=status, runPolicy={"suspend": True}).see(*(deleting(running(name)) for name in ALL))
-    assert (still["phase"], still["attempt"]) == ("Running", 2)
+
+@STRATEGIES
+async def test_those_that_save_the_checkpoint_end_before_those_that_they_need(spec: dict[str, Any]) -> None:
+    world = World(**spec)
+    world.kubelet.program = endless
+    await world.until(lambda: world.phase == "Running")
+    last = {f"mnist-{role}-0" for role in ("launcher", "chief", "evaluator")}
+    suspend(world)
+    while set(world.pod_names()) & last:
+        assert not any(
+            "deletionTimestamp" in pod["metadata"]
+            for pod in world.cluster.of_kind("Pod")
+            if pod["metadata"]["name"] not in last
+        )
+        await world.step()
+    await world.until(lambda: world.phase == "Suspended")
+
+
+@STRATEGIES
+async def test_a_job_resumed_while_its_pods_end_goes_on_when_they_have(spec: dict[str, Any]) -> None:
+    world = World(**spec)
+    world.kubelet.program = ends_in_attempt(2)
+    await world.until(lambda: world.phase == "Running")
+    suspend(world)
+    await world.until(lambda: condition(world.status, "Running")["reason"] == "Suspending")
+    suspend(world, False)
+    await world.until(lambda: world.phase == "Succeeded")
+    assert world.status["attempt"] == 2
+    assert world.status["restarts"] == {"application": 0, "infrastructure": 0}
 
 
 async def test_a_suspended_job_can_be_made_larger() -> None:

@@ -70,6 +70,7 @@ def actions(
         and (
             pod.attempt < attempts.get(pod.name, evaluation.status.attempt)
             or (plan.restarts_with is not None and pod.name not in attempts)
+            or pod.name in evaluation.end
             or (pod.name in evaluation.done and pod.phase in _UNENDED and not keep)
         )
     ]

@@ -21,6 +21,8 @@ class Evaluation:
     """No pod is to be made now."""
     done: frozenset[str] = frozenset()
     """Names of pods that are to end before the job does."""
+    end: frozenset[str] = frozenset()
+    """Names of pods to delete, whatever became of them."""
 
 
 @dataclass

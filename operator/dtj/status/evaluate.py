@@ -26,7 +26,7 @@ from dtj.status.observed import Expected, Observed, obstacle
 from dtj.status.pods import PodView
 from dtj.status.replacement import evaluator_loss, replica_loss, start_again, told_again, vanished
 from dtj.status.reports import known_artifacts, known_progress, present, replica_statuses
-from dtj.status.suspension import resumed, suspended
+from dtj.status.suspension import is_suspending, resumed, suspended
 from dtj.status.times import read_time, seconds_since, written_time
 
 # Waits before an attempt: none before the first retry, then doubling (as a Kubernetes Job does).
@@ -70,7 +70,7 @@ def evaluate(
     left = None if deadline is None else deadline - seconds_since(start, now)
     if is_trained(old, expected, named):
         return after_training(draft, expected, observed, named, left)
-    if job.spec.run_policy.suspend:
+    if job.spec.run_policy.suspend or is_suspending(old):
         return suspended(draft, expected, observed.pods)
     resumed(draft)
     gone: Sequence[str] = ()

@@ -10,7 +10,7 @@ from dtj.api.identity import API_VERSION, KIND, MANAGER
 from dtj.api.job import Job, Manifest
 from dtj.api.status import ConditionStatus, ConditionType, JobStatus, Phase
 from dtj.status.failure import told
-from dtj.status.suspension import SUSPENDED, SUSPENDING
+from dtj.status.suspension import SUSPENDED, SUSPENDING, is_suspending
 
 # Reasons of a false Running condition that are the normal course of things.
 _QUIET = frozenset({"PodsStarting", "PodsEnding", "Backoff", "JobSucceeded", "RankLost", SUSPENDED})
@@ -53,7 +53,7 @@ def happenings(old: JobStatus, new: JobStatus) -> list[Happening]:
         assert condition is not None
         result.append(Happening("Normal", condition.reason, condition.message))
     elif (running := new.condition(ConditionType.RUNNING)) and running.reason == SUSPENDING:
-        if new.attempt > max(old.attempt, 1):
+        if not is_suspending(old):
             result.append(Happening("Normal", SUSPENDING, running.message))
     elif new.attempt > max(old.attempt, 1):
         condition = new.condition(ConditionType.RESTARTING)

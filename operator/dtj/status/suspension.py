@@ -7,15 +7,20 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from dtj.api.status import ConditionType, Phase
+from dtj.api.status import ConditionType, JobStatus, Phase
 from dtj.status.draft import Draft, Evaluation
 from dtj.status.observed import Expected
 from dtj.status.pods import PodView
-from dtj.status.reports import replica_statuses
 
 SUSPENDING, SUSPENDED = "Suspending", "JobSuspended"
 """Reasons of the condition Running: while pods end, and when all have."""
 _WHY = "runPolicy.suspend is true"
+
+
+def is_suspending(status: JobStatus) -> bool:
+    """Whether its pods were told to end: then all of them do, also when it is resumed meanwhile."""
+    running = status.condition(ConditionType.RUNNING)
+    return running is not None and running.reason == SUSPENDING
 
 
 def suspended(draft: Draft, expected: Expected, pods: Sequence[PodView]) -> Evaluation:
@@ -24,31 +29,25 @@ def suspended(draft: Draft, expected: Expected, pods: Sequence[PodView]) -> Eval
 
     pods: all that there are, of whichever attempt.
     """
-    old = draft.job.status
-    running = old.condition(ConditionType.RUNNING)
-    begun = running is not None and running.reason in (SUSPENDING, SUSPENDED)
-    if pods and not begun:
-        # Stored first: pods of an attempt before are deleted, and none of them is a loss.
-        attempt = max(old.attempt, 1) + 1
-        draft.values |= {"attempt": attempt, "all_running_time": None}
+    draft.set(ConditionType.RESTARTING, False, SUSPENDED, _WHY)
+    if pods:
+        there = {pod.name for pod in pods}
+        message = f"{_WHY}: waits until {', '.join(sorted(there))} ended: checkpoints are uploaded first"
+        draft.set(ConditionType.RUNNING, False, SUSPENDING, message)
+        # In the reverse order of their making: the chief can save only while its parameter servers are there.
+        stages = (there.intersection(stage) for stage in reversed(expected.stages))
+        return Evaluation(draft.status(), hold=True, end=frozenset(next(filter(None, stages), there)))
+    if is_suspending(draft.job.status):
+        attempt = draft.job.status.attempt + 1
+        draft.values["attempt"] = attempt
         if expected.restarts_with is not None:
             draft.values["replica_attempts"] = {
                 name.removeprefix(f"{draft.job.name}-"): attempt for name in sorted(expected.attempts)
             }
-    draft.values["replica_statuses"] = replica_statuses(expected, [])
-    draft.set(ConditionType.RESTARTING, False, SUSPENDED, _WHY)
-    if pods:
-        names = ", ".join(sorted(pod.name for pod in pods))
-        draft.set(
-            ConditionType.RUNNING,
-            False,
-            SUSPENDING,
-            f"{_WHY}: waits until {names} ended: checkpoints are uploaded first",
-        )
-        return Evaluation(draft.status(), look_again=None if begun else 0.0, hold=True)
     draft.set(ConditionType.RUNNING, False, SUSPENDED, _WHY)
     draft.set(ConditionType.SUSPENDED, True, SUSPENDED, _WHY)
-    return Evaluation(draft.status(phase=Phase.SUSPENDED, start_time=None, all_running_time=None), hold=True)
+    status = draft.status(phase=Phase.SUSPENDED, start_time=None, all_running_time=None)
+    return Evaluation(status, look_again=None if draft.job.spec.run_policy.suspend else 0.0, hold=True)
 
 
 def resumed(draft: Draft) -> None:
