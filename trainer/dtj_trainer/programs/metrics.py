@@ -1,4 +1,8 @@
-"""metrics.jsonl: one JSON object a line, for people and for whatever plots."""
+"""metrics.jsonl: one JSON object a line, for people, for `dtj report` and for whatever else plots.
+
+Kinds: `start` (each time that a training begins or goes on: of what, from which step), `train`, `test` and `end`
+(when it is complete). `examples` are those of all ranks since the first step.
+"""
 
 from __future__ import annotations
 

@@ -112,6 +112,8 @@ class Training(Generic[Data]):
             rotate_seconds=self._options.tensorboard_seconds, first_step=self._at.step
         )
         self._started = self._meeting_at = self._saved_at = time.monotonic()
+        if self._rank == 0:
+            self._write_start()
         try:
             while not self._done():
                 self._train_epoch(stop)
@@ -241,6 +243,27 @@ class Training(Generic[Data]):
             log.info("the model is in %s", folder)
         self._learner.barrier()
 
+    def _write_start(self) -> None:
+        """What this attempt trains, and from where on."""
+        options = self._options
+        self._metrics.add(
+            "start",
+            {
+                "step": self._at.step,
+                "examples": self._trained,
+                "totalSteps": self._total_steps(),
+                "model": options.model,
+                "batchSize": options.batch_size,
+                "data": data_uri(options.data),
+                "trainingExamples": len(self._data.train),
+            },
+        )
+
+    @property
+    def _trained(self) -> int:
+        """Examples of all epochs so far, over all ranks."""
+        return self._at.epoch * len(self._data.train) + self._at.examples
+
     def _write_metrics(self, kind: str, loss: float, accuracy: float, rate: float) -> None:
         at = self._at
         done = at.epoch + at.examples / len(self._data.train)
@@ -249,6 +272,7 @@ class Training(Generic[Data]):
             {
                 "step": at.step,
                 "epoch": round(done, 4),
+                "examples": self._trained,
                 "loss": loss,
                 "accuracy": accuracy,
                 "examplesPerSecond": round(rate, 1),

@@ -105,7 +105,7 @@ class Training:
         )
         self._parameters = Parameters(self._model, options, cluster.ps)
         self._resume()
-        self._report = Report(options, cluster, self._state.step)
+        self._report = Report(options, cluster, self._state)
         self._updates = self._make_updates(coordinator, cluster, facts.shape)
         self._sharding = Sharding(
             facts.examples, options.batch_size * self._updates.shards, rank=0, ranks=1, seed=options.seed
@@ -118,7 +118,7 @@ class Training:
         """Train to the end and write the model. Raises Stopped, LossNotFinite, or what TensorFlow raises."""
         self._saved_at = time.monotonic()
         self._pulse.beat()
-        self._report.begin()
+        self._report.begin(self._state, self._total)
         try:
             while not self._done():
                 self._train_epoch()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import statistics
 import time
 from dataclasses import dataclass, field
@@ -59,25 +60,38 @@ class _Window:
 
 
 class Report:
-    """Told of each finished step; says something now and then. `first_step`: of the checkpoint gone on from."""
+    """Told of each finished step; says something now and then. `state`: where the training begins or goes on."""
 
-    def __init__(self, options: Options, cluster: Cluster, first_step: int) -> None:
+    def __init__(self, options: Options, cluster: Cluster, state: State) -> None:
         self._options = options
         self._cluster = cluster
         self._metrics = MetricsFile(cluster.workers)
         self._watch = BottleneckWatch(cluster.ps)
         folder = Path(contract.root()) / contract.TENSORBOARD / "train"
-        self._writer = ScalarWriter(folder, rotate_seconds=options.tensorboard_seconds, first_step=first_step)
+        self._writer = ScalarWriter(folder, rotate_seconds=options.tensorboard_seconds, first_step=state.step)
         self._told = self._logged = _Window(time.monotonic())
         self._first = True
+        self._examples = state.trained
 
-    def begin(self) -> None:
+    def begin(self, state: State, total_steps: int) -> None:
         """Training begins now; rates count from here."""
         self._told, self._logged = (_Window(time.monotonic()) for _ in range(2))
+        self._metrics.add(
+            "start",
+            {
+                "step": state.step,
+                "examples": state.trained,
+                "totalSteps": total_steps,
+                "data": self._options.data or os.environ.get(contract.ENV_DATA_URI),
+                "trainingExamples": state.training_examples,
+                **self._of_what(),
+            },
+        )
 
     def add(self, result: StepResult, state: State, total_steps: int) -> None:
         """Take a finished step into account, after which the training is where `state` says."""
         now = time.monotonic()
+        self._examples += result.examples
         self._told.add(result)
         self._logged.add(result)
         for times in result.times:
@@ -109,11 +123,7 @@ class Report:
                 "seconds": round(state.seconds, 3),
                 "globalStepsPerSecond": round(state.step / seconds, 3),
                 "examplesPerSecond": round(state.trained / seconds, 1),
-                "updates": self._options.updates,
-                "model": self._options.model,
-                "batchSize": self._options.batch_size,
-                "workers": self._cluster.workers,
-                "ps": self._cluster.ps,
+                **self._of_what(),
             },
         )
         progress.bottleneck(None)
@@ -123,6 +133,16 @@ class Report:
         """Finish the event file and write what progress held back."""
         self._writer.close()
         progress.flush()
+
+    def _of_what(self) -> dict[str, object]:
+        """What is trained, by how many."""
+        return {
+            "updates": self._options.updates,
+            "model": self._options.model,
+            "batchSize": self._options.batch_size,
+            "workers": self._cluster.workers,
+            "ps": self._cluster.ps,
+        }
 
     def _tell(self, state: State, total_steps: int, now: float) -> None:
         steps, examples = self._told.rates(now)
@@ -156,6 +176,7 @@ class Report:
             {
                 "step": state.step,
                 "epoch": round(state.epoch + state.examples / state.training_examples, 4),
+                "examples": self._examples,
                 "loss": window.mean_loss,
                 "accuracy": window.accuracy,
                 "globalStepsPerSecond": round(steps, 3),
