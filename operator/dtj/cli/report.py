@@ -2,6 +2,172 @@
 
 from __future__ import annotations
 
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
 import typer
+from rich.console import Console
+from rich.markup import escape
+from rich.measure import Measurement
+from rich.table import Table as RichTable
+
+from dtj.api.errors import Unusable
+from dtj.cli.connection import ContextOption, LocalOption, NamespaceOption, complete_name
+from dtj.cli.terminal import FormatOption, output, print_data
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from dtj.report.report import Report
+    from dtj.report.tables import Table
 
 app = typer.Typer()
+
+FOLDER = Path("dtj-report")
+
+
+class Form(StrEnum):
+    """In what a report can be written."""
+
+    TABLE = "table"
+    MARKDOWN = "markdown"
+    CSV = "csv"
+    HTML = "html"
+    PNG = "png"
+
+
+@app.command()
+def report(
+    names: Annotated[
+        list[str],
+        typer.Argument(
+            help="Jobs by name, s3:// prefixes of jobs or of folders of jobs, or folders with metrics.jsonl.",
+            metavar="NAME...",
+            autocompletion=complete_name,
+        ),
+    ],
+    baseline: Annotated[
+        str | None,
+        typer.Option(
+            help="A run or a group to compare with; or as in workers=1: for each group the one alike."
+        ),
+    ] = None,
+    group_by: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="model, strategy, updates, workers, ps, batch, a label, or what the program says of itself. "
+            "Default: all of the first six."
+        ),
+    ] = None,
+    price: Annotated[
+        str | None, typer.Option(help="What a worker's node costs an hour, as in 0.90/h.", metavar="PRICE")
+    ] = None,
+    forms: Annotated[
+        list[Form] | None, typer.Option("--format", help="Also several. Default: table.")
+    ] = None,
+    out: Annotated[
+        Path | None, typer.Option(help=f"Folder for files. Default: {FOLDER}.", file_okay=False)
+    ] = None,
+    local: LocalOption = False,
+    namespace: NamespaceOption = None,
+    context: ContextOption = None,
+    data: FormatOption = None,
+) -> None:
+    """Tables and pictures of one or many runs: rates, times, accuracy, speed-up, cost.
+
+    Rates are of the time in which it trained: a step that was made again after a restart counts once, and the time
+    between two attempts not at all. The training time is that from the first to the last row of rank 0; the total
+    time that from the job's start to its completion.
+
+        dtj report fashion-mnist
+        dtj report one-worker two-workers --baseline one-worker
+        dtj report s3://training/jobs/ml --group-by updates
+        dtj report s3://training/jobs/ml --group-by model --group-by workers --baseline workers=1
+        dtj report fashion-mnist --format html --format png --out report
+    """
+    from dtj.cli.report_sources import read_runs
+    from dtj.report.entries import read_price
+    from dtj.report.report import make_report
+
+    price_of_node = None if price is None else read_price(price)
+    runs = read_runs(names, local=local, namespace=namespace, context=context)
+    made = make_report(runs, group_by=group_by or (), baseline=baseline, price=price_of_node)
+    wanted = set(forms or ([] if data or out else [Form.TABLE]))
+    if out and not forms:
+        wanted = set(Form)
+    if data:
+        from dtj.report.data import as_data
+
+        print_data(as_data(made), data)
+    elif Form.TABLE in wanted:
+        _print(made)
+    written = _write(made, wanted - {Form.TABLE}, out or FOLDER)
+    if not data:
+        for file in written:
+            output.print(file, highlight=False, markup=False)
+
+
+def _print(report: Report) -> None:
+    from dtj.report.tables import tables_of
+
+    for table in tables_of(report):
+        output.print(table.title, style="bold")
+        _print_table(table)
+        output.print()
+    for note in report.notes:
+        output.print(f"• {note}", style="dim", markup=False, highlight=False)
+
+
+def _print_table(table: Table) -> None:
+    """As it is, or with a column for each run where that fits a terminal better; a file gets whole lines."""
+    made = _rich(table.headings, table.rows)
+    if output.is_terminal and _width(made) > output.width and len(table.rows) < len(table.headings):
+        first, *others = zip(table.headings, *table.rows, strict=True)
+        made = _rich(first, others)
+    width = output.width if output.is_terminal else max(_width(made), output.width)
+    Console(width=width).print(made, highlight=False)
+
+
+def _rich(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> RichTable:
+    made = RichTable(box=None, pad_edge=False, padding=(0, 3, 0, 0), header_style="bold")
+    for place, heading in enumerate(headings):
+        made.add_column(escape(heading), justify="right" if place else "left", no_wrap=not place)
+    for row in rows:
+        made.add_row(*map(escape, row))
+    return made
+
+
+def _width(made: RichTable) -> int:
+    unlimited = output.options.update(max_width=10_000)
+    return Measurement.get(output, unlimited, made).maximum
+
+
+def _write(report: Report, forms: set[Form], folder: Path) -> list[Path]:
+    """Write the files. Raises Unusable where the folder can't be written, or matplotlib is missing."""
+    if not forms:
+        return []
+    from dtj.report.data import as_csv
+    from dtj.report.documents import as_html, as_markdown
+
+    files: dict[str, str | bytes] = {}
+    if Form.CSV in forms:
+        files |= as_csv(report)
+    pictures: dict[str, bytes] = {}
+    if forms & {Form.HTML, Form.PNG}:
+        from dtj.report.pictures import pictures_of
+
+        pictures = pictures_of(report)
+    if Form.PNG in forms:
+        files |= pictures
+    if Form.MARKDOWN in forms:
+        files["report.md"] = as_markdown(report, list(pictures) if Form.PNG in forms else ())
+    if Form.HTML in forms:
+        files["report.html"] = as_html(report, pictures)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        for name, content in files.items():
+            (folder / name).write_bytes(content if isinstance(content, bytes) else content.encode())
+    except OSError as error:
+        raise Unusable(f"{folder} can't be written: {error.strerror}") from None
+    return [folder / name for name in files]

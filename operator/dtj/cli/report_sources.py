@@ -1,0 +1,117 @@
+"""Where `dtj report` finds runs: jobs by name, prefixes in S3, files of this machine."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path, PurePosixPath
+from typing import TYPE_CHECKING, Any
+
+import yaml
+
+from dtj.api.errors import NotFound, Unusable
+from dtj.cli.places import find
+from dtj.report.run import Run, read_rows
+from dtj_trainer import contract
+
+if TYPE_CHECKING:
+    from dtj.api.status import JobStatus
+
+Read = Callable[[str], bytes]
+"""The content of a file of one run. Raises NotFound."""
+
+
+def read_runs(names: Sequence[str], *, local: bool, namespace: str | None, context: str | None) -> list[Run]:
+    """The runs that the names mean, each under a name of its own. Raises DtjError."""
+    found: dict[str, Run] = {}
+    for name in names:
+        for run in _runs(name, local=local, namespace=namespace, context=context):
+            unique, number = run.name, 1
+            while unique in found:
+                number += 1
+                unique = f"{run.name} ({number})"
+            found[unique] = replace(run, name=unique)
+    return list(found.values())
+
+
+def _runs(name: str, *, local: bool, namespace: str | None, context: str | None) -> Iterator[Run]:
+    if name.startswith("s3://"):
+        yield from _in_bucket(name)
+    elif "/" in name or name in (".", "..") or Path(name).is_file() or _metrics_files(Path(name)):
+        yield from _in_folder(Path(name))
+    else:
+        place = find(name, local=local, namespace=namespace, context=context)
+        job = place.job()
+        with place.artifacts() as artifacts:
+            yield _run(name, artifacts.read, job=job.to_manifest(), status=job.status)
+
+
+def _in_bucket(uri: str) -> Iterator[Run]:
+    """The run at a prefix, or those of the jobs below it."""
+    from dtj.client import Artifacts
+
+    try:
+        artifacts = Artifacts(uri.rstrip("/"), os.environ)
+        try:
+            yield _run(PurePosixPath(uri).name, artifacts.read)
+        except NotFound:
+            keys = [
+                item.key for item in artifacts.ls() if PurePosixPath(item.key).name == contract.METRICS_FILE
+            ]
+            if not keys:
+                raise NotFound(
+                    f"{uri} has no {contract.METRICS_FILE}, nor has any job below it",
+                    "a job that runs writes it within seconds of its first step",
+                ) from None
+            for key in keys:
+                folder = PurePosixPath(key).parent
+                yield _run(folder.name, Artifacts(f"{uri.rstrip('/')}/{folder}", os.environ).read)
+    except ValueError as error:
+        raise Unusable(str(error)) from None
+
+
+def _in_folder(path: Path) -> Iterator[Run]:
+    """The run of a metrics file, or those in a folder."""
+    files = [path] if path.is_file() else _metrics_files(path)
+    if not files:
+        raise NotFound(f"{path} has no {contract.METRICS_FILE}")
+    for file in files:
+        folder = file.resolve().parent
+
+        def read(key: str, folder: Path = folder, file: Path = file) -> bytes:
+            try:
+                return (file if key == contract.METRICS_FILE else folder / key).read_bytes()
+            except FileNotFoundError:
+                raise NotFound(f"{folder / key} does not exist") from None
+            except OSError as error:
+                raise Unusable(f"{folder / key} can't be read: {error.strerror}") from None
+
+        yield _run(folder.name, read)
+
+
+def _metrics_files(folder: Path) -> list[Path]:
+    own = folder / contract.METRICS_FILE
+    return [own] if own.is_file() else sorted(folder.glob(f"**/{contract.METRICS_FILE}"))
+
+
+def _run(
+    name: str, read: Read, *, job: Mapping[str, Any] | None = None, status: JobStatus | None = None
+) -> Run:
+    """What a run left. Raises NotFound where it has no metrics."""
+    rows = read_rows(read(contract.METRICS_FILE))
+    job = job or _job(read)
+    try:
+        evaluator_rows = read_rows(read(contract.EVALUATOR_METRICS_FILE))
+    except NotFound:
+        evaluator_rows = []
+    labels = ((job or {}).get("metadata") or {}).get("labels") or {}
+    return Run(name, rows, evaluator_rows, job, status, labels)
+
+
+def _job(read: Read) -> Mapping[str, Any] | None:
+    try:
+        job = yaml.safe_load(read(contract.JOB_FILE))
+    except (NotFound, yaml.YAMLError):
+        return None
+    return job if isinstance(job, dict) else None

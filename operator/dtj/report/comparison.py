@@ -1,0 +1,87 @@
+"""Speed-up and efficiency against a baseline, and where the two are not alike."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from dtj.api.errors import NotFound
+from dtj.report.entries import Entry
+
+_ALIKE = {"model": "model", "data": "data", "trainingExamples": "training examples", "batch": "batch size"}
+"""What must be the same for a speed-up to be one, and what people call it."""
+
+AS_MUCH = 0.01
+"""Numbers of examples that differ by no more than this part are the same training, for a comparison of times."""
+
+Baseline = Callable[[Entry], Entry | None]
+"""What an entry is compared with; None: with nothing."""
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """An entry against its baseline. None: one of the two does not have the figure."""
+
+    baseline: str
+    speedup: float | None
+    """Of examples/s."""
+    time_speedup: float | None
+    """Of the time to the end: how many times shorter. None where the two trained on other amounts of examples."""
+    efficiency: float | None
+    """speedup, divided by how many times as many ranks."""
+    differences: Sequence[str]
+    """What is not alike: then it is no speed-up of the same training."""
+
+
+def find_baseline(given: str, runs: Sequence[Entry], groups: Sequence[Entry]) -> Baseline:
+    """What `given` names: a run, a group by its label, or FIELD=VALUE. With that last one each entry is compared with
+    the group that has this value and is alike otherwise. Raises NotFound.
+    """
+    for entry in [*runs, *groups]:
+        if entry.label == given:
+            return lambda _: entry
+    name, separator, value = given.partition("=")
+    chosen = [group for group in groups if separator and str(group.facts.get(name)) == value]
+    if not chosen:
+        raise NotFound(
+            f"no run or group is called {given}, and no group has such a value",
+            f"the baseline may be {', '.join(entry.label for entry in [*runs, *groups])}, or as in workers=1",
+        )
+
+    def counterpart(entry: Entry) -> Entry | None:
+        for group in chosen:
+            others = group.key.keys() - {name}
+            if all(group.facts.get(other) == entry.facts.get(other) for other in others):
+                return group
+        return None
+
+    return counterpart
+
+
+def compare(entry: Entry, baseline: Entry, *, total_time: bool) -> Comparison:
+    """Compare an entry with its baseline; with `total_time` by the jobs' times, else by the trainings'."""
+    speedup = time_speedup = efficiency = None
+    if entry.examples_per_second and baseline.examples_per_second and baseline.examples_per_second.mean:
+        speedup = entry.examples_per_second.mean / baseline.examples_per_second.mean
+    mine, theirs = (each.total_seconds if total_time else each.training_seconds for each in (entry, baseline))
+    done, before = entry.examples, baseline.examples
+    as_much = not done or not before or math.isclose(done.mean, before.mean, rel_tol=AS_MUCH)
+    if mine and theirs and mine.mean and as_much:
+        time_speedup = theirs.mean / mine.mean
+    ranks, fewer = entry.facts.get("ranks"), baseline.facts.get("ranks")
+    if speedup is not None and isinstance(ranks, int) and isinstance(fewer, int):
+        efficiency = speedup * fewer / ranks
+    differences = [
+        f"{said} {_said(entry, name)} against {_said(baseline, name)}"
+        for name, said in _ALIKE.items()
+        if entry.facts.get(name) != baseline.facts.get(name)
+    ]
+    if done and before and not as_much:
+        differences.append(f"trained on {done.mean:.0f} examples against {before.mean:.0f}")
+    return Comparison(baseline.label, speedup, time_speedup, efficiency, differences)
+
+
+def _said(entry: Entry, name: str) -> str:
+    value = entry.facts.get(name)
+    return "unknown" if value is None else str(value)

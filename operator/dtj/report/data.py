@@ -1,0 +1,98 @@
+"""A report as plain data, for JSON, YAML and CSV."""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from dtj.report.entries import Entry
+from dtj.report.report import Report
+from dtj.report.summary import Spread
+
+_FIGURES = {
+    "globalStepsPerSecond": "steps_per_second",
+    "examplesPerSecond": "examples_per_second",
+    "trainingSeconds": "training_seconds",
+    "totalSeconds": "total_seconds",
+    "accuracy": "accuracy",
+    "cost": "cost",
+}
+
+
+def as_data(report: Report) -> dict[str, Any]:
+    """Every figure: `{mean, deviation}` or null; times in seconds, accuracies from 0 to 1."""
+    return {
+        "runs": [_run(report, entry) for entry in report.runs],
+        "groups": [
+            {"group": entry.label, "runs": [run.name for run in entry.runs], **_entry(report, entry)}
+            for entry in report.groups
+        ],
+        "notes": list(report.notes),
+    }
+
+
+def as_csv(report: Report) -> dict[str, str]:
+    """The content of `runs.csv` and, where there are groups, `groups.csv`, by their names."""
+    data = as_data(report)
+    return {f"{name}.csv": _csv(data[name]) for name in ("runs", "groups") if data[name]}
+
+
+def _run(report: Report, entry: Entry) -> dict[str, Any]:
+    (run,) = entry.runs
+    return {
+        "run": run.name,
+        "ended": run.ended,
+        "steps": run.steps,
+        "attempts": run.attempts,
+        **_entry(report, entry),
+    }
+
+
+def _entry(report: Report, entry: Entry) -> dict[str, Any]:
+    comparison = report.comparisons.get(entry.label)
+    return {
+        **({"facts": {name: value for name, value in entry.facts.items() if value is not None}}),
+        **{name: _spread(getattr(entry, field)) for name, field in _FIGURES.items()},
+        "estimated": entry.estimated,
+        "restarts": entry.restarts,
+        "comparison": None
+        if comparison is None
+        else {
+            "baseline": comparison.baseline,
+            "speedup": comparison.speedup,
+            "timeSpeedup": comparison.time_speedup,
+            "efficiency": comparison.efficiency,
+            "differences": list(comparison.differences),
+        },
+    }
+
+
+def _spread(value: Spread | None) -> dict[str, float | None] | None:
+    return None if value is None else {"mean": value.mean, "deviation": value.deviation}
+
+
+def _csv(entries: Sequence[Mapping[str, Any]]) -> str:
+    flat = [_flat(entry) for entry in entries]
+    columns = list({name: None for row in flat for name in row})
+    text = io.StringIO()
+    writer = csv.DictWriter(text, columns, lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(flat)
+    return text.getvalue()
+
+
+def _flat(entry: Mapping[str, Any]) -> dict[str, Any]:
+    """One level: a figure's deviation in a column of its own, lists as text."""
+    row: dict[str, Any] = {}
+    for name, value in entry.items():
+        if name in ("facts", "comparison"):
+            row |= _flat(value or {})
+        elif isinstance(value, dict):
+            row |= {name: value["mean"], f"{name}Deviation": value["deviation"]}
+        elif name in _FIGURES:
+            row |= {name: value, f"{name}Deviation": None}
+        else:
+            row[name] = "; ".join(value) if isinstance(value, list) else value
+    return row

@@ -1,0 +1,75 @@
+"""What a run trained, with what and by how many: from its job and its rows."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from dtj.report.run import Run
+
+Fact = str | int | None
+FIELDS = ("strategy", "updates", "model", "batch", "workers", "ps")
+"""What tells kinds of runs apart: of runs alike in these a mean makes sense."""
+_NAMES = {"batchSize": "batch", "worldSize": "ranks"}
+"""Of rows, where we say it otherwise."""
+_OF_WHAT_HAPPENED = {"kind", "time", "attempt", "step", "steps", "examples", "seconds", "accuracy", "epochs"}
+_OF_WHAT_HAPPENED |= {"totalSteps", "weightsSha256"}
+
+
+def facts_of(run: Run) -> dict[str, Fact]:
+    """FIELDS, `ranks`, `data` and whatever else the job's labels and the program's `start` and `end` rows say."""
+    facts: dict[str, Fact] = dict.fromkeys(FIELDS)
+    spec = (run.job or {}).get("spec") or {}
+    roles = spec.get("replicaSpecs") or {}
+    facts |= run.labels
+    facts |= {
+        "strategy": spec.get("strategy"),
+        "data": (spec.get("data") or {}).get("uri"),
+        "model": _argument(spec, "model"),
+        "batch": _number(_argument(spec, "batch-size")),
+        "workers": _replicas(roles, "worker"),
+        "ps": _replicas(roles, "ps"),
+        "updates": None,
+    }
+    if facts["strategy"] == "ParameterServer":
+        facts["updates"] = (spec.get("parameterServer") or {}).get("updates", "Asynchronous")
+    if run.rows:
+        facts["ranks"] = run.rows[-1].values.get("worldSize")
+    for row in run.rows:
+        if row.kind in ("start", "end"):
+            told = {name: value for name, value in row.values.items() if isinstance(value, (str, int))}
+            facts |= {_NAMES.get(name, name): told[name] for name in told.keys() - _OF_WHAT_HAPPENED}
+    if facts["updates"] and not facts["strategy"]:
+        facts["strategy"] = "ParameterServer"
+    ranks = facts.get("ranks")
+    if isinstance(ranks, int) and facts["strategy"] != "ParameterServer":
+        # A job may have gone on with another number of workers than it began with.
+        facts["workers"] = ranks // _slots(spec)
+    elif facts["workers"] is None:
+        facts["workers"] = ranks
+    return facts
+
+
+def _replicas(roles: Mapping[str, Any], role: str) -> int | None:
+    return int((roles[role] or {}).get("replicas", 1)) if role in roles else None
+
+
+def _slots(spec: Mapping[str, Any]) -> int:
+    given = (spec.get("horovod") or {}).get("slotsPerWorker")
+    gpus = ((spec.get("replicaSpecs") or {}).get("worker") or {}).get("gpus")
+    return int(given or gpus or 1)
+
+
+def _argument(spec: Mapping[str, Any], name: str) -> str | None:
+    """`--name=value` or `--name value` of the program."""
+    words = [*(spec.get("command") or []), *(spec.get("args") or [])]
+    for place, word in enumerate(words):
+        if word == f"--{name}" and place + 1 < len(words):
+            return str(words[place + 1])
+        if str(word).startswith(f"--{name}="):
+            return str(word).partition("=")[2]
+    return None
+
+
+def _number(text: str | None) -> int | None:
+    return int(text) if text and text.isdecimal() else None

@@ -1,0 +1,114 @@
+"""A whole report: runs, groups of them, how they compare, and what its reader has to know."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from dtj.report.comparison import AS_MUCH, Comparison, compare, find_baseline
+from dtj.report.entries import Entry, Price, check_fields, entry_of_run, groups_of
+from dtj.report.facts import FIELDS
+from dtj.report.run import Run
+from dtj.report.summary import Summary, summarise
+
+
+@dataclass(frozen=True)
+class Report:
+    """What is shown, in whatever form."""
+
+    summaries: Sequence[Summary]
+    runs: Sequence[Entry]
+    groups: Sequence[Entry]
+    """Empty where each would be of one run, and no grouping was asked for."""
+    group_fields: Sequence[str]
+    comparisons: Mapping[str, Comparison]
+    """By label, of the runs and groups that have something to be compared with."""
+    total_time: bool
+    """The jobs' times are known, and are what is compared; otherwise those of the trainings."""
+    price: Price | None
+    notes: Sequence[str]
+
+
+def make_report(
+    runs: Sequence[Run],
+    *,
+    group_by: Sequence[str] = (),
+    baseline: str | None = None,
+    price: Price | None = None,
+) -> Report:
+    """Make a report of runs. group_by: fields; by default those that tell kinds of runs apart.
+
+    Raises Unusable for a field that no run has, NotFound for a baseline that is not there.
+    """
+    summaries = [summarise(run) for run in runs]
+    fields = tuple(group_by) or FIELDS
+    check_fields(summaries, fields)
+    entries = [entry_of_run(summary, price) for summary in summaries]
+    groups = groups_of(summaries, fields, price)
+    total_time = all(summary.total_seconds is not None for summary in summaries if summary.ended)
+    comparisons: dict[str, Comparison] = {}
+    if baseline is not None:
+        find = find_baseline(baseline, entries, groups)
+        for entry in [*entries, *groups]:
+            other = find(entry)
+            if other is not None:
+                comparisons[entry.label] = compare(entry, other, total_time=total_time)
+    if not group_by and len(groups) == len(entries):
+        groups = []
+    notes = _notes(summaries, groups or entries, comparisons, total_time=total_time, price=price)
+    return Report(summaries, entries, groups, fields, comparisons, total_time, price, notes)
+
+
+def _notes(
+    runs: Sequence[Summary],
+    entries: Sequence[Entry],
+    comparisons: Mapping[str, Comparison],
+    *,
+    total_time: bool,
+    price: Price | None,
+) -> list[str]:
+    notes = ["± of a run is the deviation over its intervals, of a group that over its runs."]
+    if empty := [run.name for run in runs if run.steps_per_second is None]:
+        notes.append(f"{_list(empty)} has no two rows of training: no rate is known.")
+    if unfinished := [run.name for run in runs if not run.ended]:
+        notes.append(
+            f"{_list(unfinished)} has not come to an end: counted in the rates, not in accuracy and cost; "
+            "its training time, where given, is an estimate at the rate so far."
+        )
+    kinds = {run.facts.get("updates") for run in runs} - {None}
+    if len(kinds) > 1:
+        notes.append(
+            "A step of synchronous updates is a batch of every worker, one of asynchronous updates the batch of a "
+            "single worker: compare examples/s."
+        )
+    for entry in entries:
+        names = ("model", "batch", "workers", "ps", "data", "trainingExamples")
+        mixed = [name for name in names if len({run.facts.get(name) for run in entry.runs}) > 1]
+        amounts = [run.examples for run in entry.runs if run.examples is not None]
+        if amounts and max(amounts) > min(amounts) * (1 + AS_MUCH):
+            mixed.append("numbers of examples trained on")
+        if mixed:
+            notes.append(f"The group {entry.label} has runs of different {_list(mixed)}.")
+    if comparisons:
+        which = "total" if total_time else "training"
+        notes.append(
+            f"Speed-up is of examples/s, speed-up of time is of the {which} time; efficiency is the "
+            "speed-up divided by how many times as many ranks there are."
+        )
+    for entry in entries:
+        comparison = comparisons.get(entry.label)
+        if comparison and comparison.differences:
+            notes.append(
+                f"{entry.label} is not the training of {comparison.baseline} made faster: "
+                f"{_list(comparison.differences)}."
+            )
+    if price:
+        notes.append(
+            f"Cost: time × workers × {price.currency}{price.amount:g} an hour, of one node a worker, no other node; "
+            "the time is the total time, where it is not known that of the training."
+        )
+    return notes
+
+
+def _list(words: Sequence[str]) -> str:
+    return ", ".join(words)

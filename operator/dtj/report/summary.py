@@ -1,0 +1,126 @@
+"""What one run came to."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime
+
+from dtj.api.status import Phase
+from dtj.report.facts import Fact, facts_of
+from dtj.report.progress import Interval, Start, starts
+from dtj.report.run import Row, Run
+
+
+@dataclass(frozen=True)
+class Spread:
+    """A mean, and the sample's standard deviation where there are several values."""
+
+    mean: float
+    deviation: float | None = None
+
+
+@dataclass(frozen=True)
+class Summary:
+    """Rates are of the time in which it trained, from the first row of each attempt; times are in seconds."""
+
+    name: str
+    facts: dict[str, Fact]
+    ended: bool
+    """Whether the training came to its end."""
+    steps: int
+    examples: float | None
+    """On which it trained so far, each step once."""
+    steps_per_second: Spread | None
+    """Global steps. The deviation is over the run's intervals, weighted by their length."""
+    examples_per_second: Spread | None
+    """Of all ranks together."""
+    training_seconds: float | None
+    """From the first row of rank 0 or the chief to its last, without the time between attempts."""
+    estimated: bool
+    """training_seconds is what the whole training would take, at the rate so far."""
+    total_seconds: float | None
+    """From the job's start to its completion. None where no status is known, or it has not completed."""
+    accuracy: float | None
+    """The last on test data: the evaluator's, where there is one."""
+    attempts: int
+    restarts: int
+    starts: Sequence[Start]
+
+    @property
+    def seconds(self) -> float | None:
+        """The total time, else that of the training; None of a run that has not ended."""
+        return (self.total_seconds or self.training_seconds) if self.ended else None
+
+    def intervals(self) -> list[Interval]:
+        """All that count, in the order of time."""
+        return [interval for start in self.starts for interval in start.intervals()]
+
+
+def summarise(run: Run) -> Summary:
+    """Work out what a run came to."""
+    parts = starts(run.rows)
+    intervals = [interval for part in parts for interval in part.intervals()]
+    status = run.status
+    steps_per_second = _over_time([(each.steps, each.seconds) for each in intervals])
+    ended = any(row.kind == "end" for row in run.rows) or (
+        status is not None and status.phase == Phase.SUCCEEDED
+    )
+    spent = sum(part.seconds for part in parts) if parts else None
+    step = parts[-1].rows[-1].step if parts else 0
+    total_steps = parts[-1].rows[0].number("totalSteps") if parts else None
+    estimated = False
+    if not ended and spent is not None and total_steps and steps_per_second:
+        spent += max(total_steps - step, 0) / steps_per_second.mean
+        estimated = True
+    restarts = len(parts) - 1 if parts else 0
+    return Summary(
+        name=run.name,
+        facts=facts_of(run),
+        ended=ended,
+        steps=step,
+        examples=next((n for row in reversed(run.rows) if (n := row.number("examples")) is not None), None),
+        steps_per_second=steps_per_second,
+        examples_per_second=_over_time(
+            [(each.examples, each.seconds) for each in intervals if each.examples is not None]
+        ),
+        training_seconds=spent if ended or estimated else None,
+        estimated=estimated,
+        total_seconds=_total_seconds(run),
+        accuracy=_accuracy([*run.rows, *run.evaluator_rows]),
+        attempts=max(
+            [*(int(row.number("attempt") or 1) for row in run.rows), status.attempt if status else 1]
+        ),
+        restarts=status.restarts.application + status.restarts.infrastructure if status else restarts,
+        starts=parts,
+    )
+
+
+def _over_time(done: Sequence[tuple[float, float]]) -> Spread | None:
+    """The rate over all intervals, each (amount, seconds), and the rates' deviation, weighted by seconds."""
+    seconds = sum(each for _, each in done)
+    if not seconds:
+        return None
+    mean = sum(amount for amount, _ in done) / seconds
+    if len(done) < 2:
+        return Spread(mean)
+    squares = sum(each * (amount / each - mean) ** 2 for amount, each in done)
+    return Spread(mean, math.sqrt(squares / seconds * len(done) / (len(done) - 1)))
+
+
+def _accuracy(rows: Sequence[Row]) -> float | None:
+    tested = [row.number("accuracy") for row in rows if row.kind == "test"]
+    return tested[-1] if tested else None
+
+
+def _total_seconds(run: Run) -> float | None:
+    status = run.status
+    if status is None or status.start_time is None or status.completion_time is None:
+        return None
+    began, completed = (
+        datetime.fromisoformat(t).timestamp() for t in (status.start_time, status.completion_time)
+    )
+    # The start time of a job that was suspended is that of its resumption.
+    first = min([began, *(row.time for row in run.rows[:1])])
+    return completed - first

@@ -1,0 +1,121 @@
+"""The tables of a report, as text in cells: what the terminal, Markdown and HTML show."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+from dtj.report.comparison import Comparison
+from dtj.report.entries import Entry
+from dtj.report.facts import FIELDS
+from dtj.report.report import Report
+from dtj.report.summary import Spread
+
+NOTHING = "–"
+_UNITS = ((180 * 60, "h", 3600.0, 2), (180, "min", 60.0, 1), (0, "s", 1.0, 1))
+"""From so many seconds on: the unit, its seconds, and digits."""
+
+
+@dataclass(frozen=True)
+class Table:
+    """Rows of text under headings; a row's first cell is its name."""
+
+    title: str
+    headings: Sequence[str]
+    rows: Sequence[Sequence[str]]
+
+
+def tables_of(report: Report) -> list[Table]:
+    """The table of the runs and, where there are any, of the groups; without columns that nothing is known for."""
+    tables = [_table("Runs", report, report.runs)]
+    if report.groups:
+        tables.append(_table("Groups", report, report.groups))
+    return tables
+
+
+def _table(title: str, report: Report, entries: Sequence[Entry]) -> Table:
+    columns = [
+        column
+        for column in _columns(report, entries)
+        if column[0] in ("run", "group") or any(cell != NOTHING for cell in column[1])
+    ]
+    return Table(
+        title,
+        [heading for heading, _ in columns],
+        list(zip(*(cells for _, cells in columns), strict=True)),
+    )
+
+
+def _columns(report: Report, entries: Sequence[Entry]) -> Iterator[tuple[str, list[str]]]:
+    """Heading and cells of every column."""
+
+    def column(heading: str, cell: Callable[[Entry], str]) -> tuple[str, list[str]]:
+        return heading, [cell(entry) for entry in entries]
+
+    def compared(figure: Callable[[Comparison], float | None]) -> Callable[[Entry], str]:
+        def cell(entry: Entry) -> str:
+            comparison = report.comparisons.get(entry.label)
+            return NOTHING if comparison is None else _factor(figure(comparison))
+
+        return cell
+
+    grouped = entries is report.groups
+    if grouped and list(report.group_fields) == list(FIELDS):
+        pass  # The columns of the fields say it all.
+    elif grouped:
+        yield column("group", lambda entry: entry.label)
+    else:
+        yield column("run", lambda entry: entry.label)
+    for name in dict.fromkeys([*FIELDS, *(report.group_fields if grouped else ())]):
+        yield column(name, lambda entry, name=name: _fact(entry, name))  # type: ignore[misc]
+    if any(entry.facts.get("ranks") != entry.facts.get("workers") for entry in entries):
+        yield column("ranks", lambda entry: _fact(entry, "ranks"))
+    if grouped:
+        yield column("runs", lambda entry: str(len(entry.runs)))
+    yield column("global step/s", lambda entry: rate(entry.steps_per_second))
+    yield column("examples/s", lambda entry: rate(entry.examples_per_second))
+    for name in ("training", "total"):
+        times = {entry.label: getattr(entry, f"{name}_seconds") for entry in entries}
+        unit, seconds, digits = unit_of([time.mean for time in times.values() if time])
+
+        def time_cell(entry: Entry, name: str = name, seconds: float = seconds, digits: int = digits) -> str:
+            cell = said(getattr(entry, f"{name}_seconds"), digits, 1 / seconds)
+            return f"{cell} (est.)" if name == "training" and entry.estimated else cell
+
+        yield column(f"{name} time ({unit})", time_cell)
+    yield column("accuracy %", lambda entry: said(entry.accuracy, 2, 100))
+    currency = report.price.currency if report.price else ""
+    yield column(f"cost ({currency})" if currency else "cost", lambda entry: said(entry.cost, 2))
+    yield column("restarts", lambda entry: str(entry.restarts))
+    yield column("speed-up", compared(lambda comparison: comparison.speedup))
+    yield column("speed-up of time", compared(lambda comparison: comparison.time_speedup))
+    yield column("efficiency", compared(lambda comparison: comparison.efficiency))
+
+
+def unit_of(seconds: Sequence[float]) -> tuple[str, float, int]:
+    """The unit in which to show times: its name, its seconds, and how many digits."""
+    longest = max(seconds, default=0.0)
+    return next((name, size, digits) for least, name, size, digits in _UNITS if longest >= least)
+
+
+def said(value: Spread | None, digits: int, scale: float = 1.0) -> str:
+    """Mean ± deviation."""
+    if value is None:
+        return NOTHING
+    mean = f"{value.mean * scale:.{digits}f}"
+    return mean if value.deviation is None else f"{mean} ± {value.deviation * scale:.{digits}f}"
+
+
+def rate(value: Spread | None) -> str:
+    """Something a second."""
+    mean = value.mean if value else 0.0
+    return said(value, 2 if mean < 100 else 1 if mean < 1000 else 0)
+
+
+def _fact(entry: Entry, name: str) -> str:
+    value = entry.facts.get(name)
+    return NOTHING if value is None else str(value)
+
+
+def _factor(value: float | None) -> str:
+    return NOTHING if value is None else f"{value:.2f}"
