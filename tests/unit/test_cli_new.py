@@ -172,6 +172,14 @@ def test_a_file_that_is_there_stays_unless_forced(tmp_path: Path, monkeypatch: p
     assert "replicas: 3" in Path("mnist.yaml").read_text()
 
 
+def test_nothing_is_asked_for_a_file_that_is_there(terminal: None, tmp_path: Path) -> None:
+    file = tmp_path / "job.yaml"
+    file.touch()
+
+    with pytest.raises(Unusable, match="is there already"):
+        dtj_new("--output", file)
+
+
 def test_a_terminal_is_asked_only_what_matters(terminal: None, tmp_path: Path) -> None:
     file = tmp_path / "job.yaml"
 

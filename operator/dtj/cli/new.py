@@ -81,6 +81,8 @@ def new(
         flag = "--evaluator" if ps is None else "--ps"
         raise Unusable(f"{flag} goes with --strategy {Strategy.PARAMETER_SERVER}")
     missing = [option for option, value in given.items() if value is None]
+    if (name or output_file) and not force and (known := output_file or Path(f"{name}.yaml")).exists():
+        raise _is_there(known)  # rather than ask for answers in vain
     if not yes:
         answers = _asked(answers, missing)
     try:
@@ -151,11 +153,15 @@ def _write(path: Path, text: str, *, force: bool) -> None:
         with path.open("w" if force else "x", encoding="utf-8") as file:
             file.write(text)
     except FileExistsError:
-        raise Unusable(
-            f"{path}: is there already", "--force replaces it, --output names another file"
-        ) from None
+        raise _is_there(path) from None
     except OSError as error:
         raise Unusable(f"{path}: {error.strerror}") from None
     output.print(
-        f"{path} is written. Next: dtj validate {path}, dtj run {path} or dtj submit {path}", markup=False
+        f"{path} is written. Next: dtj validate {path}, dtj run {path} or dtj submit {path}",
+        markup=False,
+        highlight=False,
     )
+
+
+def _is_there(path: Path) -> Unusable:
+    return Unusable(f"{path}: is there already", "--force replaces it, --output names another file")
