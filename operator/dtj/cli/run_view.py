@@ -14,6 +14,7 @@ from rich.text import Text
 
 from dtj.api.job import Job, Manifest
 from dtj.api.status import JobStatus, Phase, ProgressStatus
+from dtj.status.suspension import SUSPENDED, SUSPENDING
 
 if TYPE_CHECKING:
     from dtj.local.runner import Outcome
@@ -64,6 +65,8 @@ class RunView:
 
     def event(self, event: Manifest) -> None:
         """Print what happened to the job."""
+        if event["reason"] in (SUSPENDING, SUSPENDED):
+            return  # what the user has asked for by Ctrl-C, and is told of in those words
         style = "yellow" if event["type"] == "Warning" else "bold"
         self._print(Text(f"dtj: {event['reason']}: {event['message']}", style))
 

@@ -1,0 +1,123 @@
+"""`dtj run` with the examples as they are: real ranks, real data, an object store of its own."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from tests.trainer.conftest import REPOSITORY, until
+from tests.trainer.idx_files import FASHION_MNIST
+
+from dtj.api.status import JobStatus
+from dtj.local.runs import Runs
+
+pytestmark = [pytest.mark.torch, pytest.mark.timeout(300)]
+HOROVOD, PARAMETER_SERVER = "fashion-mnist-horovod.yaml", "fashion-mnist-ps.yaml"
+
+
+class DtjRun:
+    """One `dtj run` of an example."""
+
+    def __init__(self, home: Path, example: str, *options: str) -> None:
+        self.home = home
+        self.log = home / f"{time.monotonic_ns()}.out"
+        home.mkdir(exist_ok=True)
+        file = REPOSITORY / "manifests/examples" / example
+        with self.log.open("wb") as output:
+            self.process = subprocess.Popen(
+                [Path(sys.executable).with_name("dtj"), "run", file, *options],
+                env={**os.environ, "DTJ_HOME": str(home)},
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+
+    @property
+    def output(self) -> str:
+        return self.log.read_text(errors="replace")
+
+    def ended(self, code: int = 0) -> str:
+        assert self.process.wait(200) == code, self.output
+        return self.output
+
+    def status(self, name: str) -> JobStatus:
+        return Runs(self.home).find(name).job.status
+
+    def says(self, pattern: str) -> re.Match[str]:
+        def found() -> re.Match[str] | None:
+            assert self.process.poll() is None, self.output
+            return re.search(pattern, self.output)
+
+        match: re.Match[str] = until(found, f"{pattern!r} in the output", 120)
+        return match
+
+
+@pytest.fixture
+def start(tmp_path: Path) -> Iterator[Callable[..., DtjRun]]:
+    started: list[DtjRun] = []
+
+    def make(example: str, *options: str) -> DtjRun:
+        started.append(DtjRun(tmp_path / "home", example, *options))
+        return started[-1]
+
+    yield make
+    for run in started:
+        if run.process.poll() is None:
+            run.process.kill()
+            run.process.wait()
+    until(lambda: not processes_of(tmp_path), "nothing is left", 15)
+
+
+def processes_of(folder: Path) -> list[str]:
+    """Commands of processes that name a folder in their words or their environment."""
+    found = []
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdecimal() and int(entry.name) != os.getpid():
+            try:
+                words = (entry / "cmdline").read_bytes()
+                if str(folder).encode() in words + (entry / "environ").read_bytes():
+                    found.append(words.replace(b"\0", b" ").decode(errors="replace"))
+            except OSError:
+                continue
+    return found
+
+
+def test_the_horovod_example_goes_on_after_kill_9(start: Callable[..., DtjRun], tmp_path: Path) -> None:
+    killed = start(HOROVOD, f"--data={FASHION_MNIST}")
+    killed.says(r"step (5\d|[1-9]\d\d)/469")
+    killed.process.kill()
+    killed.process.wait()
+    until(lambda: not processes_of(tmp_path), "nothing is left", 10)
+    at = killed.status("fashion-mnist")
+    assert at.phase == "Running"
+
+    resumed = start(HOROVOD, "--resume")
+    output = resumed.ended()
+    steps = [int(step) for step in re.findall(r"\] .* step (\d+)/469", output)]
+    assert steps[0] > 50, output
+    status = resumed.status("fashion-mnist")
+    assert status.phase == "Succeeded"
+    assert status.attempt == 2
+    assert status.restarts.infrastructure == 1
+    assert status.progress is not None
+    assert (status.progress.accuracy or 0) >= 0.85
+    assert "test accuracy 0.8" in output
+    until(lambda: not processes_of(tmp_path), "the object store has ended, too", 5)
+
+
+def test_the_parameter_server_example(start: Callable[..., DtjRun]) -> None:
+    run = start(PARAMETER_SERVER, f"--data={FASHION_MNIST}", "--quiet")
+    output = run.ended()
+    status = run.status("fashion-mnist-ps")
+    assert status.phase == "Succeeded"
+    assert status.progress is not None
+    assert (status.progress.accuracy or 0) >= 0.85
+    assert status.artifacts is not None
+    assert "[worker-0]" not in output
+    assert "dtj artifacts ls fashion-mnist-ps --local" in output
