@@ -1,0 +1,326 @@
+"""The client against an API server that speaks HTTP: jobs made, read, changed and deleted, refusals in one line."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from dtj.client import (
+    AsyncClient,
+    DistributedTrainingJob,
+    DtjError,
+    InvalidJobError,
+    JobSpec,
+    Metadata,
+    NotFound,
+    ReplicaSpec,
+    ReplicaSpecs,
+    Strategy,
+    TimedOut,
+    Unreachable,
+    Unusable,
+)
+from dtj.cluster import user_api
+from tests.unit.support.api_server import ApiServer, pod, serving, stored, write_kubeconfig
+
+
+@pytest.fixture
+async def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[ApiServer]:
+    async with serving(ApiServer()) as running:
+        write_kubeconfig(tmp_path / "config", running.url)
+        monkeypatch.setenv("KUBECONFIG", str(tmp_path / "config"))
+        yield running
+
+
+@pytest.fixture
+async def client(server: ApiServer) -> AsyncIterator[AsyncClient]:
+    async with AsyncClient() as made:
+        yield made
+
+
+def a_job(name: str = "mnist", image: str = "trainer:1") -> DistributedTrainingJob:
+    return DistributedTrainingJob(
+        metadata=Metadata(name=name, labels={"team": "vision"}),
+        spec=JobSpec(
+            strategy=Strategy.HOROVOD,
+            image=image,
+            command=["python", "train.py"],
+            replica_specs=ReplicaSpecs(worker=ReplicaSpec(replicas=2)),
+        ),
+    )
+
+
+async def test_a_submitted_job_is_stored_as_it_was_written(server: ApiServer, client: AsyncClient) -> None:
+    job = await client.submit(a_job())
+    assert (job.name, job.namespace, job.uid) == ("mnist", "ml", "uid-of-mnist")
+    sent = server.jobs["mnist"]
+    assert sent["spec"] == stored()["spec"]
+    assert sent["metadata"]["labels"] == {"team": "vision"}
+    assert "status" not in sent
+
+
+async def test_what_another_cluster_gave_a_job_is_not_submitted(
+    server: ApiServer, client: AsyncClient
+) -> None:
+    elsewhere = DistributedTrainingJob.from_cluster(stored() | {"status": {"phase": "Succeeded"}})
+    await client.submit(elsewhere)
+    assert "status" not in server.jobs["mnist"]
+    assert "generation" not in elsewhere.to_manifest()["spec"]
+
+
+async def test_every_fault_of_a_job_is_told_before_anything_is_sent(
+    server: ApiServer, client: AsyncClient
+) -> None:
+    with pytest.raises(InvalidJobError) as caught:
+        await client.submit(a_job("Mnist", image="not an image"))
+    assert [fault.field for fault in caught.value.faults] == ["metadata.name", "spec.image"]
+    assert server.requests == []
+
+
+async def test_a_second_job_of_a_name_is_refused_with_what_to_do(client: AsyncClient) -> None:
+    await client.submit(a_job())
+    with pytest.raises(DtjError, match="there is a job mnist in namespace ml already") as caught:
+        await client.submit(a_job())
+    assert caught.value.exit_code == 1
+    assert "dtj delete mnist" in str(caught.value.remedy)
+
+
+async def test_the_namespace_is_the_jobs_own_then_the_clients(client: AsyncClient) -> None:
+    assert client.namespace == "ml"
+    job = a_job()
+    elsewhere = job.model_copy(update={"metadata": Metadata(name="mnist", namespace="vision")})
+    assert (await client.submit(elsewhere)).namespace == "vision"
+
+
+async def test_another_context_may_name_no_namespace(server: ApiServer) -> None:
+    async with AsyncClient(context="bare") as client:
+        assert client.namespace == "default"
+    async with AsyncClient(context="bare", namespace="mine") as client:
+        assert client.namespace == "mine"
+
+
+async def test_a_job_that_is_not_there_is_not_found(client: AsyncClient) -> None:
+    for request in (client.get("gone"), client.suspend("gone"), client.delete("gone"), client.wait("gone")):
+        with pytest.raises(NotFound, match="there is no job gone in namespace ml"):
+            await request
+
+
+async def test_lists_are_read_page_by_page(
+    server: ApiServer, client: AsyncClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(user_api, "_PAGE", 2)
+    for name in ("c", "a", "e", "b", "d"):
+        await server.put(stored(name))
+    assert [job.name for job in await client.list()] == ["a", "b", "c", "d", "e"]
+    assert len(await client.list(all_namespaces=True)) == 5
+    assert server.requests[-1][1].startswith("/apis/dtj.dev/v1alpha1/distributedtrainingjobs?")
+
+
+async def test_what_a_newer_operator_wrote_can_be_read(server: ApiServer, client: AsyncClient) -> None:
+    await server.put(
+        stored(fromTheFuture=1) | {"status": {"phase": "Dreaming", "attempt": 3, "mood": "good"}}
+    )
+    job = await client.get("mnist")
+    assert (job.status.phase, job.status.attempt) == (None, 3)
+
+
+@pytest.mark.parametrize(
+    ("refusal", "message"),
+    [
+        (
+            (403, "Forbidden", 'distributedtrainingjobs.dtj.dev is forbidden: User "jane" cannot list it'),
+            'the cluster does not allow this: User "jane" cannot list it',
+        ),
+        ((500, "InternalError", "etcd is away"), "answered 500 InternalError: etcd is away"),
+    ],
+)
+async def test_a_refusal_is_told_in_one_line(
+    server: ApiServer, client: AsyncClient, refusal: tuple[int, str, str], message: str
+) -> None:
+    server.refusals["GET", "distributedtrainingjobs"] = [refusal]
+    with pytest.raises(Unreachable) as caught:
+        await client.list()
+    assert message in caught.value.message
+    assert "\n" not in caught.value.message
+
+
+async def test_a_cluster_without_dtj_says_so(server: ApiServer, client: AsyncClient) -> None:
+    server.installed = False
+    for request in (client.list(), client.submit(a_job()), client.delete("mnist"), client.wait("mnist")):
+        with pytest.raises(Unreachable, match="does not know DistributedTrainingJobs") as caught:
+            await request
+        assert "dtj doctor" in str(caught.value.remedy)
+
+
+async def test_a_cluster_that_is_away_is_told_at_once(tmp_path: Path) -> None:
+    write_kubeconfig(tmp_path / "away", "http://127.0.0.1:9")
+    async with AsyncClient(kubeconfig=str(tmp_path / "away")) as client:
+        for request in (client.list(), client.wait("mnist")):
+            with pytest.raises(Unreachable, match=r"the cluster at http://127\.0\.0\.1:9 does not answer"):
+                await request
+
+
+async def test_wrong_credentials_are_told(server: ApiServer, client: AsyncClient) -> None:
+    server.tokens = set()
+    with pytest.raises(Unreachable, match="does not accept your credentials"):
+        await client.get("mnist")
+
+
+async def test_credentials_that_expired_are_loaded_again(
+    server: ApiServer, client: AsyncClient, tmp_path: Path
+) -> None:
+    await server.put(stored())
+    server.tokens = {"the next one"}
+    write_kubeconfig(tmp_path / "config", server.url, "the next one")
+    assert (await client.get("mnist")).name == "mnist"
+
+
+async def test_without_kubeconfig_and_outside_a_pod_no_cluster_is_known(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("KUBECONFIG", str(tmp_path / "none"))
+    monkeypatch.delenv("KUBERNETES_SERVICE_HOST", raising=False)
+    with pytest.raises(Unreachable, match="no cluster is known"):
+        await AsyncClient().__aenter__()
+
+
+async def test_a_context_that_is_not_there_is_told(server: ApiServer) -> None:
+    with pytest.raises(Unusable, match="nowhere"):
+        await AsyncClient(context="nowhere").__aenter__()
+
+
+async def test_a_service_account_is_taken_where_there_is_no_kubeconfig(
+    server: ApiServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def in_cluster(client_configuration: object) -> None:
+        client_configuration.host = server.url  # type: ignore[attr-defined]
+        client_configuration.api_key["BearerToken"] = "Bearer a-token"  # type: ignore[attr-defined]
+
+    (tmp_path / "namespace").write_text("of-the-pod")
+    monkeypatch.setenv("KUBECONFIG", str(tmp_path / "none"))
+    monkeypatch.setattr(user_api.config, "load_incluster_config", in_cluster)
+    monkeypatch.setattr(user_api, "_NAMESPACE_FILE", tmp_path / "namespace")
+    async with AsyncClient() as client:
+        assert client.namespace == "of-the-pod"
+        assert await client.list() == []
+
+
+async def test_suspend_and_resume_change_one_field(server: ApiServer, client: AsyncClient) -> None:
+    await server.put(stored(runPolicy={"backoffLimit": 5}))
+    assert (await client.suspend("mnist")).spec.run_policy.suspend
+    assert not (await client.resume("mnist")).spec.run_policy.suspend
+    assert server.jobs["mnist"]["spec"]["runPolicy"] == {"backoffLimit": 5, "suspend": False}
+
+
+async def test_a_job_that_has_ended_is_not_suspended(server: ApiServer, client: AsyncClient) -> None:
+    await server.put(stored() | {"status": ended("Succeeded")})
+    with pytest.raises(DtjError, match="mnist is Succeeded"):
+        await client.suspend("mnist")
+    with pytest.raises(DtjError, match="mnist is Succeeded"):
+        await client.scale("mnist", {"worker": 3})
+
+
+async def test_a_running_job_is_suspended_while_its_size_changes(
+    server: ApiServer, client: AsyncClient
+) -> None:
+    await server.put(stored())
+    scaling = asyncio.create_task(client.scale("mnist", {"worker": 4}, timeout=20))
+    await until(lambda: bool(server.patches))
+    # Of the spec before: not what is waited for.
+    await server.status("mnist", observedGeneration=1, conditions=[condition("Suspended")])
+    await until(lambda: bool(server.watched))
+    assert len(server.patches) == 1
+    await server.status("mnist", phase="Suspended", observedGeneration=2)
+    job = await scaling
+    assert server.patches == [
+        {"spec": {"runPolicy": {"suspend": True}}},
+        {"spec": {"replicaSpecs": {"worker": {"replicas": 4}}}},
+        {"spec": {"runPolicy": {"suspend": False}}},
+    ]
+    assert job.spec.replica_specs.worker is not None
+    assert job.spec.replica_specs.worker.replicas == 4
+
+
+async def test_a_job_that_does_not_get_suspended_in_time_goes_on(
+    server: ApiServer, client: AsyncClient
+) -> None:
+    await server.put(stored())
+    with pytest.raises(TimedOut, match="its condition Suspended"):
+        await client.scale("mnist", {"worker": 4}, timeout=0.2)
+    assert not server.jobs["mnist"]["spec"]["runPolicy"]["suspend"]
+
+
+@pytest.mark.parametrize(
+    ("replicas", "message"),
+    [({"ps": 1}, "mnist has no ps"), ({"worker": 0}, "worker.replicas"), ({}, "no role")],
+)
+async def test_a_size_that_a_job_cant_have_is_refused_before_it_is_suspended(
+    server: ApiServer, client: AsyncClient, replicas: dict[str, int], message: str
+) -> None:
+    await server.put(stored())
+    with pytest.raises(DtjError, match=message):
+        await client.scale("mnist", replicas)
+    assert server.patches == []
+
+
+async def test_delete_may_wait_until_the_pods_are_gone(server: ApiServer, client: AsyncClient) -> None:
+    await server.put(stored())
+    await client.delete("mnist", wait=True, timeout=10)
+    assert server.jobs == {}
+    await server.put(stored())
+    server.pods = {"mnist-worker-0": pod("mnist-worker-0")}
+    server.refusals["DELETE", "distributedtrainingjobs"] = [(200, "", "")]
+    with pytest.raises(TimedOut):
+        await client.delete("mnist", wait=True, timeout=0.2)
+
+
+async def test_events_are_those_of_this_job_and_its_pods_in_order(
+    server: ApiServer, client: AsyncClient
+) -> None:
+    await server.put(stored())
+    server.events = [
+        event("Pod", "mnist-worker-0", "12:00:05", "Scheduled"),
+        event("DistributedTrainingJob", "mnist", "12:00:01", "JobCreated"),
+        event("DistributedTrainingJob", "mnist", "11:00:00", "OfTheOneBefore"),
+        event("Pod", "mnist-two-worker-0", "12:00:06", "OfAnother"),
+        event("DistributedTrainingJob", "mnist-two", "12:00:06", "OfAnother"),
+    ]
+    found = await client.events("mnist")
+    assert [(e.reason, e.object) for e in found] == [
+        ("JobCreated", "DistributedTrainingJob/mnist"),
+        ("Scheduled", "Pod/mnist-worker-0"),
+    ]
+
+
+async def test_pods_come_by_role_and_index(server: ApiServer, client: AsyncClient) -> None:
+    names = ["mnist-worker-10", "mnist-worker-2", "mnist-launcher-0"]
+    server.pods = {name: pod(name) for name in names}
+    assert [p.name for p in await client.pods("mnist")] == names[::-1]
+
+
+def condition(kind: str) -> dict[str, object]:
+    return {"type": kind, "status": "True", "reason": "R", "lastTransitionTime": "2026-11-21T12:00:00Z"}
+
+
+def ended(phase: str) -> dict[str, object]:
+    return {"phase": phase, "completionTime": "2026-11-21T13:00:00Z", "conditions": [condition(phase)]}
+
+
+def event(kind: str, name: str, time: str, reason: str) -> dict[str, object]:
+    return {
+        "involvedObject": {"kind": kind, "name": name},
+        "lastTimestamp": f"2026-11-21T{time}Z",
+        "reason": reason,
+        "type": "Normal",
+        "message": "m",
+    }
+
+
+async def until(there: object, seconds: float = 10) -> None:
+    assert callable(there)
+    async with asyncio.timeout(seconds):
+        while not there():
+            await asyncio.sleep(0.01)
