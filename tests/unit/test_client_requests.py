@@ -24,7 +24,7 @@ from dtj.client import (
     Unusable,
 )
 from dtj.cluster import user_api
-from tests.unit.support.api_server import ApiServer, pod, serving, stored, write_kubeconfig
+from tests.unit.support.api_server import ApiServer, pod, serving, stored, until, write_kubeconfig
 
 
 @pytest.fixture
@@ -317,10 +317,3 @@ def event(kind: str, name: str, time: str, reason: str) -> dict[str, object]:
         "type": "Normal",
         "message": "m",
     }
-
-
-async def until(there: object, seconds: float = 10) -> None:
-    assert callable(there)
-    async with asyncio.timeout(seconds):
-        while not there():
-            await asyncio.sleep(0.01)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import base64
 import json
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -255,7 +255,7 @@ def refused(status: int, reason: str, message: str) -> web.Response:
 @asynccontextmanager
 async def serving(server: ApiServer) -> AsyncIterator[ApiServer]:
     """Serve on a free port."""
-    runner = web.AppRunner(server.app(), shutdown_timeout=0.1)
+    runner = web.AppRunner(server.app(), handler_cancellation=True, shutdown_timeout=0.1)
     await runner.setup()
     site = web.TCPSite(runner, "127.0.0.1", 0)
     await site.start()
@@ -264,6 +264,13 @@ async def serving(server: ApiServer) -> AsyncIterator[ApiServer]:
         yield server
     finally:
         await runner.cleanup()
+
+
+async def until(there: Callable[[], bool], seconds: float = 10) -> None:
+    """Wait until something is so."""
+    async with asyncio.timeout(seconds):
+        while not there():
+            await asyncio.sleep(0.01)
 
 
 def write_kubeconfig(path: Path, url: str, token: str = TOKEN) -> None:

@@ -1,0 +1,222 @@
+"""Whose lines a log has, in which order, and how a reader follows pods over cuts and restarts."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dtj.api.job import Job
+from dtj.client import AsyncClient, LogLine, NotFound, Unusable, pod_logs, watching
+from dtj.client.log_source import Selection, file_line, pod_line
+from dtj.client.pod_logs import in_order
+from tests.unit.support import jobs
+from tests.unit.support.api_server import ApiServer, pod, serving, stored, until, write_kubeconfig
+
+PS = {
+    "strategy": "ParameterServer",
+    "replicaSpecs": {"worker": {"replicas": 2}, "ps": {"replicas": 1}, "chief": {}},
+}
+ENDED = {"phase": "Succeeded", "completionTime": "2026-11-21T13:00:00Z", "conditions": [
+    {"type": "Succeeded", "status": "True", "reason": "R", "lastTransitionTime": "2026-11-21T13:00:00Z"}
+]}  # fmt: skip
+
+
+@pytest.fixture
+async def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[ApiServer]:
+    monkeypatch.setattr(watching, "_FIRST_WAIT_SECONDS", 0.02)
+    monkeypatch.setattr(pod_logs, "_LOOK_SECONDS", 0.02)
+    async with serving(ApiServer()) as running:
+        write_kubeconfig(tmp_path / "config", running.url)
+        monkeypatch.setenv("KUBECONFIG", str(tmp_path / "config"))
+        yield running
+
+
+@pytest.fixture
+async def client(server: ApiServer) -> AsyncIterator[AsyncClient]:
+    async with AsyncClient() as made:
+        yield made
+
+
+def stamp(second: float, text: str) -> str:
+    whole, part = divmod(second, 1)
+    return f"2026-11-21T12:00:{int(whole):02}.{round(part * 1e9):09}Z {text}"
+
+
+async def read(client: AsyncClient, **selection: Any) -> list[tuple[str, str]]:
+    return [(line.source, line.text) async for line in client.logs("mnist", **selection)]
+
+
+def test_a_line_is_apart_from_its_time_and_its_rank() -> None:
+    assert pod_line("2026-11-21T12:00:01.123456789Z [rank 3] loss 0.5", "launcher-0") == LogLine(
+        "rank 3", "loss 0.5", datetime(2026, 11, 21, 12, 0, 1, 123456, UTC)
+    )
+    assert pod_line("2026-11-21T14:00:01+02:00 hello  world", "ps-0") == LogLine(
+        "ps-0", "hello  world", datetime(2026, 11, 21, 12, 0, 1, tzinfo=UTC)
+    )
+    assert pod_line("2026-11-21T12:00:01Z ", "ps-0").text == ""
+    assert pod_line("no time", "ps-0") == LogLine("ps-0", "no time")
+    assert file_line("[rank 12] [rank 1] x", "launcher-0") == LogLine("rank 12", "[rank 1] x")
+
+
+def test_logs_are_merged_by_time_and_each_keeps_its_order() -> None:
+    one = [pod_line(text, "a") for text in (stamp(1, "a1"), stamp(5, "a2"), "a3", stamp(4, "a4"))]
+    two = [pod_line(text, "b") for text in ("b0", stamp(2, "b1"), stamp(5.5, "b2"))]
+    assert [line.text for line in in_order([one, two, []])] == ["b0", "a1", "b1", "a2", "a3", "a4", "b2"]
+
+
+HOROVOD_FILES = ["launcher-0", "rank-0", "rank-1", "rank-2", "rank-3"]
+PS_FILES = ["chief-0", "ps-0", "worker-0", "worker-1"]
+
+
+@pytest.mark.parametrize(
+    ("job", "choice", "pods", "files"),
+    [
+        ({}, {}, ["launcher-0"], ["launcher-0"]),
+        ({}, {"rank": 2}, ["launcher-0"], ["rank-2"]),
+        ({}, {"role": "launcher"}, ["launcher-0"], ["launcher-0"]),
+        ({}, {"role": "worker"}, ["launcher-0", "worker-0", "worker-1"], HOROVOD_FILES[1:]),
+        ({}, {"role": "worker", "index": 1}, ["launcher-0", "worker-1"], ["rank-2", "rank-3"]),
+        (PS, {}, PS_FILES, PS_FILES),
+        (PS, {"role": "worker"}, ["worker-0", "worker-1"], ["worker-0", "worker-1"]),
+        (PS, {"role": "worker", "index": 1}, ["worker-1"], ["worker-1"]),
+    ],
+)
+def test_what_is_read_for_a_choice(
+    job: dict[str, Any], choice: dict[str, Any], pods: list[str], files: list[str]
+) -> None:
+    selection = Selection(a_job(**job), **choice)
+    names = PS_FILES if job else ["launcher-0", "worker-0", "worker-1"]
+    assert [name for name in names if selection.has_pod(*split(name))] == pods
+    assert selection.files(PS_FILES if job else HOROVOD_FILES) == files
+
+
+def test_the_ranks_files_are_read_where_the_launchers_is_missing() -> None:
+    assert Selection(a_job()).files(["rank-0", "rank-1"]) == ["rank-0", "rank-1"]
+
+
+@pytest.mark.parametrize(
+    ("job", "choice", "message"),
+    [
+        (PS, {"rank": 0}, "has no ranks"),
+        ({}, {"role": "ps"}, "strategy Horovod has no ps: its roles are launcher, worker"),
+        ({}, {"rank": 0, "role": "worker"}, "not both"),
+        ({}, {"index": 0}, "an index needs a role"),
+    ],
+)
+def test_a_choice_that_means_nothing_is_refused(
+    job: dict[str, Any], choice: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(Unusable, match=message):
+        Selection(a_job(**job), **choice)
+
+
+async def test_the_launchers_log_has_all_ranks(server: ApiServer, client: AsyncClient) -> None:
+    await server.put(stored())
+    server.pods = {name: pod(name) for name in ("mnist-launcher-0", "mnist-worker-0", "mnist-worker-1")}
+    await server.print(
+        "mnist-launcher-0",
+        stamp(1, "starts"),
+        stamp(2, "[rank 1] one"),
+        stamp(3, "[rank 0] zero"),
+        stamp(4, "[rank 1] two"),
+    )
+    await server.print("mnist-worker-1", stamp(2.5, "ssh"))
+    ranks = [("rank 1", "one"), ("rank 0", "zero"), ("rank 1", "two")]
+    assert await read(client) == [("launcher-0", "starts"), *ranks]
+    assert await read(client, tail=2) == ranks[1:]
+    assert await read(client, rank=1) == [ranks[0], ranks[2]]
+    assert await read(client, rank=0, tail=1) == [ranks[1]]
+    assert await read(client, role="launcher") == [("launcher-0", "starts")]
+    assert await read(client, role="worker", index=1) == [ranks[0], ("worker-1", "ssh"), ranks[2]]
+
+
+async def test_replicas_logs_are_merged_by_time(server: ApiServer, client: AsyncClient) -> None:
+    await server.put(stored(**PS))
+    server.pods = {f"mnist-{name}": pod(f"mnist-{name}") for name in PS_FILES[:3]}
+    server.pods["mnist-worker-1"] = pod("mnist-worker-1", phase="Pending")
+    await server.print("mnist-worker-0", stamp(1, "w1"), stamp(3, "w2"))
+    await server.print("mnist-chief-0", stamp(2, "c1"))
+    assert await read(client) == [("worker-0", "w1"), ("chief-0", "c1"), ("worker-0", "w2")]
+
+
+async def test_a_log_is_followed_over_a_restart_until_the_job_has_ended(
+    server: ApiServer, client: AsyncClient
+) -> None:
+    await server.put(stored())
+    following = asyncio.create_task(read(client, follow=True))
+    # Its pods are still to come.
+    await until(lambda: any("/pods?" in path for _, path in server.requests))
+    server.pods["mnist-launcher-0"] = pod("mnist-launcher-0")
+    await server.print("mnist-launcher-0", stamp(1, "[rank 0] first"))
+    await until(lambda: any("follow=true" in path for _, path in server.requests))
+    await server.print("mnist-launcher-0", stamp(2, "[rank 0] dies"))
+    server.pods["mnist-launcher-0"] = pod("mnist-launcher-0", attempt=2)
+    server.logs["mnist-launcher-0"] = []
+    await server.tell()
+    await server.print("mnist-launcher-0", stamp(10, "[rank 0] again"))
+    server.pods["mnist-launcher-0"] = pod("mnist-launcher-0", attempt=2, phase="Succeeded")
+    await server.status("mnist", **ENDED)
+    assert await asyncio.wait_for(following, 20) == [
+        ("rank 0", "first"),
+        ("rank 0", "dies"),
+        ("rank 0", "again"),
+    ]
+
+
+async def test_a_follower_that_is_cut_misses_nothing_and_tells_nothing_twice(
+    server: ApiServer, client: AsyncClient
+) -> None:
+    await server.put(stored())
+    server.pods["mnist-launcher-0"] = pod("mnist-launcher-0")
+    # Several in the second in which it is cut: the kubelet can only be asked from a whole second on.
+    await server.print("mnist-launcher-0", *(stamp(1 + n / 10, f"line {n}") for n in range(5)))
+    server.log_cut_after = 3
+    following = asyncio.create_task(read(client, follow=True))
+    await until(lambda: any("sinceTime" in path for _, path in server.requests))
+    server.pods["mnist-launcher-0"] = pod("mnist-launcher-0", phase="Succeeded")
+    await server.status("mnist", **ENDED)
+    assert await asyncio.wait_for(following, 20) == [("launcher-0", f"line {n}") for n in range(5)]
+
+
+async def test_following_from_the_last_lines_on(server: ApiServer, client: AsyncClient) -> None:
+    await server.put(stored())
+    server.pods["mnist-launcher-0"] = pod("mnist-launcher-0")
+    await server.print("mnist-launcher-0", *(stamp(n, f"[rank {n % 2}] {n}") for n in range(6)))
+    following = asyncio.create_task(read(client, follow=True, rank=1, tail=1))
+    await until(lambda: any("follow=true" in path for _, path in server.requests))
+    await server.print("mnist-launcher-0", stamp(7, "[rank 1] 7"))
+    server.pods["mnist-launcher-0"] = pod("mnist-launcher-0", phase="Succeeded")
+    await server.status("mnist", **ENDED)
+    assert await asyncio.wait_for(following, 20) == [("rank 1", "5"), ("rank 1", "7")]
+
+
+async def test_a_follower_ends_when_the_job_is_deleted(server: ApiServer, client: AsyncClient) -> None:
+    await server.put(stored())
+    server.pods["mnist-launcher-0"] = pod("mnist-launcher-0")
+    await server.print("mnist-launcher-0", stamp(1, "x"))
+    following = asyncio.create_task(read(client, follow=True))
+    await until(lambda: any("follow=true" in path for _, path in server.requests))
+    await server.delete("mnist")
+    assert await asyncio.wait_for(following, 20) == [("launcher-0", "x")]
+
+
+async def test_a_job_without_pods_and_artifacts_has_no_log(server: ApiServer, client: AsyncClient) -> None:
+    await server.put(stored())
+    with pytest.raises(NotFound, match="mnist keeps no artifacts"):
+        await read(client)
+    with pytest.raises(Unusable, match="only the present attempt"):
+        await read(client, follow=True, attempt=1)
+
+
+def a_job(**spec: Any) -> Job:
+    return jobs.job(**(spec or {"horovod": {"slotsPerWorker": 2}}))
+
+
+def split(name: str) -> tuple[str, int]:
+    role, index = name.split("-")
+    return role, int(index)

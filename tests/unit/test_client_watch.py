@@ -1,0 +1,200 @@
+"""Watching and waiting, over cut connections and an API server that is away, with and without an event loop."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from dtj.client import (
+    AsyncClient,
+    Client,
+    ConditionType,
+    DistributedTrainingJob,
+    DtjError,
+    NotFound,
+    TimedOut,
+    Unreachable,
+    watching,
+)
+from tests.unit.support.api_server import ApiServer, serving, stored, until, write_kubeconfig
+
+ENDED = {
+    "phase": "Succeeded",
+    "observedGeneration": 1,
+    "completionTime": "2026-11-21T13:00:00Z",
+    "conditions": [
+        {"type": "Succeeded", "status": "True", "reason": "R", "lastTransitionTime": "2026-11-21T13:00:00Z"}
+    ],
+}
+
+
+@pytest.fixture
+async def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[ApiServer]:
+    monkeypatch.setattr(watching, "_FIRST_WAIT_SECONDS", 0.02)
+    async with serving(ApiServer()) as running:
+        write_kubeconfig(tmp_path / "config", running.url)
+        monkeypatch.setenv("KUBECONFIG", str(tmp_path / "config"))
+        yield running
+
+
+@pytest.fixture
+async def client(server: ApiServer) -> AsyncIterator[AsyncClient]:
+    async with AsyncClient() as made:
+        yield made
+
+
+async def collect(states: AsyncIterator[DistributedTrainingJob]) -> list[str | None]:
+    return [job.status.phase async for job in states]
+
+
+async def test_a_watch_gives_the_present_state_and_each_change_until_the_job_is_deleted(
+    server: ApiServer, client: AsyncClient
+) -> None:
+    await server.put(stored())
+    seen = asyncio.create_task(collect(client.watch("mnist")))
+    await until(lambda: server.watched == 1)
+    await server.put(stored("another"))
+    for phase in ("Starting", "Running", "Succeeded"):
+        await server.status("mnist", phase=phase)
+    await server.delete("mnist")
+    assert await asyncio.wait_for(seen, 10) == [None, "Starting", "Running", "Succeeded"]
+
+
+async def test_a_watch_that_is_cut_goes_on_and_tells_nothing_twice(
+    server: ApiServer, client: AsyncClient
+) -> None:
+    await server.put(stored())
+    seen = asyncio.create_task(collect(client.watch("mnist")))
+    await until(lambda: server.watched == 1)
+    await server.status("mnist", phase="Starting")
+    server.cut()
+    await until(lambda: server.watched == 0)
+    await until(lambda: server.watched == 1)
+    await server.status("mnist", phase="Running")
+    await server.delete("mnist")
+    assert await asyncio.wait_for(seen, 10) == [None, "Starting", "Running"]
+
+
+async def test_a_change_while_the_watch_was_cut_is_not_missed(server: ApiServer, client: AsyncClient) -> None:
+    await server.put(stored())
+    seen = asyncio.create_task(collect(client.watch("mnist")))
+    await until(lambda: server.watched == 1)
+    server.refusals["GET", "distributedtrainingjobs"] = [(503, "ServiceUnavailable", "starting")] * 3
+    server.cut()
+    await server.status("mnist", phase="Running")
+    await until(lambda: not server.refusals["GET", "distributedtrainingjobs"])
+    await until(lambda: server.watched == 1)
+    await server.delete("mnist")
+    assert await asyncio.wait_for(seen, 10) == [None, "Running"]
+
+
+async def test_a_version_that_the_server_has_forgotten_is_asked_for_anew(
+    server: ApiServer, client: AsyncClient
+) -> None:
+    await server.put(stored())
+    seen = asyncio.create_task(collect(client.watch("mnist")))
+    await until(lambda: server.watched == 1)
+    server.forget()
+    await server.tell()
+    await until(lambda: len([1 for _, path in server.requests if "watch=true" in path]) == 2)
+    await until(lambda: server.watched == 1)
+    await server.status("mnist", phase="Running")
+    await server.delete("mnist")
+    assert await asyncio.wait_for(seen, 10) == [None, "Running"]
+
+
+async def test_another_job_of_the_name_ends_the_watch(server: ApiServer, client: AsyncClient) -> None:
+    await server.put(stored())
+    seen = asyncio.create_task(collect(client.watch("mnist")))
+    await until(lambda: server.watched == 1)
+    again = stored()
+    again["metadata"]["uid"] = "of another"
+    server.refusals["GET", "distributedtrainingjobs"] = [(503, "ServiceUnavailable", "starting")]
+    server.cut()
+    server.jobs.clear()
+    await server.put(again)
+    assert await asyncio.wait_for(seen, 10) == [None]
+
+
+async def test_a_server_that_stays_away_ends_the_watch(
+    server: ApiServer, client: AsyncClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(watching, "PATIENCE_SECONDS", 0.1)
+    await server.put(stored())
+    seen = asyncio.create_task(collect(client.watch("mnist")))
+    await until(lambda: server.watched == 1)
+    server.refusals["GET", "distributedtrainingjobs"] = [(503, "ServiceUnavailable", "gone")] * 1000
+    server.cut()
+    with pytest.raises(Unreachable, match="503 ServiceUnavailable: gone"):
+        await asyncio.wait_for(seen, 10)
+
+
+async def test_wait_returns_the_job_that_has_ended(server: ApiServer, client: AsyncClient) -> None:
+    await server.put(stored())
+    waiting = asyncio.create_task(client.wait("mnist", timeout=20))
+    await until(lambda: server.watched == 1)
+    await server.status("mnist", phase="Running")
+    await server.status("mnist", **ENDED)
+    assert (await waiting).status.phase == "Succeeded"
+    await until(lambda: server.watched == 0)
+
+
+async def test_wait_ends_in_time_and_when_the_job_is_deleted(server: ApiServer, client: AsyncClient) -> None:
+    await server.put(stored() | {"status": {"phase": "Running"}})
+    with pytest.raises(TimedOut, match=r"mnist is Running after 0\.1 s: waited for its end"):
+        await client.wait("mnist", timeout=0.1)
+    await until(lambda: server.watched == 0)
+    waiting = asyncio.create_task(client.wait("mnist"))
+    await until(lambda: server.watched == 1)
+    await server.delete("mnist")
+    with pytest.raises(NotFound, match="mnist was deleted while waiting for its end"):
+        await waiting
+
+
+async def test_a_condition_that_never_comes_ends_the_wait(server: ApiServer, client: AsyncClient) -> None:
+    await server.put(stored() | {"status": ENDED})
+    with pytest.raises(DtjError, match="mnist is Succeeded and will never be Suspended"):
+        await client.wait_for("mnist", ConditionType.SUSPENDED)
+    assert (await client.wait_for("mnist", ConditionType.SUCCEEDED)).name == "mnist"
+
+
+async def test_the_client_without_a_loop_does_the_same(server: ApiServer) -> None:
+    await server.put(stored())
+
+    def program() -> list[str | None]:
+        phases: list[str | None] = []
+        with Client() as client:
+            assert client.namespace == "ml"
+            assert [job.name for job in client.list()] == ["mnist"]
+            with pytest.raises(NotFound):
+                client.get("gone")
+            with pytest.raises(NotFound):
+                next(client.watch("gone"))
+            for job in client.watch("mnist"):
+                phases.append(job.status.phase)
+                if job.status.finished:
+                    break
+            client.delete("mnist")
+            assert list(client.list()) == []
+        return phases
+
+    done = asyncio.create_task(asyncio.to_thread(program))
+    await until(lambda: server.watched == 1)
+    await server.status("mnist", phase="Running")
+    await server.status("mnist", **ENDED)
+    assert await done == [None, "Running", "Succeeded"]
+    assert server.jobs == {}
+
+
+async def test_a_client_that_can_not_begin_leaves_no_thread(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("KUBECONFIG", str(tmp_path / "none"))
+    monkeypatch.delenv("KUBERNETES_SERVICE_HOST", raising=False)
+    with pytest.raises(Unreachable):
+        Client()
+    assert "dtj-client" not in [thread.name for thread in threading.enumerate()]
