@@ -2,6 +2,77 @@
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
 import typer
+from rich.text import Text
+
+from dtj.cli.connection import ContextOption, NamespaceOption
+from dtj.cli.job_files import read_one_job
+from dtj.cli.terminal import FormatOption, errors, output, print_data
+
+if TYPE_CHECKING:
+    from dtj.doctor.check import Check
 
 app = typer.Typer()
+_STYLES = {"ok": "green", "warning": "yellow", "failed": "red"}
+
+
+@app.command()
+def doctor(
+    path: Annotated[
+        Path | None,
+        typer.Argument(
+            help="A job file, to see how that job would fare; - is standard input.",
+            metavar="[FILE]",
+            show_default=False,
+        ),
+    ] = None,
+    namespace: NamespaceOption = None,
+    context: ContextOption = None,
+    pod: Annotated[
+        bool, typer.Option("--pod/--no-pod", help="Try DNS and S3 in a short-lived pod of the job's image.")
+    ] = True,
+    format_: FormatOption = None,
+) -> None:
+    """Check a cluster and, with a job file, whether that job can run there.
+
+    The cluster: its version, the CRD, the operator, what you may do. With a job: accelerators, room on the nodes,
+    quotas, the Secret; and from a pod in the job's image: DNS, writing below artifacts.uri, the data set. Exit code
+    0: nothing failed, there may be warnings; 1: something failed.
+
+    ```
+    dtj doctor
+    dtj doctor job.yaml -n training
+    dtj doctor job.yaml --no-pod -o json
+    ```
+    """
+    from dtj.doctor.examine import examine
+
+    job = None
+    if path is not None:
+        manifest, job = read_one_job(path)
+        namespace = namespace or (manifest.get("metadata") or {}).get("namespace")
+    with errors.status("looking at the cluster"):
+        checks = asyncio.run(examine(job, namespace=namespace, context=context, with_pod=pod))
+    if format_:
+        print_data([{**asdict(check), "verdict": check.verdict.value} for check in checks], format_)
+    else:
+        _print(checks)
+    raise typer.Exit(int(any(check.verdict == "failed" for check in checks)))
+
+
+def _print(checks: Sequence[Check]) -> None:
+    width = max(len(check.name) for check in checks)
+    for check in checks:
+        verdict = check.verdict.value
+        line = Text.assemble((f"{verdict:<8}", _STYLES[verdict]), f"{check.name:<{width}}  {check.message}")
+        output.print(line, highlight=False, soft_wrap=True)
+        if check.remedy:
+            output.print(
+                Text(" " * (10 + width) + f"→ {check.remedy}", "dim"), highlight=False, soft_wrap=True
+            )

@@ -1,0 +1,85 @@
+"""What `dtj doctor` asks of a cluster, and the pod that it tries things with."""
+
+from __future__ import annotations
+
+from urllib.parse import quote
+
+from dtj.api.identity import GROUP, PLURAL
+from dtj.api.job import Manifest
+from dtj.cluster.port import ApiError
+from dtj.cluster.user_api import UserApi
+
+_OPERATORS = "/apis/apps/v1/deployments"
+_OPERATOR_LABEL = "app.kubernetes.io/name=dtj-operator"
+_REVIEWS = "/apis/authorization.k8s.io/v1/selfsubjectaccessreviews"
+
+
+class Inspector(UserApi):
+    """Reads what is not a job's own; every method raises ApiError."""
+
+    @classmethod
+    def of(cls, api: UserApi) -> Inspector:
+        """With the connection of another, which is then closed with this one."""
+        return cls(api._api, api.namespace, api._renew)  # noqa: SLF001 - its own base
+
+    async def version(self) -> Manifest:
+        """The API server's: major, minor, gitVersion."""
+        return await self._request("GET", "/version", "Version")
+
+    async def crd(self) -> Manifest | None:
+        """The definition of the resource, if there is one."""
+        path = f"/apis/apiextensions.k8s.io/v1/customresourcedefinitions/{PLURAL}.{GROUP}"
+        try:
+            return await self._request("GET", path, "CustomResourceDefinition")
+        except ApiError as error:
+            if error.status == 404:
+                return None
+            raise
+
+    async def operators(self) -> list[Manifest]:
+        """The operator's Deployments in all namespaces."""
+        return (await self._list(_OPERATORS, "Deployment", {"labelSelector": _OPERATOR_LABEL}))[0]
+
+    async def allows(self, namespace: str, verb: str, resource: str, group: str) -> bool:
+        """Whether this user may do that in the namespace. resource: as pods, or pods/log."""
+        name, _, subresource = resource.partition("/")
+        review = {
+            "apiVersion": "authorization.k8s.io/v1",
+            "kind": "SelfSubjectAccessReview",
+            "spec": {
+                "resourceAttributes": {
+                    "namespace": namespace,
+                    "verb": verb,
+                    "group": group,
+                    "resource": name,
+                    "subresource": subresource,
+                }
+            },
+        }
+        answer = await self._request("POST", _REVIEWS, "SelfSubjectAccessReview", review)
+        return bool((answer.get("status") or {}).get("allowed"))
+
+    async def nodes(self) -> list[Manifest]:
+        """All nodes."""
+        return (await self._list("/api/v1/nodes", "Node", {}))[0]
+
+    async def scheduled_pods(self) -> list[Manifest]:
+        """The pods of all namespaces that have not ended."""
+        query = {"fieldSelector": "status.phase!=Succeeded,status.phase!=Failed"}
+        return (await self._list("/api/v1/pods", "Pod", query))[0]
+
+    async def quotas(self, namespace: str) -> list[Manifest]:
+        """The ResourceQuotas of a namespace."""
+        return (
+            await self._list(f"/api/v1/namespaces/{quote(namespace)}/resourcequotas", "ResourceQuota", {})
+        )[0]
+
+    async def remove_pod(self, pod: Manifest) -> None:
+        """Delete a pod at once; one that is not there is no error."""
+        path = f"/api/v1/namespaces/{pod['metadata']['namespace']}/pods/{pod['metadata']['name']}"
+        options = {"apiVersion": "v1", "kind": "DeleteOptions", "gracePeriodSeconds": 0}
+        try:
+            await self._request("DELETE", path, "Pod", options)
+        except ApiError as error:
+            if error.status != 404:
+                raise

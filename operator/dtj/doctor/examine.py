@@ -1,0 +1,69 @@
+"""One examination: a cluster, what of dtj is in it, and how a job would fare there."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from dtj.api.errors import DtjError
+from dtj.api.job import Job, Manifest
+from dtj.client.failures import explanation
+from dtj.cluster.inspect import Inspector
+from dtj.cluster.port import ApiError
+from dtj.cluster.user_api import connect
+from dtj.doctor.capacity import node_checks, quota_checks
+from dtj.doctor.check import Check, Verdict, failed, warning
+from dtj.doctor.credentials import secret_checks
+from dtj.doctor.gather import look_at_cluster, look_for_job, run_pod
+from dtj.doctor.installation import installation_checks
+from dtj.doctor.probe import pod_checks, probe_pod
+from dtj.plan.job import plan_job
+
+
+async def examine(
+    job: Job | None, *, namespace: str | None = None, context: str | None = None, with_pod: bool = True
+) -> list[Check]:
+    """Look at the cluster, and at what a job meets there, if one is given.
+
+    namespace: by default the context's own. context: of the kubeconfig, by default the current one. with_pod: try
+    DNS and S3 in a pod of the job's image, which is deleted afterwards. A cluster that does not answer is one of
+    the checks.
+    """
+    try:
+        user = await connect(context)
+    except DtjError as error:
+        return [failed("kubeconfig", error.message, error.remedy)]
+    api = Inspector.of(user)
+    where = namespace or api.namespace or "default"
+    try:
+        checks = installation_checks(await look_at_cluster(api, where))
+        if job is not None:
+            checks += await _job_checks(api, replace(job, namespace=where), with_pod=with_pod)
+        return checks
+    except ApiError as error:
+        told = explanation(error, api.host)
+        return [failed("API server", told.message, told.remedy)]
+    finally:
+        await api.close()
+
+
+async def _job_checks(api: Inspector, job: Job, *, with_pod: bool) -> list[Check]:
+    plan, found = plan_job(job), await look_for_job(api, job)
+    secret = secret_checks(job, found)
+    checks = [*node_checks(job, plan, found), *quota_checks(plan, found), *secret]
+    if not with_pod:
+        return checks
+    if any(check.verdict is Verdict.FAILED for check in secret):
+        return [*checks, warning("pod", "DNS and S3 are not tried from a pod, which would need the Secret")]
+    return [*checks, *await _tried(api, probe_pod(job, plan))]
+
+
+async def _tried(api: Inspector, pod: Manifest) -> list[Check]:
+    try:
+        return pod_checks(await run_pod(api, pod))
+    except ApiError as error:
+        remedy = "`--no-pod` leaves it out"
+        if error.status == 403:
+            return [
+                warning("pod", f"DNS and S3 are not tried: you may not make the pod: {error.message}", remedy)
+            ]
+        return [failed("pod", f"the pod that tries DNS and S3 can't be run: {error.message}", remedy)]

@@ -1,0 +1,86 @@
+"""Asks the cluster for all that the checks need."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable
+from typing import TypeVar
+
+from dtj.api.identity import API_VERSION
+from dtj.api.job import Job, Manifest
+from dtj.cluster.inspect import Inspector
+from dtj.cluster.port import ApiError
+from dtj.doctor import probe
+from dtj.doctor.findings import PERMISSIONS, ClusterFindings, JobFindings, SecretKeys, Unread
+
+_POLL_SECONDS = 0.5
+Value = TypeVar("Value")
+
+
+async def look_at_cluster(api: Inspector, namespace: str) -> ClusterFindings:
+    """What of dtj is there. Raises ApiError where the API server does not answer."""
+    version = await api.version()
+    served, crd, operators = await asyncio.gather(
+        api.serves(API_VERSION), _read(api.crd()), _read(api.operators())
+    )
+    allowed = await asyncio.gather(*(api.allows(namespace, p.verb, p.resource, p.group) for p in PERMISSIONS))
+    return ClusterFindings(
+        server=api.host,
+        version=version,
+        namespace=namespace,
+        served=served,
+        crd=crd,
+        operators=operators,
+        allowed=dict(zip(PERMISSIONS, allowed, strict=True)),
+    )
+
+
+async def look_for_job(api: Inspector, job: Job) -> JobFindings:
+    """What the job meets."""
+    nodes, pods, quotas, secret = await asyncio.gather(
+        _read(api.nodes()),
+        _read(api.scheduled_pods()),
+        _read(api.quotas(job.namespace)),
+        _read(_secret(api, job)),
+    )
+    return JobFindings(nodes=nodes, pods=pods, quotas=quotas, secret=secret)
+
+
+async def run_pod(api: Inspector, pod: Manifest) -> Manifest:
+    """Run a pod to its end, or as long as that is worth it; how it was last. It is deleted however this ends.
+
+    Raises ApiError.
+    """
+    try:
+        seen = await api.create(pod)
+        deadline = asyncio.get_running_loop().time() + probe.SECONDS
+        while not probe.settled(seen) and asyncio.get_running_loop().time() < deadline:
+            await asyncio.sleep(_POLL_SECONDS)
+            seen = await api.get(pod) or seen
+        return seen
+    finally:
+        await api.remove_pod(pod)
+
+
+async def _secret(api: Inspector, job: Job) -> SecretKeys | None:
+    artifacts = job.spec.artifacts
+    if artifacts is None or artifacts.secret_name is None:
+        return None
+    try:
+        data = await api.secret(job.namespace, artifacts.secret_name)
+    except ApiError as error:
+        if error.status == 404:
+            return None
+        raise
+    padded = frozenset(key for key, value in data.items() if value != value.strip())
+    return SecretKeys(frozenset(data), padded)
+
+
+async def _read(asked: Awaitable[Value]) -> Value | Unread:
+    """The answer, or why this user gets none."""
+    try:
+        return await asked
+    except ApiError as error:
+        if error.status == 0:
+            raise
+        return Unread(error.message or error.reason)

@@ -1,0 +1,145 @@
+"""Whether the cluster is new enough, dtj is installed there, and this person may use it."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from importlib import metadata
+from typing import Any
+
+from dtj.api.crd import custom_resource_definition
+from dtj.api.identity import VERSION
+from dtj.api.job import Manifest
+from dtj.doctor.check import Check, failed, ok, warning
+from dtj.doctor.findings import ClusterFindings, Permission, Unread
+
+CEL_MINOR = 25
+_APPLY_CRD = "dtj crd | kubectl apply --server-side -f -"
+_INSTALL = "install dtj with `kubectl apply --server-side -k manifests`"
+_SHOWN = 3
+_MISSING = object()
+
+
+def installation_checks(found: ClusterFindings) -> list[Check]:
+    """The checks that need no job."""
+    return [_server(found), _crd(found), _operator(found), *_permissions(found)]
+
+
+def _server(found: ClusterFindings) -> Check:
+    version = found.version.get("gitVersion", "unknown")
+    says = f"Kubernetes {version} answers at {found.server}"
+    if _is_old(found):
+        return warning(
+            "API server",
+            f"{says}; it is older than 1.{CEL_MINOR}, so it can't refuse changes of fields that are immutable",
+            f"update the cluster to 1.{CEL_MINOR} or newer",
+        )
+    return ok("API server", says)
+
+
+def _is_old(found: ClusterFindings) -> bool:
+    minor = re.match(r"\d+", str(found.version.get("minor", "")))
+    return str(found.version.get("major")) == "1" and minor is not None and int(minor[0]) < CEL_MINOR
+
+
+def _crd(found: ClusterFindings) -> Check:
+    name = "CRD"
+    if not found.served:
+        return failed(name, "the cluster does not know DistributedTrainingJobs", _INSTALL)
+    if isinstance(found.crd, Unread) or found.crd is None:
+        return warning(
+            name, f"{VERSION} is served; whether its fields are this dtj's can't be seen", "ask for `get crd`"
+        )
+    versions = {version["name"]: version for version in found.crd["spec"]["versions"]}
+    ours = custom_resource_definition()["spec"]["versions"][0]["schema"]
+    theirs = versions.get(VERSION, {}).get("schema", {})
+    ignored = {"description"} | ({"x-kubernetes-validations"} if _is_old(found) else set())
+    differing = sorted(set(_differences(ours, theirs, "", ignored)))
+    if differing:
+        more = f" and {len(differing) - _SHOWN} more" if len(differing) > _SHOWN else ""
+        return failed(
+            name,
+            f"the schema in the cluster is not that of dtj {our_version()}: {', '.join(differing[:_SHOWN])}{more}",
+            f"{_APPLY_CRD}; or use the dtj of the cluster's version",
+        )
+    return ok(name, f"{VERSION} is served, with the schema of dtj {our_version()}")
+
+
+def _differences(ours: Any, theirs: Any, path: str, ignored: set[str]) -> Iterator[str]:
+    """The fields in which two schemas differ."""
+    if isinstance(ours, Mapping) and isinstance(theirs, Mapping):
+        for key in ours.keys() | theirs.keys():
+            # A field may be called as a keyword is.
+            if key in ignored and not path.endswith("properties"):
+                continue
+            below = f"{path}.{key}"
+            yield from _differences(ours.get(key, _MISSING), theirs.get(key, _MISSING), below, ignored)
+    elif ours != theirs:
+        field, _, _ = path.partition(".x-kubernetes-")
+        names = re.findall(r"\.properties\.([^.]+)", field)
+        yield ".".join(names) or "the root"
+
+
+def _operator(found: ClusterFindings) -> Check:
+    name = "operator"
+    if isinstance(found.operators, Unread):
+        return warning(
+            name,
+            f"whether the operator runs can't be seen: {found.operators.reason}",
+            "ask who runs the cluster",
+        )
+    if not found.operators:
+        return failed(name, "there is no Deployment of the operator", _INSTALL)
+    if len(found.operators) > 1:
+        places = ", ".join(_place(deployment) for deployment in found.operators)
+        return failed(name, f"several operators would work on the same jobs: {places}", "delete all but one")
+    (deployment,) = found.operators
+    place, image = _place(deployment), _image(deployment)
+    if not (deployment.get("status") or {}).get("readyReplicas"):
+        namespace = deployment["metadata"]["namespace"]
+        return failed(
+            name,
+            f"{place} ({image}) is not ready",
+            f"see `kubectl -n {namespace} describe pods` and `kubectl -n {namespace} logs deployment/"
+            f"{deployment['metadata']['name']}`",
+        )
+    tag = image.rpartition("/")[2].partition("@")[0].partition(":")[2]
+    if tag.removeprefix("v") != our_version():
+        return warning(
+            name,
+            f"{place} is ready; its image is {image}, this dtj is {our_version()}",
+            "use a dtj of the operator's version",
+        )
+    return ok(name, f"{place} is ready, {image}")
+
+
+def our_version() -> str:
+    """The version of this dtj."""
+    return metadata.version("dtj")
+
+
+def _place(deployment: Manifest) -> str:
+    return f"{deployment['metadata']['namespace']}/{deployment['metadata']['name']}"
+
+
+def _image(deployment: Manifest) -> str:
+    return str(deployment["spec"]["template"]["spec"]["containers"][0]["image"])
+
+
+def _permissions(found: ClusterFindings) -> Iterator[Check]:
+    name, where = "permissions", f"in namespace {found.namespace}"
+    remedy = f"ask those who run the cluster for a Role {where}"
+    denied = [permission for permission, allowed in found.allowed.items() if not allowed]
+    required = [permission for permission in denied if permission.required]
+    optional = [permission for permission in denied if not permission.required]
+    if required:
+        yield failed(name, f"you may not {_listed(required)} {where}", remedy)
+    if optional:
+        purposes = ", ".join(dict.fromkeys(permission.purpose for permission in optional))
+        yield warning(name, f"you may not {_listed(optional)} {where}: needed for {purposes}", remedy)
+    if not denied:
+        yield ok(name, f"you may do all that dtj does {where}")
+
+
+def _listed(permissions: list[Permission]) -> str:
+    return ", ".join(map(str, permissions))

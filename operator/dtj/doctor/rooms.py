@@ -1,0 +1,135 @@
+"""Nodes as the scheduler sees them: what they take, and what is free on each."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from decimal import Decimal
+
+from dtj.api.identity import LABEL_JOB, LABEL_ROLE
+from dtj.api.job import Job, Manifest
+from dtj.doctor.quantities import Amounts, amounts, pod_requests, total
+
+_ENDED = ("Succeeded", "Failed")
+
+
+@dataclass(frozen=True)
+class Need:
+    """The pods of a role, which are alike."""
+
+    role: str
+    count: int
+    requests: Amounts
+    """Of each pod."""
+    selector: Mapping[str, str]
+    tolerations: Sequence[Manifest]
+
+
+@dataclass(frozen=True)
+class Room:
+    """A node."""
+
+    manifest: Manifest
+    allocatable: Amounts
+    free: Amounts
+
+    @property
+    def name(self) -> str:
+        """The node's name."""
+        return str(self.manifest["metadata"]["name"])
+
+    def refusal(self, need: Need) -> str | None:
+        """Why the node takes no such pod, whatever is free. Affinity is not looked at."""
+        conditions = {c["type"]: c["status"] for c in self.manifest["status"].get("conditions") or []}
+        if conditions.get("Ready") != "True":
+            return "is not ready"
+        labels = self.manifest["metadata"].get("labels") or {}
+        for key, value in need.selector.items():
+            if labels.get(key) != value:
+                return f"has not the label {key}={value}"
+        for taint in self.manifest["spec"].get("taints") or []:
+            if taint["effect"] != "PreferNoSchedule" and not any(
+                _tolerates(t, taint) for t in need.tolerations
+            ):
+                value = f"={taint['value']}" if taint.get("value") else ""
+                return f"has the taint {taint['key']}{value}:{taint['effect']}"
+        return "is cordoned" if self.manifest["spec"].get("unschedulable") else None
+
+
+def needs_of(pods: Iterable[Manifest]) -> list[Need]:
+    """What the pods of a plan ask for, a role at a time."""
+    by_role: dict[str, list[Manifest]] = {}
+    for pod in pods:
+        by_role.setdefault(pod["metadata"]["labels"][LABEL_ROLE], []).append(pod)
+    return [
+        Need(
+            role,
+            len(of_role),
+            pod_requests(of_role[0]),
+            of_role[0]["spec"].get("nodeSelector") or {},
+            of_role[0]["spec"].get("tolerations") or [],
+        )
+        for role, of_role in by_role.items()
+    ]
+
+
+def rooms_of(nodes: Iterable[Manifest], pods: Iterable[Manifest], job: Job) -> list[Room]:
+    """The nodes with what is free besides the pods of others; those of the job itself make room for the new ones."""
+    used: dict[str, list[Amounts]] = {}
+    for pod in pods:
+        metadata = pod["metadata"]
+        mine = (metadata["namespace"], (metadata.get("labels") or {}).get(LABEL_JOB)) == (
+            job.namespace,
+            job.name,
+        )
+        node = pod["spec"].get("nodeName")
+        if node and not mine and (pod.get("status") or {}).get("phase") not in _ENDED:
+            used.setdefault(node, []).append(pod_requests(pod))
+    rooms = []
+    for node in nodes:
+        allocatable = amounts(node["status"].get("allocatable"))
+        taken = total(used.get(node["metadata"]["name"], []))
+        free = {name: value - taken.get(name, Decimal(0)) for name, value in allocatable.items()}
+        rooms.append(Room(node, allocatable, free))
+    return rooms
+
+
+def placed(needs: Sequence[Need], rooms: Sequence[Room], capacity: Mapping[str, Amounts]) -> dict[str, int]:
+    """How many pods of each role find a place, the largest first. capacity: of each node, by its name."""
+    left = {name: dict(values) for name, values in capacity.items()}
+    found = dict.fromkeys((need.role for need in needs), 0)
+    for need in sorted(needs, key=_size, reverse=True):
+        for room in rooms:
+            if found[need.role] == need.count:
+                break
+            if room.refusal(need):
+                continue
+            here = min(need.count - found[need.role], _times(need.requests, left[room.name]))
+            found[need.role] += here
+            for name, value in need.requests.items():
+                left[room.name][name] = left[room.name].get(name, Decimal(0)) - here * value
+    return found
+
+
+def lacking(need: Need, capacity: Amounts) -> Amounts:
+    """What one pod asks for that is not there, by resource."""
+    return {name: value for name, value in need.requests.items() if value > capacity.get(name, Decimal(0))}
+
+
+def _times(requests: Amounts, free: Amounts) -> int:
+    return max(
+        0, min(int(free.get(name, Decimal(0)) // value) for name, value in requests.items() if value > 0)
+    )
+
+
+def _size(need: Need) -> tuple[bool, Decimal, Decimal]:
+    extended = any("/" in name for name in need.requests)
+    return extended, need.requests.get("memory", Decimal(0)), need.requests.get("cpu", Decimal(0))
+
+
+def _tolerates(toleration: Manifest, taint: Manifest) -> bool:
+    if toleration.get("effect") not in (None, "", taint["effect"]):
+        return False
+    if toleration.get("operator") == "Exists":
+        return toleration.get("key") in (None, "", taint["key"])
+    return (toleration.get("key"), toleration.get("value") or "") == (taint["key"], taint.get("value") or "")

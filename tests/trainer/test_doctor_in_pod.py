@@ -1,0 +1,57 @@
+"""What `dtj doctor` runs in its pod, against a real S3 server."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from tests.trainer.conftest import keys
+
+from dtj.doctor import in_pod
+
+WITHOUT_TRAINER = "import sys; sys.modules['dtj_trainer'] = None\n"
+
+
+@pytest.fixture(params=["dtj_trainer", "boto3"])
+def look(request, tmp_path, object_store):
+    """Runs the program with the one library or the other; its findings about S3 by name."""
+    start = WITHOUT_TRAINER if request.param == "boto3" else ""
+    # The import from the future has to be the first statement.
+    program = start + Path(in_pod.__file__).read_text().replace("from __future__ import annotations\n", "")
+
+    def run(artifacts: str, data: str = "") -> dict[str, tuple[str, str]]:
+        report = tmp_path / "report"
+        given = {"ARTIFACTS_URI": artifacts, "DATA_URI": data, "KEY": "dtj-doctor-x", "REPORT": str(report)}
+        environment = {**os.environ, **{f"DTJ_DOCTOR_{name}": value for name, value in given.items()}}
+        subprocess.run([sys.executable, "-c", program], env=environment, check=True, timeout=50)
+        return {f["name"]: (f["verdict"], f["message"]) for f in json.loads(report.read_text())}
+
+    return run
+
+
+def test_a_bucket_that_lets_the_job_in(look, job_uri, job_store):
+    job_store.put_bytes("data/set", b"x")
+    found = look(job_uri, f"{job_uri}/data")
+    assert found["S3 artifacts"] == ("ok", f"a pod writes and deletes below {job_uri}")
+    assert found["S3 data"] == ("ok", f"a pod lists {job_uri}/data")
+    assert keys(job_store) == ["data/set"], "nothing of the doctor's stays"
+
+
+def test_a_data_set_that_is_not_there(look, job_uri):
+    assert look(job_uri, f"{job_uri}/data")["S3 data"] == ("failed", f"nothing is below {job_uri}/data")
+
+
+def test_a_bucket_that_is_not_there(look):
+    verdict, message = look("s3://no-such-bucket/jobs")["S3 artifacts"]
+    assert verdict == "failed"
+    assert message.startswith("an object can't be written below s3://no-such-bucket/jobs: ")
+    assert "does not exist" in message
+
+
+def test_a_wrong_secret(look, job_uri, monkeypatch):
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "other")
+    assert "SignatureDoesNotMatch" in look(job_uri)["S3 artifacts"][1]
