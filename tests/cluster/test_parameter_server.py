@@ -168,16 +168,19 @@ def test_the_runs_are_compared_by_one_command(runs: dict[str, Job]) -> None:
         pytest.skip("the runs to compare are those of this module")
     uris = [job.artifacts().uri for job in runs.values()]
     printed = subprocess.run(
-        [sys.executable, "-m", "dtj_trainer.programs.compare_updates", *uris],
+        [Path(sys.executable).with_name("dtj"), "report", *uris, "--group-by=updates", "--output=json"],
         env=os.environ | {"AWS_ENDPOINT_URL_S3": os.environ["DTJ_TEST_S3_ENDPOINT"]},
         stdout=subprocess.PIPE, text=True, check=True,
     ).stdout  # fmt: skip
     print(printed)
 
-    rows = [line.split(" | ") for line in printed.splitlines()[2:4]]
-    assert [row[0] for row in rows] == ["| Synchronous", "| Asynchronous"]
-    assert all(row[1:4] == ["2", "1", "1"] for row in rows)
-    assert "no speed-up" in printed
+    groups = json.loads(printed)["groups"]
+    assert [group["group"] for group in groups] == ["Asynchronous", "Synchronous"]
+    for group in groups:
+        facts = group["facts"]
+        assert (facts["workers"], facts["ps"], len(group["runs"])) == (2, 1, 1)
+        assert group["examplesPerSecond"]["mean"] > 0
+        assert group["accuracy"]["mean"] > 0.5
 
 
 def by_name(job: Job) -> dict[str, Manifest]:

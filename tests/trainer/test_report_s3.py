@@ -1,0 +1,43 @@
+"""`dtj report` of what jobs left in a bucket."""
+
+from __future__ import annotations
+
+import pytest
+from tests.unit.support.training_runs import content, line
+
+from dtj.api.errors import NotFound, Unreachable
+from dtj.cli.report_sources import read_runs
+from dtj.report.run import Run
+from dtj.report.summary import summarise
+from dtj_trainer.artifacts.store import Store
+
+ROWS = content([line("train", 0, 1, updates="Asynchronous"), line("end", 9, 2, updates="Asynchronous", ps=1)])
+
+
+def read(*names: str) -> list[Run]:
+    return read_runs(names, local=False, namespace=None, context=None)
+
+
+def test_jobs_and_folders_of_jobs_are_read(job_store: Store) -> None:
+    job = b"kind: DistributedTrainingJob\nspec: {strategy: ParameterServer, args: [--model=cnn]}\n"
+    for name in ("one-1", "two-2"):
+        # The first chief was killed while it wrote a line.
+        job_store.put_bytes(f"ml/{name}/metrics.jsonl", b'{"kind": "tra\n\xff\n3\n' + ROWS)
+        job_store.put_bytes(f"ml/{name}/job.yaml", job)
+        job_store.put_bytes(f"ml/{name}/checkpoints/1/manifest.json", b"{}")
+    tests = content([line("test", 5, 1, accuracy=0.5), line("test", 8, 2, accuracy=0.75)])
+    job_store.put_bytes("ml/two-2/metrics-evaluator.jsonl", tests)
+    folder = job_store.below("ml").location.uri
+
+    for uris in ([folder], [f"{folder}/"], [f"{folder}/one-1", f"{folder}/two-2/"]):
+        runs = read(*uris)
+        assert [run.name for run in runs] == ["one-1", "two-2"]
+        assert [summarise(run).accuracy for run in runs] == [None, 0.75]
+        assert [summarise(run).facts["model"] for run in runs] == ["cnn", "cnn"]
+
+
+def test_nothing_there_and_a_bucket_that_is_not_there_are_said(job_store: Store) -> None:
+    with pytest.raises(NotFound, match=r"has no metrics\.jsonl, nor has any job below it"):
+        read(job_store.location.uri)
+    with pytest.raises(Unreachable, match="the bucket nowhere does not exist"):
+        read("s3://nowhere/jobs")
