@@ -1,0 +1,120 @@
+"""The parts of Kubeflow's jobs that a conversion reads (`kubeflow.org/v1` and `v2beta1`); the rest stays in
+`model_extra`, and is taken over or told.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+from pydantic import BaseModel, ConfigDict, Field
+from pydantic.alias_generators import to_camel
+
+from dtj.api.spec import Quantity
+
+
+class Form(BaseModel):
+    """camelCase outside, any more fields."""
+
+    model_config = ConfigDict(alias_generator=to_camel, extra="allow", frozen=True)
+
+    @property
+    def rest(self) -> dict[str, Any]:
+        """The fields that the form does not name."""
+        return dict(self.model_extra or {})
+
+
+class Variable(Form):
+    """One of a container's `env`."""
+
+    name: str
+
+
+class Resources(Form):
+    """A container's `resources`."""
+
+    requests: dict[str, Quantity] = {}
+    limits: dict[str, Quantity] = {}
+
+
+class Container(Form):
+    """A container of a pod template."""
+
+    name: str
+    image: str = ""
+    command: list[str] = []
+    args: list[str] = []
+    env: list[Variable] = []
+    ports: list[dict[str, Any]] = []
+    resources: Resources = Resources()
+
+
+class PodSpec(Form):
+    """The `spec` of a pod template."""
+
+    containers: Annotated[list[Container], Field(min_length=1)]
+
+
+class Metadata(Form):
+    """The `metadata` of a job or a pod template."""
+
+    name: str = ""
+    generate_name: str = ""
+    namespace: str | None = None
+    labels: dict[str, str] = {}
+    annotations: dict[str, str] = {}
+
+
+class Template(Form):
+    """A pod template."""
+
+    metadata: Metadata = Metadata()
+    spec: PodSpec
+
+
+class Replica(Form):
+    """One role."""
+
+    replicas: Annotated[int, Field(ge=0)] = 1
+    restart_policy: str | None = None
+    template: Template
+
+
+class RunPolicy(Form):
+    """What has an equivalent in dtj's `runPolicy`."""
+
+    suspend: bool = False
+    backoff_limit: Annotated[int, Field(ge=0)] | None = None
+    active_deadline_seconds: Annotated[int, Field(ge=1)] | None = None
+    clean_pod_policy: str | None = None
+    scheduling_policy: dict[str, Any] = {}
+
+
+class Spec(Form):
+    """What the spec of every kind has."""
+
+    run_policy: RunPolicy = RunPolicy()
+
+
+class TFJobSpec(Spec):
+    """TFJob."""
+
+    tf_replica_specs: dict[str, Replica]
+
+
+class MPIJobSpec(Spec):
+    """MPIJob, both versions."""
+
+    mpi_replica_specs: dict[str, Replica]
+    slots_per_worker: Annotated[int, Field(ge=1)] = 1
+    run_launcher_as_worker: bool = False
+    mpi_implementation: str = "OpenMPI"
+    main_container: str | None = None
+
+
+def without_nulls(value: Any) -> Any:
+    """As the API server reads it: a field that is null was not given."""
+    if isinstance(value, dict):
+        return {key: without_nulls(entry) for key, entry in value.items() if entry is not None}
+    if isinstance(value, list):
+        return [without_nulls(entry) for entry in value]
+    return value

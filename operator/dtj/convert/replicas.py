@@ -1,0 +1,198 @@
+"""One role's replicas: what dtj has fields for, and the rest of its pod template."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from dtj.api.job import Manifest
+from dtj.api.validation import TRAINER_CONTAINER
+from dtj.convert.form import Container, Replica
+from dtj.convert.notes import Notes
+from dtj_trainer import contract
+
+_BY_OPERATOR = {
+    "hostname": "left out: peers find the pod by the operator's",
+    "subdomain": "left out: peers find the pod by the operator's",
+    "restartPolicy": "left out: the operator restarts pods itself",
+    "hostNetwork": "left out: two replicas on one node would want the same ports",
+    "nodeName": "left out: use nodeSelector or affinity",
+}
+_OF_TERMINATION = ("terminationMessagePath", "terminationMessagePolicy")
+_LAST_APPLIED = "kubectl.kubernetes.io/last-applied-configuration"
+
+
+@dataclass
+class Role:
+    """One role on its way: image, program and env are compared with the other roles' at the end."""
+
+    name: str
+    path: str
+    """Of the role in the input."""
+    replicas: int
+    image: str
+    program: tuple[list[str], list[str]]
+    """Command and args."""
+    env: dict[str, Manifest]
+    resources: Manifest
+    accelerators: dict[str, int]
+    template: Manifest
+    container: Manifest = field(default_factory=dict)
+    """The trainer's own fields in the template, besides those above."""
+
+
+def read_role(name: str, path: str, replica: Replica, wanted: str | None, notes: Notes) -> Role:
+    """A role of the input. wanted: what its container that trains is called; else it is the first."""
+    containers = replica.template.spec.containers
+    names = [container.name for container in containers]
+    index = names.index(wanted) if wanted in names else 0
+    main, pod_path = containers[index], f"{path}.template.spec"
+    where = f"{pod_path}.containers[{index}]"
+    env = {variable.name: variable.model_dump(by_alias=True) for variable in main.env}
+    if contract.ENV_TF_CONFIG in env:
+        notes.tell(
+            f"{where}.env[TF_CONFIG]",
+            env.pop(contract.ENV_TF_CONFIG).get("value"),
+            "left out: the operator sets it",
+        )
+    accelerators, resources = _resources(main)
+    return Role(
+        name,
+        path,
+        replica.replicas,
+        main.image,
+        (main.command, main.args),
+        env,
+        resources,
+        accelerators,
+        _template(replica, containers[:index] + containers[index + 1 :], path, notes),
+        _container(main, where, notes),
+    )
+
+
+def _resources(container: Container) -> tuple[dict[str, int], Manifest]:
+    """Accelerators by their resource's name, and what else the container wants."""
+    limits, requests = dict(container.resources.limits), dict(container.resources.requests)
+    accelerators = {
+        name: int(amount)
+        for name, amount in limits.items()
+        if (name.endswith("/gpu") or name.startswith("nvidia.com/")) and str(amount).isdecimal()
+    }
+    for name in list(accelerators)[:1]:
+        limits.pop(name)
+        requests.pop(name, None)
+    kinds = {"requests": requests, "limits": limits}
+    return dict(list(accelerators.items())[:1]), {kind: amounts for kind, amounts in kinds.items() if amounts}
+
+
+def _container(main: Container, where: str, notes: Notes) -> Manifest:
+    made = main.rest
+    for key in _OF_TERMINATION:
+        if key in made:
+            notes.tell(
+                f"{where}.{key}", made.pop(key), "left out: the operator reads the reason of a failure there"
+            )
+    ports = [port for port in main.ports if port.get("name") != "tfjob-port"]
+    for port in main.ports:
+        if port.get("name") == "tfjob-port" and port.get("containerPort") != contract.TENSORFLOW_PORT:
+            notes.tell(
+                f"{where}.ports[tfjob-port]", port, f"left out: it is {contract.TENSORFLOW_PORT} in every job"
+            )
+    return made | ({"ports": ports} if ports else {})
+
+
+def _template(replica: Replica, sidecars: Sequence[Container], path: str, notes: Notes) -> Manifest:
+    metadata = kept_metadata(replica.template.metadata.labels, replica.template.metadata.annotations)
+    spec = replica.template.spec.rest
+    for key, now in _BY_OPERATOR.items():
+        if key in spec:
+            notes.tell(f"{path}.template.spec.{key}", spec.pop(key), now)
+    if "serviceAccountName" in spec and "automountServiceAccountToken" not in spec:
+        notes.tell(
+            f"{path}.template.spec.serviceAccountName",
+            spec["serviceAccountName"],
+            "kept; its token is only mounted with automountServiceAccountToken: true",
+        )
+    if sidecars:
+        spec["containers"] = [
+            container.model_dump(by_alias=True, exclude_unset=True) for container in sidecars
+        ]
+    return {key: value for key, value in (("metadata", metadata), ("spec", spec)) if value}
+
+
+def kept_metadata(labels: dict[str, str], annotations: dict[str, str]) -> Manifest:
+    """Labels and annotations, without kubectl's own."""
+    annotations = {key: value for key, value in annotations.items() if key != _LAST_APPLIED}
+    return {key: value for key, value in (("labels", labels), ("annotations", annotations)) if value}
+
+
+def common_spec(roles: Sequence[Role], notes: Notes) -> Manifest:
+    """The fields of a job's spec that the roles share, and the roles with what each has of its own."""
+    image = _most_common([role.image for role in roles if role.image])
+    # A program without a command is the image's entrypoint, and dtj starts its own.
+    programs = [role.program for role in roles if role.program[0]]
+    program: tuple[list[str], list[str]] = _most_common(programs) or ([], [])
+    shared = [
+        variable
+        for name, variable in roles[0].env.items()
+        if all(role.env.get(name) == variable for role in roles[1:])
+    ]
+    accelerator = next((name for role in roles for name in role.accelerators), None)
+    spec: Manifest = {"image": image or ""}
+    spec |= {key: value for key, value in zip(("command", "args"), program, strict=True) if value}
+    spec |= {"env": shared} if shared else {}
+    spec["replicaSpecs"] = {
+        role.name: _replica_spec(role, image, program, shared, accelerator) for role in roles
+    }
+    if accelerator not in (None, "nvidia.com/gpu"):
+        spec["accelerator"] = {"resourceName": accelerator}
+    if not any("securityContext" in role.container or _pod(role).get("securityContext") for role in roles):
+        notes.tell(
+            f"{roles[0].path}.template.spec.securityContext",
+            None,
+            "not given: dtj's pods run as user 1000, and never as root; set runAsUser (and for root runAsNonRoot: "
+            "false) in a replica's template if the image needs another",
+        )
+    return spec
+
+
+def _replica_spec(
+    role: Role, image: Any, program: Any, shared: list[Manifest], accelerator: str | None
+) -> Manifest:
+    made: Manifest = {"replicas": role.replicas} if role.replicas != 1 else {}
+    resources = role.resources
+    for name, amount in role.accelerators.items():
+        if name == accelerator:
+            made |= {"gpus": amount} if amount else {}
+        else:
+            resources = resources | {"limits": {**resources.get("limits", {}), name: amount}}
+    if resources:
+        made["resources"] = resources
+    own = dict(role.container)
+    if role.image and role.image != image:
+        own["image"] = role.image
+    if role.program[0] and role.program != program:
+        own |= {key: value for key, value in zip(("command", "args"), role.program, strict=True) if value}
+    env = [variable for variable in role.env.values() if variable not in shared]
+    own |= {"env": env} if env else {}
+    template = role.template
+    if own:
+        others = _pod(role).get("containers", [])
+        template = template | {
+            "spec": {**_pod(role), "containers": [{"name": TRAINER_CONTAINER, **own}, *others]}
+        }
+    return made | ({"template": template} if template else {})
+
+
+def _pod(role: Role) -> Manifest:
+    pod: Manifest = role.template.get("spec", {})
+    return pod
+
+
+def _most_common(values: Sequence[Any]) -> Any:
+    if not values:
+        return None
+    ((text, _),) = Counter(map(repr, values)).most_common(1)
+    return next(value for value in values if repr(value) == text)
