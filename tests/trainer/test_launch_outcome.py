@@ -267,20 +267,21 @@ def test_hostfile(tmp_path):
 def test_peers_are_asked_until_all_answer():
     asked: list[list[str]] = []
 
-    def ask(hosts, port):
+    def ask(hosts):
         asked.append(hosts)
         ready = "a" if len(asked) < 3 else "b"
         return {host: Answer.READY if host == ready else Answer.UNRESOLVED for host in hosts}
 
-    wait_for_peers(["a", "b"], 2222, 60, ask)
+    wait_for_peers(["a", "b"], ask, 60, "hosts", "are away")
     assert asked == [["a", "b"], ["b"], ["b"]]
 
 
 def test_peers_that_never_answer_are_named():
     answers = {"a": Answer.UNRESOLVED, "b": Answer.NO_SSH, "c": Answer.READY, "d": Answer.UNRESOLVED}
     with pytest.raises(PeersUnreachable) as caught:
-        wait_for_peers(list(answers), 2222, 0, lambda hosts, _: {host: answers[host] for host in hosts})
+        wait_for_peers(
+            list(answers), lambda hosts: {host: answers[host] for host in hosts}, 0, "hosts", "are away"
+        )
     assert str(caught.value) == (
-        "after 0 s 3 of 4 hosts can't be reached by ssh on port 2222: a, d (its name does not resolve); "
-        "b (what answers is no ssh server)"
+        "after 0 s 3 of 4 hosts are away: a, d (its name does not resolve); b (what answers is no ssh server)"
     )

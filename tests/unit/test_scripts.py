@@ -260,6 +260,27 @@ def test_what_mpirun_gave_the_rank_stays(pod: Pod) -> None:
     assert pod.run("rank.sh", "show", **in_mpi(rank="2")).stdout.strip() == "2 worker"
 
 
+@pytest.mark.parametrize(("rank", "worker"), [("1", "worker-0"), ("2", "worker-1")])
+@pytest.mark.parametrize("variables", ["OMPI_COMM_WORLD", "HOROVOD"])
+def test_a_rank_of_one_machine_finds_its_workers_environment(
+    tmp_path: Path, variables: str, rank: str, worker: str
+) -> None:
+    launcher = Pod(tmp_path / "launcher-0")
+    launcher.has("show", '#!/bin/sh\necho "$DTJ_ROLE $DTJ_ROOT"\n')
+    local = {"DTJ_LOCAL_WORKERS": f"{tmp_path}/worker-"}
+    for index in range(2):
+        root = tmp_path / f"worker-{index}"
+        (root / "run").mkdir(parents=True)
+        (root / "run" / "environment").write_text(f"export DTJ_ROLE='worker'\nexport DTJ_ROOT='{root}'\n")
+    started = {f"{variables}_RANK": rank, f"{variables}_SIZE": "4", f"{variables}_LOCAL_SIZE": "4"}
+
+    done = launcher.run("rank.sh", "show", DTJ_ROLE="launcher", **local, **started)
+
+    assert done.stdout == f"worker {tmp_path}/{worker}\n"
+    less = launcher.run("rank.sh", "show", **local, **started | {f"{variables}_SIZE": "3"})
+    assert less.returncode == 78
+
+
 def test_a_rank_runs_under_dtj_launch_where_the_image_has_it(pod: Pod) -> None:
     pod.has("dtj-launch")
 
@@ -281,7 +302,7 @@ def test_the_exit_code_of_the_program_is_the_ranks(pod: Pod) -> None:
         (
             in_mpi(local="4"),
             "worker",
-            "2 ranks a worker were asked for, mpirun started 4 on mnist-worker-0",
+            "2 ranks a host were asked for, mpirun started 4 on mnist-worker-0",
         ),
         (in_mpi(), "launcher", "mpirun started a rank on mnist-worker-0, which is no worker"),
         ({}, "worker", "4 ranks were asked for, mpirun started 1"),

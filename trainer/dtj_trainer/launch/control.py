@@ -127,6 +127,10 @@ class ControlClient:
     def __init__(self, connection: socket.socket) -> None:
         self._stream = connection.makefile("rwb")
 
+    def close(self) -> None:
+        """End the connection of one that has not attached and only asked whether the supervisor answers."""
+        self._stream.close()
+
     def attach(self, rank: Attached) -> None:
         """Tell that the program runs."""
         self._send({"attach": asdict(rank)})

@@ -19,7 +19,7 @@ USAGE = """usage: dtj-launch ROLE -- COMMAND [ARGUMENT…]
 
 Runs one role of a distributed training job:
   worker     restores artifacts, serves ssh, uploads artifacts while ranks run (Horovod)
-  launcher   waits for the workers and runs COMMAND on them by mpirun (Horovod)
+  launcher   waits for the workers and runs COMMAND on them by mpirun or gloo (Horovod)
   rank       runs COMMAND as one rank in a worker's pod (Horovod)
   replica    restores artifacts, runs COMMAND as the pod's one process, uploads artifacts (ParameterServer)
 
@@ -30,13 +30,13 @@ Role = Callable[[Settings, Sequence[str]], int]
 
 
 def _worker(settings: Settings, command: Sequence[str]) -> int:
-    from dtj_trainer.launch.ssh_worker import run_worker
+    from dtj_trainer.launch.worker import run_worker
 
     return run_worker(settings, command)
 
 
 def _launcher(settings: Settings, command: Sequence[str]) -> int:
-    from dtj_trainer.launch.mpi_launcher import run_launcher
+    from dtj_trainer.launch.launcher import run_launcher
 
     return run_launcher(settings, command)
 

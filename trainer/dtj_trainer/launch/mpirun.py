@@ -26,8 +26,33 @@ def mpirun_command(settings: Settings, command: Sequence[str], environment: Mapp
         *("-n", str(settings.world_size), "--bind-to", "none", "--map-by", "slot"),
         *("--mca", "pml", "ob1", "--mca", "btl", "^openib"),
         *settings.mpi_args,
-        *("/bin/sh", str(settings.config_dir / RANK_SCRIPT), *command),
+        *rank_command(settings, command),
     ]
+
+
+def rank_command(settings: Settings, command: Sequence[str]) -> list[str]:
+    """What starts one rank."""
+    return ["/bin/sh", str(settings.config_dir / RANK_SCRIPT), *command]
+
+
+def local_mpirun_command(settings: Settings, command: Sequence[str]) -> list[str]:
+    """The mpirun that starts every rank on this machine; ranks reach each other in shared memory.
+
+    The machine is named so that neither a default hostfile nor a batch system gives other hosts.
+    """
+    return [
+        *("mpirun", "--host", f"localhost:{settings.world_size}", "--oversubscribe"),
+        *("-n", str(settings.world_size), "--bind-to", "none"),
+        *("--mca", "pml", "ob1", "--mca", "btl", "self,vader"),
+        *("--mca", "oob_tcp_if_include", "lo", "--mca", "oob_tcp_disable_ipv6_family", "true"),
+        *settings.mpi_args,
+        *rank_command(settings, command),
+    ]
+
+
+def local_mpirun_environment(environment: Mapping[str, str]) -> dict[str, str]:
+    """The environment of that mpirun: ranks that wait leave the processors, which may be few, to others."""
+    return {"OMPI_MCA_mpi_yield_when_idle": "1", **mpirun_environment(environment)}
 
 
 def mpirun_environment(environment: Mapping[str, str]) -> dict[str, str]:

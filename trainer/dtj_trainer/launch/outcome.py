@@ -30,11 +30,11 @@ def decide(
     to stop is the cause. `lost_hosts` tells which hosts no longer answer and why; it is asked only
     when the run failed.
     """
-    if end.succeeded:
+    stopped = [told for told in exits if told.get("stopped")]
+    if end.succeeded and not (stopped and end.stopped):
         first = next((told for told in exits if told.get("rank") == 0), RankExit())
         kept = {name: first[name] for name in ("progress", "artifacts", "phases") if name in first}
         return cast(contract.Termination, {"exitCode": 0, **kept})
-    stopped = [told for told in exits if told.get("stopped")]
     causes = [told for told in exits if "class" in told and not told.get("stopped")]
     if stopped and all(told["exitCode"] == _LEFT_AFTER_SIGTERM for told in causes):
         causes = []  # They only left together with the rank that was told to stop.

@@ -1,4 +1,4 @@
-"""Waits until every host of the hostfile can be reached by ssh."""
+"""Waits until every host of the hostfile, or every worker of this machine, is ready for its ranks."""
 
 from __future__ import annotations
 
@@ -20,13 +20,14 @@ _CHECKS_AT_A_TIME = 32
 
 
 class Answer(Enum):
-    """What a host does when asked on its ssh port."""
+    """What a host does when asked on its ssh port, or a worker of this machine at its socket."""
 
     READY = "answers"
     UNRESOLVED = "its name does not resolve"
     SILENT = "it does not answer"
     REFUSED = "the connection is refused"
     NO_SSH = "what answers is no ssh server"
+    NO_SUPERVISOR = "its supervisor does not answer"
 
 
 class PeersUnreachable(Exception):
@@ -81,30 +82,33 @@ def ask_all(hosts: list[str], port: int) -> dict[str, Answer]:
 
 
 def wait_for_peers(
-    hosts: list[str],
-    port: int,
+    peers: list[str],
+    ask_peers: Callable[[list[str]], dict[str, Answer]],
     timeout: float,
-    ask_hosts: Callable[[list[str], int], dict[str, Answer]] = ask_all,
+    kind: str,
+    fault: str,
 ) -> None:
-    """Return when all hosts answer; raises PeersUnreachable after `timeout` seconds."""
+    """Return when all peers answer; raises PeersUnreachable after `timeout` seconds.
+
+    `kind` is what they are, in the plural, and `fault` what those do that don't answer.
+    """
     started = told = time.monotonic()
-    waiting = dict.fromkeys(hosts, Answer.SILENT)
+    waiting = dict.fromkeys(peers, Answer.SILENT)
     pause = FIRST_PAUSE_SECONDS
     while True:
-        answers = ask_hosts(list(waiting), port)
-        waiting = {host: answer for host, answer in answers.items() if answer is not Answer.READY}
+        answers = ask_peers(list(waiting))
+        waiting = {peer: answer for peer, answer in answers.items() if answer is not Answer.READY}
         now = time.monotonic()
         if not waiting:
-            log.info("all %d hosts answer after %.1f s", len(hosts), now - started)
+            log.info("all %d %s answer after %.1f s", len(peers), kind, now - started)
             return
         if now - started >= timeout:
             raise PeersUnreachable(
-                f"after {timeout:g} s {len(waiting)} of {len(hosts)} hosts can't be reached by ssh on port "
-                f"{port}: {describe(waiting)}"
+                f"after {timeout:g} s {len(waiting)} of {len(peers)} {kind} {fault}: {describe(waiting)}"
             )
         if now - told >= TELL_EVERY_SECONDS:
             told = now
-            log.info("waiting for %d of %d hosts: %s", len(waiting), len(hosts), describe(waiting))
+            log.info("waiting for %d of %d %s: %s", len(waiting), len(peers), kind, describe(waiting))
         time.sleep(max(min(pause, started + timeout - now), 0.0))
         pause = min(pause * 1.5, LONGEST_PAUSE_SECONDS)
 

@@ -18,6 +18,9 @@ from dtj_trainer.launch.output import lines_of
 OUTPUT_END_SECONDS = 5.0
 """How long the output of a program that ended is still read when something keeps it open."""
 NOT_EXECUTABLE = 126
+STOP_ALL_RANKS = signal.SIGUSR1
+"""By which a launcher stops the ranks of its machine: mpirun passes it on and waits for them. After SIGTERM it
+gives them a second, too little for a checkpoint."""
 _PR_SET_PDEATHSIG = 1
 
 
@@ -70,6 +73,7 @@ class Program:
         self._stop_whole_group = stop_whole_group
         self._process: subprocess.Popen[bytes] | None = None
         self._stop_signal: int | None = None
+        self._sent_signal: int | None = None
         self._oom_before = oom_kills()
 
     @property
@@ -77,15 +81,18 @@ class Program:
         """The process, which leads its group."""
         return self._process.pid if self._process else None
 
-    def stop(self, number: int) -> None:
-        """Send a signal to the program, now or as soon as it starts. For signal handlers."""
-        self._stop_signal = number
+    def stop(self, number: int, sent: int | None = None) -> None:
+        """Tell the program to stop, now or as soon as it starts. For signal handlers.
+
+        `number` is the signal that asks for it; the program gets `sent` where that is another.
+        """
+        self._stop_signal, self._sent_signal = number, sent
         if self._process is None or self._process.returncode is not None:
             return
         if self._stop_whole_group:
-            self._signal_group(number)
+            self._signal_group(sent or number)
         else:
-            self._process.send_signal(number)
+            self._process.send_signal(sent or number)
 
     def kill(self) -> None:
         """End it and all that it started at once, if it still runs."""
@@ -112,7 +119,7 @@ class Program:
         except OSError as error:
             return ProgramEnd(NOT_EXECUTABLE, missing=f"{self._command[0]} can't be run: {error.strerror}")
         if self._stop_signal is not None:
-            self.stop(self._stop_signal)
+            self.stop(self._stop_signal, self._sent_signal)
         return None
 
     def wait(self) -> ProgramEnd:
@@ -160,7 +167,7 @@ def _not_found(command: str, error: FileNotFoundError) -> str:
 
 
 def die_with_parent() -> Callable[[], None]:
-    """What a child does first: ask the kernel to be killed when the thread that started it dies."""
+    """What a child does (first): ask the kernel to be killed when the thread that started it dies."""
     # Looked up here: after the fork other threads' locks may be held for ever.
     prctl = ctypes.CDLL(None).prctl
 

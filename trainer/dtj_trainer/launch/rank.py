@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import fcntl
 import os
+import signal
 import struct
 import sys
 import termios
+import threading
 import time
 from collections.abc import Sequence
 
@@ -14,6 +16,7 @@ from dtj_trainer.launch.control import Attached, ControlClient, SupervisorGone, 
 from dtj_trainer.launch.failure import failure_file, rank_exit, unavailable
 from dtj_trainer.launch.logged_program import LoggedProgram
 from dtj_trainer.launch.output import writer_to
+from dtj_trainer.launch.program import STOP_ALL_RANKS, die_with_parent
 from dtj_trainer.launch.settings import Settings
 from dtj_trainer.launch.termination import RankExit, marker_line
 
@@ -22,6 +25,9 @@ DRAIN_SECONDS = 0.5
 
 def run_rank(settings: Settings, command: Sequence[str]) -> int:
     """Run one rank's program; the exit code of the wrapper is the program's."""
+    if settings.local_workers:
+        # On other hosts the ranks of a launcher that was killed end with the connection.
+        die_with_parent()()
     supervisor = connect(settings.control_socket)
     if supervisor is None:
         return _tell(unavailable(settings, f"no worker's supervisor answers at {settings.control_socket}"))
@@ -30,6 +36,13 @@ def run_rank(settings: Settings, command: Sequence[str]) -> int:
     # The launcher tells the ranks' lines from mpirun's own by the prefix.
     program = LoggedProgram(command, settings.logs / f"rank-{rank}.log", prefix=f"[rank {rank}] ")
     program.stop_by_signals()
+    launcher_stops = threading.Event()
+
+    def stop(*_: object) -> None:
+        launcher_stops.set()
+        program.stop(signal.SIGTERM)
+
+    signal.signal(STOP_ALL_RANKS, stop)
     end = program.start()
     if end is None:
         supervisor.attach(Attached(rank, os.getpid(), program.pid or 0))
@@ -39,7 +52,9 @@ def run_rank(settings: Settings, command: Sequence[str]) -> int:
     if end.succeeded:
         told = _finished(settings, supervisor, told)
     # A failure is told before any upload: mpirun ends everything as soon as one rank fails.
-    return _tell(told)
+    code = _tell(told)
+    # That must not befall the ranks that still save a checkpoint because the launcher stops them all.
+    return 0 if launcher_stops.is_set() else code
 
 
 def _finished(settings: Settings, supervisor: ControlClient, told: RankExit) -> RankExit:

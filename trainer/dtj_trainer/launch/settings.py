@@ -7,6 +7,7 @@ import socket
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal, cast, get_args
 
 from dtj_trainer import contract
 from dtj_trainer.artifacts.checkpoints import DEFAULT_KEEP
@@ -15,8 +16,11 @@ DEFAULT_PEER_TIMEOUT_SECONDS = 300.0
 DEFAULT_SYNC_TIMEOUT_SECONDS = 600.0
 DEFAULT_SETTLE_SECONDS = 5.0
 
-RANK_VARIABLE = "OMPI_COMM_WORLD_RANK"
-WORLD_VARIABLE = "OMPI_COMM_WORLD_SIZE"
+RANK_VARIABLES = ("OMPI_COMM_WORLD_RANK", "HOROVOD_RANK")
+WORLD_VARIABLES = ("OMPI_COMM_WORLD_SIZE", "HOROVOD_SIZE")
+"""Of Open MPI, and of Horovod with gloo."""
+
+RanksBy = Literal["mpi", "gloo"]
 
 
 class SettingsError(ValueError):
@@ -25,7 +29,7 @@ class SettingsError(ValueError):
 
 @dataclass(frozen=True)
 class Settings:
-    """One process's place in its job. Times in seconds; `rank` is None outside MPI."""
+    """One process's place in its job. Times in seconds; `rank` is None but in a rank."""
 
     job: str
     role: str
@@ -41,12 +45,16 @@ class Settings:
     artifacts_uri: str | None
     resume: str
     world_size: int
+    slots_per_worker: int
     rank: int | None
     peer_timeout: float
     sync_timeout: float
     settle: float
     keep: int
     mpi_args: tuple[str, ...]
+    local_workers: str | None
+    """What the workspaces of all workers begin with, where ranks are started on this machine without ssh."""
+    ranks_by: RanksBy | None
 
     @property
     def logs(self) -> Path:
@@ -61,7 +69,12 @@ class Settings:
     @property
     def control_socket(self) -> Path:
         """Where rank wrappers reach their pod's supervisor."""
-        return self.root / contract.RUN / "supervisor.sock"
+        return control_socket(self.root)
+
+
+def control_socket(root: Path) -> Path:
+    """Where the supervisor of the pod with this workspace listens."""
+    return root / contract.RUN / "supervisor.sock"
 
 
 def read_settings(environment: Mapping[str, str]) -> Settings:
@@ -89,8 +102,11 @@ def read_settings(environment: Mapping[str, str]) -> Settings:
         mpi_args = tuple(shlex.split(environment.get(contract.ENV_MPI_ARGS, "")))
     except ValueError as error:
         raise SettingsError(f"{contract.ENV_MPI_ARGS} can't be split into words: {error}") from error
-    rank = integer(RANK_VARIABLE, -1)
-    world = integer(WORLD_VARIABLE, 0) or integer(contract.ENV_WORLD_SIZE, 1, least=1)
+    ranks_by = environment.get(contract.ENV_RANKS_BY) or None
+    if ranks_by not in (None, *get_args(RanksBy)):
+        raise SettingsError(f"{contract.ENV_RANKS_BY} must be mpi or gloo, not {ranks_by!r}")
+    rank = next((found for name in RANK_VARIABLES if (found := integer(name, -1)) >= 0), None)
+    world = next((found for name in WORLD_VARIABLES if (found := integer(name, 0))), None)
     port = integer(contract.ENV_PROGRESS_PORT, 0)
     return Settings(
         job=environment.get(contract.ENV_JOB, ""),
@@ -106,11 +122,14 @@ def read_settings(environment: Mapping[str, str]) -> Settings:
         ssh_port=integer(contract.ENV_SSH_PORT, contract.SSH_PORT, least=1),
         artifacts_uri=environment.get(contract.ENV_ARTIFACTS_URI) or None,
         resume=environment.get(contract.ENV_RESUME) or "Auto",
-        world_size=world,
-        rank=rank if rank >= 0 else None,
+        world_size=world or integer(contract.ENV_WORLD_SIZE, 1, least=1),
+        slots_per_worker=integer(contract.ENV_SLOTS_PER_WORKER, 1, least=1),
+        rank=rank,
         peer_timeout=seconds(contract.ENV_PEER_TIMEOUT_SECONDS, DEFAULT_PEER_TIMEOUT_SECONDS),
         sync_timeout=seconds(contract.ENV_SYNC_TIMEOUT_SECONDS, DEFAULT_SYNC_TIMEOUT_SECONDS),
         settle=seconds(contract.ENV_CHECKPOINT_SETTLE_SECONDS, DEFAULT_SETTLE_SECONDS),
         keep=max(integer(contract.ENV_CHECKPOINTS_KEEP, DEFAULT_KEEP), 1),
         mpi_args=mpi_args,
+        local_workers=environment.get(contract.ENV_LOCAL_WORKERS) or None,
+        ranks_by=cast(RanksBy | None, ranks_by),
     )

@@ -1,31 +1,26 @@
-"""A worker that ranks reach by ssh: restores, then lets ssh in, and uploads while ranks run."""
+"""A worker that ranks run in: restores, then lets them start (by ssh), and uploads while they run."""
 
 from __future__ import annotations
 
 import logging
-import os
-import shutil
 import signal
-import subprocess
 import time
 from collections.abc import Sequence
 
 from dtj_trainer import contract
 from dtj_trainer.launch.control import ControlServer
 from dtj_trainer.launch.pod import ArtifactsUnavailable, Pod, stop_sync_seconds
-from dtj_trainer.launch.program import die_with_parent
 from dtj_trainer.launch.settings import Settings
+from dtj_trainer.launch.sshd import Sshd, SshdMissing
 from dtj_trainer.launch.supervisor import RankSupervisor
 from dtj_trainer.launch.termination import write_termination
 
 log = logging.getLogger(__name__)
 
-SSHD_FOLDERS = "/usr/sbin:/usr/local/sbin"
-"""Where sshd lies, which is not on the PATH of everyone."""
 POLL_SECONDS = 0.2
 
 
-class SshWorker:
+class Worker:
     """One worker pod, until it is told to stop."""
 
     def __init__(self, settings: Settings) -> None:
@@ -44,26 +39,19 @@ class SshWorker:
         signal.signal(signal.SIGINT, self._stop)
         supervisor = RankSupervisor(pod)
         ControlServer(settings.control_socket, supervisor).start()
-        program = shutil.which("sshd", path=f"{os.environ.get('PATH', '')}:{SSHD_FOLDERS}")
-        if program is None:
-            return self._fail(
-                "CommandNotFound",
-                "the image has no sshd, which a Horovod worker needs: install openssh-server",
-                contract.EXIT_COMMAND_NOT_FOUND,
-            )
-        sshd = subprocess.Popen(  # noqa: S603 - fixed words and our own config
-            [program, "-De", "-f", str(settings.config_dir / "sshd_config")],
-            stdin=subprocess.DEVNULL,
-            preexec_fn=die_with_parent(),
-        )
-        log.info("worker %d is ready for ssh on port %d", settings.index, settings.ssh_port)
-        while not self._stopping and sshd.poll() is None:
+        try:
+            sshd = None if settings.local_workers else Sshd(settings.config_dir)
+        except SshdMissing as error:
+            return self._fail("CommandNotFound", str(error), contract.EXIT_COMMAND_NOT_FOUND)
+        by = f"ssh on port {settings.ssh_port}" if sshd else "ranks of this machine"
+        log.info("worker %d is ready for %s", settings.index, by)
+        while not self._stopping and not (sshd and sshd.ended):
             time.sleep(POLL_SECONDS)
-        if not self._stopping:
+        if sshd and not self._stopping:
             supervisor.stop()
             code = self._fail(
                 "ApplicationError",
-                f"sshd ended with exit code {sshd.returncode}; its log says why",
+                f"sshd ended with exit code {sshd.exit_code}; its log says why",
                 contract.EXIT_CONFIG,
             )
             self._last_sync(pod, ended=False)
@@ -71,11 +59,8 @@ class SshWorker:
         log.info("worker %d is told to stop", settings.index)
         succeeded = supervisor.stop()
         complete = self._last_sync(pod, ended=succeeded, timeout=stop_sync_seconds(settings.sync_timeout))
-        sshd.terminate()
-        try:
-            sshd.wait(5)
-        except subprocess.TimeoutExpired:
-            sshd.kill()
+        if sshd:
+            sshd.stop()
         return 0 if complete else contract.EXIT_UNAVAILABLE
 
     def _stop(self, *_: object) -> None:
@@ -106,6 +91,6 @@ class SshWorker:
 
 
 def run_worker(settings: Settings, command: Sequence[str]) -> int:
-    """Run a worker pod; the user's command comes later, by ssh."""
+    """Run a worker pod; the user's command comes later, with the ranks."""
     del command
-    return SshWorker(settings).run()
+    return Worker(settings).run()

@@ -1,30 +1,23 @@
-"""The launcher of an MPI job: waits for the hosts, runs mpirun, and tells how the run ended."""
+"""The launcher of a Horovod job: waits for the hosts, starts the ranks, and tells how the run ended."""
 
 from __future__ import annotations
 
 import logging
-import os
 import re
 import signal
 import sys
+import threading
 from collections.abc import Sequence
 
 from dtj_trainer import contract
 from dtj_trainer.artifacts.pod_sync import PodSync
 from dtj_trainer.artifacts.s3 import S3Error
-from dtj_trainer.launch.mpirun import HOSTFILE, mpirun_command, mpirun_environment
+from dtj_trainer.launch.hosts import RankHosts, rank_hosts
 from dtj_trainer.launch.outcome import decide
 from dtj_trainer.launch.output import LastLines, LogFile, writer_to
-from dtj_trainer.launch.peers import (
-    Answer,
-    HostfileError,
-    PeersUnreachable,
-    ask_all,
-    read_hosts,
-    wait_for_peers,
-)
+from dtj_trainer.launch.peers import HostfileError, PeersUnreachable
 from dtj_trainer.launch.phases import PhaseLog
-from dtj_trainer.launch.pod import LOG_SYNC_SECONDS, sync_settings
+from dtj_trainer.launch.pod import LOG_SYNC_SECONDS, STOP_SECONDS, sync_settings
 from dtj_trainer.launch.program import Program, ProgramEnd
 from dtj_trainer.launch.settings import Settings
 from dtj_trainer.launch.termination import RankExit, split_marker, write_termination
@@ -35,8 +28,8 @@ LOG_NAME = "launcher-0.log"
 _RANK_PREFIX = re.compile(r"\[rank (\d+)\] ")
 
 
-class MpiLauncher:
-    """One run of mpirun over all hosts."""
+class Launcher:
+    """One run of the ranks on all hosts."""
 
     def __init__(self, settings: Settings, command: Sequence[str]) -> None:
         self._settings = settings
@@ -44,7 +37,7 @@ class MpiLauncher:
         self._phases = PhaseLog()
         self._exits: list[RankExit] = []
         self._own_lines = LastLines(200)
-        """Lines that carry no rank: mpirun's own."""
+        """Lines that carry no rank: of what started the ranks."""
         self._rank_lines: dict[int, LastLines] = {}
 
     def run(self) -> int:
@@ -54,31 +47,26 @@ class MpiLauncher:
         self._log_file = LogFile(settings.logs / LOG_NAME)
         self._pass_on = writer_to(sys.stdout.fileno())
         sync = self._start_log_sync()
+        hosts = rank_hosts(settings)
         try:
-            hosts = read_hosts(settings.config_dir / HOSTFILE)
-            wait_for_peers(hosts, settings.ssh_port, settings.peer_timeout)
+            hosts.wait()
         except HostfileError as error:
             return self._end(_own_failure("ApplicationError", str(error), contract.EXIT_CONFIG), sync)
         except PeersUnreachable as error:
             return self._end(_own_failure("PeersUnreachable", str(error), contract.EXIT_UNAVAILABLE), sync)
         self._phases.reached("peersReady")
-        end = self._run_mpirun()
+        end = self._run_ranks(hosts)
+        return self._end(decide(end, self._exits, self._own_lines.lines(), hosts.lost), sync)
 
-        def lost_hosts() -> dict[str, str]:
-            answers = ask_all(hosts, settings.ssh_port)
-            return {host: answer.value for host, answer in answers.items() if answer is not Answer.READY}
+    def _run_ranks(self, hosts: RankHosts) -> ProgramEnd:
+        program = Program(*hosts.start(self._command), self._on_line, stop_whole_group=False)
 
-        return self._end(decide(end, self._exits, self._own_lines.lines(), lost_hosts), sync)
+        def stop(number: int, _: object) -> None:
+            program.stop(number, hosts.stop_signal)
+            threading.Timer(STOP_SECONDS, program.stop, (number, signal.SIGTERM)).start()
 
-    def _run_mpirun(self) -> ProgramEnd:
-        program = Program(
-            mpirun_command(self._settings, self._command, os.environ),
-            mpirun_environment(os.environ),
-            self._on_line,
-            stop_whole_group=False,
-        )
         for number in (signal.SIGTERM, signal.SIGINT):
-            signal.signal(number, lambda received, _: program.stop(received))
+            signal.signal(number, stop)
         return program.start() or program.wait()
 
     def _on_line(self, line: bytes) -> None:
@@ -141,4 +129,4 @@ def _merged(of_rank: contract.Phases, own: contract.Phases) -> contract.Phases:
 
 def run_launcher(settings: Settings, command: Sequence[str]) -> int:
     """Run a launcher pod; its exit code is the failing rank's own where known."""
-    return MpiLauncher(settings, command).run()
+    return Launcher(settings, command).run()

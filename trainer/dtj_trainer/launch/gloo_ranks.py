@@ -1,0 +1,118 @@
+"""Starts all ranks on this machine and lets Horovod connect them by gloo: does without mpirun.
+
+`python -m dtj_trainer.launch.gloo_ranks RANKS COMMAND…`. Horovod's own horovodrun does the same, but it shows
+the environment with its secrets in the list of processes, listens on all interfaces, and gives ranks 5 s to
+save a checkpoint.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Mapping, Sequence
+
+from dtj_trainer import contract
+from dtj_trainer.launch.failure import signal_name
+from dtj_trainer.launch.output import writer_to
+from dtj_trainer.launch.program import STOP_ALL_RANKS, die_with_parent
+from dtj_trainer.launch.termination import RankExit, marker_line
+
+KILL_SECONDS = 5.0
+"""From the SIGTERM after another rank's failure to SIGKILL."""
+LOOPBACK = "127.0.0.1"
+LOOPBACK_INTERFACE = "lo"
+
+
+def rank_environments(ranks: int) -> list[Mapping[str, str]]:
+    """What each rank's environment needs so that they find each other; serves their rendezvous from now on.
+
+    Raises ImportError where Horovod is not installed.
+    """
+    from horovod.runner.common.util.hosts import HostInfo, get_host_assignments
+    from horovod.runner.gloo_run import create_run_env_vars, create_slot_env_vars
+    from horovod.runner.http.http_server import RendezvousHandler, RendezvousHTTPServer
+
+    slots = get_host_assignments([HostInfo("localhost", ranks)], ranks)
+    server = RendezvousHTTPServer((LOOPBACK, 0), RendezvousHandler, 0)
+    server.init(slots)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    shared = create_run_env_vars(LOOPBACK, [LOOPBACK_INTERFACE], str(server.server_port))
+    return [{**shared, **create_slot_env_vars(slot)} for slot in slots]
+
+
+class GlooRanks:
+    """The ranks of one run. Use it in the main thread."""
+
+    def __init__(self) -> None:
+        self._running: dict[int, int] = {}
+        """The rank of each process."""
+        self._stopping = False
+        self._exit_code = 0
+
+    def run(self, command: Sequence[str], environments: Sequence[Mapping[str, str]]) -> int:
+        """Run until all have ended; the exit code of the first that failed."""
+        signal.signal(STOP_ALL_RANKS, lambda number, _: self._stop(number))
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, lambda *_: self._end())
+        for rank, environment in enumerate(environments):
+            if self._stopping:
+                break
+            process = subprocess.Popen(  # noqa: S603 - the launcher gives the command
+                command,
+                env={**os.environ, **environment},
+                stdin=subprocess.DEVNULL,
+                preexec_fn=die_with_parent(),
+            )
+            self._running[process.pid] = rank
+        while self._running:
+            pid, status = os.wait()
+            rank_ended = self._running.pop(pid, None)
+            if rank_ended is not None:
+                self._ended(rank_ended, os.waitstatus_to_exitcode(status))
+        return self._exit_code
+
+    def _ended(self, rank: int, code: int) -> None:
+        if code == 0:
+            return
+        self._exit_code = self._exit_code or (code if code > 0 else 128 - code)
+        if code < 0 and not self._stopping:
+            message = f"the process of rank {rank} was killed by {signal_name(-code)}"
+            _tell({"class": "Signal", "message": message, "rank": rank, "exitCode": 128 - code})
+        self._end()
+
+    def _end(self) -> None:
+        """One has failed, or there is no more time: the others end too."""
+        self._stop(signal.SIGTERM)
+        killing = threading.Timer(KILL_SECONDS, self._stop, (signal.SIGKILL,))
+        killing.daemon = True
+        killing.start()
+
+    def _stop(self, number: int) -> None:
+        self._stopping = True
+        for pid in list(self._running):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, number)
+
+
+def _tell(told: RankExit) -> None:
+    writer_to(sys.stdout.fileno())(marker_line(told).rstrip("\n").encode())
+
+
+def main() -> int:
+    """Carry out the command line; the exit code."""
+    ranks, command = int(sys.argv[1]), sys.argv[2:]
+    try:
+        environments = rank_environments(ranks)
+    except ImportError as error:
+        message = f"ranks can't be started by gloo: {error}; install horovod, or mpirun (openmpi-bin)"
+        _tell({"class": "CommandNotFound", "message": message, "exitCode": contract.EXIT_COMMAND_NOT_FOUND})
+        return contract.EXIT_COMMAND_NOT_FOUND
+    return GlooRanks().run(command, environments)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,51 @@
+"""A worker's sshd, by which mpirun starts ranks on another host."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+from pathlib import Path
+
+from dtj_trainer.launch.program import die_with_parent
+
+SSHD_FOLDERS = "/usr/sbin:/usr/local/sbin"
+"""Where sshd lies, which is not on the PATH of everyone."""
+STOP_SECONDS = 5.0
+
+
+class SshdMissing(Exception):
+    """The image has no sshd."""
+
+
+class Sshd:
+    """A running sshd. Make it in the main thread: it ends with the thread that made it."""
+
+    def __init__(self, config_dir: Path) -> None:
+        """Start it with the job's `sshd_config`; raises SshdMissing."""
+        program = shutil.which("sshd", path=f"{os.environ.get('PATH', '')}:{SSHD_FOLDERS}")
+        if program is None:
+            raise SshdMissing("the image has no sshd, which a Horovod worker needs: install openssh-server")
+        self._process = subprocess.Popen(  # noqa: S603 - fixed words and our own config
+            [program, "-De", "-f", str(config_dir / "sshd_config")],
+            stdin=subprocess.DEVNULL,
+            preexec_fn=die_with_parent(),
+        )
+
+    @property
+    def ended(self) -> bool:
+        """Whether it has ended by itself."""
+        return self._process.poll() is not None
+
+    @property
+    def exit_code(self) -> int | None:
+        """Its exit code once it has ended."""
+        return self._process.returncode
+
+    def stop(self) -> None:
+        """End it."""
+        self._process.terminate()
+        try:
+            self._process.wait(STOP_SECONDS)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
