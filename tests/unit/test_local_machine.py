@@ -129,13 +129,13 @@ def test_the_jobs_own_store_is_taken_where_it_answers_and_there_are_credentials(
     with socket.create_server(("127.0.0.1", 0)) as server:
         endpoint = f"http://127.0.0.1:{server.getsockname()[1]}"
         own = job(artifacts={"uri": "s3://training/jobs", "endpoint": endpoint})
-        with chosen_store(own, S3Store.EMBEDDED, tmp_path, None) as store:
+        with chosen_store(own, S3Store.EMBEDDED, tmp_path, None, print) as store:
             assert (store.kind, store.environment, store.held) == (S3Store.JOB, {}, ())
 
 
 def test_data_without_a_place_in_the_bucket_is_refused(tmp_path: Path) -> None:
     with (
         pytest.raises(Unusable, match=r"data\.uri begins with s3"),
-        chosen_store(job(), S3Store.EMBEDDED, tmp_path, tmp_path),
+        chosen_store(job(), S3Store.EMBEDDED, tmp_path, tmp_path, print),
     ):
         pass

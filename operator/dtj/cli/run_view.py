@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 import time
 from datetime import datetime
@@ -57,7 +58,8 @@ class RunView:
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         if self._bar:
-            self._bar.stop()
+            with contextlib.suppress(OSError):
+                self._bar.stop()
 
     def note(self, text: str) -> None:
         """Print a sentence."""
@@ -131,8 +133,9 @@ class RunView:
             self._print(Text(f"files: {outcome.run.folder}"))
 
     def _print(self, text: Text) -> None:
-        console = self._bar.console if self._bar else self._console
-        console.print(text, highlight=False, soft_wrap=True)
+        # A terminal that was closed, or a `| head` that has seen enough, must not keep the run from its end.
+        with contextlib.suppress(OSError):
+            self._console.print(text, highlight=False, soft_wrap=True)
 
 
 def progress_text(progress: ProgressStatus | None) -> str:

@@ -58,7 +58,8 @@ def end_marked(variable: str, value: str, patience: float) -> None:
 
 def kill_session(leader: int) -> None:
     """Kill what is left of a session, as the end of a container's first process does."""
-    while left := in_sessions([leader]):
+    deadline = time.monotonic() + _HOPELESS_SECONDS
+    while (left := in_sessions([leader])) and time.monotonic() < deadline:
         send(left, signal.SIGKILL)
         time.sleep(0.01)
 

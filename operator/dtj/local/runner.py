@@ -89,7 +89,7 @@ def run_job(
         if stored is not None and stored.status.phase is Phase.SUCCEEDED:
             watcher.note(f"{job.name} has succeeded already")
             return Outcome(run, stored.status, interrupted=False)
-        with chosen_store(job, s3, home, data) as store:
+        with chosen_store(job, s3, home, data, watcher.note) as store:
             manifest = _taken_up(job, stored, store)
             place = _place(read_job(manifest), run, store, watcher)
             if stored is None:
@@ -219,12 +219,11 @@ class _Drive:
     def _interrupted(self) -> None:
         self._interrupts += 1
         if self._interrupts == 1:
-            alive = ", ".join(self._cluster.alive)
-            if alive:
+            self._cluster.suspend()
+            if alive := ", ".join(self._cluster.alive):
                 self._watcher.note(
                     f"stopping: waits until {alive} saved a checkpoint and ended; Ctrl-C again ends them at once"
                 )
-            self._cluster.suspend()
         else:
             self._watcher.note("every process of the job is ended at once")
 

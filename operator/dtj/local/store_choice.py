@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import socket
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from enum import StrEnum
@@ -41,14 +41,16 @@ class ChosenStore:
 
 
 @contextmanager
-def chosen_store(job: Job, wish: S3Store, home: Path, data: Path | None) -> Iterator[ChosenStore]:
+def chosen_store(
+    job: Job, wish: S3Store, home: Path, data: Path | None, tell: Callable[[str], None]
+) -> Iterator[ChosenStore]:
     """The store of a job's run, kept up meanwhile.
 
     wish: the embedded one is left alone where the job's own endpoint answers and there are credentials for it.
-    data: a folder that is put at the job's data.uri, unless that is there. Raises DtjError.
+    data: a folder that is put at the job's data.uri, unless that is there. tell: hears of it. Raises DtjError.
     """
     if wish is S3Store.EMBEDDED and not _own_is_reachable(job):
-        with _embedded(job, home, data) as chosen:
+        with _embedded(job, home, data, tell) as chosen:
             yield chosen
         return
     if data is not None:
@@ -62,7 +64,7 @@ def chosen_store(job: Job, wish: S3Store, home: Path, data: Path | None) -> Iter
 
 
 @contextmanager
-def _embedded(job: Job, home: Path, data: Path | None) -> Iterator[ChosenStore]:
+def _embedded(job: Job, home: Path, data: Path | None, tell: Callable[[str], None]) -> Iterator[ChosenStore]:
     buckets = sorted({urlsplit(uri).netloc for uri in _uris(job) if uri.startswith("s3://")})
     if data is not None and not (job.spec.data and job.spec.data.uri.startswith("s3://")):
         raise Unusable("--data is for a job whose data.uri begins with s3://, which this one's does not")
@@ -73,17 +75,18 @@ def _embedded(job: Job, home: Path, data: Path | None) -> Iterator[ChosenStore]:
 
     with open_store(home, buckets) as store:
         if data is not None and job.spec.data is not None:
-            _put(store, data, job.spec.data.uri)
+            _put(store, data, job.spec.data.uri, tell)
         # Proxies are for the outside.
         none = ",".join(filter(None, (os.environ.get("NO_PROXY") or os.environ.get("no_proxy"), "127.0.0.1")))
         environment = {**store.environment, "NO_PROXY": none, "no_proxy": none}
         yield ChosenStore(S3Store.EMBEDDED, environment, (store.lock_fd,))
 
 
-def _put(store: OpenStore, folder: Path, uri: str) -> None:
+def _put(store: OpenStore, folder: Path, uri: str, tell: Callable[[str], None]) -> None:
     if not folder.is_dir():
         raise Unusable(f"--data {folder} is no folder")
-    store.put_folder(folder, uri)
+    if sent := store.put_folder(folder, uri):
+        tell(f"{folder} was put into {uri} of the embedded store ({sent / 1e6:.1f} MB)")
 
 
 def _uris(job: Job) -> list[str]:
