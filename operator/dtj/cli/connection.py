@@ -71,3 +71,11 @@ ContextOption = Annotated[
 LocalOption = Annotated[
     bool, typer.Option("--local", help="A run of this machine (`dtj run`), not a job of a cluster.")
 ]
+EndpointOption = Annotated[
+    str | None,
+    typer.Option(
+        "--endpoint",
+        help="URL of the S3 store as seen from here; by default AWS_ENDPOINT_URL_S3, then the job's own.",
+        metavar="URL",
+    ),
+]

@@ -1,7 +1,280 @@
-"""Commands on the jobs of a cluster."""
+"""Commands that make, list, change and delete the jobs of a cluster."""
 
 from __future__ import annotations
 
+from dataclasses import asdict
+from datetime import UTC, datetime
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
 import typer
 
+from dtj.api.errors import Unusable
+from dtj.api.status import ConditionType, Phase
+from dtj.cli import places
+from dtj.cli.connection import ContextOption, JobName, LocalOption, NamespaceOption, complete_name, connect
+from dtj.cli.durations import seconds_of
+from dtj.cli.job_files import read_one_job
+from dtj.cli.job_table import event_table, job_table
+from dtj.cli.status_view import one_line
+from dtj.cli.tables import print_table
+from dtj.cli.terminal import FormatOption, errors, print_data
+
+if TYPE_CHECKING:
+    from dtj.client import DistributedTrainingJob, JobEvent
+
 app = typer.Typer()
+TimeoutOption = Annotated[
+    float | None,
+    typer.Option(
+        parser=seconds_of, metavar="DURATION", help="Give up after this: 90s, 10m, 1h; by default never."
+    ),
+]
+
+
+class Goal(StrEnum):
+    """What `dtj wait` waits for."""
+
+    SUCCEEDED = "Succeeded"
+    FAILED = "Failed"
+    RUNNING = "Running"
+    SUSPENDED = "Suspended"
+    ENDED = "ended"
+
+
+@app.command()
+def submit(
+    file: Annotated[Path, typer.Argument(help="Job file; - is standard input.", metavar="FILE")],
+    name: Annotated[str | None, typer.Option(help="Give the job this name instead of the file's.")] = None,
+    wait: Annotated[
+        bool, typer.Option("--wait", help="Wait until it has ended; exit code 1: failed.")
+    ] = False,
+    timeout: TimeoutOption = None,
+    namespace: NamespaceOption = None,
+    context: ContextOption = None,
+    format_: FormatOption = None,
+) -> None:
+    """Make a job of a file on the cluster.
+
+    Other than `kubectl apply` it refuses a job whose name is taken, and tells every fault of the file with its line.
+
+    ```
+    dtj submit job.yaml
+    dtj submit job.yaml --name try-2 --wait --timeout 2h
+    ```
+    """
+    from dtj.client import DistributedTrainingJob
+
+    manifest, _ = read_one_job(file)
+    if name:
+        manifest = {**manifest, "metadata": {**manifest["metadata"], "name": name}}
+    job = DistributedTrainingJob.from_manifest(manifest)
+    if namespace and job.metadata.namespace not in (None, namespace):
+        raise Unusable(
+            f"{file} has namespace {job.metadata.namespace}, --namespace says {namespace}",
+            "leave one of them out",
+        )
+    client = connect(namespace, context)
+    made = client.submit(job, namespace=namespace)
+    if format_ is None:
+        typer.echo(f"{made.name} submitted to namespace {made.namespace}")
+    if wait:
+        made = client.wait(made.name, timeout=timeout, namespace=made.namespace)
+        if format_ is None:
+            typer.echo(one_line(made))
+    if format_:
+        print_data(made.to_manifest(), format_)
+    if wait:
+        raise typer.Exit(0 if made.status.phase is Phase.SUCCEEDED else 1)
+
+
+@app.command("list")
+def list_jobs(
+    all_namespaces: Annotated[
+        bool, typer.Option("--all-namespaces", "-A", help="Those of every namespace.")
+    ] = False,
+    local: LocalOption = False,
+    namespace: NamespaceOption = None,
+    context: ContextOption = None,
+    format_: FormatOption = None,
+) -> None:
+    """List jobs with their phase, progress and rate.
+
+    PROGRESS is in percent of all steps, EX/S in examples a second over all ranks.
+
+    ```
+    dtj list -A
+    dtj list --local
+    dtj list -o json
+    ```
+    """
+    if local:
+        jobs = _local_jobs(namespace)
+    else:
+        client = connect(namespace, context)
+        jobs = client.list(all_namespaces=all_namespaces)
+        namespace = client.namespace
+    if format_:
+        print_data([job.to_manifest() for job in jobs], format_)
+    elif not jobs:
+        where = (
+            "on this machine"
+            if local
+            else "on the cluster"
+            if all_namespaces
+            else f"in namespace {namespace}"
+        )
+        errors.print(f"no jobs {where}", markup=False, highlight=False)
+    else:
+        print_table(job_table(jobs, datetime.now(UTC), namespaces=all_namespaces or local))
+
+
+@app.command()
+def wait(
+    name: JobName,
+    goal: Annotated[Goal, typer.Option("--for", help="`ended`: however it ends.")] = Goal.SUCCEEDED,
+    timeout: TimeoutOption = None,
+    namespace: NamespaceOption = None,
+    context: ContextOption = None,
+) -> None:
+    """Wait until a job has come so far.
+
+    Exit code 0: it has, 1: it ended otherwise, 5: not in time.
+
+    ```
+    dtj wait fashion-mnist --timeout 1h
+    dtj wait fashion-mnist --for=Running --timeout 10m
+    ```
+    """
+    client = connect(namespace, context)
+    if goal is Goal.ENDED:
+        job = client.wait(name, timeout=timeout)
+    else:
+        job = client.wait_for(name, ConditionType(goal.value), timeout=timeout)
+    typer.echo(one_line(job))
+
+
+@app.command()
+def suspend(name: JobName, namespace: NamespaceOption = None, context: ContextOption = None) -> None:
+    """End a job's pods as soon as their checkpoint is in the bucket.
+
+    `dtj resume` goes on from there.
+
+    ```
+    dtj suspend fashion-mnist && dtj wait fashion-mnist --for=Suspended
+    ```
+    """
+    connect(namespace, context).suspend(name)
+    typer.echo(f"{name} is being suspended: its pods save a checkpoint and end")
+
+
+@app.command()
+def resume(name: JobName, namespace: NamespaceOption = None, context: ContextOption = None) -> None:
+    """Let a suspended job go on.
+
+    It starts from its newest checkpoint, as a new attempt.
+
+    ```
+    dtj resume fashion-mnist
+    ```
+    """
+    connect(namespace, context).resume(name)
+    typer.echo(f"{name} goes on")
+
+
+@app.command()
+def scale(
+    name: JobName,
+    workers: Annotated[int | None, typer.Option(min=1, help="How many workers.", metavar="N")] = None,
+    replicas: Annotated[
+        list[str] | None, typer.Option(help="How many of another role.", metavar="ROLE=N")
+    ] = None,
+    timeout: TimeoutOption = None,
+    namespace: NamespaceOption = None,
+    context: ContextOption = None,
+) -> None:
+    """Change the number of replicas.
+
+    A job that runs is suspended, and goes on from its checkpoint with the new number.
+
+    ```
+    dtj scale fashion-mnist --workers 4
+    dtj scale cifar --replicas worker=3 --replicas ps=2
+    ```
+    """
+    wanted = dict(_role_and_number(text) for text in replicas or [])
+    if workers is not None and wanted.setdefault("worker", workers) != workers:
+        raise Unusable(f"--workers {workers} and --replicas worker={wanted['worker']} differ")
+    if not wanted:
+        raise Unusable("nothing to change", "say --workers N or --replicas ROLE=N")
+    connect(namespace, context).scale(name, wanted, timeout=timeout)
+    typer.echo(f"{name} has now " + ", ".join(f"{role}={number}" for role, number in wanted.items()))
+
+
+@app.command()
+def delete(
+    names: Annotated[
+        list[str], typer.Argument(help="Names of the jobs.", metavar="NAME…", autocompletion=complete_name)
+    ],
+    wait: Annotated[bool, typer.Option("--wait", help="Wait until jobs and pods are gone.")] = False,
+    timeout: TimeoutOption = None,
+    namespace: NamespaceOption = None,
+    context: ContextOption = None,
+) -> None:
+    """Delete jobs with their pods.
+
+    What they left in the bucket stays.
+
+    ```
+    dtj delete fashion-mnist --wait
+    ```
+    """
+    client = connect(namespace, context)
+    for name in names:
+        client.delete(name, wait=wait, timeout=timeout)
+        typer.echo(f"{name} {'deleted' if wait else 'is being deleted'}")
+
+
+@app.command()
+def events(
+    name: JobName,
+    local: LocalOption = False,
+    namespace: NamespaceOption = None,
+    context: ContextOption = None,
+    format_: FormatOption = None,
+) -> None:
+    """Print what the operator and Kubernetes told of a job and its pods.
+
+    The oldest comes first. Most clusters keep events for an hour.
+
+    ```
+    dtj events fashion-mnist
+    ```
+    """
+    found = places.find(name, local=local, namespace=namespace, context=context).events()
+    if format_:
+        print_data([_plain(event) for event in found], format_)
+    elif found:
+        print_table(event_table(found, datetime.now(UTC)))
+    else:
+        errors.print(f"no events of {name} are kept any more", markup=False, highlight=False)
+
+
+def _plain(event: JobEvent) -> dict[str, object]:
+    return asdict(event) | {"time": event.time.isoformat() if event.time else None}
+
+
+def _local_jobs(namespace: str | None) -> list[DistributedTrainingJob]:
+    from dtj.client import DistributedTrainingJob
+    from dtj.local.runs import Runs, home
+
+    runs = Runs(home()).list()
+    return [DistributedTrainingJob.from_cluster(r.manifest) for r in runs if namespace in (None, r.namespace)]
+
+
+def _role_and_number(text: str) -> tuple[str, int]:
+    role, equals, number = text.partition("=")
+    if not (role and equals and number.isdecimal()):
+        raise Unusable(f"--replicas {text}: say ROLE=N, e.g. worker=4")
+    return role, int(number)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 import time
 from collections import deque
 from collections.abc import Iterator
@@ -12,13 +11,13 @@ from pathlib import Path
 
 from dtj.api.errors import NotFound
 from dtj.client import Artifacts, DistributedTrainingJob, JobEvent, LogLine, PodView
+from dtj.client.bucket_logs import bucket_log
+from dtj.client.log_source import Selection, file_line
 from dtj.client.views import read_event
 from dtj.local.runs import Run
-from dtj_trainer import contract
 from dtj_trainer.artifacts.s3 import parse_s3_uri
 
 _LOOK_SECONDS = 0.3
-_RANK = re.compile(r"\[rank (\d+)\] ")
 
 
 class LocalPlace:
@@ -48,20 +47,22 @@ class LocalPlace:
         return [read_event(event) for event in self._run.events]
 
     @contextmanager
-    def artifacts(self) -> Iterator[Artifacts]:
+    def artifacts(self, endpoint: str | None = None) -> Iterator[Artifacts]:
         """As Place; the embedded store is started for it unless it runs."""
-        uri = self.job().artifacts_uri
-        if uri is None:
-            raise NotFound(f"{self._run.name} keeps no artifacts", "give it spec.artifacts.uri")
-        if not self._run.embedded_store:
-            endpoint = self.job().spec.artifacts
-            given = {"AWS_ENDPOINT_URL_S3": endpoint.endpoint} if endpoint and endpoint.endpoint else {}
-            yield Artifacts(uri, {**given, **os.environ})
-            return
-        from dtj.local.object_store import open_store
+        job = self.job()
+        uri, kept = job.artifacts_uri, job.spec.artifacts
+        if uri is None or kept is None:
+            raise NotFound(f"{job.name} keeps no artifacts", "give its file spec.artifacts.uri")
+        if self._run.embedded_store and endpoint is None:
+            from dtj.local.object_store import open_store
 
-        with open_store(self._home, [parse_s3_uri(uri).bucket]) as store:
-            yield Artifacts(uri, store.environment)
+            with open_store(self._home, [parse_s3_uri(uri).bucket]) as store:
+                yield Artifacts(uri, store.environment)
+            return
+        environment = dict(os.environ)
+        if found := endpoint or environment.get("AWS_ENDPOINT_URL_S3") or kept.endpoint:
+            environment["AWS_ENDPOINT_URL_S3"] = found
+        yield Artifacts(uri, environment)
 
     def logs(
         self,
@@ -74,70 +75,54 @@ class LocalPlace:
         attempt: int | None = None,
     ) -> Iterator[LogLine]:
         """As Place: what the replicas printed over all attempts; one attempt's is in the bucket."""
+        selection = Selection(self._run.job, role, index, rank)
         if attempt is not None:
-            yield from self._stored(attempt, role, index, rank, tail)
+            with self.artifacts() as artifacts:
+                yield from bucket_log(artifacts, selection, attempt=attempt, tail=tail)
             return
-        files = _Outputs(self._run, role, index, rank)
-        yield from files.last(tail)
+        outputs = _Outputs(self._run, selection)
+        yield from outputs.last(tail)
         while follow:
             ended = self._run.pid is None
-            yield from files.fresh()
+            yield from outputs.fresh()
             if ended:
                 return
             time.sleep(_LOOK_SECONDS)
 
-    def _stored(
-        self, attempt: int, role: str | None, index: int | None, rank: int | None, tail: int | None
-    ) -> Iterator[LogLine]:
-        with self.artifacts() as artifacts:
-            for item in artifacts.ls(f"{contract.LOGS}/attempt-{attempt}"):
-                name = Path(item.key).stem
-                source = name.replace("rank-", "rank ") if name.startswith("rank-") else name
-                if _is_wanted(source, role, index, rank):
-                    text = artifacts.read(item.key).decode(errors="replace")
-                    yield from (LogLine(source, line) for line in deque(text.splitlines(), tail))
-
 
 class _Outputs:
-    """The output files of a run's replicas, read from where the last look ended."""
+    """The output files of a run's replicas, each read from where the last look ended."""
 
-    def __init__(self, run: Run, role: str | None, index: int | None, rank: int | None) -> None:
+    def __init__(self, run: Run, selection: Selection) -> None:
         self._run = run
-        self._wanted = role, index, rank
+        self._selection = selection
         self._read: dict[str, int] = {}
         """Bytes read, by replica."""
 
     def last(self, tail: int | None) -> Iterator[LogLine]:
         """What is there now: of each replica the last `tail` lines."""
-        for replica in self._run.outputs:
-            yield from deque(self._lines(replica), tail)
+        for replica, file in self._wanted():
+            yield from deque(self._lines(replica, file), tail)
 
     def fresh(self) -> Iterator[LogLine]:
         """What came since."""
-        for replica in self._run.outputs:
-            yield from self._lines(replica)
+        for replica, file in self._wanted():
+            yield from self._lines(replica, file)
 
-    def _lines(self, replica: str) -> Iterator[LogLine]:
-        with self._run.outputs[replica].open("rb") as file:
-            file.seek(self._read.get(replica, 0))
-            block = file.read()
+    def _wanted(self) -> Iterator[tuple[str, Path]]:
+        for replica, file in self._run.outputs.items():
+            role, _, index = replica.rpartition("-")
+            if self._selection.has_pod(role, int(index)):
+                yield replica, file
+
+    def _lines(self, replica: str, file: Path) -> Iterator[LogLine]:
+        with file.open("rb") as opened:
+            opened.seek(self._read.get(replica, 0))
+            block = opened.read()
         # A line that is being written waits for its end.
         whole = block[: block.rfind(b"\n") + 1]
         self._read[replica] = self._read.get(replica, 0) + len(whole)
-        for text in whole.decode(errors="replace").splitlines():
-            # The launcher prints what the ranks say, and names them.
-            ranked = _RANK.match(text)
-            source = f"rank {ranked[1]}" if ranked else replica
-            if _is_wanted(source, *self._wanted, printed_by=replica):
-                yield LogLine(source, text[ranked.end() :] if ranked else text)
-
-
-def _is_wanted(
-    source: str, role: str | None, index: int | None, rank: int | None, printed_by: str | None = None
-) -> bool:
-    if rank is not None:
-        return source == f"rank {rank}"
-    if role is None and index is None:
-        return True
-    of_role, _, of_index = (printed_by or source).rpartition("-")
-    return (role is None or role == of_role) and (index is None or str(index) == of_index)
+        for text in whole.decode(errors="replace").split("\n")[:-1]:
+            line = file_line(text, replica)
+            if self._selection.wants(line.source):
+                yield line

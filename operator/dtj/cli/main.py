@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import os
 import sys
+from pathlib import Path
 from typing import Annotated, NoReturn
 
 import click
 import typer
 
 from dtj.api.errors import DtjError
-from dtj.cli import doctor, files, jobs, report, run
+from dtj.cli import artifacts, convert, doctor, files, jobs, logs, report, run, status, tensorboard, top
 from dtj.cli.terminal import errors
 
 EXIT_SOFTWARE = 70
@@ -25,7 +26,7 @@ app = typer.Typer(
     rich_markup_mode="markdown",
     pretty_exceptions_enable=False,
 )
-for part in (run, jobs, files, report, doctor):
+for part in (run, jobs, status, logs, top, artifacts, tensorboard, files, convert, report, doctor):
     app.add_typer(part.app)
 
 
@@ -34,16 +35,21 @@ def options(
     debug: Annotated[
         bool, typer.Option("--debug", help="Show the traceback of an error.", envvar="DTJ_DEBUG")
     ] = False,
+    kubeconfig: Annotated[
+        Path | None, typer.Option(help="Of the cluster; by default KUBECONFIG, then ~/.kube/config.")
+    ] = None,
 ) -> None:
     """Distributed deep-learning training: on any GPU cluster, or on this machine."""
     if debug:
         os.environ["DTJ_DEBUG"] = "1"
+    if kubeconfig:
+        os.environ["KUBECONFIG"] = str(kubeconfig)
 
 
 def main() -> NoReturn:
     """The console script: errors in one line with what to do, no traceback unless asked for."""
     try:
-        code = app(standalone_mode=False)
+        code = app(prog_name=_called(), standalone_mode=False)
     except click.ClickException as error:
         error.show()
         sys.exit(error.exit_code)
@@ -70,6 +76,11 @@ def main() -> NoReturn:
         errors.print("     `dtj --debug …` shows where; please report it", markup=False)
         sys.exit(EXIT_SOFTWARE)
     sys.exit(code if isinstance(code, int) else 0)
+
+
+def _called() -> str:
+    """What the usage line calls it: kubectl calls its plugin `kubectl-dtj`."""
+    return "kubectl dtj" if Path(sys.argv[0]).stem == "kubectl-dtj" else "dtj"
 
 
 def _raise_if_debugging() -> None:

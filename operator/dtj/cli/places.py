@@ -27,8 +27,11 @@ class Place(Protocol):
     def events(self) -> list[JobEvent]:
         """What happened to it, oldest first."""
 
-    def artifacts(self) -> AbstractContextManager[Artifacts]:
-        """What it left in its bucket, whose store answers inside of the `with`."""
+    def artifacts(self, endpoint: str | None = None) -> AbstractContextManager[Artifacts]:
+        """What it left in its bucket, whose store answers inside of the `with`.
+
+        endpoint: URL of the store as seen from here; as for `Client.artifacts`.
+        """
 
     def logs(
         self,
@@ -79,9 +82,9 @@ class ClusterPlace:
         return self._client.events(self._name)
 
     @contextmanager
-    def artifacts(self) -> Iterator[Artifacts]:
+    def artifacts(self, endpoint: str | None = None) -> Iterator[Artifacts]:
         """As Place."""
-        yield self._client.artifacts(self._name)
+        yield self._client.artifacts(self._name, endpoint=endpoint)
 
     def logs(
         self,

@@ -1,0 +1,120 @@
+"""`dtj artifacts`: what a job left in its bucket."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.text import Text
+
+from dtj.cli.connection import ContextOption, EndpointOption, JobName, LocalOption, NamespaceOption
+from dtj.cli.places import find
+from dtj.cli.tables import columns, print_table
+from dtj.cli.terminal import FormatOption, errors, print_data
+
+app = typer.Typer()
+_group = typer.Typer(
+    help="List and copy what a job left in its bucket: checkpoints, model, logs, metrics.",
+    no_args_is_help=True,
+)
+app.add_typer(_group, name="artifacts")
+_STANDARD_OUTPUT = "-"
+
+
+@_group.command()
+def ls(
+    name: JobName,
+    prefix: Annotated[str, typer.Argument(help="Only what is below this folder.", metavar="[FOLDER]")] = "",
+    endpoint: EndpointOption = None,
+    local: LocalOption = False,
+    namespace: NamespaceOption = None,
+    context: ContextOption = None,
+    format_: FormatOption = None,
+) -> None:
+    """List what is in the bucket, with sizes.
+
+    ```
+    dtj artifacts ls fashion-mnist
+    dtj artifacts ls fashion-mnist checkpoints -o json
+    ```
+
+    Keys are below the job's own prefix, which the last line shows.
+    """
+    place = find(name, local=local, namespace=namespace, context=context)
+    with place.artifacts(endpoint) as artifacts:
+        found = artifacts.ls(prefix)
+    if format_:
+        print_data([{"key": item.key, "size": item.size, "etag": item.etag} for item in found], format_)
+        return
+    if found:
+        table = columns("SIZE", "KEY", right=("SIZE",))
+        for item in found:
+            table.add_row(size(item.size), Text(item.key))
+        print_table(table)
+    total = f"{len(found)} objects, {size(sum(item.size for item in found))}, in {artifacts.uri}"
+    errors.print(total, markup=False, highlight=False, soft_wrap=True)
+
+
+@_group.command()
+def get(
+    name: JobName,
+    key: Annotated[str, typer.Argument(help="An object, or a folder; by default all.", metavar="[KEY]")] = "",
+    folder: Annotated[
+        Path | None,
+        typer.Argument(help="Folder to copy to; by default one called as the job.", metavar="[TO]"),
+    ] = None,
+    endpoint: EndpointOption = None,
+    local: LocalOption = False,
+    namespace: NamespaceOption = None,
+    context: ContextOption = None,
+) -> None:
+    """Copy an object, or all below a folder, and print the files.
+
+    ```
+    dtj artifacts get fashion-mnist model
+    dtj artifacts get fashion-mnist checkpoints/938 ./restored
+    ```
+
+    Below TO, files have the paths that they have in the bucket.
+    """
+    place = find(name, local=local, namespace=namespace, context=context)
+    with place.artifacts(endpoint) as artifacts:
+        for file in artifacts.get(key, folder or Path(name)):
+            typer.echo(file)
+
+
+@_group.command()
+def cp(
+    name: JobName,
+    key: Annotated[str, typer.Argument(help="The object, as `ls` shows it.", metavar="KEY")],
+    to: Annotated[str, typer.Argument(help="A file, or a folder that is there; - prints it.", metavar="TO")],
+    endpoint: EndpointOption = None,
+    local: LocalOption = False,
+    namespace: NamespaceOption = None,
+    context: ContextOption = None,
+) -> None:
+    """Copy one object to a file, or to standard output.
+
+    ```
+    dtj artifacts cp fashion-mnist model/model.pt .
+    dtj artifacts cp fashion-mnist metrics.jsonl - | tail -1
+    ```
+
+    A file that is there is replaced.
+    """
+    place = find(name, local=local, namespace=namespace, context=context)
+    with place.artifacts(endpoint) as artifacts:
+        if to == _STANDARD_OUTPUT:
+            sys.stdout.buffer.write(artifacts.read(key))
+        else:
+            typer.echo(artifacts.cp(key, to))
+
+
+def size(amount: int) -> str:
+    """Bytes in the largest unit that leaves a whole number before the point."""
+    value, units = float(amount), ["B", "KiB", "MiB", "GiB", "TiB"]
+    while value >= 1024 and len(units) > 1:
+        value, units = value / 1024, units[1:]
+    return f"{value:.0f} {units[0]}" if units[0] == "B" else f"{value:.1f} {units[0]}"

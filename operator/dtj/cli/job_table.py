@@ -1,0 +1,91 @@
+"""Jobs and events as tables. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import datetime
+from typing import TYPE_CHECKING
+
+from rich.table import Table
+from rich.text import Text
+
+from dtj.api.status import Phase
+from dtj.cli.durations import brief
+from dtj.cli.tables import columns
+from dtj.status.times import seconds_since
+
+if TYPE_CHECKING:
+    from dtj.client import DistributedTrainingJob, JobEvent
+
+PHASE_STYLES = {
+    Phase.PENDING: "yellow",
+    Phase.STARTING: "yellow",
+    Phase.RUNNING: "cyan",
+    Phase.RESTARTING: "magenta",
+    Phase.SUSPENDED: "blue",
+    Phase.SUCCEEDED: "green",
+    Phase.FAILED: "red",
+}
+UNKNOWN = "-"
+
+
+def job_table(jobs: Sequence[DistributedTrainingJob], now: datetime, *, namespaces: bool = False) -> Table:
+    """One line a job. namespaces: with the namespace of each."""
+    first = ("NAMESPACE",) if namespaces else ()
+    table = columns(
+        *first, "NAME", "PHASE", "STRATEGY", "WORKERS", "PROGRESS", "EX/S", "ATTEMPT", "AGE",
+        right=("WORKERS", "PROGRESS", "EX/S", "ATTEMPT"),
+    )  # fmt: skip
+    for job in jobs:
+        table.add_row(*([job.namespace] if namespaces else []), *_cells(job, now))
+    return table
+
+
+def event_table(events: Sequence[JobEvent], now: datetime) -> Table:
+    """One line an event; warnings stand out."""
+    table = columns("LAST SEEN", "TYPE", "REASON", "OBJECT", "MESSAGE")
+    for event in events:
+        age = brief((now - event.time).total_seconds()) if event.time else UNKNOWN
+        times = f" (x{event.count})" if event.count > 1 else ""
+        style = "yellow" if event.type == "Warning" else ""
+        table.add_row(
+            f"{age}{times}", Text(event.type, style), event.reason, event.object, Text(event.message)
+        )
+    return table
+
+
+def phase_text(job: DistributedTrainingJob) -> Text:
+    """The phase in its colour; that of a job which no operator has seen is not known."""
+    phase = job.status.phase
+    if job.metadata.deletion_timestamp:
+        return Text("Deleting", "yellow")
+    return Text(phase.value, PHASE_STYLES[phase]) if phase else Text(UNKNOWN)
+
+
+def rate(value: float | None) -> str:
+    """Examples a second: whole ones, where there are many."""
+    if value is None:
+        return UNKNOWN
+    return f"{value:.0f}" if value >= 10 else f"{value:.2f}"
+
+
+def age(job: DistributedTrainingJob, now: datetime) -> str:
+    """How long ago it was made."""
+    made = job.metadata.creation_timestamp or job.status.start_time
+    return brief(seconds_since(made, now)) if made else UNKNOWN
+
+
+def _cells(job: DistributedTrainingJob, now: datetime) -> list[str | Text]:
+    status = job.status
+    percent = status.progress.percent if status.progress else None
+    worker = job.spec.replica_specs.worker
+    return [
+        job.name,
+        phase_text(job),
+        job.spec.strategy.value,
+        str(worker.replicas) if worker else UNKNOWN,
+        f"{percent:.1f}%" if percent is not None else UNKNOWN,
+        rate(status.progress.examples_per_second if status.progress else None),
+        str(status.attempt or UNKNOWN),
+        age(job, now),
+    ]

@@ -1,0 +1,109 @@
+"""`dtj status`."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.console import RenderableType
+
+from dtj.api.errors import Unreachable, Unusable
+from dtj.cli.connection import ContextOption, JobName, LocalOption, NamespaceOption
+from dtj.cli.places import Place, find
+from dtj.cli.status_view import one_line, status_view
+from dtj.cli.tables import print_table
+from dtj.cli.terminal import FormatOption, output, print_data
+
+if TYPE_CHECKING:
+    from dtj.client import DistributedTrainingJob, JobEvent
+
+app = typer.Typer()
+LOOK_SECONDS = 1.0
+_EVENT_LOOKS = 5
+"""Events are looked at once in so many looks."""
+_LINES_BESIDE_REPLICAS = 22
+_FEWEST_REPLICAS = 6
+
+
+@app.command()
+def status(
+    name: JobName,
+    watch: Annotated[
+        bool, typer.Option("--watch", "-w", help="Keep showing it until the job has ended.")
+    ] = False,
+    local: LocalOption = False,
+    namespace: NamespaceOption = None,
+    context: ContextOption = None,
+    format_: FormatOption = None,
+) -> None:
+    """Show what is going on in a job: progress, replicas and nodes, conditions, restarts, failure, last events.
+
+    `--watch` is live on a terminal; into a pipe or a file it writes a line at each change.
+
+    ```
+    dtj status fashion-mnist --watch
+    dtj status fashion-mnist --local
+    dtj status fashion-mnist -o json | jq .status.progress
+    ```
+    """
+    if watch and format_:
+        raise Unusable("--watch is for people, --output for programs", "leave one of them out")
+    place = find(name, local=local, namespace=namespace, context=context)
+    if format_:
+        print_data(place.job().to_manifest(), format_)
+    elif not watch:
+        print_table(
+            status_view(place.job(), place.pods(), place.events(), datetime.now(UTC), note=place.note())
+        )
+    elif output.is_terminal:
+        _show_live(place)
+    else:
+        _tell_changes(place)
+
+
+def _show_live(place: Place) -> None:
+    from rich.live import Live
+
+    with Live(console=output, auto_refresh=False, vertical_overflow="crop") as live:
+        for view in _views(place):
+            live.update(view, refresh=True)
+
+
+def _views(place: Place) -> Iterator[RenderableType]:
+    """The view again and again, until the job has ended; while the cluster is away the last one that there was."""
+    job, pods = place.job(), place.pods()
+    events: list[JobEvent] = []
+    for look in range(1 << 62):
+        note = None
+        try:
+            job, pods = place.job(), place.pods()
+            if look % _EVENT_LOOKS == 0 or job.status.finished:
+                events = place.events()
+            note = place.note()
+        except Unreachable as error:
+            note = error.message
+        most = max(output.height - _LINES_BESIDE_REPLICAS, _FEWEST_REPLICAS)
+        yield status_view(job, pods, events, datetime.now(UTC), note=note, most_replicas=most)
+        if _over(job, place):
+            return
+        time.sleep(LOOK_SECONDS)
+
+
+def _tell_changes(place: Place) -> None:
+    told = ""
+    while True:
+        job = place.job()
+        if (line := one_line(job)) != told:
+            typer.echo(f"{datetime.now(UTC):%H:%M:%S} {line}")
+            told = line
+        if _over(job, place):
+            return
+        time.sleep(LOOK_SECONDS)
+
+
+def _over(job: DistributedTrainingJob, place: Place) -> bool:
+    """Whether nothing more will happen: it has ended, or nobody carries it out."""
+    return job.status.finished or place.note() is not None

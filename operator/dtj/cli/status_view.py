@@ -1,0 +1,212 @@
+"""What is going on in a job, for a person. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from datetime import datetime
+from typing import TYPE_CHECKING
+
+from rich.console import Group, RenderableType
+from rich.padding import Padding
+from rich.progress_bar import ProgressBar
+from rich.table import Table
+from rich.text import Text
+
+from dtj.api.spec import Strategy
+from dtj.api.status import Condition, ConditionStatus, ConditionType, Failure, JobStatus
+from dtj.cli.durations import brief
+from dtj.cli.job_table import UNKNOWN, age, event_table, phase_text, rate
+from dtj.cli.replica_state import replica_state
+from dtj.cli.tables import columns
+from dtj.plan.horovod import slots_per_worker
+from dtj.status.times import seconds_since
+
+if TYPE_CHECKING:
+    from dtj.client import DistributedTrainingJob, JobEvent, PodView
+
+_BAR_WIDTH = 40
+_MOST_LOG_LINES = 10
+_GOOD = {ConditionType.SUCCEEDED, ConditionType.RUNNING, ConditionType.CREATED}
+
+
+def status_view(
+    job: DistributedTrainingJob,
+    pods: Sequence[PodView],
+    events: Sequence[JobEvent],
+    now: datetime,
+    *,
+    note: str | None = None,
+    most_replicas: int | None = None,
+    most_events: int = 5,
+) -> RenderableType:
+    """The whole view. note: a sentence above all. most_replicas: no more lines of them than this; None: all."""
+    parts: list[RenderableType] = [_headline(job, now)]
+    if note:
+        parts.append(Text(note, "yellow"))
+    parts += [
+        Padding(part, (1, 0, 0, 0)) for part in _parts(job, pods, events, now, most_replicas, most_events)
+    ]
+    return Group(*parts)
+
+
+def one_line(job: DistributedTrainingJob) -> str:
+    """The same in one line, for a log."""
+    words = [job.name, phase_text(job).plain, f"attempt {job.status.attempt}"]
+    return ", ".join(words + [text for text in _measures(job.status, told=True) if text])
+
+
+def _parts(
+    job: DistributedTrainingJob,
+    pods: Sequence[PodView],
+    events: Sequence[JobEvent],
+    now: datetime,
+    most_replicas: int | None,
+    most_events: int,
+) -> Iterator[RenderableType]:
+    status = job.status
+    if status.progress is not None:
+        yield _progress(status)
+    yield _replicas(job, pods, most_replicas)
+    if status.conditions:
+        yield _conditions(status.conditions, now)
+    if facts := list(_facts(job, now)):
+        yield _pairs(facts)
+    # Of a job that goes on after a restart it says why that was; a success has nothing to explain.
+    if status.failure is not None and not status.holds(ConditionType.SUCCEEDED):
+        yield _failure(status.failure)
+    if events and most_events:
+        yield event_table(events[-most_events:], now)
+
+
+def _headline(job: DistributedTrainingJob, now: datetime) -> Text:
+    line = Text.assemble((job.name, "bold"), f" in {job.namespace}: ", phase_text(job))
+    line.append(f", {job.spec.strategy}")
+    if job.status.attempt > 1:
+        line.append(f", attempt {job.status.attempt}")
+    return line.append(f", {age(job, now)} old")
+
+
+def _progress(status: JobStatus) -> RenderableType:
+    progress = status.progress
+    assert progress is not None
+    line = Table.grid(padding=(0, 2, 0, 0))
+    step = f"step {progress.step}" if progress.step is not None else ""
+    if progress.total_steps:
+        step += f"/{progress.total_steps}"
+    cells: list[RenderableType] = []
+    if progress.percent is not None:
+        bar = ProgressBar(total=100, completed=progress.percent, width=_BAR_WIDTH)
+        cells += [bar, Text(f"{progress.percent:.1f}%", "bold")]
+    cells += [step, f"epoch {progress.epoch}" if progress.epoch is not None else ""]
+    if progress.eta_seconds is not None and not status.finished:
+        cells.append(f"ETA {brief(progress.eta_seconds)}")
+    line.add_row(*cells)
+    return Group(line, Text("   ").join(map(Text, _measures(status))))
+
+
+def _measures(status: JobStatus, *, told: bool = False) -> list[str]:
+    """What the program measured; told: with how far it is."""
+    progress = status.progress
+    if progress is None:
+        return []
+    found = []
+    if told and progress.step is not None:
+        found.append(f"step {progress.step}" + (f"/{progress.total_steps}" if progress.total_steps else ""))
+    if progress.examples_per_second is not None:
+        found.append(f"{rate(progress.examples_per_second)} examples/s")
+    if progress.loss is not None:
+        found.append(f"loss {progress.loss:.4f}")
+    if progress.accuracy is not None:
+        found.append(f"accuracy {progress.accuracy:.4f}")
+    return found
+
+
+def _replicas(job: DistributedTrainingJob, pods: Sequence[PodView], most: int | None) -> Table:
+    if not pods:
+        return _roles(job.status)
+    table = columns("REPLICA", "RANKS", "NODE", "STATE", "ATTEMPT", right=("ATTEMPT",))
+    shown = pods if most is None else pods[:most]
+    for pod in shown:
+        table.add_row(
+            f"{pod.role}-{pod.index}",
+            ranks_of(job, pod),
+            pod.node or UNKNOWN,
+            replica_state(pod),
+            str(pod.attempt or UNKNOWN),
+        )
+    if len(pods) > len(shown):
+        table.add_row(f"and {len(pods) - len(shown)} more")
+    return table
+
+
+def _roles(status: JobStatus) -> Table:
+    """How many of each role, where the pods are not there to be asked."""
+    table = columns(
+        "ROLE", "DESIRED", "ACTIVE", "READY", "SUCCEEDED", "FAILED",
+        right=("DESIRED", "ACTIVE", "READY", "SUCCEEDED", "FAILED"),
+    )  # fmt: skip
+    for role, found in status.replica_statuses.items():
+        counts = (found.desired, found.active, found.ready, found.succeeded, found.failed)
+        table.add_row(role, *map(str, counts))
+    return table
+
+
+def ranks_of(job: DistributedTrainingJob, pod: PodView) -> str:
+    """The ranks that run in a pod."""
+    if job.spec.strategy is not Strategy.HOROVOD or pod.role != "worker":
+        return UNKNOWN
+    slots = slots_per_worker(job.job)
+    first = pod.index * slots
+    return str(first) if slots == 1 else f"{first}-{first + slots - 1}"
+
+
+def _conditions(conditions: Sequence[Condition], now: datetime) -> Table:
+    table = columns("CONDITION", "STATUS", "SINCE", "REASON", "MESSAGE")
+    for condition in conditions:
+        holds = condition.status is ConditionStatus.TRUE
+        style = ("green" if condition.type in _GOOD else "yellow") if holds else "dim"
+        if holds and condition.type is ConditionType.FAILED:
+            style = "red"
+        since = brief(seconds_since(condition.last_transition_time, now))
+        table.add_row(
+            Text(condition.type, style), condition.status, since, condition.reason, Text(condition.message)
+        )
+    return table
+
+
+def _facts(job: DistributedTrainingJob, now: datetime) -> Iterator[tuple[str, str]]:
+    restarts = job.status.restarts
+    if told := [f"{count} {cause}" for cause, count in restarts.model_dump().items() if count]:
+        yield "Restarts", ", ".join(told)
+    if job.status.start_time and job.status.completion_time:
+        took = seconds_since(job.status.start_time, datetime.fromisoformat(job.status.completion_time))
+        yield "Took", brief(took)
+    artifacts = job.status.artifacts
+    if artifacts is None:
+        return
+    if (newest := artifacts.checkpoint) is not None:
+        when = f", {brief(seconds_since(newest.time, now))} ago" if newest.time else ""
+        yield "Checkpoint", f"step {newest.step}{when}: {newest.uri}"
+    if artifacts.model:
+        yield "Model", artifacts.model
+
+
+def _pairs(facts: Sequence[tuple[str, str]]) -> Table:
+    table = Table.grid(padding=(0, 2, 0, 0))
+    table.add_column(style="bold", no_wrap=True)
+    table.add_column(overflow="fold")
+    for name, value in facts:
+        table.add_row(name, Text(value))
+    return table
+
+
+def _failure(failure: Failure) -> RenderableType:
+    who = failure.pod or (f"{failure.role}-{failure.index}" if failure.role else "")
+    if failure.rank is not None:
+        who = f"rank {failure.rank} in {who}" if who else f"rank {failure.rank}"
+    if failure.node:
+        who += f" on {failure.node}"
+    head = f"Failure of attempt {failure.attempt}" if failure.attempt else "Failure"
+    told = ": ".join(filter(None, (head, failure.failure_class, who, failure.message)))
+    lines = (failure.last_log_lines or [])[-_MOST_LOG_LINES:]
+    return Group(Text(told, "red"), *(Text(f"  {line}", "dim") for line in lines))

@@ -1,0 +1,162 @@
+"""`dtj tensorboard`."""
+
+from __future__ import annotations
+
+import importlib.util
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from dtj.api.errors import DtjError, TimedOut, Unreachable, Unusable
+from dtj.cli.connection import ContextOption, EndpointOption, JobName, LocalOption, NamespaceOption
+from dtj.cli.event_files import EventFiles
+from dtj.cli.places import find
+from dtj.cli.terminal import errors
+
+app = typer.Typer()
+_HOST = "localhost"
+_FIRST_PORT, _PORTS = 6006, 20
+_SYNC_SECONDS = 5.0
+_START_SECONDS = 60.0
+_STOP_SECONDS = 5.0
+
+
+@app.command()
+def tensorboard(
+    name: JobName,
+    port: Annotated[
+        int | None,
+        typer.Option(min=1, max=65535, help="Of the web page; by default one that is free from 6006 on."),
+    ] = None,
+    once: Annotated[
+        bool, typer.Option("--once", help="Fetch the event files once, and serve nothing.")
+    ] = False,
+    folder: Annotated[
+        Path | None,
+        typer.Option(
+            help="Where the event files go; by default a folder that is removed at the end.", metavar="DIR"
+        ),
+    ] = None,
+    endpoint: EndpointOption = None,
+    local: LocalOption = False,
+    namespace: NamespaceOption = None,
+    context: ContextOption = None,
+) -> None:
+    """Serve TensorBoard on this machine, with the event files of a job's bucket.
+
+    New events are fetched every few seconds, until Ctrl-C. It needs `pip install 'dtj[tensorboard]'`.
+
+    ```
+    dtj tensorboard fashion-mnist
+    dtj tensorboard fashion-mnist --once --folder ./events
+    ```
+    """
+    if once and folder is None:
+        raise Unusable("--once needs a place to keep the files", "say --folder DIR")
+    if not once and importlib.util.find_spec("tensorboard") is None:
+        raise DtjError("TensorBoard is not installed", "pip install 'dtj[tensorboard]'")
+    place = find(name, local=local, namespace=namespace, context=context)
+    with ExitStack() as stack:
+        artifacts = stack.enter_context(place.artifacts(endpoint))
+        where = folder or Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="dtj-tensorboard-")))
+        events = EventFiles(artifacts, where)
+        count = events.fetch()
+        if once:
+            typer.echo(f"{count} event files of {name} are in {where}")
+            return
+        if not count:
+            _say(f"{name} has no event files in its bucket yet")
+        url = stack.enter_context(_served(where, port or _free_port()))
+        _say(f"TensorBoard of {name} is at {url}; Ctrl-C ends it")
+        _follow(events)
+
+
+def _follow(events: EventFiles) -> None:
+    """Fetch again and again; a bucket that is away for a while is told once."""
+    away = ""
+    while True:
+        time.sleep(_SYNC_SECONDS)
+        try:
+            events.fetch()
+            away = ""
+        except Unreachable as error:
+            if error.message != away:
+                _say(error.message)
+            away = error.message
+
+
+@contextmanager
+def _served(folder: Path, port: int) -> Iterator[str]:
+    """TensorBoard as a process of its own, with its URL once it answers. It ends with the `with`."""
+    command = [sys.executable, "-m", "dtj.cli.tensorboard_program", "--logdir", str(folder)]
+    # Several parts of one run grow at a time: those of the chief and of the evaluator.
+    command += ["--host", _HOST, "--port", str(port), "--reload_interval=5", "--reload_multifile=true"]
+    # SIGTERM is to end TensorBoard too.
+    before = signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
+    with tempfile.TemporaryFile() as log:
+        process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log)  # noqa: S603
+        try:
+            _await_answer(process, port)
+            yield f"http://{_HOST}:{port}/"
+        except _Ended as ended:
+            log.seek(0)
+            said = log.read().decode(errors="replace").strip().splitlines()
+            raise DtjError(
+                f"TensorBoard ended with exit code {ended.code}: {said[-1] if said else 'no word'}"
+            ) from None
+        finally:
+            process.terminate()
+            try:
+                process.wait(_STOP_SECONDS)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+            signal.signal(signal.SIGTERM, before)
+
+
+class _Ended(Exception):
+    def __init__(self, code: int) -> None:
+        super().__init__(code)
+        self.code = code
+
+
+def _await_answer(process: subprocess.Popen[bytes], port: int) -> None:
+    deadline = time.monotonic() + _START_SECONDS
+    while time.monotonic() < deadline:
+        code = process.poll()
+        if code is not None:
+            raise _Ended(code)
+        try:
+            socket.create_connection((_HOST, port), timeout=1).close()
+        except OSError:
+            time.sleep(0.1)
+        else:
+            return
+    raise TimedOut(f"TensorBoard does not answer after {_START_SECONDS:.0f} s")
+
+
+def _free_port() -> int:
+    for port in range(_FIRST_PORT, _FIRST_PORT + _PORTS):
+        with socket.socket() as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            try:
+                probe.bind((_HOST, port))
+            except OSError:
+                continue
+            return port
+    raise DtjError(
+        f"ports {_FIRST_PORT} to {_FIRST_PORT + _PORTS - 1} are taken", "say which one with --port"
+    )
+
+
+def _say(text: str) -> None:
+    errors.print(text, markup=False, highlight=False, soft_wrap=True)

@@ -1,0 +1,85 @@
+"""What the replicas of a job use of their nodes, as a table. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from decimal import Decimal
+from typing import TYPE_CHECKING, Any
+
+from rich.console import Group, RenderableType
+from rich.text import Text
+
+from dtj.api.validation import TRAINER_CONTAINER
+from dtj.cli.job_table import UNKNOWN, phase_text
+from dtj.cli.replica_state import replica_state
+from dtj.cli.status_view import ranks_of
+from dtj.cli.tables import columns
+from dtj.doctor.quantities import amount
+from dtj.plan.job import plan_job
+
+if TYPE_CHECKING:
+    from dtj.client import DistributedTrainingJob, PodUsage, PodView
+
+NO_METRICS = (
+    "the cluster does not measure CPU and memory in use: it has no metrics-server. Install that to see them"
+)
+
+
+def top_view(
+    job: DistributedTrainingJob, pods: Sequence[PodView], usage: Mapping[str, PodUsage] | None
+) -> RenderableType:
+    """One line a replica, what it uses beside what it may use (its limit, else its request).
+
+    usage: by pod; None where the cluster does not measure it.
+    """
+    resources = _resources(job)
+    gpus = job.spec.accelerator.resource_name
+    right = ("CPU", "OF", "MEMORY", "OF ", "GPUS")
+    table = columns("REPLICA", "RANKS", "NODE", "STATE", *right, right=right)
+    for pod in pods:
+        used, given = (usage or {}).get(pod.name), resources.get(pod.name, {})
+        table.add_row(
+            f"{pod.role}-{pod.index}",
+            ranks_of(job, pod),
+            pod.node or UNKNOWN,
+            replica_state(pod),
+            _cores(used.cpu if used else None),
+            _cores(given.get("cpu")),
+            _bytes(used.memory if used else None),
+            _bytes(given.get("memory")),
+            str(given.get(gpus, UNKNOWN)),
+        )
+    parts: list[RenderableType] = [_headline(job), table]
+    return Group(*parts) if usage is not None else Group(*parts, Text(NO_METRICS, "yellow"))
+
+
+def _headline(job: DistributedTrainingJob) -> Text:
+    line = Text.assemble((job.name, "bold"), ": ", phase_text(job))
+    progress = job.status.progress
+    if progress is not None and progress.examples_per_second is not None and not job.status.finished:
+        line.append(f", {progress.examples_per_second:.0f} examples/s over all ranks")
+    return line
+
+
+def _resources(job: DistributedTrainingJob) -> dict[str, dict[str, Any]]:
+    """What the container that trains may use, by pod."""
+    found = {}
+    for pod in plan_job(job.job).pods:
+        trainer = next(c for c in pod["spec"]["containers"] if c["name"] == TRAINER_CONTAINER)
+        resources = trainer.get("resources") or {}
+        found[pod["metadata"]["name"]] = {
+            **(resources.get("requests") or {}),
+            **(resources.get("limits") or {}),
+        }
+    return found
+
+
+def _cores(quantity: str | int | None) -> str:
+    return UNKNOWN if quantity is None else f"{amount(quantity):.2f}"
+
+
+def _bytes(quantity: str | int | None) -> str:
+    if quantity is None:
+        return UNKNOWN
+    mebibytes = amount(quantity) / Decimal(1 << 20)
+    return f"{mebibytes:.0f}Mi" if mebibytes < 10_000 else f"{mebibytes / 1024:.1f}Gi"
