@@ -29,7 +29,7 @@ from dtj.client.artifacts import Artifacts, StoredCheckpoint
 from dtj.client.async_client import AsyncClient
 from dtj.client.resource import DistributedTrainingJob, InvalidJobError, Metadata
 from dtj.client.sync_client import Client
-from dtj.client.views import JobEvent, LogLine
+from dtj.client.views import JobEvent, LogLine, PodUsage
 from dtj.status.pods import PodView
 
 __all__ = [
@@ -58,6 +58,7 @@ __all__ = [
     "NotFound",
     "ParameterServer",
     "Phase",
+    "PodUsage",
     "PodView",
     "ReplicaSpec",
     "ReplicaSpecs",

@@ -21,7 +21,7 @@ from dtj.client.log_source import Selection
 from dtj.client.pod_logs import PodLogs
 from dtj.client.resource import DistributedTrainingJob, InvalidJobError
 from dtj.client.scaling import check_scaled
-from dtj.client.views import JobEvent, LogLine, events_of
+from dtj.client.views import JobEvent, LogLine, PodUsage, events_of, usage_of
 from dtj.client.watching import changes
 from dtj.cluster.user_api import UserApi, connect
 from dtj.status.pods import PodView, view_pod
@@ -226,6 +226,13 @@ class AsyncClient:
         with self._explained(namespace, name):
             found = await self._api.list_pods(namespace, name)
         return sorted(map(view_pod, found), key=lambda pod: (ROLES.index(pod.role), pod.index))
+
+    async def usage(self, name: str, *, namespace: str | None = None) -> dict[str, PodUsage] | None:
+        """What its pods use of CPU and memory, by pod; None where the cluster has no metrics-server."""
+        namespace = namespace or self.namespace
+        with self._explained(namespace, name):
+            found = await self._api.list_pod_metrics(namespace, name)
+        return None if found is None else usage_of(found)
 
     async def logs(
         self,

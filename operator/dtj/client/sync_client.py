@@ -14,7 +14,7 @@ from dtj.api.status import ConditionType
 from dtj.client.artifacts import Artifacts
 from dtj.client.async_client import AsyncClient
 from dtj.client.resource import DistributedTrainingJob
-from dtj.client.views import JobEvent, LogLine
+from dtj.client.views import JobEvent, LogLine, PodUsage
 from dtj.status.pods import PodView
 
 T = TypeVar("T")
@@ -132,6 +132,10 @@ class Client:
     def pods(self, name: str, *, namespace: str | None = None) -> builtins.list[PodView]:
         """Its pods."""
         return self._run(self._client.pods(name, namespace=namespace))
+
+    def usage(self, name: str, *, namespace: str | None = None) -> dict[str, PodUsage] | None:
+        """What its pods use of CPU and memory."""
+        return self._run(self._client.usage(name, namespace=namespace))
 
     def logs(
         self,

@@ -10,6 +10,7 @@ from typing import Any
 
 from dtj.api.identity import KIND
 from dtj.api.spec import ROLES
+from dtj.api.validation import TRAINER_CONTAINER
 from dtj.client.resource import DistributedTrainingJob
 
 
@@ -26,6 +27,14 @@ class JobEvent:
     count: int
     object: str
     """Kind and name, e.g. Pod/fashion-mnist-worker-0."""
+
+
+@dataclass(frozen=True)
+class PodUsage:
+    """What the container that trains uses of a pod's node, as Kubernetes quantities, e.g. 250m and 512Mi."""
+
+    cpu: str
+    memory: str
 
 
 @dataclass(frozen=True)
@@ -50,6 +59,16 @@ def events_of(job: DistributedTrainingJob, events: Iterable[Mapping[str, Any]]) 
         if names.fullmatch(event.object) and (event.time or begun) >= begun
     ]
     return sorted(mine, key=lambda event: event.time or begun)
+
+
+def usage_of(metrics: Iterable[Mapping[str, Any]]) -> dict[str, PodUsage]:
+    """PodMetrics by the name of the pod."""
+    return {
+        pod["metadata"]["name"]: PodUsage(container["usage"]["cpu"], container["usage"]["memory"])
+        for pod in metrics
+        for container in pod.get("containers") or []
+        if container["name"] == TRAINER_CONTAINER
+    }
 
 
 def read_event(event: Mapping[str, Any]) -> JobEvent:

@@ -89,6 +89,17 @@ class UserApi(KubernetesApi):
         query = {"labelSelector": f"{LABEL_JOB}={job}"}
         return (await self._list(f"/api/v1/namespaces/{quote(namespace)}/pods", "Pod", query))[0]
 
+    async def list_pod_metrics(self, namespace: str, job: str) -> list[Manifest] | None:
+        """What the pods of a job use now; None where the cluster does not measure it (metrics-server)."""
+        query = {"labelSelector": f"{LABEL_JOB}={job}"}
+        path = f"/apis/metrics.k8s.io/v1beta1/namespaces/{quote(namespace)}/pods"
+        try:
+            return (await self._list(path, "PodMetrics", query))[0]
+        except ApiError as error:
+            if error.status in (404, 503):
+                return None
+            raise
+
     async def list_events(self, namespace: str) -> list[Manifest]:
         """All events of a namespace."""
         return (await self._list(f"/api/v1/namespaces/{quote(namespace)}/events", "Event", {}))[0]
