@@ -83,7 +83,7 @@ def report(
         dtj report fashion-mnist
         dtj report one-worker two-workers --baseline one-worker
         dtj report s3://training/jobs/ml --group-by updates
-        dtj report s3://training/jobs/ml --group-by model --group-by workers --baseline workers=1
+        dtj report s3://training/jobs/ml --baseline workers=1
         dtj report fashion-mnist --format html --format png --out report
     """
     from dtj.cli.report_sources import read_runs
@@ -130,9 +130,11 @@ def _print_table(table: Table) -> None:
 
 
 def _rich(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> RichTable:
-    made = RichTable(box=None, pad_edge=False, padding=(0, 3, 0, 0), header_style="bold")
+    made = RichTable(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
     for place, heading in enumerate(headings):
-        made.add_column(escape(heading), justify="right" if place else "left", no_wrap=not place)
+        made.add_column(
+            escape(heading), justify="right" if place else "left", no_wrap=not place, overflow="fold"
+        )
     for row in rows:
         made.add_row(*map(escape, row))
     return made

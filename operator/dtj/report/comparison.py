@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 
 from dtj.api.errors import NotFound
-from dtj.report.entries import Entry
+from dtj.report.entries import Comparison, Entry
 
 _ALIKE = {"model": "model", "data": "data", "trainingExamples": "training examples", "batch": "batch size"}
 """What must be the same for a speed-up to be one, and what people call it."""
@@ -17,21 +16,6 @@ AS_MUCH = 0.01
 
 Baseline = Callable[[Entry], Entry | None]
 """What an entry is compared with; None: with nothing."""
-
-
-@dataclass(frozen=True)
-class Comparison:
-    """An entry against its baseline. None: one of the two does not have the figure."""
-
-    baseline: str
-    speedup: float | None
-    """Of examples/s."""
-    time_speedup: float | None
-    """Of the time to the end: how many times shorter. None where the two trained on other amounts of examples."""
-    efficiency: float | None
-    """speedup, divided by how many times as many ranks."""
-    differences: Sequence[str]
-    """What is not alike: then it is no speed-up of the same training."""
 
 
 def find_baseline(given: str, runs: Sequence[Entry], groups: Sequence[Entry]) -> Baseline:

@@ -24,9 +24,9 @@ _FIGURES = {
 def as_data(report: Report) -> dict[str, Any]:
     """Every figure: `{mean, deviation}` or null; times in seconds, accuracies from 0 to 1."""
     return {
-        "runs": [_run(report, entry) for entry in report.runs],
+        "runs": [_run(entry) for entry in report.runs],
         "groups": [
-            {"group": entry.label, "runs": [run.name for run in entry.runs], **_entry(report, entry)}
+            {"group": entry.label, "runs": [run.name for run in entry.runs], **_entry(entry)}
             for entry in report.groups
         ],
         "notes": list(report.notes),
@@ -39,21 +39,21 @@ def as_csv(report: Report) -> dict[str, str]:
     return {f"{name}.csv": _csv(data[name]) for name in ("runs", "groups") if data[name]}
 
 
-def _run(report: Report, entry: Entry) -> dict[str, Any]:
+def _run(entry: Entry) -> dict[str, Any]:
     (run,) = entry.runs
     return {
         "run": run.name,
         "ended": run.ended,
         "steps": run.steps,
         "attempts": run.attempts,
-        **_entry(report, entry),
+        **_entry(entry),
     }
 
 
-def _entry(report: Report, entry: Entry) -> dict[str, Any]:
-    comparison = report.comparisons.get(entry.label)
+def _entry(entry: Entry) -> dict[str, Any]:
+    comparison = entry.comparison
     return {
-        **({"facts": {name: value for name, value in entry.facts.items() if value is not None}}),
+        "facts": {name: value for name, value in entry.facts.items() if value is not None},
         **{name: _spread(getattr(entry, field)) for name, field in _FIGURES.items()},
         "estimated": entry.estimated,
         "restarts": entry.restarts,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import statistics
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from dtj.api.errors import Unusable
 from dtj.report.facts import FIELDS, Fact
@@ -31,6 +31,21 @@ def read_price(text: str) -> Price:
 
 
 @dataclass(frozen=True)
+class Comparison:
+    """An entry against its baseline. None: one of the two does not have the figure."""
+
+    baseline: str
+    speedup: float | None
+    """Of examples/s."""
+    time_speedup: float | None
+    """Of the time to the end: how many times shorter. None where the two trained on other amounts of examples."""
+    efficiency: float | None
+    """speedup, divided by how many times as many ranks."""
+    differences: Sequence[str]
+    """What is not alike: then it is no speed-up of the same training."""
+
+
+@dataclass(frozen=True)
 class Entry:
     """A run, or the runs of a group: every figure a mean, of a group with its deviation over the runs."""
 
@@ -51,18 +66,14 @@ class Entry:
     restarts: int
     key: Mapping[str, Fact] = field(default_factory=dict)
     """Of a group: what its runs have in common."""
+    comparison: Comparison | None = None
+    """None: there is nothing to compare it with."""
 
 
 def entry_of_run(run: Summary, price: Price | None) -> Entry:
     """The entry of one run; the deviations of its rates are over its intervals."""
     entry = _entry(run.name, run.facts, [run], price)
-    return Entry(
-        **{
-            **vars(entry),
-            "steps_per_second": run.steps_per_second,
-            "examples_per_second": run.examples_per_second,
-        }
-    )
+    return replace(entry, steps_per_second=run.steps_per_second, examples_per_second=run.examples_per_second)
 
 
 def groups_of(runs: Sequence[Summary], fields: Sequence[str], price: Price | None) -> list[Entry]:
@@ -77,7 +88,7 @@ def groups_of(runs: Sequence[Summary], fields: Sequence[str], price: Price | Non
         names = {name: None for member in members for name in member.facts}
         facts = {name: _common([member.facts.get(name) for member in members]) for name in names}
         entry = _entry(_label(key), facts, members, price)
-        entries.append(Entry(**{**vars(entry), "key": key}))
+        entries.append(replace(entry, key=key))
     return entries
 
 

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
-from dtj.report.comparison import AS_MUCH, Comparison, compare, find_baseline
+from dtj.report.comparison import AS_MUCH, compare, find_baseline
 from dtj.report.entries import Entry, Price, check_fields, entry_of_run, groups_of
 from dtj.report.facts import FIELDS
 from dtj.report.run import Run
@@ -21,8 +21,6 @@ class Report:
     groups: Sequence[Entry]
     """Empty where each would be of one run, and no grouping was asked for."""
     group_fields: Sequence[str]
-    comparisons: Mapping[str, Comparison]
-    """By label, of the runs and groups that have something to be compared with."""
     total_time: bool
     """The jobs' times are known, and are what is compared; otherwise those of the trainings."""
     price: Price | None
@@ -46,23 +44,26 @@ def make_report(
     entries = [entry_of_run(summary, price) for summary in summaries]
     groups = groups_of(summaries, fields, price)
     total_time = all(summary.total_seconds is not None for summary in summaries if summary.ended)
-    comparisons: dict[str, Comparison] = {}
     if baseline is not None:
         find = find_baseline(baseline, entries, groups)
-        for entry in [*entries, *groups]:
-            other = find(entry)
-            if other is not None:
-                comparisons[entry.label] = compare(entry, other, total_time=total_time)
+        entries, groups = (
+            [_compared(entry, find(entry), total_time=total_time) for entry in each]
+            for each in (entries, groups)
+        )
     if not group_by and len(groups) == len(entries):
         groups = []
-    notes = _notes(summaries, groups or entries, comparisons, total_time=total_time, price=price)
-    return Report(summaries, entries, groups, fields, comparisons, total_time, price, notes)
+    notes = _notes(summaries, groups or entries, total_time=total_time, price=price)
+    return Report(summaries, entries, groups, fields, total_time, price, notes)
+
+
+def _compared(entry: Entry, baseline: Entry | None, *, total_time: bool) -> Entry:
+    comparison = None if baseline is None else compare(entry, baseline, total_time=total_time)
+    return replace(entry, comparison=comparison)
 
 
 def _notes(
     runs: Sequence[Summary],
     entries: Sequence[Entry],
-    comparisons: Mapping[str, Comparison],
     *,
     total_time: bool,
     price: Price | None,
@@ -89,14 +90,14 @@ def _notes(
             mixed.append("numbers of examples trained on")
         if mixed:
             notes.append(f"The group {entry.label} has runs of different {_list(mixed)}.")
-    if comparisons:
+    if any(entry.comparison for entry in entries):
         which = "total" if total_time else "training"
         notes.append(
-            f"Speed-up is of examples/s, speed-up of time is of the {which} time; efficiency is the "
+            f"Speed-up is that of examples/s, speed-up of time that of the {which} time; efficiency is the "
             "speed-up divided by how many times as many ranks there are."
         )
     for entry in entries:
-        comparison = comparisons.get(entry.label)
+        comparison = entry.comparison
         if comparison and comparison.differences:
             notes.append(
                 f"{entry.label} is not the training of {comparison.baseline} made faster: "

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
-from dtj.report.comparison import Comparison
-from dtj.report.entries import Entry
+from dtj.report.entries import Comparison, Entry
 from dtj.report.facts import FIELDS
 from dtj.report.report import Report
 from dtj.report.summary import Spread
@@ -54,29 +53,28 @@ def _columns(report: Report, entries: Sequence[Entry]) -> Iterator[tuple[str, li
 
     def compared(figure: Callable[[Comparison], float | None]) -> Callable[[Entry], str]:
         def cell(entry: Entry) -> str:
-            comparison = report.comparisons.get(entry.label)
-            return NOTHING if comparison is None else _factor(figure(comparison))
+            value = figure(entry.comparison) if entry.comparison else None
+            return NOTHING if value is None else f"{value:.2f}"
 
         return cell
 
     grouped = entries is report.groups
-    if grouped and list(report.group_fields) == list(FIELDS):
-        pass  # The columns of the fields say it all.
-    elif grouped:
-        yield column("group", lambda entry: entry.label)
-    else:
+    if not grouped:
         yield column("run", lambda entry: entry.label)
-    for name in dict.fromkeys([*FIELDS, *(report.group_fields if grouped else ())]):
-        yield column(name, lambda entry, name=name: _fact(entry, name))  # type: ignore[misc]
+    elif report.group_fields != FIELDS:
+        yield column("group", lambda entry: entry.label)
+    names = dict.fromkeys([*FIELDS, *(report.group_fields if grouped else ())])
     if any(entry.facts.get("ranks") != entry.facts.get("workers") for entry in entries):
-        yield column("ranks", lambda entry: _fact(entry, "ranks"))
+        names["ranks"] = None
+    for name in names:
+        yield column(name, lambda entry, name=name: _fact(entry, name))  # type: ignore[misc]
     if grouped:
         yield column("runs", lambda entry: str(len(entry.runs)))
     yield column("global step/s", lambda entry: rate(entry.steps_per_second))
     yield column("examples/s", lambda entry: rate(entry.examples_per_second))
     for name in ("training", "total"):
-        times = {entry.label: getattr(entry, f"{name}_seconds") for entry in entries}
-        unit, seconds, digits = unit_of([time.mean for time in times.values() if time])
+        times = [getattr(entry, f"{name}_seconds") for entry in entries]
+        unit, seconds, digits = unit_of([time.mean for time in times if time])
 
         def time_cell(entry: Entry, name: str = name, seconds: float = seconds, digits: int = digits) -> str:
             cell = said(getattr(entry, f"{name}_seconds"), digits, 1 / seconds)
@@ -115,7 +113,3 @@ def rate(value: Spread | None) -> str:
 def _fact(entry: Entry, name: str) -> str:
     value = entry.facts.get(name)
     return NOTHING if value is None else str(value)
-
-
-def _factor(value: float | None) -> str:
-    return NOTHING if value is None else f"{value:.2f}"
