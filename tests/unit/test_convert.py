@@ -129,6 +129,47 @@ def test_a_program_that_would_be_a_guess_is_refused(words: list[str]) -> None:
         taken_apart(words)
 
 
+def notes_of(made: Conversion) -> set[str]:
+    return {note.field.removeprefix("spec.mpiReplicaSpecs.Launcher.template.spec.") for note in made.notes}
+
+
+def test_ranks_follow_the_slots_and_a_launcher_that_works_is_one_worker_more() -> None:
+    manifest = load(BOTH["mpi"])
+    manifest["spec"] |= {"slotsPerWorker": 4, "runLauncherAsWorker": True}
+    launcher = manifest["spec"]["mpiReplicaSpecs"]["Launcher"]["template"]["spec"]["containers"][0]
+    launcher["args"] = ["-np", "2", "-mca", "plm_rsh_agent", "x", "-wdir", "/app", "python", "a.py"]
+    made = convert(manifest)
+    pods = {pod["metadata"]["name"]: pod["spec"]["containers"][0] for pod in plan_job(valid(made)).pods}
+    env = {variable["name"]: variable["value"] for variable in pods["mpi-digits-worker-2"]["env"]}
+    assert (len(pods), env["DTJ_WORLD_SIZE"], env["DTJ_SLOTS_PER_WORKER"]) == (4, "12", "4")
+    assert pods["mpi-digits-launcher-0"]["workingDir"] == "/app"
+    told = {"containers.command[-np]", "containers.command[-mca plm_rsh_agent]", "containers.command[-wdir]"}
+    assert told | {"spec.runLauncherAsWorker"} <= notes_of(made)
+
+
+def test_a_job_as_the_cluster_prints_it_is_read() -> None:
+    manifest = load(BOTH["mpi"])
+    manifest["metadata"] |= {
+        "uid": "1",
+        "creationTimestamp": None,
+        "labels": {"team": "a"},
+        "namespace": "ml",
+    }
+    manifest["metadata"]["annotations"] = {"kubectl.kubernetes.io/last-applied-configuration": "{}"}
+    manifest["status"] = {"conditions": []}
+    made = convert(manifest)
+    assert valid(made)
+    assert made.manifest is not None
+    assert made.manifest["metadata"] == {"name": "mpi-digits", "namespace": "ml", "labels": {"team": "a"}}
+
+
+def test_a_sidecar_may_not_take_the_trainers_name() -> None:
+    manifest = load(BOTH["mpi"])
+    pod = manifest["spec"]["mpiReplicaSpecs"]["Launcher"]["template"]["spec"]
+    pod["containers"].append({"name": TRAINER_CONTAINER, "image": "a"})
+    assert convert(manifest).manifest is None
+
+
 def paths(value: Any, path: tuple[str | int, ...] = ()) -> list[tuple[str | int, ...]]:
     """Every field of a manifest below its apiVersion and kind."""
     entries: list[Any] = []

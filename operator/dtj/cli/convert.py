@@ -25,7 +25,7 @@ app = typer.Typer()
 @app.command()
 def convert(
     files: Annotated[
-        list[Path], typer.Argument(help="Files with Kubeflow jobs; - is standard input.", metavar="FILE…")
+        list[Path], typer.Argument(help="Files with Kubeflow jobs; - is standard input.", metavar="FILE")
     ],
     format_: Annotated[Format, typer.Option("--format", "-o", help="What to write.")] = Format.YAML,
     artifacts: Annotated[

@@ -115,6 +115,9 @@ def _template(replica: Replica, sidecars: Sequence[Container], path: str, notes:
             spec["serviceAccountName"],
             "kept; its token is only mounted with automountServiceAccountToken: true",
         )
+    if any(container.name == TRAINER_CONTAINER for container in sidecars):
+        why = "can't be a sidecar's: the container that trains is called so; rename it"
+        notes.refuse(f"{path}.template.spec.containers.name", TRAINER_CONTAINER, why)
     if sidecars:
         spec["containers"] = [
             container.model_dump(by_alias=True, exclude_unset=True) for container in sidecars
