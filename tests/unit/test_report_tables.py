@@ -12,9 +12,10 @@ from dtj.api.errors import NotFound, Unusable
 from dtj.report.data import as_csv, as_data
 from dtj.report.entries import Price, read_price, spread
 from dtj.report.report import make_report
+from dtj.report.run import Run, read_rows
 from dtj.report.summary import Spread
 from dtj.report.tables import tables_of
-from tests.unit.support.training_runs import even_run
+from tests.unit.support.training_runs import content, even_run, line
 
 MINUTE = 60.0
 
@@ -130,6 +131,12 @@ def test_a_group_of_unlike_runs_is_said() -> None:
     runs = [even_run("a", 10), even_run("b", 20, batchSize=32, steps=77)]
     notes = make_report(runs, group_by=["model"]).notes
     assert "The group cnn has runs of different batch, numbers of examples trained on." in notes
+
+
+def test_a_run_that_was_scaled_is_said() -> None:
+    lines = [line("train", 0, 1, worldSize=2), line("train", 9, 5, worldSize=3, attempt=2)]
+    notes = make_report([Run("scaled", read_rows(content(lines)))]).notes
+    assert "scaled ran on 2, 3 ranks in turn; the tables have the last." in notes
 
 
 def test_what_is_not_there_is_said() -> None:

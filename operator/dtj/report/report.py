@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from dtj.report.comparison import AS_MUCH, compare, find_baseline
@@ -43,7 +43,8 @@ def make_report(
     check_fields(summaries, fields)
     entries = [entry_of_run(summary, price) for summary in summaries]
     groups = groups_of(summaries, fields, price)
-    total_time = all(summary.total_seconds is not None for summary in summaries if summary.ended)
+    totals = [summary.total_seconds for summary in summaries if summary.ended]
+    total_time = bool(totals) and None not in totals
     if baseline is not None:
         find = find_baseline(baseline, entries, groups)
         entries, groups = (
@@ -76,6 +77,12 @@ def _notes(
             f"{_list(unfinished)} has not come to an end: counted in the rates, not in accuracy and cost; "
             "its training time, where given, is an estimate at the rate so far."
         )
+    for run in runs:
+        ranks = {row.values.get("worldSize") for start in run.starts for row in start.rows}
+        if len(ranks) > 1:
+            notes.append(
+                f"{run.name} ran on {_list(sorted(map(str, ranks)))} ranks in turn; the tables have the last."
+            )
     kinds = {run.facts.get("updates") for run in runs} - {None}
     if len(kinds) > 1:
         notes.append(
@@ -111,5 +118,5 @@ def _notes(
     return notes
 
 
-def _list(words: Sequence[str]) -> str:
+def _list(words: Iterable[str]) -> str:
     return ", ".join(words)
