@@ -55,7 +55,7 @@ def test_the_example_can_run(shared_namespace: Namespace) -> None:
 
 
 def test_a_secret_that_is_not_there(shared_namespace: Namespace) -> None:
-    found = doctor(shared_namespace, with_artifacts(secretName="other"), code=1)  # noqa: S106
+    found = doctor(shared_namespace, with_artifacts(secretName="other"), code=1)
     assert found["Secret"] == ("failed", f"there is no Secret other in namespace {shared_namespace.name}")
     assert found["pod"][0] == "warning"
 

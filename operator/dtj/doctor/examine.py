@@ -61,9 +61,6 @@ async def _tried(api: Inspector, pod: Manifest) -> list[Check]:
     try:
         return pod_checks(await run_pod(api, pod))
     except ApiError as error:
-        remedy = "`--no-pod` leaves it out"
         if error.status == 403:
-            return [
-                warning("pod", f"DNS and S3 are not tried: you may not make the pod: {error.message}", remedy)
-            ]
-        return [failed("pod", f"the pod that tries DNS and S3 can't be run: {error.message}", remedy)]
+            return [warning("pod", f"DNS and S3 are not tried, as a pod is refused: {error.message}")]
+        return [failed("pod", f"the pod that tries DNS and S3 can't be run: {error.message}")]

@@ -13,7 +13,7 @@ import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import IO, TYPE_CHECKING
+from typing import TYPE_CHECKING
 
 from dtj.api.errors import DtjError, TimedOut
 from dtj.local import store_keeper
@@ -135,15 +135,15 @@ def _answering(folder: Path, pair: Mapping[str, str]) -> dict[str, str] | None:
 
 
 def _started(folder: Path, pair: Mapping[str, str]) -> dict[str, str]:
-    weed = _weed()
+    """Wait until the server answers, with a keeper started unless there is one."""
+    weed, keeper = _weed(), None
     deadline = time.monotonic() + START_SECONDS
-    with (folder / "weed.log").open("wb") as log:
-        keeper = _start_keeper(folder, weed, pair, log)
     while time.monotonic() < deadline:
-        code = keeper.poll()
         if environment := _answering(folder, pair):
             return environment
-        if code is not None:
+        if keeper is None and not _is_kept(folder):
+            keeper = _start_keeper(folder, weed, pair)
+        if keeper is not None and keeper.poll() is not None:
             raise DtjError(f"the local object store did not start: {_last_line(folder / 'weed.log')}")
         time.sleep(0.05)
     raise TimedOut(
@@ -152,19 +152,28 @@ def _started(folder: Path, pair: Mapping[str, str]) -> dict[str, str]:
     )
 
 
-def _start_keeper(
-    folder: Path, weed: str, pair: Mapping[str, str], log: IO[bytes]
-) -> subprocess.Popen[bytes]:
+def _is_kept(folder: Path) -> bool:
+    """Whether a keeper is there, which starts the server again by itself where that has died."""
+    with (folder / "keeper.lock").open("w") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return True
+    return False
+
+
+def _start_keeper(folder: Path, weed: str, pair: Mapping[str, str]) -> subprocess.Popen[bytes]:
     # Only what it needs: the mark of a run, by which all its processes are found and ended, must not reach it.
     kept = {name: os.environ[name] for name in ("PATH", "HOME", "TMPDIR") if name in os.environ}
-    return subprocess.Popen(  # noqa: S603 - this package's own program
-        [sys.executable, "-I", store_keeper.__file__, str(folder), weed],
-        env={**kept, **pair},
-        stdin=subprocess.DEVNULL,
-        stdout=log,
-        stderr=log,
-        start_new_session=True,
-    )
+    with (folder / "weed.log").open("wb") as log:
+        return subprocess.Popen(  # noqa: S603 - this package's own program
+            [sys.executable, "-I", store_keeper.__file__, str(folder), weed],
+            env={**kept, **pair},
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+            start_new_session=True,
+        )
 
 
 def _make_buckets(environment: Mapping[str, str], buckets: Sequence[str]) -> None:
