@@ -1,0 +1,73 @@
+"""The SDK on a real cluster: the example from submit to delete."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from dtj import Client, DistributedTrainingJob
+from dtj.client import ConditionType, NotFound
+from tests.cluster.jobs import Namespace, example
+
+pytestmark = pytest.mark.cluster
+
+
+def test_a_job_from_submit_to_delete(namespace: Namespace, tmp_path: Path) -> None:
+    endpoint = os.environ["DTJ_TEST_S3_ENDPOINT"]
+    with Client(namespace=namespace.name) as client:
+        submitted = client.submit(DistributedTrainingJob.from_manifest(example("sdk")))
+        assert submitted.namespace == namespace.name
+        assert [job.name for job in client.list()] == ["sdk"]
+
+        phases = []
+        for job in client.watch("sdk"):
+            phases.append(job.status.phase)
+            if job.status.holds(ConditionType.RUNNING):
+                break
+        assert phases[-1] == "Running"
+        pods = [(pod.role, pod.index, pod.running) for pod in client.pods("sdk")]
+        assert pods == [("launcher", 0, True), ("worker", 0, True), ("worker", 1, True)]
+
+        followed = list(client.logs("sdk", follow=True))
+        assert {line.source for line in followed} >= {"rank 0", "rank 1", "launcher-0"}
+        assert all(line.time is not None for line in followed)
+        ended = client.wait("sdk", timeout=240)
+        assert ended.status.phase == "Succeeded"
+
+        # The launcher's pod is still there.
+        of_rank = [line.text for line in client.logs("sdk", rank=1)]
+        assert of_rank == [line.text for line in followed if line.source == "rank 1"]
+        assert "JobSucceeded" in [event.reason for event in client.events("sdk")]
+
+        artifacts = client.artifacts("sdk", endpoint=endpoint)
+        assert ended.status.artifacts is not None
+        assert ended.status.artifacts.checkpoint is not None
+        assert artifacts.checkpoints()[-1].step == ended.status.artifacts.checkpoint.step
+        assert artifacts.job()["metadata"]["name"] == "sdk"
+        assert [path.name for path in artifacts.get("model", tmp_path)].count("model.pt") == 1
+        namespace.kubectl("delete", "pods", "--all", "--wait=true", timeout=150)
+        # The rank's own file has what its program printed, without what `dtj-launch` told of it.
+        kept = [line.text for line in client.logs("sdk", rank=1)]
+        assert kept
+        assert set(kept) <= set(of_rank)
+
+        client.delete("sdk", wait=True, timeout=60)
+        with pytest.raises(NotFound):
+            client.get("sdk")
+        assert "model/model.pt" in [stored.key for stored in artifacts.ls()]
+
+
+def test_a_running_job_gets_another_size_and_goes_on(namespace: Namespace) -> None:
+    manifest = example("scaled", args=["--model=cnn", "--epochs=3", "--batch-size=64"])
+    manifest["spec"]["replicaSpecs"]["worker"]["replicas"] = 1
+    with Client(namespace=namespace.name) as client:
+        client.submit(DistributedTrainingJob.from_manifest(manifest))
+        client.wait_for("scaled", ConditionType.RUNNING, timeout=120)
+        client.scale("scaled", {"worker": 2}, timeout=150)
+        ended = client.wait("scaled", timeout=240)
+        assert ended.status.phase == "Succeeded"
+        assert ended.status.attempt == 2
+        rows = client.artifacts(ended, endpoint=os.environ["DTJ_TEST_S3_ENDPOINT"]).metrics()
+        assert rows[-1]["worldSize"] == 2

@@ -1,0 +1,216 @@
+"""The SDK with a real bucket: artifacts, logs of jobs without pods, credentials, and the examples of docs/sdk.md."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import AsyncIterator
+from contextlib import redirect_stdout
+from io import StringIO
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.trainer.conftest import REPOSITORY, ObjectStore
+from tests.unit.support.api_server import ApiServer, pod, serving, stored, write_kubeconfig
+
+from dtj.client import Artifacts, AsyncClient, NotFound, Unreachable, Unusable
+from dtj_trainer.artifacts.manifest import Entry, Manifest, StoredFile
+from dtj_trainer.artifacts.store import Store, StoredObject, open_store
+
+DOCS = (REPOSITORY / "docs/sdk.md").read_text()
+CONDITION = {
+    "type": "Succeeded",
+    "status": "True",
+    "reason": "R",
+    "lastTransitionTime": "2026-11-21T13:00:00Z",
+}
+ENDED = {"phase": "Succeeded", "completionTime": "2026-11-21T13:00:00Z", "conditions": [CONDITION]}
+
+
+@pytest.fixture
+async def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[ApiServer]:
+    async with serving(ApiServer()) as running:
+        write_kubeconfig(tmp_path / "config", running.url)
+        monkeypatch.setenv("KUBECONFIG", str(tmp_path / "config"))
+        yield running
+
+
+@pytest.fixture
+def artifacts(job_uri: str, object_store: ObjectStore) -> Artifacts:
+    return Artifacts(job_uri, object_store.environment)
+
+
+def test_objects_are_listed_read_and_copied(artifacts: Artifacts, job_store: Store, tmp_path: Path) -> None:
+    for key in ("model/model.pt", "model/more/labels.txt", "job.yaml"):
+        job_store.put_bytes(key, key.encode())
+    assert [(found.key, found.size) for found in artifacts.ls("model/")] == [
+        ("model/model.pt", 14),
+        ("model/more/labels.txt", 21),
+    ]
+    assert len(artifacts.ls()) == 3
+    assert artifacts.read("job.yaml") == b"job.yaml"
+    files = artifacts.get("model", tmp_path / "all")
+    assert files == [tmp_path / "all/model/model.pt", tmp_path / "all/model/more/labels.txt"]
+    assert files[0].read_bytes() == b"model/model.pt"
+    assert artifacts.get("job.yaml", tmp_path) == [tmp_path / "job.yaml"]
+    assert artifacts.cp("model/model.pt", tmp_path) == tmp_path / "model.pt"
+    assert artifacts.cp("model/model.pt", tmp_path / "new/name").read_bytes() == b"model/model.pt"
+
+
+def test_what_is_not_in_the_bucket_is_not_found(artifacts: Artifacts, tmp_path: Path) -> None:
+    for ask in (lambda: artifacts.read("x"), lambda: artifacts.get("x", tmp_path), artifacts.metrics):
+        with pytest.raises(NotFound, match="does not exist"):
+            ask()
+    assert artifacts.ls("x") == []
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_key_does_not_lead_out_of_the_folder(
+    artifacts: Artifacts, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Artifacts, "ls", lambda *_: [StoredObject("../../outside", 0, "")])
+    with pytest.raises(Unusable, match="leads out of"):
+        artifacts.get("model", tmp_path / "folder")
+
+
+def test_only_checkpoints_with_a_manifest_count(artifacts: Artifacts, job_store: Store) -> None:
+    for step in (20, 100):
+        manifest = Manifest(
+            step=step,
+            time="2026-11-21T12:00:00Z",
+            attempt=1,
+            entries=(Entry(str(step), "directory"),),
+            files=(StoredFile(f"{step}/state.pt", "state.pt", 5, "0" * 64),),
+        )
+        job_store.put_bytes(f"checkpoints/{step}/manifest.json", manifest.to_json())
+    job_store.put_bytes("checkpoints/200/state.pt", b"torn")
+    found = artifacts.checkpoints()
+    assert [(c.step, c.size, c.time.year) for c in found] == [(20, 5, 2026), (100, 5, 2026)]
+    assert found[1].uri == f"{artifacts.uri}/checkpoints/100"
+
+
+def test_a_store_that_is_away_is_unreachable(job_uri: str) -> None:
+    away = Artifacts(job_uri, {"AWS_ENDPOINT_URL_S3": "http://127.0.0.1:9", "AWS_ACCESS_KEY_ID": "a",
+                               "AWS_SECRET_ACCESS_KEY": "b"})  # fmt: skip
+    with pytest.raises(Unreachable, match="can't be reached") as caught:
+        away.ls()
+    assert "AWS_ENDPOINT_URL_S3" in str(caught.value.remedy)
+
+
+async def test_the_jobs_secret_opens_the_bucket_where_the_user_has_no_credentials(
+    server: ApiServer, object_store: ObjectStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    environment = dict(object_store.environment)
+    for name in list(environment):
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
+    monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", "/nonexistent")
+    store = {
+        "uri": "s3://training/jobs",
+        "endpoint": environment["AWS_ENDPOINT_URL_S3"],
+        "secretName": "s3-credentials",
+    }
+    await server.put(stored(artifacts=store))
+    async with AsyncClient() as client:
+        with pytest.raises(
+            Unreachable, match=r"no credentials for s3://training/jobs/ml/mnist-uid: .*not found"
+        ):
+            await client.artifacts("mnist")
+        server.secrets["s3-credentials"] = {
+            key: value for key, value in environment.items() if "ENDPOINT" not in key
+        } | {"OTHER": "x"}
+        artifacts = await client.artifacts("mnist")
+        assert "OTHER" not in artifacts.environment
+        assert await asyncio.to_thread(artifacts.ls, "nothing") == []
+        monkeypatch.setenv("AWS_ACCESS_KEY_ID", "my own")
+        assert (await client.artifacts("mnist")).environment["AWS_ACCESS_KEY_ID"] == "my own"
+        there = await client.artifacts("mnist", endpoint="http://elsewhere:1")
+        assert there.environment["AWS_ENDPOINT_URL_S3"] == "http://elsewhere:1"
+
+
+@pytest.fixture
+async def finished(server: ApiServer, object_store: ObjectStore) -> tuple[AsyncClient, Store]:
+    """Of a Horovod job without pods that was started twice."""
+    await server.put(stored("of-buckets", artifacts={"uri": "s3://training/logs"}) | {"status": ENDED})
+    store = open_store("s3://training/logs/ml/of-buckets-uid")
+    for attempt in (2, 10):
+        both = f"starts {attempt}\n[rank 1] one\n[rank 0] zero\n"
+        store.put_bytes(f"logs/attempt-{attempt}/launcher-0.log", both.encode())
+        store.put_bytes(f"logs/attempt-{attempt}/rank-1.log", b"one\n")
+    return AsyncClient(), store
+
+
+@pytest.mark.parametrize(
+    ("choice", "lines"),
+    [
+        ({}, ["launcher-0: starts 10", "rank 1: one", "rank 0: zero"]),
+        ({"attempt": 2}, ["launcher-0: starts 2", "rank 1: one", "rank 0: zero"]),
+        ({"tail": 1}, ["rank 0: zero"]),
+        ({"rank": 1}, ["rank 1: one"]),
+        ({"follow": True, "rank": 1}, ["rank 1: one"]),
+        ({"role": "launcher"}, ["launcher-0: starts 10"]),
+    ],
+)
+async def test_logs_of_a_job_without_pods_come_from_the_bucket(
+    finished: tuple[AsyncClient, Store], choice: dict[str, Any], lines: list[str]
+) -> None:
+    async with finished[0] as client:
+        found = [f"{line.source}: {line.text}" async for line in client.logs("of-buckets", **choice)]
+        assert found == lines
+        with pytest.raises(NotFound, match="no such logs of attempt 3"):
+            await anext(client.logs("of-buckets", attempt=3))
+
+
+async def operate(server: ApiServer) -> None:
+    """The operator and the pods of every job that is made: its log, what it leaves, its end."""
+    done: set[str] = set()
+    while True:
+        for name in [name for name in server.jobs if name not in done]:
+            done.add(name)
+            launcher = f"{name}-launcher-0"
+            store = open_store(f"s3://training/jobs/ml/{name}-uid")
+            for key, content in (("model/model.pt", b"weights"), ("metrics.jsonl", b'{"accuracy": 0.9}\n')):
+                await asyncio.to_thread(store.put_bytes, key, content)
+            server.pods[launcher] = pod(launcher)
+            await server.status(name, phase="Running")
+            await server.print(launcher, "2026-11-21T12:00:01Z [rank 0] loss 0.5")
+            server.pods[launcher] = pod(launcher, phase="Succeeded")
+            await server.status(name, **ENDED, progress={"step": 938, "accuracy": 0.9})
+        await asyncio.sleep(0.02)
+
+
+@pytest.mark.parametrize(
+    ("name", "printed"),
+    [
+        ("sync", ["rank 0: loss 0.5", "Succeeded ", "[0.9]"]),
+        ("async", ["rate-0-05 Succeeded", "[0.9, 0.9, 0.9]"]),
+        ("errors", ["there is no job no-such-job in namespace ml", "`dtj list -A`"]),
+    ],
+)
+async def test_the_examples_of_the_documentation_run(
+    server: ApiServer,
+    object_store: ObjectStore,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    name: str,
+    printed: list[str],
+) -> None:
+    code = re.search(rf"<!-- example: {name} -->\n```python\n(.*?)```", DOCS, re.DOTALL)
+    assert code is not None
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "manifests").symlink_to(REPOSITORY / "manifests")
+    operator = asyncio.create_task(operate(server))
+    output = StringIO()
+    with redirect_stdout(output):
+        await asyncio.to_thread(exec, compile(code[1], f"sdk.md {name}", "exec"), {"__name__": "example"})
+    operator.cancel()
+    for text in printed:
+        assert text in output.getvalue()
+    if name == "sync":
+        assert (tmp_path / "fashion-mnist/model/model.pt").read_bytes() == b"weights"
+        assert server.jobs == {}
+
+
+def test_every_example_of_the_documentation_is_run() -> None:
+    assert DOCS.count("```python") == DOCS.count("<!-- example:") == 3
