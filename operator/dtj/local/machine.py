@@ -25,7 +25,7 @@ _FRAMEWORKS = {
     "dtj_trainer.programs.ps_image_classification": ("tensorflow",),
 }
 _EXTRAS = {"torch": "pip install 'dtj[torch]'", "tensorflow": "pip install 'dtj[tensorflow]'"}
-_HOROVOD = "install Horovod into this environment: docs/local.md says how"
+_HOROVOD = "`python docker/wheels.py --install` in the repository of dtj builds and installs Horovod"
 
 
 def check_machine(job: Job) -> None:

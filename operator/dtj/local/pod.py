@@ -79,6 +79,8 @@ class LocalPod:
         if code is not None:
             # As in a container, nothing outlives the first process.
             kill_session(self._process.pid)
+            # In a container it is memory: what it holds of the environment, as credentials, is not to stay.
+            shutil.rmtree(self._folder / contract.RUN, ignore_errors=True)
             self._exit = self._ended(code if code >= 0 else 128 - code)
             return True
         if self._kill_at is not None and time.monotonic() >= self._kill_at:
