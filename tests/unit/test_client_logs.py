@@ -211,6 +211,10 @@ async def test_a_job_without_pods_and_artifacts_has_no_log(server: ApiServer, cl
         await read(client)
     with pytest.raises(Unusable, match="only the present attempt"):
         await read(client, follow=True, attempt=1)
+    # What the operator has refused has no plan either.
+    await server.put(stored(image="no image"))
+    with pytest.raises(NotFound, match="mnist keeps no artifacts"):
+        await read(client)
 
 
 def a_job(**spec: Any) -> Job:

@@ -190,6 +190,21 @@ async def test_without_kubeconfig_and_outside_a_pod_no_cluster_is_known(
 async def test_a_context_that_is_not_there_is_told(server: ApiServer) -> None:
     with pytest.raises(Unusable, match="nowhere"):
         await AsyncClient(context="nowhere").__aenter__()
+    with pytest.raises(Unusable, match="there is no kubeconfig /none"):
+        await AsyncClient(kubeconfig="/none").__aenter__()
+
+
+async def test_a_kubeconfig_that_is_damaged_is_told(tmp_path: Path) -> None:
+    for content in ("a: [", "[]", "kind: Config", "current-context: x"):
+        (tmp_path / "config").write_text(content)
+        with pytest.raises(Unusable, match="can't be used") as caught:
+            await AsyncClient(kubeconfig=str(tmp_path / "config")).__aenter__()
+        assert "\n" not in caught.value.message
+    write_kubeconfig(tmp_path / "config", "https://127.0.0.1:9")
+    text = (tmp_path / "config").read_text()
+    (tmp_path / "config").write_text(text.replace("server:", "certificate-authority: /none\n    server:"))
+    with pytest.raises(Unusable, match=r"/none|certificates"):
+        await AsyncClient(kubeconfig=str(tmp_path / "config")).__aenter__()
 
 
 async def test_a_service_account_is_taken_where_there_is_no_kubeconfig(

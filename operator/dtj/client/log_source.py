@@ -11,7 +11,7 @@ from dtj.api.errors import Unusable
 from dtj.api.identity import LABEL_INDEX, LABEL_ROLE
 from dtj.api.job import Job
 from dtj.api.spec import Strategy
-from dtj.api.validation import ROLES_OF
+from dtj.api.validation import ROLES_OF, faults
 from dtj.client.views import LogLine
 from dtj.plan.horovod import slots_per_worker
 from dtj.plan.job import plan_job
@@ -53,6 +53,9 @@ class Selection:
 
     def has_all(self, pods: Iterable[PodView]) -> bool:
         """Whether no pod with such lines is missing."""
+        if faults(self.job):
+            # There is no plan of it, and never was a pod.
+            return False
         there = {pod.name for pod in pods}
         labels = (pod["metadata"]["labels"] | pod["metadata"] for pod in plan_job(self.job).pods)
         return all(

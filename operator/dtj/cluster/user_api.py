@@ -172,42 +172,42 @@ async def connect(context: str | None = None, kubeconfig: str | None = None) -> 
     Raises Unusable for a context or file that is not there, Unreachable where there is neither.
     """
     settings = client.Configuration()
-    files = kubeconfig or os.environ.get("KUBECONFIG") or "~/.kube/config"
-    if any(Path(file).expanduser().is_file() for file in files.split(os.pathsep)):
-
-        async def load() -> str | None:
-            try:
-                loader = await config.load_kube_config(
-                    config_file=files, context=context, client_configuration=settings, persist_config=False
-                )
-            except (config.ConfigException, OSError, yaml.YAMLError, TypeError, ValueError) as error:
-                raise Unusable(
-                    f"the kubeconfig {files} can't be used: {' '.join(str(error).split())}",
-                    "`kubectl config get-contexts` lists its contexts",
-                ) from None
-            namespace: str | None = loader.current_context["context"].get("namespace")
-            return namespace
-
-    elif kubeconfig:
-        raise Unusable(f"there is no kubeconfig {kubeconfig}")
-    else:
-
-        async def load() -> str | None:
-            try:
-                config.load_incluster_config(client_configuration=settings)
-            except config.ConfigException:
-                raise Unreachable(
-                    f"no cluster is known: there is no {files}, and this is no pod",
-                    "set KUBECONFIG or give --kubeconfig; `dtj run` needs no cluster",
-                ) from None
-            return _NAMESPACE_FILE.read_text().strip() if _NAMESPACE_FILE.exists() else None
-
-    namespace = await load()
+    namespace = await _load(settings, context, kubeconfig)
 
     async def renew() -> None:
-        await load()
+        await _load(settings, context, kubeconfig)
 
-    return UserApi(client.ApiClient(settings), namespace, renew)
+    try:
+        return UserApi(client.ApiClient(settings), namespace, renew)
+    except OSError as error:
+        raise Unusable(f"the certificates of the kubeconfig can't be used: {error}") from None
+
+
+async def _load(settings: client.Configuration, context: str | None, kubeconfig: str | None) -> str | None:
+    """Put address and credentials into the settings; the namespace that belongs to them."""
+    files = kubeconfig or os.environ.get("KUBECONFIG") or "~/.kube/config"
+    if any(Path(file).expanduser().is_file() for file in files.split(os.pathsep)):
+        try:
+            loader = await config.load_kube_config(
+                config_file=files, context=context, client_configuration=settings, persist_config=False
+            )
+        except (config.ConfigException, OSError, yaml.YAMLError, TypeError, ValueError) as error:
+            raise Unusable(
+                f"the kubeconfig {files} can't be used: {' '.join(str(error).split())}",
+                "`kubectl config get-contexts` lists its contexts",
+            ) from None
+        namespace: str | None = loader.current_context["context"].get("namespace")
+        return namespace
+    if kubeconfig:
+        raise Unusable(f"there is no kubeconfig {kubeconfig}")
+    try:
+        config.load_incluster_config(client_configuration=settings)
+    except config.ConfigException:
+        raise Unreachable(
+            f"no cluster is known: there is no {files}, and this is no pod",
+            "set KUBECONFIG or give --kubeconfig; `dtj run` needs no cluster",
+        ) from None
+    return _NAMESPACE_FILE.read_text().strip() if _NAMESPACE_FILE.exists() else None
 
 
 def _jobs(namespace: str | None) -> str:
