@@ -177,7 +177,7 @@ def test_checks_are_printed_with_what_to_do(doctor: Callable[..., tuple[int, str
     checks = [ok("CRD", "is [v1]"), failed("operator", "is not ready", "see its log")]
     assert doctor(checks=checks) == (
         1,
-        "ok      CRD       is [v1]\nfailed  operator  is not ready\n                  → see its log\n",
+        "ok       CRD       is [v1]\nfailed   operator  is not ready\n                   → see its log\n",
     )
 
 

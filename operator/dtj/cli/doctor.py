@@ -28,7 +28,7 @@ def doctor(
         Path | None,
         typer.Argument(
             help="A job file, to see how that job would fare; - is standard input.",
-            metavar="[FILE]",
+            metavar="FILE",
             show_default=False,
         ),
     ] = None,
@@ -70,9 +70,9 @@ def _print(checks: Sequence[Check]) -> None:
     width = max(len(check.name) for check in checks)
     for check in checks:
         verdict = check.verdict.value
-        line = Text.assemble((f"{verdict:<8}", _STYLES[verdict]), f"{check.name:<{width}}  {check.message}")
+        line = Text.assemble((f"{verdict:<9}", _STYLES[verdict]), f"{check.name:<{width}}  {check.message}")
         output.print(line, highlight=False, soft_wrap=True)
         if check.remedy:
             output.print(
-                Text(" " * (10 + width) + f"→ {check.remedy}", "dim"), highlight=False, soft_wrap=True
+                Text(" " * (11 + width) + f"→ {check.remedy}", "dim"), highlight=False, soft_wrap=True
             )

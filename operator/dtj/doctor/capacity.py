@@ -50,7 +50,7 @@ def _accelerator(resource: str, needs: Sequence[Need], rooms: Sequence[Room]) ->
             "set spec.accelerator.resourceName to what the nodes offer, install the device plugin, or leave gpus out",
         )
         return
-    says = f"{resource}: {free} of {there} are free on {len(offering)} nodes, {wants}"
+    says = f"{resource}: {free} of {there} are free on {_nodes(offering)}, {wants}"
     if asked > there:
         yield failed(name, says, _NO_ROOM)
     elif asked > free:
@@ -100,7 +100,11 @@ def _room(needs: Sequence[Need], rooms: Sequence[Room], *, seen: bool) -> Check:
             name, "all pods fit if nothing else runs; what is free can't be seen", "ask for `list pods -A`"
         )
     asked = total(need.requests for need in needs for _ in range(need.count))
-    return ok(name, f"all {whole} pods fit on {len(rooms)} nodes: they ask for {_asked(asked)}")
+    return ok(name, f"all {whole} pods fit on {_nodes(rooms)}: they ask for {_asked(asked)}")
+
+
+def _nodes(rooms: Sequence[Room]) -> str:
+    return "1 node" if len(rooms) == 1 else f"{len(rooms)} nodes"
 
 
 def _asked(asked: Amounts) -> str:
