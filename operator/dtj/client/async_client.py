@@ -4,21 +4,20 @@ from __future__ import annotations
 
 import asyncio
 import builtins
-from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Mapping
 from contextlib import AbstractContextManager, aclosing
 from types import TracebackType
 from typing import Self
 
-from dtj.api.errors import DtjError, NotFound, TimedOut, Unreachable, Unusable
+from dtj.api.errors import DtjError, NotFound, TimedOut, Unusable
 from dtj.api.identity import API_VERSION, KIND
 from dtj.api.spec import ROLES
 from dtj.api.status import ConditionType
 from dtj.client.artifacts import Artifacts
-from dtj.client.bucket_logs import bucket_log
-from dtj.client.credentials import environment_of
+from dtj.client.credentials import artifacts_of
 from dtj.client.failures import explained, missing
+from dtj.client.job_logs import lines_of
 from dtj.client.log_source import Selection
-from dtj.client.pod_logs import PodLogs
 from dtj.client.resource import DistributedTrainingJob, InvalidJobError
 from dtj.client.scaling import check_scaled
 from dtj.client.views import JobEvent, LogLine, PodUsage, events_of, usage_of
@@ -256,17 +255,10 @@ class AsyncClient:
         job = await self.get(name, namespace=namespace)
         selection = Selection(job.job, role, index, rank)
         with self._explained(job.namespace, name):
-            logs = PodLogs(self._api, selection, tail)
-            if follow and not job.status.finished:
-                async with aclosing(logs.followed()) as lines:
-                    async for line in lines:
-                        yield line
-                return
-            pods = [pod for pod in await logs.pods() if attempt in (None, pod.attempt)]
-            for line in await self._ended_log(job, selection, pods, attempt, tail) or await logs.printed(
-                pods
-            ):
-                yield line
+            lines = lines_of(self._api, job, selection, follow=follow, tail=tail, attempt=attempt)
+            async with aclosing(lines):
+                async for line in lines:
+                    yield line
 
     async def artifacts(
         self,
@@ -282,10 +274,7 @@ class AsyncClient:
         """
         if isinstance(job, str):
             job = await self.get(job, namespace=namespace)
-        if job.spec.artifacts is None or job.artifacts_uri is None:
-            raise NotFound(f"{job.name} keeps no artifacts", "spec.artifacts.uri says where to")
-        environment = await environment_of(self._api, job, job.spec.artifacts, endpoint=endpoint)
-        return Artifacts(job.artifacts_uri, environment)
+        return await artifacts_of(self._api, job, endpoint)
 
     @property
     def _api(self) -> UserApi:
@@ -329,23 +318,3 @@ class AsyncClient:
         patch = {"spec": {"runPolicy": {"suspend": value}}}
         with self._explained(namespace, name):
             return DistributedTrainingJob.from_cluster(await self._api.patch_job(namespace, name, patch))
-
-    async def _ended_log(
-        self,
-        job: DistributedTrainingJob,
-        selection: Selection,
-        pods: Sequence[PodView],
-        attempt: int | None,
-        tail: int | None,
-    ) -> builtins.list[LogLine] | None:
-        """The lines in the bucket, where pods don't have them; None where they do, or have at least some."""
-        if selection.has_all(pods) or (pods and not job.status.finished):
-            return None
-        try:
-            artifacts = await self.artifacts(job)
-            read = bucket_log(artifacts, selection, attempt=attempt, tail=tail)
-            return await asyncio.to_thread(lambda: [*read])
-        except (NotFound, Unreachable):
-            if pods:
-                return None
-            raise

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
 
-from dtj.api.errors import Unreachable
+from dtj.api.errors import NotFound, Unreachable
 from dtj.api.spec import ArtifactStore
+from dtj.client.artifacts import Artifacts
 from dtj.client.resource import DistributedTrainingJob
 from dtj.cluster.port import ApiError
 from dtj.cluster.user_api import UserApi
@@ -16,18 +16,25 @@ _CHOSEN = ("AWS_ACCESS_KEY_ID", "AWS_PROFILE")
 """Who sets one of these wants those credentials."""
 
 
-async def environment_of(
+async def artifacts_of(api: UserApi, job: DistributedTrainingJob, endpoint: str | None = None) -> Artifacts:
+    """What a job has in its bucket. endpoint: the store's, where not the job's own. Raises NotFound, Unreachable."""
+    if job.spec.artifacts is None or job.artifacts_uri is None:
+        raise NotFound(f"{job.name} keeps no artifacts", "spec.artifacts.uri says where to")
+    environment = await _environment(api, job, job.spec.artifacts, endpoint=endpoint)
+    return Artifacts(job.artifacts_uri, environment)
+
+
+async def _environment(
     api: UserApi,
     job: DistributedTrainingJob,
     store: ArtifactStore,
     *,
     endpoint: str | None,
-    own: Mapping[str, str] = os.environ,
 ) -> dict[str, str]:
     """The variables for the job's store: the user's own, with the endpoint and, where the user has chosen no
     credentials, those of the job's Secret. Raises Unreachable where there are none at all.
     """
-    environment = {key: value for key, value in own.items() if key.startswith("AWS_")}
+    environment = {key: value for key, value in os.environ.items() if key.startswith("AWS_")}
     if endpoint:
         environment["AWS_ENDPOINT_URL_S3"] = endpoint
     elif store.endpoint and not any(environment.get(name) for name in _ENDPOINTS):
