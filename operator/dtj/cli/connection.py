@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
+import atexit
 import threading
 from typing import TYPE_CHECKING, Annotated
 
-import click
 import typer
-
-from dtj.api.errors import DtjError
 
 if TYPE_CHECKING:
     from dtj.client import Client
@@ -22,9 +20,7 @@ def connect(namespace: str | None, context: str | None) -> Client:
     import dtj.client
 
     client = dtj.client.Client(namespace=namespace, context=context)
-    command = click.get_current_context(silent=True)
-    if command is not None:
-        command.find_root().call_on_close(client.close)
+    atexit.register(client.close)
     return client
 
 
@@ -47,8 +43,8 @@ def complete_name(context: typer.Context, incomplete: str) -> list[str]:
     def ask() -> None:
         try:
             found.extend(_names(given.get("namespace"), given.get("context"), bool(given.get("local"))))
-        except (DtjError, OSError):
-            return  # The shell has no place for a message.
+        except Exception:  # noqa: BLE001 - the shell has no place for a message
+            return
 
     asking = threading.Thread(target=ask, daemon=True)
     asking.start()

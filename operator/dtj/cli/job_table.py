@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from rich.table import Table
 from rich.text import Text
 
+from dtj.api.identity import KIND, SHORT_NAME
 from dtj.api.status import Phase
 from dtj.cli.durations import brief
 from dtj.cli.tables import columns
@@ -49,9 +50,14 @@ def event_table(events: Sequence[JobEvent], now: datetime) -> Table:
         times = f" (x{event.count})" if event.count > 1 else ""
         style = "yellow" if event.type == "Warning" else ""
         table.add_row(
-            f"{age}{times}", Text(event.type, style), event.reason, event.object, Text(event.message)
+            f"{age}{times}", Text(event.type, style), event.reason, _short(event.object), Text(event.message)
         )
     return table
+
+
+def _short(about: str) -> str:
+    """An event's object as kubectl takes it."""
+    return about.replace(f"{KIND}/", f"{SHORT_NAME}/")
 
 
 def phase_text(job: DistributedTrainingJob) -> Text:

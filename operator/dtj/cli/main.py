@@ -7,7 +7,6 @@ import sys
 from pathlib import Path
 from typing import Annotated, NoReturn
 
-import click
 import typer
 
 from dtj.api.errors import DtjError
@@ -50,32 +49,33 @@ def main() -> NoReturn:
     """The console script: errors in one line with what to do, no traceback unless asked for."""
     try:
         code = app(prog_name=_called(), standalone_mode=False)
-    except click.ClickException as error:
-        error.show()
+    except typer.TyperException as error:
+        _tell(error.format_message(), f"`{_path_of(error)} --help` shows how to use it")
         sys.exit(error.exit_code)
-    except (click.Abort, KeyboardInterrupt):
+    except (typer.Abort, KeyboardInterrupt):
         sys.exit(EXIT_INTERRUPTED)
-    except BrokenPipeError:
-        # Its reader (`| head`) has seen enough.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        sys.exit(0)
     except DtjError as error:
         _raise_if_debugging()
-        errors.print(f"dtj: {error.message}", style="red", markup=False, highlight=False, soft_wrap=True)
-        if error.remedy:
-            errors.print(f"     {error.remedy}", markup=False, highlight=False, soft_wrap=True)
+        _tell(error.message, error.remedy)
         sys.exit(error.exit_code)
     except Exception as error:  # noqa: BLE001 - the last one to tell it
         _raise_if_debugging()
-        errors.print(
-            f"dtj: a fault of dtj itself: {type(error).__name__}: {error}",
-            style="red",
-            markup=False,
-            soft_wrap=True,
-        )
-        errors.print("     `dtj --debug …` shows where; please report it", markup=False)
+        told = f"a fault of dtj itself: {type(error).__name__}: {error}"
+        _tell(told, "`dtj --debug …` shows where; please report it")
         sys.exit(EXIT_SOFTWARE)
     sys.exit(code if isinstance(code, int) else 0)
+
+
+def _tell(message: str, remedy: str | None) -> None:
+    errors.print(f"dtj: {message}", style="red", markup=False, highlight=False, soft_wrap=True)
+    if remedy:
+        errors.print(f"     {remedy}", markup=False, highlight=False, soft_wrap=True)
+
+
+def _path_of(error: typer.TyperException) -> str:
+    """The command that was called wrongly, as far as it was understood."""
+    context = getattr(error, "ctx", None)
+    return str(context.command_path) if context else _called()
 
 
 def _called() -> str:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from rich.console import RenderableType
+from io import StringIO
+
+import typer
+from rich.console import Console, RenderableType
 from rich.table import Table
 
 from dtj.cli.terminal import output
@@ -25,7 +28,8 @@ def print_table(table: RenderableType) -> None:
     if output.is_terminal:
         output.print(table, soft_wrap=False, highlight=False)
         return
-    with output.capture() as captured:
-        output.print(table, soft_wrap=False, highlight=False, width=_UNLIMITED)
+    wide = Console(width=_UNLIMITED, file=StringIO())
+    with wide.capture() as captured:
+        wide.print(table, highlight=False)
     for line in captured.get().splitlines():
-        output.out(line.rstrip(), highlight=False)
+        typer.echo(line.rstrip())

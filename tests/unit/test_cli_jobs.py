@@ -1,0 +1,362 @@
+"""Commands on the jobs of a cluster, with a client that has no cluster."""
+
+from __future__ import annotations
+
+import copy
+import json
+import threading
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import yaml
+from typer.testing import CliRunner, Result
+
+import dtj.client
+from dtj.api.errors import DtjError, NotFound, TimedOut, Unreachable
+from dtj.api.status import ConditionType
+from dtj.cli import connection, status
+from dtj.cli.main import app
+from dtj.client import DistributedTrainingJob, JobEvent, LogLine, PodUsage, PodView
+from dtj.status.times import written_time
+from tests.unit.support.jobs import manifest
+from tests.unit.support.pods import START, WORKER_0, healthy, views
+
+
+class FakeClient:
+    """The methods of `Client` on jobs in memory."""
+
+    jobs: dict[str, DistributedTrainingJob]
+    calls: list[Any]
+
+    def __init__(self, *, namespace: str | None = None, context: str | None = None) -> None:
+        self.namespace = namespace or "ml"
+        self.calls.append(("connect", namespace, context))
+
+    def __enter__(self) -> FakeClient:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        pass
+
+    def submit(self, job: DistributedTrainingJob, *, namespace: str | None) -> DistributedTrainingJob:
+        where = namespace or job.metadata.namespace or self.namespace
+        made = job.model_copy(update={"metadata": job.metadata.model_copy(update={"namespace": where})})
+        self.jobs[job.name] = made
+        return made
+
+    def get(self, name: str) -> DistributedTrainingJob:
+        if name not in self.jobs:
+            raise NotFound(f"there is no job {name} in namespace {self.namespace}")
+        return self.jobs[name]
+
+    def list(self, *, all_namespaces: bool = False) -> list[DistributedTrainingJob]:
+        self.calls.append(("list", all_namespaces))
+        return [*self.jobs.values()]
+
+    def wait(
+        self, name: str, *, timeout: float | None, namespace: str | None = None
+    ) -> DistributedTrainingJob:
+        self.calls.append(("wait", name, timeout))
+        return self.get(name)
+
+    def wait_for(
+        self, name: str, condition: ConditionType, *, timeout: float | None
+    ) -> DistributedTrainingJob:
+        self.calls.append(("wait_for", name, condition.value, timeout))
+        if condition is ConditionType.RUNNING:
+            raise TimedOut("not yet")
+        if condition is ConditionType.FAILED:
+            raise DtjError("it succeeded")
+        return self.get(name)
+
+    def suspend(self, name: str) -> None:
+        self.calls.append(("suspend", name))
+
+    def resume(self, name: str) -> None:
+        self.calls.append(("resume", name))
+
+    def scale(self, name: str, replicas: Mapping[str, int], *, timeout: float | None) -> None:
+        self.calls.append(("scale", name, dict(replicas), timeout))
+
+    def delete(self, name: str, *, wait: bool, timeout: float | None) -> None:
+        self.calls.append(("delete", name, wait, timeout))
+
+    def events(self, name: str) -> list[JobEvent]:
+        return [
+            JobEvent(START, "Normal", "JobRunning", "all 3 pods run", 1, f"DistributedTrainingJob/{name}")
+        ]
+
+    def pods(self, name: str) -> list[PodView]:
+        return views(*healthy())
+
+    def usage(self, name: str) -> dict[str, PodUsage] | None:
+        return {WORKER_0: PodUsage("1500m", "1Gi")}
+
+    def logs(self, name: str, **chosen: Any) -> Iterator[LogLine]:
+        self.calls.append(("logs", chosen))
+        yield LogLine("rank 0", "step 1")
+        yield LogLine("rank 1", "[bold]" + "x" * 200)
+
+    def artifacts(self, name: str, *, endpoint: str | None) -> FakeArtifacts:
+        self.calls.append(("artifacts", endpoint))
+        return FakeArtifacts()
+
+
+class FakeArtifacts:
+    uri = "s3://b/jobs/ml/mnist-1"
+
+    def ls(self, prefix: str) -> list[Any]:
+        found = {"metrics.jsonl": 2048, "model/model.pt": 3 << 20}
+        return [SimpleNamespace(key=k, size=v, etag="e") for k, v in found.items() if k.startswith(prefix)]
+
+    def get(self, key: str, folder: Path) -> list[Path]:
+        return [folder / key]
+
+    def read(self, key: str) -> bytes:
+        return b"content\n"
+
+    def cp(self, key: str, path: str) -> Path:
+        return Path(path)
+
+
+def job(phase: str, name: str = "mnist") -> DistributedTrainingJob:
+    kind = phase if phase in ("Succeeded", "Failed") else "Running"
+    condition = {
+        "type": kind,
+        "status": "True",
+        "reason": "Because",
+        "lastTransitionTime": written_time(START),
+    }
+    found = {"phase": phase, "attempt": 1, "conditions": [condition]}
+    return DistributedTrainingJob.from_cluster(manifest(name) | {"status": found})
+
+
+@pytest.fixture(autouse=True)
+def client(monkeypatch: pytest.MonkeyPatch) -> type[FakeClient]:
+    """What the commands connect to: one job that has succeeded."""
+    monkeypatch.setattr(dtj.client, "Client", FakeClient)
+    FakeClient.jobs, FakeClient.calls = {"mnist": job("Succeeded")}, []
+    return FakeClient
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    made = copy.deepcopy(manifest("fresh"))
+    made["metadata"] = {"name": "fresh"}
+    path = tmp_path / "job.yaml"
+    path.write_text(yaml.safe_dump(made))
+    return path
+
+
+def call(*words: str | Path) -> Result:
+    return CliRunner().invoke(app, [str(word) for word in words])
+
+
+def test_submit_makes_the_job_of_a_file(client: type[FakeClient], file: Path) -> None:
+    result = call("submit", file, "--name", "try-2", "-n", "team")
+    assert (result.exit_code, result.stdout) == (0, "try-2 submitted to namespace team\n")
+    assert client.jobs["try-2"].spec.image == "trainer:1"
+
+
+def test_submit_and_wait_ends_with_the_jobs_outcome(client: type[FakeClient], file: Path) -> None:
+    result = call("submit", file, "--wait", "--timeout", "2h")
+    assert result.exit_code == 1  # A job without a status has not succeeded.
+    assert ("wait", "fresh", 7200) in client.calls
+
+
+def test_submit_refuses_two_namespaces(file: Path) -> None:
+    made = yaml.safe_load(file.read_text())
+    made["metadata"]["namespace"] = "ml"
+    file.write_text(yaml.safe_dump(made))
+    result = call("submit", file, "-n", "other")
+    assert "has namespace ml" in str(result.exception)
+    assert call("submit", file, "-n", "ml").exit_code == 0
+
+
+def test_submit_prints_what_was_made(file: Path) -> None:
+    made = json.loads(call("submit", file, "-o", "json").stdout)
+    assert made["metadata"] == {"name": "fresh", "namespace": "ml"}
+
+
+def test_list_is_a_table_as_wide_as_it_must_be(client: type[FakeClient]) -> None:
+    client.jobs["a-job-with-a-long-name" * 4] = job("Running", "a-job-with-a-long-name" * 4)
+    result = call("list", "-A")
+    heading, *lines = result.stdout.splitlines()
+    assert heading.split()[:3] == ["NAMESPACE", "NAME", "PHASE"]
+    assert [line.split()[2] for line in lines] == ["Succeeded", "Running"]
+    assert not any(line.endswith(" ") for line in lines)
+    assert ("list", True) in client.calls
+
+
+def test_list_says_where_there_are_no_jobs(client: type[FakeClient]) -> None:
+    client.jobs = {}
+    result = call("list")
+    assert (result.exit_code, result.stdout, result.stderr) == (0, "", "no jobs in namespace ml\n")
+    assert json.loads(call("list", "-o", "json").stdout) == []
+
+
+def test_namespace_and_context_reach_the_client(client: type[FakeClient]) -> None:
+    call("list", "--namespace", "team", "--context", "prod")
+    assert client.calls[0] == ("connect", "team", "prod")
+
+
+def test_wait_takes_a_condition_and_a_timeout(client: type[FakeClient]) -> None:
+    result = call("wait", "mnist", "--timeout", "10m")
+    assert (result.exit_code, result.stdout) == (0, "mnist, Succeeded, attempt 1\n")
+    assert call("wait", "mnist", "--for", "ended").exit_code == 0
+    assert client.calls[1] == ("wait_for", "mnist", "Succeeded", 600)
+    assert client.calls[-1] == ("wait", "mnist", None)
+
+
+def test_wait_ends_with_1_or_5_where_it_does_not_come_about() -> None:
+    assert getattr(call("wait", "mnist", "--for=Failed").exception, "exit_code", 0) == 1
+    assert getattr(call("wait", "mnist", "--for=Running").exception, "exit_code", 0) == 5
+    assert call("wait", "mnist", "--for=Lunch").exit_code == 2
+
+
+def test_suspend_resume_delete(client: type[FakeClient]) -> None:
+    assert call("suspend", "mnist").exit_code == 0
+    assert call("resume", "mnist").exit_code == 0
+    assert (
+        call("delete", "mnist", "other", "--wait", "--timeout", "30").stdout
+        == "mnist deleted\nother deleted\n"
+    )
+    assert [c for c in client.calls if c[0] != "connect"] == [
+        ("suspend", "mnist"),
+        ("resume", "mnist"),
+        ("delete", "mnist", True, 30),
+        ("delete", "other", True, 30),
+    ]
+
+
+def test_scale_takes_workers_and_other_roles(client: type[FakeClient]) -> None:
+    assert (
+        call("scale", "mnist", "--workers", "4", "--replicas", "ps=2").stdout
+        == "mnist has now ps=2, worker=4\n"
+    )
+    assert client.calls[-1] == ("scale", "mnist", {"ps": 2, "worker": 4}, None)
+
+
+@pytest.mark.parametrize(
+    "words", [[], ["--replicas", "ps"], ["--replicas", "ps=x"], ["--workers", "2", "--replicas", "worker=3"]]
+)
+def test_scale_refuses_what_it_cannot_mean(words: list[str]) -> None:
+    assert getattr(call("scale", "mnist", *words).exception, "exit_code", 0) == 2
+
+
+def test_events_are_printed_for_people_and_programs() -> None:
+    assert "all 3 pods run" in call("events", "mnist").stdout
+    assert yaml.safe_load(call("events", "mnist", "-o", "yaml").stdout)[0] == {
+        "time": START.isoformat(),
+        "type": "Normal",
+        "reason": "JobRunning",
+        "message": "all 3 pods run",
+        "count": 1,
+        "object": "DistributedTrainingJob/mnist",
+    }
+
+
+def test_status_shows_the_job_and_its_replicas() -> None:
+    shown = call("status", "mnist").stdout
+    assert shown.startswith("mnist in ml: Succeeded, Horovod")
+    assert "worker-1" in shown
+    assert json.loads(call("status", "mnist", "-o", "json").stdout)["status"]["phase"] == "Succeeded"
+
+
+def test_watching_without_a_terminal_is_a_line_for_each_change(
+    client: type[FakeClient], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    states = iter([job("Starting"), job("Running"), job("Running"), job("Succeeded")])
+    monkeypatch.setattr(FakeClient, "get", lambda *_: client.jobs["mnist"])
+    client.jobs["mnist"] = next(states)
+
+    def pass_time(_: float) -> None:
+        client.jobs["mnist"] = next(states)
+
+    monkeypatch.setattr(status.time, "sleep", pass_time)
+    told = [line.split(" ", 1)[1] for line in call("status", "mnist", "--watch").stdout.splitlines()]
+    assert told == [f"mnist, {phase}, attempt 1" for phase in ("Starting", "Running", "Succeeded")]
+
+
+def test_a_live_view_stays_while_the_cluster_is_away(
+    client: type[FakeClient], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    place = status.find("mnist", local=False, namespace=None, context=None)
+    client.jobs["mnist"] = job("Running")
+    monkeypatch.setattr(status.time, "sleep", lambda _: None)
+    views_shown = status._views(place)
+    next(views_shown)
+
+    def away(*_: object) -> None:
+        raise Unreachable("the cluster does not answer")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(FakeClient, "get", away)
+        shown = status.output
+        with shown.capture() as captured:
+            shown.print(next(views_shown))
+        assert captured.get().startswith("mnist in ml: Running")
+        assert "the cluster does not answer" in captured.get()
+    client.jobs["mnist"] = job("Succeeded")
+    assert len(list(views_shown)) == 1
+
+
+def test_logs_are_whole_lines_with_their_source(client: type[FakeClient]) -> None:
+    result = call("logs", "mnist", "--rank", "1", "--tail", "5", "-f")
+    assert result.stdout == f"[rank 0] step 1\n[rank 1] [bold]{'x' * 200}\n"
+    chosen = {"role": None, "index": None, "rank": 1, "follow": True, "tail": 5, "attempt": None}
+    assert ("logs", chosen) in client.calls
+    assert call("logs", "mnist", "--no-prefix").stdout.startswith("step 1\n")
+
+
+def test_top_prints_use_for_people_and_programs() -> None:
+    assert "1.50" in call("top", "mnist").stdout
+    assert json.loads(call("top", "mnist", "-o", "json").stdout) == {
+        WORKER_0: {"cpu": "1500m", "memory": "1Gi"}
+    }
+
+
+def test_artifacts_are_listed_and_copied(client: type[FakeClient], tmp_path: Path) -> None:
+    listed = call("artifacts", "ls", "mnist", "--endpoint", "http://s3:1")
+    assert [line.split() for line in listed.stdout.splitlines()] == [
+        ["SIZE", "KEY"], ["2.0", "KiB", "metrics.jsonl"], ["3.0", "MiB", "model/model.pt"],
+    ]  # fmt: skip
+    assert listed.stderr == "2 objects, 3.0 MiB, in s3://b/jobs/ml/mnist-1\n"
+    assert ("artifacts", "http://s3:1") in client.calls
+    assert json.loads(call("artifacts", "ls", "mnist", "model", "-o", "json").stdout)[0]["size"] == 3 << 20
+    assert call("artifacts", "get", "mnist", "model").stdout == "mnist/model\n"
+    assert call("artifacts", "get", "mnist", "model", tmp_path).stdout == f"{tmp_path}/model\n"
+    assert call("artifacts", "cp", "mnist", "metrics.jsonl", "-").stdout == "content\n"
+    assert call("artifacts", "cp", "mnist", "metrics.jsonl", "m").stdout == "m\n"
+
+
+@pytest.mark.parametrize(
+    "words", [["status"], ["logs"], ["events"], ["top"], ["artifacts", "ls"], ["tensorboard"]]
+)
+def test_a_job_that_is_not_there_is_told_by_every_command(words: list[str]) -> None:
+    assert isinstance(call(*words, "nobody").exception, NotFound)
+
+
+def test_completion_offers_names_and_keeps_silent_when_the_cluster_does_not_answer(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    shell: Any = SimpleNamespace(params={"namespace": "ml"})
+    assert connection.complete_name(shell, "m") == ["mnist"]
+    assert connection.complete_name(shell, "x") == []
+    never = threading.Event()
+    monkeypatch.setattr(connection, "_COMPLETION_SECONDS", 0.05)
+    monkeypatch.setattr(FakeClient, "list", lambda *_, **__: [str(never.wait(60))])
+    assert connection.complete_name(shell, "m") == []
+    never.set()
+
+    def away(*_: object, **__: object) -> None:
+        raise Unreachable("no cluster")
+
+    monkeypatch.setattr(FakeClient, "list", away)
+    assert connection.complete_name(shell, "m") == []

@@ -1,0 +1,124 @@
+"""Commands with `--local`, on the folder of a run."""
+
+from __future__ import annotations
+
+import json
+import os
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner, Result
+
+from dtj.api.errors import NotFound
+from dtj.cli.local_place import LocalPlace
+from dtj.cli.main import app
+from dtj.local.runs import Run, Runs
+from dtj.status.events import Happening, event
+from dtj.status.times import written_time
+from tests.unit.support.jobs import job, manifest
+from tests.unit.support.pods import START
+
+STATUS = {"phase": "Running", "attempt": 1, "progress": {"step": 3, "totalSteps": 4}}
+
+
+@pytest.fixture
+def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
+    """A run of two workers with a little output, which nobody carries out."""
+    monkeypatch.setenv("DTJ_HOME", str(tmp_path))
+    found = Runs(tmp_path).run("mnist", "ml")
+    for replica, text in {
+        "launcher-0": "dtj: starts\n[rank 0] step 1\n[rank 1] step 1\n[rank 0] step 2\n",
+        "worker-0": "ready\n",
+    }.items():
+        folder = found.folder / replica
+        folder.mkdir(parents=True)
+        (folder / "output.log").write_text(text)
+    found.write(manifest() | {"status": STATUS})
+    found.add_event(event(job(), Happening("Normal", "JobRunning", "all 3 pods run"), written_time(START)))
+    return found
+
+
+def call(*words: str) -> Result:
+    return CliRunner().invoke(app, [*words, "--local"])
+
+
+def lines(run: Run, **chosen: int | str | bool) -> list[tuple[str, str]]:
+    place = LocalPlace(run, run.folder)
+    return [(line.source, line.text) for line in place.logs(**chosen)]  # type: ignore[arg-type]
+
+
+def test_runs_are_listed_with_their_namespace(run: Run) -> None:
+    assert call("list").stdout.splitlines()[1].split()[:4] == ["ml", "mnist", "Running", "Horovod"]
+    assert call("list", "-n", "other").stderr == "no jobs on this machine\n"
+
+
+def test_a_run_that_nobody_carries_out_is_told_as_such(run: Run) -> None:
+    shown = call("status", "mnist").stdout.splitlines()
+    assert shown[0].startswith("mnist in ml: Running")
+    assert shown[1] == "nobody carries this run out now: `dtj run FILE --resume` goes on from its checkpoint"
+    with run.locked():
+        assert LocalPlace(run, run.folder).note() is None
+
+
+def test_watching_a_run_ends_when_nobody_carries_it_out(run: Run) -> None:
+    assert len(call("status", "mnist", "--watch").stdout.splitlines()) == 1
+
+
+def test_events_of_a_run(run: Run) -> None:
+    assert json.loads(call("events", "mnist", "-o", "json").stdout)[0]["reason"] == "JobRunning"
+
+
+def test_the_launchers_lines_are_told_apart_by_rank(run: Run) -> None:
+    assert lines(run) == [
+        ("launcher-0", "dtj: starts"), ("rank 0", "step 1"), ("rank 1", "step 1"), ("rank 0", "step 2"),
+    ]  # fmt: skip
+    assert lines(run, rank=1) == [("rank 1", "step 1")]
+    assert lines(run, rank=0, tail=1) == [("rank 0", "step 2")]
+    assert lines(run, role="worker", index=0) == [
+        ("rank 0", "step 1"), ("rank 0", "step 2"), ("worker-0", "ready"),
+    ]  # fmt: skip
+
+
+def test_following_ends_with_the_run_and_waits_for_whole_lines(run: Run) -> None:
+    log = run.folder / "launcher-0" / "output.log"
+    seen: list[str] = []
+    arrived = threading.Event()
+
+    def follow() -> Iterator[None]:
+        for line in LocalPlace(run, run.folder).logs(follow=True, tail=1):
+            seen.append(line.text)
+            arrived.set()
+            yield
+
+    with run.locked():
+        following = threading.Thread(target=lambda: list(follow()))
+        following.start()
+        assert arrived.wait(10)
+        with log.open("a") as file:
+            file.write("[rank 1] st")
+            file.flush()
+            os.fsync(file.fileno())
+            file.write("ep 2\n")
+    following.join(10)
+    assert seen == ["step 2", "step 2"]
+
+
+def test_a_run_without_artifacts_says_so(run: Run) -> None:
+    with pytest.raises(NotFound, match="keeps no artifacts"), LocalPlace(run, run.folder).artifacts():
+        pass
+
+
+def test_artifacts_of_a_run_with_its_own_store_are_looked_for_there(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("AWS_ENDPOINT_URL_S3", raising=False)
+    artifacts = {"uri": "s3://bucket/jobs", "endpoint": "http://s3:8333"}
+    run.write(manifest(artifacts=artifacts) | {"status": STATUS})
+    place = LocalPlace(run, run.folder)
+    with place.artifacts() as found:
+        assert found.uri == "s3://bucket/jobs/ml/mnist-5b6a1f0e"
+        assert found.environment["AWS_ENDPOINT_URL_S3"] == "http://s3:8333"
+    with place.artifacts("http://other:1") as found:
+        assert found.environment["AWS_ENDPOINT_URL_S3"] == "http://other:1"

@@ -1,0 +1,142 @@
+"""`dtj tensorboard`: event files brought from the bucket, and the program that serves them."""
+
+from __future__ import annotations
+
+import json
+import socket
+import time
+import urllib.error
+import urllib.request
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from tensorboardX import SummaryWriter
+
+from dtj.api.errors import DtjError, Unusable
+from dtj.cli import tensorboard
+from dtj.cli.event_files import EventFiles
+from tests.unit.test_cli_jobs import call, client  # noqa: F401 - a fixture
+
+
+class Bucket:
+    """Objects in memory, and what was read."""
+
+    uri = "s3://b/j"
+
+    def __init__(self) -> None:
+        self.objects: dict[str, bytes] = {}
+        self.read_keys: list[str] = []
+
+    def ls(self, prefix: str) -> list[Any]:
+        return [
+            SimpleNamespace(key=key, etag=str(hash(content)))
+            for key, content in self.objects.items()
+            if key.startswith(f"{prefix}/")
+        ]
+
+    def read(self, key: str) -> bytes:
+        self.read_keys.append(key)
+        return self.objects[key]
+
+
+def events_of(bucket: Bucket, folder: Path) -> EventFiles:
+    return EventFiles(bucket, folder)  # type: ignore[arg-type]
+
+
+def test_only_what_is_new_or_has_changed_is_fetched(tmp_path: Path) -> None:
+    bucket = Bucket()
+    bucket.objects = {"tensorboard/a": b"1", "tensorboard/eval/b": b"2", "metrics.jsonl": b"3"}
+    events = events_of(bucket, tmp_path)
+    assert (events.fetch(), events.fetch()) == (2, 0)
+    bucket.objects |= {"tensorboard/a": b"12", "tensorboard/c": b"4"}
+    assert events.fetch() == 2
+    assert bucket.read_keys == ["tensorboard/a", "tensorboard/eval/b", "tensorboard/a", "tensorboard/c"]
+    assert (tmp_path / "eval/b").read_bytes() == b"2"
+
+
+def test_a_file_that_has_grown_is_appended_to_for_who_has_it_open(tmp_path: Path) -> None:
+    bucket = Bucket()
+    bucket.objects = {"tensorboard/a": b"one"}
+    events = events_of(bucket, tmp_path)
+    events.fetch()
+    with (tmp_path / "a").open("rb") as reader:
+        reader.read()
+        bucket.objects["tensorboard/a"] = b"one two"
+        events.fetch()
+        assert reader.read() == b" two"
+    bucket.objects["tensorboard/a"] = b"anew"
+    events.fetch()
+    assert (tmp_path / "a").read_bytes() == b"anew"
+
+
+def test_a_key_that_leads_out_of_the_folder_is_refused(tmp_path: Path) -> None:
+    bucket = Bucket()
+    bucket.objects = {"tensorboard/../../x": b"1"}
+    with pytest.raises(Unusable, match="leads out"):
+        events_of(bucket, tmp_path / "events").fetch()
+
+
+def test_new_events_are_served_while_it_runs(tmp_path: Path) -> None:
+    with socket.socket() as probe:
+        probe.bind(("localhost", 0))
+        port = probe.getsockname()[1]
+    written = tmp_path / "written"
+    bucket = Bucket()
+
+    def write(step: int) -> None:
+        """One part, as the training programs write them."""
+        with SummaryWriter(str(written), filename_suffix=f".{step}") as writer:
+            writer.add_scalar("loss", 1 / step, step)
+        for file in written.iterdir():
+            bucket.objects[f"tensorboard/{file.name}"] = file.read_bytes()
+
+    def steps(url: str) -> list[int]:
+        query = f"{url}data/plugin/scalars/scalars?tag=loss&run=."
+        opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+        try:
+            with opener.open(query, timeout=10) as answer:
+                return [point[1] for point in json.load(answer)]
+        except urllib.error.HTTPError:
+            return []  # It has not read the files yet.
+
+    events = events_of(bucket, tmp_path / "served")
+    write(1)
+    events.fetch()
+    with tensorboard._served(tmp_path / "served", port) as url:
+        wait_until(lambda: steps(url) == [1])
+        write(2)
+        events.fetch()
+        wait_until(lambda: steps(url) == [1, 2])
+    with pytest.raises(OSError, match="refused"):
+        socket.create_connection(("127.0.0.1", port), timeout=1)
+
+
+def test_an_end_of_tensorboard_is_told_with_its_last_word(tmp_path: Path) -> None:
+    with socket.socket() as taken:
+        taken.bind(("localhost", 0))
+        port = taken.getsockname()[1]
+        with (
+            pytest.raises(DtjError, match="TensorBoard ended with exit code"),
+            tensorboard._served(tmp_path, port),
+        ):
+            pass
+
+
+def test_without_tensorboard_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tensorboard.importlib.util, "find_spec", lambda _: None)
+    error = call("tensorboard", "mnist").exception
+    assert isinstance(error, DtjError)
+    assert error.remedy == "pip install 'dtj[tensorboard]'"
+
+
+def test_once_needs_a_folder() -> None:
+    assert isinstance(call("tensorboard", "mnist", "--once").exception, Unusable)
+
+
+def wait_until(holds: Any) -> None:
+    deadline = time.monotonic() + 40
+    while not holds():
+        assert time.monotonic() < deadline
+        time.sleep(0.2)

@@ -1,0 +1,260 @@
+"""What is shown of jobs: tables and the view of `dtj status`, as text of a fixed width."""
+
+from __future__ import annotations
+
+import io
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from rich.console import Console, RenderableType
+
+from dtj.cli.durations import brief, seconds_of
+from dtj.cli.job_table import event_table, job_table
+from dtj.cli.logs import LinePainter
+from dtj.cli.replica_state import replica_state
+from dtj.cli.status_view import one_line, status_view
+from dtj.cli.top_view import NO_METRICS, top_view
+from dtj.client import DistributedTrainingJob, JobEvent, LogLine, PodUsage
+from dtj.status.pods import view_pod
+from dtj.status.times import written_time
+from tests.unit.support.jobs import manifest
+from tests.unit.support.pods import (
+    START,
+    WORKER_0,
+    at,
+    deleting,
+    ended,
+    evicted,
+    healthy,
+    pod,
+    running,
+    scheduled,
+    unschedulable,
+    views,
+    waiting,
+)
+
+RUNNING = {
+    "phase": "Running",
+    "attempt": 2,
+    "startTime": written_time(START),
+    "restarts": {"application": 1, "infrastructure": 0},
+    "conditions": [
+        {
+            "type": "Running",
+            "status": "True",
+            "reason": "AllPodsRunning",
+            "message": "all 3 pods run",
+            "lastTransitionTime": written_time(at(10)),
+        }
+    ],
+    "replicaStatuses": {"worker": {"desired": 2, "active": 2, "ready": 2, "succeeded": 0, "failed": 0}},
+    "progress": {
+        "step": 226,
+        "totalSteps": 469,
+        "epoch": 1,
+        "percent": 48.19,
+        "examplesPerSecond": 4689.3,
+        "loss": 0.39161,
+        "accuracy": 0.8685,
+        "etaSeconds": 13.4,
+    },
+    "artifacts": {
+        "checkpoint": {"step": 200, "time": written_time(at(55)), "uri": "s3://b/j/checkpoints/200"}
+    },
+    "failure": {
+        "attempt": 1,
+        "role": "worker",
+        "index": 1,
+        "rank": 1,
+        "pod": "mnist-worker-1",
+        "node": "node-b",
+        "exitCode": 3,
+        "class": "ApplicationError",
+        "message": "ended with exit code 3",
+        "lastLogLines": ["Traceback", "ValueError: [no] markup"],
+    },
+}
+
+
+def job(status: dict[str, Any] | None = None, **spec: Any) -> DistributedTrainingJob:
+    made = manifest(**spec)
+    made["metadata"]["creationTimestamp"] = written_time(START)
+    return DistributedTrainingJob.from_cluster(made | ({"status": status} if status else {}))
+
+
+def rendered(view: RenderableType, width: int = 110) -> list[str]:
+    console = Console(file=io.StringIO(), width=width, color_system=None, force_terminal=False)
+    with console.capture() as captured:
+        console.print(view)
+    return [line.rstrip() for line in captured.get().splitlines()]
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"), [("90", 90), ("90s", 90), ("10m", 600), ("1h", 3600), ("1h30m", 5400), ("1.5m", 90)]
+)
+def test_durations_are_read_with_units_or_as_seconds(text: str, seconds: float) -> None:
+    assert seconds_of(text) == seconds
+
+
+@pytest.mark.parametrize("text", ["", "soon", "10 m", "-5", "5x", "m"])
+def test_what_is_no_duration_is_refused(text: str) -> None:
+    with pytest.raises(Exception, match="is no duration"):
+        seconds_of(text)
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [(-1, "0s"), (119, "119s"), (120, "2m"), (750, "12m30s"), (11100, "3h5m"), (2 * 86400 + 3600, "2d1h")],
+)
+def test_ages_are_told_in_two_units(seconds: float, text: str) -> None:
+    assert brief(seconds) == text
+
+
+def test_a_list_has_a_line_for_each_job() -> None:
+    jobs = [job(RUNNING), job()]
+    assert rendered(job_table(jobs, at(90))) == [
+        "NAME    PHASE     STRATEGY   WORKERS   PROGRESS   EX/S   ATTEMPT   AGE",
+        "mnist   Running   Horovod          2      48.2%   4689         2   90s",
+        "mnist   -         Horovod          2          -      -         -   90s",
+    ]
+
+
+def test_a_list_of_all_namespaces_names_them() -> None:
+    heading, line = rendered(job_table([job(RUNNING)], at(90), namespaces=True))
+    assert heading.startswith("NAMESPACE   NAME")
+    assert line.startswith("ml          mnist")
+
+
+def test_the_status_of_a_running_job_tells_everything() -> None:
+    events = [
+        JobEvent(
+            at(n), "Warning" if n == 5 else "Normal", f"Reason{n}", "what happened", 1 + (n == 5), "Pod/x"
+        )
+        for n in range(7)
+    ]
+    shown = rendered(status_view(job(RUNNING), views(*healthy(2)), events, at(60)))
+    text = "\n".join(shown)
+    assert shown[0] == "mnist in ml: Running, Horovod, attempt 2, 60s old"
+    assert "48.2%  step 226/469  epoch 1  ETA 13s" in text
+    assert "4689 examples/s   loss 0.3916   accuracy 0.8685" in text
+    assert any(line.split() == ["worker-1", "1", "node-of-mnist-worker-1", "Running", "2"] for line in shown)
+    assert any(line.split()[:3] == ["launcher-0", "-", "node-of-mnist-launcher-0"] for line in shown)
+    assert any(line.split()[:4] == ["Running", "True", "50s", "AllPodsRunning"] for line in shown)
+    assert "Restarts    1 application" in shown
+    assert "Checkpoint  step 200, 5s ago: s3://b/j/checkpoints/200" in shown
+    assert (
+        "Failure of attempt 1: ApplicationError: rank 1 in mnist-worker-1 on node-b: ended with exit code 3"
+        in shown
+    )
+    assert "  ValueError: [no] markup" in shown
+    assert [line.split()[2 if "x2" not in line else 3] for line in shown if "what happened" in line] == [
+        f"Reason{n}" for n in range(2, 7)
+    ]
+
+
+def test_ranks_are_counted_by_slots() -> None:
+    shown = rendered(status_view(job(RUNNING, horovod={"slotsPerWorker": 4}), views(*healthy(2)), [], at(60)))
+    assert any(line.split()[:2] == ["worker-1", "4-7"] for line in shown)
+
+
+def test_of_many_replicas_only_the_first_are_shown() -> None:
+    pods = views(*(running(f"mnist-worker-{n}") for n in range(20)))
+    shown = rendered(status_view(job(RUNNING), pods, [], at(60), most_replicas=6))
+    assert "and 14 more" in shown
+    assert not any("worker-6 " in line for line in shown)
+
+
+def test_without_pods_the_roles_are_counted() -> None:
+    shown = rendered(status_view(job(RUNNING), [], [], at(60), note="nobody carries this run out now"))
+    assert shown[1] == "nobody carries this run out now"
+    assert ["worker", "2", "2", "2", "0", "0"] in [line.split() for line in shown]
+
+
+def test_a_success_has_no_eta_and_no_failure() -> None:
+    done = {"type": "Succeeded", "status": "True", "reason": "JobSucceeded", "message": ""}
+    done["lastTransitionTime"] = written_time(at(50))
+    status = RUNNING | {"phase": "Succeeded", "conditions": [done], "completionTime": written_time(at(50))}
+    text = "\n".join(rendered(status_view(job(status), [], [], at(60))))
+    assert "ETA" not in text
+    assert "ApplicationError" not in text
+    assert "Took        50s" in text
+
+
+def test_a_job_that_no_operator_has_seen_is_shown_too() -> None:
+    assert rendered(status_view(job(), [], [], at(1)))[0] == "mnist in ml: -, Horovod, 1s old"
+
+
+def test_one_line_tells_how_far_a_job_is() -> None:
+    told = "mnist, Running, attempt 2, step 226/469, 4689 examples/s, loss 0.3916, accuracy 0.8685"
+    assert one_line(job(RUNNING)) == told
+
+
+def test_a_status_fits_a_narrow_terminal() -> None:
+    assert all(
+        len(line) <= 60 for line in rendered(status_view(job(RUNNING), views(*healthy()), [], at(9)), 60)
+    )
+
+
+@pytest.mark.parametrize(
+    ("made", "state"),
+    [
+        (pod(WORKER_0), "Waits for a node"),
+        (scheduled(WORKER_0), "Starting"),
+        (running(WORKER_0), "Running"),
+        (running(WORKER_0, ready=False), "Running, not ready"),
+        (deleting(running(WORKER_0)), "Ending"),
+        (ended(WORKER_0), "Succeeded"),
+        (ended(WORKER_0, 3), "Failed (exit code 3)"),
+        (ended(WORKER_0, 137, reason="OOMKilled"), "OOMKilled (signal 9)"),
+        (evicted(WORKER_0), "Evicted"),
+        (waiting(WORKER_0, "ImagePullBackOff"), "ImagePullBackOff"),
+        (unschedulable(WORKER_0, "0/3 nodes"), "Unschedulable"),
+    ],
+)
+def test_the_state_of_a_replica_is_told_in_a_few_words(made: dict[str, Any], state: str) -> None:
+    assert replica_state(view_pod(made)).plain == state
+
+
+def test_events_without_a_time_are_shown_too() -> None:
+    event = JobEvent(None, "Normal", "Scheduled", "assigned [red]x[/]", 1, "Pod/x")
+    assert rendered(event_table([event], START + timedelta(1)))[1].split() == [
+        "-", "Normal", "Scheduled", "Pod/x", "assigned", "[red]x[/]",
+    ]  # fmt: skip
+
+
+def test_top_shows_use_beside_limits() -> None:
+    resources = {"requests": {"cpu": "500m"}, "limits": {"memory": "2Gi"}}
+    asked = job(RUNNING, replicaSpecs={"worker": {"replicas": 2, "gpus": 1, "resources": resources}})
+    shown = rendered(top_view(asked, views(*healthy()), {WORKER_0: PodUsage("1234567890n", "524288Ki")}))
+    assert shown[0] == "mnist: Running, 4689 examples/s over all ranks"
+    assert ["worker-0", "0", f"node-of-{WORKER_0}", "Running", "1.23", "0.50", "512Mi", "2048Mi", "1"] in [
+        line.split() for line in shown
+    ]
+    assert any(line.split()[4:] == ["-", "0.50", "-", "2048Mi", "1"] for line in shown)
+
+
+def test_top_says_what_is_missing_where_nothing_measures() -> None:
+    shown = rendered(top_view(job(RUNNING), views(*healthy()), None), 200)
+    assert shown[-1] == NO_METRICS
+
+
+def test_lines_of_a_log_begin_with_who_printed_them() -> None:
+    painter = LinePainter(timestamps=True)
+    assert painter.painted(LogLine("rank 0", "a [b]")).plain == "[rank 0] a [b]"
+    assert painter.painted(LogLine("rank 1", "x", at(1))).plain == "2026-11-21T12:00:01.000000Z [rank 1] x"
+    assert LinePainter(prefix=False).painted(LogLine("rank 1", "x")).plain == "x"
+
+
+def test_each_source_keeps_its_colour_and_a_programs_own_colours_stay() -> None:
+    painter = LinePainter()
+    styles = [str(painter.painted(LogLine(source, "x")).spans[0].style) for source in ("a", "b", "a")]
+    assert styles[0] == styles[2] != styles[1]
+    shown = painter.painted(LogLine("a", "\x1b[31mred\x1b[0m"))
+    assert shown.plain == "[a] red"
+    assert "color(1)" in [str(span.style) for span in shown.spans]
+
+
+def test_what_a_progress_bar_overwrote_is_not_shown() -> None:
+    assert LinePainter().painted(LogLine("a", "10%\r50%\r100%\r")).plain == "[a] 100%"
