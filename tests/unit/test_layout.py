@@ -61,3 +61,20 @@ def test_there_are_images_of_ours_in_the_manifests() -> None:
 @pytest.mark.parametrize(("file", "image"), [pair for pair in images() if pair[1].startswith("dtj-")])
 def test_image_tag_is_the_projects_version(file: str, image: str) -> None:
     assert image.rpartition(":")[2] == PROJECT["version"], f"{file}: {image}"
+
+
+def test_the_command_needs_nothing_that_only_the_operator_installs() -> None:
+    code = """
+import sys
+
+class Absent:
+    def find_spec(self, name, path=None, target=None):
+        if name.split(".")[0] in ("kopf", "cryptography", "matplotlib", "tensorboard", "torch", "tensorflow"):
+            raise ModuleNotFoundError(name)
+
+sys.meta_path.insert(0, Absent())
+import dtj.cli.main, dtj.client, dtj.doctor.examine, dtj.local.runner
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+
+    assert done.returncode == 0, done.stderr
