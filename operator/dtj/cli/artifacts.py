@@ -26,7 +26,7 @@ _STANDARD_OUTPUT = "-"
 @_group.command()
 def ls(
     name: JobName,
-    prefix: Annotated[str, typer.Argument(help="Only what is below this folder.", metavar="[FOLDER]")] = "",
+    prefix: Annotated[str, typer.Argument(help="Only what is below this folder.", metavar="FOLDER")] = "",
     endpoint: EndpointOption = None,
     local: LocalOption = False,
     namespace: NamespaceOption = None,
@@ -60,10 +60,10 @@ def ls(
 @_group.command()
 def get(
     name: JobName,
-    key: Annotated[str, typer.Argument(help="An object, or a folder; by default all.", metavar="[KEY]")] = "",
+    key: Annotated[str, typer.Argument(help="An object, or a folder; by default all.", metavar="KEY")] = "",
     folder: Annotated[
         Path | None,
-        typer.Argument(help="Folder to copy to; by default one called as the job.", metavar="[TO]"),
+        typer.Argument(help="Folder to copy to; by default one called as the job.", metavar="TO"),
     ] = None,
     endpoint: EndpointOption = None,
     local: LocalOption = False,

@@ -215,7 +215,7 @@ def scale(
 @app.command()
 def delete(
     names: Annotated[
-        list[str], typer.Argument(help="Names of the jobs.", metavar="NAME…", autocompletion=complete_name)
+        list[str], typer.Argument(help="Names of the jobs.", metavar="NAME", autocompletion=complete_name)
     ],
     wait: Annotated[bool, typer.Option("--wait", help="Wait until jobs and pods are gone.")] = False,
     timeout: TimeoutOption = None,
