@@ -185,7 +185,7 @@ def test_a_second_ctrl_c_does_not_wait(start: Callable[..., DtjRun]) -> None:
     run = start("signal.signal(signal.SIGTERM, signal.SIG_IGN)\n" + TRAINS)
     run.trains(1)
     run.process.send_signal(signal.SIGINT)
-    run.until(lambda: (run.marks / "ps-told").exists(), "the replicas are told")
+    run.until(lambda: run.manifest["spec"]["runPolicy"].get("suspend"), "the first is heard")
     began = time.monotonic()
     run.process.send_signal(signal.SIGINT)
     assert run.ended()[0] == 130
