@@ -9,7 +9,7 @@ from datetime import datetime
 from typing import Any
 
 from dtj.api.identity import LABEL_INDEX, LABEL_ROLE
-from dtj.api.job import Manifest, read_job
+from dtj.api.job import Manifest, read_status
 from dtj.api.status import JobStatus
 from dtj.cluster.port import ApiError
 from dtj.local.pod import LocalPod
@@ -55,7 +55,7 @@ class LocalCluster:
     @property
     def status(self) -> JobStatus:
         """The job's status as it is stored."""
-        return read_job(self._manifest).status
+        return read_status(self._manifest.get("status") or {})
 
     @property
     def alive(self) -> list[str]:
