@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 from datetime import UTC, datetime
+from itertools import count
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
     from dtj.client import DistributedTrainingJob, JobEvent
 
 app = typer.Typer()
-LOOK_SECONDS = 1.0
+_LOOK_SECONDS = 1.0
 _EVENT_LOOKS = 5
 """Events are looked at once in so many looks."""
 _LINES_BESIDE_REPLICAS = 22
@@ -76,7 +77,7 @@ def _views(place: Place) -> Iterator[RenderableType]:
     """The view again and again, until the job has ended; while the cluster is away the last one that there was."""
     job, pods = place.job(), place.pods()
     events: list[JobEvent] = []
-    for look in range(1 << 62):
+    for look in count():
         note = None
         try:
             job, pods = place.job(), place.pods()
@@ -89,7 +90,7 @@ def _views(place: Place) -> Iterator[RenderableType]:
         yield status_view(job, pods, events, datetime.now(UTC), note=note, most_replicas=most)
         if _over(job, place):
             return
-        time.sleep(LOOK_SECONDS)
+        time.sleep(_LOOK_SECONDS)
 
 
 def _tell_changes(place: Place) -> None:
@@ -101,7 +102,7 @@ def _tell_changes(place: Place) -> None:
             told = line
         if _over(job, place):
             return
-        time.sleep(LOOK_SECONDS)
+        time.sleep(_LOOK_SECONDS)
 
 
 def _over(job: DistributedTrainingJob, place: Place) -> bool:

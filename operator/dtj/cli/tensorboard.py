@@ -12,7 +12,7 @@ import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import Annotated
+from typing import IO, Annotated
 
 import typer
 
@@ -105,14 +105,8 @@ def _served(folder: Path, port: int) -> Iterator[str]:
     with tempfile.TemporaryFile() as log:
         process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log)  # noqa: S603
         try:
-            _await_answer(process, port)
+            _await_answer(process, port, log)
             yield f"http://{_HOST}:{port}/"
-        except _Ended as ended:
-            log.seek(0)
-            said = log.read().decode(errors="replace").strip().splitlines()
-            raise DtjError(
-                f"TensorBoard ended with exit code {ended.code}: {said[-1] if said else 'no word'}"
-            ) from None
         finally:
             process.terminate()
             try:
@@ -123,18 +117,15 @@ def _served(folder: Path, port: int) -> Iterator[str]:
             signal.signal(signal.SIGTERM, before)
 
 
-class _Ended(Exception):
-    def __init__(self, code: int) -> None:
-        super().__init__(code)
-        self.code = code
-
-
-def _await_answer(process: subprocess.Popen[bytes], port: int) -> None:
+def _await_answer(process: subprocess.Popen[bytes], port: int, log: IO[bytes]) -> None:
     deadline = time.monotonic() + _START_SECONDS
     while time.monotonic() < deadline:
         code = process.poll()
         if code is not None:
-            raise _Ended(code)
+            log.seek(0)
+            said = log.read().decode(errors="replace").split("\n")
+            word = next((line for line in reversed(said) if line.strip()), "it said nothing")
+            raise DtjError(f"TensorBoard ended with exit code {code}: {word}")
         try:
             socket.create_connection((_HOST, port), timeout=1).close()
         except OSError:
