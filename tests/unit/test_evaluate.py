@@ -558,11 +558,11 @@ def test_a_status_of_a_newer_operator_is_read_as_far_as_it_is_known() -> None:
     stored = ran().job.status.model_dump(by_alias=True, mode="json", exclude_none=True)
     newer = stored | {
         "attempt": 3,
-        "phase": "Suspended",
+        "phase": "Paused",
         "queue": {"position": 3},
         "conditions": [
             *stored["conditions"],
-            stored["conditions"][0] | {"type": "Suspended"},
+            stored["conditions"][0] | {"type": "Paused"},
             stored["conditions"][0] | {"type": "Restarting", "since": "yesterday"},
         ],
     }

@@ -144,6 +144,31 @@ def test_nothing_is_made_up_because_a_field_could_not_be_read(old: str, new: str
     assert [fault.field for fault in read_job_file(GOOD.replace(old, new), "job.yaml").faults] == fields
 
 
+@pytest.mark.parametrize(
+    ("old", "new", "said"),
+    [
+        ("replicas: 2", 'replicas: "2"', "11: spec.replicaSpecs.worker.replicas"),
+        ("replicas: 2", "replicas: yes", "11: spec.replicaSpecs.worker.replicas"),
+        ("name: mnist", "name: 7", "4: metadata.name"),
+        ("name: mnist", "name: mnist\n  labels: {version: 2}", "5: metadata.labels[version]"),
+        ("name: mnist", "name: mnist\n  labels: [a]", "5: metadata.labels"),
+    ],
+)
+def test_a_value_of_another_type_is_refused_as_by_the_api_server(old: str, new: str, said: str) -> None:
+    assert [
+        line.split(": should be a ")[0].split(": must be a")[0] for line in told(GOOD.replace(old, new))
+    ] == [f"job.yaml:{said}"]
+
+
+def test_a_whole_number_may_be_written_as_a_fraction_as_on_the_api_server() -> None:
+    assert told(GOOD.replace("replicas: 2", "replicas: 2.0")) == []
+
+
+def test_a_long_value_is_not_told_whole() -> None:
+    (fault,) = told(GOOD.replace("strategy: Horovod", f"strategy: {'x' * 5000}"))
+    assert len(fault) < 400
+
+
 def test_a_key_that_is_given_twice_is_a_fault() -> None:
     assert told(GOOD + "    worker: {replicas: 3}\n") == [
         "job.yaml:12: spec.replicaSpecs.worker: given twice, on line 10 already"

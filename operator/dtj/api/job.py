@@ -68,8 +68,10 @@ def read_job(manifest: Mapping[str, Any]) -> Job:
         faults.append(Fault("kind", f"{manifest['kind']!r} is not {KIND}"))
     faults += [Fault(str(key), _unknown(str(key), _FIELDS)) for key in manifest if key not in _FIELDS]
     metadata = manifest.get("metadata") or {}
-    if not isinstance(metadata, dict):
-        faults.append(Fault("metadata", f"must be an object, got {metadata!r}"))
+    if isinstance(metadata, dict):
+        faults += _no_text(metadata)
+    else:
+        faults.append(Fault("metadata", f"must be an object, got {_shown(metadata)}"))
     if manifest.get("spec") is None:
         raise InvalidJob([*faults, Fault("spec", "required")])
     try:
@@ -118,6 +120,21 @@ def written(job: Job) -> Manifest:
     }
 
 
+def _no_text(metadata: Manifest) -> list[Fault]:
+    """What the API server takes for no text, and so for no object at all: `name: 1`, `labels: {version: 2}`."""
+    given = {f"metadata.{key}": metadata.get(key) for key in ("name", "namespace")}
+    for kind in ("labels", "annotations"):
+        entries = metadata.get(kind) or {}
+        if not isinstance(entries, dict):
+            return [Fault(f"metadata.{kind}", f"must be an object, got {_shown(entries)}")]
+        given |= {f"metadata.{kind}[{key}]": value for key, value in entries.items()}
+    return [
+        Fault(field, f"must be a string, got {_shown(value)}")
+        for field, value in given.items()
+        if value is not None and not isinstance(value, str)
+    ]
+
+
 def _faults_of(error: ValidationError) -> list[Fault]:
     return [Fault(_path(item["loc"]), _sentence(dict(item))) for item in error.errors()]
 
@@ -152,7 +169,12 @@ def _sentence(item: dict[str, Any]) -> str:
         case "missing":
             return "required"
         case "string_pattern_mismatch":
-            return f"{item['input']!r} should match {item['ctx']['pattern']}"
+            return f"{_shown(item['input'])} should match {item['ctx']['pattern']}"
         case _:
             message = item["msg"][0].lower() + item["msg"][1:]
-            return f"{message}, got {item['input']!r}"
+            return f"{message}, got {_shown(item['input'])}"
+
+
+def _shown(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 200 else f"{text[:200]}…"

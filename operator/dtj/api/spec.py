@@ -9,7 +9,7 @@ from __future__ import annotations
 from enum import StrEnum
 from typing import Annotated, Any
 
-from pydantic import BeforeValidator, Field, WithJsonSchema
+from pydantic import BeforeValidator, Field, StrictBool, WithJsonSchema
 from pydantic_core import PydanticCustomError
 
 from dtj.api.base import ApiModel
@@ -22,6 +22,16 @@ def _int_or_string(value: Any) -> Any:
     if isinstance(value, bool) or not isinstance(value, (int, str)):
         raise PydanticCustomError("quantity", "should be a whole number or a string such as 500m or 4Gi")
     return value
+
+
+def _number(value: Any) -> Any:
+    """As the API server: no text and no truth value, but 2.0 is 2."""
+    if isinstance(value, (bool, str)):
+        raise PydanticCustomError("whole_number", "should be a whole number, without quotes")
+    return value
+
+
+Number = BeforeValidator(_number)
 
 
 Quantity = Annotated[
@@ -99,9 +109,9 @@ class Resources(ApiModel):
 class ReplicaSpec(ApiModel):
     """The replicas of one role."""
 
-    replicas: Annotated[int, Field(ge=1, le=10000)] = 1
+    replicas: Annotated[int, Field(ge=1, le=10000), Number] = 1
     """How many pods of this role."""
-    gpus: Annotated[int, Field(ge=0, le=1024)] = 0
+    gpus: Annotated[int, Field(ge=0, le=1024), Number] = 0
     """Accelerators of each pod: shorthand for a limit of accelerator.resourceName."""
     resources: Resources = Resources()
     """CPU, memory and other resources of each pod."""
@@ -113,14 +123,14 @@ class ReplicaSpec(ApiModel):
 class ChiefSpec(ReplicaSpec):
     """The one chief."""
 
-    replicas: Annotated[int, Field(ge=1, le=1)] = 1
+    replicas: Annotated[int, Field(ge=1, le=1), Number] = 1
     """1: one chief drives the training."""
 
 
 class EvaluatorSpec(ReplicaSpec):
     """The evaluator, if there is one."""
 
-    replicas: Annotated[int, Field(ge=0, le=1)] = 1
+    replicas: Annotated[int, Field(ge=0, le=1), Number] = 1
     """1, or 0 for none."""
 
 
@@ -154,7 +164,7 @@ class Horovod(ApiModel):
 
     launcher: HorovodLauncher = HorovodLauncher.NATIVE
     """Native: the operator makes the launcher itself."""
-    slots_per_worker: Annotated[int, Field(ge=1, le=1024)] | None = None
+    slots_per_worker: Annotated[int, Field(ge=1, le=1024), Number] | None = None
     """Ranks in each worker pod. Default: the gpus of a worker, else 1."""
 
 
@@ -164,7 +174,7 @@ class ParameterServer(ApiModel):
     updates: Updates = Updates.ASYNCHRONOUS
     """Asynchronous: each worker's gradients change the variables as they come. Synchronous: those of all workers
     together, once a step. Given to the program as DTJ_UPDATES."""
-    evaluator_timeout_seconds: Annotated[int, Field(ge=0)] = 300
+    evaluator_timeout_seconds: Annotated[int, Field(ge=0), Number] = 300
     """How long the evaluator may take, after the chief has succeeded, until it has seen the last checkpoint."""
 
 
@@ -208,12 +218,12 @@ class ArtifactStore(ApiModel):
 class RunPolicy(ApiModel):
     """How long a job runs, how often it is retried, what stays when it ends."""
 
-    suspend: bool = False
+    suspend: StrictBool = False
     """True: the pods end as soon as their checkpoint is in the bucket, and the job waits. False again: it goes on
     from there. A job made with true waits from the start."""
-    backoff_limit: Annotated[int, Field(ge=0, le=10000)] = 3
+    backoff_limit: Annotated[int, Field(ge=0, le=10000), Number] = 3
     """Retries after failures of the program. Lost nodes, evictions and preemptions are not counted."""
-    active_deadline_seconds: Annotated[int, Field(ge=1)] | None = None
+    active_deadline_seconds: Annotated[int, Field(ge=1), Number] | None = None
     """The job fails when it is not done this many seconds after it started or was resumed, retries included."""
     clean_pod_policy: CleanPodPolicy = CleanPodPolicy.RUNNING
     """Pods deleted at the end: Running (those that still run), All, None."""

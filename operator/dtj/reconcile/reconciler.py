@@ -14,11 +14,11 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any
 
+from dtj.api.checking import check
 from dtj.api.identity import KIND, LABEL_ROLE
-from dtj.api.job import Fault, InvalidJob, Job, Manifest, read_job, read_status
+from dtj.api.job import Fault, Job, Manifest, read_status
 from dtj.api.spec import JobSpec, ParameterServer, ReplicaSpecs, Strategy
 from dtj.api.status import JobStatus, Phase
-from dtj.api.validation import faults
 from dtj.cluster.port import ApiError, Cluster
 from dtj.plan.horovod import ssh_secret
 from dtj.plan.job import plan_job
@@ -283,14 +283,12 @@ def _expected(job: Job, plan: Plan) -> Expected:
 
 def _read(manifest: Manifest) -> tuple[Job, list[Fault]]:
     """The job and its faults; one that has not even the resource's form is read without its spec."""
-    try:
-        job = read_job(manifest)
-    except InvalidJob as error:
+    job, wrong = check(manifest)
+    if job is None:
         metadata = manifest["metadata"]
         status = read_status(manifest.get("status") or {})
         empty = JobSpec(strategy=Strategy.HOROVOD, image="unknown", replica_specs=ReplicaSpecs())
         job = Job(
             metadata["name"], metadata["namespace"], metadata["uid"], metadata["generation"], empty, status
         )
-        return job, error.faults
-    return job, faults(job)
+    return job, wrong
