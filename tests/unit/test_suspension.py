@@ -156,6 +156,66 @@ async def test_the_time_of_a_suspension_does_not_count_against_the_deadline() ->
     await world.until(lambda: world.phase == "Succeeded")
 
 
+@STRATEGIES
+async def test_every_suspension_is_told_and_no_replica_has_an_attempt_twice(spec: dict[str, Any]) -> None:
+    world = World(**spec)
+    world.kubelet.program = endless
+    for workers in (1, 3):
+        await world.until(lambda: world.phase == "Running")
+        suspend(world)
+        await world.rest()
+        roles = world.cluster.job()["spec"]["replicaSpecs"]
+        patch(
+            world,
+            replicaSpecs={**roles, "worker": {**roles["worker"], "replicas": workers}},
+            runPolicy={"suspend": False},
+        )
+    world.kubelet.program = ends_in_attempt(3)
+    await world.until(lambda: world.phase == "Succeeded")
+
+    assert len(set(world.cluster.created_pods)) == len(world.cluster.created_pods)
+    for reason in ("Suspending", "JobSuspended", "JobResumed"):
+        assert world.events().count(reason) == 2
+
+
+@STRATEGIES
+async def test_a_wrong_edit_of_a_suspended_job_can_be_mended(spec: dict[str, Any]) -> None:
+    world = World(**spec)
+    world.kubelet.program = ends_in_attempt(2)
+    await world.until(lambda: world.phase == "Running")
+    image = world.cluster.job()["spec"]["image"]
+    suspend(world)
+    await world.rest()
+
+    patch(world, image="No Image", runPolicy={"suspend": False})
+    await world.rest()
+    assert (world.phase, world.pod_names()) == ("Suspended", [])
+    assert condition(world.status, "Created")["reason"] == "SpecInvalid"
+    assert "startTime" not in world.status
+
+    patch(world, image=image)
+    await world.until(lambda: world.phase == "Succeeded")
+
+
+@STRATEGIES
+async def test_a_job_is_suspended_whatever_of_its_pods_the_operator_has_seen(spec: dict[str, Any]) -> None:
+    for steps in range(9):
+        world = World(**spec)
+        world.kubelet.program = ends_in_attempt(1)
+        for _ in range(steps):
+            await world.step()
+        suspend(world)
+        world.view.deliver("DistributedTrainingJob")
+        await world.turn()
+        await world.rest()
+        assert (world.phase, world.pod_names()) == ("Suspended", [])
+
+        suspend(world, False)
+        await world.until(lambda world=world: world.phase == "Succeeded")  # type: ignore[misc]
+        assert world.status["restarts"] == {"application": 0, "infrastructure": 0}
+        assert "JobRestarting" not in world.events()
+
+
 async def test_a_training_that_came_to_its_end_is_not_suspended_any_more() -> None:
     world = World()
     await world.until(lambda: world.phase == "Succeeded")

@@ -49,10 +49,10 @@ def evaluate(
     start = old.start_time or written_time(now)
     draft.values |= {"attempt": attempt, "start_time": start}
     draft.set(ConditionType.CREATED, True, "JobCreated", "the operator has taken the job up")
-    if faults and observed.pods and not observed.invalid:
-        # An edit of a job that runs: what runs goes on, and nothing is done until the spec is mended.
+    if faults and not observed.invalid and (observed.pods or old.holds(ConditionType.SUSPENDED)):
+        # An edit of a job that runs, or is to go on: nothing is done until the spec is mended.
         draft.set(ConditionType.CREATED, True, "SpecInvalid", "; ".join(map(str, faults)))
-        return Evaluation(draft.status(), hold=True)
+        return Evaluation(draft.status(start_time=old.start_time), hold=True)
     if observed.invalid and expected and expected.restarts_with and old.all_running_time:
         # Only a replica that was to start again can't be made; the others go on.
         draft.set(ConditionType.CREATED, True, "SpecInvalid", "; ".join(map(str, observed.invalid)))
@@ -72,7 +72,8 @@ def evaluate(
         return after_training(draft, expected, observed, named, left)
     if job.spec.run_policy.suspend or is_suspending(old):
         return suspended(draft, expected, observed.pods)
-    resumed(draft)
+    if old.holds(ConditionType.SUSPENDED):
+        return resumed(draft, expected)
     gone: Sequence[str] = ()
     if expected.restarts_with is not None:
         gone = vanished(old, expected.attempts, pods)

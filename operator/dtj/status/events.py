@@ -55,7 +55,7 @@ def happenings(old: JobStatus, new: JobStatus) -> list[Happening]:
     elif (running := new.condition(ConditionType.RUNNING)) and running.reason == SUSPENDING:
         if not is_suspending(old):
             result.append(Happening("Normal", SUSPENDING, running.message))
-    elif new.attempt > max(old.attempt, 1):
+    elif new.attempt > max(old.attempt, 1) and not new.holds(ConditionType.SUSPENDED):
         condition = new.condition(ConditionType.RESTARTING)
         result.append(Happening("Warning", "JobRestarting", condition.message if condition else ""))
     elif new.phase is Phase.RUNNING and old.phase is not Phase.RUNNING:

@@ -14,7 +14,7 @@ from dtj.status.pods import PodView
 
 SUSPENDING, SUSPENDED = "Suspending", "JobSuspended"
 """Reasons of the condition Running: while pods end, and when all have."""
-_WHY = "runPolicy.suspend is true"
+_WHY = "suspended by runPolicy.suspend"
 
 
 def is_suspending(status: JobStatus) -> bool:
@@ -30,26 +30,32 @@ def suspended(draft: Draft, expected: Expected, pods: Sequence[PodView]) -> Eval
     pods: all that there are, of whichever attempt.
     """
     draft.set(ConditionType.RESTARTING, False, SUSPENDED, _WHY)
+    attempt = max(draft.job.status.attempt, 1)
     if pods:
         there = {pod.name for pod in pods}
-        message = f"{_WHY}: waits until {', '.join(sorted(there))} ended: checkpoints are uploaded first"
+        names = ", ".join(sorted(there))
+        message = f"{_WHY}: attempt {attempt} is over when {names} ended: checkpoints are uploaded first"
         draft.set(ConditionType.RUNNING, False, SUSPENDING, message)
         # In the reverse order of their making: the chief can save only while its parameter servers are there.
         stages = (there.intersection(stage) for stage in reversed(expected.stages))
         return Evaluation(draft.status(), hold=True, end=frozenset(next(filter(None, stages), there)))
-    if is_suspending(draft.job.status):
-        attempt = draft.job.status.attempt + 1
-        draft.values["attempt"] = attempt
-        if expected.restarts_with is not None:
-            draft.values["replica_attempts"] = {
-                name.removeprefix(f"{draft.job.name}-"): attempt for name in sorted(expected.attempts)
-            }
-    draft.set(ConditionType.RUNNING, False, SUSPENDED, _WHY)
-    draft.set(ConditionType.SUSPENDED, True, SUSPENDED, _WHY)
+    attempt += is_suspending(draft.job.status)
+    draft.values["attempt"] = attempt
+    # With its attempt: an event is told once, and each suspension has its own.
+    message = f"{_WHY}; attempt {attempt} is next"
+    draft.set(ConditionType.RUNNING, False, SUSPENDED, message)
+    draft.set(ConditionType.SUSPENDED, True, SUSPENDED, message)
     status = draft.status(phase=Phase.SUSPENDED, start_time=None, all_running_time=None)
     return Evaluation(status, look_again=None if draft.job.spec.run_policy.suspend else 0.0, hold=True)
 
 
-def resumed(draft: Draft) -> None:
-    """The job goes on, if it was suspended."""
-    draft.set(ConditionType.SUSPENDED, False, "JobResumed", "runPolicy.suspend is false")
+def resumed(draft: Draft, expected: Expected) -> Evaluation:
+    """The job goes on with all its replicas, also those that it has only now, in one attempt."""
+    attempt = draft.job.status.attempt
+    if expected.restarts_with is not None and attempt > 1:
+        draft.values["replica_attempts"] = {
+            name.removeprefix(f"{draft.job.name}-"): attempt for name in sorted(expected.attempts)
+        }
+    message = f"runPolicy.suspend is false: attempt {attempt} begins"
+    draft.set(ConditionType.SUSPENDED, False, "JobResumed", message)
+    return Evaluation(draft.status(phase=Phase.PENDING), look_again=0.0, hold=True)
