@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from typer.testing import CliRunner
 
+from dtj.api.errors import Unusable
 from dtj.api.job import Job, Manifest, read_job
 from dtj.api.validation import TRAINER_CONTAINER, faults
 from dtj.cli import convert as command
@@ -299,3 +301,25 @@ def test_a_job_without_equivalent_ends_with_1_and_writes_nothing() -> None:
     code, out, errors = dtj(JOBS / "torch-simple.yaml")
     assert (code, out) == (1, "")
     assert "no equivalent yet: there is no strategy for torch.distributed" in errors
+
+
+def test_a_date_is_text_as_in_kubernetes() -> None:
+    text = BOTH["tf"].read_text().replace("metadata:", "metadata:\n  annotations: {made: 2026-11-21}", 1)
+    code, out, _ = dtj("-", text=text)
+    assert code == 0
+    assert yaml.safe_load(out)["metadata"]["annotations"] == {"made": "2026-11-21"}
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("", "has no job of Kubeflow"),
+        ("- 1\n", "has something else than Kubernetes objects"),
+        ("a: 1\nb: 2\na: 3\n", "-:3: a: given twice, on line 1 already"),
+        ("a: b: c\n", "-:1: no YAML: "),
+        ("a: " + 5000 * "[", "nested too deeply"),
+    ],
+)
+def test_a_file_without_jobs_is_unusable(text: str, said: str) -> None:
+    with pytest.raises(Unusable, match=re.escape(said)):
+        CliRunner().invoke(command.app, ["-"], input=text, catch_exceptions=False)

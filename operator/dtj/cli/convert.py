@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import sys
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -14,6 +13,8 @@ import yaml
 from dtj.api.errors import Unusable
 from dtj.api.job import Manifest
 from dtj.api.spec import S3_URI
+from dtj.api.yaml_lines import read_documents
+from dtj.cli.job_files import read_text
 from dtj.cli.terminal import Format
 from dtj.convert.job import convert as converted
 from dtj.convert.job import is_kubeflow_job
@@ -65,15 +66,14 @@ def convert(
 
 
 def _manifests(file: Path) -> list[Manifest]:
-    try:
-        text = sys.stdin.read() if str(file) == "-" else file.read_text()
-        documents = [document for document in yaml.safe_load_all(text) if document]
-    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
-        raise Unusable(f"{file}: {' '.join(str(error).split())}") from None
+    documents = [document for document in read_documents(read_text(file), str(file)) if document.data]
+    repeated = [f"{file}:{line}: {fault}" for document in documents for line, fault in document.repeated]
+    if repeated:
+        raise Unusable("\n".join(repeated))
     found: list[Any] = []
-    for document in documents:
-        is_list = isinstance(document, dict) and isinstance(document.get("items"), list)
-        found += document["items"] if is_list else [document]
+    for data in (document.data for document in documents):
+        is_list = isinstance(data, dict) and isinstance(data.get("items"), list)
+        found += data["items"] if is_list else [data]
     if not all(isinstance(entry, dict) for entry in found):
         raise Unusable(f"{file}: has something else than Kubernetes objects")
     return found
