@@ -227,6 +227,16 @@ def test_json_is_read_too(indent: str | int | None) -> None:
     assert (fault.line, fault.field) == (9 if indent else 1, "spec.image")
 
 
+def test_the_objects_of_a_list_are_read_as_documents_are() -> None:
+    good = "".join(f"    {line}\n" for line in GOOD.splitlines()).replace("    ", "  - ", 1)
+    bad = good.replace("replicas: 2", "replicas: 0\n          replicas: 0")
+    file = read_job_file(f"apiVersion: v1\nkind: List\nitems:\n{good}{bad}  - kind: Secret\n", "jobs.yaml")
+
+    assert [job.line for job in file.jobs] == [4, 15]
+    assert [fault.line for fault in file.faults] == [26, 26]
+    assert [other.line for other in file.others] == [27]
+
+
 def test_anchors_and_merged_keys_have_the_lines_where_they_are_written() -> None:
     text = GOOD.replace("replicas: 2", "&size\n      replicas: 0").replace(
         "worker:\n      &size", "worker: &size"

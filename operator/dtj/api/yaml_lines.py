@@ -56,17 +56,21 @@ class Document:
 
 
 def read_documents(text: str, name: str) -> list[Document]:
-    """The documents of a file; raises Unusable, with the line, where it is no YAML (or JSON)."""
-    documents = []
+    """The documents of a file, of a List its objects; raises Unusable, with the line, where it is no YAML or JSON."""
+    documents: list[Document] = []
     try:
         loader = _Loader(_without_tabs(text))
         while loader.check_node():
             node = loader.get_node()
             if node is None:
                 continue
+            items = _items_of_a_list(node)
+            nodes = [node] if items is None else items
             # Before it is constructed: that folds `<<` into the nodes.
-            repeated = tuple(_repeated(node, "", set()))
-            documents.append(Document(loader.construct_document(node), repeated, node))
+            repeated = [tuple(_repeated(part, "", set())) for part in nodes]
+            data = loader.construct_document(node)
+            parts = [data] if items is None else data["items"]
+            documents += map(Document, parts, repeated, nodes)
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         line = f":{mark.line + 1}" if mark else ""
@@ -77,6 +81,17 @@ def read_documents(text: str, name: str) -> list[Document]:
     except RecursionError:
         raise Unusable(f"{name}: nested too deeply, or a part of it contains itself") from None
     return documents
+
+
+def _items_of_a_list(node: yaml.Node) -> list[yaml.Node] | None:
+    """The objects of a List, as `kubectl get -o yaml` prints several; None where it is none."""
+    if not isinstance(node, yaml.MappingNode):
+        return None
+    fields = {str(key.value): value for key, value in node.value}
+    kind, items = fields.get("kind"), fields.get("items")
+    if isinstance(items, yaml.SequenceNode) and kind is not None and str(kind.value).endswith("List"):
+        return list(items.value)
+    return None
 
 
 def _without_tabs(text: str) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 import yaml
@@ -70,13 +70,9 @@ def _manifests(file: Path) -> list[Manifest]:
     repeated = [f"{file}:{line}: {fault}" for document in documents for line, fault in document.repeated]
     if repeated:
         raise Unusable("\n".join(repeated))
-    found: list[Any] = []
-    for data in (document.data for document in documents):
-        is_list = isinstance(data, dict) and isinstance(data.get("items"), list)
-        found += data["items"] if is_list else [data]
-    if not all(isinstance(entry, dict) for entry in found):
+    if not all(isinstance(document.data, dict) for document in documents):
         raise Unusable(f"{file}: has something else than Kubernetes objects")
-    return found
+    return [document.data for document in documents]
 
 
 def _tell(file: Path, job: Conversion) -> None:
