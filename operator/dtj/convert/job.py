@@ -6,9 +6,9 @@ from typing import Any
 
 from pydantic import ValidationError
 
+from dtj.api.checking import check
 from dtj.api.identity import API_VERSION, KIND
-from dtj.api.job import InvalidJob, Manifest, read_job
-from dtj.api.validation import faults
+from dtj.api.job import Manifest
 from dtj.convert.form import Metadata, MPIJobSpec, Spec, TFJobSpec, without_nulls
 from dtj.convert.mpi import horovod_spec
 from dtj.convert.notes import Conversion, Notes
@@ -117,9 +117,5 @@ def _give_priority(spec: Spec, made: Manifest) -> None:
 
 def _check(job: Manifest, notes: Notes) -> None:
     """Refuse what would be no valid job, whatever the reason."""
-    try:
-        found = faults(read_job(job))
-    except InvalidJob as error:
-        found = error.faults
-    for fault in found:
+    for fault in check(job)[1]:
         notes.refuse(f"{fault.field} (converted)", None, fault.message)
