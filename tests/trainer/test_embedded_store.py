@@ -18,6 +18,7 @@ from tests.trainer.conftest import until
 from dtj.api.errors import DtjError
 from dtj.local import object_store
 from dtj.local.object_store import OpenStore, open_store
+from dtj_trainer.artifacts import s3
 from dtj_trainer.artifacts.store import open_store as open_prefix
 
 USER = """
@@ -69,6 +70,25 @@ def test_what_was_kept_is_there_the_next_time(home):
         assert keys(again) == ["kept"]
         assert again.environment == store.environment, "the same endpoint and credentials"
         assert server(home)["pid"] != first["pid"]
+
+
+def test_a_store_is_ready_when_older_objects_can_be_read(home, monkeypatch):
+    with open_store(home, ["training"]) as store:
+        first = server(home)
+        write(store, "kept")
+    wait_for_end(first, timeout=4)
+    read, tries = object_store._read_old_objects, []
+
+    def at_first_not(environment):
+        tries.append(environment)
+        if len(tries) < 3:
+            raise s3.S3Error("InternalError", transient=True)
+        read(environment)
+
+    monkeypatch.setattr(object_store, "_read_old_objects", at_first_not)
+    with open_store(home, ["training"]) as again:
+        assert len(tries) == 3
+        assert keys(again) == ["kept"]
 
 
 def test_credentials_are_for_the_user_alone(home):

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import socket
+import subprocess
+import sys
 import time
 import urllib.error
 import urllib.request
@@ -17,6 +19,7 @@ from tensorboardX import SummaryWriter
 from dtj.api.errors import DtjError, Unusable
 from dtj.cli import tensorboard
 from dtj.cli.event_files import EventFiles
+from dtj.local.processes import is_alive
 from tests.unit.test_cli_jobs import call, client  # noqa: F401 - a fixture
 
 
@@ -140,3 +143,20 @@ def wait_until(holds: Any) -> None:
     while not holds():
         assert time.monotonic() < deadline
         time.sleep(0.2)
+
+
+def test_tensorboard_ends_when_dtj_is_killed(tmp_path: Path) -> None:
+    starter = (
+        "import os, subprocess, sys; process = subprocess.Popen([sys.executable, '-m', "
+        "'dtj.cli.tensorboard_program', str(os.getpid()), '--logdir', sys.argv[1], '--port', '0'], "
+        "stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL); print(process.pid, flush=True); process.wait()"
+    )
+    with subprocess.Popen([sys.executable, "-c", starter, str(tmp_path)], stdout=subprocess.PIPE) as dtj:
+        assert dtj.stdout
+        child = int(dtj.stdout.readline())
+        assert is_alive(child)
+        dtj.kill()
+    deadline = time.monotonic() + 20
+    while is_alive(child) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert not is_alive(child)

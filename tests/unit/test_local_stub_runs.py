@@ -208,6 +208,7 @@ def test_nothing_is_left_when_dtj_is_killed_and_resume_goes_on(start: Callable[.
     run.until(lambda: not run.left(), "nothing is left", 10)
     assert time.monotonic() - began < 10
     assert (run.marks / "chief-told").exists()
+    run.until(lambda: not list(run.home.glob("runs/*/*/*/run")), "what holds credentials is removed")
     assert run.manifest["status"]["phase"] == "Running"
     assert Runs(run.home).find("stub").pid is None
     code, out, err = start("assert attempt == 2\n", "--resume").ended()

@@ -15,15 +15,15 @@ from rich.text import Text
 
 from dtj.api.job import Job, Manifest
 from dtj.api.status import JobStatus, Phase, ProgressStatus
+from dtj.cli.logs import LinePainter
+from dtj.client.views import LogLine
 from dtj.status.suspension import SUSPENDED, SUSPENDING
 
 if TYPE_CHECKING:
     from dtj.local.runner import Outcome
 
-_RANK = re.compile(r"\[rank (\d+)\]")
-_COLOURS = ("cyan", "magenta", "green", "yellow", "blue", "bright_red", "bright_cyan", "bright_magenta")
+_RANK = re.compile(r"\[(rank \d+)\] ?")
 _PLAIN_SECONDS = 5.0
-_ANSI = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 
 
 class RunView:
@@ -34,7 +34,7 @@ class RunView:
         self._job = job
         self._console = console
         self._quiet = quiet
-        self._colours: dict[str, str] = {}
+        self._painter = LinePainter()
         self._told = (0.0, "")
         self._bar = (
             Progress(
@@ -76,14 +76,10 @@ class RunView:
         """Print a replica's line, in the colour of its rank."""
         if self._quiet or not text.strip():
             return
-        text = _ANSI.sub("", text)
         # The launcher's lines name their rank.
         found = _RANK.match(text)
-        speaker = found[0] if found else f"[{replica}]"
-        colour = self._colours.setdefault(speaker, _COLOURS[len(self._colours) % len(_COLOURS)])
-        shown = Text(speaker, colour)
-        shown.append(text[found.end() :] if found else f" {text}", "")
-        self._print(shown)
+        said = LogLine(found[1], text[found.end() :]) if found else LogLine(replica, text)
+        self._print(self._painter.painted(said))
 
     def status(self, status: JobStatus) -> None:
         """Show how far the job is."""

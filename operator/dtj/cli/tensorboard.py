@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import os
 import signal
 import socket
 import subprocess
@@ -97,9 +98,10 @@ def _follow(events: EventFiles) -> None:
 @contextmanager
 def _served(folder: Path, port: int) -> Iterator[str]:
     """TensorBoard as a process of its own, with its URL once it answers. It ends with the `with`."""
-    command = [sys.executable, "-m", "dtj.cli.tensorboard_program", "--logdir", str(folder)]
+    command = [sys.executable, "-m", "dtj.cli.tensorboard_program", str(os.getpid())]
+    command += [f"--logdir={folder}", f"--host={_HOST}", f"--port={port}"]
     # Several parts of one run grow at a time: those of the chief and of the evaluator.
-    command += ["--host", _HOST, "--port", str(port), "--reload_interval=5", "--reload_multifile=true"]
+    command += ["--reload_interval=5", "--reload_multifile=true"]
     # SIGTERM is to end TensorBoard too.
     before = signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     with tempfile.TemporaryFile() as log:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import datetime
 from typing import Any
 
@@ -35,6 +35,8 @@ class LocalCluster:
         """environment: of this machine, for all processes. on_event: told each Event object."""
         self.changed: Changed = lambda _: None
         """Told the key of the job when anything has changed."""
+        self.fault: OSError | None = None
+        """Why the run can't be kept on the disk any more."""
         self._run = run
         self._manifest = manifest
         self._environment = environment
@@ -45,7 +47,8 @@ class LocalCluster:
         """uids of pods that go when they have ended."""
         self._services: dict[str, Manifest] = {}
         self._configs: dict[str, Manifest] = {}
-        run.write(manifest)
+        with self._disk():
+            run.write(manifest)
 
     @property
     def key(self) -> Key:
@@ -88,11 +91,16 @@ class LocalCluster:
     # --- Cluster ------------------------------------------------------------------------------------
 
     async def create(self, manifest: Manifest) -> Manifest:
+        with self._disk():
+            await self._create(manifest)
+        return manifest
+
+    async def _create(self, manifest: Manifest) -> None:
         kind, name = manifest["kind"], manifest["metadata"]["name"]
         if kind == "Event":
             self._run.add_event(manifest)
             self._on_event(manifest)
-            return manifest
+            return
         if await self.get(manifest) is not None:
             raise ApiError(409, "AlreadyExists", f'{kind} "{name}" already exists')
         if kind == "Pod":
@@ -104,7 +112,6 @@ class LocalCluster:
         else:
             self._services[name] = manifest
         self.changed(self.key)
-        return manifest
 
     async def get(self, manifest: Manifest) -> Manifest | None:
         name = manifest["metadata"]["name"]
@@ -113,7 +120,8 @@ class LocalCluster:
         return (self._configs if manifest["kind"] == "ConfigMap" else self._services).get(name)
 
     async def replace_data(self, manifest: Manifest) -> Manifest:
-        self._write_config(manifest)
+        with self._disk():
+            self._write_config(manifest)
         self.changed(self.key)
         return manifest
 
@@ -163,7 +171,15 @@ class LocalCluster:
             "generation": old["generation"] + generation,
         }
         self._manifest = {**self._manifest, **change, "metadata": metadata}
-        self._run.write(self._manifest)
+        with self._disk():
+            self._run.write(self._manifest)
+
+    @contextlib.contextmanager
+    def _disk(self) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            self.fault = error  # the run ends by it: that the operator tries again is of no use
 
     def _write_config(self, manifest: Manifest) -> None:
         folder = self._run.folder / "config"

@@ -6,12 +6,15 @@ It waits for the end of a pipe that dtj holds, and keeps open what the last uplo
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import subprocess
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 
 from dtj.local.processes import end_marked
+from dtj_trainer import contract
 
 STOP_SECONDS = 5.0
 """What a run without dtj gets to save a checkpoint."""
@@ -20,11 +23,13 @@ STOP_SECONDS = 5.0
 class Guard:
     """dtj's end of the guard."""
 
-    def __init__(self, variable: str, value: str, held: Sequence[int]) -> None:
-        """Start it. variable, value: the mark of the run's processes. held: descriptors that it keeps open."""
+    def __init__(self, variable: str, value: str, run: Path, held: Sequence[int]) -> None:
+        """Start it. variable, value: the mark of the run's processes. run: its folder. held: descriptors that it
+        keeps open.
+        """
         reader, self._pipe = os.pipe()
         self._process = subprocess.Popen(  # noqa: S603 - this very module
-            [sys.executable, "-P", "-m", "dtj.local.guard", variable, value],
+            [sys.executable, "-P", "-m", "dtj.local.guard", variable, value, str(run)],
             stdin=reader,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
@@ -45,7 +50,11 @@ def main() -> None:
         signal.signal(number, signal.SIG_IGN)
     while os.read(sys.stdin.fileno(), 64):
         pass
-    end_marked(sys.argv[1], sys.argv[2], STOP_SECONDS)
+    variable, value, run = sys.argv[1:]
+    end_marked(variable, value, STOP_SECONDS)
+    # They hold credentials.
+    for folder in Path(run).glob(f"*/{contract.RUN}"):
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 if __name__ == "__main__":

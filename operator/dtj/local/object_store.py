@@ -27,6 +27,7 @@ REGION = "us-east-1"
 OWN_BUCKET = "dtj-own"
 """Written to, to see that the server is ready; no job's."""
 START_SECONDS = 40.0
+_READABLE_SECONDS = 10.0
 
 
 class OpenStore:
@@ -88,7 +89,10 @@ def open_store(home: Path, buckets: Sequence[str]) -> OpenStore:
         with (folder / "start.lock").open("w") as starting:
             fcntl.flock(starting, fcntl.LOCK_EX)
             pair = _credentials(folder)
-            environment = _answering(folder, pair) or _started(folder, pair)
+            environment = _answering(folder, pair)
+            if environment is None:
+                environment = _started(folder, pair)
+                _await_old_objects(environment)
             _make_buckets(environment, buckets)
     except BaseException:
         os.close(users)
@@ -150,6 +154,29 @@ def _started(folder: Path, pair: Mapping[str, str]) -> dict[str, str]:
         f"the local object store does not answer after {START_SECONDS:.0f} s",
         f"end the process that {folder / 'server.json'} names; its log is {folder / 'weed.log'}",
     )
+
+
+def _await_old_objects(environment: Mapping[str, str]) -> None:
+    """Wait until an older object of each bucket can be read: writes work before volumes of the last time are found.
+
+    One that is lost for good is left to who reads it.
+    """
+    deadline = time.monotonic() + _READABLE_SECONDS
+    while time.monotonic() < deadline:
+        try:
+            _read_old_objects(environment)
+            return
+        except s3.S3Error:
+            time.sleep(0.1)
+
+
+def _read_old_objects(environment: Mapping[str, str]) -> None:
+    with s3.sentences("s3://", environment):
+        client = s3.make_client(environment)
+        for bucket in client.list_buckets()["Buckets"]:
+            listed = client.list_objects_v2(Bucket=bucket["Name"], MaxKeys=20).get("Contents", [])
+            if first := next((item["Key"] for item in listed if item["Size"]), None):
+                client.get_object(Bucket=bucket["Name"], Key=first, Range="bytes=0-0")["Body"].read()
 
 
 def _is_kept(folder: Path) -> bool:

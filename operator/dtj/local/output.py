@@ -24,8 +24,18 @@ class _Tail:
             opened.seek(self._at)
             block = opened.read(_LONGEST_PIECE)
         self._at += len(block)
-        *whole, self._part = (self._part + block).replace(b"\r\n", b"\n").replace(b"\r", b"\n").split(b"\n")
+        *whole, part = (self._part + block).split(b"\n")
+        # A progress bar overwrites its line, maybe for hours.
+        self._part = part[max(part.rfind(b"\r", 0, -1), 0) :]
+        if len(self._part) >= _LONGEST_PIECE:
+            whole.append(self._part)
+            self._part = b""
         return [line.decode(errors="replace") for line in whole]
+
+    def rest(self) -> list[str]:
+        """The last line, where its end was not printed."""
+        rest, self._part = self._part, b""
+        return [rest.decode(errors="replace")] if rest else []
 
 
 async def follow_outputs(run: Run, on_line: Callable[[str, str], None]) -> None:
@@ -47,3 +57,6 @@ async def follow_outputs(run: Run, on_line: Callable[[str, str], None]) -> None:
     finally:
         while look():
             pass
+        for replica, tail in tails.items():
+            for line in tail.rest():
+                on_line(replica, line)

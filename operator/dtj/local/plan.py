@@ -115,7 +115,8 @@ def _pod(pod: Manifest, place: Place, addresses: Mapping[str, str]) -> Manifest:
 
     def moved(text: str) -> str:
         for path, here in ((contract.ROOT, place.root(pod)), (contract.CONFIG_DIR, place.config)):
-            text = re.sub(rf"(^|=){re.escape(str(path))}(?=/|$)", rf"\g<1>{here}", text)
+            put = r"\g<1>" + str(here).replace("\\", r"\\")
+            text = re.sub(rf"(^|=){re.escape(str(path))}(?=/|$)", put, text)
         for host, owner in addresses.items():
             pattern = rf"(?<![\w.-]){re.escape(host)}(?::(\d+)\b)?"
             text = re.sub(pattern, partial(_address, place, owner), text)

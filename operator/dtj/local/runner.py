@@ -15,7 +15,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Protocol
 
-from dtj.api.errors import Unusable
+from dtj.api.errors import DtjError, Unusable
 from dtj.api.job import Job, Manifest, read_job, written
 from dtj.api.status import JobStatus, Phase
 from dtj.local.cluster import LocalCluster
@@ -39,7 +39,7 @@ _PROGRESS_SECONDS = 1.0
 _LOOK_SECONDS = 0.1
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 # A replica's environment is the plan's: what another job, or an MPI around dtj, left in ours is not for it.
-_NOT_PASSED_ON = ("DTJ_", "OMPI_", "PMIX_", "PRTE_", "HOROVOD_RANK", "HOROVOD_SIZE", "TF_CONFIG")
+_NOT_PASSED_ON = ("DTJ_", "OMPI_", "PMIX_", "PMI_", "PRTE_", "SLURM_", "HOROVOD_", "TF_CONFIG")
 
 
 class Watcher(Protocol):
@@ -95,7 +95,7 @@ def run_job(
             if stored is None:
                 run.remove()
             run.folder.mkdir(parents=True, exist_ok=True)
-            guard = Guard(ENV_RUN, place.run_id, (*store.held, lock))
+            guard = Guard(ENV_RUN, place.run_id, run.folder, (*store.held, lock))
             try:
                 return asyncio.run(_Drive(run, manifest, place, store, watcher).go())
             finally:
@@ -204,6 +204,11 @@ class _Drive:
     async def _to_the_end(self) -> None:
         told: JobStatus | None = None
         while self._interrupts < 2:
+            if fault := self._cluster.fault:
+                raise DtjError(
+                    f"the run can't be kept in {self._run.folder}: {fault.strerror}",
+                    "make room there, then `dtj run FILE --resume`",
+                )
             status = self._cluster.status
             if status != told:
                 told = status

@@ -27,7 +27,7 @@ def home() -> Path:
     """Where dtj keeps runs and the embedded store: $DTJ_HOME, else below $XDG_DATA_HOME or ~/.local/share."""
     if given := os.environ.get("DTJ_HOME"):
         return Path(given).expanduser().absolute()
-    return Path(os.environ.get("XDG_DATA_HOME") or "~/.local/share").expanduser() / "dtj"
+    return Path(os.environ.get("XDG_DATA_HOME") or "~/.local/share").expanduser().absolute() / "dtj"
 
 
 @dataclass(frozen=True)
@@ -110,8 +110,14 @@ class Run:
     @contextmanager
     def locked(self) -> Iterator[int]:
         """Hold the run against another dtj; gives the lock's descriptor. Raises Unusable while another one has it."""
-        self.lock_file.parent.mkdir(parents=True, exist_ok=True)
-        descriptor = os.open(self.lock_file, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        try:
+            self.lock_file.parent.mkdir(parents=True, exist_ok=True)
+            descriptor = os.open(self.lock_file, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        except OSError as error:
+            raise Unusable(
+                f"dtj can't write to {self.lock_file.parent}: {error.strerror}",
+                "say by DTJ_HOME where it keeps its runs",
+            ) from error
         try:
             self._take(descriptor)
             os.truncate(descriptor, 0)

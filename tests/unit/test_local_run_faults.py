@@ -1,0 +1,97 @@
+"""`dtj run` where the disk, the shell or the program's output is not as it should be."""
+
+from __future__ import annotations
+
+import errno
+from pathlib import Path
+from unittest.mock import Mock
+
+import pytest
+from rich.console import Console
+
+from dtj.api.errors import DtjError, Unusable
+from dtj.api.job_file import read_job_file
+from dtj.cli.run_view import RunView
+from dtj.local import runner
+from dtj.local.output import _Tail
+from dtj.local.runs import Run, Runs, home
+from dtj.local.store_choice import ChosenStore, S3Store
+
+FILE = """
+apiVersion: dtj.dev/v1alpha1
+kind: DistributedTrainingJob
+metadata: {name: stub}
+spec:
+  strategy: ParameterServer
+  image: none
+  command: [sleep, "60"]
+  replicaSpecs: {worker: {replicas: 1}, ps: {replicas: 1}}
+"""
+
+
+def test_a_full_disk_ends_the_run_with_one_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(Run, "add_event", full)
+    job = read_job_file(FILE, "job.yaml").jobs[0].job
+    assert job
+    with pytest.raises(DtjError, match=r"can't be kept in .*/stub: No space left on device"):
+        runner.run_job(job, Mock(), home=tmp_path)
+
+
+def test_a_home_that_cannot_be_written_is_told() -> None:
+    run = Runs(Path("/proc/no-such-home")).run("stub", "default")
+    with pytest.raises(Unusable, match="dtj can't write to /proc/no-such-home"), run.locked():
+        pass
+
+
+def test_home_is_absolute_as_the_store_has_another_working_folder(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("DTJ_HOME", raising=False)
+    monkeypatch.setenv("XDG_DATA_HOME", "here")
+    assert home() == Path.cwd() / "here/dtj"
+
+
+def test_what_another_job_left_in_the_shell_does_not_reach_the_replicas(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for name in ("DTJ_ATTEMPT", "TF_CONFIG", "HOROVOD_LOCAL_RANK", "SLURM_JOB_ID", "PMI_RANK", "AWS_PROFILE"):
+        monkeypatch.setenv(name, "other")
+    monkeypatch.setenv("MY_OWN", "mine")
+    passed_on = runner._outside(ChosenStore(S3Store.EMBEDDED, {"AWS_REGION": "r"}))
+    assert "other" not in passed_on.values()
+    assert passed_on["MY_OWN"] == "mine"
+
+
+def test_a_progress_bar_is_held_until_its_line_ends_and_takes_no_memory(tmp_path: Path) -> None:
+    file, tail = tmp_path / "output.log", _Tail(0)
+    told: list[str] = []
+    with file.open("wb") as output:
+        for step in range(1000):
+            output.write(b"\r%4d/1000 steps of this bar" % step)
+            output.flush()
+            told += tail.lines(file)
+        assert told == []
+        assert len(tail._part) < 100
+        output.write(b"\r done\r\nlast, without an end")
+    [line] = tail.lines(file)
+    assert line.endswith("\r done\r")
+    assert (tail.rest(), tail.rest()) == (["last, without an end"], [])
+
+
+def test_bytes_without_any_end_of_line_are_told_in_pieces(tmp_path: Path) -> None:
+    file, tail = tmp_path / "output.log", _Tail(0)
+    file.write_bytes(b"\xff\x00" * 100_000)
+    pieces = [line for _ in range(4) for line in tail.lines(file)] + tail.rest()
+    assert sum(map(len, pieces)) == 200_000
+    assert max(map(len, pieces)) <= 64 * 1024
+
+
+def test_lines_are_shown_as_on_a_terminal_by_who_said_them() -> None:
+    job = read_job_file(FILE, "job.yaml").jobs[0].job
+    assert job
+    console = Console(record=True, width=100, file=Mock())
+    view = RunView(job, console, quiet=False)
+    view.line("launcher-0", "[rank 1] \r 10 %\r100 %\r")
+    view.line("worker-0", "\x1b[31mred\x1b[0m")
+    assert console.export_text() == "[rank 1] 100 %\n[worker-0] red\n"
