@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import socket
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import Any
@@ -123,7 +124,7 @@ class KubernetesApi:
             raise _api_error(error.status or 0, error.body or "") from None
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
             self._tell(method, kind, 0)
-            raise ApiError(0, "Unreachable", f"{type(error).__name__}: {error}") from None
+            raise ApiError(0, "Unreachable", _no_answer(error)) from None
 
     def _tell(self, method: str, kind: str, status: int) -> None:
         if self._on_error is not None:
@@ -138,6 +139,19 @@ async def connect(on_error: Callable[[str, str, int], None] | None = None) -> Ku
     except config.ConfigException:
         await config.load_kube_config(client_configuration=settings)
     return KubernetesApi(client.ApiClient(settings), on_error)
+
+
+def _no_answer(error: Exception) -> str:
+    """Why no answer came, in words."""
+    match error.os_error if isinstance(error, aiohttp.ClientConnectorError) else error:
+        case ConnectionRefusedError():
+            return "the connection is refused"
+        case socket.gaierror():
+            return "its name does not resolve"
+        case TimeoutError():
+            return "no answer in time"
+        case cause:
+            return f"{type(cause).__name__}: {cause}"
 
 
 def _collection(manifest: Manifest) -> str:
