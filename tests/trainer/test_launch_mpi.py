@@ -208,6 +208,31 @@ def test_launcher_told_to_stop_leaves_no_process(make_job):
     until(lambda: not any(Path(f"/proc/{pid}").exists() for pid in pids), "no rank is left")
 
 
+def test_launcher_told_to_stop_waits_for_the_checkpoint(make_job, job_uri, job_store):
+    """Rank 1 leaves at once; rank 0 takes longer to save than mpirun gives it after SIGTERM."""
+    job = make_job(DTJ_ARTIFACTS_URI=job_uri)
+    workers = job.start_workers()
+    run = job.run(
+        "import os, signal, sys, time\n"
+        "from dtj_trainer.artifacts import checkpoints\n"
+        "def leave(*_):\n"
+        "    if os.environ['OMPI_COMM_WORLD_RANK'] == '0':\n"
+        "        time.sleep(2.5)\n"
+        "        checkpoints.save(7, lambda folder: (folder / 'w').write_text('state'))\n"
+        "    sys.exit(143)\n"
+        "signal.signal(signal.SIGTERM, leave)\nprint('trains')\ntime.sleep(300)"
+    )
+    until(lambda: run.output.count("] trains") == 2, "both ranks run")
+    run.terminate()
+    assert run.ended() == 143, run.output
+    assert job.launcher.termination["message"] == "the launcher was told to stop (SIGTERM)"
+    for worker in workers:
+        worker.terminate()
+    for worker in workers:
+        worker.ended()
+    assert has(job_store, "checkpoints/7/manifest.json")
+
+
 def test_worker_told_to_stop_in_the_middle(make_job, job_uri, job_store):
     """An evicted worker uploads what it has; the launcher blames the lost worker."""
     job = make_job(DTJ_ARTIFACTS_URI=job_uri)

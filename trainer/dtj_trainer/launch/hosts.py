@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import shutil
-import signal
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -20,7 +19,6 @@ from dtj_trainer.launch.mpirun import (
     rank_command,
 )
 from dtj_trainer.launch.peers import Answer, ask_all, read_hosts, wait_for_peers
-from dtj_trainer.launch.program import STOP_ALL_RANKS
 from dtj_trainer.launch.settings import Settings, control_socket
 
 
@@ -34,9 +32,6 @@ class Start(NamedTuple):
 class RankHosts(Protocol):
     """The hosts of one job."""
 
-    stop_signal: int
-    """What tells the command that started the ranks to stop them."""
-
     def wait(self) -> None:
         """Return when all are ready; raises HostfileError or PeersUnreachable."""
 
@@ -49,8 +44,6 @@ class RankHosts(Protocol):
 
 class SshHosts:
     """The hosts of the hostfile: mpirun starts ranks there by ssh."""
-
-    stop_signal: int = signal.SIGTERM
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
@@ -77,8 +70,6 @@ class SshHosts:
 
 class LocalWorkers:
     """Workers that are processes of this machine: mpirun or gloo starts all ranks here."""
-
-    stop_signal: int = STOP_ALL_RANKS
 
     def __init__(self, settings: Settings, workspaces: str) -> None:
         """`workspaces`: what the workspaces of all workers begin with."""

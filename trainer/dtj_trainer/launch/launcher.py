@@ -18,7 +18,7 @@ from dtj_trainer.launch.output import LastLines, LogFile, writer_to
 from dtj_trainer.launch.peers import HostfileError, PeersUnreachable
 from dtj_trainer.launch.phases import PhaseLog
 from dtj_trainer.launch.pod import LOG_SYNC_SECONDS, STOP_SECONDS, sync_settings
-from dtj_trainer.launch.program import Program, ProgramEnd
+from dtj_trainer.launch.program import STOP_ALL_RANKS, Program, ProgramEnd
 from dtj_trainer.launch.settings import Settings
 from dtj_trainer.launch.termination import RankExit, split_marker, write_termination
 
@@ -62,7 +62,8 @@ class Launcher:
         program = Program(*hosts.start(self._command), self._on_line, stop_whole_group=False)
 
         def stop(number: int, _: object) -> None:
-            program.stop(number, hosts.stop_signal)
+            # SIGTERM would have mpirun kill the ranks a second later, in the middle of a checkpoint.
+            program.stop(number, STOP_ALL_RANKS)
             threading.Timer(STOP_SECONDS, program.stop, (number, signal.SIGTERM)).start()
 
         for number in (signal.SIGTERM, signal.SIGINT):

@@ -19,7 +19,7 @@ OUTPUT_END_SECONDS = 5.0
 """How long the output of a program that ended is still read when something keeps it open."""
 NOT_EXECUTABLE = 126
 STOP_ALL_RANKS = signal.SIGUSR1
-"""By which a launcher stops the ranks of its machine: mpirun passes it on and waits for them. After SIGTERM it
+"""By which a launcher stops its ranks: mpirun passes it on and waits for them. After SIGTERM it
 gives them a second, too little for a checkpoint."""
 _PR_SET_PDEATHSIG = 1
 
