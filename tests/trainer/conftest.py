@@ -197,13 +197,19 @@ class Launched:
         self.process.send_signal(signal.SIGTERM)
 
 
-def kill_with_descendants(pid: int) -> None:
-    """Kill a process and all below it at once, as the end of a container does."""
+def descendants(pid: int) -> list[int]:
+    """A process and all below it."""
     found = [pid]
     for parent in found:
-        for children in Path(f"/proc/{parent}/task").glob("*/children"):
-            found += [int(child) for child in children.read_text().split()]
-    for process in found:
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+            for children in Path(f"/proc/{parent}/task").glob("*/children"):
+                found += [int(child) for child in children.read_text().split()]
+    return found
+
+
+def kill_with_descendants(pid: int) -> None:
+    """Kill a process and all below it at once, as the end of a container does."""
+    for process in descendants(pid):
         with contextlib.suppress(ProcessLookupError):
             os.kill(process, signal.SIGKILL)
 

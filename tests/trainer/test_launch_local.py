@@ -11,7 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from tests.trainer.conftest import REPOSITORY, Launched, Workspace, has, keys, until
+from tests.trainer.conftest import REPOSITORY, Launched, Workspace, descendants, has, keys, until
 from tests.trainer.idx_files import write_pictures
 
 from dtj_trainer.launch.control import ControlServer, connect
@@ -211,14 +211,6 @@ def test_gloo_listens_on_loopback_only(make_job):
     assert {address.rpartition(":")[0] for address in listening} == {"127.0.0.1"}
 
 
-def descendants(pid: int) -> list[int]:
-    found = [pid]
-    for parent in found:
-        for children in Path(f"/proc/{parent}/task").glob("*/children"):
-            found += [int(child) for child in children.read_text().split()]
-    return found
-
-
 @pytest.mark.parametrize("ranks_by", STARTERS)
 def test_a_killed_launcher_leaves_no_process(make_job, ranks_by):
     job = make_job(DTJ_RANKS_BY=ranks_by, DTJ_LOCAL_RUN="killed-launcher")
@@ -235,6 +227,7 @@ def kill_launch(pid: int) -> None:
     for process in descendants(pid):
         if b"dtj_trainer.launch.main\0launcher" in Path(f"/proc/{process}/cmdline").read_bytes():
             os.kill(process, signal.SIGKILL)
+            return  # What is below it is ending already.
 
 
 def test_workers_that_never_come_are_named(make_job):
