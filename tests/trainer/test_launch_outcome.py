@@ -86,6 +86,12 @@ def test_launcher_told_to_stop():
     assert decided(ProgramEnd(1, stop_signal=15), [told(0, 3)])["class"] == "ApplicationError"
 
 
+def test_a_stop_before_any_rank_ran_is_no_success():
+    """mpirun ends with 0 when the signal that it passes on comes while it starts."""
+    assert decided(ProgramEnd(0, stop_signal=15))["class"] == "Signal"
+    assert decided(ProgramEnd(0, stop_signal=15), [told(0, 0, None)]) == {"exitCode": 0}
+
+
 def test_mpirun_missing_in_the_image():
     message = decided(ProgramEnd(127, missing="mpirun is not on the PATH of the image"))
     assert message["class"] == "CommandNotFound"

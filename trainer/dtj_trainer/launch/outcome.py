@@ -31,7 +31,8 @@ def decide(
     when the run failed.
     """
     stopped = [told for told in exits if told.get("stopped")]
-    if end.succeeded and not (stopped and end.stopped):
+    # Told to stop while it starts, mpirun ends with 0 though no rank ran: only ranks' own words count then.
+    if end.succeeded and (not end.stopped or (exits and not stopped)):
         first = next((told for told in exits if told.get("rank") == 0), RankExit())
         kept = {name: first[name] for name in ("progress", "artifacts", "phases") if name in first}
         return cast(contract.Termination, {"exitCode": 0, **kept})
