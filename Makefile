@@ -34,7 +34,7 @@ demo-cluster: $(VENV)  ## the same job on a real local cluster, from kubectl app
 test: lint test-unit test-trainer  ## everything: lint, unit, trainer and cluster tests
 	$(PY) -m tests.cluster.run --cluster $(CLUSTER)
 
-test-unit: $(VENV)  ## pure tests: no root, no network, under a minute
+test-unit: $(VENV)  ## tests of the operator, the dtj command and the SDK: no root, no network
 	$(PY) -m pytest tests/unit tests/golden
 
 test-trainer: $(VENV)  ## data, models, launch, artifacts and training with real Horovod ranks on this machine
