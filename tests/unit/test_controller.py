@@ -96,8 +96,17 @@ async def test_a_pass_comes_again_when_it_asked_for_it() -> None:
     await controller.stop()
 
 
+async def test_a_job_that_is_gone_is_looked_at_while_something_of_it_is_left() -> None:
+    passes = Passes(lambda key: 0.0 if len(passes.made) < 3 else None)
+    del passes.jobs[A]
+    controller = await serve(passes, A, until=3)
+
+    assert passes.made == [A, A, A]
+    await controller.stop()
+
+
 async def test_nothing_is_remembered_of_a_job_that_is_gone() -> None:
-    passes = Passes(lambda key: 0.0)
+    passes = Passes(lambda key: None)
     del passes.jobs[A]
     controller = await serve(passes, A, until=1)
     for _ in range(5):

@@ -96,7 +96,7 @@ def test_only_those_that_ask_see_gpus() -> None:
         assert (environment(plan, name).get("NVIDIA_VISIBLE_DEVICES") == "void") is hidden, name
     worker, ps, *_ = plan.pods
     assert container(worker)["resources"]["limits"] == {"nvidia.com/gpu": 2}
-    assert "tolerations" not in ps["spec"]
+    assert "nvidia.com/gpu" not in {toleration["key"] for toleration in ps["spec"]["tolerations"]}
 
 
 def test_every_replica_starts_through_the_start_script() -> None:

@@ -111,7 +111,8 @@ def test_invariants_of_every_plan(made: Job, attempt: int) -> None:
     for pod in workers:
         limits = trainer(pod)["resources"].get("limits", {})
         assert limits.get("nvidia.com/gpu", 0) == spec.gpus
-        assert ("tolerations" in pod["spec"]) == bool(spec.gpus)
+        taints = {toleration["key"] for toleration in pod["spec"]["tolerations"]}
+        assert ("nvidia.com/gpu" in taints) == bool(spec.gpus)
     assert "nvidia.com/gpu" not in json.dumps(launchers[0]["spec"]["containers"][0]["resources"])
     assert settings_of_mpi["NVIDIA_VISIBLE_DEVICES"] == "void"
 

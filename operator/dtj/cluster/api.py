@@ -68,8 +68,10 @@ class KubernetesApi:
         patch = {"data": manifest["data"]}
         return await self._request("PATCH", _path(manifest), manifest["kind"], patch, MERGE_PATCH)
 
-    async def delete_pod(self, namespace: str, name: str, uid: str) -> None:
-        options = {"apiVersion": "v1", "kind": "DeleteOptions", "preconditions": {"uid": uid}}
+    async def delete_pod(self, namespace: str, name: str, uid: str, *, force: bool = False) -> None:
+        options: Manifest = {"apiVersion": "v1", "kind": "DeleteOptions", "preconditions": {"uid": uid}}
+        if force:
+            options["gracePeriodSeconds"] = 0
         try:
             await self._request("DELETE", f"/api/v1/namespaces/{namespace}/pods/{name}", "Pod", options)
         except ApiError as error:

@@ -33,8 +33,10 @@ class Cluster(Protocol):
     async def replace_data(self, manifest: Manifest) -> Manifest:
         """Replace the data of a ConfigMap."""
 
-    async def delete_pod(self, namespace: str, name: str, uid: str) -> None:
-        """Tell that very pod to end; one that is gone already is no error."""
+    async def delete_pod(self, namespace: str, name: str, uid: str, *, force: bool = False) -> None:
+        """Tell that very pod to end; one that is gone already is no error. force: it is gone at once, whether or not
+        its node has ended it.
+        """
 
     async def patch_status(
         self, namespace: str, name: str, resource_version: str, patch: Manifest

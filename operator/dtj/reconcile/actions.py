@@ -11,6 +11,7 @@ from dtj.api.status import ConditionType
 from dtj.plan.model import Plan
 from dtj.reconcile.view import Owned
 from dtj.status.draft import Evaluation
+from dtj.status.overdue import told_overdue
 from dtj.status.pods import PodView
 
 
@@ -41,8 +42,17 @@ class DeletePod:
     uid: str
 
 
+@dataclass(frozen=True)
+class ForceDeletePod:
+    """Take a pod away that was told to end and did not."""
+
+    name: str
+    uid: str
+    why: str
+
+
 _UNENDED = ("Pending", "Running", "Unknown")
-Action = Create | CreateSshSecret | ReplaceData | DeletePod
+Action = Create | CreateSshSecret | ReplaceData | DeletePod | ForceDeletePod
 
 
 def actions(
@@ -57,13 +67,16 @@ def actions(
 
     Objects of another owner are not among the arguments: making one of theirs is tried, and refused with 409.
     """
+    forced: list[Action] = [
+        ForceDeletePod(pod.name, pod.uid, told_overdue(pod)) for pod in pods if pod.name in evaluation.force
+    ]
     if evaluation.status.finished:
-        return [*_clean_up(job, evaluation, pods)]
+        return forced + _clean_up(job, evaluation, pods)
     if plan is None:
-        return []
+        return forced
     attempts = plan.attempts
     keep = job.spec.run_policy.clean_pod_policy is CleanPodPolicy.NONE
-    result: list[Action] = [
+    result = forced + [
         DeletePod(pod.name, pod.uid)
         for pod in pods
         if not pod.deleting

@@ -83,10 +83,10 @@ class Controller:
             self.queue.retry(key, 1.0)
         else:
             self.queue.forget(key)
-            if self._view.job(key) is None:
-                self.queue.drop(key)
-            elif again is not None:
+            if again is not None:
                 self.queue.add_after(key, max(again, 0.0))
+            elif self._view.job(key) is None:
+                self.queue.drop(key)
         finally:
             self._metrics.reconcile.observe(time.perf_counter() - begin)
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import re
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any
@@ -24,7 +24,15 @@ from dtj.plan.horovod import ssh_secret
 from dtj.plan.job import plan_job
 from dtj.plan.model import Plan
 from dtj.plan.pods import artifacts_uri
-from dtj.reconcile.actions import Action, Create, CreateSshSecret, DeletePod, ReplaceData, actions
+from dtj.reconcile.actions import (
+    Action,
+    Create,
+    CreateSshSecret,
+    DeletePod,
+    ForceDeletePod,
+    ReplaceData,
+    actions,
+)
 from dtj.reconcile.metrics import Metrics
 from dtj.reconcile.patch import merge_patch
 from dtj.reconcile.progress import ProgressPoller
@@ -32,8 +40,9 @@ from dtj.reconcile.ssh_keys import new_key_pair
 from dtj.reconcile.view import Key, View, controller_uid
 from dtj.status.draft import Evaluation
 from dtj.status.evaluate import evaluate
-from dtj.status.events import event, happenings
+from dtj.status.events import Happening, event, happenings
 from dtj.status.observed import Expected, Observed
+from dtj.status.overdue import next_due, overdue, told_overdue
 from dtj.status.times import written_time
 
 _log = logging.getLogger(__name__)
@@ -110,7 +119,24 @@ class Reconciler:
         if manifest is None or manifest["metadata"].get("deletionTimestamp"):
             # The API server's garbage collector ends what the job owned.
             self._forget(key)
-            return None
+            return await self._end_strays(key, None)
+        strays = await self._end_strays(key, manifest["metadata"]["uid"])
+        again = await self._reconcile(key, manifest)
+        return min((seconds for seconds in (strays, again) if seconds is not None), default=None)
+
+    async def _end_strays(self, key: Key, uid: str | None) -> float | None:
+        """Take away by force what is overdue of jobs of this name that are gone; seconds until more is.
+
+        uid: of the job that has the name now.
+        """
+        pods = [pod.view for pod in self._view.pods(key) if pod.owner and pod.owner != uid]
+        now = self._clock()
+        for pod in overdue(pods, now):
+            _log.info("%s/%s: %s", *key, told_overdue(pod))
+            await self._cluster.delete_pod(key[0], pod.name, pod.uid, force=True)
+        return next_due(pods, now)
+
+    async def _reconcile(self, key: Key, manifest: Mapping[str, Any]) -> float | None:
         memory = self._memory.setdefault(key, _Memory())
         if memory.uid != manifest["metadata"]["uid"]:
             memory = self._memory[key] = _Memory(uid=manifest["metadata"]["uid"])
@@ -175,6 +201,9 @@ class Reconciler:
         match action:
             case DeletePod(name, uid):
                 await self._cluster.delete_pod(job.namespace, name, uid)
+            case ForceDeletePod(name, uid, why):
+                await self._post(job, Happening("Warning", "PodForceDeleted", why), self._clock())
+                await self._cluster.delete_pod(job.namespace, name, uid, force=True)
             case Create(manifest):
                 await self._create(job, manifest)
             case CreateSshSecret():
@@ -224,12 +253,15 @@ class Reconciler:
                 max(0, getattr(status.restarts, cause) - getattr(job.status.restarts, cause))
             )
         for happening in happenings(job.status, status):
-            _log.info("%s/%s: %s: %s", job.namespace, job.name, happening.reason, happening.message)
-            try:
-                await self._cluster.create(event(job, happening, written_time(now)))
-            except ApiError as error:
-                if error.status != 409:
-                    _log.warning("%s/%s: event %s: %s", job.namespace, job.name, happening.reason, error)
+            await self._post(job, happening, now)
+
+    async def _post(self, job: Job, happening: Happening, now: datetime) -> None:
+        _log.info("%s/%s: %s: %s", job.namespace, job.name, happening.reason, happening.message)
+        try:
+            await self._cluster.create(event(job, happening, written_time(now)))
+        except ApiError as error:
+            if error.status != 409:
+                _log.warning("%s/%s: event %s: %s", job.namespace, job.name, happening.reason, error)
 
     def _follow(self, key: Key, plan: Plan | None, observed: Observed, status: JobStatus) -> None:
         trains = status.phase is Phase.RUNNING or (plan and plan.restarts_with and not status.finished)

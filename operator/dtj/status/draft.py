@@ -23,6 +23,8 @@ class Evaluation:
     """Names of pods that are to end before the job does."""
     end: frozenset[str] = frozenset()
     """Names of pods to delete, whatever became of them."""
+    force: frozenset[str] = frozenset()
+    """Names of pods that were told to end and did not, to be taken away by force."""
 
 
 @dataclass

@@ -23,6 +23,7 @@ from dtj.status.draft import Draft, Evaluation
 from dtj.status.ending import after_training, is_trained
 from dtj.status.failure import Loss, attempt_loss, early_end, told
 from dtj.status.observed import Expected, Observed, obstacle
+from dtj.status.overdue import told_ending, with_overdue
 from dtj.status.pods import PodView
 from dtj.status.replacement import evaluator_loss, replica_loss, start_again, told_again, vanished
 from dtj.status.reports import known_artifacts, known_progress, present, replica_statuses
@@ -37,10 +38,16 @@ _BACKOFF_LIMIT_SECONDS = 300.0
 def evaluate(
     job: Job, expected: Expected | None, faults: Sequence[Fault], observed: Observed, now: datetime
 ) -> Evaluation:
-    """The status that a job has now.
+    """The status that a job has now, and what is to be done for it.
 
     expected: of the job's present attempt; None when the job has faults and so no plan.
     """
+    return with_overdue(_evaluate(job, expected, faults, observed, now), observed.pods, now)
+
+
+def _evaluate(
+    job: Job, expected: Expected | None, faults: Sequence[Fault], observed: Observed, now: datetime
+) -> Evaluation:
     old = job.status
     if old.finished:
         return Evaluation(_settled(old, expected, observed))
@@ -182,7 +189,7 @@ def _going_on(
     alone = expected.restarts_with is not None
     pause = _pause(old, infrastructure=not alone)
     wait = _backoff(old, pause, draft.now)
-    ending = [pod.name for pod in observed.pods if pod.attempt < expected.attempts.get(pod.name, old.attempt)]
+    ending = [pod for pod in observed.pods if pod.attempt < expected.attempts.get(pod.name, old.attempt)]
     waits = [seconds for seconds in (left, wait) if seconds is not None and seconds > 0]
     look_again = min(waits, default=None)
     # A replica that starts alone waits for its own old pod only, whose name it takes.
@@ -208,7 +215,7 @@ def _going_on(
     if ending:
         why = (
             "PodsEnding",
-            f"waits until {', '.join(sorted(ending))} of the attempt before ended: checkpoints are uploaded first",
+            f"waits until {told_ending(ending)} of the attempt before ended: checkpoints are uploaded first",
         )
     elif wait > 0:
         # The whole pause, not what is left of it: the sentence stays the same while it waits.

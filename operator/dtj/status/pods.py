@@ -68,6 +68,12 @@ class PodView:
     """Reason and message of a container that can't start, or of a pod that no node takes."""
     exit: Exit | None
     """Of the container that trains; of an init container when that one failed, and so the pod."""
+    delete_by: str | None = None
+    """When a pod that was told to end is to be gone: its grace is over then."""
+    grace_seconds: float = 0.0
+    """Its grace, of a pod that was told to end."""
+    silent: bool = False
+    """Whether its node has stopped to report of it, as the cluster says."""
 
     @property
     def running(self) -> bool:
@@ -111,7 +117,19 @@ def view_pod(pod: Mapping[str, Any]) -> PodView:
         exit=_exit(containers.get(TRAINER_CONTAINER, {}))
         # A native sidecar is an init container that may crash and come back: only a failed pod has failed by it.
         or (_init_failure(init) if status.get("phase") == "Failed" else None),
+        delete_by=metadata.get("deletionTimestamp"),
+        grace_seconds=float(metadata.get("deletionGracePeriodSeconds") or 0),
+        silent=status.get("phase") == "Unknown" or _is_silent(pod, conditions),
     )
+
+
+def _is_silent(pod: Mapping[str, Any], conditions: Mapping[str, Mapping[str, Any]]) -> bool:
+    """Of a node that has gone silent the node controller says so in Ready alone, on all of its pods. A kubelet always
+    sets ContainersReady with it, unless a readiness gate is closed.
+    """
+    ready, containers = (conditions.get(kind, {}).get("status") for kind in ("Ready", "ContainersReady"))
+    gates = (pod.get("spec") or {}).get("readinessGates")
+    return ready == "False" and containers == "True" and not gates
 
 
 def _waiting(scheduled: Mapping[str, Any], containers: Sequence[Mapping[str, Any]]) -> tuple[str, str] | None:

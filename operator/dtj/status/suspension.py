@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from dtj.api.status import ConditionType, JobStatus, Phase
 from dtj.status.draft import Draft, Evaluation
 from dtj.status.observed import Expected
+from dtj.status.overdue import told_ending
 from dtj.status.pods import PodView
 
 SUSPENDING, SUSPENDED = "Suspending", "JobSuspended"
@@ -33,7 +34,7 @@ def suspended(draft: Draft, expected: Expected, pods: Sequence[PodView]) -> Eval
     attempt = max(draft.job.status.attempt, 1)
     if pods:
         there = {pod.name for pod in pods}
-        names = ", ".join(sorted(there))
+        names = told_ending(pods)
         message = f"{_WHY}: attempt {attempt} is over when {names} ended: checkpoints are uploaded first"
         draft.set(ConditionType.RUNNING, False, SUSPENDING, message)
         # In the reverse order of their making: the chief can save only while its parameter servers are there.

@@ -82,11 +82,11 @@ class FakeCluster:
 
         return self._carry_out("patch", manifest, replace)
 
-    async def delete_pod(self, namespace: str, name: str, uid: str) -> None:
+    async def delete_pod(self, namespace: str, name: str, uid: str, *, force: bool = False) -> None:
         def delete() -> None:
             there = self.objects.get(("Pod", namespace, name))
             if there is not None and there["metadata"]["uid"] == uid:
-                self.end_pod(there)
+                self.remove(("Pod", namespace, name)) if force else self.end_pod(there)
 
         self._carry_out("delete", {"kind": "Pod", "metadata": {"name": name}}, delete)
 
@@ -159,7 +159,10 @@ class FakeCluster:
         if not pod["spec"].get("nodeName") or pod["status"]["phase"] in ("Succeeded", "Failed"):
             self.remove(name)
         elif "deletionTimestamp" not in pod["metadata"]:
-            self.change(name, lambda p: p["metadata"].update(deletionTimestamp=written_time(self.now)))
+            grace = pod["spec"].get("terminationGracePeriodSeconds", 30)
+            by = written_time(self.now + timedelta(seconds=grace))
+            told = {"deletionTimestamp": by, "deletionGracePeriodSeconds": grace}
+            self.change(name, lambda p: p["metadata"].update(told))
 
     def collect_garbage(self) -> None:
         """End what belonged to objects that are gone."""
@@ -269,6 +272,8 @@ class Kubelet:
     """How many steps a pod that is told to end still takes."""
     ran: dict[str, int] = field(default_factory=dict)
     ending: dict[str, int] = field(default_factory=dict)
+    lost: set[str] = field(default_factory=set)
+    """uids of pods whose node is gone: nothing moves them any more."""
     most_running: dict[str, int] = field(default_factory=dict)
 
     def step(self) -> bool:
@@ -277,7 +282,8 @@ class Kubelet:
         self.cluster.now += timedelta(seconds=1)
         self.cluster.collect_garbage()
         for pod in self.cluster.of_kind("Pod"):
-            self._move(pod)
+            if pod["metadata"]["uid"] not in self.lost:
+                self._move(pod)
         return len(self.cluster.log) > before
 
     def _move(self, pod: Manifest) -> None:

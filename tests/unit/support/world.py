@@ -104,6 +104,14 @@ class World:
                 return
         raise AssertionError(f"no rest within {steps} steps; status: {self.status}")
 
+    def lose_node_of(self, name: str, *, noticed: bool = True) -> None:
+        """The node of a pod is gone; noticed: its node controller has said so of the pod."""
+        uid = self.cluster.pod(name)["metadata"]["uid"]
+        self.kubelet.lost.add(uid)
+        if noticed:
+            told = [{"type": "Ready", "status": "False"}, {"type": "ContainersReady", "status": "True"}]
+            self.cluster.change(("Pod", "ml", name), lambda pod: pod["status"].update(conditions=told))
+
     @property
     def status(self) -> Manifest:
         status: Manifest = self.cluster.job().get("status", {})
