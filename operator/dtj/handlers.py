@@ -19,6 +19,7 @@ import kopf
 import prometheus_client
 
 from dtj.api.identity import API_VERSION, GROUP, LABEL_JOB, LABEL_MANAGED_BY, MANAGER, PLURAL, VERSION
+from dtj.api.managed_by import other_manager_of
 from dtj.api.status import Phase
 from dtj.cluster.api import KubernetesApi, connect
 from dtj.reconcile.controller import Controller
@@ -69,7 +70,8 @@ class IndexView:
 
     def _each(self) -> Iterable[tuple[Key, Mapping[str, Any]]]:
         # A copy of the keys: Prometheus asks from a thread of its own.
-        return ((key, job) for key in list(self._jobs) for job in self._jobs.get(key, ()))
+        jobs = ((key, job) for key in list(self._jobs) for job in self._jobs.get(key, ()))
+        return ((key, job) for key, job in jobs if not other_manager_of(job))
 
 
 @kopf.index(GROUP, VERSION, PLURAL, id="jobs")

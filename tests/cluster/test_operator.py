@@ -44,7 +44,6 @@ def test_it_tells_prometheus_of_its_work() -> None:
         ("get", "pods", "--subresource=log"),
         ("create", "pods", "--subresource=exec"),
         ("update", "distributedtrainingjobs"),
-        ("delete", "distributedtrainingjobs"),
         ("delete", "services"),
         ("list", "nodes"),
         ("create", "clusterroles"),

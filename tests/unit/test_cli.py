@@ -187,6 +187,20 @@ def test_the_summary_of_a_plan_tells_pods_hosts_environment_and_what_restarts(dt
         assert line in lines
 
 
+def test_the_summary_tells_what_the_run_policy_will_do(dtj: Dtj) -> None:
+    policy = "{startDeadlineSeconds: 600, ttlSecondsAfterFinished: 0, managedBy: example.com/queue}"
+
+    code, out, _ = dtj("plan", "-", stdin=f"{EXAMPLE.read_text()}  runPolicy: {policy}\n")
+
+    assert code == 0
+    for line in (
+        "carried out by example.com/queue (runPolicy.managedBy): dtj's operator makes none of this",
+        "the job fails when not all pods run 600 s after a start",
+        "the job deleted 0 s after its end; what is in the bucket stays",
+    ):
+        assert f"  {line}\n" in out
+
+
 def test_the_summary_of_parameter_servers_has_their_tf_config(dtj: Dtj) -> None:
     lines = [" ".join(line.split()) for line in dtj("plan", PS_EXAMPLE)[1].splitlines()]
 

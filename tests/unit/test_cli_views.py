@@ -186,6 +186,15 @@ def test_a_job_that_no_operator_has_seen_is_shown_too() -> None:
     assert rendered(status_view(job(), [], [], at(1)))[0] == "mnist in ml: -, Horovod, 1s old"
 
 
+def test_a_job_of_another_controller_is_shown_as_such() -> None:
+    theirs = job(runPolicy={"managedBy": "kueue.x-k8s.io/multikueue"})
+    assert "Managed by  kueue.x-k8s.io/multikueue: dtj's operator leaves the job alone" in rendered(
+        status_view(theirs, [], [], at(5))
+    )
+    ours = job(runPolicy={"managedBy": "dtj.dev/operator"})
+    assert "Managed by" not in "\n".join(rendered(status_view(ours, [], [], at(5))))
+
+
 def test_one_line_tells_how_far_a_job_is() -> None:
     told = "mnist, Running, attempt 2, step 226/469, 4689 examples/s, loss 0.3916, accuracy 0.8685"
     assert one_line(job(RUNNING)) == told

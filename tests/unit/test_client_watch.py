@@ -151,8 +151,29 @@ async def test_wait_ends_in_time_and_when_the_job_is_deleted(server: ApiServer, 
     waiting = asyncio.create_task(client.wait("mnist"))
     await until(lambda: server.watched == 1)
     await server.delete("mnist")
-    with pytest.raises(NotFound, match="mnist was deleted while waiting for its end"):
+    with pytest.raises(NotFound, match="mnist was deleted while waiting for its end") as gone:
         await waiting
+    assert gone.value.remedy is None
+
+
+async def test_a_job_that_goes_by_its_ttl_is_waited_for_all_the_same(
+    server: ApiServer, client: AsyncClient
+) -> None:
+    await server.put(stored(runPolicy={"ttlSecondsAfterFinished": 0}) | {"status": {"phase": "Running"}})
+    waiting = asyncio.create_task(client.wait("mnist"))
+    await until(lambda: server.watched == 1)
+    await server.put(server.jobs["mnist"] | {"status": ENDED})
+    await server.delete("mnist")
+    assert (await waiting).status.phase == "Succeeded"
+
+    await until(lambda: server.watched == 0)
+    await server.put(stored(runPolicy={"ttlSecondsAfterFinished": 0}) | {"status": {"phase": "Running"}})
+    waiting = asyncio.create_task(client.wait("mnist"))
+    await until(lambda: server.watched == 1)
+    await server.delete("mnist")
+    with pytest.raises(NotFound, match="mnist was deleted while waiting for its end") as gone:
+        await waiting
+    assert gone.value.remedy == "it may have ended: its runPolicy.ttlSecondsAfterFinished is 0"
 
 
 async def test_a_condition_that_never_comes_ends_the_wait(server: ApiServer, client: AsyncClient) -> None:

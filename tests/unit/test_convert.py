@@ -86,6 +86,24 @@ def test_artifacts_are_set_and_no_longer_told(name: str) -> None:
 
 
 @pytest.mark.parametrize(
+    ("manager", "kept"),
+    [
+        ("kueue.x-k8s.io/multikueue", True),
+        ("kubeflow.org/mpi-operator", False),
+        ("trainer.kubeflow.org/trainjob-controller", False),
+        ("not a path", False),
+    ],
+)
+def test_who_carries_a_job_out_is_kept_but_for_kubeflow_itself(manager: str, kept: bool) -> None:
+    manifest = load(BOTH["mpi"])
+    manifest["spec"]["runPolicy"] = {"managedBy": manager}
+    made = convert(manifest)
+    assert valid(made).spec.run_policy.managed_by == (manager if kept else None)
+    told = f"spec.runPolicy.managedBy: {manager}: left out: dtj's operator carries the job out"
+    assert (told in map(str, made.notes)) == (not kept)
+
+
+@pytest.mark.parametrize(
     ("words", "program", "env"),
     [
         (["mpirun", "-np", "2", "python", "a.py", "-np", "3"], ["python", "a.py", "-np", "3"], {}),

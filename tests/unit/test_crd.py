@@ -99,10 +99,15 @@ def test_printer_columns_point_at_fields_that_there_are() -> None:
                 node = {"properties": {"worker": node["additionalProperties"]}}
 
 
-def test_strategy_and_size_are_immutable() -> None:
+def test_strategy_size_and_who_carries_it_out_are_immutable() -> None:
     rules = SCHEMA["properties"]["spec"]["x-kubernetes-validations"]
     assert rules[0] == {"rule": "self.strategy == oldSelf.strategy", "message": "strategy is immutable"}
     assert "worker.replicas == oldSelf" in rules[1]["rule"]
+    assert rules[-1] == {
+        "rule": "(has(self.runPolicy) && has(self.runPolicy.managedBy) ? self.runPolicy.managedBy : '') == "
+        "(has(oldSelf.runPolicy) && has(oldSelf.runPolicy.managedBy) ? oldSelf.runPolicy.managedBy : '')",
+        "message": "runPolicy.managedBy is immutable",
+    }
 
 
 def test_every_field_is_explained() -> None:

@@ -620,11 +620,11 @@ SIGHTS = st.lists(
 
 
 @settings(max_examples=60, deadline=None)
-@given(SIGHTS, st.integers(0, 2), st.none() | st.integers(1, 200))
+@given(SIGHTS, st.integers(0, 2), st.none() | st.integers(1, 200), st.none() | st.integers(1, 100))
 def test_whatever_is_seen_the_status_is_sound(
-    sights: list[tuple[list[Manifest], int, bool]], limit: int, deadline: int | None
+    sights: list[tuple[list[Manifest], int, bool]], limit: int, deadline: int | None, start: int | None
 ) -> None:
-    policy = {"backoffLimit": limit} | ({"activeDeadlineSeconds": deadline} if deadline else {})
+    policy = {"backoffLimit": limit, "activeDeadlineSeconds": deadline, "startDeadlineSeconds": start}
     life = Life(runPolicy=policy, artifacts={"uri": "s3://bucket/jobs"})
     now, previous = 0, None
 

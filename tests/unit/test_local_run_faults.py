@@ -40,6 +40,15 @@ def test_a_full_disk_ends_the_run_with_one_sentence(tmp_path: Path, monkeypatch:
         runner.run_job(job, Mock(), home=tmp_path)
 
 
+def test_a_job_of_another_controller_is_refused(tmp_path: Path) -> None:
+    text = FILE + "  runPolicy: {managedBy: kueue.x-k8s.io/multikueue}\n"
+    job = read_job_file(text, "job.yaml").jobs[0].job
+    assert job
+    with pytest.raises(Unusable, match=r"runPolicy\.managedBy is kueue\.x-k8s\.io/multikueue"):
+        runner.run_job(job, Mock(), home=tmp_path)
+    assert not [*tmp_path.iterdir()]
+
+
 def test_a_home_that_cannot_be_written_is_told() -> None:
     run = Runs(Path("/proc/no-such-home")).run("stub", "default")
     with pytest.raises(Unusable, match="dtj can't write to /proc/no-such-home"), run.locked():

@@ -23,6 +23,8 @@ _COLUMNS = (
 )
 # Keywords of JSON schema that pydantic writes and JSONSchemaProps does not have, or that mean nothing there.
 _DROPPED = ("title", "additionalProperties", "$defs", "const", "examples", "discriminator")
+# In CEL: what managedBy is, empty where it is not given.
+_MANAGED_BY = "has({0}.runPolicy) && has({0}.runPolicy.managedBy) ? {0}.runPolicy.managedBy : ''"
 _DESCRIPTION = "Distributed training: the pods of a strategy, wired together, with its artifacts in S3."
 
 
@@ -74,6 +76,10 @@ def _root() -> Manifest:
             }
             for role, name in (("worker", "workers"), ("ps", "parameter servers"))
         ),
+        {
+            "rule": f"({_MANAGED_BY.format('self')}) == ({_MANAGED_BY.format('oldSelf')})",
+            "message": "runPolicy.managedBy is immutable",
+        },
     ]
     status = _schema(JobStatus)
     conditions = status["properties"]["conditions"]

@@ -9,10 +9,11 @@ from __future__ import annotations
 from enum import StrEnum
 from typing import Annotated, Any
 
-from pydantic import BeforeValidator, Field, StrictBool, WithJsonSchema
+from pydantic import AfterValidator, BeforeValidator, Field, StrictBool, WithJsonSchema
 from pydantic_core import PydanticCustomError
 
 from dtj.api.base import ApiModel
+from dtj.api.managed_by import DOMAIN_PATH, MAX_LENGTH, is_domain_path, other_manager
 
 Strings = Annotated[list[Annotated[str, Field(max_length=32768)]], Field(max_length=1024)]
 StringMap = Annotated[dict[str, str], Field(max_length=64)]
@@ -41,6 +42,22 @@ Quantities = Annotated[dict[str, Quantity], Field(max_length=64)]
 FreeObject = Annotated[
     dict[str, Any],
     WithJsonSchema({"type": "object", "x-kubernetes-preserve-unknown-fields": True}),
+]
+
+
+def _domain_path(value: str) -> str:
+    if not is_domain_path(value):
+        raise PydanticCustomError(
+            "domain_path", "should be a domain and a path such as kueue.x-k8s.io/multikueue"
+        )
+    return value
+
+
+DomainPath = Annotated[
+    str,
+    Field(max_length=MAX_LENGTH),
+    AfterValidator(_domain_path),
+    WithJsonSchema({"type": "string", "maxLength": MAX_LENGTH, "pattern": DOMAIN_PATH}),
 ]
 
 S3_URI = r"^s3://[a-z0-9][a-z0-9.-]{1,61}[a-z0-9](/[^\s?#]*)?$"
@@ -225,8 +242,21 @@ class RunPolicy(ApiModel):
     """Retries after failures of the program. Lost nodes, evictions and preemptions are not counted."""
     active_deadline_seconds: Annotated[int, Field(ge=1), Number] | None = None
     """The job fails when it is not done this many seconds after it started or was resumed, retries included."""
+    start_deadline_seconds: Annotated[int, Field(ge=1), Number] | None = None
+    """The job fails when not all replicas run this many seconds after it started, was resumed, or began a retry."""
+    ttl_seconds_after_finished: Annotated[int, Field(ge=0), Number] | None = None
+    """The job is deleted with its pods this many seconds after it ended, as a Kubernetes Job; 0: at once. What is in
+    the bucket stays. Not given: it stays until somebody deletes it."""
     clean_pod_policy: CleanPodPolicy = CleanPodPolicy.RUNNING
     """Pods deleted at the end: Running (those that still run), All, None."""
+    managed_by: DomainPath | None = None
+    """The controller that carries the job out, as a Kubernetes Job's. dtj.dev/operator, or not given: dtj's operator;
+    any other: dtj's operator does not touch the job. Immutable."""
+
+    @property
+    def other_manager(self) -> str | None:
+        """The controller that carries the job out where it is not dtj's operator."""
+        return other_manager(self.managed_by)
 
 
 class JobSpec(ApiModel):

@@ -193,7 +193,8 @@ class Failure(ApiModel):
     failure_class: str | None = Field(default=None, alias="class")
     """ApplicationError, OOMKilled, Signal, CommandNotFound, WorldSizeMismatch, PeersUnreachable, DataNotFound,
     DataCorrupt, DataUnavailable, ArtifactsUnavailable, ConnectionLost, Evicted, PodLost, ImagePull, Unschedulable,
-    DeadlineExceeded or ValidationFailed."""
+    QuotaExceeded, Forbidden, CreateContainerConfigError, CreateContainerError, RunContainerError, CrashLoopBackOff,
+    SidecarEnded, StartDeadlineExceeded, DeadlineExceeded or ValidationFailed."""
     message: str | None = None
     """The cause in a sentence."""
     last_log_lines: list[str] | None = None

@@ -38,6 +38,8 @@ def print_summary(job: Job) -> None:
     output.print(
         f"[bold]{escape(job.name)}[/]: {job.spec.strategy}, {len(plan.pods)} pods in {where}", highlight=False
     )
+    if manager := job.spec.run_policy.other_manager:
+        _lines([f"carried out by {manager} (runPolicy.managedBy): dtj's operator makes none of this"])
     _part("Pods", _pods(plan, job.spec.accelerator.resource_name))
     _lines(_order(plan))
     _part("Program")
@@ -225,7 +227,11 @@ def _restarts(job: Job, plan: Plan) -> list[str]:
         lines.append("from the newest complete checkpoint")
     if policy.active_deadline_seconds:
         lines.append(f"the job fails when it is not done after {policy.active_deadline_seconds} s")
+    if policy.start_deadline_seconds:
+        lines.append(f"the job fails when not all pods run {policy.start_deadline_seconds} s after a start")
     lines.append(f"pods deleted at the end: {policy.clean_pod_policy}")
+    if (ttl := policy.ttl_seconds_after_finished) is not None:
+        lines.append(f"the job deleted {ttl} s after its end; what is in the bucket stays")
     return lines
 
 

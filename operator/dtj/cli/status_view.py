@@ -175,6 +175,8 @@ def _conditions(conditions: Sequence[Condition], now: datetime) -> Table:
 
 
 def _facts(job: DistributedTrainingJob, now: datetime) -> Iterator[tuple[str, str]]:
+    if manager := job.spec.run_policy.other_manager:
+        yield "Managed by", f"{manager}: dtj's operator leaves the job alone"
     restarts = job.status.restarts
     if told := [f"{count} {cause}" for cause, count in restarts.model_dump().items() if count]:
         yield "Restarts", ", ".join(told)

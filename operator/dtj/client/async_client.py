@@ -308,7 +308,12 @@ class AsyncClient:
             raise TimedOut(
                 f"{name} is {phase or 'not begun'} after {timeout:g} s: waited for {what}"
             ) from None
-        raise NotFound(f"{name} was deleted while waiting for {what}")
+        ttl = job.spec.run_policy.ttl_seconds_after_finished if job else None
+        raise NotFound(
+            f"{name} was deleted while waiting for {what}",
+            # Between two looks: a look at the job that has ended would have been enough.
+            None if ttl is None else f"it may have ended: its runPolicy.ttlSecondsAfterFinished is {ttl}",
+        )
 
     async def _set_suspend(self, name: str, value: bool, namespace: str | None) -> DistributedTrainingJob:
         namespace = namespace or self.namespace

@@ -79,6 +79,20 @@ class KubernetesApi:
             if error.status not in (404, 409):
                 raise
 
+    async def expire_job(self, namespace: str, name: str, uid: str, resource_version: str) -> None:
+        path = f"/apis/{GROUP}/{VERSION}/namespaces/{namespace}/{PLURAL}/{name}"
+        options = {
+            "apiVersion": "v1",
+            "kind": "DeleteOptions",
+            "propagationPolicy": "Background",
+            "preconditions": {"uid": uid, "resourceVersion": resource_version},
+        }
+        try:
+            await self._request("DELETE", path, KIND, options)
+        except ApiError as error:
+            if error.status != 404:
+                raise
+
     async def patch_status(
         self, namespace: str, name: str, resource_version: str, patch: Manifest
     ) -> Manifest:

@@ -38,6 +38,11 @@ class Cluster(Protocol):
         its node has ended it.
         """
 
+    async def expire_job(self, namespace: str, name: str, uid: str, resource_version: str) -> None:
+        """Delete that very job, its objects after it; 409 when it is not at that version any more. One that is gone
+        already is no error.
+        """
+
     async def patch_status(
         self, namespace: str, name: str, resource_version: str, patch: Manifest
     ) -> Manifest:

@@ -85,6 +85,8 @@ class RunPolicy(Form):
     suspend: bool = False
     backoff_limit: Annotated[int, Field(ge=0)] | None = None
     active_deadline_seconds: Annotated[int, Field(ge=1)] | None = None
+    ttl_seconds_after_finished: Annotated[int, Field(ge=0)] | None = None
+    managed_by: str | None = None
     clean_pod_policy: str | None = None
     scheduling_policy: dict[str, Any] = {}
 

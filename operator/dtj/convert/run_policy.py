@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 from dtj.api.job import Manifest
+from dtj.api.managed_by import other_manager
 from dtj.convert.form import RunPolicy
 from dtj.convert.notes import Notes
 
-_NO_EQUIVALENT = {
-    "ttlSecondsAfterFinished": "left out: the job stays until it is deleted, its artifacts in any case",
-    "managedBy": "left out: dtj's operator runs the job",
-}
+# Kubeflow's own operators.
+_OF_KUBEFLOW = re.compile(r"([a-z0-9.-]+\.)?kubeflow\.org/")
 _SCHEDULING = {
     "minAvailable": "left out: dtj has no gang scheduling; pods wait for each other at their start",
     "queue": "left out: dtj has no queues",
     "minResources": "left out: dtj has no gang scheduling",
-    "scheduleTimeoutSeconds": "left out: runPolicy.activeDeadlineSeconds ends a job that does not get its nodes",
+    "scheduleTimeoutSeconds": "left out: runPolicy.startDeadlineSeconds ends a job that does not get its nodes",
 }
 _CLEAN_POD_POLICIES = ("Running", "All", "None")
 _OF_SPEC = ("cleanPodPolicy", "ttlSecondsAfterFinished", "activeDeadlineSeconds", "backoffLimit")
@@ -41,12 +41,18 @@ def run_policy(policy: RunPolicy, notes: Notes) -> Manifest:
         made["backoffLimit"] = policy.backoff_limit
     if policy.active_deadline_seconds is not None:
         made["activeDeadlineSeconds"] = policy.active_deadline_seconds
+    if policy.ttl_seconds_after_finished is not None:
+        made["ttlSecondsAfterFinished"] = policy.ttl_seconds_after_finished
     if policy.clean_pod_policy in _CLEAN_POD_POLICIES[1:]:
         made["cleanPodPolicy"] = policy.clean_pod_policy
     elif policy.clean_pod_policy not in (None, *_CLEAN_POD_POLICIES):
         notes.tell(
             f"{path}.cleanPodPolicy", policy.clean_pod_policy, "left out: Running, dtj's default, holds"
         )
+    if other_manager(policy.managed_by) and not _OF_KUBEFLOW.match(policy.managed_by or ""):
+        made["managedBy"] = policy.managed_by
+    elif policy.managed_by is not None:
+        notes.tell(f"{path}.managedBy", policy.managed_by, "left out: dtj's operator carries the job out")
     for key, value in policy.scheduling_policy.items():
         if key == "priorityClass":
             notes.tell(
@@ -56,7 +62,7 @@ def run_policy(policy: RunPolicy, notes: Notes) -> Manifest:
             now = _SCHEDULING.get(key, "left out: dtj has no such field")
             notes.tell(f"{path}.schedulingPolicy.{key}", value, now)
     for key, value in policy.rest.items():
-        notes.tell(f"{path}.{key}", value, _NO_EQUIVALENT.get(key, "left out: dtj has no such field"))
+        notes.tell(f"{path}.{key}", value, "left out: dtj has no such field")
     return made
 
 

@@ -134,6 +134,9 @@ class LocalCluster:
             self._forget_if_gone(pod)
             self.changed(self.key)
 
+    async def expire_job(self, namespace: str, name: str, uid: str, resource_version: str) -> None:
+        """A run of this machine is kept, whatever its TTL is, until there is another of its name."""
+
     async def patch_status(
         self, namespace: str, name: str, resource_version: str, patch: Manifest
     ) -> Manifest:

@@ -83,6 +83,11 @@ def run_job(
     check_machine(job)
     if job.spec.run_policy.suspend:
         raise Unusable("runPolicy.suspend is true: the job would only wait", "set it to false")
+    if manager := job.spec.run_policy.other_manager:
+        raise Unusable(
+            f"runPolicy.managedBy is {manager}: another controller carries this job out",
+            "leave managedBy out to run the job here",
+        )
     run = Runs(home).run(job.name, job.namespace)
     with run.locked() as lock:
         stored = run.job if resume else None

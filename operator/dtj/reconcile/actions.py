@@ -51,8 +51,15 @@ class ForceDeletePod:
     why: str
 
 
+@dataclass(frozen=True)
+class ExpireJob:
+    """Delete the job itself; the garbage collector ends what it owns."""
+
+
+# Reasons for which no pod may go on, whatever cleanPodPolicy says.
+_STOPPED_BY = ("DeadlineExceeded", "StartDeadlineExceeded", "ValidationFailed")
 _UNENDED = ("Pending", "Running", "Unknown")
-Action = Create | CreateSshSecret | ReplaceData | DeletePod | ForceDeletePod
+Action = Create | CreateSshSecret | ReplaceData | DeletePod | ForceDeletePod | ExpireJob
 
 
 def actions(
@@ -71,7 +78,8 @@ def actions(
         ForceDeletePod(pod.name, pod.uid, told_overdue(pod)) for pod in pods if pod.name in evaluation.force
     ]
     if evaluation.status.finished:
-        return forced + _clean_up(job, evaluation, pods)
+        expired = [ExpireJob()] if evaluation.expired else []
+        return [*forced, *_clean_up(job, evaluation, pods), *expired]
     if plan is None:
         return forced
     attempts = plan.attempts
@@ -100,7 +108,7 @@ def actions(
 def _clean_up(job: Job, evaluation: Evaluation, pods: Sequence[PodView]) -> list[Action]:
     policy = job.spec.run_policy.clean_pod_policy
     failed = evaluation.status.condition(ConditionType.FAILED)
-    stopped = failed is not None and failed.reason in ("DeadlineExceeded", "ValidationFailed")
+    stopped = failed is not None and failed.reason in _STOPPED_BY
     if policy is CleanPodPolicy.NONE and not stopped:
         return []
     leftover = [pod for pod in pods if not pod.deleting]

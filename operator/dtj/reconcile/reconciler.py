@@ -17,6 +17,7 @@ from typing import Any
 from dtj.api.checking import check
 from dtj.api.identity import KIND, LABEL_ROLE
 from dtj.api.job import Fault, Job, Manifest, read_status
+from dtj.api.managed_by import other_manager_of
 from dtj.api.spec import JobSpec, ParameterServer, ReplicaSpecs, Strategy
 from dtj.api.status import JobStatus, Phase
 from dtj.cluster.port import ApiError, Cluster
@@ -29,6 +30,7 @@ from dtj.reconcile.actions import (
     Create,
     CreateSshSecret,
     DeletePod,
+    ExpireJob,
     ForceDeletePod,
     ReplaceData,
     actions,
@@ -57,6 +59,8 @@ class _Memory:
     uid: str = ""
     refusal: tuple[str, str] | None = None
     invalid: list[Fault] = field(default_factory=list)
+    version: str = ""
+    """The job's resource version as this pass knows it."""
     written: Manifest | None = None
     """The job as our last write left it, while the cache may not have seen that."""
     overtaken: set[str] = field(default_factory=set)
@@ -121,6 +125,9 @@ class Reconciler:
             self._forget(key)
             return await self._end_strays(key, None)
         strays = await self._end_strays(key, manifest["metadata"]["uid"])
+        if other_manager_of(manifest):
+            self._forget(key)
+            return strays
         again = await self._reconcile(key, manifest)
         return min((seconds for seconds in (strays, again) if seconds is not None), default=None)
 
@@ -145,6 +152,7 @@ class Reconciler:
             manifest = memory.written  # the cache has not seen our own last write yet
         else:
             memory.overtaken.clear()
+        memory.version = manifest["metadata"]["resourceVersion"]
         job, wrong = _read(dict(manifest))
         plan = None if wrong else self._plan(job)
         now = self._clock()
@@ -183,7 +191,7 @@ class Reconciler:
         memory.refusal, memory.invalid = None, []
         try:
             for action in todo:
-                await self._carry_out(job, action)
+                await self._carry_out(job, memory.version, action)
         except Refused as refused:
             _log.info("%s/%s: %s", job.namespace, job.name, refused)
             if refused.invalid:
@@ -197,8 +205,12 @@ class Reconciler:
             return min(_REFUSED_SECONDS, evaluation.look_again or _REFUSED_SECONDS)
         return evaluation.look_again
 
-    async def _carry_out(self, job: Job, action: Action) -> None:
+    async def _carry_out(self, job: Job, version: str, action: Action) -> None:
         match action:
+            case ExpireJob():
+                # At this version only: somebody may just have asked for it to stay.
+                await self._cluster.expire_job(job.namespace, job.name, job.uid, version)
+                _log.info("%s/%s: deleted by runPolicy.ttlSecondsAfterFinished", job.namespace, job.name)
             case DeletePod(name, uid):
                 await self._cluster.delete_pod(job.namespace, name, uid)
             case ForceDeletePod(name, uid, why):
@@ -240,7 +252,8 @@ class Reconciler:
         shown = self._view.job(key)
         memory.written = await self._cluster.patch_status(job.namespace, job.name, version, patch)
         memory.overtaken |= {version, *([shown["metadata"]["resourceVersion"]] if shown else [])}
-        memory.overtaken.discard(memory.written["metadata"]["resourceVersion"])
+        memory.version = memory.written["metadata"]["resourceVersion"]
+        memory.overtaken.discard(memory.version)
         await self._tell(job, status, now)
 
     async def _tell(self, job: Job, status: JobStatus, now: datetime) -> None:

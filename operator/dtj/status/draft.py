@@ -25,6 +25,8 @@ class Evaluation:
     """Names of pods to delete, whatever became of them."""
     force: frozenset[str] = frozenset()
     """Names of pods that were told to end and did not, to be taken away by force."""
+    expired: bool = False
+    """The job has ended and outlived its TTL: it is to be deleted."""
 
 
 @dataclass

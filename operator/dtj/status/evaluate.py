@@ -29,6 +29,7 @@ from dtj.status.replacement import evaluator_loss, replica_loss, start_again, to
 from dtj.status.reports import known_artifacts, known_progress, present, replica_statuses
 from dtj.status.suspension import is_suspending, resumed, suspended
 from dtj.status.times import read_time, seconds_since, written_time
+from dtj.status.waits import after_the_end, start_left, too_late
 
 # Waits before an attempt: none before the first retry, then doubling (as a Kubernetes Job does).
 _BACKOFF_SECONDS = 10.0
@@ -50,7 +51,7 @@ def _evaluate(
 ) -> Evaluation:
     old = job.status
     if old.finished:
-        return Evaluation(_settled(old, expected, observed))
+        return after_the_end(job, _settled(old, expected, observed), now)
     draft = Draft(job, now)
     attempt = max(old.attempt, 1)
     start = old.start_time or written_time(now)
@@ -191,7 +192,6 @@ def _going_on(
     wait = _backoff(old, pause, draft.now)
     ending = [pod for pod in observed.pods if pod.attempt < expected.attempts.get(pod.name, old.attempt)]
     waits = [seconds for seconds in (left, wait) if seconds is not None and seconds > 0]
-    look_again = min(waits, default=None)
     # A replica that starts alone waits for its own old pod only, whose name it takes.
     hold = wait > 0 or (bool(ending) and not alone)
 
@@ -210,7 +210,8 @@ def _going_on(
             message += f" but {expected.evaluator}" + (f": {why[1]}" if why else "")
         draft.set(ConditionType.RUNNING, True, "JobRunning", message)
         running = old.all_running_time or written_time(draft.now)
-        return Evaluation(draft.status(phase=Phase.RUNNING, all_running_time=running), look_again, hold)
+        status = draft.status(phase=Phase.RUNNING, all_running_time=running)
+        return Evaluation(status, min(waits, default=None), hold)
     why = obstacle([pod for pod in pods if pod.name in expected.needed], observed.refusal)
     if ending:
         why = (
@@ -220,6 +221,9 @@ def _going_on(
     elif wait > 0:
         # The whole pause, not what is left of it: the sentence stays the same while it waits.
         why = "Backoff", f"waits {pause:.0f} s before the next attempt"
+    due = start_left(draft, pause)
+    if due is not None and due <= 0:
+        return Evaluation(too_late(draft, expected, observed, pods, why))
     reason, message = why or (
         "RankLost" if began else "PodsStarting",
         f"{sum(p.running for p in pods)} of {len(expected.attempts)} pods run",
@@ -233,7 +237,8 @@ def _going_on(
         phase = Phase.STARTING
     else:
         phase = Phase.PENDING
-    return Evaluation(draft.status(phase=phase), look_again, hold)
+    waits += [due] if due is not None else []
+    return Evaluation(draft.status(phase=phase), min(waits, default=None), hold)
 
 
 def _tell_bottleneck(draft: Draft, observed: Observed) -> None:

@@ -56,18 +56,38 @@ class Observed:
     """What the evaluator reports."""
 
 
+# Reasons of the kubelet for an image that it does not get.
+_IMAGE = frozenset(
+    {
+        "ErrImagePull",
+        "ImagePullBackOff",
+        "InvalidImageName",
+        "ErrImageNeverPull",
+        "ImageInspectError",
+        "RegistryUnavailable",
+        "SignatureValidationFailed",
+    }
+)
+
+
 def obstacle(pods: Sequence[PodView], refusal: tuple[str, str] | None) -> tuple[str, str] | None:
     """What keeps the pods from running, in words."""
     if refusal is not None:
         return refusal
-    for pod in sorted(pods, key=lambda p: (p.role, p.index)):
-        if pod.waiting is None:
-            continue
-        reason, message = pod.waiting
-        what = f"{pod.name}: {message}" if message else f"{pod.name}: {reason}"
-        if reason in ("ErrImagePull", "ImagePullBackOff", "InvalidImageName", "ErrImageNeverPull"):
-            return "ImagePull", f"the image can't be pulled: {what}"
-        if reason == "Unschedulable":
-            return "Unschedulable", f"no node takes {what}"
-        return reason, what
-    return None
+    pod = hindered(pods)
+    if pod is None or pod.waiting is None:
+        return None
+    reason, message = pod.waiting
+    what = f"{pod.name}: {message}" if message else f"{pod.name}: {reason}"
+    if reason in _IMAGE:
+        return "ImagePull", f"the image can't be pulled: {what}"
+    if reason == "Unschedulable":
+        return "Unschedulable", f"no node takes {what}"
+    return reason, what
+
+
+def hindered(pods: Sequence[PodView]) -> PodView | None:
+    """The first pod, by role and index, that something keeps from running."""
+    return min(
+        (pod for pod in pods if pod.waiting is not None), key=lambda pod: (pod.role, pod.index), default=None
+    )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -65,7 +65,7 @@ class PodView:
     disrupted: bool
     """Ended by the cluster, not by itself."""
     waiting: tuple[str, str] | None
-    """Reason and message of a container that can't start, or of a pod that no node takes."""
+    """Reason and message of a container that can't start or stay, or of a pod that no node takes."""
     exit: Exit | None
     """Of the container that trains; of an init container when that one failed, and so the pod."""
     delete_by: str | None = None
@@ -113,7 +113,7 @@ def view_pod(pod: Mapping[str, Any]) -> PodView:
         reason=reason,
         message=status.get("message") or disruption.get("message") or "",
         disrupted=reason in _DISRUPTIONS or disruption.get("status") == "True",
-        waiting=_waiting(scheduled, [*init.values(), *containers.values()]),
+        waiting=_waiting(scheduled, init.values(), containers.values()),
         exit=_exit(containers.get(TRAINER_CONTAINER, {}))
         # A native sidecar is an init container that may crash and come back: only a failed pod has failed by it.
         or (_init_failure(init) if status.get("phase") == "Failed" else None),
@@ -132,15 +132,33 @@ def _is_silent(pod: Mapping[str, Any], conditions: Mapping[str, Mapping[str, Any
     return ready == "False" and containers == "True" and not gates
 
 
-def _waiting(scheduled: Mapping[str, Any], containers: Sequence[Mapping[str, Any]]) -> tuple[str, str] | None:
+def _waiting(
+    scheduled: Mapping[str, Any], init: Iterable[Mapping[str, Any]], containers: Iterable[Mapping[str, Any]]
+) -> tuple[str, str] | None:
     if scheduled.get("status") == "False":
         return str(scheduled.get("reason") or "Unschedulable"), str(scheduled.get("message") or "")
-    for container in containers:
+    for container in (*init, *containers):
         waiting = (container.get("state") or {}).get("waiting") or {}
         reason = waiting.get("reason") or ""
         if reason and reason not in ("ContainerCreating", "PodInitializing"):
-            return str(reason), str(waiting.get("message") or "")
+            last = _exit({"state": container.get("lastState")})
+            # The kubelet's own message is another one after each crash.
+            crash = f"container {container['name']} ends again and again, last {_how(last)}" if last else ""
+            return str(reason), crash or str(waiting.get("message") or "")
+    for container in containers:
+        end = _exit(container)
+        if end is not None and container["name"] != TRAINER_CONTAINER:
+            return (
+                "SidecarEnded",
+                f"container {container['name']} ended {_how(end)}: the pod is not ready without it",
+            )
     return None
+
+
+def _how(end: Exit) -> str:
+    return f"with exit code {end.code}" + (
+        f" ({end.reason})" if end.reason not in ("", "Error", "Completed") else ""
+    )
 
 
 def _init_failure(init: Mapping[str, Mapping[str, Any]]) -> Exit | None:

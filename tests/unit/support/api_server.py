@@ -196,6 +196,10 @@ class ApiServer:
         name = request.match_info["name"]
         if name not in self.jobs:
             return self._missing(request)
+        wanted = (await request.json()).get("preconditions", {})
+        metadata = self.jobs[name]["metadata"]
+        if any(metadata[key] != value for key, value in wanted.items()):
+            return refused(409, "Conflict", "the preconditions do not hold")
         await self.delete(name)
         return web.json_response({"kind": "Status", "status": "Success"})
 

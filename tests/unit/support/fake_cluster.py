@@ -90,6 +90,18 @@ class FakeCluster:
 
         self._carry_out("delete", {"kind": "Pod", "metadata": {"name": name}}, delete)
 
+    async def expire_job(self, namespace: str, name: str, uid: str, resource_version: str) -> None:
+        def delete() -> None:
+            there = self.objects.get((KIND, namespace, name))
+            if there is None:
+                return
+            metadata = there["metadata"]
+            if (metadata["uid"], metadata["resourceVersion"]) != (uid, resource_version):
+                raise ApiError(409, "Conflict", "the precondition does not hold")
+            self.remove((KIND, namespace, name))
+
+        self._carry_out("delete", {"kind": KIND, "metadata": {"name": name}}, delete)
+
     async def patch_status(
         self, namespace: str, name: str, resource_version: str, patch: Manifest
     ) -> Manifest:
@@ -270,6 +282,8 @@ class Kubelet:
     """How a pod that has run for so many steps ends, or None when it goes on."""
     end_steps: int = 1
     """How many steps a pod that is told to end still takes."""
+    hold: set[str] = field(default_factory=set)
+    """Names of pods that get a node and no further."""
     ran: dict[str, int] = field(default_factory=dict)
     ending: dict[str, int] = field(default_factory=dict)
     lost: set[str] = field(default_factory=set)
@@ -295,7 +309,7 @@ class Kubelet:
                 self.cluster.remove(name)
         elif not pod["spec"].get("nodeName"):
             self.cluster.change(name, _scheduled)
-        elif phase == "Pending":
+        elif phase == "Pending" and name[2] not in self.hold:
             self.cluster.change(name, _running)
         elif phase == "Running":
             self.ran[uid] = self.ran.get(uid, 0) + 1

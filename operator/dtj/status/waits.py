@@ -1,0 +1,89 @@
+"""What a job's run policy gives time to: the start of all replicas, and what is left of the job after its end."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import datetime
+
+from dtj.api.job import Job
+from dtj.api.status import ConditionType, Failure, JobStatus, Phase
+from dtj.status.draft import Draft, Evaluation
+from dtj.status.observed import Expected, Observed, hindered
+from dtj.status.pods import PodView
+from dtj.status.times import seconds_since
+
+# Obstacles that are the class of a failure.
+_CLASSES = frozenset(
+    {
+        "ImagePull",
+        "Unschedulable",
+        "QuotaExceeded",
+        "Forbidden",
+        "CreateContainerConfigError",
+        "CreateContainerError",
+        "RunContainerError",
+        "CrashLoopBackOff",
+        "SidecarEnded",
+    }
+)
+
+
+def start_left(draft: Draft, pause: float) -> float | None:
+    """Seconds until all needed replicas have to run; None when they may take any time, or have run.
+
+    They count from the start of the job, its resumption, or the end of the pause before a retry. pause: in seconds.
+    """
+    status, deadline = draft.job.status, draft.job.spec.run_policy.start_deadline_seconds
+    restarting = status.condition(ConditionType.RESTARTING)
+    if deadline is None:
+        return None
+    if restarting is not None and status.holds(ConditionType.RESTARTING):
+        return pause + deadline - seconds_since(restarting.last_transition_time, draft.now)
+    if status.all_running_time is None:
+        return deadline - seconds_since(str(draft.values["start_time"]), draft.now)
+    return None
+
+
+def too_late(
+    draft: Draft, expected: Expected, observed: Observed, pods: Sequence[PodView], why: tuple[str, str] | None
+) -> JobStatus:
+    """The status of a job whose replicas did not all run in time. why: reason and message of what it waited for."""
+    told = draft.job.status.condition(ConditionType.RUNNING)
+    if why is None and told is not None and told.reason in _CLASSES:
+        # An operator that was just started has not been refused anything yet.
+        why = told.reason, told.message
+    absent = [pod for pod in pods if pod.name in expected.needed and not (pod.running and pod.ready)]
+    known = why is not None and why[0] in _CLASSES
+    pod = hindered(absent) if known and observed.refusal is None else None
+    attempt, deadline = draft.values["attempt"], draft.job.spec.run_policy.start_deadline_seconds
+    message = f"not all pods ran {deadline} s after attempt {attempt} began (runPolicy.startDeadlineSeconds)"
+    if why is not None:
+        message += f"; it waited for: {why[1]}"
+    elif absent:
+        pod = absent[0]
+        message += f"; it waited for {pod.name}, {_state(pod)}: the pod's events tell more"
+    draft.values["failure"] = Failure(
+        attempt=attempt,
+        role=pod.role if pod else None,
+        index=pod.index if pod else None,
+        pod=pod.name if pod else None,
+        node=pod.node if pod else None,
+        failure_class=why[0] if why and known else "StartDeadlineExceeded",
+        message=message,
+    )
+    return draft.finish(Phase.FAILED, "StartDeadlineExceeded", message)
+
+
+def _state(pod: PodView) -> str:
+    if not pod.scheduled:
+        return "which has no node yet"
+    return "which runs but is not ready" if pod.phase == "Running" else f"which {pod.node} has not started"
+
+
+def after_the_end(job: Job, status: JobStatus, now: datetime) -> Evaluation:
+    """The status of a job that has ended; with a TTL it is deleted in time, as a Kubernetes Job."""
+    ttl, ended = job.spec.run_policy.ttl_seconds_after_finished, status.completion_time
+    if ttl is None or ended is None:
+        return Evaluation(status)
+    left = ttl - seconds_since(ended, now)
+    return Evaluation(status, look_again=left) if left > 0 else Evaluation(status, expired=True)
