@@ -44,6 +44,7 @@ def test_it_tells_prometheus_of_its_work() -> None:
         ("get", "pods", "--subresource=log"),
         ("create", "pods", "--subresource=exec"),
         ("update", "distributedtrainingjobs"),
+        ("deletecollection", "distributedtrainingjobs"),
         ("delete", "services"),
         ("list", "nodes"),
         ("create", "clusterroles"),
