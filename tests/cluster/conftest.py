@@ -50,9 +50,17 @@ def nothing_stays() -> Iterator[None]:
     """At the end no namespace of a test is left."""
     yield
     if os.environ.get("KUBECONFIG"):
-        until(
-            "the tests' namespaces to be gone", lambda: "dtj-test-" not in kubectl("get", "namespaces"), 180
-        )
+        try:
+            until(
+                "the tests' namespaces to be gone",
+                lambda: "dtj-test-" not in kubectl("get", "namespaces"),
+                240,
+            )
+        except AssertionError as error:
+            pods = kubectl("get", "pods", "--all-namespaces", "--output=wide")
+            raise AssertionError(
+                f"{error}; what is left:\n{pods}\n{kubectl('describe', 'namespaces')}"
+            ) from None
 
 
 class StoreSwitch:

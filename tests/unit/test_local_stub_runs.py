@@ -233,13 +233,20 @@ def test_faults_and_what_this_machine_lacks_are_told_before_anything_is_started(
 
 def test_processes_are_found_by_mark_and_by_session() -> None:
     process = subprocess.Popen(
-        ["sleep", "60"], env={**os.environ, "DTJ_TEST_MARK": "m1"}, start_new_session=True
+        ["sh", "-c", "echo up; read end"],
+        env={**os.environ, "DTJ_TEST_MARK": "m1"},
+        start_new_session=True,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
     )
+    assert process.stdout is not None
     try:
+        # Popen does not wait for the end of the exec, in which a process shows no environment.
+        assert process.stdout.readline() == b"up\n"
         assert process.pid in marked("DTJ_TEST_MARK", "m1")
         assert marked("DTJ_TEST_MARK", "m") == []
         assert in_sessions([process.pid]) == [process.pid]
     finally:
         process.kill()
-        process.wait()
+        process.communicate()
     assert in_sessions([process.pid]) == []

@@ -146,6 +146,6 @@ def test_what_starts_again_with_what() -> None:
     assert groups is not None
 
     state = {"mnist-ps-0", "mnist-ps-1", "mnist-chief-0"}
-    assert groups["mnist-ps-1"] == state
-    for name in ("mnist-chief-0", "mnist-worker-1", "mnist-evaluator-0"):
+    assert groups["mnist-ps-1"] == groups["mnist-chief-0"] == state
+    for name in ("mnist-worker-1", "mnist-evaluator-0"):
         assert groups[name] == {name}

@@ -54,7 +54,7 @@ def lost(life: Life, *gone: Manifest, seconds: float = 100) -> Manifest:
     ("name", "again", "words"),
     [
         (WORKER_1, {"worker-1"}, "mnist-worker-1 starts again, the others go on"),
-        (CHIEF, {"chief-0"}, "mnist-chief-0 starts again, the others go on"),
+        (CHIEF, {"ps-0", "chief-0"}, "mnist-chief-0, mnist-ps-0 start again, the others go on"),
         (PS, {"ps-0", "chief-0"}, "mnist-chief-0, mnist-ps-0 start again, the others go on"),
     ],
 )
@@ -168,7 +168,7 @@ def test_a_worker_that_came_to_its_end_is_no_loss_but_starts_again_with_the_chie
     assert lost(life, ended(WORKER_0))["phase"] == "Running"
     status = lost(life, ended(WORKER_0), ended(CHIEF, 1, {"class": "ApplicationError", "message": "x"}))
 
-    assert status["replicaAttempts"] == {"chief-0": 2, "worker-0": 2}
+    assert status["replicaAttempts"] == {"chief-0": 2, "ps-0": 2, "worker-0": 2}
 
 
 def test_program_failures_count_against_the_limit_whichever_replica() -> None:
@@ -447,7 +447,7 @@ def uids(world: World) -> dict[str, str]:
 
 @pytest.mark.parametrize(
     ("victim", "replaced"),
-    [(WORKER_0, {WORKER_0}), (PS, {PS, CHIEF}), (CHIEF, {CHIEF}), (EVALUATOR, {EVALUATOR})],
+    [(WORKER_0, {WORKER_0}), (PS, {PS, CHIEF}), (CHIEF, {PS, CHIEF}), (EVALUATOR, {EVALUATOR})],
 )
 async def test_a_killed_replica_comes_back_and_the_job_succeeds(victim: str, replaced: set[str]) -> None:
     there = world(chief_steps=30)

@@ -46,11 +46,14 @@ def end_marked(variable: str, value: str, patience: float) -> None:
     if patience:
         send(leaders, signal.SIGTERM)
     kill_from = time.monotonic() + patience
+    found_none = False
     while time.monotonic() < kill_from + _HOPELESS_SECONDS:
         # Some may have cleaned their environment: their session tells them.
         left = {*marked(variable, value), *in_sessions(leaders)}
-        if not left:
+        if not left and found_none:
             return
+        # In the midst of an exec a process shows no environment: one look is not enough.
+        found_none = not left
         if time.monotonic() >= kill_from:
             send(left, signal.SIGKILL)
         time.sleep(_POLL_SECONDS)

@@ -40,8 +40,9 @@ def parameter_server_plan(job: Job) -> Plan:
         )
         for role, replica in replicas.items()
     }
-    # Variables are lost with any ps, and the chief can't go on without: all ps and the chief begin from the newest
-    # checkpoint. Workers hold nothing; a chief that comes back finds the ps where they were.
+    # Variables are lost with any ps, and the chief can't go on without; a chief that failed leaves on the ps what its
+    # successor trips over (the closed token queue of a SyncReplicasOptimizer). So all ps and the chief begin together
+    # from the newest checkpoint. Workers hold nothing.
     state = frozenset(names[PS] + names[CHIEF])
     return Plan(
         service=headless_service(job),
@@ -53,7 +54,9 @@ def parameter_server_plan(job: Job) -> Plan:
         reporter=names[CHIEF][0],
         evaluator=next(iter(names.get(EVALUATOR, ())), None),
         restarts_with={
-            name: state if role == PS else frozenset({name}) for role in names for name in names[role]
+            name: state if role in (PS, CHIEF) else frozenset({name})
+            for role in names
+            for name in names[role]
         },
     )
 
