@@ -157,6 +157,7 @@ def test_a_script_of_a_tfjob_runs_unchanged(namespace: Namespace) -> None:
     bare["spec"]["args"] += ["--sync", "--steps=2500"]
     jobs = [namespace.apply(kept), namespace.apply(bare)]
     # A chief that ends by an error closes the queues that it made on the ps: its successor needs new ones.
+    jobs[1].wait(120, "Running")
     until("the chief to train", lambda: "step " in namespace.kubectl("logs", "bare-chief-0"), 120)
     namespace.kubectl("exec", "bare-chief-0", "--", "/bin/sh", "-c", INTERRUPT)
     status, again = [job.wait(480) for job in jobs]
