@@ -109,7 +109,18 @@ def test_the_comments_are_those_of_the_resource() -> None:
 def test_what_is_commented_out_is_valid_too() -> None:
     text = dtj_new("--yes", "--output", "-", "--artifacts", "s3://bucket")
     known = "|".join(
-        ("env", "resources", "accelerator", "data", "endpoint", "secretName", "resume", "active")
+        (
+            "env",
+            "resources",
+            "accelerator",
+            "data",
+            "endpoint",
+            "secretName",
+            "resume",
+            "active",
+            "start",
+            "ttl",
+        )
     )
     lines = [
         line.replace("# ", "", 1)
@@ -123,6 +134,8 @@ def test_what_is_commented_out_is_valid_too() -> None:
     assert job.spec.artifacts is not None
     assert job.spec.artifacts.secret_name == "s3-credentials"
     assert job.spec.run_policy.active_deadline_seconds == 86400
+    assert job.spec.run_policy.start_deadline_seconds == 900
+    assert job.spec.run_policy.ttl_seconds_after_finished == 604800
 
 
 def test_ps_alone_means_parameter_servers() -> None:

@@ -35,7 +35,8 @@ def told(*_):
 signal.signal(signal.SIGTERM, told)
 if role in ("ps", "worker"):
     host, port = config["cluster"][role][index].split(":")
-    listener = socket.create_server((host, int(port)))
+    if "MUTE" not in os.environ:
+        listener = socket.create_server((host, int(port)))
     time.sleep(600)
 print(f"attempt {attempt} of the chief")
 """
@@ -122,6 +123,19 @@ def start(tmp_path: Path) -> Iterator[Callable[..., DtjRun]]:
     for run in started:
         run.process.kill()
         run.until(lambda run=run: not run.left(), "nothing is left", 15)
+
+
+def test_a_job_that_does_not_start_in_time_fails_and_its_run_is_kept_whatever_its_ttl(
+    start: Callable[..., DtjRun], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MUTE", "its servers never answer")
+    run = start("", startDeadlineSeconds=3, ttlSecondsAfterFinished=0)
+    code, out, err = run.ended()
+    assert code == 1, err
+    assert "StartDeadlineExceeded: not all pods ran 3 s after attempt 1 began" in out
+    assert "which runs but is not ready" in out
+    assert run.left() == []
+    assert run.manifest["status"]["phase"] == "Failed"
 
 
 def test_a_job_that_succeeds(start: Callable[..., DtjRun]) -> None:

@@ -10,9 +10,10 @@ import pytest
 
 from dtj.api.crd import custom_resource_definition
 from dtj.api.job import Manifest
-from dtj.api.managed_by import is_domain_path
+from dtj.api.managed_by import OPERATOR, is_domain_path
 from dtj.cluster.port import ApiError
 from dtj.cluster.user_api import connect
+from dtj.handlers import IndexView
 from dtj.reconcile.patch import merged
 from tests.unit.support.api_server import ApiServer, serving, stored, write_kubeconfig
 from tests.unit.support.fake_cluster import Ending
@@ -185,6 +186,15 @@ def test_a_quota_that_stays_full_is_the_cause_also_for_an_operator_that_was_just
         assert condition(status, "Failed")["message"].endswith(f"; it waited for: {refusal[1]}")
         assert status["failure"]["class"] == "QuotaExceeded"
         assert "pod" not in status["failure"]
+
+
+def test_what_a_job_that_runs_does_without_is_not_what_its_deadline_was_missed_for() -> None:
+    life = Life(runPolicy={"activeDeadlineSeconds": 60})
+    life.see(*healthy())
+    crashing = with_container(running(WORKER_1, ready=False), SIDECAR_CRASHES, "initContainerStatuses")
+    assert life.see(running(WORKER_0), crashing, running(LAUNCHER), seconds=30)["phase"] == "Running"
+    status = life.see(running(WORKER_0), crashing, running(LAUNCHER), seconds=60)
+    assert status["failure"]["message"] == "not done 60 s after its start (runPolicy.activeDeadlineSeconds)"
 
 
 def test_a_job_whose_pods_all_run_in_time_has_met_its_deadline_for_good() -> None:
@@ -440,8 +450,18 @@ async def test_a_wrong_job_of_another_controller_is_not_touched_either() -> None
     assert world.cluster.calls == []
 
 
+def test_a_job_of_another_controller_is_not_among_those_that_the_operator_counts() -> None:
+    jobs = {
+        ("ml", name): [{"spec": {"runPolicy": {"managedBy": manager}}, "status": {}}]
+        for name, manager in (("theirs", "example.com/queue"), ("ours", OPERATOR))
+    }
+    view = IndexView(jobs, {}, {}, {})  # type: ignore[arg-type]
+    assert view.active() == [("ml", "ours")]
+    assert view.phases() == {"Pending": 1}
+
+
 async def test_a_job_given_to_this_operator_by_name_is_carried_out() -> None:
-    world = World(runPolicy={"managedBy": "dtj.dev/operator"})
+    world = World(runPolicy={"managedBy": OPERATOR})
     await world.rest()
     assert world.phase == "Succeeded"
 

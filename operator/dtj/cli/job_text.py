@@ -100,7 +100,9 @@ def _lines(answers: Answers) -> Iterator[str]:
     policy = RunPolicy()
     yield from _field(2, RunPolicy, "backoff_limit", policy.backoff_limit)
     yield from _field(2, RunPolicy, "active_deadline_seconds", 86400, unused=True)
+    yield from _field(2, RunPolicy, "start_deadline_seconds", 900, unused=True)
     yield from _field(2, RunPolicy, "clean_pod_policy", policy.clean_pod_policy.value)
+    yield from _field(2, RunPolicy, "ttl_seconds_after_finished", 604800, unused=True)
 
 
 def _data(answers: Answers) -> Iterator[str]:

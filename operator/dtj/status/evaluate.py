@@ -114,7 +114,8 @@ def _overdue(
     draft: Draft, attempt: int, deadline: int, pods: Sequence[PodView], observed: Observed
 ) -> JobStatus:
     message = f"not done {deadline} s after its start (runPolicy.activeDeadlineSeconds)"
-    why = obstacle(pods, observed.refusal)
+    runs = draft.job.status.holds(ConditionType.RUNNING)
+    why = None if runs else obstacle(pods, observed.refusal)
     if why is not None:
         message += f"; it waited for: {why[1]}"
     kind = why[0] if why and why[0] in ("ImagePull", "Unschedulable") else "DeadlineExceeded"
