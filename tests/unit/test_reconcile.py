@@ -21,6 +21,11 @@ WORKERS = ["mnist-worker-0", "mnist-worker-1"]
 EVERYTHING = ["mnist-launcher-0", *WORKERS]
 JOB = ("DistributedTrainingJob", "ml", "mnist")
 
+PARAMETER_SERVERS = {
+    "strategy": "ParameterServer",
+    "replicaSpecs": {"worker": {"replicas": 2}, "ps": {"replicas": 1}},
+}
+
 
 def fails(attempts: int, code: int = 3) -> Any:
     """A program that fails in its first attempts."""
@@ -91,6 +96,19 @@ async def test_a_finished_job_costs_nothing_more() -> None:
     await world.step()
 
     assert world.cluster.calls == []
+
+
+async def test_an_edit_of_a_finished_job_is_observed_and_changes_nothing() -> None:
+    world = World()
+    await world.rest()
+    world.cluster.change(JOB, lambda job: job["spec"].update(args=["--lr=2"]))
+    before = world.status
+    world.cluster.calls.clear()
+
+    await world.rest()
+
+    assert world.status == before | {"observedGeneration": 2}
+    assert [(call.verb, call.kind) for call in world.cluster.calls] == [("patch", "DistributedTrainingJob")]
 
 
 async def test_a_running_job_costs_nothing_while_nothing_happens() -> None:
@@ -352,6 +370,24 @@ async def test_a_pass_over_a_stale_copy_of_the_job_does_nothing_but_try_again() 
 
     assert caught.value.status == 409
     assert len(world.cluster.writes) == before + 1
+
+
+@pytest.mark.parametrize("spec", [{}, PARAMETER_SERVERS])
+async def test_an_operator_that_takes_over_before_it_has_seen_the_pods_gives_up_no_attempt(
+    spec: Manifest,
+) -> None:
+    world = World(**spec)
+    world.kubelet.program = endless
+    await world.until(lambda: world.phase == "Running")
+
+    world.start_operator(behind={"Pod": 99})
+    await world.turn()
+    assert world.again == 1.0
+    await world.rest()
+
+    assert world.phase == "Running"
+    assert world.status["attempt"] == 1
+    assert len(world.cluster.created_pods) == len(world.pod_names())
 
 
 # --- what the API server refuses --------------------------------------------------------------------

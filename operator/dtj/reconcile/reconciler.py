@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import re
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any
@@ -45,11 +45,14 @@ from dtj.status.evaluate import evaluate
 from dtj.status.events import Happening, event, happenings
 from dtj.status.observed import Expected, Observed
 from dtj.status.overdue import next_due, overdue, told_overdue
+from dtj.status.pods import PodView
 from dtj.status.times import written_time
 
 _log = logging.getLogger(__name__)
 # How often an object that the API server refuses for now (quota, a policy, a name that is taken) is tried again.
 _REFUSED_SECONDS = 10.0
+# How soon a cache that is behind is looked at again, should no event come.
+_BEHIND_SECONDS = 1.0
 
 
 @dataclass
@@ -170,6 +173,12 @@ class Reconciler:
         )
         expected = _expected(job, plan) if plan else None
         evaluation = evaluate(job, expected, wrong, observed, now)
+        if (
+            plan
+            and evaluation.status.attempt > max(job.status.attempt, 1)
+            and await self._unseen(job, plan, pods)
+        ):
+            return _BEHIND_SECONDS
         await self._write(key, job, manifest, memory, evaluation.status, now)
         self._follow(key, plan, observed, evaluation.status)
         if evaluation.status.attempt != max(job.status.attempt, 1):
@@ -183,6 +192,20 @@ class Reconciler:
             [c for c in self._view.configs(key) if c.owner == job.uid],
         )
         return await self._act(job, memory, todo, evaluation)
+
+    async def _unseen(self, job: Job, plan: Plan, pods: Sequence[PodView]) -> bool:
+        """Whether a pod that the cache misses is there: no attempt is given up for what only looks lost.
+
+        So after another operator's status was seen before its pods were.
+        """
+        seen = {pod.name for pod in pods}
+        for manifest in plan.pods:
+            if manifest["metadata"]["name"] in seen:
+                continue
+            there = await self._cluster.get(manifest)
+            if there and controller_uid(there) == job.uid and not there["metadata"].get("deletionTimestamp"):
+                return True
+        return False
 
     async def _act(
         self, job: Job, memory: _Memory, todo: list[Action], evaluation: Evaluation

@@ -51,7 +51,7 @@ def _evaluate(
 ) -> Evaluation:
     old = job.status
     if old.finished:
-        return after_the_end(job, _settled(old, expected, observed), now)
+        return after_the_end(job, _settled(job, expected, observed), now)
     draft = Draft(job, now)
     attempt = max(old.attempt, 1)
     start = old.start_time or written_time(now)
@@ -296,14 +296,16 @@ def _backoff(status: JobStatus, pause: float, now: datetime) -> float:
     return pause - (now - read_time(restarting.last_transition_time)).total_seconds()
 
 
-def _settled(old: JobStatus, expected: Expected | None, observed: Observed) -> JobStatus:
+def _settled(job: Job, expected: Expected | None, observed: Observed) -> JobStatus:
     """The status of a job that has ended: only the pods that are left are counted on."""
+    old = job.status
+    seen = old.model_copy(update={"observed_generation": job.generation})
     if expected is None:
-        return old
+        return seen
     statuses = {
         role: (old.replica_statuses.get(role) or ReplicaStatus()).model_copy(
             update={"active": status.active, "ready": status.ready}
         )
         for role, status in replica_statuses(expected, present(expected, observed.pods, old.attempt)).items()
     }
-    return old.model_copy(update={"replica_statuses": statuses})
+    return seen.model_copy(update={"replica_statuses": statuses})

@@ -7,6 +7,7 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
+from types import MappingProxyType
 from typing import Any, Literal
 
 from dtj.api.crd import custom_resource_definition
@@ -52,7 +53,9 @@ def apply_merge_patch(target: Any, patch: Any) -> Any:
 
 @dataclass
 class FakeCluster:
-    """The API server. `die_at` lets the operator die before or after its n-th request from now."""
+    """The API server. `die_at` lets the operator die before or after its n-th request from now; with another
+    `fault` that request fails by it, and the operator lives on.
+    """
 
     now: datetime = datetime(2026, 11, 21, 12, 0, 0, tzinfo=UTC)
     objects: dict[Name, Manifest] = field(default_factory=dict)
@@ -64,6 +67,9 @@ class FakeCluster:
     refuse: Callable[[Manifest], ApiError | None] = lambda manifest: None
     die_at: int | None = None
     die_when: Literal["before", "after"] = "before"
+    fault: BaseException | None = None
+    meanwhile: Callable[[Call, Manifest], None] = lambda call, manifest: None
+    """What others do just before a request arrives."""
     _counter: int = 0
 
     # --- what the operator asks -------------------------------------------------------------------
@@ -88,7 +94,7 @@ class FakeCluster:
             if there is not None and there["metadata"]["uid"] == uid:
                 self.remove(("Pod", namespace, name)) if force else self.end_pod(there)
 
-        self._carry_out("delete", {"kind": "Pod", "metadata": {"name": name}}, delete)
+        self._carry_out("delete", {"kind": "Pod", "metadata": {"name": name, "uid": uid}}, delete)
 
     async def expire_job(self, namespace: str, name: str, uid: str, resource_version: str) -> None:
         def delete() -> None:
@@ -124,12 +130,14 @@ class FakeCluster:
     def _carry_out(self, verb: str, manifest: Manifest, do: Callable[[], Any]) -> Any:
         if self.die_at is not None:
             self.die_at -= 1
-        self.calls.append(Call(verb, manifest["kind"], manifest["metadata"]["name"]))
+        call = Call(verb, manifest["kind"], manifest["metadata"]["name"])
+        self.calls.append(call)
+        self.meanwhile(call, manifest)
         if self.die_at == 0 and self.die_when == "before":
-            raise OperatorDied
+            raise self.fault or OperatorDied
         result = do()
         if self.die_at == 0:
-            raise OperatorDied
+            raise self.fault or OperatorDied
         return result
 
     # --- what others do -----------------------------------------------------------------------------
@@ -156,8 +164,13 @@ class FakeCluster:
         """Change an object, by whomsoever."""
         if name not in self.objects:
             raise ApiError(404, "NotFound", f'"{name[2]}" not found')
-        changed = copy.deepcopy(self.objects[name])
+        there = self.objects[name]
+        changed = copy.deepcopy(there)
         do(changed)
+        if changed == there:
+            return changed
+        if name[0] == KIND and changed["spec"] != there["spec"]:
+            changed["metadata"]["generation"] += 1
         return self._store(name, changed)
 
     def remove(self, name: Name) -> None:
@@ -218,18 +231,45 @@ class FakeView:
         self._objects: dict[Name, Manifest] = {}
         self._seen: dict[str, int] = {}
 
-    def deliver(self, *kinds: str, count: int | None = None) -> None:
-        """Deliver all changes, or the next `count`, of these kinds (of every kind when none is named)."""
+    def deliver(
+        self, *kinds: str, count: int | None = None, behind: Mapping[str, int] = MappingProxyType({})
+    ) -> None:
+        """Deliver all changes, or the next `count`, of these kinds (of every kind when none is named).
+
+        behind: how many of the last changes of a kind are held back.
+        """
         for kind in kinds or (KIND, "Pod", "Service", "ConfigMap"):
             changes = [change for change in self._cluster.log if change[0][0] == kind]
             begin = self._seen.get(kind, 0)
             end = len(changes) if count is None else min(begin + count, len(changes))
+            end = max(begin, end - behind.get(kind, 0))
             for name, manifest in changes[begin:end]:
-                if manifest is None:
-                    self._objects.pop(name, None)
-                else:
-                    self._objects[name] = manifest
+                self._apply(name, manifest)
             self._seen[kind] = end
+
+    def lose(self, kind: str) -> None:
+        """The next change of that kind is never delivered."""
+        self._seen[kind] = min(self.seen(kind) + 1, sum(name[0] == kind for name, _ in self._cluster.log))
+
+    def show_again(self, kind: str, back: int) -> None:
+        """Deliver a change once more, so many before the last: the cache shows that object as it was then."""
+        changes = [change for change in self._cluster.log if change[0][0] == kind][: self.seen(kind)]
+        if changes:
+            name, manifest = changes[max(len(changes) - 1 - back, 0)]
+            self._apply(name, manifest)
+
+    def relist(self, *, ghosts: bool = False) -> None:
+        """List everything anew. ghosts: what went meanwhile is not noticed, as by kopf."""
+        known = self._objects if ghosts else {}
+        self._objects = known | copy.deepcopy(self._cluster.objects)
+        for kind in (KIND, "Pod", "Service", "ConfigMap"):
+            self._seen[kind] = sum(name[0] == kind for name, _ in self._cluster.log)
+
+    def _apply(self, name: Name, manifest: Manifest | None) -> None:
+        if manifest is None:
+            self._objects.pop(name, None)
+        else:
+            self._objects[name] = manifest
 
     def seen(self, kind: str) -> int:
         """How many changes of that kind were delivered."""

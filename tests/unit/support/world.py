@@ -55,10 +55,13 @@ class World:
         fresh = {key: value for key, value in job["metadata"].items() if key in ("name", "namespace")}
         self.cluster.add(job | {"metadata": fresh})
 
-    def start_operator(self) -> None:
-        """A new process: it remembers nothing, and its cache is filled before its first pass."""
+    def start_operator(self, behind: Mapping[str, int] | None = None) -> None:
+        """A new process: it remembers nothing, and its cache is filled before its first pass.
+
+        behind: how many changes of a kind the cache has not got yet.
+        """
         self.view = FakeView(self.cluster)
-        self.view.deliver()
+        self.view.deliver(behind=behind or {})
         self.progress = FakeProgress()
         self.reconciler = Reconciler(
             self.cluster,

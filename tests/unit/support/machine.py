@@ -1,0 +1,262 @@
+"""One job under everything that can happen to it, for a state machine: what is done, and what must always hold."""
+
+from __future__ import annotations
+
+import copy
+import itertools
+from collections.abc import Coroutine
+from datetime import timedelta
+from typing import Any
+
+from dtj.api.identity import KIND, LABEL_ATTEMPT
+from dtj.api.job import Manifest
+from dtj.cluster.port import ApiError
+from dtj.reconcile.view import controller_uid
+from tests.unit.support.fake_cluster import Call, Kubelet, Name, OperatorDied
+from tests.unit.support.world import KEY, World
+
+JOB = (KIND, *KEY)
+PASSES = 80
+"""A job that is left alone is at rest after so many passes."""
+DISRUPTED = {"type": "DisruptionTarget", "status": "True", "reason": "DeletionByTaintManager"}
+
+
+def run(pass_: Coroutine[Any, Any, float | None]) -> float | None:
+    """Run a pass to its end: in memory nothing is ever waited for."""
+    try:
+        pass_.send(None)
+    except StopIteration as end:
+        result: float | None = end.value
+        return result
+    raise AssertionError("the pass waits for something")
+
+
+class Trial(World):
+    """A world that keeps books: what was done to pods, and whether the operator's requests are right."""
+
+    def __init__(self, spec: Manifest) -> None:
+        self.harmed: dict[str, str] = {}
+        """Pods that ended otherwise than by the operator: uid -> the job's."""
+        self.suspensions = 0
+        self.stuck: set[str] = set()
+        """Pods whose node is silent: told to end, they don't."""
+        self.foreign: dict[Name, Manifest] = {}
+        self.checked = 0
+        super().__init__(**spec)
+        self.cluster.meanwhile = self.check_request
+
+    # --- what happens -------------------------------------------------------------------------------
+
+    def make_pass(self) -> None:
+        """A pass of the operator; one that dies is started again with an empty memory."""
+        try:
+            self.again = run(self.reconciler.reconcile(KEY))
+        except ApiError:
+            self.again = 1.0
+        except OperatorDied:
+            self.deaths += 1
+            self.start_operator()
+            self.again = 0.0
+        self.cluster.die_at = self.cluster.fault = None
+
+    def pods(self, *, live: bool = False) -> list[Manifest]:
+        """Pods of jobs of the name, by name. live: only those that have not ended."""
+        found = [
+            pod for pod in self.cluster.of_kind("Pod") if pod["metadata"]["name"] not in self._foreign_names
+        ]
+        if live:
+            found = [pod for pod in found if pod["status"]["phase"] not in ("Succeeded", "Failed")]
+        return sorted(found, key=lambda pod: str(pod["metadata"]["name"]))
+
+    @property
+    def _foreign_names(self) -> set[str]:
+        return {name[2] for name in self.foreign if name[0] == "Pod"}
+
+    def change(self, pod: Manifest, **status: Any) -> None:
+        """What the kubelet, or a controller, writes of a pod."""
+        name = "Pod", "ml", pod["metadata"]["name"]
+        self.cluster.change(name, lambda p: p["status"].update(copy.deepcopy(status)))
+
+    def harm(self, pod: Manifest) -> None:
+        """Book that a pod ended, or is going to, by something else than the operator."""
+        self.harmed.setdefault(pod["metadata"]["uid"], controller_uid(pod))
+
+    def end_container(self, pod: Manifest, code: int, message: str, reason: str) -> None:
+        """The container that trains ends."""
+        self.harm(pod)
+        terminated = {
+            "exitCode": code,
+            "reason": reason or ("Error" if code else "Completed"),
+            "message": message,
+            "finishedAt": self.cluster.now.strftime("%Y-%m-%dT%H:%M:%SZ"),
+        }
+        self.change(
+            pod,
+            phase="Failed" if code else "Succeeded",
+            conditions=[{"type": "PodScheduled", "status": "True"}],
+            containerStatuses=[{"name": "trainer", "state": {"terminated": terminated}}],
+        )
+
+    # --- what must always hold -----------------------------------------------------------------------
+
+    def check_request(self, call: Call, manifest: Manifest) -> None:
+        """Each request is looked at when it arrives, against what is there then."""
+        if call.kind == "Pod" and call.verb == "create":
+            self._check_create(manifest)
+        if call.kind == "Pod" and call.verb == "delete":
+            self._check_delete(manifest["metadata"]["uid"])
+        if call.kind == KIND and call.verb == "delete":
+            self._check_expiry()
+
+    def _check_create(self, manifest: Manifest) -> None:
+        owner, attempt = controller_uid(manifest), int(manifest["metadata"]["labels"][LABEL_ATTEMPT])
+        job = self.cluster.objects.get(JOB)
+        if job is None or job["metadata"]["uid"] != owner or job["spec"]["strategy"] != "Horovod":
+            return
+        status = job.get("status", {})
+        assert attempt <= max(status.get("attempt", 0), 1), "a pod of an attempt that is not stored"
+        alive = [
+            pod["metadata"]["name"]
+            for pod in self.pods(live=True)
+            if controller_uid(pod) == owner
+            and int(pod["metadata"]["labels"][LABEL_ATTEMPT]) < attempt
+            # Of its own name is no matter: the API server refuses this one.
+            and ("Pod", "ml", manifest["metadata"]["name"]) not in self.cluster.objects
+        ]
+        assert not alive, (
+            f"{manifest['metadata']['name']} of attempt {attempt} is made while {alive} still run"
+        )
+
+    def _check_delete(self, uid: str) -> None:
+        pod = next((p for p in self.cluster.of_kind("Pod") if p["metadata"]["uid"] == uid), None)
+        if pod is None:
+            return
+        name, owner = pod["metadata"]["name"], controller_uid(pod)
+        job = self.cluster.objects.get(JOB)
+        assert owner in self.job_uids, f"{name} is deleted, which is of another owner"
+        if job is None or job["metadata"]["uid"] != owner or job["metadata"]["generation"] > 1:
+            return
+        status = job.get("status", {})
+        running: Manifest = next((c for c in status.get("conditions", []) if c["type"] == "Running"), {})
+        short = name.removeprefix(f"{KEY[1]}-")
+        wanted = status.get("attempt", 1)
+        if job["spec"]["strategy"] != "Horovod":
+            wanted = (status.get("replicaAttempts") or {}).get(short, 1)
+        assert (
+            status.get("completionTime")
+            or running.get("reason") in ("Suspending", "Evaluating", "Evaluated")
+            or int(pod["metadata"]["labels"][LABEL_ATTEMPT]) < wanted
+            or ending(pod)
+        ), f"{name} is deleted, which nothing in the status says"
+
+    def _check_expiry(self) -> None:
+        """The fake refuses a job that is at another version than the operator has seen."""
+        job = self.cluster.objects.get(JOB, {})
+        if job:
+            assert "completionTime" in job["status"], "a job that has not ended is deleted"
+            assert "ttlSecondsAfterFinished" in job["spec"]["runPolicy"]
+
+    @property
+    def job_uids(self) -> set[str]:
+        """Of all jobs that there were."""
+        return {m["metadata"]["uid"] for name, m in self.cluster.log if name[0] == KIND and m is not None}
+
+    def check(self) -> None:
+        """Look at what was written since the last time."""
+        for name, manifest in self.foreign.items():
+            assert self.cluster.objects.get(name) == manifest, f"{name} is another's, and was changed"
+        self._check_names()
+        history = [m for name, m in self.cluster.log if name[0] == KIND]
+        for old, new in list(itertools.pairwise([None, *history]))[self.checked :]:
+            if new is not None:
+                self._check_status(old, new)
+        self.checked = len(history)
+
+    def _check_names(self) -> None:
+        places = [
+            (
+                controller_uid(p),
+                p["metadata"]["labels"]["dtj.dev/role"],
+                p["metadata"]["labels"]["dtj.dev/index"],
+            )
+            for p in self.pods()
+        ]
+        assert len(places) == len(set(places)), f"two pods of one place: {places}"
+
+    def _check_status(self, before: Manifest | None, job: Manifest) -> None:
+        same = before is not None and before["metadata"]["uid"] == job["metadata"]["uid"]
+        old = (before or {}).get("status", {}) if same else {}
+        new = job.get("status", {})
+        if new == old:
+            return
+        assert before is None or not same or before["spec"] == job["spec"], "a status patch changed the spec"
+        assert new["observedGeneration"] == job["metadata"]["generation"]
+        done, done_before = _restarts(new), _restarts(old)
+        for cause, count in done_before.items():
+            assert done.get(cause, 0) >= count, f"restarts.{cause} shrank"
+        assert sum(done.values()) - sum(done_before.values()) in (0, 1), "two restarts counted at once"
+        harmed = sum(uid == job["metadata"]["uid"] for uid in self.harmed.values())
+        assert sum(done.values()) <= harmed, f"{done} restarts are counted for {harmed} losses"
+        assert new["attempt"] >= old.get("attempt", 0)
+        own = new["attempt"] - 1 - sum(done.values())
+        assert 0 <= own <= self.suspensions, f"attempt {new['attempt']} after {done}"
+        if "completionTime" in old:
+            kept = ("completionTime", "phase", "attempt", "restarts", "failure")
+            assert [new.get(key) for key in kept] == [old.get(key) for key in kept], "an end is for good"
+
+    # --- when everything is over ------------------------------------------------------------------------
+
+    def calm(self) -> None:
+        """All faults end, and the cache shows what is there."""
+        self.cluster.die_at = self.cluster.fault = None
+        self.cluster.refuse = lambda manifest: None
+        for name in self.foreign:
+            self.cluster.remove(name)
+        self.foreign.clear()
+        self.cluster.collect_garbage()
+        for pod in self.pods():
+            if ending(pod) and pod["metadata"]["uid"] not in self.stuck:
+                self.cluster.remove(("Pod", "ml", pod["metadata"]["name"]))
+        self.view.relist()
+
+    def settle(self) -> None:
+        """Passes, each when it was asked for, until none is; then two more that ask nothing of the API server."""
+        for _ in range(PASSES):
+            before = len(self.cluster.log)
+            self.make_pass()
+            self.view.deliver()
+            if self.again is None and len(self.cluster.log) == before:
+                break
+            self.cluster.now += timedelta(seconds=self.again or 0.0)
+        else:
+            raise AssertionError(f"no rest after {PASSES} passes: asks for {self.again}; {self.status}")
+        self.cluster.calls.clear()
+        for _ in range(2):
+            self.make_pass()
+        assert self.cluster.calls == []
+
+    def heal(self, *, kubelet: Kubelet) -> None:
+        """Nodes come back, pods run and their programs succeed: the job comes to its end."""
+        self.stuck.clear()
+        for _ in range(10 * PASSES):
+            moved = len(self.cluster.log)
+            kubelet.step()
+            self.view.deliver()
+            self.make_pass()
+            self.view.deliver()
+            self.check()
+            if len(self.cluster.log) > moved or any(ending(pod) for pod in self.pods()):
+                continue
+            if self.again is None:
+                return
+            self.cluster.now += timedelta(seconds=self.again)
+        raise AssertionError(f"no end: {self.status}, {self.again}")
+
+
+def ending(pod: Manifest) -> bool:
+    """Whether a pod was told to end."""
+    return "deletionTimestamp" in pod["metadata"]
+
+
+def _restarts(status: Manifest) -> dict[str, int]:
+    return {cause: count for cause, count in (status.get("restarts") or {}).items() if count is not None}
