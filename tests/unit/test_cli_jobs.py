@@ -16,6 +16,7 @@ from typer.testing import CliRunner, Result
 
 import dtj.client
 from dtj.api.errors import DtjError, NotFound, TimedOut, Unreachable
+from dtj.api.spec import RunPolicy
 from dtj.api.status import ConditionType
 from dtj.cli import connection, status
 from dtj.cli.main import app
@@ -282,6 +283,21 @@ def test_watching_without_a_terminal_is_a_line_for_each_change(
     monkeypatch.setattr(status.time, "sleep", pass_time)
     told = [line.split(" ", 1)[1] for line in call("status", "mnist", "--watch").stdout.splitlines()]
     assert told == [f"mnist, {phase}, attempt 1" for phase in ("Starting", "Running", "Succeeded")]
+
+
+def test_a_job_that_goes_while_it_is_watched_is_told_with_its_ttl(
+    client: type[FakeClient], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    running = job("Running")
+    policy = RunPolicy(ttl_seconds_after_finished=0)
+    client.jobs["mnist"] = running.model_copy(
+        update={"spec": running.spec.model_copy(update={"run_policy": policy})}
+    )
+    monkeypatch.setattr(status.time, "sleep", lambda _: client.jobs.clear())
+    result = call("status", "mnist", "--watch")
+    assert isinstance(result.exception, NotFound)
+    assert result.exception.message == "mnist was deleted while it was Running"
+    assert result.exception.remedy == "it may have ended: its runPolicy.ttlSecondsAfterFinished is 0"
 
 
 def test_a_live_view_stays_while_the_cluster_is_away(

@@ -15,6 +15,7 @@ from dtj.cluster.port import ApiError
 from dtj.cluster.user_api import connect
 from dtj.handlers import IndexView
 from dtj.reconcile.patch import merged
+from dtj.status.pods import view_pod
 from tests.unit.support.api_server import ApiServer, serving, stored, write_kubeconfig
 from tests.unit.support.fake_cluster import Ending
 from tests.unit.support.pods import (
@@ -175,6 +176,17 @@ def test_what_a_job_waits_for_is_said_at_once_and_ends_it_at_its_deadline(
         **({"node": pod["spec"]["nodeName"]} if pod["spec"] else {}),
     }
     assert list(schema_faults(STATUS_SCHEMA, status)) == []
+
+
+def test_a_sidecar_that_ended_after_the_trainer_is_no_obstacle() -> None:
+    done = with_container(ended(WORKER_0), {"state": {"terminated": {"exitCode": 0}}})
+    assert view_pod(done).waiting is None
+
+
+def test_an_image_that_a_crashing_container_does_not_get_any_more_is_told_as_such() -> None:
+    status = SIDECAR_CRASHES | {"state": {"waiting": {"reason": "ErrImagePull", "message": "unauthorized"}}}
+    pod = with_container(running(WORKER_0), status, "initContainerStatuses")
+    assert view_pod(pod).waiting == ("ErrImagePull", "unauthorized")
 
 
 def test_a_quota_that_stays_full_is_the_cause_also_for_an_operator_that_was_just_started() -> None:

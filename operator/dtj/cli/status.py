@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.console import RenderableType
 
-from dtj.api.errors import Unreachable, Unusable
+from dtj.api.errors import NotFound, Unreachable, Unusable
+from dtj.api.status import Phase
 from dtj.cli.connection import ContextOption, JobName, LocalOption, NamespaceOption
 from dtj.cli.places import Place, find
 from dtj.cli.status_view import one_line, status_view
@@ -80,7 +81,7 @@ def _views(place: Place) -> Iterator[RenderableType]:
     for look in count():
         note = None
         try:
-            job, pods = place.job(), place.pods()
+            job, pods = _again(place, job), place.pods()
             if look % _EVENT_LOOKS == 0 or job.status.finished:
                 events = place.events()
             note = place.note()
@@ -94,15 +95,25 @@ def _views(place: Place) -> Iterator[RenderableType]:
 
 
 def _tell_changes(place: Place) -> None:
-    told = ""
+    told, job = "", place.job()
     while True:
-        job = place.job()
         if (line := one_line(job)) != told:
             typer.echo(f"{datetime.now(UTC):%H:%M:%S} {line}")
             told = line
         if _over(job, place):
             return
         time.sleep(_LOOK_SECONDS)
+        job = _again(place, job)
+
+
+def _again(place: Place, before: DistributedTrainingJob) -> DistributedTrainingJob:
+    """The job as it is now. Raises NotFound with what became of it."""
+    try:
+        return place.job()
+    except NotFound:
+        from dtj.client.failures import deleted
+
+        raise deleted(before, f"while it was {before.status.phase or Phase.PENDING}") from None
 
 
 def _over(job: DistributedTrainingJob, place: Place) -> bool:

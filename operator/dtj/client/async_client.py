@@ -9,13 +9,13 @@ from contextlib import AbstractContextManager, aclosing
 from types import TracebackType
 from typing import Self
 
-from dtj.api.errors import DtjError, NotFound, TimedOut, Unusable
+from dtj.api.errors import DtjError, TimedOut, Unusable
 from dtj.api.identity import API_VERSION, KIND
 from dtj.api.spec import ROLES
 from dtj.api.status import ConditionType
 from dtj.client.artifacts import Artifacts
 from dtj.client.credentials import artifacts_of
-from dtj.client.failures import explained, missing
+from dtj.client.failures import deleted, explained, missing
 from dtj.client.job_logs import lines_of
 from dtj.client.log_source import Selection
 from dtj.client.resource import DistributedTrainingJob, InvalidJobError
@@ -308,12 +308,8 @@ class AsyncClient:
             raise TimedOut(
                 f"{name} is {phase or 'not begun'} after {timeout:g} s: waited for {what}"
             ) from None
-        ttl = job.spec.run_policy.ttl_seconds_after_finished if job else None
-        raise NotFound(
-            f"{name} was deleted while waiting for {what}",
-            # Between two looks: a look at the job that has ended would have been enough.
-            None if ttl is None else f"it may have ended: its runPolicy.ttlSecondsAfterFinished is {ttl}",
-        )
+        assert job is not None, "there was one at first"
+        raise deleted(job, f"while waiting for {what}")
 
     async def _set_suspend(self, name: str, value: bool, namespace: str | None) -> DistributedTrainingJob:
         namespace = namespace or self.namespace

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from dtj.api.errors import DtjError, NotFound, Unreachable, Unusable
+from dtj.client.resource import DistributedTrainingJob
 from dtj.cluster.port import ApiError
 
 
@@ -58,6 +59,16 @@ def explanation(
             return Unusable(f"the cluster refuses this: {message}")
         case _:
             return Unreachable(f"the cluster at {host} answered {error.status} {error.reason}: {message}")
+
+
+def deleted(job: DistributedTrainingJob, when: str) -> NotFound:
+    """A job is gone that was there."""
+    ttl = job.spec.run_policy.ttl_seconds_after_finished
+    return NotFound(
+        f"{job.name} was deleted {when}",
+        # Soon enough, nobody sees the end before.
+        None if ttl is None else f"it may have ended: its runPolicy.ttlSecondsAfterFinished is {ttl}",
+    )
 
 
 def missing(name: str, namespace: str | None) -> NotFound:

@@ -142,23 +142,20 @@ def _waiting(
         reason = waiting.get("reason") or ""
         if reason and reason not in ("ContainerCreating", "PodInitializing"):
             last = _exit({"state": container.get("lastState")})
-            # The kubelet's own message is another one after each crash.
-            crash = f"container {container['name']} ends again and again, last {_how(last)}" if last else ""
-            return str(reason), crash or str(waiting.get("message") or "")
-    for container in containers:
-        end = _exit(container)
-        if end is not None and container["name"] != TRAINER_CONTAINER:
-            return (
-                "SidecarEnded",
-                f"container {container['name']} ended {_how(end)}: the pod is not ready without it",
-            )
+            if reason == "CrashLoopBackOff" and last is not None:
+                # The kubelet's own message is another one after each crash.
+                return reason, f"container {container['name']} ends again and again, last {_how(last)}"
+            return str(reason), str(waiting.get("message") or "")
+    ends = {container["name"]: end for container in containers if (end := _exit(container)) is not None}
+    if ends and TRAINER_CONTAINER not in ends:
+        name, end = next(iter(ends.items()))
+        return "SidecarEnded", f"container {name} ended {_how(end)}: the pod is not ready without it"
     return None
 
 
 def _how(end: Exit) -> str:
-    return f"with exit code {end.code}" + (
-        f" ({end.reason})" if end.reason not in ("", "Error", "Completed") else ""
-    )
+    why = "" if end.reason in ("", "Error", "Completed") else f" ({end.reason})"
+    return f"with exit code {end.code}{why}"
 
 
 def _init_failure(init: Mapping[str, Mapping[str, Any]]) -> Exit | None:
