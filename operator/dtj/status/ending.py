@@ -15,7 +15,7 @@ from dtj.api.status import (
 )
 from dtj.status.draft import Draft, Evaluation
 from dtj.status.evaluator import has_ended, has_seen, last_step, measured
-from dtj.status.failure import attempt_loss, read_termination, reported, told
+from dtj.status.failure import attempt_loss, is_complete, read_termination, reported, told
 from dtj.status.observed import Expected, Observed
 from dtj.status.pods import PodView
 from dtj.status.reports import known_artifacts, known_progress
@@ -29,7 +29,7 @@ then until it has ended."""
 def is_trained(old: JobStatus, expected: Expected, named: Mapping[str, PodView]) -> bool:
     """Whether the program came to its end; once that is stored, its pods may go."""
     return _stored(old) is not None or all(
-        name in named and named[name].succeeded for name in expected.decisive
+        name in named and is_complete(named[name]) for name in expected.decisive
     )
 
 

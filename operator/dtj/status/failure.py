@@ -12,6 +12,7 @@ from pydantic import ValidationError
 
 from dtj.api.status import ArtifactsStatus, Failure, ProgressStatus
 from dtj.status.pods import Exit, PodView
+from dtj.status.times import seconds_since
 from dtj_trainer.contract import EXIT_COMMAND_NOT_FOUND, Termination
 
 LOG_LINES = 20
@@ -27,8 +28,10 @@ _CONSEQUENCES = {
 }
 # Evictions that a pod brought on itself, by what its program wrote.
 _OWN_EVICTION = re.compile(r"ephemeral.(local )?storage|EmptyDir volume", re.IGNORECASE)
-# How a container ends that was told to end: sshd with 0, others by SIGTERM or SIGKILL.
-_ENDED_WHEN_TOLD = (0, 128 + 15, 128 + 9)
+# Also a program that fails by itself may do so because a node is gone, once it is known that one is.
+_MAY_FOLLOW = frozenset({*_CONSEQUENCES, "ApplicationError"})
+# By how much the clocks of a node and of the API server may differ; each writes whole seconds.
+_CLOCK_SECONDS = 5.0
 _TERMINATION_TYPES: dict[str, type] = {
     "class": str,
     "message": str,
@@ -103,11 +106,39 @@ def attempt_loss(attempt: int, pods: Sequence[PodView], missing: Sequence[str]) 
     # A pod that the cluster took away makes programs fail; a loss that may only have followed comes last.
     loss = min(losses, key=lambda loss: (not loss.infrastructure, loss.settle, loss.finished or ""))
     loss = replace(loss, failure=_located(loss, pods))
-    if loss.failure.failure_class in ("ConnectionLost", "PeersUnreachable"):
-        silent = [pod.name for pod in pods if pod.phase == "Unknown" or (pod.running and not pod.ready)]
-        if silent:
-            return replace(loss, infrastructure=True, settle=0.0, silent=frozenset(silent))
+    silent = [] if loss.infrastructure else [pod.name for pod in pods if _led_to(loss, pod)]
+    if silent:
+        return replace(loss, infrastructure=True, settle=0.0, silent=frozenset(silent))
     return loss
+
+
+def _led_to(loss: Loss, pod: PodView) -> bool:
+    """Whether a pod that does not answer may be what made another one's program fail."""
+    kind = loss.failure.failure_class
+    if kind in ("ConnectionLost", "PeersUnreachable"):
+        return pod.silent or (pod.running and not pod.ready)
+    return pod.silent and kind in _MAY_FOLLOW
+
+
+def ended_as_told(pod: PodView) -> bool:
+    """Whether a pod ended, or is to end, because the cluster told it to: a drain, a preemption, a deletion. Whatever
+    the exit code, its program was stopped: it has neither failed nor, by that alone, come to its end.
+    """
+    if pod.disrupted or not pod.deleting:
+        return pod.disrupted
+    if pod.exit is None or pod.exit.finished is None or pod.told_to_end is None:
+        return True
+    return seconds_since(pod.exit.finished, pod.told_to_end) <= _CLOCK_SECONDS
+
+
+def is_complete(pod: PodView) -> bool:
+    """Whether its program came to its end. Exit code 0 of one that was told to stop may be the way in which it stops,
+    unless dtj-launch, which knows better, says so too.
+    """
+    if not pod.succeeded or not ended_as_told(pod):
+        return pod.succeeded
+    said = read_termination(pod.exit) if pod.exit else None
+    return said is not None and said.get("exitCode") == 0 and "class" not in said
 
 
 def is_lost(pod: PodView) -> bool:
@@ -118,7 +149,7 @@ def is_lost(pod: PodView) -> bool:
 def _pod_loss(attempt: int, pod: PodView) -> Loss | None:
     if pod.disrupted:
         return _failed(attempt, pod)
-    if pod.deleting and (pod.exit is None or pod.exit.code in _ENDED_WHEN_TOLD):
+    if ended_as_told(pod):
         failure = _failure(attempt, pod, "PodLost", f"pod {pod.name} was told to end")
         return Loss(failure, infrastructure=True)
     if pod.succeeded:

@@ -12,7 +12,6 @@ from datetime import datetime
 
 from dtj.status.draft import Evaluation
 from dtj.status.pods import PodView
-from dtj.status.times import seconds_since
 
 FORCE_SLACK_SECONDS = 30.0
 """How long after a pod's time has come a kubelet that lives has removed it: 16 s were seen of a 1.20 one. It also
@@ -25,10 +24,10 @@ def force_in(pod: PodView, now: datetime) -> float | None:
 
     A pod gets its whole grace, unless its node does not answer: nobody is there who would use it.
     """
-    if pod.delete_by is None or not pod.grace_seconds:
+    if pod.told_to_end is None or not pod.grace_seconds:
         return None
-    grace = pod.grace_seconds if pod.silent else 0.0
-    return FORCE_SLACK_SECONDS - grace - seconds_since(pod.delete_by, now)
+    grace = 0.0 if pod.silent else pod.grace_seconds
+    return grace + FORCE_SLACK_SECONDS - (now - pod.told_to_end).total_seconds()
 
 
 def overdue(pods: Iterable[PodView], now: datetime) -> list[PodView]:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
+from datetime import datetime, timedelta
 from typing import Any
 
 from dtj.api.identity import LABEL_ATTEMPT, LABEL_INDEX, LABEL_ROLE
 from dtj.api.validation import TRAINER_CONTAINER
+from dtj.status.times import read_time
 
 # `status.reason` of pods that the cluster ended, and reasons of the DisruptionTarget condition.
 _DISRUPTIONS = frozenset(
@@ -79,6 +81,13 @@ class PodView:
     def running(self) -> bool:
         """Whether it runs and nobody told it to end."""
         return self.phase == "Running" and not self.deleting and self.exit is None
+
+    @property
+    def told_to_end(self) -> datetime | None:
+        """When it was told to end, where that is known."""
+        if self.delete_by is None:
+            return None
+        return read_time(self.delete_by) - timedelta(seconds=self.grace_seconds)
 
     @property
     def succeeded(self) -> bool:
