@@ -63,7 +63,12 @@ def test_size_leaves_room_for_the_annotation_of_kubectl_apply() -> None:
 def test_defaults_are_those_of_the_models() -> None:
     stored = with_defaults(SCHEMA, manifest())
 
-    assert stored["spec"]["runPolicy"] == {"suspend": False, "backoffLimit": 3, "cleanPodPolicy": "Running"}
+    assert stored["spec"]["runPolicy"] == {
+        "suspend": False,
+        "backoffLimit": 3,
+        "avoidNodeAfterFailures": 2,
+        "cleanPodPolicy": "Running",
+    }
     assert stored["spec"]["replicaSpecs"]["worker"] == {"replicas": 2, "gpus": 0, "resources": {}}
     assert stored["spec"]["accelerator"] == {"resourceName": "nvidia.com/gpu"}
     assert read_job(stored).spec == read_job(manifest()).spec

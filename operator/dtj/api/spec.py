@@ -6,6 +6,7 @@ Field names follow the Kubeflow v1 and v2beta1 training jobs where they have the
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from enum import StrEnum
 from typing import Annotated, Any
 
@@ -247,6 +248,9 @@ class RunPolicy(ApiModel):
     ttl_seconds_after_finished: Annotated[int, Field(ge=0), Number] | None = None
     """The job is deleted with its pods this many seconds after it ended, as a Kubernetes Job; 0: at once. What is in
     the bucket stays. Not given: it stays until somebody deletes it."""
+    avoid_node_after_failures: Annotated[int, Field(ge=0, le=10000), Number] = 2
+    """A node on which the job lost pods so often (crashes, evictions, silence; not drains or preemptions) is avoided
+    by its next attempts while another node takes them. 0: never."""
     clean_pod_policy: CleanPodPolicy = CleanPodPolicy.RUNNING
     """Pods deleted at the end: Running (those that still run), All, None."""
     managed_by: DomainPath | None = None
@@ -257,6 +261,11 @@ class RunPolicy(ApiModel):
     def other_manager(self) -> str | None:
         """The controller that carries the job out where it is not dtj's operator."""
         return other_manager(self.managed_by)
+
+    def avoided_nodes(self, lost: Mapping[str, int] | None) -> list[str]:
+        """Names of the nodes that are avoided after so many losses on each."""
+        limit = self.avoid_node_after_failures
+        return sorted(node for node, times in (lost or {}).items() if 0 < limit <= times)
 
 
 class JobSpec(ApiModel):

@@ -226,6 +226,10 @@ class JobStatus(ApiModel):
     Only where a strategy restarts less than the whole job."""
     restarts: Restarts = Restarts()
     """How often the job, or replicas of it, were started again, by cause."""
+    restarts_in_a_row: int | None = None
+    """How many of them without 10 minutes of training in between: the pause before the next one grows with it."""
+    node_failures: dict[str, int] | None = None
+    """How often the job lost pods on a node, by the node's name (runPolicy.avoidNodeAfterFailures)."""
     progress: ProgressStatus | None = None
     """How far training is."""
     artifacts: ArtifactsStatus | None = None

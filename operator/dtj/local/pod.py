@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import platform
 import shutil
 import signal
 import socket
@@ -156,7 +155,7 @@ class LocalPod:
             ready=self._ready and self._exit is None,
             deleting=self._kill_at is not None,
             scheduled=True,
-            node=platform.node(),
+            node=None,
             ip=LOOPBACK,
             reason="",
             message="",

@@ -25,7 +25,7 @@ from dtj.api.validation import (
     WORKSPACE_VOLUME,
 )
 from dtj.plan.merge import merged
-from dtj.plan.nodes import leaves_lost_nodes
+from dtj.plan.nodes import avoids, leaves_lost_nodes
 from dtj_trainer import contract
 
 # Where the node's runtime is NVIDIA's, a replica that asked for no GPU would see every one.
@@ -109,7 +109,7 @@ def replica_pod(
                 merged({"securityContext": _container_security()}, container)
                 for container in pod["spec"][kind]
             ]
-    return leaves_lost_nodes(pod)
+    return avoids(leaves_lost_nodes(pod), job.spec.run_policy.avoided_nodes(job.status.node_failures))
 
 
 def _container(job: Job, replica: ReplicaSpec, command: list[str], env: dict[str, str]) -> Manifest:

@@ -12,28 +12,25 @@ from datetime import datetime
 
 from dtj.api.job import Fault, Job
 from dtj.api.status import (
-    ConditionStatus,
     ConditionType,
     Failure,
     JobStatus,
     Phase,
     ReplicaStatus,
 )
+from dtj.status.backoff import pause, pause_left, restarts_in_a_row
 from dtj.status.draft import Draft, Evaluation
 from dtj.status.ending import after_training, is_trained
 from dtj.status.failure import Loss, attempt_loss, early_end, told
 from dtj.status.observed import Expected, Observed, obstacle
+from dtj.status.offenders import counted, told_avoided
 from dtj.status.overdue import told_ending, with_overdue
 from dtj.status.pods import PodView
 from dtj.status.replacement import evaluator_loss, replica_loss, start_again, told_again, vanished
 from dtj.status.reports import known_artifacts, known_progress, present, replica_statuses
 from dtj.status.suspension import is_suspending, resumed, suspended
-from dtj.status.times import read_time, seconds_since, written_time
+from dtj.status.times import seconds_since, written_time
 from dtj.status.waits import after_the_end, start_left, too_late
-
-# Waits before an attempt: none before the first retry, then doubling (as a Kubernetes Job does).
-_BACKOFF_SECONDS = 10.0
-_BACKOFF_LIMIT_SECONDS = 300.0
 
 
 def evaluate(
@@ -144,6 +141,10 @@ def _lost(
             "infrastructure": restarts.infrastructure + loss.infrastructure,
         }
     )
+    # Where the others go on, a replica that the cluster took is made again without a pause.
+    draft.values["restarts_in_a_row"] = restarts_in_a_row(
+        draft.job.status, draft.now, counts=expected.restarts_with is None or not loss.infrastructure
+    )
     draft.values["attempt"] = attempt + 1
     if expected.restarts_with is None:
         draft.values["all_running_time"] = None
@@ -151,10 +152,18 @@ def _lost(
         again = start_again(expected, pods, [*gone, *loss.silent, loss.failure.pod or ""])
         message += f"; {told_again(again, len(expected.attempts))}"
         _begin_again(draft, expected, pods, again, attempt + 1)
+    message += _count_nodes(draft, loss)
     reason = "InfrastructureFailure" if loss.infrastructure else "ApplicationFailure"
     draft.set(ConditionType.RUNNING, False, reason, message)
     draft.set(ConditionType.RESTARTING, True, reason, message, again=True)
     return Evaluation(draft.status(phase=Phase.RESTARTING), look_again=0.0, hold=True)
+
+
+def _count_nodes(draft: Draft, loss: Loss) -> str:
+    """Count a loss against the nodes at fault; which nodes are avoided from now on, in words."""
+    lost = counted(draft.job.status.node_failures, loss.nodes)
+    draft.values["node_failures"] = lost
+    return told_avoided(draft.job.spec.run_policy.avoided_nodes(lost))
 
 
 def _evaluator_lost(
@@ -165,6 +174,7 @@ def _evaluator_lost(
     draft.values["failure"] = loss.failure
     draft.values["restarts"] = restarts.model_copy(update={"evaluator": (restarts.evaluator or 0) + 1})
     draft.values["attempt"] = attempt + 1
+    _count_nodes(draft, loss)
     _begin_again(draft, expected, pods, {expected.evaluator or ""}, attempt + 1)
     return Evaluation(draft.status(), look_again=0.0, hold=True)
 
@@ -189,8 +199,7 @@ def _going_on(
     named = {pod.name: pod for pod in pods}
     began = old.all_running_time is not None
     alone = expected.restarts_with is not None
-    pause = _pause(old, infrastructure=not alone)
-    wait = _backoff(old, pause, draft.now)
+    wait = pause_left(old, draft.now)
     ending = [pod for pod in observed.pods if pod.attempt < expected.attempts.get(pod.name, old.attempt)]
     waits = [seconds for seconds in (left, wait) if seconds is not None and seconds > 0]
     # A replica that starts alone waits for its own old pod only, whose name it takes.
@@ -221,8 +230,8 @@ def _going_on(
         )
     elif wait > 0:
         # The whole pause, not what is left of it: the sentence stays the same while it waits.
-        why = "Backoff", f"waits {pause:.0f} s before the next attempt"
-    due = start_left(draft, pause)
+        why = "Backoff", f"waits {pause(old):.0f} s before the next attempt"
+    due = start_left(draft, pause(old))
     if due is not None and due <= 0:
         return Evaluation(too_late(draft, expected, observed, pods, why))
     reason, message = why or (
@@ -278,22 +287,6 @@ def _settling(loss: Loss, now: datetime) -> float:
     wait = loss.settle - seconds_since(loss.finished, now)
     # A node whose clock is ahead of ours must not make us wait for its time to come.
     return wait if wait <= 2 * loss.settle else 0.0
-
-
-def _pause(status: JobStatus, *, infrastructure: bool) -> float:
-    """Seconds before the present attempt. infrastructure: losses that the cluster caused make it longer, too."""
-    restarts = status.restarts.application + (status.restarts.infrastructure if infrastructure else 0)
-    return (
-        0.0 if restarts <= 1 else min(_BACKOFF_SECONDS * 2 ** min(restarts - 2, 10), _BACKOFF_LIMIT_SECONDS)
-    )
-
-
-def _backoff(status: JobStatus, pause: float, now: datetime) -> float:
-    """Seconds that the present attempt still waits for its start."""
-    restarting = status.condition(ConditionType.RESTARTING)
-    if restarting is None or restarting.status != ConditionStatus.TRUE:
-        return 0.0
-    return pause - (now - read_time(restarting.last_transition_time)).total_seconds()
 
 
 def _settled(job: Job, expected: Expected | None, observed: Observed) -> JobStatus:

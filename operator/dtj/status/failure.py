@@ -61,6 +61,8 @@ class Loss:
     """Where the rank at fault ran, when another pod tells of it."""
     silent: frozenset[str] = frozenset()
     """Names of pods that do not answer any more, and so led to it."""
+    nodes: frozenset[str] = frozenset()
+    """Names of the nodes that may be at fault."""
 
 
 def read_termination(end: Exit) -> Termination | None:
@@ -106,10 +108,18 @@ def attempt_loss(attempt: int, pods: Sequence[PodView], missing: Sequence[str]) 
     # A pod that the cluster took away makes programs fail; a loss that may only have followed comes last.
     loss = min(losses, key=lambda loss: (not loss.infrastructure, loss.settle, loss.finished or ""))
     loss = replace(loss, failure=_located(loss, pods))
-    silent = [] if loss.infrastructure else [pod.name for pod in pods if _led_to(loss, pod)]
+    silent = [] if loss.infrastructure else [pod for pod in pods if _led_to(loss, pod)]
+    causes = silent or [pod for pod in pods if pod.name == loss.failure.pod and _speaks_against_node(pod)]
+    loss = replace(loss, nodes=frozenset(pod.node for pod in causes if pod.node))
     if silent:
-        return replace(loss, infrastructure=True, settle=0.0, silent=frozenset(silent))
+        return replace(loss, infrastructure=True, settle=0.0, silent=frozenset(pod.name for pod in silent))
     return loss
+
+
+def _speaks_against_node(pod: PodView) -> bool:
+    """Whether the node may be at fault for a pod's loss: not when it was drained, or others were preferred."""
+    wanted = ended_as_told(pod) and (pod.deleting or pod.reason == "Preempting")
+    return pod.silent or not wanted
 
 
 def _led_to(loss: Loss, pod: PodView) -> bool:
