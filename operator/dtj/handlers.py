@@ -8,10 +8,14 @@ from __future__ import annotations
 import argparse
 import asyncio
 import logging
-import os
+import signal
+import socket
+import sys
 import time
+import uuid
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
+from contextlib import AsyncExitStack
 from datetime import UTC, datetime
 from typing import Any
 
@@ -21,9 +25,12 @@ import prometheus_client
 from dtj.api.identity import API_VERSION, GROUP, LABEL_JOB, LABEL_MANAGED_BY, MANAGER, PLURAL, VERSION
 from dtj.api.managed_by import other_manager_of
 from dtj.api.status import Phase
-from dtj.cluster.api import KubernetesApi, connect
+from dtj.cluster.api import connect
+from dtj.operator_flags import read_flags
 from dtj.reconcile.controller import Controller
-from dtj.reconcile.metrics import Metrics
+from dtj.reconcile.election import Elector, LeaseLost
+from dtj.reconcile.health import Health
+from dtj.reconcile.metrics import Metrics, process_registry
 from dtj.reconcile.progress import ProgressPoller
 from dtj.reconcile.queue import WorkQueue
 from dtj.reconcile.reconciler import Reconciler
@@ -31,8 +38,9 @@ from dtj.reconcile.view import Key, Owned, OwnedPod, controller_uid
 from dtj.status.pods import view_pod
 
 _log = logging.getLogger(__name__)
-_WORKERS = 16
 _CRD_SECONDS = 3.0
+# Passes that run when the operator is told to end may finish; a pass takes milliseconds, a hanging request more.
+_GRACE_SECONDS = 5.0
 _CHILDREN = f"{LABEL_MANAGED_BY}={MANAGER},{LABEL_JOB}"
 _ENDED = (Phase.SUCCEEDED.value, Phase.FAILED.value)
 
@@ -148,9 +156,8 @@ async def start(
         # Server-side: other people's pods never reach the operator.
         settings.watching.label_selectors["", "v1", plural] = _CHILDREN
     settings.networking.connect_timeout = 10
-    metrics = Metrics()
-    prometheus_client.start_http_server(memo.metrics_port, registry=metrics.registry)
-    cluster: KubernetesApi = await connect(metrics.api_error)
+    metrics = Metrics(memo.registry)
+    cluster = await connect(metrics.api_error, memo.may_write)
     view = IndexView(indices["jobs"], indices["pods"], indices["services"], indices["configs"])
     queue = WorkQueue(time.monotonic)
     progress = ProgressPoller(queue.add, memo.progress_interval)
@@ -158,50 +165,66 @@ async def start(
     memo.cluster, memo.progress = cluster, progress
     memo.controller = Controller(queue, reconciler, view, metrics)
     memo.controller.start(memo.workers)
+    memo.health.check = memo.controller.check
 
 
 @kopf.on.cleanup()
 async def stop(memo: kopf.Memo, **_: Any) -> None:
-    """Stop between two requests; the next operator goes on from what is stored."""
+    """Close what was opened; the next operator goes on from what is stored."""
     await memo.controller.stop()
     await memo.progress.close()
     await memo.cluster.close()
 
 
-@kopf.on.probe(id="controller", errors=kopf.ErrorsMode.PERMANENT)
-async def probe(memo: kopf.Memo, **_: Any) -> dict[str, float]:
-    """Fails when the queue is stuck."""
-    figures: dict[str, float] = memo.controller.check()
-    return figures
-
-
 def main() -> None:
     """`dtj-operator`: run the operator until it is told to end."""
-    parser = argparse.ArgumentParser(
-        prog="dtj-operator", description="The operator of DistributedTrainingJobs."
-    )
-    parser.add_argument(
-        "--namespace", action="append", default=[], help="serve this namespace only; may be repeated"
-    )
-    parser.add_argument(
-        "--workers", type=int, default=_WORKERS, help="passes at a time (default: %(default)s)"
-    )
-    parser.add_argument("--health-port", type=int, default=8080, help="GET /healthz (default: %(default)s)")
-    parser.add_argument("--metrics-port", type=int, default=8081, help="GET /metrics (default: %(default)s)")
-    parser.add_argument(
-        "--progress-interval", type=float, default=5.0, help="seconds between two looks at a job's progress"
-    )
-    parser.add_argument("--log-level", default=os.environ.get("DTJ_LOG_LEVEL", "INFO"))
-    arguments = parser.parse_args()
+    flags = read_flags()
     kopf.configure(log_format=kopf.LogFormat.FULL)
-    logging.getLogger().setLevel(arguments.log_level.upper())
-    for chatty in ("kopf.objects", "kopf.activities.probe", "aiohttp.access"):
-        logging.getLogger(chatty).setLevel(logging.WARNING)
-    asyncio.run(_run(arguments))
+    logging.getLogger().setLevel(flags.log_level.upper())
+    logging.getLogger("kopf.objects").setLevel(logging.WARNING)
+    try:
+        asyncio.run(_run(flags))
+    except LeaseLost as lost:
+        # Nothing may be written any more; the process that comes after this one waits for its turn.
+        sys.exit(f"dtj-operator: {lost}")
 
 
-async def _resource_served() -> None:
-    """Wait for the CRD: kopf looks only once for what it is to watch."""
+async def _run(flags: argparse.Namespace) -> None:
+    """Wait for this process's turn, work, and leave the lease to the next."""
+    ending = asyncio.Event()
+    _on_signals(ending.set)
+    health = Health()
+    async with AsyncExitStack() as stack:
+        elector = await _elector(flags, stack) if flags.leader_elect else None
+        leading = elector.leading if elector else lambda: True
+        registry = process_registry(leading)
+        prometheus_client.start_http_server(flags.metrics_port, registry=registry)
+        await stack.enter_async_context(health.served(flags.health_port))
+        memo = kopf.Memo(
+            workers=flags.workers,
+            progress_interval=flags.progress_interval,
+            registry=registry,
+            may_write=leading,
+            health=health,
+        )
+        if await _before(ending, _turn(elector)):
+            await _work(flags, memo, elector, ending)
+
+
+async def _elector(flags: argparse.Namespace, stack: AsyncExitStack) -> Elector:
+    """A candidate for the lease, which gives that back at the end."""
+    # A connection of its own: a renewal waits for no pass.
+    leases = await connect()
+    stack.push_async_callback(leases.close)
+    place = {"namespace": flags.lease_namespace, "name": flags.lease_name}
+    identity = f"{socket.gethostname()}_{uuid.uuid4()}"
+    elector = Elector(leases, place, identity, flags.timing, time.monotonic, lambda: datetime.now(UTC))
+    stack.push_async_callback(elector.release)
+    return elector
+
+
+async def _turn(elector: Elector | None) -> None:
+    """Wait for the CRD, because kopf looks only once for what it is to watch, and then for the lease."""
     cluster = await connect()
     try:
         while not await cluster.serves(API_VERSION):
@@ -209,19 +232,55 @@ async def _resource_served() -> None:
             await asyncio.sleep(_CRD_SECONDS)
     finally:
         await cluster.close()
+    if elector:
+        await elector.acquire()
 
 
-async def _run(arguments: argparse.Namespace) -> None:
-    await _resource_served()
-    memo = kopf.Memo(
-        workers=arguments.workers,
-        metrics_port=arguments.metrics_port,
-        progress_interval=arguments.progress_interval,
-    )
-    await kopf.operator(
+async def _work(
+    flags: argparse.Namespace, memo: kopf.Memo, elector: Elector | None, ending: asyncio.Event
+) -> None:
+    """Run kopf and the controller until the end. Raises LeaseLost."""
+    ended = asyncio.create_task(ending.wait())
+    kept = asyncio.create_task(elector.keep() if elector else asyncio.Event().wait())
+    ours, kopf_ending = asyncio.all_tasks(), asyncio.Event()
+    tasks = await kopf.spawn_tasks(
         memo=memo,
         standalone=True,
-        clusterwide=not arguments.namespace,
-        namespaces=arguments.namespace,
-        liveness_endpoint=f"http://0.0.0.0:{arguments.health_port}/healthz",
+        clusterwide=not flags.namespace,
+        namespaces=flags.namespace,
+        stop_flag=kopf_ending,
     )
+    _on_signals(ending.set)  # kopf has taken the signals for itself
+    operator = asyncio.create_task(kopf.run_tasks(tasks, ignored=ours))
+    await asyncio.wait({ended, kept, operator}, return_when=asyncio.FIRST_COMPLETED)
+    if "controller" in memo:
+        await memo.controller.stop(0.0 if kept.done() else _GRACE_SECONDS)
+    lost = kept.done()
+    for task in (ended, kept):
+        task.cancel()
+    await asyncio.wait({ended, kept})
+    if elector and not lost:
+        # Before kopf ends: it writes nothing, and takes its time.
+        await elector.release()
+    kopf_ending.set()
+    await operator
+    if lost:
+        await kept
+
+
+async def _before(ending: asyncio.Event, work: Coroutine[Any, Any, None]) -> bool:
+    """Whether the work was done before the end came; else it is cancelled. Raises what the work raises."""
+    task, ended = asyncio.create_task(work), asyncio.create_task(ending.wait())
+    await asyncio.wait({task, ended}, return_when=asyncio.FIRST_COMPLETED)
+    done = task.done()
+    for each in (task, ended):
+        each.cancel()
+    await asyncio.wait({task, ended})
+    if done:
+        await task
+    return done
+
+
+def _on_signals(call: Callable[[], None]) -> None:
+    for number in (signal.SIGTERM, signal.SIGINT):
+        asyncio.get_running_loop().add_signal_handler(number, call)

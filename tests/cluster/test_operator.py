@@ -2,29 +2,30 @@
 
 from __future__ import annotations
 
+import time
+
 import pytest
 
-from tests.cluster.jobs import SYSTEM, KubectlError, kubectl
+from tests.cluster.jobs import SYSTEM, KubectlError, Manifest, Namespace, example, kubectl, until
+from tests.cluster.operator_pods import ask, holder, kill, leader, replicas
 
 pytestmark = pytest.mark.cluster
 IDENTITY = f"system:serviceaccount:{SYSTEM}:dtj-operator"
 
 
-def ask(port: int, path: str) -> str:
-    """An answer of the operator, through the API server."""
-    name = kubectl(
-        "--namespace", SYSTEM, "get", "pods", "--selector=app.kubernetes.io/name=dtj-operator",
-        "--field-selector=status.phase=Running", "--output=jsonpath={.items[0].metadata.name}",
-    )  # fmt: skip
-    return kubectl("get", "--raw", f"/api/v1/namespaces/{SYSTEM}/pods/{name}:{port}/proxy{path}")
+def test_two_replicas_are_ready_and_one_of_them_leads() -> None:
+    pods = {pod["metadata"]["name"] for pod in until("two replicas", two_replicas, 60)}
+    assert leader() in pods
+    for pod in pods:
+        assert f"\ndtj_leader {float(pod == leader())}\n" in ask(pod, 8081, "/metrics")
 
 
 def test_it_is_healthy() -> None:
-    assert "oldestSeconds" in ask(8080, "/healthz")
+    assert "oldestSeconds" in ask(leader(), 8080, "/healthz")
 
 
 def test_it_tells_prometheus_of_its_work() -> None:
-    text = ask(8081, "/metrics")
+    text = ask(leader(), 8081, "/metrics")
     for name in (
         "dtj_jobs",
         "dtj_queue_depth",
@@ -32,6 +33,55 @@ def test_it_tells_prometheus_of_its_work() -> None:
         "dtj_job_restarts_total",
     ):
         assert f"\n{name}" in text
+
+
+def test_a_killed_leader_is_replaced_in_20_seconds_and_no_pod_is_made_twice(namespace: Namespace) -> None:
+    until("two replicas", two_replicas, 60)
+    early = namespace.apply(example("early", args=["--max-steps=600", "--epochs=10"]))
+    early.wait(120, "Running")
+    uids = {pod["metadata"]["uid"] for pod in early.pods()}
+    before = holder()
+
+    kill(leader())
+    killed = time.monotonic()
+    late = namespace.apply(example("late", args=["--max-steps=20"]))
+    until("another leader", lambda: holder() not in ("", before), 60)
+    until("the job's first pods", late.pods, 60)
+    took = time.monotonic() - killed
+
+    assert took < 20, f"{took:.1f} s"
+    late.wait(240)
+    assert early.wait(240)["restarts"] == {"application": 0, "infrastructure": 0}
+    assert {pod["metadata"]["uid"] for pod in early.pods()} <= uids
+    for job in (early, late):
+        # Of each pod, the scheduler says once that it has a place.
+        placed = [e for e in namespace.list("events") if e["reason"] == "Scheduled"]
+        names = [e["involvedObject"]["name"] for e in placed]
+        mine = [name for name in names if name.startswith(f"{job.name}-")]
+        assert len(mine) == len(set(mine)) == 3, mine
+
+
+def test_a_rollout_hands_over_without_waiting_for_the_lease_to_expire(namespace: Namespace) -> None:
+    until("two replicas", two_replicas, 60)
+    before = holder()
+    kubectl("--namespace", SYSTEM, "rollout", "restart", "deployment/dtj-operator")
+    kubectl(
+        "--namespace", SYSTEM, "rollout", "status", "deployment/dtj-operator", "--timeout=120s", timeout=130
+    )
+    until("the old ones to be gone", lambda: leader() in names_of_replicas() and two_replicas(), 60)
+
+    assert holder() != before
+    namespace.apply(example("after", args=["--max-steps=20"])).wait(240)
+
+
+def two_replicas() -> list[Manifest] | None:
+    """The operator's pods, once both are there."""
+    pods = replicas()
+    return pods if len(pods) == 2 else None
+
+
+def names_of_replicas() -> set[str]:
+    return {pod["metadata"]["name"] for pod in replicas()}
 
 
 @pytest.mark.parametrize(
@@ -48,6 +98,8 @@ def test_it_tells_prometheus_of_its_work() -> None:
         ("delete", "services"),
         ("list", "nodes"),
         ("create", "clusterroles"),
+        ("delete", "leases"),
+        ("get", "leases"),
         ("*", "*"),
     ],
 )

@@ -151,3 +151,41 @@ async def test_metrics_tell_the_jobs_by_phase_and_the_depth_of_the_queue() -> No
     assert sample(controller, "dtj_jobs", phase="Running") == 2.0
     assert sample(controller, "dtj_jobs", phase="Failed") == 0.0
     assert sample(controller, "dtj_queue_depth") == 1.0
+
+
+class SlowPasses(Passes):
+    """Each pass lasts until it is let go."""
+
+    def __init__(self) -> None:
+        super().__init__(lambda key: None)
+        self.let_go = asyncio.Event()
+        self.finished: list[Key] = []
+
+    async def reconcile(self, key: Key) -> float | None:
+        self.made.append(key)
+        await self.let_go.wait()
+        self.finished.append(key)
+        return None
+
+
+async def test_at_the_end_a_pass_that_runs_is_finished_and_none_is_begun() -> None:
+    passes = SlowPasses()
+    controller = await serve(passes, A, until=1)
+
+    stopping = asyncio.create_task(controller.stop(grace=20))
+    await asyncio.sleep(0)
+    controller.queue.add(B)
+    passes.let_go.set()
+    await stopping
+
+    assert passes.finished == passes.made == [A]
+
+
+async def test_at_the_end_a_pass_that_hangs_is_given_up() -> None:
+    passes = SlowPasses()
+    controller = await serve(passes, A, until=1)
+
+    await controller.stop(grace=0.01)
+
+    assert passes.made == [A]
+    assert passes.finished == []

@@ -6,6 +6,7 @@ import json
 import socket
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from pathlib import Path
 from typing import Any
 
 import aiohttp
@@ -15,6 +16,7 @@ from dtj.api.identity import API_VERSION, GROUP, KIND, PLURAL, VERSION
 from dtj.api.job import Manifest
 from dtj.cluster.port import ApiError
 
+_NAMESPACE_FILE = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
 _TIMEOUT = aiohttp.ClientTimeout(total=30.0)
 _PLURALS = {
     ("v1", "Pod"): "pods",
@@ -22,6 +24,7 @@ _PLURALS = {
     ("v1", "ConfigMap"): "configmaps",
     ("v1", "Secret"): "secrets",
     ("v1", "Event"): "events",
+    ("coordination.k8s.io/v1", "Lease"): "leases",
     (API_VERSION, KIND): PLURAL,
 }
 MERGE_PATCH = "application/merge-patch+json"
@@ -31,11 +34,17 @@ class KubernetesApi:
     """A `Cluster` on a real API server. Close it when done."""
 
     def __init__(
-        self, api: client.ApiClient, on_error: Callable[[str, str, int], None] | None = None
+        self,
+        api: client.ApiClient,
+        on_error: Callable[[str, str, int], None] | None = None,
+        may_write: Callable[[], bool] = lambda: True,
     ) -> None:
-        """on_error: told verb, kind and HTTP status (0: no answer) of each failed request."""
+        """on_error: told verb, kind and HTTP status (0: no answer) of each failed request. may_write: asked before
+        each request that is no GET; where it says no, the request is not made.
+        """
         self._api = api
         self._on_error = on_error
+        self._may_write = may_write
 
     async def close(self) -> None:
         """Close the connections."""
@@ -62,6 +71,10 @@ class KubernetesApi:
             if error.status == 404:
                 return None
             raise
+
+    async def replace(self, manifest: Manifest) -> Manifest:
+        """Replace an object; 409 when it is not at the manifest's resourceVersion any more."""
+        return await self._request("PUT", _path(manifest), manifest["kind"], manifest)
 
     async def replace_data(self, manifest: Manifest) -> Manifest:
         # A merge patch keeps keys that it does not name: the ConfigMap's set of keys never shrinks.
@@ -127,6 +140,8 @@ class KubernetesApi:
         request = await self._api.param_serialize(
             method, path, header_params=headers, body=body, auth_settings=["BearerToken"]
         )
+        if method != "GET" and not self._may_write():
+            raise ApiError(0, "NotLeading", "another operator may lead now")
         try:
             response = await self._api.call_api(*request, _request_timeout=timeout)
             async with response.response as answer:
@@ -147,14 +162,24 @@ class KubernetesApi:
             self._on_error(method, kind, status)
 
 
-async def connect(on_error: Callable[[str, str, int], None] | None = None) -> KubernetesApi:
-    """Connect as the pod's service account, or by KUBECONFIG where there is none."""
+async def connect(
+    on_error: Callable[[str, str, int], None] | None = None, may_write: Callable[[], bool] = lambda: True
+) -> KubernetesApi:
+    """Connect as the pod's service account, or by KUBECONFIG where there is none. Arguments: as KubernetesApi's."""
     settings = client.Configuration()
     try:
         config.load_incluster_config(client_configuration=settings)
     except config.ConfigException:
         await config.load_kube_config(client_configuration=settings)
-    return KubernetesApi(client.ApiClient(settings), on_error)
+    return KubernetesApi(client.ApiClient(settings), on_error, may_write)
+
+
+def own_namespace() -> str | None:
+    """The namespace of the pod that this process runs in; None outside a cluster."""
+    try:
+        return _NAMESPACE_FILE.read_text().strip()
+    except FileNotFoundError:
+        return None
 
 
 def _no_answer(error: Exception) -> str:

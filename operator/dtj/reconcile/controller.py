@@ -35,6 +35,8 @@ class Controller:
         self._view = view
         self._metrics = metrics
         self._tasks: list[asyncio.Task[None]] = []
+        self._passing: set[asyncio.Task[None] | None] = set()
+        self._ending = False
         metrics.queue_depth.set_function(lambda: len(queue))
         for phase in Phase:
             metrics.jobs.labels(phase.value).set_function(partial(self._jobs_in, phase))
@@ -44,8 +46,14 @@ class Controller:
         self._tasks = [asyncio.create_task(self._work(), name=f"dtj-worker-{n}") for n in range(workers)]
         self._tasks.append(asyncio.create_task(self._resync(), name="dtj-resync"))
 
-    async def stop(self) -> None:
-        """Let no pass go on; what they had stored holds."""
+    async def stop(self, grace: float = 0.0) -> None:
+        """Begin no pass any more, and let those that run go on for so many seconds; what they stored holds."""
+        self._ending = True
+        for task in self._tasks:
+            if task not in self._passing:
+                task.cancel()
+        if grace and self._tasks:
+            await asyncio.wait(self._tasks, timeout=grace)
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -61,11 +69,14 @@ class Controller:
         return {"queued": float(len(self.queue)), "oldestSeconds": round(oldest, 1)}
 
     async def _work(self) -> None:
-        while True:
+        task = asyncio.current_task()
+        while not self._ending:
             key = await self.queue.take()
+            self._passing.add(task)
             try:
                 await self._pass(key)
             finally:
+                self._passing.discard(task)
                 self.queue.done(key)
 
     async def _pass(self, key: Key) -> None:

@@ -2,18 +2,29 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 from prometheus_client.platform_collector import PlatformCollector
 from prometheus_client.process_collector import ProcessCollector
 
 
-class Metrics:
-    """Metrics of one operator process, in a registry of their own."""
+def process_registry(leads: Callable[[], bool]) -> CollectorRegistry:
+    """What each replica of the operator tells, also one that waits."""
+    registry = CollectorRegistry()
+    ProcessCollector(registry=registry)
+    PlatformCollector(registry=registry)
+    leader = Gauge("dtj_leader", "1 in the operator that works, 0 in one that waits.", registry=registry)
+    leader.set_function(lambda: float(leads()))
+    return registry
 
-    def __init__(self) -> None:
-        self.registry = CollectorRegistry()
-        ProcessCollector(registry=self.registry)
-        PlatformCollector(registry=self.registry)
+
+class Metrics:
+    """Metrics of the work on jobs; a replica that waits has none of them, rather than zeros."""
+
+    def __init__(self, registry: CollectorRegistry | None = None) -> None:
+        """registry: the process's; by default one of their own."""
+        self.registry = registry or CollectorRegistry()
         self.jobs = Gauge("dtj_jobs", "Jobs by phase.", ["phase"], registry=self.registry)
         self.finished = Counter(
             "dtj_jobs_finished", "Jobs that ended, by how.", ["result", "reason"], registry=self.registry

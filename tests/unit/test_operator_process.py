@@ -1,0 +1,267 @@
+"""`dtj-operator` as a process: two of them take turns, and each ends when it is told to."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import socket
+import sys
+from asyncio.subprocess import PIPE, Process
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import aiohttp
+import pytest
+import yaml
+from kubernetes.aio import client
+
+from dtj.api.identity import PLURAL
+from dtj.cluster.api import KubernetesApi
+from dtj.cluster.port import ApiError
+from dtj.operator_flags import read_flags
+from tests.unit.support.api_server import stored, write_kubeconfig
+from tests.unit.support.kube_server import KubeServer
+
+LEASE = "dtj-operator"
+ELECT = ("--leader-elect", "--lease-namespace=dtj-system")
+QUICK = ("--lease-duration=4", "--renew-deadline=3", "--retry-period=0.5")
+
+
+@dataclass
+class Operator:
+    """A process of the operator, with a token of its own."""
+
+    token: str
+    process: Process
+    health_port: int
+    metrics_port: int
+
+    async def ask(self, port: int, path: str) -> str | None:
+        """The answer, if it is 200."""
+        try:
+            async with (
+                aiohttp.ClientSession() as session,
+                session.get(f"http://127.0.0.1:{port}{path}") as answer,
+            ):
+                return await answer.text() if answer.status == 200 else None
+        except aiohttp.ClientError:
+            return None
+
+    async def healthy(self) -> str:
+        while (text := await self.ask(self.health_port, "/healthz")) is None:
+            assert self.process.returncode is None, (await self.process.communicate())[1].decode()
+            await asyncio.sleep(0.05)
+        return text
+
+    async def metrics(self) -> str:
+        return await self.ask(self.metrics_port, "/metrics") or ""
+
+    async def end(self, number: int = signal.SIGTERM) -> tuple[int, str]:
+        """Send a signal; its exit code and what it said."""
+        self.process.send_signal(number)
+        return await self.ended()
+
+    async def ended(self) -> tuple[int, str]:
+        _, said = await self.process.communicate()
+        assert self.process.returncode is not None
+        return self.process.returncode, said.decode()
+
+
+Start = Callable[..., "asyncio.Future[Operator]"]
+
+
+@pytest.fixture
+async def api() -> AsyncIterator[KubeServer]:
+    server = KubeServer()
+    async with server.served():
+        yield server
+
+
+@pytest.fixture
+async def start(api: KubeServer, tmp_path: Path) -> AsyncIterator[Callable[..., object]]:
+    begun: list[Process] = []
+
+    async def begin(token: str, *flags: str) -> Operator:
+        kubeconfig = tmp_path / token
+        write_kubeconfig(kubeconfig, api.url, token)
+        ports = free_ports()
+        process = await asyncio.create_subprocess_exec(
+            sys.executable, "-c", "from dtj.handlers import main; main()", *flags,
+            f"--health-port={ports[0]}", f"--metrics-port={ports[1]}",
+            env=os.environ | {"KUBECONFIG": str(kubeconfig)}, stdout=PIPE, stderr=PIPE,
+        )  # fmt: skip
+        begun.append(process)
+        operator = Operator(token, process, *ports)
+        await operator.healthy()
+        return operator
+
+    yield begin
+    for process in begun:
+        if process.returncode is None:
+            process.kill()
+            await process.communicate()
+
+
+def free_ports() -> tuple[int, int]:
+    with socket.create_server(("", 0)) as one, socket.create_server(("", 0)) as two:
+        return one.getsockname()[1], two.getsockname()[1]
+
+
+async def until(there: Callable[[], object]) -> None:
+    while not there():
+        await asyncio.sleep(0.02)
+
+
+async def apply(api: KubeServer, name: str) -> None:
+    await api.put((PLURAL, "ml", name), stored(name, artifacts=None), "ADDED")
+
+
+def pods(api: KubeServer, job: str) -> dict[str, str]:
+    """Their uids by name."""
+    return {
+        name: manifest["metadata"]["uid"]
+        for (plural, _, name), manifest in api.objects.items()
+        if plural == "pods" and name.startswith(f"{job}-")
+    }
+
+
+async def test_two_operators_take_turns_and_make_no_pod_twice(api: KubeServer, start: Start) -> None:
+    first = await start("first", *ELECT, *QUICK)
+    await until(lambda: "first" in api.watchers)
+    second = await start("second", *ELECT, *QUICK)
+    await apply(api, "one")
+    await until(lambda: len(pods(api, "one")) == 2)
+    before = pods(api, "one")
+
+    assert "dtj_leader 1.0" in await first.metrics()
+    assert '"queued"' in await first.healthy()
+    waiting = await second.metrics()
+    assert "dtj_leader 0.0" in waiting
+    assert "dtj_jobs" not in waiting, "zeros of one that does not look would be lies"
+    assert await second.healthy() == "{}"
+    assert "second" not in api.watchers
+
+    holder = api.holder(LEASE)
+    await first.end(signal.SIGKILL)
+    await apply(api, "two")
+    await until(lambda: pods(api, "two"))
+
+    assert api.holder(LEASE) != holder
+    assert api.objects["leases", "dtj-system", LEASE]["spec"]["leaseTransitions"] == 1
+    assert "dtj_leader 1.0" in await second.metrics()
+    assert pods(api, "one") == before
+    assert not any(token == "second" and "/pods/one-" in path for token, path in api.posts)
+
+
+async def test_a_leader_that_is_told_to_end_gives_the_lease_back(api: KubeServer, start: Start) -> None:
+    # It would not expire in the time of this test.
+    first = await start("first", *ELECT, "--lease-duration=600")
+    await until(lambda: "first" in api.watchers)
+    second = await start("second", *ELECT, "--lease-duration=600")
+
+    code, said = await first.end()
+
+    assert (code, "Traceback" in said) == (0, False), said
+    await until(lambda: "second" in api.watchers)
+    assert (await second.end())[0] == 0
+
+
+async def test_a_standby_that_is_told_to_end_does(api: KubeServer, start: Start) -> None:
+    await start("first", *ELECT)
+    await until(lambda: api.holder(LEASE))
+    second = await start("second", *ELECT)
+
+    code, said = await second.end()
+
+    assert (code, "Traceback" in said) == (0, False), said
+    assert api.holder(LEASE)
+
+
+async def test_a_leader_that_can_not_renew_ends_with_an_error(api: KubeServer, start: Start) -> None:
+    first = await start("first", *ELECT, *QUICK)
+    await until(lambda: "first" in api.watchers)
+    api.frozen.add("first")
+
+    code, said = await first.ended()
+
+    assert code == 1
+    assert "dtj-operator: the lease was not renewed for 3 s" in said
+
+
+async def test_who_waits_for_the_resource_is_healthy_and_ends_when_told_to(
+    api: KubeServer, start: Start
+) -> None:
+    api.installed = False
+    operator = await start("first", *ELECT)
+
+    code, said = await operator.end()
+
+    assert code == 0, said
+    assert not api.holder(LEASE)
+
+
+async def test_one_that_runs_by_hand_needs_no_lease(api: KubeServer, start: Start) -> None:
+    operator = await start("first")
+    await apply(api, "one")
+    await until(lambda: pods(api, "one"))
+
+    assert "dtj_leader 1.0" in await operator.metrics()
+    assert not any(plural == "leases" for plural, _, _ in api.objects)
+    code, said = await operator.end(signal.SIGINT)
+    assert (code, "Traceback" in said) == (0, False), said
+
+
+@pytest.mark.parametrize(
+    ("flags", "says"),
+    [
+        (["--leader-elect"], "--leader-elect outside a cluster needs --lease-namespace"),
+        (
+            [*ELECT, "--renew-deadline=20"],
+            "the lease's duration must be longer than the deadline of its renewal",
+        ),
+    ],
+)
+def test_flags_that_can_not_work_are_refused(
+    flags: list[str], says: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit):
+        read_flags(flags)
+    assert says in capsys.readouterr().err
+
+
+def test_the_role_opens_the_lease_that_the_deployment_asks_for() -> None:
+    manifests = Path(__file__).parents[2] / "manifests"
+    deployment = yaml.safe_load((manifests / "operator/deployment.yaml").read_text())
+    role = yaml.safe_load((manifests / "rbac/role.yaml").read_text())
+    (container,) = deployment["spec"]["template"]["spec"]["containers"]
+    flags = read_flags([*container["args"], f"--lease-namespace={deployment['metadata']['namespace']}"])
+
+    assert flags.leader_elect
+    assert role["metadata"]["namespace"] == flags.lease_namespace
+    assert [rule.get("resourceNames") for rule in role["rules"]] == [None, [flags.lease_name]]
+
+
+async def test_a_replica_that_does_not_lead_writes_nothing(api: KubeServer) -> None:
+    await apply(api, "one")
+    told: list[object] = []
+    cluster = KubernetesApi(
+        client.ApiClient(client.Configuration(host=api.url)), lambda *error: told.append(error), lambda: False
+    )
+    job = stored("one")
+
+    assert await cluster.get(job)
+    for write in (
+        cluster.create(job),
+        cluster.replace(job),
+        cluster.patch_status("ml", "one", "1", {"phase": "Running"}),
+        cluster.delete_pod("ml", "one-worker-0", "uid"),
+    ):
+        with pytest.raises(ApiError, match="another operator may lead now"):
+            await write
+    await cluster.close()
+
+    assert api.posts == []
+    assert "phase" not in api.objects[PLURAL, "ml", "one"].get("status", {})
+    assert told == [], "nothing went wrong with the API server"
