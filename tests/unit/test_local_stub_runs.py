@@ -138,6 +138,23 @@ def test_a_job_that_does_not_start_in_time_fails_and_its_run_is_kept_whatever_it
     assert run.manifest["status"]["phase"] == "Failed"
 
 
+def test_the_time_before_a_run_goes_on_counts_against_no_deadline(
+    start: Callable[..., DtjRun], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as patch:
+        patch.setenv("MUTE", "its servers never answer")
+        run = start("", startDeadlineSeconds=3600)
+        run.until(lambda: (run.home / "runs/default/stub/ps-0/output.log").exists(), "it starts")
+        run.process.kill()
+    run.until(lambda: not run.left(), "nothing is left")
+    stored = run.manifest
+    assert stored["status"]["phase"] != "Running"
+    stored["status"]["startTime"] = "2026-01-01T00:00:00Z"
+    Runs(run.home).find("stub").write(stored)
+    code, out, err = start("", "--resume", startDeadlineSeconds=3600, activeDeadlineSeconds=3600).ended()
+    assert code == 0, (out, err)
+
+
 def test_a_job_that_succeeds(start: Callable[..., DtjRun]) -> None:
     run = start("print('café')\n")
     code, out, err = run.ended()

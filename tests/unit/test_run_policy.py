@@ -236,6 +236,18 @@ def test_a_retry_has_the_whole_time_after_its_pause() -> None:
     assert status["failure"]["attempt"] == 4
 
 
+def test_a_retry_of_a_job_that_begins_again_later_has_the_whole_time_from_then() -> None:
+    life = Life(runPolicy=DEADLINE)
+    life.see(*healthy())
+    status = life.see(running(WORKER_0), running(WORKER_1), seconds=10)
+    assert status["phase"] == "Restarting"
+    del status["startTime"]
+    again = Life(status=status, runPolicy=DEADLINE)
+    assert again.see(seconds=5000)["phase"] == "Restarting"
+    assert again.see(seconds=5059)["phase"] == "Restarting"
+    assert again.see(seconds=5060)["phase"] == "Failed"
+
+
 def test_pods_of_the_attempt_before_that_do_not_end_are_named() -> None:
     life = Life(runPolicy=DEADLINE)
     life.see(*healthy())

@@ -111,6 +111,8 @@ def _taken_up(job: Job, stored: Job | None, store: ChosenStore) -> Manifest:
     """The job as an API server would hold it: new, or with what is stored of the run that goes on."""
     manifest = written(job)
     status = stored.status if stored else JobStatus()
+    # As for a job that is resumed: the time in which nobody carried it out counts against no deadline.
+    status = status.model_copy(update={"start_time": None})
     if stored is not None and stored.spec.strategy != job.spec.strategy:
         raise Unusable(
             f"{job.name} was run with strategy {stored.spec.strategy}, which can't be changed",

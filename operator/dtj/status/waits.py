@@ -37,11 +37,11 @@ def start_left(draft: Draft, pause: float) -> float | None:
     restarting = status.condition(ConditionType.RESTARTING)
     if deadline is None:
         return None
+    left = deadline - seconds_since(str(draft.values["start_time"]), draft.now)
     if restarting is not None and status.holds(ConditionType.RESTARTING):
-        return pause + deadline - seconds_since(restarting.last_transition_time, draft.now)
-    if status.all_running_time is None:
-        return deadline - seconds_since(str(draft.values["start_time"]), draft.now)
-    return None
+        # A run of this machine that goes on after dtj was killed began later than its retry.
+        return max(left, pause + deadline - seconds_since(restarting.last_transition_time, draft.now))
+    return left if status.all_running_time is None else None
 
 
 def too_late(
