@@ -231,7 +231,7 @@ def _going_on(
     elif wait > 0:
         # The whole pause, not what is left of it: the sentence stays the same while it waits.
         why = "Backoff", f"waits {pause(old):.0f} s before the next attempt"
-    due = start_left(draft, pause(old))
+    due = start_left(draft)
     if due is not None and due <= 0:
         return Evaluation(too_late(draft, expected, observed, pods, why))
     reason, message = why or (

@@ -7,6 +7,7 @@ from datetime import datetime
 
 from dtj.api.job import Job
 from dtj.api.status import ConditionType, Failure, JobStatus, Phase
+from dtj.status.backoff import pause_left
 from dtj.status.draft import Draft, Evaluation
 from dtj.status.observed import Expected, Observed, hindered
 from dtj.status.pods import PodView
@@ -28,19 +29,18 @@ _CLASSES = frozenset(
 )
 
 
-def start_left(draft: Draft, pause: float) -> float | None:
+def start_left(draft: Draft) -> float | None:
     """Seconds until all needed replicas have to run; None when they may take any time, or have run.
 
-    They count from the start of the job, its resumption, or the end of the pause before a retry. pause: in seconds.
+    They count from the start of the job, its resumption, or the end of the pause before a retry.
     """
     status, deadline = draft.job.status, draft.job.spec.run_policy.start_deadline_seconds
-    restarting = status.condition(ConditionType.RESTARTING)
     if deadline is None:
         return None
     left = deadline - seconds_since(str(draft.values["start_time"]), draft.now)
-    if restarting is not None and status.holds(ConditionType.RESTARTING):
+    if status.holds(ConditionType.RESTARTING):
         # A run of this machine that goes on after dtj was killed began later than its retry.
-        return max(left, pause + deadline - seconds_since(restarting.last_transition_time, draft.now))
+        return max(left, deadline + pause_left(status, draft.now))
     return left if status.all_running_time is None else None
 
 
