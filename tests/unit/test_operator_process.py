@@ -182,12 +182,32 @@ async def test_a_standby_that_is_told_to_end_does(api: KubeServer, start: Start)
 async def test_a_leader_that_can_not_renew_ends_with_an_error(api: KubeServer, start: Start) -> None:
     first = await start("first", *ELECT, *QUICK)
     await until(lambda: "first" in api.watchers)
-    api.frozen.add("first")
+    api.held.add("first")
 
     code, said = await first.ended()
 
     assert code == 1
     assert "dtj-operator: the lease was not renewed for 3 s" in said
+
+
+async def test_a_leader_that_was_frozen_past_its_lease_writes_nothing_when_it_wakes(
+    api: KubeServer, start: Start
+) -> None:
+    first = await start("first", *ELECT, *QUICK)
+    await until(lambda: "first" in api.watchers)
+    await start("second", *ELECT, *QUICK)
+    # In the middle of a pass: the answer lies there when it wakes, before it has looked at a clock.
+    api.held.add("first")
+    await apply(api, "one")
+    await until(lambda: ("first", "PATCH") in api.waiting)
+    first.process.send_signal(signal.SIGSTOP)
+    api.held.clear()
+    await until(lambda: "second" in api.watchers and len(pods(api, "one")) == 2)
+
+    code, _ = await first.end(signal.SIGCONT)
+
+    assert code == 1
+    assert [path for token, path in api.posts if token == "first" and "/leases/" not in path] == []
 
 
 async def test_who_waits_for_the_resource_is_healthy_and_ends_when_told_to(

@@ -40,8 +40,10 @@ class KubeServer:
     """Tokens of clients that watch."""
     installed: bool = True
     """Whether it knows our resource."""
-    frozen: set[str] = field(default_factory=set)
-    """Tokens whose requests are not answered."""
+    held: set[str] = field(default_factory=set)
+    """Tokens whose requests wait."""
+    waiting: set[tuple[str, str]] = field(default_factory=set)
+    """Token and method of requests that were held."""
     url: str = ""
     _history: list[tuple[int, str, Place, Manifest]] = field(default_factory=list)
     _changed: asyncio.Condition = field(default_factory=asyncio.Condition)
@@ -88,8 +90,9 @@ class KubeServer:
     @web.middleware
     async def _enter(self, request: web.Request, handler: Any) -> web.StreamResponse:
         token = _token(request)
-        if token in self.frozen:
-            await asyncio.Event().wait()
+        while token in self.held:
+            self.waiting.add((token, request.method))
+            await asyncio.sleep(0.01)
         answer: web.StreamResponse = await handler(request)
         return answer
 
