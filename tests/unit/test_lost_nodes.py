@@ -185,6 +185,21 @@ async def test_the_attempt_goes_on_elsewhere_and_the_loss_is_the_infrastructures
     assert f"its node node-1 {why}" in event["message"]
 
 
+@NOTICED
+async def test_a_node_lost_before_any_rank_started_costs_no_restart(noticed: bool) -> None:
+    world = World()
+    await world.until(lambda: len(world.pod_names()) == 2)
+    await world.until(lambda: world.cluster.pod(WORKER)["status"]["phase"] == "Running")
+    world.lose_node_of(WORKER, noticed=noticed)
+    world.cluster.end_pod(world.cluster.pod(WORKER))
+
+    await world.until(lambda: world.phase == "Succeeded", 400)
+
+    assert world.status["attempt"] == 1
+    assert world.status["restarts"] == {"application": 0, "infrastructure": 0}
+    assert world.cluster.created_pods.count((WORKER, "1")) == 2
+
+
 async def test_the_job_says_for_whom_it_waits() -> None:
     world = await ran(noticed=True)
 
