@@ -49,8 +49,9 @@ def _suspended_after(job: Job, step: int) -> int:
     assert "startTime" not in status
     saved = [key.split("/")[1] for key in job.artifacts().sizes() if key.endswith("/manifest.json")]
     assert len(saved) == 1
-    assert int(saved[0]) >= reached
-    return int(saved[0])
+    step = int(saved[0].partition("-")[0])
+    assert step >= reached
+    return step
 
 
 def _patch(job: Job, **spec: object) -> None:

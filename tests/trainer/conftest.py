@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import json
 import os
 import random
@@ -21,7 +22,10 @@ from typing import Any
 import pytest
 from tests.trainer import horovod_run
 
+from dtj_trainer import contract
 from dtj_trainer.artifacts import s3
+from dtj_trainer.artifacts.checkpoint_index import read_index
+from dtj_trainer.artifacts.fence import Fence
 from dtj_trainer.artifacts.store import Store, open_store
 
 REPOSITORY = Path(__file__).parents[2]
@@ -162,6 +166,23 @@ def job_store(job_uri: str) -> Store:
 def keys(store: Store, prefix: str = "") -> list[str]:
     """The keys there are."""
     return [item.key for item in store.objects(prefix)]
+
+
+@functools.cache
+def fence_at(job: s3.S3Location, attempt: int) -> Fence:
+    """The claim of the one pod that writes for an attempt."""
+    return Fence(Store(job), contract.CLAIM_FILE, attempt)
+
+
+def fence_of(checkpoints: Store, attempt: int = 1) -> Fence:
+    """The same by the job's checkpoints."""
+    bucket, prefix = checkpoints.location
+    return fence_at(s3.S3Location(bucket, prefix.rpartition("/")[0]), attempt)
+
+
+def steps_in(checkpoints: Store) -> list[int]:
+    """The steps of the complete checkpoints."""
+    return sorted(manifest.step for manifest in read_index(checkpoints).manifests.values())
 
 
 def has(store: Store, key: str) -> bool:

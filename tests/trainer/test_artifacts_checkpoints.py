@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.trainer.conftest import keys
+from tests.trainer.conftest import fence_of, keys, steps_in
 
 from dtj_trainer.artifacts import checkpoints, s3
 from dtj_trainer.artifacts.checkpoint_index import read_index
@@ -38,7 +38,8 @@ def store(job_store):
 
 
 def uploader(folder: Path, store, **changes) -> CheckpointUploader:
-    settings = {"attempt": 1, "keep": 3, "settle_seconds": 0.0, "step_at": lambda _: None} | changes
+    fence = fence_of(store, changes.pop("attempt", 1))
+    settings = {"fence": fence, "keep": 3, "settle_seconds": 0.0, "step_at": lambda _: None} | changes
     return CheckpointUploader(folder, store, **settings)
 
 
@@ -50,10 +51,6 @@ def save(step: int, content: str = "", metric: float | None = None) -> Path:
 
 def upload(folder: Path, store, **changes) -> None:
     assert uploader(folder, store, **changes).upload_pass(ended=True, died_ns=None)
-
-
-def steps_in(store) -> list[int]:
-    return sorted(read_index(store).manifests)
 
 
 def names_in(folder: Path) -> list[str]:
@@ -147,7 +144,7 @@ def test_entries_of_one_step_belong_together(folder):
 def test_kept_are_the_newest_and_the_best(raw, newest):
     candidates = [Candidate(*c) for c in raw]
     keep = kept(candidates, newest)
-    ordered = sorted(candidates, key=lambda c: (c.attempt, c.step))
+    ordered = sorted(candidates, key=lambda c: (c.claim, c.step))
     assert set(ordered[-max(newest, 1) :]) <= keep
     assert len(keep) <= max(newest, 1) + 1
     measured = [c.metric for c in candidates if c.metric is not None]
@@ -228,6 +225,7 @@ def test_round_trip_of_every_kind_of_entry(folder, store, tmp_path):
 
 
 def test_manifest_is_the_last_object(folder, store, monkeypatch):
+    fence_of(store).hold()
     order: list[str] = []
     put_file, put_bytes = type(store).put_file, type(store).put_bytes
     monkeypatch.setattr(type(store), "put_file", lambda s, k, *a: (order.append(k), put_file(s, k, *a))[1])
@@ -240,6 +238,7 @@ def test_manifest_is_the_last_object(folder, store, monkeypatch):
 
 def test_only_what_is_complete_is_uploaded(folder, store):
     sync = uploader(folder, store, settle_seconds=0.4)
+    assert sync.upload_pass(ended=False, died_ns=None)
     (folder / "ckpt-1.pt").write_text("growing")
     assert not sync.upload_pass(ended=False, died_ns=None)
     assert keys(store) == []

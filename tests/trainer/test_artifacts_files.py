@@ -28,10 +28,10 @@ class FakeStore:
     def __init__(self) -> None:
         self.puts: list[tuple[str, bytes]] = []
 
-    def put_file(self, key: str, path: Path, *_: object) -> None:
+    def put_file(self, key: str, path: Path, *_: object, **__: object) -> None:
         self.puts.append((key, path.read_bytes()))
 
-    def put_start_of_file(self, key: str, path: Path, size: int, *_: object) -> None:
+    def put_start_of_file(self, key: str, path: Path, size: int, *_: object, **__: object) -> None:
         self.puts.append((key, path.read_bytes()[:size]))
 
 
@@ -137,7 +137,7 @@ def test_once_is_once(tmp_path, clock):
 
 def test_costly_upload_rests_longer(tmp_path, clock):
     class SlowStore(FakeStore):
-        def put_start_of_file(self, key: str, path: Path, size: int, *_: object) -> None:
+        def put_start_of_file(self, key: str, path: Path, size: int, *_: object, **__: object) -> None:
             clock.now += 20
             super().put_start_of_file(key, path, size)
 
@@ -156,7 +156,7 @@ def test_costly_upload_rests_longer(tmp_path, clock):
 
 def test_file_that_changes_while_it_is_sent_is_sent_again(tmp_path):
     class Meddler(FakeStore):
-        def put_file(self, key: str, path: Path, *_: object) -> None:
+        def put_file(self, key: str, path: Path, *_: object, **__: object) -> None:
             super().put_file(key, path)
             if len(self.puts) == 1:
                 path.write_text("changed")

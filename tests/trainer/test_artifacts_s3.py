@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import pytest
+from botocore.stub import Stubber
 
 from dtj_trainer.artifacts import s3
 from dtj_trainer.artifacts.manifest import sha256_of
-from dtj_trainer.artifacts.store import open_store
+from dtj_trainer.artifacts.store import ABSENT, Store, open_store
 
 
 def test_uri_is_split():
@@ -120,3 +121,50 @@ def test_without_an_endpoint_a_given_environment_means_aws(object_store):
         {"AWS_REGION": "eu-west-1", "AWS_ACCESS_KEY_ID": "a", "AWS_SECRET_ACCESS_KEY": "b"}
     )
     assert client.meta.endpoint_url == "https://s3.eu-west-1.amazonaws.com"
+
+
+@pytest.mark.parametrize("size", [10, s3.MULTIPART_BYTES + 10])
+@pytest.mark.parametrize("put", ["put_file", "put_start_of_file"])
+def test_a_conditional_put_replaces_what_it_names_and_nothing_else(job_store, tmp_path, size, put):
+    path = tmp_path / "file"
+    sent: list[int] = []
+
+    def write(letter: bytes, replaces: str) -> str:
+        path.write_bytes(letter * size)
+        more = (size,) if put == "put_start_of_file" else ()
+        return getattr(job_store, put)("key", path, *more, sent.append, replaces=replaces)
+
+    with pytest.raises(s3.Changed):
+        write(b"0", '"0123"')
+    assert list(job_store.objects()) == []
+    first = write(b"1", ABSENT)
+    assert first == job_store.etag("key")
+    with pytest.raises(s3.Changed):
+        write(b"2", ABSENT)
+    second = write(b"3", first)
+    with pytest.raises(s3.Changed):
+        write(b"4", first)
+    job_store.get_file("key", tmp_path / "back")
+    assert (tmp_path / "back").read_bytes() == b"3" * size
+    assert job_store.get_with_etag("key")[1] == job_store.etag("key") == second
+    assert sum(sent) >= 2 * size
+    uploads = s3.make_client().list_multipart_uploads(Bucket=job_store.location.bucket)
+    assert [u for u in uploads.get("Uploads", []) if u["Key"].startswith(job_store.location.prefix)] == []
+
+
+def test_what_stores_answer_to_conditional_puts(job_store):
+    from botocore.exceptions import ClientError
+
+    def explained(status: int, code: str) -> s3.S3Error | None:
+        answer = {"Error": {"Code": code}, "ResponseMetadata": {"HTTPStatusCode": status}}
+        return s3.explain(ClientError(answer, "PutObject"), job_store.uri("key"))
+
+    assert isinstance(explained(412, "PreconditionFailed"), s3.Changed)
+    assert isinstance(explained(409, "ConditionalRequestConflict"), s3.Changed)
+    assert isinstance(explained(501, "NotImplemented"), s3.NotSupported)
+    # AWS, when there is nothing that If-Match could match.
+    stubbed = s3.make_client()
+    with Stubber(stubbed) as stub:
+        stub.add_client_error("put_object", "NoSuchKey", http_status_code=404)
+        with pytest.raises(s3.Changed, match="does not exist any more"):
+            Store(job_store.location, stubbed).put_bytes("key", b"x", replaces='"0123"')

@@ -7,6 +7,7 @@ import shutil
 from pathlib import Path
 
 import pytest
+from tests.trainer.conftest import fence_of, steps_in
 
 from dtj_trainer.artifacts.checkpoint_index import read_index
 from dtj_trainer.artifacts.checkpoint_mirror import CheckpointMirror
@@ -44,7 +45,7 @@ def write(folder: Path, step: int, content: str = "") -> None:
 def upload(folder: Path, store, *, attempt: int = 1, settled_ns: int | None = None) -> None:
     """Upload everything, or what was last changed at `settled_ns` or before."""
     uploader = CheckpointUploader(
-        folder, store, attempt=attempt, keep=3, settle_seconds=0.0, step_at=lambda _: None
+        folder, store, fence=fence_of(store, attempt), keep=3, settle_seconds=0.0, step_at=lambda _: None
     )
     uploader.upload_pass(ended=settled_ns is None, died_ns=settled_ns)
 
@@ -77,8 +78,8 @@ def test_layout_of_a_session(folder, store, restored):
         write(folder, step)
     upload(folder, store)
     index = read_index(store)
-    assert sorted(index.manifests) == [60, 120]
-    assert [entry.name for entry in index.manifests[120].entries] == [*files_of(120), "checkpoint"]
+    assert steps_in(store) == [60, 120]
+    assert [entry.name for entry in index.manifests["120"].entries] == [*files_of(120), "checkpoint"]
     restore(store, restored, "Auto")
     assert names(restored) == ["checkpoint", *files_of(120)]
     assert (restored / "checkpoint").read_bytes() == (folder / "checkpoint").read_bytes()
@@ -90,12 +91,16 @@ def test_a_program_that_saves_faster_than_files_settle(folder, store, restored):
     settled = changed_last(folder)
     write(folder, 120)
     upload(folder, store, settled_ns=settled)
-    assert [entry.name for entry in read_index(store).manifests[60].entries] == files_of(60)
-    restore(store, restored, "Auto")
+    assert [entry.name for entry in read_index(store).manifests["60"].entries] == files_of(60)
+    found = restore(store, restored, "Auto")
     assert names(restored) == ["checkpoint", *files_of(60)]
     assert (restored / "checkpoint").read_text().startswith('model_checkpoint_path: "model.ckpt-60"\n')
-    upload(restored, store, attempt=2)
-    assert sorted(read_index(store).manifests) == [60]
+    second = CheckpointUploader(
+        restored, store, fence=fence_of(store, 2), keep=3, settle_seconds=0.0, step_at=lambda _: None
+    )
+    second.note_restored(found.manifest, own=True)
+    assert second.upload_pass(ended=True, died_ns=None)
+    assert steps_in(store) == [60]
 
 
 def test_the_state_file_alone_is_no_checkpoint(folder, store):
@@ -106,7 +111,7 @@ def test_the_state_file_alone_is_no_checkpoint(folder, store):
     assert read_index(store).manifests == {}
     (folder / "checkpoint").write_text("somebody's own weights")
     upload(folder, store)
-    assert sorted(read_index(store).manifests) == [60]
+    assert steps_in(store) == [60]
 
 
 def test_mirror_goes_back_with_the_run(folder, store, restored):
@@ -125,7 +130,7 @@ def test_mirror_goes_back_with_the_run(folder, store, restored):
     assert names(restored) == ["checkpoint", *files_of(90)]
     write(folder, 100)
     upload(folder, store, attempt=2)  # Of 90 again, without the file that names 100 by now.
-    store.put_bytes("100/model.ckpt-100.index", b"damaged")
+    store.put_bytes("100-2/model.ckpt-100.index", b"damaged")
     mirror.mirror_pass(ended=False, died_ns=None)
     assert mirror.newest["step"] == 90
     assert names(restored) == ["checkpoint", *files_of(90)]
@@ -184,7 +189,9 @@ def test_one_request_while_nothing_changes(folder, store, restored, monkeypatch)
 
 
 def test_a_chief_that_was_replaced_leaves_the_bucket_alone(folder, store, tmp_path):
-    old = CheckpointUploader(folder, store, attempt=1, keep=1, settle_seconds=0.0, step_at=lambda _: None)
+    old = CheckpointUploader(
+        folder, store, fence=fence_of(store), keep=1, settle_seconds=0.0, step_at=lambda _: None
+    )
     write(folder, 60)
     assert old.upload_pass(ended=True, died_ns=None)
     newer = tmp_path / "newer"
@@ -196,6 +203,6 @@ def test_a_chief_that_was_replaced_leaves_the_bucket_alone(folder, store, tmp_pa
     with pytest.raises(S3Error, match="attempt 2 has taken over s3://"):
         old.upload_pass(ended=True, died_ns=None)
     manifests = read_index(store).manifests
-    assert sorted(manifests) == [60, 120]
-    assert manifests[120].attempt == 2
-    assert store.get_bytes("120/model.ckpt-120.index") == b"of attempt 2"
+    assert sorted(manifests) == ["120-2", "60"]
+    assert manifests["120-2"].attempt == 2
+    assert store.get_bytes("120-2/model.ckpt-120.index") == b"of attempt 2"

@@ -182,6 +182,7 @@ def test_artifacts_of_a_whole_run(workspace, job_uri, job_store):
     assert "starts from 0" in run.output
     saved_files = (".dtj-checkpoint.json", "manifest.json", "state")
     assert keys(job_store) == [
+        "attempt.json",
         *(f"checkpoints/{step}/{file}" for step in (10, 20, 30, 40) for file in saved_files),
         "job.yaml",
         "logs/attempt-1/chief-0.log",

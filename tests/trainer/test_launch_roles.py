@@ -178,6 +178,7 @@ def test_evaluator_adds_to_what_there_is(role, job_store, tmp_path):
     for attempt in ("1", "2"):
         assert role("evaluator", DTJ_ATTEMPT=attempt).python(WRITES_ALL).ended() == 0
     assert set(keys(job_store)) - set(before) == {
+        "attempt-evaluator.json",
         "logs/attempt-1/evaluator-0.log",
         "logs/attempt-2/evaluator-0.log",
         "metrics-evaluator.jsonl",

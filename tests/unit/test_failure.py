@@ -146,6 +146,12 @@ def test_a_cause_that_may_have_followed_is_uncertain(kind: str) -> None:
     assert loss(ended(LAUNCHER, 255, {"class": kind, "message": "x"})).settle >= 5
 
 
+def test_a_pod_that_a_later_attempt_has_superseded_is_no_fault_of_the_program() -> None:
+    found = loss(ended(WORKER_0, 69, {"class": "Superseded", "message": "attempt 3 has taken over"}))
+
+    assert (found.failure.failure_class, found.infrastructure) == ("Superseded", True)
+
+
 def test_a_launcher_without_dtj_is_uncertain_and_a_worker_is_not() -> None:
     assert loss(ended(LAUNCHER, 1)).settle == 5
     assert not loss(ended(WORKER_0, 1)).settle

@@ -98,10 +98,14 @@ PROGRESS_FILE = "run/progress.json"
 FAILURE_FILE = "run/failure-{rank}.json"
 """What a program that knows its cause writes before it exits: `{"class": …, "message": …}`."""
 
-# In the bucket, below ENV_ARTIFACTS_URI: checkpoints/<step>/{…,manifest.json}, tensorboard/, model/,
+# In the bucket, below ENV_ARTIFACTS_URI: checkpoints/<step>[-<claim>]/{…,manifest.json}, tensorboard/, model/,
 # logs/attempt-<attempt>/{launcher-0,rank-<rank>,<role>-<index>}.log, metrics.jsonl, metrics-evaluator.jsonl,
-# job.yaml.
+# attempt.json, attempt-evaluator.json, job.yaml.
 MANIFEST_FILE = "manifest.json"
+CLAIM_FILE = "attempt.json"
+"""Which attempt may write (`dtj_trainer.artifacts.fence`): replaced by conditional writes only."""
+EVALUATOR_CLAIM_FILE = "attempt-evaluator.json"
+"""The same for the evaluator, whose attempts are counted apart."""
 JOB_FILE = "job.yaml"
 
 # --- exit codes of dtj's own checks (sysexits.h; a program's own code passes through) -----------
@@ -122,6 +126,7 @@ FailureClass = Literal[
     "DataCorrupt",
     "DataUnavailable",
     "ArtifactsUnavailable",
+    "Superseded",
     "ConnectionLost",
 ]
 """Causes a container can know of itself; the operator adds those only the cluster sees (Evicted, ImagePull…)."""

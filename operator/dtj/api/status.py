@@ -192,9 +192,9 @@ class Failure(ApiModel):
     """The signal that ended it."""
     failure_class: str | None = Field(default=None, alias="class")
     """ApplicationError, OOMKilled, Signal, CommandNotFound, WorldSizeMismatch, PeersUnreachable, DataNotFound,
-    DataCorrupt, DataUnavailable, ArtifactsUnavailable, ConnectionLost, Evicted, PodLost, ImagePull, Unschedulable,
-    QuotaExceeded, Forbidden, CreateContainerConfigError, CreateContainerError, RunContainerError, CrashLoopBackOff,
-    SidecarEnded, StartDeadlineExceeded, DeadlineExceeded or ValidationFailed."""
+    DataCorrupt, DataUnavailable, ArtifactsUnavailable, Superseded, ConnectionLost, Evicted, PodLost, ImagePull,
+    Unschedulable, QuotaExceeded, Forbidden, CreateContainerConfigError, CreateContainerError, RunContainerError,
+    CrashLoopBackOff, SidecarEnded, StartDeadlineExceeded, DeadlineExceeded or ValidationFailed."""
     message: str | None = None
     """The cause in a sentence."""
     last_log_lines: list[str] | None = None

@@ -83,8 +83,8 @@ class Artifacts:
         with _explained():
             manifests = read_index(store).manifests
         return [
-            StoredCheckpoint(step, datetime.fromisoformat(made.time), made.size, store.uri(str(step)))
-            for step, made in sorted(manifests.items())
+            StoredCheckpoint(made.step, datetime.fromisoformat(made.time), made.size, store.uri(folder))
+            for folder, made in sorted(manifests.items(), key=lambda item: (item[1].step, item[1].claim))
         ]
 
     def metrics(self, kind: str = contract.METRICS_FILE) -> list[dict[str, Any]]:

@@ -191,7 +191,9 @@ def _failed(attempt: int, pod: PodView) -> Loss:
         }
     )
     settle = _CONSEQUENCES.get(kind, 0.0)
-    return Loss(failure, False, settle=settle, finished=finished, host=said.get("host"))
+    # Superseded: a pod that the operator had given up already. It's no program's fault.
+    infrastructure = kind == "Superseded"
+    return Loss(failure, infrastructure, settle=settle, finished=finished, host=said.get("host"))
 
 
 def _unsaid(attempt: int, pod: PodView, end: Exit) -> Failure:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from dtj_trainer import contract
-from dtj_trainer.artifacts.manifest import Manifest, ManifestError
+from dtj_trainer.artifacts.manifest import Manifest, ManifestError, step_and_claim
 from dtj_trainer.artifacts.retention import Candidate
 from dtj_trainer.artifacts.s3 import NoSuchKey
 
@@ -19,39 +19,44 @@ log = logging.getLogger(__name__)
 
 @dataclass
 class CheckpointIndex:
-    """Manifests by step, and the steps that have files but no manifest that can be read."""
+    """Manifests by folder, and the folders that have files but no manifest that can be read."""
 
-    manifests: dict[int, Manifest] = field(default_factory=dict)
-    torn: set[int] = field(default_factory=set)
+    manifests: dict[str, Manifest] = field(default_factory=dict)
+    torn: set[str] = field(default_factory=set)
 
     def newest_first(self) -> list[Manifest]:
         """The manifests in the order in which a restore tries them."""
-        return sorted(self.manifests.values(), key=lambda m: (m.attempt, m.step), reverse=True)
+        return sorted(self.manifests.values(), key=age, reverse=True)
+
+
+def age(manifest: Manifest) -> tuple[int, int]:
+    """Greater for a newer checkpoint: a later writer's is newer whatever its step."""
+    return manifest.claim, manifest.step
 
 
 def candidate_of(manifest: Manifest) -> Candidate:
     """The manifest as a candidate for keeping."""
-    return Candidate(manifest.attempt, manifest.step, manifest.metric, manifest.metric_mode)
+    return Candidate(manifest.claim, manifest.step, manifest.metric, manifest.metric_mode)
 
 
 def read_index(store: Store, *, warn: bool = False) -> CheckpointIndex:
     """Read every manifest below a checkpoints prefix; `warn` tells the log about each torn checkpoint."""
     index = CheckpointIndex()
     for folder in store.folders():
-        if not folder.isdecimal():
+        expected = step_and_claim(folder)
+        if expected is None:
             continue
-        step = int(folder)
         try:
             manifest = Manifest.from_json(store.get_bytes(f"{folder}/{contract.MANIFEST_FILE}"))
-            if manifest.step != step:
-                raise ManifestError(f"the manifest is of step {manifest.step}")
-            index.manifests[step] = manifest
+            if (manifest.step, manifest.claim) != expected:
+                raise ManifestError(f"the manifest is of checkpoint {manifest.folder}")
+            index.manifests[folder] = manifest
         except NoSuchKey:
-            index.torn.add(step)
+            index.torn.add(folder)
             if warn:
                 log.warning("checkpoint %s is torn: it has no manifest; skipped", store.uri(folder))
         except ManifestError as error:
-            index.torn.add(step)
+            index.torn.add(folder)
             if warn:
                 log.warning("checkpoint %s is damaged: %s; skipped", store.uri(folder), error)
     return index

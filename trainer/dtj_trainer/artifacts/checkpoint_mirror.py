@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from dtj_trainer import contract
 from dtj_trainer.artifacts.backoff import Backoff
-from dtj_trainer.artifacts.checkpoint_index import read_index
+from dtj_trainer.artifacts.checkpoint_index import age, read_index
 from dtj_trainer.artifacts.manifest import Manifest
 from dtj_trainer.artifacts.restore import fetch, remove
 from dtj_trainer.artifacts.tensorflow_state import STATE_FILE
@@ -73,12 +73,12 @@ class CheckpointMirror:
         for manifest in read_index(self._store).newest_first():
             if last is not None and _age(manifest) <= last:
                 break
-            fault = fetch(self._store.below(str(manifest.step)), manifest, self._folder)
+            fault = fetch(self._store.below(manifest.folder), manifest, self._folder)
             if fault is None:
                 self._take(manifest)
                 break
             # Or the chief has removed it meanwhile; then the next pass finds a newer one.
-            log.warning("checkpoint %d is not mirrored: %s", manifest.step, fault)
+            log.warning("checkpoint %s is not mirrored: %s", manifest.folder, fault)
             skipped = True
         return skipped
 
@@ -92,10 +92,10 @@ class CheckpointMirror:
         self.newest = {
             "step": manifest.step,
             "time": manifest.time,
-            "uri": self._store.uri(str(manifest.step)),
+            "uri": self._store.uri(manifest.folder),
         }
         log.info("mirrored checkpoint %s (%d bytes)", self.newest["uri"], manifest.size)
 
 
-def _age(manifest: Manifest) -> tuple[int, int, str]:
-    return manifest.attempt, manifest.step, manifest.time
+def _age(manifest: Manifest) -> tuple[tuple[int, int], str]:
+    return age(manifest), manifest.time

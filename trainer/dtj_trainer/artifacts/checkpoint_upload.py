@@ -22,12 +22,12 @@ from dtj_trainer.artifacts.local_checkpoints import (
     read_entries,
     read_entry,
 )
-from dtj_trainer.artifacts.manifest import Entry, Manifest, StoredFile, sha256_of
+from dtj_trainer.artifacts.manifest import Entry, Manifest, StoredFile, folder_name, sha256_of
 from dtj_trainer.artifacts.retention import Candidate, kept
-from dtj_trainer.artifacts.s3 import S3Error
-from dtj_trainer.artifacts.tensorflow_state import is_state
+from dtj_trainer.artifacts.tensorflow_state import STATE_FILE, is_state
 
 if TYPE_CHECKING:
+    from dtj_trainer.artifacts.fence import Fence
     from dtj_trainer.artifacts.store import Store
 
 log = logging.getLogger(__name__)
@@ -40,8 +40,9 @@ NO_NUMBER = -1
 class CheckpointUploader:
     """Brings the checkpoints folder of one attempt into the bucket, pass by pass.
 
-    `store` is the job's checkpoints prefix. `step_at` is asked for the step of entries whose names
-    hold none. Passes come from one thread; `newest` and `bytes_uploaded` may be read by others.
+    `store` is the job's checkpoints prefix; `fence` says whether this attempt may still write there. `step_at`
+    is asked for the step of entries whose names hold none. Passes come from one thread; `newest` and
+    `bytes_uploaded` may be read by others.
     """
 
     def __init__(
@@ -49,14 +50,14 @@ class CheckpointUploader:
         folder: Path,
         store: Store,
         *,
-        attempt: int,
+        fence: Fence,
         keep: int,
         settle_seconds: float,
         step_at: StepAt,
     ) -> None:
         self._folder = folder
         self._store = store
-        self._attempt = attempt
+        self._fence = fence
         self._keep = keep
         self._settle_seconds = settle_seconds
         self._step_at = step_at
@@ -65,8 +66,8 @@ class CheckpointUploader:
         """Files that are in the bucket in this state, or came from there."""
         self._step_given: tuple[frozenset[FileState], int] = (frozenset(), 0)
         """The last content without a number, and the step it got."""
-        self._doomed: set[int] = set()
-        """Steps whose manifest is deleted and whose files are not yet."""
+        self._doomed: set[str] = set()
+        """Folders whose manifest is deleted and whose files are not yet."""
         self._uploaded_any = False
         self._lock = threading.Lock()
         self._newest: contract.CheckpointRef | None = None
@@ -80,7 +81,8 @@ class CheckpointUploader:
 
     def note_restored(self, manifest: Manifest, *, own: bool) -> None:
         """Take the entries of a restored checkpoint for what they are: nothing to upload."""
-        entries = [entry for e in manifest.entries if (entry := read_entry(self._folder, e.name))]
+        names = [*(entry.name for entry in manifest.entries), STATE_FILE]
+        entries = [entry for name in names if (entry := read_entry(self._folder, name))]
         self._done.update(file for entry in entries for file in entry.files)
         if own:
             self._tell_newest(manifest)
@@ -90,7 +92,7 @@ class CheckpointUploader:
 
         `ended` says that the program succeeded, hence all it wrote is complete; `died_ns` when it was
         killed or failed (wall clock), hence what was not complete by then never will be. True when
-        nothing is left to do for the entries of this moment. Raises S3Error.
+        nothing is left to do for the entries of this moment. Raises S3Error, Superseded among them.
         """
         while True:
             # First, so that the disk does not fill up while uploads are slow or the bucket is away.
@@ -112,6 +114,8 @@ class CheckpointUploader:
 
     def _loaded_index(self) -> CheckpointIndex:
         if self._index is None:
+            # Should a later attempt's be in it, then nothing is removed: the claim is looked at before.
+            self._fence.hold()
             self._index = read_index(self._store)
             for manifest in self._index.newest_first()[:1]:
                 self._tell_newest(manifest)
@@ -129,9 +133,10 @@ class CheckpointUploader:
         found = [c for c in by_step(ready, without_number=NO_NUMBER) if not self._only_names_others(c)]
         checkpoints = [self._numbered(index, c) for c in found]
         fresh = [c for c in checkpoints if not self._done.issuperset(c.files)]
-        local = {_candidate(c, self._attempt): c for c in fresh}
-        replaced = {c.step for c in fresh}
-        others = {candidate_of(m) for m in index.manifests.values() if m.step not in replaced}
+        claim = self._fence.number
+        local = {_candidate(c, claim): c for c in fresh}
+        replaced = {folder_name(c.step, claim) for c in fresh}
+        others = {candidate_of(m) for folder, m in index.manifests.items() if folder not in replaced}
         keep = kept([*local, *others], self._keep)
         return sorted((local[c] for c in keep if c in local), key=lambda c: c.step)
 
@@ -152,19 +157,20 @@ class CheckpointUploader:
         if content == last_content:
             step = last_step
         elif step is None:
-            step = max([*index.manifests, last_step]) + 1
+            step = max([*(m.step for m in index.manifests.values()), last_step]) + 1
         self._step_given = (content, step)
         return replace(checkpoint, step=step)
 
     def _upload(self, index: CheckpointIndex, checkpoint: LocalCheckpoint) -> bool:
         """Upload files, then the manifest; False when the files changed meanwhile."""
-        self._leave_to_later_attempt()
-        step = checkpoint.step
-        before = index.manifests.get(step)
+        self._fence.hold()
+        step, claim = checkpoint.step, self._fence.number
+        folder = folder_name(step, claim)
+        before = index.manifests.get(folder)
         stored = {file.path: file for file in before.files} if before else {}
         taken = {file.key for file in before.files} if before else set()
         if before is None:
-            index.torn.add(step)  # Until its manifest is there.
+            index.torn.add(folder)  # Until its manifest is there.
         files: list[StoredFile] = []
         started = time.monotonic()
         try:
@@ -176,7 +182,7 @@ class CheckpointUploader:
                     files.append(old)
                     continue
                 key = _free_key(_key_of(checkpoint, state.path), taken)
-                self._store.put_file(f"{step}/{key}", path, self._count_bytes)
+                self._store.put_file(f"{folder}/{key}", path, self._count_bytes)
                 files.append(StoredFile(state.path, key, state.size, digest))
         except OSError as error:
             log.info("checkpoint %d changed while it was uploaded: %s", step, error)
@@ -184,46 +190,33 @@ class CheckpointUploader:
         if not self._unchanged(checkpoint):
             log.info("checkpoint %d changed while it was uploaded; it is taken up again", step)
             return False
-        self._leave_to_later_attempt()
+        self._fence.hold()
         mark = checkpoint.mark
         manifest = Manifest(
             step=step,
             time=now_text(),
-            attempt=self._attempt,
+            attempt=self._fence.attempt,
             entries=tuple(Entry(entry.name, entry.kind) for entry in checkpoint.entries),
             files=tuple(files),
             metric=mark.metric if mark else None,
             metric_mode=mark.metric_mode if mark else "max",
+            claim=claim,
         )
-        self._store.put_bytes(f"{step}/{contract.MANIFEST_FILE}", manifest.to_json())
-        index.manifests[step] = manifest
-        index.torn.discard(step)
-        self._doomed.discard(step)
+        self._store.put_bytes(f"{folder}/{contract.MANIFEST_FILE}", manifest.to_json())
+        index.manifests[folder] = manifest
+        index.torn.discard(folder)
+        self._doomed.discard(folder)
         self._done.update(checkpoint.files)
         self._uploaded_any = True
         self._tell_newest(index.newest_first()[0])
         log.info(
             "uploaded checkpoint %s (%d bytes, %.1f s)",
-            self._store.uri(str(step)),
+            self._store.uri(folder),
             manifest.size,
             time.monotonic() - started,
         )
         self._remove_strays(manifest)
         return True
-
-    def _leave_to_later_attempt(self) -> None:
-        """Raises S3Error once a later attempt has uploaded a checkpoint: this one's pod is a leftover.
-
-        It would overwrite files of the same step, and remove what it does not know. A later attempt that
-        uploads in this very moment is not seen.
-        """
-        newest = max((m.attempt for m in read_index(self._store).manifests.values()), default=0)
-        if newest > self._attempt:
-            raise S3Error(
-                f"attempt {newest} has taken over {self._store.location.uri}: "
-                f"attempt {self._attempt} uploads no more checkpoints",
-                transient=False,
-            )
 
     def _unchanged(self, checkpoint: LocalCheckpoint) -> bool:
         return all(
@@ -233,41 +226,39 @@ class CheckpointUploader:
 
     def _remove_strays(self, manifest: Manifest) -> None:
         """Delete what a torn or replaced upload of the same step left."""
-        wanted = {f"{manifest.step}/{file.key}" for file in manifest.files}
-        wanted.add(f"{manifest.step}/{contract.MANIFEST_FILE}")
-        found = (item.key for item in self._store.objects(str(manifest.step)))
+        wanted = {f"{manifest.folder}/{file.key}" for file in manifest.files}
+        wanted.add(f"{manifest.folder}/{contract.MANIFEST_FILE}")
+        found = (item.key for item in self._store.objects(manifest.folder))
         strays = [key for key in found if key not in wanted]
         if strays:
             self._store.delete(strays)
 
     def _prune_bucket(self, index: CheckpointIndex) -> None:
-        candidates = {candidate_of(m): m.step for m in index.manifests.values()}
+        candidates = {candidate_of(m): folder for folder, m in index.manifests.items()}
         keep = kept(candidates, self._keep)
-        for candidate, step in candidates.items():
-            if candidate not in keep:
-                self._store.delete([f"{step}/{contract.MANIFEST_FILE}"])
-                del index.manifests[step]
-                self._doomed.add(step)
+        gone = [folder for candidate, folder in candidates.items() if candidate not in keep]
+        if gone or self._doomed or (index.torn and self._uploaded_any):
+            self._fence.hold()  # A later attempt may be restoring what would go.
+        for folder in gone:
+            self._store.delete([f"{folder}/{contract.MANIFEST_FILE}"])
+            del index.manifests[folder]
+            self._doomed.add(folder)
         if self._uploaded_any:
             # Torn uploads of earlier attempts go once this attempt has put something in their place.
             self._doomed |= index.torn
             index.torn.clear()
-        for step in sorted(self._doomed):
-            keys = [item.key for item in self._store.objects(str(step))]
+        for folder in sorted(self._doomed):
+            keys = [item.key for item in self._store.objects(folder)]
             if keys:
                 self._store.delete(keys)
-            self._doomed.discard(step)
+            self._doomed.discard(folder)
 
     def _prune_local(self, entries: list[LocalEntry]) -> list[LocalEntry]:
         """Remove directories made by `save` but the newest and the best, uploaded or not; what is left.
 
         Files of others are theirs.
         """
-        marked = {
-            Candidate(self._attempt, e.mark.step, e.mark.metric, e.mark.metric_mode): e
-            for e in entries
-            if e.mark
-        }
+        marked = {Candidate(1, e.mark.step, e.mark.metric, e.mark.metric_mode): e for e in entries if e.mark}
         keep = kept(marked, self._keep)
         gone = {entry.name for candidate, entry in marked.items() if candidate not in keep}
         for name in gone:
@@ -279,7 +270,7 @@ class CheckpointUploader:
             self._newest = {
                 "step": manifest.step,
                 "time": manifest.time,
-                "uri": self._store.uri(str(manifest.step)),
+                "uri": self._store.uri(manifest.folder),
             }
 
     def _count_bytes(self, amount: int) -> None:
@@ -287,11 +278,11 @@ class CheckpointUploader:
             self.bytes_uploaded += amount
 
 
-def _candidate(checkpoint: LocalCheckpoint, attempt: int) -> Candidate:
+def _candidate(checkpoint: LocalCheckpoint, claim: int) -> Candidate:
     mark = checkpoint.mark
     if mark is None:
-        return Candidate(attempt, checkpoint.step)
-    return Candidate(attempt, checkpoint.step, mark.metric, mark.metric_mode)
+        return Candidate(claim, checkpoint.step)
+    return Candidate(claim, checkpoint.step, mark.metric, mark.metric_mode)
 
 
 def _key_of(checkpoint: LocalCheckpoint, path: str) -> str:

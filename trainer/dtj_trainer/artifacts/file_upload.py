@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import math
 import threading
@@ -9,16 +10,22 @@ import time
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from dtj_trainer.artifacts.store import Store, usable_name
+from dtj_trainer.artifacts.fence import Superseded
+from dtj_trainer.artifacts.s3 import Changed, NoSuchKey, NotSupported, S3Error
+from dtj_trainer.artifacts.store import ABSENT, Store, usable_name
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
+    from dtj_trainer.artifacts.fence import Fence
+
 log = logging.getLogger(__name__)
 
 COSTLY_SHARE = 10
 """A file that took t seconds to upload rests for this many times t, so that uploads stay a small share."""
+CONDITIONAL_TRIES = 3
+"""Of a put over what others put there: none of them may write any more, so that the second one succeeds."""
 
 
 @dataclass(frozen=True)
@@ -48,11 +55,15 @@ ONCE = Rule(only_once=True)
 
 @dataclass(frozen=True)
 class Source:
-    """A file, or a folder with all that lies below it, and the key (prefix) it goes to."""
+    """A file, or a folder with all that lies below it, and the key (prefix) it goes to.
+
+    `fence`: for keys that other attempts have too; None: the keys are this pod's own.
+    """
 
     path: Path
     key: str
     rule: Rule
+    fence: Fence | None = None
 
     def files(self) -> Iterator[tuple[Path, str]]:
         """The files there are now with their keys; hidden and temporary ones are not artifacts."""
@@ -80,6 +91,8 @@ class _Known:
     uploaded: _State | None = None
     uploaded_at: float = -math.inf
     duration: float = 0.0
+    etag: str = ABSENT
+    """What this process put there, or found there."""
 
 
 @dataclass
@@ -96,14 +109,16 @@ class FileUploader:
         """Upload what is due. After the program's end, good or bad, all that is left is due,
         except files that must be whole and were not yet quiet when it failed.
 
-        True when nothing is left to do for the files of this moment. Raises S3Error.
+        True when nothing is left to do for the files of this moment. Raises S3Error. What a later attempt
+        has taken over is left alone, without an error: the others are still this pod's.
         """
         over = ended or died_ns is not None
         all_done = True
         for source in self.sources:
             newest = _newest_of_folders(source)
-            for path, key in list(source.files()):
-                all_done &= self._consider(source.rule, path, key, path in newest, over, died_ns)
+            with contextlib.suppress(Superseded):
+                for path, key in list(source.files()):
+                    all_done &= self._consider(source, path, key, path in newest, over, died_ns)
         return all_done
 
     def uploaded_below(self, key_prefix: str) -> bool:
@@ -116,9 +131,10 @@ class FileUploader:
         )
 
     def _consider(
-        self, rule: Rule, path: Path, key: str, newest: bool, over: bool, died_ns: int | None
+        self, source: Source, path: Path, key: str, newest: bool, over: bool, died_ns: int | None
     ) -> bool:
         """Upload one file if it is due; whether it is done for now."""
+        rule = source.rule
         known = self._known.setdefault(path, _Known(seen_first=time.monotonic()))
         try:
             state = _state_of(path)
@@ -129,12 +145,12 @@ class FileUploader:
             if not over and not _due(rule, known, state, newest):
                 return False
             started = time.monotonic()
-            if rule.appended:
-                self.store.put_start_of_file(key, path, state.size, self._count_bytes)
+            if source.fence:
+                self._put_fenced(source.fence, rule, path, key, state, known)
             else:
-                self.store.put_file(key, path, self._count_bytes)
-                if _state_of(path) != state:
-                    return False
+                self._put(rule, path, key, state)
+            if not rule.appended and _state_of(path) != state:
+                return False
         except OSError as error:
             log.debug("%s was not uploaded: %s", path, error)
             return not path.exists()
@@ -142,6 +158,37 @@ class FileUploader:
         known.uploaded_at = time.monotonic()
         known.duration = known.uploaded_at - started
         return True
+
+    def _put(
+        self, rule: Rule, path: Path, key: str, state: _State, replaces: str | None = None
+    ) -> str | None:
+        if rule.appended:
+            return self.store.put_start_of_file(key, path, state.size, self._count_bytes, replaces=replaces)
+        return self.store.put_file(key, path, self._count_bytes, replaces=replaces)
+
+    def _put_fenced(
+        self, fence: Fence, rule: Rule, path: Path, key: str, state: _State, known: _Known
+    ) -> None:
+        """Put a file over what this process knows to be there; over anything else only as the claim's holder.
+
+        What is in the way may be an earlier attempt's, or this put itself, its answer lost: with the claim in
+        hand both may be replaced, and who has lost the claim learns it before any put.
+        """
+        for _ in range(CONDITIONAL_TRIES):
+            fence.hold()
+            try:
+                known.etag = self._put(rule, path, key, state, fence.expecting(known.etag)) or known.etag
+                return
+            except Changed:
+                try:
+                    known.etag = self.store.etag(key)
+                except NoSuchKey:
+                    known.etag = ABSENT
+            except NotSupported:
+                if fence.expecting(known.etag) is None:
+                    raise
+                fence.without_conditions()
+        raise S3Error(f"{self.store.uri(key)} is being changed all the time", transient=True)
 
     def _count_bytes(self, amount: int) -> None:
         with self._lock:

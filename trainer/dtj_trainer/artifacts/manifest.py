@@ -43,7 +43,7 @@ class StoredFile:
 
 @dataclass(frozen=True)
 class Manifest:
-    """A complete checkpoint in the bucket. `time` is RFC 3339 in UTC."""
+    """A complete checkpoint in the bucket. `time` is RFC 3339 in UTC; `claim` is its writer's (see `fence`)."""
 
     step: int
     time: str
@@ -52,6 +52,12 @@ class Manifest:
     files: tuple[StoredFile, ...]
     metric: float | None = None
     metric_mode: MetricMode = "max"
+    claim: int = 1
+
+    @property
+    def folder(self) -> str:
+        """What its prefix below the checkpoints is called."""
+        return folder_name(self.step, self.claim)
 
     @property
     def size(self) -> int:
@@ -65,6 +71,7 @@ class Manifest:
             "step": self.step,
             "time": self.time,
             "attempt": self.attempt,
+            "claim": self.claim,
             "entries": [{"name": entry.name, "kind": entry.kind} for entry in self.entries],
             "files": [
                 {"path": file.path, "key": file.key, "size": file.size, "sha256": file.sha256}
@@ -96,11 +103,27 @@ class Manifest:
                 ),
                 metric=None if read.get("metric") is None else float(read["metric"]),
                 metric_mode=_mode(read.get("metricMode", "max")),
+                claim=int(read.get("claim", 1)),
             )
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise ManifestError(f"the manifest can't be read: {error!r}") from error
         _check_paths(manifest)
         return manifest
+
+
+def folder_name(step: int, claim: int) -> str:
+    """`500` of the first claim, `500-2` of the second: no two writers share a folder."""
+    return str(step) if claim == 1 else f"{step}-{claim}"
+
+
+def step_and_claim(folder: str) -> tuple[int, int] | None:
+    """Of a checkpoint's folder; None for any other."""
+    step, dash, claim = folder.partition("-")
+    parts = [step, claim] if dash else [step]
+    if not all(part.isascii() and part.isdecimal() for part in parts):
+        return None
+    found = int(step), int(claim or 1)
+    return found if folder_name(*found) == folder else None
 
 
 def _kind(value: object) -> EntryKind:

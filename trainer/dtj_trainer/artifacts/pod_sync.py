@@ -13,6 +13,7 @@ from dtj_trainer.artifacts import file_upload
 from dtj_trainer.artifacts.backoff import retry_transient
 from dtj_trainer.artifacts.checkpoint_mirror import POLL_SECONDS, CheckpointMirror
 from dtj_trainer.artifacts.checkpoint_upload import CheckpointUploader, StepAt
+from dtj_trainer.artifacts.fence import Fence, Superseded
 from dtj_trainer.artifacts.file_upload import FileUploader, Source
 from dtj_trainer.artifacts.restore import RESUME_NEVER, Restored, restore
 from dtj_trainer.artifacts.s3 import NoSuchKey, S3Error
@@ -38,6 +39,8 @@ Part = Literal["primary", "evaluator", "other"]
 """Of a pod in its job. `primary`: the pod of rank 0, or of the chief; it alone uploads checkpoints and model.
 `evaluator`: follows the checkpoints in the bucket. Both upload TensorBoard and metrics, all upload logs."""
 METRICS_KEYS = {"primary": contract.METRICS_FILE, "evaluator": contract.EVALUATOR_METRICS_FILE}
+CLAIM_KEYS = {"primary": contract.CLAIM_FILE, "evaluator": contract.EVALUATOR_CLAIM_FILE}
+"""The evaluator is replaced alone, so that its attempts are not the chief's."""
 
 
 @dataclass(frozen=True)
@@ -62,10 +65,16 @@ class SyncSettings:
 class PodSync:
     """Restores, then uploads in background threads; no upload ever blocks the program."""
 
-    def __init__(self, settings: SyncSettings, step_at: StepAt) -> None:
-        """Raises ValueError for a malformed `uri`."""
+    def __init__(
+        self, settings: SyncSettings, step_at: StepAt, on_superseded: Callable[[], None] = lambda: None
+    ) -> None:
+        """`on_superseded`: see `Fence`. Raises ValueError for a malformed `uri`."""
         self._settings = settings
         self._store: Store | None = open_store(settings.uri) if settings.uri else None
+        claim = CLAIM_KEYS.get(settings.part)
+        self._fence = (
+            Fence(self._store, claim, settings.attempt, on_superseded) if self._store and claim else None
+        )
         self._checkpoints: CheckpointUploader | None = None
         self._mirror: CheckpointMirror | None = None
         self._files: FileUploader | None = None
@@ -82,12 +91,13 @@ class PodSync:
             (self._settings.root / name).mkdir(parents=True, exist_ok=True)
 
     def restore(self, timeout: float, sleep: Callable[[float], None] = time.sleep) -> Restored | None:
-        """Put back the newest good checkpoint and the pod's metrics written so far.
+        """Claim the prefix for this attempt; put back the newest good checkpoint and the pod's metrics so far.
 
         The evaluator's checkpoints come while it runs.
 
         Waits up to `timeout` seconds for an S3 that is down; raises S3Error when it stays down, and at
-        once when the bucket or the credentials are wrong: a job never starts from 0 by mistake.
+        once when the bucket or the credentials are wrong: a job never starts from 0 by mistake. Raises
+        Superseded when a later attempt has begun already.
         """
         if self._store is None:
             log.info("no artifacts are kept: %s is not set", contract.ENV_ARTIFACTS_URI)
@@ -96,6 +106,8 @@ class PodSync:
 
         def attempt() -> Restored | None:
             restored = None
+            if self._fence:
+                self._fence.hold()  # First: what an earlier attempt completes from now on is not missed.
             if settings.part != "evaluator":
                 restored = restore(
                     store.below(contract.CHECKPOINTS), settings.root / contract.CHECKPOINTS, settings.resume
@@ -126,7 +138,7 @@ class PodSync:
         """Begin to upload in the background."""
         if self._store is None:
             return
-        settings, root = self._settings, self._settings.root
+        settings, root, fence = self._settings, self._settings.root, self._fence
         logs = f"{contract.LOGS}/attempt-{settings.attempt}"
         names = settings.log_names
         sources = (
@@ -137,21 +149,21 @@ class PodSync:
         if metrics := METRICS_KEYS.get(settings.part):
             # Chief and evaluator share the folder: the names of event files tell the host and the time.
             sources += [
-                Source(root / contract.METRICS_FILE, metrics, file_upload.METRICS),
-                Source(root / contract.TENSORBOARD, contract.TENSORBOARD, file_upload.TENSORBOARD),
+                Source(root / contract.METRICS_FILE, metrics, file_upload.METRICS, fence),
+                Source(root / contract.TENSORBOARD, contract.TENSORBOARD, file_upload.TENSORBOARD, fence),
             ]
         if settings.part == "primary":
             sources += [
-                Source(settings.config_dir / contract.JOB_FILE, contract.JOB_FILE, file_upload.ONCE),
-                Source(root / contract.MODEL, contract.MODEL, file_upload.MODEL),
+                Source(settings.config_dir / contract.JOB_FILE, contract.JOB_FILE, file_upload.ONCE, fence),
+                Source(root / contract.MODEL, contract.MODEL, file_upload.MODEL, fence),
             ]
         self._files = FileUploader(self._store, sources)
         self._loops.append(SyncLoop("uploading files", self._files.upload_pass))
-        if settings.part == "primary":
+        if settings.part == "primary" and fence:
             self._checkpoints = CheckpointUploader(
                 root / contract.CHECKPOINTS,
                 self._store.below(contract.CHECKPOINTS),
-                attempt=settings.attempt,
+                fence=fence,
                 keep=settings.keep,
                 settle_seconds=settings.settle_seconds,
                 step_at=self._step_at,
@@ -195,7 +207,7 @@ class PodSync:
         """Upload all that is left; `ended` says the program succeeded.
 
         Gives up when no byte more was uploaded for `timeout` seconds, or, with `at_most`, that long after
-        now. Raises S3Error: what could not be uploaded, and why.
+        now. Raises S3Error: what could not be uploaded, and why; Superseded when it is not to be.
         """
         patience = Patience(timeout, None if at_most else lambda: self.bytes_uploaded)
         if not ended:
@@ -207,8 +219,15 @@ class PodSync:
                 loop.wait(number, patience.left)
             except S3Error as error:
                 errors.append(error)  # The others go on: the last checkpoint may still arrive.
+        if self.superseded:
+            raise self.superseded
         if errors:
             raise errors[0]
+
+    @property
+    def superseded(self) -> Superseded | None:
+        """Set for good once a later attempt writes instead of this one."""
+        return self._fence.superseded if self._fence else None
 
     def artifacts(self) -> contract.Artifacts:
         """What is in the bucket already."""

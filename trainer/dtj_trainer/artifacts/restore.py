@@ -47,7 +47,7 @@ def restore(own: Store, folder: Path, resume: str) -> Restored | None:
     other = None if resume in {RESUME_AUTO, ""} else open_store(resume)
     manifest = restore_newest(own, folder)
     if manifest:
-        return Restored(manifest, own.uri(str(manifest.step)), own=True)
+        return Restored(manifest, own.uri(manifest.folder), own=True)
     if other is None:
         log.info("no checkpoint below %s: training starts from 0", own.location.uri)
         return None
@@ -61,7 +61,7 @@ def _restore_other(other: Store, folder: Path) -> Restored:
     for store in (other, other.below(contract.CHECKPOINTS)):
         manifest = restore_newest(store, folder)
         if manifest:
-            return Restored(manifest, store.uri(str(manifest.step)), own=False)
+            return Restored(manifest, store.uri(manifest.folder), own=False)
     raise S3Error(f"no complete checkpoint to resume from below {other.location.uri}", transient=False)
 
 
@@ -81,12 +81,19 @@ def _restore_exactly(checkpoint: Store, folder: Path) -> Manifest | None:
 
 def restore_newest(store: Store, folder: Path) -> Manifest | None:
     """Restore the newest checkpoint below a checkpoints prefix whose files are what its manifest says."""
-    for manifest in read_index(store, warn=True).newest_first():
-        checkpoint = store.below(str(manifest.step))
+    index = read_index(store, warn=True)
+    waiting = index.newest_first()
+    while waiting:
+        manifest = waiting.pop(0)
+        checkpoint = store.below(manifest.folder)
         fault = fetch(checkpoint, manifest, folder)
         if fault is None:
             log.info("restored checkpoint %s (%d bytes)", checkpoint.location.uri, manifest.size)
             return manifest
+        now = read_index(store)
+        if now != index:  # Another one wrote a newer checkpoint, and removed this one.
+            index, waiting = now, now.newest_first()
+            continue
         log.warning("checkpoint %s is damaged: %s; skipped", checkpoint.location.uri, fault)
     return None
 

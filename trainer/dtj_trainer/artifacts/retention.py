@@ -15,11 +15,11 @@ if TYPE_CHECKING:
 class Candidate:
     """A checkpoint as far as keeping it is concerned; ordered from the oldest to the newest.
 
-    A later attempt is newer whatever its step: one that starts again from 0 must not lose its
-    first checkpoints to those of the attempt before.
+    What a later claim wrote (that is, a later attempt; see `fence`) is newer whatever its step: one that
+    starts again from 0 must not lose its first checkpoints to those of the attempt before.
     """
 
-    attempt: int
+    claim: int
     step: int
     metric: float | None = None
     metric_mode: MetricMode = "max"
@@ -27,11 +27,11 @@ class Candidate:
 
 def kept(candidates: Iterable[Candidate], newest: int) -> set[Candidate]:
     """The `newest` newest candidates (at least one) and the best by metric; of equals the newest."""
-    ordered = sorted(candidates, key=lambda candidate: (candidate.attempt, candidate.step))
+    ordered = sorted(candidates, key=lambda candidate: (candidate.claim, candidate.step))
     keep = set(ordered[-max(newest, 1) :])
     measured = [candidate for candidate in ordered if candidate.metric is not None]
     if measured:
         # The newest one says which way is better.
         sign = 1.0 if measured[-1].metric_mode == "max" else -1.0
-        keep.add(max(measured, key=lambda c: (sign * (c.metric or 0.0), c.attempt, c.step)))
+        keep.add(max(measured, key=lambda c: (sign * (c.metric or 0.0), c.claim, c.step)))
     return keep

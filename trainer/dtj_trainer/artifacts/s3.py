@@ -11,6 +11,7 @@ import os
 import re
 from collections.abc import Mapping
 from contextlib import contextmanager
+from http import HTTPStatus
 from typing import TYPE_CHECKING, NamedTuple
 from urllib.parse import urlsplit
 
@@ -34,6 +35,7 @@ _SECRET_CODES = {"InvalidAccessKeyId", "SignatureDoesNotMatch", "AuthorizationHe
 _TOKEN_CODES = {"ExpiredToken", "InvalidToken", "ExpiredTokenException", "TokenRefreshRequired"}
 _DENIED_CODES = {"AccessDenied", "403", "Forbidden", "AllAccessDisabled", "AccountProblem"}
 _MISSING_KEY_CODES = {"NoSuchKey", "404", "NotFound"}
+_CHANGED_CODES = {"PreconditionFailed", "412", "ConditionalRequestConflict"}
 _TRANSIENT_CODES = {
     "InternalError",
     "OperationAborted",
@@ -83,6 +85,20 @@ class NoSuchKey(S3Error):
 
 class DamagedObject(S3Error):
     """What arrived is not what the object's checksum says."""
+
+    def __init__(self, sentence: str) -> None:
+        super().__init__(sentence, transient=False)
+
+
+class Changed(S3Error):
+    """The object is not, or no longer, what a conditional request expected."""
+
+    def __init__(self, sentence: str) -> None:
+        super().__init__(sentence, transient=False)
+
+
+class NotSupported(S3Error):
+    """The store does not know such a request, a conditional one for example."""
 
     def __init__(self, sentence: str) -> None:
         super().__init__(sentence, transient=False)
@@ -231,10 +247,12 @@ def _explain_answer(error: object, uri: str, bucket: str, where: str) -> S3Error
         return S3Error(f"access to {uri} at {where} is denied ({code})", transient=False)
     if code in {"PermanentRedirect", "IllegalLocationConstraintException"}:
         return S3Error(f"the bucket {bucket} is in another region: set AWS_REGION ({code})", transient=False)
-    transient = status >= 500 or status == 429 or code in _TRANSIENT_CODES
-    return S3Error(
-        f"S3 at {where} answered {status or ''} {code} for {uri}: {_first_line(error)}", transient=transient
-    )
+    sentence = f"S3 at {where} answered {status or ''} {code} for {uri}: {_first_line(error)}"
+    if code in _CHANGED_CODES:
+        return Changed(sentence)
+    if status == HTTPStatus.NOT_IMPLEMENTED:
+        return NotSupported(sentence)
+    return S3Error(sentence, transient=status >= 500 or status == 429 or code in _TRANSIENT_CODES)
 
 
 @contextmanager

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from functools import cached_property
-from typing import TYPE_CHECKING, BinaryIO, NamedTuple
+from typing import TYPE_CHECKING, BinaryIO, NamedTuple, TypedDict
 
 from dtj_trainer.artifacts import s3
 
@@ -14,9 +15,19 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from mypy_boto3_s3 import S3Client
+    from mypy_boto3_s3.type_defs import CompletedPartTypeDef
 
 DELETE_BATCH = 1000
 """As many keys as one DeleteObjects request may name."""
+MOST_PARTS = 10_000
+"""Of one object."""
+ABSENT = "*"
+"""What a conditional put replaces when nothing may be there."""
+
+
+class _Condition(TypedDict, total=False):
+    IfMatch: str
+    IfNoneMatch: str
 
 
 class StoredObject(NamedTuple):
@@ -61,13 +72,46 @@ class Store:
     def _name(self, key: str) -> str:
         return (self.location / key).prefix
 
-    def put_bytes(self, key: str, content: bytes) -> None:
-        """Write one small object."""
-        with self._sentences(self.uri(key)):
-            self._client.put_object(Bucket=self.location.bucket, Key=self._name(key), Body=content)
+    def put_bytes(self, key: str, content: bytes, *, replaces: str | None = None) -> str:
+        """Write one small object; its ETag.
 
-    def put_file(self, key: str, path: Path, on_bytes: Callable[[int], None] | None = None) -> None:
-        """Upload a file that does not change meanwhile, in parts if it is large."""
+        `replaces` is the ETag of what it may replace, or ABSENT; None: whatever is there. Raises `Changed`
+        when something else is there, `NotSupported` by a store that knows no conditions.
+        """
+        with self._sentences(self.uri(key)), self._conditional(key, replaces) as condition:
+            answer = self._client.put_object(
+                Bucket=self.location.bucket, Key=self._name(key), Body=content, **condition
+            )
+        return answer["ETag"]
+
+    @contextlib.contextmanager
+    def _conditional(self, key: str, replaces: str | None) -> Iterator[_Condition]:
+        try:
+            if replaces is None:
+                yield {}
+            else:
+                yield {"IfNoneMatch": ABSENT} if replaces == ABSENT else {"IfMatch": replaces}
+        except Exception as error:
+            # AWS says so when there is nothing to match.
+            if replaces is not None and isinstance(s3.explain(error, self.uri(key)), s3.NoSuchKey):
+                raise s3.Changed(f"{self.uri(key)} does not exist any more") from error
+            raise
+
+    def put_file(
+        self,
+        key: str,
+        path: Path,
+        on_bytes: Callable[[int], None] | None = None,
+        *,
+        replaces: str | None = None,
+    ) -> str | None:
+        """Upload a file that does not change meanwhile, in parts if it is large.
+
+        `replaces`: as for `put_bytes`; then its ETag is returned.
+        """
+        if replaces is not None:
+            with path.open("rb") as file:
+                return self._put_conditionally(key, file, path.stat().st_size, on_bytes, replaces)
         with self._sentences(self.uri(key)):
             self._client.upload_file(
                 str(path),
@@ -76,17 +120,21 @@ class Store:
                 Callback=on_bytes,
                 Config=s3.transfer_config(),
             )
+        return None
 
     def put_start_of_file(
-        self, key: str, path: Path, size: int, on_bytes: Callable[[int], None] | None = None
-    ) -> None:
-        """Upload the first `size` bytes of a file that others append to."""
+        self,
+        key: str,
+        path: Path,
+        size: int,
+        on_bytes: Callable[[int], None] | None = None,
+        *,
+        replaces: str | None = None,
+    ) -> str | None:
+        """Upload the first `size` bytes of a file that others append to. `replaces`: as for `put_file`."""
         with path.open("rb") as file:
-            if size <= s3.MULTIPART_BYTES:
-                self.put_bytes(key, file.read(size))
-                if on_bytes:
-                    on_bytes(size)
-                return
+            if replaces is not None or size <= s3.MULTIPART_BYTES:
+                return self._put_conditionally(key, _FirstBytes(file, size), size, on_bytes, replaces)
             with self._sentences(self.uri(key)):
                 self._client.upload_fileobj(
                     _FirstBytes(file, size),  # type: ignore[arg-type]  # needs only read()
@@ -95,12 +143,60 @@ class Store:
                     Callback=on_bytes,
                     Config=s3.transfer_config(),
                 )
+        return None
+
+    def _put_conditionally(
+        self,
+        key: str,
+        file: BinaryIO | _FirstBytes,
+        size: int,
+        on_bytes: Callable[[int], None] | None,
+        replaces: str | None,
+    ) -> str:
+        """In parts if it is large: boto3's own transfer knows no conditions."""
+        told = on_bytes or (lambda _: None)
+        if size <= s3.MULTIPART_BYTES:
+            etag = self.put_bytes(key, file.read(size), replaces=replaces)
+            told(size)
+            return etag
+        bucket, name, client = self.location.bucket, self._name(key), self._client
+        part_size = max(s3.MULTIPART_BYTES, -(-size // MOST_PARTS))
+        parts: list[CompletedPartTypeDef] = []
+        with self._sentences(self.uri(key)), self._conditional(key, replaces) as condition:
+            upload = client.create_multipart_upload(Bucket=bucket, Key=name)["UploadId"]
+            try:
+                while block := file.read(part_size):
+                    number = len(parts) + 1
+                    part = client.upload_part(
+                        Bucket=bucket, Key=name, UploadId=upload, PartNumber=number, Body=block
+                    )
+                    parts.append({"PartNumber": number, "ETag": part["ETag"]})
+                    if "ChecksumCRC32" in part:
+                        parts[-1]["ChecksumCRC32"] = part["ChecksumCRC32"]
+                    told(len(block))
+                answer = client.complete_multipart_upload(
+                    Bucket=bucket, Key=name, UploadId=upload, MultipartUpload={"Parts": parts}, **condition
+                )
+            except BaseException:
+                with contextlib.suppress(Exception):
+                    client.abort_multipart_upload(Bucket=bucket, Key=name, UploadId=upload)
+                raise
+        return answer["ETag"]
+
+    def etag(self, key: str) -> str:
+        """The present ETag of an object; `NoSuchKey` when it is not there."""
+        with self._sentences(self.uri(key)):
+            return self._client.head_object(Bucket=self.location.bucket, Key=self._name(key))["ETag"]
+
+    def get_with_etag(self, key: str) -> tuple[bytes, str]:
+        """One small object and its ETag; `NoSuchKey` when it is not there."""
+        with self._sentences(self.uri(key)):
+            answer = self._client.get_object(Bucket=self.location.bucket, Key=self._name(key))
+            return answer["Body"].read(), answer["ETag"]
 
     def get_bytes(self, key: str) -> bytes:
         """Read one small object; `NoSuchKey` when it is not there."""
-        with self._sentences(self.uri(key)):
-            answer = self._client.get_object(Bucket=self.location.bucket, Key=self._name(key))
-            return answer["Body"].read()
+        return self.get_with_etag(key)[0]
 
     def get_file(self, key: str, path: Path) -> None:
         """Download an object to `path`, in parts if it is large; `NoSuchKey` when it is not there."""

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from typing import Protocol
 
 from dtj_trainer.artifacts.backoff import Backoff
+from dtj_trainer.artifacts.fence import Superseded
 from dtj_trainer.artifacts.s3 import S3Error
 
 log = logging.getLogger(__name__)
@@ -45,7 +46,10 @@ class Patience:
 
 
 class SyncLoop:
-    """Runs passes in a thread of its own. Errors are logged and tried again for as long as it runs."""
+    """Runs passes in a thread of its own. Errors are logged and tried again for as long as it runs.
+
+    It ends by itself once a later attempt has taken over: `wait` raises that.
+    """
 
     def __init__(self, what: str, sync_pass: SyncPass, interval: float = TICK_SECONDS) -> None:
         """`what` it does: `uploading files`. `interval`: seconds between passes."""
@@ -91,6 +95,8 @@ class SyncLoop:
         with self._changed:
             while self._answered < asked:
                 left = seconds_left()
+                if isinstance(self._error, Superseded):
+                    raise self._error
                 if left <= 0 or not self._thread.is_alive():
                     raise self._error or S3Error(f"{self._what} took too long", transient=True)
                 if self._error and not self._error.transient and self._failing_for() >= LASTING_SECONDS:
@@ -110,6 +116,11 @@ class SyncLoop:
             done = False
             try:
                 done = self._pass(ended=ended, died_ns=died_ns)
+            except Superseded as error:
+                with self._changed:
+                    self._error = error
+                    self._changed.notify_all()
+                return
             except S3Error as error:
                 delay = self._failed(error, backoff)
             except Exception as error:

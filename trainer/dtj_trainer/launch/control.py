@@ -36,10 +36,11 @@ class Attached:
 
 @dataclass(frozen=True)
 class FinishAnswer:
-    """The answer to a wrapper that asked for the final sync; `fault` when it could not be done."""
+    """The answer to a wrapper that asked for the final sync; `fault` when it could not be done, of which class."""
 
     fault: str | None
     report: contract.Report
+    cause: contract.FailureClass = "ArtifactsUnavailable"
 
 
 class Supervision(Protocol):

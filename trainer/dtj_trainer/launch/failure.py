@@ -43,11 +43,13 @@ def rank_exit(settings: Settings, end: ProgramEnd, last_lines: Sequence[str] = (
     return told
 
 
-def unavailable(settings: Settings, message: str) -> RankExit:
+def unavailable(
+    settings: Settings, message: str, cause: contract.FailureClass = "ArtifactsUnavailable"
+) -> RankExit:
     """The end for want of something that was to be restored, uploaded or asked."""
     log.error("%s", message)
     told = rank_exit(settings, ProgramEnd(contract.EXIT_UNAVAILABLE))
-    told["class"], told["message"] = "ArtifactsUnavailable", message
+    told["class"], told["message"] = cause, message
     return told
 
 

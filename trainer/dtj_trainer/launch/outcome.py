@@ -12,7 +12,7 @@ from dtj_trainer.launch.mpirun import read_blame
 from dtj_trainer.launch.program import ProgramEnd
 from dtj_trainer.launch.termination import RankExit
 
-_OWN_CHECKS = {"WorldSizeMismatch", "CommandNotFound", "OOMKilled", "ArtifactsUnavailable"}
+_OWN_CHECKS = {"WorldSizeMismatch", "CommandNotFound", "OOMKilled", "ArtifactsUnavailable", "Superseded"}
 """Classes that are certain, whatever happened to other hosts."""
 
 _LEFT_AFTER_SIGTERM = 128 + signal.SIGTERM

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import logging
 import threading
+from collections.abc import Callable
 from datetime import datetime
 
 from dtj_trainer import contract
+from dtj_trainer.artifacts.fence import Superseded
 from dtj_trainer.artifacts.pod_sync import Part, PodSync, SyncSettings
 from dtj_trainer.artifacts.s3 import S3Error
 from dtj_trainer.launch.phases import PhaseLog
@@ -26,7 +28,11 @@ LOG_SYNC_SECONDS = 60.0
 
 
 class ArtifactsUnavailable(Exception):
-    """Artifacts could not be restored or uploaded; the message says why."""
+    """Artifacts could not be restored or uploaded; the message says why, `cause` which class of failure it is."""
+
+    def __init__(self, message: str, cause: contract.FailureClass = "ArtifactsUnavailable") -> None:
+        super().__init__(message)
+        self.cause = cause
 
 
 def stop_sync_seconds(sync_timeout: float) -> float:
@@ -52,8 +58,17 @@ def sync_settings(settings: Settings, *, part: Part, log_names: tuple[str, ...] 
 class Pod:
     """The services of one pod, made by its supervisor. May be used from several threads once started."""
 
-    def __init__(self, settings: Settings, *, part: Part, log_names: tuple[str, ...] | None) -> None:
-        """`log_names`: the logs to upload, all when None."""
+    def __init__(
+        self,
+        settings: Settings,
+        *,
+        part: Part,
+        log_names: tuple[str, ...] | None,
+        on_superseded: Callable[[], None] = lambda: None,
+    ) -> None:
+        """`log_names`: the logs to upload, all when None. `on_superseded`: called once when a later attempt
+        writes instead of this pod's, whose work is for nothing from then on.
+        """
         self.phases = PhaseLog()
         self.phases.reached("started")
         self._settings = settings
@@ -62,6 +77,7 @@ class Pod:
             self._sync = PodSync(
                 sync_settings(settings, part=part, log_names=log_names),
                 self._watch.step_at,
+                on_superseded,
             )
         except ValueError as error:
             raise ArtifactsUnavailable(f"{contract.ENV_ARTIFACTS_URI}: {error}") from error
@@ -81,6 +97,8 @@ class Pod:
         if restore:
             try:
                 self._sync.restore(self._settings.sync_timeout)
+            except Superseded as error:
+                raise _superseded(error) from error
             except (S3Error, ValueError, OSError) as error:
                 raise ArtifactsUnavailable(f"checkpoints could not be restored: {error}") from error
             self.phases.reached("restored")
@@ -98,6 +116,11 @@ class Pod:
         found["phases"] = self.phases.times()
         return found
 
+    @property
+    def superseded(self) -> ArtifactsUnavailable | None:
+        """That a later attempt writes instead of this pod's; None while none does."""
+        return _superseded(self._sync.superseded) if self._sync.superseded else None
+
     def program_died(self) -> None:
         """A program of this pod was killed or failed: what is not complete by now is not uploaded."""
         self._sync.program_died()
@@ -113,6 +136,8 @@ class Pod:
         seconds = self._settings.sync_timeout if timeout is None else timeout
         try:
             self._sync.finish(seconds, ended=ended, at_most=timeout is not None)
+        except Superseded as error:
+            raise _superseded(error) from error
         except S3Error as error:
             raise ArtifactsUnavailable(
                 f"not all artifacts could be uploaded within {seconds:.0f} s: {error}"
@@ -149,3 +174,7 @@ class Pod:
         wait = threading.Event()
         while not wait.wait(STRANGERS_CHECK_SECONDS):
             self._sync.warn_of_strangers()
+
+
+def _superseded(error: Superseded) -> ArtifactsUnavailable:
+    return ArtifactsUnavailable(str(error), "Superseded")

@@ -64,7 +64,7 @@ def _finished(settings: Settings, supervisor: ControlClient, told: RankExit) -> 
     except SupervisorGone as error:
         return unavailable(settings, str(error))
     if answer.fault:
-        return unavailable(settings, answer.fault)
+        return unavailable(settings, answer.fault, answer.cause)
     if told["rank"] == 0:
         told.update(answer.report)  # type: ignore[typeddict-item]  # a Report's fields are a Termination's
     return told

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import logging
+import signal
+import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -62,10 +64,15 @@ class Replica:
         """Run the program to its end, then see its artifacts uploaded; the exit code."""
         failure_file(self._settings).unlink(missing_ok=True)
         try:
-            pod = Pod(self._settings, part=self._duties.part, log_names=(self._log_name,))
+            pod = Pod(
+                self._settings,
+                part=self._duties.part,
+                log_names=(self._log_name,),
+                on_superseded=self._stop_program,
+            )
             pod.open(restore=self._duties.restores)
         except ArtifactsUnavailable as error:
-            return self._tell(unavailable(self._settings, str(error)))
+            return self._tell(unavailable(self._settings, str(error), error.cause))
         quick = self._duties.only_log
         self._program.stop_by_signals(kill_after=QUICK_STOP_SECONDS if quick else STOP_SECONDS)
         pod.phases.reached("programStarted")
@@ -73,9 +80,16 @@ class Replica:
         pod.phases.reached("programEnded")
         return self._ended(pod, end)
 
+    def _stop_program(self) -> None:
+        self._program.stop(signal.SIGTERM)
+        threading.Timer(QUICK_STOP_SECONDS, self._program.kill).start()
+
     def _ended(self, pod: Pod, end: ProgramEnd) -> int:
         told = rank_exit(self._settings, end, self._program.last_lines.lines())
-        if end.succeeded and end.stop_signal is not None:
+        if superseded := pod.superseded:
+            # Whatever the program did then, and however it took its end, is nobody's concern any more.
+            told = unavailable(self._settings, str(superseded), superseded.cause)
+        elif end.succeeded and end.stop_signal is not None:
             # It left because it was told to: its work is not known to be done.
             told["class"] = "Signal"
             told["message"] = f"the program ended when it was told to stop ({signal_name(end.stop_signal)})"
@@ -87,9 +101,10 @@ class Replica:
             # Code 0 of a program told to stop may be a shell's, whose child was killed in the middle of a write.
             pod.finish(ended=not failed, timeout=self._sync_seconds(end))
         except ArtifactsUnavailable as error:
-            log.warning("%s", error)
             if not failed and not self._duties.only_log:
-                return self._tell(unavailable(self._settings, str(error)))
+                return self._tell(unavailable(self._settings, str(error), error.cause))
+            if error.cause != "Superseded":  # Which was told.
+                log.warning("%s", error)
         if not failed:
             told.update(pod.report())  # type: ignore[typeddict-item]  # a Report's fields are a Termination's
             self._tell(told)

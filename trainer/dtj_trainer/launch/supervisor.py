@@ -58,13 +58,12 @@ class RankSupervisor:
         with self._changed:
             self._changed.wait_for(lambda: not self._running)
             ended = self._all_succeeded
-        fault = None
         with self._finishing:
             try:
                 self._pod.finish(ended=ended)
             except ArtifactsUnavailable as error:
-                fault = str(error)
-        return FinishAnswer(fault, self._pod.report())
+                return FinishAnswer(str(error), self._pod.report(), error.cause)
+        return FinishAnswer(None, self._pod.report())
 
     def stop(self) -> bool:
         """Ask the ranks that still run to end, then make them; whether all succeeded."""

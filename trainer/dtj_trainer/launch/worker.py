@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import signal
 import time
@@ -9,7 +10,7 @@ from collections.abc import Sequence
 
 from dtj_trainer import contract
 from dtj_trainer.launch.control import ControlServer
-from dtj_trainer.launch.pod import ArtifactsUnavailable, Pod, stop_sync_seconds
+from dtj_trainer.launch.pod import LOG_SYNC_SECONDS, ArtifactsUnavailable, Pod, stop_sync_seconds
 from dtj_trainer.launch.settings import Settings
 from dtj_trainer.launch.sshd import Sshd, SshdMissing
 from dtj_trainer.launch.supervisor import RankSupervisor
@@ -34,7 +35,7 @@ class Worker:
             pod = Pod(settings, part="primary" if settings.index == 0 else "other", log_names=None)
             pod.open()
         except ArtifactsUnavailable as error:
-            return self._fail("ArtifactsUnavailable", str(error), contract.EXIT_UNAVAILABLE)
+            return self._fail(error.cause, str(error), contract.EXIT_UNAVAILABLE)
         signal.signal(signal.SIGTERM, self._stop)
         signal.signal(signal.SIGINT, self._stop)
         supervisor = RankSupervisor(pod)
@@ -45,8 +46,16 @@ class Worker:
             return self._fail("CommandNotFound", str(error), contract.EXIT_COMMAND_NOT_FOUND)
         by = f"ssh on port {settings.ssh_port}" if sshd else "ranks of this machine"
         log.info("worker %d is ready for %s", settings.index, by)
-        while not self._stopping and not (sshd and sshd.ended):
+        while not self._stopping and not pod.superseded and not (sshd and sshd.ended):
             time.sleep(POLL_SECONDS)
+        if superseded := pod.superseded:
+            supervisor.stop()
+            code = self._fail(superseded.cause, str(superseded), contract.EXIT_UNAVAILABLE)
+            with contextlib.suppress(ArtifactsUnavailable):  # The ranks' logs are uploaded.
+                pod.finish(ended=False, timeout=LOG_SYNC_SECONDS)
+            if sshd:
+                sshd.stop()
+            return code
         if sshd and not self._stopping:
             supervisor.stop()
             code = self._fail(
@@ -70,7 +79,7 @@ class Worker:
         try:
             pod.finish(ended=ended, timeout=timeout)
         except ArtifactsUnavailable as error:
-            self._fail("ArtifactsUnavailable", str(error), contract.EXIT_UNAVAILABLE)
+            self._fail(error.cause, str(error), contract.EXIT_UNAVAILABLE)
             return False
         return True
 
