@@ -217,6 +217,9 @@ def test_a_job_whose_pods_all_run_in_time_has_met_its_deadline_for_good() -> Non
     assert life.evaluation.look_again is None
     status = life.see(*healthy()[1:], running(WORKER_0, ready=False), seconds=5000)
     assert status["phase"] == "Running"
+    status = life.see(*healthy()[1:], ended(WORKER_0), seconds=5001)
+    assert condition(status, "Running")["reason"] == "RankLost"
+    assert status["phase"] == "Running"
 
 
 def test_a_retry_has_the_whole_time_after_its_pause() -> None:
