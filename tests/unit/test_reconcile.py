@@ -596,6 +596,24 @@ async def test_a_changed_spec_holds_from_the_next_attempt_on() -> None:
     assert "--lr=2" in world.cluster.pod("mnist-launcher-0")["spec"]["containers"][0]["command"]
 
 
+async def test_workers_that_a_running_job_is_to_have_besides_come_with_its_next_attempt() -> None:
+    world = World()
+    world.kubelet.program = endless
+    await world.until(lambda: world.phase == "Running")
+
+    world.cluster.change(JOB, lambda job: job["spec"]["replicaSpecs"]["worker"].update(replicas=3))
+    await world.rest()
+    assert world.pod_names() == EVERYTHING
+    assert world.condition("Running")["status"] == "True"
+    assert world.status["restarts"] == {"application": 0, "infrastructure": 0}
+    world.cluster.end_pod(world.cluster.pod("mnist-worker-1"))
+    await world.rest()
+
+    assert world.pod_names() == [*EVERYTHING, "mnist-worker-2"]
+    assert world.status["failure"]["pod"] == "mnist-worker-1"
+    assert world.status["restarts"] == {"application": 0, "infrastructure": 1}
+
+
 # --- progress ---------------------------------------------------------------------------------------
 
 

@@ -11,6 +11,7 @@ from dtj.api.status import ConditionType
 from dtj.plan.model import Plan
 from dtj.reconcile.view import Owned
 from dtj.status.draft import Evaluation
+from dtj.status.evaluate import is_begun
 from dtj.status.overdue import told_overdue
 from dtj.status.pods import PodView
 
@@ -101,6 +102,10 @@ def actions(
         result.append(Create(plan.service))
     result += _config(plan, {config.name: config for config in configs}, pods)
     present = {pod.name: pod for pod in pods if pod.attempt == attempts.get(pod.name)}
+    if plan.restarts_with is None and is_begun(
+        evaluation.status, [[pod["metadata"]["name"] for pod in stage] for stage in plan.stages], present
+    ):
+        return result  # whatever a changed spec asks for besides is for the next attempt
     taken = {pod.name for pod in pods}
     return result + [Create(pod) for pod in _due(plan, present) if pod["metadata"]["name"] not in taken]
 

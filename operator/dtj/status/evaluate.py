@@ -7,7 +7,7 @@ an operator that dies at any point goes on where things are.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from datetime import datetime
 
 from dtj.api.job import Fault, Job
@@ -81,10 +81,11 @@ def _evaluate(
         return resumed(draft, expected)
     gone: Sequence[str] = ()
     if expected.restarts_with is not None:
-        gone = vanished(old, expected.attempts, pods)
+        # Before all ran, a pod that goes is simply made again.
+        gone = vanished(old, expected.attempts, pods) if old.all_running_time else ()
         loss = replica_loss(attempt, old, expected, pods, gone)
-    elif _begun(old, expected, named):
-        loss = attempt_loss(attempt, pods, _missing(old, expected, named))
+    elif is_begun(old, expected.stages, named):
+        loss = attempt_loss(attempt, pods, vanished(old, expected.attempts, pods))
     else:
         loss = _early(attempt, expected, pods)
     if left is not None and left <= 0 and loss is None:
@@ -212,8 +213,11 @@ def _going_on(
         answers = pod.ready or (began and not old.holds(ConditionType.RESTARTING))
         return pod.succeeded or (pod.running and answers)
 
-    if all(map(runs, expected.needed)):
-        message = f"all {len(expected.needed)} pods run"
+    # An attempt that has begun goes on with the pods that it has: what a changed spec asks for comes with the next.
+    fixed = not alone and is_begun(old, expected.stages, named)
+    needed = [name for name in expected.needed if not fixed or name in named]
+    if all(map(runs, needed)):
+        message = f"all {len(needed)} pods run"
         draft.set(ConditionType.RESTARTING, False, "JobRunning", message)
         if expected.evaluator is not None and not runs(expected.evaluator):
             why = obstacle([pod for pod in pods if pod.name == expected.evaluator], observed.refusal)
@@ -262,15 +266,12 @@ def _tell_bottleneck(draft: Draft, observed: Observed) -> None:
     draft.set(ConditionType.BOTTLENECK, True, reason, message, again=old is not None and old.reason != reason)
 
 
-def _begun(old: JobStatus, expected: Expected, named: Mapping[str, PodView]) -> bool:
-    """Whether the ranks of the attempt may have started: from then on no pod can be replaced alone."""
-    return old.all_running_time is not None or any(name in named for name in expected.stages[-1])
+def is_begun(old: JobStatus, stages: Sequence[Sequence[str]], there: Collection[str]) -> bool:
+    """Whether the ranks of the attempt may have started: from then on no pod can be replaced alone.
 
-
-def _missing(old: JobStatus, expected: Expected, named: Mapping[str, PodView]) -> list[str]:
-    """Pods that were there and are gone: those of earlier stages, and after all ran once, of the last one too."""
-    stages = expected.stages if old.all_running_time is not None else expected.stages[:-1]
-    return [name for stage in stages for name in stage if name not in named]
+    there: names of the attempt's pods.
+    """
+    return old.all_running_time is not None or any(name in there for name in stages[-1])
 
 
 def _early(attempt: int, expected: Expected, pods: Sequence[PodView]) -> Loss | None:

@@ -18,8 +18,6 @@ def vanished(old: JobStatus, attempts: Mapping[str, int], pods: Sequence[PodView
 
     A pod that is not there may also be one that was not made yet: those that started again last are.
     """
-    if old.all_running_time is None:
-        return []  # before all ran, a pod that goes is simply made again
     there = {pod.name for pod in pods}
     gone = []
     for role, status in old.replica_statuses.items():
