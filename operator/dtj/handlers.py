@@ -14,7 +14,7 @@ import sys
 import time
 import uuid
 from collections import Counter
-from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence, Set
 from contextlib import AsyncExitStack
 from datetime import UTC, datetime
 from typing import Any
@@ -22,13 +22,14 @@ from typing import Any
 import kopf
 import prometheus_client
 
-from dtj.api.identity import API_VERSION, GROUP, LABEL_JOB, LABEL_MANAGED_BY, MANAGER, PLURAL, VERSION
+from dtj.api.identity import API_VERSION, GROUP, KIND, LABEL_JOB, LABEL_MANAGED_BY, MANAGER, PLURAL, VERSION
 from dtj.api.managed_by import other_manager_of
 from dtj.api.status import Phase
 from dtj.cluster.api import connect
 from dtj.operator_flags import read_flags
 from dtj.reconcile.controller import Controller
 from dtj.reconcile.election import Elector, LeaseLost
+from dtj.reconcile.ghosts import keep_laying_ghosts
 from dtj.reconcile.health import Health
 from dtj.reconcile.metrics import Metrics, process_registry
 from dtj.reconcile.progress import ProgressPoller
@@ -56,19 +57,32 @@ class IndexView:
         configs: kopf.Index[Key, Owned],
     ) -> None:
         self._jobs, self._pods, self._services, self._configs = jobs, pods, services, configs
+        self.hidden: Mapping[str, Set[str]] = {}
 
     def job(self, key: Key) -> Mapping[str, Any] | None:
         # The last: after a gap in the watch, an earlier job of the name may still be there.
-        return next(reversed(list(self._jobs.get(key, ()))), None)
+        jobs = [job for job in self._jobs.get(key, ()) if self._shown(KIND, job["metadata"]["uid"])]
+        return next(reversed(jobs), None)
 
     def pods(self, key: Key) -> Sequence[OwnedPod]:
-        return list(self._pods.get(key, ()))
+        return [pod for pod in self._pods.get(key, ()) if self._shown("Pod", pod.view.uid)]
 
     def services(self, key: Key) -> Sequence[Owned]:
-        return list(self._services.get(key, ()))
+        return [service for service in self._services.get(key, ()) if self._shown("Service", service.uid)]
 
     def configs(self, key: Key) -> Sequence[Owned]:
-        return list(self._configs.get(key, ()))
+        return [config for config in self._configs.get(key, ()) if self._shown("ConfigMap", config.uid)]
+
+    def known(self) -> Mapping[str, Mapping[str, Key]]:
+        return {
+            KIND: {job["metadata"]["uid"]: key for key in self._jobs for job in self._jobs[key]},
+            "Pod": {pod.view.uid: key for key in self._pods for pod in self._pods[key]},
+            "Service": {service.uid: key for key in self._services for service in self._services[key]},
+            "ConfigMap": {config.uid: key for key in self._configs for config in self._configs[key]},
+        }
+
+    def _shown(self, kind: str, uid: str) -> bool:
+        return uid not in self.hidden.get(kind, ())
 
     def active(self) -> Sequence[Key]:
         return [key for key, job in self._each() if job["status"].get("phase") not in _ENDED]
@@ -79,7 +93,11 @@ class IndexView:
     def _each(self) -> Iterable[tuple[Key, Mapping[str, Any]]]:
         # A copy of the keys: Prometheus asks from a thread of its own.
         jobs = ((key, job) for key in list(self._jobs) for job in self._jobs.get(key, ()))
-        return ((key, job) for key, job in jobs if not other_manager_of(job))
+        return (
+            (key, job)
+            for key, job in jobs
+            if not other_manager_of(job) and self._shown(KIND, job["metadata"]["uid"])
+        )
 
 
 @kopf.index(GROUP, VERSION, PLURAL, id="jobs")
@@ -106,15 +124,15 @@ async def index_pod(body: kopf.Body, **_: Any) -> dict[Key, OwnedPod]:
 @kopf.index("", "v1", "services", id="services")
 async def index_service(body: kopf.Body, **_: Any) -> dict[Key, Owned]:
     """Keep whose a Service is."""
-    return {_job_key(body): Owned(body["metadata"]["name"], controller_uid(body))}
+    metadata = body["metadata"]
+    return {_job_key(body): Owned(metadata["name"], controller_uid(body), uid=metadata["uid"])}
 
 
 @kopf.index("", "v1", "configmaps", id="configs")
 async def index_config(body: kopf.Body, **_: Any) -> dict[Key, Owned]:
     """Keep whose a ConfigMap is, and what it says."""
-    return {
-        _job_key(body): Owned(body["metadata"]["name"], controller_uid(body), dict(body.get("data") or {}))
-    }
+    metadata, data = body["metadata"], dict(body.get("data") or {})
+    return {_job_key(body): Owned(metadata["name"], controller_uid(body), data, metadata["uid"])}
 
 
 @kopf.on.event(GROUP, VERSION, PLURAL)
@@ -167,10 +185,18 @@ async def start(
     memo.controller.start(memo.workers)
     memo.health.check = memo.controller.check
 
+    async def there(kind: str) -> set[str]:
+        version, selector = (API_VERSION, "") if kind == KIND else ("v1", _CHILDREN)
+        lists = [await cluster.uids(version, kind, selector, place) for place in memo.namespaces or [None]]
+        return set().union(*lists)
+
+    memo.ghosts = asyncio.create_task(keep_laying_ghosts(view, there, queue.add, memo.ghosts_interval))
+
 
 @kopf.on.cleanup()
 async def stop(memo: kopf.Memo, **_: Any) -> None:
     """Close what was opened; the next operator goes on from what is stored."""
+    memo.ghosts.cancel()
     await memo.controller.stop()
     await memo.progress.close()
     await memo.cluster.close()
@@ -203,6 +229,8 @@ async def _run(flags: argparse.Namespace) -> None:
         memo = kopf.Memo(
             workers=flags.workers,
             progress_interval=flags.progress_interval,
+            ghosts_interval=flags.look_for_ghosts,
+            namespaces=flags.namespace,
             registry=registry,
             may_write=leading,
             health=health,

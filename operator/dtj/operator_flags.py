@@ -29,6 +29,14 @@ def read_flags(words: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument(
         "--progress-interval", type=float, default=5.0, help="seconds between two looks at a job's progress"
     )
+    parser.add_argument(
+        "--look-for-ghosts",
+        type=float,
+        default=60.0,
+        metavar="SECONDS",
+        help="how often objects are looked for that went while the API server could not be watched "
+        "(default: %(default)s)",
+    )
     parser.add_argument("--log-level", default=os.environ.get("DTJ_LOG_LEVEL", "INFO"))
     _add_lease(parser)
     flags = parser.parse_args(words)

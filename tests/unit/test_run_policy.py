@@ -479,7 +479,9 @@ async def test_a_wrong_job_of_another_controller_is_not_touched_either() -> None
 
 def test_a_job_of_another_controller_is_not_among_those_that_the_operator_counts() -> None:
     jobs = {
-        ("ml", name): [{"spec": {"runPolicy": {"managedBy": manager}}, "status": {}}]
+        ("ml", name): [
+            {"metadata": {"uid": name}, "spec": {"runPolicy": {"managedBy": manager}}, "status": {}}
+        ]
         for name, manager in (("theirs", "example.com/queue"), ("ours", OPERATOR))
     }
     view = IndexView(jobs, {}, {}, {})  # type: ignore[arg-type]

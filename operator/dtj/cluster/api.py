@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlencode
 
 import aiohttp
 from kubernetes.aio import client, config
@@ -27,6 +28,8 @@ _PLURALS = {
     ("coordination.k8s.io/v1", "Lease"): "leases",
     (API_VERSION, KIND): PLURAL,
 }
+_CHUNK = 500
+_METADATA_ONLY = "application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1,application/json"
 MERGE_PATCH = "application/merge-patch+json"
 
 
@@ -113,6 +116,20 @@ class KubernetesApi:
         body = {"metadata": {"resourceVersion": resource_version}, "status": patch}
         return await self._request("PATCH", path, KIND, body, MERGE_PATCH)
 
+    async def uids(self, api_version: str, kind: str, selector: str, namespace: str | None) -> set[str]:
+        """The uids of all objects of a kind that are there now. namespace: None for every one."""
+        # No resourceVersion: the server answers from its store, not from a cache of its own.
+        path = _collection({"apiVersion": api_version, "kind": kind, "metadata": {"namespace": namespace}})
+        query = {"limit": str(_CHUNK)} | ({"labelSelector": selector} if selector else {})
+        found: set[str] = set()
+        while True:
+            page = await self._request("GET", f"{path}?{urlencode(query)}", kind, accept=_METADATA_ONLY)
+            found |= {item["metadata"]["uid"] for item in page["items"]}
+            going_on = page["metadata"].get("continue")
+            if not going_on:
+                return found
+            query["continue"] = going_on
+
     async def _request(
         self,
         method: str,
@@ -120,8 +137,9 @@ class KubernetesApi:
         kind: str,
         body: Manifest | None = None,
         content_type: str = "application/json",
+        accept: str = "application/json",
     ) -> Manifest:
-        async with self._answer(method, path, kind, body, content_type) as answer:
+        async with self._answer(method, path, kind, body, content_type, accept=accept) as answer:
             result: Manifest = json.loads(await answer.read())
         return result
 
@@ -134,9 +152,10 @@ class KubernetesApi:
         body: Manifest | None = None,
         content_type: str = "application/json",
         timeout: aiohttp.ClientTimeout = _TIMEOUT,
+        accept: str = "application/json",
     ) -> AsyncIterator[aiohttp.ClientResponse]:
         """The answer to a request, to be read in the block: what goes wrong there is an ApiError too."""
-        headers = {"Accept": "application/json", "Content-Type": content_type}
+        headers = {"Accept": accept, "Content-Type": content_type}
         request = await self._api.param_serialize(
             method, path, header_params=headers, body=body, auth_settings=["BearerToken"]
         )
@@ -199,7 +218,8 @@ def _collection(manifest: Manifest) -> str:
     version = manifest["apiVersion"]
     root = f"/api/{version}" if "/" not in version else f"/apis/{version}"
     plural = _PLURALS[version, manifest["kind"]]
-    return f"{root}/namespaces/{manifest['metadata']['namespace']}/{plural}"
+    namespace = manifest["metadata"]["namespace"]
+    return f"{root}/{plural}" if namespace is None else f"{root}/namespaces/{namespace}/{plural}"
 
 
 def _path(manifest: Manifest) -> str:

@@ -20,6 +20,7 @@ class Owned:
     owner: str
     """uid of the job."""
     data: Mapping[str, str] | None = None
+    uid: str = ""
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,262 @@
+"""The API server in memory behind real HTTP, as far as the operator's process asks it, with faults on demand."""
+
+from __future__ import annotations
+
+import asyncio
+import copy
+import json
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from functools import partial
+from typing import Any
+
+from aiohttp import web
+
+from dtj.api.identity import API_VERSION, GROUP, KIND, LABEL_JOB, PLURAL, VERSION
+from dtj.api.job import Manifest
+from dtj.cluster.port import ApiError
+from tests.unit.support.api_server import refused
+from tests.unit.support.fake_cluster import FakeCluster, Kubelet, Name
+
+KINDS = {
+    "pods": "Pod",
+    "services": "Service",
+    "configmaps": "ConfigMap",
+    "secrets": "Secret",
+    "events": "Event",
+}
+VERBS = ["create", "delete", "get", "list", "patch", "watch"]
+Fault = Callable[[web.Request, Callable[[], Awaitable[web.StreamResponse]]], Awaitable[web.StreamResponse]]
+"""Answers a request in the server's place; may ask the server, too."""
+
+
+@dataclass
+class History(FakeCluster):
+    """Remembers every change with its version and what the object was, as watches tell it."""
+
+    history: list[tuple[int, str, Name, Manifest]] = field(default_factory=list)
+    version: int = 0
+
+    def _store(self, name: Name, manifest: Manifest) -> Manifest:
+        kind = "MODIFIED" if name in self.objects else "ADDED"
+        stored = super()._store(name, manifest)
+        self._remember(kind, name, stored)
+        return stored
+
+    def remove(self, name: Name) -> None:
+        there = self.objects.get(name)
+        super().remove(name)
+        if there is not None:
+            there["metadata"]["resourceVersion"] = self._number("")
+            self._remember("DELETED", name, there)
+
+    def _remember(self, kind: str, name: Name, manifest: Manifest) -> None:
+        self.version = int(manifest["metadata"]["resourceVersion"])
+        self.history.append((self.version, kind, name, copy.deepcopy(manifest)))
+
+    def at(self, version: int) -> dict[Name, Manifest]:
+        """What was there at a version."""
+        there: dict[Name, Manifest] = {}
+        for number, kind, name, manifest in self.history:
+            if number > version:
+                break
+            there[name] = manifest
+            if kind == "DELETED":
+                del there[name]
+        return there
+
+
+class HttpCluster:
+    """Serves a cluster whose pods move by themselves."""
+
+    def __init__(self) -> None:
+        self.cluster = History(now=datetime.now(UTC))
+        self.kubelet = Kubelet(self.cluster)
+        self.fault: Fault | None = None
+        self.requests: list[tuple[float, str, str]] = []
+        """Time, method and path of each."""
+        self.stale: int | None = None
+        """The version that lists show; None: the newest."""
+        self.oldest = 0
+        """Watches from an older version are told 410."""
+        self.deaf = False
+        """Nobody can watch."""
+        self.moves = True
+        self.url = ""
+        self._watches: list[web.Request] = []
+
+    @property
+    def watched(self) -> int:
+        """How many watches are open."""
+        return len(self._watches)
+
+    # --- what tests do ---------------------------------------------------------------------------------
+
+    def cut(self) -> int:
+        """Break every watch's connection; how many there were."""
+        watches = list(self._watches)
+        for request in watches:
+            assert request.transport is not None
+            request.transport.abort()
+        return len(watches)
+
+    def forget(self) -> None:
+        """Forget the changes up to now, as an API server does after some minutes."""
+        self.cluster._number("")
+        self.oldest = self.cluster._counter
+
+    async def live(self) -> None:
+        """Let pods live, a step at a time."""
+        while True:
+            await asyncio.sleep(0.05)
+            if self.moves:
+                self.kubelet.step()
+            self.cluster.now = datetime.now(UTC)
+
+    # --- HTTP --------------------------------------------------------------------------------------------
+
+    def app(self) -> web.Application:
+        app = web.Application(middlewares=[self._check])
+        for path, known in DISCOVERY.items():
+            app.router.add_get(path, partial(self._discover, known))
+        for root in ("/api/v1", f"/apis/{API_VERSION}"):
+            one = root + "/namespaces/{namespace}/{plural}"
+            app.router.add_get(root + "/{plural}", self._list)
+            app.router.add_post(one, self._create)
+            app.router.add_get(one + "/{name}", self._get)
+            app.router.add_patch(one + "/{name}", self._patch_data)
+            app.router.add_patch(one + "/{name}/status", self._patch_status)
+            app.router.add_delete(one + "/{name}", self._delete)
+        return app
+
+    async def _discover(self, known: Manifest, request: web.Request) -> web.Response:
+        return web.json_response(known)
+
+    @web.middleware
+    async def _check(self, request: web.Request, handler: Any) -> web.StreamResponse:
+        self.requests.append((asyncio.get_running_loop().time(), request.method, request.path_qs))
+        if self.fault is not None:
+            return await self.fault(request, lambda: self._answer(request, handler))
+        return await self._answer(request, handler)
+
+    async def _answer(self, request: web.Request, handler: Any) -> web.StreamResponse:
+        try:
+            answer: web.StreamResponse = await handler(request)
+        except ApiError as error:
+            return refused(error.status, error.reason, error.message)
+        return answer
+
+    async def _list(self, request: web.Request) -> web.StreamResponse:
+        kind = _kind(request)
+        labelled = bool(request.query.get("labelSelector"))
+        if request.query.get("watch"):
+            return await self._watch(request, kind, labelled)
+        version = self.cluster._counter if self.stale is None else self.stale
+        items = [
+            manifest
+            for name, manifest in self.cluster.at(version).items()
+            if name[0] == kind and (not labelled or LABEL_JOB in manifest["metadata"].get("labels", {}))
+        ]
+        return web.json_response({"metadata": {"resourceVersion": str(version)}, "items": items})
+
+    async def _watch(self, request: web.Request, kind: str, labelled: bool) -> web.StreamResponse:
+        version = int(request.query["resourceVersion"])
+        response = web.StreamResponse()
+        response.enable_chunked_encoding()
+        await response.prepare(request)
+        if version < self.oldest:
+            gone = {"code": 410, "reason": "Expired", "message": "too old resource version"}
+            await response.write(json.dumps({"type": "ERROR", "object": gone}).encode() + b"\n")
+            return response
+        self._watches.append(request)
+        try:
+            while True:
+                for number, change, name, manifest in self.cluster.history:
+                    mine = not labelled or LABEL_JOB in manifest["metadata"].get("labels", {})
+                    if number > version and name[0] == kind and mine:
+                        line = json.dumps({"type": change, "object": manifest}).encode() + b"\n"
+                        await response.write(line)
+                        version = number
+                await asyncio.sleep(0.02)
+        finally:
+            self._watches.remove(request)
+
+    async def _create(self, request: web.Request) -> web.Response:
+        return web.json_response(await self.cluster.create(await request.json()), status=201)
+
+    def _named(self, request: web.Request) -> Manifest:
+        metadata = {"namespace": request.match_info["namespace"], "name": request.match_info["name"]}
+        return {"kind": _kind(request), "metadata": metadata}
+
+    async def _get(self, request: web.Request) -> web.Response:
+        there = await self.cluster.get(self._named(request))
+        return web.json_response(there) if there else refused(404, "NotFound", "not found")
+
+    async def _patch_data(self, request: web.Request) -> web.Response:
+        patch = json.loads(await request.read())
+        return web.json_response(await self.cluster.replace_data(self._named(request) | patch))
+
+    async def _patch_status(self, request: web.Request) -> web.Response:
+        patch = json.loads(await request.read())
+        place = request.match_info["namespace"], request.match_info["name"]
+        changed = await self.cluster.patch_status(
+            *place, patch["metadata"]["resourceVersion"], patch["status"]
+        )
+        return web.json_response(changed)
+
+    async def _delete(self, request: web.Request) -> web.Response:
+        place = request.match_info["namespace"], request.match_info["name"]
+        options = await request.json()
+        force = options.get("gracePeriodSeconds") == 0
+        await self.cluster.delete_pod(*place, options["preconditions"]["uid"], force=force)
+        return web.json_response({"kind": "Status", "status": "Success"})
+
+
+def _kind(request: web.Request) -> str:
+    plural = request.match_info["plural"]
+    return KIND if plural == PLURAL else KINDS[plural]
+
+
+def _group(name: str, version: str) -> Manifest:
+    known = {"groupVersion": f"{name}/{version}", "version": version}
+    return {"name": name, "versions": [known], "preferredVersion": known}
+
+
+def _resources(version: str, kinds: Mapping[str, str]) -> Manifest:
+    entries = [
+        {"name": plural, "singularName": kind.lower(), "kind": kind, "namespaced": True, "verbs": VERBS}
+        for plural, kind in kinds.items()
+    ]
+    return {"kind": "APIResourceList", "groupVersion": version, "resources": entries}
+
+
+_EXTENSIONS = "apiextensions.k8s.io"
+# kopf wants to know namespaces and CRDs, though it watches none of them here.
+DISCOVERY: dict[str, Manifest] = {
+    "/api": {"versions": ["v1"]},
+    "/apis": {"groups": [_group(GROUP, VERSION), _group(_EXTENSIONS, "v1")]},
+    "/api/v1": _resources("v1", {**KINDS, "namespaces": "Namespace"}),
+    f"/apis/{API_VERSION}": _resources(API_VERSION, {PLURAL: KIND}),
+    f"/apis/{_EXTENSIONS}/v1": _resources(
+        f"{_EXTENSIONS}/v1", {"customresourcedefinitions": "CustomResourceDefinition"}
+    ),
+}
+
+
+@asynccontextmanager
+async def http_cluster() -> AsyncIterator[HttpCluster]:
+    """Serve on a free port."""
+    server = HttpCluster()
+    runner = web.AppRunner(server.app(), handler_cancellation=True, shutdown_timeout=0.1)
+    await runner.setup()
+    site = web.TCPSite(runner, "127.0.0.1", 0)
+    await site.start()
+    server.url = f"http://127.0.0.1:{runner.addresses[0][1]}"
+    life = asyncio.create_task(server.live())
+    try:
+        yield server
+    finally:
+        life.cancel()
+        await runner.cleanup()

@@ -1,0 +1,224 @@
+"""The operator's own process against an API server in trouble, over real HTTP: no pod twice, no storm."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sys
+from collections import Counter
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+from aiohttp import web
+
+from dtj.api.identity import KIND
+from dtj.api.job import Manifest
+from tests.unit.support.api_server import refused, until, write_kubeconfig
+from tests.unit.support.fake_cluster import Ending
+from tests.unit.support.http_cluster import Fault, HttpCluster, http_cluster
+from tests.unit.support.jobs import manifest
+
+pytestmark = pytest.mark.timeout(180)
+JOB = (KIND, "ml", "mnist")
+PODS = ["mnist-launcher-0", "mnist-worker-0", "mnist-worker-1"]
+PATIENCE = 60.0
+FAULT_SECONDS = 2.0
+GHOSTS_SECONDS = 1.0
+MOST_REQUESTS = 120
+"""In a time of trouble of FAULT_SECONDS, for one job: a storm would be thousands."""
+Answer = Callable[[], Awaitable[web.StreamResponse]]
+
+
+@asynccontextmanager
+async def operator(server: HttpCluster, home: Path) -> AsyncIterator[asyncio.subprocess.Process]:
+    """`dtj-operator` on that API server, ended by SIGTERM."""
+    write_kubeconfig(home / "kubeconfig", server.url)
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-c", "from dtj.handlers import main; main()"),
+        *("--health-port", "0", "--metrics-port", "0"),
+        *("--look-for-ghosts", str(GHOSTS_SECONDS)),
+        env={**os.environ, "KUBECONFIG": str(home / "kubeconfig")},
+        stderr=(home / "log").open("wb"),
+    )
+    try:
+        yield process
+    finally:
+        if process.returncode is None:
+            process.terminate()
+        await process.wait()
+        print((home / "log").read_text()[-6000:])
+    assert process.returncode == 0
+
+
+@pytest.fixture
+async def server(tmp_path: Path) -> AsyncIterator[HttpCluster]:
+    """An API server, and the operator that works on it."""
+    async with http_cluster() as made, operator(made, tmp_path) as process:
+        await until(lambda: made.watched == 4, PATIENCE)
+        yield made
+        assert process.returncode is None, "the operator gave up"
+
+
+def apply(server: HttpCluster) -> None:
+    server.cluster.add(manifest() | {"metadata": {"name": "mnist", "namespace": "ml"}})
+
+
+def status(server: HttpCluster) -> Manifest:
+    return dict(server.cluster.objects.get(JOB, {}).get("status") or {})
+
+
+async def succeeds(server: HttpCluster) -> None:
+    await until(lambda: status(server).get("phase") in ("Succeeded", "Failed"), PATIENCE)
+    assert status(server)["phase"] == "Succeeded"
+
+
+def no_pod_was_made_twice(server: HttpCluster) -> None:
+    assert max(Counter(server.cluster.created_pods).values()) == 1
+
+
+def endless(pod: Manifest, ran: int) -> Ending | None:
+    return None
+
+
+async def trouble(server: HttpCluster, fault: Fault) -> int:
+    """A time of trouble; how many requests came in it."""
+    before = len(server.requests)
+    server.fault = fault
+    server.cut()
+    await asyncio.sleep(FAULT_SECONDS)
+    server.fault = None
+    made = len(server.requests) - before
+    print(f"{made / FAULT_SECONDS:.1f} requests a second")
+    return made
+
+
+async def too_many(request: web.Request, answer: Answer) -> web.StreamResponse:
+    response = refused(429, "TooManyRequests", "later")
+    response.headers["Retry-After"] = "1"
+    return response
+
+
+async def broken(request: web.Request, answer: Answer) -> web.StreamResponse:
+    return refused(500, "InternalError", "etcdserver: leader changed")
+
+
+async def silent(request: web.Request, answer: Answer) -> web.StreamResponse:
+    await asyncio.sleep(FAULT_SECONDS)
+    return hung_up(request)
+
+
+async def cut_before(request: web.Request, answer: Answer) -> web.StreamResponse:
+    return hung_up(request)
+
+
+async def cut_after(request: web.Request, answer: Answer) -> web.StreamResponse:
+    """Done, but nobody learns of it."""
+    if not request.query.get("watch"):
+        await answer()
+    return hung_up(request)
+
+
+def hung_up(request: web.Request) -> web.StreamResponse:
+    assert request.transport is not None
+    request.transport.abort()
+    return web.Response(status=500)
+
+
+@pytest.mark.parametrize("fault", [too_many, broken, silent, cut_before, cut_after])
+async def test_an_api_server_in_trouble_while_a_job_starts_costs_time_only(
+    server: HttpCluster, fault: Fault
+) -> None:
+    apply(server)
+    await until(lambda: len(server.cluster.created_pods) >= 1, PATIENCE)
+
+    assert await trouble(server, fault) <= MOST_REQUESTS
+
+    await succeeds(server)
+    no_pod_was_made_twice(server)
+    assert status(server)["restarts"] == {"application": 0, "infrastructure": 0}
+
+
+async def test_watches_that_are_cut_again_and_again_lose_nothing(server: HttpCluster) -> None:
+    apply(server)
+    before = len(server.requests)
+
+    cuts = 0
+    while status(server).get("phase") != "Succeeded" and cuts < 200:
+        cuts += bool(server.cut())
+        await asyncio.sleep(0.15)
+
+    await succeeds(server)
+    no_pod_was_made_twice(server)
+    assert len(server.requests) - before <= MOST_REQUESTS + 8 * cuts
+
+
+async def test_lists_and_watches_of_an_old_version_make_no_pod_twice_and_count_no_loss(
+    server: HttpCluster, tmp_path: Path
+) -> None:
+    server.kubelet.program = endless
+    apply(server)
+    await until(lambda: status(server).get("phase") == "Running", PATIENCE)
+    server.stale = int(server.cluster.history[2][0])
+    server.forget()
+    server.cut()
+    server.oldest = 0  # once told 410, watches go on from the old list
+
+    await asyncio.sleep(FAULT_SECONDS)
+    server.stale = None
+    server.kubelet.program = lambda pod, ran: (0, "") if "launcher" in pod["metadata"]["name"] else None
+    await succeeds(server)
+
+    no_pod_was_made_twice(server)
+    assert status(server)["restarts"] == {"application": 0, "infrastructure": 0}
+
+
+async def test_what_went_while_nobody_could_watch_is_noticed(server: HttpCluster) -> None:
+    server.kubelet.program = endless
+    apply(server)
+    await until(lambda: status(server).get("phase") == "Running", PATIENCE)
+
+    server.fault = broken
+    server.cut()
+    for name in PODS:
+        server.cluster.remove(("Pod", "ml", name))
+    server.forget()
+    server.fault = None
+    server.kubelet.program = lambda pod, ran: (0, "") if "launcher" in pod["metadata"]["name"] else None
+
+    await succeeds(server)
+    no_pod_was_made_twice(server)
+    assert status(server)["restarts"] == {"application": 0, "infrastructure": 1}
+
+
+async def test_a_job_that_went_while_nobody_could_watch_is_left_alone(server: HttpCluster) -> None:
+    server.kubelet.program = endless
+    apply(server)
+    await until(lambda: status(server).get("phase") == "Running", PATIENCE)
+
+    server.fault = broken
+    server.cut()
+    for name in [name for name in server.cluster.objects if name[0] != "Event"]:
+        server.cluster.remove(name)
+    server.forget()
+    server.fault = None
+    await until(lambda: server.watched == 4, PATIENCE)
+    quiet_since = len(server.requests)
+
+    def lists() -> int:
+        """How often it was looked what is there; anything else that is asked begins the count anew."""
+        nonlocal quiet_since
+        for number, (_, method, path) in enumerate(server.requests[quiet_since:], quiet_since):
+            if method != "GET" or "watch" in path or path.rsplit("/", 1)[-1].startswith("mnist"):
+                quiet_since = number + 1
+        return sum("limit" in path for _, _, path in server.requests[quiet_since:])
+
+    await until(lambda: lists() >= 16, PATIENCE)
+    before = len(server.requests)
+    apply(server)
+    server.kubelet.program = lambda pod, ran: (0, "") if "launcher" in pod["metadata"]["name"] else None
+
+    await succeeds(server)
+    assert status(server)["attempt"] == 1
+    assert len(server.requests) - before <= MOST_REQUESTS
