@@ -236,6 +236,34 @@ def test_a_pod_taken_away_restarts_the_attempt_and_is_not_counted_against_the_li
     assert life.evaluation.hold
 
 
+@pytest.mark.parametrize(
+    ("reason", "end"),
+    [
+        ("Terminated", 143),
+        ("Terminated", 0),
+        ("Shutdown", 137),
+        ("NodeShutdown", None),
+        ("NodeLost", None),
+        ("Preempting", 143),
+        ("UnexpectedAdmissionError", None),
+        ("OutOfnvidia.com/gpu", None),
+    ],
+)
+@pytest.mark.parametrize("lost", [WORKER_0, LAUNCHER])
+def test_a_node_that_shuts_down_or_has_lost_its_gpu_is_no_failure_of_the_program(
+    reason: str, end: int | None, lost: str
+) -> None:
+    life = ran(runPolicy={"backoffLimit": 0})
+    taken = scheduled(lost) if end is None else ended(lost, end)
+    taken["status"] |= {"phase": "Failed", "reason": reason, "message": "the node goes"}
+
+    status = life.see(taken, *(made for made in healthy() if made["metadata"]["name"] != lost))
+
+    assert status["restarts"] == {"application": 0, "infrastructure": 1}
+    assert status["failure"]["message"] == f"pod {lost}: {reason}: the node goes"
+    assert life.see(*healthy(2))["phase"] == "Running"
+
+
 def test_an_evicted_worker_is_the_cause_even_when_its_sshd_ended_with_0_and_the_launcher_failed() -> None:
     life = ran(runPolicy={"backoffLimit": 0})
     lost = ended(WORKER_0, 0)
@@ -399,6 +427,16 @@ def test_a_job_that_runs_again_is_restarting_no_more_and_keeps_the_last_failure(
     assert status["failure"]["attempt"] == 1
     # Also after the job succeeded: nothing says as much of the first attempt.
     assert life.see(*healthy(2)[:2], ended(LAUNCHER, attempt=2))["failure"]["attempt"] == 1
+
+
+def test_replicas_of_the_attempt_before_are_counted_no_more() -> None:
+    life = ran()
+    assert life.see(*failed(1))["replicaStatuses"]["launcher"]["failed"] == 1
+
+    status = life.see(*failed(1)[2:], *healthy(2))
+
+    counts = {"desired": 1, "active": 1, "ready": 1, "succeeded": 0, "failed": 0}
+    assert status["replicaStatuses"]["launcher"] == counts
 
 
 def test_transition_times_move_only_when_a_condition_flips() -> None:

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from dtj.api.job import Job, Manifest, read_job
 from dtj.api.names import LABEL_LENGTH
 from dtj.api.validation import faults
-from dtj.plan.horovod import ssh_secret
+from dtj.plan.horovod import SSHD_CONFIG, ssh_secret
 from dtj.plan.job import plan_job
 from tests.unit.support.jobs import UID, job, manifest
 from tests.unit.support.pod_security import restricted_faults
@@ -193,6 +193,17 @@ def test_the_private_key_is_in_the_secret_and_nowhere_else() -> None:
     assert secret["immutable"] is True
     assert secret["metadata"]["name"] == plan_job(made).ssh_secret
     assert secret["metadata"]["ownerReferences"][0]["uid"] == UID
+
+
+def test_the_private_key_is_for_the_pods_user_and_group_alone_wherever_it_is_mounted() -> None:
+    for pod in plan_job(job()).pods:
+        (volume,) = (v["secret"] for v in pod["spec"]["volumes"] if "secret" in v)
+        # Kubernetes' own default is 0644, which ssh refuses; a key that is its user's own may be shared with nobody.
+        assert volume["defaultMode"] == 0o440
+        assert pod["spec"]["securityContext"]["fsGroup"] == pod["spec"]["securityContext"]["runAsGroup"]
+    # Of the folder of the key, which others may write, sshd asks nothing; nor of PAM, which only root may use.
+    for line in ("StrictModes no\n", "UsePAM no\n"):
+        assert line in SSHD_CONFIG
 
 
 @pytest.mark.parametrize(

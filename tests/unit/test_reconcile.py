@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import random
+from collections.abc import Callable
 from typing import Any, Literal
 
 import pytest
@@ -218,6 +219,24 @@ async def test_a_worker_lost_while_running_restarts_the_attempt_and_is_not_the_p
     assert world.phase == "Succeeded"
     assert world.status["restarts"] == {"application": 0, "infrastructure": 1}
     assert world.status["attempt"] == 2
+
+
+async def test_an_evicted_worker_ends_its_attempt_with_all_its_pods_and_the_next_one_is_whole() -> None:
+    world = World(runPolicy={"backoffLimit": 0})
+    world.kubelet.program = endless
+    await world.until(lambda: world.phase == "Running")
+
+    # The kubelet leaves the pod of a container that it ended for want of memory.
+    evicted = {"phase": "Failed", "reason": "Evicted", "message": "low on memory"}
+    world.cluster.change(("Pod", "ml", "mnist-worker-1"), lambda pod: pod["status"].update(evicted))
+    world.kubelet.program = fails(0)
+    await world.rest()
+
+    assert world.phase == "Succeeded"
+    assert "completionTime" in world.status
+    assert world.status["restarts"] == {"application": 0, "infrastructure": 1}
+    assert sorted(world.cluster.created_pods) == sorted((name, n) for name in EVERYTHING for n in "12")
+    assert world.pod_names() == ["mnist-launcher-0"]
 
 
 async def test_the_next_attempt_waits_until_the_pods_of_the_last_one_ended() -> None:
@@ -504,6 +523,39 @@ async def test_an_api_server_in_trouble_only_delays(status: int) -> None:
 
     assert world.phase == "Succeeded"
     assert len(world.cluster.created_pods) == 3
+
+
+@pytest.mark.parametrize("done", [False, True], ids=["refused", "answer lost"])
+async def test_any_single_request_may_fail_and_is_made_up_for(
+    done: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also one of several that belong together: nothing is repeated that was done, and nothing left out."""
+
+    async def life(number: int | None) -> World:
+        world = World()
+        world.kubelet.program = fails(1)
+        carry_out = world.cluster._carry_out
+
+        def carried_out(verb: str, manifest: Manifest, do: Callable[[], Any]) -> Any:
+            trouble = len(world.cluster.calls) == number
+            result = carry_out(verb, manifest, do if done or not trouble else lambda: None)
+            if trouble:
+                raise ApiError(500 if done else 429, "Trouble", "try again")
+            return result
+
+        monkeypatch.setattr(world.cluster, "_carry_out", carried_out)
+        await world.rest()
+        return world
+
+    undisturbed = await life(None)
+    for number in range(len(undisturbed.cluster.calls)):
+        world = await life(number)
+        assert world.phase == "Succeeded", number
+        assert world.status["restarts"] == {"application": 1, "infrastructure": 0}, number
+        assert sorted(world.cluster.created_pods) == sorted(undisturbed.cluster.created_pods), number
+        assert world.pod_names() == ["mnist-launcher-0"], number
+        # The one that failed, and those that a repeated pass asks once more.
+        assert len(world.cluster.calls) <= len(undisturbed.cluster.calls) + 3, number
 
 
 async def test_a_namespace_without_its_service_account_yet_only_delays() -> None:

@@ -126,6 +126,23 @@ async def test_a_job_resumed_while_its_pods_end_goes_on_when_they_have(spec: dic
     assert world.status["restarts"] == {"application": 0, "infrastructure": 0}
 
 
+async def test_after_a_suspension_the_launcher_waits_for_its_workers_again() -> None:
+    world = World()
+    world.kubelet.program = endless
+    await world.until(lambda: world.phase == "Running")
+    suspend(world)
+    await world.rest()
+
+    world.kubelet.hold.add("mnist-worker-1")
+    suspend(world, False)
+    await world.until(lambda: "mnist-worker-1" in world.pod_names())
+    for _ in range(10):
+        await world.step()
+        assert world.pod_names() == ["mnist-worker-0", "mnist-worker-1"]
+    world.kubelet.hold.clear()
+    await world.until(lambda: world.phase == "Running")
+
+
 async def test_a_suspended_job_can_be_made_larger() -> None:
     world = World()
     world.kubelet.program = ends_in_attempt(2)
@@ -139,6 +156,27 @@ async def test_a_suspended_job_can_be_made_larger() -> None:
     hosts = next(c for c in world.cluster.of_kind("ConfigMap"))["data"]["hostfile"]
     assert [line.split(".")[0] for line in hosts.splitlines()] == [f"mnist-worker-{n}" for n in range(3)]
     await world.until(lambda: world.phase == "Succeeded")
+
+
+@STRATEGIES
+async def test_a_place_chosen_while_the_job_is_suspended_is_every_pods(spec: dict[str, Any]) -> None:
+    """As a queue does that admits a job to certain nodes."""
+    world = World(**spec)
+    world.kubelet.program = endless
+    await world.until(lambda: world.phase == "Running")
+    suspend(world)
+    await world.rest()
+
+    template = {"template": {"spec": {"nodeSelector": {"pool": "b"}}}}
+    roles = world.cluster.job()["spec"]["replicaSpecs"]
+    others = ("chief",) if spec else ("launcher",)
+    chosen = {role: replica | template for role, replica in roles.items()} | dict.fromkeys(others, template)
+    patch(world, replicaSpecs=chosen, runPolicy={"suspend": False})
+    await world.until(lambda: world.phase == "Running")
+
+    pods = world.cluster.of_kind("Pod")
+    assert len(pods) >= 3
+    assert all(pod["spec"]["nodeSelector"] == {"pool": "b"} for pod in pods)
 
 
 async def test_the_time_of_a_suspension_does_not_count_against_the_deadline() -> None:

@@ -1,0 +1,140 @@
+"""docs/threads.md names tests that there are; here are also those of its threads that belong nowhere else."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from pathlib import Path
+from typing import Any
+
+import kopf
+import pytest
+import yaml
+from aiohttp import web
+
+from dtj.api.job import Manifest
+from dtj.plan.job import plan_job
+from tests.unit.support.jobs import job
+from tests.unit.support.kube_server import KubeServer
+from tests.unit.support.pods import running
+
+ROOT = Path(__file__).parents[2]
+PAGE = (ROOT / "docs/threads.md").read_text()
+NAMED = re.findall(r"`(tests/[\w/]+\.py)::(\w+)`", PAGE)
+MANIFESTS = [
+    manifest
+    for file in sorted((ROOT / "manifests").rglob("*.yaml"))
+    for manifest in yaml.safe_load_all(file.read_text())
+]
+
+
+def rows() -> list[list[str]]:
+    return [
+        [cell.strip() for cell in line.strip("|").split(" | ")]
+        for line in PAGE.splitlines()
+        if line.startswith("| [")
+    ]
+
+
+@pytest.mark.parametrize(("path", "name"), sorted(set(NAMED)))
+def test_every_test_that_the_page_names_exists(path: str, name: str) -> None:
+    assert re.search(rf"^(async )?def {name}\(", (ROOT / path).read_text(), re.MULTILINE)
+
+
+def test_every_thread_of_the_table_is_linked_and_held_by_a_test() -> None:
+    assert len(rows()) > 40
+    for threads, *_, held in rows():
+        for name, address in re.findall(r"\[([^\]]+)\]\(([^)]+)\)", threads):
+            repository, number = name.split("#")
+            assert re.fullmatch(rf"https://github\.com/[\w-]+/{repository}/issues/{number}", address)
+        assert held
+        assert all(re.fullmatch(r"`tests/[\w/]+\.py::test_\w+`", one) for one in held.split("<br>")), held
+
+
+def test_no_thread_is_both_held_and_not_held() -> None:
+    table, rest = PAGE.split("## Not held")
+    link = r"\[([\w-]+#\d+)\]"
+
+    assert set(re.findall(link, table)) & set(re.findall(link, rest)) == set()
+
+
+# --- threads -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("strategy", ["Horovod", "ParameterServer"])
+def test_a_job_has_one_service_however_many_replicas(strategy: str) -> None:
+    roles: Manifest = {"worker": {"replicas": 50}} | ({"ps": {}} if strategy == "ParameterServer" else {})
+    plan = plan_job(job(strategy=strategy, replicaSpecs=roles))
+
+    subdomains = {pod["spec"]["subdomain"] for pod in plan.pods}
+    assert subdomains == {plan.service["metadata"]["name"]}
+    assert plan.service["spec"]["clusterIP"] == "None"
+
+
+def test_nothing_of_dtj_stands_between_a_user_and_the_api_server() -> None:
+    kinds = {manifest["kind"] for manifest in MANIFESTS}
+
+    assert "CustomResourceDefinition" in kinds
+    assert kinds.isdisjoint(
+        {"ValidatingWebhookConfiguration", "MutatingWebhookConfiguration", "APIService", "Certificate"}
+    )
+    crd = next(manifest for manifest in MANIFESTS if manifest["kind"] == "CustomResourceDefinition")
+    assert crd["spec"].get("conversion", {"strategy": "None"})["strategy"] == "None"
+
+
+def test_the_operators_role_names_each_right() -> None:
+    roles = [manifest for manifest in MANIFESTS if manifest["kind"] in ("Role", "ClusterRole")]
+    assert roles
+    for rule in (rule for role in roles for rule in role["rules"]):
+        for words in rule.values():
+            assert "*" not in words
+        if "secrets" in rule["resources"]:
+            assert rule["verbs"] == ["create"]
+        assert {"pods/exec", "pods/log", "nodes"}.isdisjoint(rule["resources"])
+
+
+class DeafLine(KubeServer):
+    """The first watch of pods is taken, and nothing ever comes on it: a router has forgotten the connection."""
+
+    deaf = False
+
+    async def _list(self, request: web.Request) -> web.StreamResponse:
+        if request.query.get("watch") and request.match_info["plural"] == "pods" and not self.deaf:
+            response = web.StreamResponse()
+            await response.prepare(request)
+            self.deaf = True
+            await asyncio.Event().wait()
+        return await super()._list(request)
+
+
+async def test_a_watch_that_falls_silent_is_opened_anew() -> None:
+    """The operator leaves this to kopf, as it is set there."""
+    settings = kopf.OperatorSettings()
+    assert settings.watching.inactivity_timeout <= 75
+    settings.watching.inactivity_timeout = 0.3
+    settings.posting.enabled = False
+    server, registry, seen, stop = DeafLine(), kopf.OperatorRegistry(), asyncio.Event(), asyncio.Event()
+
+    async def login(**_: Any) -> kopf.ConnectionInfo:
+        return kopf.ConnectionInfo(server=server.url)
+
+    async def event(**_: Any) -> None:
+        seen.set()
+
+    kopf.on.login(registry=registry)(login)
+    kopf.on.event("", "v1", "pods", registry=registry)(event)
+    async with asyncio.timeout(60), server.served():
+        operator = asyncio.create_task(
+            kopf.operator(
+                registry=registry, settings=settings, standalone=True, clusterwide=True, stop_flag=stop
+            )
+        )
+        while not server.deaf:
+            await asyncio.sleep(0.01)
+        pod = running("mnist-worker-0")
+        pod["metadata"]["namespace"] = "ml"
+        await server.put(("pods", "ml", "mnist-worker-0"), pod, "ADDED")
+
+        await seen.wait()
+        stop.set()
+        await operator
