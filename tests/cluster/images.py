@@ -6,6 +6,7 @@ import argparse
 import subprocess
 import sys
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from tests.cluster import kind
@@ -46,10 +47,10 @@ def load(cluster: str, only: Sequence[str] = ()) -> list[Path]:
         if cluster == "kind":
             with step(title):
                 kind.load(archive)
-        for node in NODES if cluster == "local" else ():
-            if not containerd.has(node, archive):
-                with step(title):
-                    containerd.import_image(node, archive)
+        without = [node for node in NODES if cluster == "local" and not containerd.has(node, archive)]
+        if without:
+            with step(title), ThreadPoolExecutor() as pool:
+                list(pool.map(containerd.import_image, without, [archive] * len(without)))
     return built
 
 

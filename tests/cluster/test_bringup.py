@@ -1,4 +1,4 @@
-"""The cluster that `make cluster` made is one: names, services, S3 and RBAC work from inside pods."""
+"""The cluster that `make cluster` made is one: names, services, S3 and RBAC work from inside pods on two nodes."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def image() -> str:
 
 @pytest.fixture(scope="module")
 def namespace(image: str) -> Iterator[str]:
-    """Two pods that serve HTTP, with names of a headless Service, one of them behind a Service of its own."""
+    """Two pods on two nodes that serve HTTP, with names of a headless Service, one behind a Service of its own."""
     name = f"bringup-{uuid.uuid4().hex[:8]}"
     kubectl("create", "namespace", name)
     try:
@@ -68,6 +68,12 @@ def namespace(image: str) -> Iterator[str]:
         yield name
     finally:
         kubectl("delete", "namespace", name, "--wait=false")
+
+
+@pytest.fixture(params=["a", "b"])
+def here(request: pytest.FixtureRequest) -> str:
+    """The pod that a question is asked in."""
+    return str(request.param)
 
 
 def pod(name: str, image: str) -> dict[str, Any]:
@@ -87,6 +93,16 @@ def pod(name: str, image: str) -> dict[str, Any]:
             "subdomain": "peers",
             "containers": [container],
             "terminationGracePeriodSeconds": 0,
+            "affinity": {
+                "podAntiAffinity": {
+                    "requiredDuringSchedulingIgnoredDuringExecution": [
+                        {
+                            "topologyKey": "kubernetes.io/hostname",
+                            "labelSelector": {"matchLabels": {"app": "bringup"}},
+                        }
+                    ]
+                }
+            },
         },
     }
 
@@ -97,40 +113,44 @@ def service(name: str, address: str | None) -> dict[str, Any]:
     return {"apiVersion": "v1", "kind": "Service", "metadata": {"name": name}, "spec": spec}
 
 
-def inside(namespace: str, code: str, *arguments: str) -> str:
-    return kubectl(
-        "exec", "b", "--namespace", namespace, "--", "python3", "-c", code, *arguments
-    ).strip()  # fmt: skip
+def inside(namespace: str, here: str, code: str, *arguments: str) -> str:
+    words = ("--namespace", namespace, "--", "python3", "-c", code, *arguments)
+    return kubectl("exec", here, *words).strip()
 
 
-def test_a_headless_service_names_each_pod(namespace: str) -> None:
-    name = f"a.peers.{namespace}.svc.cluster.local"
-    address = kubectl("get", "pod", "a", "--namespace", namespace, "--output=jsonpath={.status.podIP}")
-    found = inside(namespace, "import socket, sys; print(socket.gethostbyname(sys.argv[1]))", name)
+def other(here: str) -> str:
+    return {"a": "b", "b": "a"}[here]
+
+
+def test_a_headless_service_names_each_pod(namespace: str, here: str) -> None:
+    name = f"{other(here)}.peers.{namespace}.svc.cluster.local"
+    path = "--output=jsonpath={.status.podIP}"
+    address = kubectl("get", "pod", other(here), "--namespace", namespace, path)
+    found = inside(namespace, here, "import socket, sys; print(socket.gethostbyname(sys.argv[1]))", name)
     assert found == address
 
 
-def test_an_unknown_name_is_refused_at_once(namespace: str) -> None:
+def test_an_unknown_name_is_refused_at_once(namespace: str, here: str) -> None:
     code = (
         "import socket\ntry: print(socket.gethostbyname('nobody.peers'))\n"
         "except socket.gaierror as error: print(error.errno)"
     )
-    assert inside(namespace, code) == str(socket.EAI_NONAME)
+    assert inside(namespace, here, code) == str(socket.EAI_NONAME)
 
 
-def test_a_pod_reaches_another_by_its_short_name(namespace: str) -> None:
-    assert inside(namespace, GET, f"http://a.peers:{PORT}/").startswith("200")
+def test_a_pod_reaches_one_on_another_node_by_its_short_name(namespace: str, here: str) -> None:
+    assert inside(namespace, here, GET, f"http://{other(here)}.peers:{PORT}/").startswith("200")
+    assert "GET /" in kubectl("logs", other(here), "--namespace", namespace)
 
 
-def test_a_service_address_leads_to_its_pod(namespace: str) -> None:
+def test_a_service_address_leads_to_its_pod(namespace: str, here: str) -> None:
     address = kubectl(
         "get", "service", "web", "--namespace", namespace, "--output=jsonpath={.spec.clusterIP}"
     )
-    assert inside(namespace, GET, f"http://{address}:{PORT}/").startswith("200")
-    assert "GET /" in kubectl("logs", "a", "--namespace", namespace)
+    assert inside(namespace, here, GET, f"http://{address}:{PORT}/").startswith("200")
 
 
-def test_s3_answers_pods_and_refuses_a_wrong_secret(namespace: str) -> None:
+def test_s3_answers_pods_and_refuses_a_wrong_secret(namespace: str, here: str) -> None:
     def url(secret: str) -> str:
         client = boto3.client(
             "s3",
@@ -143,12 +163,12 @@ def test_s3_answers_pods_and_refuses_a_wrong_secret(namespace: str) -> None:
         key = {"Bucket": "datasets", "Key": "fashion-mnist/t10k-labels-idx1-ubyte.gz"}
         return client.generate_presigned_url("get_object", Params=key)
 
-    assert inside(namespace, GET, url(os.environ["AWS_SECRET_ACCESS_KEY"])).startswith("200")
-    assert inside(namespace, GET, url("wrong")) == "403"
+    assert inside(namespace, here, GET, url(os.environ["AWS_SECRET_ACCESS_KEY"])).startswith("200")
+    assert inside(namespace, here, GET, url("wrong")) == "403"
 
 
-def test_a_plain_service_account_and_nobody_are_refused(namespace: str) -> None:
+def test_a_plain_service_account_and_nobody_are_refused(namespace: str, here: str) -> None:
     secrets = f"https://kubernetes.default/api/v1/namespaces/{namespace}/secrets"
     ca = f"{SECRETS}/ca.crt"
-    assert inside(namespace, GET, secrets, f"{SECRETS}/token", ca) == "403"
-    assert inside(namespace, GET, secrets, "", ca) == "403"
+    assert inside(namespace, here, GET, secrets, f"{SECRETS}/token", ca) == "403"
+    assert inside(namespace, here, GET, secrets, "", ca) == "403"

@@ -26,10 +26,10 @@ def create(name: str) -> None:
                 (folder / setting).write_text((hierarchy / setting).read_text())
 
 
-def processes() -> set[int]:
-    """Every process in one of our cgroups: what runs in pods."""
+def processes(name: str = f"{PREFIX}*") -> set[int]:
+    """Every process in one of our cgroups, or in that one: what runs in pods."""
     found: set[int] = set()
-    for folder in existing():
+    for folder in existing(name):
         for path, _, _ in os.walk(folder):
             try:
                 found.update(map(int, (Path(path) / "cgroup.procs").read_text().split()))
@@ -38,10 +38,10 @@ def processes() -> set[int]:
     return found
 
 
-def remove() -> None:
-    """Remove our cgroups, from the leaves up; their processes have to be gone."""
+def remove(name: str = f"{PREFIX}*") -> None:
+    """Remove our cgroups, or that one, from the leaves up; their processes have to be gone."""
     deadline = time.monotonic() + REMOVE_SECONDS
-    while left := list(existing()):
+    while left := list(existing(name)):
         for folder in left:
             for path, _, _ in os.walk(folder, topdown=False):
                 try:
@@ -53,10 +53,10 @@ def remove() -> None:
         time.sleep(0.05)
 
 
-def existing() -> Iterator[Path]:
-    """The top folder of each of our cgroups."""
+def existing(name: str = f"{PREFIX}*") -> Iterator[Path]:
+    """The top folder of each of our cgroups, or of that one."""
     for hierarchy in _hierarchies():
-        yield from (path for path in hierarchy.glob(f"{PREFIX}*") if path.is_dir())
+        yield from (path for path in hierarchy.glob(name) if path.is_dir())
 
 
 def missing_controllers() -> list[str]:

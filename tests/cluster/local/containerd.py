@@ -62,7 +62,7 @@ def import_image(node: Node, archive: Path) -> None:
 
 def empty(node: Node, *, running: bool, kill: Callable[[], None]) -> None:
     """Remove all containers and keep the images; what can't be emptied is thrown away whole."""
-    sockets = _shim_sockets(node)
+    sockets = _shim_sockets(node)  # known only until the containers are gone
     try:
         if not running:
             raise ClusterError("containerd does not run")
@@ -76,6 +76,14 @@ def empty(node: Node, *, running: bool, kill: Callable[[], None]) -> None:
             shutil.rmtree(root(node), ignore_errors=True)
     for socket in sockets:
         socket.unlink(missing_ok=True)
+
+
+def forget(node: Node) -> None:
+    """Remove what a machine that was switched off doesn't remember. Its containers are on record, and ended."""
+    for socket in _shim_sockets(node):
+        socket.unlink(missing_ok=True)
+    for folder in ("containerd", "runc"):
+        shutil.rmtree(node.directory / folder, ignore_errors=True)
 
 
 def _shim_sockets(node: Node) -> list[Path]:

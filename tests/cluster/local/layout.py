@@ -25,13 +25,14 @@ HOST_BRIDGE = "dtj-host"
 
 @dataclass(frozen=True)
 class Node:
-    """A kubelet and a containerd; with a network namespace of its own from the second node on."""
+    """A kubelet and a containerd; from the second node on in namespaces of their own, behind a link."""
 
     name: str
     address: str
     pods: str
     bridge: str
-    network_namespace: str | None = None
+    gateway: str | None = None
+    """The machine's end of the link; None for the node that is the machine itself."""
 
     @property
     def directory(self) -> Path:
@@ -48,12 +49,33 @@ class Node:
         """The cgroup all of its pods are in, in each hierarchy."""
         return f"dtj-{self.name}"
 
+    @property
+    def link(self) -> str:
+        """The machine's end of the pair of devices that leads to the node."""
+        return f"dtj-{self.name}"
+
+    @property
+    def network_namespace(self) -> Path:
+        """The file that keeps it."""
+        return self.directory / "namespaces" / "network"
+
+    @property
+    def mount_namespace(self) -> Path:
+        """The file that keeps it."""
+        return self.directory / "namespaces" / "mount"
+
     def command(self, *words: str | Path) -> tuple[str | Path, ...]:
         """The command as it is run on this node."""
-        if self.network_namespace is None:
+        if self.gateway is None:
             return words
         # Not `ip netns exec`: it mounts a new /sys, and the cgroups would be out of sight.
-        return ("nsenter", f"--net=/run/netns/{self.network_namespace}", "--", *words)
+        namespaces = (f"--net={self.network_namespace}", f"--mount={self.mount_namespace}")
+        return ("nsenter", *namespaces, "--", *words)
 
 
-NODES = (Node(name="node1", address=ADDRESS, pods="10.201.1.0/24", bridge="dtj-pods1"),)
+NODES = (
+    Node(name="node1", address=ADDRESS, pods="10.201.1.0/24", bridge="dtj-pods1"),
+    Node(name="node2", address="10.203.0.6", pods="10.201.2.0/24", bridge="dtj-pods2", gateway="10.203.0.5"),
+)
+LINK_PREFIX = 30
+"""Length of the prefix that the two ends of a link share."""

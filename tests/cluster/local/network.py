@@ -1,4 +1,4 @@
-"""The machine's side of the cluster's network: an address, forwarding, and their removal."""
+"""The machine's side of the cluster's network: an address, forwarding, links to nodes, and their removal."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ import shutil
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from tests.cluster.local.layout import ADDRESS, HOST_BRIDGE, NETWORK, NODES
+from tests.cluster.local import namespaces
+from tests.cluster.local.layout import ADDRESS, HOST_BRIDGE, LINK_PREFIX, NETWORK, NODES, Node
 from tests.cluster.local.paths import RUN
 from tests.cluster.progress import ClusterError
 from tests.cluster.shell import run, succeeds
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
 FORWARD = Path("/proc/sys/net/ipv4/ip_forward")
 FORWARD_BEFORE = RUN / "ip-forward-before"
 COMMENT = "dtj-cluster"
+_COMMENTED = ("--match", "comment", "--comment", COMMENT)
 RULES = (
     # Docker, where it runs, drops what is forwarded and not its own.
     ("filter", "FORWARD", "--source", NETWORK, "--jump", "ACCEPT"),
@@ -43,10 +45,25 @@ def set_up() -> None:
     if not FORWARD_BEFORE.exists():
         FORWARD_BEFORE.write_text(FORWARD.read_text())
     FORWARD.write_text("1\n")
-    for table, chain, *match in RULES:
-        rule = (chain, *match, "--match", "comment", "--comment", COMMENT)
-        if not succeeds("iptables", "--wait", "--table", table, "--check", *rule):
-            run("iptables", "--wait", "--table", table, "--insert", *rule)
+    for rule in RULES:
+        _insert(rule)
+    for node in NODES:
+        if node.gateway is not None:
+            _connect(node)
+            reconnect(node)
+
+
+def cut_off(node: Node) -> None:
+    """Drop whatever comes from the node or goes there; neither side is told. What runs there runs on."""
+    for rule in _barrier(node):
+        _insert(rule)
+
+
+def reconnect(node: Node) -> None:
+    """Let it through again, also where it was never cut off."""
+    for table, *rule in _barrier(node):
+        while succeeds("iptables", "--wait", "--table", table, "--delete", *rule, *_COMMENTED):
+            pass
 
 
 def tear_down() -> None:
@@ -62,10 +79,11 @@ def tear_down() -> None:
 
 
 def devices() -> list[str]:
-    """Our bridges and what is attached to them."""
+    """Our bridges, what is attached to them, and the links to nodes."""
     bridges = [HOST_BRIDGE, *(node.bridge for node in NODES)]
     attached = [one for bridge in bridges if _links(bridge) for one in _links("master", bridge)]
-    return [*attached, *(bridge for bridge in bridges if _links(bridge))]
+    ours = [*bridges, *(node.link for node in NODES)]
+    return [*attached, *(link for link in ours if _links(link))]
 
 
 def rules() -> list[str]:
@@ -82,6 +100,44 @@ def rules() -> list[str]:
 def foreign_kubernetes() -> bool:
     """Whether another Kubernetes has its rules here: ours would get in its way, and `down` take them away."""
     return not RUN.exists() and any("KUBE-" in rule for rule in rules())
+
+
+def _connect(node: Node) -> None:
+    """A pair of devices between the machine and the node; each routes the other's pods over it."""
+    namespaces.make(node)
+    if not _links(node.link):
+        other_end = ("type", "veth", "peer", "name", "eth0", "netns", node.network_namespace)
+        run("ip", "link", "add", node.link, *other_end)
+    run("ip", "address", "replace", f"{node.gateway}/{LINK_PREFIX}", "dev", node.link)
+    run("ip", "link", "set", node.link, "up")
+    run("ip", "route", "replace", node.pods, "via", node.address)
+    for words in (
+        ("link", "set", "lo", "up"),
+        ("address", "replace", f"{node.address}/{LINK_PREFIX}", "dev", "eth0"),
+        ("link", "set", "eth0", "up"),
+        ("route", "replace", "default", "via", str(node.gateway)),
+    ):
+        run(*node.command("ip", *words))
+    run(*node.command("sh", "-c", f"echo 1 > {FORWARD}"))
+
+
+def disconnect(node: Node) -> None:
+    """Take the node's network away, and the mounts made there with it."""
+    succeeds("ip", "link", "delete", node.link)  # at once, not when the kernel gets to it
+    namespaces.remove(node)
+
+
+def _barrier(node: Node) -> tuple[tuple[str, ...], ...]:
+    return (
+        ("mangle", "PREROUTING", "--in-interface", node.link, "--jump", "DROP"),
+        ("mangle", "POSTROUTING", "--out-interface", node.link, "--jump", "DROP"),
+    )
+
+
+def _insert(rule: tuple[str, ...]) -> None:
+    table, *words = rule
+    if not succeeds("iptables", "--wait", "--table", table, "--check", *words, *_COMMENTED):
+        run("iptables", "--wait", "--table", table, "--insert", *words, *_COMMENTED)
 
 
 def _check_free() -> None:

@@ -1,16 +1,18 @@
-"""A node: containerd, kubelet, kube-proxy."""
+"""A node: containerd, kubelet, kube-proxy. One that is not the machine itself can be killed and started again."""
 
 from __future__ import annotations
 
 import json
+import signal
 from typing import TYPE_CHECKING
 
-from tests.cluster.local import cgroups
+from tests.cluster.local import cgroups, containerd, namespaces, network, processes
 from tests.cluster.local.certificates import CA, certificate, key, kubeconfig
 from tests.cluster.local.control_plane import kubectl
 from tests.cluster.local.layout import ADDRESS, DOMAIN, PODS, Node
 from tests.cluster.local.processes import Component
-from tests.cluster.progress import ClusterError
+from tests.cluster.local.state import SUPERVISOR
+from tests.cluster.progress import ClusterError, wait_for
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -67,6 +69,35 @@ def is_ready(node: Node) -> bool:
         return kubectl("get", "node", node.name, f"--output=jsonpath={status}", timeout=5) == "True"
     except ClusterError:
         return False
+
+
+def kill(node: Node) -> None:
+    """As by pulling its plug: silence at once, then SIGKILL to all that runs there, and nothing starts it again."""
+    network.cut_off(node)
+    SUPERVISOR.stop(*_names(node), first=signal.SIGKILL)
+
+    def none_left() -> bool:
+        processes.kill(left := namespaces.processes(node) | cgroups.processes(node.cgroup))
+        return not left
+
+    wait_for(f"the processes of {node.name} to end", none_left, seconds=15)
+
+
+def restore(node: Node, binaries: Path) -> None:
+    """Connected again; where it was killed, started again with the disk it had. Can be called at any time."""
+    if not all(SUPERVISOR.alive(name) for name in _names(node)):
+        kill(node)  # what is left of it
+        network.disconnect(node)
+        containerd.forget(node)
+        cgroups.remove(node.cgroup)
+    network.set_up()
+    for component in (containerd.component(node), kubelet(node, binaries), proxy(node, binaries)):
+        SUPERVISOR.start(component)
+
+
+def _names(node: Node) -> tuple[str, ...]:
+    """Of its processes, the ones that start others first."""
+    return tuple(f"{program}-{node.name}" for program in ("kubelet", "containerd", "kube-proxy"))
 
 
 def _configuration(node: Node) -> dict[str, object]:
