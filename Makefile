@@ -9,7 +9,7 @@ DEMO_VENV := .venv/.made-for-demo
 PIP_INSTALL = $(PYTHON) -m venv .venv && $(PY) -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable
 JOB := manifests/examples/fashion-mnist-horovod.yaml
 
-.PHONY: help demo demo-cluster test test-unit test-trainer lint crd images docs pictures cluster cluster-down clean
+.PHONY: help demo demo-cluster test test-chaos test-unit test-trainer lint crd images docs pictures cluster cluster-down clean
 
 help:  ## print these targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -33,6 +33,9 @@ demo-cluster: $(VENV)  ## the same job on a real local cluster, from kubectl app
 
 test: lint test-unit test-trainer  ## everything: lint, unit, trainer and cluster tests
 	$(PY) -m tests.cluster.run --cluster $(CLUSTER)
+
+test-chaos: $(VENV)  ## the tests of lost nodes that take too long for `make test`
+	$(PY) -m tests.cluster.run --cluster $(CLUSTER) -- -m chaos tests/cluster
 
 test-unit: $(VENV)  ## tests of the operator, the dtj command and the SDK: no root, no network
 	$(PY) -m pytest tests/unit tests/golden

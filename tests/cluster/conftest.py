@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.cluster import kind
+from tests.cluster import kind, nodes
 from tests.cluster.jobs import Namespace, kubectl, until
 from tests.cluster.local import cluster, state
 
@@ -86,3 +86,10 @@ def store() -> Iterator[StoreSwitch]:
     switch = StoreSwitch()
     yield switch
     switch.start()
+
+
+@pytest.fixture
+def victim() -> Iterator[nodes.Machine]:
+    """A node that the test may drain, cut off and kill; at the end it is as before."""
+    with nodes.restored(nodes.machine()) as machine:
+        yield machine
