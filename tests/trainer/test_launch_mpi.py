@@ -147,6 +147,7 @@ def test_whole_job(make_job, job_uri, job_store):
         set(message["phases"])
     )
     assert keys(job_store) == [
+        "attempt.json",
         "checkpoints/5/.dtj-checkpoint.json",
         "checkpoints/5/manifest.json",
         "checkpoints/5/w",
