@@ -2,14 +2,18 @@
 SHELL := /bin/bash
 .DEFAULT_GOAL := help
 CLUSTER ?= local
+# Jobs of `make bench-control`; several numbers are several runs.
+N ?= 100
 PYTHON ?= python3
 PY := .venv/bin/python
 VENV := .venv/.made
 DEMO_VENV := .venv/.made-for-demo
 PIP_INSTALL = $(PYTHON) -m venv .venv && $(PY) -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable
+# Tests at once: most of them wait, for processes that start or for time to pass.
+AT_ONCE ?= 3
 JOB := manifests/examples/fashion-mnist-horovod.yaml
 
-.PHONY: help demo demo-cluster test test-chaos test-unit test-trainer lint crd images docs pictures cluster cluster-down clean
+.PHONY: help demo demo-cluster test test-chaos test-unit test-chart test-trainer lint crd chart bench bench-control bench-training images sbom docs pictures dashboard-picture cluster cluster-down clean
 
 help:  ## print these targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -31,19 +35,24 @@ demo: $(DEMO_VENV)  ## train Fashion-MNIST by Horovod on two ranks of this machi
 demo-cluster: $(VENV)  ## the same job on a real local cluster, from kubectl apply to the model in S3
 	$(PY) -m tests.cluster.demo --cluster $(CLUSTER)
 
-test: lint test-unit test-trainer  ## everything: lint, unit, trainer and cluster tests
+# The same faults in every run, so that a change is not judged by chance; `make test-chaos` draws others.
+test: export DTJ_SEED ?= 20261121
+test: lint test-unit test-chart test-trainer  ## everything: lint, unit, chart, trainer and cluster tests
 	$(PY) -m tests.cluster.run --cluster $(CLUSTER)
 
-test-chaos: $(VENV)  ## the tests of lost nodes that take too long for `make test`
-	$(PY) -m tests.cluster.run --cluster $(CLUSTER) -- -m chaos tests/cluster
+test-chaos: $(VENV)  ## every fault on a training of each strategy, as a table, and what else takes long; an hour
+	$(PY) -m tests.cluster.run --cluster $(CLUSTER) -- -m "chaos or matrix" tests/cluster
 
 test-unit: $(VENV)  ## tests of the operator, the dtj command and the SDK: no root, no network
-	$(PY) -m pytest tests/unit tests/golden
+	$(PY) -m pytest --numprocesses=$(AT_ONCE) tests/unit tests/golden
+
+test-chart: $(VENV)  ## tests of the Helm chart and of the manifests made from it; downloads Helm where there is none
+	$(PY) -m pytest --numprocesses=$(AT_ONCE) tests/chart
 
 test-trainer: $(VENV)  ## data, models, launch, artifacts and training with real Horovod ranks on this machine
 	$(PY) docker/wheels.py --install
 	@$(PY) -m tests.trainer.packages
-	$(PY) -m pytest tests/trainer
+	$(PY) -m pytest --numprocesses=$(AT_ONCE) tests/trainer
 
 lint: $(VENV)  ## ruff, mypy --strict, import rules
 	.venv/bin/ruff check .
@@ -51,17 +60,38 @@ lint: $(VENV)  ## ruff, mypy --strict, import rules
 	.venv/bin/mypy
 	.venv/bin/lint-imports
 
+bench: bench-control bench-training  ## how fast things are, against what was promised
+
+bench-control: $(VENV)  ## the operator with N=100 jobs, or N="10 100 1000", on an etcd and an API server of its own
+	@$(PY) -m bench.control --jobs $(N)
+
+bench-training: $(VENV)  ## dtj's cost to a training, its checkpoints and its batches, beside the same done by hand
+	$(PY) docker/wheels.py --install
+	@$(PY) -m bench.training
+
 images: $(VENV)  ## build the operator's and the trainer's images; prints their archives
 	@$(PY) docker/build.py --print-archives
 
-crd: $(VENV)  ## write manifests/crd from the models
+sbom: $(VENV)  ## write what is in the images, as CycloneDX, to build/sbom
+	@mkdir -p build && $(PY) docker/build.py --print-archives > build/archives.txt
+	$(PY) docker/sbom.py --folder build/sbom --archives build/archives.txt
+
+crd: $(VENV)  ## write the CRD from the models, in manifests/crd and for the chart
 	.venv/bin/dtj crd > manifests/crd/distributedtrainingjobs.yaml
+	cp manifests/crd/distributedtrainingjobs.yaml charts/dtj-operator/files/crd.yaml
+
+chart: crd  ## write what is made from the chart: its README's table, manifests/{operator,rbac,overlays}, goldens; the table of metrics
+	$(PY) -m tests.chart.generated
+	$(PY) -m tests.metrics_table
 
 docs: $(VENV)  ## fill docs/using.md with what kubectl prints on the cluster of KUBECONFIG
 	$(PY) -m tests.cluster.write_docs
 
 pictures: $(VENV)  ## take the pictures of docs/cli.md, in a real terminal, on the cluster of KUBECONFIG
 	$(PY) -m tests.cluster.terminal_pictures
+
+dashboard-picture: $(VENV)  ## draw the dashboard of docs/monitoring.md from what a real Prometheus has of the operator
+	$(PY) -m tests.dashboard_picture
 
 cluster: $(VENV)  ## bring up Kubernetes and S3 on this machine, print the exports that tests need
 	@$(PY) -m tests.cluster.up --cluster $(CLUSTER)

@@ -44,6 +44,28 @@ PROXIES = {"HTTP_PROXY", "HTTPS_PROXY", "FTP_PROXY", "NO_PROXY", "ALL_PROXY"}
 """Build arguments that every Dockerfile takes."""
 
 
+TITLES = {
+    "dtj-operator": "dtj's operator",
+    "dtj-horovod-base": "Horovod for PyTorch, Open MPI and sshd",
+    "dtj-trainer-horovod": "dtj's trainer with Horovod for PyTorch",
+    "dtj-tensorboard": "TensorBoard for a job's bucket",
+    "dtj-tensorflow-base": "TensorFlow",
+    "dtj-trainer-tensorflow": "dtj's trainer with TensorFlow",
+    "dtj-trainer-tensorflow-horovod": "dtj's trainer with TensorFlow and Horovod",
+}
+LICENSES = "Apache-2.0"
+
+
+def labels(tag: str, base: str, origin: dict[str, str]) -> dict[str, str]:
+    """What an image says of itself, in the names of the OCI image specification.
+
+    origin: `revision` and `source`, where they are known; not those of a working tree, which they would not tell.
+    """
+    name, _, of = tag.partition(":")
+    said = {"title": TITLES[name], "version": of, "licenses": LICENSES, "base.name": base, **origin}
+    return {f"org.opencontainers.image.{key}": value for key, value in said.items()}
+
+
 @dataclass(frozen=True)
 class Image:
     """One Dockerfile, the images made of it, and the context it wants."""
@@ -58,6 +80,8 @@ class Image:
     args: dict[str, str] = field(default_factory=dict)
     horovod: str = ""
     """The framework that Horovod is compiled for, one of FRAMEWORKS; empty: no Horovod in it."""
+    origin: dict[str, str] = field(default_factory=dict)
+    """Of the labels that differ from build to build."""
     variant: str = ""
     """What tells the archives of another base or other build arguments from the usual ones."""
 
@@ -101,7 +125,12 @@ class Image:
         parts: list[str | Path] = [self.dockerfile, DOCKER / "build.py", DOCKER / "base.py"]
         if self.horovod:  # as source; as a wheel it has all of this in its folder's name
             parts += [HOROVOD_VERSION, str(sorted(self._horovod_options().items())), *PATCHES]
-        parts += [str(sorted(self.args.items())), str(sorted(self.tags.items())), str(self.requirements)]
+        parts += [
+            str(sorted(self.origin.items())),
+            str(sorted(self.args.items())),
+            str(sorted(self.tags.items())),
+            str(self.requirements),
+        ]
         parts += [f"{wheel.parent.name}/{wheel.name}" for wheel in wheels]
         for source in self.sources if with_sources else []:
             parts += [str(source.relative_to(REPOSITORY)), source]
@@ -179,6 +208,17 @@ def images(base: str, args: dict[str, str]) -> list[Image]:
             args=compiled,
             horovod="tensorflow",
         ),
+        Image(
+            name="tensorboard",
+            tags={f"dtj-tensorboard:{version()}": "tensorboard"},
+            requirements={"tensorboard": [*_pinned("boto3"), *requirements_of("tensorboard")]},
+            sources=[
+                *project,
+                *(trainer / name for name in ("__init__.py", "py.typed", "contract.py")),
+                *(trainer / name for name in ("tensorboard_pod.py", "tensorboard_program.py")),
+                *_files(trainer / "artifacts"),
+            ],
+        ),
     ]
     taken = {image.name: _taken(args, image.dockerfile) for image in every}
     return [
@@ -251,7 +291,8 @@ def archive_of(image: Image) -> Path:
                 ensure_base(docker, base)
             for tag, target in image.tags.items():
                 say(f"building {tag}")
-                docker.build(context, image.dockerfile, target, tag, image.args)
+                said = labels(tag, image.args["BASE_IMAGE"], image.origin)
+                docker.build(context, image.dockerfile, target, tag, image.args, said)
             _save(docker, list(image.tags), archive)
     return archive
 
@@ -336,7 +377,9 @@ def main() -> None:
     """The command line."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument(
-        "--image", action="append", help="only this one (operator, trainer-horovod, trainer-tensorflow)"
+        "--image",
+        action="append",
+        help="only this one (operator, trainer-horovod, trainer-tensorflow, tensorboard)",
     )
     parser.add_argument(
         "--base",
@@ -344,6 +387,8 @@ def main() -> None:
         help="base image (default: %(default)s); what its name stands for is taken not to change",
     )
     parser.add_argument("--build-arg", action="append", default=[], metavar="NAME=VALUE")
+    parser.add_argument("--revision", help="commit, for a label of the images")
+    parser.add_argument("--source", help="URL of the repository, likewise")
     parser.add_argument("--print-archives", action="store_true", help="print the archives' paths")
     own = parser.add_argument_group("another image, from a Dockerfile that may start from dtj's")
     own.add_argument("--context", type=Path)
@@ -365,6 +410,9 @@ def main() -> None:
             unknown = set(arguments.image or []) - {image.name for image in every}
             if unknown:
                 parser.error(f"no such image: {', '.join(sorted(unknown))}")
+            said = {"revision": arguments.revision, "source": arguments.source}
+            origin = {name: value for name, value in said.items() if value}
+            every = [replace(image, origin=origin) for image in every]
             chosen = [image for image in every if not arguments.image or image.name in arguments.image]
             if loose := set(args) - {name for image in chosen for name in image.args}:
                 parser.error(f"no Dockerfile declares {', '.join(sorted(loose))}")

@@ -71,13 +71,21 @@ class Engine:
         return (done.stderr.strip().splitlines() or [f"docker pull ended with {done.returncode}"])[-1]
 
     def build(
-        self, context: Path, dockerfile: Path, target: str | None, tag: str, args: dict[str, str]
+        self,
+        context: Path,
+        dockerfile: Path,
+        target: str | None,
+        tag: str,
+        args: dict[str, str],
+        labels: dict[str, str] | None = None,
     ) -> None:
         """Run `docker build`, saying each step; raises BuildError with its last lines when it fails."""
         command = [*self._command, "build", "--progress=plain", "--network=host", "--tag", tag]
         command += ["--file", str(dockerfile), *(["--target", target] if target else [])]
         for name, value in args.items():
             command += ["--build-arg", f"{name}={value}"]
+        for name, value in (labels or {}).items():
+            command += ["--label", f"{name}={value}"]
         said: set[str] = set()
 
         def tell(line: str) -> None:

@@ -13,20 +13,26 @@ import socket
 import sys
 import time
 import uuid
-from collections import Counter
 from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence, Set
 from contextlib import AsyncExitStack
 from datetime import UTC, datetime
+from functools import partial
 from typing import Any
 
 import kopf
 import prometheus_client
 
+from dtj.admission.service import admission
 from dtj.api.identity import API_VERSION, GROUP, KIND, LABEL_JOB, LABEL_MANAGED_BY, MANAGER, PLURAL, VERSION
+from dtj.api.job import Job
 from dtj.api.managed_by import other_manager_of
+from dtj.api.mpijob import QUEUE_ANNOTATIONS, QUEUE_LABELS
 from dtj.api.status import Phase
 from dtj.cluster.api import connect
 from dtj.operator_flags import read_flags
+from dtj.plan.job import plan_job
+from dtj.plan.model import Plan
+from dtj.plan.network_policy import fenced
 from dtj.reconcile.controller import Controller
 from dtj.reconcile.election import Elector, LeaseLost
 from dtj.reconcile.ghosts import keep_laying_ghosts
@@ -35,14 +41,26 @@ from dtj.reconcile.metrics import Metrics, process_registry
 from dtj.reconcile.progress import ProgressPoller
 from dtj.reconcile.queue import WorkQueue
 from dtj.reconcile.reconciler import Reconciler
-from dtj.reconcile.view import Key, Owned, OwnedPod, controller_uid
+from dtj.reconcile.tensorboard import view_deployment
+from dtj.reconcile.view import Key, Owned, OwnedDeployment, OwnedPod, controller_uid, job_uid
 from dtj.status.pods import view_pod
 
 _log = logging.getLogger(__name__)
 _CRD_SECONDS = 3.0
 # Passes that run when the operator is told to end may finish; a pass takes milliseconds, a hanging request more.
 _GRACE_SECONDS = 5.0
+# A connection may die without a sign. The API server writes a bookmark on each watch every minute, so one that says
+# nothing for longer is dead; and none is trusted for ever: the server ends it in time, or else the operator does.
+_CONNECT_SECONDS = 10.0
+_REQUEST_SECONDS = 60.0
+_SILENCE_SECONDS = 70.0
+_WATCH_SECONDS = 600
+_WATCH_SLACK_SECONDS = 30
+# Pods of a job come, start and end one after the other: their counts alone are not written for each.
+_COUNTS_SECONDS = 5.0
 _CHILDREN = f"{LABEL_MANAGED_BY}={MANAGER},{LABEL_JOB}"
+_VERSIONS = {"Deployment": "apps/v1"}
+_INDICES = ("jobs", "pods", "services", "configs", "deployments")
 _ENDED = (Phase.SUCCEEDED.value, Phase.FAILED.value)
 
 
@@ -55,8 +73,10 @@ class IndexView:
         pods: kopf.Index[Key, OwnedPod],
         services: kopf.Index[Key, Owned],
         configs: kopf.Index[Key, Owned],
+        deployments: kopf.Index[Key, OwnedDeployment],
     ) -> None:
         self._jobs, self._pods, self._services, self._configs = jobs, pods, services, configs
+        self._deployments = deployments
         self.hidden: Mapping[str, Set[str]] = {}
 
     def job(self, key: Key) -> Mapping[str, Any] | None:
@@ -73,31 +93,30 @@ class IndexView:
     def configs(self, key: Key) -> Sequence[Owned]:
         return [config for config in self._configs.get(key, ()) if self._shown("ConfigMap", config.uid)]
 
+    def deployments(self, key: Key) -> Sequence[OwnedDeployment]:
+        return [there for there in self._deployments.get(key, ()) if self._shown("Deployment", there.uid)]
+
     def known(self) -> Mapping[str, Mapping[str, Key]]:
         return {
             KIND: {job["metadata"]["uid"]: key for key in self._jobs for job in self._jobs[key]},
             "Pod": {pod.view.uid: key for key in self._pods for pod in self._pods[key]},
             "Service": {service.uid: key for key in self._services for service in self._services[key]},
             "ConfigMap": {config.uid: key for key in self._configs for config in self._configs[key]},
+            "Deployment": {there.uid: key for key in self._deployments for there in self._deployments[key]},
         }
 
     def _shown(self, kind: str, uid: str) -> bool:
         return uid not in self.hidden.get(kind, ())
 
     def active(self) -> Sequence[Key]:
-        return [key for key, job in self._each() if job["status"].get("phase") not in _ENDED]
-
-    def phases(self) -> Counter[str]:
-        return Counter(job["status"].get("phase") or Phase.PENDING.value for _, job in self._each())
-
-    def _each(self) -> Iterable[tuple[Key, Mapping[str, Any]]]:
-        # A copy of the keys: Prometheus asks from a thread of its own.
-        jobs = ((key, job) for key in list(self._jobs) for job in self._jobs.get(key, ()))
-        return (
-            (key, job)
-            for key, job in jobs
-            if not other_manager_of(job) and self._shown(KIND, job["metadata"]["uid"])
-        )
+        return [
+            key
+            for key in self._jobs
+            for job in self._jobs[key]
+            if job["status"].get("phase") not in _ENDED
+            and not other_manager_of(job)
+            and self._shown(KIND, job["metadata"]["uid"])
+        ]
 
 
 @kopf.index(GROUP, VERSION, PLURAL, id="jobs")
@@ -105,8 +124,19 @@ async def index_job(body: kopf.Body, **_: Any) -> dict[Key, Mapping[str, Any]]:
     """Keep what a pass needs of a job."""
     metadata = {
         key: body["metadata"].get(key)
-        for key in ("name", "namespace", "uid", "generation", "resourceVersion", "deletionTimestamp")
+        for key in (
+            "name",
+            "namespace",
+            "uid",
+            "generation",
+            "resourceVersion",
+            "creationTimestamp",
+            "deletionTimestamp",
+        )
     }
+    for kind, names in (("labels", QUEUE_LABELS), ("annotations", QUEUE_ANNOTATIONS)):
+        given = body["metadata"].get(kind) or {}
+        metadata[kind] = {name: given[name] for name in names if name in given}
     manifest = {
         "metadata": metadata,
         "spec": dict(body.get("spec") or {}),
@@ -118,7 +148,7 @@ async def index_job(body: kopf.Body, **_: Any) -> dict[Key, Mapping[str, Any]]:
 @kopf.index("", "v1", "pods", id="pods")
 async def index_pod(body: kopf.Body, **_: Any) -> dict[Key, OwnedPod]:
     """Keep what the status depends on of a pod."""
-    return {_job_key(body): OwnedPod(controller_uid(body), view_pod(body))}
+    return {_job_key(body): OwnedPod(job_uid(body), view_pod(body))}
 
 
 @kopf.index("", "v1", "services", id="services")
@@ -135,6 +165,12 @@ async def index_config(body: kopf.Body, **_: Any) -> dict[Key, Owned]:
     return {_job_key(body): Owned(metadata["name"], controller_uid(body), data, metadata["uid"])}
 
 
+@kopf.index("apps", "v1", "deployments", id="deployments")
+async def index_deployment(body: kopf.Body, **_: Any) -> dict[Key, OwnedDeployment]:
+    """Keep how a job's TensorBoard is."""
+    return {_job_key(body): view_deployment(body)}
+
+
 @kopf.on.event(GROUP, VERSION, PLURAL)
 async def job_event(namespace: str | None, name: str, memo: kopf.Memo, **_: Any) -> None:
     """A job came, changed or went."""
@@ -144,6 +180,7 @@ async def job_event(namespace: str | None, name: str, memo: kopf.Memo, **_: Any)
 @kopf.on.event("", "v1", "pods")
 @kopf.on.event("", "v1", "services")
 @kopf.on.event("", "v1", "configmaps")
+@kopf.on.event("apps", "v1", "deployments")
 async def child_event(body: kopf.Body, memo: kopf.Memo, **_: Any) -> None:
     """Something of a job came, changed or went."""
     memo.controller.queue.add(_job_key(body))
@@ -160,6 +197,40 @@ async def login(**kwargs: Any) -> kopf.ConnectionInfo | None:
     return kopf.login_with_service_account(**kwargs) or kopf.login_with_kubeconfig(**kwargs)
 
 
+class _NoDifferences(kopf.DiffBaseStorage):
+    """Nobody is told of differences between an object and what it was: it is not copied for that at each event."""
+
+    def build(
+        self,
+        *,
+        body: kopf.Body,  # noqa: ARG002 kopf names them
+        extra_fields: Iterable[Any] | None = None,  # noqa: ARG002
+    ) -> kopf.BodyEssence:
+        return kopf.BodyEssence()
+
+    def fetch(self, *, body: kopf.Body) -> kopf.BodyEssence | None:  # noqa: ARG002
+        return None
+
+    def store(self, *, body: kopf.Body, patch: kopf.Patch, essence: kopf.BodyEssence) -> None:  # noqa: ARG002
+        raise AssertionError("only handlers of changes have kopf store what it has seen")
+
+
+def configure(settings: kopf.OperatorSettings) -> None:
+    """What kopf watches, and how long it waits for it; nothing that matters is left to its defaults."""
+    settings.posting.enabled = False
+    settings.persistence.diffbase_storage = _NoDifferences()
+    settings.scanning.disabled = True
+    settings.watching.chunk_size = 500
+    for group, plural in (("", "pods"), ("", "services"), ("", "configmaps"), ("apps", "deployments")):
+        # Server-side: other people's pods never reach the operator.
+        settings.watching.label_selectors[group, "v1", plural] = _CHILDREN
+    settings.watching.connect_timeout = settings.networking.connect_timeout = _CONNECT_SECONDS
+    settings.watching.inactivity_timeout = _SILENCE_SECONDS
+    settings.watching.server_timeout = _WATCH_SECONDS
+    settings.watching.client_timeout = _WATCH_SECONDS + _WATCH_SLACK_SECONDS
+    settings.networking.request_timeout = _REQUEST_SECONDS
+
+
 @kopf.on.startup()
 async def start(
     settings: kopf.OperatorSettings,
@@ -167,26 +238,32 @@ async def start(
     **indices: Any,
 ) -> None:
     """Set kopf up and start the controller; its first key comes once kopf has filled the indices."""
-    settings.posting.enabled = False
-    settings.scanning.disabled = True
-    settings.watching.chunk_size = 500
-    for plural in ("pods", "services", "configmaps"):
-        # Server-side: other people's pods never reach the operator.
-        settings.watching.label_selectors["", "v1", plural] = _CHILDREN
-    settings.networking.connect_timeout = 10
+    configure(settings)
     metrics = Metrics(memo.registry)
-    cluster = await connect(metrics.api_error, memo.may_write)
-    view = IndexView(indices["jobs"], indices["pods"], indices["services"], indices["configs"])
+    cluster = await connect(metrics.answered, memo.may_write)
+    view = IndexView(**{kind: indices[kind] for kind in _INDICES})
     queue = WorkQueue(time.monotonic)
     progress = ProgressPoller(queue.add, memo.progress_interval)
-    reconciler = Reconciler(cluster, view, progress, metrics, lambda: datetime.now(UTC))
+    plan: Callable[[Job], Plan] = partial(plan_job, tensorboard_image=memo.tensorboard_image)
+    if memo.fenced_from:
+        plan = fenced(plan, memo.fenced_from)
+    reconciler = Reconciler(
+        cluster,
+        view,
+        progress,
+        metrics,
+        lambda: datetime.now(UTC),
+        plan,
+        give_way_after=memo.give_way_after,
+        counts_after=_COUNTS_SECONDS,
+    )
     memo.cluster, memo.progress = cluster, progress
     memo.controller = Controller(queue, reconciler, view, metrics)
     memo.controller.start(memo.workers)
     memo.health.check = memo.controller.check
 
     async def there(kind: str) -> set[str]:
-        version, selector = (API_VERSION, "") if kind == KIND else ("v1", _CHILDREN)
+        version, selector = (API_VERSION, "") if kind == KIND else (_VERSIONS.get(kind, "v1"), _CHILDREN)
         lists = [await cluster.uids(version, kind, selector, place) for place in memo.namespaces or [None]]
         return set().union(*lists)
 
@@ -225,12 +302,17 @@ async def _run(flags: argparse.Namespace) -> None:
         leading = elector.leading if elector else lambda: True
         registry = process_registry(leading)
         prometheus_client.start_http_server(flags.metrics_port, registry=registry)
+        if flags.webhook:
+            await stack.enter_async_context(admission(flags.webhook, registry))
         await stack.enter_async_context(health.served(flags.health_port))
         memo = kopf.Memo(
             workers=flags.workers,
             progress_interval=flags.progress_interval,
             ghosts_interval=flags.look_for_ghosts,
+            give_way_after=flags.give_way_after,
+            tensorboard_image=flags.tensorboard_image,
             namespaces=flags.namespace,
+            fenced_from=flags.lease_namespace if flags.job_network_policies else None,
             registry=registry,
             may_write=leading,
             health=health,

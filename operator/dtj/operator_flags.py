@@ -5,16 +5,25 @@ from __future__ import annotations
 import argparse
 import os
 from collections.abc import Sequence
+from datetime import timedelta
+from pathlib import Path
 
+from dtj.admission.certificates import VALIDITY
+from dtj.admission.service import Webhook
 from dtj.cluster.api import own_namespace
+from dtj.plan.tensorboard import DEFAULT_IMAGE
 from dtj.reconcile.lease import Timing
 
 _LEASE = "dtj-operator"
 _WORKERS = 16
+_LONGEST_VALIDITY = timedelta(days=3653).total_seconds()
 
 
 def read_flags(words: Sequence[str] | None = None) -> argparse.Namespace:
-    """The flags, with `timing` made of those of the lease. Ends the process where they are wrong."""
+    """The flags, with `timing` made of those of the lease and `webhook` of its own, None where it is off.
+
+    Ends the process where they are wrong.
+    """
     parser = argparse.ArgumentParser(
         prog="dtj-operator", description="The operator of DistributedTrainingJobs."
     )
@@ -37,16 +46,64 @@ def read_flags(words: Sequence[str] | None = None) -> argparse.Namespace:
         help="how often objects are looked for that went while the API server could not be watched "
         "(default: %(default)s)",
     )
+    parser.add_argument(
+        "--give-way-after",
+        type=float,
+        default=300.0,
+        metavar="SECONDS",
+        help="how long a job holds a part of the nodes that it needs before it gives way to another job in the same "
+        "case; longer than the cluster takes to add a node; 0: never (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--tensorboard-image",
+        default=DEFAULT_IMAGE,
+        metavar="IMAGE",
+        help="of jobs with spec.tensorboard that name none (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--job-network-policies",
+        action=argparse.BooleanOptionalAction,
+        default=False,
+        help="make a NetworkPolicy for each job: only its own pods reach each other, and the operator their progress "
+        "(default: off)",
+    )
     parser.add_argument("--log-level", default=os.environ.get("DTJ_LOG_LEVEL", "INFO"))
     _add_lease(parser)
+    _add_webhook(parser)
     flags = parser.parse_args(words)
     if flags.leader_elect and not flags.lease_namespace:
         parser.error("--leader-elect outside a cluster needs --lease-namespace")
+    if flags.job_network_policies and not flags.lease_namespace:
+        parser.error(
+            "--job-network-policies outside a cluster needs --lease-namespace: only pods from there come in"
+        )
     try:
         flags.timing = Timing(flags.lease_duration, flags.renew_deadline, flags.retry_period)
     except ValueError as error:
         parser.error(str(error))
+    try:
+        flags.webhook = _webhook(flags)
+    except ValueError as error:
+        parser.error(str(error))
     return flags
+
+
+def _webhook(flags: argparse.Namespace) -> Webhook | None:
+    if flags.webhook_port is None:
+        return None
+    if not 1 <= flags.webhook_port <= 65535:
+        raise ValueError(f"--webhook-port: 1 to 65535, got {flags.webhook_port}")
+    if not 1 <= flags.webhook_cert_validity <= _LONGEST_VALIDITY:
+        raise ValueError(f"--webhook-cert-validity: 1 s to ten years, got {flags.webhook_cert_validity:g}")
+    if not flags.webhook_cert_dir and not flags.webhook_namespace:
+        raise ValueError("--webhook-port outside a cluster needs --webhook-namespace or --webhook-cert-dir")
+    return Webhook(
+        flags.webhook_port,
+        flags.webhook_name,
+        flags.webhook_namespace or "",
+        timedelta(seconds=flags.webhook_cert_validity),
+        flags.webhook_cert_dir,
+    )
 
 
 def _add_lease(parser: argparse.ArgumentParser) -> None:
@@ -76,4 +133,41 @@ def _add_lease(parser: argparse.ArgumentParser) -> None:
         type=float,
         default=Timing.retry_period,
         help="seconds between two looks at the Lease, or renewals of it (default: %(default)s)",
+    )
+
+
+def _add_webhook(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("admission webhook")
+    group.add_argument(
+        "--webhook-port",
+        type=int,
+        metavar="PORT",
+        help="judge jobs for the API server by HTTPS (default: off)",
+    )
+    group.add_argument(
+        "--webhook-name",
+        default=f"{_LEASE}-webhook",
+        metavar="NAME",
+        help="of its Service, of the Secret with its certificate, and of the ValidatingWebhookConfiguration "
+        "(default: %(default)s)",
+    )
+    group.add_argument(
+        "--webhook-namespace",
+        default=own_namespace(),
+        metavar="NAMESPACE",
+        help="of its Service and Secret (default: the pod's own)",
+    )
+    group.add_argument(
+        "--webhook-cert-dir",
+        type=Path,
+        metavar="FOLDER",
+        help="serve tls.crt and tls.key of this folder, anew when they change; else the operator makes its own",
+    )
+    group.add_argument(
+        "--webhook-cert-validity",
+        type=float,
+        default=VALIDITY.total_seconds(),
+        metavar="SECONDS",
+        help="how long certificates are valid that the operator makes; it renews them at half of that "
+        "(default: %(default)g, 90 days)",
     )

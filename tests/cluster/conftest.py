@@ -5,13 +5,11 @@ from __future__ import annotations
 import os
 import uuid
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
-from tests.cluster import kind, nodes
+from tests.cluster import nodes
 from tests.cluster.jobs import Namespace, kubectl, until
-from tests.cluster.local import cluster, state
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -49,7 +47,8 @@ def _namespace() -> Iterator[Namespace]:
 def nothing_stays() -> Iterator[None]:
     """At the end no namespace of a test is left."""
     yield
-    if os.environ.get("KUBECONFIG"):
+    # Of several at once each would wait for the others' tests; who runs alone comes last.
+    if os.environ.get("KUBECONFIG") and "PYTEST_XDIST_WORKER" not in os.environ:
         try:
             until(
                 "the tests' namespaces to be gone",
@@ -61,31 +60,6 @@ def nothing_stays() -> Iterator[None]:
             raise AssertionError(
                 f"{error}; what is left:\n{pods}\n{kubectl('describe', 'namespaces')}"
             ) from None
-
-
-class StoreSwitch:
-    """The object store of the cluster under test, to be stopped and started again with its data."""
-
-    def __init__(self) -> None:
-        ours = Path(os.environ["KUBECONFIG"]) == kind.KUBECONFIG
-        self._supervisor = kind.SUPERVISOR if ours else state.SUPERVISOR
-        self._component = (kind.store() if ours else cluster.STORE).component()
-
-    def stop(self) -> None:
-        """End its process; connections are refused from now on."""
-        self._supervisor.stop(self._component.name)
-
-    def start(self) -> None:
-        """Start it again; returns when it serves."""
-        self._supervisor.ensure(self._component)
-
-
-@pytest.fixture
-def store() -> Iterator[StoreSwitch]:
-    """The switch; at the end the store runs, whatever the test did."""
-    switch = StoreSwitch()
-    yield switch
-    switch.start()
 
 
 @pytest.fixture

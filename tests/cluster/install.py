@@ -21,6 +21,7 @@ MANIFESTS = Path(__file__).parents[2] / "manifests"
 NAMESPACE = "dtj-system"
 DEPLOYMENT = "dtj-operator"
 CEL_SINCE = 25
+POLICY_V1_SINCE = 21
 READY_SECONDS = 90
 
 
@@ -36,7 +37,7 @@ def install(cluster: str, image: str | None = None, only: Sequence[str] = ()) ->
     if image is None:
         image, version = _built_image(images.load(cluster, only))
     with step(f"installing the operator, {image}"):
-        apply(_operator(image, version))
+        apply(operator_objects(image, version))
         try:
             _kubectl(
                 "rollout", "status", f"deployment/{DEPLOYMENT}", "--namespace", NAMESPACE,
@@ -48,7 +49,6 @@ def install(cluster: str, image: str | None = None, only: Sequence[str] = ()) ->
 
 def install_crds() -> None:
     """Apply the CRDs, without what the server is too old for."""
-    minor = int(json.loads(_kubectl("get", "--raw=/version"))["minor"].rstrip("+"))
     crds = [
         document
         for file in sorted((MANIFESTS / "crd").glob("*.yaml"))
@@ -57,7 +57,7 @@ def install_crds() -> None:
     ]
     if not crds:
         raise ClusterError(f"no CRD in {MANIFESTS / 'crd'}: `make crd` writes it")
-    apply([without_rules(crd) for crd in crds] if minor < CEL_SINCE else crds)
+    apply([without_rules(crd) for crd in crds] if server_minor() < CEL_SINCE else crds)
     names = [f"crd/{crd['metadata']['name']}" for crd in crds]
     _kubectl("wait", "--for=condition=Established", "--timeout=30s", *names, timeout=40)
 
@@ -79,8 +79,16 @@ def without_rules(document: Any) -> Any:
     return [without_rules(value) for value in document] if isinstance(document, list) else document
 
 
-def _operator(image: str, version: str | None) -> list[dict[str, Any]]:
+def server_minor() -> int:
+    """Of the server's version, 1.x."""
+    return int(json.loads(_kubectl("get", "--raw=/version"))["minor"].rstrip("+"))
+
+
+def operator_objects(image: str, version: str | None) -> list[dict[str, Any]]:
+    """What `install` applies besides the CRDs. version: a digest that makes the Deployment roll."""
     documents = list(yaml.safe_load_all(_kubectl("kustomize", MANIFESTS / "operator")))
+    if server_minor() < POLICY_V1_SINCE:
+        documents = [document for document in documents if document["apiVersion"] != "policy/v1"]
     for document in documents:
         if document["kind"] == "Deployment" and document["metadata"]["name"] == DEPLOYMENT:
             template = document["spec"]["template"]

@@ -15,6 +15,8 @@ import boto3
 import yaml
 from botocore.config import Config
 
+from tests.cluster import api_reads
+
 ROOT = Path(__file__).parents[2]
 EXAMPLE = ROOT / "manifests/examples/fashion-mnist-horovod.yaml"
 SYSTEM = "dtj-system"
@@ -34,6 +36,13 @@ def kubectl(*words: str, stdin: str | None = None, timeout: float = 60) -> str:
     if done.returncode:
         raise KubectlError(done.stderr.strip())
     return done.stdout
+
+
+def _read(namespace: str, kind: str, name: str = "", selector: str = "") -> Manifest:
+    try:
+        return api_reads.read(namespace, kind, name, selector)
+    except api_reads.ReadError as error:
+        raise KubectlError(str(error)) from None
 
 
 def until(what: str, get: Callable[[], T | None], seconds: float, every: float = 0.25) -> T:
@@ -94,6 +103,8 @@ class Namespace:
 
     def list(self, kind: str, selector: str = "") -> list[Manifest]:
         """Objects of a kind."""
+        if kind in api_reads.FOLDERS:
+            return list(_read(self.name, kind, selector=selector)["items"])
         words = ["get", kind, "--output=json", *([f"--selector={selector}"] if selector else [])]
         return list(json.loads(self.kubectl(*words))["items"])
 
@@ -112,7 +123,7 @@ class Job:
 
     def get(self) -> Manifest:
         """Its manifest as stored."""
-        return dict(json.loads(self.namespace.kubectl("get", "dtj", self.name, "--output=json")))
+        return _read(self.namespace.name, "dtj", self.name)
 
     @property
     def status(self) -> Manifest:

@@ -8,6 +8,7 @@ import shutil
 import sys
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import boto3
 from botocore.config import Config
@@ -82,7 +83,7 @@ class ObjectStore:
             return False
         return True
 
-    def client(self):
+    def client(self) -> Any:
         """A boto3 client of this server."""
         pair = self.credentials()
         return boto3.client(

@@ -10,18 +10,24 @@ import os
 import shlex
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 from tests.cluster.progress import note
 
 ROOT = Path(__file__).parents[2]
+# Beside the trainings, one after the other, whatever mostly waits; then those that disturb others.
+ALL = (
+    ("-m", "not alone and not chaos", "--numprocesses=2", "tests/cluster"),
+    ("-m", "alone and not chaos", "tests/cluster"),
+)
 
 
 def main() -> int:
     """Exit code of pytest, or of what failed before it."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--cluster", choices=("local", "kind"), default="local")
-    parser.add_argument("pytest", nargs="*", help="arguments for pytest (default: tests/cluster)")
+    parser.add_argument("pytest", nargs="*", help="arguments for pytest (default: all of tests/cluster)")
     options = parser.parse_args()
     here = os.environ.get("KUBECONFIG")
     if here:
@@ -49,7 +55,11 @@ def _test(environment: dict[str, str], arguments: list[str]) -> int:
     installed = _module("install", environment=environment)
     if installed.returncode:
         return installed.returncode
-    command = [sys.executable, "-m", "pytest", "--timeout=600", *(arguments or ["tests/cluster"])]
+    return max([_pytest(environment, words) for words in ([arguments] if arguments else ALL)])
+
+
+def _pytest(environment: dict[str, str], words: Sequence[str]) -> int:
+    command = [sys.executable, "-m", "pytest", "--timeout=600", *words]
     return subprocess.run(command, cwd=ROOT, env=environment, check=False).returncode
 
 

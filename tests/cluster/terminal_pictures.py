@@ -1,6 +1,7 @@
 """`make pictures`: what commands look like in a terminal, on the cluster that KUBECONFIG names, for docs/cli.md.
 
 A real terminal (tmux) runs each command while the example job trains; what it shows becomes docs/pictures/<name>.svg.
+A real browser shows the job's TensorBoard, for docs/tensorboard.md.
 """
 
 from __future__ import annotations
@@ -19,6 +20,8 @@ from pathlib import Path
 from rich.console import Console
 from rich.text import Text
 
+from dtj_trainer import contract
+from tests.cluster.browser import forwarded, page, read
 from tests.cluster.jobs import ROOT, Job, Namespace, example, kubectl, until
 from tests.cluster.local.packages import install_missing
 
@@ -85,13 +88,16 @@ def shoot(name: str, command: str, wanted: str) -> None:
 
 def shoot_all(namespace: Namespace) -> None:
     """Run the example and take the pictures of docs/cli.md."""
-    job: Job = namespace.apply(example(NAME))
+    job: Job = namespace.apply(example(NAME, tensorboard={"enabled": True}))
     place = f"{NAME} --namespace {shlex.quote(namespace.name)}"
     until("a third of the training", lambda: (job.status.get("progress") or {}).get("percent", 0) >= 30, 180)
     shoot("status-watch", f"dtj status {place} --watch", r"\d+(\.\d+)? ?%")
     shoot("logs", f"dtj logs {place} --tail 40", r"step \d+/\d+")
     job.wait(180)
     shoot("report", f"dtj report {place}", r"accuracy %\s.*\d")
+    with forwarded(namespace, f"{NAME}-tensorboard", contract.TENSORBOARD_PORT) as url:
+        until("its last event", lambda: '"test/accuracy"' in read(f"{url}/data/plugin/scalars/tags"), 60)
+        page(f"{url}/?smoothing=0", PICTURES / "tensorboard.png")
 
 
 def main() -> int:

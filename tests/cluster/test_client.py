@@ -59,6 +59,8 @@ def test_a_job_from_submit_to_delete(namespace: Namespace, tmp_path: Path) -> No
         assert "model/model.pt" in [stored.key for stored in artifacts.ls()]
 
 
+# As the operator does it, it is in test_suspension.py.
+@pytest.mark.chaos
 def test_a_running_job_gets_another_size_and_goes_on(namespace: Namespace) -> None:
     manifest = example("scaled", args=["--model=cnn", "--epochs=3", "--batch-size=64"])
     manifest["spec"]["replicaSpecs"]["worker"]["replicas"] = 1

@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-import json
-import time
-
 import pytest
 
-from tests.cluster.conftest import StoreSwitch
-from tests.cluster.jobs import SYSTEM, Namespace, example, kubectl, until
+from tests.cluster.jobs import Namespace, example, until
 
 pytestmark = pytest.mark.cluster
 # Trains the built-in program with the exit of a broken one, once: at that step of the first attempt.
@@ -74,20 +70,6 @@ def test_a_program_that_always_fails_ends_the_job_with_its_reason(namespace: Nam
     )
 
 
-def test_a_deleted_worker_costs_an_attempt_but_no_failure(namespace: Namespace) -> None:
-    job = namespace.apply(
-        example("deprived", args=["--max-steps=900", "--epochs=2", "--checkpoint-steps=25"])
-    )
-    job.wait_for_step(60)
-    namespace.kubectl("delete", "pod", "deprived-worker-1", "--wait=false")
-    until("Running to be False", lambda: job.condition("Running")["status"] == "False", 20)
-    status = job.wait(240)
-    assert status["restarts"] == {"application": 0, "infrastructure": 1}
-    rows = job.artifacts().metrics()
-    second = [row["step"] for row in rows if row["attempt"] == 2 and row["kind"] == "train"]
-    assert min(second) > 25
-
-
 def test_a_job_deleted_mid_run_leaves_nothing(namespace: Namespace) -> None:
     job = namespace.apply(example("dropped", args=["--max-steps=100000", "--epochs=100"]))
     job.wait_for_step(5)
@@ -100,59 +82,6 @@ def test_a_job_deleted_mid_run_leaves_nothing(namespace: Namespace) -> None:
     until("everything to be gone", lambda: not left(), 150)
 
 
-def test_an_operator_killed_mid_run_goes_on_where_things_are(namespace: Namespace) -> None:
-    job = namespace.apply(example("orphaned", args=["--max-steps=900", "--epochs=2"]))
-    until("the first pods", job.pods, 30)
-    # Twice: while pods are made, and while they run.
-    _kill_operator()
-    job.wait_for_step(20)
-    uids = {pod["metadata"]["uid"] for pod in job.pods()}
-    _kill_operator()
-    status = job.wait(240)
-    assert status["attempt"] == 1
-    assert status["restarts"] == {"application": 0, "infrastructure": 0}
-    assert {pod["metadata"]["uid"] for pod in job.pods()} <= uids
-    made = [
-        e
-        for e in namespace.list("events")
-        if e["reason"] == "Created" and "orphaned" in e["message"] + str(e)
-    ]
-    assert len({e["involvedObject"]["uid"] for e in made}) == 3, "a pod was made twice"
-
-
-def test_a_store_that_is_away_for_half_a_minute_loses_nothing(
-    namespace: Namespace, store: StoreSwitch
-) -> None:
-    job = namespace.apply(
-        example("patient", args=["--max-steps=600", "--epochs=10", "--checkpoint-steps=30"])
-    )
-    job.wait_for_step(40)
-    store.stop()
-    try:
-        before = job.wait_for_step(50)
-        time.sleep(30)  # how long it is away, not how long something else takes
-        assert job.status["phase"] == "Running", job.story()
-        assert job.status["progress"]["step"] > before, "training stood still without the store"
-    finally:
-        store.start()
-    status = job.wait(300)
-    assert status["restarts"] == {"application": 0, "infrastructure": 0}
-    rows = job.artifacts().metrics()
-    assert max(row["step"] for row in rows) == 600
-    keys = job.artifacts().sizes()
-    newest = status["artifacts"]["checkpoint"]["uri"].removeprefix(status["artifacts"]["uri"] + "/")
-    manifest = json.loads(job.artifacts().read(f"{newest}/manifest.json"))
-    assert manifest["step"] == 600
-    assert "model/model.pt" in keys
-    assert len([k for k in keys if k.startswith("tensorboard/")]) >= 1
-
-
-def _kill_operator() -> None:
-    """SIGKILL, at once; the Deployment starts another."""
-    kubectl("--namespace", SYSTEM, "delete", "pods", "--selector=app.kubernetes.io/name=dtj-operator",
-            "--grace-period=0", "--force", "--wait=false")  # fmt: skip
-
-
 def test_a_rank_that_takes_too_much_memory_is_told_as_such(namespace: Namespace) -> None:
     greedy = "held = []\nwhile True: held.append(bytearray(50_000_000))"
     manifest = example("greedy", command=["python", "-c", greedy], args=[], runPolicy={"backoffLimit": 0})
@@ -161,3 +90,16 @@ def test_a_rank_that_takes_too_much_memory_is_told_as_such(namespace: Namespace)
     assert failure["class"] == "OOMKilled"
     assert failure["pod"].startswith("greedy-worker-")
     assert failure["signal"] == 9
+
+
+def test_a_disk_too_small_for_a_checkpoint_is_told_as_such(namespace: Namespace) -> None:
+    manifest = example(
+        "cramped", args=["--max-steps=60", "--checkpoint-steps=20"], runPolicy={"backoffLimit": 0}
+    )
+    disk = {"name": "small", "emptyDir": {"medium": "Memory", "sizeLimit": "256Ki"}}
+    mount = {"name": "small", "mountPath": "/dtj/checkpoints"}
+    pod = {"volumes": [disk], "containers": [{"name": "trainer", "volumeMounts": [mount]}]}
+    manifest["spec"]["replicaSpecs"]["worker"]["template"] = {"spec": pod}
+    failure = namespace.apply(manifest).wait(120, "Failed")["failure"]
+    assert failure["class"] == "DiskFull"
+    assert "No space left on device: '/dtj/checkpoints/20'" in failure["message"]

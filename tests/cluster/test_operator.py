@@ -5,11 +5,12 @@ from __future__ import annotations
 import time
 
 import pytest
+from prometheus_client.parser import text_string_to_metric_families
 
 from tests.cluster.jobs import SYSTEM, KubectlError, Manifest, Namespace, example, kubectl, until
 from tests.cluster.operator_pods import ask, holder, kill, leader, replicas
 
-pytestmark = pytest.mark.cluster
+pytestmark = [pytest.mark.cluster, pytest.mark.alone]
 IDENTITY = f"system:serviceaccount:{SYSTEM}:dtj-operator"
 
 
@@ -26,13 +27,10 @@ def test_it_is_healthy() -> None:
 
 def test_it_tells_prometheus_of_its_work() -> None:
     text = ask(leader(), 8081, "/metrics")
-    for name in (
-        "dtj_jobs",
-        "dtj_queue_depth",
-        "dtj_reconcile_duration_seconds_bucket",
-        "dtj_job_restarts_total",
-    ):
-        assert f"\n{name}" in text
+    assert "\ndtj_build_info{" in text
+    assert "\ndtj_reconcile_duration_seconds_bucket{" in text
+    for name in ("dtj_jobs", "dtj_queue_depth", "dtj_job_restarts_total", "dtj_gpu_held_seconds_total"):
+        assert f"\n# TYPE {name} " in text
 
 
 def test_a_killed_leader_is_replaced_in_20_seconds_and_no_pod_is_made_twice(namespace: Namespace) -> None:
@@ -53,6 +51,13 @@ def test_a_killed_leader_is_replaced_in_20_seconds_and_no_pod_is_made_twice(name
     late.wait(240)
     assert early.wait(240)["restarts"] == {"application": 0, "infrastructure": 0}
     assert {pod["metadata"]["uid"] for pod in early.pods()} <= uids
+    # Both ended under the new leader; only one of them also started under it.
+    how = {"result": "succeeded", "reason": "JobSucceeded"}
+    until("both to be counted", lambda: told(namespace, "dtj_jobs_finished_total", **how) == 2, 10)
+    assert told(namespace, "dtj_jobs", phase="Succeeded") == 2
+    assert told(namespace, "dtj_job_restarts_total", cause="infrastructure") == 0
+    text = ask(leader(), 8081, "/metrics")
+    assert f'job_name="{late.name}",job_namespace="{namespace.name}"' not in text, "it has ended"
     for job in (early, late):
         # Of each pod, the scheduler says once that it has a place.
         placed = [e for e in namespace.list("events") if e["reason"] == "Scheduled"]
@@ -72,6 +77,16 @@ def test_a_rollout_hands_over_without_waiting_for_the_lease_to_expire(namespace:
 
     assert holder() != before
     namespace.apply(example("after", args=["--max-steps=20"])).wait(240)
+
+
+def told(namespace: Namespace, name: str, **labels: str) -> float | None:
+    """What the leader says of the Horovod jobs of a namespace."""
+    wanted = {"job_namespace": namespace.name, "strategy": "Horovod", **labels}
+    for family in text_string_to_metric_families(ask(leader(), 8081, "/metrics")):
+        for sample in family.samples:
+            if sample.name == name and sample.labels == wanted:
+                return sample.value
+    return None
 
 
 def two_replicas() -> list[Manifest] | None:

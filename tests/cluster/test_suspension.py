@@ -28,6 +28,7 @@ def test_a_horovod_job_goes_on_with_more_workers_where_it_was(namespace: Namespa
     assert {row["worldSize"] for row in job.artifacts().metrics() if row["attempt"] == 2} == {3}
 
 
+@pytest.mark.chaos
 def test_a_parameter_server_job_goes_on_where_it_was(namespace: Namespace) -> None:
     job = namespace.apply(test_parameter_server.example("paused-ps", "Asynchronous", NO_OTHER_CHECKPOINT))
     step = _suspended_after(job, 100)

@@ -15,6 +15,7 @@ from dtj.api.crd import custom_resource_definition
 from dtj.api.job import read_job
 from dtj.api.validation import faults
 from dtj.plan.job import plan_job
+from tests.unit.support.mpijob_crd import MPIJOB_SCHEMA
 from tests.unit.support.pod_security import restricted_faults
 from tests.unit.support.structural import schema_faults, with_defaults
 
@@ -44,7 +45,7 @@ def test_plan_is_the_committed_one(case: Path, request: pytest.FixtureRequest) -
     assert faults(job) == []
     plan = plan_job(job)
     expected = case / "expected.yaml"
-    objects = json.loads(json.dumps([plan.service, plan.config, *plan.pods]))
+    objects = json.loads(json.dumps(plan.objects))
 
     if request.config.getoption("--update-golden"):
         expected.write_text(yaml.dump_all(objects, Dumper=Dumper, sort_keys=False, width=110))
@@ -52,8 +53,11 @@ def test_plan_is_the_committed_one(case: Path, request: pytest.FixtureRequest) -
     assert objects == list(yaml.safe_load_all(expected.read_text())), (
         "the plan has changed: `pytest tests/golden --update-golden`, and read the difference"
     )
-    for pod in plan.pods:
+    templates = [there["spec"]["template"] for there in plan.objects if there["kind"] == "Deployment"]
+    for pod in [*plan.pods, *templates]:
         assert list(restricted_faults(pod)) == []
+    if plan.mpijob:
+        assert list(schema_faults(MPIJOB_SCHEMA, plan.mpijob)) == []
 
 
 def test_every_folder_is_a_case() -> None:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import logging
 import shutil
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from hypothesis import given
@@ -113,6 +115,21 @@ def test_save_is_all_or_nothing(folder):
     assert [c.step for c in checkpoints.saved()] == [5, 10]
     assert checkpoints.newest() == (10, folder / "10")
     assert names_in(folder) == ["10", "5"]
+
+
+@pytest.mark.parametrize(("left", "full"), [(0, True), (10**9, False)])
+def test_a_full_disk_is_told_as_such_in_whatever_words_the_write_fails(folder, monkeypatch, left, full):
+    save(1)
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=left))
+
+    def write(_: Path) -> None:
+        raise RuntimeError("unexpected pos 704 vs 598")  # which is what torch.save says then
+
+    with pytest.raises(OSError if full else RuntimeError) as caught:
+        checkpoints.save(2, write)
+
+    assert not full or caught.value.errno == errno.ENOSPC
+    assert names_in(folder) == ["1"]
 
 
 def test_save_prunes_by_itself_without_a_bucket(folder, monkeypatch):

@@ -79,6 +79,16 @@ def test_growing_log_is_sent_at_most_each_interval(tmp_path, clock):
     assert store.puts[2:] == [("logs/x", b"123")]
 
 
+def test_a_log_that_is_still_empty_does_not_hold_up_its_first_lines(tmp_path, clock):
+    store, path = FakeStore(), tmp_path / "log"
+    uploader = FileUploader(store, [Source(path, "logs/x", LOG)])
+    path.touch()
+    assert running(uploader)
+    path.write_text("1")
+    running(uploader)
+    assert store.puts == [("logs/x", b"1")]
+
+
 def test_finished_tensorboard_parts_go_once_and_the_growing_one_seldom(tmp_path, clock):
     store = FakeStore()
     uploader = FileUploader(store, [Source(tmp_path / "tb", "tensorboard", TENSORBOARD)])

@@ -18,8 +18,8 @@ DOCKERFILES = sorted(DOCKER.glob("*.Dockerfile"))
 
 
 def test_there_are_images() -> None:
-    names = {"operator.Dockerfile", "trainer-horovod.Dockerfile", "trainer-tensorflow.Dockerfile"}
-    assert {path.name for path in DOCKERFILES} == names
+    names = {"operator", "tensorboard", "trainer-horovod", "trainer-tensorflow"}
+    assert {path.name.removesuffix(".Dockerfile") for path in DOCKERFILES} == names
 
 
 @pytest.mark.parametrize("dockerfile", DOCKERFILES, ids=lambda path: path.name)
@@ -73,6 +73,7 @@ print(json.dumps(image.requirements))
     assert {re.split("[=<>]", line)[0] for line in requirements["trainer"]} == {
         "boto3",
         "numpy",
+        "py-spy",
         "tensorboardX",
     }
     todo, seen = [re.split("[=<>]", line)[0] for lines in requirements.values() for line in lines], set()

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dtj_trainer import contract
-from dtj_trainer.launch.failure import classify
+from dtj_trainer.launch.failure import classify, followed_another, told_by_last_lines
 from dtj_trainer.launch.mpirun import mpirun_command, read_blame
 from dtj_trainer.launch.outcome import decide
 from dtj_trainer.launch.output import LastLines
@@ -66,7 +66,7 @@ def test_a_host_that_told_its_failure_may_go_away_then():
 
 
 @pytest.mark.parametrize(
-    "cause", ["OOMKilled", "WorldSizeMismatch", "CommandNotFound", "ArtifactsUnavailable"]
+    "cause", ["OOMKilled", "DiskFull", "WorldSizeMismatch", "CommandNotFound", "ArtifactsUnavailable"]
 )
 def test_certain_causes_need_no_look_at_the_hosts(cause):
     assert decided(FAILED, [told(0, 137, cause)], lost=["job-worker-1"])["class"] == cause
@@ -90,6 +90,12 @@ def test_a_stop_before_any_rank_ran_is_no_success():
     """mpirun ends with 0 when the signal that it passes on comes while it starts."""
     assert decided(ProgramEnd(0, stop_signal=15))["class"] == "Signal"
     assert decided(ProgramEnd(0, stop_signal=15), [told(0, 0, None)]) == {"exitCode": 0}
+
+
+def test_mpirun_that_is_killed_is_no_lost_connection():
+    found = decide(ProgramEnd(137, signal=9), [], ["[rank 0] step 40"], dict)
+    assert (found["class"], found["signal"], found["exitCode"]) == ("Signal", 9, 137)
+    assert found["message"] == "mpirun was killed by SIGKILL"
 
 
 def test_mpirun_missing_in_the_image():
@@ -157,6 +163,40 @@ def test_classes(end, cause, words):
     found, message = classify(end)
     assert found == cause
     assert words in message
+
+
+@pytest.mark.parametrize(
+    ("end", "lines", "cause"),
+    [
+        (ProgramEnd(1), ["OSError: [Errno 28] No space left on device: '/dtj/checkpoints/50'"], "DiskFull"),
+        (ProgramEnd(1), ["tar: model.tar: Cannot write: Disk quota exceeded", "tar: exiting"], "DiskFull"),
+        (ProgramEnd(1), ["No space left on device", *["it goes on without"] * 5], None),
+        (ProgramEnd(143, stop_signal=15), ["OSError: [Errno 28] No space left on device"], None),
+        (ProgramEnd(65), ["DataCorrupt: train-images is cut off"], "DataCorrupt"),
+        (ProgramEnd(1), ["DataCorrupt: train-images is cut off"], None),
+    ],
+)
+def test_causes_in_the_last_lines(end, lines, cause):
+    found = told_by_last_lines(end, lines)
+    assert (found and found[0]) == cause
+    assert found is None or found[1] in f"a disk is full: {lines[0]}"
+
+
+@pytest.mark.parametrize(
+    ("end", "lines", "followed"),
+    [
+        (
+            ProgramEnd(1),
+            ["horovod.common.exceptions.HorovodInternalError: Horovod has been shut down."],
+            True,
+        ),
+        (ProgramEnd(1), ["ValueError: no such column"], False),
+        (ProgramEnd(143, stop_signal=15), ["HorovodInternalError: Horovod has been shut down."], False),
+        (ProgramEnd(0), ["caught a HorovodInternalError and went on"], False),
+    ],
+)
+def test_a_rank_that_fails_only_because_another_ended(end, lines, followed):
+    assert followed_another(end, lines) is followed
 
 
 # --- markers and messages ----------------------------------------------------------------------

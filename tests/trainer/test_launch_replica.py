@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import json
 import signal
+import socket
 from pathlib import Path
 
 import pytest
-from tests.trainer.conftest import free_ports, get_json, get_text, has, keys, until
+from tests.trainer.conftest import free_ports, get_json, get_text, has, keys, kill_with_descendants, until
 
 
 @pytest.fixture
@@ -60,6 +61,47 @@ def test_command_that_is_not_there(workspace, command, code, words):
     assert workspace.launch("replica", command).ended() == code
     assert workspace.termination["class"] == "CommandNotFound"
     assert workspace.termination["message"] == words
+
+
+@pytest.fixture
+def silent_address():
+    """host:port of a server that takes no connection more, and says nothing of it, as from a node that is gone."""
+    with socket.create_server(("127.0.0.1", 0), backlog=0) as server:
+        address = server.getsockname()
+        with socket.create_connection(address):
+            yield f"{address[0]}:{address[1]}"
+
+
+@pytest.mark.parametrize(
+    ("program", "cause"),
+    [
+        ("raise SystemExit(1)", "ConnectionLost"),
+        ("import os, signal; os.kill(os.getpid(), signal.SIGKILL)", "Signal"),
+        ("from dtj_trainer import progress; progress.failed('DataNotFound', 'x'); exit(65)", "DataNotFound"),
+    ],
+)
+def test_an_error_may_come_of_a_server_that_does_not_answer(make_workspace, silent_address, program, cause):
+    config = {"cluster": {"ps": ["127.0.0.1:1"], "worker": [silent_address]}}
+    workspace = make_workspace(TF_CONFIG=json.dumps(config))
+
+    assert workspace.python(program).ended() > 0
+
+    assert workspace.termination["class"] == cause
+    if cause == "ConnectionLost":
+        assert workspace.termination["message"] == (
+            f"the program exited with code 1, while {silent_address} did not answer"
+        )
+
+
+@pytest.mark.parametrize(
+    "config", ["", "{", "[]", '{"cluster": {"ps": ["127.0.0.1:1", "x", "no.invalid:99999"]}}']
+)
+def test_an_error_is_the_programs_when_nobody_is_silent(make_workspace, config):
+    workspace = make_workspace(TF_CONFIG=config)
+
+    assert workspace.python("raise SystemExit(1)").ended() == 1
+
+    assert workspace.termination["class"] == "ApplicationError"
 
 
 def test_cause_told_by_the_program(workspace):
@@ -259,6 +301,17 @@ def test_killed_in_the_middle_of_a_write(workspace, job_uri, job_store):
     assert keys(job_store, "checkpoints") == ["checkpoints/1/ckpt-1.pt", "checkpoints/1/manifest.json"]
     assert keys(job_store, "model") == []
     assert workspace.termination["class"] in {"Signal", "OOMKilled"}
+
+
+def test_a_pod_that_is_killed_as_a_whole_leaves_its_log(workspace, job_uri, job_store):
+    """As the kernel does with all of a container's processes when one of them takes too much memory."""
+    program = "echo takes more and more; sleep 300"
+    run = workspace.launch("replica", "sh", "-c", program, DTJ_ARTIFACTS_URI=job_uri)
+    name, log = "logs/attempt-1/chief-0.log", b"takes more and more\n"
+    until(lambda: has(job_store, name) and job_store.get_bytes(name) == log, "the log is uploaded meanwhile")
+    kill_with_descendants(run.process.pid)
+    assert run.ended() == -signal.SIGKILL
+    assert job_store.get_bytes(name) == log
 
 
 @pytest.mark.parametrize("code", [1, 137])

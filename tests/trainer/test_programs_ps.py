@@ -22,7 +22,9 @@ from dtj_trainer.data.sharding import Sharding
 
 pytest.importorskip("tensorflow", reason="needs the tensorflow extra")
 
-pytestmark = pytest.mark.timeout(240)
+pytestmark = pytest.mark.timeout(600)
+LONGEST_WAIT_SECONDS = 180
+"""For one step of a story: a busy machine imports TensorFlow for half a minute, five times at once."""
 
 PROGRAM = "dtj_trainer.programs.ps_image_classification"
 EXAMPLES = 1004
@@ -74,7 +76,7 @@ class Job:
         self.processes[name].send_signal(with_signal)
         return self.exit_code(name)
 
-    def exit_code(self, name: str, timeout: float = 90) -> int:
+    def exit_code(self, name: str, timeout: float = LONGEST_WAIT_SECONDS) -> int:
         try:
             return self.processes[name].wait(timeout)
         except subprocess.TimeoutExpired:
@@ -87,7 +89,11 @@ class Job:
         return (self.folder / f"{name}.log").read_text(errors="replace")
 
     def says(self, name: str, text: str) -> re.Match[str]:
-        found = until(lambda: re.search(text, self.log(name)), f"{name} says {text!r}:\n{self.log(name)}", 90)
+        found = until(
+            lambda: re.search(text, self.log(name)),
+            f"{name} says {text!r}:\n{self.log(name)}",
+            LONGEST_WAIT_SECONDS,
+        )
         assert isinstance(found, re.Match)
         return found
 
@@ -101,7 +107,11 @@ class Job:
         return int(content.get("step", 0))
 
     def reaches(self, step: int) -> None:
-        until(lambda: self.step >= step, f"step {step}, it is at {self.step}:\n{self.log('chief-0')}", 90)
+        until(
+            lambda: self.step >= step,
+            f"step {step}, it is at {self.step}:\n{self.log('chief-0')}",
+            LONGEST_WAIT_SECONDS,
+        )
 
     def metrics(self, name: str = "chief-0") -> list[dict[str, Any]]:
         lines = (self.root(name) / "metrics.jsonl").read_text().splitlines()

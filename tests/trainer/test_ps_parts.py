@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import queue
+import socket
 import time
 from collections.abc import Iterable
 from pathlib import Path
@@ -11,10 +12,10 @@ from typing import NoReturn
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
-from dtj_trainer import progress
+from dtj_trainer import contract, progress
 from dtj_trainer.contract import Bottleneck
 from dtj_trainer.data.sharding import Sharding
 from dtj_trainer.launch import pod
@@ -26,6 +27,7 @@ from dtj_trainer.programs.parameter_server import (  # noqa: E402
     bottleneck,
     chief,
     cluster,
+    connections,
     evaluator,
     optimizers,
     parameters,
@@ -73,7 +75,6 @@ def test_servers_have_equally_much(total: int, pieces: int) -> None:
 
 
 @given(st.lists(st.lists(st.integers(1, 4), max_size=3).map(tuple), max_size=4))
-@settings(deadline=None)
 def test_a_layout_splits_what_it_joined(shapes: list[tuple[int, ...]]) -> None:
     layout = shards.Layout(shapes)
     tensors = [np.random.default_rng(0).normal(size=shape).astype(np.float32) for shape in shapes]
@@ -198,6 +199,29 @@ def test_who_does_not_answer_is_named() -> None:
     assert not cluster.wait_for(nobody, everybody, 10, lambda: True)
     message = "from remote target /job:worker/replica:0/task:1 … remote target /job:ps/replica:0/task:2/device:CPU:0"
     assert cluster.blamed(message) == [cluster.Task("ps", 2)]
+
+
+def test_connections_to_servers_break_when_nothing_comes_from_there_any_more() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server, socket.create_server(("127.0.0.1", 0)) as other:
+        port = server.getsockname()[1]
+        with (
+            socket.create_connection(("127.0.0.1", port)) as connection,
+            socket.create_connection(other.getsockname()) as of_others,
+        ):
+            here = cluster.Cluster({"ps": (f"ps-0.ml.svc:{port}",)}, cluster.Task("chief", 0))
+            connections.give_up_when_silent(here)
+
+            def silence(of: socket.socket) -> tuple[int, int]:
+                """Whether it is probed, and milliseconds until it breaks."""
+                probed = of.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE)
+                return probed, of.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT)
+
+            deadline = time.monotonic() + 30
+            kept = (1, contract.TENSORFLOW_SILENCE_SECONDS * 1000)
+            while silence(connection) != kept and time.monotonic() < deadline:
+                time.sleep(0.05)
+            assert silence(connection) == kept
+            assert silence(of_others) == (0, 0)
 
 
 # --- when it stands still -----------------------------------------------------------------------

@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import os
-import sys
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
@@ -15,14 +12,17 @@ from aiohttp import web
 
 from dtj.api.identity import KIND
 from dtj.api.job import Manifest
-from tests.unit.support.api_server import refused, until, write_kubeconfig
+from tests.unit.support.api_server import refused, until
 from tests.unit.support.fake_cluster import Ending
 from tests.unit.support.http_cluster import Fault, HttpCluster, http_cluster
 from tests.unit.support.jobs import manifest
+from tests.unit.support.operator_process import operating
 
 pytestmark = pytest.mark.timeout(180)
 JOB = (KIND, "ml", "mnist")
 PODS = ["mnist-launcher-0", "mnist-worker-0", "mnist-worker-1"]
+WATCHES = 5
+"""Of jobs, pods, Services, ConfigMaps and Deployments."""
 PATIENCE = 60.0
 FAULT_SECONDS = 2.0
 GHOSTS_SECONDS = 1.0
@@ -31,34 +31,15 @@ MOST_REQUESTS = 120
 Answer = Callable[[], Awaitable[web.StreamResponse]]
 
 
-@asynccontextmanager
-async def operator(server: HttpCluster, home: Path) -> AsyncIterator[asyncio.subprocess.Process]:
-    """`dtj-operator` on that API server, ended by SIGTERM."""
-    write_kubeconfig(home / "kubeconfig", server.url)
-    process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-c", "from dtj.handlers import main; main()"),
-        *("--health-port", "0", "--metrics-port", "0"),
-        *("--look-for-ghosts", str(GHOSTS_SECONDS)),
-        env={**os.environ, "KUBECONFIG": str(home / "kubeconfig")},
-        stderr=(home / "log").open("wb"),
-    )
-    try:
-        yield process
-    finally:
-        if process.returncode is None:
-            process.terminate()
-        await process.wait()
-        print((home / "log").read_text()[-6000:])
-    assert process.returncode == 0
-
-
 @pytest.fixture
 async def server(tmp_path: Path) -> AsyncIterator[HttpCluster]:
     """An API server, and the operator that works on it."""
-    async with http_cluster() as made, operator(made, tmp_path) as process:
-        await until(lambda: made.watched == 4, PATIENCE)
-        yield made
-        assert process.returncode is None, "the operator gave up"
+    async with http_cluster() as made:
+        async with operating(made.url, tmp_path, f"--look-for-ghosts={GHOSTS_SECONDS}") as process:
+            await until(lambda: made.watched == WATCHES, PATIENCE)
+            yield made
+            assert process.returncode is None, "the operator gave up"
+        assert process.returncode == 0
 
 
 def apply(server: HttpCluster) -> None:
@@ -80,6 +61,17 @@ def no_pod_was_made_twice(server: HttpCluster) -> None:
 
 def endless(pod: Manifest, ran: int) -> Ending | None:
     return None
+
+
+def launcher_ends(pod: Manifest, ran: int) -> Ending | None:
+    return (0, "") if "launcher" in pod["metadata"]["name"] else None
+
+
+async def runs(server: HttpCluster) -> None:
+    """Bring a job to where it runs, until its program is another one."""
+    server.kubelet.program = endless
+    apply(server)
+    await until(lambda: status(server).get("phase") == "Running", PATIENCE)
 
 
 async def trouble(server: HttpCluster, fault: Fault) -> int:
@@ -157,9 +149,7 @@ async def test_watches_that_are_cut_again_and_again_lose_nothing(server: HttpClu
 async def test_lists_and_watches_of_an_old_version_make_no_pod_twice_and_count_no_loss(
     server: HttpCluster, tmp_path: Path
 ) -> None:
-    server.kubelet.program = endless
-    apply(server)
-    await until(lambda: status(server).get("phase") == "Running", PATIENCE)
+    await runs(server)
     server.stale = int(server.cluster.history[2][0])
     server.forget()
     server.cut()
@@ -167,7 +157,7 @@ async def test_lists_and_watches_of_an_old_version_make_no_pod_twice_and_count_n
 
     await asyncio.sleep(FAULT_SECONDS)
     server.stale = None
-    server.kubelet.program = lambda pod, ran: (0, "") if "launcher" in pod["metadata"]["name"] else None
+    server.kubelet.program = launcher_ends
     await succeeds(server)
 
     no_pod_was_made_twice(server)
@@ -175,9 +165,7 @@ async def test_lists_and_watches_of_an_old_version_make_no_pod_twice_and_count_n
 
 
 async def test_what_went_while_nobody_could_watch_is_noticed(server: HttpCluster) -> None:
-    server.kubelet.program = endless
-    apply(server)
-    await until(lambda: status(server).get("phase") == "Running", PATIENCE)
+    await runs(server)
 
     server.fault = broken
     server.cut()
@@ -185,7 +173,7 @@ async def test_what_went_while_nobody_could_watch_is_noticed(server: HttpCluster
         server.cluster.remove(("Pod", "ml", name))
     server.forget()
     server.fault = None
-    server.kubelet.program = lambda pod, ran: (0, "") if "launcher" in pod["metadata"]["name"] else None
+    server.kubelet.program = launcher_ends
 
     await succeeds(server)
     no_pod_was_made_twice(server)
@@ -193,9 +181,7 @@ async def test_what_went_while_nobody_could_watch_is_noticed(server: HttpCluster
 
 
 async def test_a_job_that_went_while_nobody_could_watch_is_left_alone(server: HttpCluster) -> None:
-    server.kubelet.program = endless
-    apply(server)
-    await until(lambda: status(server).get("phase") == "Running", PATIENCE)
+    await runs(server)
 
     server.fault = broken
     server.cut()
@@ -203,7 +189,7 @@ async def test_a_job_that_went_while_nobody_could_watch_is_left_alone(server: Ht
         server.cluster.remove(name)
     server.forget()
     server.fault = None
-    await until(lambda: server.watched == 4, PATIENCE)
+    await until(lambda: server.watched == WATCHES, PATIENCE)
     quiet_since = len(server.requests)
 
     def lists() -> int:
@@ -217,7 +203,7 @@ async def test_a_job_that_went_while_nobody_could_watch_is_left_alone(server: Ht
     await until(lambda: lists() >= 16, PATIENCE)
     before = len(server.requests)
     apply(server)
-    server.kubelet.program = lambda pod, ran: (0, "") if "launcher" in pod["metadata"]["name"] else None
+    server.kubelet.program = launcher_ends
 
     await succeeds(server)
     assert status(server)["attempt"] == 1

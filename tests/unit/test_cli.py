@@ -187,6 +187,18 @@ def test_the_summary_of_a_plan_tells_pods_hosts_environment_and_what_restarts(dt
         assert line in lines
 
 
+def test_the_plan_has_the_jobs_tensorboard(dtj: Dtj) -> None:
+    text = f"{EXAMPLE.read_text()}  tensorboard: {{enabled: true}}\n"
+
+    made = yaml.safe_load_all(dtj("plan", "-", "-o", "yaml", stdin=text)[1])
+    assert [(o["kind"], o["metadata"]["name"]) for o in made][-2:] == [
+        ("Service", "fashion-mnist-tensorboard"),
+        ("Deployment", "fashion-mnist-tensorboard"),
+    ]
+    summary = dtj("plan", "-", stdin=text)[1]
+    assert "  TensorBoard of its own: Service fashion-mnist-tensorboard, port 6006\n" in summary
+
+
 def test_the_summary_tells_what_the_run_policy_will_do(dtj: Dtj) -> None:
     policy = "{startDeadlineSeconds: 600, ttlSecondsAfterFinished: 0, managedBy: example.com/queue}"
 

@@ -67,7 +67,7 @@ SERVERS = st.fixed_dictionaries(
 HOROVOD = st.fixed_dictionaries({}, optional={"--strategy": st.just("Horovod")})
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(NAMES, FLAGS, STORES | st.just({}), SERVERS | HOROVOD)
 def test_whatever_the_flags_the_file_is_valid_and_says_what_they_say(
     name: str, flags: dict[str, Any], store: dict[str, str], strategy: dict[str, Any]

@@ -18,19 +18,16 @@ from tensorboardX import SummaryWriter
 
 from dtj.api.errors import DtjError, Unusable
 from dtj.cli import tensorboard
-from dtj.cli.event_files import EventFiles
 from dtj.local.processes import is_alive
+from dtj_trainer.artifacts.event_files import EventFiles
 from tests.unit.test_cli_jobs import call, client  # noqa: F401 - a fixture
 
 
 class Bucket:
-    """Objects in memory, and what was read."""
-
-    uri = "s3://b/j"
+    """Objects in memory."""
 
     def __init__(self) -> None:
         self.objects: dict[str, bytes] = {}
-        self.read_keys: list[str] = []
 
     def ls(self, prefix: str) -> list[Any]:
         return [
@@ -39,46 +36,8 @@ class Bucket:
             if key.startswith(f"{prefix}/")
         ]
 
-    def read(self, key: str) -> bytes:
-        self.read_keys.append(key)
-        return self.objects[key]
-
-
-def events_of(bucket: Bucket, folder: Path) -> EventFiles:
-    return EventFiles(bucket, folder)  # type: ignore[arg-type]
-
-
-def test_only_what_is_new_or_has_changed_is_fetched(tmp_path: Path) -> None:
-    bucket = Bucket()
-    bucket.objects = {"tensorboard/a": b"1", "tensorboard/eval/b": b"2", "metrics.jsonl": b"3"}
-    events = events_of(bucket, tmp_path)
-    assert (events.fetch(), events.fetch()) == (2, 0)
-    bucket.objects |= {"tensorboard/a": b"12", "tensorboard/c": b"4"}
-    assert events.fetch() == 2
-    assert bucket.read_keys == ["tensorboard/a", "tensorboard/eval/b", "tensorboard/a", "tensorboard/c"]
-    assert (tmp_path / "eval/b").read_bytes() == b"2"
-
-
-def test_a_file_that_has_grown_is_appended_to_for_who_has_it_open(tmp_path: Path) -> None:
-    bucket = Bucket()
-    bucket.objects = {"tensorboard/a": b"one"}
-    events = events_of(bucket, tmp_path)
-    events.fetch()
-    with (tmp_path / "a").open("rb") as reader:
-        reader.read()
-        bucket.objects["tensorboard/a"] = b"one two"
-        events.fetch()
-        assert reader.read() == b" two"
-    bucket.objects["tensorboard/a"] = b"anew"
-    events.fetch()
-    assert (tmp_path / "a").read_bytes() == b"anew"
-
-
-def test_a_key_that_leads_out_of_the_folder_is_refused(tmp_path: Path) -> None:
-    bucket = Bucket()
-    bucket.objects = {"tensorboard/../../x": b"1"}
-    with pytest.raises(Unusable, match="leads out"):
-        events_of(bucket, tmp_path / "events").fetch()
+    def get_growth(self, key: str, file: Path) -> None:
+        file.write_bytes(self.objects[key])
 
 
 def test_new_events_are_served_while_it_runs(tmp_path: Path) -> None:
@@ -104,7 +63,7 @@ def test_new_events_are_served_while_it_runs(tmp_path: Path) -> None:
         except urllib.error.HTTPError:
             return []  # It has not read the files yet.
 
-    events = events_of(bucket, tmp_path / "served")
+    events = EventFiles(tmp_path / "served", bucket.ls, bucket.get_growth)
     write(1)
     events.fetch()
     with tensorboard._served(tmp_path / "served", port) as url:
@@ -148,7 +107,7 @@ def wait_until(holds: Any) -> None:
 def test_tensorboard_ends_when_dtj_is_killed(tmp_path: Path) -> None:
     starter = (
         "import os, subprocess, sys; process = subprocess.Popen([sys.executable, '-m', "
-        "'dtj.cli.tensorboard_program', str(os.getpid()), '--logdir', sys.argv[1], '--port', '0'], "
+        "'dtj_trainer.tensorboard_program', str(os.getpid()), '--logdir', sys.argv[1], '--port', '0'], "
         "stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL); print(process.pid, flush=True); process.wait()"
     )
     with subprocess.Popen([sys.executable, "-c", starter, str(tmp_path)], stdout=subprocess.PIPE) as dtj:

@@ -36,9 +36,6 @@ class Passes:
     def active(self) -> list[Key]:
         return list(self.jobs)
 
-    def phases(self) -> dict[str, int]:
-        return {"Running": 2}
-
 
 async def serve(passes: Passes, *keys: Key, until: int) -> Controller:
     """Run a controller until so many passes were made."""
@@ -143,14 +140,23 @@ async def test_a_key_that_waits_too_long_fails_the_health_check() -> None:
         controller.check()
 
 
-async def test_metrics_tell_the_jobs_by_phase_and_the_depth_of_the_queue() -> None:
+async def test_metrics_tell_the_depth_of_the_queue_and_how_long_jobs_waited_in_it() -> None:
+    now = 0.0
     passes = Passes(lambda key: None)
-    controller = Controller(WorkQueue(lambda: 0.0), passes, passes, Metrics())  # type: ignore[arg-type]
+    controller = Controller(WorkQueue(lambda: now), passes, passes, Metrics())  # type: ignore[arg-type]
     controller.queue.add(A)
-
-    assert sample(controller, "dtj_jobs", phase="Running") == 2.0
-    assert sample(controller, "dtj_jobs", phase="Failed") == 0.0
     assert sample(controller, "dtj_queue_depth") == 1.0
+
+    now = 3.0
+    controller.start(1)
+    async with asyncio.timeout(20):
+        while not passes.made or controller.queue._busy:
+            await asyncio.sleep(0)
+
+    assert sample(controller, "dtj_queue_depth") == 0.0
+    assert sample(controller, "dtj_reconcile_wait_seconds_sum") == 3.0
+    assert sample(controller, "dtj_reconcile_duration_seconds_count") == 1.0
+    await controller.stop()
 
 
 class SlowPasses(Passes):

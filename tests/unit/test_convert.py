@@ -260,7 +260,7 @@ def some(fields: Manifest) -> st.SearchStrategy[Manifest]:
 
 
 @pytest.mark.parametrize("name", sorted(BOTH))
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(pod=some(OPTIONAL), container=some(OF_CONTAINER), policy=some(OF_POLICY))
 def test_any_optional_fields_give_a_valid_job(
     name: str, pod: Manifest, container: Manifest, policy: Manifest
@@ -274,7 +274,7 @@ def test_any_optional_fields_give_a_valid_job(
     plan_job(valid(convert(copy.deepcopy(manifest))))
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(data=st.data())
 def test_whatever_is_in_a_job_there_is_a_valid_one_or_a_reason(data: st.DataObject) -> None:
     manifest = load(data.draw(st.sampled_from(FILES)))

@@ -68,6 +68,8 @@ def test_defaults_are_those_of_the_models() -> None:
         "backoffLimit": 3,
         "avoidNodeAfterFailures": 2,
         "cleanPodPolicy": "Running",
+        "stallPolicy": "Report",
+        "schedulingPolicy": {"gang": "None"},
     }
     assert stored["spec"]["replicaSpecs"]["worker"] == {"replicas": 2, "gpus": 0, "resources": {}}
     assert stored["spec"]["accelerator"] == {"resourceName": "nvidia.com/gpu"}
@@ -109,6 +111,15 @@ def test_strategy_size_and_who_carries_it_out_are_immutable() -> None:
     assert rules[0] == {"rule": "self.strategy == oldSelf.strategy", "message": "strategy is immutable"}
     assert "worker.replicas == oldSelf" in rules[1]["rule"]
     assert rules[-1] == {
+        "rule": "(has(self.horovod) ? self.horovod.launcher : 'Native') == "
+        "(has(oldSelf.horovod) ? oldSelf.horovod.launcher : 'Native')",
+        "message": "horovod.launcher is immutable",
+    }
+    assert [rule["message"] for rule in rules[-3:-1]] == [
+        "runPolicy.schedulingPolicy.gang is immutable",
+        "runPolicy.schedulingPolicy.queue is immutable",
+    ]
+    assert rules[-4] == {
         "rule": "(has(self.runPolicy) && has(self.runPolicy.managedBy) ? self.runPolicy.managedBy : '') == "
         "(has(oldSelf.runPolicy) && has(oldSelf.runPolicy.managedBy) ? oldSelf.runPolicy.managedBy : '')",
         "message": "runPolicy.managedBy is immutable",

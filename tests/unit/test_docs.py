@@ -9,21 +9,31 @@ from typing import Any
 import pytest
 import yaml
 
+from dtj.api.identity import KIND
 from dtj.api.job import read_job
 from dtj.api.validation import faults
 from dtj_trainer import contract
 from tests.cluster.write_docs import BLOCK, PAGE, with_files
+from tests.metrics_table import with_table
 
 ROOT = Path(__file__).parents[2]
-PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
+PAGES = [
+    *(ROOT / name for name in ("README.md", "CONTRIBUTING.md", "charts/dtj-operator/README.md")),
+    *sorted((ROOT / "docs").rglob("*.md")),
+]
 
 
 def yaml_blocks() -> list[tuple[str, Any]]:
-    return [
+    """Jobs and parts of them; values, rights and objects of other kinds are tested with the chart."""
+    blocks = [
         (f"{page.name}:{number}", yaml.safe_load(block))
         for page in PAGES
-        for number, block in enumerate(re.findall(r"```yaml\n(.*?)```", page.read_text(), re.DOTALL))
+        for number, (other, block) in enumerate(
+            re.findall(r"(<!-- (?:values|rights).*?-->\n *)?```yaml\n(.*?)```", page.read_text(), re.DOTALL)
+        )
+        if not other
     ]
+    return [(where, block) for where, block in blocks if block.get("kind", KIND) == KIND]
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
@@ -65,6 +75,11 @@ def test_every_output_is_filled_in() -> None:
     assert [command for _, _, command, output, _ in blocks if not output.strip()] == [], (
         "make docs fills them"
     )
+
+
+def test_every_metric_is_described() -> None:
+    page = ROOT / "docs/monitoring.md"
+    assert with_table(page.read_text()) == page.read_text(), "make chart writes the table"
 
 
 def test_every_make_target_that_is_named_exists() -> None:

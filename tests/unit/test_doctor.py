@@ -19,6 +19,7 @@ from hypothesis import strategies as st
 
 from dtj.api.crd import custom_resource_definition
 from dtj.api.job import Job, Manifest
+from dtj.api.quantities import amount, pod_requests, shown
 from dtj.cluster.port import ApiError
 from dtj.doctor import in_pod
 from dtj.doctor.capacity import node_checks, quota_checks
@@ -28,7 +29,6 @@ from dtj.doctor.findings import PERMISSIONS, ClusterFindings, JobFindings, Secre
 from dtj.doctor.gather import run_pod
 from dtj.doctor.installation import installation_checks, our_version
 from dtj.doctor.probe import pod_checks, probe_pod, settled
-from dtj.doctor.quantities import amount, pod_requests, shown
 from dtj.plan.job import plan_job
 from tests.unit.support import jobs
 from tests.unit.support.pod_security import restricted_faults
@@ -42,8 +42,10 @@ def told(checks: list[Check]) -> list[tuple[str, str]]:
     return [(check.name, check.verdict.value) for check in checks]
 
 
-def deployment(image: str = "", ready: int = 1, namespace: str = "dtj-system") -> Manifest:
-    container = {"name": "operator", "image": image or f"dtj-operator:{our_version()}"}
+def deployment(
+    image: str = "", ready: int = 1, namespace: str = "dtj-system", args: list[str] | None = None
+) -> Manifest:
+    container = {"name": "operator", "image": image or f"dtj-operator:{our_version()}", "args": args}
     return {
         "metadata": {"name": "dtj-operator", "namespace": namespace},
         "spec": {"template": {"spec": {"containers": [container]}}},
@@ -119,6 +121,24 @@ def test_a_crd_that_is_missing_or_hidden(found: dict[str, Any], verdict: str, pa
             [deployment(), deployment(namespace="other")],
             "failed",
             "dtj-system/dtj-operator, other/dtj-operator",
+        ),
+        (
+            [
+                deployment(args=["--leader-elect", "--namespace=ml"]),
+                deployment(args=["--namespace", "vision"]),
+            ],
+            "ok",
+            "is ready",
+        ),
+        (
+            [deployment(args=["--namespace=vision", "--namespace=nlp"])],
+            "failed",
+            "no operator runs the jobs of namespace ml: dtj-system/dtj-operator runs those of vision, nlp",
+        ),
+        (
+            [deployment(), deployment(namespace="team", args=["--namespace=ml", "--lease-namespace=x"])],
+            "failed",
+            "several operators would work on the same jobs",
         ),
         (Unread("no list of deployments"), "warning", "no list of deployments"),
     ],

@@ -120,6 +120,15 @@ async def test_no_pod_where_none_is_wanted_or_its_secret_is_missing(server: Serv
     assert server.pods == {}
 
 
+async def test_a_job_for_mpi_operator_needs_its_resource_in_its_version(server: Server) -> None:
+    handed_over = the_job(horovod={"launcher": "MPIJob"})
+    assert ("mpi-operator", "failed") in told(await examine(handed_over, with_pod=False))
+    server.answers["/apis/kubeflow.org/v2beta1"] = {"resources": [{"name": "mpijobs/status"}]}
+    assert ("mpi-operator", "failed") in told(await examine(handed_over, with_pod=False))
+    server.answers["/apis/kubeflow.org/v2beta1"] = {"resources": [{"name": "mpijobs"}]}
+    assert ("mpi-operator", "ok") in told(await examine(handed_over, with_pod=False))
+
+
 async def test_the_pod_is_deleted_when_the_command_is_interrupted(server: Server) -> None:
     server.pod_ends = False
     task = asyncio.create_task(examine(the_job()))

@@ -42,6 +42,13 @@ async def lead(elector: Elector) -> None:
     await elector.keep()
 
 
+async def begin(elector: Elector) -> asyncio.Task[None]:
+    """Its process, after a second in which it has claimed the lease or found it held."""
+    process = asyncio.create_task(lead(elector))
+    await asyncio.sleep(1)
+    return process
+
+
 async def kill(process: asyncio.Task[None]) -> None:
     """What a process is cut off from in the middle is never finished, and nothing is released."""
     process.cancel()
@@ -87,8 +94,7 @@ async def test_the_first_candidate_makes_the_lease_and_renews_it() -> None:
 @in_virtual_time
 async def test_a_standby_reads_every_two_seconds_and_writes_nothing() -> None:
     api = LeaseApi()
-    leader = asyncio.create_task(lead(candidate(api, "a")))
-    await asyncio.sleep(1)
+    leader = await begin(candidate(api, "a"))
     standby = candidate(api, "b")
     waiting = asyncio.create_task(lead(standby))
     await asyncio.sleep(60)
@@ -122,8 +128,7 @@ async def test_a_killed_leader_is_replaced_within_the_duration_and_one_look() ->
 async def test_a_released_lease_is_taken_at_the_next_look() -> None:
     api = LeaseApi()
     elector, standby = candidate(api, "a"), candidate(api, "b")
-    leader = asyncio.create_task(lead(elector))
-    await asyncio.sleep(1)
+    leader = await begin(elector)
     waiting = asyncio.create_task(lead(standby))
     await asyncio.sleep(5)
     await kill(leader)
@@ -138,11 +143,9 @@ async def test_a_released_lease_is_taken_at_the_next_look() -> None:
 @in_virtual_time
 async def test_who_never_claimed_the_lease_asks_nothing_at_its_end() -> None:
     api = LeaseApi()
-    leader = asyncio.create_task(lead(candidate(api, "a")))
-    await asyncio.sleep(1)
+    leader = await begin(candidate(api, "a"))
     standby = candidate(api, "b")
-    waiting = asyncio.create_task(lead(standby))
-    await asyncio.sleep(1)
+    waiting = await begin(standby)
     await kill(waiting)
     before = list(api.requests)
     await standby.release()
@@ -170,8 +173,7 @@ async def test_a_claim_that_was_stored_while_its_process_was_told_to_end_is_rele
 async def test_a_lease_that_a_successor_has_is_not_released() -> None:
     api = LeaseApi()
     elector = candidate(api, "a")
-    process = asyncio.create_task(lead(elector))
-    await asyncio.sleep(1)
+    process = await begin(elector)
     await kill(process)
     successor = asyncio.create_task(lead(candidate(api, "b")))
     await asyncio.sleep(15)
@@ -198,8 +200,7 @@ def test_a_leader_that_can_not_renew_ends_before_another_may_begin(fault: Callab
     async def story() -> None:
         api = LeaseApi()
         elector = candidate(api, "a")
-        process = asyncio.create_task(lead(elector))
-        await asyncio.sleep(1)
+        process = await begin(elector)
         fault(api)
 
         # Its last renewal was sent at 0.
@@ -218,8 +219,7 @@ def test_a_leader_that_can_not_renew_ends_before_another_may_begin(fault: Callab
 async def test_a_leader_whose_answers_are_lost_for_a_while_goes_on() -> None:
     api = LeaseApi()
     elector = candidate(api, "a")
-    process = asyncio.create_task(lead(elector))
-    await asyncio.sleep(1)
+    process = await begin(elector)
     deaf(api)
     await asyncio.sleep(4)
     api.lossy = lambda: False
@@ -234,8 +234,7 @@ async def test_a_leader_whose_answers_are_lost_for_a_while_goes_on() -> None:
 async def test_one_answer_that_never_comes_costs_no_lease() -> None:
     api = LeaseApi()
     elector = candidate(api, "a")
-    process = asyncio.create_task(lead(elector))
-    await asyncio.sleep(1)
+    process = await begin(elector)
     hanging(api)
     await asyncio.sleep(2)
     api.delay = lambda: 0.0
@@ -248,8 +247,7 @@ async def test_one_answer_that_never_comes_costs_no_lease() -> None:
 @in_virtual_time
 async def test_a_leader_that_sees_another_in_its_place_ends_at_once() -> None:
     api = LeaseApi()
-    process = asyncio.create_task(lead(candidate(api, "a")))
-    await asyncio.sleep(1)
+    process = await begin(candidate(api, "a"))
     lease = await api.get({})
     assert lease is not None
     lease["spec"]["holderIdentity"] = "b"
@@ -276,13 +274,11 @@ async def test_of_two_who_claim_at_once_one_is_refused() -> None:
 @in_virtual_time
 async def test_a_standby_that_was_cut_off_longer_than_the_lease_lasts_takes_no_living_leaders_place() -> None:
     server = LeaseApi()
-    leader = asyncio.create_task(lead(candidate(server, "a")))
-    await asyncio.sleep(1)
+    leader = await begin(candidate(server, "a"))
 
     link = Link(server)
     standby = candidate(link, "b")
-    waiting = asyncio.create_task(lead(standby))
-    await asyncio.sleep(1)
+    waiting = await begin(standby)
     link.cut = True
     await asyncio.sleep(100)
     link.cut = False
@@ -321,8 +317,7 @@ def test_a_wall_clock_that_jumps_or_differs_changes_nothing(jump: timedelta) -> 
 async def test_the_holders_own_duration_counts() -> None:
     """During an update the old leader may have been told another one."""
     api = LeaseApi()
-    leader = asyncio.create_task(lead(candidate(api, "a")))
-    await asyncio.sleep(1)
+    leader = await begin(candidate(api, "a"))
     await kill(leader)
     lease = await api.get({})
     assert lease is not None
@@ -340,8 +335,7 @@ async def test_a_lease_that_somebody_emptied_by_hand_is_taken() -> None:
     api = LeaseApi()
     await api.create({"metadata": PLACE, "spec": {}})
     elector = candidate(api, "a")
-    process = asyncio.create_task(lead(elector))
-    await asyncio.sleep(1)
+    process = await begin(elector)
 
     assert elector.leading()
     await kill(process)
@@ -402,7 +396,7 @@ FAULTS = st.sampled_from(
 STORY = st.lists(st.tuples(st.floats(0.0, 20.0), FAULTS), max_size=25)
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(story=STORY, rates=st.tuples(st.floats(0.9, 1.1), st.floats(0.9, 1.1)), seed=st.integers(0, 2**32))
 def test_never_two_lead_and_in_the_end_one_does(
     story: list[tuple[float, str]], rates: tuple[float, float], seed: int

@@ -157,7 +157,7 @@ def test_a_launcher_without_dtj_is_uncertain_and_a_worker_is_not() -> None:
     assert not loss(ended(WORKER_0, 1)).settle
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(st.dictionaries(st.sampled_from(KEYS), JSON))
 def test_no_termination_message_does_harm(said: Manifest) -> None:
     message = json.dumps(said)

@@ -78,3 +78,20 @@ import dtj.cli.main, dtj.client, dtj.doctor.examine, dtj.local.runner
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
 
     assert done.returncode == 0, done.stderr
+
+
+def test_the_operators_image_needs_nothing_of_the_trainer_but_the_contract() -> None:
+    code = """
+import sys
+
+class Absent:
+    def find_spec(self, name, path=None, target=None):
+        if name.startswith("dtj_trainer.") and name != "dtj_trainer.contract":
+            raise ModuleNotFoundError(name)
+
+sys.meta_path.insert(0, Absent())
+import dtj.cli.main, dtj.handlers
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+
+    assert done.returncode == 0, done.stderr

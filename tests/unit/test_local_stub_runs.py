@@ -132,7 +132,7 @@ def test_a_job_that_does_not_start_in_time_fails_and_its_run_is_kept_whatever_it
     run = start("", startDeadlineSeconds=3, ttlSecondsAfterFinished=0)
     code, out, err = run.ended()
     assert code == 1, err
-    assert "StartDeadlineExceeded: not all pods ran 3 s after attempt 1 began" in out
+    assert "StartDeadlineExceeded: not all pods ran in 3 s" in out
     assert "which runs but is not ready" in out
     assert run.left() == []
     assert run.manifest["status"]["phase"] == "Failed"

@@ -21,9 +21,11 @@ from dtj.api.identity import PLURAL
 from dtj.cluster.api import KubernetesApi
 from dtj.cluster.port import ApiError
 from dtj.operator_flags import read_flags
+from dtj.plan.nodes import LOST_NODE_SECONDS
 from tests.unit.support.api_server import stored, write_kubeconfig
 from tests.unit.support.kube_server import KubeServer
 
+MANIFESTS = Path(__file__).parents[2] / "manifests"
 LEASE = "dtj-operator"
 ELECT = ("--leader-elect", "--lease-namespace=dtj-system")
 QUICK = ("--lease-duration=4", "--renew-deadline=3", "--retry-period=0.5")
@@ -233,6 +235,20 @@ async def test_one_that_runs_by_hand_needs_no_lease(api: KubeServer, start: Star
     assert (code, "Traceback" in said) == (0, False), said
 
 
+async def test_one_of_two_namespaces_asks_nothing_of_the_rest_of_the_cluster(
+    api: KubeServer, start: Start
+) -> None:
+    await start("first", "--namespace=ml", "--namespace=vision", "--look-for-ghosts=0.05")
+    for namespace in ("ml", "elsewhere", "vision"):
+        job = stored("one", artifacts=None)
+        job["metadata"] = job["metadata"] | {"namespace": namespace}
+        await api.put((PLURAL, namespace, "one"), job, "ADDED")
+    await until(lambda: {"ml", "vision"} <= {place[1] for place in api.objects if place[0] == "pods"})
+
+    assert not [place for place in api.objects if place[1] == "elsewhere" and place[0] != PLURAL]
+    assert {path.split("/namespaces/")[-1].split("/")[0] for path in api.listed} == {"ml", "vision"}
+
+
 @pytest.mark.parametrize(
     ("flags", "says"),
     [
@@ -251,10 +267,25 @@ def test_flags_that_can_not_work_are_refused(
     assert says in capsys.readouterr().err
 
 
+def test_the_operator_leaves_a_lost_node_before_its_jobs_do_and_not_with_both_replicas() -> None:
+    deployment = yaml.safe_load((MANIFESTS / "operator/deployment.yaml").read_text())["spec"]
+    pod = deployment["template"]["spec"]
+
+    assert deployment["replicas"] == 2
+    assert {t["key"]: (t["operator"], t["effect"], t["tolerationSeconds"]) for t in pod["tolerations"]} == {
+        "node.kubernetes.io/not-ready": ("Exists", "NoExecute", 30),
+        "node.kubernetes.io/unreachable": ("Exists", "NoExecute", 30),
+    }
+    assert LOST_NODE_SECONDS > 30
+    (apart,) = pod["affinity"]["podAntiAffinity"]["preferredDuringSchedulingIgnoredDuringExecution"]
+    assert apart["podAffinityTerm"]["topologyKey"] == "kubernetes.io/hostname"
+    wanted = apart["podAffinityTerm"]["labelSelector"]["matchLabels"]
+    assert wanted.items() <= deployment["template"]["metadata"]["labels"].items()
+
+
 def test_the_role_opens_the_lease_that_the_deployment_asks_for() -> None:
-    manifests = Path(__file__).parents[2] / "manifests"
-    deployment = yaml.safe_load((manifests / "operator/deployment.yaml").read_text())
-    role = yaml.safe_load((manifests / "rbac/role.yaml").read_text())
+    deployment = yaml.safe_load((MANIFESTS / "operator/deployment.yaml").read_text())
+    role = yaml.safe_load((MANIFESTS / "rbac/leader-election-role.yaml").read_text())
     (container,) = deployment["spec"]["template"]["spec"]["containers"]
     flags = read_flags([*container["args"], f"--lease-namespace={deployment['metadata']['namespace']}"])
 
@@ -267,7 +298,9 @@ async def test_a_replica_that_does_not_lead_writes_nothing(api: KubeServer) -> N
     await apply(api, "one")
     told: list[object] = []
     cluster = KubernetesApi(
-        client.ApiClient(client.Configuration(host=api.url)), lambda *error: told.append(error), lambda: False
+        client.ApiClient(client.Configuration(host=api.url)),
+        lambda *answer: told.append(answer),
+        lambda: False,
     )
     job = stored("one")
 
@@ -284,4 +317,4 @@ async def test_a_replica_that_does_not_lead_writes_nothing(api: KubeServer) -> N
 
     assert api.posts == []
     assert "phase" not in api.objects[PLURAL, "ml", "one"].get("status", {})
-    assert told == [], "nothing went wrong with the API server"
+    assert told == [("get", "DistributedTrainingJob", 200)], "what is not asked is not answered"

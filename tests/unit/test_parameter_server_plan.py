@@ -81,6 +81,14 @@ def test_the_program_is_told_how_to_update(block: dict[str, str], updates: str) 
     assert environment(plan, "worker-1")["DTJ_UPDATES"] == updates
 
 
+def test_connections_to_a_silent_replica_are_given_up_unless_the_job_says_otherwise() -> None:
+    own = {"name": "TF_GRPC_DEFAULT_OPTIONS", "value": "grpc.keepalive_timeout_ms=60000"}
+    for role in ("chief-0", "worker-1", "ps-1"):
+        given = environment(planned(), role)["TF_GRPC_DEFAULT_OPTIONS"]
+        assert "grpc.keepalive_timeout_ms=30000" in given.split(",")
+        assert environment(planned(env=[own]), role)["TF_GRPC_DEFAULT_OPTIONS"] == own["value"]
+
+
 def test_an_evaluator_of_0_replicas_is_none() -> None:
     plan = planned(replicaSpecs=ROLES | {"evaluator": {"replicas": 0}})
 

@@ -60,7 +60,7 @@ def of_role(pods: tuple[Manifest, ...], role: str) -> list[Manifest]:
     return [pod for pod in pods if pod["metadata"]["labels"]["dtj.dev/role"] == role]
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(jobs(), st.integers(1, 30))
 def test_invariants_of_every_plan(made: Job, attempt: int) -> None:
     made = replace(made, status=made.status.model_copy(update={"attempt": attempt}))

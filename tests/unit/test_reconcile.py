@@ -16,7 +16,7 @@ from dtj.cluster.port import ApiError
 from dtj.reconcile.progress import Report
 from tests.unit.support.fake_cluster import Ending, FakeCluster
 from tests.unit.support.jobs import manifest
-from tests.unit.support.world import KEY, World
+from tests.unit.support.world import KEY, METRICS, World
 
 WORKERS = ["mnist-worker-0", "mnist-worker-1"]
 EVERYTHING = ["mnist-launcher-0", *WORKERS]
@@ -112,6 +112,27 @@ async def test_an_edit_of_a_finished_job_is_observed_and_changes_nothing() -> No
     assert [(call.verb, call.kind) for call in world.cluster.calls] == [("patch", "DistributedTrainingJob")]
 
 
+@pytest.mark.parametrize(("failing", "end"), [(0, "Succeeded"), (99, "Failed")])
+async def test_a_job_that_ended_is_not_begun_again_when_what_is_left_of_it_goes(
+    failing: int, end: str
+) -> None:
+    world = World(runPolicy={"backoffLimit": 0, "cleanPodPolicy": "None"})
+    world.kubelet.program = fails(failing)
+    await world.rest()
+    assert world.phase == end
+    world.cluster.calls.clear()
+
+    for kind in ("Pod", "Service", "Secret", "ConfigMap"):
+        for left in world.cluster.of_kind(kind):
+            world.cluster.remove((kind, "ml", left["metadata"]["name"]))
+            await world.rest()
+    world.start_operator()
+    await world.rest()
+
+    assert [call for call in world.cluster.calls if call.kind != "DistributedTrainingJob"] == []
+    assert (world.phase, world.status["attempt"], world.pod_names()) == (end, 1, [])
+
+
 async def test_a_running_job_costs_nothing_while_nothing_happens() -> None:
     world = World()
     world.kubelet.program = endless
@@ -205,6 +226,31 @@ async def test_a_program_that_keeps_failing_fails_the_job_and_its_pods_go_by_pol
     assert world.status["restarts"]["application"] == 2
     assert world.pod_names() == left
     assert all(pod["metadata"]["labels"]["dtj.dev/attempt"] == "3" for pod in world.cluster.of_kind("Pod"))
+
+
+@pytest.mark.parametrize("code", [1, 127, 137, 143])
+@pytest.mark.parametrize(
+    ("spec", "role"),
+    [({}, "launcher"), (PARAMETER_SERVERS, "chief"), (PARAMETER_SERVERS, "worker")],
+    ids=["Horovod", "chief", "worker"],
+)
+async def test_whatever_code_a_program_ends_with_its_retries_are_as_many_as_the_limit_says(
+    spec: dict[str, Any], role: str, code: int
+) -> None:
+    name = f"mnist-{role}-0"
+    world = World(runPolicy={"backoffLimit": 2}, **spec)
+    world.kubelet.program = lambda pod, ran: (
+        (code, "") if (pod["metadata"]["name"], ran) == (name, 3) else None
+    )
+
+    await world.rest()
+
+    assert (world.phase, world.condition("Failed")["reason"]) == ("Failed", "BackoffLimitExceeded")
+    assert world.status["restarts"] == {"application": 2, "infrastructure": 0}
+    assert world.status["failure"]["exitCode"] == code
+    assert [made for made, _ in world.cluster.created_pods].count(name) == 3
+    assert world.condition("Restarting")["status"] == "False"
+    assert world.pod_names() == [name]
 
 
 async def test_a_worker_lost_while_running_restarts_the_attempt_and_is_not_the_programs_fault() -> None:
@@ -554,8 +600,71 @@ async def test_any_single_request_may_fail_and_is_made_up_for(
         assert world.status["restarts"] == {"application": 1, "infrastructure": 0}, number
         assert sorted(world.cluster.created_pods) == sorted(undisturbed.cluster.created_pods), number
         assert world.pod_names() == ["mnist-launcher-0"], number
+        # What a status that was not stored had told may be over when the next one is.
+        if done or undisturbed.cluster.calls[number].kind != JOB[0]:
+            assert world.events() == undisturbed.events(), number
         # The one that failed, and those that a repeated pass asks once more.
         assert len(world.cluster.calls) <= len(undisturbed.cluster.calls) + 3, number
+
+
+def no_events(status: int, reason: str = "Trouble") -> Callable[[Manifest], ApiError | None]:
+    return lambda made: ApiError(status, reason, "no") if made["kind"] == "Event" else None
+
+
+@pytest.mark.parametrize("status", [0, 429, 500])
+async def test_events_that_can_not_be_told_now_hold_nothing_up_and_are_told_later_in_order(
+    status: int,
+) -> None:
+    world, undisturbed = World(), World()
+    await undisturbed.rest()
+    world.cluster.refuse = no_events(status)
+
+    await world.until(lambda: world.phase == "Succeeded")
+    took = world.cluster.now - undisturbed.cluster.now
+    for _ in range(600):
+        await world.step()
+    tried = [call for call in world.cluster.calls if call.kind == "Event"]
+    world.cluster.refuse = lambda made: None
+    await world.rest()
+
+    assert took.total_seconds() <= 0
+    # 1, 2, 4 … 300 s: one event for all.
+    assert len(tried) <= 12
+    assert world.events() == undisturbed.events() == ["JobCreated", "JobRunning", "JobSucceeded"]
+    told = world.cluster.of_kind("Event")
+    assert [e["firstTimestamp"] for e in told] == [
+        e["firstTimestamp"] for e in undisturbed.cluster.of_kind("Event")
+    ], "an event carries the time at which it happened"
+
+
+async def test_an_event_that_is_refused_for_good_is_not_tried_again() -> None:
+    world = World()
+    world.cluster.refuse = no_events(403, "Forbidden")
+
+    await world.rest()
+
+    assert world.phase == "Succeeded"
+    assert len([call for call in world.cluster.calls if call.kind == "Event"]) == 3
+
+
+async def test_an_end_that_was_stored_without_an_answer_is_told_and_counted_once() -> None:
+    world = World()
+    await world.until(lambda: world.phase == "Running")
+    whose = {"job_namespace": "ml", "strategy": "Horovod"}
+    ended = ("dtj_jobs_finished_total", whose | {"result": "succeeded", "reason": "JobSucceeded"})
+    before = METRICS.registry.get_sample_value(*ended) or 0.0
+    await world.until(lambda: world.cluster.pod("mnist-launcher-0")["status"]["phase"] == "Succeeded")
+
+    world.cluster.die_at, world.cluster.die_when = 1, "after"
+    world.cluster.fault = ApiError(0, "Unreachable", "no answer in time")
+    world.view.deliver()
+    await world.turn()
+    world.cluster.fault, world.cluster.die_at = None, None
+    assert (world.phase, world.events()) == ("Succeeded", ["JobCreated", "JobRunning"])
+    await world.rest()
+
+    assert world.events() == ["JobCreated", "JobRunning", "JobSucceeded"]
+    assert METRICS.registry.get_sample_value(*ended) == before + 1
 
 
 async def test_a_namespace_without_its_service_account_yet_only_delays() -> None:
@@ -695,6 +804,32 @@ async def test_a_loss_that_is_no_number_does_not_keep_the_status_from_being_writ
     await world.rest()
 
     assert world.status["progress"] == {"step": 9}
+
+
+async def test_each_end_and_each_new_attempt_is_counted_once() -> None:
+    world = World()
+    metrics = world.reconciler._metrics
+
+    def counted() -> list[float]:
+        sample = metrics.registry.get_sample_value
+        whose = {"job_namespace": "ml", "strategy": "Horovod"}
+        end, causes = {"result": "succeeded", "reason": "JobSucceeded"}, ("application", "infrastructure")
+        return [
+            sample("dtj_jobs_finished_total", whose | end) or 0,
+            *(sample("dtj_job_restarts_total", whose | {"cause": cause}) or 0 for cause in causes),
+        ]
+
+    before = counted()
+    world.kubelet.program = endless
+    await world.until(lambda: world.phase == "Running")
+    world.cluster.end_pod(world.cluster.pod("mnist-worker-1"))
+    world.kubelet.program = fails(2)
+    await world.rest()
+    world.start_operator()
+    await world.rest()
+
+    assert world.status["restarts"] == {"application": 1, "infrastructure": 1}
+    assert [now - then for now, then in zip(counted(), before, strict=True)] == [1, 1, 1]
 
 
 async def test_the_ssh_key_is_one_pair_that_opens_the_workers() -> None:

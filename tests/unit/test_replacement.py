@@ -11,6 +11,7 @@ from dtj.api.job import Fault, Manifest
 from dtj.api.status import ArtifactsStatus, ProgressStatus
 from dtj.reconcile.progress import Report
 from dtj.status.events import happenings
+from dtj.status.replacement import FOLLOWS_SECONDS
 from tests.unit.support.fake_cluster import Ending
 from tests.unit.support.pods import Life, condition, deleting, ended, evicted, running, unschedulable
 from tests.unit.support.world import KEY, World
@@ -128,6 +129,20 @@ def test_what_went_without_a_trace_is_an_infrastructure_loss() -> None:
     assert status["failure"]["class"] == "PodLost"
 
 
+def test_a_worker_that_is_not_wanted_any_more_is_no_loss_of_one_that_starts_again() -> None:
+    life = ran()
+    lost(life, ended(WORKER_0, 137, KILLED))
+    life.spec["replicaSpecs"] = {"worker": {"replicas": 1}, "ps": {}, "evaluator": {}}
+    life.see(*pods(without=WORKER_0), seconds=110)
+
+    for seen in (pods(without=WORKER_0), pods(names=(CHIEF, PS, EVALUATOR))):
+        assert life.see(*seen, seconds=120)["attempt"] == 2
+    status = life.see(*pods({WORKER_0: 2}, without=WORKER_1), seconds=130)
+
+    assert status["phase"] == "Running"
+    assert status["restarts"] == {"application": 1, "infrastructure": 0}
+
+
 def test_two_losses_that_overlap_are_told_apart() -> None:
     life = ran()
     lost(life, ended(WORKER_0, 137, KILLED))
@@ -199,6 +214,7 @@ def test_a_silent_ps_starts_again_with_the_chief_that_lost_it() -> None:
     status = lost(ran(), ended(CHIEF, 1, CUT_OFF), running(PS, ready=False))
 
     assert status["restarts"] == {"application": 0, "infrastructure": 1}
+    assert (status["failure"]["pod"], status["failure"]["node"]) == (PS, f"node-of-{PS}")
     assert status["replicaAttempts"] == {"chief-0": 2, "ps-0": 2}
 
 
@@ -207,6 +223,112 @@ def test_a_chief_that_waited_in_vain_for_a_server_is_no_failure_of_the_program()
     status = lost(ran(), ended(CHIEF, 69, waited), running(WORKER_0, ready=False))
 
     assert status["restarts"] == {"application": 0, "infrastructure": 1}
+
+
+STALLED = CUT_OFF | {"message": "no step has ended for 120 s, though parameter servers and workers answer"}
+
+
+def lost_worker_with_its_node() -> Life:
+    """A job whose worker 0 was lost with its node, at 100 s, and is back since 130 s."""
+    life = ran()
+    lost(life, deleting(running(WORKER_0)))
+    status = life.see(*pods({WORKER_0: 2}), seconds=130)
+    assert status["restarts"] == {"application": 0, "infrastructure": 1}
+    return life
+
+
+def stalled(life: Life, seconds: float, attempts: dict[str, int] | None = None) -> Manifest:
+    """The status once the chief has ended at that time for a lost connection, and that is believed."""
+    attempts = attempts or {WORKER_0: 2}
+    end = ended(CHIEF, 69, STALLED, seconds=seconds, attempt=attempts.get(CHIEF, 1))
+    seen = (end, *pods(attempts, without=CHIEF))
+    assert life.see(*seen, seconds=seconds + 1)["phase"] == "Running", "another cause may show"
+    return life.see(*seen, seconds=seconds + 61)
+
+
+@pytest.mark.parametrize("failure", [None, KILLED], ids=["with its node", "killed"])
+def test_a_chief_that_hung_on_a_lost_worker_starts_again_and_is_no_second_loss(
+    failure: Manifest | None,
+) -> None:
+    life = ran()
+    before = lost(life, ended(WORKER_0, 137, failure) if failure else deleting(running(WORKER_0)))
+    life.see(*pods({WORKER_0: 2}), seconds=130)
+
+    end = ended(CHIEF, 69, STALLED, seconds=260)
+    status = life.see(end, *pods({WORKER_0: 2}, without=CHIEF), seconds=266)
+
+    assert status["restarts"] == before["restarts"]
+    assert sum(status["restarts"].values()) == 1
+    assert status["replicaAttempts"] == {"chief-0": 3, "ps-0": 3, "worker-0": 2}
+    assert status["failure"] == before["failure"]
+    assert status.get("nodeFailures") == before.get("nodeFailures")
+    restarting = condition(status, "Restarting")
+    assert restarting["reason"] == "ConnectionLost"
+    assert "it lost what has started again since, which is counted" in restarting["message"]
+
+
+def test_a_chief_that_loses_connections_once_more_is_a_loss() -> None:
+    life = lost_worker_with_its_node()
+    end = ended(CHIEF, 69, STALLED, seconds=200)
+    life.see(end, *pods({WORKER_0: 2}, without=CHIEF), seconds=210)
+    again = {CHIEF: 3, PS: 3, WORKER_0: 2}
+    assert life.see(*pods(again), seconds=220)["restarts"] == {"application": 0, "infrastructure": 1}
+
+    status = stalled(life, 250, again)
+
+    assert status["restarts"] == {"application": 1, "infrastructure": 1}
+
+
+def test_a_chief_that_loses_connections_long_after_another_loss_is_one_itself() -> None:
+    status = stalled(lost_worker_with_its_node(), 130 + FOLLOWS_SECONDS)
+
+    assert status["restarts"] == {"application": 1, "infrastructure": 1}
+
+
+@pytest.mark.parametrize("cause", ["ApplicationError", "Signal", "OOMKilled"])
+def test_a_chief_that_fails_otherwise_after_a_loss_is_a_loss(cause: str) -> None:
+    life = lost_worker_with_its_node()
+    end = ended(CHIEF, 1, {"class": cause, "message": "no", "exitCode": 1}, seconds=200)
+
+    status = life.see(end, *pods({WORKER_0: 2}, without=CHIEF), seconds=261)
+
+    assert status["restarts"] == {"application": 1, "infrastructure": 1}
+
+
+def test_the_loss_of_the_evaluator_excuses_no_chief() -> None:
+    life = ran()
+    lost(life, ended(EVALUATOR, 137, KILLED))
+    attempts = {EVALUATOR: 2}
+    life.see(*pods(attempts), seconds=130)
+
+    assert stalled(life, 200, attempts)["restarts"]["application"] == 1
+
+
+def test_another_node_that_falls_silent_meanwhile_is_a_loss_of_its_own() -> None:
+    life = lost_worker_with_its_node()
+    end = ended(CHIEF, 69, CUT_OFF, seconds=200)
+
+    status = life.see(end, running(PS, ready=False), running(WORKER_0, attempt=2), seconds=201)
+
+    assert status["restarts"] == {"application": 0, "infrastructure": 2}
+
+
+async def test_an_operator_that_dies_between_a_loss_and_what_follows_counts_once() -> None:
+    there = world(chief_steps=1000)
+    await there.until(lambda: there.phase == "Running")
+    there.cluster.end_pod(there.cluster.pod(WORKER_0))
+    await there.until(lambda: there.status["restarts"]["infrastructure"] == 1)
+    await there.until(lambda: there.phase == "Running")
+    chief = there.cluster.pod(CHIEF)["metadata"]["uid"]
+    there.kubelet.program = lambda pod, ran: (
+        (69, json.dumps(STALLED)) if pod["metadata"]["uid"] == chief else None
+    )
+    there.start_operator()
+
+    await there.until(lambda: there.status["attempt"] == 3 and there.phase == "Running")
+
+    assert there.status["restarts"] == {"application": 0, "infrastructure": 1}
+    assert there.status["replicaAttempts"] == {"chief-0": 3, "ps-0": 3, "worker-0": 2}
 
 
 def test_a_ps_that_ended_well_while_it_was_needed_is_a_failure() -> None:
@@ -360,9 +482,25 @@ def test_the_evaluator_has_its_time_and_no_more_even_when_the_chiefs_pod_is_gone
     assert status["restarts"] == {"application": 0, "infrastructure": 0}
 
 
-def test_an_evaluator_that_is_away_at_the_end_is_told() -> None:
-    status = ran().see(ended(CHIEF, 0, SUCCESS, seconds=50), seconds=60)
+@pytest.mark.parametrize("gone", [[], [deleting(running(EVALUATOR))]])
+def test_an_evaluator_that_is_taken_away_at_the_end_starts_again_within_its_time(
+    gone: list[Manifest],
+) -> None:
+    life = ran()
+    life.see(*pods(), seconds=40)
+    end = ended(CHIEF, 0, SUCCESS, seconds=50)
+
+    status = life.see(end, *gone, seconds=60)
+    assert (status["phase"], status["replicaAttempts"]) == ("Running", {"evaluator-0": 2})
+    status = life.see(end, seconds=61)
+    assert (status["phase"], condition(status, "Running")["reason"]) == ("Running", "Evaluating")
+    assert life.evaluation is not None
+    assert (life.evaluation.hold, life.evaluation.still_made) == (True, {EVALUATOR})
+    status = life.see(end, seconds=361)
+
+    assert status["phase"] == "Succeeded"
     assert "mnist-evaluator-0 has not seen checkpoint 300" in condition(status, "Succeeded")["message"]
+    assert status["restarts"] == {"application": 0, "infrastructure": 0, "evaluator": 1}
 
 
 def test_a_checkpoint_of_step_0_can_be_seen() -> None:
@@ -486,6 +624,24 @@ async def test_servers_end_with_the_chief_while_the_evaluator_looks_at_the_last_
     await there.until(lambda: there.phase == "Succeeded", 10)
 
     assert there.status["progress"]["accuracy"] == 0.9
+    await there.rest()
+    assert there.pod_names() == [CHIEF]
+
+
+async def test_an_evaluator_that_is_deleted_after_the_training_is_made_again_and_nothing_else_is() -> None:
+    there = world()
+    await there.until(lambda: there.condition("Running").get("reason") == "Evaluating")
+    await there.until(lambda: there.pod_names() == [CHIEF, EVALUATOR], 10)
+    before = uids(there)[EVALUATOR]
+    there.cluster.end_pod(there.cluster.pod(EVALUATOR))
+    await there.until(lambda: uids(there).get(EVALUATOR, before) != before)
+    assert there.pod_names() == [CHIEF, EVALUATOR]
+
+    there.progress.reports[KEY] = {EVALUATOR: Report(progress=ProgressStatus(step=300, accuracy=0.9))}
+    await there.until(lambda: there.phase == "Succeeded", 10)
+
+    assert there.status["progress"]["accuracy"] == 0.9
+    assert there.status["restarts"] == {"application": 0, "infrastructure": 0, "evaluator": 1}
     await there.rest()
     assert there.pod_names() == [CHIEF]
 

@@ -117,6 +117,7 @@ def with_container(made: Manifest, status: Manifest, kind: str = "containerStatu
             "RunContainerError",
             "mnist-worker-1: no such file",
         ),
+        (waiting(WORKER_1, "CrashLoopBackOff"), "CrashLoopBackOff", "mnist-worker-1: CrashLoopBackOff"),
         (
             with_container(running(WORKER_1, ready=False), SIDECAR_CRASHES, "initContainerStatuses"),
             "CrashLoopBackOff",
@@ -152,9 +153,11 @@ def test_what_a_job_waits_for_is_said_at_once_and_ends_it_at_its_deadline(
 ) -> None:
     life = Life(runPolicy=DEADLINE)
     status = life.see(running(WORKER_0), pod)
-    assert condition(status, "Running")["reason"] == (
-        "PodsStarting" if kind == "StartDeadlineExceeded" else kind
-    )
+    waits = condition(status, "Running")
+    if kind == "StartDeadlineExceeded":
+        assert waits["reason"] == "PodsStarting"
+    else:
+        assert (waits["reason"], waits["message"]) == (kind, told)
     status = life.see(running(WORKER_0), pod, seconds=59)
     assert status["phase"] in ("Pending", "Starting")
     assert life.evaluation is not None
@@ -163,7 +166,7 @@ def test_what_a_job_waits_for_is_said_at_once_and_ends_it_at_its_deadline(
     status = life.see(running(WORKER_0), pod, seconds=60)
     failed = condition(status, "Failed")
     assert (status["phase"], failed["reason"]) == ("Failed", "StartDeadlineExceeded")
-    said = "not all pods ran 60 s after attempt 1 began (runPolicy.startDeadlineSeconds); it waited for"
+    said = "not all pods ran in 60 s (runPolicy.startDeadlineSeconds); it waited for"
     assert failed["message"].startswith(said)
     assert failed["message"].endswith(told)
     assert status["failure"] == {
@@ -235,8 +238,67 @@ def test_a_retry_has_the_whole_time_after_its_pause() -> None:
         assert life.evaluation is not None
         assert life.evaluation.look_again == 1
     status = life.see(scheduled(WORKER_0, attempt=4), seconds=30_000 + 80)
-    assert condition(status, "Failed")["message"].startswith("not all pods ran 60 s after attempt 4 began")
+    assert condition(status, "Failed")["message"].startswith("not all pods ran in 60 s")
     assert status["failure"]["attempt"] == 4
+
+
+def evicted_worker(life: Life, attempt: int, seconds: float) -> Manifest:
+    """The cluster takes a pod before the launcher was made."""
+    taken = ended(WORKER_0, 137, attempt=attempt, seconds=seconds)
+    taken["status"] |= {"reason": "Evicted", "message": "The node was low on resource: memory."}
+    return life.see(taken, running(WORKER_1, attempt=attempt), seconds=seconds)
+
+
+@pytest.mark.parametrize("ran_before", [False, True])
+def test_retries_whose_pods_the_cluster_takes_before_all_ran_have_one_time_together(ran_before: bool) -> None:
+    life, first, begun = Life(runPolicy={"startDeadlineSeconds": 100}), 1, 0
+    life.see()
+    if ran_before:
+        first, begun = 2, 5000
+        life.see(*healthy(), seconds=10)
+        life.see(*healthy()[:2], seconds=begun)
+
+    # Pauses before: 0, 0 (ran for long before), 10, 20 s.
+    for attempt, seconds in enumerate((20, 50, 80), first):
+        status = evicted_worker(life, attempt, begun + seconds)
+        assert (status["phase"], status["attempt"]) == ("Restarting", attempt + 1)
+    last = first + 3
+    status = life.see(running(WORKER_0, attempt=last), seconds=begun + 99)
+    assert status["phase"] == "Restarting"
+    assert life.evaluation is not None
+    assert life.evaluation.look_again == 1
+    status = life.see(running(WORKER_0, attempt=last), seconds=begun + 100)
+    assert (status["phase"], condition(status, "Failed")["reason"]) == ("Failed", "StartDeadlineExceeded")
+    lost = f"; before, attempt {last - 1}: pod {WORKER_0}: Evicted: The node was low on resource: memory."
+    assert lost in status["failure"]["message"]
+
+
+def test_a_replica_that_the_cluster_takes_again_before_it_ran_has_one_time_too() -> None:
+    life = Life(
+        strategy="ParameterServer",
+        replicaSpecs={"worker": {"replicas": 2}, "ps": {}},
+        runPolicy={"startDeadlineSeconds": 100},
+    )
+    others = [running(f"mnist-{name}") for name in ("chief-0", "ps-0", "worker-0")]
+    life.see(*others, running(WORKER_1))
+    for attempt, seconds in ((1, 1000), (2, 1050)):
+        taken = ended(WORKER_1, 137, attempt=attempt, seconds=seconds)
+        taken["status"] |= {"reason": "Evicted", "message": "The node was low on resource: memory."}
+        assert life.see(*others, taken, seconds=seconds)["attempt"] == attempt + 1
+
+    assert life.see(*others, seconds=1099)["phase"] == "Restarting"
+    assert life.see(*others, seconds=1100)["failure"]["class"] == "StartDeadlineExceeded"
+
+
+def test_pods_taken_before_all_ran_do_not_shorten_the_time_after_a_failure_of_the_program() -> None:
+    life = Life(runPolicy={"startDeadlineSeconds": 100, "backoffLimit": 9})
+    life.see(running(WORKER_0), running(WORKER_1))
+    evicted_worker(life, 1, 50)
+    early = ended(LAUNCHER, 3, attempt=2, seconds=55)
+    life.see(running(WORKER_0, attempt=2), running(WORKER_1, attempt=2), early, seconds=65)
+    assert life.job.status.attempt == 3
+    assert life.see(seconds=65 + 10 + 99)["phase"] == "Restarting"
+    assert life.see(seconds=65 + 10 + 100)["phase"] == "Failed"
 
 
 def test_a_retry_of_a_job_that_begins_again_later_has_the_whole_time_from_then() -> None:
@@ -477,16 +539,15 @@ async def test_a_wrong_job_of_another_controller_is_not_touched_either() -> None
     assert world.cluster.calls == []
 
 
-def test_a_job_of_another_controller_is_not_among_those_that_the_operator_counts() -> None:
+def test_a_job_of_another_controller_is_not_among_those_that_the_operator_looks_at() -> None:
     jobs = {
         ("ml", name): [
             {"metadata": {"uid": name}, "spec": {"runPolicy": {"managedBy": manager}}, "status": {}}
         ]
         for name, manager in (("theirs", "example.com/queue"), ("ours", OPERATOR))
     }
-    view = IndexView(jobs, {}, {}, {})  # type: ignore[arg-type]
+    view = IndexView(jobs, {}, {}, {}, {})  # type: ignore[arg-type]
     assert view.active() == [("ml", "ours")]
-    assert view.phases() == {"Pending": 1}
 
 
 async def test_a_job_given_to_this_operator_by_name_is_carried_out() -> None:

@@ -45,6 +45,11 @@ class Pod:
         file.write_text(text)
         file.chmod(0o755)
 
+    def borrows(self, *names: str) -> None:
+        """The machine's own programs."""
+        for name in names:
+            (self.bin / name).symlink_to(shutil.which(name) or name)
+
     def run(self, script: str, *arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
         return subprocess.run(
             [SHELL, SCRIPTS / script, *arguments],
@@ -153,6 +158,41 @@ def test_a_launcher_of_a_plain_image_runs_mpirun_over_all_ranks(pod: Pod) -> Non
     words = done.stdout.splitlines()
     assert words[:3] == ["mpirun", "<-np>", "<4>"]
     assert words[-5:] == ["</bin/sh>", f"<{pod.config}/rank.sh>", "<python>", "<train.py>", "<--name=a b>"]
+
+
+def _answers_after(times: int) -> str:
+    """An ssh whose hosts refuse so often, each, before they let it in."""
+    return f"""#!/bin/sh
+for word in "$@"; do case $word in mnist-*) host=$word;; esac; done
+echo x >> "$DTJ_ROOT/$host"
+[ $(wc -l < "$DTJ_ROOT/$host") -gt {times} ]
+"""
+
+
+def test_a_launcher_made_with_the_workers_waits_until_each_lets_it_in(pod: Pod) -> None:
+    pod.borrows("date", "sleep", "wc")
+    pod.has("mpirun")
+    pod.has("ssh", _answers_after(1))
+    (pod.config / "hostfile").write_text("mnist-worker-0 slots=2\nmnist-worker-1 slots=2\n")
+
+    done = pod.run("start.sh", "python", "train.py", DTJ_ROLE="launcher", DTJ_LAUNCHER_WAITS="yes")
+
+    assert done.stdout.startswith("mpirun\n")
+    asked = [(pod.workspace / f"mnist-worker-{index}").read_text().count("x") for index in (0, 1)]
+    assert asked == [2, 2]
+
+
+def test_a_launcher_does_not_wait_for_ever_for_a_worker(pod: Pod) -> None:
+    pod.borrows("date", "sleep", "wc")
+    pod.has("mpirun")
+    pod.has("ssh", _answers_after(1000))
+    (pod.config / "hostfile").write_text("mnist-worker-0 slots=2\n")
+
+    waits = {"DTJ_LAUNCHER_WAITS": "yes", "DTJ_PEER_TIMEOUT_SECONDS": "1"}
+    done = pod.run("start.sh", "python", "train.py", DTJ_ROLE="launcher", **waits)
+
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr == "dtj: mnist-worker-0 does not answer ssh\n"
 
 
 def test_a_launcher_without_mpirun_says_what_to_install(pod: Pod) -> None:

@@ -11,14 +11,17 @@ import os
 from datetime import timedelta
 from typing import Any
 
+import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from dtj.api.identity import KIND
 from dtj.api.job import Manifest
+from dtj.api.managed_by import other_manager_of
 from dtj.cluster.port import ApiError
 from dtj.reconcile.progress import Report
+from dtj.reconcile.view import controller_uid
 from tests.unit.support.fake_cluster import Kubelet
 from tests.unit.support.jobs import manifest
 from tests.unit.support.machine import DISRUPTED, JOB, Trial, ending
@@ -29,7 +32,9 @@ KINDS = st.sampled_from([KIND, "Pod", "Service", "ConfigMap"])
 WHICH = st.integers(0, 5)
 WHEN = st.sampled_from(["before", "after"])
 SELDOM = st.sampled_from([False, False, False, False, True])
+RARELY = st.sampled_from([False] * 9 + [True])
 SCALE = st.integers(1, 2)
+PASSES = st.integers(0, 3)
 
 
 def said(kind: str, **more: Any) -> str:
@@ -57,13 +62,20 @@ EXITS = st.sampled_from(
 def specs(draw: st.DrawFn) -> Manifest:
     """Small jobs of both strategies."""
     policy: Manifest = {
-        "backoffLimit": draw(st.integers(0, 2)),
+        "backoffLimit": draw(st.sampled_from([3, 2, 1, 0])),
         "cleanPodPolicy": draw(st.sampled_from(["Running", "All", "None"])),
         "suspend": draw(SELDOM),
     }
+    if draw(st.booleans()):
+        policy["avoidNodeAfterFailures"] = draw(st.integers(0, 2))
+    if draw(RARELY):
+        policy["managedBy"] = "example.com/queue"
     for limit in ("activeDeadlineSeconds", "startDeadlineSeconds", "ttlSecondsAfterFinished"):
         if draw(SELDOM):
             policy[limit] = draw(st.sampled_from([30, 3600]))
+    if draw(st.booleans()):
+        policy["stallTimeoutSeconds"] = 30
+        policy["stallPolicy"] = draw(st.sampled_from(["Report", "Restart"]))
     spec: Manifest = {"runPolicy": policy, "replicaSpecs": {"worker": {"replicas": draw(SCALE)}}}
     if draw(st.booleans()):
         spec["artifacts"] = {"uri": "s3://bucket/jobs"}
@@ -80,11 +92,15 @@ class Jobs(RuleBasedStateMachine):
 
     world: Trial
 
-    @initialize(spec=specs(), steps=st.sampled_from([0, 12]))
-    def begin(self, spec: Manifest, steps: int) -> None:
+    @initialize(spec=specs(), steps=st.sampled_from([12, 12, 5, 0]), failures=st.sampled_from([0, 0, 1, 2]))
+    def begin(self, spec: Manifest, steps: int, failures: int) -> None:
         self.world = Trial(spec)
         self.kubelet = Kubelet(self.world.cluster, program=lambda pod, ran: None, end_steps=0)
         self.let_all_go_on(steps)
+        for _ in range(failures):
+            self.end_rank_0s_pod((1, "Traceback", ""))
+            self.let_time_pass(61)
+            self.let_all_go_on(steps)
 
     # --- the operator ---------------------------------------------------------------------------------
 
@@ -110,6 +126,16 @@ class Jobs(RuleBasedStateMachine):
     def let_another_operator_take_over(self, behind: int, kind: str) -> None:
         """Its cache may be behind what the one before it had seen and written."""
         self.world.start_operator(behind={kind: behind})
+
+    @rule(call=st.integers(1, 7), when=WHEN, behind=st.sampled_from([0, 0, 3, 9]), kind=KINDS, passes=PASSES)
+    def let_another_operator_take_over_within_a_pass(
+        self, call: int, when: Any, behind: int, kind: str, passes: int
+    ) -> None:
+        """The request that the first was at comes after the passes of the other, or never."""
+        self.world.view.deliver()
+        self.world.cluster.die_at, self.world.cluster.die_when = call, when
+        self.world.successor = {kind: behind}, passes
+        self.world.make_pass()
 
     # --- the cache ------------------------------------------------------------------------------------
 
@@ -282,6 +308,15 @@ class Jobs(RuleBasedStateMachine):
             "mnist-evaluator-0": Report.model_validate({"progress": {"step": step, "accuracy": 0.5}})
         }
 
+    @precondition(lambda self: self.job is not None and self.world.phase == "Running")
+    @rule(step=st.integers(0, 3), seconds=st.sampled_from([0, 31, 61]))
+    def report_a_step_and_stand_still(self, step: int, seconds: int) -> None:
+        report = Report.model_validate({"progress": {"step": step}})
+        self.world.progress.reports[KEY] = dict.fromkeys(["mnist-worker-0", "mnist-chief-0"], report)
+        self.make_passes_in_time(1)
+        self.world.cluster.now += timedelta(seconds=seconds)
+        self.make_passes_in_time(1)
+
     # --- what holds ---------------------------------------------------------------------------------------
 
     @invariant()
@@ -295,13 +330,41 @@ class Jobs(RuleBasedStateMachine):
         self.world.calm()
         self.world.settle()
         self.world.check()
+        self.nothing_waits_beyond_its_deadline()
+        self.nothing_is_left_of_jobs_that_are_gone()
         self.mend()
         self.world.heal(kubelet=Kubelet(self.world.cluster, program=succeed))
         self.world.calm()
         self.world.settle()
-        if self.job is not None:
+        self.nothing_is_left_of_jobs_that_are_gone()
+        if self.job is None:
+            return
+        if other_manager_of(self.job):
+            assert "status" not in self.job
+        else:
             phase, suspend = self.world.phase, self.job["spec"]["runPolicy"]["suspend"]
             assert phase in (("Suspended", "Succeeded", "Failed") if suspend else ("Succeeded", "Failed"))
+
+    def nothing_waits_beyond_its_deadline(self) -> None:
+        """With all the time that the operator asked for, and no pod that moves."""
+        if self.job is None or other_manager_of(self.job):
+            return
+        status, policy = self.job["status"], self.job["spec"]["runPolicy"]
+        if "completionTime" in status:
+            assert "ttlSecondsAfterFinished" not in policy
+            return
+        held = {(c["type"], c["reason"]) for c in status["conditions"] if c["status"] == "True"}
+        if ("Created", "SpecInvalid") in held or policy["suspend"]:
+            return
+        assert "activeDeadlineSeconds" not in policy
+        waits = "allRunningTime" not in status or "Restarting" in dict(held)
+        assert "startDeadlineSeconds" not in policy or not waits
+
+    def nothing_is_left_of_jobs_that_are_gone(self) -> None:
+        """Also on nodes that are silent."""
+        there = {self.job["metadata"]["uid"]} if self.job else set()
+        kept = [m for name, m in self.world.cluster.objects.items() if name[0] not in ("Event", KIND)]
+        assert {controller_uid(manifest) for manifest in kept} <= there
 
     def mend(self) -> None:
         """Whoever wrote a wrong spec writes a right one."""
@@ -316,13 +379,13 @@ def succeed(pod: Manifest, ran: int) -> tuple[int, str] | None:
     )
 
 
-TestJobs = Jobs.TestCase
+# Of ten seconds' work: a busy machine takes longer than a test may.
+TestJobs = pytest.mark.timeout(0 if MORE else 600)(Jobs.TestCase)
 TestJobs.settings = settings(
     max_examples=MORE or 100,
     stateful_step_count=40,
     derandomize=not MORE,
     database=None,
-    deadline=None,
     report_multiple_bugs=False,
     suppress_health_check=list(HealthCheck),
 )

@@ -7,8 +7,9 @@ from typing import Any, Literal
 import pytest
 
 from dtj.api.job import Manifest
+from dtj.api.status import ArtifactsStatus, CheckpointStatus
 from tests.unit.support.fake_cluster import Ending
-from tests.unit.support.pods import ALL, Life, condition, healthy
+from tests.unit.support.pods import ALL, Life, condition, deleting, ended, healthy, running
 from tests.unit.support.world import KEY, World
 
 PS_SPEC: dict[str, Any] = {
@@ -96,6 +97,24 @@ def test_while_pods_end_the_job_is_not_said_to_be_suspended() -> None:
     assert f"{', '.join(sorted(ALL))} ended" in condition(status, "Running")["message"]
 
 
+def test_the_checkpoint_that_is_saved_at_the_end_is_told_of() -> None:
+    life = Life(**PS_SPEC, artifacts={"uri": "s3://bucket/jobs"})
+    names = [f"mnist-{replica}" for replica in ("chief-0", "ps-0", "worker-0", "worker-1", "evaluator-0")]
+    told = ArtifactsStatus(checkpoint=CheckpointStatus(step=293))
+    life.see(*map(running, names), artifacts=told)
+    life.spec["runPolicy"] = {"suspend": True}
+    said = {
+        "class": "Interrupted",
+        "exitCode": 143,
+        "progress": {"step": 310},
+        "artifacts": {"checkpoint": {"step": 310}},
+    }
+
+    status = life.see(deleting(ended(names[0], 143, said)), *map(running, names[1:]), artifacts=told)
+
+    assert (status["progress"]["step"], status["artifacts"]["checkpoint"]["step"]) == (310, 310)
+
+
 @STRATEGIES
 async def test_those_that_save_the_checkpoint_end_before_those_that_they_need(spec: dict[str, Any]) -> None:
     world = World(**spec)
@@ -177,6 +196,51 @@ async def test_a_place_chosen_while_the_job_is_suspended_is_every_pods(spec: dic
     pods = world.cluster.of_kind("Pod")
     assert len(pods) >= 3
     assert all(pod["spec"]["nodeSelector"] == {"pool": "b"} for pod in pods)
+
+
+async def test_what_is_changed_while_the_job_is_suspended_is_every_pods() -> None:
+    world = World(runPolicy={"suspend": True})
+    await world.rest()
+
+    template = {
+        "template": {"metadata": {"annotations": {"team": "b"}}, "spec": {"priorityClassName": "high"}}
+    }
+    patch(
+        world,
+        image="trainer:2",
+        args=["--lr=2"],
+        env=[{"name": "LR", "value": "2"}],
+        replicaSpecs={"worker": {"replicas": 2} | template, "launcher": template},
+        runPolicy={"suspend": False},
+    )
+    await world.until(lambda: world.phase == "Running")
+
+    pods = world.cluster.of_kind("Pod")
+    assert len(pods) == 3
+    for pod in pods:
+        container = pod["spec"]["containers"][0]
+        assert container["image"] == "trainer:2"
+        assert {"name": "LR", "value": "2"} in container["env"]
+        assert pod["metadata"]["annotations"]["team"] == "b"
+        assert pod["spec"]["priorityClassName"] == "high"
+    launcher = world.cluster.pod("mnist-launcher-0")["spec"]["containers"][0]
+    assert (launcher["command"] + launcher.get("args", []))[-1] == "--lr=2"
+
+
+@STRATEGIES
+async def test_a_suspended_job_is_not_over_whatever_its_ttl(spec: dict[str, Any]) -> None:
+    world = World(runPolicy={"ttlSecondsAfterFinished": 5}, **spec)
+    world.kubelet.program = endless
+    await world.until(lambda: world.phase == "Running")
+    suspend(world)
+    for _ in range(50):
+        await world.step()
+    assert (world.phase, world.pod_names()) == ("Suspended", [])
+
+    suspend(world, False)
+    world.kubelet.program = ends_in_attempt(1)
+    await world.until(lambda: world.phase == "Succeeded")
+    await world.until(lambda: JOB not in world.cluster.objects)
 
 
 async def test_the_time_of_a_suspension_does_not_count_against_the_deadline() -> None:

@@ -13,6 +13,7 @@ import yaml
 from aiohttp import web
 
 from dtj.api.job import Manifest
+from dtj.handlers import configure
 from dtj.plan.job import plan_job
 from tests.unit.support.jobs import job
 from tests.unit.support.kube_server import KubeServer
@@ -25,6 +26,7 @@ MANIFESTS = [
     manifest
     for file in sorted((ROOT / "manifests").rglob("*.yaml"))
     for manifest in yaml.safe_load_all(file.read_text())
+    if "kind" in manifest  # the values of an overlay are none
 ]
 
 
@@ -71,6 +73,17 @@ def test_a_job_has_one_service_however_many_replicas(strategy: str) -> None:
     assert plan.service["spec"]["clusterIP"] == "None"
 
 
+@pytest.mark.parametrize("strategy", ["Horovod", "ParameterServer"])
+def test_nothing_of_dtj_has_to_run_before_a_pods_sidecars(strategy: str) -> None:
+    """A mesh's proxy starts after all init containers: one that needs the network waits for ever."""
+    roles: Manifest = {"worker": {"replicas": 2}} | (
+        {"ps": {}, "evaluator": {}} if strategy == "ParameterServer" else {}
+    )
+    for pod in plan_job(job(strategy=strategy, replicaSpecs=roles)).pods:
+        assert not pod["spec"].get("initContainers")
+        assert [container["name"] for container in pod["spec"]["containers"]] == ["trainer"]
+
+
 def test_nothing_of_dtj_stands_between_a_user_and_the_api_server() -> None:
     kinds = {manifest["kind"] for manifest in MANIFESTS}
 
@@ -83,8 +96,13 @@ def test_nothing_of_dtj_stands_between_a_user_and_the_api_server() -> None:
 
 
 def test_the_operators_role_names_each_right() -> None:
-    roles = [manifest for manifest in MANIFESTS if manifest["kind"] in ("Role", "ClusterRole")]
-    assert roles
+    roles = [
+        manifest
+        for manifest in MANIFESTS
+        if manifest["kind"] in ("Role", "ClusterRole")
+        and manifest["metadata"]["name"].startswith("dtj-operator")
+    ]
+    assert len(roles) >= 2
     for rule in (rule for role in roles for rule in role["rules"]):
         for words in rule.values():
             assert "*" not in words
@@ -107,12 +125,23 @@ class DeafLine(KubeServer):
         return await super()._list(request)
 
 
-async def test_a_watch_that_falls_silent_is_opened_anew() -> None:
-    """The operator leaves this to kopf, as it is set there."""
+def test_no_request_and_no_watch_is_waited_for_longer_than_a_healthy_one_takes() -> None:
     settings = kopf.OperatorSettings()
-    assert settings.watching.inactivity_timeout <= 75
+    configure(settings)
+    watching, networking = settings.watching, settings.networking
+
+    # Longer than the minute between bookmarks, else healthy watches were cut.
+    assert (watching.connect_timeout, watching.inactivity_timeout) == (10, 70)
+    assert (networking.connect_timeout, networking.request_timeout) == (10, 60)
+    # The API server takes whole seconds. It ends the watch first: with nothing lost, and no error.
+    assert (watching.server_timeout, watching.client_timeout) == (600, 630)
+    assert isinstance(watching.server_timeout, int)
+
+
+async def test_a_watch_that_falls_silent_is_opened_anew() -> None:
+    settings = kopf.OperatorSettings()
+    configure(settings)
     settings.watching.inactivity_timeout = 0.3
-    settings.posting.enabled = False
     server, registry, seen, stop = DeafLine(), kopf.OperatorRegistry(), asyncio.Event(), asyncio.Event()
 
     async def login(**_: Any) -> kopf.ConnectionInfo:

@@ -70,7 +70,13 @@ TERMINATION_MESSAGE_BYTES = 4096
 SSH_PORT = 2222
 TENSORFLOW_PORT = 2222
 """Of every task in TF_CONFIG; the container's port is called `tfjob-port`, as a TFJob's."""
+TENSORFLOW_SILENCE_SECONDS = 30
+"""After so long without a sign of the other side a connection between tasks breaks, as ssh's do in a Horovod job."""
 PROGRESS_PORT = 8474
+TENSORBOARD_PORT = 6006
+"""Of the TensorBoard that a job may have in the cluster."""
+STACKS_PATH = "/stacks"
+"""On PROGRESS_PORT: POST has the pod write STACKS_FILES of all its programs."""
 TERMINATION_GRACE_SECONDS = 120
 """From SIGTERM to SIGKILL of a pod: ranks save a checkpoint, it is uploaded, and the end is told."""
 
@@ -86,6 +92,8 @@ TENSORBOARD = "tensorboard"
 MODEL = "model"
 DATA = "data"
 LOGS = "logs"
+STACKS_FILES = "stacks-*.txt"
+"""In LOGS: what every rank did when POST /stacks was asked for; `stacks-<rank>-<n>.txt`, or by role and index."""
 METRICS_FILE = "metrics.jsonl"
 EVALUATOR_METRICS_FILE = "metrics-evaluator.jsonl"
 """What the evaluator's METRICS_FILE is called in the bucket, beside the chief's."""
@@ -118,6 +126,7 @@ EXIT_COMMAND_NOT_FOUND = 127
 FailureClass = Literal[
     "ApplicationError",
     "OOMKilled",
+    "DiskFull",
     "Signal",
     "CommandNotFound",
     "WorldSizeMismatch",

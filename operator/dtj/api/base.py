@@ -4,8 +4,11 @@ from __future__ import annotations
 
 from typing import Any, get_args
 
-from pydantic import BaseModel, ConfigDict, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, model_validator
 from pydantic.alias_generators import to_camel
+from pydantic_core import PydanticCustomError
+
+OBJECT_NAME = r"^[a-z0-9]([-a-z0-9.]*[a-z0-9])?$"
 
 
 class ApiModel(BaseModel):
@@ -24,6 +27,17 @@ class ApiModel(BaseModel):
     def _null_is_left_out(cls, data: Any) -> Any:
         """As the API server does with a null that its schema does not allow."""
         return {k: v for k, v in data.items() if v is not None} if isinstance(data, dict) else data
+
+
+def _number(value: Any) -> Any:
+    """As the API server: no text and no truth value, but 2.0 is 2."""
+    if isinstance(value, (bool, str)):
+        raise PydanticCustomError("whole_number", "should be a whole number, without quotes")
+    return value
+
+
+Number = BeforeValidator(_number)
+"""What a field of whole numbers has."""
 
 
 def model_of(annotation: Any) -> type[ApiModel] | None:

@@ -18,6 +18,7 @@ _STAND_INS: Manifest = {"image": "unknown", "replicaSpecs": {}}
 _READ_BY = {
     "spec.command": ["spec.args", *(f"spec.replicaSpecs.{role}.template" for role in ROLES)],
     "spec.artifacts": ["spec.artifacts"],
+    "spec.runPolicy.schedulingPolicy": ["spec.runPolicy", "spec.replicaSpecs"],
     **{f"spec.replicaSpecs.{role}.resources": ["spec.accelerator.resourceName"] for role in ROLES},
 }
 

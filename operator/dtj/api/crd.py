@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from enum import Enum
 
+from dtj.api import immutable
 from dtj.api.base import ApiModel, model_of
 from dtj.api.identity import CATEGORIES, GROUP, KIND, PLURAL, SHORT_NAME, SINGULAR, VERSION
 from dtj.api.job import Manifest
@@ -25,6 +26,13 @@ _COLUMNS = (
 _DROPPED = ("title", "additionalProperties", "$defs", "const", "examples", "discriminator")
 # In CEL: what managedBy is, empty where it is not given.
 _MANAGED_BY = "has({0}.runPolicy) && has({0}.runPolicy.managedBy) ? {0}.runPolicy.managedBy : ''"
+# The same of what the pods of a job are grouped by; who is named as the default may be left out.
+_GANG = (
+    "has({0}.runPolicy) && has({0}.runPolicy.schedulingPolicy) && has({0}.runPolicy.schedulingPolicy.{1})"
+    " ? {0}.runPolicy.schedulingPolicy.{1} : '{2}'"
+)
+# The same of the launcher, which the schema gives a default.
+_LAUNCHER = "has({0}.horovod) ? {0}.horovod.launcher : 'Native'"
 _DESCRIPTION = "Distributed training: the pods of a strategy, wired together, with its artifacts in S3."
 
 
@@ -66,19 +74,30 @@ def _root() -> Manifest:
     spec = _schema(JobSpec)
     _set_defaults(spec, JobSpec)
     spec["x-kubernetes-validations"] = [
-        {"rule": "self.strategy == oldSelf.strategy", "message": "strategy is immutable"},
+        {"rule": "self.strategy == oldSelf.strategy", "message": immutable.fixed("strategy")},
         *(
             {
                 "rule": f"!has(self.replicaSpecs.{role}) || !has(oldSelf.replicaSpecs.{role})"
                 f" || self.replicaSpecs.{role}.replicas == oldSelf.replicaSpecs.{role}.replicas"
                 " || (has(oldSelf.runPolicy) && has(oldSelf.runPolicy.suspend) && oldSelf.runPolicy.suspend)",
-                "message": f"the number of {name} can only be changed while the job is suspended",
+                "message": message,
             }
-            for role, name in (("worker", "workers"), ("ps", "parameter servers"))
+            for role, message in immutable.SIZES.items()
         ),
         {
             "rule": f"({_MANAGED_BY.format('self')}) == ({_MANAGED_BY.format('oldSelf')})",
-            "message": "runPolicy.managedBy is immutable",
+            "message": immutable.fixed("runPolicy.managedBy"),
+        },
+        *(
+            {
+                "rule": f"({_GANG.format('self', field, default)}) == ({_GANG.format('oldSelf', field, default)})",
+                "message": immutable.fixed(f"runPolicy.schedulingPolicy.{field}"),
+            }
+            for field, default in (("gang", "None"), ("queue", ""))
+        ),
+        {
+            "rule": f"({_LAUNCHER.format('self')}) == ({_LAUNCHER.format('oldSelf')})",
+            "message": immutable.fixed("horovod.launcher"),
         },
     ]
     status = _schema(JobStatus)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from difflib import get_close_matches
 from typing import Any
 
@@ -40,6 +40,8 @@ class Job:
     generation: int
     spec: JobSpec
     status: JobStatus
+    labels: Mapping[str, str] = field(default_factory=dict)
+    annotations: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def short_uid(self) -> str:
@@ -87,6 +89,8 @@ def read_job(manifest: Mapping[str, Any]) -> Job:
         generation=int(metadata.get("generation") or 0),
         spec=spec,
         status=read_status(manifest.get("status") or {}),
+        labels=metadata.get("labels") or {},
+        annotations=metadata.get("annotations") or {},
     )
 
 

@@ -23,6 +23,16 @@ def config_name(job: str) -> str:
     return f"{job}-config"
 
 
+def tensorboard_name(job: str) -> str:
+    """Name of the Deployment and the Service of the job's own TensorBoard."""
+    return f"{job}-tensorboard"
+
+
+def mpijob_config_name(job: str) -> str:
+    """Name of the ConfigMap of a job that is an MPIJob: mpi-operator makes one called `<job>-config`."""
+    return f"{job}-dtj"
+
+
 def ssh_secret_name(job: str, short_uid: str) -> str:
     """Name of the Secret with the job's ssh key.
 
@@ -30,6 +40,11 @@ def ssh_secret_name(job: str, short_uid: str) -> str:
     permission to read Secrets.
     """
     return f"{job}-ssh-{short_uid}"
+
+
+def network_policy_name(job: str, short_uid: str) -> str:
+    """Name of the NetworkPolicy around the job's pods. With the uid, as the Secret's: it need not be read."""
+    return f"{job}-{short_uid}"
 
 
 def host_name(job: str, namespace: str, role: str, index: int) -> str:

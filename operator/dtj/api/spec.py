@@ -13,8 +13,9 @@ from typing import Annotated, Any
 from pydantic import AfterValidator, BeforeValidator, Field, StrictBool, WithJsonSchema
 from pydantic_core import PydanticCustomError
 
-from dtj.api.base import ApiModel
+from dtj.api.base import OBJECT_NAME, ApiModel, Number
 from dtj.api.managed_by import DOMAIN_PATH, MAX_LENGTH, is_domain_path, other_manager
+from dtj.api.scheduling import SchedulingPolicy
 
 Strings = Annotated[list[Annotated[str, Field(max_length=32768)]], Field(max_length=1024)]
 StringMap = Annotated[dict[str, str], Field(max_length=64)]
@@ -24,16 +25,6 @@ def _int_or_string(value: Any) -> Any:
     if isinstance(value, bool) or not isinstance(value, (int, str)):
         raise PydanticCustomError("quantity", "should be a whole number or a string such as 500m or 4Gi")
     return value
-
-
-def _number(value: Any) -> Any:
-    """As the API server: no text and no truth value, but 2.0 is 2."""
-    if isinstance(value, (bool, str)):
-        raise PydanticCustomError("whole_number", "should be a whole number, without quotes")
-    return value
-
-
-Number = BeforeValidator(_number)
 
 
 Quantity = Annotated[
@@ -65,7 +56,6 @@ S3_URI = r"^s3://[a-z0-9][a-z0-9.-]{1,61}[a-z0-9](/[^\s?#]*)?$"
 DATA_URI = r"^(s3://[a-z0-9][a-z0-9.-]{1,61}[a-z0-9](/[^\s?#]*)?|file:///[^\s?#]*)$"
 HTTP_URL = r"^https?://[^\s/]+(/[^\s]*)?$"
 RESOURCE_NAME = r"^([a-z0-9]([-a-z0-9.]*[a-z0-9])?/)?[A-Za-z0-9]([-A-Za-z0-9_.]*[A-Za-z0-9])?$"
-OBJECT_NAME = r"^[a-z0-9]([-a-z0-9.]*[a-z0-9])?$"
 
 
 class Strategy(StrEnum):
@@ -79,6 +69,7 @@ class HorovodLauncher(StrEnum):
     """Who makes the launcher of a Horovod job."""
 
     NATIVE = "Native"
+    MPI_JOB = "MPIJob"
 
 
 class Updates(StrEnum):
@@ -94,6 +85,13 @@ class CleanPodPolicy(StrEnum):
     RUNNING = "Running"
     ALL = "All"
     NONE = "None"
+
+
+class StallPolicy(StrEnum):
+    """What is done for a training that stands still, besides saying so."""
+
+    REPORT = "Report"
+    RESTART = "Restart"
 
 
 class Resume(StrEnum):
@@ -181,7 +179,8 @@ class Horovod(ApiModel):
     """What only strategy Horovod has."""
 
     launcher: HorovodLauncher = HorovodLauncher.NATIVE
-    """Native: the operator makes the launcher itself."""
+    """Native: the operator makes the pods itself. MPIJob: it makes an MPIJob of kubeflow.org/v2beta1, and Kubeflow's
+    mpi-operator, which has to be installed, makes the pods. Immutable."""
     slots_per_worker: Annotated[int, Field(ge=1, le=1024), Number] | None = None
     """Ranks in each worker pod. Default: the gpus of a worker, else 1."""
 
@@ -233,6 +232,23 @@ class ArtifactStore(ApiModel):
     """With FromURI: the artifacts prefix of another job, or its checkpoints/ folder."""
 
 
+class TensorBoard(ApiModel):
+    """A TensorBoard of the job's own: the Service <job>-tensorboard, port 6006. It shows the event files in the
+    bucket, and stays after the end until the job is deleted.
+    """
+
+    enabled: StrictBool = False
+    """True: there is one, unless the job is suspended. It is no replica: the training neither waits for it nor fails
+    with it."""
+    image: Annotated[str, Field(min_length=1, max_length=1024)] | None = None
+    """Its image. Default: the one that the operator was installed with, dtj-tensorboard."""
+    resources: Resources = Resources()
+    """CPU and memory. Default: 100m and 256Mi asked for, 1Gi of memory at most."""
+    template: FreeObject = {}
+    """A partial PodTemplateSpec, merged over the pod that the operator makes, as a replica's; the container is called
+    `tensorboard`."""
+
+
 class RunPolicy(ApiModel):
     """How long a job runs, how often it is retried, what stays when it ends."""
 
@@ -244,7 +260,15 @@ class RunPolicy(ApiModel):
     active_deadline_seconds: Annotated[int, Field(ge=1), Number] | None = None
     """The job fails when it is not done this many seconds after it started or was resumed, retries included."""
     start_deadline_seconds: Annotated[int, Field(ge=1), Number] | None = None
-    """The job fails when not all replicas run this many seconds after it started, was resumed, or began a retry."""
+    """The job fails when not all replicas run this many seconds after it started, was resumed, or began a retry; pods
+    that the cluster takes before all run do not make it longer. Time in a queue of Kueue is not counted."""
+    stall_timeout_seconds: Annotated[int, Field(ge=1), Number] | None = None
+    """All pods run and the step has not moved for so many seconds: the condition Stalled holds, and the stacks of all
+    ranks go to the bucket. Must cover the way to the first step and the longest pause (evaluation, checkpoint, data).
+    Only for programs that report progress."""
+    stall_policy: StallPolicy = StallPolicy.REPORT
+    """What comes of it. Report: no more than that. Restart: 30 s later the next attempt, as after a failure of the
+    program."""
     ttl_seconds_after_finished: Annotated[int, Field(ge=0), Number] | None = None
     """The job is deleted with its pods this many seconds after it ended, as a Kubernetes Job; 0: at once. What is in
     the bucket stays. Not given: it stays until somebody deletes it."""
@@ -253,6 +277,9 @@ class RunPolicy(ApiModel):
     by its next attempts while another node takes them. 0: never."""
     clean_pod_policy: CleanPodPolicy = CleanPodPolicy.RUNNING
     """Pods deleted at the end: Running (those that still run), All, None."""
+    scheduling_policy: SchedulingPolicy = SchedulingPolicy()
+    """Whether pods are placed all together or not at all, by whom, and with which priority. gang and queue are
+    immutable."""
     managed_by: DomainPath | None = None
     """The controller that carries the job out, as a Kubernetes Job's. dtj.dev/operator, or not given: dtj's operator;
     any other: dtj's operator does not touch the job. Immutable."""
@@ -294,5 +321,7 @@ class JobSpec(ApiModel):
     """The data set."""
     artifacts: ArtifactStore | None = None
     """Where checkpoints, TensorBoard logs, metrics, logs and the model go. Not given: nothing is kept."""
+    tensorboard: TensorBoard = TensorBoard()
+    """A TensorBoard of the job's own, in the cluster."""
     run_policy: RunPolicy = RunPolicy()
     """How long a job runs, how often it is retried, what stays when it ends."""

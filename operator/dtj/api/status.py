@@ -71,6 +71,7 @@ class ConditionType(StrEnum):
     SUCCEEDED = "Succeeded"
     FAILED = "Failed"
     BOTTLENECK = "Bottleneck"
+    STALLED = "Stalled"
 
 
 class ConditionStatus(StrEnum):
@@ -85,7 +86,7 @@ class Condition(ApiModel):
     """One condition, as metav1.Condition."""
 
     type: ConditionType
-    """Created, Running, Restarting, Suspended, Succeeded, Failed or Bottleneck."""
+    """Created, Running, Restarting, Suspended, Succeeded, Failed, Bottleneck or Stalled."""
     status: ConditionStatus
     """True, False or Unknown."""
     reason: Annotated[str, Field(max_length=1024)]
@@ -171,6 +172,17 @@ class ArtifactsStatus(ApiModel):
     """TensorBoard event files."""
 
 
+class TensorBoardStatus(ApiModel):
+    """The job's own TensorBoard."""
+
+    url: str | None = None
+    """Where it is, in the cluster."""
+    ready: bool = False
+    """Whether it answers."""
+    message: str | None = None
+    """Why it can't be made, where the API server says so."""
+
+
 class Failure(ApiModel):
     """Why the job, or its last failed attempt, ended."""
 
@@ -191,14 +203,24 @@ class Failure(ApiModel):
     signal: int | None = None
     """The signal that ended it."""
     failure_class: str | None = Field(default=None, alias="class")
-    """ApplicationError, OOMKilled, Signal, CommandNotFound, WorldSizeMismatch, PeersUnreachable, DataNotFound,
-    DataCorrupt, DataUnavailable, ArtifactsUnavailable, Superseded, ConnectionLost, Evicted, PodLost, ImagePull,
-    Unschedulable, QuotaExceeded, Forbidden, CreateContainerConfigError, CreateContainerError, RunContainerError,
-    CrashLoopBackOff, SidecarEnded, StartDeadlineExceeded, DeadlineExceeded or ValidationFailed."""
+    """ApplicationError, OOMKilled, DiskFull, Signal, CommandNotFound, WorldSizeMismatch, PeersUnreachable,
+    DataNotFound, DataCorrupt, DataUnavailable, ArtifactsUnavailable, Superseded, ConnectionLost, Evicted, PodLost,
+    ImagePull, Unschedulable, QuotaExceeded, Forbidden, CreateContainerConfigError, CreateContainerError,
+    RunContainerError, CrashLoopBackOff, SidecarEnded, Stalled, MPIJobFailed, StartDeadlineExceeded, DeadlineExceeded
+    or ValidationFailed."""
     message: str | None = None
     """The cause in a sentence."""
     last_log_lines: list[str] | None = None
     """At most 20 lines that it printed last."""
+
+
+class GaveWay(ApiModel):
+    """That a job gave back the nodes that it held, so that another one could start."""
+
+    time: Time
+    """When it did so last."""
+    times: int = 1
+    """How often since all of its pods ran."""
 
 
 class JobStatus(ApiModel):
@@ -209,13 +231,16 @@ class JobStatus(ApiModel):
     phase: Phase | None = None
     """Pending, Starting, Running, Restarting, Suspended, Succeeded or Failed."""
     conditions: list[Condition] = []
-    """Created, Running, Restarting, Suspended, Succeeded, Failed, Bottleneck."""
+    """Created, Running, Restarting, Suspended, Succeeded, Failed, Bottleneck, Stalled."""
     replica_statuses: dict[str, ReplicaStatus] = {}
     """Pods by role."""
     start_time: Time | None = None
     """When the operator took the job up, or it was resumed; none while it is suspended."""
     all_running_time: Time | None = None
     """When all ranks ran first: of the present attempt, where an attempt is a start of all of them."""
+    retry_time: Time | None = None
+    """From when on replicas could start again, after the pause: runPolicy.startDeadlineSeconds counts from then, also
+    over retries that the cluster ended before all of them ran."""
     completion_time: Time | None = None
     """When the job succeeded or failed."""
     attempt: int = 0
@@ -228,12 +253,18 @@ class JobStatus(ApiModel):
     """How often the job, or replicas of it, were started again, by cause."""
     restarts_in_a_row: int | None = None
     """How many of them without 10 minutes of training in between: the pause before the next one grows with it."""
+    gave_way: GaveWay | None = None
+    """That it gave back the nodes that it held, so that another one could start; none once all of its pods ran."""
     node_failures: dict[str, int] | None = None
     """How often the job lost pods on a node, by the node's name (runPolicy.avoidNodeAfterFailures)."""
     progress: ProgressStatus | None = None
     """How far training is."""
+    step_time: Time | None = None
+    """When the operator saw progress.step move last; only with runPolicy.stallTimeoutSeconds."""
     artifacts: ArtifactsStatus | None = None
     """What is in the bucket."""
+    tensorboard: TensorBoardStatus | None = None
+    """The job's own TensorBoard; none where spec.tensorboard asks for none, or the job is suspended."""
     failure: Failure | None = None
     """Why the job, or its last failed attempt, ended."""
 

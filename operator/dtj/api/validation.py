@@ -9,11 +9,15 @@ from typing import Any
 
 from dtj.api.identity import GROUP, LABEL_MANAGED_BY
 from dtj.api.job import Fault, Job
-from dtj.api.names import LABEL_LENGTH, is_dns_label, pod_name
-from dtj.api.spec import EnvVar, ReplicaSpec, Resume, Strategy
+from dtj.api.mpijob import MOUNTS, VOLUMES
+from dtj.api.names import LABEL_LENGTH, is_dns_label, pod_name, tensorboard_name
+from dtj.api.scheduling import Gang
+from dtj.api.scheduling_rules import scheduling_faults
+from dtj.api.spec import EnvVar, Horovod, HorovodLauncher, ReplicaSpec, Resume, StallPolicy, Strategy
 from dtj_trainer import contract
 
 TRAINER_CONTAINER = "trainer"
+TENSORBOARD_CONTAINER = "tensorboard"
 WORKSPACE_VOLUME = "dtj-workspace"
 RUN_VOLUME = "dtj-run"
 CONFIG_VOLUME = "dtj-config"
@@ -44,7 +48,18 @@ _SET_BY_OPERATOR = {
 
 def faults(job: Job) -> list[Fault]:
     """Every fault of a job; an empty list means that it can be planned."""
-    return [*_name(job), *_roles(job), *_program(job), *_environment(job), *_replicas(job), *_artifacts(job)]
+    return [
+        *_name(job),
+        *_roles(job),
+        *_program(job),
+        *_environment(job),
+        *_replicas(job),
+        *_mpijob(job),
+        *_artifacts(job),
+        *_tensorboard(job),
+        *_run_policy(job),
+        *scheduling_faults(job),
+    ]
 
 
 def _name(job: Job) -> Iterator[Fault]:
@@ -57,12 +72,15 @@ def _name(job: Job) -> Iterator[Fault]:
     sizes = dict.fromkeys(ROLES_OF[job.spec.strategy], 1) | {
         role: replica.replicas for role, replica in job.spec.replica_specs.given().items()
     }
-    longest = max((pod_name(job.name, role, max(size, 1) - 1) for role, size in sizes.items()), key=len)
+    names = {pod_name(job.name, role, max(size, 1) - 1): "pod" for role, size in sizes.items()}
+    if job.spec.tensorboard.enabled:
+        names[tensorboard_name(job.name)] = "Service"
+    longest = max(names, key=len)
     if len(longest) > LABEL_LENGTH:
         spare = len(longest) - LABEL_LENGTH
         yield Fault(
             "metadata.name",
-            f"too long: the pod {longest} would have {len(longest)} characters of {LABEL_LENGTH}; "
+            f"too long: the {names[longest]} {longest} would have {len(longest)} characters of {LABEL_LENGTH}; "
             f"use a name of at most {len(job.name) - spare}",
         )
 
@@ -100,10 +118,14 @@ def _list(words: Sequence[str]) -> str:
 
 
 def _program(job: Job) -> Iterator[Fault]:
-    if not _IMAGE.fullmatch(job.spec.image):
-        yield Fault("spec.image", f"{job.spec.image!r} is not an image reference such as repository/name:tag")
+    yield from _image("spec.image", job.spec.image)
     if not job.spec.command and not job.spec.args and not _each_has_a_command(job):
         yield Fault("spec.command", "required: the program of each replica, e.g. [python, train.py]")
+
+
+def _image(path: str, image: str) -> Iterator[Fault]:
+    if not _IMAGE.fullmatch(image):
+        yield Fault(path, f"{image!r} is not an image reference such as repository/name:tag")
 
 
 def _each_has_a_command(job: Job) -> bool:
@@ -154,7 +176,7 @@ def _replicas(job: Job) -> Iterator[Fault]:
     for role, replica in job.spec.replica_specs.given().items():
         path = f"spec.replicaSpecs.{role}"
         yield from _resources(path, replica, job.spec.accelerator.resource_name)
-        yield from _template(f"{path}.template", replica)
+        yield from _template(f"{path}.template", replica, TRAINER_CONTAINER, "trains")
 
 
 def _resources(path: str, replica: ReplicaSpec, accelerator: str) -> Iterator[Fault]:
@@ -169,7 +191,7 @@ def _resources(path: str, replica: ReplicaSpec, accelerator: str) -> Iterator[Fa
                 yield Fault(where, f"given by {path}.gpus already; give one of the two")
 
 
-def _template(path: str, replica: ReplicaSpec) -> Iterator[Fault]:
+def _template(path: str, replica: ReplicaSpec, container: str, does: str) -> Iterator[Fault]:
     template = replica.template
     for key in template.keys() - {"metadata", "spec"}:
         yield Fault(f"{path}.{key}", "unknown field: a PodTemplateSpec has metadata and spec")
@@ -185,7 +207,9 @@ def _template(path: str, replica: ReplicaSpec) -> Iterator[Fault]:
     for key, why in _SET_BY_OPERATOR.items():
         if key in spec and not (key == "restartPolicy" and spec[key] == "Never"):
             yield Fault(f"{path}.spec.{key}", f"can't be set: {why}")
-    yield from _template_lists(f"{path}.spec", replica, spec)
+    yield from _template_lists(
+        f"{path}.spec", replica, spec, f"the container that {does} is called {container}"
+    )
 
 
 def _template_map(path: str, entries: Any) -> Iterator[Fault]:
@@ -201,7 +225,7 @@ def _template_map(path: str, entries: Any) -> Iterator[Fault]:
             yield Fault(f"{path}[{key}]", f"must be a string, got {value!r}")
 
 
-def _template_lists(path: str, replica: ReplicaSpec, spec: dict[str, Any]) -> Iterator[Fault]:
+def _template_lists(path: str, replica: ReplicaSpec, spec: dict[str, Any], called: str) -> Iterator[Fault]:
     for key in ("containers", "initContainers", "volumes"):
         entries = spec.get(key, [])
         if not _is_list_of_objects(entries):
@@ -209,11 +233,7 @@ def _template_lists(path: str, replica: ReplicaSpec, spec: dict[str, Any]) -> It
             continue
         for index, entry in enumerate(entries):
             if not entry.get("name"):
-                hint = (
-                    f" (the container that trains is called {TRAINER_CONTAINER})"
-                    if key == "containers"
-                    else ""
-                )
+                hint = f" ({called})" if key == "containers" else ""
                 yield Fault(f"{path}.{key}[{index}].name", f"required{hint}")
             if key == "volumes" and entry.get("name") in RESERVED_VOLUMES:
                 yield Fault(f"{path}.volumes[{index}].name", f"{entry['name']} belongs to the operator")
@@ -256,6 +276,35 @@ def _containers(replica: ReplicaSpec) -> list[dict[str, Any]]:
     return _objects(_object(replica.template.get("spec")).get("containers"))
 
 
+def _mpijob(job: Job) -> Iterator[Fault]:
+    """What mpi-operator would refuse, or could not make pods of, and tell only in an event of its MPIJob."""
+    if (job.spec.horovod or Horovod()).launcher is not HorovodLauncher.MPI_JOB:
+        return
+    gang = job.spec.run_policy.scheduling_policy.gang
+    if gang is not Gang.NONE:
+        yield Fault(
+            "spec.runPolicy.schedulingPolicy.gang",
+            f"must be None with horovod.launcher: MPIJob, got {gang}: mpi-operator makes gangs (--gang-scheduling), "
+            "and Kueue queues the MPIJob by the job's label kueue.x-k8s.io/queue-name",
+        )
+    for role, replica in job.spec.replica_specs.given().items():
+        path = f"spec.replicaSpecs.{role}.template.spec"
+        for index, volume in enumerate(_objects(_object(replica.template.get("spec")).get("volumes"))):
+            if volume.get("name") in VOLUMES:
+                yield Fault(
+                    f"{path}.volumes[{index}].name",
+                    f"{volume['name']} belongs to mpi-operator (horovod.launcher: MPIJob); use another name",
+                )
+        for container in _containers(replica):
+            for mount in _objects(container.get("volumeMounts")):
+                place = posixpath.normpath(str(mount.get("mountPath")))
+                if container.get("name") == TRAINER_CONTAINER and place in MOUNTS:
+                    yield Fault(
+                        f"{path}.containers[{TRAINER_CONTAINER}].volumeMounts",
+                        f"{place} belongs to mpi-operator (horovod.launcher: MPIJob); use another path",
+                    )
+
+
 def _artifacts(job: Job) -> Iterator[Fault]:
     artifacts = job.spec.artifacts
     if artifacts is None:
@@ -264,3 +313,22 @@ def _artifacts(job: Job) -> Iterator[Fault]:
         yield Fault("spec.artifacts.resumeUri", "required with resume: FromURI")
     if artifacts.resume != Resume.FROM_URI and artifacts.resume_uri is not None:
         yield Fault("spec.artifacts.resumeUri", f"needs resume: FromURI, got {artifacts.resume}")
+
+
+def _tensorboard(job: Job) -> Iterator[Fault]:
+    board = job.spec.tensorboard
+    if board.enabled and job.spec.artifacts is None:
+        yield Fault(
+            "spec.tensorboard.enabled", "needs spec.artifacts: it shows the event files in the bucket"
+        )
+    if board.image is not None:
+        yield from _image("spec.tensorboard.image", board.image)
+    as_replica = ReplicaSpec(resources=board.resources, template=board.template)
+    yield from _resources("spec.tensorboard", as_replica, job.spec.accelerator.resource_name)
+    yield from _template("spec.tensorboard.template", as_replica, TENSORBOARD_CONTAINER, "serves")
+
+
+def _run_policy(job: Job) -> Iterator[Fault]:
+    policy = job.spec.run_policy
+    if policy.stall_policy is StallPolicy.RESTART and policy.stall_timeout_seconds is None:
+        yield Fault("spec.runPolicy.stallPolicy", "Restart needs stallTimeoutSeconds")

@@ -147,5 +147,4 @@ def _in_attempt(job: Job, attempt: int) -> Job:
 
 
 def _objects(job: Job) -> list[Manifest]:
-    made = plan_job(job)
-    return [made.service, made.config, *made.pods]
+    return [*plan_job(job).objects]

@@ -16,6 +16,8 @@ from rich.table import Table
 
 from dtj.api.identity import LABEL_INDEX, LABEL_ROLE
 from dtj.api.job import Job, Manifest
+from dtj.api.names import tensorboard_name
+from dtj.api.scheduling import Gang
 from dtj.api.validation import TRAINER_CONTAINER
 from dtj.cli.terminal import output
 from dtj.plan.job import plan_job
@@ -42,6 +44,10 @@ def print_summary(job: Job) -> None:
         _lines([f"carried out by {manager} (runPolicy.managedBy): dtj's operator makes none of this"])
     _part("Pods", _pods(plan, job.spec.accelerator.resource_name))
     _lines(_order(plan))
+    policy = job.spec.run_policy.scheduling_policy
+    if policy.gang is not Gang.NONE:
+        queue = f", in queue {policy.queue}" if policy.queue else ""
+        _lines([f"placed all together or not at all by {policy.gang}{queue} (runPolicy.schedulingPolicy)"])
     _part("Program")
     _lines(_programs(plan))
     if "hostfile" in plan.config["data"]:
@@ -194,10 +200,12 @@ def _artifacts(job: Job) -> list[str]:
         f"{name}/" for name in (contract.CHECKPOINTS, contract.TENSORBOARD, contract.LOGS, contract.MODEL)
     )
     credentials = f"Secret {artifacts.secret_name}" if artifacts.secret_name else "the pods' service account"
+    board = f"TensorBoard of its own: Service {tensorboard_name(job.name)}, port {contract.TENSORBOARD_PORT}"
     return [
         f"{artifacts_uri(job)}/",
         f"with {folders}, {contract.METRICS_FILE} and {contract.JOB_FILE}",
         f"store: {artifacts.endpoint or 'AWS'}, credentials: {credentials}",
+        *([board] if job.spec.tensorboard.enabled else []),
     ]
 
 

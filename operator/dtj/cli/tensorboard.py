@@ -13,20 +13,21 @@ import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import IO, Annotated
+from typing import IO, TYPE_CHECKING, Annotated
 
 import typer
 
 from dtj.api.errors import DtjError, TimedOut, Unreachable, Unusable
 from dtj.cli.connection import ContextOption, EndpointOption, JobName, LocalOption, NamespaceOption
-from dtj.cli.event_files import EventFiles
 from dtj.cli.places import find
 from dtj.cli.terminal import errors
+
+if TYPE_CHECKING:
+    from dtj_trainer.artifacts.event_files import EventFiles
 
 app = typer.Typer()
 _HOST = "localhost"
 _FIRST_PORT, _PORTS = 6006, 20
-_SYNC_SECONDS = 5.0
 _START_SECONDS = 60.0
 _STOP_SECONDS = 5.0
 
@@ -69,7 +70,10 @@ def tensorboard(
     with ExitStack() as stack:
         artifacts = stack.enter_context(place.artifacts(endpoint))
         where = folder or Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="dtj-tensorboard-")))
-        events = EventFiles(artifacts, where)
+        # Not at the top: the operator's image has the command, and of the trainer the contract only.
+        from dtj_trainer.artifacts.event_files import FETCH_SECONDS, EventFiles
+
+        events = EventFiles(where, artifacts.ls, artifacts.get_growth)
         count = events.fetch()
         if once:
             typer.echo(f"{count} event files of {name} are in {where}")
@@ -78,14 +82,14 @@ def tensorboard(
             _say(f"{name} has no event files in its bucket yet")
         url = stack.enter_context(_served(where, port or _free_port()))
         _say(f"TensorBoard of {name} is at {url}; Ctrl-C ends it")
-        _follow(events)
+        _follow(events, FETCH_SECONDS)
 
 
-def _follow(events: EventFiles) -> None:
+def _follow(events: EventFiles, pause: float) -> None:
     """Fetch again and again; a bucket that is away for a while is told once."""
     away = ""
     while True:
-        time.sleep(_SYNC_SECONDS)
+        time.sleep(pause)
         try:
             events.fetch()
             away = ""
@@ -98,10 +102,8 @@ def _follow(events: EventFiles) -> None:
 @contextmanager
 def _served(folder: Path, port: int) -> Iterator[str]:
     """TensorBoard as a process of its own, with its URL once it answers. It ends with the `with`."""
-    command = [sys.executable, "-m", "dtj.cli.tensorboard_program", str(os.getpid())]
+    command = [sys.executable, "-m", "dtj_trainer.tensorboard_program", str(os.getpid())]
     command += [f"--logdir={folder}", f"--host={_HOST}", f"--port={port}"]
-    # Several parts of one run grow at a time: those of the chief and of the evaluator.
-    command += ["--reload_interval=5", "--reload_multifile=true"]
     # SIGTERM is to end TensorBoard too.
     before = signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     with tempfile.TemporaryFile() as log:

@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, Any
 from rich.console import Group, RenderableType
 from rich.text import Text
 
+from dtj.api.quantities import amount
 from dtj.api.validation import TRAINER_CONTAINER
 from dtj.cli.job_table import UNKNOWN, phase_text
 from dtj.cli.replica_state import replica_state
 from dtj.cli.status_view import ranks_of
 from dtj.cli.tables import columns
-from dtj.doctor.quantities import amount
 from dtj.plan.job import plan_job
 
 if TYPE_CHECKING:

@@ -70,6 +70,11 @@ class Artifacts:
         target = Path(path)
         return self._copy(key.strip("/"), target / PurePosixPath(key).name if target.is_dir() else target)
 
+    def get_growth(self, key: str, file: Path) -> None:
+        """Bring a file up to an object to which others only append, as a log or an event file."""
+        with _explained():
+            self._store.get_growth(key, file)
+
     def read(self, key: str) -> bytes:
         """The content of one object."""
         with _explained():

@@ -56,11 +56,10 @@ class Selection:
         if faults(self.job):
             # There is no plan of it, and never was a pod.
             return False
-        there = {pod.name for pod in pods}
-        labels = (pod["metadata"]["labels"] | pod["metadata"] for pod in plan_job(self.job).pods)
-        return all(
-            pod["name"] in there for pod in labels if self.has_pod(pod[LABEL_ROLE], int(pod[LABEL_INDEX]))
-        )
+        there = {(pod.role, pod.index) for pod in pods}
+        labels = (pod["metadata"]["labels"] for pod in plan_job(self.job).pods)
+        wanted = ((pod[LABEL_ROLE], int(pod[LABEL_INDEX])) for pod in labels)
+        return all(pod in there for pod in wanted if self.has_pod(*pod))
 
     @property
     def of_whole_pods(self) -> bool:

@@ -8,13 +8,15 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlencode
+from urllib.parse import urlencode, urlsplit
+from urllib.request import getproxies, proxy_bypass
 
 import aiohttp
 from kubernetes.aio import client, config
 
 from dtj.api.identity import API_VERSION, GROUP, KIND, PLURAL, VERSION
 from dtj.api.job import Manifest
+from dtj.api.mpijob import MPIJOB_API_VERSION, MPIJOB_KIND, MPIJOB_PLURAL
 from dtj.cluster.port import ApiError
 
 _NAMESPACE_FILE = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
@@ -25,12 +27,20 @@ _PLURALS = {
     ("v1", "ConfigMap"): "configmaps",
     ("v1", "Secret"): "secrets",
     ("v1", "Event"): "events",
+    ("apps/v1", "Deployment"): "deployments",
     ("coordination.k8s.io/v1", "Lease"): "leases",
+    ("networking.k8s.io/v1", "NetworkPolicy"): "networkpolicies",
+    ("admissionregistration.k8s.io/v1", "ValidatingWebhookConfiguration"): "validatingwebhookconfigurations",
+    ("scheduling.x-k8s.io/v1alpha1", "PodGroup"): "podgroups",
+    ("scheduling.volcano.sh/v1beta1", "PodGroup"): "podgroups",
     (API_VERSION, KIND): PLURAL,
+    (MPIJOB_API_VERSION, MPIJOB_KIND): MPIJOB_PLURAL,
 }
 _CHUNK = 500
 _METADATA_ONLY = "application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1,application/json"
+_VERBS = {"GET": "get", "POST": "create", "PUT": "update", "PATCH": "patch", "DELETE": "delete"}
 MERGE_PATCH = "application/merge-patch+json"
+_JSON_PATCH = "application/json-patch+json"
 
 
 class KubernetesApi:
@@ -39,14 +49,14 @@ class KubernetesApi:
     def __init__(
         self,
         api: client.ApiClient,
-        on_error: Callable[[str, str, int], None] | None = None,
+        on_answer: Callable[[str, str, int], None] | None = None,
         may_write: Callable[[], bool] = lambda: True,
     ) -> None:
-        """on_error: told verb, kind and HTTP status (0: no answer) of each failed request. may_write: asked before
-        each request that is no GET; where it says no, the request is not made.
+        """on_answer: told verb (as a role names it), kind and HTTP status (0: no answer) of each request. may_write:
+        asked before each request that is no GET; where it says no, the request is not made.
         """
         self._api = api
-        self._on_error = on_error
+        self._on_answer = on_answer
         self._may_write = may_write
 
     async def close(self) -> None:
@@ -62,6 +72,15 @@ class KubernetesApi:
                 return False
             raise
         return True
+
+    async def serves_kind(self, api_version: str, plural: str) -> bool:
+        try:
+            found = await self._request("GET", f"/apis/{api_version}", "APIResourceList")
+        except ApiError as error:
+            if error.status == 404:
+                return False
+            raise
+        return any(resource["name"] == plural for resource in found.get("resources") or [])
 
     async def create(self, manifest: Manifest) -> Manifest:
         path = _collection(manifest) + "?fieldValidation=Strict"
@@ -84,14 +103,36 @@ class KubernetesApi:
         patch = {"data": manifest["data"]}
         return await self._request("PATCH", _path(manifest), manifest["kind"], patch, MERGE_PATCH)
 
+    async def delete(self, manifest: Manifest, uid: str) -> None:
+        await self._delete(_path(manifest), manifest["kind"], uid)
+
+    async def update_deployment(self, manifest: Manifest) -> Manifest:
+        # Not merged: a field that the template has not any more is to go.
+        patch = [
+            {"op": "add", "path": f"/metadata/annotations/{name.replace('/', '~1')}", "value": value}
+            for name, value in manifest["metadata"]["annotations"].items()
+        ]
+        patch += [
+            {"op": "replace", "path": f"/spec/{field}", "value": manifest["spec"][field]}
+            for field in ("replicas", "template")
+            if field in manifest["spec"]
+        ]
+        return await self._request("PATCH", _path(manifest), manifest["kind"], patch, _JSON_PATCH)
+
     async def delete_pod(self, namespace: str, name: str, uid: str, *, force: bool = False) -> None:
-        options: Manifest = {"apiVersion": "v1", "kind": "DeleteOptions", "preconditions": {"uid": uid}}
-        if force:
-            options["gracePeriodSeconds"] = 0
+        at_once = {"gracePeriodSeconds": 0} if force else {}
+        await self._delete(f"/api/v1/namespaces/{namespace}/pods/{name}", "Pod", uid, **at_once)
+
+    async def delete_tree(self, manifest: Manifest) -> None:
+        uid = manifest["metadata"]["uid"]
+        await self._delete(_path(manifest), manifest["kind"], uid, propagationPolicy="Foreground")
+
+    async def _delete(self, path: str, kind: str, uid: str, **options: object) -> None:
+        body = {"apiVersion": "v1", "kind": "DeleteOptions", "preconditions": {"uid": uid}, **options}
         try:
-            await self._request("DELETE", f"/api/v1/namespaces/{namespace}/pods/{name}", "Pod", options)
+            await self._request("DELETE", path, kind, body)
         except ApiError as error:
-            # 409: another pod has the name now, so that one is gone.
+            # 409: another object has the name now, so that one is gone.
             if error.status not in (404, 409):
                 raise
 
@@ -135,7 +176,7 @@ class KubernetesApi:
         method: str,
         path: str,
         kind: str,
-        body: Manifest | None = None,
+        body: Manifest | list[Manifest] | None = None,
         content_type: str = "application/json",
         accept: str = "application/json",
     ) -> Manifest:
@@ -149,13 +190,14 @@ class KubernetesApi:
         method: str,
         path: str,
         kind: str,
-        body: Manifest | None = None,
+        body: Manifest | list[Manifest] | None = None,
         content_type: str = "application/json",
         timeout: aiohttp.ClientTimeout = _TIMEOUT,
         accept: str = "application/json",
     ) -> AsyncIterator[aiohttp.ClientResponse]:
         """The answer to a request, to be read in the block: what goes wrong there is an ApiError too."""
         headers = {"Accept": accept, "Content-Type": content_type}
+        verb = "list" if accept == _METADATA_ONLY else _VERBS[method]
         request = await self._api.param_serialize(
             method, path, header_params=headers, body=body, auth_settings=["BearerToken"]
         )
@@ -166,23 +208,24 @@ class KubernetesApi:
             async with response.response as answer:
                 if answer.status >= 400:
                     content = await answer.read()
-                    self._tell(method, kind, answer.status)
+                    self._tell(verb, kind, answer.status)
                     raise _api_error(answer.status, content, answer.headers.get("Retry-After"))
                 yield answer
+                self._tell(verb, kind, answer.status)
         except client.ApiException as error:
-            self._tell(method, kind, error.status or 0)
+            self._tell(verb, kind, error.status or 0)
             raise _api_error(error.status or 0, error.body or "") from None
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
-            self._tell(method, kind, 0)
+            self._tell(verb, kind, 0)
             raise ApiError(0, "Unreachable", _no_answer(error)) from None
 
-    def _tell(self, method: str, kind: str, status: int) -> None:
-        if self._on_error is not None:
-            self._on_error(method, kind, status)
+    def _tell(self, verb: str, kind: str, status: int) -> None:
+        if self._on_answer is not None:
+            self._on_answer(verb, kind, status)
 
 
 async def connect(
-    on_error: Callable[[str, str, int], None] | None = None, may_write: Callable[[], bool] = lambda: True
+    on_answer: Callable[[str, str, int], None] | None = None, may_write: Callable[[], bool] = lambda: True
 ) -> KubernetesApi:
     """Connect as the pod's service account, or by KUBECONFIG where there is none. Arguments: as KubernetesApi's."""
     settings = client.Configuration()
@@ -190,7 +233,15 @@ async def connect(
         config.load_incluster_config(client_configuration=settings)
     except config.ConfigException:
         await config.load_kube_config(client_configuration=settings)
-    return KubernetesApi(client.ApiClient(settings), on_error, may_write)
+    # Else each request asks a thread for ~/.netrc, and another one for a proxy.
+    settings.client_session_kwargs = {"trust_env": _has_proxy(settings.host)}
+    return KubernetesApi(client.ApiClient(settings), on_answer, may_write)
+
+
+def _has_proxy(url: str) -> bool:
+    """Whether the environment names a proxy by which this host is reached."""
+    parts = urlsplit(url)
+    return parts.scheme in getproxies() and not proxy_bypass(parts.hostname or "")
 
 
 def own_namespace() -> str | None:
@@ -218,7 +269,7 @@ def _collection(manifest: Manifest) -> str:
     version = manifest["apiVersion"]
     root = f"/api/{version}" if "/" not in version else f"/apis/{version}"
     plural = _PLURALS[version, manifest["kind"]]
-    namespace = manifest["metadata"]["namespace"]
+    namespace = manifest["metadata"].get("namespace")
     return f"{root}/{plural}" if namespace is None else f"{root}/namespaces/{namespace}/{plural}"
 
 

@@ -33,10 +33,22 @@ class Cluster(Protocol):
     async def replace_data(self, manifest: Manifest) -> Manifest:
         """Replace the data of a ConfigMap."""
 
+    async def delete(self, manifest: Manifest, uid: str) -> None:
+        """Delete that very object; one that is gone already is no error."""
+
+    async def update_deployment(self, manifest: Manifest) -> Manifest:
+        """Bring a Deployment's annotations, replicas and pod template to the manifest's, as far as that has them."""
+
     async def delete_pod(self, namespace: str, name: str, uid: str, *, force: bool = False) -> None:
         """Tell that very pod to end; one that is gone already is no error. force: it is gone at once, whether or not
         its node has ended it.
         """
+
+    async def serves_kind(self, api_version: str, plural: str) -> bool:
+        """Whether the API server has objects of this kind in this very version now."""
+
+    async def delete_tree(self, manifest: Manifest) -> None:
+        """Delete that very object after all that it owns; one that is gone already is no error."""
 
     async def expire_job(self, namespace: str, name: str, uid: str, resource_version: str) -> None:
         """Delete that very job, its objects after it; 409 when it is not at that version any more. One that is gone

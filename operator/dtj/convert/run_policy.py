@@ -13,9 +13,9 @@ from dtj.convert.notes import Notes
 # Kubeflow's own operators.
 _OF_KUBEFLOW = re.compile(r"([a-z0-9.-]+\.)?kubeflow\.org/")
 _SCHEDULING = {
-    "minAvailable": "left out: dtj has no gang scheduling; pods wait for each other at their start",
-    "queue": "left out: dtj has no queues",
-    "minResources": "left out: dtj has no gang scheduling",
+    "minAvailable": "left out: needs runPolicy.schedulingPolicy.gang, which names the scheduler",
+    "queue": "left out: needs runPolicy.schedulingPolicy.gang: Kueue or Volcano",
+    "minResources": "left out: counted from the pods, with runPolicy.schedulingPolicy.gang",
     "scheduleTimeoutSeconds": "left out: runPolicy.startDeadlineSeconds ends a job that does not get its nodes",
 }
 _CLEAN_POD_POLICIES = ("Running", "All", "None")

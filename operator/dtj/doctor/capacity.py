@@ -7,9 +7,9 @@ from collections.abc import Iterator, Sequence
 from decimal import Decimal
 
 from dtj.api.job import Job, Manifest
+from dtj.api.quantities import Amounts, all_shown, amounts, pod_limits, pod_requests, shown, total
 from dtj.doctor.check import Check, Verdict, failed, ok, warning
 from dtj.doctor.findings import JobFindings, Unread
-from dtj.doctor.quantities import Amounts, all_shown, amounts, pod_limits, pod_requests, shown, total
 from dtj.doctor.rooms import Need, Room, lacking, needs_of, placed, rooms_of
 from dtj.plan.model import Plan
 

@@ -6,12 +6,13 @@ from dataclasses import replace
 
 from dtj.api.errors import DtjError
 from dtj.api.job import Job, Manifest
+from dtj.api.mpijob import MPIJOB_API_VERSION, MPIJOB_PLURAL
 from dtj.client.failures import explanation
 from dtj.cluster.inspect import Inspector
 from dtj.cluster.port import ApiError
 from dtj.cluster.user_api import connect
 from dtj.doctor.capacity import node_checks, quota_checks
-from dtj.doctor.check import Check, Verdict, failed, warning
+from dtj.doctor.check import Check, Verdict, failed, ok, warning
 from dtj.doctor.credentials import secret_checks
 from dtj.doctor.gather import look_at_cluster, look_for_job, run_pod
 from dtj.doctor.installation import installation_checks
@@ -50,11 +51,21 @@ async def _job_checks(api: Inspector, job: Job, *, with_pod: bool) -> list[Check
     plan, found = plan_job(job), await look_for_job(api, job)
     secret = secret_checks(job, found)
     checks = [*node_checks(job, plan, found), *quota_checks(plan, found), *secret]
+    if plan.mpijob:
+        checks.insert(0, await _mpi_operator(api))
     if not with_pod:
         return checks
     if any(check.verdict is Verdict.FAILED for check in secret):
         return [*checks, warning("pod", "DNS and S3 are not tried from a pod, which would need the Secret")]
     return [*checks, *await _tried(api, probe_pod(job, plan))]
+
+
+async def _mpi_operator(api: Inspector) -> Check:
+    what = f"{MPIJOB_PLURAL} of {MPIJOB_API_VERSION}"
+    if await api.serves_kind(MPIJOB_API_VERSION, MPIJOB_PLURAL):
+        return ok("mpi-operator", f"the cluster serves {what}")
+    remedy = "install Kubeflow's mpi-operator, 0.5 or newer, or use horovod.launcher: Native"
+    return failed("mpi-operator", f"the cluster does not serve {what}: the job waits", remedy)
 
 
 async def _tried(api: Inspector, pod: Manifest) -> list[Check]:

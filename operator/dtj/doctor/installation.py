@@ -15,7 +15,7 @@ from dtj.doctor.findings import ClusterFindings, Permission, Unread
 
 CEL_MINOR = 25
 _APPLY_CRD = "dtj crd | kubectl apply --server-side -f -"
-_INSTALL = "install dtj with `kubectl apply --server-side -k manifests`"
+_INSTALL = "install dtj with its Helm chart, or with `kubectl apply --server-side -k manifests`"
 _SHOWN = 3
 _MISSING = object()
 
@@ -90,10 +90,20 @@ def _operator(found: ClusterFindings) -> Check:
         )
     if not found.operators:
         return failed(name, "there is no Deployment of the operator", _INSTALL)
-    if len(found.operators) > 1:
-        places = ", ".join(_place(deployment) for deployment in found.operators)
+    ours = [each for each in found.operators if found.namespace in (_namespaces(each) or [found.namespace])]
+    if not ours:
+        others = "; ".join(
+            f"{_place(each)} runs those of {', '.join(_namespaces(each))}" for each in found.operators
+        )
+        return failed(
+            name,
+            f"no operator runs the jobs of namespace {found.namespace}: {others}",
+            "use one of these namespaces, or add this one to `watchNamespaces` of the operator's chart",
+        )
+    if len(ours) > 1:
+        places = ", ".join(_place(deployment) for deployment in ours)
         return failed(name, f"several operators would work on the same jobs: {places}", "delete all but one")
-    (deployment,) = found.operators
+    (deployment,) = ours
     place, image = _place(deployment), _image(deployment)
     if not (deployment.get("status") or {}).get("readyReplicas"):
         namespace = deployment["metadata"]["namespace"]
@@ -123,7 +133,18 @@ def _place(deployment: Manifest) -> str:
 
 
 def _image(deployment: Manifest) -> str:
-    return str(deployment["spec"]["template"]["spec"]["containers"][0]["image"])
+    return str(_container(deployment)["image"])
+
+
+def _namespaces(deployment: Manifest) -> list[str]:
+    """Those whose jobs the operator runs, as its flags name them; none: all of the cluster."""
+    words = " ".join(_container(deployment).get("args") or [])
+    return re.findall(r"--namespace[= ](\S+)", words)
+
+
+def _container(deployment: Manifest) -> Manifest:
+    container: Manifest = deployment["spec"]["template"]["spec"]["containers"][0]
+    return container
 
 
 def _permissions(found: ClusterFindings) -> Iterator[Check]:

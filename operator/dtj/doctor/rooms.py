@@ -8,7 +8,7 @@ from decimal import Decimal
 
 from dtj.api.identity import LABEL_JOB, LABEL_ROLE
 from dtj.api.job import Job, Manifest
-from dtj.doctor.quantities import Amounts, amounts, pod_requests, total
+from dtj.api.quantities import Amounts, amounts, pod_requests, total
 
 _ENDED = ("Succeeded", "Failed")
 

@@ -15,7 +15,7 @@ from dtj.cluster.port import ApiError
 from dtj.local.pod import LocalPod
 from dtj.local.runs import Run
 from dtj.reconcile.patch import merged
-from dtj.reconcile.view import Key, Owned, OwnedPod, controller_uid
+from dtj.reconcile.view import Key, Owned, OwnedDeployment, OwnedPod, controller_uid
 
 _LOOK_SECONDS = 0.2
 Changed = Callable[[Key], None]
@@ -125,6 +125,12 @@ class LocalCluster:
         self.changed(self.key)
         return manifest
 
+    async def delete(self, manifest: Manifest, uid: str) -> None:
+        raise NotImplementedError  # a plan for this machine has nothing of that kind
+
+    async def update_deployment(self, manifest: Manifest) -> Manifest:
+        return manifest
+
     async def delete_pod(self, namespace: str, name: str, uid: str, *, force: bool = False) -> None:
         # No process outlives its grace here, so that none is ever overdue.
         pod = self._pods.get(name)
@@ -133,6 +139,13 @@ class LocalCluster:
             pod.stop()
             self._forget_if_gone(pod)
             self.changed(self.key)
+
+    async def serves_kind(self, api_version: str, plural: str) -> bool:
+        """No other controller is there on this machine."""
+        return False
+
+    async def delete_tree(self, manifest: Manifest) -> None:
+        """Nothing here is another controller's."""
 
     async def expire_job(self, namespace: str, name: str, uid: str, resource_version: str) -> None:
         """A run of this machine is kept, whatever its TTL is, until there is another of its name."""
@@ -159,11 +172,11 @@ class LocalCluster:
     def configs(self, key: Key) -> Sequence[Owned]:
         return [Owned(name, controller_uid(config), config["data"]) for name, config in self._configs.items()]
 
+    def deployments(self, key: Key) -> Sequence[OwnedDeployment]:
+        return []
+
     def active(self) -> Sequence[Key]:
         return [] if self.status.finished else [self.key]
-
-    def phases(self) -> Mapping[str, int]:
-        return {self.status.phase or "Pending": 1}
 
     # ------------------------------------------------------------------------------------------------
 

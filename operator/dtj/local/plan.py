@@ -56,6 +56,8 @@ def local_plan(plan: Plan, place: Place) -> Plan:
     return replace(
         plan,
         ssh_secret=None,
+        tensorboard=None,
+        mpijob=None,  # its pods are like the plan's own
         stages=tuple(tuple(_pod(pod, place, addresses) for pod in stage) for stage in plan.stages),
     )
 
@@ -95,7 +97,12 @@ def left_out(plan: Plan) -> list[str]:
         for container in pod["spec"].get(kind, [])
         if container["name"] != TRAINER_CONTAINER
     }
-    return [f"container {name} of the template is not run on this machine" for name in sorted(others)]
+    notes = [f"container {name} of the template is not run on this machine" for name in sorted(others)]
+    if plan.tensorboard:
+        notes.append("spec.tensorboard is for a cluster; here `dtj tensorboard NAME --local` serves one")
+    if plan.mpijob:
+        notes.append("horovod.launcher: MPIJob is for a cluster; on this machine dtj starts the ranks itself")
+    return notes
 
 
 def trainer(pod: Manifest) -> Manifest:

@@ -26,7 +26,7 @@ from dtj.local.plan import ENV_RUN, Place, container_ports, left_out, local_plan
 from dtj.local.processes import end_marked
 from dtj.local.runs import ANNOTATION_S3, Run, Runs
 from dtj.local.store_choice import ChosenStore, S3Store, chosen_store
-from dtj.plan.job import plan_job
+from dtj.plan.job import plan_without_gang
 from dtj.reconcile.controller import Controller
 from dtj.reconcile.metrics import Metrics
 from dtj.reconcile.progress import ProgressPoller
@@ -136,14 +136,14 @@ def _taken_up(job: Job, stored: Job | None, store: ChosenStore) -> Manifest:
 
 def _begun_again(job: Job, attempt: int) -> JobStatus:
     """The status of a job that has failed and is tried once more: nothing counts but the attempt."""
-    plan = plan_job(job)
+    plan = plan_without_gang(job)
     alone = plan.restarts_with is not None
     replicas = {name.removeprefix(f"{job.name}-"): attempt for name in plan.attempts}
     return JobStatus(attempt=attempt, replica_attempts=replicas if alone else None)
 
 
 def _place(job: Job, run: Run, store: ChosenStore, watcher: Watcher) -> Place:
-    plan = plan_job(job)
+    plan = plan_without_gang(job)
     secrets = {**os.environ, **store.environment}
     if missing := missing_variables(plan, secrets):
         raise Unusable(
@@ -181,7 +181,7 @@ class _Drive:
         )
         metrics = Metrics()
         reconciler = Reconciler(
-            cluster, cluster, progress, metrics, _now, lambda job: local_plan(plan_job(job), place)
+            cluster, cluster, progress, metrics, _now, lambda job: local_plan(plan_without_gang(job), place)
         )
         controller = Controller(queue, reconciler, cluster, metrics)
         cluster.changed = queue.add

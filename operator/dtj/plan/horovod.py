@@ -19,18 +19,21 @@ LAUNCHER = "launcher"
 WORKER = "worker"
 
 HOSTFILE = contract.CONFIG_DIR / "hostfile"
-_SSH_CONFIG = contract.CONFIG_DIR / "ssh_config"
+SSH_CONFIG_FILE = contract.CONFIG_DIR / "ssh_config"
 # Where scripts written for mpi-operator look for the hostfile.
 _MPI_DIR = "/etc/mpi"
-_SSH_ARGS = f"-F {_SSH_CONFIG} -o ConnectionAttempts=10"
-_DEFAULT_LAUNCHER = ReplicaSpec(
+_SSH_ARGS = f"-F {SSH_CONFIG_FILE} -o ConnectionAttempts=10"
+DEFAULT_LAUNCHER = ReplicaSpec(
     resources=Resources(requests={"cpu": "100m", "memory": "128Mi"}, limits={"memory": "1Gi"})
 )
 
-SSHD_CONFIG = f"""\
+
+def sshd_config(key: str) -> str:
+    """Settings of the workers' sshd. key: the file with its private key."""
+    return f"""\
 Port {contract.SSH_PORT}
 PidFile none
-HostKey {contract.SSH_DIR}/ssh_key
+HostKey {key}
 AuthorizedKeysFile {contract.SSH_DIR}/authorized_keys
 StrictModes no
 UsePAM no
@@ -41,19 +44,29 @@ AllowTcpForwarding no
 # The kubelet's probes connect and hang up, which sshd tells at ERROR; the launcher tells of real trouble.
 LogLevel FATAL
 """
-SSH_CONFIG = f"""\
+
+
+def ssh_config(key: str, known_hosts: str, unknown: str = "yes") -> str:
+    """Settings of the launcher's ssh. key: the file with its private key. known_hosts: that with the hosts' key.
+    unknown: StrictHostKeyChecking.
+    """
+    return f"""\
 Host *
   Port {contract.SSH_PORT}
-  IdentityFile {contract.SSH_DIR}/ssh_key
+  IdentityFile {key}
   IdentitiesOnly yes
   BatchMode yes
-  StrictHostKeyChecking yes
-  UserKnownHostsFile {contract.SSH_DIR}/known_hosts
+  StrictHostKeyChecking {unknown}
+  UserKnownHostsFile {known_hosts}
   GlobalKnownHostsFile /dev/null
   ServerAliveInterval 5
   ServerAliveCountMax 6
   LogLevel ERROR
 """
+
+
+SSHD_CONFIG = sshd_config(f"{contract.SSH_DIR}/ssh_key")
+SSH_CONFIG = ssh_config(f"{contract.SSH_DIR}/ssh_key", f"{contract.SSH_DIR}/known_hosts")
 
 
 def slots_per_worker(job: Job) -> int:
@@ -62,16 +75,22 @@ def slots_per_worker(job: Job) -> int:
     return (job.spec.horovod or Horovod()).slots_per_worker or worker.gpus or 1
 
 
+def sizes(job: Job) -> dict[str, str]:
+    """Variables that say how many ranks there are."""
+    worker = job.spec.replica_specs.worker or ReplicaSpec()
+    return {
+        contract.ENV_WORLD_SIZE: str(worker.replicas * slots_per_worker(job)),
+        contract.ENV_SLOTS_PER_WORKER: str(slots_per_worker(job)),
+    }
+
+
 def horovod_plan(job: Job) -> Plan:
     """The objects of the job's present attempt; it must be free of faults."""
     attempt = max(job.status.attempt, 1)
     worker = job.spec.replica_specs.worker or ReplicaSpec()
-    launcher = job.spec.replica_specs.launcher or _DEFAULT_LAUNCHER
+    launcher = job.spec.replica_specs.launcher or DEFAULT_LAUNCHER
     program = [*job.spec.command, *job.spec.args]
-    size = {
-        contract.ENV_WORLD_SIZE: str(worker.replicas * slots_per_worker(job)),
-        contract.ENV_SLOTS_PER_WORKER: str(slots_per_worker(job)),
-    }
+    size = sizes(job)
     workers = tuple(
         replica_pod(
             job, WORKER, index, worker, attempt=attempt, command=[*START], env=size, extra=_worker_extra(job)
@@ -103,6 +122,7 @@ def horovod_plan(job: Job) -> Plan:
         stages=(workers, (launcher_pod,)),
         decisive=(launcher_pod["metadata"]["name"],),
         reporter=workers[0]["metadata"]["name"],
+        answering=tuple(worker["metadata"]["name"] for worker in workers),
     )
 
 
@@ -133,23 +153,25 @@ def hostfile(job: Job, workers: int) -> str:
     )
 
 
+def worker_container() -> Manifest:
+    """What a worker's container has besides that of any replica."""
+    return {
+        "name": TRAINER_CONTAINER,
+        "ports": [
+            {"name": "ssh", "containerPort": contract.SSH_PORT},
+            {"name": "progress", "containerPort": contract.PROGRESS_PORT},
+        ],
+        "readinessProbe": {
+            "tcpSocket": {"port": contract.SSH_PORT},
+            "periodSeconds": 2,
+            "failureThreshold": 10,
+        },
+    }
+
+
 def _worker_extra(job: Job) -> Manifest:
     return {
-        "containers": [
-            {
-                "name": TRAINER_CONTAINER,
-                "ports": [
-                    {"name": "ssh", "containerPort": contract.SSH_PORT},
-                    {"name": "progress", "containerPort": contract.PROGRESS_PORT},
-                ],
-                "readinessProbe": {
-                    "tcpSocket": {"port": contract.SSH_PORT},
-                    "periodSeconds": 2,
-                    "failureThreshold": 10,
-                },
-                "volumeMounts": [_ssh_mount()],
-            }
-        ],
+        "containers": [{**worker_container(), "volumeMounts": [_ssh_mount()]}],
         "volumes": [_ssh_volume(job)],
     }
 

@@ -2,17 +2,32 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from dtj.api.job import Job
-from dtj.api.spec import Strategy
+from dtj.api.spec import Horovod, HorovodLauncher, Strategy
+from dtj.plan.gang import in_a_gang
 from dtj.plan.horovod import horovod_plan
 from dtj.plan.model import Plan
+from dtj.plan.mpijob import mpijob_plan
 from dtj.plan.parameter_server import parameter_server_plan
+from dtj.plan.tensorboard import DEFAULT_IMAGE, tensorboard
 
 
-def plan_job(job: Job) -> Plan:
+def plan_job(job: Job, tensorboard_image: str = DEFAULT_IMAGE) -> Plan:
     """The objects that a job without faults needs now, in the attempt that its status says."""
+    return in_a_gang(job, plan_without_gang(job, tensorboard_image))
+
+
+def plan_without_gang(job: Job, tensorboard_image: str = DEFAULT_IMAGE) -> Plan:
+    """The same where nobody else places the pods, whatever the job's schedulingPolicy says."""
+    return replace(_training(job), tensorboard=tensorboard(job, tensorboard_image))
+
+
+def _training(job: Job) -> Plan:
     match job.spec.strategy:
         case Strategy.HOROVOD:
-            return horovod_plan(job)
+            handed_over = (job.spec.horovod or Horovod()).launcher is HorovodLauncher.MPI_JOB
+            return mpijob_plan(job) if handed_over else horovod_plan(job)
         case Strategy.PARAMETER_SERVER:
             return parameter_server_plan(job)

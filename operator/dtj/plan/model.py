@@ -10,6 +10,14 @@ from dtj.api.job import Manifest
 
 
 @dataclass(frozen=True)
+class TensorBoard:
+    """What shows a job's event files, beside the training."""
+
+    service: Manifest
+    deployment: Manifest
+
+
+@dataclass(frozen=True)
 class Plan:
     """The objects of one attempt of a job."""
 
@@ -23,15 +31,43 @@ class Plan:
     """Names of the pods whose success is the job's."""
     reporter: str
     """Name of the pod that runs rank 0 and serves /progress."""
+    answering: tuple[str, ...] = ()
+    """Names of the pods that serve PROGRESS_PORT."""
     evaluator: str | None = None
     """Name of the pod that measures checkpoints beside the training, where there is one: the job does not need it."""
+    network_policy: Manifest | None = None
+    """What lets nobody but the job's own pods and the operator reach them, where the operator makes that."""
     restarts_with: Mapping[str, frozenset[str]] | None = None
     """The pods that are started again when one is lost, by its name; None: all of them, whichever it is."""
+    tensorboard: TensorBoard | None = None
+    """Where the job asks for one."""
+    mpijob: Manifest | None = None
+    """The MPIJob that the job is handed over as. Then only it and `config` are made; mpi-operator makes a service and
+    pods like those of the plan."""
+
+    pod_group: Manifest | None = None
+    """The object by which a scheduler places the pods of the first stage all together or not at all."""
+    whole: bool = False
+    """The pods but the evaluator's are one group from the start: none of them is made again alone."""
 
     @property
     def pods(self) -> tuple[Manifest, ...]:
         """Every pod of the attempt."""
         return tuple(pod for stage in self.stages for pod in stage)
+
+    @property
+    def objects(self) -> tuple[Manifest, ...]:
+        """All that the operator makes, but the Secret."""
+        board = (self.tensorboard.service, self.tensorboard.deployment) if self.tensorboard else ()
+        if self.mpijob:
+            return (self.config, self.mpijob, *board)
+        groups = (self.pod_group,) if self.pod_group is not None else ()
+        return (self.service, self.config, *groups, *self.pods, *board)
+
+    @property
+    def stage_names(self) -> list[list[str]]:
+        """The names of the pods, by stage."""
+        return [[pod["metadata"]["name"] for pod in stage] for stage in self.stages]
 
     @property
     def attempts(self) -> dict[str, int]:

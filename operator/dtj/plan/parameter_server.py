@@ -21,6 +21,12 @@ from dtj_trainer import contract
 CHIEF, WORKER, PS, EVALUATOR = "chief", "worker", "ps", "evaluator"
 
 _DEFAULT_CHIEF = ChiefSpec(resources=Resources(requests={"cpu": "500m", "memory": "1Gi"}))
+# gRPC as TensorFlow sets it up: it gives a connection up when what was sent is not acknowledged for so long, and not
+# after 15 minutes. The time of its pings is never: a server ends connections for them.
+_GIVE_UP_SILENT = (
+    "grpc.keepalive_time_ms=2147483646,"
+    f"grpc.keepalive_timeout_ms={contract.TENSORFLOW_SILENCE_SECONDS * 1000}"
+)
 # Those that run a TensorFlow server; the chief and the evaluator are clients.
 _SERVERS = (WORKER, PS)
 
@@ -52,6 +58,7 @@ def parameter_server_plan(job: Job) -> Plan:
         stages=(pods[WORKER] + pods[PS], pods[CHIEF] + pods.get(EVALUATOR, ())),
         decisive=tuple(names[CHIEF]),
         reporter=names[CHIEF][0],
+        answering=tuple(name for role in names for name in names[role]),
         evaluator=next(iter(names.get(EVALUATOR, ())), None),
         restarts_with={
             name: state if role in (PS, CHIEF) else frozenset({name})
@@ -80,6 +87,7 @@ def _pod(job: Job, replicas: Mapping[str, ReplicaSpec], role: str, index: int, a
     env = {
         contract.ENV_UPDATES: own.updates.value,
         contract.ENV_TF_CONFIG: tf_config(job, replicas, role, index),
+        "TF_GRPC_DEFAULT_OPTIONS": _GIVE_UP_SILENT,
     }
     if not replica.gpus and job.spec.accelerator.resource_name not in replica.resources.limits:
         env |= HIDDEN_GPUS

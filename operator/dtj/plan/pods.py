@@ -84,13 +84,7 @@ def replica_pod(
             "automountServiceAccountToken": False,
             "enableServiceLinks": False,
             "terminationGracePeriodSeconds": contract.TERMINATION_GRACE_SECONDS,
-            "securityContext": {
-                "runAsNonRoot": True,
-                "runAsUser": _UID,
-                "runAsGroup": _UID,
-                "fsGroup": _UID,
-                "seccompProfile": {"type": "RuntimeDefault"},
-            },
+            "securityContext": pod_security(),
             "containers": [_container(job, replica, command, _environment(job, role, index, attempt) | env)],
             "volumes": [
                 {"name": WORKSPACE_VOLUME, "emptyDir": {}},
@@ -102,14 +96,9 @@ def replica_pod(
         },
     }
     pod: Manifest = merged(merged(base, {"spec": extra}), replica.template)
-    # Sidecars pass the same Pod Security Standard unless their template says otherwise.
-    for kind in ("initContainers", "containers"):
-        if kind in pod["spec"]:
-            pod["spec"][kind] = [
-                merged({"securityContext": _container_security()}, container)
-                for container in pod["spec"][kind]
-            ]
-    return avoids(leaves_lost_nodes(pod), job.spec.run_policy.avoided_nodes(job.status.node_failures))
+    return avoids(
+        leaves_lost_nodes(secured(pod)), job.spec.run_policy.avoided_nodes(job.status.node_failures)
+    )
 
 
 def _container(job: Job, replica: ReplicaSpec, command: list[str], env: dict[str, str]) -> Manifest:
@@ -130,14 +119,35 @@ def _container(job: Job, replica: ReplicaSpec, command: list[str], env: dict[str
             {"name": CONFIG_VOLUME, "mountPath": str(contract.CONFIG_DIR), "readOnly": True},
         ],
     }
+    return container | credentials(job)
+
+
+def credentials(job: Job) -> Manifest:
+    """Of a container: where its key of the bucket is, unless its pod's service account has it."""
     artifacts = job.spec.artifacts
-    if artifacts and artifacts.secret_name:
-        container["envFrom"] = [{"secretRef": {"name": artifacts.secret_name}}]
-    return container
+    if artifacts is None or artifacts.secret_name is None:
+        return {}
+    return {"envFrom": [{"secretRef": {"name": artifacts.secret_name}}]}
 
 
-def _container_security() -> Manifest:
-    return {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}}
+def pod_security() -> Manifest:
+    """Of a pod that passes the `restricted` Pod Security Standard."""
+    return {
+        "runAsNonRoot": True,
+        "runAsUser": _UID,
+        "runAsGroup": _UID,
+        "fsGroup": _UID,
+        "seccompProfile": {"type": "RuntimeDefault"},
+    }
+
+
+def secured(pod: Manifest) -> Manifest:
+    """The pod, of which all containers pass that standard, sidecars too, unless they say otherwise themselves."""
+    security = {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}}
+    spec = dict(pod["spec"])
+    for kind in {"initContainers", "containers"} & spec.keys():
+        spec[kind] = [merged({"securityContext": security}, container) for container in spec[kind]]
+    return {**pod, "spec": spec}
 
 
 def _resources(job: Job, replica: ReplicaSpec) -> Manifest:

@@ -7,18 +7,40 @@ from dataclasses import dataclass
 
 from dtj.api.job import Job, Manifest
 from dtj.api.spec import CleanPodPolicy
-from dtj.api.status import ConditionType
+from dtj.api.status import ConditionType, JobStatus
 from dtj.plan.model import Plan
 from dtj.reconcile.view import Owned
 from dtj.status.draft import Evaluation
 from dtj.status.evaluate import is_begun
 from dtj.status.overdue import told_overdue
 from dtj.status.pods import PodView
+from dtj.status.stall import is_stalled
 
 
 @dataclass(frozen=True)
 class Create:
     """Make an object."""
+
+    manifest: Manifest
+
+
+@dataclass(frozen=True)
+class EnsurePodGroup:
+    """Make the PodGroup, in place of one that says something else."""
+
+    manifest: Manifest
+
+
+@dataclass(frozen=True)
+class DeletePodGroup:
+    """Take the PodGroup away: a scheduler keeps room for one that is there."""
+
+    manifest: Manifest
+
+
+@dataclass(frozen=True)
+class CreateOwn:
+    """Make an object whose name carries the job's uid, unless there is one."""
 
     manifest: Manifest
 
@@ -53,6 +75,20 @@ class ForceDeletePod:
 
 
 @dataclass(frozen=True)
+class CreateMpiJob:
+    """Hand the job over, if the cluster has MPIJobs."""
+
+    manifest: Manifest
+
+
+@dataclass(frozen=True)
+class DeleteMpiJob:
+    """Delete the MPIJob after all that mpi-operator made of it."""
+
+    manifest: Manifest
+
+
+@dataclass(frozen=True)
 class ExpireJob:
     """Delete the job itself; the garbage collector ends what it owns."""
 
@@ -60,7 +96,19 @@ class ExpireJob:
 # Reasons for which no pod may go on, whatever cleanPodPolicy says.
 _STOPPED_BY = ("DeadlineExceeded", "StartDeadlineExceeded", "ValidationFailed")
 _UNENDED = ("Pending", "Running", "Unknown")
-Action = Create | CreateSshSecret | ReplaceData | DeletePod | ForceDeletePod | ExpireJob
+Action = (
+    Create
+    | CreateOwn
+    | CreateSshSecret
+    | ReplaceData
+    | EnsurePodGroup
+    | DeletePodGroup
+    | DeletePod
+    | ForceDeletePod
+    | CreateMpiJob
+    | DeleteMpiJob
+    | ExpireJob
+)
 
 
 def actions(
@@ -75,12 +123,10 @@ def actions(
 
     Objects of another owner are not among the arguments: making one of theirs is tried, and refused with 409.
     """
-    forced: list[Action] = [
-        ForceDeletePod(pod.name, pod.uid, told_overdue(pod)) for pod in pods if pod.name in evaluation.force
-    ]
+    forced = to_be_forced(evaluation, pods)
     if evaluation.status.finished:
         expired = [ExpireJob()] if evaluation.expired else []
-        return [*forced, *_clean_up(job, evaluation, pods), *expired]
+        return [*forced, *clean_up(job, evaluation, pods), *_ungrouped(plan), *expired]
     if plan is None:
         return forced
     attempts = plan.attempts
@@ -96,25 +142,51 @@ def actions(
             or (pod.name in evaluation.done and pod.phase in _UNENDED and not keep)
         )
     ]
-    if evaluation.hold:
-        return result
-    if not any(service.name == plan.service["metadata"]["name"] for service in services):
-        result.append(Create(plan.service))
-    result += _config(plan, {config.name: config for config in configs}, pods)
-    present = {pod.name: pod for pod in pods if pod.attempt == attempts.get(pod.name)}
-    if plan.restarts_with is None and is_begun(
-        evaluation.status, [[pod["metadata"]["name"] for pod in stage] for stage in plan.stages], present
-    ):
-        return result  # whatever a changed spec asks for besides is for the next attempt
+    if evaluation.status.holds(ConditionType.SUSPENDED):
+        result += _ungrouped(plan)
     taken = {pod.name for pod in pods}
-    return result + [Create(pod) for pod in _due(plan, present) if pod["metadata"]["name"] not in taken]
+    if evaluation.hold:
+        wanted = evaluation.still_made - taken
+        return result + [Create(pod) for pod in plan.pods if pod["metadata"]["name"] in wanted]
+    if not any(service.name == plan.service["metadata"]["name"] for service in services):
+        # The policy first: a Service that is there says that the policy is, which the operator may not read.
+        if plan.network_policy:
+            result.append(CreateOwn(plan.network_policy))
+        result.append(Create(plan.service))
+    result += config_actions(plan, {config.name: config for config in configs}, pods)
+    present = {pod.name: pod for pod in pods if pod.attempt == attempts.get(pod.name)}
+    begun = is_begun(evaluation.status, plan.stage_names, present)
+    if plan.whole:
+        begun = evaluation.status.all_running_time is not None
+    if plan.restarts_with is None and begun:
+        return result  # whatever a changed spec asks for besides is for the next attempt
+    due = [Create(pod) for pod in _due(plan, present) if pod["metadata"]["name"] not in taken]
+    if due and plan.pod_group is not None:
+        result.append(EnsurePodGroup(plan.pod_group))
+    return result + due
 
 
-def _clean_up(job: Job, evaluation: Evaluation, pods: Sequence[PodView]) -> list[Action]:
+def _ungrouped(plan: Plan | None) -> list[Action]:
+    return [DeletePodGroup(plan.pod_group)] if plan is not None and plan.pod_group is not None else []
+
+
+def to_be_forced(evaluation: Evaluation, pods: Sequence[PodView]) -> list[Action]:
+    """Take away the pods that were told to end and did not."""
+    return [
+        ForceDeletePod(pod.name, pod.uid, told_overdue(pod)) for pod in pods if pod.name in evaluation.force
+    ]
+
+
+def is_stopped(status: JobStatus) -> bool:
+    """Whether a job failed for what its pods did not do: they may go on, and must not."""
+    failed = status.condition(ConditionType.FAILED)
+    return failed is not None and (failed.reason in _STOPPED_BY or is_stalled(status))
+
+
+def clean_up(job: Job, evaluation: Evaluation, pods: Sequence[PodView]) -> list[Action]:
+    """End the pods that are left of a job that has ended, as its cleanPodPolicy says."""
     policy = job.spec.run_policy.clean_pod_policy
-    failed = evaluation.status.condition(ConditionType.FAILED)
-    stopped = failed is not None and failed.reason in _STOPPED_BY
-    if policy is CleanPodPolicy.NONE and not stopped:
+    if policy is CleanPodPolicy.NONE and not is_stopped(evaluation.status):
         return []
     leftover = [pod for pod in pods if not pod.deleting]
     if policy is not CleanPodPolicy.ALL:
@@ -122,7 +194,8 @@ def _clean_up(job: Job, evaluation: Evaluation, pods: Sequence[PodView]) -> list
     return [DeletePod(pod.name, pod.uid) for pod in leftover]
 
 
-def _config(plan: Plan, configs: Mapping[str, Owned], pods: Sequence[PodView]) -> list[Action]:
+def config_actions(plan: Plan, configs: Mapping[str, Owned], pods: Sequence[PodView]) -> list[Action]:
+    """Make the ConfigMap, or bring it to what the plan says."""
     known = configs.get(plan.config["metadata"]["name"])
     if known is None:
         # The Secret first: a ConfigMap that is there says that the Secret is, which the operator may not read.

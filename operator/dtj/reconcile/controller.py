@@ -5,9 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from functools import partial
 
-from dtj.api.status import Phase
 from dtj.cluster.port import ApiError
 from dtj.reconcile.metrics import Metrics
 from dtj.reconcile.queue import WorkQueue
@@ -38,8 +36,6 @@ class Controller:
         self._passing: set[asyncio.Task[None] | None] = set()
         self._ending = False
         metrics.queue_depth.set_function(lambda: len(queue))
-        for phase in Phase:
-            metrics.jobs.labels(phase.value).set_function(partial(self._jobs_in, phase))
 
     def start(self, workers: int) -> None:
         """Start the workers and the resync."""
@@ -72,6 +68,7 @@ class Controller:
         task = asyncio.current_task()
         while not self._ending:
             key = await self.queue.take()
+            self._metrics.reconcile_wait.observe(self.queue.waited(key))
             self._passing.add(task)
             try:
                 await self._pass(key)
@@ -85,11 +82,11 @@ class Controller:
             again = await self._reconciler.reconcile(key)
         except ApiError as error:
             if error.status != _CONFLICT:
-                self._metrics.failures.inc()
+                self._metrics.reconcile_failures.inc()
                 _log.warning("%s/%s: %s", *key, error)
             self.queue.retry(key, error.retry_after or 0.0)
         except Exception:  # noqa: BLE001 - one job's trouble must not end the worker that others need
-            self._metrics.failures.inc()
+            self._metrics.reconcile_failures.inc()
             _log.exception("%s/%s: the pass broke off", *key)
             self.queue.retry(key, 1.0)
         else:
@@ -107,6 +104,3 @@ class Controller:
             # Before the first event the view may know jobs and not yet their pods.
             for key in self._view.active() if self.queue.used else ():
                 self.queue.add(key)
-
-    def _jobs_in(self, phase: Phase) -> float:
-        return float(self._view.phases().get(phase.value, 0))

@@ -1,12 +1,35 @@
-"""The operator's Prometheus metrics."""
+"""The operator's Prometheus metrics: what it counts. What is told of each job is in `job_series`."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Sequence
+from importlib.metadata import version
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, disable_created_metrics
 from prometheus_client.platform_collector import PlatformCollector
 from prometheus_client.process_collector import ProcessCollector
+
+from dtj.api.job import Job
+from dtj.api.status import JobStatus, Phase
+from dtj.reconcile.job_series import JobSeries
+from dtj.reconcile.view import Key
+from dtj.status.figures import failures, job_figures, recovered, started
+from dtj.status.pods import PodView
+
+_PASS_SECONDS = (0.001, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10)
+# From a small job on a warm node to a day in a queue.
+_START_SECONDS = (1, 2.5, 5, 10, 20, 30, 60, 120, 300, 600, 1800, 3600, 10800, 43200, 86400)
+_CAUSES = ("application", "infrastructure", "evaluator")
+_ENDS = (
+    (Phase.SUCCEEDED, "JobSucceeded"),
+    (Phase.FAILED, "BackoffLimitExceeded"),
+    (Phase.FAILED, "DeadlineExceeded"),
+    (Phase.FAILED, "StartDeadlineExceeded"),
+    (Phase.FAILED, "ValidationFailed"),
+)
+# When a counter was made says nothing that its resets don't, and would be a series for each.
+disable_created_metrics()  # type: ignore[no-untyped-call]
 
 
 def process_registry(leads: Callable[[], bool]) -> CollectorRegistry:
@@ -16,39 +39,120 @@ def process_registry(leads: Callable[[], bool]) -> CollectorRegistry:
     PlatformCollector(registry=registry)
     leader = Gauge("dtj_leader", "1 in the operator that works, 0 in one that waits.", registry=registry)
     leader.set_function(lambda: float(leads()))
+    build = Gauge("dtj_build_info", "1, for the operator's version.", ["version"], registry=registry)
+    build.labels(version("dtj")).set(1)
     return registry
 
 
 class Metrics:
-    """Metrics of the work on jobs; a replica that waits has none of them, rather than zeros."""
+    """Metrics of the work on jobs; a replica that waits has none of them, rather than zeros.
 
-    def __init__(self, registry: CollectorRegistry | None = None) -> None:
-        """registry: the process's; by default one of their own."""
-        self.registry = registry or CollectorRegistry()
-        self.jobs = Gauge("dtj_jobs", "Jobs by phase.", ["phase"], registry=self.registry)
-        self.finished = Counter(
-            "dtj_jobs_finished", "Jobs that ended, by how.", ["result", "reason"], registry=self.registry
+    Counters begin at 0 with each process, as Prometheus expects. A label that would take a value for each job that
+    ever was is only on what `job_series` takes away with the job.
+    """
+
+    def __init__(
+        self, registry: CollectorRegistry | None = None, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        """registry: the process's; by default one of their own. clock: seconds, for what accelerators are held."""
+        self.registry = to = registry or CollectorRegistry()
+        self.jobs = JobSeries(clock)
+        to.register(self.jobs)
+        whose = ["job_namespace", "strategy"]
+        self._finished = Counter(
+            "dtj_jobs_finished", "Jobs that ended, by how.", [*whose, "result", "reason"], registry=to
         )
-        self.restarts = Counter(
-            "dtj_job_restarts", "New attempts, by cause.", ["cause"], registry=self.registry
+        self._restarts = Counter(
+            "dtj_job_restarts",
+            "Starts of the training, or of replicas of it, after a loss, by cause: application counts against "
+            "runPolicy.backoffLimit.",
+            [*whose, "cause"],
+            registry=to,
         )
-        for cause in ("application", "infrastructure"):
-            self.restarts.labels(cause)  # a series from the start: rate() does not see one that begins at 1
+        self._failures = Counter(
+            "dtj_job_failures",
+            "Failures that led to a restart or ended the job, by status.failure.class.",
+            [*whose, "failure_class"],
+            registry=to,
+        )
+        self._queued = Histogram(
+            "dtj_job_queue_wait_seconds",
+            "Time from a job's start (status.startTime: taken up, or resumed) until the last of its workers and "
+            "parameter servers had a node; observed when all run.",
+            ["strategy"],
+            buckets=_START_SECONDS,
+            registry=to,
+        )
+        self._running = Histogram(
+            "dtj_job_time_to_running_seconds",
+            "Time from a job's start (status.startTime: taken up, or resumed) until all its pods ran, where nothing "
+            "failed before.",
+            ["strategy"],
+            buckets=_START_SECONDS,
+            registry=to,
+        )
+        self._recovery = Histogram(
+            "dtj_job_recovery_seconds",
+            "Time from a loss until all pods of the job ran again.",
+            ["strategy"],
+            buckets=_START_SECONDS,
+            registry=to,
+        )
         self.reconcile = Histogram(
             "dtj_reconcile_duration_seconds",
             "Time of one pass over a job.",
-            buckets=(0.001, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10),
-            registry=self.registry,
+            buckets=_PASS_SECONDS,
+            registry=to,
         )
-        self.failures = Counter("dtj_reconcile_failures", "Passes that broke off.", registry=self.registry)
-        self.queue_depth = Gauge("dtj_queue_depth", "Jobs that wait for a pass.", registry=self.registry)
-        self.api_errors = Counter(
-            "dtj_api_errors",
-            "Requests that the API server refused or did not answer (code 0).",
+        self.reconcile_wait = Histogram(
+            "dtj_reconcile_wait_seconds",
+            "Time that a job waited for a pass after something had happened to it.",
+            buckets=_PASS_SECONDS,
+            registry=to,
+        )
+        self.reconcile_failures = Counter("dtj_reconcile_failures", "Passes that broke off.", registry=to)
+        self.queue_depth = Gauge("dtj_queue_depth", "Jobs that wait for a pass.", registry=to)
+        self._requests = Counter(
+            "dtj_api_requests",
+            "Requests to the API server, without watches and the lease's, by HTTP status; code 0: no answer came.",
             ["verb", "kind", "code"],
-            registry=self.registry,
+            registry=to,
         )
 
-    def api_error(self, verb: str, kind: str, code: int) -> None:
-        """Count a failed request."""
-        self.api_errors.labels(verb, kind, str(code)).inc()
+    def answered(self, verb: str, kind: str, code: int) -> None:
+        """Count a request. code: HTTP status; 0 when no answer came."""
+        self._requests.labels(verb, kind, str(code)).inc()
+
+    def see(self, key: Key, job: Job, status: JobStatus, pods: Sequence[PodView]) -> None:
+        """Keep what is told of a job from now on."""
+        figures = job_figures(job, status, pods)
+        whose = figures.namespace, figures.strategy
+        if self.jobs.keep(key, figures):
+            # Series from the start: rate() does not see one that begins at 1.
+            for cause in _CAUSES:
+                self._restarts.labels(*whose, cause)
+            for phase, reason in _ENDS:
+                self._finished.labels(*whose, phase.lower(), reason)
+            for histogram in (self._queued, self._running, self._recovery):
+                histogram.labels(figures.strategy)
+
+    def count(self, job: Job, old: JobStatus, new: JobStatus, pods: Sequence[PodView]) -> None:
+        """Count what a status says that was just stored, once."""
+        strategy = job.spec.strategy.value
+        whose = job.namespace, strategy
+        if new.finished and not old.finished:
+            ended = next(c for c in new.conditions if c.type.value == (new.phase or ""))
+            self._finished.labels(*whose, (new.phase or "").lower(), ended.reason).inc()
+        for cause in _CAUSES:
+            more = (getattr(new.restarts, cause) or 0) - (getattr(old.restarts, cause) or 0)
+            self._restarts.labels(*whose, cause).inc(max(more, 0))
+        kind, number = failures(old, new)
+        if number:
+            self._failures.labels(*whose, kind).inc(number)
+        if start := started(old, new, pods):
+            self._running.labels(strategy).observe(start.running)
+            if start.queued is not None:
+                self._queued.labels(strategy).observe(start.queued)
+        recovery = recovered(old, new)
+        if recovery is not None:
+            self._recovery.labels(strategy).observe(recovery)

@@ -15,12 +15,15 @@ from pydantic import ValidationError, model_validator
 from dtj.api.base import ApiModel
 from dtj.api.status import ArtifactsStatus, ProgressStatus
 from dtj.reconcile.view import Key
-from dtj_trainer.contract import PROGRESS_PORT
+from dtj_trainer import contract
 
 _log = logging.getLogger(__name__)
 _TIMEOUT = aiohttp.ClientTimeout(total=2.0)
+_STACKS_TIMEOUT = aiohttp.ClientTimeout(total=10.0)
 # One attempt's report is a few hundred bytes; a pod that sends more is not heard out.
 _MOST_BYTES = 64 * 1024
+# Pods of a job that are asked for their stacks at a time.
+_MOST_AT_ONCE = 32
 
 
 _BOTTLENECKS = {"ParameterServers": "ParameterServersSlow", "Worker": "StragglingWorker"}
@@ -34,18 +37,28 @@ class Report(ApiModel):
     artifacts: ArtifactsStatus | None = None
     bottleneck: tuple[str, str] | None = None
     """Reason and message, from the report's progress."""
+    program_ended: bool = False
+    """Whether the pod's programs have ended, from the report's phases."""
 
     @model_validator(mode="before")
     @classmethod
-    def _lift_bottleneck(cls, data: Any) -> Any:
-        """Take the bottleneck out of the progress; anything else than the contract's is left out."""
+    def _lift(cls, data: Any) -> Any:
+        """Take the bottleneck out of the progress, and the end out of the phases; anything else than the contract's
+        is left out.
+        """
         if not isinstance(data, dict):
             return data
         progress = data.get("progress")
         found = progress.get("bottleneck") if isinstance(progress, dict) else None
         kind, message = (found.get("kind"), found.get("message")) if isinstance(found, dict) else (None, None)
         reason = _BOTTLENECKS.get(str(kind))
-        return data | {"bottleneck": (reason, message) if reason and isinstance(message, str) else None}
+        phases = data.get("phases")
+        return {
+            "progress": progress,
+            "artifacts": data.get("artifacts"),
+            "bottleneck": (reason, message) if reason and isinstance(message, str) else None,
+            "programEnded": isinstance(phases, dict) and "programEnded" in phases,
+        }
 
 
 @dataclass
@@ -53,6 +66,7 @@ class _Followed:
     address: str
     task: asyncio.Task[None]
     report: Report | None = None
+    answers: bool | None = None
 
 
 class ProgressPoller:
@@ -62,27 +76,62 @@ class ProgressPoller:
         self,
         moved: Callable[[Key], None],
         interval: float,
-        port: Callable[[str], int] = lambda _: PROGRESS_PORT,
+        port: Callable[[str], int] = lambda _: contract.PROGRESS_PORT,
     ) -> None:
-        """moved: told the key of a job whose report has changed. interval: seconds between two questions.
-        port: on which a pod, by its name, answers.
+        """moved: told the key of a job whose report has changed, or which answers again or no more.
+        interval: seconds between two questions. port: on which a pod, by its name, answers.
         """
         self._moved = moved
         self._interval = interval
         self._port = port
         self._followed: dict[Key, dict[str, _Followed]] = {}
         self._session: aiohttp.ClientSession | None = None
+        self._asking: set[asyncio.Task[None]] = set()
 
     def report(self, key: Key, pod: str) -> Report | None:
         """The last report of a job's pod, while that is followed."""
         followed = self._followed.get(key, {}).get(pod)
         return followed.report if followed else None
 
+    def answers(self, key: Key, pod: str) -> bool | None:
+        """Whether a job's pod answered when it was asked last; None before that."""
+        followed = self._followed.get(key, {}).get(pod)
+        return followed.answers if followed else None
+
+    def ask_for_stacks(self, pods: Mapping[str, str]) -> None:
+        """Have these pods write what their programs are doing to the bucket, as far as they can be reached.
+
+        pods: name -> address.
+        """
+        task = asyncio.create_task(self._ask_for_stacks(pods))
+        self._asking.add(task)
+        task.add_done_callback(self._asking.discard)
+
+    async def _ask_for_stacks(self, pods: Mapping[str, str]) -> None:
+        at_once = asyncio.Semaphore(_MOST_AT_ONCE)
+
+        async def ask(name: str, ip: str) -> bool:
+            async with at_once:
+                try:
+                    url = self._url(name, ip, contract.STACKS_PATH)
+                    async with self._http().post(
+                        url, timeout=_STACKS_TIMEOUT, allow_redirects=False
+                    ) as response:
+                        return response.status == 202
+                except (aiohttp.ClientError, TimeoutError, OSError):
+                    return False
+
+        taken = await asyncio.gather(*(ask(name, ip) for name, ip in pods.items()))
+        _log.info("%d of %d pods write their stacks: %s", sum(taken), len(pods), ", ".join(pods))
+
+    def _url(self, name: str, ip: str, path: str) -> str:
+        return f"http://{f'[{ip}]' if ':' in ip else ip}:{self._port(name)}{path}"
+
     def follow(self, key: Key, pods: Mapping[str, str]) -> None:
         """Ask these pods of a job from now on, and no others of it. pods: name -> address."""
         known = self._followed.setdefault(key, {})
         for name, ip in pods.items():
-            address = f"http://{f'[{ip}]' if ':' in ip else ip}:{self._port(name)}/progress"
+            address = self._url(name, ip, "/progress")
             if name not in known or known[name].address != address:
                 self._leave(key, name)
                 known[name] = _Followed(address, asyncio.create_task(self._ask(key, name, address)))
@@ -104,6 +153,8 @@ class ProgressPoller:
         """Ask nobody any more."""
         for key in list(self._followed):
             self.leave(key)
+        for task in self._asking:
+            task.cancel()
         if self._session is not None:
             await self._session.close()
 
@@ -113,19 +164,29 @@ class ProgressPoller:
             await asyncio.sleep(self._interval * random.uniform(0.75, 1.25))  # noqa: S311
             report = await self._fetch(address)
             followed = self._followed.get(key, {}).get(name)
-            if report is not None and followed is not None and report != followed.report:
-                followed.report = report
+            if followed is None:
+                continue
+            before = followed.answers, followed.report
+            followed.answers, followed.report = report is not None, report or followed.report
+            if before != (followed.answers, followed.report):
                 self._moved(key)
 
-    async def _fetch(self, address: str) -> Report | None:
+    def _http(self) -> aiohttp.ClientSession:
         if self._session is None:
             # Pods' addresses are the cluster's own: never through a proxy.
             self._session = aiohttp.ClientSession(timeout=_TIMEOUT, trust_env=False)
+        return self._session
+
+    async def _fetch(self, address: str) -> Report | None:
         try:
-            async with self._session.get(address, allow_redirects=False) as response:
+            async with self._http().get(address, allow_redirects=False) as response:
                 if response.status != 200:
                     return None
-                body = await response.content.read(_MOST_BYTES)
+                body = b""
+                async for piece in response.content.iter_any():
+                    body += piece
+                    if len(body) > _MOST_BYTES:
+                        return None
             return Report.model_validate_json(body, extra="ignore")
         except (aiohttp.ClientError, TimeoutError, OSError):
             return None

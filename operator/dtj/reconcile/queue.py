@@ -26,6 +26,8 @@ class WorkQueue:
         """Keys that wait, and since when."""
         self._busy: dict[Key, float] = {}
         """Keys in a worker's hands, and since when."""
+        self._waited: dict[Key, float] = {}
+        """How long each of these had waited."""
         self._again: set[Key] = set()
         """Busy keys that were added meanwhile."""
         self._timers: dict[Key, asyncio.TimerHandle] = {}
@@ -80,13 +82,17 @@ class WorkQueue:
             self._wake.clear()
             await self._wake.wait()
         key = self._ready.popleft()
-        del self._since[key]
-        self._busy[key] = self._clock()
+        self._busy[key] = now = self._clock()
+        self._waited[key] = now - self._since.pop(key)
         return key
+
+    def waited(self, key: Key) -> float:
+        """Seconds that a key in a worker's hands had waited for one."""
+        return self._waited[key]
 
     def done(self, key: Key) -> None:
         """The worker has finished with the key."""
-        del self._busy[key]
+        del self._busy[key], self._waited[key]
         if key in self._again:
             self._again.discard(key)
             self.add(key)

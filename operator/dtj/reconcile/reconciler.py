@@ -7,46 +7,57 @@ next one: what counts (attempt, restarts, the end) is stored first, and every ac
 from __future__ import annotations
 
 import logging
-import re
-from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
-from datetime import datetime
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from datetime import datetime, timedelta
 from typing import Any
 
 from dtj.api.checking import check
-from dtj.api.identity import KIND, LABEL_ROLE
 from dtj.api.job import Fault, Job, Manifest, read_status
 from dtj.api.managed_by import other_manager_of
-from dtj.api.spec import JobSpec, ParameterServer, ReplicaSpecs, Strategy
+from dtj.api.spec import JobSpec, ReplicaSpecs, Strategy
 from dtj.api.status import JobStatus, Phase
 from dtj.cluster.port import ApiError, Cluster
 from dtj.plan.horovod import ssh_secret
 from dtj.plan.job import plan_job
 from dtj.plan.model import Plan
-from dtj.plan.pods import artifacts_uri
 from dtj.reconcile.actions import (
     Action,
     Create,
+    CreateMpiJob,
+    CreateOwn,
     CreateSshSecret,
+    DeleteMpiJob,
     DeletePod,
+    DeletePodGroup,
+    EnsurePodGroup,
     ExpireJob,
     ForceDeletePod,
     ReplaceData,
     actions,
 )
+from dtj.reconcile.contention import look_around
+from dtj.reconcile.delegation import check_served, delegated_actions, find_mpijob, look_again
+from dtj.reconcile.expectation import expectation
+from dtj.reconcile.lately import Lately
 from dtj.reconcile.metrics import Metrics
 from dtj.reconcile.patch import merge_patch
+from dtj.reconcile.pod_groups import delete_pod_group, ensure_pod_group, not_queued
 from dtj.reconcile.progress import ProgressPoller
+from dtj.reconcile.refusal import Refused, make, refuse
 from dtj.reconcile.ssh_keys import new_key_pair
-from dtj.reconcile.view import Key, View, controller_uid
+from dtj.reconcile.telling import Untold
+from dtj.reconcile.tensorboard import keep, told
+from dtj.reconcile.view import Key, Owned, OwnedDeployment, View, job_uid
+from dtj.status.counts import only_counts
 from dtj.status.draft import Evaluation
 from dtj.status.evaluate import evaluate
-from dtj.status.events import Happening, event, happenings
-from dtj.status.observed import Expected, Observed
+from dtj.status.events import Happening, happenings
+from dtj.status.mpijob import not_taken_up, view_mpijob
+from dtj.status.observed import Observed
 from dtj.status.overdue import next_due, overdue, told_overdue
 from dtj.status.pods import PodView
-from dtj.status.times import written_time
+from dtj.status.turns import NO_RIVAL
 
 _log = logging.getLogger(__name__)
 # How often an object that the API server refuses for now (quota, a policy, a name that is taken) is tried again.
@@ -64,36 +75,22 @@ class _Memory:
     invalid: list[Fault] = field(default_factory=list)
     version: str = ""
     """The job's resource version as this pass knows it."""
+    written_at: datetime | None = None
+    """When its status was written last."""
     written: Manifest | None = None
     """The job as our last write left it, while the cache may not have seen that."""
+    stacks_of: str | None = None
+    """Since when the job stood still when its stacks were asked for last."""
     overtaken: set[str] = field(default_factory=set)
     """Resource versions that our own writes have replaced since the cache last caught up."""
-
-
-class Refused(Exception):
-    """The API server does not take an object of the plan, for now or for ever."""
-
-    def __init__(self, error: ApiError, manifest: Manifest) -> None:
-        super().__init__(str(error))
-        self.error = error
-        name = manifest["metadata"]["name"]
-        self.what = f"{manifest['kind']} {name}"
-        # The server begins with what `what` says already: `Pod "x" is invalid: `, `pods "x" is forbidden: `.
-        self.why = re.sub(rf'^\w+ "{re.escape(name)}" is (invalid|forbidden): ', "", error.message)
-
-    @property
-    def invalid(self) -> bool:
-        """Whether the object itself is wrong."""
-        return self.error.status == 422 or (self.error.status == 400 and self.error.reason == "BadRequest")
-
-    @property
-    def obstacle(self) -> tuple[str, str]:
-        """Reason and message for the status."""
-        if self.error.status == 403:
-            reason = "QuotaExceeded" if "exceeded quota" in self.error.message else "Forbidden"
-        else:
-            reason = self.error.reason if self.error.status else "ApiUnreachable"
-        return reason, f"{self.what} can't be made: {self.why}"
+    ungrouped: bool = False
+    """Whether its PodGroup was taken away."""
+    no_tensorboard: str | None = None
+    """Why the API server would not have the job's TensorBoard."""
+    untold: Untold = field(default_factory=Untold)
+    lately: Lately = field(default_factory=Lately)
+    unsure: tuple[JobStatus, JobStatus] | None = None
+    """Status before and after a write of which no answer came: it may have been stored all the same."""
 
 
 class Reconciler:
@@ -107,9 +104,18 @@ class Reconciler:
         metrics: Metrics,
         clock: Callable[[], datetime],
         plan: Callable[[Job], Plan] = plan_job,
+        give_way_after: float = 0.0,
+        counts_after: float = 0.0,
     ) -> None:
-        """plan: what a job without faults needs; another place than a cluster plans otherwise."""
+        """plan: what a job without faults needs; another place than a cluster plans otherwise.
+        give_way_after: seconds for which a job holds a part of the nodes that it needs before it gives way to
+        another such one; 0: never.
+        counts_after: seconds after a write of its status for which it waits to be written again where only its pods
+        are further: several of them come together.
+        """
         self._plan = plan
+        self._give_way_after = give_way_after
+        self._counts_after = timedelta(seconds=counts_after)
         self._cluster = cluster
         self._view = view
         self._progress = progress
@@ -132,7 +138,8 @@ class Reconciler:
             self._forget(key)
             return strays
         again = await self._reconcile(key, manifest)
-        return min((seconds for seconds in (strays, again) if seconds is not None), default=None)
+        untold = self._memory[key].untold.due_in(self._clock())
+        return min((seconds for seconds in (strays, again, untold) if seconds is not None), default=None)
 
     async def _end_strays(self, key: Key, uid: str | None) -> float | None:
         """Take away by force what is overdue of jobs of this name that are gone; seconds until more is.
@@ -160,38 +167,86 @@ class Reconciler:
         plan = None if wrong else self._plan(job)
         now = self._clock()
         pods = [pod.view for pod in self._view.pods(key) if pod.owner == job.uid]
+        self._learn_of_last_write(job, memory, pods, now)
+        # What is stored, should this pass break off.
+        self._metrics.see(key, job, job.status, pods)
+        mpijob = await find_mpijob(self._cluster, job, plan)
+        delegate = view_mpijob(mpijob) if mpijob else None
         report = self._progress.report(key, plan.reporter) if plan else None
         evaluation_report = self._progress.report(key, plan.evaluator) if plan and plan.evaluator else None
         observed = Observed(
             pods=pods,
-            refusal=memory.refusal,
+            refusal=memory.refusal or not_taken_up(delegate, now),
             invalid=memory.invalid,
             progress=report.progress if report else None,
             artifacts=report.artifacts if report else None,
             bottleneck=report.bottleneck if report else None,
             evaluation=evaluation_report.progress if evaluation_report else None,
+            answers=self._progress.answers(key, plan.reporter) if plan else None,
+            program_ended=report is not None and report.program_ended,
+            turn=look_around(self._view, key, manifest, pods, now, self._give_way_after)
+            if plan and not plan.mpijob
+            else NO_RIVAL,
+            mpijob=delegate,
         )
-        expected = _expected(job, plan) if plan else None
+        expected = expectation(job, plan, pods) if plan else None
         evaluation = evaluate(job, expected, wrong, observed, now)
+        boards = [d for d in self._view.deployments(key) if d.owner == job.uid]
+        if plan:
+            shown = told(job, plan, boards, memory.no_tensorboard)
+            status = evaluation.status.model_copy(update={"tensorboard": shown})
+            evaluation = replace(evaluation, status=status)
         if (
             plan
             and evaluation.status.attempt > max(job.status.attempt, 1)
             and await self._unseen(job, plan, pods)
         ):
             return _BEHIND_SECONDS
-        await self._write(key, job, manifest, memory, evaluation.status, now)
+        services = [s for s in self._view.services(key) if s.owner == job.uid]
+        configs = [c for c in self._view.configs(key) if c.owner == job.uid]
+        if plan and plan.mpijob:
+            evaluation = _looked_at(evaluation, look_again(evaluation.status, mpijob, now))
+            todo = delegated_actions(job, plan, evaluation, mpijob, pods, configs, now)
+        else:
+            todo = actions(job, plan, evaluation, pods, services, configs)
+        todo = memory.lately.without(todo, now)
+        soon = self._write_soon(job, plan, memory, evaluation.status, todo, now)
+        if soon is None and await self._write(key, job, manifest, memory, evaluation.status):
+            memory.written_at = now
+            self._tell(job, memory, job.status, evaluation.status, pods, now)
+            self._metrics.see(key, job, evaluation.status, pods)
+        await memory.untold.tell(self._cluster, now)
         self._follow(key, plan, observed, evaluation.status)
+        self._ask_for_stacks(plan, observed, memory, evaluation.stalled_since)
         if evaluation.status.attempt != max(job.status.attempt, 1):
             return 0.0  # the plan of the new attempt is made in a pass of its own
-        todo = actions(
-            job,
-            plan,
-            evaluation,
-            pods,
-            [s for s in self._view.services(key) if s.owner == job.uid],
-            [c for c in self._view.configs(key) if c.owner == job.uid],
-        )
-        return await self._act(job, memory, todo, evaluation)
+        evaluation = _looked_at(evaluation, soon, memory.lately.due_in(now))
+        again = await self._act(job, memory, todo, evaluation)
+        if plan is None:
+            return again
+        return await self._keep_tensorboard(job, plan, memory, services, boards, again)
+
+    async def _keep_tensorboard(
+        self,
+        job: Job,
+        plan: Plan,
+        memory: _Memory,
+        services: Sequence[Owned],
+        boards: Sequence[OwnedDeployment],
+        again: float | None,
+    ) -> float | None:
+        """Seconds until the next pass is due: as without it, or sooner."""
+        before = memory.no_tensorboard
+        try:
+            memory.no_tensorboard = await keep(self._cluster, job, plan, services, boards)
+        except ApiError as error:
+            _log.warning("%s/%s: its TensorBoard: %s", job.namespace, job.name, error)
+        else:
+            if (before is None) != (memory.no_tensorboard is None):
+                return 0.0  # to say so in the status
+            if before is None:
+                return again
+        return _REFUSED_SECONDS if again is None else min(again, _REFUSED_SECONDS)
 
     async def _unseen(self, job: Job, plan: Plan, pods: Sequence[PodView]) -> bool:
         """Whether a pod that the cache misses is there: no attempt is given up for what only looks lost.
@@ -203,7 +258,7 @@ class Reconciler:
             if manifest["metadata"]["name"] in seen:
                 continue
             there = await self._cluster.get(manifest)
-            if there and controller_uid(there) == job.uid and not there["metadata"].get("deletionTimestamp"):
+            if there and job_uid(there) == job.uid and not there["metadata"].get("deletionTimestamp"):
                 return True
         return False
 
@@ -214,7 +269,8 @@ class Reconciler:
         memory.refusal, memory.invalid = None, []
         try:
             for action in todo:
-                await self._carry_out(job, memory.version, action)
+                await self._carry_out(job, memory, action)
+                memory.lately.add(action, self._clock())
         except Refused as refused:
             _log.info("%s/%s: %s", job.namespace, job.name, refused)
             if refused.invalid:
@@ -228,125 +284,145 @@ class Reconciler:
             return min(_REFUSED_SECONDS, evaluation.look_again or _REFUSED_SECONDS)
         return evaluation.look_again
 
-    async def _carry_out(self, job: Job, version: str, action: Action) -> None:
+    async def _carry_out(self, job: Job, memory: _Memory, action: Action) -> None:
         match action:
             case ExpireJob():
                 # At this version only: somebody may just have asked for it to stay.
-                await self._cluster.expire_job(job.namespace, job.name, job.uid, version)
+                await self._cluster.expire_job(job.namespace, job.name, job.uid, memory.version)
                 _log.info("%s/%s: deleted by runPolicy.ttlSecondsAfterFinished", job.namespace, job.name)
             case DeletePod(name, uid):
                 await self._cluster.delete_pod(job.namespace, name, uid)
             case ForceDeletePod(name, uid, why):
-                await self._post(job, Happening("Warning", "PodForceDeleted", why), self._clock())
+                now = self._clock()
+                memory.untold.add(job, Happening("Warning", "PodForceDeleted", why), now)
+                await memory.untold.tell(self._cluster, now)
                 await self._cluster.delete_pod(job.namespace, name, uid, force=True)
             case Create(manifest):
-                await self._create(job, manifest)
+                made = await make(self._cluster, job, manifest)
+                if made is not None and (unqueued := not_queued(job, made)) is not None:
+                    memory.untold.add(job, unqueued, self._clock())
+            case EnsurePodGroup(manifest):
+                memory.ungrouped = False
+                await ensure_pod_group(self._cluster, job, manifest)
+            case DeletePodGroup(manifest):
+                if not memory.ungrouped:
+                    await delete_pod_group(self._cluster, job, manifest)
+                memory.ungrouped = True
+            case CreateMpiJob(manifest):
+                await check_served(self._cluster, manifest)
+                await make(self._cluster, job, manifest)
+            case DeleteMpiJob(manifest):
+                await self._cluster.delete_tree(manifest)
             case CreateSshSecret():
-                secret = ssh_secret(job, *new_key_pair())
-                try:
-                    await self._cluster.create(secret)
-                except ApiError as error:
-                    # Its name carries the job's uid: the one that is there is this job's.
-                    if error.status != 409 or error.reason != "AlreadyExists":
-                        _refuse(error, secret)
+                await self._create_own(ssh_secret(job, *new_key_pair()))
+            case CreateOwn(manifest):
+                await self._create_own(manifest)
             case ReplaceData(manifest):
                 await self._cluster.replace_data(manifest)
 
-    async def _create(self, job: Job, manifest: Manifest) -> None:
+    async def _create_own(self, manifest: Manifest) -> None:
         try:
             await self._cluster.create(manifest)
         except ApiError as error:
-            if error.status == 409 and error.reason == "AlreadyExists":
-                there = await self._cluster.get(manifest)
-                if there is None or controller_uid(there) == job.uid:
-                    return  # made by a pass before, or gone in between: the cache will tell
-                raise Refused(ApiError(409, "NameTaken", _holder(there, job)), manifest) from None
-            _refuse(error, manifest)
+            # Its name carries the job's uid: the one that is there is this job's.
+            if error.status != 409 or error.reason != "AlreadyExists":
+                refuse(error, manifest)
 
-    async def _write(
-        self, key: Key, job: Job, manifest: Any, memory: _Memory, status: JobStatus, now: datetime
-    ) -> None:
+    def _write_soon(
+        self,
+        job: Job,
+        plan: Plan | None,
+        memory: _Memory,
+        status: JobStatus,
+        todo: Sequence[Action],
+        now: datetime,
+    ) -> float | None:
+        """Seconds for which a status that only counts pods may wait to be written; None: write it now.
+
+        Before something is done the counts are stored: by them a pod is missed that went without a trace. Those of
+        a group are missed from the start.
+        """
+        if todo or plan is None or plan.whole or memory.written_at is None:
+            return None
+        left = (memory.written_at + self._counts_after - now).total_seconds()
+        return left if left > 0 and only_counts(job.status, status) and job.status != status else None
+
+    async def _write(self, key: Key, job: Job, manifest: Any, memory: _Memory, status: JobStatus) -> bool:
+        """Store a status, if it is another; whether it was."""
         new = status.model_dump(by_alias=True, mode="json", exclude_none=True)
         patch = merge_patch(manifest.get("status") or {}, new)
         if not patch:
-            return
+            return False
         version = manifest["metadata"]["resourceVersion"]
         # The cache's version too, besides that of our copy: it is what the cache may still show.
         shown = self._view.job(key)
-        memory.written = await self._cluster.patch_status(job.namespace, job.name, version, patch)
+        try:
+            memory.written = await self._cluster.patch_status(job.namespace, job.name, version, patch)
+        except ApiError as error:
+            if error.status == 0 or error.status >= 500:
+                memory.unsure = job.status, status
+            raise
+        memory.unsure = None
         memory.overtaken |= {version, *([shown["metadata"]["resourceVersion"]] if shown else [])}
         memory.version = memory.written["metadata"]["resourceVersion"]
         memory.overtaken.discard(memory.version)
-        await self._tell(job, status, now)
+        return True
 
-    async def _tell(self, job: Job, status: JobStatus, now: datetime) -> None:
+    def _learn_of_last_write(self, job: Job, memory: _Memory, pods: Sequence[PodView], now: datetime) -> None:
+        """Tell of a status of which we did not learn that it was stored."""
+        if memory.unsure is None or job.status == memory.unsure[0]:
+            return
+        before, wanted = memory.unsure
+        memory.unsure = None
+        # Without the times: it may be of an earlier try than the last.
+        if happenings(before, job.status) == happenings(before, wanted):
+            self._tell(job, memory, before, job.status, pods, now)
+
+    def _tell(
+        self,
+        job: Job,
+        memory: _Memory,
+        old: JobStatus,
+        new: JobStatus,
+        pods: Sequence[PodView],
+        now: datetime,
+    ) -> None:
         """Events and metrics of what was just stored."""
-        if status.finished and not job.status.finished:
-            ended = next(c for c in status.conditions if c.type.value == (status.phase or ""))
-            self._metrics.finished.labels((status.phase or "").lower(), ended.reason).inc()
-        for cause in ("application", "infrastructure"):
-            self._metrics.restarts.labels(cause).inc(
-                max(0, getattr(status.restarts, cause) - getattr(job.status.restarts, cause))
-            )
-        for happening in happenings(job.status, status):
-            await self._post(job, happening, now)
-
-    async def _post(self, job: Job, happening: Happening, now: datetime) -> None:
-        _log.info("%s/%s: %s: %s", job.namespace, job.name, happening.reason, happening.message)
-        try:
-            await self._cluster.create(event(job, happening, written_time(now)))
-        except ApiError as error:
-            if error.status != 409:
-                _log.warning("%s/%s: event %s: %s", job.namespace, job.name, happening.reason, error)
+        self._metrics.count(job, old, new, pods)
+        for happening in happenings(old, new):
+            memory.untold.add(job, happening, now)
 
     def _follow(self, key: Key, plan: Plan | None, observed: Observed, status: JobStatus) -> None:
         trains = status.phase is Phase.RUNNING or (plan and plan.restarts_with and not status.finished)
         if plan is None or not trains:
             self._progress.leave(key)
             return
-        asked = (plan.reporter, plan.evaluator)
-        self._progress.follow(
-            key, {p.name: p.ip for p in observed.pods if p.name in asked and p.running and p.ip}
-        )
+        self._progress.follow(key, _addresses(observed, (plan.reporter, plan.evaluator)))
+
+    def _ask_for_stacks(
+        self, plan: Plan | None, observed: Observed, memory: _Memory, since: str | None
+    ) -> None:
+        """Ask all ranks of a job that stands still since then what they do, once."""
+        if plan is None or since in (None, memory.stacks_of):
+            return
+        memory.stacks_of = since
+        self._progress.ask_for_stacks(_addresses(observed, plan.answering))
 
     def _forget(self, key: Key) -> None:
         self._memory.pop(key, None)
+        self._metrics.jobs.forget(key)
         self._progress.leave(key)
 
 
-def _refuse(error: ApiError, manifest: Manifest) -> None:
-    """Tell a refusal, which the status shows, from trouble that a repeated pass gets over."""
-    if error.status == 403 and "not found" in error.message and "serviceaccount" in error.message:
-        raise error  # a new namespace gets its service account in a moment
-    if error.status == 403 and "being terminated" in error.message:
-        return  # the namespace goes, and the job with it
-    if error.status in (400, 403, 422):
-        raise Refused(error, manifest) from None
-    raise error
+def _looked_at(evaluation: Evaluation, *seconds: float | None) -> Evaluation:
+    """The same, to be looked at again as soon as any of these says, too."""
+    waits = [wait for wait in (evaluation.look_again, *seconds) if wait is not None]
+    return replace(evaluation, look_again=min(waits, default=None))
 
 
-def _holder(there: Manifest, job: Job) -> str:
-    """Who has a name that the job needs."""
-    metadata = there["metadata"]
-    owners = metadata.get("ownerReferences") or []
-    if any(owner.get("kind") == KIND and owner.get("name") == job.name for owner in owners):
-        return "the one of an earlier job of this name is still there"
-    if metadata.get("deletionTimestamp"):
-        return "another one of this name is still being deleted"
-    return "another one of this name is there, which is not the job's"
-
-
-def _expected(job: Job, plan: Plan) -> Expected:
-    return Expected(
-        replicas=Counter(pod["metadata"]["labels"][LABEL_ROLE] for pod in plan.pods),
-        stages=[[pod["metadata"]["name"] for pod in stage] for stage in plan.stages],
-        decisive=plan.decisive,
-        artifacts_uri=artifacts_uri(job),
-        attempts=plan.attempts,
-        restarts_with=plan.restarts_with,
-        evaluator=plan.evaluator,
-        evaluator_timeout=(job.spec.parameter_server or ParameterServer()).evaluator_timeout_seconds,
-    )
+def _addresses(observed: Observed, names: Collection[str | None]) -> dict[str, str]:
+    """The addresses of those pods that run, by name."""
+    return {pod.name: pod.ip for pod in observed.pods if pod.name in names and pod.running and pod.ip}
 
 
 def _read(manifest: Manifest) -> tuple[Job, list[Fault]]:

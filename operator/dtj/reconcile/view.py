@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from dtj.api.identity import LABEL_UID
 from dtj.status.pods import PodView
 
 Key = tuple[str, str]
@@ -32,6 +33,22 @@ class OwnedPod:
     view: PodView
 
 
+@dataclass(frozen=True)
+class OwnedDeployment:
+    """A Deployment of a job: its TensorBoard."""
+
+    name: str
+    owner: str
+    """uid of the job."""
+    uid: str
+    digest: str
+    """Of the spec that it was made of."""
+    ready: bool
+    """Whether its pod answers."""
+    trouble: str | None
+    """Why it can't make its pod."""
+
+
 class View(Protocol):
     """A cache that watches the API server; it may lag behind."""
 
@@ -47,11 +64,16 @@ class View(Protocol):
     def configs(self, key: Key) -> Sequence[Owned]:
         """ConfigMaps that carry the job's label."""
 
+    def deployments(self, key: Key) -> Sequence[OwnedDeployment]:
+        """Deployments that carry the job's label."""
+
     def active(self) -> Sequence[Key]:
         """Jobs that have not ended."""
 
-    def phases(self) -> Mapping[str, int]:
-        """How many jobs are in which phase."""
+
+def job_uid(pod: Mapping[str, Any]) -> str:
+    """Uid of the job that a pod belongs to: of its controller, unless another controller made it for the job."""
+    return (pod["metadata"].get("labels") or {}).get(LABEL_UID) or controller_uid(pod)
 
 
 def controller_uid(manifest: Mapping[str, Any]) -> str:

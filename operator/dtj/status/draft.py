@@ -9,6 +9,8 @@ from dtj.api.job import Job
 from dtj.api.status import Condition, ConditionStatus, ConditionType, JobStatus, Phase
 from dtj.status.times import written_time
 
+_STATUSES = {True: ConditionStatus.TRUE, False: ConditionStatus.FALSE, None: ConditionStatus.UNKNOWN}
+
 
 @dataclass(frozen=True)
 class Evaluation:
@@ -18,13 +20,17 @@ class Evaluation:
     look_again: float | None = None
     """Seconds."""
     hold: bool = False
-    """No pod is to be made now."""
+    """No pod is to be made now, but for those `still_made`."""
+    still_made: frozenset[str] = frozenset()
+    """Names of pods."""
     done: frozenset[str] = frozenset()
     """Names of pods that are to end before the job does."""
     end: frozenset[str] = frozenset()
     """Names of pods to delete, whatever became of them."""
     force: frozenset[str] = frozenset()
     """Names of pods that were told to end and did not, to be taken away by force."""
+    stalled_since: str | None = None
+    """Since when the training stands still, while the stacks of its ranks are wanted."""
     expired: bool = False
     """The job has ended and outlived its TTL: it is to be deleted."""
 
@@ -42,12 +48,15 @@ class Draft:
         self.conditions = {c.type: c for c in self.job.status.conditions}
 
     def set(
-        self, kind: ConditionType, holds: bool, reason: str, message: str, *, again: bool = False
+        self, kind: ConditionType, holds: bool | None, reason: str, message: str, *, again: bool = False
     ) -> None:
-        """Set a condition; its transition time moves only when it flips, or when it comes about `again`."""
-        status = ConditionStatus.TRUE if holds else ConditionStatus.FALSE
+        """Set a condition; its transition time moves only when it flips, or when it comes about `again`.
+
+        holds: None when it is not known.
+        """
+        status = _STATUSES[holds]
         old = self.conditions.get(kind)
-        if old is None and not holds and kind is not ConditionType.RUNNING:
+        if old is None and holds is False and kind is not ConditionType.RUNNING:
             return
         moved = old is None or old.status != status or again
         self.conditions[kind] = Condition(
@@ -69,6 +78,13 @@ class Draft:
 
     def status(self, **values: object) -> JobStatus:
         """The status as it stands, with `values` besides."""
+        running = self.conditions.get(ConditionType.RUNNING)
+        stalled = self.conditions.get(ConditionType.STALLED)
+        runs = (
+            running is not None and running.status is ConditionStatus.TRUE and running.reason == "JobRunning"
+        )
+        if stalled is not None and stalled.status is not ConditionStatus.FALSE and not runs:
+            self.set(ConditionType.STALLED, False, "NotRunning", "not all of the training runs")
         return self.job.status.model_copy(
             update={
                 **self.values,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import cast
 
 from dtj.api.spec import CleanPodPolicy
 from dtj.api.status import (
@@ -11,14 +12,13 @@ from dtj.api.status import (
     ConditionType,
     JobStatus,
     Phase,
-    ProgressStatus,
 )
+from dtj.status.again import evaluator_lost
 from dtj.status.draft import Draft, Evaluation
 from dtj.status.evaluator import has_ended, has_seen, last_step, measured
-from dtj.status.failure import attempt_loss, is_complete, read_termination, reported, told
+from dtj.status.failure import Loss, attempt_loss, is_complete, told
 from dtj.status.observed import Expected, Observed
 from dtj.status.pods import PodView
-from dtj.status.reports import known_artifacts, known_progress
 from dtj.status.times import seconds_since, written_time
 
 EVALUATING, EVALUATED = "Evaluating", "Evaluated"
@@ -39,11 +39,16 @@ def after_training(
     observed: Observed,
     named: Mapping[str, PodView],
     deadline: float | None,
+    lost: Loss | None,
 ) -> Evaluation:
-    """Wait for the evaluator, or the job has succeeded. deadline: seconds that the job has left, if it has one."""
+    """Wait for the evaluator, or the job has succeeded.
+
+    deadline: seconds that the job has left, if it has one. lost: why the evaluator has to start again.
+    """
     evaluator = named.get(expected.evaluator or "")
     evaluation = measured(evaluator, observed.evaluation)
-    artifacts = _take_reports(draft, expected, observed, named, evaluation)
+    artifacts = cast(ArtifactsStatus | None, draft.values["artifacts"])
+    draft.values["all_running_time"] = draft.job.status.all_running_time or written_time(draft.now)
     message = f"{', '.join(expected.decisive)} ended with exit code 0"
     stored = _stored(draft.job.status)
     timeout = expected.evaluator_timeout
@@ -54,16 +59,20 @@ def after_training(
     seen = has_seen(evaluation, artifacts) or (stored is not None and stored.reason == EVALUATED)
     over = seen or last is None
     may_end = draft.job.spec.run_policy.clean_pod_policy is not CleanPodPolicy.NONE
-    if evaluator is not None and not has_ended(evaluator) and left > 0 and (may_end or not over):
-        # Told to end, it is waited for: its files are uploaded before the job is over.
+    ended = evaluator is not None and has_ended(evaluator)
+    # One that starts again may not be there yet. Told to end, it is waited for: its files are uploaded first.
+    due = evaluator is not None and may_end if over else expected.evaluator is not None
+    if not over and left > 0 and lost is not None and lost.infrastructure:
+        return evaluator_lost(draft, lost, expected, [*named.values()])
+    if due and not ended and left > 0:
         does = "ends" if over else f"has {timeout:.0f} s to see checkpoint {last}"
         reason = EVALUATED if over else EVALUATING
-        draft.set(
-            ConditionType.RUNNING, True, reason, f"{message}; {evaluator.name} {does}", again=stored is None
-        )
+        message += f"; {expected.evaluator} {does}"
+        draft.set(ConditionType.RUNNING, True, reason, message, again=stored is None)
         draft.set(ConditionType.RESTARTING, False, reason, message)
-        done = frozenset(expected.attempts) - {*expected.decisive} - (set() if over else {evaluator.name})
-        return Evaluation(draft.status(phase=Phase.RUNNING), left, hold=True, done=done)
+        needed = frozenset() if over else frozenset({expected.evaluator or ""})
+        done = frozenset(expected.attempts) - {*expected.decisive} - needed
+        return Evaluation(draft.status(phase=Phase.RUNNING), left, hold=True, done=done, still_made=needed)
     if expected.evaluator and not over:
         message += f"; {expected.evaluator} has not seen checkpoint {last}"
         loss = attempt_loss(draft.job.status.attempt, [evaluator] if evaluator else [], ())
@@ -76,23 +85,3 @@ def _stored(status: JobStatus) -> Condition | None:
     """The condition Running that says that the training is over, once it is stored."""
     running = status.condition(ConditionType.RUNNING)
     return running if running and running.reason in (EVALUATING, EVALUATED) else None
-
-
-def _take_reports(
-    draft: Draft,
-    expected: Expected,
-    observed: Observed,
-    named: Mapping[str, PodView],
-    evaluation: ProgressStatus | None,
-) -> ArtifactsStatus | None:
-    """Take over what the pods said at their end; the artifacts known then."""
-    old = draft.job.status
-    progress = known_progress(expected, old.progress, observed.progress, evaluation)
-    artifacts = known_artifacts(expected, old.artifacts, observed.artifacts)
-    for pod in (named[name] for name in expected.decisive if name in named):
-        said = reported(read_termination(pod.exit) if pod.exit else None)
-        progress = known_progress(expected, progress, said[0], evaluation)
-        artifacts = known_artifacts(expected, artifacts, said[1])
-    running = old.all_running_time or written_time(draft.now)
-    draft.values |= {"progress": progress, "artifacts": artifacts, "all_running_time": running}
-    return artifacts

@@ -18,19 +18,30 @@ from dtj.api.status import (
     Phase,
     ReplicaStatus,
 )
+from dtj.status.again import begin_again, count_nodes, evaluator_lost
 from dtj.status.backoff import pause, pause_left, restarts_in_a_row
+from dtj.status.delegated import held, mpijob_loss, of_attempt, released, was_held
 from dtj.status.draft import Draft, Evaluation
 from dtj.status.ending import after_training, is_trained
 from dtj.status.failure import Loss, attempt_loss, early_end, told
+from dtj.status.gang import group_wait, is_queued
+from dtj.status.giving_way import GAVE_WAY, gives_way
 from dtj.status.observed import Expected, Observed, obstacle
-from dtj.status.offenders import counted, told_avoided
 from dtj.status.overdue import told_ending, with_overdue
 from dtj.status.pods import PodView
-from dtj.status.replacement import evaluator_loss, replica_loss, start_again, told_again, vanished
-from dtj.status.reports import known_artifacts, known_progress, present, replica_statuses
+from dtj.status.replacement import (
+    evaluator_loss,
+    replica_loss,
+    start_again,
+    told_again,
+    told_apart,
+    vanished,
+)
+from dtj.status.reports import present, replica_statuses, take_reports
+from dtj.status.stall import look, step_time
 from dtj.status.suspension import is_suspending, resumed, suspended
 from dtj.status.times import seconds_since, written_time
-from dtj.status.waits import after_the_end, start_left, too_late
+from dtj.status.waits import after_the_end, retry_begins, start_left, too_late
 
 
 def evaluate(
@@ -67,27 +78,38 @@ def _evaluate(
     pods = present(expected, observed.pods, attempt)
     named = {pod.name: pod for pod in pods}
     draft.values["replica_statuses"] = replica_statuses(expected, pods)
-    draft.values["progress"] = known_progress(expected, old.progress, observed.progress, observed.evaluation)
-    draft.values["artifacts"] = known_artifacts(expected, old.artifacts, observed.artifacts)
+    take_reports(draft, expected, observed, named)
+    draft.values["step_time"] = step_time(draft)
     _tell_bottleneck(draft, observed)
 
+    queued = is_queued(expected, pods)
+    if queued:
+        draft.values["start_time"] = None
     deadline = job.spec.run_policy.active_deadline_seconds
-    left = None if deadline is None else deadline - seconds_since(start, now)
-    if is_trained(old, expected, named):
-        return after_training(draft, expected, observed, named, left)
+    left = None if deadline is None or queued else deadline - seconds_since(start, now)
+    missing = vanished(old, expected.attempts, pods)
+    # Before all ran, a pod that goes is simply made again, unless it is one of a group.
+    gone = missing if old.all_running_time or expected.whole else ()
+    lost = evaluator_loss(attempt, old, expected, pods, gone, job.spec.run_policy.backoff_limit)
+    mpijob = of_attempt(observed, attempt)
+    if is_trained(old, expected, named) or (mpijob is not None and mpijob.succeeded):
+        return after_training(draft, expected, observed, named, left, lost)
     if job.spec.run_policy.suspend or is_suspending(old):
         return suspended(draft, expected, observed.pods)
+    if mpijob is not None and mpijob.suspended:
+        return held(draft, mpijob, pods)
+    if was_held(old):
+        return released(draft)
     if old.holds(ConditionType.SUSPENDED):
         return resumed(draft, expected)
-    gone: Sequence[str] = ()
     if expected.restarts_with is not None:
-        # Before all ran, a pod that goes is simply made again.
-        gone = vanished(old, expected.attempts, pods) if old.all_running_time else ()
         loss = replica_loss(attempt, old, expected, pods, gone)
+        loss = loss and told_apart(loss, old, expected, now)
     elif is_begun(old, expected.stages, named):
-        loss = attempt_loss(attempt, pods, vanished(old, expected.attempts, pods))
+        loss = attempt_loss(attempt, pods, missing)
     else:
         loss = _early(attempt, expected, pods)
+    loss = loss or mpijob_loss(attempt, mpijob)
     if left is not None and left <= 0 and loss is None:
         return Evaluation(_overdue(draft, attempt, deadline or 0, pods, observed))
     if loss is not None:
@@ -96,9 +118,10 @@ def _evaluate(
             draft.set(ConditionType.RUNNING, False, "RankLost", loss.failure.message or "")
             return Evaluation(draft.status(phase=old.phase or Phase.PENDING), wait)
         return _lost(draft, attempt, loss, expected, pods, gone)
-    lost = evaluator_loss(attempt, old, expected, pods, gone, job.spec.run_policy.backoff_limit)
     if lost is not None:
-        return _evaluator_lost(draft, attempt, lost, expected, pods)
+        return evaluator_lost(draft, lost, expected, pods)
+    if observed.turn.gives_way_to is not None:
+        return gives_way(draft, expected, observed.turn.gives_way_to)
     return _going_on(draft, expected, observed, pods, left)
 
 
@@ -133,64 +156,38 @@ def _lost(
     limit = draft.job.spec.run_policy.backoff_limit
     restarts = draft.job.status.restarts
     message = f"attempt {attempt}: {told(loss.failure)}"
-    draft.values["failure"] = loss.failure
-    if not loss.infrastructure and restarts.application >= limit:
+    application = loss.counted and not loss.infrastructure
+    if loss.counted:
+        draft.values["failure"] = loss.failure
+    else:
+        message += "; it lost what has started again since, which is counted"
+    if application and restarts.application >= limit:
         return Evaluation(draft.finish(Phase.FAILED, "BackoffLimitExceeded", message))
     draft.values["restarts"] = restarts.model_copy(
         update={
-            "application": restarts.application + (not loss.infrastructure),
+            "application": restarts.application + application,
             "infrastructure": restarts.infrastructure + loss.infrastructure,
         }
     )
     # Where the others go on, a replica that the cluster took is made again without a pause.
     draft.values["restarts_in_a_row"] = restarts_in_a_row(
-        draft.job.status, draft.now, counts=expected.restarts_with is None or not loss.infrastructure
+        draft.job.status, draft.now, counts=expected.restarts_with is None or expected.whole or application
     )
+    draft.values["retry_time"] = retry_begins(draft, loss)
     draft.values["attempt"] = attempt + 1
     if expected.restarts_with is None:
         draft.values["all_running_time"] = None
     else:
         again = start_again(expected, pods, [*gone, *loss.silent, loss.failure.pod or ""])
         message += f"; {told_again(again, len(expected.attempts))}"
-        _begin_again(draft, expected, pods, again, attempt + 1)
-    message += _count_nodes(draft, loss)
+        begin_again(draft, expected, pods, again, attempt + 1)
+    message += count_nodes(draft, loss)
     reason = "InfrastructureFailure" if loss.infrastructure else "ApplicationFailure"
+    if not loss.counted:
+        reason = loss.failure.failure_class or reason
     draft.set(ConditionType.RUNNING, False, reason, message)
     draft.set(ConditionType.RESTARTING, True, reason, message, again=True)
     return Evaluation(draft.status(phase=Phase.RESTARTING), look_again=0.0, hold=True)
-
-
-def _count_nodes(draft: Draft, loss: Loss) -> str:
-    """Count a loss against the nodes at fault; which nodes are avoided from now on, in words."""
-    lost = counted(draft.job.status.node_failures, loss.nodes)
-    draft.values["node_failures"] = lost
-    return told_avoided(draft.job.spec.run_policy.avoided_nodes(lost))
-
-
-def _evaluator_lost(
-    draft: Draft, attempt: int, loss: Loss, expected: Expected, pods: Sequence[PodView]
-) -> Evaluation:
-    """The evaluator starts again; the training does not notice."""
-    restarts = draft.job.status.restarts
-    draft.values["failure"] = loss.failure
-    draft.values["restarts"] = restarts.model_copy(update={"evaluator": (restarts.evaluator or 0) + 1})
-    draft.values["attempt"] = attempt + 1
-    _count_nodes(draft, loss)
-    _begin_again(draft, expected, pods, {expected.evaluator or ""}, attempt + 1)
-    return Evaluation(draft.status(), look_again=0.0, hold=True)
-
-
-def _begin_again(
-    draft: Draft, expected: Expected, pods: Sequence[PodView], again: Collection[str], attempt: int
-) -> None:
-    """Store in which attempt these replicas are from now on."""
-    draft.values["replica_attempts"] = {
-        **(draft.job.status.replica_attempts or {}),
-        **{name.removeprefix(f"{draft.job.name}-"): attempt for name in sorted(again)},
-    }
-    # Those that start again are not counted: one that was, and is not there, is lost.
-    stay = [pod for pod in pods if pod.name not in again]
-    draft.values["replica_statuses"] = replica_statuses(expected, stay)
 
 
 def _going_on(
@@ -202,9 +199,10 @@ def _going_on(
     alone = expected.restarts_with is not None
     wait = pause_left(old, draft.now)
     ending = [pod for pod in observed.pods if pod.attempt < expected.attempts.get(pod.name, old.attempt)]
-    waits = [seconds for seconds in (left, wait) if seconds is not None and seconds > 0]
+    looks = (left, wait, observed.turn.look_again)
+    waits = [seconds for seconds in looks if seconds is not None and seconds > 0]
     # A replica that starts alone waits for its own old pod only, whose name it takes.
-    hold = wait > 0 or (bool(ending) and not alone)
+    hold = wait > 0 or (bool(ending) and not alone) or observed.turn.waits is not None
 
     def runs(name: str) -> bool:
         pod = named.get(name)
@@ -214,7 +212,7 @@ def _going_on(
         return pod.succeeded or (pod.running and answers)
 
     # An attempt that has begun goes on with the pods that it has: what a changed spec asks for comes with the next.
-    fixed = not alone and is_begun(old, expected.stages, named)
+    fixed = not alone and is_begun(old, expected.stages, named) and (began or not expected.whole)
     needed = [name for name in expected.needed if not fixed or name in named]
     if all(map(runs, needed)):
         message = f"all {len(needed)} pods run"
@@ -223,10 +221,15 @@ def _going_on(
             why = obstacle([pod for pod in pods if pod.name == expected.evaluator], observed.refusal)
             message += f" but {expected.evaluator}" + (f": {why[1]}" if why else "")
         draft.set(ConditionType.RUNNING, True, "JobRunning", message)
+        stall = look(draft, expected, observed)
+        if stall.loss is not None:
+            return _lost(draft, max(old.attempt, 1), stall.loss, expected, pods, expected.needed)
+        waits += [stall.look_again] if stall.look_again is not None else []
         running = old.all_running_time or written_time(draft.now)
-        status = draft.status(phase=Phase.RUNNING, all_running_time=running)
-        return Evaluation(status, min(waits, default=None), hold)
+        status = draft.status(phase=Phase.RUNNING, all_running_time=running, gave_way=None)
+        return Evaluation(status, min(waits, default=None), hold, stalled_since=stall.since)
     why = obstacle([pod for pod in pods if pod.name in expected.needed], observed.refusal)
+    why = group_wait(expected, pods, why)
     if ending:
         why = (
             "PodsEnding",
@@ -235,6 +238,8 @@ def _going_on(
     elif wait > 0:
         # The whole pause, not what is left of it: the sentence stays the same while it waits.
         why = "Backoff", f"waits {pause(old):.0f} s before the next attempt"
+    elif observed.turn.waits is not None:
+        why = GAVE_WAY, f"waits for its turn: {observed.turn.waits}"
     due = start_left(draft)
     if due is not None and due <= 0:
         return Evaluation(too_late(draft, expected, observed, pods, why))

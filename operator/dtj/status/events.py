@@ -10,10 +10,12 @@ from dtj.api.identity import API_VERSION, KIND, MANAGER
 from dtj.api.job import Job, Manifest
 from dtj.api.status import ConditionStatus, ConditionType, JobStatus, Phase
 from dtj.status.failure import told
+from dtj.status.gang import QUEUED
+from dtj.status.giving_way import GAVE_WAY
 from dtj.status.suspension import SUSPENDED, SUSPENDING, is_suspending
 
 # Reasons of a false Running condition that are the normal course of things.
-_QUIET = frozenset({"PodsStarting", "PodsEnding", "Backoff", "JobSucceeded", "RankLost", SUSPENDED})
+_QUIET = frozenset({"PodsStarting", "PodsEnding", "Backoff", "JobSucceeded", "RankLost", SUSPENDED, GAVE_WAY})
 
 
 @dataclass(frozen=True)
@@ -45,6 +47,9 @@ def happenings(old: JobStatus, new: JobStatus) -> list[Happening]:
     # Told once while it lasts: its figures move with every report.
     if slow and new.holds(ConditionType.BOTTLENECK) and (not before or before.reason != slow.reason):
         result.append(Happening("Warning", slow.reason, slow.message))
+    stalled, stands = new.condition(ConditionType.STALLED), new.holds(ConditionType.STALLED)
+    if stalled and stands != old.holds(ConditionType.STALLED) and new.phase is Phase.RUNNING:
+        result.append(Happening("Warning" if stands else "Normal", stalled.reason, stalled.message))
     if new.restarts.evaluator != old.restarts.evaluator and new.failure is not None:
         message = f"attempt {old.attempt}: {told(new.failure)}; it starts again, the training goes on"
         result.append(Happening("Warning", "EvaluatorRestarting", message))
@@ -55,6 +60,8 @@ def happenings(old: JobStatus, new: JobStatus) -> list[Happening]:
     elif (running := new.condition(ConditionType.RUNNING)) and running.reason == SUSPENDING:
         if not is_suspending(old):
             result.append(Happening("Normal", SUSPENDING, running.message))
+    elif running and running.reason == GAVE_WAY and new.attempt > max(old.attempt, 1):
+        result.append(Happening("Warning", GAVE_WAY, running.message))
     elif new.attempt > max(old.attempt, 1) and not new.holds(ConditionType.SUSPENDED):
         condition = new.condition(ConditionType.RESTARTING)
         result.append(Happening("Warning", "JobRestarting", condition.message if condition else ""))
@@ -74,7 +81,7 @@ def _obstacle(old: JobStatus, new: JobStatus) -> list[Happening]:
         return []
     if before is not None and (before.reason, before.message) == (now.reason, now.message):
         return []
-    return [Happening("Warning", now.reason, now.message)]
+    return [Happening("Normal" if now.reason == QUEUED else "Warning", now.reason, now.message)]
 
 
 def event(job: Job, happening: Happening, time: str) -> Manifest:

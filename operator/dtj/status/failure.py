@@ -28,6 +28,10 @@ _CONSEQUENCES = {
 }
 # Evictions that a pod brought on itself, by what its program wrote.
 _OWN_EVICTION = re.compile(r"ephemeral.(local )?storage|EmptyDir volume", re.IGNORECASE)
+# Reasons of the kubelet, and of Kueue, for a pod that makes room for others.
+_PREEMPTED = ("Preempting", "WorkloadEvicted", "WorkloadDeleted", "NoMatchingWorkload", "NotAdmitted")
+# What a program says that others do not answer any more.
+LOST_OTHERS = frozenset({"ConnectionLost", "PeersUnreachable"})
 # Also a program that fails by itself may do so because a node is gone, once it is known that one is.
 _MAY_FOLLOW = frozenset({*_CONSEQUENCES, "ApplicationError"})
 # By how much the clocks of a node and of the API server may differ; each writes whole seconds.
@@ -63,6 +67,8 @@ class Loss:
     """Names of pods that do not answer any more, and so led to it."""
     nodes: frozenset[str] = frozenset()
     """Names of the nodes that may be at fault."""
+    counted: bool = True
+    """Not one that only followed from another, which is counted."""
 
 
 def read_termination(end: Exit) -> Termination | None:
@@ -111,21 +117,24 @@ def attempt_loss(attempt: int, pods: Sequence[PodView], missing: Sequence[str]) 
     silent = [] if loss.infrastructure else [pod for pod in pods if _led_to(loss, pod)]
     causes = silent or [pod for pod in pods if pod.name == loss.failure.pod and _speaks_against_node(pod)]
     loss = replace(loss, nodes=frozenset(pod.node for pod in causes if pod.node))
-    if silent:
-        return replace(loss, infrastructure=True, settle=0.0, silent=frozenset(pod.name for pod in silent))
-    return loss
+    if not silent:
+        return loss
+    names = frozenset(pod.name for pod in silent)
+    if loss.failure.failure_class in LOST_OTHERS and loss.failure.pod not in names:
+        loss = replace(loss, failure=_put_down_to(min(silent, key=lambda pod: pod.name), loss.failure))
+    return replace(loss, infrastructure=True, settle=0.0, silent=names)
 
 
 def _speaks_against_node(pod: PodView) -> bool:
     """Whether the node may be at fault for a pod's loss: not when it was drained, or others were preferred."""
-    wanted = ended_as_told(pod) and (pod.deleting or pod.reason == "Preempting")
+    wanted = ended_as_told(pod) and (pod.deleting or pod.reason in _PREEMPTED)
     return pod.silent or not wanted
 
 
 def _led_to(loss: Loss, pod: PodView) -> bool:
     """Whether a pod that does not answer may be what made another one's program fail."""
     kind = loss.failure.failure_class
-    if kind in ("ConnectionLost", "PeersUnreachable"):
+    if kind in LOST_OTHERS:
         return pod.silent or (pod.running and not pod.ready)
     return pod.silent and kind in _MAY_FOLLOW
 
@@ -247,9 +256,13 @@ def _located(loss: Loss, pods: Sequence[PodView]) -> Failure:
     host = (loss.host or "").split(".", 1)[0]
     for pod in pods:
         if host == pod.name:
-            update = {"role": pod.role, "index": pod.index, "pod": pod.name, "node": pod.node}
-            return loss.failure.model_copy(update=update)
+            return _put_down_to(pod, loss.failure)
     return loss.failure
+
+
+def _put_down_to(pod: PodView, failure: Failure) -> Failure:
+    update = {"role": pod.role, "index": pod.index, "pod": pod.name, "node": pod.node}
+    return failure.model_copy(update=update)
 
 
 def told(failure: Failure) -> str:

@@ -6,8 +6,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from dtj.api.job import Fault
+from dtj.api.scheduling import Gang
 from dtj.api.status import ArtifactsStatus, ProgressStatus
+from dtj.status.mpijob import MpiJob
 from dtj.status.pods import PodView
+from dtj.status.turns import NO_RIVAL, Turn
 
 Bottleneck = tuple[str, str]
 """Reason and message of the condition."""
@@ -23,6 +26,8 @@ class Expected:
     """Names of the pods, by stage."""
     decisive: Sequence[str]
     """Names of the pods whose success is the job's."""
+    reporter: str
+    """Name of the pod that tells how far the training is."""
     artifacts_uri: str | None
     attempts: Mapping[str, int]
     """In which attempt each pod is to be, by its name."""
@@ -32,6 +37,12 @@ class Expected:
     """Name of the pod that measures checkpoints: the training goes on without it."""
     evaluator_timeout: float = 0.0
     """Seconds that it gets after the training's end."""
+    gang: Gang = Gang.NONE
+    """Who places the pods all together or not at all."""
+    queue: str | None = None
+    """In which queue."""
+    whole: bool = False
+    """They are one group from the start: none of them is made again alone."""
 
     @property
     def needed(self) -> list[str]:
@@ -54,6 +65,14 @@ class Observed:
     """What holds the training up; told with `progress`."""
     evaluation: ProgressStatus | None = None
     """What the evaluator reports."""
+    turn: Turn = NO_RIVAL
+    """What the jobs mean for it that want the same nodes."""
+    answers: bool | None = None
+    """Whether the pod of rank 0 answered when it was asked last; None before that."""
+    program_ended: bool = False
+    """Whether its program has ended, as it says: what is left is the upload."""
+    mpijob: MpiJob | None = None
+    """The MPIJob that the job was handed over as."""
 
 
 # Reasons of the kubelet for an image that it does not get.

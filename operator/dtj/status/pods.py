@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from typing import Any
 
 from dtj.api.identity import LABEL_ATTEMPT, LABEL_INDEX, LABEL_ROLE
+from dtj.api.mpijob import INDEX_LABEL
 from dtj.api.validation import TRAINER_CONTAINER
 from dtj.status.times import read_time
 
@@ -70,12 +71,23 @@ class PodView:
     """Reason and message of a container that can't start or stay, or of a pod that no node takes."""
     exit: Exit | None
     """Of the container that trains; of an init container when that one failed, and so the pod."""
+    judged: str | None = None
+    """When the scheduler placed it, or found first that no node takes it."""
     delete_by: str | None = None
     """When a pod that was told to end is to be gone: its grace is over then."""
     grace_seconds: float = 0.0
     """Its grace, of a pod that was told to end."""
     silent: bool = False
     """Whether its node has stopped to report of it, as the cluster says."""
+    scheduled_at: str | None = None
+    """When it got its node."""
+    devices: tuple[tuple[str, int], ...] = ()
+    """Extended resources that its containers hold, as (nvidia.com/gpu, 2)."""
+
+    @property
+    def has_node(self) -> bool:
+        """Whether it keeps a node's resources from others: from its scheduling to the end of its containers."""
+        return self.scheduled and self.phase not in ("Succeeded", "Failed")
 
     @property
     def running(self) -> bool:
@@ -103,7 +115,8 @@ def view_pod(pod: Mapping[str, Any]) -> PodView:
     containers = {c["name"]: c for c in status.get("containerStatuses") or []}
     init = {c["name"]: c for c in status.get("initContainerStatuses") or []}
     scheduled = conditions.get("PodScheduled", {})
-    disruption = conditions.get("DisruptionTarget", {})
+    # The second is Kueue's: it evicts the pods of a group for one that goes before it.
+    disruption = conditions.get("DisruptionTarget") or conditions.get("TerminationTarget") or {}
     reason = status.get("reason") or ""
     if disruption.get("status") == "True":
         reason = reason or disruption.get("reason") or "Disrupted"
@@ -111,7 +124,7 @@ def view_pod(pod: Mapping[str, Any]) -> PodView:
         name=metadata["name"],
         uid=metadata.get("uid", ""),
         role=labels.get(LABEL_ROLE, ""),
-        index=int(labels.get(LABEL_INDEX, 0)),
+        index=int(labels.get(LABEL_INDEX) or labels.get(INDEX_LABEL) or 0),
         attempt=int(labels.get(LABEL_ATTEMPT, 0)),
         phase=status.get("phase") or "Pending",
         ready=conditions.get("Ready", {}).get("status") == "True",
@@ -126,10 +139,21 @@ def view_pod(pod: Mapping[str, Any]) -> PodView:
         exit=_exit(containers.get(TRAINER_CONTAINER, {}))
         # A native sidecar is an init container that may crash and come back: only a failed pod has failed by it.
         or (_init_failure(init) if status.get("phase") == "Failed" else None),
+        judged=scheduled.get("lastTransitionTime"),
         delete_by=metadata.get("deletionTimestamp"),
         grace_seconds=float(metadata.get("deletionGracePeriodSeconds") or 0),
         silent=status.get("phase") == "Unknown" or _is_silent(pod, conditions),
+        scheduled_at=scheduled.get("lastTransitionTime") if scheduled.get("status") == "True" else None,
+        devices=tuple(_devices(pod)),
     )
+
+
+def _devices(pod: Mapping[str, Any]) -> Iterator[tuple[str, int]]:
+    for container in (pod.get("spec") or {}).get("containers") or []:
+        for name, amount in ((container.get("resources") or {}).get("limits") or {}).items():
+            # Only extended resources have a domain; they come in whole numbers.
+            if "/" in name and str(amount).isdigit():
+                yield name, int(amount)
 
 
 def _is_silent(pod: Mapping[str, Any], conditions: Mapping[str, Mapping[str, Any]]) -> bool:

@@ -4,11 +4,25 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
+from datetime import datetime
 
-from dtj.api.status import JobStatus
-from dtj.status.failure import NODE_SETTLE_SECONDS, Loss, attempt_loss, early_end, is_lost
+from dtj.api.status import ConditionType, JobStatus
+from dtj.status.failure import (
+    LOST_OTHERS,
+    NODE_SETTLE_SECONDS,
+    SETTLE_SECONDS,
+    Loss,
+    attempt_loss,
+    early_end,
+    is_lost,
+)
 from dtj.status.observed import Expected
 from dtj.status.pods import PodView
+from dtj.status.times import seconds_since
+
+FOLLOWS_SECONDS = 180.0
+"""After all ran again: how long a chief may stand still for a replica that it had lost. dtj_trainer's ends after
+120 s without a step."""
 
 _MOST_NAMES = 4
 
@@ -21,8 +35,12 @@ def vanished(old: JobStatus, attempts: Mapping[str, int], pods: Sequence[PodView
     there = {pod.name for pod in pods}
     gone = []
     for role, status in old.replica_statuses.items():
-        known = status.active + status.succeeded + status.failed - sum(pod.role == role for pod in pods)
-        missing = [name for name in attempts if _role(name) == role and name not in there]
+        names = [name for name in attempts if _role(name) == role]
+        # Fewer are wanted than before: of those counted, some may be the ones that are not wanted any more.
+        unwanted = max(status.desired - len(names), 0)
+        counted = status.active + status.succeeded + status.failed - unwanted
+        known = counted - sum(pod.role == role for pod in pods)
+        missing = [name for name in names if name not in there]
         gone += sorted(missing, key=lambda name: attempts[name])[: max(known, 0)]
     return gone
 
@@ -31,13 +49,31 @@ def replica_loss(
     attempt: int, old: JobStatus, expected: Expected, pods: Sequence[PodView], gone: Collection[str]
 ) -> Loss | None:
     """Why replicas have to start again, or None; the evaluator's loss is none of the training's."""
-    mine = [pod for pod in _staying(old, pods) if pod.name != expected.evaluator]
+    mine = [pod for pod in _staying(old, expected, pods) if pod.name != expected.evaluator]
     loss = attempt_loss(attempt, mine, [name for name in gone if name != expected.evaluator])
     if loss is not None:
         return loss
     ended = (pod for pod in mine if pod.succeeded and _holds_state(expected, pod.name))
     # Its end may be part of everything's: the decisive pod's is then not far.
     return next((replace(early_end(attempt, pod), settle=NODE_SETTLE_SECONDS) for pod in ended), None)
+
+
+def told_apart(loss: Loss, old: JobStatus, expected: Expected, now: datetime) -> Loss:
+    """The loss, not to be counted if a decisive pod lost its connections to a replica that has started again since:
+    the loss of that one was. Once at most: afterwards the decisive pod is the one that started last.
+    """
+    name, attempts = loss.failure.pod or "", expected.attempts
+    cut_off = loss.failure.failure_class in LOST_OTHERS and name in expected.decisive
+    restarting = old.condition(ConditionType.RESTARTING)
+    if loss.infrastructure or not cut_off or restarting is None:
+        return loss
+    if all(attempts[other] <= attempts[name] for other in expected.needed):
+        return loss
+    ago = seconds_since(restarting.last_transition_time, now)
+    if not old.holds(ConditionType.RESTARTING) and ago > FOLLOWS_SECONDS:
+        return loss
+    # No node is to blame for it, and there is no need to wait long for another cause.
+    return replace(loss, counted=False, nodes=frozenset(), settle=min(loss.settle, SETTLE_SECONDS))
 
 
 def evaluator_loss(
@@ -51,7 +87,7 @@ def evaluator_loss(
     """Why the evaluator has to start again; None also when its program has failed more than `limit` times."""
     if expected.evaluator is None:
         return None
-    mine = [pod for pod in _staying(old, pods) if pod.name == expected.evaluator]
+    mine = [pod for pod in _staying(old, expected, pods) if pod.name == expected.evaluator]
     loss = attempt_loss(attempt, mine, [name for name in gone if name == expected.evaluator])
     if loss is None or (not loss.infrastructure and (old.restarts.evaluator or 0) >= limit):
         return None
@@ -71,9 +107,9 @@ def start_again(expected: Expected, pods: Sequence[PodView], gone: Collection[st
     return again
 
 
-def _staying(old: JobStatus, pods: Sequence[PodView]) -> list[PodView]:
-    """Before all ran, a pod that is deleted is simply made again."""
-    return [pod for pod in pods if old.all_running_time or not pod.deleting]
+def _staying(old: JobStatus, expected: Expected, pods: Sequence[PodView]) -> list[PodView]:
+    """Before all ran, a pod that is deleted is simply made again, unless it is one of a group."""
+    return [pod for pod in pods if old.all_running_time or expected.whole or not pod.deleting]
 
 
 def _holds_state(expected: Expected, name: str) -> bool:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from dtj.api.status import ArtifactsStatus, ProgressStatus, ReplicaStatus
-from dtj.status.observed import Expected
+from dtj.status.draft import Draft
+from dtj.status.evaluator import measured
+from dtj.status.failure import read_termination, reported
+from dtj.status.observed import Expected, Observed
 from dtj.status.pods import PodView
 
 
@@ -32,7 +35,22 @@ def replica_statuses(expected: Expected, pods: Sequence[PodView]) -> dict[str, R
     return statuses
 
 
-def known_progress(
+def take_reports(draft: Draft, expected: Expected, observed: Observed, named: Mapping[str, PodView]) -> None:
+    """Take over what the pods report while they run, and what they said at their end: a checkpoint that the status
+    names may be gone when the last ones, written since the operator asked, are not told.
+    """
+    old = draft.job.status
+    evaluation = measured(named.get(expected.evaluator or ""), observed.evaluation)
+    ends = [named[name].exit for name in expected.decisive if name in named]
+    said = [reported(read_termination(end)) for end in ends if end is not None]
+    progress, artifacts = old.progress, old.artifacts
+    for new in [(observed.progress, observed.artifacts), *said]:
+        progress = _progress(expected, progress, new[0], evaluation)
+        artifacts = _artifacts(expected, artifacts, new[1])
+    draft.values |= {"progress": progress, "artifacts": artifacts}
+
+
+def _progress(
     expected: Expected,
     old: ProgressStatus | None,
     new: ProgressStatus | None,
@@ -48,7 +66,7 @@ def known_progress(
     return (progress or ProgressStatus()).model_copy(update={"accuracy": known[0]}) if known else progress
 
 
-def known_artifacts(
+def _artifacts(
     expected: Expected, old: ArtifactsStatus | None, new: ArtifactsStatus | None
 ) -> ArtifactsStatus | None:
     """What was known of the bucket, with what is new."""

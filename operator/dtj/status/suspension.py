@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from dtj.api.status import ConditionType, JobStatus, Phase
+from dtj.status.again import in_attempt
 from dtj.status.draft import Draft, Evaluation
 from dtj.status.observed import Expected
 from dtj.status.overdue import told_ending
@@ -46,7 +47,7 @@ def suspended(draft: Draft, expected: Expected, pods: Sequence[PodView]) -> Eval
     message = f"{_WHY}; attempt {attempt} is next"
     draft.set(ConditionType.RUNNING, False, SUSPENDED, message)
     draft.set(ConditionType.SUSPENDED, True, SUSPENDED, message)
-    status = draft.status(phase=Phase.SUSPENDED, start_time=None, all_running_time=None)
+    status = draft.status(phase=Phase.SUSPENDED, start_time=None, all_running_time=None, gave_way=None)
     return Evaluation(status, look_again=None if draft.job.spec.run_policy.suspend else 0.0, hold=True)
 
 
@@ -54,9 +55,7 @@ def resumed(draft: Draft, expected: Expected) -> Evaluation:
     """The job goes on with all its replicas, also those that it has only now, in one attempt."""
     attempt = draft.job.status.attempt
     if expected.restarts_with is not None and attempt > 1:
-        draft.values["replica_attempts"] = {
-            name.removeprefix(f"{draft.job.name}-"): attempt for name in sorted(expected.attempts)
-        }
+        draft.values["replica_attempts"] = in_attempt(draft.job, expected.attempts, attempt)
     message = f"runPolicy.suspend is false: attempt {attempt} begins"
     draft.set(ConditionType.SUSPENDED, False, "JobResumed", message)
     return Evaluation(draft.status(phase=Phase.PENDING), look_again=0.0, hold=True)

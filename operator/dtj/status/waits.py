@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from datetime import datetime
+from datetime import datetime, timedelta
 
 from dtj.api.job import Job
 from dtj.api.status import ConditionType, Failure, JobStatus, Phase
-from dtj.status.backoff import pause_left
+from dtj.status.backoff import pause
 from dtj.status.draft import Draft, Evaluation
+from dtj.status.failure import Loss
 from dtj.status.observed import Expected, Observed, hindered
 from dtj.status.pods import PodView
-from dtj.status.times import seconds_since
+from dtj.status.times import seconds_since, written_time
 
-# Obstacles that are the class of a failure.
-_CLASSES = frozenset(
+OBSTACLE_CLASSES: frozenset[str] = frozenset(
     {
         "ImagePull",
         "Unschedulable",
@@ -27,21 +27,39 @@ _CLASSES = frozenset(
         "SidecarEnded",
     }
 )
+"""Obstacles that are the class of a failure."""
 
 
 def start_left(draft: Draft) -> float | None:
     """Seconds until all needed replicas have to run; None when they may take any time, or have run.
 
-    They count from the start of the job, its resumption, or the end of the pause before a retry.
+    They count from the start of the job, its resumption, or from `retry_begins`.
     """
     status, deadline = draft.job.status, draft.job.spec.run_policy.start_deadline_seconds
-    if deadline is None:
+    if (
+        deadline is None
+        or draft.values["start_time"] is None
+        or (status.all_running_time and not status.holds(ConditionType.RESTARTING))
+    ):
         return None
-    left = deadline - seconds_since(str(draft.values["start_time"]), draft.now)
-    if status.holds(ConditionType.RESTARTING):
-        # A run of this machine that goes on after dtj was killed began later than its retry.
-        return max(left, deadline + pause_left(status, draft.now))
-    return left if status.all_running_time is None else None
+    waited = seconds_since(str(draft.values["start_time"]), draft.now)
+    if status.retry_time is not None:
+        # A job that was resumed, or a run of this machine that goes on, began later than its last retry.
+        waited = min(waited, seconds_since(status.retry_time, draft.now))
+    return deadline - waited
+
+
+def retry_begins(draft: Draft, loss: Loss) -> str | None:
+    """From when on the replicas of a retry have the time of the start deadline, the pause not counted.
+
+    What the cluster takes before all ran begins no new wait: it may go on so for ever. Failures of the program have
+    a limit of their own.
+    """
+    status = draft.job.status
+    all_ran = status.all_running_time is not None and not status.holds(ConditionType.RESTARTING)
+    if loss.infrastructure and not all_ran:
+        return status.retry_time
+    return written_time(draft.now + timedelta(seconds=pause(draft.status())))
 
 
 def too_late(
@@ -49,19 +67,22 @@ def too_late(
 ) -> JobStatus:
     """The status of a job whose replicas did not all run in time. why: reason and message of what it waited for."""
     told = draft.job.status.condition(ConditionType.RUNNING)
-    if why is None and told is not None and told.reason in _CLASSES:
+    if why is None and told is not None and told.reason in OBSTACLE_CLASSES:
         # An operator that was just started has not been refused anything yet.
         why = told.reason, told.message
     absent = [pod for pod in pods if pod.name in expected.needed and not (pod.running and pod.ready)]
-    known = why is not None and why[0] in _CLASSES
+    known = why is not None and why[0] in OBSTACLE_CLASSES
     pod = hindered(absent) if known and observed.refusal is None else None
     attempt, deadline = draft.values["attempt"], draft.job.spec.run_policy.start_deadline_seconds
-    message = f"not all pods ran {deadline} s after attempt {attempt} began (runPolicy.startDeadlineSeconds)"
+    message = f"not all pods ran in {deadline} s (runPolicy.startDeadlineSeconds)"
     if why is not None:
         message += f"; it waited for: {why[1]}"
     elif absent:
         pod = absent[0]
         message += f"; it waited for {pod.name}, {_state(pod)}: the pod's events tell more"
+    again = draft.job.status.condition(ConditionType.RESTARTING)
+    if again is not None and draft.job.status.holds(ConditionType.RESTARTING):
+        message += f"; before, {again.message}"
     draft.values["failure"] = Failure(
         attempt=attempt,
         role=pod.role if pod else None,

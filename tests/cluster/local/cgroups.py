@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import time
 from pathlib import Path
@@ -33,8 +34,10 @@ def processes(name: str = f"{PREFIX}*") -> set[int]:
         for path, _, _ in os.walk(folder):
             try:
                 found.update(map(int, (Path(path) / "cgroup.procs").read_text().split()))
-            except FileNotFoundError:
-                continue  # ended between the listing and the reading
+            except OSError as error:
+                # Ended between the listing and the reading, or in the middle of that.
+                if error.errno not in (errno.ENOENT, errno.ENODEV):
+                    raise
     return found
 
 

@@ -31,7 +31,7 @@ OPENAPI = "k8s.io/kubernetes/pkg/generated/openapi"
 def key() -> str:
     """Changes whenever what the programs are made from, or how, does."""
     steps = (_build, _environment, _replace_reflect2, _generate_openapi, _compile)
-    made_from = [VERSION, *PROGRAMS, GO, REFLECT2, *map(inspect.getsource, steps)]
+    made_from = [VERSION, *PROGRAMS, GO, REFLECT2, *(inspect.getsource(step) for step in steps)]
     return hashlib.sha256("\0".join(made_from).encode()).hexdigest()[:12]
 
 

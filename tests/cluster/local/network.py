@@ -155,9 +155,11 @@ def _check_free() -> None:
 
 def _links(*selector: str) -> list[str]:
     words = ("show", *selector) if selector[0] == "master" else ("show", "dev", *selector)
-    if not succeeds("ip", "link", *words):
-        return []
-    return [link["ifname"] for link in json.loads(run("ip", "-json", "link", *words) or "[]") if link]
+    try:
+        said = run("ip", "-json", "link", *words)
+    except ClusterError:
+        return []  # there is no such device; the kernel may just have removed it with a namespace
+    return [link["ifname"] for link in json.loads(said or "[]") if link]
 
 
 def _tables(family: str) -> dict[str, list[str]]:

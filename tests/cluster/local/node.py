@@ -120,6 +120,8 @@ def _configuration(node: Node) -> dict[str, object]:
         "cgroupDriver": "cgroupfs",
         "cgroupRoot": f"/{node.cgroup}",
         "failSwapOn": False,
+        # A volume in memory is as small as its sizeLimit says, as on by default since 1.22.
+        "featureGates": {"SizeMemoryBackedVolumes": True},
         "maxPods": 200,
         "volumePluginDir": str(node.directory / "volume-plugins"),
         # Tests wait for all of these.

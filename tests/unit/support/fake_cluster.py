@@ -13,15 +13,19 @@ from typing import Any, Literal
 from dtj.api.crd import custom_resource_definition
 from dtj.api.identity import KIND, LABEL_ATTEMPT, LABEL_JOB, LABEL_ROLE
 from dtj.api.job import Manifest
+from dtj.api.mpijob import MPIJOB_KIND
 from dtj.cluster.port import ApiError
-from dtj.reconcile.view import Key, Owned, OwnedPod, controller_uid
+from dtj.reconcile.tensorboard import view_deployment
+from dtj.reconcile.view import Key, Owned, OwnedDeployment, OwnedPod, controller_uid, job_uid
 from dtj.status.pods import view_pod
 from dtj.status.times import written_time
+from tests.unit.support.mpijob_crd import MPIJOB_SCHEMA
 from tests.unit.support.structural import schema_faults, with_defaults
 
 Name = tuple[str, str, str]
 """Kind, namespace and name."""
 SCHEMA = custom_resource_definition()["spec"]["versions"][0]["schema"]["openAPIV3Schema"]
+WATCHED = (KIND, "Pod", "Service", "ConfigMap", "Deployment")
 WRITES = ("create", "patch", "delete")
 
 
@@ -64,6 +68,8 @@ class FakeCluster:
     calls: list[Call] = field(default_factory=list)
     created_pods: list[tuple[str, str]] = field(default_factory=list)
     """Name and attempt of every pod that ever was made."""
+    served: set[tuple[str, str]] = field(default_factory=set)
+    """Versions and plurals of other people's kinds that are there."""
     refuse: Callable[[Manifest], ApiError | None] = lambda manifest: None
     die_at: int | None = None
     die_when: Literal["before", "after"] = "before"
@@ -88,6 +94,31 @@ class FakeCluster:
 
         return self._carry_out("patch", manifest, replace)
 
+    async def delete(self, manifest: Manifest, uid: str) -> None:
+        def delete() -> None:
+            there = self.objects.get(_name(manifest))
+            if there is not None and there["metadata"]["uid"] == uid:
+                self.remove(_name(manifest))
+
+        self._carry_out("delete", manifest, delete)
+
+    async def update_deployment(self, manifest: Manifest) -> Manifest:
+        def update(there: Manifest) -> None:
+            there["metadata"]["annotations"] |= manifest["metadata"]["annotations"]
+            there["spec"] |= {
+                field: copy.deepcopy(value)
+                for field, value in manifest["spec"].items()
+                if field in ("replicas", "template")
+            }
+
+        def patch() -> Manifest:
+            refusal = self.refuse(manifest)
+            if refusal is not None:
+                raise refusal
+            return self.change(_name(manifest), update)
+
+        return self._carry_out("patch", manifest, patch)
+
     async def delete_pod(self, namespace: str, name: str, uid: str, *, force: bool = False) -> None:
         def delete() -> None:
             there = self.objects.get(("Pod", namespace, name))
@@ -95,6 +126,17 @@ class FakeCluster:
                 self.remove(("Pod", namespace, name)) if force else self.end_pod(there)
 
         self._carry_out("delete", {"kind": "Pod", "metadata": {"name": name, "uid": uid}}, delete)
+
+    async def serves_kind(self, api_version: str, plural: str) -> bool:
+        return (api_version, plural) in self.served
+
+    async def delete_tree(self, manifest: Manifest) -> None:
+        def delete() -> None:
+            there = self.objects.get(_name(manifest))
+            if there is not None and there["metadata"]["uid"] == manifest["metadata"]["uid"]:
+                self._end_after_dependents(_name(manifest))
+
+        self._carry_out("delete", manifest, delete)
 
     async def expire_job(self, namespace: str, name: str, uid: str, resource_version: str) -> None:
         def delete() -> None:
@@ -153,6 +195,11 @@ class FakeCluster:
         stored = json.loads(json.dumps(manifest, allow_nan=False))
         if name[0] == KIND:
             stored = with_defaults(SCHEMA, stored)
+        if name[0] == MPIJOB_KIND:
+            wrong = list(schema_faults(MPIJOB_SCHEMA, stored))
+            if wrong:
+                raise ApiError(400, "BadRequest", "; ".join(wrong))
+            stored = with_defaults(MPIJOB_SCHEMA, stored)
         stored["metadata"] |= {"uid": self._number("uid"), "creationTimestamp": written_time(self.now)}
         stored["metadata"].setdefault("generation", 1)
         if name[0] == "Pod":
@@ -174,8 +221,14 @@ class FakeCluster:
         return self._store(name, changed)
 
     def remove(self, name: Name) -> None:
-        """Take an object away at once."""
-        if self.objects.pop(name, None) is not None:
+        """Take an object away at once; a pod that a finalizer holds has ended, and stays."""
+        there = self.objects.get(name)
+        if there is not None and there["metadata"].get("finalizers"):
+            told = {"deletionTimestamp": written_time(self.now), "deletionGracePeriodSeconds": 0}
+            self.change(name, lambda pod: pod["metadata"].update({**told, **pod["metadata"]}))
+            if there["status"]["phase"] not in ("Succeeded", "Failed"):
+                self.change(name, lambda pod: pod["status"].update(phase="Failed"))
+        elif self.objects.pop(name, None) is not None:
             self.log.append((name, None))
 
     def end_pod(self, pod: Manifest) -> None:
@@ -191,11 +244,31 @@ class FakeCluster:
 
     def collect_garbage(self) -> None:
         """End what belonged to objects that are gone."""
-        uids = {there["metadata"]["uid"] for there in self.objects.values()}
+        for name, there in list(self.objects.items()):
+            if there["metadata"].get("foreground") and not self._dependents(there):
+                self.remove(name)
+        uids = {
+            there["metadata"]["uid"]
+            for there in self.objects.values()
+            if not there["metadata"].get("foreground")
+        }
         for name, there in list(self.objects.items()):
             owner = controller_uid(there)
             if owner and owner not in uids:
-                self.end_pod(there) if name[0] == "Pod" else self.remove(name)
+                if name[0] == "Pod":
+                    self.end_pod(there)
+                elif self._dependents(there):
+                    self._end_after_dependents(name)
+                else:
+                    self.remove(name)
+
+    def _end_after_dependents(self, name: Name) -> None:
+        when = {"deletionTimestamp": written_time(self.now), "foreground": True}
+        if "foreground" not in self.objects[name]["metadata"]:
+            self.change(name, lambda there: there["metadata"].update(when))
+
+    def _dependents(self, owner: Manifest) -> list[Manifest]:
+        return [o for o in self.objects.values() if controller_uid(o) == owner["metadata"]["uid"]]
 
     def _store(self, name: Name, manifest: Manifest) -> Manifest:
         manifest["metadata"]["resourceVersion"] = self._number("")
@@ -238,7 +311,7 @@ class FakeView:
 
         behind: how many of the last changes of a kind are held back.
         """
-        for kind in kinds or (KIND, "Pod", "Service", "ConfigMap"):
+        for kind in kinds or WATCHED:
             changes = [change for change in self._cluster.log if change[0][0] == kind]
             begin = self._seen.get(kind, 0)
             end = len(changes) if count is None else min(begin + count, len(changes))
@@ -262,7 +335,7 @@ class FakeView:
         """List everything anew. ghosts: what went meanwhile is not noticed, as by kopf."""
         known = self._objects if ghosts else {}
         self._objects = known | copy.deepcopy(self._cluster.objects)
-        for kind in (KIND, "Pod", "Service", "ConfigMap"):
+        for kind in WATCHED:
             self._seen[kind] = sum(name[0] == kind for name, _ in self._cluster.log)
 
     def _apply(self, name: Name, manifest: Manifest | None) -> None:
@@ -286,7 +359,7 @@ class FakeView:
         ]
 
     def pods(self, key: Key) -> Sequence[OwnedPod]:
-        return [OwnedPod(controller_uid(pod), view_pod(pod)) for pod in self._children("Pod", key)]
+        return [OwnedPod(job_uid(pod), view_pod(pod)) for pod in self._children("Pod", key)]
 
     def services(self, key: Key) -> Sequence[Owned]:
         return [Owned(s["metadata"]["name"], controller_uid(s)) for s in self._children("Service", key)]
@@ -297,11 +370,11 @@ class FakeView:
             for c in self._children("ConfigMap", key)
         ]
 
-    def active(self) -> Sequence[Key]:
-        return []
+    def deployments(self, key: Key) -> Sequence[OwnedDeployment]:
+        return [view_deployment(deployment) for deployment in self._children("Deployment", key)]
 
-    def phases(self) -> Mapping[str, int]:
-        return {}
+    def active(self) -> Sequence[Key]:
+        return [(name[1], name[2]) for name in self._objects if name[0] == KIND]
 
 
 Ending = tuple[int, str]
@@ -322,6 +395,8 @@ class Kubelet:
     """How a pod that has run for so many steps ends, or None when it goes on."""
     end_steps: int = 1
     """How many steps a pod that is told to end still takes."""
+    places: int | None = None
+    """How many pods have a node at most; no node takes the others."""
     hold: set[str] = field(default_factory=set)
     """Names of pods that get a node and no further."""
     ran: dict[str, int] = field(default_factory=dict)
@@ -347,8 +422,10 @@ class Kubelet:
             self.ending[uid] = self.ending.get(uid, 0) + 1
             if self.ending[uid] > self.end_steps:
                 self.cluster.remove(name)
+        elif pod["spec"].get("schedulingGates"):
+            pass
         elif not pod["spec"].get("nodeName"):
-            self.cluster.change(name, _scheduled)
+            self.cluster.change(name, self._schedule)
         elif phase == "Pending" and name[2] not in self.hold:
             self.cluster.change(name, _running)
         elif phase == "Running":
@@ -359,6 +436,21 @@ class Kubelet:
                 self.cluster.change(name, lambda p: _ended(p, ending, finished))
             elif self.ran[uid] == 1:
                 self.cluster.change(name, _ready)
+
+    def _schedule(self, pod: Manifest) -> None:
+        placed = [there for there in self.cluster.of_kind("Pod") if there["spec"].get("nodeName")]
+        held = [there for there in placed if there["status"]["phase"] not in ("Succeeded", "Failed")]
+        if self.places is None or len(held) < self.places:
+            _scheduled(pod)
+            pod["status"]["conditions"][0]["lastTransitionTime"] = written_time(self.cluster.now)
+        elif "conditions" not in pod["status"]:
+            refused = {
+                "type": "PodScheduled",
+                "status": "False",
+                "reason": "Unschedulable",
+                "message": "full",
+            }
+            pod["status"]["conditions"] = [refused | {"lastTransitionTime": written_time(self.cluster.now)}]
 
 
 def _scheduled(pod: Manifest) -> None:

@@ -16,9 +16,11 @@ from aiohttp import web
 
 from dtj.api.identity import API_VERSION, GROUP, KIND, LABEL_JOB, PLURAL, VERSION
 from dtj.api.job import Manifest
+from dtj.api.mpijob import MPIJOB_API_VERSION, MPIJOB_KIND, MPIJOB_PLURAL
 from dtj.cluster.port import ApiError
 from tests.unit.support.api_server import refused
 from tests.unit.support.fake_cluster import FakeCluster, Kubelet, Name
+from tests.unit.support.mpi_operator import MpiOperator
 
 KINDS = {
     "pods": "Pod",
@@ -26,7 +28,17 @@ KINDS = {
     "configmaps": "ConfigMap",
     "secrets": "Secret",
     "events": "Event",
+    "leases": "Lease",
+    "podgroups": "PodGroup",
+    "validatingwebhookconfigurations": "ValidatingWebhookConfiguration",
+    "networkpolicies": "NetworkPolicy",
 }
+LEASES = "coordination.k8s.io/v1"
+POD_GROUPS = ("scheduling.x-k8s.io/v1alpha1", "scheduling.volcano.sh/v1beta1")
+WEBHOOKS = "/apis/admissionregistration.k8s.io/v1/{plural}/{name}"
+APPS = "apps/v1"
+POLICIES = "networking.k8s.io/v1"
+OTHERS = {PLURAL: KIND, MPIJOB_PLURAL: MPIJOB_KIND, "deployments": "Deployment"}
 VERBS = ["create", "delete", "get", "list", "patch", "watch"]
 Fault = Callable[[web.Request, Callable[[], Awaitable[web.StreamResponse]]], Awaitable[web.StreamResponse]]
 """Answers a request in the server's place; may ask the server, too."""
@@ -74,6 +86,7 @@ class HttpCluster:
     def __init__(self) -> None:
         self.cluster = History(now=datetime.now(UTC))
         self.kubelet = Kubelet(self.cluster)
+        self.mpi_operator = MpiOperator(self.cluster)
         self.fault: Fault | None = None
         self.requests: list[tuple[float, str, str]] = []
         """Time, method and path of each."""
@@ -113,6 +126,7 @@ class HttpCluster:
             await asyncio.sleep(0.05)
             if self.moves:
                 self.kubelet.step()
+                self.mpi_operator.step()
             self.cluster.now = datetime.now(UTC)
 
     # --- HTTP --------------------------------------------------------------------------------------------
@@ -121,10 +135,22 @@ class HttpCluster:
         app = web.Application(middlewares=[self._check])
         for path, known in DISCOVERY.items():
             app.router.add_get(path, partial(self._discover, known))
-        for root in ("/api/v1", f"/apis/{API_VERSION}"):
+        app.router.add_get(WEBHOOKS, self._get)
+        app.router.add_put(WEBHOOKS, self._replace)
+        for root in (
+            "/api/v1",
+            f"/apis/{API_VERSION}",
+            f"/apis/{LEASES}",
+            f"/apis/{APPS}",
+            f"/apis/{POLICIES}",
+            f"/apis/{MPIJOB_API_VERSION}",
+            *(f"/apis/{v}" for v in POD_GROUPS),
+        ):
             one = root + "/namespaces/{namespace}/{plural}"
             app.router.add_get(root + "/{plural}", self._list)
+            app.router.add_get(one, self._list)
             app.router.add_post(one, self._create)
+            app.router.add_put(one + "/{name}", self._replace)
             app.router.add_get(one + "/{name}", self._get)
             app.router.add_patch(one + "/{name}", self._patch_data)
             app.router.add_patch(one + "/{name}/status", self._patch_status)
@@ -149,19 +175,22 @@ class HttpCluster:
         return answer
 
     async def _list(self, request: web.Request) -> web.StreamResponse:
-        kind = _kind(request)
+        kind, namespace = _kind(request), request.match_info.get("namespace")
         labelled = bool(request.query.get("labelSelector"))
+
+        def asked(name: Name, manifest: Manifest) -> bool:
+            mine = not labelled or LABEL_JOB in manifest["metadata"].get("labels", {})
+            return mine and name[0] == kind and namespace in (None, name[1])
+
         if request.query.get("watch"):
-            return await self._watch(request, kind, labelled)
+            return await self._watch(request, asked)
         version = self.cluster._counter if self.stale is None else self.stale
-        items = [
-            manifest
-            for name, manifest in self.cluster.at(version).items()
-            if name[0] == kind and (not labelled or LABEL_JOB in manifest["metadata"].get("labels", {}))
-        ]
+        items = [manifest for name, manifest in self.cluster.at(version).items() if asked(name, manifest)]
         return web.json_response({"metadata": {"resourceVersion": str(version)}, "items": items})
 
-    async def _watch(self, request: web.Request, kind: str, labelled: bool) -> web.StreamResponse:
+    async def _watch(
+        self, request: web.Request, asked: Callable[[Name, Manifest], bool]
+    ) -> web.StreamResponse:
         version = int(request.query["resourceVersion"])
         response = web.StreamResponse()
         response.enable_chunked_encoding()
@@ -174,8 +203,7 @@ class HttpCluster:
         try:
             while True:
                 for number, change, name, manifest in self.cluster.history:
-                    mine = not labelled or LABEL_JOB in manifest["metadata"].get("labels", {})
-                    if number > version and name[0] == kind and mine:
+                    if number > version and asked(name, manifest):
                         line = json.dumps({"type": change, "object": manifest}).encode() + b"\n"
                         await response.write(line)
                         version = number
@@ -186,17 +214,49 @@ class HttpCluster:
     async def _create(self, request: web.Request) -> web.Response:
         return web.json_response(await self.cluster.create(await request.json()), status=201)
 
-    def _named(self, request: web.Request) -> Manifest:
-        metadata = {"namespace": request.match_info["namespace"], "name": request.match_info["name"]}
-        return {"kind": _kind(request), "metadata": metadata}
+    def _named(self, request: web.Request, **known: str) -> Manifest:
+        namespace = request.match_info.get("namespace", "")
+        return {
+            "kind": _kind(request),
+            "metadata": {"namespace": namespace, "name": request.match_info["name"], **known},
+        }
 
     async def _get(self, request: web.Request) -> web.Response:
         there = await self.cluster.get(self._named(request))
-        return web.json_response(there) if there else refused(404, "NotFound", "not found")
+        if there is None:
+            return refused(404, "NotFound", "not found")
+        if not there["metadata"].get("namespace"):
+            there["metadata"].pop("namespace", None)  # as a server, which leaves out what is empty
+        return web.json_response(there)
+
+    async def _replace(self, request: web.Request) -> web.Response:
+        manifest = await request.json()
+
+        def replace(there: Manifest) -> None:
+            if there["metadata"]["resourceVersion"] != manifest["metadata"]["resourceVersion"]:
+                raise ApiError(409, "Conflict", "the object has been modified")
+            there.update(manifest)
+
+        place = request.match_info.get("namespace", ""), request.match_info["name"]
+        return web.json_response(self.cluster.change((_kind(request), *place), replace))
 
     async def _patch_data(self, request: web.Request) -> web.Response:
         patch = json.loads(await request.read())
+        if isinstance(patch, list):
+            return web.json_response(await self.cluster.update_deployment(self._updated(request, patch)))
         return web.json_response(await self.cluster.replace_data(self._named(request) | patch))
+
+    def _updated(self, request: web.Request, operations: list[Manifest]) -> Manifest:
+        """What a JSON patch of a Deployment asks for."""
+        made = self._named(request)
+        made["metadata"]["annotations"], made["spec"] = {}, {}
+        for operation in operations:
+            *above, last = operation["path"].removeprefix("/").split("/")
+            place = made
+            for name in above:
+                place = place[name]
+            place[last.replace("~1", "/")] = operation["value"]
+        return made
 
     async def _patch_status(self, request: web.Request) -> web.Response:
         patch = json.loads(await request.read())
@@ -209,14 +269,22 @@ class HttpCluster:
     async def _delete(self, request: web.Request) -> web.Response:
         place = request.match_info["namespace"], request.match_info["name"]
         options = await request.json()
-        force = options.get("gracePeriodSeconds") == 0
-        await self.cluster.delete_pod(*place, options["preconditions"]["uid"], force=force)
+        wanted = options["preconditions"]
+        if _kind(request) == KIND:
+            await self.cluster.expire_job(*place, wanted["uid"], wanted["resourceVersion"])
+        elif _kind(request) == "PodGroup":
+            await self.cluster.delete(self._named(request), wanted["uid"])
+        elif _kind(request) == MPIJOB_KIND:
+            await self.cluster.delete_tree(self._named(request, uid=wanted["uid"]))
+        else:
+            force = options.get("gracePeriodSeconds") == 0
+            await self.cluster.delete_pod(*place, wanted["uid"], force=force)
         return web.json_response({"kind": "Status", "status": "Success"})
 
 
 def _kind(request: web.Request) -> str:
     plural = request.match_info["plural"]
-    return KIND if plural == PLURAL else KINDS[plural]
+    return (KINDS | OTHERS)[plural]
 
 
 def _group(name: str, version: str) -> Manifest:
@@ -236,9 +304,11 @@ _EXTENSIONS = "apiextensions.k8s.io"
 # kopf wants to know namespaces and CRDs, though it watches none of them here.
 DISCOVERY: dict[str, Manifest] = {
     "/api": {"versions": ["v1"]},
-    "/apis": {"groups": [_group(GROUP, VERSION), _group(_EXTENSIONS, "v1")]},
+    "/apis": {"groups": [_group(GROUP, VERSION), _group("apps", "v1"), _group(_EXTENSIONS, "v1")]},
     "/api/v1": _resources("v1", {**KINDS, "namespaces": "Namespace"}),
+    f"/apis/{APPS}": _resources(APPS, {"deployments": "Deployment"}),
     f"/apis/{API_VERSION}": _resources(API_VERSION, {PLURAL: KIND}),
+    f"/apis/{MPIJOB_API_VERSION}": _resources(MPIJOB_API_VERSION, {MPIJOB_PLURAL: MPIJOB_KIND}),
     f"/apis/{_EXTENSIONS}/v1": _resources(
         f"{_EXTENSIONS}/v1", {"customresourcedefinitions": "CustomResourceDefinition"}
     ),

@@ -38,6 +38,8 @@ class KubeServer:
     """Token, and path, of each object that was to be made, also where one was there."""
     watchers: set[str] = field(default_factory=set)
     """Tokens of clients that watch."""
+    listed: set[str] = field(default_factory=set)
+    """Paths that were listed or watched."""
     installed: bool = True
     """Whether it knows our resource."""
     held: set[str] = field(default_factory=set)
@@ -75,6 +77,7 @@ class KubeServer:
         for root in ("/api/v1", "/apis/{group}/{version}"):
             app.router.add_get(root + "/{plural}", self._list)
             collection = root + "/namespaces/{namespace}/{plural}"
+            app.router.add_get(collection, self._list)
             app.router.add_post(collection, self._create)
             for path in (collection + "/{name}", collection + "/{name}/status"):
                 app.router.add_route("*", path, self._item)
@@ -111,9 +114,14 @@ class KubeServer:
         return web.json_response(answers.get(request.path, {"resources": job}))
 
     async def _list(self, request: web.Request) -> web.StreamResponse:
-        plural = request.match_info["plural"]
+        plural, namespace = request.match_info["plural"], request.match_info.get("namespace")
+        self.listed.add(request.path)
+
+        def asked(place: Place) -> bool:
+            return place[0] == plural and namespace in (None, place[1])
+
         if not request.query.get("watch"):
-            items = [manifest for place, manifest in self.objects.items() if place[0] == plural]
+            items = [manifest for place, manifest in self.objects.items() if asked(place)]
             version = str(len(self._history))
             return web.json_response({"metadata": {"resourceVersion": version}, "items": items})
         response = web.StreamResponse()
@@ -123,7 +131,7 @@ class KubeServer:
         seen = int(request.query["resourceVersion"])
         while True:
             for version, event, place, manifest in self._history[seen:]:
-                if place[0] == plural:
+                if asked(place):
                     await response.write(json.dumps({"type": event, "object": manifest}).encode() + b"\n")
                 seen = version
             async with self._changed:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import copy
 import itertools
-from collections.abc import Coroutine
+import json
+from collections.abc import Coroutine, Mapping
 from datetime import timedelta
 from typing import Any
 
 from dtj.api.identity import KIND, LABEL_ATTEMPT
 from dtj.api.job import Manifest
+from dtj.api.managed_by import other_manager_of
 from dtj.cluster.port import ApiError
 from dtj.reconcile.view import controller_uid
 from tests.unit.support.fake_cluster import Call, Kubelet, Name, OperatorDied
@@ -34,14 +36,21 @@ def run(pass_: Coroutine[Any, Any, float | None]) -> float | None:
 class Trial(World):
     """A world that keeps books: what was done to pods, and whether the operator's requests are right."""
 
+    counts_after = 5.0
+
     def __init__(self, spec: Manifest) -> None:
         self.harmed: dict[str, str] = {}
         """Pods that ended otherwise than by the operator: uid -> the job's."""
         self.suspensions = 0
+        self.stalls = 0
+        self.followed = 0
         self.stuck: set[str] = set()
         """Pods whose node is silent: told to end, they don't."""
         self.foreign: dict[Name, Manifest] = {}
-        self.checked = 0
+        self.made: dict[tuple[str, ...], str] = {}
+        """The last pod of each place and attempt: job, role, index and attempt -> uid."""
+        self.successor: tuple[Mapping[str, int], int] | None = None
+        self.checked = self.checked_changes = 0
         super().__init__(**spec)
         self.cluster.meanwhile = self.check_request
 
@@ -49,15 +58,27 @@ class Trial(World):
 
     def make_pass(self) -> None:
         """A pass of the operator; one that dies is started again with an empty memory."""
+        mine = self.reconciler
         try:
-            self.again = run(self.reconciler.reconcile(KEY))
+            self.again = run(mine.reconcile(KEY))
         except ApiError:
             self.again = 1.0
         except OperatorDied:
             self.deaths += 1
-            self.start_operator()
+            if self.reconciler is mine:
+                self.start_operator()
             self.again = 0.0
-        self.cluster.die_at = self.cluster.fault = None
+        self.cluster.die_at = self.cluster.fault = self.successor = None
+
+    def _take_over(self, behind: Mapping[str, int], passes: int) -> None:
+        """Another operator leads from now on; its passes come before the request that was just under way."""
+        stopped, self.cluster.die_at = self.cluster.die_at, None
+        self.successor = None
+        self.start_operator(behind)
+        for _ in range(passes):
+            self.make_pass()
+            self.view.deliver()
+        self.cluster.die_at = stopped
 
     def pods(self, *, live: bool = False) -> list[Manifest]:
         """Pods of jobs of the name, by name. live: only those that have not ended."""
@@ -101,6 +122,9 @@ class Trial(World):
 
     def check_request(self, call: Call, manifest: Manifest) -> None:
         """Each request is looked at when it arrives, against what is there then."""
+        if self.cluster.die_at == 0 and self.successor is not None:
+            self._take_over(*self.successor)
+        self._check_manager(call, manifest)
         if call.kind == "Pod" and call.verb == "create":
             self._check_create(manifest)
         if call.kind == "Pod" and call.verb == "delete":
@@ -108,10 +132,21 @@ class Trial(World):
         if call.kind == KIND and call.verb == "delete":
             self._check_expiry()
 
+    def _check_manager(self, call: Call, manifest: Manifest) -> None:
+        """Nothing is made for a job of another controller."""
+        job = self.cluster.objects.get(JOB)
+        if job is None or call.verb == "get" or not other_manager_of(job):
+            return
+        about = manifest.get("involvedObject", {}).get("uid") or controller_uid(manifest)
+        assert about != job["metadata"]["uid"], f"{call} is for a job of another controller"
+
     def _check_create(self, manifest: Manifest) -> None:
         owner, attempt = controller_uid(manifest), int(manifest["metadata"]["labels"][LABEL_ATTEMPT])
         job = self.cluster.objects.get(JOB)
-        if job is None or job["metadata"]["uid"] != owner or job["spec"]["strategy"] != "Horovod":
+        if job is None or job["metadata"]["uid"] != owner:
+            return
+        self._check_affinity(job, manifest)
+        if job["spec"]["strategy"] != "Horovod":
             return
         status = job.get("status", {})
         assert attempt <= max(status.get("attempt", 0), 1), "a pod of an attempt that is not stored"
@@ -127,6 +162,15 @@ class Trial(World):
             f"{manifest['metadata']['name']} of attempt {attempt} is made while {alive} still run"
         )
 
+    def _check_affinity(self, job: Manifest, pod: Manifest) -> None:
+        """Nodes that are to be avoided are, by every pod of the present attempt."""
+        status, limit = job.get("status", {}), job["spec"]["runPolicy"]["avoidNodeAfterFailures"]
+        if not limit or int(pod["metadata"]["labels"][LABEL_ATTEMPT]) != status.get("attempt"):
+            return
+        bad = {node for node, count in (status.get("nodeFailures") or {}).items() if count >= limit}
+        affinity = json.dumps(pod["spec"].get("affinity", {}))
+        assert all(json.dumps(node) in affinity for node in bad), f"{bad} are not avoided: {affinity}"
+
     def _check_delete(self, uid: str) -> None:
         pod = next((p for p in self.cluster.of_kind("Pod") if p["metadata"]["uid"] == uid), None)
         if pod is None:
@@ -138,10 +182,7 @@ class Trial(World):
             return
         status = job.get("status", {})
         running: Manifest = next((c for c in status.get("conditions", []) if c["type"] == "Running"), {})
-        short = name.removeprefix(f"{KEY[1]}-")
-        wanted = status.get("attempt", 1)
-        if job["spec"]["strategy"] != "Horovod":
-            wanted = (status.get("replicaAttempts") or {}).get(short, 1)
+        wanted = _attempt_of(job, name.removeprefix(f"{KEY[1]}-"))
         assert (
             status.get("completionTime")
             or running.get("reason") in ("Suspending", "Evaluating", "Evaluated")
@@ -166,11 +207,33 @@ class Trial(World):
         for name, manifest in self.foreign.items():
             assert self.cluster.objects.get(name) == manifest, f"{name} is another's, and was changed"
         self._check_names()
+        self._check_pods()
         history = [m for name, m in self.cluster.log if name[0] == KIND]
         for old, new in list(itertools.pairwise([None, *history]))[self.checked :]:
             if new is not None:
                 self._check_status(old, new)
         self.checked = len(history)
+
+    def _check_pods(self) -> None:
+        """None is made twice in the present attempt, unless the first was lost, or the spec changed.
+
+        An operator whose first list is old may make one of an attempt that is over; the next pass ends it.
+        """
+        changes = [m for name, m in self.cluster.log[self.checked_changes :] if name[0] == "Pod" and m]
+        self.checked_changes = len(self.cluster.log)
+        job = self.cluster.objects.get(JOB)
+        for pod in changes:
+            uid, owner = pod["metadata"]["uid"], controller_uid(pod)
+            labels = pod["metadata"].get("labels", {})
+            if LABEL_ATTEMPT not in labels:
+                continue
+            place = owner, labels["dtj.dev/role"], labels["dtj.dev/index"], labels[LABEL_ATTEMPT]
+            first = self.made.setdefault(place, uid)
+            self.made[place] = uid
+            if first == uid or first in self.harmed or job is None or job["metadata"]["uid"] != owner:
+                continue
+            over = int(labels[LABEL_ATTEMPT]) < _attempt_of(job, f"{place[1]}-{place[2]}")
+            assert over or job["metadata"]["generation"] > 1, f"{place} is made twice"
 
     def _check_names(self) -> None:
         places = [
@@ -189,19 +252,32 @@ class Trial(World):
         new = job.get("status", {})
         if new == old:
             return
+        assert not other_manager_of(job), "a status for a job of another controller"
         assert before is None or not same or before["spec"] == job["spec"], "a status patch changed the spec"
         assert new["observedGeneration"] == job["metadata"]["generation"]
         done, done_before = _restarts(new), _restarts(old)
         for cause, count in done_before.items():
             assert done.get(cause, 0) >= count, f"restarts.{cause} shrank"
         assert sum(done.values()) - sum(done_before.values()) in (0, 1), "two restarts counted at once"
+        lost, lost_before = new.get("nodeFailures") or {}, old.get("nodeFailures") or {}
+        assert all(lost.get(node, 0) >= count for node, count in lost_before.items()), "nodeFailures shrank"
+        ends = {c["type"] for c in new["conditions"] if c["status"] == "True"} & {"Succeeded", "Failed"}
+        assert ends == ({new["phase"]} if "completionTime" in new else set())
         harmed = sum(uid == job["metadata"]["uid"] for uid in self.harmed.values())
-        assert sum(done.values()) <= harmed, f"{done} restarts are counted for {harmed} losses"
+        if _holds(new, "Stalled"):
+            assert "stallTimeoutSeconds" in job["spec"]["runPolicy"]
+            assert _holds(new, "Running"), "what does not run does not stall"
+            self.stalls += not _holds(old, "Stalled")
+        assert sum(done.values()) <= harmed + self.stalls, f"{done} restarts are counted for {harmed} losses"
         assert new["attempt"] >= old.get("attempt", 0)
+        started, started_before = new.get("replicaAttempts") or {}, old.get("replicaAttempts") or {}
+        assert all(started.get(short, was) >= was for short, was in started_before.items())
         own = new["attempt"] - 1 - sum(done.values())
-        assert 0 <= own <= self.suspensions, f"attempt {new['attempt']} after {done}"
+        if own > old.get("attempt", 1) - 1 - sum(done_before.values()) and _followed(new):
+            self.followed += 1
+        assert 0 <= own <= self.suspensions + self.followed, f"attempt {new['attempt']} after {done}"
         if "completionTime" in old:
-            kept = ("completionTime", "phase", "attempt", "restarts", "failure")
+            kept = ("completionTime", "phase", "attempt", "restarts", "failure", "conditions")
             assert [new.get(key) for key in kept] == [old.get(key) for key in kept], "an end is for good"
 
     # --- when everything is over ------------------------------------------------------------------------
@@ -224,6 +300,7 @@ class Trial(World):
         for _ in range(PASSES):
             before = len(self.cluster.log)
             self.make_pass()
+            self.cluster.collect_garbage()
             self.view.deliver()
             if self.again is None and len(self.cluster.log) == before:
                 break
@@ -256,6 +333,25 @@ class Trial(World):
 def ending(pod: Manifest) -> bool:
     """Whether a pod was told to end."""
     return "deletionTimestamp" in pod["metadata"]
+
+
+def _holds(status: Manifest, kind: str) -> bool:
+    return any(c["type"] == kind and c["status"] == "True" for c in status.get("conditions", []))
+
+
+def _followed(status: Manifest) -> bool:
+    """Whether it restarts for a loss that only followed from one that is counted."""
+    reasons = [
+        c["reason"] for c in status["conditions"] if c["type"] == "Restarting" and c["status"] == "True"
+    ]
+    return reasons in (["ConnectionLost"], ["PeersUnreachable"])
+
+
+def _attempt_of(job: Manifest, short: str) -> int:
+    """In which attempt a replica is to be, as the job's status says."""
+    status = job.get("status", {})
+    alone = (status.get("replicaAttempts") or {}).get(short, 1)
+    return int(status.get("attempt", 1) if job["spec"]["strategy"] == "Horovod" else alone)
 
 
 def _restarts(status: Manifest) -> dict[str, int]:

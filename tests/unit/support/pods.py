@@ -9,7 +9,7 @@ from typing import Any
 from dtj.api.job import Job, Manifest
 from dtj.plan.job import plan_job
 from dtj.plan.model import Plan
-from dtj.reconcile.reconciler import _expected
+from dtj.reconcile.expectation import expectation
 from dtj.status.draft import Evaluation
 from dtj.status.evaluate import evaluate
 from dtj.status.observed import Expected, Observed
@@ -115,7 +115,7 @@ class Life:
 
     @property
     def expected(self) -> Expected:
-        return _expected(self.job, self.plan)
+        return expectation(self.job, self.plan, [])
 
     def see(self, *pods: Manifest, seconds: float = 0, **observed: Any) -> Manifest:
         """Evaluate with these pods, store the status through JSON, return it as written."""

@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any, cast
 
-from dtj.api.job import Manifest
+from dtj.api.job import Job, Manifest
 from dtj.cluster.port import ApiError
+from dtj.plan.job import plan_job
+from dtj.plan.model import Plan
 from dtj.reconcile.metrics import Metrics
 from dtj.reconcile.progress import ProgressPoller, Report
 from dtj.reconcile.reconciler import Reconciler
@@ -15,7 +17,7 @@ from tests.unit.support.fake_cluster import FakeCluster, FakeView, Kubelet, Oper
 from tests.unit.support.jobs import manifest
 
 KEY = ("ml", "mnist")
-_METRICS = Metrics()
+METRICS = Metrics()
 
 
 class FakeProgress:
@@ -25,6 +27,7 @@ class FakeProgress:
         self.reports: dict[Key, Report | dict[str, Report]] = {}
         """By job, and by pod where several are asked."""
         self.followed: dict[Key, Mapping[str, str]] = {}
+        self.asked_for_stacks: list[list[str]] = []
 
     def report(self, key: Key, pod: str) -> Report | None:
         known = self.reports.get(key)
@@ -33,6 +36,12 @@ class FakeProgress:
     def follow(self, key: Key, pods: Mapping[str, str]) -> None:
         self.followed[key] = pods
 
+    def answers(self, key: Key, pod: str) -> bool | None:
+        return True if self.report(key, pod) else None
+
+    def ask_for_stacks(self, pods: Mapping[str, str]) -> None:
+        self.asked_for_stacks.append(sorted(pods))
+
     def leave(self, key: Key) -> None:
         self.followed.pop(key, None)
         self.reports.pop(key, None)
@@ -40,6 +49,9 @@ class FakeProgress:
 
 class World:
     """One job's life. The clock moves one second a step."""
+
+    plan: Callable[[Job], Plan] = staticmethod(plan_job)
+    counts_after = 0.0
 
     def __init__(self, **spec: Any) -> None:
         self.cluster = FakeCluster()
@@ -67,9 +79,15 @@ class World:
             self.cluster,
             self.view,
             cast(ProgressPoller, self.progress),
-            _METRICS,
+            self.new_metrics(),
             lambda: self.cluster.now,
+            self.plan,
+            counts_after=self.counts_after,
         )
+
+    def new_metrics(self) -> Metrics:
+        """What a process counts with."""
+        return METRICS
 
     async def turn(self) -> None:
         """One pass of the operator; one that dies is started again, one that meets a fault is repeated later."""

@@ -12,6 +12,7 @@ back before a retry. Only one process of a job writes checkpoints: rank 0.
 
 from __future__ import annotations
 
+import errno
 import json
 import math
 import os
@@ -29,6 +30,8 @@ if TYPE_CHECKING:
     from dtj_trainer.artifacts.manifest import MetricMode
 
 DEFAULT_KEEP = 3
+FULL_BYTES = 256 * 1024
+"""Less is left on a disk that was written to until it was full, whatever size the last write had."""
 
 
 class SavedCheckpoint(NamedTuple):
@@ -54,7 +57,8 @@ def save(
     `write` gets an empty directory and puts the files there; when it raises, nothing is left. The
     checkpoint appears under its name at once, with its content on disk. The best checkpoint by
     `metric` is kept besides the newest ones; `metric_mode` says whether more or less is better.
-    An older checkpoint of the same step is replaced.
+    An older checkpoint of the same step is replaced. Raises what `write` raises, OSError (ENOSPC) when the
+    disk is full, in whatever words `write` says so.
     """
     if step < 0:
         raise ValueError(f"a checkpoint's step can't be negative: {step}")
@@ -62,8 +66,8 @@ def save(
     parent.mkdir(parents=True, exist_ok=True)
     writing = parent / f".{step}.{os.getpid()}.tmp"
     shutil.rmtree(writing, ignore_errors=True)
-    writing.mkdir()
     try:
+        writing.mkdir()
         write(writing)
         _write_mark(writing, Mark(step, metric, metric_mode))
         _flush_to_disk(writing)
@@ -76,8 +80,12 @@ def save(
         else:
             writing.rename(target)
         _flush_file(parent)
-    except BaseException:
+    except BaseException as error:
+        # Asked before room is made; what is no Exception (a signal, an exit) is none of the disk's.
+        full = isinstance(error, Exception) and shutil.disk_usage(parent).free < FULL_BYTES
         shutil.rmtree(writing, ignore_errors=True)
+        if full:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(parent / str(step))) from error
         raise
     if not os.environ.get(contract.ENV_ARTIFACTS_URI):
         _prune()  # With a bucket, dtj-launch prunes, once the others are uploaded.

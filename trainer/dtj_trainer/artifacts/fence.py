@@ -21,7 +21,7 @@ from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING
 
 from dtj_trainer.artifacts.clock import now_text
-from dtj_trainer.artifacts.s3 import Changed, NoSuchKey, NotSupported, S3Error
+from dtj_trainer.artifacts.s3 import Changed, LastingS3Error, NoSuchKey, NotSupported, S3Error
 from dtj_trainer.artifacts.store import ABSENT
 
 if TYPE_CHECKING:
@@ -35,11 +35,8 @@ TRIES = 5
 """Of a compare-and-swap, one after the other: more writers than that never start at once."""
 
 
-class Superseded(S3Error):
+class Superseded(LastingS3Error):
     """A later attempt writes now: this one may write no more, ever."""
-
-    def __init__(self, sentence: str) -> None:
-        super().__init__(sentence, transient=False)
 
 
 @dataclass(frozen=True)

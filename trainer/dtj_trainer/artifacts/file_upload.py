@@ -46,7 +46,8 @@ class Rule:
     only_once: bool = False
 
 
-TENSORBOARD = Rule(interval=60.0, finished_quiet=5.0, appended=True)
+TENSORBOARD = Rule(interval=10.0, finished_quiet=5.0, appended=True)
+"""With what fetching it and TensorBoard itself take, a new event is seen within 30 s."""
 MODEL = Rule(interval=30.0, quiet=5.0)
 METRICS = Rule(interval=10.0, appended=True)
 LOG = Rule(interval=15.0, appended=True)
@@ -64,13 +65,15 @@ class Source:
     key: str
     rule: Rule
     fence: Fence | None = None
+    pattern: str = "*"
+    """What the names of a folder's files are like."""
 
     def files(self) -> Iterator[tuple[Path, str]]:
         """The files there are now with their keys; hidden and temporary ones are not artifacts."""
         if self.path.is_file():
             yield self.path, self.key
             return
-        for path in sorted(self.path.rglob("*")):
+        for path in sorted(self.path.rglob(self.pattern)):
             relative = path.relative_to(self.path)
             if all(usable_name(part) for part in relative.parts) and path.is_file():
                 yield path, f"{self.key}/{relative.as_posix()}"
@@ -142,6 +145,8 @@ class FileUploader:
                 return True
             if died_ns is not None and rule.quiet and state.changed_ns > died_ns - rule.quiet * 1e9:
                 return True  # Cut off in the middle, perhaps.
+            if not over and rule.appended and not state.size:
+                return True  # Its first lines would have to wait for the next interval.
             if not over and not _due(rule, known, state, newest):
                 return False
             started = time.monotonic()

@@ -144,7 +144,10 @@ class PodSync:
         sources = (
             [Source(root / contract.LOGS, logs, file_upload.LOG)]
             if names is None
-            else [Source(root / contract.LOGS / n, f"{logs}/{n}", file_upload.LOG) for n in names]
+            else [
+                Source(root / contract.LOGS, logs, file_upload.LOG, pattern=contract.STACKS_FILES),
+                *(Source(root / contract.LOGS / n, f"{logs}/{n}", file_upload.LOG) for n in names),
+            ]
         )
         if metrics := METRICS_KEYS.get(settings.part):
             # Chief and evaluator share the folder: the names of event files tell the host and the time.

@@ -76,32 +76,27 @@ class S3Error(Exception):
         self.transient = transient
 
 
-class NoSuchKey(S3Error):
+class LastingS3Error(S3Error):
+    """The same call will fail again."""
+
+    def __init__(self, sentence: str) -> None:
+        super().__init__(sentence, transient=False)
+
+
+class NoSuchKey(LastingS3Error):
     """The object is not there, while its bucket answered."""
 
-    def __init__(self, sentence: str) -> None:
-        super().__init__(sentence, transient=False)
 
-
-class DamagedObject(S3Error):
+class DamagedObject(LastingS3Error):
     """What arrived is not what the object's checksum says."""
 
-    def __init__(self, sentence: str) -> None:
-        super().__init__(sentence, transient=False)
 
-
-class Changed(S3Error):
+class Changed(LastingS3Error):
     """The object is not, or no longer, what a conditional request expected."""
 
-    def __init__(self, sentence: str) -> None:
-        super().__init__(sentence, transient=False)
 
-
-class NotSupported(S3Error):
+class NotSupported(LastingS3Error):
     """The store does not know such a request, a conditional one for example."""
-
-    def __init__(self, sentence: str) -> None:
-        super().__init__(sentence, transient=False)
 
 
 def parse_s3_uri(uri: str) -> S3Location:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 from functools import cached_property
+from http import HTTPStatus
 from typing import TYPE_CHECKING, BinaryIO, NamedTuple, TypedDict
 
 from dtj_trainer.artifacts import s3
@@ -21,6 +22,8 @@ DELETE_BATCH = 1000
 """As many keys as one DeleteObjects request may name."""
 MOST_PARTS = 10_000
 """Of one object."""
+GROWTH_OVERLAP = 64
+"""So many bytes of a file are compared before what the object has grown by is appended to it."""
 ABSENT = "*"
 """What a conditional put replaces when nothing may be there."""
 
@@ -205,6 +208,37 @@ class Store:
                 self.location.bucket, self._name(key), str(path), Config=s3.transfer_config()
             )
 
+    def get_growth(self, key: str, path: Path) -> None:
+        """Bring a file up to an object to which others only append: no more is fetched than it has grown by.
+
+        A file that is not the object's beginning is fetched anew, in its place; of a long one only the end is
+        compared. `NoSuchKey` when the object is not there.
+        """
+        if not self._append_growth(key, path):
+            path.write_bytes(b"")
+            self._append_growth(key, path)
+
+    def _append_growth(self, key: str, path: Path) -> bool:
+        """Whether the object goes on as the file ends; if so, what is new is appended."""
+        with self._sentences(self.uri(key)), path.open("ab+") as file:
+            size = file.tell()
+            start = file.seek(max(0, size - GROWTH_OVERLAP))
+            known = file.read()
+            try:
+                answer = self._client.get_object(
+                    Bucket=self.location.bucket, Key=self._name(key), Range=f"bytes={start}-"
+                )
+            except Exception as error:
+                if _is_out_of_range(error):  # It is empty, or shorter than the file.
+                    return not size
+                raise
+            with contextlib.closing(answer["Body"]) as body:
+                if body.read(len(known)) != known:
+                    return False
+                for block in body.iter_chunks(s3.MEBIBYTE):
+                    file.write(block)
+            return True
+
     def objects(self, prefix: str = "") -> Iterator[StoredObject]:
         """All objects below `prefix` (a folder), in the order of their keys."""
         own = f"{self.location.prefix}/" if self.location.prefix else ""
@@ -244,6 +278,11 @@ class Store:
                     f"{self.uri(batch[0])} could not be deleted: {failure.get('Code', 'no reason given')}",
                     transient=failure.get("Code") != "AccessDenied",
                 )
+
+
+def _is_out_of_range(error: Exception) -> bool:
+    answer = getattr(error, "response", {}).get("ResponseMetadata", {})
+    return bool(answer.get("HTTPStatusCode") == HTTPStatus.REQUESTED_RANGE_NOT_SATISFIABLE)
 
 
 class _FirstBytes:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import logging
+import os
 import signal
 from collections.abc import Sequence
 from pathlib import Path
@@ -17,6 +19,10 @@ from dtj_trainer.launch.termination import RankExit
 log = logging.getLogger(__name__)
 
 _OWN_CODES = {contract.EXIT_DATA, contract.EXIT_UNAVAILABLE, contract.EXIT_CONFIG}
+_NO_SPACE = (os.strerror(errno.ENOSPC), os.strerror(errno.EDQUOT))
+"""What every program says that could not write, in its own words or in those of an exception."""
+_SHUT_DOWN = "HorovodInternalError"
+"""What Horovod raises in all ranks when one of them has ended."""
 _LINES_AFTER_CAUSE = 5
 """Libraries may have their say at a program's exit too."""
 
@@ -71,14 +77,25 @@ def told_by_program(settings: Settings, end: ProgramEnd) -> tuple[str, str] | No
 
 
 def told_by_last_lines(end: ProgramEnd, last_lines: Sequence[str]) -> tuple[str, str] | None:
-    """The cause in the last lines of a program that exits with one of dtj's codes: `DataCorrupt: what`."""
-    if not end.by_itself or end.exit_code not in _OWN_CODES:
+    """The cause in the last lines of a program: that a disk is full, or, of one that exits with one of dtj's
+    codes, `DataCorrupt: what`.
+    """
+    if not end.by_itself:
         return None
     for line in reversed(last_lines[-_LINES_AFTER_CAUSE:]):
+        if any(text in line for text in _NO_SPACE):
+            return "DiskFull", f"a disk is full: {line.strip()}"
         cause, _, message = line.partition(": ")
-        if cause in get_args(contract.FailureClass):
+        if end.exit_code in _OWN_CODES and cause in get_args(contract.FailureClass):
             return cause, message
     return None
+
+
+def followed_another(end: ProgramEnd, last_lines: Sequence[str]) -> bool:
+    """Whether a rank's program failed only because another rank has ended, by what it said last."""
+    if end.succeeded or not end.by_itself:
+        return False
+    return any(_SHUT_DOWN in line for line in last_lines[-_LINES_AFTER_CAUSE:])
 
 
 def classify(end: ProgramEnd) -> tuple[contract.FailureClass, str]:

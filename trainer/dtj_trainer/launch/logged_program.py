@@ -28,13 +28,17 @@ class LoggedProgram(Program):
 
         super().__init__(command, os.environ, on_line)
 
+    def stop_soon(self, number: int, kill_after: float | None = None) -> None:
+        """Tell the program to stop by a signal; `kill_after` seconds later it is killed."""
+        self.stop(number)
+        if kill_after is not None:
+            threading.Timer(kill_after, self.kill).start()
+
     def stop_by_signals(self, kill_after: float | None = None) -> None:
         """Pass SIGTERM and SIGINT on to the program; `kill_after` seconds later it is killed."""
 
         def stop(number: int, _: object) -> None:
-            self.stop(number)
-            if kill_after is not None:
-                threading.Timer(kill_after, self.kill).start()
+            self.stop_soon(number, kill_after)
 
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, stop)

@@ -12,7 +12,14 @@ from dtj_trainer.launch.mpirun import read_blame
 from dtj_trainer.launch.program import ProgramEnd
 from dtj_trainer.launch.termination import RankExit
 
-_OWN_CHECKS = {"WorldSizeMismatch", "CommandNotFound", "OOMKilled", "ArtifactsUnavailable", "Superseded"}
+_OWN_CHECKS = {
+    "WorldSizeMismatch",
+    "CommandNotFound",
+    "OOMKilled",
+    "DiskFull",
+    "ArtifactsUnavailable",
+    "Superseded",
+}
 """Classes that are certain, whatever happened to other hosts."""
 
 _LEFT_AFTER_SIGTERM = 128 + signal.SIGTERM
@@ -97,6 +104,14 @@ def _without_ranks(
             "exitCode": contract.EXIT_CONFIG,
         }
     stopped = [told for told in exits if told.get("stopped")]
+    if not stopped and end.signal is not None:
+        cause, message = classify(end)
+        return {
+            "class": cause,
+            "message": message.replace("the program", "mpirun"),
+            "exitCode": end.exit_code,
+            "signal": end.signal,
+        }
     if not stopped and (blame.exit_code is not None or blame.signal is not None):
         ended = ProgramEnd(
             blame.exit_code if blame.signal is None else 128 + blame.signal,  # type: ignore[arg-type]

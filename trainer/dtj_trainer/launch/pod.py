@@ -14,6 +14,7 @@ from dtj_trainer.artifacts.s3 import S3Error
 from dtj_trainer.launch.phases import PhaseLog
 from dtj_trainer.launch.progress_watch import ProgressWatch
 from dtj_trainer.launch.settings import Settings
+from dtj_trainer.launch.stacks import Stacks
 from dtj_trainer.launch.status_server import StatusServer
 
 log = logging.getLogger(__name__)
@@ -71,6 +72,7 @@ class Pod:
         """
         self.phases = PhaseLog()
         self.phases.reached("started")
+        self.stacks = Stacks(settings.logs)
         self._settings = settings
         self._watch = ProgressWatch(settings.progress_file, self.phases)
         try:
@@ -91,7 +93,9 @@ class Pod:
         self._settings.progress_file.unlink(missing_ok=True)
         if self._settings.progress_port:
             try:
-                StatusServer(self._settings.progress_port, self.report, self._metrics).start()
+                StatusServer(
+                    self._settings.progress_port, self.report, self._metrics, self.stacks.ask
+                ).start()
             except OSError as error:
                 log.warning("progress is not served on port %d: %s", self._settings.progress_port, error)
         if restore:

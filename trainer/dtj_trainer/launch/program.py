@@ -22,6 +22,7 @@ STOP_ALL_RANKS = signal.SIGUSR1
 """By which a launcher stops its ranks: mpirun passes it on and waits for them. After SIGTERM it
 gives them a second, too little for a checkpoint."""
 _PR_SET_PDEATHSIG = 1
+_PR_SET_PTRACER, _PR_SET_PTRACER_ANY = 0x59616D61, 2**64 - 1
 
 
 @dataclass(frozen=True)
@@ -110,7 +111,7 @@ class Program:
                 stderr=subprocess.STDOUT,
                 bufsize=0,
                 process_group=0,
-                preexec_fn=die_with_parent(),
+                preexec_fn=_first_of_all(),
             )
         except FileNotFoundError as error:
             return ProgramEnd(contract.EXIT_COMMAND_NOT_FOUND, missing=_not_found(self._command[0], error))
@@ -173,5 +174,19 @@ def die_with_parent() -> Callable[[], None]:
 
     def ask() -> None:
         prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL))
+
+    return ask
+
+
+def _first_of_all() -> Callable[[], None]:
+    """What the program's process does before it becomes the program: it dies with its parent, and may be looked at
+    by py-spy, which is no ancestor of it, where Yama would forbid that.
+    """
+    die_with_this, prctl = die_with_parent(), ctypes.CDLL(None).prctl
+    anybody = ctypes.c_ulong(_PR_SET_PTRACER_ANY)
+
+    def ask() -> None:
+        die_with_this()
+        prctl(_PR_SET_PTRACER, anybody)
 
     return ask

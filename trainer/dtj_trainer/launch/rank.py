@@ -13,7 +13,7 @@ import time
 from collections.abc import Sequence
 
 from dtj_trainer.launch.control import Attached, ControlClient, SupervisorGone, connect
-from dtj_trainer.launch.failure import failure_file, rank_exit, unavailable
+from dtj_trainer.launch.failure import failure_file, followed_another, rank_exit, unavailable
 from dtj_trainer.launch.logged_program import LoggedProgram
 from dtj_trainer.launch.output import writer_to
 from dtj_trainer.launch.program import STOP_ALL_RANKS, die_with_parent
@@ -21,6 +21,9 @@ from dtj_trainer.launch.settings import Settings
 from dtj_trainer.launch.termination import RankExit, marker_line
 
 DRAIN_SECONDS = 0.5
+CAUSE_SECONDS = 5.0
+"""What the rank at fault gets to end and tell why: it may take longer than those that only followed, and
+mpirun ends all ranks with the first one."""
 
 
 def run_rank(settings: Settings, command: Sequence[str]) -> int:
@@ -49,6 +52,8 @@ def run_rank(settings: Settings, command: Sequence[str]) -> int:
         end = program.wait()
         supervisor.ended(succeeded=end.succeeded)
     told = rank_exit(settings, end, program.last_lines.lines())
+    if followed_another(end, program.last_lines.lines()):
+        time.sleep(CAUSE_SECONDS)
     if end.succeeded:
         told = _finished(settings, supervisor, told)
     # A failure is told before any upload: mpirun ends everything as soon as one rank fails.

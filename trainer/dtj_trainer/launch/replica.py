@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import logging
+import os
 import signal
-import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -21,12 +21,16 @@ from dtj_trainer.launch.pod import (
 )
 from dtj_trainer.launch.program import ProgramEnd
 from dtj_trainer.launch.settings import Settings
+from dtj_trainer.launch.silent_servers import silent_servers
 from dtj_trainer.launch.termination import RankExit, write_termination
 
 log = logging.getLogger(__name__)
 
 QUICK_STOP_SECONDS = 5.0
 """Of a pod that has no more than a log to save: for its program's end, and again for the log's upload."""
+
+MOST_NAMES = 4
+"""Of servers in a message."""
 
 
 @dataclass(frozen=True)
@@ -76,13 +80,22 @@ class Replica:
         quick = self._duties.only_log
         self._program.stop_by_signals(kill_after=QUICK_STOP_SECONDS if quick else STOP_SECONDS)
         pod.phases.reached("programStarted")
-        end = self._program.start() or self._program.wait()
+        end = self._run_program(pod)
         pod.phases.reached("programEnded")
         return self._ended(pod, end)
 
+    def _run_program(self, pod: Pod) -> ProgramEnd:
+        end = self._program.start()
+        if end is not None:
+            return end
+        name = f"{self._settings.role}-{self._settings.index}"
+        pod.stacks.began(name, self._program.pid or 0)
+        end = self._program.wait()
+        pod.stacks.ended(name)
+        return end
+
     def _stop_program(self) -> None:
-        self._program.stop(signal.SIGTERM)
-        threading.Timer(QUICK_STOP_SECONDS, self._program.kill).start()
+        self._program.stop_soon(signal.SIGTERM, QUICK_STOP_SECONDS)
 
     def _ended(self, pod: Pod, end: ProgramEnd) -> int:
         told = rank_exit(self._settings, end, self._program.last_lines.lines())
@@ -94,6 +107,8 @@ class Replica:
             told["class"] = "Signal"
             told["message"] = f"the program ended when it was told to stop ({signal_name(end.stop_signal)})"
             told["exitCode"], told["signal"] = 128 + end.stop_signal, end.stop_signal
+        elif self._duties.part == "primary" and told.get("class") == "ApplicationError" and not end.stopped:
+            self._explain(told)
         failed = "class" in told
         if failed:
             self._tell(told)  # Already now: the pod may be killed during the upload.
@@ -109,6 +124,12 @@ class Replica:
             told.update(pod.report())  # type: ignore[typeddict-item]  # a Report's fields are a Termination's
             self._tell(told)
         return told["exitCode"]
+
+    def _explain(self, told: RankExit) -> None:
+        """Of a program that says no more than its exit code: whether it may have lost others with their node."""
+        if silent := silent_servers(os.environ):
+            told["class"] = "ConnectionLost"
+            told["message"] += f", while {', '.join(silent[:MOST_NAMES])} did not answer"
 
     def _sync_seconds(self, end: ProgramEnd) -> float | None:
         """The most that the last upload may take; None: as long as the bucket takes bytes."""

@@ -1,4 +1,4 @@
-"""Answers `GET /progress` with the report and `GET /metrics` with Prometheus text."""
+"""Answers `GET /progress` with the report, `GET /metrics` with Prometheus text, and takes `POST /stacks`."""
 
 from __future__ import annotations
 
@@ -17,12 +17,18 @@ REQUEST_TIMEOUT_SECONDS = 10
 
 
 class StatusServer:
-    """An HTTP server on all addresses of the pod. It tells nothing secret and changes nothing."""
+    """An HTTP server on all addresses of the pod. It tells nothing secret; all that can be asked for is a dump of
+    stacks, into the pod's own logs, now and then.
+    """
 
     def __init__(
-        self, port: int, report: Callable[[], contract.Report], metrics: Callable[[], dict[str, float]]
+        self,
+        port: int,
+        report: Callable[[], contract.Report],
+        metrics: Callable[[], dict[str, float]],
+        ask_for_stacks: Callable[[], bool],
     ) -> None:
-        """Raises OSError when the port is taken."""
+        """ask_for_stacks: False when it was asked a moment ago. Raises OSError when the port is taken."""
 
         class Handler(BaseHTTPRequestHandler):
             timeout = REQUEST_TIMEOUT_SECONDS
@@ -36,6 +42,14 @@ class StatusServer:
                     self._answer(200, "text/plain; version=0.0.4", prometheus_text(metrics()))
                 else:
                     self._answer(404, "text/plain", "only /progress and /metrics are here\n")
+
+            def do_POST(self) -> None:
+                if self.path != contract.STACKS_PATH:
+                    self._answer(404, "text/plain", f"only {contract.STACKS_PATH} is here\n")
+                elif ask_for_stacks():
+                    self._answer(202, "text/plain", "stacks are written to the logs\n")
+                else:
+                    self._answer(429, "text/plain", "stacks were asked for a moment ago\n")
 
             def _answer(self, status: int, kind: str, text: str) -> None:
                 content = text.encode()

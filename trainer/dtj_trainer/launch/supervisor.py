@@ -29,6 +29,7 @@ class RankSupervisor:
     def attached(self, rank: Attached) -> None:
         """A rank's program runs."""
         self._pod.phases.reached("programStarted")
+        self._pod.stacks.began(str(rank.rank), rank.program_pid)
         with self._changed:
             self._running[rank.rank] = rank
         log.info("rank %d runs as process %d", rank.rank, rank.program_pid)
@@ -44,6 +45,7 @@ class RankSupervisor:
         self._gone(rank, succeeded=False)
 
     def _gone(self, rank: Attached, *, succeeded: bool) -> None:
+        self._pod.stacks.ended(str(rank.rank))
         if not succeeded:
             self._pod.program_died()
         with self._changed:

@@ -18,7 +18,14 @@ import tensorflow as tf
 from dtj_trainer import contract, progress
 from dtj_trainer.data.errors import exit_on_data_error
 from dtj_trainer.data.pictures import data_uri, load_pictures
-from dtj_trainer.programs.parameter_server import chief, evaluator, quiet, server, worker_pictures
+from dtj_trainer.programs.parameter_server import (
+    chief,
+    connections,
+    evaluator,
+    quiet,
+    server,
+    worker_pictures,
+)
 from dtj_trainer.programs.parameter_server import cluster as clusters
 from dtj_trainer.programs.parameter_server.options import Options, parse
 from dtj_trainer.programs.parameter_server.state import NotOurCheckpoint
@@ -44,6 +51,8 @@ def main(arguments: list[str] | None = None) -> None:
         print(f"BadCluster: {error}", file=sys.stderr, flush=True)
         sys.exit(contract.EXIT_CONFIG)
     log.info("this is %s of %d workers and %d parameter servers", cluster.task, cluster.workers, cluster.ps)
+    if cluster.task.type != "evaluator":
+        connections.give_up_when_silent(cluster)
     if cluster.task.type == "chief":
         try:
             code = _coordinate(options, cluster)

@@ -35,6 +35,20 @@ worker)
     exec "$sshd" -De -f "$config/sshd_config"
     ;;
 launcher)
+    # A launcher that is made together with the workers: they may still get their nodes and images.
+    if [ -n "${DTJ_LAUNCHER_WAITS:-}" ]; then
+        seconds=${DTJ_PEER_TIMEOUT_SECONDS:-300}
+        until=$(($(date +%s) + ${seconds%%.*}))
+        while read -r host _; do
+            until ssh -n -F "$config/ssh_config" "$host" true > /dev/null 2>&1; do
+                if [ "$(date +%s)" -ge "$until" ]; then
+                    echo "dtj: $host does not answer ssh" >&2
+                    exit 1
+                fi
+                sleep 1
+            done
+        done < "$config/hostfile"
+    fi
     # By its full path, mpirun finds its own daemon on the workers too, wherever it is installed.
     mpirun=$(command -v mpirun) || {
         echo "dtj: the image has no mpirun, which a Horovod launcher needs: install openmpi-bin" >&2

@@ -1,0 +1,134 @@
+#!/usr/bin/env python3
+"""Write what is in images, as CycloneDX 1.6: the Python distributions and Debian packages of each archive of
+`docker save`. Needs no engine; the same archive makes the same file.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import tarfile
+from collections.abc import Iterator
+from datetime import UTC, datetime
+from email.parser import BytesHeaderParser, HeaderParser
+from pathlib import Path, PurePosixPath
+from typing import Any
+from uuid import NAMESPACE_OID, uuid5
+
+from cyclonedx.model.bom import Bom
+from cyclonedx.model.component import Component, ComponentType
+from cyclonedx.output.json import JsonV1Dot6
+from packageurl import PackageURL
+
+STATUS = "var/lib/dpkg/status"
+_WHITEOUT, _OPAQUE = ".wh.", ".wh..wh..opq"
+
+
+def bill(archive: Path, tag: str) -> str:
+    """The bill of materials of one image of an archive, as JSON. Raises KeyError for a tag that is not in it."""
+    with tarfile.open(archive) as image:
+        entry = next(
+            (each for each in _json(image, "manifest.json") if tag in (each["RepoTags"] or [])), None
+        )
+        if entry is None:
+            raise KeyError(f"{tag} is not in {archive.name}")
+        config = _json(image, entry["Config"])
+        metadata = _metadata(image, entry["Layers"])
+    name, _, version = tag.rpartition(":")
+    purl = PackageURL("oci", name=name.rpartition("/")[2], qualifiers={"tag": version})
+    whole = Component(type=ComponentType.CONTAINER, name=name, version=version, purl=purl, bom_ref=str(purl))
+    parts = list(_components(metadata))
+    bom = Bom(serial_number=uuid5(NAMESPACE_OID, entry["Config"]), components=parts)
+    bom.metadata.timestamp = datetime.fromisoformat(config["created"]).astimezone(UTC)
+    bom.metadata.component = whole
+    bom.register_dependency(whole, parts)
+    return JsonV1Dot6(bom).output_as_string(indent=2) + "\n"
+
+
+def tags(archive: Path) -> list[str]:
+    """The images of an archive."""
+    with tarfile.open(archive) as image:
+        return [tag for entry in _json(image, "manifest.json") for tag in entry["RepoTags"] or []]
+
+
+def _metadata(image: tarfile.TarFile, layers: list[str]) -> dict[str, bytes]:
+    """By path, the files that tell what is installed, as the uppermost layer has them."""
+    found: dict[str, bytes] = {}
+    for layer in layers:
+        content = image.extractfile(layer)
+        assert content is not None
+        added: dict[str, bytes] = {}
+        with tarfile.open(fileobj=content) as files:
+            for file in files:
+                path = PurePosixPath(file.name)
+                if path.name == _OPAQUE:
+                    _forget(found, path.parent)
+                elif path.name.startswith(_WHITEOUT):
+                    _forget(found, path.with_name(path.name.removeprefix(_WHITEOUT)))
+                elif file.isfile() and _tells(path):
+                    data = files.extractfile(file)
+                    assert data is not None
+                    added[str(path)] = data.read()
+        found |= added
+    return found
+
+
+def _forget(found: dict[str, bytes], gone: PurePosixPath) -> None:
+    for path in [path for path in found if PurePosixPath(path).is_relative_to(gone)]:
+        del found[path]
+
+
+def _tells(path: PurePosixPath) -> bool:
+    distribution = path.name == "METADATA" and path.parent.name.endswith(".dist-info")
+    vendored = "_vendor" in path.parts  # a part of the distribution that has it
+    return (distribution and not vendored) or str(path) == STATUS
+
+
+def _components(metadata: dict[str, bytes]) -> Iterator[Component]:
+    for path, content in metadata.items():
+        if path == STATUS:
+            yield from _debian(content.decode())
+            continue
+        said = BytesHeaderParser().parsebytes(content)
+        name, version = said["Name"], said["Version"]
+        # https://packaging.python.org/en/latest/specifications/name-normalization/
+        purl = PackageURL("pypi", name=name.lower().replace("_", "-").replace(".", "-"), version=version)
+        yield Component(
+            type=ComponentType.LIBRARY, name=name, version=version, purl=purl, bom_ref=f"{purl}#{path}"
+        )
+
+
+def _debian(status: str) -> Iterator[Component]:
+    for stanza in status.strip().split("\n\n"):
+        said = HeaderParser().parsestr(stanza)
+        if not said["Status"].endswith(" installed"):
+            continue
+        name, version = said["Package"], said["Version"]
+        purl = PackageURL("deb", "debian", name, version, {"arch": said["Architecture"]})
+        yield Component(type=ComponentType.LIBRARY, name=name, version=version, purl=purl, bom_ref=str(purl))
+
+
+def _json(image: tarfile.TarFile, name: str) -> Any:
+    content = image.extractfile(name)
+    assert content is not None
+    return json.load(content)
+
+
+def main() -> None:
+    """The command line."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--folder", type=Path, required=True, help="where NAME.cdx.json go")
+    parser.add_argument(
+        "--archives", type=Path, required=True, help="a file with their paths, as docker/build.py prints them"
+    )
+    arguments = parser.parse_args()
+    arguments.folder.mkdir(parents=True, exist_ok=True)
+    for archive in map(Path, arguments.archives.read_text().split()):
+        for tag in tags(archive):
+            file = arguments.folder / f"{tag.rpartition(':')[0].rpartition('/')[2]}.cdx.json"
+            file.write_text(bill(archive, tag))
+            print(file)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,158 @@
+"""The webhook's certificates, as the operator makes them. Pure but for the randomness of keys.
+
+Each serving certificate has a CA of its own, whose key is forgotten at once: nobody can sign another one by it. The
+API server is told to trust the new CA and, until they expire, those before it, so that a replica that still serves an
+older certificate is trusted, too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+
+from cryptography import x509
+from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
+from cryptography.hazmat.primitives import hashes
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.serialization import (
+    Encoding,
+    NoEncryption,
+    PrivateFormat,
+    load_pem_private_key,
+)
+from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
+
+VALIDITY = timedelta(days=90)
+# Clocks of the API servers may be behind.
+_EARLIER, _MOST_EARLIER = 0.1, timedelta(hours=1)
+# Two are enough: the one in use, and the one before it. More come of repairs.
+_AUTHORITIES = 5
+
+
+@dataclass(frozen=True)
+class Pair:
+    """A serving certificate and its key, and the CAs that its clients are to trust, in PEM."""
+
+    certificate: bytes
+    key: bytes
+    authorities: bytes = b""
+
+
+def issue(host: str, now: datetime, validity: timedelta = VALIDITY, earlier: bytes = b"") -> Pair:
+    """A new certificate for a host name, by a new CA. earlier: the CAs so far, kept until they expire."""
+    since, until = now - min(_MOST_EARLIER, validity * _EARLIER), now + validity
+    authority_key, key = ec.generate_private_key(ec.SECP256R1()), ec.generate_private_key(ec.SECP256R1())
+    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "dtj-operator webhook")])
+    public = authority_key.public_key()
+    authority = (
+        _builder(name, name, public, since, until)
+        .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
+        .add_extension(_usage(signs_certificates=True), critical=True)
+        .sign(authority_key, hashes.SHA256())
+    )
+    certificate = (
+        _builder(x509.Name([]), name, key.public_key(), since, until)
+        .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
+        .add_extension(_usage(signs_certificates=False), critical=True)
+        .add_extension(x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH]), critical=False)
+        .add_extension(x509.AuthorityKeyIdentifier.from_issuer_public_key(public), critical=False)
+        # Critical, as RFC 5280 wants it of a certificate without a subject.
+        .add_extension(x509.SubjectAlternativeName([x509.DNSName(host)]), critical=True)
+        .sign(authority_key, hashes.SHA256())
+    )
+    kept = [old for old in read_certificates(earlier) if old.not_valid_after_utc > now]
+    return Pair(
+        certificate.public_bytes(Encoding.PEM),
+        key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption()),
+        b"".join(each.public_bytes(Encoding.PEM) for each in [authority, *kept][:_AUTHORITIES]),
+    )
+
+
+def why_unfit(pair: Pair, host: str, now: datetime) -> str | None:
+    """What keeps a client that trusts the pair's CAs from trusting the pair; None where nothing does."""
+    certificates, authorities = read_certificates(pair.certificate), read_certificates(pair.authorities)
+    if not certificates or not authorities:
+        return "the certificate, or that of its CA, is missing or unreadable"
+    certificate = certificates[0]
+    try:
+        if load_pem_private_key(pair.key, None).public_key() != certificate.public_key():
+            return "the key is not that of the certificate"
+        if host not in _hosts(certificate):
+            return f"the certificate is not for {host}"
+    except (ValueError, TypeError, UnsupportedAlgorithm, x509.DuplicateExtension):
+        return "the certificate or its key is missing or unreadable"
+    if not certificate.not_valid_before_utc <= now < certificate.not_valid_after_utc:
+        return "the certificate has expired, or is not valid yet"
+    if not any(_signed(certificate, by) and by.not_valid_after_utc > now for by in authorities):
+        return "no CA that is kept with the certificate has signed it"
+    return None
+
+
+def is_due(pair: Pair, now: datetime) -> bool:
+    """Whether a new certificate is to take the place of this fit one: half of its life has passed."""
+    certificate = read_certificates(pair.certificate)[0]
+    since, until = certificate.not_valid_before_utc, certificate.not_valid_after_utc
+    return now >= since + (until - since) / 2
+
+
+def expiry(pair: Pair) -> datetime:
+    """When its certificate expires."""
+    return read_certificates(pair.certificate)[0].not_valid_after_utc
+
+
+def read_certificates(pem: bytes) -> Sequence[x509.Certificate]:
+    """The certificates of a PEM file; none where any of it is no certificate."""
+    try:
+        return x509.load_pem_x509_certificates(pem)
+    except ValueError:
+        return ()
+
+
+def _builder(
+    subject: x509.Name,
+    issuer: x509.Name,
+    key: ec.EllipticCurvePublicKey,
+    since: datetime,
+    until: datetime,
+) -> x509.CertificateBuilder:
+    return (
+        x509.CertificateBuilder()
+        .subject_name(subject)
+        .issuer_name(issuer)
+        .public_key(key)
+        .serial_number(x509.random_serial_number())
+        .not_valid_before(since)
+        .not_valid_after(until)
+        .add_extension(x509.SubjectKeyIdentifier.from_public_key(key), critical=False)
+    )
+
+
+def _usage(*, signs_certificates: bool) -> x509.KeyUsage:
+    return x509.KeyUsage(
+        digital_signature=not signs_certificates,
+        key_cert_sign=signs_certificates,
+        content_commitment=False,
+        key_encipherment=False,
+        data_encipherment=False,
+        key_agreement=False,
+        crl_sign=False,
+        encipher_only=False,
+        decipher_only=False,
+    )
+
+
+def _hosts(certificate: x509.Certificate) -> list[str]:
+    try:
+        names = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName)
+    except x509.ExtensionNotFound:
+        return []
+    return names.value.get_values_for_type(x509.DNSName)
+
+
+def _signed(certificate: x509.Certificate, by: x509.Certificate) -> bool:
+    try:
+        certificate.verify_directly_issued_by(by)
+    except (ValueError, TypeError, UnsupportedAlgorithm, InvalidSignature):
+        return False
+    return True

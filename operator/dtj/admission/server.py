@@ -1,0 +1,97 @@
+"""The webhook's HTTPS server: requests in, reviews out."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import ssl
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+from aiohttp import web
+from prometheus_client import CollectorRegistry, Counter
+
+from dtj.admission.review import Malformed, review
+from dtj.api.job import Manifest
+
+PATH, READY = "/validate", "/ready"
+# An object has 3 MiB at most, and an update sends two of them.
+_LARGEST = 8 * 2**20
+_BODY_SECONDS = 10.0
+_VERDICTS = ("allowed", "refused", "malformed", "error")
+
+
+class Server:
+    """Answers the API server."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        self._requests = Counter(
+            "dtj_admission_requests",
+            "Requests of the API server to judge a job, by verdict.",
+            ["verdict"],
+            registry=registry,
+        )
+        for verdict in _VERDICTS:
+            # A series from the start: rate() does not see one that begins at 1.
+            self._requests.labels(verdict)
+
+    @asynccontextmanager
+    async def served(self, port: int, context: ssl.SSLContext, host: str | None = None) -> AsyncIterator[int]:
+        """Answer for as long as the block lasts; its value is the port. port: 0 for a free one. host: None: all."""
+        app = web.Application(client_max_size=_LARGEST)
+        app.router.add_post(PATH, self._validate)
+        app.router.add_get(READY, _ready)
+        runner = web.AppRunner(app, handle_signals=False, access_log=None, shutdown_timeout=1.0)
+        await runner.setup()
+        try:
+            await web.TCPSite(runner, host, port, ssl_context=context).start()
+            yield runner.addresses[0][1]
+        finally:
+            await runner.cleanup()
+
+    async def _validate(self, request: web.Request) -> web.Response:
+        verdict = "error"
+        try:
+            reviewed = _reviewed(await _read(request))
+            verdict = "allowed" if reviewed["response"]["allowed"] else "refused"
+            answer = web.json_response(reviewed)
+        except Malformed as error:
+            verdict = "malformed"
+            answer = web.Response(status=400, text=f"{error}\n")
+        finally:
+            self._requests.labels(verdict).inc()
+        return _last(answer)
+
+
+def _reviewed(sent: Any) -> Manifest:
+    try:
+        return review(sent)
+    except RecursionError:
+        raise Malformed("the request is nested too deeply") from None
+
+
+async def _read(request: web.Request) -> Any:
+    """The JSON that was sent. Raises Malformed."""
+    try:
+        async with asyncio.timeout(_BODY_SECONDS):
+            body = await request.read()
+    except web.HTTPRequestEntityTooLarge:
+        raise Malformed(f"the request has more than {_LARGEST} bytes") from None
+    except TimeoutError:
+        raise Malformed(f"the request did not arrive in {_BODY_SECONDS:g} s") from None
+    try:
+        return json.loads(body)
+    except (ValueError, RecursionError) as error:
+        raise Malformed(f"the request is no JSON that can be read: {error}") from None
+
+
+async def _ready(_: web.Request) -> web.Response:
+    return _last(web.Response())
+
+
+def _last(answer: web.Response) -> web.Response:
+    """The last answer on its connection."""
+    # kopf, when it ends, would wait for one that is kept; and a new one shows the certificate of now.
+    answer.force_close()
+    return answer

@@ -1,0 +1,91 @@
+"""What can't work of a `schedulingPolicy`, alone or with the templates of a job."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from dtj.api.job import Fault, Job
+from dtj.api.scheduling import Gang
+from dtj.api.spec import Strategy
+
+COSCHEDULING_SCHEDULER = "scheduler-plugins-scheduler"
+"""What scheduler-plugins calls its scheduler when it is installed beside the cluster's own."""
+VOLCANO_SCHEDULER = "volcano"
+POD_GROUP_LABEL = "scheduling.x-k8s.io/pod-group"
+VOLCANO_GROUP = "scheduling.k8s.io/group-name"
+KUEUE_QUEUE = "kueue.x-k8s.io/queue-name"
+KUEUE_GROUP = "kueue.x-k8s.io/pod-group-name"
+KUEUE_COUNT = "kueue.x-k8s.io/pod-group-total-count"
+KUEUE_RETRIABLE = "kueue.x-k8s.io/retriable-in-group"
+_POLICY = "spec.runPolicy.schedulingPolicy"
+# What the operator writes on the pods of a gang, and a template may not.
+_WRITTEN = {
+    Gang.NONE: (),
+    Gang.COSCHEDULING: (POD_GROUP_LABEL,),
+    Gang.VOLCANO: (VOLCANO_GROUP,),
+    Gang.KUEUE: (KUEUE_QUEUE, KUEUE_GROUP, KUEUE_COUNT, KUEUE_RETRIABLE),
+}
+# Schedulers that know nothing of the pod groups of a gang; the cluster's own may have the plugin of Coscheduling.
+_WRONG_SCHEDULERS = {
+    Gang.COSCHEDULING: (VOLCANO_SCHEDULER,),
+    Gang.VOLCANO: ("default-scheduler", COSCHEDULING_SCHEDULER),
+}
+
+
+def members(job: Job) -> int:
+    """How many pods a job begins with: a launcher, a chief and an evaluator are made when those are ready."""
+    roles = ("worker",) if job.spec.strategy is Strategy.HOROVOD else ("worker", "ps")
+    given = job.spec.replica_specs.given()
+    return sum(given[role].replicas for role in roles if role in given)
+
+
+def scheduling_faults(job: Job) -> Iterator[Fault]:
+    """Every fault of a job's schedulingPolicy, and of templates that contradict it."""
+    policy = job.spec.run_policy.scheduling_policy
+    gang = policy.gang
+    if gang is Gang.KUEUE and policy.queue is None:
+        yield Fault(f"{_POLICY}.queue", "required with gang: Kueue: a LocalQueue of the job's namespace")
+    if policy.queue is not None and gang not in (Gang.KUEUE, Gang.VOLCANO):
+        yield Fault(f"{_POLICY}.queue", f"only Kueue and Volcano have queues, and gang is {gang}: remove it")
+    least = policy.min_available
+    if least is not None and gang is Gang.KUEUE:
+        yield Fault(
+            f"{_POLICY}.minAvailable", "Kueue admits a group of pods as a whole or not at all: remove it"
+        )
+    elif least is not None and gang is Gang.NONE:
+        yield Fault(f"{_POLICY}.minAvailable", "needs gang: Coscheduling or Volcano, and gang is None")
+    elif least is not None and least > (most := members(job)):
+        yield Fault(
+            f"{_POLICY}.minAvailable",
+            f"must be at most {most}, the pods that the job begins with, got {least}: they would wait for ever",
+        )
+    yield from _template_faults(job, gang)
+
+
+def _template_faults(job: Job, gang: Gang) -> Iterator[Fault]:
+    schedulers: dict[str, str] = {}
+    for role, replica in job.spec.replica_specs.given().items():
+        path = f"spec.replicaSpecs.{role}.template"
+        metadata, spec = _object(replica.template.get("metadata")), _object(replica.template.get("spec"))
+        for kind in ("labels", "annotations"):
+            for key in _WRITTEN[gang]:
+                if key in _object(metadata.get(kind)):
+                    yield Fault(f"{path}.metadata.{kind}[{key}]", f"set by {_POLICY.removeprefix('spec.')}")
+        scheduler = spec.get("schedulerName")
+        if scheduler in _WRONG_SCHEDULERS.get(gang, ()):
+            yield Fault(
+                f"{path}.spec.schedulerName",
+                f"{scheduler} does not know the pod groups of gang: {gang}; remove it, or name one that does",
+            )
+        elif gang in _WRONG_SCHEDULERS and role in ("worker", "ps"):
+            schedulers[path] = str(scheduler or "")
+    if len({*schedulers.values()}) > 1:
+        yield Fault(
+            f"{list(schedulers)[-1]}.spec.schedulerName",
+            "must be that of worker: one scheduler places all pods of a group",
+        )
+
+
+def _object(value: Any) -> dict[str, Any]:
+    return value if isinstance(value, dict) else {}

@@ -1,0 +1,37 @@
+"""A plan whose pods are placed all together or not at all, by whomever `schedulingPolicy.gang` names."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from dtj.api.job import Job, Manifest
+from dtj.api.scheduling import Gang
+from dtj.plan.coscheduling import coscheduled
+from dtj.plan.kueue import queued
+from dtj.plan.merge import merged
+from dtj.plan.model import Plan
+from dtj.plan.volcano import scheduled_by_volcano
+
+
+def in_a_gang(job: Job, plan: Plan) -> Plan:
+    """The plan with what the job's schedulingPolicy adds to it; what a template says stays."""
+    policy = job.spec.run_policy.scheduling_policy
+    if policy.priority_class_name is not None:
+        base = {"spec": {"priorityClassName": policy.priority_class_name}}
+        plan = replace(
+            plan, stages=tuple(tuple(_with_default(base, pod) for pod in stage) for stage in plan.stages)
+        )
+    match policy.gang:
+        case Gang.COSCHEDULING:
+            return coscheduled(job, plan)
+        case Gang.VOLCANO:
+            return scheduled_by_volcano(job, plan)
+        case Gang.KUEUE:
+            return queued(job, plan)
+        case Gang.NONE:
+            return plan
+
+
+def _with_default(base: Manifest, pod: Manifest) -> Manifest:
+    made: Manifest = merged(base, pod)
+    return made

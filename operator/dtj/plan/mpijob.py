@@ -1,0 +1,166 @@
+"""Horovod handed over to Kubeflow's mpi-operator: the MPIJob whose pods are like those that dtj would make.
+
+mpi-operator gives its pods their names, the hostfile, a key pair, and Open MPI 4's variables for them. It keeps no
+count of its own: an MPIJob is one attempt, of which no launcher is started again, and what comes after it (another
+attempt, a deadline, a suspension) is dtj's. So the operator only ever makes and deletes an MPIJob, and its
+`runPolicy.suspend` is left to Kueue.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+from dtj.api.identity import LABEL_ATTEMPT, LABEL_INDEX, LABEL_UID
+from dtj.api.job import Job, Manifest
+from dtj.api.mpijob import (
+    HOSTFILE,
+    INDEX_LABEL,
+    MPIJOB_API_VERSION,
+    MPIJOB_KIND,
+    QUEUE_ANNOTATIONS,
+    QUEUE_LABELS,
+)
+from dtj.api.names import mpijob_config_name
+from dtj.api.spec import ReplicaSpec
+from dtj.api.validation import CONFIG_VOLUME, TRAINER_CONTAINER, own_program
+from dtj.plan.horovod import (
+    DEFAULT_LAUNCHER,
+    LAUNCHER,
+    SSH_CONFIG_FILE,
+    WORKER,
+    horovod_plan,
+    hostfile,
+    sizes,
+    slots_per_worker,
+    ssh_config,
+    sshd_config,
+    worker_container,
+)
+from dtj.plan.model import Plan
+from dtj.plan.pods import metadata, replica_pod
+from dtj.plan.start import config_map, script
+from dtj_trainer import contract
+
+_START = ("/bin/sh", str(contract.CONFIG_DIR / "mpijob.sh"))
+_KEY = f"{contract.SSH_DIR}/id_rsa"
+_KNOWN_HOSTS = str(contract.ROOT / contract.RUN / "known_hosts")
+# Of a pod, not of a template: mpi-operator gives them.
+_PODS_OWN = ("hostname", "subdomain", "restartPolicy")
+
+
+def mpijob_plan(job: Job) -> Plan:
+    """The MPIJob of the job's present attempt, and what its pods need of dtj; the job must be free of faults."""
+    native = horovod_plan(job)
+    workers = len(native.stages[0])
+    # A launcher with a command of its own does not run mpijob.sh, which tells it of the hosts' key.
+    unknown = "accept-new" if own_program(job.spec.replica_specs.launcher)[0] else "yes"
+    config = config_map(
+        job,
+        {
+            "hostfile": hostfile(job, workers),
+            "ssh_config": ssh_config(_KEY, _KNOWN_HOSTS, unknown),
+            "sshd_config": sshd_config(_KEY),
+            "rank.sh": script("rank.sh"),
+            "mpijob.sh": script("mpijob.sh"),
+        },
+        mpijob_config_name(job.name),
+    )
+    return replace(native, config=config, ssh_secret=None, mpijob=_mpijob(job, workers))
+
+
+def _mpijob(job: Job, workers: int) -> Manifest:
+    made = metadata(job, job.name, {LABEL_ATTEMPT: str(max(job.status.attempt, 1))})
+    made["labels"] |= _those(QUEUE_LABELS, job.labels)
+    if annotations := _those(QUEUE_ANNOTATIONS, job.annotations):
+        made["annotations"] = annotations
+    return {
+        "apiVersion": MPIJOB_API_VERSION,
+        "kind": MPIJOB_KIND,
+        "metadata": made,
+        "spec": {
+            "slotsPerWorker": slots_per_worker(job),
+            "sshAuthMountPath": str(contract.SSH_DIR),
+            "mpiImplementation": "OpenMPI",
+            # Else the launcher would wait for workers that have no node yet, and give up.
+            "launcherCreationPolicy": "WaitForWorkersReady",
+            "runPolicy": {
+                # Workers that mpi-operator ends after a failure would look like the cause of it.
+                "cleanPodPolicy": "None",
+                "backoffLimit": 0,
+                # A gang of the workers alone: the launcher is made when they run, with it none would be whole.
+                "schedulingPolicy": {"minAvailable": workers},
+            },
+            "mpiReplicaSpecs": {
+                "Launcher": {"replicas": 1, "restartPolicy": "Never", "template": _launcher(job)},
+                "Worker": {"replicas": workers, "restartPolicy": "Never", "template": _worker(job)},
+            },
+        },
+    }
+
+
+def _those(names: tuple[str, ...], given: Mapping[str, str]) -> dict[str, str]:
+    return {name: given[name] for name in names if name in given}
+
+
+def _worker(job: Job) -> Manifest:
+    replica = job.spec.replica_specs.worker or ReplicaSpec()
+    template = _template(job, WORKER, replica, [*_START], {}, worker_container())
+    for container in template["spec"]["containers"]:
+        if container["name"] == TRAINER_CONTAINER:
+            # One template is all workers': each takes its index from the label that it gets.
+            index = {"fieldRef": {"fieldPath": f"metadata.labels['{INDEX_LABEL}']"}}
+            container["env"] = [
+                {"name": contract.ENV_INDEX, "valueFrom": index}
+                if variable["name"] == contract.ENV_INDEX
+                else variable
+                for variable in container["env"]
+            ]
+    return template
+
+
+def _launcher(job: Job) -> Manifest:
+    program = [*job.spec.command, *job.spec.args]
+    replica = job.spec.replica_specs.launcher or DEFAULT_LAUNCHER
+    return _template(
+        job, LAUNCHER, replica, [*_START, *program], _mpi_environment(job), {"name": TRAINER_CONTAINER}
+    )
+
+
+def _template(
+    job: Job, role: str, replica: ReplicaSpec, command: list[str], env: dict[str, str], container: Manifest
+) -> Manifest:
+    pod = replica_pod(
+        job,
+        role,
+        0,
+        replica,
+        attempt=max(job.status.attempt, 1),
+        command=command,
+        env=sizes(job) | env,
+        extra={
+            "containers": [container],
+            "volumes": [{"name": CONFIG_VOLUME, "configMap": {"name": mpijob_config_name(job.name)}}],
+        },
+    )
+    labels = {name: value for name, value in pod["metadata"]["labels"].items() if name != LABEL_INDEX}
+    made: Manifest = {"labels": labels | {LABEL_UID: job.uid}}
+    if annotations := pod["metadata"].get("annotations"):
+        made["annotations"] = annotations
+    return {
+        "metadata": made,
+        "spec": {name: value for name, value in pod["spec"].items() if name not in _PODS_OWN},
+    }
+
+
+def _mpi_environment(job: Job) -> dict[str, str]:
+    """Besides what mpi-operator sets, for which it knows Open MPI 4 only, and of ssh no settings."""
+    agent = f"ssh -F {SSH_CONFIG_FILE}"
+    return {
+        "OMPI_MCA_plm_rsh_agent": agent,
+        "PRTE_MCA_prte_keep_fqdn_hostnames": "true",
+        "PRTE_MCA_prte_default_hostfile": HOSTFILE,
+        "PRTE_MCA_prte_set_default_slots": str(slots_per_worker(job)),
+        "PRTE_MCA_plm_ssh_agent": agent,
+        "PRTE_MCA_plm_ssh_args": "-o ConnectionAttempts=10",
+    }

@@ -1,0 +1,151 @@
+"""A job's own TensorBoard: a Deployment of one pod, and its Service.
+
+It is no replica of the training: it reads what is in the bucket, and is deleted with the job, not with its pods.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from importlib.metadata import version
+from typing import Any
+
+from dtj.api.identity import GROUP, LABEL_MANAGED_BY, LABEL_TENSORBOARD, MANAGER
+from dtj.api.job import Job, Manifest
+from dtj.api.names import tensorboard_name
+from dtj.api.validation import TENSORBOARD_CONTAINER
+from dtj.plan.merge import merged
+from dtj.plan.model import TensorBoard
+from dtj.plan.nodes import leaves_lost_nodes
+from dtj.plan.pods import artifacts_uri, credentials, metadata, pod_security, secured
+from dtj_trainer import contract
+
+DEFAULT_IMAGE = f"dtj-tensorboard:{version('dtj')}"
+ANNOTATION_DIGEST = f"{GROUP}/spec-digest"
+"""Of the spec that a Deployment was made of: it tells a changed one, which the server's defaults would not."""
+OFF = "off"
+"""The digest of one that was turned off."""
+_DEFAULT_RESOURCES = {"requests": {"cpu": "100m", "memory": "256Mi"}, "limits": {"memory": "1Gi"}}
+# Event files are small; a job that writes more must not fill its node's disk.
+_FILES_LIMIT = "10Gi"
+_PROXIES = ("HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY")
+
+
+def tensorboard(job: Job, default_image: str) -> TensorBoard | None:
+    """The TensorBoard of a job without faults, if it asks for one."""
+    if not job.spec.tensorboard.enabled:
+        return None
+    name, selector = tensorboard_name(job.name), {LABEL_TENSORBOARD: job.name}
+    spec = {
+        "replicas": 1,
+        "revisionHistoryLimit": 0,
+        # Two at a time may not fit into a quota.
+        "strategy": {"type": "Recreate"},
+        "selector": {"matchLabels": selector},
+        "template": _template(job, default_image),
+    }
+    digest = hashlib.sha256(json.dumps(spec, sort_keys=True).encode()).hexdigest()[:16]
+    return TensorBoard(
+        service={
+            "apiVersion": "v1",
+            "kind": "Service",
+            "metadata": metadata(job, name),
+            "spec": {
+                "selector": selector,
+                "ports": [{"name": "http", "port": contract.TENSORBOARD_PORT, "targetPort": "http"}],
+            },
+        },
+        deployment={
+            "apiVersion": "apps/v1",
+            "kind": "Deployment",
+            "metadata": {**metadata(job, name), "annotations": {ANNOTATION_DIGEST: digest}},
+            "spec": spec,
+        },
+    )
+
+
+def turned_off(job: Job) -> Manifest:
+    """The change of a Deployment that is not wanted any more, or not now: it stays, without a pod."""
+    return {
+        "apiVersion": "apps/v1",
+        "kind": "Deployment",
+        "metadata": {
+            "name": tensorboard_name(job.name),
+            "namespace": job.namespace,
+            "annotations": {ANNOTATION_DIGEST: OFF},
+        },
+        "spec": {"replicas": 0},
+    }
+
+
+def tensorboard_url(job: Job) -> str:
+    """Where it is in the cluster, whatever the cluster's domain is."""
+    return f"http://{tensorboard_name(job.name)}.{job.namespace}.svc:{contract.TENSORBOARD_PORT}"
+
+
+def _template(job: Job, default_image: str) -> Manifest:
+    template: Manifest = {
+        # Without LABEL_JOB: it is not among the job's pods, and not behind the Service of those.
+        "metadata": {
+            "labels": {
+                "app.kubernetes.io/name": "dtj-tensorboard",
+                LABEL_MANAGED_BY: MANAGER,
+                LABEL_TENSORBOARD: job.name,
+            }
+        },
+        "spec": {
+            "automountServiceAccountToken": False,
+            "enableServiceLinks": False,
+            "terminationGracePeriodSeconds": 10,
+            "securityContext": pod_security(),
+            "containers": [_container(job, default_image)],
+            "volumes": [
+                {"name": "files", "emptyDir": {"sizeLimit": _FILES_LIMIT}},
+                {"name": "tmp", "emptyDir": {"sizeLimit": "100Mi"}},
+            ],
+            **_service_account(job),
+        },
+    }
+    return leaves_lost_nodes(secured(merged(template, job.spec.tensorboard.template)))
+
+
+def _container(job: Job, default_image: str) -> Manifest:
+    asked = job.spec.tensorboard.resources.model_dump(exclude_defaults=True)
+    env = {contract.ENV_JOB: job.name, contract.ENV_ARTIFACTS_URI: artifacts_uri(job) or ""}
+    if job.spec.artifacts and job.spec.artifacts.endpoint:
+        env["AWS_ENDPOINT_URL_S3"] = job.spec.artifacts.endpoint
+    probe = {"httpGet": {"path": "/", "port": "http"}, "timeoutSeconds": 10}
+    return {
+        "name": TENSORBOARD_CONTAINER,
+        "image": job.spec.tensorboard.image or default_image,
+        "env": [*({"name": name, "value": value} for name, value in env.items()), *_of_the_bucket(job)],
+        "ports": [{"name": "http", "containerPort": contract.TENSORBOARD_PORT}],
+        "readinessProbe": {**probe, "periodSeconds": 2},
+        "livenessProbe": {**probe, "periodSeconds": 20, "failureThreshold": 6},
+        "resources": asked or _DEFAULT_RESOURCES,
+        "securityContext": {"readOnlyRootFilesystem": True},
+        "terminationMessagePolicy": "FallbackToLogsOnError",
+        "volumeMounts": [
+            {"name": "files", "mountPath": str(contract.ROOT)},
+            {"name": "tmp", "mountPath": "/tmp"},  # noqa: S108 - a mount point, not a file of ours
+        ],
+        **credentials(job),
+    }
+
+
+def _of_the_bucket(job: Job) -> list[dict[str, Any]]:
+    """Of the replicas' environment what the way to the bucket may need; the rest is none of its business."""
+    return [
+        variable.model_dump(by_alias=True, exclude_none=True)
+        for variable in job.spec.env
+        if variable.name.startswith("AWS_") or variable.name.upper() in _PROXIES
+    ]
+
+
+def _service_account(job: Job) -> Manifest:
+    """The replicas' own, where that is what opens the bucket (IRSA, Pod Identity)."""
+    if job.spec.artifacts is None or job.spec.artifacts.secret_name:
+        return {}
+    specs = (replica.template.get("spec") or {} for replica in job.spec.replica_specs.given().values())
+    names = (spec.get("serviceAccountName") for spec in specs)
+    return next(({"serviceAccountName": name} for name in names if name), {})

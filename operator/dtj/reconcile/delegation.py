@@ -1,0 +1,137 @@
+"""A job that is handed over as an MPIJob: how that is found, and which requests bring it to what the status says.
+
+The operator makes and deletes the MPIJob, and never changes one: mpi-operator has its status, Kueue its `suspend`.
+It is asked for by name in each pass rather than watched, so that its CRD may come and go while the operator runs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import datetime
+
+from dtj.api.job import Job, Manifest
+from dtj.api.mpijob import MPIJOB_API_VERSION, MPIJOB_PLURAL
+from dtj.api.spec import CleanPodPolicy
+from dtj.api.status import ConditionType, JobStatus
+from dtj.cluster.port import ApiError, Cluster
+from dtj.plan.model import Plan
+from dtj.reconcile.actions import (
+    Action,
+    CreateMpiJob,
+    DeleteMpiJob,
+    DeletePod,
+    ExpireJob,
+    clean_up,
+    config_actions,
+    is_stopped,
+    to_be_forced,
+)
+from dtj.reconcile.refusal import Refused
+from dtj.reconcile.view import Owned, controller_uid
+from dtj.status.draft import Evaluation
+from dtj.status.mpijob import view_mpijob
+from dtj.status.pods import PodView
+from dtj.status.suspension import is_suspending
+from dtj.status.times import seconds_since
+
+LOOK_SECONDS = 10.0
+"""How often an MPIJob is looked at while its pods say nothing new."""
+ENDING_SECONDS = 2.0
+"""How often one that is to go is looked for."""
+END_SECONDS = 60.0
+"""How long mpi-operator has, after the job's end, to end its MPIJob too and to clean up."""
+
+NOT_SERVED = (
+    f"the cluster does not serve {MPIJOB_PLURAL} of {MPIJOB_API_VERSION} (those of v1 are training-operator's): "
+    "install Kubeflow's mpi-operator, 0.5 or newer, or use spec.horovod.launcher: Native"
+)
+
+
+async def find_mpijob(cluster: Cluster, job: Job, plan: Plan | None) -> Manifest | None:
+    """The MPIJob that the job was handed over as, if it is and there is one. Raises ApiError."""
+    if plan is None or plan.mpijob is None:
+        return None
+    try:
+        there = await cluster.get(plan.mpijob)
+    except ApiError as error:
+        if error.status == 403:
+            return None  # making it is refused too, which is told
+        raise
+    return there if there is not None and controller_uid(there) == job.uid else None
+
+
+async def check_served(cluster: Cluster, mpijob: Manifest) -> None:
+    """Raises Refused where the cluster has no such objects, and ApiError where that is not known."""
+    if not await cluster.serves_kind(MPIJOB_API_VERSION, MPIJOB_PLURAL):
+        raise Refused(ApiError(404, "MPIJobNotServed", NOT_SERVED), mpijob)
+
+
+def delegated_actions(
+    job: Job,
+    plan: Plan,
+    evaluation: Evaluation,
+    there: Manifest | None,
+    pods: Sequence[PodView],
+    configs: Sequence[Owned],
+    now: datetime,
+) -> list[Action]:
+    """What is to be done now, in order; job and evaluation carry the status that is stored.
+
+    there: the job's MPIJob.
+    """
+    status, forced = evaluation.status, to_be_forced(evaluation, pods)
+    mpijob = view_mpijob(there) if there else None
+    if status.finished:
+        expired: list[Action] = [ExpireJob()] if evaluation.expired else []
+        return [*forced, *_clean_up(job, evaluation, there, pods, now), *expired]
+    assert plan.mpijob is not None
+    if there is not None and mpijob is not None:
+        stops = job.spec.run_policy.suspend or is_suspending(status)
+        over = not mpijob.deleting and (mpijob.attempt < status.attempt or stops)
+        return [*forced, *([DeleteMpiJob(there)] if over else [])]
+    if pods:
+        # Its MPIJob was deleted, and they were to stay: nobody else ends them.
+        left = [pod for pod in pods if pod.attempt < status.attempt and not pod.deleting]
+        return [*forced, *(DeletePod(pod.name, pod.uid) for pod in left)]
+    if evaluation.hold:
+        return forced
+    known = {config.name: config for config in configs}
+    return [*forced, *config_actions(plan, known, pods), CreateMpiJob(plan.mpijob)]
+
+
+def _clean_up(
+    job: Job, evaluation: Evaluation, there: Manifest | None, pods: Sequence[PodView], now: datetime
+) -> list[Action]:
+    """What cleanPodPolicy asks for; mpi-operator makes no pod anew once it is done with the MPIJob."""
+    status, policy = evaluation.status, job.spec.run_policy.clean_pod_policy
+    mpijob = view_mpijob(there) if there else None
+    if there is None or mpijob is None:
+        return clean_up(job, evaluation, pods)
+    if mpijob.deleting:
+        return []
+    if policy is CleanPodPolicy.ALL or is_stopped(status):
+        return [DeleteMpiJob(there)]
+    if mpijob.completed:
+        return clean_up(job, evaluation, pods)
+    # Without an end of its own mpi-operator would make pods anew.
+    lingers = policy is not CleanPodPolicy.NONE and _end_left(status, now) <= 0
+    return [DeleteMpiJob(there)] if lingers else []
+
+
+def _end_left(status: JobStatus, now: datetime) -> float:
+    """Seconds that mpi-operator still has to end the MPIJob of a job that has ended."""
+    return END_SECONDS - seconds_since(status.completion_time, now) if status.completion_time else 0.0
+
+
+def look_again(status: JobStatus, there: Manifest | None, now: datetime) -> float | None:
+    """Seconds until the MPIJob is to be looked at although nothing happened."""
+    mpijob = view_mpijob(there) if there else None
+    if status.finished:
+        waits = (
+            mpijob is not None and not mpijob.completed and not mpijob.deleting and _end_left(status, now) > 0
+        )
+        return ENDING_SECONDS if waits else None
+    if mpijob is None and status.holds(ConditionType.SUSPENDED):
+        return None
+    going = mpijob is not None and (mpijob.deleting or mpijob.attempt < status.attempt)
+    return ENDING_SECONDS if going else LOOK_SECONDS

@@ -1,0 +1,48 @@
+"""What was done lately and the cache may not show yet: it is not done again."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import datetime, timedelta
+
+from dtj.reconcile.actions import Action, Create, CreateOwn, CreateSshSecret, DeletePod
+
+# A cache that is further behind costs requests that change nothing; an object that went before the cache showed it
+# is missed for so long.
+_SECONDS = 3.0
+_Key = tuple[str, ...]
+
+
+class Lately:
+    """The requests that the API server has taken for one job and whose effect was not seen so far."""
+
+    def __init__(self) -> None:
+        self._until: dict[_Key, datetime] = {}
+
+    def add(self, action: Action, now: datetime) -> None:
+        """An action was carried out."""
+        key = _key(action)
+        if key is not None:
+            self._until[key] = now + timedelta(seconds=_SECONDS)
+
+    def without(self, todo: Sequence[Action], now: datetime) -> list[Action]:
+        """Those that are still to be done. What nobody asks for any more has been seen."""
+        wanted = {_key(action) for action in todo}
+        self._until = {key: time for key, time in self._until.items() if key in wanted and time > now}
+        return [action for action in todo if _key(action) not in self._until]
+
+    def due_in(self, now: datetime) -> float | None:
+        """Seconds until one would be done again; None when there is none."""
+        return min(((time - now).total_seconds() for time in self._until.values()), default=None)
+
+
+def _key(action: Action) -> _Key | None:
+    match action:
+        case Create(manifest) | CreateOwn(manifest):
+            return "create", manifest["kind"], manifest["metadata"]["name"]
+        case CreateSshSecret():
+            return ("create", "ssh secret")
+        case DeletePod(_, uid):
+            return "delete", uid
+        case _:
+            return None

@@ -1,0 +1,72 @@
+"""What the API server does not take, as opposed to trouble that a repeated pass gets over."""
+
+from __future__ import annotations
+
+import re
+
+from dtj.api.identity import KIND
+from dtj.api.job import Job, Manifest
+from dtj.cluster.port import ApiError, Cluster
+from dtj.reconcile.view import controller_uid
+
+
+class Refused(Exception):
+    """The API server does not take an object of the plan, for now or for ever."""
+
+    def __init__(self, error: ApiError, manifest: Manifest) -> None:
+        super().__init__(str(error))
+        self.error = error
+        name = manifest["metadata"]["name"]
+        self.what = f"{manifest['kind']} {name}"
+        # The server begins with what `what` says already: `Pod "x" is invalid: `, `pods "x" is forbidden: `.
+        self.why = re.sub(rf'^\w+ "{re.escape(name)}" is (invalid|forbidden): ', "", error.message)
+
+    @property
+    def invalid(self) -> bool:
+        """Whether the object itself is wrong."""
+        return self.error.status == 422 or (self.error.status == 400 and self.error.reason == "BadRequest")
+
+    @property
+    def obstacle(self) -> tuple[str, str]:
+        """Reason and message for the status."""
+        if self.error.status == 403:
+            reason = "QuotaExceeded" if "exceeded quota" in self.error.message else "Forbidden"
+        else:
+            reason = self.error.reason if self.error.status else "ApiUnreachable"
+        return reason, f"{self.what} can't be made: {self.why}"
+
+
+def refuse(error: ApiError, manifest: Manifest) -> None:
+    """Tell a refusal, which the status shows, from trouble that a repeated pass gets over."""
+    if error.status == 403 and "not found" in error.message and "serviceaccount" in error.message:
+        raise error  # a new namespace gets its service account in a moment
+    if error.status == 403 and "being terminated" in error.message:
+        return  # the namespace goes, and the job with it
+    if error.status in (400, 403, 422):
+        raise Refused(error, manifest) from None
+    raise error
+
+
+async def make(cluster: Cluster, job: Job, manifest: Manifest) -> Manifest | None:
+    """Create an object of the job; it, where it was not there. Raises Refused, or ApiError for a repeated pass."""
+    try:
+        return await cluster.create(manifest)
+    except ApiError as error:
+        if error.status == 409 and error.reason == "AlreadyExists":
+            there = await cluster.get(manifest)
+            if there is None or controller_uid(there) == job.uid:
+                return None  # made by a pass before, or gone in between: the cache will tell
+            raise Refused(ApiError(409, "NameTaken", holder(there, job)), manifest) from None
+        refuse(error, manifest)
+        return None
+
+
+def holder(there: Manifest, job: Job) -> str:
+    """Who has a name that the job needs."""
+    metadata = there["metadata"]
+    owners = metadata.get("ownerReferences") or []
+    if any(owner.get("kind") == KIND and owner.get("name") == job.name for owner in owners):
+        return "the one of an earlier job of this name is still there"
+    if metadata.get("deletionTimestamp"):
+        return "another one of this name is still being deleted"
+    return "another one of this name is there, which is not the job's"

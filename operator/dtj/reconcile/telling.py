@@ -1,0 +1,62 @@
+"""Events of a job: each is told once and in order, also when the API server does not take it at once."""
+
+from __future__ import annotations
+
+import logging
+from collections import deque
+from datetime import datetime, timedelta
+
+from dtj.api.job import Job, Manifest
+from dtj.cluster.port import ApiError, Cluster
+from dtj.status.events import Happening, event
+from dtj.status.times import written_time
+
+_log = logging.getLogger(__name__)
+_MOST_WAITING = 20
+_FIRST_PAUSE_SECONDS = 1.0
+_LONGEST_PAUSE_SECONDS = 300.0
+# The answers after which the same request may do: none, an expired token, too many requests; and all from 500 on.
+_PASSING = (0, 401, 429)
+
+
+class Untold:
+    """Events of one job that wait for the API server, oldest first.
+
+    They are in memory only: an operator that dies may lose one, a request that fails does not.
+    """
+
+    def __init__(self) -> None:
+        self._waiting: deque[Manifest] = deque(maxlen=_MOST_WAITING)
+        self._pause = 0.0
+        self._not_before: datetime | None = None
+
+    def add(self, job: Job, happening: Happening, now: datetime) -> None:
+        """Let something be told after all that waits already."""
+        made = event(job, happening, written_time(now))
+        if made["metadata"]["name"] in [waiting["metadata"]["name"] for waiting in self._waiting]:
+            return
+        _log.info("%s/%s: %s: %s", job.namespace, job.name, happening.reason, happening.message)
+        self._waiting.append(made)
+
+    async def tell(self, cluster: Cluster, now: datetime) -> None:
+        """Create the events that wait; after one that fails, no other is tried before a pause is over."""
+        if self._not_before is not None and now < self._not_before:
+            return
+        while self._waiting:
+            made = self._waiting[0]
+            try:
+                await cluster.create(made)
+            except ApiError as error:
+                if error.status != 409:  # told before, or by an answer that was lost
+                    _log.warning("event %s: %s", made["metadata"]["name"], error)
+                if error.status in _PASSING or error.status >= 500:
+                    self._pause = min(2 * self._pause or _FIRST_PAUSE_SECONDS, _LONGEST_PAUSE_SECONDS)
+                    wait = max(self._pause, error.retry_after or 0.0)
+                    self._not_before = now + timedelta(seconds=wait)
+                    return
+            self._waiting.popleft()
+        self._pause, self._not_before = 0.0, None
+
+    def due_in(self, now: datetime) -> float | None:
+        """Seconds until events are to be tried again; None when none waits."""
+        return max((self._not_before - now).total_seconds(), 0.0) if self._not_before else None

@@ -1,0 +1,106 @@
+"""A job's own TensorBoard: kept beside the training, and never in its way.
+
+What goes wrong with it is told in `status.tensorboard` and tried again; the training goes on as without it.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from dtj.api.job import Job, Manifest
+from dtj.api.status import TensorBoardStatus
+from dtj.cluster.port import ApiError, Cluster
+from dtj.plan.model import Plan, TensorBoard
+from dtj.plan.tensorboard import ANNOTATION_DIGEST, OFF, tensorboard_url, turned_off
+from dtj.reconcile.refusal import Refused, make, refuse
+from dtj.reconcile.view import Owned, OwnedDeployment, controller_uid
+
+_log = logging.getLogger(__name__)
+
+
+def view_deployment(manifest: Mapping[str, Any]) -> OwnedDeployment:
+    """What counts of a Deployment."""
+    metadata, status = manifest["metadata"], manifest.get("status") or {}
+    failing = (
+        condition.get("message")
+        for condition in status.get("conditions") or []
+        if (condition["type"], condition["status"]) == ("ReplicaFailure", "True")
+    )
+    return OwnedDeployment(
+        name=metadata["name"],
+        owner=controller_uid(manifest),
+        uid=metadata["uid"],
+        digest=(metadata.get("annotations") or {}).get(ANNOTATION_DIGEST, ""),
+        ready=bool(status.get("availableReplicas")),
+        trouble=next(failing, None),
+    )
+
+
+def told(
+    job: Job, plan: Plan, there: Sequence[OwnedDeployment], refusal: str | None
+) -> TensorBoardStatus | None:
+    """How it is. there: the job's own; refusal: why the API server would not have it."""
+    board = _wanted(job, plan)
+    if board is None:
+        return None
+    now = next((deployment for deployment in there if deployment.digest == _digest(board)), None)
+    return TensorBoardStatus(
+        url=tensorboard_url(job),
+        ready=now is not None and now.ready,
+        message=refusal or (now.trouble if now else None),
+    )
+
+
+async def keep(
+    cluster: Cluster, job: Job, plan: Plan, services: Sequence[Owned], deployments: Sequence[OwnedDeployment]
+) -> str | None:
+    """Bring it to what is wanted; why the API server would not have that, if so.
+
+    services, deployments: those of the job. Raises ApiError when the same may do a moment later.
+    """
+    try:
+        await _keep(cluster, job, _wanted(job, plan), services, deployments)
+    except Refused as refused:
+        _log.info("%s/%s: %s", job.namespace, job.name, refused)
+        return refused.obstacle[1]
+    return None
+
+
+def _wanted(job: Job, plan: Plan) -> TensorBoard | None:
+    """What is to be there now: a suspended job keeps nothing, one that has ended keeps it until it is deleted."""
+    suspended = job.spec.run_policy.suspend and not job.status.finished
+    return None if suspended else plan.tensorboard
+
+
+async def _keep(
+    cluster: Cluster,
+    job: Job,
+    board: TensorBoard | None,
+    services: Sequence[Owned],
+    deployments: Sequence[OwnedDeployment],
+) -> None:
+    if board is None:
+        for deployment in deployments:
+            if deployment.digest != OFF:
+                await _update(cluster, turned_off(job))
+        return
+    if not any(service.name == board.service["metadata"]["name"] for service in services):
+        await make(cluster, job, board.service)
+    if not deployments:
+        await make(cluster, job, board.deployment)
+    elif deployments[0].digest != _digest(board):
+        await _update(cluster, board.deployment)
+
+
+async def _update(cluster: Cluster, manifest: Manifest) -> None:
+    try:
+        await cluster.update_deployment(manifest)
+    except ApiError as error:
+        if error.status != 404:  # gone meanwhile: the cache will tell
+            refuse(error, manifest)
+
+
+def _digest(board: TensorBoard) -> str:
+    return str(board.deployment["metadata"]["annotations"][ANNOTATION_DIGEST])

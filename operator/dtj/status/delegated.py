@@ -1,0 +1,81 @@
+"""A job that was handed over as an MPIJob, where that decides of it; all else is decided by its pods."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from dtj.api.status import ConditionType, Failure, JobStatus, Phase
+from dtj.status.draft import Draft, Evaluation
+from dtj.status.failure import SETTLE_SECONDS, Loss
+from dtj.status.mpijob import MpiJob
+from dtj.status.observed import Expected, Observed
+from dtj.status.overdue import told_ending
+from dtj.status.pods import PodView
+
+HELD = "MPIJobSuspended"
+"""Reason of the conditions Suspended and Running while a queue holds the MPIJob."""
+_EVICTED = "MPIJobEvicted"
+
+
+def of_attempt(observed: Observed, attempt: int) -> MpiJob | None:
+    """The MPIJob of the present attempt, while it is meant to be there."""
+    mpijob = observed.mpijob
+    return mpijob if mpijob is not None and mpijob.attempt == attempt and not mpijob.deleting else None
+
+
+def with_launcher(expected: Expected, pods: Sequence[PodView], attempt: int) -> Expected:
+    """The same with the launcher's name as it is: a Job made that pod, and gave it a name."""
+    launchers = [pod for pod in pods if pod.role == "launcher" and pod.attempt == attempt]
+    if not launchers:
+        return expected
+    planned = expected.decisive[0]
+    # One that came to its end decides, also where another was made since.
+    found = max(launchers, key=lambda pod: (pod.succeeded, not pod.deleting, pod.name)).name
+    names = {planned: found}
+    return replace(
+        expected,
+        stages=[[names.get(name, name) for name in stage] for stage in expected.stages],
+        decisive=[found],
+        attempts={names.get(name, name): number for name, number in expected.attempts.items()},
+    )
+
+
+def held(draft: Draft, mpijob: MpiJob, pods: Sequence[PodView]) -> Evaluation:
+    """The job waits for its queue; it goes on in the same attempt, with new pods, from its newest checkpoint."""
+    message = (
+        f"MPIJob {mpijob.name} is suspended (its runPolicy.suspend), as Kueue does with one that is to wait"
+    )
+    if pods:
+        message += f"; {told_ending(pods)} end"
+    draft.set(ConditionType.RESTARTING, False, HELD, message)
+    draft.set(ConditionType.RUNNING, False, HELD, message)
+    draft.set(ConditionType.SUSPENDED, True, HELD, message)
+    status = draft.status(phase=Phase.SUSPENDED, start_time=None, all_running_time=None)
+    return Evaluation(status, hold=True)
+
+
+def was_held(old: JobStatus) -> bool:
+    """Whether a queue held the job until now."""
+    suspended = old.condition(ConditionType.SUSPENDED)
+    return suspended is not None and old.holds(ConditionType.SUSPENDED) and suspended.reason == HELD
+
+
+def released(draft: Draft) -> Evaluation:
+    """The queue lets the job go on, or its MPIJob is gone and another is made."""
+    draft.set(ConditionType.SUSPENDED, False, "MPIJobResumed", "the MPIJob is suspended no more")
+    return Evaluation(draft.status(phase=Phase.PENDING), look_again=0.0, hold=True)
+
+
+def mpijob_loss(attempt: int, mpijob: MpiJob | None) -> Loss | None:
+    """That the MPIJob has failed, where no pod says why."""
+    if mpijob is None or mpijob.failed is None:
+        return None
+    said = mpijob.failed
+    evicted = said.reason == _EVICTED
+    failure = Failure(
+        attempt=attempt,
+        failure_class="Evicted" if evicted else "MPIJobFailed",
+        message=f"MPIJob {mpijob.name}: {said.reason}: {said.message}",
+    )
+    return Loss(failure, infrastructure=evicted, settle=SETTLE_SECONDS, finished=said.time)

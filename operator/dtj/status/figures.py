@@ -1,0 +1,141 @@
+"""A job in figures, as its metrics tell it: what it is at, what it holds, and how long its starts took."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import get_args
+
+from dtj.api.job import Job
+from dtj.api.spec import Strategy
+from dtj.api.status import ConditionType, JobStatus, Phase, ProgressStatus
+from dtj.status.pods import PodView
+from dtj.status.times import read_time
+from dtj.status.waits import OBSTACLE_CLASSES
+from dtj_trainer import contract
+
+# The pods that a job's training waits for a place of; the others are made when these run.
+_FIRST_ROLES = ("worker", "ps")
+FAILURE_CLASSES: frozenset[str] = frozenset(
+    {
+        *get_args(contract.FailureClass),
+        *OBSTACLE_CLASSES,
+        "Evicted",
+        "PodLost",
+        "Stalled",
+        "MPIJobFailed",
+        "StartDeadlineExceeded",
+        "DeadlineExceeded",
+        "ValidationFailed",
+    }
+)
+"""What status.failure.class may be. A program that writes its own termination message may say anything else."""
+
+
+@dataclass(frozen=True)
+class JobFigures:
+    """What is told of one job while it is there."""
+
+    namespace: str
+    name: str
+    strategy: str
+    phase: Phase
+    finished: bool
+    progress: ProgressStatus | None
+    """Only while it runs: after that nothing of it is news."""
+    checkpoint: float | None
+    """When the newest checkpoint was complete, in Unix time; only while the job runs."""
+    unsaved_since: float | None
+    """From when on training is in no checkpoint: the newest one's time or, where that is later, the time from which
+    all its pods run. Unix time; only while a job runs that has a bucket."""
+    stalled: bool | None
+    """Only where runPolicy.stallTimeoutSeconds says what that is, while it runs."""
+    gpus: int
+    """Accelerators of pods that have a node and have not ended."""
+    idle_gpus: int
+    """Those of them that do not train: all while the training waits, restarts, stands still (Stalled) or has ended;
+    those of a pod that does not run while the others train."""
+
+
+@dataclass(frozen=True)
+class Started:
+    """How long a job took from its start, or its resumption, until all its pods ran. Seconds."""
+
+    running: float
+    queued: float | None
+    """Until the last of its workers and parameter servers had a node; None where no pod says when."""
+
+
+def job_figures(job: Job, status: JobStatus, pods: Sequence[PodView]) -> JobFigures:
+    """A job in figures. pods: all that are its own, of whichever attempt."""
+    phase = status.phase or Phase.PENDING
+    runs = phase is Phase.RUNNING
+    artifacts = status.artifacts if runs else None
+    known = artifacts.checkpoint.time if artifacts and artifacts.checkpoint else None
+    checkpoint = _unix(known) if known else None
+    running = status.condition(ConditionType.RUNNING)
+    at_risk = artifacts is not None and artifacts.uri is not None and running is not None
+    stalled = status.holds(ConditionType.STALLED)
+    watched = runs and job.spec.run_policy.stall_timeout_seconds is not None
+    gpus = [(_gpus(job, pod), pod.running) for pod in pods if pod.has_node]
+    # A parameter-server training goes on while a worker is replaced.
+    partly = job.spec.strategy is Strategy.PARAMETER_SERVER and phase is Phase.RESTARTING
+    trains = not stalled and (
+        status.holds(ConditionType.RUNNING) or (partly and status.all_running_time is not None)
+    )
+    return JobFigures(
+        namespace=job.namespace,
+        name=job.name,
+        strategy=job.spec.strategy.value,
+        phase=phase,
+        finished=status.finished,
+        progress=status.progress if runs else None,
+        checkpoint=checkpoint,
+        unsaved_since=max(checkpoint or 0.0, _unix(running.last_transition_time))
+        if at_risk and running
+        else None,
+        stalled=stalled if watched else None,
+        gpus=sum(count for count, _ in gpus),
+        idle_gpus=sum(count for count, pod_runs in gpus if not (trains and pod_runs)),
+    )
+
+
+def started(old: JobStatus, new: JobStatus, pods: Sequence[PodView]) -> Started | None:
+    """How long the start took that `new` says is done; None where it says no such thing, or where something had
+    failed before: that is a recovery.
+    """
+    done, begun = new.all_running_time, new.start_time
+    if old.all_running_time or old.holds(ConditionType.RESTARTING) or done is None or begun is None:
+        return None
+    begin = _unix(begun)
+    placed = [_unix(pod.scheduled_at) for pod in pods if pod.role in _FIRST_ROLES and pod.scheduled_at]
+    return Started(max(_unix(done) - begin, 0.0), max(max(placed) - begin, 0.0) if placed else None)
+
+
+def recovered(old: JobStatus, new: JobStatus) -> float | None:
+    """Seconds from the last loss until all pods run again, where `new` says that they do."""
+    lost, running = old.condition(ConditionType.RESTARTING), new.condition(ConditionType.RUNNING)
+    if lost is None or running is None:
+        return None
+    if not old.holds(ConditionType.RESTARTING) or not new.holds(ConditionType.RUNNING):
+        return None
+    return max(_unix(running.last_transition_time) - _unix(lost.last_transition_time), 0.0)
+
+
+def failures(old: JobStatus, new: JobStatus) -> tuple[str, int]:
+    """Class and number of the failures that `new` counts and `old` did not."""
+    before, after = (
+        each.restarts.application + each.restarts.infrastructure + (each.restarts.evaluator or 0)
+        for each in (old, new)
+    )
+    ended = new.holds(ConditionType.FAILED) and not old.holds(ConditionType.FAILED)
+    kind = new.failure.failure_class if new.failure else None
+    return kind if kind in FAILURE_CLASSES else "Other", max(after - before, 0) + ended
+
+
+def _gpus(job: Job, pod: PodView) -> int:
+    return sum(count for name, count in pod.devices if name == job.spec.accelerator.resource_name)
+
+
+def _unix(time: str) -> float:
+    return read_time(time).timestamp()

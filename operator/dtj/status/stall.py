@@ -1,0 +1,116 @@
+"""A training that stands still: all its pods run, and its step does not move (runPolicy.stallTimeoutSeconds).
+
+Nothing is taken for a stall that may be none: the pod of rank 0 has to answer, and to say that its program is at the
+step that is stored. So an operator that takes over never restarts a job that went on meanwhile.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from dtj.api.spec import StallPolicy
+from dtj.api.status import ConditionStatus, ConditionType, Failure, JobStatus, ProgressStatus
+from dtj.status.draft import Draft
+from dtj.status.failure import Loss
+from dtj.status.observed import Expected, Observed
+from dtj.status.times import seconds_since, written_time
+from dtj_trainer import contract
+
+STACKS_SECONDS = 30.0
+"""From the moment that a job is called stalled to its restart: its stacks are in the bucket by then."""
+
+
+@dataclass(frozen=True)
+class Stall:
+    """What comes of a look at whether the training stands still."""
+
+    look_again: float | None = None
+    """Seconds."""
+    since: str | None = None
+    """Since when it does, while the stacks of its ranks are wanted."""
+    loss: Loss | None = None
+    """That the attempt is over for that."""
+
+
+def step_time(draft: Draft) -> str | None:
+    """When the step moved last, for the status: also down, in a new attempt; None where nobody asks.
+
+    The draft has its progress.
+    """
+    old = draft.job.status
+    if draft.job.spec.run_policy.stall_timeout_seconds is None:
+        return None
+    step = _step(draft.values["progress"])
+    moved = step is not None and step != _step(old.progress)
+    return written_time(draft.now) if moved or old.step_time is None else old.step_time
+
+
+def look(draft: Draft, expected: Expected, observed: Observed) -> Stall:
+    """Whether a training of which all pods run stands still. The draft has its step time and condition Running."""
+    policy, known = draft.job.spec.run_policy, draft.conditions.get(ConditionType.STALLED)
+    timeout = policy.stall_timeout_seconds
+    if timeout is None:
+        _clear(draft, "NotWatched", "runPolicy.stallTimeoutSeconds is not set")
+        return Stall()
+    step = _step(draft.values["progress"])
+    still_since = max(
+        draft.conditions[ConditionType.RUNNING].last_transition_time, str(draft.values["step_time"])
+    )
+    still_for = seconds_since(still_since, draft.now)
+    if still_for < timeout:
+        _clear(draft, "ProgressResumed", f"the training goes on: it is at step {step}")
+        return Stall(look_again=timeout - still_for)
+    if observed.program_ended:
+        _clear(draft, "ProgramEnded", "the program has ended, its files are uploaded")
+        return Stall()
+    if not observed.answers:
+        if observed.answers is False and not (known and known.status is ConditionStatus.TRUE):
+            draft.set(ConditionType.STALLED, None, "NoAnswer", _unknown(expected))
+        return Stall()  # Its answer calls for another look.
+    where = "no step was reported" if step is None else f"the step has stayed at {step}"
+    stacks = f"the stacks of all ranks are in {_stacks(expected)}"
+    message = f"all pods run, but {where} for {timeout} s (runPolicy.stallTimeoutSeconds); {stacks}"
+    draft.set(ConditionType.STALLED, True, "NoProgress", message)
+    since = draft.conditions[ConditionType.STALLED].last_transition_time
+    left = STACKS_SECONDS - seconds_since(since, draft.now)
+    restart = policy.stall_policy is StallPolicy.RESTART
+    if left > 0:
+        return Stall(left if restart else None, since)
+    if not restart:
+        return Stall()
+    failure = Failure(
+        attempt=max(draft.job.status.attempt, 1),
+        failure_class="Stalled",
+        message=f"{where} for {still_for:.0f} s though all pods ran (runPolicy.stallTimeoutSeconds); {stacks}",
+    )
+    return Stall(loss=Loss(failure, infrastructure=False))
+
+
+def _clear(draft: Draft, reason: str, message: str) -> None:
+    known = draft.conditions.get(ConditionType.STALLED)
+    if known is not None and known.status is not ConditionStatus.FALSE:
+        draft.set(ConditionType.STALLED, False, reason, message)
+
+
+def is_stalled(status: JobStatus) -> bool:
+    """Whether the last failure of a job is that it stood still: then its programs have not ended by themselves."""
+    return status.failure is not None and status.failure.failure_class == "Stalled"
+
+
+def _step(progress: object) -> int | None:
+    return progress.step if isinstance(progress, ProgressStatus) else None
+
+
+def _stacks(expected: Expected) -> str:
+    attempts = {*expected.attempts.values()}
+    if expected.artifacts_uri is None:
+        return f"{contract.ROOT / contract.LOGS}/{contract.STACKS_FILES} of each pod"
+    attempt = attempts.pop() if len(attempts) == 1 else "*"
+    return f"{expected.artifacts_uri}/{contract.LOGS}/attempt-{attempt}/{contract.STACKS_FILES}"
+
+
+def _unknown(expected: Expected) -> str:
+    return (
+        f"{expected.reporter} does not answer on port {contract.PROGRESS_PORT}: whether the training stands still is "
+        "not known; a network policy may be in the way, or its image has no dtj-launch"
+    )

@@ -1,0 +1,54 @@
+"""SIGKILL to a process in a container, from the machine that its node runs on."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from tests.cluster.jobs import until
+from tests.cluster.local import cgroups, processes
+
+Words = Sequence[str]
+
+
+def kill(uid: str, which: Callable[[Words], bool]) -> str:
+    """SIGKILL to the process of the pod with that uid whose command line is meant; what it was."""
+
+    def find() -> dict[int, list[str]]:
+        everyone = {
+            pid: words_of(pid) for pid in cgroups.processes(f"{cgroups.PREFIX}*/kubepods/**/pod{uid}")
+        }
+        return {pid: words for pid, words in everyone.items() if which(words)}
+
+    found = until(f"the process to kill in pod {uid}", find, 20)
+    assert len(found) == 1, found
+    processes.kill(found)
+    return describe(next(iter(found.values())))
+
+
+def is_mpirun(words: Words) -> bool:
+    """The launcher's program."""
+    return words[0].endswith("mpirun")
+
+
+def is_training(words: Words) -> bool:
+    """The program itself, as which a rank or a replica runs: neither mpirun nor dtj-launch, which have its words."""
+    return words[0].endswith("python") and "-c" in words[1:2] and words[3].startswith("dtj_trainer.programs.")
+
+
+def is_supervisor(words: Words) -> bool:
+    """dtj-launch of the pod: neither tini, which started it, nor a rank's wrapper."""
+    return len(words) > 2 and words[1].endswith("/dtj-launch") and words[2] in ("worker", "replica")
+
+
+def words_of(pid: int) -> list[str]:
+    """Its command line; one empty word for a process that is gone."""
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_text(errors="replace").split("\0")
+    except OSError:
+        return [""]
+
+
+def describe(words: Words) -> str:
+    """Enough of a command line to tell what it is."""
+    return "the program" if is_training(words) else " ".join(Path(word).name for word in words[:3])

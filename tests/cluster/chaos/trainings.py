@@ -1,0 +1,142 @@
+"""The jobs that are hit: small, saving often, of each strategy the same in every test."""
+
+from __future__ import annotations
+
+import json
+import random
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any
+
+from tests.cluster import test_parameter_server
+from tests.cluster.jobs import Artifacts, Job, Manifest, Namespace, example, until
+
+STRATEGIES = ("Horovod", "ParameterServer")
+ROLES = {
+    "Horovod": ("launcher", "worker"),
+    "ParameterServer": ("chief", "worker", "ps", "evaluator"),
+}
+# Which pod tells how far the training is.
+TELLS = {"Horovod": "worker-0", "ParameterServer": "chief-0"}
+# The built-in program. It waits after its first checkpoint until it may go on, so that trainings that start at
+# different speeds are hit at the same moment; and it takes memory until the kernel ends it, when told to.
+PROGRAM = """
+import os, pathlib, runpy, sys, threading, time
+from dtj_trainer.artifacts import checkpoints
+
+def wait_until_told(what):
+    while not pathlib.Path("/dtj/run", what).exists():
+        time.sleep(0.1)
+
+def save(*given, **named):
+    path = saved(*given, **named)
+    if os.environ["DTJ_ATTEMPT"] == "1":
+        wait_until_told("go-on")
+    return path
+
+def take_memory():
+    wait_until_told("take-memory")
+    held = []
+    while True:
+        held.append(b"x" * 50_000_000)
+
+saved, checkpoints.save = checkpoints.save, save
+threading.Thread(target=take_memory, daemon=True).start()
+sys.argv = sys.argv[1:]
+runpy.run_module(sys.argv[0], run_name="__main__", alter_sys=True)
+"""
+
+
+def manifest(name: str, strategy: str) -> Manifest:
+    """The example with fewer steps, more checkpoints and more lines in metrics.jsonl."""
+    job = _example(name, strategy)
+    job["spec"]["command"] = ["python", "-c", PROGRAM, job["spec"]["command"][-1]]
+    return job
+
+
+def _example(name: str, strategy: str) -> Manifest:
+    if strategy == "Horovod":
+        args = ["--model=cnn", "--epochs=1", "--max-steps=300", "--checkpoint-steps=25", "--log-seconds=0.5"]
+        return example(name, args=args)
+    more = ("--max-steps=560", "--checkpoint-steps=60", "--log-seconds=0.5")
+    return test_parameter_server.example(name, "Asynchronous", *more)
+
+
+def in_role(job: Manifest, role: str, template: dict[str, Any]) -> None:
+    """Give the pods of a role a template."""
+    job["spec"]["replicaSpecs"].setdefault(role, {})["template"] = {"spec": template}
+
+
+@dataclass(frozen=True)
+class Training:
+    """A job that runs, and how it is told apart by chance."""
+
+    strategy: str
+    job: Job
+    chance: random.Random
+
+    @property
+    def namespace(self) -> Namespace:
+        """Where it runs."""
+        return self.job.namespace
+
+    def replicas(self, *roles: str) -> list[str]:
+        """Names like `worker-0` of its replicas in these roles, or in all."""
+        names = [pod["metadata"]["name"].removeprefix(f"{self.job.name}-") for pod in self.job.pods()]
+        return sorted(name for name in names if not roles or name.rpartition("-")[0] in roles)
+
+    def pod(self, replica: str) -> str:
+        """The name of a replica's pod."""
+        return f"{self.job.name}-{replica}"
+
+    def uid(self, replica: str) -> str:
+        """The uid of a replica's pod."""
+        return next(
+            str(p["metadata"]["uid"]) for p in self.job.pods() if p["metadata"]["name"] == self.pod(replica)
+        )
+
+    def step(self) -> int:
+        """How far it is, as the program says now."""
+        pod = self.pod(TELLS[self.strategy])
+        return int(
+            json.loads(self.namespace.kubectl("exec", pod, "--", "cat", "/dtj/run/progress.json"))["step"]
+        )
+
+    def tell(self, replica: str, what: str) -> None:
+        """Tell its program what PROGRAM waits for."""
+        self.namespace.kubectl("exec", self.pod(replica), "--", "touch", f"/dtj/run/{what}")
+
+    def wait_until_it_saves(self) -> None:
+        """Wait for its first checkpoint; all of its pods run then."""
+        test_parameter_server.wait_for_checkpoint(self.job)
+        count = len(ROLES[self.strategy]) + 1
+        until("all pods", lambda: len(self.job.pods()) == count, 30)
+
+
+@dataclass(frozen=True)
+class Moment:
+    """What was known of a training when it was hit."""
+
+    at: datetime
+    step: int
+    saved: int
+    """Step of the newest checkpoint whose manifest was in the bucket."""
+
+    @classmethod
+    def of(cls, training: Training) -> Moment:
+        """Now."""
+        saved = newest_checkpoint(training.job.artifacts())
+        return cls(datetime.now(UTC), training.step(), saved)
+
+
+def newest_checkpoint(artifacts: Artifacts) -> int:
+    """Step of the newest checkpoint that is whole; 0 when there is none."""
+    keys = artifacts.sizes()
+    steps = [0]
+    for key in keys:
+        if key.startswith("checkpoints/") and key.endswith("/manifest.json"):
+            folder = key.removesuffix("manifest.json")
+            found = json.loads(artifacts.read(key))
+            if {f"{folder}{file['key']}": file["size"] for file in found["files"]}.items() <= keys.items():
+                steps.append(int(found["step"]))
+    return max(steps)

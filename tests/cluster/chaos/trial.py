@@ -1,0 +1,109 @@
+"""One fault tried: the jobs start together, are hit at one moment, and each is judged."""
+
+from __future__ import annotations
+
+import os
+import random
+import re
+import secrets
+import time
+import uuid
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack, suppress
+
+from tests.cluster.chaos.faults import NOTHING, Fault, Hit
+from tests.cluster.chaos.report import Row, table
+from tests.cluster.chaos.trainings import TELLS, Moment, Training, manifest
+from tests.cluster.chaos.verdict import Cost, judge, nothing_is_left
+from tests.cluster.jobs import KubectlError, Namespace
+
+SEED = os.environ.get("DTJ_SEED") or secrets.token_hex(4)
+"""Decides when each fault comes, and which replica it takes. DTJ_SEED repeats a run."""
+LONGEST_WAIT = 5.0
+"""The fault comes at most so many seconds after all trainings have a checkpoint and go on."""
+SECONDS = 420
+"""That a hit training may take to its end."""
+
+
+class Trials:
+    """The trials of a run, each made when it is asked for first."""
+
+    def __init__(self, strategies: Mapping[str, Sequence[str]]) -> None:
+        """`strategies`: which to try, by the name of the fault."""
+        self._strategies = strategies
+        self._made: dict[str, dict[str, Cost | Exception]] = {}
+        self.rows: list[Row] = []
+        self._ended: list[Namespace] = []
+
+    def end(self) -> None:
+        """See that all jobs took with them what they had: it went while later trials ran."""
+        try:
+            for namespace in self._ended:
+                nothing_is_left(namespace)
+        finally:
+            for namespace in self._ended:
+                with suppress(KubectlError):
+                    namespace.delete(wait=False)
+
+    def of(self, fault: Fault, strategy: str) -> Cost:
+        """What it cost that strategy; raises what was wrong."""
+        if fault.name not in self._made:
+            wanted = self._strategies.get(fault.name) or fault.strategies
+            self._made[fault.name] = self._try(fault, wanted)
+        found = self._made[fault.name][strategy]
+        if isinstance(found, Exception):
+            raise found
+        return found
+
+    def _try(self, fault: Fault, strategies: Sequence[str]) -> dict[str, Cost | Exception]:
+        expected = {s: None if fault is NOTHING else self.of(NOTHING, s).accuracy for s in strategies}
+        results: dict[str, Cost | Exception] = {}
+        namespace = Namespace(f"dtj-test-{uuid.uuid4().hex[:8]}")
+        hits: Mapping[str, Hit] = {}
+        try:
+            namespace.make()
+            with ExitStack() as stack:
+                trainings = []
+                # Horovod's last: its ranks take all of a processor while they wait for one that is held.
+                for strategy in reversed(strategies):
+                    trainings.append(training := _start(fault, strategy, namespace))
+                    training.wait_until_it_saves()
+                for training in trainings:
+                    training.tell(TELLS[training.strategy], "go-on")
+                time.sleep(random.Random(f"{SEED} {fault.name}").uniform(0, LONGEST_WAIT))
+                before = {training.strategy: Moment.of(training) for training in trainings}
+                hits = fault.strike(trainings, stack)
+                for training in trainings:
+                    name = training.strategy
+                    try:
+                        status = training.job.wait(SECONDS)
+                        results[name] = judge(
+                            training.job, name, hits[name], before[name], status, expected[name]
+                        )
+                    except Exception as error:  # noqa: BLE001 the other strategy is judged as well
+                        results[name] = error
+        except Exception as error:  # noqa: BLE001 told by the test of each strategy that was not judged
+            results = dict.fromkeys(strategies, error) | results
+        finally:
+            self._ended.append(namespace)
+            with suppress(KubectlError):
+                namespace.kubectl("delete", "dtj", "--all", "--wait=false")
+        self.rows += (rows := [_row(fault, s, hits.get(s), results[s]) for s in strategies])
+        print(f"\n{table(rows)}")
+        return results
+
+
+def _start(fault: Fault, strategy: str, namespace: Namespace) -> Training:
+    short = re.sub(r"[^a-z0-9]+", "-", fault.name.lower())
+    job = manifest(f"{short}-{'h' if strategy == 'Horovod' else 'p'}", strategy)
+    fault.prepare(job)
+    chance = random.Random(f"{SEED} {fault.name} {strategy}")
+    return Training(strategy, namespace.apply(job), chance)
+
+
+def _row(fault: Fault, strategy: str, hit: Hit | None, result: Cost | Exception) -> Row:
+    what = hit.what if hit else ""
+    if isinstance(result, Exception):
+        first = next(iter(str(result).splitlines()), type(result).__name__)
+        return Row(fault.name, strategy, what, f"WRONG: {first[:120]}", None)
+    return Row(fault.name, strategy, what, "Succeeded", result)

@@ -1,0 +1,18 @@
+"""What all tests have in common."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import HealthCheck, settings
+from xdist.remote import Producer
+
+from tests.at_once import AtOnce
+
+# How long an example takes says more of the machine than of what is tested.
+settings.register_profile("any machine", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("any machine")
+
+
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> AtOnce:
+    """See `AtOnce`."""
+    return AtOnce(config, log)

@@ -1,0 +1,128 @@
+"""manifests/eks/s3-policy.json allows what the trainer asks of S3, and no more."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.trainer.conftest import REPOSITORY
+
+from dtj_trainer.artifacts import s3
+from dtj_trainer.artifacts.s3 import S3Error
+from dtj_trainer.artifacts.store import ABSENT, Store
+from dtj_trainer.data.sources import S3Source
+
+# https://docs.aws.amazon.com/AmazonS3/latest/userguide/using-with-s3-policy-actions.html
+ACTIONS = {
+    "ListObjectsV2": "s3:ListBucket",
+    "GetObject": "s3:GetObject",
+    "HeadObject": "s3:GetObject",
+    "PutObject": "s3:PutObject",
+    "CreateMultipartUpload": "s3:PutObject",
+    "UploadPart": "s3:PutObject",
+    "CompleteMultipartUpload": "s3:PutObject",
+    "AbortMultipartUpload": "s3:AbortMultipartUpload",
+    "DeleteObject": "s3:DeleteObject",
+    "DeleteObjects": "s3:DeleteObject",
+}
+# The methods of boto3's client that the code calls, and the requests that each may make.
+REQUESTS = {
+    "abort_multipart_upload": {"AbortMultipartUpload"},
+    "complete_multipart_upload": {"CompleteMultipartUpload"},
+    "create_multipart_upload": {"CreateMultipartUpload"},
+    "delete_objects": {"DeleteObjects"},
+    "download_file": {"HeadObject", "GetObject"},
+    "get_object": {"GetObject"},
+    "get_paginator": {"ListObjectsV2"},
+    "head_object": {"HeadObject"},
+    "put_object": {"PutObject"},
+    "upload_file": {"PutObject", "CreateMultipartUpload", "UploadPart", "CompleteMultipartUpload"},
+    "upload_fileobj": {"PutObject", "CreateMultipartUpload", "UploadPart", "CompleteMultipartUpload"},
+    "upload_part": {"UploadPart"},
+}
+POLICY: list[dict[str, Any]] = json.loads((REPOSITORY / "manifests/eks/s3-policy.json").read_text())[
+    "Statement"
+]
+
+
+def allowed(*names: str) -> set[str]:
+    statements = [statement for statement in POLICY if statement["Sid"] in names]
+    assert len(statements) == len(names)
+    return {
+        action
+        for statement in statements
+        for action in ([statement["Action"]] if isinstance(statement["Action"], str) else statement["Action"])
+    }
+
+
+def called(*folders: str) -> set[str]:
+    """Methods of a client in the trainer's source."""
+    return {
+        method
+        for folder in folders
+        for path in (REPOSITORY / "trainer/dtj_trainer" / folder).rglob("*.py")
+        for method in re.findall(r"client\.(\w+)\(", path.read_text())
+    }
+
+
+@pytest.fixture
+def asked(job_store: Store) -> tuple[Store, set[str]]:
+    """A store whose client notes each request that it makes."""
+    client = s3.make_client()
+    made: set[str] = set()
+    client.meta.events.register("before-call.s3", lambda model, **_: made.add(model.name))
+    return Store(job_store.location, client), made
+
+
+def test_every_call_to_s3_is_known_here() -> None:
+    assert called("artifacts", "data") == set(REQUESTS)
+    assert set(ACTIONS) == {request for requests in REQUESTS.values() for request in requests} | {
+        "DeleteObject"
+    }
+
+
+def test_the_artifacts_need_all_that_the_policy_allows_and_no_more(
+    asked: tuple[Store, set[str]], tmp_path: Path
+) -> None:
+    store, made = asked
+    large = tmp_path / "large"
+    large.write_bytes(b"x" * (s3.MULTIPART_BYTES + 1))
+
+    etag = store.put_bytes("small", b"x")
+    store.put_file("large", large)
+    store.put_file("conditional", large, replaces=ABSENT)
+    with pytest.raises(S3Error):
+        store.put_file("conditional", large, replaces=ABSENT)  # aborts its parts
+    store.put_start_of_file("start", large, s3.MULTIPART_BYTES + 1)
+    assert store.etag("small") == etag
+    assert store.get_bytes("small") == b"x"
+    store.get_file("large", tmp_path / "again")
+    assert len(list(store.objects())) == 4
+    assert store.folders() == []
+    store.delete(["small", "large", "conditional", "start"])
+
+    assert made == set(ACTIONS) - {"DeleteObject"}
+    assert {ACTIONS[request] for request in made} == allowed("ListArtifacts", "ReadAndWriteArtifacts")
+
+
+def test_the_data_need_all_that_the_policy_allows_and_no_more(asked: tuple[Store, set[str]]) -> None:
+    store, made = asked
+    store.put_bytes("train", b"data")
+    made.clear()
+    source = S3Source(store.location, store._client)
+    (file,) = source.list().values()
+    assert b"".join(source.read(file, 0)) == b"data"
+    source.keeps_md5(file)
+
+    assert {ACTIONS[request] for request in made} == allowed("ListData", "ReadData")
+
+
+def test_the_doctors_look_from_a_pod_needs_no_more() -> None:
+    text = (REPOSITORY / "operator/dtj/doctor/in_pod.py").read_text()
+    methods = set(re.findall(r"_client\.(\w+)\(", text))
+    assert methods == {"put_object", "delete_object", "list_objects_v2"}
+    requests = {"".join(word.capitalize() for word in method.split("_")) for method in methods}
+    assert {ACTIONS[request] for request in requests} <= allowed("ListArtifacts", "ReadAndWriteArtifacts")

@@ -1,0 +1,110 @@
+"""Jobs whose metrics are looked at."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+from prometheus_client import CollectorRegistry
+
+from dtj.admission.server import Server
+from dtj.admission.serving import Serving
+from dtj.api.job import Manifest
+from dtj.reconcile.metrics import Metrics, process_registry
+from dtj.reconcile.progress import Report
+from tests.unit.support.fake_cluster import Ending
+from tests.unit.support.world import KEY, World
+
+GPUS = {"worker": {"replicas": 2, "gpus": 4}}
+REPORT = """{
+  "progress": {"step": 120, "totalSteps": 500, "examplesPerSecond": 1234.5, "loss": 0.7},
+  "artifacts": {"checkpoint": {"step": 100, "time": "2026-11-21T12:00:08Z"}}
+}"""
+
+
+class MeasuredWorld(World):
+    """A world whose every operator counts from 0, by the world's clock."""
+
+    def __init__(self, into: CollectorRegistry | None = None, **spec: Any) -> None:
+        """into: the registry of the first operator's metrics, if not one of their own."""
+        self._into = into
+        super().__init__(**spec)
+
+    def new_metrics(self) -> Metrics:
+        self.metrics = Metrics(self._into, lambda: self.cluster.now.timestamp())
+        self.registry, self._into = self.metrics.registry, None
+        return self.metrics
+
+    def value(self, name: str, **labels: str) -> float | None:
+        """Of one series of the job's namespace and strategy."""
+        strategy = self.cluster.job()["spec"]["strategy"] if self.there else "Horovod"
+        for whose in ({"job_namespace": "ml", "strategy": strategy}, {"strategy": strategy}):
+            found = self.registry.get_sample_value(name, whose | labels)
+            if found is not None:
+                return found
+        return None
+
+    def job_value(self, name: str, **labels: str) -> float | None:
+        """Of a series of the job itself."""
+        return self.value(name, job_name="mnist", **labels)
+
+    def job_series(self) -> set[str]:
+        """Names of the series that the job has of its own."""
+        return {
+            sample.name
+            for family in self.registry.collect()
+            for sample in family.samples
+            if "job_name" in sample.labels
+        }
+
+    @property
+    def there(self) -> bool:
+        return any(name[0] == "DistributedTrainingJob" for name in self.cluster.objects)
+
+    def report(self, text: str = REPORT) -> None:
+        """What rank 0 says from now on."""
+        self.progress.reports[KEY] = Report.model_validate_json(text)
+
+    def patch(self, **spec: Any) -> None:
+        """What `kubectl patch` does to the job's spec."""
+
+        def change(job: Manifest) -> None:
+            job["spec"] |= spec
+            job["metadata"]["generation"] += 1
+
+        self.cluster.change(("DistributedTrainingJob", *KEY), change)
+
+
+def endless(pod: Manifest, ran: int) -> Ending | None:
+    """A training that goes on."""
+    return None
+
+
+def all_told() -> CollectorRegistry:
+    """All metrics of an operator that leads, of such a job and of the webhook."""
+    registry = process_registry(lambda: True)
+    asyncio.run(trained(registry))
+    for part in (Serving, Server):
+        part(registry)
+    return registry
+
+
+async def trained(into: CollectorRegistry | None = None) -> MeasuredWorld:
+    """A job with eight GPUs and a bucket that lost a worker, and runs again."""
+    world = MeasuredWorld(
+        into,
+        replicaSpecs=GPUS,
+        artifacts={"uri": "s3://bucket/jobs"},
+        runPolicy={"stallTimeoutSeconds": 600},
+    )
+    world.kubelet.program = endless
+    await world.until(lambda: world.phase == "Running")
+    world.report()
+    await world.step()
+    world.cluster.end_pod(world.cluster.pod("mnist-worker-1"))
+    await world.until(lambda: world.phase == "Restarting")
+    await world.until(lambda: world.phase == "Running")
+    world.report()
+    await world.step()
+    world.metrics.answered("create", "Pod", 201)
+    return world

@@ -1,0 +1,32 @@
+"""`dtj-operator` as a process of its own, on an API server of the tests."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+from tests.unit.support.api_server import write_kubeconfig
+
+
+@asynccontextmanager
+async def operating(url: str, home: Path, *flags: str) -> AsyncIterator[asyncio.subprocess.Process]:
+    """It runs in the block, and is told to end after it. What it logs is shown when a test fails."""
+    write_kubeconfig(home / "kubeconfig", url)
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-c", "from dtj.handlers import main; main()"),
+        *("--health-port", "0", "--metrics-port", "0"),
+        *flags,
+        env={**os.environ, "KUBECONFIG": str(home / "kubeconfig")},
+        stderr=(home / "log").open("wb"),
+    )
+    try:
+        yield process
+    finally:
+        if process.returncode is None:
+            process.terminate()
+        await process.wait()
+        print((home / "log").read_text()[-6000:])

@@ -1,0 +1,100 @@
+"""What an undisturbed job costs the API server: nothing is asked for twice, and counts of pods come together."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from tests.unit.support.world import World
+
+
+class ThriftyWorld(World):
+    """As the operator's process has it."""
+
+    counts_after = 5.0
+
+    def asked(self, since: int = 0) -> Counter[tuple[str, str]]:
+        return Counter((call.verb, call.kind) for call in self.cluster.calls[since:])
+
+
+async def test_a_whole_life_costs_sixteen_writes_and_no_read() -> None:
+    world = ThriftyWorld()
+
+    await world.rest()
+
+    assert world.phase == "Succeeded"
+    assert world.asked() == {
+        ("create", "Service"): 1,
+        ("create", "Secret"): 1,
+        ("create", "ConfigMap"): 1,
+        ("create", "Pod"): 3,
+        ("create", "Event"): 3,
+        ("delete", "Pod"): 2,
+        ("patch", "DistributedTrainingJob"): 5,
+    }
+    assert {role: counts["active"] for role, counts in world.status["replicaStatuses"].items()} == {
+        "launcher": 0,
+        "worker": 0,
+    }
+
+
+async def test_what_the_cache_does_not_show_yet_is_not_made_again() -> None:
+    world = ThriftyWorld()
+    world.view.deliver()
+    await world.turn()
+    made = len(world.cluster.calls)
+
+    world.view.deliver("DistributedTrainingJob")
+    await world.turn()
+
+    assert world.cluster.calls[made:] == []
+    assert world.again is not None
+    assert world.again <= 3, "should the cache never show it"
+
+
+async def test_what_went_before_the_cache_showed_it_is_made_again() -> None:
+    world = ThriftyWorld()
+    world.view.deliver()
+    await world.turn()
+    world.cluster.remove(("Pod", "ml", "mnist-worker-0"))
+    world.view.deliver()
+
+    await world.until(lambda: "mnist-worker-0" in world.pod_names())
+
+
+async def test_a_pod_is_told_to_end_once() -> None:
+    world = ThriftyWorld()
+    await world.until(lambda: world.phase == "Succeeded")
+    await world.turn()
+    await world.turn()
+
+    assert world.asked()["delete", "Pod"] == 2
+
+
+async def test_counts_wait_and_what_matters_does_not() -> None:
+    world = ThriftyWorld()
+    world.kubelet.hold = {"mnist-worker-1"}
+    await world.step()
+    written = world.asked()["patch", "DistributedTrainingJob"]
+    for _ in range(3):
+        await world.step()
+
+    assert world.asked()["patch", "DistributedTrainingJob"] == written
+    assert world.status["phase"] == "Pending"
+    assert world.again is not None
+    assert world.again <= ThriftyWorld.counts_after
+    await world.until(lambda: world.phase == "Starting")
+    assert world.status["replicaStatuses"]["worker"]["active"] == 2
+
+    world.cluster.end_pod(world.cluster.pod("mnist-worker-0"))
+    await world.until(lambda: world.phase == "Starting")
+    assert world.asked()["patch", "DistributedTrainingJob"] == written + 1
+
+
+async def test_the_pods_that_are_there_are_counted_before_the_last_ones_are_made() -> None:
+    world = ThriftyWorld()
+    await world.until(lambda: "mnist-launcher-0" in world.pod_names())
+
+    assert world.status["replicaStatuses"]["worker"]["active"] == 2, (
+        "one that goes now without a trace is missed"
+    )
+    assert world.asked()["patch", "DistributedTrainingJob"] == 2

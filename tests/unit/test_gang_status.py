@@ -1,0 +1,214 @@
+"""What is said of a job in a queue, and what its time there, an admission and an eviction count for."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from dtj.api.job import Manifest
+from dtj.status.pods import view_pod
+from tests.unit.support.pods import (
+    ALL,
+    LAUNCHER,
+    WORKER_0,
+    WORKER_1,
+    Life,
+    condition,
+    ended,
+    healthy,
+    pod,
+    running,
+    scheduled,
+    unschedulable,
+)
+
+
+def policy(gang: str, queue: str | None = None, **more: Any) -> Manifest:
+    given = {"gang": gang} | ({"queue": queue} if queue else {})
+    return {"runPolicy": {"schedulingPolicy": given, **more}}
+
+
+def gated(name: str, *, attempt: int = 1) -> Manifest:
+    """As the API server shows a pod whose gate Kueue has not opened."""
+    told = "Scheduling is blocked due to non-empty scheduling gates"
+    shown = {"type": "PodScheduled", "status": "False", "reason": "SchedulingGated", "message": told}
+    return pod(name, attempt=attempt, conditions=[shown])
+
+
+def stopped_by_kueue(made: Manifest) -> Manifest:
+    """As Kueue leaves a pod of a group that it evicts: it writes the condition, then deletes the pod."""
+    made["status"].setdefault("conditions", []).append(
+        {
+            "type": "TerminationTarget",
+            "status": "True",
+            "reason": "WorkloadEvicted",
+            "message": "Preempted to accommodate a workload (UID: 1) due to prioritization in the ClusterQueue",
+        }
+    )
+    return made
+
+
+GATED = [gated(name) for name in ALL]
+
+
+# --- in the queue ---------------------------------------------------------------------------------------
+
+
+def test_a_job_in_a_queue_says_which_quota_it_waits_for() -> None:
+    life = Life(**policy("Kueue", "research"))
+
+    status = life.see(*GATED)
+
+    waits = condition(status, "Running")
+    assert (status["phase"], waits["status"], waits["reason"]) == ("Pending", "False", "Queued")
+    assert waits["message"] == (
+        "waits for quota in queue research: Kueue holds the pods of attempt 1 until it admits all of them"
+    )
+
+
+@pytest.mark.parametrize("deadline", ["startDeadlineSeconds", "activeDeadlineSeconds"])
+def test_time_in_the_queue_is_not_counted(deadline: str) -> None:
+    life = Life(**policy("Kueue", "research", **{deadline: 60}))
+    life.see()
+    assert "startTime" not in life.see(*GATED, seconds=10)
+    assert life.see(*GATED, seconds=5000)["phase"] == "Pending"
+
+    placed = [scheduled(name) for name in ALL]
+    admitted = life.see(*placed, seconds=5010)
+    assert (admitted["phase"], admitted["startTime"]) == ("Starting", "2026-11-21T13:23:30Z")
+    assert life.see(*placed, seconds=5069)["phase"] == "Starting"
+    assert life.see(*placed, seconds=5071)["phase"] == "Failed"
+
+
+def test_a_queued_job_needs_no_look_and_no_write_while_nothing_happens() -> None:
+    life = Life(**policy("Kueue", "research", startDeadlineSeconds=60, activeDeadlineSeconds=600))
+    first = life.see(*GATED, seconds=1)
+
+    assert life.see(*GATED, seconds=1000) == first
+    assert life.evaluation is not None
+    assert life.evaluation.look_again is None
+
+
+@pytest.mark.parametrize(("gang", "queue"), [("Coscheduling", None), ("Volcano", "research")])
+def test_a_group_that_has_no_place_says_so(gang: str, queue: str | None) -> None:
+    life = Life(**policy(gang, queue))
+
+    status = life.see(unschedulable(WORKER_0, "0/4 nodes are available"), pod(WORKER_1))
+
+    waits = condition(status, "Running")
+    assert (status["phase"], waits["reason"]) == ("Pending", "Queued")
+    assert waits["message"].startswith(f"waits until {gang} places its 2 pods together")
+    assert waits["message"].endswith("no node takes mnist-worker-0: 0/4 nodes are available")
+    assert (", queue research" in waits["message"]) == (queue is not None)
+
+
+def test_a_group_without_its_scheduler_waits_in_words_too() -> None:
+    status = Life(**policy("Volcano")).see(pod(WORKER_0), pod(WORKER_1))
+    assert condition(status, "Running")["message"] == "waits until Volcano places its 2 pods together"
+
+
+def test_waiting_for_a_place_counts_where_no_queue_tells_when_it_ends() -> None:
+    life = Life(**policy("Volcano", None, startDeadlineSeconds=60))
+    life.see(pod(WORKER_0), pod(WORKER_1))
+
+    status = life.see(pod(WORKER_0), pod(WORKER_1), seconds=61)
+
+    assert (status["phase"], status["failure"]["class"]) == ("Failed", "StartDeadlineExceeded")
+    assert "waits until Volcano places" in status["failure"]["message"]
+
+
+def test_placed_pods_wait_for_other_things_by_their_own_names() -> None:
+    broken = scheduled(WORKER_0)
+    broken["status"]["containerStatuses"] = [
+        {"name": "trainer", "state": {"waiting": {"reason": "ErrImagePull", "message": "no such image"}}}
+    ]
+    for gang, queue in (("Kueue", "research"), ("Volcano", None)):
+        life = Life(**policy(gang, queue))
+        status = life.see(broken, running(WORKER_1))
+        assert condition(status, "Running")["reason"] == "ImagePull"
+
+
+def test_a_launcher_outside_the_group_waits_as_any_pod() -> None:
+    status = Life(**policy("Volcano")).see(
+        running(WORKER_0), running(WORKER_1), unschedulable(LAUNCHER, "too little cpu")
+    )
+    assert condition(status, "Running")["reason"] == "Unschedulable"
+
+
+# --- evicted, preempted -----------------------------------------------------------------------------------
+
+
+def test_what_kueue_evicts_is_infrastructure_and_says_why() -> None:
+    life = Life(**policy("Kueue", "research", backoffLimit=0))
+    life.see(*healthy())
+
+    status = life.see(*[stopped_by_kueue(made) for made in healthy()], seconds=100)
+
+    assert (status["phase"], status["attempt"]) == ("Restarting", 2)
+    assert status["restarts"] == {"application": 0, "infrastructure": 1}
+    assert "WorkloadEvicted: Preempted to accommodate a workload" in status["failure"]["message"]
+    assert "nodeFailures" not in status
+
+
+def test_an_evicted_job_waits_in_the_queue_anew_without_its_time_running() -> None:
+    life = Life(**policy("Kueue", "research", activeDeadlineSeconds=600, startDeadlineSeconds=60))
+    life.see(*healthy())
+    life.see(*[stopped_by_kueue(made) for made in healthy()], seconds=100)
+
+    again = [gated(name, attempt=2) for name in ALL]
+    waits = life.see(*again, seconds=9000)
+    assert (waits["phase"], condition(waits, "Running")["reason"]) == ("Restarting", "Queued")
+    assert life.see(*healthy(2), seconds=9100)["phase"] == "Running"
+    assert life.see(*healthy(2), seconds=9600)["phase"] == "Running"
+
+
+def test_a_program_that_fails_is_still_at_fault() -> None:
+    life = Life(**policy("Kueue", "research"))
+    life.see(*healthy())
+    status = life.see(running(WORKER_0), running(WORKER_1), ended(LAUNCHER, 3), seconds=100)
+    status = life.see(running(WORKER_0), running(WORKER_1), ended(LAUNCHER, 3), seconds=200)
+    assert status["restarts"] == {"application": 1, "infrastructure": 0}
+
+
+# --- one group from the start -------------------------------------------------------------------------------
+
+
+PS_ROLES = {"worker": {"replicas": 2}, "ps": {"replicas": 1}}
+PS = {"strategy": "ParameterServer", "replicaSpecs": PS_ROLES}
+PS_ALL = (WORKER_0, WORKER_1, "mnist-ps-0", "mnist-chief-0")
+
+
+@pytest.mark.parametrize(("spec", "names"), [({}, ALL), (PS, PS_ALL)], ids=["horovod", "parameter-server"])
+def test_a_member_that_goes_before_all_ran_ends_the_group(spec: Manifest, names: tuple[str, ...]) -> None:
+    life = Life(**policy("Kueue", "research") | spec)
+    life.see(*[gated(name) for name in names])
+
+    status = life.see(*[gated(name) for name in names[1:]], seconds=5)
+
+    assert status["attempt"] == 2
+    assert set(life.plan.attempts.values()) == {2}
+
+
+@pytest.mark.parametrize(("spec", "names"), [({}, ALL), (PS, PS_ALL)], ids=["horovod", "parameter-server"])
+def test_a_member_told_to_end_while_it_starts_ends_the_group(spec: Manifest, names: tuple[str, ...]) -> None:
+    life = Life(**policy("Kueue", "research") | spec)
+    starting = [scheduled(name) for name in names]
+    life.see(*starting)
+    told = scheduled(names[0])
+    told["metadata"] |= {"deletionTimestamp": "2026-11-21T12:00:35Z", "deletionGracePeriodSeconds": 30}
+
+    assert life.see(told, *starting[1:], seconds=5)["attempt"] == 2
+    assert set(life.plan.attempts.values()) == {2}
+
+
+def test_a_part_of_the_group_is_never_taken_for_the_whole() -> None:
+    life = Life(**policy("Kueue", "research"))
+    status = life.see(running(WORKER_0), running(LAUNCHER))
+    assert "allRunningTime" not in status
+
+
+def test_kueues_condition_is_a_disruption_before_the_pod_is_deleted() -> None:
+    view = view_pod(stopped_by_kueue(running(WORKER_0)))
+    assert view.disrupted
+    assert view.reason == "WorkloadEvicted"

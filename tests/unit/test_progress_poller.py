@@ -1,0 +1,154 @@
+"""The question to a job's pods how far they are: whatever they answer, nothing follows from it but the progress."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import Any
+
+import pytest
+from aiohttp import web
+from aiohttp.test_utils import TestServer
+
+from dtj.reconcile.progress import ProgressPoller, Report
+
+KEY = ("ml", "mnist")
+POD = "mnist-worker-0"
+GOOD = b'{"progress": {"step": 7}}'
+Answer = Callable[[web.Request], Awaitable[web.StreamResponse]]
+
+
+def whole(status: int, body: bytes, **headers: str) -> Answer:
+    async def answer(request: web.Request) -> web.StreamResponse:
+        return web.Response(status=status, body=body, headers=headers)
+
+    return answer
+
+
+async def cut(request: web.Request) -> web.StreamResponse:
+    """The pod dies in the middle of its answer."""
+    response = web.StreamResponse(headers={"Content-Length": str(len(GOOD))})
+    await response.prepare(request)
+    await response.write(GOOD[:9])
+    assert request.transport is not None
+    request.transport.abort()
+    return response
+
+
+async def in_pieces(request: web.Request) -> web.StreamResponse:
+    """A network that takes its time."""
+    response = web.StreamResponse(headers={"Content-Length": str(len(GOOD))})
+    await response.prepare(request)
+    for piece in (GOOD[:9], GOOD[9:]):
+        await response.write(piece)
+        await asyncio.sleep(0.05)
+    return response
+
+
+class Pod:
+    """Gives these answers one after the other, then well."""
+
+    def __init__(self, *answers: Answer) -> None:
+        self.answers = list(answers)
+
+    async def answer(self, request: web.Request) -> web.StreamResponse:
+        return await (self.answers.pop(0) if self.answers else whole(200, GOOD))(request)
+
+
+@pytest.fixture
+async def asked() -> AsyncIterator[Callable[[Pod], Awaitable[ProgressPoller]]]:
+    """A poller that follows a pod."""
+    made: list[Any] = []
+
+    async def ask(pod: Pod) -> ProgressPoller:
+        app = web.Application()
+        app.router.add_get("/progress", pod.answer)
+        server = TestServer(app)
+        await server.start_server()
+        poller = ProgressPoller(lambda _: None, 0.01, lambda _: server.port or 0)
+        made.extend((poller, server))
+        poller.follow(KEY, {POD: "127.0.0.1"})
+        return poller
+
+    yield ask
+    for entry in made:
+        await entry.close()
+
+
+async def first_report(poller: ProgressPoller) -> Report:
+    async with asyncio.timeout(20):
+        while (report := poller.report(KEY, POD)) is None:
+            await asyncio.sleep(0.001)
+    return report
+
+
+@pytest.mark.parametrize(
+    "bad",
+    [
+        whole(500, GOOD),
+        whole(302, b"", Location="http://127.0.0.1:1/progress"),
+        whole(200, b"not JSON \xff"),
+        whole(200, b"[]"),
+        whole(200, b'{"progress": "far"}'),
+        whole(200, b"[" * 20_000),
+        whole(200, b" " * 1_000_000 + GOOD),
+        cut,
+    ],
+    ids=["error", "elsewhere", "no JSON", "a list", "a word", "deep", "long", "cut"],
+)
+async def test_a_pod_that_answers_badly_is_asked_again(
+    bad: Answer, asked: Callable[[Pod], Awaitable[ProgressPoller]]
+) -> None:
+    pod = Pod(bad, bad)
+    report = await first_report(await asked(pod))
+
+    assert pod.answers == []
+    assert report.progress is not None
+    assert report.progress.step == 7
+
+
+async def test_an_answer_may_come_in_pieces(asked: Callable[[Pod], Awaitable[ProgressPoller]]) -> None:
+    pod = Pod(*[in_pieces] * 1000)
+    await first_report(await asked(pod))
+
+    assert len(pod.answers) == 999
+
+
+async def test_who_answers_is_known_and_the_question_for_stacks_is_passed_on() -> None:
+    up, asked, moved = True, [], asyncio.Event()
+
+    async def progress(_: web.Request) -> web.Response:
+        told = {"progress": {"step": 3}, "phases": {"programEnded": "2026-11-21T12:00:00Z"}}
+        return web.json_response(told) if up else web.Response(status=503)
+
+    async def stacks(request: web.Request) -> web.Response:
+        asked.append(request.path)
+        moved.set()
+        return web.Response(status=202)
+
+    app = web.Application()
+    app.add_routes([web.get("/progress", progress), web.post("/stacks", stacks)])
+    server = TestServer(app)
+    await server.start_server()
+    poller = ProgressPoller(lambda _: moved.set(), 0.01, lambda pod: (server.port or 0) if pod == POD else 1)
+    try:
+        async with asyncio.timeout(20):
+            poller.follow(KEY, {POD: "127.0.0.1"})
+            assert poller.answers(KEY, POD) is None
+            await moved.wait()
+            assert poller.answers(KEY, POD) is True
+            report = poller.report(KEY, POD)
+            assert report is not None
+            assert report.program_ended
+            moved.clear()
+            up = False
+            await moved.wait()
+            assert poller.answers(KEY, POD) is False
+            assert poller.report(KEY, POD) == report
+            moved.clear()
+            poller.ask_for_stacks({"gone": "127.0.0.1", POD: "127.0.0.1"})
+            await moved.wait()
+            assert asked == ["/stacks"]
+    finally:
+        await poller.close()
+        await server.close()

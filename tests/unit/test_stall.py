@@ -1,0 +1,341 @@
+"""Trainings that stand still: when that is said, what follows from it, and when it is no stall."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from dtj.api.job import Manifest
+from dtj.api.status import ArtifactsStatus, ProgressStatus
+from dtj.reconcile.progress import Report
+from dtj.status.stall import STACKS_SECONDS
+from tests.unit.support.fake_cluster import Ending
+from tests.unit.support.pods import ALL, LAUNCHER, Life, condition, ended, healthy, running
+from tests.unit.support.world import KEY, World
+
+PS_SPEC: dict[str, Any] = {
+    "strategy": "ParameterServer",
+    "replicaSpecs": {"worker": {"replicas": 2}, "ps": {}, "evaluator": {}},
+}
+PS_PODS = ["mnist-chief-0", "mnist-evaluator-0", "mnist-ps-0", "mnist-worker-0", "mnist-worker-1"]
+STRATEGIES = pytest.mark.parametrize(
+    ("spec", "asked"), [({}, ["mnist-worker-0", "mnist-worker-1"]), (PS_SPEC, PS_PODS)], ids=["Horovod", "PS"]
+)
+ARTIFACTS = {"uri": "s3://bucket/jobs"}
+
+
+def policy(**fields: Any) -> dict[str, Any]:
+    return {"runPolicy": {"stallTimeoutSeconds": 100, **fields}}
+
+
+def at_step(step: int | None) -> dict[str, Any]:
+    """What is observed of a pod that answers."""
+    return {"progress": None if step is None else ProgressStatus(step=step), "answers": True}
+
+
+def stalled(status: Manifest) -> tuple[str, str]:
+    found = condition(status, "Stalled")
+    return found.get("status", ""), found.get("reason", "")
+
+
+def standing(**fields: Any) -> Life:
+    """A job that stands still at step 7: so seen at 100 s."""
+    life = Life(**policy(**fields), artifacts=ARTIFACTS)
+    life.see(*healthy(), **at_step(7))
+    life.see(*healthy(), seconds=100, **at_step(7))
+    return life
+
+
+def test_without_the_field_a_job_may_stand_as_long_as_it_likes() -> None:
+    life = Life()
+    life.see(*healthy(), **at_step(7))
+
+    status = life.see(*healthy(), seconds=1e6, **at_step(7))
+
+    assert stalled(status) == ("", "")
+    assert "stepTime" not in status
+
+
+def test_a_step_that_does_not_move_for_so_long_is_a_stall_however_often_it_is_reported() -> None:
+    life = Life(**policy(), artifacts=ARTIFACTS)
+    life.see(*healthy(), **at_step(6))
+    life.see(*healthy(), seconds=50, **at_step(7))
+    status = life.see(
+        *healthy(),
+        seconds=149,
+        progress=ProgressStatus(step=7, loss=0.5, updated_time="2026-11-21T12:02:29Z"),
+        answers=True,
+    )
+    assert stalled(status) == ("", "")
+    assert life.evaluation is not None
+    assert life.evaluation.look_again == 1
+    assert life.evaluation.stalled_since is None
+
+    status = life.see(*healthy(), seconds=150, **at_step(7))
+
+    assert stalled(status) == ("True", "NoProgress")
+    assert status["phase"] == "Running"
+    assert condition(status, "Running")["status"] == "True"
+    message = condition(status, "Stalled")["message"]
+    assert "the step has stayed at 7 for 100 s" in message
+    assert "s3://bucket/jobs/ml/mnist-5b6a1f0e/logs/attempt-1/stacks-*.txt" in message
+
+
+def test_a_job_that_never_reports_a_step_stalls_so_long_after_all_ran() -> None:
+    life = Life(**policy())
+    life.see(*healthy()[:2], seconds=0)
+    life.see(*healthy(), seconds=90, **at_step(None))
+    assert stalled(life.see(*healthy(), seconds=189, **at_step(None))) == ("", "")
+
+    status = life.see(*healthy(), seconds=190, **at_step(None))
+
+    assert stalled(status) == ("True", "NoProgress")
+    assert "no step was reported for 100 s" in condition(status, "Stalled")["message"]
+    assert "/dtj/logs/stacks-*.txt of each pod" in condition(status, "Stalled")["message"]
+
+
+def test_report_says_so_once_and_writes_nothing_more() -> None:
+    life = standing()
+    assert life.evaluation is not None
+    assert life.evaluation.stalled_since == "2026-11-21T12:01:40Z"
+    first = life.evaluation.status
+
+    life.see(*healthy(), seconds=5000, **at_step(7))
+
+    assert life.evaluation.status == first
+    assert life.evaluation.look_again is None
+    assert life.evaluation.stalled_since is None, (
+        "stacks of long ago are not asked for by an operator that is new"
+    )
+
+
+def test_it_is_over_when_the_step_moves() -> None:
+    life = standing()
+
+    status = life.see(*healthy(), seconds=400, **at_step(8))
+
+    assert stalled(status) == ("False", "ProgressResumed")
+    assert stalled(life.see(*healthy(), seconds=499, **at_step(8))) == ("False", "ProgressResumed")
+    assert stalled(life.see(*healthy(), seconds=500, **at_step(8))) == ("True", "NoProgress")
+
+
+@pytest.mark.parametrize("missing", [LAUNCHER, "mnist-worker-1"])
+def test_what_does_not_run_does_not_stall(missing: str) -> None:
+    life = standing()
+    others = [running(name) for name in ALL if name != missing]
+
+    status = life.see(
+        *others, ended(missing, 1, {"class": "ConnectionLost"}, seconds=110), seconds=111, **at_step(7)
+    )
+
+    assert condition(status, "Running")["reason"] == "RankLost"
+    assert stalled(status) == ("False", "NotRunning")
+
+
+def test_the_time_begins_anew_when_all_run_again() -> None:
+    life = Life(**policy())
+    life.see(*healthy(), **at_step(7))
+    life.see(running(ALL[0]), running(ALL[1]), seconds=50)
+    assert life.job.status.attempt == 2
+    life.see(*healthy(attempt=2), seconds=90, **at_step(None))
+
+    assert stalled(life.see(*healthy(attempt=2), seconds=189, **at_step(None))) == ("", "")
+    assert stalled(life.see(*healthy(attempt=2), seconds=190, **at_step(None))) == ("True", "NoProgress")
+
+
+def test_a_lower_step_of_a_new_attempt_is_progress() -> None:
+    life = Life(**policy())
+    life.see(*healthy(), **at_step(500))
+    life.see(running(ALL[0]), running(ALL[1]), seconds=50)
+    life.see(*healthy(attempt=2), seconds=90, **at_step(None))
+    life.see(*healthy(attempt=2), seconds=180, **at_step(450))
+
+    assert stalled(life.see(*healthy(attempt=2), seconds=279, **at_step(450))) == ("", "")
+
+
+def test_an_operator_that_takes_over_waits_for_an_answer() -> None:
+    """The step moved while nobody asked: what the one before had stored is old."""
+    life = Life(**policy(stallPolicy="Restart"))
+    life.see(*healthy(), **at_step(7))
+
+    assert stalled(life.see(*healthy(), seconds=3600)) == ("", "")
+    status = life.see(*healthy(), seconds=3605, **at_step(900))
+
+    assert stalled(status) == ("", "")
+    assert life.job.status.step_time == "2026-11-21T13:00:05Z"
+
+
+def test_an_operator_that_takes_over_knows_of_the_stall_and_since_when() -> None:
+    life = standing(stallPolicy="Restart")
+    told = life.job.status.conditions
+
+    life.see(*healthy(), seconds=3600)
+    assert life.job.status.conditions == told
+    assert life.job.status.attempt == 1
+
+    assert life.see(*healthy(), seconds=3605, **at_step(7))["attempt"] == 2
+
+
+def test_a_pod_that_does_not_answer_is_no_stall_but_is_told() -> None:
+    life = Life(**policy(stallPolicy="Restart"))
+    life.see(*healthy(), answers=False)
+    assert stalled(life.see(*healthy(), seconds=99, answers=False)) == ("", "")
+
+    status = life.see(*healthy(), seconds=5000, answers=False)
+
+    assert stalled(status) == ("Unknown", "NoAnswer")
+    assert "mnist-worker-0 does not answer on port 8474" in condition(status, "Stalled")["message"]
+    assert status["attempt"] == 1
+    assert stalled(life.see(*healthy(), seconds=5001, **at_step(7))) == ("False", "ProgressResumed")
+
+
+def test_a_stall_is_not_forgotten_when_the_pod_answers_no_more() -> None:
+    life = standing()
+
+    assert stalled(life.see(*healthy(), seconds=200, answers=False)) == ("True", "NoProgress")
+
+
+def test_the_upload_after_the_programs_end_is_no_stall() -> None:
+    life = Life(**policy())
+    life.see(*healthy(), **at_step(7))
+
+    assert stalled(life.see(*healthy(), seconds=500, program_ended=True, **at_step(7))) == ("", "")
+
+
+def test_restart_follows_once_the_stacks_had_their_time() -> None:
+    life = standing(stallPolicy="Restart", backoffLimit=1)
+    assert life.evaluation is not None
+    assert life.evaluation.look_again == STACKS_SECONDS
+    assert life.job.status.phase == "Running"
+    assert life.see(*healthy(), seconds=129, **at_step(7))["attempt"] == 1
+
+    status = life.see(*healthy(), seconds=130, **at_step(7))
+
+    assert (status["attempt"], status["phase"]) == (2, "Restarting")
+    assert status["restarts"] == {"application": 1, "infrastructure": 0}
+    assert status["failure"]["class"] == "Stalled"
+    assert "the step has stayed at 7 for 130 s though all pods ran" in status["failure"]["message"]
+    assert "nodeFailures" not in status
+    assert condition(status, "Restarting")["reason"] == "ApplicationFailure"
+    assert stalled(status) == ("False", "NotRunning")
+
+
+def test_a_step_in_the_last_moment_saves_the_attempt() -> None:
+    life = standing(stallPolicy="Restart")
+
+    status = life.see(*healthy(), seconds=130, **at_step(8))
+
+    assert (status["attempt"], status["phase"]) == (1, "Running")
+    assert stalled(status) == ("False", "ProgressResumed")
+
+
+def test_out_of_restarts_the_job_has_failed() -> None:
+    life = standing(stallPolicy="Restart", backoffLimit=0)
+
+    status = life.see(*healthy(), seconds=130, **at_step(7))
+
+    assert status["phase"] == "Failed"
+    assert condition(status, "Failed")["reason"] == "BackoffLimitExceeded"
+    assert "the step has stayed at 7" in condition(status, "Failed")["message"]
+    assert status["failure"]["class"] == "Stalled"
+    assert stalled(status) == ("False", "NotRunning")
+
+
+def test_a_stall_ends_with_the_training_and_when_nobody_asks_any_more() -> None:
+    over = standing()
+    done = ended(LAUNCHER, 0, {"exitCode": 0}, seconds=110)
+    assert stalled(over.see(*healthy()[:2], done, seconds=110, **at_step(7))) == ("False", "NotRunning")
+
+    unasked = standing()
+    unasked.spec["runPolicy"] = {}
+    unasked.job = replace(unasked.job, spec=Life().job.spec)
+    status = unasked.see(*healthy(), seconds=110, **at_step(7))
+    assert stalled(status) == ("False", "NotWatched")
+    assert "stepTime" not in status
+
+
+# --- the operator -------------------------------------------------------------------------------------
+
+
+def report(step: int) -> Report:
+    return Report(progress=ProgressStatus(step=step), artifacts=ArtifactsStatus())
+
+
+def endless(pod: Manifest, ran: int) -> Ending | None:
+    return None
+
+
+async def until_it_stands(world: World) -> None:
+    await world.until(lambda: world.phase == "Running")
+    world.progress.reports[KEY] = report(7)
+    await world.until(lambda: world.condition("Stalled").get("status") == "True", 250)
+
+
+@STRATEGIES
+async def test_stacks_are_asked_for_once_a_stall_of_every_pod_that_has_them(
+    spec: dict[str, Any], asked: list[str]
+) -> None:
+    world = World(**spec, **policy())
+    world.kubelet.program = endless
+    await until_it_stands(world)
+    for _ in range(300):
+        await world.step()
+    assert world.progress.asked_for_stacks == [asked]
+    assert world.phase == "Running"
+    assert world.events().count("NoProgress") == 1
+
+    world.progress.reports[KEY] = report(8)
+    await world.until(lambda: world.condition("Stalled")["status"] == "False")
+    await world.until(lambda: world.condition("Stalled")["status"] == "True", 250)
+
+    assert world.progress.asked_for_stacks == [asked, asked]
+    assert [reason for reason in world.events() if "Progress" in reason] == [
+        "NoProgress",
+        "ProgressResumed",
+        "NoProgress",
+    ]
+
+
+@STRATEGIES
+async def test_all_that_trains_starts_again(spec: dict[str, Any], asked: list[str]) -> None:
+    world = World(**spec, **policy(stallPolicy="Restart"))
+    world.kubelet.program = endless
+    await until_it_stands(world)
+    before = {pod["metadata"]["name"]: pod["metadata"]["uid"] for pod in world.cluster.of_kind("Pod")}
+
+    await world.until(lambda: world.status["attempt"] == 2)
+    world.progress.reports.clear()
+    await world.until(lambda: world.phase == "Running")
+
+    after = {pod["metadata"]["name"]: pod["metadata"]["uid"] for pod in world.cluster.of_kind("Pod")}
+    assert {name for name in before if before[name] == after[name]} == {"mnist-evaluator-0"} & before.keys()
+    assert world.status["restarts"]["application"] == 1
+    assert world.progress.asked_for_stacks == [asked]
+
+
+async def test_an_operator_that_dies_after_it_told_the_stall_asks_when_it_is_back() -> None:
+    world = World(**policy())
+    world.kubelet.program = endless
+    await until_it_stands(world)
+    world.start_operator()
+
+    await world.step()
+    assert world.condition("Stalled")["status"] == "True"
+    assert world.progress.asked_for_stacks == []
+    world.progress.reports[KEY] = report(7)
+    await world.step()
+
+    assert world.progress.asked_for_stacks == [["mnist-worker-0", "mnist-worker-1"]]
+
+
+async def test_no_hung_program_stays_when_the_job_has_failed_of_it() -> None:
+    world = World(**policy(stallPolicy="Restart", backoffLimit=0, cleanPodPolicy="None"))
+    world.kubelet.program = endless
+    await until_it_stands(world)
+
+    await world.until(lambda: world.phase == "Failed")
+    await world.rest()
+
+    assert world.pod_names() == []

@@ -1,0 +1,57 @@
+"""The event files of a job, brought from the bucket into a folder as they appear and grow: TensorBoard reads them."""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING
+
+from dtj_trainer import contract
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+    from pathlib import Path
+
+    from dtj_trainer.artifacts.store import StoredObject
+
+log = logging.getLogger(__name__)
+
+FETCH_SECONDS = 5.0
+"""From one look at the bucket to the next."""
+
+
+class EventFiles:
+    """Mirrors the bucket's TensorBoard files into a folder. Only reads the bucket."""
+
+    def __init__(
+        self,
+        folder: Path,
+        listed: Callable[[str], Iterable[StoredObject]],
+        fetch_growth: Callable[[str, Path], None],
+    ) -> None:
+        """Listed: the objects below a folder, as `Store.objects`. fetch_growth: as `Store.get_growth`."""
+        self._folder = folder.resolve()
+        self._listed = listed
+        self._fetch_growth = fetch_growth
+        self._fetched: dict[str, str] = {}
+        """ETags by key."""
+
+    def fetch(self) -> int:
+        """Bring what is new or has changed; how many files that were. Raises what the two callables raise."""
+        fresh = [
+            item for item in self._listed(contract.TENSORBOARD) if self._fetched.get(item.key) != item.etag
+        ]
+        fetched = 0
+        for item in fresh:
+            file = (self._folder / item.key.removeprefix(f"{contract.TENSORBOARD}/")).resolve()
+            self._fetched[item.key] = item.etag
+            if item.key.endswith("/") or not file.is_relative_to(self._folder):
+                log.warning("%s is no event file's key: left out", item.key)
+                continue
+            file.parent.mkdir(parents=True, exist_ok=True)
+            try:
+                self._fetch_growth(item.key, file)
+            except BaseException:
+                del self._fetched[item.key]
+                raise
+            fetched += 1
+        return fetched

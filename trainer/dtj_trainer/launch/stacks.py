@@ -1,0 +1,179 @@
+"""What the programs of a pod are doing, written to its logs when somebody asks: for a training that stands still."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from datetime import UTC, datetime
+from pathlib import Path
+
+from dtj_trainer import contract
+
+log = logging.getLogger(__name__)
+
+INTERVAL_SECONDS = 30.0
+"""The least time between two dumps: each stops the programs for a moment."""
+PROCESS_SECONDS = 8.0
+"""What py-spy gets for one process."""
+PROGRAM_SECONDS = 20.0
+"""What it gets for one program with all that it started; of the rest only the kernel is asked."""
+_AT_ONCE = 8
+_LINE = 300
+
+
+class Stacks:
+    """The programs that run in a pod, and where their stacks are written. May be used from several threads."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._programs: dict[str, int] = {}
+        self._lock = threading.Lock()
+        self._asked_at = -INTERVAL_SECONDS
+        self._count = 0
+
+    def began(self, name: str, pid: int) -> None:
+        """A program runs. name: its rank, or `<role>-<index>`."""
+        with self._lock:
+            self._programs[name] = pid
+
+    def ended(self, name: str) -> None:
+        """It runs no more."""
+        with self._lock:
+            self._programs.pop(name, None)
+
+    def ask(self) -> bool:
+        """Begin to write the stacks of all programs; False when that was begun a moment ago."""
+        now = time.monotonic()
+        with self._lock:
+            if now - self._asked_at < INTERVAL_SECONDS:
+                return False
+            self._asked_at = now
+            self._count += 1
+            programs, count = dict(self._programs), self._count
+        threading.Thread(target=self._write_all, args=(programs, count), name="stacks", daemon=True).start()
+        return True
+
+    def _write_all(self, programs: dict[str, int], count: int) -> None:
+        with ThreadPoolExecutor(_AT_ONCE) as pool:
+            written = [pool.submit(self._write, name, pid, count) for name, pid in programs.items()]
+        log.info("wrote what %d programs are doing to %s", sum(w.result() for w in written), self._folder)
+
+    def _write(self, name: str, pid: int, count: int) -> bool:
+        path = self._folder / contract.STACKS_FILES.replace("*", f"{name}-{count}")
+        hidden = path.with_name(f".{path.name}")
+        now = datetime.now(UTC).isoformat(timespec="seconds")
+        try:
+            hidden.write_text(f"{name} at {now}\n\n{stacks_of(pid)}")
+            hidden.replace(path)
+        except OSError as error:
+            log.warning("the stacks of %s can't be written: %s", name, error)
+            return False
+        return True
+
+
+def stacks_of(program: int) -> str:
+    """The stacks of a program's first process and of all that it started; never empty while that runs."""
+    deadline = time.monotonic() + PROGRAM_SECONDS
+    return "\n".join(
+        f"== process {pid}: {_command(pid)}\n{_stack(pid, deadline)}\n" for pid in _with_descendants(program)
+    )
+
+
+def _stack(pid: int, deadline: float) -> str:
+    text, why = _python_stack(pid, deadline)
+    if text:
+        return text
+    return f"no Python stack: {why}\n" + "\n".join(_kernel_view(pid))
+
+
+def _python_stack(pid: int, deadline: float) -> tuple[str, str]:
+    """What py-spy says, or why it does not."""
+    py_spy = _py_spy()
+    if py_spy is None:
+        return "", "py-spy is not installed here"
+    why = "no time was left"
+    # A process that can't be stopped (in a driver, or by a debugger) can still be read.
+    for options in ([], ["--nonblocking"]):
+        left = min(deadline - time.monotonic(), PROCESS_SECONDS)
+        if left <= 0:
+            break
+        stopped_before = _state(pid) in "Tt"
+        try:
+            done = subprocess.run(  # noqa: S603 - no word of it comes from outside
+                [py_spy, "dump", "--pid", str(pid), *options],
+                capture_output=True,
+                text=True,
+                errors="replace",
+                timeout=left,
+                check=False,
+            )
+        except (subprocess.TimeoutExpired, OSError) as error:
+            why = f"py-spy: {error}"
+            if not stopped_before and _state(pid) in "Tt":
+                with contextlib.suppress(ProcessLookupError, PermissionError):
+                    os.kill(pid, signal.SIGCONT)  # py-spy was ended before it could.
+            continue
+        if done.returncode == 0 and done.stdout.count("\n") > 2:
+            return done.stdout, ""
+        why = "py-spy: " + " ".join(done.stderr.split("Stack backtrace:")[0].split())
+    return "", why
+
+
+def _py_spy() -> str | None:
+    beside = Path(sys.executable).with_name("py-spy")
+    return str(beside) if beside.exists() else shutil.which("py-spy")
+
+
+def _kernel_view(pid: int) -> Iterator[str]:
+    """Each thread's name and state, and what it waits for in the kernel, as far as that may be read."""
+    for task in sorted(_numbered(Path(f"/proc/{pid}/task")), key=lambda path: int(path.name)):
+        states = [line for line in _read(task / "status").splitlines() if line.startswith("State:")]
+        wait = _read(task / "wchan")
+        where = f", in {wait}" if wait not in ("", "0") else ""
+        name = _read(task / "comm").strip()
+        yield f"thread {task.name} ({name}): {states[0].split(None, 1)[1] if states else 'gone'}{where}"
+        yield from (f"    {line}" for line in _read(task / "stack").splitlines())
+
+
+def _with_descendants(first: int) -> list[int]:
+    children: dict[int, list[int]] = {}
+    for process in _numbered(Path("/proc")):
+        # After the name, which may hold anything: state, parent.
+        rest = _read(process / "stat").rpartition(")")[2].split()
+        if rest:
+            children.setdefault(int(rest[1]), []).append(int(process.name))
+    found = [first]
+    for pid in found:
+        found += sorted(children.get(pid, ()))
+    return found
+
+
+def _state(pid: int) -> str:
+    return (_read(Path(f"/proc/{pid}/stat")).rpartition(")")[2].split() or [""])[0] or "-"
+
+
+def _command(pid: int) -> str:
+    return _read(Path(f"/proc/{pid}/cmdline")).replace("\0", " ").replace("\n", " ")[:_LINE]
+
+
+def _numbered(folder: Path) -> list[Path]:
+    try:
+        return [path for path in folder.iterdir() if path.name.isdecimal()]
+    except OSError:
+        return []
+
+
+def _read(path: Path) -> str:
+    try:
+        return path.read_text(errors="replace")
+    except OSError:
+        return ""
