@@ -1,0 +1,88 @@
+"""A large checkpoint into the bucket and back by dtj_trainer, beside boto3's own transfer of the same bytes."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+import boto3
+
+from dtj.local.object_store import REGION, OpenStore
+from dtj_trainer import contract
+from dtj_trainer.artifacts.checkpoint_upload import CheckpointUploader
+from dtj_trainer.artifacts.fence import Fence
+from dtj_trainer.artifacts.restore import RESUME_AUTO, restore
+from dtj_trainer.artifacts.store import open_store
+
+BUCKET = "bench"
+FILE = "weights.pt"
+STEP = 1
+
+
+class Transfers:
+    """One file, up and down, in either way; each returns the seconds that it took."""
+
+    def __init__(self, store: OpenStore, folder: Path, size: int) -> None:
+        """size: bytes, of chance, so that nothing on the way makes them fewer."""
+        self._folder = folder
+        self._environment: Mapping[str, str] = store.environment
+        self._file = folder / FILE
+        with self._file.open("wb") as file:
+            for start in range(0, size, 2**24):
+                file.write(os.urandom(min(2**24, size - start)))
+        self._client = boto3.client(
+            "s3",
+            endpoint_url=store.environment["AWS_ENDPOINT_URL_S3"],
+            region_name=REGION,
+            aws_access_key_id=store.environment["AWS_ACCESS_KEY_ID"],
+            aws_secret_access_key=store.environment["AWS_SECRET_ACCESS_KEY"],
+        )
+
+    def up_by_boto3(self) -> float:
+        """`upload_file`."""
+        return _timed(lambda: self._client.upload_file(str(self._file), BUCKET, f"boto3/{FILE}"))
+
+    def down_by_boto3(self) -> float:
+        """`download_file`."""
+        back = self._folder / "back"
+        seconds = _timed(lambda: self._client.download_file(BUCKET, f"boto3/{FILE}", str(back)))
+        back.unlink()
+        return seconds
+
+    def up(self, job: str) -> float:
+        """A checkpoint with its manifest, as the pod of rank 0 uploads it. job: a prefix that was not used yet."""
+        checkpoints = self._folder / job
+        checkpoints.mkdir()
+        entry = checkpoints / str(STEP)
+        entry.mkdir()
+        os.link(self._file, entry / FILE)
+        store = open_store(f"s3://{BUCKET}/{job}", self._environment)
+        fence = Fence(store, contract.CLAIM_FILE, 1, lambda: None)
+        uploader = CheckpointUploader(
+            checkpoints,
+            store.below(contract.CHECKPOINTS),
+            fence=fence,
+            keep=3,
+            settle_seconds=0,
+            step_at=lambda _: None,
+        )
+        return _timed(lambda: uploader.upload_pass(ended=True, died_ns=None))
+
+    def down(self, job: str) -> float:
+        """Restored as a pod does at its start, every byte compared with the manifest."""
+        back = self._folder / f"{job}-back"
+        back.mkdir()
+        store = open_store(f"s3://{BUCKET}/{job}/{contract.CHECKPOINTS}", self._environment)
+        seconds = _timed(lambda: restore(store, back, RESUME_AUTO))
+        restored = back / str(STEP) / FILE
+        assert restored.stat().st_size == self._file.stat().st_size
+        restored.unlink()
+        return seconds
+
+
+def _timed(transfer: Callable[[], object]) -> float:
+    began = time.monotonic()
+    transfer()
+    return time.monotonic() - began

@@ -1,0 +1,108 @@
+"""`python -m bench.control --jobs 100`: how fast the operator is, on an API server of the benchmark's own."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import signal
+import sys
+from collections.abc import Mapping, Sequence
+
+from tests.cluster.progress import ClusterError, note
+
+from bench.api_client import ApiClient
+from bench.control_plane import ControlPlane, control_plane
+from bench.control_run import Options, Run, limited_rate
+from bench.figures import slope, table
+from bench.jobs import STRATEGIES
+from bench.machine import machine
+from bench.pod_mover import AT_ONCE, Delays
+from bench.targets import Target, verdicts
+
+TARGETS = (
+    Target("objects-per-s/ceiling", "objects/s by the ceiling's", 0.6, at_least=True, of_a_ratio=True),
+    Target("jobs-per-s/40", "jobs/s", 40, at_least=True),
+    Target("one-job-made-p50/100ms", "one job: applied to all pods made, p50, ms", 100),
+    Target("jobs-made-p99/300ms", "applied to all pods made, p99, ms", 300),
+    Target("writes-per-job/14", "API writes a job", 14),
+    Target("memory/120MB+60kB", "operator: peak memory, MB", lambda run: 120 + 0.06 * run["jobs"]),
+    Target("idle-cpu/3%", "operator: CPU while all run and nothing changes, % of a core", 3),
+    Target("progress-cpu/3%", "operator: CPU while all run and progress is reported, % of a core", 3),
+    Target("start-up/5s", "start-up until every job was looked at, s", 5),
+)
+_GROWS = "all run after, s"
+# The start of a run weighs more than its length with fewer.
+_FEWEST_TO_GROW_FROM = 100
+
+
+async def measure(plane: ControlPlane, counts: Sequence[int], options: Options) -> list[Run]:
+    """A run for each number of jobs."""
+    runs = []
+    async with ApiClient.as_admin(plane) as admin:
+        rate = await limited_rate(plane, admin)
+        for count in counts:
+            note(f"--- {count} jobs")
+            run = Run(plane, admin, count, options)
+            await run.measure()
+            run.figures["jobs/s at mpi-operator's default limits"] = rate
+            runs.append(run)
+    return runs
+
+
+def told(runs: Sequence[Run]) -> str:
+    """The tables, and last the verdicts."""
+    parts = [
+        table({f"{run.figures['jobs']:.0f} jobs": run.figures for run in runs}),
+        "Requests of one undisturbed job:\n\n" + table({"a job": runs[-1].a_job}),
+    ]
+    parts += ["\n".join(line for run in runs for line in lines(run.figures))]
+    parts.append("\n".join(growth_of([run.figures for run in runs])))
+    return "\n\n".join(part for part in parts if part)
+
+
+def lines(figures: Mapping[str, float]) -> list[str]:
+    """A run's verdicts; where there are several runs, each of its own number of jobs."""
+    return [f"{figures['jobs']:.0f}-jobs/{line}" for line in verdicts(TARGETS, figures)]
+
+
+def growth_of(runs: Sequence[Mapping[str, float]]) -> list[str]:
+    """Whether twice the jobs take twice the time, if that can be told."""
+    large = [figures for figures in runs if figures["jobs"] >= _FEWEST_TO_GROW_FROM]
+    if len(large) < 2:
+        return []
+    power = slope([each["jobs"] for each in large], [each[_GROWS] for each in large])
+    grows = Target("growth/linear", "power", 1.1, of_a_ratio=True)
+    return verdicts([grows], {"power": power})
+
+
+def main() -> int:
+    """Measure and print; 1 with the reason where it can't."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--jobs", type=int, nargs="+", default=[100], metavar="N")
+    parser.add_argument("--strategy", choices=STRATEGIES, default=STRATEGIES[0])
+    parser.add_argument(
+        "--slow-pods",
+        action="store_true",
+        help="all pods take the time that nodes take, not only the counted ones",
+    )
+    parser.add_argument(
+        "--idle-seconds", type=float, default=15.0, help="of each look (default: %(default)s)"
+    )
+    given = parser.parse_args()
+    options = Options(given.strategy, given.idle_seconds, Delays() if given.slow_pods else AT_ONCE)
+    on = machine()
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # what was started is ended then too
+    try:
+        with control_plane() as plane:
+            runs = asyncio.run(measure(plane, given.jobs, options))
+    except ClusterError as error:
+        note(f"error: {error}")
+        return 1
+    except KeyboardInterrupt:
+        return 130
+    print(f"{on}\n\n{told(runs)}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,33 @@
+"""How fast a training went, by its own metrics.jsonl."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+Row = Mapping[str, Any]
+
+
+def read_rows(path: Path) -> list[Row]:
+    """The rows of a metrics.jsonl."""
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def examples_per_second(rows: Sequence[Row], warm_seconds: float) -> float:
+    """Of all ranks, from the first row of training that comes so long after the first of all to the last one.
+
+    Raises ValueError where these are fewer than two.
+    """
+    train = [row for row in rows if row["kind"] == "train"]
+    warm = [row for row in train if _seconds(train[0], row) >= warm_seconds]
+    if len(warm) < 2 or not _seconds(warm[0], warm[-1]):
+        raise ValueError(f"{len(warm)} rows of training after {warm_seconds:g} s: it is too short for a rate")
+    done = float(warm[-1]["examples"]) - float(warm[0]["examples"])
+    return done / _seconds(warm[0], warm[-1])
+
+
+def _seconds(first: Row, last: Row) -> float:
+    return (datetime.fromisoformat(last["time"]) - datetime.fromisoformat(first["time"])).total_seconds()
