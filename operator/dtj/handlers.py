@@ -13,7 +13,7 @@ import socket
 import sys
 import time
 import uuid
-from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence, Set
+from collections.abc import Callable, Coroutine, Mapping, Sequence, Set
 from contextlib import AsyncExitStack
 from datetime import UTC, datetime
 from functools import partial
@@ -23,12 +23,13 @@ import kopf
 import prometheus_client
 
 from dtj.admission.service import admission
-from dtj.api.identity import API_VERSION, GROUP, KIND, LABEL_JOB, LABEL_MANAGED_BY, MANAGER, PLURAL, VERSION
+from dtj.api.identity import API_VERSION, GROUP, KIND, LABEL_JOB, PLURAL, VERSION
 from dtj.api.job import Job
 from dtj.api.managed_by import other_manager_of
 from dtj.api.mpijob import QUEUE_ANNOTATIONS, QUEUE_LABELS
 from dtj.api.status import Phase
 from dtj.cluster.api import connect
+from dtj.kopf_settings import CHILDREN, configure, wake_at_changes
 from dtj.operator_flags import read_flags
 from dtj.plan.job import plan_job
 from dtj.plan.model import Plan
@@ -49,16 +50,8 @@ _log = logging.getLogger(__name__)
 _CRD_SECONDS = 3.0
 # Passes that run when the operator is told to end may finish; a pass takes milliseconds, a hanging request more.
 _GRACE_SECONDS = 5.0
-# A connection may die without a sign. The API server writes a bookmark on each watch every minute, so one that says
-# nothing for longer is dead; and none is trusted for ever: the server ends it in time, or else the operator does.
-_CONNECT_SECONDS = 10.0
-_REQUEST_SECONDS = 60.0
-_SILENCE_SECONDS = 70.0
-_WATCH_SECONDS = 600
-_WATCH_SLACK_SECONDS = 30
 # Pods of a job come, start and end one after the other: their counts alone are not written for each.
 _COUNTS_SECONDS = 5.0
-_CHILDREN = f"{LABEL_MANAGED_BY}={MANAGER},{LABEL_JOB}"
 _VERSIONS = {"Deployment": "apps/v1"}
 _INDICES = ("jobs", "pods", "services", "configs", "deployments")
 _ENDED = (Phase.SUCCEEDED.value, Phase.FAILED.value)
@@ -197,40 +190,6 @@ async def login(**kwargs: Any) -> kopf.ConnectionInfo | None:
     return kopf.login_with_service_account(**kwargs) or kopf.login_with_kubeconfig(**kwargs)
 
 
-class _NoDifferences(kopf.DiffBaseStorage):
-    """Nobody is told of differences between an object and what it was: it is not copied for that at each event."""
-
-    def build(
-        self,
-        *,
-        body: kopf.Body,  # noqa: ARG002 kopf names them
-        extra_fields: Iterable[Any] | None = None,  # noqa: ARG002
-    ) -> kopf.BodyEssence:
-        return kopf.BodyEssence()
-
-    def fetch(self, *, body: kopf.Body) -> kopf.BodyEssence | None:  # noqa: ARG002
-        return None
-
-    def store(self, *, body: kopf.Body, patch: kopf.Patch, essence: kopf.BodyEssence) -> None:  # noqa: ARG002
-        raise AssertionError("only handlers of changes have kopf store what it has seen")
-
-
-def configure(settings: kopf.OperatorSettings) -> None:
-    """What kopf watches, and how long it waits for it; nothing that matters is left to its defaults."""
-    settings.posting.enabled = False
-    settings.persistence.diffbase_storage = _NoDifferences()
-    settings.scanning.disabled = True
-    settings.watching.chunk_size = 500
-    for group, plural in (("", "pods"), ("", "services"), ("", "configmaps"), ("apps", "deployments")):
-        # Server-side: other people's pods never reach the operator.
-        settings.watching.label_selectors[group, "v1", plural] = _CHILDREN
-    settings.watching.connect_timeout = settings.networking.connect_timeout = _CONNECT_SECONDS
-    settings.watching.inactivity_timeout = _SILENCE_SECONDS
-    settings.watching.server_timeout = _WATCH_SECONDS
-    settings.watching.client_timeout = _WATCH_SECONDS + _WATCH_SLACK_SECONDS
-    settings.networking.request_timeout = _REQUEST_SECONDS
-
-
 @kopf.on.startup()
 async def start(
     settings: kopf.OperatorSettings,
@@ -263,7 +222,7 @@ async def start(
     memo.health.check = memo.controller.check
 
     async def there(kind: str) -> set[str]:
-        version, selector = (API_VERSION, "") if kind == KIND else (_VERSIONS.get(kind, "v1"), _CHILDREN)
+        version, selector = (API_VERSION, "") if kind == KIND else (_VERSIONS.get(kind, "v1"), CHILDREN)
         lists = [await cluster.uids(version, kind, selector, place) for place in memo.namespaces or [None]]
         return set().union(*lists)
 
@@ -353,6 +312,7 @@ async def _work(
     ended = asyncio.create_task(ending.wait())
     kept = asyncio.create_task(elector.keep() if elector else asyncio.Event().wait())
     ours, kopf_ending = asyncio.all_tasks(), asyncio.Event()
+    wake_at_changes()
     tasks = await kopf.spawn_tasks(
         memo=memo,
         standalone=True,

@@ -13,7 +13,7 @@ import yaml
 from aiohttp import web
 
 from dtj.api.job import Manifest
-from dtj.handlers import configure
+from dtj.kopf_settings import configure
 from dtj.plan.job import plan_job
 from tests.unit.support.jobs import job
 from tests.unit.support.kube_server import KubeServer
