@@ -34,6 +34,7 @@ from dtj.operator_flags import read_flags
 from dtj.plan.job import plan_job
 from dtj.plan.model import Plan
 from dtj.plan.network_policy import fenced
+from dtj.plan.remembered import remembered
 from dtj.reconcile.controller import Controller
 from dtj.reconcile.election import Elector, LeaseLost
 from dtj.reconcile.ghosts import keep_laying_ghosts
@@ -202,7 +203,7 @@ async def start(
     cluster = await connect(metrics.answered, memo.may_write)
     view = IndexView(**{kind: indices[kind] for kind in _INDICES})
     queue = WorkQueue(time.monotonic)
-    progress = ProgressPoller(queue.add, memo.progress_interval)
+    progress = ProgressPoller(queue.add, memo.progress_interval, a_second=memo.progress_rate)
     plan: Callable[[Job], Plan] = partial(plan_job, tensorboard_image=memo.tensorboard_image)
     if memo.fenced_from:
         plan = fenced(plan, memo.fenced_from)
@@ -212,7 +213,7 @@ async def start(
         progress,
         metrics,
         lambda: datetime.now(UTC),
-        plan,
+        remembered(plan),
         give_way_after=memo.give_way_after,
         counts_after=_COUNTS_SECONDS,
     )
@@ -267,6 +268,7 @@ async def _run(flags: argparse.Namespace) -> None:
         memo = kopf.Memo(
             workers=flags.workers,
             progress_interval=flags.progress_interval,
+            progress_rate=flags.progress_rate,
             ghosts_interval=flags.look_for_ghosts,
             give_way_after=flags.give_way_after,
             tensorboard_image=flags.tensorboard_image,

@@ -36,7 +36,20 @@ def read_flags(words: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--health-port", type=int, default=8080, help="GET /healthz (default: %(default)s)")
     parser.add_argument("--metrics-port", type=int, default=8081, help="GET /metrics (default: %(default)s)")
     parser.add_argument(
-        "--progress-interval", type=float, default=5.0, help="seconds between two looks at a job's progress"
+        "--progress-interval",
+        type=_positive,
+        default=5.0,
+        metavar="SECONDS",
+        help="between two looks at a job's progress (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--progress-rate",
+        type=_positive,
+        default=5.0,
+        metavar="LOOKS",
+        help="how many looks at jobs' progress a second are enough: where more jobs train than that and the interval "
+        "allow, each is looked at less often, but for those with runPolicy.stallTimeoutSeconds "
+        "(default: %(default)s)",
     )
     parser.add_argument(
         "--look-for-ghosts",
@@ -86,6 +99,13 @@ def read_flags(words: Sequence[str] | None = None) -> argparse.Namespace:
     except ValueError as error:
         parser.error(str(error))
     return flags
+
+
+def _positive(word: str) -> float:
+    value = float(word)
+    if not value > 0:
+        raise argparse.ArgumentTypeError(f"more than 0, got {word}")
+    return value
 
 
 def _webhook(flags: argparse.Namespace) -> Webhook | None:

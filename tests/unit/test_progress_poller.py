@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -11,6 +12,7 @@ from aiohttp import web
 from aiohttp.test_utils import TestServer
 
 from dtj.reconcile.progress import ProgressPoller, Report
+from tests.unit.support import virtual_time
 
 KEY = ("ml", "mnist")
 POD = "mnist-worker-0"
@@ -152,3 +154,72 @@ async def test_who_answers_is_known_and_the_question_for_stacks_is_passed_on() -
     finally:
         await poller.close()
         await server.close()
+
+
+class Asking(ProgressPoller):
+    """Its pods answer at once, each time with a step more."""
+
+    def __init__(self, interval: float, a_second: float) -> None:
+        super().__init__(lambda _: None, interval, a_second=a_second)
+        self.asked: dict[str, list[float]] = {}
+
+    async def _fetch(self, address: str) -> Report | None:
+        at = self.asked.setdefault(address.split("/")[2].partition(":")[0], [])
+        at.append(asyncio.get_running_loop().time())
+        return Report.model_validate({"progress": {"step": len(at)}})
+
+
+def longest_pause(at: list[float]) -> float:
+    return max(later - earlier for earlier, later in pairwise(at))
+
+
+def test_many_pods_share_the_questions_but_for_the_first_and_for_those_that_are_followed_closely() -> None:
+    async def half_an_hour() -> Asking:
+        poller = Asking(5.0, a_second=4.0)
+        poller.follow(("ml", "watched"), {POD: "close"}, closely=True)
+        for number in range(199):
+            poller.follow(("ml", f"job-{number}"), {POD: f"job-{number}"})
+        await asyncio.sleep(900)
+        poller.follow(("ml", "new"), {POD: "new"})
+        await asyncio.sleep(900)
+        await poller.close()
+        return poller
+
+    asked = virtual_time.run(half_an_hour()).asked
+
+    assert asked["new"][0] - 900 <= 6.25
+    assert longest_pause(asked.pop("close")) <= 6.25
+    questions = sum(map(len, asked.values()))
+    assert 0.9 * 4 * 1800 < questions < 1.2 * 4 * 1800
+    # 200 of them at 4 a second, and the jitter.
+    assert max(longest_pause(at) for at in asked.values()) <= 51 * 1.25
+
+
+def test_few_pods_are_asked_as_often_as_the_interval_says() -> None:
+    async def a_minute() -> Asking:
+        poller = Asking(5.0, a_second=4.0)
+        for number in range(20):
+            poller.follow(("ml", f"job-{number}"), {POD: f"job-{number}"})
+        await asyncio.sleep(60)
+        await poller.close()
+        return poller
+
+    assert max(longest_pause(at) for at in virtual_time.run(a_minute()).asked.values()) <= 6.25
+
+
+def test_a_pod_that_is_followed_closely_from_now_on_keeps_its_report_and_is_asked_soon() -> None:
+    async def later() -> tuple[Asking, Report | None, float]:
+        poller = Asking(5.0, a_second=0.01)
+        poller.follow(KEY, {POD: "mnist"})
+        await asyncio.sleep(20)
+        poller.follow(KEY, {POD: "mnist"}, closely=True)
+        known, now = poller.report(KEY, POD), asyncio.get_running_loop().time()
+        await asyncio.sleep(20)
+        await poller.close()
+        return poller, known, now
+
+    poller, known, now = virtual_time.run(later())
+
+    assert known is not None
+    assert len([at for at in poller.asked["mnist"] if at <= now]) == 1, "100 s lie between two questions"
+    assert poller.asked["mnist"][1] - now <= 6.25

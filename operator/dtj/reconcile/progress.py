@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import random
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -64,6 +65,7 @@ class Report(ApiModel):
 @dataclass
 class _Followed:
     address: str
+    closely: bool
     task: asyncio.Task[None]
     report: Report | None = None
     answers: bool | None = None
@@ -77,12 +79,16 @@ class ProgressPoller:
         moved: Callable[[Key], None],
         interval: float,
         port: Callable[[str], int] = lambda _: contract.PROGRESS_PORT,
+        a_second: float = math.inf,
     ) -> None:
         """moved: told the key of a job whose report has changed, or which answers again or no more.
         interval: seconds between two questions. port: on which a pod, by its name, answers.
+        a_second: about how many pods are asked at most; where more are followed, each is asked less often, but for
+        its first report, and where it is followed closely.
         """
         self._moved = moved
         self._interval = interval
+        self._a_second = a_second
         self._port = port
         self._followed: dict[Key, dict[str, _Followed]] = {}
         self._session: aiohttp.ClientSession | None = None
@@ -127,14 +133,21 @@ class ProgressPoller:
     def _url(self, name: str, ip: str, path: str) -> str:
         return f"http://{f'[{ip}]' if ':' in ip else ip}:{self._port(name)}{path}"
 
-    def follow(self, key: Key, pods: Mapping[str, str]) -> None:
-        """Ask these pods of a job from now on, and no others of it. pods: name -> address."""
+    def follow(self, key: Key, pods: Mapping[str, str], *, closely: bool = False) -> None:
+        """Ask these pods of a job from now on, and no others of it.
+
+        pods: name -> address. closely: as often as can be, because more than figures depends on it.
+        """
         known = self._followed.setdefault(key, {})
         for name, ip in pods.items():
             address = self._url(name, ip, "/progress")
-            if name not in known or known[name].address != address:
+            before = known.get(name)
+            if before is None or (before.address, before.closely) != (address, closely):
                 self._leave(key, name)
-                known[name] = _Followed(address, asyncio.create_task(self._ask(key, name, address)))
+                task = asyncio.create_task(self._ask(key, name, address))
+                known[name] = _Followed(address, closely, task)
+                if before is not None and before.address == address:
+                    known[name].report, known[name].answers = before.report, before.answers
         for name in known.keys() - pods.keys():
             self._leave(key, name)
 
@@ -161,7 +174,7 @@ class ProgressPoller:
     async def _ask(self, key: Key, name: str, address: str) -> None:
         while True:
             # Jitter: a thousand jobs that started together are not asked together.
-            await asyncio.sleep(self._interval * random.uniform(0.75, 1.25))  # noqa: S311
+            await asyncio.sleep(self._pause(key, name) * random.uniform(0.75, 1.25))  # noqa: S311
             report = await self._fetch(address)
             followed = self._followed.get(key, {}).get(name)
             if followed is None:
@@ -170,6 +183,12 @@ class ProgressPoller:
             followed.answers, followed.report = report is not None, report or followed.report
             if before != (followed.answers, followed.report):
                 self._moved(key)
+
+    def _pause(self, key: Key, name: str) -> float:
+        followed = self._followed.get(key, {}).get(name)
+        if followed is None or followed.closely or followed.report is None:
+            return self._interval
+        return max(self._interval, sum(map(len, self._followed.values())) / self._a_second)
 
     def _http(self) -> aiohttp.ClientSession:
         if self._session is None:

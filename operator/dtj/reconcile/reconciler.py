@@ -216,7 +216,7 @@ class Reconciler:
             self._tell(job, memory, job.status, evaluation.status, pods, now)
             self._metrics.see(key, job, evaluation.status, pods)
         await memory.untold.tell(self._cluster, now)
-        self._follow(key, plan, observed, evaluation.status)
+        self._follow(key, job, plan, observed, evaluation.status)
         self._ask_for_stacks(plan, observed, memory, evaluation.stalled_since)
         if evaluation.status.attempt != max(job.status.attempt, 1):
             return 0.0  # the plan of the new attempt is made in a pass of its own
@@ -392,12 +392,14 @@ class Reconciler:
         for happening in happenings(old, new):
             memory.untold.add(job, happening, now)
 
-    def _follow(self, key: Key, plan: Plan | None, observed: Observed, status: JobStatus) -> None:
+    def _follow(self, key: Key, job: Job, plan: Plan | None, observed: Observed, status: JobStatus) -> None:
         trains = status.phase is Phase.RUNNING or (plan and plan.restarts_with and not status.finished)
         if plan is None or not trains:
             self._progress.leave(key)
             return
-        self._progress.follow(key, _addresses(observed, (plan.reporter, plan.evaluator)))
+        # A job is called stalled by what is known of it.
+        closely = job.spec.run_policy.stall_timeout_seconds is not None
+        self._progress.follow(key, _addresses(observed, (plan.reporter, plan.evaluator)), closely=closely)
 
     def _ask_for_stacks(
         self, plan: Plan | None, observed: Observed, memory: _Memory, since: str | None

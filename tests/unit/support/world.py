@@ -9,6 +9,7 @@ from dtj.api.job import Job, Manifest
 from dtj.cluster.port import ApiError
 from dtj.plan.job import plan_job
 from dtj.plan.model import Plan
+from dtj.plan.remembered import remembered
 from dtj.reconcile.metrics import Metrics
 from dtj.reconcile.progress import ProgressPoller, Report
 from dtj.reconcile.reconciler import Reconciler
@@ -33,7 +34,7 @@ class FakeProgress:
         known = self.reports.get(key)
         return known.get(pod) if isinstance(known, dict) else known
 
-    def follow(self, key: Key, pods: Mapping[str, str]) -> None:
+    def follow(self, key: Key, pods: Mapping[str, str], *, closely: bool = False) -> None:
         self.followed[key] = pods
 
     def answers(self, key: Key, pod: str) -> bool | None:
@@ -81,7 +82,7 @@ class World:
             cast(ProgressPoller, self.progress),
             self.new_metrics(),
             lambda: self.cluster.now,
-            self.plan,
+            remembered(self.plan),
             counts_after=self.counts_after,
         )
 

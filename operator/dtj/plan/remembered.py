@@ -1,0 +1,39 @@
+"""Plans that were made a moment ago: most passes over a job need the one before."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Any
+
+from dtj.api.job import Job
+from dtj.api.status import JobStatus
+from dtj.plan.model import Plan
+
+MOST = 256
+"""Jobs whose plans are remembered; a plan of three pods takes 35 kB."""
+
+
+def remembered(plan: Callable[[Job], Plan], most: int = MOST) -> Callable[[Job], Plan]:
+    """The same plans, without the work for those of the jobs that were planned last; nobody may change a plan.
+
+    Of a job's status a plan gets what is told apart here, and nothing else, so that it can not depend on more.
+    """
+    plans: OrderedDict[str, tuple[Mapping[str, Any], Plan]] = OrderedDict()
+
+    def planned(job: Job) -> Plan:
+        status = JobStatus(
+            attempt=job.status.attempt,
+            replica_attempts=job.status.replica_attempts,
+            node_failures=job.status.node_failures,
+        )
+        needed = vars(replace(job, status=status))
+        known = plans.pop(job.uid, None)
+        made = known[1] if known and known[0] == needed else plan(replace(job, status=status))
+        plans[job.uid] = (needed, made)
+        if len(plans) > most:
+            plans.popitem(last=False)
+        return made
+
+    return planned

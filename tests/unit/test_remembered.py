@@ -1,0 +1,62 @@
+"""Plans that are remembered are those that would be made."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from dtj.api.job import Job
+from dtj.plan.job import plan_job
+from dtj.plan.model import Plan
+from dtj.plan.remembered import remembered
+from tests.unit.support.jobs import job
+
+
+class Counted:
+    """The plans, and how many were made."""
+
+    def __init__(self, most: int) -> None:
+        self.made = 0
+        self.plan = remembered(self._make, most)
+
+    def _make(self, given: Job) -> Plan:
+        self.made += 1
+        return plan_job(given)
+
+
+def test_a_plan_is_made_once_while_nothing_that_it_depends_on_changes() -> None:
+    counted, first = Counted(2), job()
+    later = replace(first, status=first.status.model_copy(update={"attempt": 1, "phase": "Running"}))
+
+    plans = [counted.plan(each) for each in (later, later, replace(job(), status=later.status))]
+
+    assert plans == [plan_job(later)] * 3
+    assert counted.made == 1
+
+
+def test_another_spec_attempt_label_or_lost_node_is_another_plan() -> None:
+    counted, first = Counted(2), job()
+    changed = [
+        first,
+        replace(first, spec=job(image="other:2").spec),
+        replace(first, labels={"kueue.x-k8s.io/queue-name": "research"}),
+        *(
+            replace(first, status=first.status.model_copy(update=now))
+            for now in ({"attempt": 2}, {"replica_attempts": {"worker-0": 2}}, {"node_failures": {"a": 5}})
+        ),
+        first,
+    ]
+
+    for each in changed:
+        assert counted.plan(each) == plan_job(each)
+    assert counted.made == len(changed)
+
+
+def test_only_the_jobs_that_were_planned_last_are_remembered() -> None:
+    counted = Counted(2)
+    a, b, c = (replace(job(), uid=uid) for uid in "abc")
+
+    for each in (a, b, a, c, a):
+        counted.plan(each)
+    assert counted.made == 3
+    counted.plan(b)
+    assert counted.made == 4, "b had waited longest when c came"
