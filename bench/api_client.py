@@ -75,7 +75,8 @@ class ApiClient:
     async def watch(self, path: str) -> AsyncIterator[tuple[str, Manifest]]:
         """Every change of a collection from now on: its type and the object. Ends when the server ends it."""
         listed = json.loads(await self.text(f"{path}?limit=1"))
-        query = f"watch=true&resourceVersion={listed['metadata']['resourceVersion']}"
+        # Longer than any run: else the server ends it after half an hour to an hour.
+        query = f"watch=true&timeoutSeconds=7200&resourceVersion={listed['metadata']['resourceVersion']}"
         async with self._session.get(f"{self._url}{path}?{query}", timeout=_FOR_EVER) as answer:
             rest = b""
             async for piece in answer.content.iter_any():

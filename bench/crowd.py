@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequen
 from contextlib import asynccontextmanager
 
 from bench.api_client import ApiClient
-from bench.jobs import collection, collections, decisive, job, jobs_path, pods_in
+from bench.jobs import collection, collections, decisive, job, jobs_path, objects, pods_in
 from bench.operator_process import until
 from bench.pod_mover import Delays, PodMover
 from bench.seen import Seen, watching
@@ -25,9 +25,18 @@ class Crowd:
     """Jobs in the hands of the operator and of a mover of their pods."""
 
     def __init__(
-        self, api: ApiClient, namespace: str, strategy: str, names: Sequence[str], seen: Seen, mover: PodMover
+        self,
+        api: ApiClient,
+        namespace: str,
+        strategy: str,
+        names: Sequence[str],
+        seen: Seen,
+        mover: PodMover,
+        every: float = _EVERY_SECONDS,
     ) -> None:
+        """every: seconds between two looks at whether what is waited for has come."""
         self.names = names
+        self._every = every
         self.seen = seen
         self._api = api
         self._namespace = namespace
@@ -65,6 +74,14 @@ class Crowd:
             "the ends of the pods", lambda: all(len(self.seen.there[n]) <= 1 for n in self.names)
         )
 
+    async def delete(self) -> None:
+        """Delete the jobs, and as the garbage collector does, what the operator made of them."""
+        paths = [f"{jobs_path(self._namespace)}/{name}" for name in self.names]
+        for name in self.names:
+            made = objects(name, self._namespace, self._strategy)
+            paths += [f"{collection(self._namespace, o['kind'])}/{o['metadata']['name']}" for o in made]
+        await at_once(paths, lambda path: self._api.delete(path, gracePeriodSeconds=0))
+
     def _made(self, name: str) -> float | None:
         return self.seen.made(name, self._pods)
 
@@ -73,7 +90,7 @@ class Crowd:
             self._mover.check()
             return there()
 
-        await until(f"{what} of {len(self.names)} jobs", look, self._seconds, _EVERY_SECONDS)
+        await until(f"{what} of {len(self.names)} jobs", look, self._seconds, self._every)
 
     async def _each(self, do: Callable[[str], Awaitable[None]]) -> dict[str, float]:
         times: dict[str, float] = {}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import sys
 import time
@@ -73,6 +74,16 @@ class Operator:
     async def idle(self) -> bool:
         """Whether no job waits for a pass."""
         return '"queued": 0.0' in await self.answer(self._health)
+
+    async def health(self) -> dict[str, float]:
+        """The figures of its health check: what it holds."""
+        figures: dict[str, float] = json.loads(await self.answer(self._health))
+        return figures
+
+    @property
+    def open_files(self) -> int:
+        """Its sockets and files."""
+        return len(list(Path(f"/proc/{self.process.pid}/fd").iterdir()))
 
     async def counts(self) -> tuple[Counter[tuple[str, str]], float]:
         """Requests that it has made, by verb and kind, and its passes."""
