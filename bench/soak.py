@@ -7,7 +7,6 @@ import asyncio
 import random
 import signal
 import sys
-from dataclasses import dataclass
 
 from tests.cluster.progress import ClusterError, note
 
@@ -32,34 +31,11 @@ TARGETS = (
 )
 _TRAINS_SECONDS = (5.0, 30.0)
 _WARM_SHARE = 0.2
-_SAMPLES = 10
+SAMPLES = 10
 _LOOKS_SECONDS = 0.5
 # The last connections of a pool and the workers of kopf's objects end some seconds after their last use.
 _SETTLED_SECONDS = 30.0
-
-
-@dataclass(frozen=True)
-class Sample:
-    """What the operator holds at a moment."""
-
-    figures: dict[str, float]
-
-    @classmethod
-    async def of(cls, operator: Operator, lives: Lives) -> Sample:
-        """Now."""
-        held = await operator.health()
-        return cls(
-            {
-                "jobs that came": lives.begun,
-                "jobs that went": lives.ended,
-                "memory, MB": operator.bytes / 1e6,
-                "open files": operator.open_files,
-                "tasks": held["tasks"],
-                "objects": held["objects"],
-                "queued": held["queued"],
-                "CPU since the start, s": operator.cpu_seconds,
-            }
-        )
+Sample = dict[str, float]
 
 
 class Lives:
@@ -104,6 +80,19 @@ class Lives:
         self.ended += 1
 
 
+async def held(operator: Operator, lives: Lives) -> Sample:
+    """What the operator holds now."""
+    health = await operator.health()
+    return {
+        "jobs that came": lives.begun,
+        "jobs that went": lives.ended,
+        "memory, MB": operator.bytes / 1e6,
+        "open files": operator.open_files,
+        **{name: health[name] for name in ("tasks", "objects", "queued")},
+        "CPU since the start, s": operator.cpu_seconds,
+    }
+
+
 async def soak(plane: ControlPlane, strategy: str, a_minute: float, seconds: float) -> list[Sample]:
     """Samples: before the first job, after a warm-up, on the way, at the end, and after the last job has gone."""
     reports = Reports()
@@ -117,28 +106,28 @@ async def soak(plane: ControlPlane, strategy: str, a_minute: float, seconds: flo
         mover = PodMover(admin, place, Delays(), random.Random(1))  # noqa: S311 - the same in every run
         async with watching(admin, place, mover) as seen:
             lives = Lives(admin, place, strategy, seen, mover, random.Random(2))  # noqa: S311
-            samples = [await Sample.of(operator, lives)]
+            samples = [await held(operator, lives)]
             coming = asyncio.create_task(lives.come(a_minute, seconds))
             try:
                 await asyncio.sleep(seconds * _WARM_SHARE)
-                samples.append(await Sample.of(operator, lives))
-                for _ in range(_SAMPLES):
-                    await asyncio.sleep(seconds * (1 - _WARM_SHARE) / _SAMPLES)
-                    samples.append(await Sample.of(operator, lives))
-                    note(", ".join(f"{name} {value:.0f}" for name, value in samples[-1].figures.items()))
+                samples.append(await held(operator, lives))
+                for _ in range(SAMPLES):
+                    await asyncio.sleep(seconds * (1 - _WARM_SHARE) / SAMPLES)
+                    samples.append(await held(operator, lives))
+                    note(", ".join(f"{name} {value:.0f}" for name, value in samples[-1].items()))
                 await coming
                 await lives.gone()
             finally:
                 coming.cancel()
         await until("an empty queue", operator.idle, 60.0)
         await asyncio.sleep(_SETTLED_SECONDS)
-        return [*samples, await Sample.of(operator, lives)]
+        return [*samples, await held(operator, lives)]
 
 
 def told(samples: list[Sample]) -> str:
     """The table, and the verdicts."""
-    names = ["before", "warmed up", *(f"{n + 1}/{_SAMPLES}" for n in range(_SAMPLES)), "all gone"]
-    before, warm, *_, loaded, last = (sample.figures for sample in samples)
+    names = ["before", "warmed up", *(f"{n + 1}/{SAMPLES}" for n in range(SAMPLES)), "all gone"]
+    before, warm, *_, loaded, last = samples
     figures = {
         "memory": loaded["memory, MB"] / warm["memory, MB"],
         "open files": last["open files"] / before["open files"],
@@ -147,7 +136,10 @@ def told(samples: list[Sample]) -> str:
         "queued": last["queued"],
         "lost": last["jobs that came"] - last["jobs that went"],
     }
-    columns = {name: sample.figures for name, sample in zip(names, samples, strict=True)}
+    columns = {
+        figure: {name: sample[figure] for name, sample in zip(names, samples, strict=True)}
+        for figure in before
+    }
     return "\n\n".join([table(columns), "\n".join(verdicts(TARGETS, figures))])
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from bench import soak
 from bench.comparisons import Bucket
 from bench.control import TARGETS, growth_of
 from bench.figures import percentile, shown, slope, table
@@ -105,3 +106,23 @@ def test_a_limited_client_uses_its_burst_up_and_then_waits_for_each_request() ->
         now += waits[-1]
 
     assert waits == pytest.approx([0, 0, 0.2, 0.2])
+
+
+def held(**others: float) -> soak.Sample:
+    names = ("jobs that came", "jobs that went", "memory, MB", "open files", "tasks", "objects", "queued")
+    return dict.fromkeys(names, 10.0) | {name.replace("_", " "): value for name, value in others.items()}
+
+
+def test_what_an_operator_kept_of_jobs_that_went_is_told() -> None:
+    samples = [held() for _ in range(2 + soak.SAMPLES)] + [held(objects=3.0, queued=0.0, tasks=12.0)]
+
+    verdict = soak.told(samples).split("\n\n")[1].splitlines()
+
+    assert verdict == [
+        "soak/memory-at-the-end/after-warm-up 1.00 ≤1.1 met",
+        "soak/open-files-at-the-end/before 1.00 ≤1 met",
+        "soak/tasks-at-the-end/before 1.20 ≤1 missed",
+        "soak/objects-left 3.00 ≤0 missed",
+        "soak/jobs-queued-at-the-end 0 ≤0 met",
+        "soak/jobs-that-did-not-succeed 0 ≤0 met",
+    ]
