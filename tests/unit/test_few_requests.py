@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 
+from tests.unit.support.fake_cluster import succeed_after_two_steps
 from tests.unit.support.world import World
 
 
@@ -34,6 +35,23 @@ async def test_a_whole_life_costs_sixteen_writes_and_no_read() -> None:
     assert {role: counts["active"] for role, counts in world.status["replicaStatuses"].items()} == {
         "launcher": 0,
         "worker": 0,
+    }
+
+
+async def test_a_restart_costs_two_reads() -> None:
+    world = ThriftyWorld()
+    world.kubelet.program = lambda pod, ran: None
+    await world.until(lambda: world.phase == "Running")
+    world.cluster.remove(("Pod", "ml", "mnist-worker-0"))
+    await world.until(lambda: world.status["attempt"] == 2)
+    world.kubelet.program = succeed_after_two_steps
+
+    await world.rest()
+
+    assert (world.phase, world.status["attempt"]) == ("Succeeded", 2)
+    assert {asked: times for asked, times in world.asked().items() if asked[0] in ("get", "list")} == {
+        ("get", "Pod"): 1,  # whether it is lost
+        ("list", "Pod"): 1,  # whether all of its attempt have ended
     }
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections import defaultdict
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -387,6 +388,22 @@ async def test_an_evicted_worker_of_which_mpi_operator_never_cleans_up_is_gone_w
     assert world.phase == "Succeeded"
     assert world.status["failure"]["class"] == "Evicted"
     assert world.status["restarts"]["infrastructure"] == 1
+
+
+async def test_no_mpijob_is_made_beside_pods_of_the_attempt_before_that_were_not_seen() -> None:
+    world = MpiWorld()
+    world.kubelet.program = fail_first(1)
+    await until(world, "Restarting")
+    world.cluster.remove(MPIJOB)
+    world.cluster.now += timedelta(seconds=60)
+    assert world.pod_names()
+
+    world.start_operator(behind={"Pod": 99})
+    await world.turn()
+    assert world.mpijob is None
+    assert world.again == 1.0
+    await until(world, "Succeeded")
+    assert world.status["attempt"] == 2
 
 
 async def test_a_failure_of_which_no_pod_tells_is_the_mpijobs() -> None:

@@ -455,6 +455,31 @@ async def test_an_operator_that_takes_over_before_it_has_seen_the_pods_gives_up_
     assert len(world.cluster.created_pods) == len(world.pod_names())
 
 
+@pytest.mark.parametrize("workers", [1, 2, 3])
+async def test_an_operator_that_has_not_seen_the_pods_of_the_attempt_before_makes_none_beside_them(
+    workers: int,
+) -> None:
+    world = World()
+    world.kubelet.program = endless
+    world.kubelet.end_steps = 9
+    await world.until(lambda: world.phase == "Running")
+    world.cluster.change(JOB, lambda job: job["spec"]["replicaSpecs"]["worker"].update(replicas=workers))
+    world.cluster.remove(("Pod", "ml", "mnist-worker-0"))
+    await world.until(lambda: world.status["attempt"] == 2)
+    made = len(world.cluster.created_pods)
+
+    world.start_operator(behind={"Pod": 99})
+    for _ in range(3):
+        world.view.deliver("DistributedTrainingJob")
+        await world.turn()
+        assert world.again == 1.0
+    assert len(world.cluster.created_pods) == made
+
+    await world.until(lambda: world.phase == "Running")
+    assert world.status["restarts"]["infrastructure"] == 1
+    assert len(world.pod_names()) == workers + 1
+
+
 # --- what the API server refuses --------------------------------------------------------------------
 
 

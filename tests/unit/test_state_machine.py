@@ -379,6 +379,19 @@ def succeed(pod: Manifest, ran: int) -> tuple[int, str] | None:
     )
 
 
+def test_no_attempt_begins_beside_pods_that_a_new_operator_has_not_seen() -> None:
+    """Found by the machine: a worker is lost, the job grows, and an operator dies when that is stored."""
+    jobs = Jobs()
+    policy = {"backoffLimit": 3, "cleanPodPolicy": "Running", "suspend": False}
+    jobs.begin({"runPolicy": policy, "replicaSpecs": {"worker": {"replicas": 1}}}, steps=5, failures=0)
+    jobs.delete_a_pod(0)
+    jobs.scale_the_job("worker", 2)
+    jobs.let_another_operator_take_over_within_a_pass(3, "before", 0, KIND, passes=0)
+    jobs.let_another_operator_take_over(9, "Pod")
+    jobs.make_a_pass_with_what_the_cache_has()
+    jobs.teardown()
+
+
 # Of ten seconds' work: a busy machine takes longer than a test may.
 TestJobs = pytest.mark.timeout(0 if MORE else 600)(Jobs.TestCase)
 TestJobs.settings = settings(

@@ -14,7 +14,7 @@ from urllib.request import getproxies, proxy_bypass
 import aiohttp
 from kubernetes.aio import client, config
 
-from dtj.api.identity import API_VERSION, GROUP, KIND, PLURAL, VERSION
+from dtj.api.identity import API_VERSION, GROUP, KIND, LABEL_JOB, PLURAL, VERSION
 from dtj.api.job import Manifest
 from dtj.api.mpijob import MPIJOB_API_VERSION, MPIJOB_KIND, MPIJOB_PLURAL
 from dtj.cluster.port import ApiError
@@ -94,6 +94,9 @@ class KubernetesApi:
                 return None
             raise
 
+    async def pods_of(self, namespace: str, job: str) -> list[Manifest]:
+        return [pod async for pod in self._metadata("v1", "Pod", f"{LABEL_JOB}={job}", namespace)]
+
     async def replace(self, manifest: Manifest) -> Manifest:
         """Replace an object; 409 when it is not at the manifest's resourceVersion any more."""
         return await self._request("PUT", _path(manifest), manifest["kind"], manifest)
@@ -159,16 +162,23 @@ class KubernetesApi:
 
     async def uids(self, api_version: str, kind: str, selector: str, namespace: str | None) -> set[str]:
         """The uids of all objects of a kind that are there now. namespace: None for every one."""
+        found = self._metadata(api_version, kind, selector, namespace)
+        return {manifest["metadata"]["uid"] async for manifest in found}
+
+    async def _metadata(
+        self, api_version: str, kind: str, selector: str, namespace: str | None
+    ) -> AsyncIterator[Manifest]:
+        """Of all objects of a kind that are there now, a page after the other."""
         # No resourceVersion: the server answers from its store, not from a cache of its own.
         path = _collection({"apiVersion": api_version, "kind": kind, "metadata": {"namespace": namespace}})
         query = {"limit": str(_CHUNK)} | ({"labelSelector": selector} if selector else {})
-        found: set[str] = set()
         while True:
             page = await self._request("GET", f"{path}?{urlencode(query)}", kind, accept=_METADATA_ONLY)
-            found |= {item["metadata"]["uid"] for item in page["items"]}
+            for item in page["items"]:
+                yield item
             going_on = page["metadata"].get("continue")
             if not going_on:
-                return found
+                return
             query["continue"] = going_on
 
     async def _request(

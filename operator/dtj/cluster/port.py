@@ -30,6 +30,9 @@ class Cluster(Protocol):
     async def get(self, manifest: Manifest) -> Manifest | None:
         """The object of the same kind, namespace and name, if there is one."""
 
+    async def pods_of(self, namespace: str, job: str) -> list[Manifest]:
+        """The metadata of all pods that carry the job's label, as they are stored now: no cache is asked."""
+
     async def replace_data(self, manifest: Manifest) -> Manifest:
         """Replace the data of a ConfigMap."""
 

@@ -119,6 +119,9 @@ class LocalCluster:
             return self._pods[name].manifest if name in self._pods else None
         return (self._configs if manifest["kind"] == "ConfigMap" else self._services).get(name)
 
+    async def pods_of(self, namespace: str, job: str) -> list[Manifest]:
+        return [pod.manifest for pod in self._pods.values()]
+
     async def replace_data(self, manifest: Manifest) -> Manifest:
         with self._disk():
             self._write_config(manifest)

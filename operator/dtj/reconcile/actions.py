@@ -25,6 +25,13 @@ class Create:
 
 
 @dataclass(frozen=True)
+class AwaitEarlier:
+    """Go on once no pod of an attempt before this one is there: a cache may miss one that is."""
+
+    attempt: int
+
+
+@dataclass(frozen=True)
 class EnsurePodGroup:
     """Make the PodGroup, in place of one that says something else."""
 
@@ -101,6 +108,7 @@ Action = (
     | CreateOwn
     | CreateSshSecret
     | ReplaceData
+    | AwaitEarlier
     | EnsurePodGroup
     | DeletePodGroup
     | DeletePod
@@ -153,8 +161,10 @@ def actions(
         if plan.network_policy:
             result.append(CreateOwn(plan.network_policy))
         result.append(Create(plan.service))
-    result += config_actions(plan, {config.name: config for config in configs}, pods)
     present = {pod.name: pod for pod in pods if pod.attempt == attempts.get(pod.name)}
+    if plan.restarts_with is None and evaluation.status.attempt > 1 and not present:
+        result.append(AwaitEarlier(evaluation.status.attempt))
+    result += config_actions(plan, {config.name: config for config in configs}, pods)
     begun = is_begun(evaluation.status, plan.stage_names, present)
     if plan.whole:
         begun = evaluation.status.all_running_time is not None

@@ -17,6 +17,7 @@ from dtj.cluster.port import ApiError, Cluster
 from dtj.plan.model import Plan
 from dtj.reconcile.actions import (
     Action,
+    AwaitEarlier,
     CreateMpiJob,
     DeleteMpiJob,
     DeletePod,
@@ -96,7 +97,8 @@ def delegated_actions(
     if evaluation.hold:
         return forced
     known = {config.name: config for config in configs}
-    return [*forced, *config_actions(plan, known, pods), CreateMpiJob(plan.mpijob)]
+    earlier = [AwaitEarlier(status.attempt)] if status.attempt > 1 else []
+    return [*forced, *earlier, *config_actions(plan, known, pods), CreateMpiJob(plan.mpijob)]
 
 
 def _clean_up(

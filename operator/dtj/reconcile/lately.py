@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from datetime import datetime, timedelta
 
-from dtj.reconcile.actions import Action, Create, CreateOwn, CreateSshSecret, DeletePod
+from dtj.reconcile.actions import Action, AwaitEarlier, Create, CreateOwn, CreateSshSecret, DeletePod
 
 # A cache that is further behind costs requests that change nothing; an object that went before the cache showed it
 # is missed for so long.
@@ -42,6 +42,8 @@ def _key(action: Action) -> _Key | None:
             return "create", manifest["kind"], manifest["metadata"]["name"]
         case CreateSshSecret():
             return ("create", "ssh secret")
+        case AwaitEarlier(attempt):
+            return "await earlier", str(attempt)
         case DeletePod(_, uid):
             return "delete", uid
         case _:

@@ -23,6 +23,7 @@ from dtj.plan.job import plan_job
 from dtj.plan.model import Plan
 from dtj.reconcile.actions import (
     Action,
+    AwaitEarlier,
     Create,
     CreateMpiJob,
     CreateOwn,
@@ -48,7 +49,8 @@ from dtj.reconcile.refusal import Refused, make, refuse
 from dtj.reconcile.ssh_keys import new_key_pair
 from dtj.reconcile.telling import Untold
 from dtj.reconcile.tensorboard import keep, told
-from dtj.reconcile.view import Key, Owned, OwnedDeployment, View, job_uid
+from dtj.reconcile.unseen import Unseen, await_earlier, misses_one
+from dtj.reconcile.view import Key, Owned, OwnedDeployment, View
 from dtj.status.counts import only_counts
 from dtj.status.draft import Evaluation
 from dtj.status.evaluate import evaluate
@@ -199,7 +201,7 @@ class Reconciler:
         if (
             plan
             and evaluation.status.attempt > max(job.status.attempt, 1)
-            and await self._unseen(job, plan, pods)
+            and await misses_one(self._cluster, job, plan, {pod.name for pod in pods})
         ):
             return _BEHIND_SECONDS
         services = [s for s in self._view.services(key) if s.owner == job.uid]
@@ -248,20 +250,6 @@ class Reconciler:
                 return again
         return _REFUSED_SECONDS if again is None else min(again, _REFUSED_SECONDS)
 
-    async def _unseen(self, job: Job, plan: Plan, pods: Sequence[PodView]) -> bool:
-        """Whether a pod that the cache misses is there: no attempt is given up for what only looks lost.
-
-        So after another operator's status was seen before its pods were.
-        """
-        seen = {pod.name for pod in pods}
-        for manifest in plan.pods:
-            if manifest["metadata"]["name"] in seen:
-                continue
-            there = await self._cluster.get(manifest)
-            if there and job_uid(there) == job.uid and not there["metadata"].get("deletionTimestamp"):
-                return True
-        return False
-
     async def _act(
         self, job: Job, memory: _Memory, todo: list[Action], evaluation: Evaluation
     ) -> float | None:
@@ -271,6 +259,9 @@ class Reconciler:
             for action in todo:
                 await self._carry_out(job, memory, action)
                 memory.lately.add(action, self._clock())
+        except Unseen as unseen:
+            _log.info("%s/%s: %s", job.namespace, job.name, unseen)
+            evaluation = _looked_at(evaluation, _BEHIND_SECONDS)
         except Refused as refused:
             _log.info("%s/%s: %s", job.namespace, job.name, refused)
             if refused.invalid:
@@ -301,6 +292,8 @@ class Reconciler:
                 made = await make(self._cluster, job, manifest)
                 if made is not None and (unqueued := not_queued(job, made)) is not None:
                     memory.untold.add(job, unqueued, self._clock())
+            case AwaitEarlier(attempt):
+                await await_earlier(self._cluster, job, attempt)
             case EnsurePodGroup(manifest):
                 memory.ungrouped = False
                 await ensure_pod_group(self._cluster, job, manifest)

@@ -36,10 +36,11 @@ def vanished(old: JobStatus, attempts: Mapping[str, int], pods: Sequence[PodView
     gone = []
     for role, status in old.replica_statuses.items():
         names = [name for name in attempts if _role(name) == role]
-        # Fewer are wanted than before: of those counted, some may be the ones that are not wanted any more.
-        unwanted = max(status.desired - len(names), 0)
+        here = [pod for pod in pods if pod.role == role]
+        # Fewer are wanted than before: of those counted, some may be the ones that are not wanted any more, and went.
+        unwanted = max(status.desired - len(names) - sum(pod.name not in attempts for pod in here), 0)
         counted = status.active + status.succeeded + status.failed - unwanted
-        known = counted - sum(pod.role == role for pod in pods)
+        known = counted - len(here)
         missing = [name for name in names if name not in there]
         gone += sorted(missing, key=lambda name: attempts[name])[: max(known, 0)]
     return gone

@@ -86,6 +86,18 @@ class FakeCluster:
     async def get(self, manifest: Manifest) -> Manifest | None:
         return self._carry_out("get", manifest, lambda: copy.deepcopy(self.objects.get(_name(manifest))))
 
+    async def pods_of(self, namespace: str, job: str) -> list[Manifest]:
+        def found() -> list[Manifest]:
+            return [
+                {"metadata": copy.deepcopy(there["metadata"])}
+                for name, there in self.objects.items()
+                if name[:2] == ("Pod", namespace)
+                and there["metadata"].get("labels", {}).get(LABEL_JOB) == job
+            ]
+
+        asked = {"kind": "Pod", "metadata": {"name": job}}
+        return list(self._carry_out("list", asked, found))
+
     async def replace_data(self, manifest: Manifest) -> Manifest:
         def replace() -> Manifest:
             return self.change(

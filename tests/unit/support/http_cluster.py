@@ -91,7 +91,7 @@ class HttpCluster:
         self.requests: list[tuple[float, str, str]] = []
         """Time, method and path of each."""
         self.stale: int | None = None
-        """The version that lists show; None: the newest."""
+        """The version that lists show, but those of one job's objects; None: the newest."""
         self.oldest = 0
         """Watches from an older version are told 410."""
         self.deaf = False
@@ -176,15 +176,16 @@ class HttpCluster:
 
     async def _list(self, request: web.Request) -> web.StreamResponse:
         kind, namespace = _kind(request), request.match_info.get("namespace")
-        labelled = bool(request.query.get("labelSelector"))
+        selector = request.query.get("labelSelector", "")
 
         def asked(name: Name, manifest: Manifest) -> bool:
-            mine = not labelled or LABEL_JOB in manifest["metadata"].get("labels", {})
-            return mine and name[0] == kind and namespace in (None, name[1])
+            labels = manifest["metadata"].get("labels", {})
+            return name[0] == kind and namespace in (None, name[1]) and _selected(labels, selector)
 
         if request.query.get("watch"):
             return await self._watch(request, asked)
-        version = self.cluster._counter if self.stale is None else self.stale
+        of_one_job = f"{LABEL_JOB}=" in selector
+        version = self.cluster._counter if self.stale is None or of_one_job else self.stale
         items = [manifest for name, manifest in self.cluster.at(version).items() if asked(name, manifest)]
         return web.json_response({"metadata": {"resourceVersion": str(version)}, "items": items})
 
@@ -280,6 +281,11 @@ class HttpCluster:
             force = options.get("gracePeriodSeconds") == 0
             await self.cluster.delete_pod(*place, wanted["uid"], force=force)
         return web.json_response({"kind": "Status", "status": "Success"})
+
+
+def _selected(labels: Mapping[str, str], selector: str) -> bool:
+    wanted = [requirement.partition("=") for requirement in selector.split(",") if requirement]
+    return all(labels.get(key) == value if equals else key in labels for key, equals, value in wanted)
 
 
 def _kind(request: web.Request) -> str:

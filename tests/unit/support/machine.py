@@ -135,7 +135,7 @@ class Trial(World):
     def _check_manager(self, call: Call, manifest: Manifest) -> None:
         """Nothing is made for a job of another controller."""
         job = self.cluster.objects.get(JOB)
-        if job is None or call.verb == "get" or not other_manager_of(job):
+        if job is None or call.verb in ("get", "list") or not other_manager_of(job):
             return
         about = manifest.get("involvedObject", {}).get("uid") or controller_uid(manifest)
         assert about != job["metadata"]["uid"], f"{call} is for a job of another controller"

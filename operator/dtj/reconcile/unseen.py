@@ -1,0 +1,45 @@
+"""Pods that the cache misses: that one is not in a cache proves nothing, so the API server is asked.
+
+Each restart costs such a question or two, a job that nothing disturbs none.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+from dtj.api.job import Job
+from dtj.cluster.port import Cluster
+from dtj.plan.model import Plan
+from dtj.reconcile.view import job_uid
+from dtj.status.pods import view_pod
+
+
+class Unseen(Exception):
+    """A pod is there that the cache misses and that stands in the way."""
+
+
+async def misses_one(cluster: Cluster, job: Job, plan: Plan, seen: Collection[str]) -> bool:
+    """Whether a pod of the plan is there, not among those seen: no attempt is given up for what only looks lost.
+
+    So after another operator's status was seen before its pods were.
+    """
+    for manifest in plan.pods:
+        if manifest["metadata"]["name"] in seen:
+            continue
+        there = await cluster.get(manifest)
+        if there and job_uid(there) == job.uid and not there["metadata"].get("deletionTimestamp"):
+            return True
+    return False
+
+
+async def await_earlier(cluster: Cluster, job: Job, attempt: int) -> None:
+    """Raises Unseen while a pod of an attempt before this one is there: two attempts never run at once.
+
+    All are listed: an earlier attempt may have had more of them than the plan has now.
+    """
+    pods = [
+        view_pod(pod) for pod in await cluster.pods_of(job.namespace, job.name) if job_uid(pod) == job.uid
+    ]
+    names = sorted(pod.name for pod in pods if pod.attempt < attempt)
+    if names:
+        raise Unseen(f"attempt {attempt} waits for {', '.join(names)} of an attempt before, not seen so far")
