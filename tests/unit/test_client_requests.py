@@ -300,14 +300,14 @@ async def test_events_are_those_of_this_job_and_its_pods_in_order(
     await server.put(stored())
     server.events = [
         event("Pod", "mnist-worker-0", "12:00:05", "Scheduled"),
-        event("DistributedTrainingJob", "mnist", "12:00:01", "JobCreated"),
+        event("DistributedTrainingJob", "mnist", "12:00:01", "JobRunning"),
         event("DistributedTrainingJob", "mnist", "11:00:00", "OfTheOneBefore"),
         event("Pod", "mnist-two-worker-0", "12:00:06", "OfAnother"),
         event("DistributedTrainingJob", "mnist-two", "12:00:06", "OfAnother"),
     ]
     found = await client.events("mnist")
     assert [(e.reason, e.object) for e in found] == [
-        ("JobCreated", "DistributedTrainingJob/mnist"),
+        ("JobRunning", "DistributedTrainingJob/mnist"),
         ("Scheduled", "Pod/mnist-worker-0"),
     ]
 

@@ -535,21 +535,34 @@ def test_every_fault_of_an_invalid_job_is_in_one_message() -> None:
 
 
 @pytest.mark.parametrize("end", [ended(LAUNCHER), ended(LAUNCHER, 3, BROKEN)], ids=["success", "failure"])
-def test_a_finished_job_stays_as_it_ended_but_for_the_pods_that_are_left(end: Manifest) -> None:
+def test_a_finished_job_stays_as_it_ended_with_the_pods_that_end_with_it_counted_as_gone(
+    end: Manifest,
+) -> None:
     life = ran(runPolicy={"backoffLimit": 0})
     first = life.see(running(WORKER_0), running(WORKER_1), end)
 
     for pods in ([], healthy(), [deleting(running(WORKER_0))], [evicted(WORKER_0)], failed(1)):
         status = life.see(*pods, seconds=5000, refusal=("X", "y"), progress=ProgressStatus(step=1))
-        assert status | {"replicaStatuses": {}} == first | {"replicaStatuses": {}}
-    status = life.see()
-    assert status["replicaStatuses"]["worker"] | {"active": 0} == {
+        assert status == first
+    assert first["replicaStatuses"]["worker"] == {
         "desired": 2,
         "active": 0,
         "ready": 0,
         "succeeded": 0,
         "failed": 0,
     }
+
+
+@pytest.mark.parametrize("end", [ended(LAUNCHER), ended(LAUNCHER, 3, BROKEN)], ids=["success", "failure"])
+def test_a_finished_job_stays_as_it_ended_but_for_the_pods_that_are_left(end: Manifest) -> None:
+    life = ran(runPolicy={"backoffLimit": 0, "cleanPodPolicy": "None"})
+    first = life.see(running(WORKER_0), running(WORKER_1), end)
+
+    for pods in ([], healthy(), [deleting(running(WORKER_0))], [evicted(WORKER_0)], failed(1)):
+        status = life.see(*pods, seconds=5000, refusal=("X", "y"), progress=ProgressStatus(step=1))
+        assert status | {"replicaStatuses": {}} == first | {"replicaStatuses": {}}
+    assert first["replicaStatuses"]["worker"]["active"] == 2
+    assert life.see()["replicaStatuses"]["worker"]["active"] == 0
 
 
 # --- stored by another version --------------------------------------------------------------------

@@ -20,7 +20,7 @@ def test_the_life_of_a_job_in_events() -> None:
     life = Life()
     broken = ended(LAUNCHER, 3, {"class": "ApplicationError", "message": "it broke"})
 
-    assert told(life) == [("Normal", "JobCreated", "the operator has taken the job up")]
+    assert told(life) == [], "the condition Created says so"
     assert told(life, running(WORKER)) == []
     assert told(life, *healthy()) == [("Normal", "JobRunning", "attempt 1: all 3 pods run")]
     assert told(life, *healthy()) == []
@@ -50,7 +50,7 @@ def test_an_obstacle_is_told_once_and_again_when_it_is_another() -> None:
 def test_an_obstacle_at_the_very_first_look_is_told_too() -> None:
     reasons = [reason for _, reason, _ in told(Life(), unschedulable(WORKER, "no GPU"))]
 
-    assert reasons == ["JobCreated", "Unschedulable"]
+    assert reasons == ["Unschedulable"]
 
 
 def test_a_failure_is_a_warning_with_its_reason() -> None:

@@ -69,7 +69,7 @@ async def test_a_job_succeeds_with_exactly_the_objects_it_needs() -> None:
         ("Pod", "mnist-worker-1"),
         ("Pod", "mnist-launcher-0"),
     ]
-    assert world.events() == ["JobCreated", "JobRunning", "JobSucceeded"]
+    assert world.events() == ["JobRunning", "JobSucceeded"]
     assert world.pod_names() == ["mnist-launcher-0"]
 
 
@@ -80,8 +80,8 @@ async def test_an_undisturbed_job_costs_few_writes() -> None:
 
     status = [call for call in world.cluster.writes if call.kind == "DistributedTrainingJob"]
     print(f"{len(world.cluster.writes)} writes, {len(status)} of them of the status")
-    # Service, Secret, ConfigMap, three pods, three events, two workers told to end.
-    assert len(world.cluster.writes) - len(status) == 11
+    # Service, Secret, ConfigMap, three pods, two events, two workers told to end.
+    assert len(world.cluster.writes) - len(status) == 10
     # One for each step of a pod that the status shows; here every one of them comes alone.
     assert len(status) <= 10
 
@@ -205,7 +205,7 @@ async def test_a_program_that_fails_once_is_tried_again_and_succeeds() -> None:
     assert world.status["attempt"] == 2
     assert world.status["restarts"] == {"application": 1, "infrastructure": 0}
     assert sorted(world.cluster.created_pods) == sorted((name, n) for name in EVERYTHING for n in "12")
-    assert world.events() == ["JobCreated", "JobRunning", "JobRestarting", "JobRunning", "JobSucceeded"]
+    assert world.events() == ["JobRunning", "JobRestarting", "JobRunning", "JobSucceeded"]
 
 
 @pytest.mark.parametrize(
@@ -376,7 +376,7 @@ async def test_an_operator_that_is_down_while_a_job_ends_tells_of_it_later() -> 
     await world.rest()
 
     assert world.phase == "Succeeded"
-    assert world.events() == ["JobCreated", "JobRunning", "JobSucceeded"]
+    assert world.events() == ["JobRunning", "JobSucceeded"]
 
 
 # --- a cache that lags behind -----------------------------------------------------------------------
@@ -521,7 +521,7 @@ async def test_a_quota_is_told_until_there_is_room() -> None:
     )
     for _ in range(5):
         await world.step()
-    assert world.events() == ["JobCreated", "QuotaExceeded"]
+    assert world.events() == ["QuotaExceeded"]
 
     world.cluster.refuse = lambda manifest: None
     await world.rest()
@@ -655,7 +655,7 @@ async def test_events_that_can_not_be_told_now_hold_nothing_up_and_are_told_late
     assert took.total_seconds() <= 0
     # 1, 2, 4 … 300 s: one event for all.
     assert len(tried) <= 12
-    assert world.events() == undisturbed.events() == ["JobCreated", "JobRunning", "JobSucceeded"]
+    assert world.events() == undisturbed.events() == ["JobRunning", "JobSucceeded"]
     told = world.cluster.of_kind("Event")
     assert [e["firstTimestamp"] for e in told] == [
         e["firstTimestamp"] for e in undisturbed.cluster.of_kind("Event")
@@ -669,7 +669,7 @@ async def test_an_event_that_is_refused_for_good_is_not_tried_again() -> None:
     await world.rest()
 
     assert world.phase == "Succeeded"
-    assert len([call for call in world.cluster.calls if call.kind == "Event"]) == 3
+    assert len([call for call in world.cluster.calls if call.kind == "Event"]) == 2
 
 
 async def test_an_end_that_was_stored_without_an_answer_is_told_and_counted_once() -> None:
@@ -685,10 +685,10 @@ async def test_an_end_that_was_stored_without_an_answer_is_told_and_counted_once
     world.view.deliver()
     await world.turn()
     world.cluster.fault, world.cluster.die_at = None, None
-    assert (world.phase, world.events()) == ("Succeeded", ["JobCreated", "JobRunning"])
+    assert (world.phase, world.events()) == ("Succeeded", ["JobRunning"])
     await world.rest()
 
-    assert world.events() == ["JobCreated", "JobRunning", "JobSucceeded"]
+    assert world.events() == ["JobRunning", "JobSucceeded"]
     assert METRICS.registry.get_sample_value(*ended) == before + 1
 
 

@@ -338,7 +338,7 @@ async def test_at_the_deadline_no_pod_is_left_and_it_is_met_without_an_event(pol
     assert world.condition("Failed")["reason"] == "StartDeadlineExceeded"
     await world.rest()
     assert world.pod_names() == []
-    assert world.events() == ["JobCreated", "StartDeadlineExceeded"]
+    assert world.events() == ["StartDeadlineExceeded"]
 
 
 async def test_a_suspended_job_has_the_whole_time_again() -> None:

@@ -105,7 +105,7 @@ class ReplicaStatus(ApiModel):
     desired: int = 0
     """Pods asked for."""
     active: int = 0
-    """Pods waiting to run or running."""
+    """Pods waiting to run or running; when the job has ended, without those that end with it."""
     ready: int = 0
     """Running pods that answer."""
     succeeded: int = 0

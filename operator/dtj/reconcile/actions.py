@@ -7,14 +7,14 @@ from dataclasses import dataclass
 
 from dtj.api.job import Job, Manifest
 from dtj.api.spec import CleanPodPolicy
-from dtj.api.status import ConditionType, JobStatus
+from dtj.api.status import ConditionType
 from dtj.plan.model import Plan
 from dtj.reconcile.view import Owned
+from dtj.status.cleaning import ends_pods
 from dtj.status.draft import Evaluation
 from dtj.status.evaluate import is_begun
 from dtj.status.overdue import told_overdue
 from dtj.status.pods import PodView
-from dtj.status.stall import is_stalled
 
 
 @dataclass(frozen=True)
@@ -100,8 +100,6 @@ class ExpireJob:
     """Delete the job itself; the garbage collector ends what it owns."""
 
 
-# Reasons for which no pod may go on, whatever cleanPodPolicy says.
-_STOPPED_BY = ("DeadlineExceeded", "StartDeadlineExceeded", "ValidationFailed")
 _UNENDED = ("Pending", "Running", "Unknown")
 Action = (
     Create
@@ -187,19 +185,12 @@ def to_be_forced(evaluation: Evaluation, pods: Sequence[PodView]) -> list[Action
     ]
 
 
-def is_stopped(status: JobStatus) -> bool:
-    """Whether a job failed for what its pods did not do: they may go on, and must not."""
-    failed = status.condition(ConditionType.FAILED)
-    return failed is not None and (failed.reason in _STOPPED_BY or is_stalled(status))
-
-
 def clean_up(job: Job, evaluation: Evaluation, pods: Sequence[PodView]) -> list[Action]:
     """End the pods that are left of a job that has ended, as its cleanPodPolicy says."""
-    policy = job.spec.run_policy.clean_pod_policy
-    if policy is CleanPodPolicy.NONE and not is_stopped(evaluation.status):
+    if not ends_pods(job, evaluation.status):
         return []
     leftover = [pod for pod in pods if not pod.deleting]
-    if policy is not CleanPodPolicy.ALL:
+    if job.spec.run_policy.clean_pod_policy is not CleanPodPolicy.ALL:
         leftover = [pod for pod in leftover if pod.phase in _UNENDED]
     return [DeletePod(pod.name, pod.uid) for pod in leftover]
 

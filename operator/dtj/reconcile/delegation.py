@@ -24,11 +24,11 @@ from dtj.reconcile.actions import (
     ExpireJob,
     clean_up,
     config_actions,
-    is_stopped,
     to_be_forced,
 )
 from dtj.reconcile.refusal import Refused
 from dtj.reconcile.view import Owned, controller_uid
+from dtj.status.cleaning import is_stopped
 from dtj.status.draft import Evaluation
 from dtj.status.mpijob import view_mpijob
 from dtj.status.pods import PodView

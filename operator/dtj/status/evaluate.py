@@ -8,6 +8,7 @@ an operator that dies at any point goes on where things are.
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
+from dataclasses import replace
 from datetime import datetime
 
 from dtj.api.job import Fault, Job
@@ -20,6 +21,7 @@ from dtj.api.status import (
 )
 from dtj.status.again import begin_again, count_nodes, evaluator_lost
 from dtj.status.backoff import pause, pause_left, restarts_in_a_row
+from dtj.status.cleaning import counted_out, ends_pods
 from dtj.status.delegated import held, mpijob_loss, of_attempt, released, was_held
 from dtj.status.draft import Draft, Evaluation
 from dtj.status.ending import after_training, is_trained
@@ -51,7 +53,11 @@ def evaluate(
 
     expected: of the job's present attempt; None when the job has faults and so no plan.
     """
-    return with_overdue(_evaluate(job, expected, faults, observed, now), observed.pods, now)
+    evaluation = _evaluate(job, expected, faults, observed, now)
+    # The pods of an MPIJob end when mpi-operator sees to it.
+    if evaluation.status.finished and observed.mpijob is None and ends_pods(job, evaluation.status):
+        evaluation = replace(evaluation, status=counted_out(evaluation.status))
+    return with_overdue(evaluation, observed.pods, now)
 
 
 def _evaluate(

@@ -41,8 +41,6 @@ def happenings(old: JobStatus, new: JobStatus) -> list[Happening]:
     created, before = new.condition(ConditionType.CREATED), old.condition(ConditionType.CREATED)
     if created and created.reason == "SpecInvalid" and (not before or before.message != created.message):
         result.append(Happening("Warning", created.reason, created.message))
-    if old.attempt == 0:
-        result.append(Happening("Normal", "JobCreated", "the operator has taken the job up"))
     slow, before = new.condition(ConditionType.BOTTLENECK), old.condition(ConditionType.BOTTLENECK)
     # Told once while it lasts: its figures move with every report.
     if slow and new.holds(ConditionType.BOTTLENECK) and (not before or before.reason != slow.reason):
