@@ -174,7 +174,7 @@ class KubernetesApi:
         query = {"limit": str(_CHUNK)} | ({"labelSelector": selector} if selector else {})
         while True:
             page = await self._request("GET", f"{path}?{urlencode(query)}", kind, accept=_METADATA_ONLY)
-            for item in page["items"]:
+            for item in page["items"] or []:  # null when there are none
                 yield item
             going_on = page["metadata"].get("continue")
             if not going_on:

@@ -187,7 +187,10 @@ class HttpCluster:
         of_one_job = f"{LABEL_JOB}=" in selector
         version = self.cluster._counter if self.stale is None or of_one_job else self.stale
         items = [manifest for name, manifest in self.cluster.at(version).items() if asked(name, manifest)]
-        return web.json_response({"metadata": {"resourceVersion": str(version)}, "items": items})
+        metadata_only = "PartialObjectMetadataList" in request.headers["Accept"]
+        found = {"metadata": {"resourceVersion": str(version)}, "items": items}
+        # So do real ones answer.
+        return web.json_response({**found, "items": None} if metadata_only and not items else found)
 
     async def _watch(
         self, request: web.Request, asked: Callable[[Name, Manifest], bool]
