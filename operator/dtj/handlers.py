@@ -17,6 +17,7 @@ from collections.abc import Callable, Coroutine, Mapping, Sequence, Set
 from contextlib import AsyncExitStack
 from datetime import UTC, datetime
 from functools import partial
+from sys import intern
 from typing import Any
 
 import kopf
@@ -155,7 +156,8 @@ async def index_service(body: kopf.Body, **_: Any) -> dict[Key, Owned]:
 @kopf.index("", "v1", "configmaps", id="configs")
 async def index_config(body: kopf.Body, **_: Any) -> dict[Key, Owned]:
     """Keep whose a ConfigMap is, and what it says."""
-    metadata, data = body["metadata"], dict(body.get("data") or {})
+    # What is the same in all jobs is kept once.
+    metadata, data = body["metadata"], {key: intern(text) for key, text in (body.get("data") or {}).items()}
     return {_job_key(body): Owned(metadata["name"], controller_uid(body), data, metadata["uid"])}
 
 

@@ -13,7 +13,7 @@ Key = tuple[str, str]
 """Namespace and name of a job."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Owned:
     """A Service or ConfigMap of a job."""
 
@@ -24,7 +24,7 @@ class Owned:
     uid: str = ""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class OwnedPod:
     """A pod of a job."""
 
@@ -33,7 +33,7 @@ class OwnedPod:
     view: PodView
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class OwnedDeployment:
     """A Deployment of a job: its TensorBoard."""
 

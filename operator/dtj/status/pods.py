@@ -36,7 +36,7 @@ _DISRUPTIONS = frozenset(
 )
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Exit:
     """How a container ended."""
 
@@ -47,7 +47,7 @@ class Exit:
     finished: str | None
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class PodView:
     """One pod of a job."""
 
