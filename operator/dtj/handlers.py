@@ -55,6 +55,8 @@ _GRACE_SECONDS = 5.0
 # Pods of a job come, start and end one after the other: their counts alone are not written for each.
 _COUNTS_SECONDS = 5.0
 _VERSIONS = {"Deployment": "apps/v1"}
+# A pass makes several objects, of which each comes back as an event.
+_REST_SECONDS = 0.02
 _INDICES = ("jobs", "pods", "services", "configs", "deployments")
 _ENDED = (Phase.SUCCEEDED.value, Phase.FAILED.value)
 
@@ -204,7 +206,7 @@ async def start(
     metrics = Metrics(memo.registry)
     cluster = await connect(metrics.answered, memo.may_write)
     view = IndexView(**{kind: indices[kind] for kind in _INDICES})
-    queue = WorkQueue(time.monotonic)
+    queue = WorkQueue(time.monotonic, rest=_REST_SECONDS)
     progress = ProgressPoller(queue.add, memo.progress_interval, a_second=memo.progress_rate)
     plan: Callable[[Job], Plan] = partial(plan_job, tensorboard_image=memo.tensorboard_image)
     if memo.fenced_from:

@@ -200,3 +200,26 @@ async def test_oldest_counts_waiting_and_busy_keys(queue: WorkQueue, timers: Tim
     assert queue.oldest() == 4.0
     queue.done(B)
     assert queue.oldest() == 0.0
+
+
+async def test_what_happens_while_a_key_rests_is_one_pass(timers: Timers) -> None:
+    queue = WorkQueue(timers.time, rest=0.02)
+    queue.add(A)
+    await queue.take()
+    queue.add(A)
+    queue.done(A)
+    queue.add(A)
+    queue.add(B)
+
+    assert await queue.take() == B, "nobody waits for another's rest"
+    timers.turn(0.01)
+    queue.add(A)
+    assert len(queue) == 0
+    timers.turn(0.02)
+    assert await queue.take() == A
+    queue.done(A)
+    queue.done(B)
+    timers.turn(1)
+    assert len(queue) == 0
+    queue.add(A)
+    assert len(queue) == 1, "who has rested does not wait"

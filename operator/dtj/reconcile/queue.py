@@ -16,8 +16,12 @@ _BACKOFF_LIMIT_SECONDS = 60.0
 class WorkQueue:
     """Keys that wait for a worker."""
 
-    def __init__(self, clock: Callable[[], float], rng: random.Random | None = None) -> None:
+    def __init__(
+        self, clock: Callable[[], float], rng: random.Random | None = None, rest: float = 0.0
+    ) -> None:
+        """rest: seconds for which no worker takes a key that was in hands: the echo of a pass's writes is one pass."""
         self._clock = clock
+        self._rest = rest
         self._rng = rng or random.Random()  # noqa: S311 - jitter
         self.used = False
         """Whether a key was ever added."""
@@ -29,7 +33,8 @@ class WorkQueue:
         self._waited: dict[Key, float] = {}
         """How long each of these had waited."""
         self._again: set[Key] = set()
-        """Busy keys that were added meanwhile."""
+        """Busy and resting keys that were added meanwhile."""
+        self._resting: set[Key] = set()
         self._timers: dict[Key, asyncio.TimerHandle] = {}
         self._failures: dict[Key, int] = {}
         self._wake = asyncio.Event()
@@ -37,7 +42,7 @@ class WorkQueue:
     def add(self, key: Key) -> None:
         """Let a worker take the key as soon as one is free."""
         self.used = True
-        if key in self._busy:
+        if key in self._busy or key in self._resting:
             self._again.add(key)
         elif key not in self._since:
             self._since[key] = self._clock()
@@ -93,6 +98,14 @@ class WorkQueue:
     def done(self, key: Key) -> None:
         """The worker has finished with the key."""
         del self._busy[key], self._waited[key]
+        if self._rest:
+            self._resting.add(key)
+            asyncio.get_running_loop().call_later(self._rest, self._rested, key)
+        else:
+            self._rested(key)
+
+    def _rested(self, key: Key) -> None:
+        self._resting.discard(key)
         if key in self._again:
             self._again.discard(key)
             self.add(key)
