@@ -19,7 +19,7 @@ class WorkQueue:
     def __init__(
         self, clock: Callable[[], float], rng: random.Random | None = None, rest: float = 0.0
     ) -> None:
-        """rest: seconds for which no worker takes a key that was in hands: the echo of a pass's writes is one pass."""
+        """rest: seconds for which no worker gets a key again: the echo of a pass's own writes is one pass."""
         self._clock = clock
         self._rest = rest
         self._rng = rng or random.Random()  # noqa: S311 - jitter
