@@ -155,9 +155,11 @@ def main() -> int:
     try:
         with control_plane() as plane:
             samples = asyncio.run(soak(plane, given.strategy, given.jobs_a_minute, given.minutes * 60))
-    except (ClusterError, KeyboardInterrupt) as error:
-        note(f"error: {error or 'interrupted'}")
+    except ClusterError as error:
+        note(f"error: {error}")
         return 1
+    except KeyboardInterrupt:
+        return 130
     print(f"{on}\n\n{given.jobs_a_minute:g} jobs a minute, {given.minutes:g} minutes:\n\n{told(samples)}")
     return 0
 
