@@ -54,24 +54,46 @@ def pictures(count: int) -> Pictures:
 Arrays = tuple[np.ndarray, np.ndarray]
 
 
-def batches(workers: int, *, augment: bool, position: int = 0) -> list[Batch[Arrays]]:
+def prepare(pixels: np.ndarray, labels: np.ndarray) -> Arrays:
+    return pixels, labels
+
+
+def maker(workers: int, *, augment: bool) -> BatchMaker[Arrays]:
     sharding = Sharding(100, 8, rank=0, ranks=1, seed=1)
+    return BatchMaker(pictures(100), sharding, prepare, workers=workers, augment=augment, seed=1)
 
-    def prepare(pixels: np.ndarray, labels: np.ndarray) -> Arrays:
-        return pixels, labels
 
-    maker = BatchMaker(pictures(100), sharding, prepare, workers=workers, augment=augment, seed=1)
-    return list(maker.epoch(2, position))
+def batches(workers: int, *, augment: bool, position: int = 0) -> list[Batch[Arrays]]:
+    return list(maker(workers, augment=augment).epoch(2, position))
 
 
 @pytest.mark.parametrize("augment", [False, True])
-def test_batches_are_the_same_with_threads_and_after_a_resume(augment: bool) -> None:
+def test_batches_are_the_same_with_threads_and_after_a_resume(
+    augment: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("dtj_trainer.programs.batches.IN_LINE_BYTES", 0)
     alone = batches(0, augment=augment)
     threaded = batches(3, augment=augment)
     resumed = batches(1, augment=augment, position=alone[4].share.position)
     for left, right in [*zip(alone, threaded, strict=True), *zip(alone[5:], resumed, strict=True)]:
         assert np.array_equal(left.data[0], right.data[0])
         assert np.array_equal(left.data[1], right.data[1])
+
+
+def test_only_what_is_waited_for_counts_as_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [0.0]
+    monkeypatch.setattr("dtj_trainer.programs.batches.time.monotonic", lambda: now[0])
+    made = maker(0, augment=False)
+
+    def slowly(pixels: np.ndarray, labels: np.ndarray) -> Arrays:
+        now[0] += 0.25
+        return pixels, labels
+
+    monkeypatch.setattr(made, "_prepare", slowly)
+    for _ in made.epoch(0, 0):
+        now[0] += 10
+    assert made.take_waited() == 13 * 0.25
+    assert made.take_waited() == 0
 
 
 def test_augmented_pictures_are_shifted_and_mirrored_ones() -> None:

@@ -137,6 +137,7 @@ def test_fashion_mnist_to_the_end(tmp_path: Path) -> None:
 
     losses = [line["loss"] for line in run.metrics if line["kind"] == "train"]
     assert losses[-1] < losses[0] / 2
+    assert all(0 <= line["dataWaitShare"] <= 1 for line in run.metrics if line["kind"] == "train")
     progress = json.loads((tmp_path / "run/progress.json").read_text())
     assert (progress["step"], progress["totalSteps"], progress["percent"]) == (469, 469, 100.0)
     assert progress["accuracy"] == test["accuracy"]

@@ -44,6 +44,7 @@ class Sharding:
                 f"can't share {examples} examples in batches of {batch_size} with rank {rank}/{ranks}"
             )
         self.examples = examples
+        self.batch_size = batch_size
         self._step_size = batch_size * ranks
         self._rank = rank
         self._ranks = ranks
@@ -62,9 +63,10 @@ class Sharding:
         order = self.order(epoch)
         for start in range(position, self.examples, self._step_size):
             step = order[start : start + self._step_size]
-            mine = np.array_split(step, self._ranks)[self._rank]
-            count = len(mine)
-            yield Share(mine if count else step[:1], count, len(step), start + len(step))
+            each, more = divmod(len(step), self._ranks)  # The first ones get one more.
+            first, count = self._rank * each + min(self._rank, more), each + (self._rank < more)
+            mine = step[first : first + count] if count else step[:1]
+            yield Share(mine, count, len(step), start + len(step))
 
 
 def slice_of(examples: int, *, rank: int, ranks: int) -> np.ndarray:

@@ -1,4 +1,4 @@
-"""Batches, made ahead of time by threads, as whatever the framework takes.
+"""Batches, made ahead of time by threads where that pays, as whatever the framework takes.
 
 Threads, not worker processes: forking after MPI has started is not safe, and what is done here runs
 outside of Python's lock anyway.
@@ -6,6 +6,7 @@ outside of Python's lock anyway.
 
 from __future__ import annotations
 
+import time
 from collections import deque
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import TYPE_CHECKING, Generic, NamedTuple, TypeVar
@@ -22,6 +23,10 @@ if TYPE_CHECKING:
 
 Data = TypeVar("Data")
 
+IN_LINE_BYTES = 2**18
+"""Batches with fewer bytes of pictures, not augmented, are made when they are asked for: that takes less time than
+to wake a thread, and to share Python's lock with it."""
+
 
 class Batch(NamedTuple, Generic[Data]):
     """`data`: what `prepare` made of the pictures of `share`."""
@@ -34,7 +39,7 @@ class BatchMaker(Generic[Data]):
     """Makes one rank's batches of an epoch, in order.
 
     `prepare` gets pixels (uint8; batch, channels, height, width) and labels (int64; batch), and is called
-    by the threads.
+    by the threads, of which there are `workers` at most.
     """
 
     def __init__(
@@ -50,12 +55,29 @@ class BatchMaker(Generic[Data]):
         self._pictures = pictures
         self._sharding = sharding
         self._prepare = prepare
-        self._workers = workers
+        batch_bytes = pictures.pixels[:1].nbytes * sharding.batch_size
+        self._workers = workers if augment or batch_bytes > IN_LINE_BYTES else 0
         self._augment = augment
         self._seed = seed
+        self._waited = 0.0
 
     def epoch(self, epoch: int, position: int) -> Iterator[Batch[Data]]:
         """The batches from the example at `position` on; augmented the same however often they are made."""
+        batches = self._epoch(epoch, position)
+        while True:
+            began = time.monotonic()
+            batch = next(batches, None)
+            self._waited += time.monotonic() - began
+            if batch is None:
+                return
+            yield batch
+
+    def take_waited(self) -> float:
+        """Seconds that were spent waiting for batches since the last call."""
+        waited, self._waited = self._waited, 0.0
+        return waited
+
+    def _epoch(self, epoch: int, position: int) -> Iterator[Batch[Data]]:
         shares = self._sharding.epoch(epoch, position)
         if self._workers == 0:
             for share in shares:

@@ -79,7 +79,10 @@ def parse(
     else:
         parser.set_defaults(amp=False)
     how.add_argument(
-        "--data-workers", type=not_negative(int), default=1, help="threads a rank that prepare batches"
+        "--data-workers",
+        type=not_negative(int),
+        default=1,
+        help="threads a rank that prepare batches, unless they are small and not augmented",
     )
 
     add_what_is_kept(parser, checkpoint_seconds=300.0, log_seconds=2.0)

@@ -23,7 +23,7 @@ from dtj_trainer.programs.stop import EXIT_CODE, StopRequest
 from dtj_trainer.tensorboard import ScalarWriter
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
 
     from dtj_trainer.data.pictures import PictureSet
     from dtj_trainer.programs.options import Options
@@ -156,8 +156,9 @@ class Training(Generic[Data]):
     def _meet(self, stop: StopRequest, *, last: bool) -> bool:
         """Add up what the ranks did since they last met, tell about it; whether one has to stop."""
         now = time.monotonic()
-        mine = [*self._learner.take_sums(), float(stop.requested), now - self._meeting_at]
-        loss, right, examples, stopping, seconds = self._learner.total(mine, "meeting")
+        spent = now - self._meeting_at, self._batches.take_waited()
+        mine = [*self._learner.take_sums(), float(stop.requested), *spent]
+        loss, right, examples, stopping, seconds, waited = self._learner.total(mine, "meeting")
         loss, accuracy = loss / examples, right / examples
         rate = examples / max(seconds / self._ranks, 1e-9)
         # The same numbers on every rank, hence the same number of steps until they meet again.
@@ -168,10 +169,10 @@ class Training(Generic[Data]):
         if not math.isfinite(loss):
             raise LossNotFinite(f"the loss is {loss} at step {self._at.step}: try a lower --lr")
         if self._rank == 0:
-            self._tell(loss, accuracy, rate, last=last)
+            self._tell(loss, accuracy, rate, waited / max(seconds, 1e-9), last=last)
         return stopping > 0
 
-    def _tell(self, loss: float, accuracy: float, rate: float, *, last: bool) -> None:
+    def _tell(self, loss: float, accuracy: float, rate: float, data_wait_share: float, *, last: bool) -> None:
         at, now = self._at, time.monotonic()
         total = self._total_steps()
         progress.report(
@@ -184,11 +185,13 @@ class Training(Generic[Data]):
                 "train/accuracy": accuracy,
                 "train/learning_rate": self._rate,
                 "train/examples_per_second": rate,
+                "train/data_wait_share": data_wait_share,
             },
         )
         if last or now - self._logged_at >= self._options.log_seconds:
             self._logged_at = now
-            self._write_metrics("train", loss, accuracy, rate)
+            share = {"dataWaitShare": round(data_wait_share, 4)}
+            self._write_metrics("train", loss, accuracy, rate, share)
             log.info(
                 "step %d/%d epoch %d: loss %.4f, accuracy %.4f, %.0f examples/s",
                 at.step,
@@ -264,7 +267,9 @@ class Training(Generic[Data]):
         """Examples of all epochs so far, over all ranks."""
         return self._at.epoch * len(self._data.train) + self._at.examples
 
-    def _write_metrics(self, kind: str, loss: float, accuracy: float, rate: float) -> None:
+    def _write_metrics(
+        self, kind: str, loss: float, accuracy: float, rate: float, more: Mapping[str, float] | None = None
+    ) -> None:
         at = self._at
         done = at.epoch + at.examples / len(self._data.train)
         self._metrics.add(
@@ -277,6 +282,7 @@ class Training(Generic[Data]):
                 "accuracy": accuracy,
                 "examplesPerSecond": round(rate, 1),
                 "seconds": round(time.monotonic() - self._started, 3),
+                **(more or {}),
             },
         )
 
