@@ -453,16 +453,16 @@ def test_interrupted_restore_fetches_only_what_is_missing(folder, store, tmp_pat
     for name in ("a", "b"):
         (folder / "1" / name).write_text(name)
     upload(folder, store)
-    get_file = type(store).get_file
+    get = type(store).get_with_sha256
     fetched: list[str] = []
 
     def breaks_at_b(self, key, path):
         fetched.append(key)
         if fetched.count("b") == 1 and key == "b":
             raise s3.S3Error("S3 went away", transient=True)
-        get_file(self, key, path)
+        return get(self, key, path)
 
-    monkeypatch.setattr(type(store), "get_file", breaks_at_b)
+    monkeypatch.setattr(type(store), "get_with_sha256", breaks_at_b)
     with pytest.raises(s3.S3Error):
         restore(store, other(tmp_path), "Auto")
     assert restore(store, other(tmp_path), "Auto") is not None

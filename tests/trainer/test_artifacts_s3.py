@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import errno
+import os
+
 import pytest
+from botocore.exceptions import ResponseStreamingError
 from botocore.stub import Stubber
 
 from dtj_trainer.artifacts import s3
 from dtj_trainer.artifacts.manifest import sha256_of
+from dtj_trainer.artifacts.ranged_download import PART_BYTES
 from dtj_trainer.artifacts.store import ABSENT, Store, open_store
 
 
@@ -86,6 +91,84 @@ def test_large_file_goes_in_parts_and_comes_back(job_store, tmp_path):
     assert parts["ETag"].strip('"').endswith("-3")
     job_store.get_file("large", tmp_path / "back")
     assert sha256_of(tmp_path / "back") == sha256_of(whole)
+
+
+@pytest.fixture
+def client():
+    return s3.make_client()
+
+
+LARGE = bytes(range(256)) * (9 * PART_BYTES // (4 * 256))
+
+
+@pytest.mark.parametrize("content", [b"", b"few", LARGE[:PART_BYTES], LARGE])
+def test_a_file_comes_with_its_sha256(job_store, tmp_path, content):
+    whole = tmp_path / "whole"
+    whole.write_bytes(content)
+    job_store.put_file("key", whole)
+    assert job_store.get_with_sha256("key", tmp_path / "back") == sha256_of(whole)
+    assert sha256_of(tmp_path / "back") == sha256_of(whole)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["back", "whole"]
+
+
+def test_a_download_goes_on_where_its_connection_broke(job_store, client, tmp_path, monkeypatch):
+    (tmp_path / "whole").write_bytes(LARGE)
+    job_store.put_file("key", tmp_path / "whole")
+    get, asked = client.get_object, []
+
+    def breaks(**request):
+        answer = get(**request)
+        asked.append(request["Range"])
+        if len(asked) <= 2:
+            read, reads = answer["Body"].read, []
+
+            def read_once(amount):
+                if reads:
+                    raise ResponseStreamingError(error="connection broken")
+                reads.append(amount)
+                return read(amount)
+
+            monkeypatch.setattr(answer["Body"], "read", read_once)
+        return answer
+
+    monkeypatch.setattr(client, "get_object", breaks)
+    sha256 = Store(job_store.location, client).get_with_sha256("key", tmp_path / "back")
+    assert sha256 == sha256_of(tmp_path / "back") == sha256_of(tmp_path / "whole")
+    assert len(asked) == 3 + 2
+    assert len(set(asked)) == len(asked), "nothing that had arrived is fetched again"
+
+
+def test_an_object_that_changes_while_it_is_fetched_is_not_mixed(job_store, client, tmp_path, monkeypatch):
+    (tmp_path / "whole").write_bytes(LARGE)
+    job_store.put_file("key", tmp_path / "whole")
+    (tmp_path / "whole").write_bytes(LARGE[::-1])
+    head = client.head_object
+
+    def head_then_change(**request):
+        answer = head(**request)
+        job_store.put_file("key", tmp_path / "whole")
+        return answer
+
+    monkeypatch.setattr(client, "head_object", head_then_change)
+    with pytest.raises(s3.Changed):
+        Store(job_store.location, client).get_with_sha256("key", tmp_path / "back")
+    assert [path.name for path in tmp_path.iterdir()] == ["whole"]
+
+
+def test_a_full_disk_ends_a_download(job_store, tmp_path, monkeypatch):
+    (tmp_path / "whole").write_bytes(LARGE)
+    job_store.put_file("key", tmp_path / "whole")
+    write = os.pwrite
+
+    def full(file, block, at):
+        if at + len(block) > PART_BYTES + 10_000:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        return write(file, block, at)
+
+    monkeypatch.setattr(os, "pwrite", full)
+    with pytest.raises(OSError, match=r"No space left on device: '.*/back\.part'"):
+        job_store.get_with_sha256("key", tmp_path / "back")
+    assert [path.name for path in tmp_path.iterdir()] == ["whole"]
 
 
 @pytest.mark.parametrize("size", [10, s3.MULTIPART_BYTES + 10])

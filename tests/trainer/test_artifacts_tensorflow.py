@@ -142,15 +142,16 @@ def test_mirror_tries_a_damaged_download_again(folder, store, restored, monkeypa
         write(folder, step)
     upload(folder, store)
     clock, fetched = [0.0], []
-    get_file = type(store).get_file
+    get = type(store).get_with_sha256
 
     def get_damaged(self, key, path):
-        get_file(self, key, path)
+        sha256 = get(self, key, path)
         if path.name == "model.ckpt-120.index":
             fetched.append(clock[0])
             path.write_text("damaged")
+        return sha256
 
-    monkeypatch.setattr(type(store), "get_file", get_damaged)
+    monkeypatch.setattr(type(store), "get_with_sha256", get_damaged)
     mirror = CheckpointMirror(restored, store, keep=3, now=lambda: clock[0])
     while clock[0] < 600:
         mirror.mirror_pass(ended=False, died_ns=None)
@@ -159,7 +160,7 @@ def test_mirror_tries_a_damaged_download_again(folder, store, restored, monkeypa
     attempts = fetched[::2]  # Each fetches a damaged file twice.
     assert attempts[:2] == [0, 3]
     assert 30 <= attempts[-1] - attempts[-2] <= 63
-    monkeypatch.setattr(type(store), "get_file", get_file)
+    monkeypatch.setattr(type(store), "get_with_sha256", get)
     clock[0] += 60
     mirror.mirror_pass(ended=False, died_ns=None)
     assert mirror.newest["step"] == 120

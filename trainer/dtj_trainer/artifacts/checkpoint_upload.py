@@ -7,6 +7,7 @@ import shutil
 import threading
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING
@@ -174,16 +175,17 @@ class CheckpointUploader:
         files: list[StoredFile] = []
         started = time.monotonic()
         try:
-            for state in checkpoint.files:
-                path = self._folder / state.path
-                digest = sha256_of(path)
-                old = stored.get(state.path)
-                if old and (old.size, old.sha256) == (state.size, digest):
-                    files.append(old)
-                    continue
-                key = _free_key(_key_of(checkpoint, state.path), taken)
-                self._store.put_file(f"{folder}/{key}", path, self._count_bytes)
-                files.append(StoredFile(state.path, key, state.size, digest))
+            with ThreadPoolExecutor(1, "sha256") as beside:
+                for state in checkpoint.files:
+                    path = self._folder / state.path
+                    digest = beside.submit(sha256_of, path)  # Meanwhile the file is read once, for both.
+                    old = stored.get(state.path)
+                    if old and old.size == state.size and old.sha256 == digest.result():
+                        files.append(old)
+                        continue
+                    key = _free_key(_key_of(checkpoint, state.path), taken)
+                    self._store.put_file(f"{folder}/{key}", path, self._count_bytes)
+                    files.append(StoredFile(state.path, key, state.size, digest.result()))
         except OSError as error:
             log.info("checkpoint %d changed while it was uploaded: %s", step, error)
             return False

@@ -165,11 +165,14 @@ def sha256_of(path: Path) -> str:
     return digest.hexdigest()
 
 
-def fault_of(path: Path, expected: StoredFile) -> str | None:
-    """What distinguishes a downloaded file from its manifest, in words; None when nothing does."""
+def fault_of(path: Path, expected: StoredFile, sha256: str | None = None) -> str | None:
+    """What distinguishes a downloaded file from its manifest, in words; None when nothing does.
+
+    `sha256` is the file's, where it is known.
+    """
     size = path.stat().st_size
     if size != expected.size:
         return f"{expected.path} has {size} bytes instead of {expected.size}"
-    if sha256_of(path) != expected.sha256:
+    if (sha256 or sha256_of(path)) != expected.sha256:
         return f"{expected.path} is damaged (its sha256 differs)"
     return None

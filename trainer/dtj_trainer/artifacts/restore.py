@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from dtj_trainer import contract
 from dtj_trainer.artifacts.checkpoint_index import read_index
 from dtj_trainer.artifacts.manifest import Manifest, ManifestError, StoredFile, fault_of
-from dtj_trainer.artifacts.s3 import DamagedObject, NoSuchKey, S3Error
+from dtj_trainer.artifacts.s3 import Changed, DamagedObject, NoSuchKey, S3Error
 from dtj_trainer.artifacts.store import Store, open_store
 from dtj_trainer.artifacts.tensorflow_state import STATE_FILE, write_state
 
@@ -129,12 +129,12 @@ def fetch(checkpoint: Store, manifest: Manifest, folder: Path) -> str | None:
 def _fetch_file(checkpoint: Store, file: StoredFile, path: Path) -> str | None:
     """Download one file and verify it; the fault in words, or None."""
     try:
-        checkpoint.get_file(file.key, path)
+        sha256 = checkpoint.get_with_sha256(file.key, path)
     except NoSuchKey:
         return f"{file.path} is missing in the bucket"
-    except DamagedObject as error:
+    except (DamagedObject, Changed) as error:
         return str(error)
-    return fault_of(path, file)
+    return fault_of(path, file, sha256)
 
 
 def remove(path: Path) -> None:

@@ -9,6 +9,7 @@ from http import HTTPStatus
 from typing import TYPE_CHECKING, BinaryIO, NamedTuple, TypedDict
 
 from dtj_trainer.artifacts import s3
+from dtj_trainer.artifacts.ranged_download import Version, download
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -207,6 +208,17 @@ class Store:
             self._client.download_file(
                 self.location.bucket, self._name(key), str(path), Config=s3.transfer_config()
             )
+
+    def get_with_sha256(self, key: str, path: Path) -> str:
+        """Download an object to `path`; the SHA-256 of the file.
+
+        `Changed` when it becomes another one meanwhile, `NoSuchKey` when it is not there.
+        """
+        with self._sentences(self.uri(key)):
+            bucket, name = self.location.bucket, self._name(key)
+            head = self._client.head_object(Bucket=bucket, Key=name)
+            version = Version(bucket, name, head["ETag"], head["ContentLength"])
+            return download(self._client, version, path)
 
     def get_growth(self, key: str, path: Path) -> None:
         """Bring a file up to an object to which others only append: no more is fetched than it has grown by.

@@ -1,0 +1,102 @@
+"""Fetches a large object in parts, several at a time, and computes its SHA-256 meanwhile."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+from collections import deque
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from itertools import islice
+from typing import TYPE_CHECKING, NamedTuple
+
+if TYPE_CHECKING:
+    from io import FileIO
+    from pathlib import Path
+
+    from mypy_boto3_s3 import S3Client
+
+PART_BYTES = 8 * 2**20
+CONNECTIONS = 10
+AHEAD = CONNECTIONS + 2
+"""So many parts are on their way or not hashed yet: else hashing, one thread's work, would be left for the end."""
+TRIES = 5
+"""Of each part, which goes on where the connection broke."""
+_BLOCK_BYTES = 2**18
+_HASHED_BYTES = 2**22
+"""At once, outside of Python's lock."""
+
+
+class Version(NamedTuple):
+    """An object as it is at one moment: with another ETag it is another one."""
+
+    bucket: str
+    key: str
+    etag: str
+    size: int
+
+
+def download(client: S3Client, version: Version, path: Path) -> str:
+    """Fetch this version of an object, whole or not at all; the SHA-256 of the file.
+
+    Raises what botocore does, 412 when the object is another one by now, and OSError of the disk.
+    """
+    arriving = path.with_name(f"{path.name}.part")
+    try:
+        with arriving.open("wb+", buffering=0) as file, ThreadPoolExecutor(CONNECTIONS) as pool:
+            starts = iter(range(0, version.size, PART_BYTES))
+            fetch = partial(_fetch_part, client, version, file)
+            digest, read = hashlib.sha256(), memoryview(bytearray(_HASHED_BYTES))
+            parts = deque(pool.submit(fetch, start) for start in islice(starts, AHEAD))
+            try:
+                while parts:
+                    end = parts.popleft().result()
+                    while file.tell() < end:  # Written a moment ago: the disk is not read.
+                        digest.update(read[: file.readinto(read[: end - file.tell()])])
+                    parts.extend(pool.submit(fetch, start) for start in islice(starts, 1))
+            except BaseException:
+                pool.shutdown(wait=False, cancel_futures=True)
+                raise
+        arriving.replace(path)
+    finally:
+        arriving.unlink(missing_ok=True)
+    return digest.hexdigest()
+
+
+def _fetch_part(client: S3Client, version: Version, file: FileIO, start: int) -> int:
+    """Where the part ends."""
+    from botocore import exceptions
+
+    broken = (
+        exceptions.ReadTimeoutError,
+        exceptions.ResponseStreamingError,
+        exceptions.IncompleteReadError,
+    )
+    at, end = start, min(start + PART_BYTES, version.size)
+    for last in [False] * (TRIES - 1) + [True]:
+        try:
+            answer = client.get_object(
+                Bucket=version.bucket, Key=version.key, IfMatch=version.etag, Range=f"bytes={at}-{end - 1}"
+            )
+            with contextlib.closing(answer["Body"]) as body:
+                while block := body.read(min(_BLOCK_BYTES, end - at)):
+                    at = _write(file, block, at)
+            break
+        except broken:
+            if last:
+                raise
+    return end
+
+
+def _write(file: FileIO, block: bytes, at: int) -> int:
+    """Where the block ends in the file."""
+    left = memoryview(block)
+    try:
+        while left:
+            written = os.pwrite(file.fileno(), left, at)
+            at, left = at + written, left[written:]
+    except OSError as error:
+        error.filename = file.name
+        raise
+    return at
