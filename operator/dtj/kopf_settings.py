@@ -62,6 +62,17 @@ class WakingAtChanges(aiotoggles.ToggleSet):
     seconds of processor time for 1,800 objects, and four times that for twice as many.
     """
 
+    _off: aiotoggles.Toggle | None = None
+    """One that was off when it was looked for: while it is, not all are on, and nobody has to look at thousands."""
+
+    def is_on(self) -> bool:
+        """Whether all, or any, of the toggles are on."""
+        if self._fn is not all:
+            return super().is_on()
+        if self._off is None or self._off not in self._toggles or self._off.is_on():
+            self._off = next((toggle for toggle in self._toggles if toggle.is_off()), None)
+        return self._off is None
+
     async def make_toggle(self, val: bool = False, /, *, name: str | None = None) -> aiotoggles.Toggle:
         """One more that is waited for, on or off."""
         toggle = aiotoggles.Toggle(val, name=name, condition=self._condition)
