@@ -14,9 +14,9 @@ from tempfile import TemporaryDirectory, TemporaryFile
 from typing import IO, Any
 
 import yaml
-from tests.cluster.progress import ClusterError
+from tests.cluster.progress import ClusterError, note
 
-from bench.examples_rate import examples_per_second, read_rows
+from bench.examples_rate import data_wait_share, examples_per_second, read_rows
 from dtj.local.machine import free_ports
 
 EXAMPLES = Path(__file__).parents[1] / "manifests/examples"
@@ -24,6 +24,13 @@ WARM_SECONDS = 3.0
 LONGEST_SECONDS = 300
 # One epoch takes a quarter of a minute on two cores; between two tests of the model there is nothing but training.
 ARGUMENTS = ["--model=cnn", "--epochs=1", "--batch-size=64", "--log-seconds=0.5"]
+MPI_ENVIRONMENT = {
+    "OMPI_ALLOW_RUN_AS_ROOT": "1",
+    "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
+    # As dtj has it: ranks that wait leave the processors to others.
+    "OMPI_MCA_mpi_yield_when_idle": "1",
+    "OMP_NUM_THREADS": "1",
+}
 Job = dict[str, Any]
 
 
@@ -36,6 +43,7 @@ def parameter_server_job() -> Job:
     """A chief, two workers and a ps; an evaluator would take processors from them, now more, now less."""
     job = _job("fashion-mnist-ps.yaml")
     del job["spec"]["replicaSpecs"]["evaluator"]
+    job["spec"]["env"] = [{"name": "OMP_NUM_THREADS", "value": "1"}]  # As by hand: TensorFlow heeds it.
     return job
 
 
@@ -53,17 +61,26 @@ def by_dtj(job: Job, data: Path) -> float:
         dtj = Path(sys.executable).with_name("dtj")
         _run([dtj, "run", file, f"--data={data}", "--quiet"], {"DTJ_HOME": folder})
         (metrics,) = Path(folder, "runs").rglob("metrics.jsonl")
-        return examples_per_second(read_rows(metrics), WARM_SECONDS)
+        rows = read_rows(metrics)
+        if any("dataWaitShare" in row for row in rows):
+            note(f"{data_wait_share(rows):.1%} of the time of its ranks was spent waiting for data")
+        return examples_per_second(rows, WARM_SECONDS)
 
 
 def horovod_by_hand(job: Job, data: Path) -> float:
     """The same by mpirun, and nothing beside it."""
-    mpirun = ["mpirun", "-n", "2", "--oversubscribe", "--bind-to", "none"]
-    as_root = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
-    # As dtj has it: ranks that wait leave the processors to others.
-    return _by_hand(
-        job, data, mpirun, as_root | {"OMPI_MCA_mpi_yield_when_idle": "1", "OMP_NUM_THREADS": "1"}
-    )
+    return _by_hand(job, data, _mpirun(2), MPI_ENVIRONMENT)
+
+
+@contextmanager
+def horovod(job: Job, data: Path, ranks: int, root: Path) -> Iterator[None]:
+    """A training by mpirun with the workspace `root`, which ends with the block."""
+    with _started([*_mpirun(ranks), *_command(job, data)], _environment(root, MPI_ENVIRONMENT)):
+        yield
+
+
+def _mpirun(ranks: int) -> list[str]:
+    return ["mpirun", "-n", str(ranks), "--oversubscribe", "--bind-to", "none"]
 
 
 def parameter_server_by_hand(job: Job, data: Path) -> float:

@@ -12,12 +12,11 @@ from tempfile import TemporaryDirectory
 from tests import fashion_mnist
 from tests.cluster.progress import ClusterError, note
 
-from bench import batch_loading, toll
-from bench.checkpoint_transfer import BUCKET, Transfers
+from bench import batch_loading, beside_upload, toll
+from bench.checkpoint_transfer import Transfers, object_store
 from bench.figures import shown, table
 from bench.machine import machine
 from bench.targets import Target, verdicts
-from dtj.local.object_store import open_store
 
 TARGETS = tuple(
     Target(name, name, bound, at_least=True, of_a_ratio=True)
@@ -26,6 +25,8 @@ TARGETS = tuple(
         "parameter-server-by-dtj/by-hand": 0.99,
         "checkpoint-up/boto3": 0.9,
         "checkpoint-down/boto3": 0.9,
+        "one-rank-beside-upload/alone": 0.98,
+        "two-ranks-beside-upload/alone": 0.98,
         "batches-by-dtj/bare": 0.8,
     }.items()
 )
@@ -67,9 +68,9 @@ def trainings(rounds: int, data: Path) -> Rates:
     )
 
 
-def transfers(rounds: int, megabytes: int) -> Rates:
-    """MB a second of a checkpoint."""
-    with TemporaryDirectory(prefix="dtj-bench-") as folder, open_store(Path(folder), [BUCKET]) as store:
+def transfers(rounds: int, megabytes: int, data: Path) -> Rates:
+    """MB a second of a checkpoint, and examples a second of trainings beside its upload."""
+    with TemporaryDirectory(prefix="dtj-bench-") as folder, object_store(Path(folder)) as store:
         one = Transfers(store, Path(folder), megabytes * MEGABYTE)
         numbers = iter(range(rounds))
         up = in_turn(
@@ -80,13 +81,18 @@ def transfers(rounds: int, megabytes: int) -> Rates:
             },
         )
         numbers = iter(range(rounds))
-        return up | in_turn(
+        down = in_turn(
             rounds,
             {
                 "checkpoint down, dtj": lambda: megabytes / one.down(f"job-{next(numbers)}"),
                 "checkpoint down, boto3": lambda: megabytes / one.down_by_boto3(),
             },
         )
+        beside: Rates = {}
+        for ranks, name in ((1, "one rank"), (2, "two ranks")):
+            during, alone = beside_upload.rates(ranks, rounds, data, one)
+            beside |= {f"{name}, a checkpoint is uploaded": during, f"{name}, none is": alone}
+        return up | down | beside
 
 
 def told(rates: Rates) -> str:
@@ -111,7 +117,7 @@ def main() -> int:
     on = machine()
     try:
         data = fashion_mnist.folder()
-        rates = trainings(given.rounds, data) | transfers(given.rounds, given.megabytes)
+        rates = trainings(given.rounds, data) | transfers(given.rounds, given.megabytes, data)
         by_dtj, bare = batch_loading.rates(str(data))
         rates |= in_turn(given.rounds, {"batches, dtj": by_dtj, "batches, bare": bare})
     except ClusterError as error:

@@ -6,7 +6,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
-from bench.examples_rate import examples_per_second
+from bench.examples_rate import examples_per_second, mean_rate
 from bench.training import TARGETS, in_turn, ratio, told
 
 BEGAN = datetime(2026, 11, 22, tzinfo=UTC)
@@ -27,6 +27,16 @@ def test_the_rate_is_that_of_the_time_after_the_start() -> None:
 def test_a_training_that_is_too_short_has_no_rate(seconds: list[float]) -> None:
     with pytest.raises(ValueError, match="too short"):
         examples_per_second([row(at, 64) for at in seconds], warm_seconds=3)
+
+
+def test_the_rate_between_two_moments_is_what_the_rows_say() -> None:
+    rates = [(1, 900.0), (2, 500.0), (3, 100.0), (4, 200.0), (9, 900.0)]
+    rows = [row(at, 0) | {"examplesPerSecond": rate} for at, rate in rates]
+    rows.insert(3, row(3.5, 0, "test") | {"examplesPerSecond": 9000.0})
+
+    assert mean_rate(rows, BEGAN + timedelta(seconds=1.5), BEGAN + timedelta(seconds=5)) == 150
+    with pytest.raises(ValueError, match="too short"):
+        mean_rate(rows, BEGAN + timedelta(seconds=5), BEGAN + timedelta(seconds=10))
 
 
 def test_the_ways_take_turns_in_going_first() -> None:
