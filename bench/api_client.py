@@ -73,17 +73,21 @@ class ApiClient:
         return [item["metadata"]["name"] for item in listed["items"]]
 
     async def watch(self, path: str) -> AsyncIterator[tuple[str, Manifest]]:
-        """Every change of a collection from now on: its type and the object. Ends when the server ends it."""
-        listed = json.loads(await self.text(f"{path}?limit=1"))
-        # Longer than any run: else the server ends it after half an hour to an hour.
-        query = f"watch=true&timeoutSeconds=7200&resourceVersion={listed['metadata']['resourceVersion']}"
-        async with self._session.get(f"{self._url}{path}?{query}", timeout=_FOR_EVER) as answer:
-            rest = b""
-            async for piece in answer.content.iter_any():
-                *lines, rest = (rest + piece).split(b"\n")
-                for line in lines:
-                    event = json.loads(line)
-                    yield event["type"], event["object"]
+        """Every change of a collection from now on: its type and the object. Raises ClusterError if one is missed."""
+        version = json.loads(await self.text(f"{path}?limit=1"))["metadata"]["resourceVersion"]
+        # The server ends each watch after a while, and one whose reader is slow.
+        while True:
+            query = f"watch=true&resourceVersion={version}"
+            async with self._session.get(f"{self._url}{path}?{query}", timeout=_FOR_EVER) as answer:
+                rest = b""
+                async for piece in answer.content.iter_any():
+                    *lines, rest = (rest + piece).split(b"\n")
+                    for line in lines:
+                        event = json.loads(line)
+                        if event["type"] == "ERROR":
+                            raise ClusterError(f"the watch of {path} broke off: {event['object']}")
+                        version = event["object"]["metadata"]["resourceVersion"]
+                        yield event["type"], event["object"]
 
     async def _write(
         self, method: str, path: str, body: Manifest, content_type: str = "application/json", fine: int = 0

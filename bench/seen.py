@@ -8,8 +8,6 @@ from collections import defaultdict
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
-from tests.cluster.progress import ClusterError
-
 from bench.api_client import ApiClient, Manifest
 from bench.jobs import collection, jobs_path
 from bench.pod_mover import PodMover
@@ -57,12 +55,10 @@ async def watching(api: ApiClient, namespace: str, mover: PodMover) -> AsyncIter
         async for kind, pod in api.watch(collection(namespace, "Pod")):
             seen.see_pod(kind, pod)
             mover.see(kind, pod)
-        raise ClusterError("the server ended the watch of the pods")
 
     async def jobs() -> None:
         async for kind, job in api.watch(jobs_path(namespace)):
             seen.see_job(kind, job)
-        raise ClusterError("the server ended the watch of the jobs")
 
     tasks = [asyncio.create_task(pods()), asyncio.create_task(jobs())]
     try:

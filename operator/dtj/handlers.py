@@ -139,13 +139,16 @@ async def index_job(body: kopf.Body, **_: Any) -> dict[Key, Mapping[str, Any]]:
         "spec": dict(body.get("spec") or {}),
         "status": dict(body.get("status") or {}),
     }
+    _lighten(body)
     return {(metadata["namespace"], metadata["name"]): manifest}
 
 
 @kopf.index("", "v1", "pods", id="pods")
 async def index_pod(body: kopf.Body, **_: Any) -> dict[Key, OwnedPod]:
     """Keep what the status depends on of a pod."""
-    return {_job_key(body): OwnedPod(job_uid(body), view_pod(body))}
+    seen = OwnedPod(job_uid(body), view_pod(body))
+    _lighten(body)
+    return {_job_key(body): seen}
 
 
 @kopf.index("", "v1", "services", id="services")
@@ -160,7 +163,16 @@ async def index_config(body: kopf.Body, **_: Any) -> dict[Key, Owned]:
     """Keep whose a ConfigMap is, and what it says."""
     # What is the same in all jobs is kept once.
     metadata, data = body["metadata"], {key: intern(text) for key, text in (body.get("data") or {}).items()}
-    return {_job_key(body): Owned(metadata["name"], controller_uid(body), data, metadata["uid"])}
+    seen = Owned(metadata["name"], controller_uid(body), data, metadata["uid"])
+    _lighten(body)
+    return {_job_key(body): seen}
+
+
+def _lighten(body: kopf.Body) -> None:
+    """Take away what nobody looks at again: kopf keeps each object until all lists are read, and a while longer."""
+    body["metadata"].pop("managedFields", None)
+    for part in ("spec", "data"):
+        (body.get(part) or {}).clear()
 
 
 @kopf.index("apps", "v1", "deployments", id="deployments")

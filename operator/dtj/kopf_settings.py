@@ -44,7 +44,9 @@ def configure(settings: kopf.OperatorSettings) -> None:
     settings.posting.enabled = False
     settings.persistence.diffbase_storage = _NoDifferences()
     settings.scanning.disabled = True
-    settings.watching.chunk_size = 500
+    settings.watching.chunk_size = 200
+    # An object's last event is kept for that long.
+    settings.queueing.idle_timeout = 0.5
     for group, plural in (("", "pods"), ("", "services"), ("", "configmaps"), ("apps", "deployments")):
         # Server-side: other people's pods never reach the operator.
         settings.watching.label_selectors[group, "v1", plural] = CHILDREN
