@@ -45,7 +45,7 @@ def read_flags(words: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument(
         "--progress-rate",
         type=_positive,
-        default=5.0,
+        default=3.0,
         metavar="LOOKS",
         help="how many looks at jobs' progress a second are enough: where more jobs train than that and the interval "
         "allow, each is looked at less often, but for those with runPolicy.stallTimeoutSeconds "

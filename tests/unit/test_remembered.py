@@ -12,11 +12,11 @@ from tests.unit.support.jobs import job
 
 
 class Counted:
-    """The plans, and how many were made."""
+    """The plans, and how many were made; six pods are remembered, those of two jobs."""
 
-    def __init__(self, most: int) -> None:
+    def __init__(self) -> None:
         self.made = 0
-        self.plan = remembered(self._make, most)
+        self.plan = remembered(self._make, 6)
 
     def _make(self, given: Job) -> Plan:
         self.made += 1
@@ -24,7 +24,7 @@ class Counted:
 
 
 def test_a_plan_is_made_once_while_nothing_that_it_depends_on_changes() -> None:
-    counted, first = Counted(2), job()
+    counted, first = Counted(), job()
     later = replace(first, status=first.status.model_copy(update={"attempt": 1, "phase": "Running"}))
 
     plans = [counted.plan(each) for each in (later, later, replace(job(), status=later.status))]
@@ -34,7 +34,7 @@ def test_a_plan_is_made_once_while_nothing_that_it_depends_on_changes() -> None:
 
 
 def test_another_spec_attempt_label_or_lost_node_is_another_plan() -> None:
-    counted, first = Counted(2), job()
+    counted, first = Counted(), job()
     changed = [
         first,
         replace(first, spec=job(image="other:2").spec),
@@ -52,7 +52,7 @@ def test_another_spec_attempt_label_or_lost_node_is_another_plan() -> None:
 
 
 def test_only_the_jobs_that_were_planned_last_are_remembered() -> None:
-    counted = Counted(2)
+    counted = Counted()
     a, b, c = (replace(job(), uid=uid) for uid in "abc")
 
     for each in (a, b, a, c, a):
@@ -60,3 +60,15 @@ def test_only_the_jobs_that_were_planned_last_are_remembered() -> None:
     assert counted.made == 3
     counted.plan(b)
     assert counted.made == 4, "b had waited longest when c came"
+
+
+def test_a_job_too_large_to_be_remembered_is_planned_each_time() -> None:
+    counted, large, small = Counted(), replace(job(), uid="large"), replace(job(), uid="small")
+    large = replace(large, spec=job(replicaSpecs={"worker": {"replicas": 9}}).spec)
+
+    for each in (small, large, large):
+        assert counted.plan(each) == plan_job(each)
+    assert counted.made == 3
+    for each in (small, small):
+        counted.plan(each)
+    assert counted.made == 4

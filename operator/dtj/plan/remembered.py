@@ -11,18 +11,20 @@ from dtj.api.job import Job
 from dtj.api.status import JobStatus
 from dtj.plan.model import Plan
 
-MOST = 256
-"""Jobs whose plans are remembered; a plan of three pods takes 35 kB."""
+MOST_PODS = 1000
+"""In all plans that are remembered together; each takes some 10 kB."""
 
 
-def remembered(plan: Callable[[Job], Plan], most: int = MOST) -> Callable[[Job], Plan]:
+def remembered(plan: Callable[[Job], Plan], most_pods: int = MOST_PODS) -> Callable[[Job], Plan]:
     """The same plans, without the work for those of the jobs that were planned last; nobody may change a plan.
 
     Of a job's status a plan gets what is told apart here, and nothing else, so that it can not depend on more.
     """
     plans: OrderedDict[str, tuple[Mapping[str, Any], Plan]] = OrderedDict()
+    pods = 0
 
     def planned(job: Job) -> Plan:
+        nonlocal pods
         status = JobStatus(
             attempt=job.status.attempt,
             replica_attempts=job.status.replica_attempts,
@@ -32,8 +34,10 @@ def remembered(plan: Callable[[Job], Plan], most: int = MOST) -> Callable[[Job],
         known = plans.pop(job.uid, None)
         made = known[1] if known and known[0] == needed else plan(replace(job, status=status))
         plans[job.uid] = (needed, made)
-        if len(plans) > most:
-            plans.popitem(last=False)
+        pods += len(made.pods) - (len(known[1].pods) if known else 0)
+        while pods > most_pods:
+            _, (_, oldest) = plans.popitem(last=False)
+            pods -= len(oldest.pods)
         return made
 
     return planned
