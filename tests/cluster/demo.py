@@ -30,17 +30,10 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--cluster", choices=("local", "kind"), default="local")
     options = parser.parse_args()
-    up = subprocess.run(
-        [sys.executable, "-m", "tests.cluster.up", "--cluster", options.cluster, *IMAGES],
-        cwd=ROOT, stdout=subprocess.PIPE, text=True, check=False,
-    )  # fmt: skip
-    if up.returncode:
-        return up.returncode
-    os.environ.update(exports(up.stdout))
-    install = [sys.executable, "-m", "tests.cluster.install", "--cluster", options.cluster, *IMAGES]
-    installed = subprocess.run(install, cwd=ROOT, check=False)
-    if installed.returncode:
-        return installed.returncode
+    try:
+        where = bring_up(options.cluster)
+    except subprocess.CalledProcessError as error:
+        return error.returncode
     _namespace()
     note("$ kubectl apply -f manifests/examples/fashion-mnist-horovod.yaml")
     job = NAMESPACE.apply(example(NAME))
@@ -50,10 +43,25 @@ def main() -> int:
         return 1
     good = _report(job, status)
     print(
-        f"\nLook around: {up.stdout.splitlines()[0]}; kubectl -n {NAMESPACE.name} describe dtj {NAME}"
+        f"\nLook around: {where}; kubectl -n {NAMESPACE.name} describe dtj {NAME}"
         "\nTake it all down: make cluster-down"
     )
     return 0 if good else 1
+
+
+def bring_up(cluster: str) -> str:
+    """Have a cluster with the operator and this job's images; the line that tells a shell of it.
+
+    Raises CalledProcessError.
+    """
+    up = subprocess.run(
+        [sys.executable, "-m", "tests.cluster.up", "--cluster", cluster, *IMAGES],
+        cwd=ROOT, stdout=subprocess.PIPE, text=True, check=True,
+    )  # fmt: skip
+    os.environ.update(exports(up.stdout))
+    install = [sys.executable, "-m", "tests.cluster.install", "--cluster", cluster, *IMAGES]
+    subprocess.run(install, cwd=ROOT, check=True)
+    return up.stdout.splitlines()[0]
 
 
 def _namespace() -> None:
