@@ -10,6 +10,7 @@ import pytest
 from rich.console import Console
 
 from dtj.api.errors import DtjError, Unusable
+from dtj.api.job import Manifest
 from dtj.api.job_file import read_job_file
 from dtj.cli.run_view import RunView
 from dtj.local import runner
@@ -30,10 +31,14 @@ spec:
 
 
 def test_a_full_disk_ends_the_run_with_one_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def full(*_: object) -> None:
-        raise OSError(errno.ENOSPC, "No space left on device")
+    write = Run.write
 
-    monkeypatch.setattr(Run, "add_event", full)
+    def full(run: Run, manifest: Manifest) -> None:
+        if manifest.get("status"):
+            raise OSError(errno.ENOSPC, "No space left on device")
+        write(run, manifest)
+
+    monkeypatch.setattr(Run, "write", full)
     job = read_job_file(FILE, "job.yaml").jobs[0].job
     assert job
     with pytest.raises(DtjError, match=r"can't be kept in .*/stub: No space left on device"):

@@ -96,7 +96,7 @@ async def test_it_is_there_before_the_jobs_first_pod_and_is_made_once() -> None:
 
 async def test_one_that_is_there_already_is_the_jobs_own() -> None:
     world = FencedWorld()
-    world.cluster.die_at, world.cluster.die_when = 3, "after"
+    world.cluster.die_at, world.cluster.die_when = 2, "after"
     await world.rest()
 
     assert world.deaths == 1
