@@ -103,7 +103,7 @@ def _line(status: Manifest) -> str:
         }
         text += "  ".join(f"{name} {value}" for name, value in figures.items())
     elif status.get("phase") != "Succeeded":
-        running = next((c for c in status.get("conditions", []) if c["type"] == "Running"), {})
+        running: Manifest = next((c for c in status.get("conditions", []) if c["type"] == "Running"), {})
         text += running.get("message", "")
     return text
 
