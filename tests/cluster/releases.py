@@ -59,7 +59,15 @@ class Release:
     def uninstall(self) -> None:
         """`helm uninstall`; returns when the operator's pods are gone."""
         self._helm("uninstall", self.name, "--ignore-not-found")
-        until("the operator to be gone", lambda: not self.pods(), 90)
+        self.ended()
+
+    def ended(self) -> None:
+        """Wait until no pod of the operator runs; AssertionError with what is known of those that do."""
+        try:
+            until("the operator to be gone", lambda: not self.pods(), 120)
+        except AssertionError as error:
+            pods = kubectl("--namespace", self.namespace, "describe", "pods", SELECTOR)
+            raise AssertionError(f"{error}:\n{pods}") from None
 
     @property
     def operator(self) -> str:
@@ -71,8 +79,9 @@ class Release:
         return helm.objects(self._helm("get", "manifest", self.name))
 
     def pods(self) -> list[str]:
-        """Names of the operator's pods."""
-        return kubectl("--namespace", self.namespace, "get", "pods", SELECTOR, "--output=name").split()
+        """The operator's pods that have not ended: one that a node evicted stays when no replica is wanted."""
+        going = "--field-selector=status.phase!=Failed,status.phase!=Succeeded"
+        return kubectl("--namespace", self.namespace, "get", "pods", SELECTOR, going, "--output=name").split()
 
     def logs(self) -> str:
         """What the operator's pods have logged."""
@@ -111,7 +120,7 @@ def without_the_tests_operator() -> Iterator[None]:
     # Its pods are ended by the Deployment, not by a garbage collector that may still learn of the CRD.
     kubectl("--namespace", SYSTEM, "scale", f"deployment/{install.DEPLOYMENT}", "--replicas=0")
     try:
-        until("the tests' operator to be gone", lambda: not Release(SYSTEM).pods(), 60)
+        Release(SYSTEM).ended()
         kubectl("delete", "--wait=false", "--filename=-", stdin=mine)
         yield
     finally:
