@@ -19,6 +19,7 @@ from bench.figures import percentile
 from bench.jobs import objects
 from bench.operator_process import WRITES, Operator, cpu_seconds, operating, until
 from bench.pod_mover import AT_ONCE, Delays, Reports
+from bench.same_requests import same_requests
 
 OPERATOR_WORKERS = 16
 """Passes at a time, as the operator has them by default: the ceiling has as many jobs in hand."""
@@ -101,6 +102,8 @@ class Run:
                 self.figures["operator: peak memory, MB"] = max(peak, operator.peak_bytes) / 1e6
         with step("the same objects by a bare client"):
             await self._ceiling()
+        with step("the same requests by a bare client"):
+            await self._same()
 
     async def _lives(self, operator: Operator) -> None:
         """What an undisturbed job costs in requests, from its creation to the end of its pods."""
@@ -212,6 +215,27 @@ class Run:
             "ceiling: objects/s": rate,
             "ceiling: jobs/s": jobs,
             "objects/s by the ceiling's": self.figures["objects/s"] / rate,
+        }
+
+    async def _same(self) -> None:
+        names = [f"same-{number}" for number in range(min(self._count, _MOST_OF_CEILING))]
+        strategy = self._options.strategy
+        async with (
+            namespace(self._admin, f"same-{self._count}") as place,
+            ApiClient.as_operator(self._plane) as api,
+            crowd(self._admin, place, strategy, names, self._options.delays) as jobs,
+            same_requests(api, place, strategy, OPERATOR_WORKERS),
+        ):
+            server, begun = self._server_cpu(), time.perf_counter()
+            await jobs.apply()
+            seconds = max((await jobs.made()).values()) - begun
+            await jobs.phase("Running")
+            server = self._server_cpu() - server
+        rate = len(names) / seconds
+        self.figures |= {
+            "same requests: API server and etcd: CPU a job until it runs, ms": server / len(names) * 1000,
+            "same requests: jobs/s": rate,
+            "jobs/s by those of the same requests": self.figures["jobs/s"] / rate,
         }
 
     async def _counted(self, operator: Operator) -> Requests:

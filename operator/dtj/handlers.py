@@ -1,4 +1,4 @@
-"""kopf, and nothing else: events in, keys on the queue. Also the process of the operator.
+"""kopf, and nothing else: jobs in, keys on the queue. Also the process of the operator.
 
 Only `on.event` and `index` are used: kopf then writes nothing to anybody's objects, no finalizer, no annotation.
 """
@@ -13,40 +13,38 @@ import socket
 import sys
 import time
 import uuid
-from collections.abc import Callable, Coroutine, Mapping, Sequence, Set
+from collections.abc import Callable, Coroutine, Mapping
 from contextlib import AsyncExitStack
 from datetime import UTC, datetime
 from functools import partial
-from sys import intern
 from typing import Any
 
 import kopf
 import prometheus_client
 
 from dtj.admission.service import admission
-from dtj.api.identity import API_VERSION, GROUP, KIND, LABEL_JOB, PLURAL, VERSION
+from dtj.api.identity import API_VERSION, GROUP, KIND, PLURAL, VERSION
 from dtj.api.job import Job
-from dtj.api.managed_by import other_manager_of
 from dtj.api.mpijob import QUEUE_ANNOTATIONS, QUEUE_LABELS
-from dtj.api.status import Phase
 from dtj.cluster.api import connect
-from dtj.kopf_settings import CHILDREN, configure, wake_at_changes
+from dtj.cluster.port import Selection
+from dtj.kopf_settings import configure, wake_at_changes
 from dtj.operator_flags import read_flags
 from dtj.plan.job import plan_job
 from dtj.plan.model import Plan
 from dtj.plan.network_policy import fenced
 from dtj.plan.remembered import remembered
+from dtj.reconcile.children import Children
 from dtj.reconcile.controller import Controller
 from dtj.reconcile.election import Elector, LeaseLost
 from dtj.reconcile.ghosts import keep_laying_ghosts
 from dtj.reconcile.health import Health
+from dtj.reconcile.known import Known, all_known
 from dtj.reconcile.metrics import Metrics, process_registry
 from dtj.reconcile.progress import ProgressPoller
 from dtj.reconcile.queue import WorkQueue
 from dtj.reconcile.reconciler import Reconciler
-from dtj.reconcile.tensorboard import view_deployment
-from dtj.reconcile.view import Key, Owned, OwnedDeployment, OwnedPod, controller_uid, job_uid
-from dtj.status.pods import view_pod
+from dtj.reconcile.view import Key
 
 _log = logging.getLogger(__name__)
 _CRD_SECONDS = 3.0
@@ -54,66 +52,8 @@ _CRD_SECONDS = 3.0
 _GRACE_SECONDS = 5.0
 # Pods of a job come, start and end one after the other: their counts alone are not written for each.
 _COUNTS_SECONDS = 5.0
-_VERSIONS = {"Deployment": "apps/v1"}
 # A pass makes several objects, of which each comes back as an event.
 _REST_SECONDS = 0.02
-_INDICES = ("jobs", "pods", "services", "configs", "deployments")
-_ENDED = (Phase.SUCCEEDED.value, Phase.FAILED.value)
-
-
-class IndexView:
-    """kopf's indices as the controller's view of the cluster."""
-
-    def __init__(
-        self,
-        jobs: kopf.Index[Key, Mapping[str, Any]],
-        pods: kopf.Index[Key, OwnedPod],
-        services: kopf.Index[Key, Owned],
-        configs: kopf.Index[Key, Owned],
-        deployments: kopf.Index[Key, OwnedDeployment],
-    ) -> None:
-        self._jobs, self._pods, self._services, self._configs = jobs, pods, services, configs
-        self._deployments = deployments
-        self.hidden: Mapping[str, Set[str]] = {}
-
-    def job(self, key: Key) -> Mapping[str, Any] | None:
-        # The last: after a gap in the watch, an earlier job of the name may still be there.
-        jobs = [job for job in self._jobs.get(key, ()) if self._shown(KIND, job["metadata"]["uid"])]
-        return next(reversed(jobs), None)
-
-    def pods(self, key: Key) -> Sequence[OwnedPod]:
-        return [pod for pod in self._pods.get(key, ()) if self._shown("Pod", pod.view.uid)]
-
-    def services(self, key: Key) -> Sequence[Owned]:
-        return [service for service in self._services.get(key, ()) if self._shown("Service", service.uid)]
-
-    def configs(self, key: Key) -> Sequence[Owned]:
-        return [config for config in self._configs.get(key, ()) if self._shown("ConfigMap", config.uid)]
-
-    def deployments(self, key: Key) -> Sequence[OwnedDeployment]:
-        return [there for there in self._deployments.get(key, ()) if self._shown("Deployment", there.uid)]
-
-    def known(self) -> Mapping[str, Mapping[str, Key]]:
-        return {
-            KIND: {job["metadata"]["uid"]: key for key in self._jobs for job in self._jobs[key]},
-            "Pod": {pod.view.uid: key for key in self._pods for pod in self._pods[key]},
-            "Service": {service.uid: key for key in self._services for service in self._services[key]},
-            "ConfigMap": {config.uid: key for key in self._configs for config in self._configs[key]},
-            "Deployment": {there.uid: key for key in self._deployments for there in self._deployments[key]},
-        }
-
-    def _shown(self, kind: str, uid: str) -> bool:
-        return uid not in self.hidden.get(kind, ())
-
-    def active(self) -> Sequence[Key]:
-        return [
-            key
-            for key in self._jobs
-            for job in self._jobs[key]
-            if job["status"].get("phase") not in _ENDED
-            and not other_manager_of(job)
-            and self._shown(KIND, job["metadata"]["uid"])
-        ]
 
 
 @kopf.index(GROUP, VERSION, PLURAL, id="jobs")
@@ -139,66 +79,16 @@ async def index_job(body: kopf.Body, **_: Any) -> dict[Key, Mapping[str, Any]]:
         "spec": dict(body.get("spec") or {}),
         "status": dict(body.get("status") or {}),
     }
-    _lighten(body)
-    return {(metadata["namespace"], metadata["name"]): manifest}
-
-
-@kopf.index("", "v1", "pods", id="pods")
-async def index_pod(body: kopf.Body, **_: Any) -> dict[Key, OwnedPod]:
-    """Keep what the status depends on of a pod."""
-    seen = OwnedPod(job_uid(body), view_pod(body))
-    _lighten(body)
-    return {_job_key(body): seen}
-
-
-@kopf.index("", "v1", "services", id="services")
-async def index_service(body: kopf.Body, **_: Any) -> dict[Key, Owned]:
-    """Keep whose a Service is."""
-    metadata = body["metadata"]
-    return {_job_key(body): Owned(metadata["name"], controller_uid(body), uid=metadata["uid"])}
-
-
-@kopf.index("", "v1", "configmaps", id="configs")
-async def index_config(body: kopf.Body, **_: Any) -> dict[Key, Owned]:
-    """Keep whose a ConfigMap is, and what it says."""
-    # What is the same in all jobs is kept once.
-    metadata, data = body["metadata"], {key: intern(text) for key, text in (body.get("data") or {}).items()}
-    seen = Owned(metadata["name"], controller_uid(body), data, metadata["uid"])
-    _lighten(body)
-    return {_job_key(body): seen}
-
-
-def _lighten(body: kopf.Body) -> None:
-    """Take away what nobody looks at again: kopf keeps each object until all lists are read, and a while longer."""
+    # kopf keeps each object until all are read, and a while longer.
     body["metadata"].pop("managedFields", None)
-    for part in ("spec", "data"):
-        (body.get(part) or {}).clear()
-
-
-@kopf.index("apps", "v1", "deployments", id="deployments")
-async def index_deployment(body: kopf.Body, **_: Any) -> dict[Key, OwnedDeployment]:
-    """Keep how a job's TensorBoard is."""
-    return {_job_key(body): view_deployment(body)}
+    return {(metadata["namespace"], metadata["name"]): manifest}
 
 
 @kopf.on.event(GROUP, VERSION, PLURAL)
 async def job_event(namespace: str | None, name: str, memo: kopf.Memo, **_: Any) -> None:
     """A job came, changed or went."""
+    memo.jobs_read.set()
     memo.controller.queue.add((namespace, name))
-
-
-@kopf.on.event("", "v1", "pods")
-@kopf.on.event("", "v1", "services")
-@kopf.on.event("", "v1", "configmaps")
-@kopf.on.event("apps", "v1", "deployments")
-async def child_event(body: kopf.Body, memo: kopf.Memo, **_: Any) -> None:
-    """Something of a job came, changed or went."""
-    memo.controller.queue.add(_job_key(body))
-
-
-def _job_key(body: Mapping[str, Any]) -> Key:
-    metadata = body["metadata"]
-    return metadata["namespace"], metadata["labels"][LABEL_JOB]
 
 
 @kopf.on.login()
@@ -213,12 +103,13 @@ async def start(
     memo: kopf.Memo,
     **indices: Any,
 ) -> None:
-    """Set kopf up and start the controller; its first key comes once kopf has filled the indices."""
+    """Set kopf up and start the controller; its first key comes once all that is there is known."""
     configure(settings)
     metrics = Metrics(memo.registry)
     cluster = await connect(metrics.answered, memo.may_write)
-    view = IndexView(**{kind: indices[kind] for kind in _INDICES})
-    queue = WorkQueue(time.monotonic, rest=_REST_SECONDS)
+    queue = WorkQueue(time.monotonic, rest=_REST_SECONDS, opened=False)
+    children = Children(cluster, memo.namespaces, queue.add)
+    view = Known(indices["jobs"], children)
     progress = ProgressPoller(queue.add, memo.progress_interval, a_second=memo.progress_rate)
     plan: Callable[[Job], Plan] = partial(plan_job, tensorboard_image=memo.tensorboard_image)
     if memo.fenced_from:
@@ -233,30 +124,39 @@ async def start(
         give_way_after=memo.give_way_after,
         counts_after=_COUNTS_SECONDS,
     )
-    memo.cluster, memo.progress = cluster, progress
+    memo.cluster, memo.progress, memo.children = cluster, progress, children
     memo.controller = Controller(queue, reconciler, view, metrics)
     memo.controller.start(memo.workers)
+    children.start()
 
     def figures() -> dict[str, float]:
         # What would grow if something of jobs that went were kept.
-        objects = sum(len(uids) for uids in view.known().values())
+        objects = len(view.known()) + children.check()
         return {**memo.controller.check(), "objects": objects, "tasks": len(asyncio.all_tasks())}
 
     memo.health.check = figures
 
-    async def there(kind: str) -> set[str]:
-        version, selector = (API_VERSION, "") if kind == KIND else (_VERSIONS.get(kind, "v1"), CHILDREN)
-        lists = [await cluster.uids(version, kind, selector, place) for place in memo.namespaces or [None]]
-        return set().union(*lists)
+    async def there() -> set[str]:
+        places = [Selection(API_VERSION, KIND, namespace=place) for place in memo.namespaces or [None]]
+        return set().union(*[await cluster.uids(place) for place in places])
 
-    memo.ghosts = asyncio.create_task(keep_laying_ghosts(view, there, queue.add, memo.ghosts_interval))
+    async def open_when_all_is_known() -> None:
+        await all_known(children, there, memo.jobs_read)
+        queue.open()
+
+    memo.tasks = [
+        asyncio.create_task(open_when_all_is_known()),
+        asyncio.create_task(keep_laying_ghosts(view, there, queue.add, memo.ghosts_interval)),
+    ]
 
 
 @kopf.on.cleanup()
 async def stop(memo: kopf.Memo, **_: Any) -> None:
     """Close what was opened; the next operator goes on from what is stored."""
-    memo.ghosts.cancel()
+    for task in memo.tasks:
+        task.cancel()
     await memo.controller.stop()
+    await memo.children.stop()
     await memo.progress.close()
     await memo.cluster.close()
 
@@ -297,6 +197,7 @@ async def _run(flags: argparse.Namespace) -> None:
             namespaces=flags.namespace,
             fenced_from=flags.lease_namespace if flags.job_network_policies else None,
             registry=registry,
+            jobs_read=asyncio.Event(),
             may_write=leading,
             health=health,
         )

@@ -8,10 +8,6 @@ from typing import Any
 import kopf
 from kopf._cogs.aiokits import aiotoggles
 
-from dtj.api.identity import LABEL_JOB, LABEL_MANAGED_BY, MANAGER
-
-CHILDREN = f"{LABEL_MANAGED_BY}={MANAGER},{LABEL_JOB}"
-"""Selects what the operator makes of jobs."""
 # A connection may die without a sign. The API server writes a bookmark on each watch every minute, so one that says
 # nothing for longer is dead; and none is trusted for ever: the server ends it in time, or else the operator does.
 _CONNECT_SECONDS = 10.0
@@ -47,9 +43,6 @@ def configure(settings: kopf.OperatorSettings) -> None:
     settings.watching.chunk_size = 200
     # An object's last event is kept for that long.
     settings.queueing.idle_timeout = 0.5
-    for group, plural in (("", "pods"), ("", "services"), ("", "configmaps"), ("apps", "deployments")):
-        # Server-side: other people's pods never reach the operator.
-        settings.watching.label_selectors[group, "v1", plural] = CHILDREN
     settings.watching.connect_timeout = settings.networking.connect_timeout = _CONNECT_SECONDS
     settings.watching.inactivity_timeout = _SILENCE_SECONDS
     settings.watching.server_timeout = _WATCH_SECONDS

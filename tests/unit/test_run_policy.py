@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from datetime import timedelta
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, Literal
 
 import pytest
@@ -13,7 +14,8 @@ from dtj.api.job import Manifest
 from dtj.api.managed_by import OPERATOR, is_domain_path
 from dtj.cluster.port import ApiError
 from dtj.cluster.user_api import connect
-from dtj.handlers import IndexView
+from dtj.reconcile.children import Children
+from dtj.reconcile.known import Known
 from dtj.reconcile.patch import merged
 from dtj.status.pods import view_pod
 from tests.unit.support.api_server import ApiServer, serving, stored, write_kubeconfig
@@ -546,8 +548,8 @@ def test_a_job_of_another_controller_is_not_among_those_that_the_operator_looks_
         ]
         for name, manager in (("theirs", "example.com/queue"), ("ours", OPERATOR))
     }
-    view = IndexView(jobs, {}, {}, {}, {})  # type: ignore[arg-type]
-    assert view.active() == [("ml", "ours")]
+    nothing = Children(SimpleNamespace(), [], lambda key: None)  # type: ignore[arg-type]
+    assert Known(jobs, nothing).active() == [("ml", "ours")]
 
 
 async def test_a_job_given_to_this_operator_by_name_is_carried_out() -> None:

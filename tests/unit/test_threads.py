@@ -7,14 +7,19 @@ import re
 from pathlib import Path
 from typing import Any
 
+import aiohttp
 import kopf
 import pytest
 import yaml
 from aiohttp import web
+from kubernetes.aio import client
 
+from dtj.api.identity import LABEL_JOB
 from dtj.api.job import Manifest
+from dtj.cluster import api
 from dtj.kopf_settings import configure
 from dtj.plan.job import plan_job
+from dtj.reconcile.children import Children
 from tests.unit.support.jobs import job
 from tests.unit.support.kube_server import KubeServer
 from tests.unit.support.pods import running
@@ -136,9 +141,11 @@ def test_no_request_and_no_watch_is_waited_for_longer_than_a_healthy_one_takes()
     # The API server takes whole seconds. It ends the watch first: with nothing lost, and no error.
     assert (watching.server_timeout, watching.client_timeout) == (600, 630)
     assert isinstance(watching.server_timeout, int)
+    of_children = api._WATCH_TIMEOUT
+    assert (of_children.sock_connect, of_children.sock_read, of_children.total) == (10, 70, 630)
 
 
-async def test_a_watch_that_falls_silent_is_opened_anew() -> None:
+async def test_a_watch_of_jobs_that_falls_silent_is_opened_anew() -> None:
     settings = kopf.OperatorSettings()
     configure(settings)
     settings.watching.inactivity_timeout = 0.3
@@ -167,3 +174,24 @@ async def test_a_watch_that_falls_silent_is_opened_anew() -> None:
         await seen.wait()
         stop.set()
         await operator
+
+
+async def test_a_watch_of_their_pods_that_falls_silent_is_opened_anew(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(api, "_WATCH_TIMEOUT", aiohttp.ClientTimeout(sock_read=0.3))
+    server, seen = DeafLine(), asyncio.Event()
+    async with asyncio.timeout(60), server.served():
+        cluster = api.KubernetesApi(client.ApiClient(client.Configuration(host=server.url)))
+        children = Children(cluster, [], lambda key: seen.set())
+        children.start()
+        while not server.deaf:
+            await asyncio.sleep(0.01)
+        pod = running("mnist-worker-0")
+        pod["metadata"] |= {"namespace": "ml", "labels": pod["metadata"]["labels"] | {LABEL_JOB: "mnist"}}
+        await server.put(("pods", "ml", "mnist-worker-0"), pod, "ADDED")
+
+        await seen.wait()
+        assert [pod.view.name for pod in children.pods.of(("ml", "mnist"))] == ["mnist-worker-0"]
+        await children.stop()
+        await cluster.close()

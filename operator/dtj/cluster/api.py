@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import socket
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -17,7 +17,7 @@ from kubernetes.aio import client, config
 from dtj.api.identity import API_VERSION, GROUP, KIND, LABEL_JOB, PLURAL, VERSION
 from dtj.api.job import Manifest
 from dtj.api.mpijob import MPIJOB_API_VERSION, MPIJOB_KIND, MPIJOB_PLURAL
-from dtj.cluster.port import ApiError
+from dtj.cluster.port import ApiError, Selection
 
 _NAMESPACE_FILE = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
 _TIMEOUT = aiohttp.ClientTimeout(total=30.0)
@@ -37,6 +37,10 @@ _PLURALS = {
     (MPIJOB_API_VERSION, MPIJOB_KIND): MPIJOB_PLURAL,
 }
 _CHUNK = 500
+_WATCH_SECONDS = 600
+# A connection may die without a sign. The API server writes a bookmark on each watch every minute, so one that says
+# nothing for longer is dead; and none is trusted for ever: the server ends it in time, or else this side does.
+_WATCH_TIMEOUT = aiohttp.ClientTimeout(total=_WATCH_SECONDS + 30, sock_connect=10, sock_read=70)
 _METADATA_ONLY = "application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1,application/json"
 _VERBS = {"GET": "get", "POST": "create", "PUT": "update", "PATCH": "patch", "DELETE": "delete"}
 MERGE_PATCH = "application/merge-patch+json"
@@ -95,7 +99,7 @@ class KubernetesApi:
             raise
 
     async def pods_of(self, namespace: str, job: str) -> list[Manifest]:
-        return [pod async for pod in self._metadata("v1", "Pod", f"{LABEL_JOB}={job}", namespace)]
+        return await self._metadata(Selection("v1", "Pod", f"{LABEL_JOB}={job}", namespace))
 
     async def replace(self, manifest: Manifest) -> Manifest:
         """Replace an object; 409 when it is not at the manifest's resourceVersion any more."""
@@ -160,26 +164,82 @@ class KubernetesApi:
         body = {"metadata": {"resourceVersion": resource_version}, "status": patch}
         return await self._request("PATCH", path, KIND, body, MERGE_PATCH)
 
-    async def uids(self, api_version: str, kind: str, selector: str, namespace: str | None) -> set[str]:
-        """The uids of all objects of a kind that are there now. namespace: None for every one."""
-        found = self._metadata(api_version, kind, selector, namespace)
-        return {manifest["metadata"]["uid"] async for manifest in found}
+    async def uids(self, selection: Selection) -> set[str]:
+        """The uids of all objects of a kind that are there now."""
+        return {manifest["metadata"]["uid"] for manifest in await self._metadata(selection)}
 
-    async def _metadata(
-        self, api_version: str, kind: str, selector: str, namespace: str | None
-    ) -> AsyncIterator[Manifest]:
-        """Of all objects of a kind that are there now, a page after the other."""
+    async def _metadata(self, selection: Selection) -> list[Manifest]:
+        return [item async for items, _ in self._pages(selection, _METADATA_ONLY) for item in items]
+
+    def pages(self, selection: Selection) -> AsyncIterator[tuple[list[Manifest], str]]:
+        return self._pages(selection)
+
+    async def _pages(
+        self, selection: Selection, accept: str = "application/json"
+    ) -> AsyncIterator[tuple[list[Manifest], str]]:
         # No resourceVersion: the server answers from its store, not from a cache of its own.
-        path = _collection({"apiVersion": api_version, "kind": kind, "metadata": {"namespace": namespace}})
-        query = {"limit": str(_CHUNK)} | ({"labelSelector": selector} if selector else {})
+        path, query = _all_of(selection), {"limit": str(_CHUNK)} | _selector(selection)
         while True:
-            page = await self._request("GET", f"{path}?{urlencode(query)}", kind, accept=_METADATA_ONLY)
-            for item in page["items"] or []:  # null when there are none
-                yield item
+            page = await self._request(
+                "GET", f"{path}?{urlencode(query)}", selection.kind, accept=accept, verb="list"
+            )
+            yield page["items"] or [], page["metadata"]["resourceVersion"]  # null when there are none
             going_on = page["metadata"].get("continue")
             if not going_on:
                 return
             query["continue"] = going_on
+
+    def changes(self, selection: Selection, resource_version: str) -> AsyncIterator[tuple[str, Manifest]]:
+        query = _selector(selection) | {"allowWatchBookmarks": "true"}
+        return self._changes(
+            _all_of(selection), selection.kind, query, resource_version, _WATCH_SECONDS, _WATCH_TIMEOUT
+        )
+
+    async def _changes(
+        self,
+        path: str,
+        kind: str,
+        query: Mapping[str, str],
+        resource_version: str,
+        seconds: int,
+        timeout: aiohttp.ClientTimeout,
+    ) -> AsyncIterator[tuple[str, Manifest]]:
+        asked = {
+            **query,
+            "watch": "true",
+            "resourceVersion": resource_version,
+            "timeoutSeconds": str(seconds),
+        }
+        async for line in self._lines(path, kind, asked, timeout, "watch"):
+            try:
+                event = json.loads(line)
+            except ValueError:
+                raise ApiError(0, "Cut", "the watch was cut in the middle of a change") from None
+            what, about = event["type"], event["object"]
+            if what == "ERROR":
+                raise ApiError(
+                    about.get("code") or 500, about.get("reason") or "", about.get("message") or ""
+                )
+            yield what, about
+
+    async def _lines(
+        self,
+        path: str,
+        kind: str,
+        query: Mapping[str, str],
+        timeout: aiohttp.ClientTimeout,
+        verb: str = "get",
+    ) -> AsyncIterator[bytes]:
+        address = f"{path}?{urlencode(query)}"
+        async with self._answer("GET", address, kind, timeout=timeout, verb=verb) as answer:
+            # Not by the reader's own lines: those have a longest length.
+            rest = b""
+            async for block in answer.content.iter_any():
+                *lines, rest = (rest + block).split(b"\n")
+                for line in lines:
+                    yield line
+            if rest:
+                yield rest
 
     async def _request(
         self,
@@ -189,8 +249,9 @@ class KubernetesApi:
         body: Manifest | list[Manifest] | None = None,
         content_type: str = "application/json",
         accept: str = "application/json",
+        verb: str | None = None,
     ) -> Manifest:
-        async with self._answer(method, path, kind, body, content_type, accept=accept) as answer:
+        async with self._answer(method, path, kind, body, content_type, accept=accept, verb=verb) as answer:
             result: Manifest = json.loads(await answer.read())
         return result
 
@@ -204,15 +265,19 @@ class KubernetesApi:
         content_type: str = "application/json",
         timeout: aiohttp.ClientTimeout = _TIMEOUT,
         accept: str = "application/json",
+        verb: str | None = None,
     ) -> AsyncIterator[aiohttp.ClientResponse]:
-        """The answer to a request, to be read in the block: what goes wrong there is an ApiError too."""
+        """The answer to a request, to be read in the block: what goes wrong there is an ApiError too. verb: as a role
+        names it, where the method does not say.
+        """
         headers = {"Accept": accept, "Content-Type": content_type}
-        verb = "list" if accept == _METADATA_ONLY else _VERBS[method]
+        verb = verb or _VERBS[method]
         request = await self._api.param_serialize(
             method, path, header_params=headers, body=body, auth_settings=["BearerToken"]
         )
         if method != "GET" and not self._may_write():
             raise ApiError(0, "NotLeading", "another operator may lead now")
+        told = False
         try:
             response = await self._api.call_api(*request, _request_timeout=timeout)
             async with response.response as answer:
@@ -220,18 +285,23 @@ class KubernetesApi:
                     content = await answer.read()
                     self._tell(verb, kind, answer.status)
                     raise _api_error(answer.status, content, answer.headers.get("Retry-After"))
+                if verb == "watch":  # It lasts, and its end is no failure however it comes.
+                    told = self._tell(verb, kind, answer.status)
                 yield answer
-                self._tell(verb, kind, answer.status)
+                if not told:
+                    self._tell(verb, kind, answer.status)
         except client.ApiException as error:
             self._tell(verb, kind, error.status or 0)
             raise _api_error(error.status or 0, error.body or "") from None
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
-            self._tell(verb, kind, 0)
+            if not told:
+                self._tell(verb, kind, 0)
             raise ApiError(0, "Unreachable", _no_answer(error)) from None
 
-    def _tell(self, verb: str, kind: str, status: int) -> None:
+    def _tell(self, verb: str, kind: str, status: int) -> bool:
         if self._on_answer is not None:
             self._on_answer(verb, kind, status)
+        return True
 
 
 async def connect(
@@ -281,6 +351,15 @@ def _collection(manifest: Manifest) -> str:
     plural = _PLURALS[version, manifest["kind"]]
     namespace = manifest["metadata"].get("namespace")
     return f"{root}/{plural}" if namespace is None else f"{root}/namespaces/{namespace}/{plural}"
+
+
+def _all_of(selection: Selection) -> str:
+    metadata = {"namespace": selection.namespace}
+    return _collection({"apiVersion": selection.api_version, "kind": selection.kind, "metadata": metadata})
+
+
+def _selector(selection: Selection) -> dict[str, str]:
+    return {"labelSelector": selection.labels} if selection.labels else {}
 
 
 def _path(manifest: Manifest) -> str:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
 from typing import Protocol
 
 from dtj.api.job import Manifest
@@ -19,6 +21,30 @@ class ApiError(Exception):
         self.reason = reason
         self.message = message
         self.retry_after = retry_after
+
+
+@dataclass(frozen=True, slots=True)
+class Selection:
+    """Objects of one kind with these labels."""
+
+    api_version: str
+    kind: str
+    labels: str = ""
+    """A label selector."""
+    namespace: str | None = None
+    """None: of every namespace."""
+
+
+class Source(Protocol):
+    """Objects and their changes, as one API server tells them. Each raises ApiError, also in the middle."""
+
+    def pages(self, selection: Selection) -> AsyncIterator[tuple[list[Manifest], str]]:
+        """All objects that are there now, page by page, each with the version from which to watch."""
+
+    def changes(self, selection: Selection, resource_version: str) -> AsyncIterator[tuple[str, Manifest]]:
+        """What happens after that version, until the server ends it after some minutes: ADDED, MODIFIED or DELETED
+        and the object; or BOOKMARK and an object that has a version and nothing else. 410: that version is too old.
+        """
 
 
 class Cluster(Protocol):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 from base64 import b64decode
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
@@ -57,23 +56,12 @@ class UserApi(KubernetesApi):
 
         Raises ApiError, also in the middle; 410 where that version is too old.
         """
-        query = {
-            "watch": "true",
-            "fieldSelector": f"metadata.name={name}",
-            "resourceVersion": resource_version,
-            "timeoutSeconds": str(_WATCH_SECONDS),
-        }
-        async for line in self._lines(_jobs(namespace), KIND, query, _WATCH_TIMEOUT):
-            try:
-                event = json.loads(line)
-            except ValueError:
-                raise ApiError(0, "Cut", "the watch was cut in the middle of a change") from None
-            kind, about = event["type"], event["object"]
-            if kind == "ERROR":
-                raise ApiError(
-                    about.get("code") or 500, about.get("reason") or "", about.get("message") or ""
-                )
-            yield kind, about
+        query = {"fieldSelector": f"metadata.name={name}"}
+        path = _jobs(namespace)
+        async for change in self._changes(
+            path, KIND, query, resource_version, _WATCH_SECONDS, _WATCH_TIMEOUT
+        ):
+            yield change
 
     async def patch_job(self, namespace: str, name: str, patch: Manifest) -> Manifest:
         """Merge a patch into a job."""
@@ -121,7 +109,7 @@ class UserApi(KubernetesApi):
         query |= {} if since is None else {"sinceTime": since}
         path = f"/api/v1/namespaces/{quote(namespace)}/pods/{quote(pod)}/log"
         async for line in self._lines(path, "Pod", query, _LOG_TIMEOUT):
-            yield line
+            yield line.decode(errors="replace")
 
     async def secret(self, namespace: str, name: str) -> dict[str, str]:
         """The data of a Secret."""
@@ -139,19 +127,6 @@ class UserApi(KubernetesApi):
             if not metadata.get("continue"):
                 return items, str(metadata.get("resourceVersion") or "")
             more = {"continue": metadata["continue"]}
-
-    async def _lines(
-        self, path: str, kind: str, query: Mapping[str, str], timeout: aiohttp.ClientTimeout
-    ) -> AsyncIterator[str]:
-        async with self._answer("GET", f"{path}?{urlencode(query)}", kind, timeout=timeout) as answer:
-            # Not by the reader's own lines: those have a longest length.
-            rest = b""
-            async for block in answer.content.iter_any():
-                *lines, rest = (rest + block).split(b"\n")
-                for line in lines:
-                    yield line.decode(errors="replace")
-            if rest:
-                yield rest.decode(errors="replace")
 
     @asynccontextmanager
     async def _answer(self, *request: Any, **options: Any) -> AsyncIterator[aiohttp.ClientResponse]:

@@ -101,6 +101,6 @@ class Controller:
     async def _resync(self) -> None:
         while True:
             await asyncio.sleep(_RESYNC_SECONDS)
-            # Before the first event the view may know jobs and not yet their pods.
-            for key in self._view.active() if self.queue.used else ():
+            # Before that the view may know jobs and not yet their pods.
+            for key in self._view.active() if self.queue.opened else ():
                 self.queue.add(key)

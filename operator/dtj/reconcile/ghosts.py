@@ -1,7 +1,7 @@
-"""Objects that went while the API server could not be watched.
+"""Jobs that went while the API server could not be watched.
 
 A watch that begins anew after a gap (410 Gone) lists what is there; kopf does not notice what is not any more, and
-its indices show it for ever. So what they know is held against the API server's own list from time to time.
+its index of jobs shows it for ever. So what that knows is held against the API server's own list from time to time.
 """
 
 from __future__ import annotations
@@ -18,36 +18,33 @@ _log = logging.getLogger(__name__)
 
 
 class Haunted(Protocol):
-    """A view that may show objects that are gone."""
+    """A view that may show jobs that are gone."""
 
-    hidden: Mapping[str, Set[str]]
-    """What it does not show although it knows of it: uids by kind."""
+    hidden: Set[str]
+    """Uids of jobs that it does not show although it knows of them."""
 
-    def known(self) -> Mapping[str, Mapping[str, Key]]:
-        """What it knows of, hidden or not: by kind, the uid of each object and the job that it belongs to."""
+    def known(self) -> Mapping[str, Key]:
+        """The uid of each job that it knows of, hidden or not, and its name."""
 
 
 async def lay_ghosts(
-    view: Haunted, there: Callable[[str], Awaitable[Set[str]]], changed: Callable[[Key], None]
+    view: Haunted, there: Callable[[], Awaitable[Set[str]]], changed: Callable[[Key], None]
 ) -> None:
-    """Hide what is gone. there: the uids that the API server has of a kind. changed: told each job concerned.
-
-    Raises ApiError.
-    """
-    for kind, known in view.known().items():
-        # Listed after it was known: what is not among it is gone, not new. What an answer was wrong about comes back.
-        gone = known.keys() - await there(kind) if known else frozenset()
-        before = view.hidden.get(kind, frozenset())
-        view.hidden = {**view.hidden, kind: gone}
-        for uid in gone ^ before:
-            if uid in known:
-                _log.warning("%s %s went unseen, or is there again", kind, uid)
-                changed(known[uid])
+    """Hide what is gone. there: uids of the API server's jobs. changed: told each job concerned. Raises ApiError."""
+    known = view.known()
+    # Listed after it was known: what is not among it is gone, not new. What an answer was wrong about comes back.
+    gone = known.keys() - await there() if known else frozenset()
+    before = view.hidden
+    view.hidden = gone
+    for uid in gone ^ before:
+        if uid in known:
+            _log.warning("job %s went unseen, or is there again", uid)
+            changed(known[uid])
 
 
 async def keep_laying_ghosts(
     view: Haunted,
-    there: Callable[[str], Awaitable[Set[str]]],
+    there: Callable[[], Awaitable[Set[str]]],
     changed: Callable[[Key], None],
     interval: float,
 ) -> None:

@@ -114,7 +114,8 @@ class Metrics:
         self.queue_depth = Gauge("dtj_queue_depth", "Jobs that wait for a pass.", registry=to)
         self._requests = Counter(
             "dtj_api_requests",
-            "Requests to the API server, without watches and the lease's, by HTTP status; code 0: no answer came.",
+            "Requests to the API server, without watches of jobs and the lease's, by HTTP status; code 0: no answer "
+            "came.",
             ["verb", "kind", "code"],
             registry=to,
         )

@@ -17,14 +17,21 @@ class WorkQueue:
     """Keys that wait for a worker."""
 
     def __init__(
-        self, clock: Callable[[], float], rng: random.Random | None = None, rest: float = 0.0
+        self,
+        clock: Callable[[], float],
+        rng: random.Random | None = None,
+        rest: float = 0.0,
+        *,
+        opened: bool = True,
     ) -> None:
-        """rest: seconds for which no worker gets a key again: the echo of a pass's own writes is one pass."""
+        """rest: seconds for which no worker gets a key again: the echo of a pass's own writes is one pass. opened:
+        whether workers get keys at once, or only after `open`.
+        """
         self._clock = clock
         self._rest = rest
         self._rng = rng or random.Random()  # noqa: S311 - jitter
-        self.used = False
-        """Whether a key was ever added."""
+        self.opened = opened
+        """Whether workers get keys."""
         self._ready: deque[Key] = deque()
         self._since: dict[Key, float] = {}
         """Keys that wait, and since when."""
@@ -39,9 +46,13 @@ class WorkQueue:
         self._failures: dict[Key, int] = {}
         self._wake = asyncio.Event()
 
+    def open(self) -> None:
+        """Let workers have keys from now on."""
+        self.opened = True
+        self._wake.set()
+
     def add(self, key: Key) -> None:
         """Let a worker take the key as soon as one is free."""
-        self.used = True
         if key in self._busy or key in self._resting:
             self._again.add(key)
         elif key not in self._since:
@@ -83,7 +94,7 @@ class WorkQueue:
 
     async def take(self) -> Key:
         """The key that has waited longest; waits for one. Give it back with `done`."""
-        while not self._ready:
+        while not (self._ready and self.opened):
             self._wake.clear()
             await self._wake.wait()
         key = self._ready.popleft()

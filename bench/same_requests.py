@@ -1,0 +1,135 @@
+"""A client that asks the API server for what the operator does until a job runs, and does nothing else.
+
+What it reaches is what any operator could with these requests, on a machine that has to serve them too.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import defaultdict
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from datetime import UTC, datetime
+from typing import Any
+
+from bench.api_client import ApiClient, Manifest
+from bench.jobs import collection, job, jobs_path, objects
+from dtj.api.identity import LABEL_JOB
+
+
+class SameRequests:
+    """Makes each job that comes what the operator would, in the same order, so many jobs at a time."""
+
+    def __init__(self, api: ApiClient, namespace: str, strategy: str, at_once: int) -> None:
+        self._api = api
+        self._namespace = namespace
+        self._strategy = strategy
+        self._hands = asyncio.Semaphore(at_once)
+        self._ready: dict[str, set[str]] = defaultdict(set)
+        self._tasks: dict[str, asyncio.Task[None]] = {}
+        self._changed: dict[str, asyncio.Event] = defaultdict(asyncio.Event)
+
+    async def follow(self) -> None:
+        """Take up the jobs that come."""
+        async for kind, manifest in self._api.watch(jobs_path(self._namespace)):
+            name = manifest["metadata"]["name"]
+            if kind == "ADDED":
+                self._tasks[name] = asyncio.create_task(self._run(name))
+
+    async def follow_pods(self) -> None:
+        """See which run."""
+        async for _, manifest in self._api.watch(collection(self._namespace, "Pod")):
+            if (manifest.get("status") or {}).get("phase") == "Running":
+                name = manifest["metadata"]["labels"][LABEL_JOB]
+                self._ready[name].add(manifest["metadata"]["name"])
+                self._changed[name].set()
+
+    async def follow_others(self, kind: str) -> None:
+        """Have the API server tell what the operator is told too."""
+        async for _ in self._api.watch(collection(self._namespace, kind)):
+            pass
+
+    async def end(self) -> None:
+        """Raise what went wrong."""
+        await asyncio.gather(*self._tasks.values())
+
+    async def _run(self, name: str) -> None:
+        made = [
+            one | {"metadata": _labelled(one, name)} for one in objects(name, self._namespace, self._strategy)
+        ]
+        # The launcher is made when the workers are ready; of a chief nothing is waited for.
+        last = made.pop() if self._strategy == "Horovod" else None
+        async with self._hands:
+            await self._say(name, "Pending")
+            await self._make(*made)
+        if last:
+            await self._running(name, sum(one["kind"] == "Pod" for one in made))
+            async with self._hands:
+                await self._say(name, "Starting")
+                await self._make(last)
+        await self._running(name, sum(one["kind"] == "Pod" for one in [*made, *([last] if last else [])]))
+        async with self._hands:
+            await self._say(name, "Running")
+            await self._api.create(f"/api/v1/namespaces/{self._namespace}/events", self._event(name))
+
+    async def _running(self, name: str, pods: int) -> None:
+        while len(self._ready[name]) < pods:
+            await self._changed[name].wait()
+            self._changed[name].clear()
+
+    async def _make(self, *manifests: Manifest) -> None:
+        for manifest in manifests:
+            await self._api.create(collection(self._namespace, manifest["kind"]), manifest)
+
+    async def _say(self, name: str, phase: str) -> None:
+        await self._api.merge(f"{jobs_path(self._namespace)}/{name}/status", {"status": _status(phase)})
+
+    def _event(self, name: str) -> Manifest:
+        about = job(name, self._namespace, self._strategy)
+        return {
+            "apiVersion": "v1",
+            "kind": "Event",
+            "metadata": {"name": f"{name}.running", "namespace": self._namespace},
+            "involvedObject": {key: about[key] for key in ("apiVersion", "kind")}
+            | {"name": name, "namespace": self._namespace},
+            "reason": "JobRunning",
+            "message": "All pods run.",
+            "type": "Normal",
+        }
+
+
+def _labelled(manifest: Manifest, name: str) -> Manifest:
+    return {"name": manifest["metadata"]["name"], "labels": {LABEL_JOB: name}}
+
+
+def _status(phase: str) -> dict[str, Any]:
+    """As long as the operator's."""
+    now = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+    counts = {"desired": 2, "active": 2, "ready": 2, "succeeded": 0, "failed": 0}
+    told = {"status": "True", "reason": "JobRunning", "message": "All pods run.", "lastTransitionTime": now}
+    return {
+        "phase": phase,
+        "attempt": 1,
+        "observedGeneration": 1,
+        "startTime": now,
+        "conditions": [{"type": kind, **told} for kind in ("Created", phase)],
+        "replicaStatuses": {"worker": counts},
+    }
+
+
+@asynccontextmanager
+async def same_requests(
+    api: ApiClient, namespace: str, strategy: str, at_once: int
+) -> AsyncIterator[SameRequests]:
+    """It looks after the namespace's jobs for as long as the block lasts, by the operator's watches."""
+    client = SameRequests(api, namespace, strategy, at_once)
+
+    follows = [client.follow(), client.follow_pods(), *map(client.follow_others, ("Service", "ConfigMap"))]
+    tasks = [asyncio.create_task(follow) for follow in follows]
+    try:
+        yield client
+        await client.end()
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)

@@ -1,0 +1,132 @@
+"""A cache of objects that an API server tells of: listed once, then watched, after client-go's reflector."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+from collections.abc import Callable, Set
+from typing import Generic, NoReturn, TypeVar
+
+from dtj.api.identity import LABEL_JOB
+from dtj.api.job import Manifest
+from dtj.cluster.port import ApiError, Selection, Source
+from dtj.reconcile.view import Key
+
+_log = logging.getLogger(__name__)
+_GONE = 410
+_FIRST_PAUSE_SECONDS = 0.1
+_LONGEST_PAUSE_SECONDS = 30.0
+T = TypeVar("T")
+
+
+class Cache(Generic[T]):
+    """What is seen of objects, by the job that each belongs to."""
+
+    def __init__(self, see: Callable[[Manifest], T], changed: Callable[[Key], None]) -> None:
+        """see: what is kept of an object. changed: told each job of which something came, went or looks different."""
+        self._see = see
+        self._changed = changed
+        self._jobs: dict[Key, dict[str, T]] = {}
+        self._keys: dict[str, Key] = {}
+
+    def of(self, job: Key) -> list[T]:
+        """What there is of a job."""
+        return list(self._jobs.get(job, {}).values())
+
+    def __len__(self) -> int:
+        return len(self._keys)
+
+    def put(self, manifest: Manifest) -> None:
+        """It is there, and like this."""
+        metadata = manifest["metadata"]
+        uid, key, seen = metadata["uid"], job_key(manifest), self._see(manifest)
+        if self._keys.get(uid, key) != key:
+            self.drop(uid)
+        objects = self._jobs.setdefault(key, {})
+        if objects.get(uid) != seen:
+            objects[uid] = seen
+            self._keys[uid] = key
+            self._changed(key)
+
+    def drop(self, uid: str) -> None:
+        """It is gone."""
+        key = self._keys.pop(uid, None)
+        if key is None:
+            return
+        del self._jobs[key][uid]
+        if not self._jobs[key]:
+            del self._jobs[key]
+        self._changed(key)
+
+    def keep(self, uids: Set[str], namespace: str | None) -> None:
+        """In this namespace (None: in all) no others are there."""
+        here = [uid for uid, key in self._keys.items() if namespace in (None, key[0])]
+        for uid in here:
+            if uid not in uids:
+                self.drop(uid)
+
+
+class Informer(Generic[T]):
+    """Keeps a cache as the API server says, over cut connections and gaps."""
+
+    def __init__(self, source: Source, selection: Selection, cache: Cache[T]) -> None:
+        self.synced = asyncio.Event()
+        """Whether all that was there is in the cache."""
+        self._source = source
+        self._selection = selection
+        self._cache = cache
+        self._version: str | None = None
+
+    async def run(self) -> NoReturn:
+        """Until it is cancelled."""
+        pause = _FIRST_PAUSE_SECONDS
+        while True:
+            version, at_least = self._version, 0.0
+            try:
+                await self._follow()
+            except ApiError as error:
+                if error.status == _GONE:
+                    self._version = None
+                at_least = error.retry_after or 0.0
+                # A cut watch goes on where it was; what is refused is told.
+                level = logging.DEBUG if error.status in (0, _GONE) else logging.WARNING
+                _log.log(level, "what %s there are is not known now: %s", self._selection.kind, error)
+            moved = self._version not in (None, version)
+            pause = _FIRST_PAUSE_SECONDS if moved else min(2 * pause, _LONGEST_PAUSE_SECONDS)
+            await asyncio.sleep(max(at_least, pause * random.uniform(0.5, 1.5)))  # noqa: S311 - jitter
+
+    async def _follow(self) -> None:
+        if self._version is None:
+            self._version = await self._list()
+            self.synced.set()
+        async for what, about in self._source.changes(self._selection, self._version):
+            if what == "DELETED":
+                self._cache.drop(about["metadata"]["uid"])
+            elif what != "BOOKMARK":
+                self._put(about)
+            self._version = about["metadata"]["resourceVersion"]
+
+    async def _list(self) -> str:
+        there, version = set(), ""
+        async for items, at in self._source.pages(self._selection):
+            version = at
+            for manifest in items:
+                there.add(manifest["metadata"]["uid"])
+                self._put(manifest)
+        self._cache.keep(there, self._selection.namespace)
+        return version
+
+    def _put(self, manifest: Manifest) -> None:
+        try:
+            self._cache.put(manifest)
+        except Exception:  # noqa: BLE001 - whoever may label a pod must not be able to stop the operator
+            metadata = manifest["metadata"]
+            where = f"{metadata.get('namespace')}/{metadata['name']}"
+            _log.exception("%s %s can't be read", self._selection.kind, where)
+
+
+def job_key(manifest: Manifest) -> Key:
+    """The job that the manifest's labels say it belongs to."""
+    metadata = manifest["metadata"]
+    return metadata["namespace"], metadata["labels"][LABEL_JOB]
