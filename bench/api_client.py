@@ -72,9 +72,16 @@ class ApiClient:
         listed = json.loads(await self.text(path))
         return [item["metadata"]["name"] for item in listed["items"]]
 
-    async def watch(self, path: str) -> AsyncIterator[tuple[str, Manifest]]:
-        """Every change of a collection from now on: its type and the object. Raises ClusterError if one is missed."""
-        version = json.loads(await self.text(f"{path}?limit=1"))["metadata"]["resourceVersion"]
+    async def version(self, path: str) -> str:
+        """Of a collection, now."""
+        return str(json.loads(await self.text(f"{path}?limit=1"))["metadata"]["resourceVersion"])
+
+    async def watch(self, path: str, version: str | None = None) -> AsyncIterator[tuple[str, Manifest]]:
+        """Every change of a collection since a version, or from now on: its type and the object.
+
+        Raises ClusterError if one is missed.
+        """
+        version = version or await self.version(path)
         # The server ends each watch after a while, and one whose reader is slow.
         while True:
             query = f"watch=true&resourceVersion={version}"

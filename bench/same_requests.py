@@ -20,21 +20,22 @@ from dtj.api.identity import LABEL_JOB
 class SameRequests:
     """Makes each job that comes what the operator would, in the same order, so many jobs at a time."""
 
-    def __init__(self, api: ApiClient, namespace: str, strategy: str, at_once: int) -> None:
+    def __init__(
+        self, api: ApiClient, namespace: str, strategy: str, at_once: int, tasks: asyncio.TaskGroup
+    ) -> None:
         self._api = api
+        self._tasks = tasks
         self._namespace = namespace
         self._strategy = strategy
         self._hands = asyncio.Semaphore(at_once)
         self._ready: dict[str, set[str]] = defaultdict(set)
-        self._tasks: dict[str, asyncio.Task[None]] = {}
         self._changed: dict[str, asyncio.Event] = defaultdict(asyncio.Event)
 
-    async def follow(self) -> None:
-        """Take up the jobs that come."""
-        async for kind, manifest in self._api.watch(jobs_path(self._namespace)):
-            name = manifest["metadata"]["name"]
+    async def follow(self, since: str) -> None:
+        """Take up the jobs that come after that version."""
+        async for kind, manifest in self._api.watch(jobs_path(self._namespace), since):
             if kind == "ADDED":
-                self._tasks[name] = asyncio.create_task(self._run(name))
+                self._tasks.create_task(self._run(manifest["metadata"]["name"]))
 
     async def follow_pods(self) -> None:
         """See which run."""
@@ -48,10 +49,6 @@ class SameRequests:
         """Have the API server tell what the operator is told too."""
         async for _ in self._api.watch(collection(self._namespace, kind)):
             pass
-
-    async def end(self) -> None:
-        """Raise what went wrong."""
-        await asyncio.gather(*self._tasks.values())
 
     async def _run(self, name: str) -> None:
         made = [
@@ -112,24 +109,21 @@ def _status(phase: str) -> dict[str, Any]:
         "attempt": 1,
         "observedGeneration": 1,
         "startTime": now,
-        "conditions": [{"type": kind, **told} for kind in ("Created", phase)],
+        "conditions": [{"type": kind, **told} for kind in ("Created", "Running")],
         "replicaStatuses": {"worker": counts},
     }
 
 
 @asynccontextmanager
-async def same_requests(
-    api: ApiClient, namespace: str, strategy: str, at_once: int
-) -> AsyncIterator[SameRequests]:
+async def same_requests(api: ApiClient, namespace: str, strategy: str, at_once: int) -> AsyncIterator[None]:
     """It looks after the namespace's jobs for as long as the block lasts, by the operator's watches."""
-    client = SameRequests(api, namespace, strategy, at_once)
-
-    follows = [client.follow(), client.follow_pods(), *map(client.follow_others, ("Service", "ConfigMap"))]
-    tasks = [asyncio.create_task(follow) for follow in follows]
-    try:
-        yield client
-        await client.end()
-    finally:
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+    since = await api.version(jobs_path(namespace))
+    async with asyncio.TaskGroup() as tasks:
+        client = SameRequests(api, namespace, strategy, at_once, tasks)
+        others = map(client.follow_others, ("Service", "ConfigMap"))
+        watches = [
+            tasks.create_task(watch) for watch in (client.follow(since), client.follow_pods(), *others)
+        ]
+        yield
+        for watch in watches:
+            watch.cancel()
