@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
-from functools import cache
+from functools import cache, lru_cache
 from importlib.resources import files
+from sys import intern
 
 import yaml
 
@@ -13,7 +15,7 @@ from dtj.api.names import config_name
 from dtj.plan.pods import metadata
 from dtj_trainer import contract
 
-# In C where PyYAML was built with it, as in its wheels: this is a good part of the work of a plan.
+# In C where PyYAML was built with it, as in its wheels.
 _DUMPER = getattr(yaml, "CSafeDumper", yaml.SafeDumper)
 START = ("/bin/sh", str(contract.CONFIG_DIR / "start.sh"))
 """What every container runs; the program's words follow."""
@@ -28,9 +30,15 @@ def config_map(job: Job, strategys_own: Mapping[str, str], name: str | None = No
         "data": {
             **strategys_own,
             "start.sh": script("start.sh"),
-            contract.JOB_FILE: yaml.dump(written(job), Dumper=_DUMPER, sort_keys=False),
+            contract.JOB_FILE: _as_yaml(json.dumps(written(job))),
         },
     }
+
+
+@lru_cache(maxsize=4096)
+def _as_yaml(job: str) -> str:
+    """Most of the work of a plan, so it is done once. Interned: who reads the ConfigMap has the same text."""
+    return intern(yaml.dump(json.loads(job), Dumper=_DUMPER, sort_keys=False))
 
 
 @cache
