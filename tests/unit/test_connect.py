@@ -2,12 +2,21 @@
 
 from __future__ import annotations
 
+import asyncio
 from pathlib import Path
 
 import pytest
 
 from dtj.cluster.api import connect
+from dtj.reconcile.children import Children
 from tests.unit.support.api_server import write_kubeconfig
+from tests.unit.support.kube_server import KubeServer
+
+
+def reach(url: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_kubeconfig(folder / "config", url)
+    config = "kubernetes.aio.config.kube_config.KUBE_CONFIG_DEFAULT_LOCATION"
+    monkeypatch.setattr(config, str(folder / "config"))
 
 
 @pytest.mark.parametrize(
@@ -28,10 +37,7 @@ async def test_the_environment_is_asked_at_each_request_only_where_it_names_a_pr
         if value:
             monkeypatch.setenv(name, value)
     monkeypatch.delenv("all_proxy", raising=False)
-    write_kubeconfig(tmp_path / "config", "https://api.example:6443")
-    monkeypatch.setattr(
-        "kubernetes.aio.config.kube_config.KUBE_CONFIG_DEFAULT_LOCATION", str(tmp_path / "config")
-    )
+    reach("https://api.example:6443", tmp_path, monkeypatch)
 
     api = await connect()
 
@@ -39,3 +45,23 @@ async def test_the_environment_is_asked_at_each_request_only_where_it_names_a_pr
     assert session.trust_env is asked
     await session.close()
     await api.close()
+
+
+async def test_requests_are_answered_beside_the_watches_of_many_namespaces(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    server, namespaces = KubeServer(), [f"team-{number}" for number in range(30)]
+    pod = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "mnist-worker-0", "namespace": "team-0"}}
+    async with asyncio.timeout(30), server.served():
+        reach(server.url, tmp_path, monkeypatch)
+        api = await connect()
+        children = Children(api, namespaces, lambda key: None)
+        children.start()
+        await children.synced()
+        while server.watches < 4 * len(namespaces):
+            await asyncio.sleep(0.01)
+
+        await api.create(pod)
+
+        await children.stop()
+        await api.close()

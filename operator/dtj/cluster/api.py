@@ -313,6 +313,8 @@ async def connect(
         config.load_incluster_config(client_configuration=settings)
     except config.ConfigException:
         await config.load_kube_config(client_configuration=settings)
+    # No bound: each watch keeps a connection, and requests would wait for one behind those of many namespaces.
+    settings.connection_pool_maxsize = 0
     # Else each request asks a thread for ~/.netrc, and another one for a proxy.
     settings.client_session_kwargs = {"trust_env": _has_proxy(settings.host)}
     return KubernetesApi(client.ApiClient(settings), on_answer, may_write)

@@ -38,6 +38,8 @@ class KubeServer:
     """Token, and path, of each object that was to be made, also where one was there."""
     watchers: set[str] = field(default_factory=set)
     """Tokens of clients that watch."""
+    watches: int = 0
+    """How many were begun."""
     listed: set[str] = field(default_factory=set)
     """Paths that were listed or watched."""
     installed: bool = True
@@ -128,6 +130,7 @@ class KubeServer:
         response.enable_chunked_encoding()
         await response.prepare(request)
         self.watchers.add(_token(request))
+        self.watches += 1
         seen = int(request.query["resourceVersion"])
         while True:
             for version, event, place, manifest in self._history[seen:]:
