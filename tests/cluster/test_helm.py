@@ -141,7 +141,7 @@ def test_jobs_live_through_an_upgrade(release: Release, jobs: list[Job], tmp_pat
 
     release.upgrade(chart_copy(tmp_path), logLevel="DEBUG")
 
-    until("the old operators to be gone", lambda: not old & set(release.pods()), 60)
+    until("the old operators to be gone", lambda: not old & set(release.pods()), 120)
     for what in ("deployment/dtj-operator", CRD):
         labels = kubectl(
             "--namespace", release.namespace, "get", what, "--output=jsonpath={.metadata.labels}"
