@@ -226,3 +226,21 @@ def test_the_checker_of_pod_security_finds_what_the_standard_forbids(change: Man
     assert list(restricted_faults({"spec": spec})) == []
 
     assert any(found.startswith(fault) for found in restricted_faults({"spec": spec | change}))
+
+
+@pytest.mark.parametrize(
+    ("container", "at_once"),
+    [
+        ({"tty": True}, True),
+        ({"command": ["prepare-for-an-hour-and-start"]}, False),
+        ({"readinessProbe": {"exec": {"command": ["test", "-e", "/prepared"]}}}, False),
+    ],
+)
+def test_a_launcher_comes_early_only_where_nothing_is_before_the_workers_sshd(
+    container: Manifest, at_once: bool
+) -> None:
+    template = {"spec": {"containers": [{"name": "trainer", **container}]}}
+
+    plan = plan_job(job("mnist", replicaSpecs={"worker": {"replicas": 2, "template": template}}))
+
+    assert plan.waits_itself is at_once

@@ -10,9 +10,10 @@ from typing import Any, Literal
 
 import pytest
 
-from dtj.api.job import Manifest
+from dtj.api.job import Manifest, read_job
 from dtj.api.status import ArtifactsStatus, ProgressStatus
 from dtj.cluster.port import ApiError
+from dtj.reconcile.actions import may_restore
 from dtj.reconcile.progress import Report
 from tests.unit.support.fake_cluster import Ending, FakeCluster
 from tests.unit.support.jobs import manifest
@@ -146,15 +147,47 @@ async def test_a_running_job_costs_nothing_while_nothing_happens() -> None:
     assert world.cluster.calls == []
 
 
-async def test_the_launcher_is_made_only_when_all_workers_are_ready() -> None:
-    world = World(replicaSpecs={"worker": {"replicas": 3}})
+async def test_the_launcher_is_made_as_soon_as_all_workers_run() -> None:
+    world = World()
+    world.kubelet.hold, world.kubelet.unready = {WORKERS[1]}, set(WORKERS)
+    await world.rest()
+    assert world.pod_names() == WORKERS
 
+    world.kubelet.hold.clear()
     await world.until(lambda: "mnist-launcher-0" in world.pod_names())
 
-    workers = [pod for pod in world.cluster.of_kind("Pod") if "worker" in pod["metadata"]["name"]]
-    assert len(workers) == 3
-    for pod in workers:
-        assert {"type": "Ready", "status": "True"} in pod["status"]["conditions"]
+    assert world.phase == "Starting"
+
+
+FROM_ANOTHER_JOB = {"uri": "s3://bucket", "resume": "FromURI", "resumeUri": "s3://bucket/other"}
+
+
+async def test_a_launcher_does_not_wait_while_workers_restore_a_checkpoint() -> None:
+    world = World(artifacts=FROM_ANOTHER_JOB)
+    world.kubelet.unready = {WORKERS[1]}
+    await world.rest()
+    assert world.pod_names() == WORKERS
+
+    world.kubelet.unready.clear()
+    await world.rest()
+
+    assert world.phase == "Succeeded"
+
+
+@pytest.mark.parametrize(
+    ("status", "artifacts", "may"),
+    [
+        ({}, {"uri": "s3://bucket"}, False),
+        ({"attempt": 1}, None, False),
+        ({"attempt": 2}, {"uri": "s3://bucket"}, True),
+        ({"artifacts": {"checkpoint": {"step": 7, "uri": "s3://bucket/7"}}}, {"uri": "s3://bucket"}, True),
+        ({}, FROM_ANOTHER_JOB, True),
+    ],
+)
+def test_what_a_job_may_have_to_restore(status: Manifest, artifacts: Manifest | None, may: bool) -> None:
+    spec = {"artifacts": artifacts} if artifacts else {}
+
+    assert may_restore(read_job({**manifest(**spec), "status": status})) is may
 
 
 async def test_a_worker_deleted_before_the_launcher_is_made_again_and_not_counted() -> None:
@@ -172,16 +205,12 @@ async def test_a_worker_deleted_before_the_launcher_is_made_again_and_not_counte
     assert world.cluster.created_pods.count(("mnist-worker-0", "1")) == 2
 
 
-async def test_no_launcher_is_started_over_a_ready_worker_that_is_about_to_go() -> None:
+async def test_no_launcher_is_started_over_a_worker_that_is_about_to_go() -> None:
     world = World()
     world.kubelet.end_steps = 5
     await world.until(
         lambda: (
-            len(world.pod_names()) == 2
-            and all(
-                {"type": "Ready", "status": "True"} in world.cluster.pod(name)["status"].get("conditions", [])
-                for name in WORKERS
-            )
+            [world.cluster.pod(name)["status"].get("phase") for name in world.pod_names()] == ["Running"] * 2
         )
     )
 

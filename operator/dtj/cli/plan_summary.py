@@ -124,10 +124,9 @@ def _container_cells(pod: Manifest, accelerator: str) -> tuple[str, str, str]:
 
 def _order(plan: Plan) -> list[str]:
     decisive = ", ".join(plan.decisive)
+    state = "run, or are ready where they may restore" if plan.waits_itself else "are ready"
     later = (
-        ["Pods of a stage are made when those of the stages before are ready."]
-        if len(plan.stages) > 1
-        else []
+        [f"Pods of a stage are made when those of the stages before {state}."] if len(plan.stages) > 1 else []
     )
     return [*later, f"The job succeeds with {decisive}; {plan.reporter} tells its progress."]
 

@@ -23,6 +23,8 @@ SSH_CONFIG_FILE = contract.CONFIG_DIR / "ssh_config"
 # Where scripts written for mpi-operator look for the hostfile.
 _MPI_DIR = "/etc/mpi"
 _SSH_ARGS = f"-F {SSH_CONFIG_FILE} -o ConnectionAttempts=10"
+# Read by start.sh, where no dtj-launch is in the image that would wait anyway.
+_LAUNCHER_WAITS = {"DTJ_LAUNCHER_WAITS": "yes"}
 DEFAULT_LAUNCHER = ReplicaSpec(
     resources=Resources(requests={"cpu": "100m", "memory": "128Mi"}, limits={"memory": "1Gi"})
 )
@@ -104,7 +106,7 @@ def horovod_plan(job: Job) -> Plan:
         launcher,
         attempt=attempt,
         command=[*START, *program],
-        env=size | _mpi_environment(job),
+        env=size | _mpi_environment(job) | _LAUNCHER_WAITS,
         extra=_launcher_extra(job),
     )
     return Plan(
@@ -123,6 +125,7 @@ def horovod_plan(job: Job) -> Plan:
         decisive=(launcher_pod["metadata"]["name"],),
         reporter=workers[0]["metadata"]["name"],
         answering=tuple(worker["metadata"]["name"] for worker in workers),
+        waits_itself=serves_at_once(workers[0]),
     )
 
 
@@ -167,6 +170,13 @@ def worker_container() -> Manifest:
             "failureThreshold": 10,
         },
     }
+
+
+def serves_at_once(worker: Manifest) -> bool:
+    """Whether a worker that runs is soon ready: nothing of its template comes before its sshd."""
+    container = next(c for c in worker["spec"]["containers"] if c["name"] == TRAINER_CONTAINER)
+    probe = worker_container()["readinessProbe"]
+    return bool(container["command"] == [*START] and container.get("readinessProbe") == probe)
 
 
 def _worker_extra(job: Job) -> Manifest:

@@ -14,18 +14,12 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from dtj.api.identity import LABEL_ATTEMPT, LABEL_ROLE
+from dtj.api.identity import LABEL_ATTEMPT
 from dtj.api.job import Job, Manifest
 from dtj.api.names import LABEL_LENGTH
 from dtj.api.scheduling_rules import KUEUE_COUNT, KUEUE_GROUP, KUEUE_QUEUE, KUEUE_RETRIABLE
-from dtj.api.validation import TRAINER_CONTAINER
 from dtj.plan.merge import merged
 from dtj.plan.model import Plan
-
-# Read by start.sh, where no dtj-launch is in the image that would wait anyway.
-_WAITS = {
-    "containers": [{"name": TRAINER_CONTAINER, "env": [{"name": "DTJ_LAUNCHER_WAITS", "value": "yes"}]}]
-}
 
 
 def queued(job: Job, plan: Plan) -> Plan:
@@ -38,8 +32,7 @@ def queued(job: Job, plan: Plan) -> Plan:
         "annotations": {KUEUE_COUNT: str(len(grouped)), KUEUE_RETRIABLE: "false"},
     }
     pods = tuple(
-        _waiting(merged({"metadata": group if pod["metadata"]["name"] in names else queue}, pod))
-        for pod in plan.pods
+        merged({"metadata": group if pod["metadata"]["name"] in names else queue}, pod) for pod in plan.pods
     )
     restarts = plan.restarts_with
     if restarts is not None:
@@ -51,10 +44,3 @@ def group_name(job: Job, pod: Manifest) -> str:
     """Name of a pod's group, and of Kueue's Workload: another one for each attempt, and for each job of a name."""
     ending = f"-{job.short_uid}-{pod['metadata']['labels'][LABEL_ATTEMPT]}"
     return job.name[: LABEL_LENGTH - len(ending)].rstrip("-") + ending
-
-
-def _waiting(pod: Manifest) -> Manifest:
-    made: Manifest = (
-        merged(pod, {"spec": _WAITS}) if pod["metadata"]["labels"][LABEL_ROLE] == "launcher" else pod
-    )
-    return made

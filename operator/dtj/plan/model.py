@@ -26,7 +26,7 @@ class Plan:
     ssh_secret: str | None
     """Name of the Secret with the job's ssh key, where the strategy needs one; its content is made once."""
     stages: tuple[tuple[Manifest, ...], ...]
-    """Pods by stage: those of a stage are made when all of the stages before are ready."""
+    """Pods by stage: those of a stage are made when all of the stages before are ready, or see `waits_itself`."""
     decisive: tuple[str, ...]
     """Names of the pods whose success is the job's."""
     reporter: str
@@ -35,6 +35,8 @@ class Plan:
     """Names of the pods that serve PROGRESS_PORT."""
     evaluator: str | None = None
     """Name of the pod that measures checkpoints beside the training, where there is one: the job does not need it."""
+    waits_itself: bool = False
+    """Whether the last stage's containers wait for those before: they need only run, where that takes no time."""
     network_policy: Manifest | None = None
     """What lets nobody but the job's own pods and the operator reach them, where the operator makes that."""
     restarts_with: Mapping[str, frozenset[str]] | None = None

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from dtj.api.job import Job, Manifest
-from dtj.api.spec import CleanPodPolicy
+from dtj.api.spec import CleanPodPolicy, Resume
 from dtj.api.status import ConditionType
 from dtj.plan.model import Plan
 from dtj.reconcile.view import Owned
@@ -168,7 +168,7 @@ def actions(
         begun = evaluation.status.all_running_time is not None
     if plan.restarts_with is None and begun:
         return result  # whatever a changed spec asks for besides is for the next attempt
-    due = [Create(pod) for pod in _due(plan, present) if pod["metadata"]["name"] not in taken]
+    due = [Create(pod) for pod in _due(plan, present, job) if pod["metadata"]["name"] not in taken]
     if due and plan.pod_group is not None:
         result.append(EnsurePodGroup(plan.pod_group))
     return result + due
@@ -205,13 +205,31 @@ def config_actions(plan: Plan, configs: Mapping[str, Owned], pods: Sequence[PodV
     return [ReplaceData(plan.config)] if known.data != plan.config["data"] and not pods else []
 
 
-def _due(plan: Plan, pods: Mapping[str, PodView]) -> list[Manifest]:
-    """Pods of the first stage that is not complete and ready."""
+def _due(plan: Plan, pods: Mapping[str, PodView], job: Job) -> list[Manifest]:
+    """Pods of the first stage that is not complete and there."""
+    at_once = plan.waits_itself and not may_restore(job)
     for stage in plan.stages:
         names = [pod["metadata"]["name"] for pod in stage]
         absent = [pod for pod in stage if pod["metadata"]["name"] not in pods]
         if absent:
             return absent
-        if not all(pods[name].succeeded or (pods[name].running and pods[name].ready) for name in names):
+        if not all(_there(pods[name], at_once) for name in names):
             return []
     return []
+
+
+def _there(pod: PodView, at_once: bool) -> bool:
+    """Whether the pods of the next stage may come. at_once: they need not be told that it is ready: that is by a
+    probe, a second or more after it is so.
+    """
+    return pod.succeeded or (pod.running and (pod.ready or at_once))
+
+
+def may_restore(job: Job) -> bool:
+    """Whether its pods may have a checkpoint to restore before they are ready, which takes as long as it takes."""
+    status, artifacts = job.status, job.spec.artifacts
+    return (
+        status.attempt > 1
+        or (status.artifacts is not None and status.artifacts.checkpoint is not None)
+        or (artifacts is not None and artifacts.resume is Resume.FROM_URI)
+    )

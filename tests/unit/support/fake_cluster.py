@@ -411,6 +411,8 @@ class Kubelet:
     """How many pods have a node at most; no node takes the others."""
     hold: set[str] = field(default_factory=set)
     """Names of pods that get a node and no further."""
+    unready: set[str] = field(default_factory=set)
+    """Names of pods that run and are not ready."""
     ran: dict[str, int] = field(default_factory=dict)
     ending: dict[str, int] = field(default_factory=dict)
     lost: set[str] = field(default_factory=set)
@@ -440,7 +442,7 @@ class Kubelet:
             self.cluster.change(name, self._schedule)
         elif phase == "Pending" and name[2] not in self.hold:
             self.cluster.change(name, _running)
-        elif phase == "Running":
+        elif phase == "Running" and name[2] not in self.unready:
             self.ran[uid] = self.ran.get(uid, 0) + 1
             ending = self.program(pod, self.ran[uid])
             if ending is not None:
