@@ -24,6 +24,13 @@ def test_every_type_raw_and_gzipped(tmp_path: Path, dtype: str, compressed: bool
     np.testing.assert_array_equal(found, values)
 
 
+def test_bytes_are_not_copied(tmp_path: Path) -> None:
+    path = tmp_path / "values"
+    path.write_bytes(idx_bytes(np.zeros((3, 4, 4), "u1")))
+
+    assert not read_idx(path).flags.owndata
+
+
 PICTURES = idx_bytes(np.zeros((3, 4, 4), "u1"))
 
 

@@ -45,6 +45,17 @@ def test_two_ranks_are_one_process_on_the_whole_batch(small: Path, tmp_path: Pat
     assert_close(together, alone, 1e-5)
 
 
+def test_no_import_is_left_to_the_first_optimizer() -> None:
+    code = """
+import sys, torch, dtj_trainer.programs.torch_learner
+before = set(sys.modules)
+torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=1.0).zero_grad()
+print(*sorted(name for name in set(sys.modules) - before if name.startswith("torch._dynamo")))
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == ""
+
+
 def test_the_first_step_is_always_written(small: Path, tmp_path: Path) -> None:
     run = Run(tmp_path, small, 1, "--batch-size=8", "--max-steps=40", "--log-seconds=1000").ended()
     assert [line["step"] for line in run.metrics if line["kind"] == "train"] == [1, 40]

@@ -23,7 +23,7 @@ _GZIP_MAGIC = b"\x1f\x8b"
 
 
 def read_idx(path: Path) -> np.ndarray:
-    """The array in an idx file, in the machine's byte order; gzip is recognised by content.
+    """The array in an idx file, in the machine's byte order, not to be written to; gzip is recognised by content.
 
     Raises DataCorrupt, naming the file and what is wrong with it; OSError when it can't be read.
     """
@@ -50,4 +50,4 @@ def read_idx(path: Path) -> np.ndarray:
             f"asks for {expected}"
         )
     values = np.frombuffer(content, dtype, offset=header).reshape(shape)
-    return values.astype(dtype.newbyteorder("="))
+    return values.astype(dtype.newbyteorder("="), copy=False)

@@ -13,7 +13,7 @@ from pathlib import Path
 log = logging.getLogger(__name__)
 
 CONNECT_SECONDS = 3.0
-FIRST_PAUSE_SECONDS = 0.2
+FIRST_PAUSE_SECONDS = 0.05
 LONGEST_PAUSE_SECONDS = 2.0
 TELL_EVERY_SECONDS = 15.0
 _CHECKS_AT_A_TIME = 32

@@ -27,7 +27,7 @@ def accuracy(model: torch.nn.Module, pictures: Pictures) -> float:
     right = 0
     with torch.inference_mode():
         for start in range(0, len(pictures), BATCH):
-            logits = model(torch.from_numpy(pictures.pixels[start : start + BATCH]))
+            logits = model(torch.tensor(pictures.pixels[start : start + BATCH]))
             right += int((logits.argmax(1) == torch.from_numpy(pictures.labels[start : start + BATCH])).sum())
     return right / len(pictures)
 

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 import horovod.torch as hvd
 import numpy as np
 import torch
+import torch._dynamo  # The first optimizer imports it, for two seconds: here all ranks do before they meet.
 from torch import Tensor
 from torch.nn import functional
 
