@@ -8,6 +8,7 @@ import os
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -49,17 +50,17 @@ def main() -> int:
     return 0 if good else 1
 
 
-def bring_up(cluster: str) -> str:
-    """Have a cluster with the operator and this job's images; the line that tells a shell of it.
+def bring_up(cluster: str, images: Sequence[str] = IMAGES) -> str:
+    """Have a cluster with the operator and these images; the line that tells a shell of it.
 
     Raises CalledProcessError.
     """
     up = subprocess.run(
-        [sys.executable, "-m", "tests.cluster.up", "--cluster", cluster, *IMAGES],
+        [sys.executable, "-m", "tests.cluster.up", "--cluster", cluster, *images],
         cwd=ROOT, stdout=subprocess.PIPE, text=True, check=True,
     )  # fmt: skip
     os.environ.update(exports(up.stdout))
-    install = [sys.executable, "-m", "tests.cluster.install", "--cluster", cluster, *IMAGES]
+    install = [sys.executable, "-m", "tests.cluster.install", "--cluster", cluster, *images]
     subprocess.run(install, cwd=ROOT, check=True)
     return up.stdout.splitlines()[0]
 

@@ -66,9 +66,9 @@ def s3_client() -> Any:
     )
 
 
-def example(name: str, **spec: Any) -> Manifest:
-    """The example job under another name, on the local object store, with other fields of spec."""
-    job: Manifest = yaml.safe_load(EXAMPLE.read_text())
+def example(name: str, file: Path = EXAMPLE, **spec: Any) -> Manifest:
+    """An example job under another name, on the local object store, with other fields of spec."""
+    job: Manifest = yaml.safe_load(file.read_text())
     job["metadata"]["name"] = name
     job["spec"]["artifacts"]["endpoint"] = os.environ["DTJ_TEST_S3_ENDPOINT"]
     job["spec"].update(spec)
