@@ -13,7 +13,7 @@ PIP_INSTALL = $(PYTHON) -m venv .venv && $(PY) -m pip install --quiet --disable-
 AT_ONCE ?= 3
 JOB := manifests/examples/fashion-mnist-horovod.yaml
 
-.PHONY: help demo demo-cluster test test-chaos test-unit test-chart test-trainer lint crd chart bench bench-control bench-training bench-soak bench-first-step images sbom docs pictures dashboard-picture cluster cluster-down clean
+.PHONY: help demo demo-cluster test test-chaos test-unit test-chart test-trainer lint crd chart bench bench-control bench-training bench-soak bench-first-step bench-cluster-toll images sbom docs pictures dashboard-picture cluster cluster-down clean
 
 help:  ## print these targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -70,6 +70,10 @@ bench-soak: $(VENV)  ## half an hour with 200 jobs a minute that come and go: wh
 
 bench-first-step: $(VENV)  ## from kubectl apply to the first step on a real local cluster, split; take it down by cluster-down
 	@$(PY) -m bench.first_step --cluster $(CLUSTER)
+
+bench-cluster-toll: $(VENV)  ## dtj's cost to a training on a real local cluster; take it down by cluster-down
+	$(PY) docker/wheels.py --install
+	@$(PY) -m bench.cluster_toll --cluster $(CLUSTER)
 
 bench-training: $(VENV)  ## dtj's cost to a training, its checkpoints and its batches, beside the same done by hand
 	$(PY) docker/wheels.py --install

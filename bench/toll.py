@@ -7,7 +7,7 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from tempfile import TemporaryDirectory, TemporaryFile
@@ -24,19 +24,21 @@ WARM_SECONDS = 3.0
 LONGEST_SECONDS = 300
 # One epoch takes a quarter of a minute on two cores; between two tests of the model there is nothing but training.
 ARGUMENTS = ["--model=cnn", "--epochs=1", "--batch-size=64", "--log-seconds=0.5"]
-MPI_ENVIRONMENT = {
+AS_ROOT = {
     "OMPI_ALLOW_RUN_AS_ROOT": "1",
     "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
-    # As dtj has it: ranks that wait leave the processors to others.
-    "OMPI_MCA_mpi_yield_when_idle": "1",
     "OMP_NUM_THREADS": "1",
 }
+# As `dtj run` has it: ranks that wait leave the processors to others.
+MPI_ENVIRONMENT = {**AS_ROOT, "OMPI_MCA_mpi_yield_when_idle": "1"}
 Job = dict[str, Any]
 
 
-def horovod_job() -> Job:
+def horovod_job(arguments: Sequence[str] = ARGUMENTS) -> Job:
     """Two ranks."""
-    return _job("fashion-mnist-horovod.yaml")
+    job = _job("fashion-mnist-horovod.yaml")
+    job["spec"]["args"] = list(arguments)
+    return job
 
 
 def parameter_server_job() -> Job:
@@ -67,19 +69,22 @@ def by_dtj(job: Job, data: Path) -> float:
         return examples_per_second(rows, WARM_SECONDS)
 
 
-def horovod_by_hand(job: Job, data: Path) -> float:
+def horovod_by_hand(
+    job: Job, data: Path, options: Sequence[str] = (), environment: Mapping[str, str] = MPI_ENVIRONMENT
+) -> float:
     """The same by mpirun, and nothing beside it."""
-    return _by_hand(job, data, _mpirun(2), MPI_ENVIRONMENT)
+    return _by_hand(job, data, [*mpirun(2), *options], environment)
 
 
 @contextmanager
 def horovod(job: Job, data: Path, ranks: int, root: Path) -> Iterator[None]:
     """A training by mpirun with the workspace `root`, which ends with the block."""
-    with _started([*_mpirun(ranks), *_command(job, data)], _environment(root, MPI_ENVIRONMENT)):
+    with _started([*mpirun(ranks), *_command(job, data)], _environment(root, MPI_ENVIRONMENT)):
         yield
 
 
-def _mpirun(ranks: int) -> list[str]:
+def mpirun(ranks: int) -> list[str]:
+    """Its command, to which the program's words are added."""
     return ["mpirun", "-n", str(ranks), "--oversubscribe", "--bind-to", "none"]
 
 
@@ -101,7 +106,7 @@ def parameter_server_by_hand(job: Job, data: Path) -> float:
         return _by_hand(job, data, [], config("chief", 0))
 
 
-def _by_hand(job: Job, data: Path, starter: Sequence[str], more: dict[str, str]) -> float:
+def _by_hand(job: Job, data: Path, starter: Sequence[str], more: Mapping[str, str]) -> float:
     with TemporaryDirectory(prefix="dtj-bench-") as folder:
         _run([*starter, *_command(job, data)], _environment(Path(folder), more))
         return examples_per_second(read_rows(Path(folder, "metrics.jsonl")), WARM_SECONDS)
@@ -111,7 +116,7 @@ def _command(job: Job, data: Path) -> list[str]:
     return [sys.executable, *job["spec"]["command"][1:], f"--data={data}", *job["spec"]["args"]]
 
 
-def _environment(root: Path, more: dict[str, str]) -> dict[str, str]:
+def _environment(root: Path, more: Mapping[str, str]) -> dict[str, str]:
     root.mkdir(exist_ok=True)
     return {"DTJ_ROOT": str(root), **more}
 
