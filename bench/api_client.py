@@ -101,9 +101,17 @@ class ApiClient:
     ) -> None:
         self.writes += 1
         data = json.dumps(body).encode()
+        try:
+            status, said = await self._answer(method, path, data, content_type)
+        except aiohttp.ServerDisconnectedError:
+            # The server closed a connection that was kept; what came of the request is not known.
+            fine = 409 if method == "POST" else 404 if method == "DELETE" else fine
+            status, said = await self._answer(method, path, data, content_type)
+        if status >= 400 and status != fine:
+            raise ClusterError(f"{method} {path}: {status} {said[:500].decode(errors='replace')}")
+
+    async def _answer(self, method: str, path: str, data: bytes, content_type: str) -> tuple[int, bytes]:
         async with self._session.request(
             method, self._url + path, data=data, headers={"Content-Type": content_type}
         ) as answer:
-            said = await answer.read()
-            if answer.status >= 400 and answer.status != fine:
-                raise ClusterError(f"{method} {path}: {answer.status} {said[:500].decode(errors='replace')}")
+            return answer.status, await answer.read()

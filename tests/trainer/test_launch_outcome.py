@@ -291,7 +291,7 @@ def test_mpirun_command():
     given_hosts = {"OMPI_MCA_orte_default_hostfile": "/etc/dtj/hostfile"}
     assert mpirun_command(settings, ["python", "train.py"], given_hosts) == [
         *("mpirun", "-n", "4", "--bind-to", "none", "--map-by", "slot"),
-        *("--mca", "pml", "ob1", "--mca", "btl", "^openib", "--mca", "btl_tcp_if_include", "eth0"),
+        *("--mca", "pml", "ob1", "--mca", "btl", "^openib,ofi", "--mca", "btl_tcp_if_include", "eth0"),
         *("/bin/sh", "/etc/dtj/rank.sh", "python", "train.py"),
     ]
     assert mpirun_command(settings, ["x"], {})[1:3] == ["--hostfile", "/etc/dtj/hostfile"]

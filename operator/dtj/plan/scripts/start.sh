@@ -55,7 +55,7 @@ launcher)
         exit 127
     }
     # Open MPI 4 takes its hosts and its ssh from the environment that the operator gives.
-    exec "$mpirun" -np "$DTJ_WORLD_SIZE" --bind-to none --map-by slot --mca pml ob1 --mca btl ^openib \
+    exec "$mpirun" -np "$DTJ_WORLD_SIZE" --bind-to none --map-by slot --mca pml ob1 --mca btl ^openib,ofi \
         /bin/sh "$config/rank.sh" "$@"
     ;;
 *)
