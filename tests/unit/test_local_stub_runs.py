@@ -166,7 +166,8 @@ def test_a_job_that_succeeds(start: Callable[..., DtjRun]) -> None:
     stored = Runs(run.home).find("stub")
     assert stored.job.status.phase == "Succeeded"
     reasons = [event["reason"] for event in stored.events]
-    assert (reasons[0], reasons[-1]) == ("JobRunning", "JobSucceeded")
+    # So short a program may have ended before it was seen to run.
+    assert [reason for reason in reasons if reason != "JobRunning"] == ["JobSucceeded"]
     assert sorted(stored.outputs) == ["chief-0", "ps-0", "worker-0"]
     assert stored.pid is None
     again = start("", "--resume")
