@@ -332,10 +332,12 @@ class Reconciler:
     ) -> float | None:
         """Seconds for which a status that only counts pods may wait to be written; None: write it now.
 
-        Before something is done the counts are stored: by them a pod is missed that went without a trace. Those of
-        a group are missed from the start.
+        By the counts a pod is missed that went without a trace: those of a group from the start, others when the
+        last ones were made, which shows that they were there. A pod that is told to end is counted before.
         """
-        if todo or plan is None or plan.whole or memory.written_at is None:
+        if plan is None or plan.whole or memory.written_at is None:
+            return None
+        if not all(isinstance(action, Create) for action in todo):
             return None
         left = (memory.written_at + self._counts_after - now).total_seconds()
         return left if left > 0 and only_counts(job.status, status) and job.status != status else None

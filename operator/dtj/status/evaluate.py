@@ -93,7 +93,7 @@ def _evaluate(
         draft.values["start_time"] = None
     deadline = job.spec.run_policy.active_deadline_seconds
     left = None if deadline is None or queued else deadline - seconds_since(start, now)
-    missing = vanished(old, expected.attempts, pods)
+    missing = vanished(job, expected, pods)
     # Before all ran, a pod that goes is simply made again, unless it is one of a group.
     gone = missing if old.all_running_time or expected.whole else ()
     lost = evaluator_loss(attempt, old, expected, pods, gone, job.spec.run_policy.backoff_limit)

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence, Set
 from dataclasses import replace
 from datetime import datetime
 
-from dtj.api.status import ConditionType, JobStatus
+from dtj.api.job import Job
+from dtj.api.status import ConditionType, JobStatus, ReplicaStatus
 from dtj.status.failure import (
     LOST_OTHERS,
     NODE_SETTLE_SECONDS,
@@ -27,23 +28,44 @@ FOLLOWS_SECONDS = 180.0
 _MOST_NAMES = 4
 
 
-def vanished(old: JobStatus, attempts: Mapping[str, int], pods: Sequence[PodView]) -> list[str]:
-    """Names of pods that were counted in the stored status and are gone without a trace.
+def vanished(job: Job, expected: Expected, pods: Sequence[PodView]) -> list[str]:
+    """Names of pods that are gone without a trace: the stored status counted them, or the last stage, which came
+    after it was stored, shows that they were there.
 
     A pod that is not there may also be one that was not made yet: those that started again last are.
     """
-    there = {pod.name for pod in pods}
+    attempts, there = expected.attempts, {pod.name for pod in pods}
+    if _began_uncounted(job, expected, there):
+        return [name for stage in expected.stages[:-1] for name in stage if name not in there]
     gone = []
-    for role, status in old.replica_statuses.items():
+    for role, status in job.status.replica_statuses.items():
         names = [name for name in attempts if _role(name) == role]
         here = [pod for pod in pods if pod.role == role]
         # Fewer are wanted than before: of those counted, some may be the ones that are not wanted any more, and went.
         unwanted = max(status.desired - len(names) - sum(pod.name not in attempts for pod in here), 0)
-        counted = status.active + status.succeeded + status.failed - unwanted
-        known = counted - len(here)
+        known = _counted(status) - unwanted - len(here)
         missing = [name for name in names if name not in there]
         gone += sorted(missing, key=lambda name: attempts[name])[: max(known, 0)]
     return gone
+
+
+def _began_uncounted(job: Job, expected: Expected, there: Set[str]) -> bool:
+    """Whether pods of the last stage are there of which the stored status does not tell, and the spec is still that
+    of which it tells: all pods of the stages before were there when they were made.
+    """
+    old, last = job.status, expected.stages[-1]
+    roles = {_role(name) for name in last}
+    return (
+        expected.in_stages
+        and expected.restarts_with is None
+        and old.observed_generation == job.generation
+        and not any(_counted(status) for role, status in old.replica_statuses.items() if role in roles)
+        and not there.isdisjoint(last)
+    )
+
+
+def _counted(status: ReplicaStatus) -> int:
+    return status.active + status.succeeded + status.failed
 
 
 def replica_loss(
