@@ -13,8 +13,8 @@ from datetime import UTC, datetime
 from typing import Any
 
 from bench.api_client import ApiClient, Manifest
-from bench.jobs import collection, job, jobs_path, objects
-from dtj.api.identity import LABEL_JOB
+from bench.jobs import collection, jobs_path, objects, pods_in
+from dtj.api.identity import API_VERSION, KIND, LABEL_JOB
 
 
 class SameRequests:
@@ -51,20 +51,17 @@ class SameRequests:
             pass
 
     async def _run(self, name: str) -> None:
-        made = [
-            one | {"metadata": _labelled(one, name)} for one in objects(name, self._namespace, self._strategy)
-        ]
-        # The launcher is made when the workers are ready; of a chief nothing is waited for.
-        last = made.pop() if self._strategy == "Horovod" else None
+        made = objects(name, self._namespace, self._strategy)
+        *first, last = [one | {"metadata": _labelled(one, name)} for one in made]
+        pods = pods_in(self._strategy)
         async with self._hands:
             await self._say(name, "Pending")
-            await self._make(*made)
-        if last:
-            await self._running(name, sum(one["kind"] == "Pod" for one in made))
-            async with self._hands:
-                await self._say(name, "Starting")
-                await self._make(last)
-        await self._running(name, sum(one["kind"] == "Pod" for one in [*made, *([last] if last else [])]))
+            await self._make(*first)
+        # The launcher, or the chief, is made when the others run.
+        await self._running(name, pods - 1)
+        async with self._hands:
+            await self._make(last)
+        await self._running(name, pods)
         async with self._hands:
             await self._say(name, "Running")
             await self._api.create(f"/api/v1/namespaces/{self._namespace}/events", self._event(name))
@@ -82,13 +79,16 @@ class SameRequests:
         await self._api.merge(f"{jobs_path(self._namespace)}/{name}/status", {"status": _status(phase)})
 
     def _event(self, name: str) -> Manifest:
-        about = job(name, self._namespace, self._strategy)
         return {
             "apiVersion": "v1",
             "kind": "Event",
             "metadata": {"name": f"{name}.running", "namespace": self._namespace},
-            "involvedObject": {key: about[key] for key in ("apiVersion", "kind")}
-            | {"name": name, "namespace": self._namespace},
+            "involvedObject": {
+                "apiVersion": API_VERSION,
+                "kind": KIND,
+                "name": name,
+                "namespace": self._namespace,
+            },
             "reason": "JobRunning",
             "message": "All pods run.",
             "type": "Normal",

@@ -85,10 +85,10 @@ async def index_job(body: kopf.Body, **_: Any) -> dict[Key, Mapping[str, Any]]:
 
 
 @kopf.on.event(GROUP, VERSION, PLURAL)
-async def job_event(namespace: str | None, name: str, memo: kopf.Memo, **_: Any) -> None:
+async def job_event(namespace: str | None, name: str, meta: kopf.Meta, memo: kopf.Memo, **_: Any) -> None:
     """A job came, changed or went."""
     memo.jobs_read.set()
-    memo.controller.queue.add((namespace, name))
+    memo.controller.changed((namespace, name), meta["resourceVersion"])
 
 
 @kopf.on.login()

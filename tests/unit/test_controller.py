@@ -24,6 +24,10 @@ class Passes:
         self.do = do
         self.made: list[Key] = []
         self.jobs: dict[Key, Mapping[str, Any]] = {A: {}, B: {}}
+        self.echoes: set[tuple[Key, str]] = set()
+
+    def is_echo(self, key: Key, version: str) -> bool:
+        return (key, version) in self.echoes
 
     async def reconcile(self, key: Key) -> float | None:
         self.made.append(key)
@@ -195,3 +199,16 @@ async def test_at_the_end_a_pass_that_hangs_is_given_up() -> None:
 
     assert passes.made == [A]
     assert passes.finished == []
+
+
+async def test_the_echo_of_a_pass_is_no_pass() -> None:
+    passes = Passes(lambda key: None)
+    passes.echoes.add((A, "7"))
+    controller = await serve(passes, until=0)
+
+    controller.changed(A, "7")
+    controller.changed(B, "7")
+    controller.changed(A, "8")
+
+    assert [await controller.queue.take() for _ in range(len(controller.queue))] == [B, A]
+    await controller.stop()

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections import Counter
 
 from dtj.api.identity import KIND
+from dtj.api.status import ProgressStatus
+from dtj.reconcile.progress import Report
 from tests.unit.support.fake_cluster import succeed_after_two_steps
 from tests.unit.support.world import KEY, World
 
@@ -136,3 +138,21 @@ async def test_a_worker_that_an_edit_adds_after_the_launcher_was_made_is_not_mis
     await world.until(lambda: world.phase == "Running")
 
     assert world.status["attempt"] == 1
+
+
+async def test_a_report_is_one_pass_and_what_a_job_comes_to_is_looked_at_again() -> None:
+    world = ThriftyWorld()
+    world.kubelet.program = lambda pod, ran: None
+
+    def is_echo() -> bool:
+        return world.reconciler.is_echo(KEY, world.cluster.objects[JOB]["metadata"]["resourceVersion"])
+
+    await world.until(lambda: world.phase == "Running")
+    assert not is_echo()
+
+    world.progress.reports[KEY] = Report(progress=ProgressStatus(step=7))
+    await world.until(lambda: world.status.get("progress") == {"step": 7})
+    assert is_echo()
+
+    world.cluster.change(JOB, lambda job: job["metadata"].update(labels={"team": "a"}))
+    assert not is_echo(), "somebody else's change"

@@ -169,12 +169,9 @@ class KubernetesApi:
         return {manifest["metadata"]["uid"] for manifest in await self._metadata(selection)}
 
     async def _metadata(self, selection: Selection) -> list[Manifest]:
-        return [item async for items, _ in self._pages(selection, _METADATA_ONLY) for item in items]
+        return [item async for items, _ in self.pages(selection, _METADATA_ONLY) for item in items]
 
-    def pages(self, selection: Selection) -> AsyncIterator[tuple[list[Manifest], str]]:
-        return self._pages(selection)
-
-    async def _pages(
+    async def pages(
         self, selection: Selection, accept: str = "application/json"
     ) -> AsyncIterator[tuple[list[Manifest], str]]:
         # No resourceVersion: the server answers from its store, not from a cache of its own.
@@ -190,27 +187,17 @@ class KubernetesApi:
             query["continue"] = going_on
 
     def changes(self, selection: Selection, resource_version: str) -> AsyncIterator[tuple[str, Manifest]]:
-        query = _selector(selection) | {"allowWatchBookmarks": "true"}
-        return self._changes(
-            _all_of(selection), selection.kind, query, resource_version, _WATCH_SECONDS, _WATCH_TIMEOUT
-        )
+        asked = {
+            "allowWatchBookmarks": "true",
+            "resourceVersion": resource_version,
+            "timeoutSeconds": str(_WATCH_SECONDS),
+        }
+        return self._changes(_all_of(selection), selection.kind, _selector(selection) | asked, _WATCH_TIMEOUT)
 
     async def _changes(
-        self,
-        path: str,
-        kind: str,
-        query: Mapping[str, str],
-        resource_version: str,
-        seconds: int,
-        timeout: aiohttp.ClientTimeout,
+        self, path: str, kind: str, query: Mapping[str, str], timeout: aiohttp.ClientTimeout
     ) -> AsyncIterator[tuple[str, Manifest]]:
-        asked = {
-            **query,
-            "watch": "true",
-            "resourceVersion": resource_version,
-            "timeoutSeconds": str(seconds),
-        }
-        async for line in self._lines(path, kind, asked, timeout, "watch"):
+        async for line in self._lines(path, kind, {**query, "watch": "true"}, timeout, "watch"):
             try:
                 event = json.loads(line)
             except ValueError:
@@ -278,30 +265,30 @@ class KubernetesApi:
         if method != "GET" and not self._may_write():
             raise ApiError(0, "NotLeading", "another operator may lead now")
         told = False
+
+        def tell(status: int) -> None:
+            nonlocal told
+            if self._on_answer is not None and not told:
+                self._on_answer(verb, kind, status)
+            told = True
+
         try:
             response = await self._api.call_api(*request, _request_timeout=timeout)
             async with response.response as answer:
                 if answer.status >= 400:
                     content = await answer.read()
-                    self._tell(verb, kind, answer.status)
+                    tell(answer.status)
                     raise _api_error(answer.status, content, answer.headers.get("Retry-After"))
                 if verb == "watch":  # It lasts, and its end is no failure however it comes.
-                    told = self._tell(verb, kind, answer.status)
+                    tell(answer.status)
                 yield answer
-                if not told:
-                    self._tell(verb, kind, answer.status)
+                tell(answer.status)
         except client.ApiException as error:
-            self._tell(verb, kind, error.status or 0)
+            tell(error.status or 0)
             raise _api_error(error.status or 0, error.body or "") from None
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
-            if not told:
-                self._tell(verb, kind, 0)
+            tell(0)
             raise ApiError(0, "Unreachable", _no_answer(error)) from None
-
-    def _tell(self, verb: str, kind: str, status: int) -> bool:
-        if self._on_answer is not None:
-            self._on_answer(verb, kind, status)
-        return True
 
 
 async def connect(

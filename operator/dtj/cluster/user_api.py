@@ -56,11 +56,12 @@ class UserApi(KubernetesApi):
 
         Raises ApiError, also in the middle; 410 where that version is too old.
         """
-        query = {"fieldSelector": f"metadata.name={name}"}
-        path = _jobs(namespace)
-        async for change in self._changes(
-            path, KIND, query, resource_version, _WATCH_SECONDS, _WATCH_TIMEOUT
-        ):
+        query = {
+            "fieldSelector": f"metadata.name={name}",
+            "resourceVersion": resource_version,
+            "timeoutSeconds": str(_WATCH_SECONDS),
+        }
+        async for change in self._changes(_jobs(namespace), KIND, query, _WATCH_TIMEOUT):
             yield change
 
     async def patch_job(self, namespace: str, name: str, patch: Manifest) -> Manifest:

@@ -42,6 +42,11 @@ class Controller:
         self._tasks = [asyncio.create_task(self._work(), name=f"dtj-worker-{n}") for n in range(workers)]
         self._tasks.append(asyncio.create_task(self._resync(), name="dtj-resync"))
 
+    def changed(self, key: Key, version: str) -> None:
+        """A job was seen at this version; the echo of its last pass is none to make another one for."""
+        if not self._reconciler.is_echo(key, version):
+            self.queue.add(key)
+
     async def stop(self, grace: float = 0.0) -> None:
         """Begin no pass any more, and let those that run go on for so many seconds; what they stored holds."""
         self._ending = True

@@ -29,7 +29,6 @@ def expectation(job: Job, plan: Plan, pods: Sequence[PodView]) -> Expected:
         gang=job.spec.run_policy.scheduling_policy.gang,
         queue=job.spec.run_policy.scheduling_policy.queue,
         whole=plan.whole,
-        in_stages=plan.mpijob is None,
         evaluator_timeout=(job.spec.parameter_server or ParameterServer()).evaluator_timeout_seconds,
     )
     return with_launcher(expected, pods, max(job.status.attempt, 1)) if plan.mpijob else expected

@@ -83,6 +83,9 @@ class _Memory:
     """The job as our last write left it, while the cache may not have seen that."""
     stacks_of: str | None = None
     """Since when the job stood still when its stacks were asked for last."""
+    echo: str | None = None
+    """The version at which our own last write left the job, where that wrote figures alone and nothing was left to
+    do: a pass over it would find nothing."""
     overtaken: set[str] = field(default_factory=set)
     """Resource versions that our own writes have replaced since the cache last caught up."""
     ungrouped: bool = False
@@ -142,6 +145,11 @@ class Reconciler:
         again = await self._reconcile(key, manifest)
         untold = self._memory[key].untold.due_in(self._clock())
         return min((seconds for seconds in (strays, again, untold) if seconds is not None), default=None)
+
+    def is_echo(self, key: Key, version: str) -> bool:
+        """Whether this version of a job is what its last pass wrote, and says nothing that calls for another pass."""
+        memory = self._memory.get(key)
+        return memory is not None and memory.echo == version
 
     async def _end_strays(self, key: Key, uid: str | None) -> float | None:
         """Take away by force what is overdue of jobs of this name that are gone; seconds until more is.
@@ -215,6 +223,8 @@ class Reconciler:
         soon = self._write_soon(job, plan, memory, evaluation.status, todo, now)
         if soon is None and await self._write(key, job, manifest, memory, evaluation.status):
             memory.written_at = now
+            figures = not todo and _only_figures(job.status, evaluation.status)
+            memory.echo = memory.version if figures else None
             self._tell(job, memory, job.status, evaluation.status, pods, now)
             self._metrics.see(key, job, evaluation.status, pods)
         await memory.untold.tell(self._cluster, now)
@@ -415,6 +425,11 @@ def _looked_at(evaluation: Evaluation, *seconds: float | None) -> Evaluation:
     """The same, to be looked at again as soon as any of these says, too."""
     waits = [wait for wait in (evaluation.look_again, *seconds) if wait is not None]
     return replace(evaluation, look_again=min(waits, default=None))
+
+
+def _only_figures(old: JobStatus, new: JobStatus) -> bool:
+    """Whether `new` says nothing that `old` does not but what the pods reported since."""
+    return old.model_copy(update={"progress": new.progress, "artifacts": new.artifacts}) == new
 
 
 def _addresses(observed: Observed, names: Collection[str | None]) -> dict[str, str]:

@@ -43,8 +43,6 @@ class Expected:
     """In which queue."""
     whole: bool = False
     """They are one group from the start: none of them is made again alone."""
-    in_stages: bool = True
-    """A stage's pods are made when those of the stages before are there."""
 
     @property
     def needed(self) -> list[str]:

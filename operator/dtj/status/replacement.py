@@ -56,8 +56,7 @@ def _began_uncounted(job: Job, expected: Expected, there: Set[str]) -> bool:
     old, last = job.status, expected.stages[-1]
     roles = {_role(name) for name in last}
     return (
-        expected.in_stages
-        and expected.restarts_with is None
+        expected.restarts_with is None
         and old.observed_generation == job.generation
         and not any(_counted(status) for role, status in old.replica_statuses.items() if role in roles)
         and not there.isdisjoint(last)
