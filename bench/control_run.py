@@ -148,18 +148,14 @@ class Run:
         cpu, server, own = operator.cpu_seconds, self._server_cpu(), time.process_time()
         objects_made = self._count * made_of
         begun = time.perf_counter()
-        applied = await jobs.apply()
-        made = await jobs.made()
-        made_ms = [(made[name] - applied[name]) * 1000 for name in jobs.names]
-        seconds = max(made.values()) - begun
-        await jobs.phase("Running")
+        made_ms, rate = await _all_run(jobs)
         await until("an empty queue", operator.idle, _QUEUE_SECONDS)
         cpu, server, own = operator.cpu_seconds - cpu, self._server_cpu() - server, time.process_time() - own
         self.figures |= {
             "applied to all pods made, p50, ms": percentile(made_ms, 0.5),
             "applied to all pods made, p99, ms": percentile(made_ms, 0.99),
-            "jobs/s": self._count / seconds,
-            "objects/s": objects_made / seconds,
+            "jobs/s": rate,
+            "objects/s": rate * made_of,
             "all run after, s": time.perf_counter() - begun,
             "operator: CPU until all run, s": cpu,
             "API server and etcd: CPU until all run, s": server,
@@ -226,13 +222,9 @@ class Run:
             crowd(self._admin, place, strategy, names, self._options.delays) as jobs,
             same_requests(api, place, strategy, OPERATOR_WORKERS),
         ):
-            server, begun = self._server_cpu(), time.perf_counter()
-            applied = await jobs.apply()
-            made = await jobs.made()
-            await jobs.phase("Running")
+            server = self._server_cpu()
+            made_ms, rate = await _all_run(jobs)
             server = self._server_cpu() - server
-        rate = len(names) / (max(made.values()) - begun)
-        made_ms = [(made[name] - applied[name]) * 1000 for name in names]
         self.figures |= {
             "same requests: applied to all pods made, p99, ms": percentile(made_ms, 0.99),
             "same requests: API server and etcd: CPU a job until it runs, ms": server / len(names) * 1000,
@@ -248,6 +240,16 @@ class Run:
 
     def _server_cpu(self) -> float:
         return sum(map(cpu_seconds, self._plane.pids.values()))
+
+
+async def _all_run(jobs: Crowd) -> tuple[list[float], float]:
+    """Apply them and wait until they run: milliseconds until each had its pods, and jobs a second."""
+    begun = time.perf_counter()
+    applied = await jobs.apply()
+    made = await jobs.made()
+    await jobs.phase("Running")
+    rate = len(jobs.names) / (max(made.values()) - begun)
+    return [(made[name] - applied[name]) * 1000 for name in jobs.names], rate
 
 
 async def limited_rate(plane: ControlPlane, admin: ApiClient) -> float:

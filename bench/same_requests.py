@@ -27,6 +27,7 @@ class SameRequests:
         self._tasks = tasks
         self._namespace = namespace
         self._strategy = strategy
+        self._pods = pods_in(strategy)
         self._hands = asyncio.Semaphore(at_once)
         self._ready: dict[str, set[str]] = defaultdict(set)
         self._changed: dict[str, asyncio.Event] = defaultdict(asyncio.Event)
@@ -53,15 +54,14 @@ class SameRequests:
     async def _run(self, name: str) -> None:
         made = objects(name, self._namespace, self._strategy)
         *first, last = [one | {"metadata": _labelled(one, name)} for one in made]
-        pods = pods_in(self._strategy)
         async with self._hands:
             await self._say(name, "Pending")
             await self._make(*first)
         # The launcher, or the chief, is made when the others run.
-        await self._running(name, pods - 1)
+        await self._running(name, self._pods - 1)
         async with self._hands:
             await self._make(last)
-        await self._running(name, pods)
+        await self._running(name, self._pods)
         async with self._hands:
             await self._say(name, "Running")
             await self._api.create(f"/api/v1/namespaces/{self._namespace}/events", self._event(name))
