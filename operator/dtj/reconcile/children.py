@@ -39,6 +39,7 @@ class Children:
             for kind, cache in caches.items()
             for namespace in namespaces or (None,)
         ]
+        self._caches = caches.values()
         self._tasks: list[asyncio.Task[Any]] = []
 
     def start(self) -> None:
@@ -60,7 +61,7 @@ class Children:
         """How many there are. Raises Stuck."""
         if any(task.done() for task in self._tasks):
             raise Stuck("jobs' objects are looked at no more")
-        return len(self.pods) + len(self.services) + len(self.configs) + len(self.deployments)
+        return sum(map(len, self._caches))
 
 
 def _pod(manifest: Mapping[str, Any]) -> OwnedPod:
