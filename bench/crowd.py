@@ -88,6 +88,7 @@ class Crowd:
     async def _until(self, what: str, there: Callable[[], bool]) -> None:
         def look() -> bool:
             self._mover.check()
+            self.seen.check()
             return there()
 
         await until(f"{what} of {len(self.names)} jobs", look, self._seconds, self._every)

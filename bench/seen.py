@@ -24,6 +24,13 @@ class Seen:
         """The pods of each job that are there."""
         self.phases: dict[str, dict[str, float]] = defaultdict(dict)
         """When each job was in a phase first."""
+        self.watches: list[asyncio.Task[None]] = []
+
+    def check(self) -> None:
+        """Raise what ended a watch: nothing is seen without it."""
+        for watch in self.watches:
+            if watch.done():
+                watch.result()
 
     def see_pod(self, kind: str, pod: Manifest) -> None:
         """Take note of a change of a pod."""
@@ -60,13 +67,11 @@ async def watching(api: ApiClient, namespace: str, mover: PodMover) -> AsyncIter
         async for kind, job in api.watch(jobs_path(namespace)):
             seen.see_job(kind, job)
 
-    tasks = [asyncio.create_task(pods()), asyncio.create_task(jobs())]
+    seen.watches = [asyncio.create_task(pods()), asyncio.create_task(jobs())]
     try:
         yield seen
-        for task in tasks:
-            if task.done():
-                task.result()
+        seen.check()
     finally:
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        for watch in seen.watches:
+            watch.cancel()
+        await asyncio.gather(*seen.watches, return_exceptions=True)
