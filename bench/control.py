@@ -86,7 +86,10 @@ def main() -> int:
         help="all pods take the time that nodes take, not only the counted ones",
     )
     parser.add_argument(
-        "--idle-seconds", type=float, default=15.0, help="of each look (default: %(default)s)"
+        "--idle-seconds",
+        type=float,
+        default=40.0,
+        help="of each look: 100 jobs are asked for their progress in 33 s (default: %(default)s)",
     )
     given = parser.parse_args()
     options = Options(given.strategy, given.idle_seconds, Delays() if given.slow_pods else AT_ONCE)

@@ -39,7 +39,7 @@ class Options:
     """What is asked for besides the number of jobs."""
 
     strategy: str = "Horovod"
-    idle_seconds: float = 15.0
+    idle_seconds: float = 40.0
     delays: Delays | None = AT_ONCE
     """Of the many jobs' pods; those whose requests are counted always have nodes' delays."""
 

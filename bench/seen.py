@@ -57,14 +57,17 @@ class Seen:
 async def watching(api: ApiClient, namespace: str, mover: PodMover) -> AsyncIterator[Seen]:
     """What happens in the namespace is seen for as long as the block lasts, and the mover is told of its pods."""
     seen = Seen()
+    # Taken before the block begins: what happens in it is never before the watch.
+    pods_since = await api.version(collection(namespace, "Pod"))
+    jobs_since = await api.version(jobs_path(namespace))
 
     async def pods() -> None:
-        async for kind, pod in api.watch(collection(namespace, "Pod")):
+        async for kind, pod in api.watch(collection(namespace, "Pod"), pods_since):
             seen.see_pod(kind, pod)
             mover.see(kind, pod)
 
     async def jobs() -> None:
-        async for kind, job in api.watch(jobs_path(namespace)):
+        async for kind, job in api.watch(jobs_path(namespace), jobs_since):
             seen.see_job(kind, job)
 
     seen.watches = [asyncio.create_task(pods()), asyncio.create_task(jobs())]
