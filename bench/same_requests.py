@@ -38,9 +38,9 @@ class SameRequests:
             if kind == "ADDED":
                 self._tasks.create_task(self._run(manifest["metadata"]["name"]))
 
-    async def follow_pods(self) -> None:
-        """See which run."""
-        async for _, manifest in self._api.watch(collection(self._namespace, "Pod")):
+    async def follow_pods(self, since: str) -> None:
+        """See which run, of those that come after that version."""
+        async for _, manifest in self._api.watch(collection(self._namespace, "Pod"), since):
             if (manifest.get("status") or {}).get("phase") == "Running":
                 name = manifest["metadata"]["labels"][LABEL_JOB]
                 self._ready[name].add(manifest["metadata"]["name"])
@@ -117,13 +117,13 @@ def _status(phase: str) -> dict[str, Any]:
 @asynccontextmanager
 async def same_requests(api: ApiClient, namespace: str, strategy: str, at_once: int) -> AsyncIterator[None]:
     """It looks after the namespace's jobs for as long as the block lasts, by the operator's watches."""
-    since = await api.version(jobs_path(namespace))
+    jobs_since = await api.version(jobs_path(namespace))
+    pods_since = await api.version(collection(namespace, "Pod"))
     async with asyncio.TaskGroup() as tasks:
         client = SameRequests(api, namespace, strategy, at_once, tasks)
         others = map(client.follow_others, ("Service", "ConfigMap"))
-        watches = [
-            tasks.create_task(watch) for watch in (client.follow(since), client.follow_pods(), *others)
-        ]
+        followed = (client.follow(jobs_since), client.follow_pods(pods_since), *others)
+        watches = [tasks.create_task(watch) for watch in followed]
         yield
         for watch in watches:
             watch.cancel()
