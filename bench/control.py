@@ -79,7 +79,7 @@ def main() -> int:
     """Measure and print; 1 with the reason where it can't."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--jobs", type=int, nargs="+", default=[100], metavar="N")
-    parser.add_argument("--strategy", choices=STRATEGIES, default=STRATEGIES[0])
+    parser.add_argument("--strategy", choices=STRATEGIES, default=Options.strategy)
     parser.add_argument(
         "--slow-pods",
         action="store_true",
@@ -88,8 +88,8 @@ def main() -> int:
     parser.add_argument(
         "--idle-seconds",
         type=float,
-        default=40.0,
-        help="of each look: 100 jobs are asked for their progress in 33 s (default: %(default)s)",
+        default=Options.idle_seconds,
+        help="of each look (default: %(default)s)",
     )
     given = parser.parse_args()
     options = Options(given.strategy, given.idle_seconds, Delays() if given.slow_pods else AT_ONCE)

@@ -40,6 +40,7 @@ class Options:
 
     strategy: str = "Horovod"
     idle_seconds: float = 40.0
+    """Of each look while they train: longer than the 33 s in which 100 jobs are asked for their progress."""
     delays: Delays | None = AT_ONCE
     """Of the many jobs' pods; those whose requests are counted always have nodes' delays."""
 
