@@ -112,6 +112,11 @@ class Training:
         count = len(ROLES[self.strategy]) + 1
         until("all pods", lambda: len(self.job.pods()) == count, 30)
 
+    def go_on(self) -> None:
+        """Let it train on from its first checkpoint; fails where it has restarted before anything hit it."""
+        assert not any(self.job.status["restarts"].values()), self.job.story()
+        self.tell(TELLS[self.strategy], "go-on")
+
 
 @dataclass(frozen=True)
 class Moment:

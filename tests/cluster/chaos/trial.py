@@ -13,7 +13,7 @@ from contextlib import ExitStack, suppress
 
 from tests.cluster.chaos.faults import NOTHING, Fault, Hit
 from tests.cluster.chaos.report import Row, table
-from tests.cluster.chaos.trainings import TELLS, Moment, Training, manifest
+from tests.cluster.chaos.trainings import Moment, Training, manifest
 from tests.cluster.chaos.verdict import Cost, judge, nothing_is_left
 from tests.cluster.jobs import KubectlError, Namespace
 
@@ -69,7 +69,7 @@ class Trials:
                     trainings.append(training := _start(fault, strategy, namespace))
                     training.wait_until_it_saves()
                 for training in trainings:
-                    training.tell(TELLS[training.strategy], "go-on")
+                    training.go_on()
                 time.sleep(random.Random(f"{SEED} {fault.name}").uniform(0, LONGEST_WAIT))
                 before = {training.strategy: Moment.of(training) for training in trainings}
                 hits = fault.strike(trainings, stack)
