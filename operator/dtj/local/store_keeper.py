@@ -17,15 +17,19 @@ import socket
 import subprocess
 import sys
 import time
-import urllib.error
-import urllib.request
 from pathlib import Path
+from typing import Any
 
 PORTS = ("s3", "master", "volume", "filer", "admin")
 GRPC_OFFSET = 10000
 """SeaweedFS takes a second port this far above each of its ports."""
+CHOICE = range(12000, 22000)
+"""Ports to choose from. These ports and those GRPC_OFFSET above lie below the ephemeral ports."""
 POLL_SECONDS = 0.25
-START_SECONDS = 30
+TRIES = 3
+"""Another process may take a port between the check of the port and the start of the server."""
+START_SECONDS = 120
+"""A start takes 1 s on a calm machine. A busy machine is no fault."""
 TERMINATE_SECONDS = 1.0
 PR_SET_PDEATHSIG = 1
 
@@ -36,13 +40,7 @@ def serve(folder: Path, weed: str) -> int:
         # The server inherits this lock: two never write to one data folder.
         fcntl.flock(alone, fcntl.LOCK_EX)
         os.set_inheritable(alone.fileno(), True)
-        ports = _ports(folder)
-        while True:
-            process = _start(folder, weed, ports, alone.fileno())
-            if not _ready(process, ports[0]):
-                _stop(process)
-                return 1
-            _write(folder / "server.json", {"pid": os.getpid(), "weed": process.pid, "ports": ports})
+        while process := _start_somewhere(folder, weed, alone.fileno()):
             while process.poll() is None:
                 if _unused(users.fileno()):
                     # A newcomer waits for the lock until this process has ended.
@@ -50,6 +48,39 @@ def serve(folder: Path, weed: str) -> int:
                     return 0
                 time.sleep(POLL_SECONDS)
             print("SeaweedFS ended by itself; it is started again", flush=True)
+        return 1
+
+
+def running_port(folder: Path) -> int | None:
+    """The S3 port in server.json, if the process in server.json listens on that port."""
+    last = _last(folder)
+    port: int = last["ports"][0] if last else 0
+    return port if port and listens(last["weed"], port) else None
+
+
+def listens(pid: int, port: int) -> bool:
+    """Whether this process listens on this port. An answer alone may be a stranger's, who took the port."""
+    try:
+        sockets = [line.split() for line in Path(f"/proc/{pid}/net/tcp").read_text().splitlines()[1:]]
+        files = list(Path(f"/proc/{pid}/fd").iterdir())
+    except OSError:
+        return False
+    listening = {
+        f"socket:[{inode}]"
+        for _, local, _, state, *_, inode in (fields[:10] for fields in sockets)
+        if state == "0A" and local.endswith(f":{port:04X}")
+    }
+    # Unlike readlink, resolve does not raise when the process closes the file meanwhile.
+    return any(file.resolve().name in listening for file in files)
+
+
+def free_ports(count: int) -> list[int]:
+    """Neighbouring ports on which SeaweedFS can listen."""
+    while True:
+        first = random.choice(CHOICE[:-count])  # noqa: S311 - no secret
+        ports = list(range(first, first + count))
+        if all(_is_free(port) for port in ports):
+            return ports
 
 
 def _unused(users: int) -> bool:
@@ -58,6 +89,24 @@ def _unused(users: int) -> bool:
     except BlockingIOError:
         return False
     return True
+
+
+def _start_somewhere(folder: Path, weed: str, lock: int) -> subprocess.Popen[bytes] | None:
+    """Start the server on ports where the server gets ready; None when the server gets ready nowhere."""
+    deadline = time.monotonic() + START_SECONDS
+    for _ in range(TRIES):
+        ports = _ports(folder)
+        process = _start(folder, weed, ports, lock)
+        if _ready(process, ports[0], deadline):
+            _write(folder / "server.json", {"pid": os.getpid(), "weed": process.pid, "ports": ports})
+            return process
+        # The next try, and the next start, must choose other ports.
+        (folder / "server.json").unlink(missing_ok=True)
+        if process.poll() is None:
+            _stop(process)
+            print(f"SeaweedFS is not ready after {START_SECONDS} s", flush=True)
+            break
+    return None
 
 
 def _start(folder: Path, weed: str, ports: list[int], lock: int) -> subprocess.Popen[bytes]:
@@ -84,19 +133,12 @@ def _start(folder: Path, weed: str, ports: list[int], lock: int) -> subprocess.P
     )
 
 
-def _ready(process: subprocess.Popen[bytes], port: int) -> bool:
-    """Wait until the S3 port answers anything at all."""
-    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
-    deadline = time.monotonic() + START_SECONDS
+def _ready(process: subprocess.Popen[bytes], port: int, deadline: float) -> bool:
+    """Wait until the server listens on its S3 port."""
     while process.poll() is None and time.monotonic() < deadline:
-        try:
-            opener.open(f"http://127.0.0.1:{port}/", timeout=2).close()
-        except urllib.error.HTTPError:
+        if listens(process.pid, port):
             return True
-        except OSError:
-            time.sleep(0.05)
-        else:
-            return True
+        time.sleep(0.05)
     return False
 
 
@@ -111,25 +153,31 @@ def _stop(process: subprocess.Popen[bytes]) -> None:
 
 def _ports(folder: Path) -> list[int]:
     """The ports of the last time where they are free, so that who still uses the endpoint finds it again."""
+    last: list[int] = _last(folder).get("ports", [])
+    return last if last and all(_is_free(port) for port in last) else free_ports(len(PORTS))
+
+
+def _last(folder: Path) -> dict[str, Any]:
+    """What server.json says of the last server; empty where the content is not the keeper's."""
     try:
-        last = json.loads((folder / "server.json").read_text())["ports"]
-    except (OSError, ValueError, KeyError):
-        last = []
-    if len(last) == len(PORTS) and all(_is_free(port) for port in last):
-        return [int(port) for port in last]
-    while True:
-        first = random.randrange(12000, 22000 - len(PORTS))  # noqa: S311 - below the ephemeral ports
-        ports = list(range(first, first + len(PORTS)))
-        if all(_is_free(port) for port in ports):
-            return ports
+        last = json.loads((folder / "server.json").read_text())
+        usable = [port for port in last["ports"] if isinstance(port, int) and port in CHOICE]
+    except (OSError, ValueError, KeyError, TypeError):
+        return {}
+    return dict(last) if "weed" in last and len(usable) == len(PORTS) else {}
 
 
 def _is_free(port: int) -> bool:
+    """Whether SeaweedFS finds the port free: SeaweedFS asks for all addresses, and listens on loopback only."""
+    dual = socket.has_dualstack_ipv6()
     for number in (port, port + GRPC_OFFSET):
-        with socket.socket() as probe:
+        with socket.socket(socket.AF_INET6 if dual else socket.AF_INET) as probe:
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            if dual:
+                probe.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
             try:
-                probe.bind(("127.0.0.1", number))
+                # The probe does not listen: a server that starts at this moment would fail of a listener.
+                probe.bind(("", number))
             except OSError:
                 return False
     return True
