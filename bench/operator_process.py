@@ -15,12 +15,11 @@ from pathlib import Path
 import aiohttp
 from prometheus_client.parser import text_string_to_metric_families
 from tests.cluster.progress import ClusterError
+from tests.unit.support.operator_process import PROGRAM
 
 from bench.control_plane import ControlPlane
 from dtj.local.machine import free_ports
 
-# As in its image: `kubernetes` loads this one of the tests' packages where it finds it, which takes seconds.
-_PROGRAM = "import sys; sys.modules['kubernetes_validate'] = None; from dtj.handlers import main; main()"
 _TICKS = os.sysconf("SC_CLK_TCK")
 _START_SECONDS = 60.0
 _END_SECONDS = 30.0
@@ -109,7 +108,7 @@ async def operating(plane: ControlPlane) -> AsyncIterator[Operator]:
     log = plane.directory / "operator.log"
     with log.open("ab") as output:
         process = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-c", _PROGRAM),
+            *(sys.executable, "-c", PROGRAM),
             *(f"--health-port={health_port}", f"--metrics-port={metrics_port}"),
             env={**os.environ, "KUBECONFIG": str(plane.operator_kubeconfig)},
             stdout=output,

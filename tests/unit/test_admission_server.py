@@ -25,6 +25,7 @@ from dtj.admission.serving import Serving
 from dtj.api.job import Manifest
 from dtj.operator_flags import read_flags
 from tests.unit.support.api_server import write_kubeconfig
+from tests.unit.support.operator_process import PROGRAM
 from tests.unit.support.tls import HOST, post, trusted
 from tests.unit.test_admission_review import WRONG, job, request
 
@@ -188,7 +189,7 @@ async def test_a_replica_that_waits_judges_jobs_also_while_its_end_goes_round(tm
     (tmp_path / "tls.crt").write_bytes(PAIR.certificate)
     (tmp_path / "tls.key").write_bytes(PAIR.key)
     process = await asyncio.create_subprocess_exec(
-        sys.executable, "-c", "from dtj.handlers import main; main()",
+        sys.executable, "-c", PROGRAM,
         "--leader-elect", "--lease-namespace=dtj-system", f"--webhook-cert-dir={tmp_path}",
         f"--webhook-port={ports[0]}", f"--health-port={ports[1]}", f"--metrics-port={ports[2]}",
         env=os.environ | {"KUBECONFIG": str(tmp_path / "kubeconfig")}, stdout=PIPE, stderr=PIPE,

@@ -12,12 +12,12 @@ from urllib.parse import quote, urlencode
 
 import aiohttp
 import yaml
-from kubernetes.aio import client, config
 
 from dtj.api.errors import Unreachable, Unusable
 from dtj.api.identity import GROUP, KIND, LABEL_JOB, PLURAL, VERSION
 from dtj.api.job import Manifest
 from dtj.cluster.api import MERGE_PATCH, KubernetesApi
+from dtj.cluster.kubernetes_client import client, config
 from dtj.cluster.port import ApiError
 
 _PAGE = 500

@@ -11,13 +11,16 @@ from pathlib import Path
 
 from tests.unit.support.api_server import write_kubeconfig
 
+# As in the operator's image, which has no kubernetes_validate: kopf imports the Kubernetes client before dtj does.
+PROGRAM = "import sys; sys.modules['kubernetes_validate'] = None; from dtj.handlers import main; main()"
+
 
 @asynccontextmanager
 async def operating(url: str, home: Path, *flags: str) -> AsyncIterator[asyncio.subprocess.Process]:
     """It runs in the block, and is told to end after it. What it logs is shown when a test fails."""
     write_kubeconfig(home / "kubeconfig", url)
     process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-c", "from dtj.handlers import main; main()"),
+        *(sys.executable, "-c", PROGRAM),
         *("--health-port", "0", "--metrics-port", "0"),
         *flags,
         env={**os.environ, "KUBECONFIG": str(home / "kubeconfig")},
