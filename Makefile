@@ -37,11 +37,11 @@ demo-cluster: $(VENV)  ## the same job on a real local cluster, from kubectl app
 
 # The same faults in every run, so that a change is not judged by chance; `make test-chaos` draws others.
 test: export DTJ_SEED ?= 20261121
-test: lint test-unit test-chart test-trainer  ## everything: lint, unit, chart, trainer and cluster tests
-	$(PY) -m tests.cluster.run --cluster $(CLUSTER)
+test: $(VENV)  ## everything: lint, unit, chart, trainer and cluster tests; logs and times in build/test
+	@$(PY) -m tests.stages --cluster $(CLUSTER)
 
 test-chaos: $(VENV)  ## every fault on a training of each strategy, as a table, and what else takes long; an hour
-	$(PY) -m tests.cluster.run --cluster $(CLUSTER) -- -m "chaos or matrix" tests/cluster
+	$(PY) -m tests.cluster.run --cluster $(CLUSTER) -- --real-trainings -m "chaos or matrix" tests/cluster
 
 test-unit: $(VENV)  ## tests of the operator, the dtj command and the SDK: no root, no network
 	$(PY) -m pytest --numprocesses=$(AT_ONCE) tests/unit tests/golden

@@ -110,11 +110,12 @@ def need_packages(commands: dict[str, str]) -> None:
     apt = ["apt-get", "-qq", "-o", "DPkg::Lock::Timeout=600"]
     env = {"DEBIAN_FRONTEND": "noninteractive"}
     install = [*apt, "install", "--yes", "--no-install-recommends", *missing]
-    try:
-        run(install, env=env)
-    except BuildError:
-        run([*apt, "update"], env=env)
-        run(install, env=env)
+    with one_at_a_time("packages"):
+        try:
+            run(install, env=env)
+        except BuildError:
+            run([*apt, "update"], env=env)
+            run(install, env=env)
 
 
 def _present(command: str) -> bool:

@@ -10,18 +10,12 @@ from xdist.scheduler import LoadScopeScheduling
 # trainings would take more than twice as long.
 TRAINING = {
     "trainer": {"test_local_run", "test_programs_horovod", "test_programs_horovod_tf", "test_programs_ps"},
-    "cluster": {
-        "test_client",
-        "test_faults",
-        "test_horovod",
-        "test_own_script",
-        "test_parameter_server",
-        "test_parameter_server_kills",
-        "test_suspension",
-        "test_tensorboard",
-        "test_tfjob_script",
-    },
+    "cluster": {"test_docs", "test_horovod", "test_own_script", "test_parameter_server", "test_tfjob_script"},
 }
+
+
+# Their tests wait most of the time, and share nothing.
+APART = {"test_faults", "test_run_policy", "test_stalled_run"}
 
 
 class AtOnce(LoadScopeScheduling):
@@ -31,4 +25,5 @@ class AtOnce(LoadScopeScheduling):
         file = PurePath(nodeid.partition("::")[0])
         if file.stem in TRAINING.get(file.parent.name, ()):
             return "trainings"
-        return str(file) if file.parent.name in TRAINING else nodeid
+        shares = file.parent.name in TRAINING and file.stem not in APART
+        return str(file) if shares else nodeid

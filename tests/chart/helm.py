@@ -17,6 +17,7 @@ import yaml
 from tests.cluster.local.paths import CACHE, built_once, locked
 from tests.cluster.progress import step
 from tests.cluster.shell import run
+from tests.patience import PATIENCE
 
 ROOT = Path(__file__).parents[2]
 CHART = ROOT / "charts/dtj-operator"
@@ -69,7 +70,7 @@ def _download(folder: Path) -> None:
     shutil.rmtree(work)
 
 
-def call(*words: str | Path, stdin: str | None = None, timeout: float = 30) -> str:
+def call(*words: str | Path, stdin: str | None = None, timeout: float = 30 * PATIENCE) -> str:
     """Standard output. Raises HelmError with what Helm said."""
     done = subprocess.run(
         [helm(), *map(str, words)], input=stdin, capture_output=True, text=True, check=False, timeout=timeout

@@ -23,7 +23,6 @@ from tests.unit.support.fake_cluster import SCHEMA
 from tests.unit.support.structural import schema_faults
 
 # The commands of the script are processes that a busy machine starts slowly.
-pytestmark = pytest.mark.timeout(300)
 NAME = "dtj-operator-test"
 PLACE = {
     "imagePullSecrets": [{"name": "registry"}],

@@ -18,6 +18,7 @@ from tests.chart.foreign import FOREIGN, validate_foreign
 from tests.chart.generated import OVERLAYS, overlay_text
 from tests.chart.helm import ROOT, objects
 from tests.chart.test_objects import NEWEST, OLDEST
+from tests.patience import PATIENCE
 from tests.unit.support.structural import schema_faults
 
 Manifest = dict[str, Any]
@@ -34,7 +35,9 @@ SCHEMA = custom_resource_definition()["spec"]["versions"][0]["schema"]["openAPIV
 def kustomized(folder: Path) -> list[Manifest]:
     kubectl = shutil.which("kubectl")
     assert kubectl, "kubectl is missing: the tests need one on the PATH"
-    done = subprocess.run([kubectl, "kustomize", folder], capture_output=True, text=True, timeout=30)
+    done = subprocess.run(
+        [kubectl, "kustomize", folder], capture_output=True, text=True, timeout=30 * PATIENCE
+    )
     assert done.returncode == 0, done.stderr
     return objects(done.stdout)
 

@@ -15,6 +15,7 @@ from PIL import Image
 
 from tests.cluster.jobs import Namespace
 from tests.cluster.local.packages import install_missing
+from tests.patience import PATIENCE
 
 NAMES = ("chromium-headless-shell", "chromium", "chromium-browser", "google-chrome")
 """What one is called, here or there. Debian has the first, which is the smallest."""
@@ -41,7 +42,7 @@ def read(url: str) -> str:
     """What a server answers; nothing where that is no success."""
     opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
     try:
-        with opener.open(url, timeout=10) as answer:
+        with opener.open(url, timeout=10 * PATIENCE) as answer:
             return str(answer.read().decode())
     except urllib.error.HTTPError:
         return ""
@@ -70,7 +71,7 @@ def page(url: str, picture: Path | None = None) -> str:
     ]
     if picture:
         command.append(f"--screenshot={picture}")
-    done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=90)
+    done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=90 * PATIENCE)
     if picture:
         Image.open(picture).convert("P", palette=Image.Palette.ADAPTIVE, colors=COLOURS).save(
             picture, optimize=True

@@ -5,11 +5,19 @@ from __future__ import annotations
 import os
 import uuid
 from collections.abc import Iterator
+from contextlib import contextmanager
 
 import pytest
 
 from tests.cluster import nodes
 from tests.cluster.jobs import Namespace, kubectl, until
+from tests.cluster.trained import Trained, train
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--real-trainings", action="store_true", help="hit built-in programs, not tests/stub_training.py"
+    )
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -33,6 +41,13 @@ def namespace() -> Iterator[Namespace]:
 def shared_namespace() -> Iterator[Namespace]:
     """A namespace for the tests of one module."""
     yield from _namespace()
+
+
+@pytest.fixture(scope="session")
+def trained() -> Iterator[Trained]:
+    """The main example as it stands, trained to its end: for the tests of all modules that look at one."""
+    with contextmanager(_namespace)() as namespace:
+        yield train(namespace)
 
 
 def _namespace() -> Iterator[Namespace]:

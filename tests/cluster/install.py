@@ -16,13 +16,14 @@ from tests.cluster import images
 from tests.cluster.archives import images_in
 from tests.cluster.progress import ClusterError, note, step
 from tests.cluster.shell import run
+from tests.patience import PATIENCE
 
 MANIFESTS = Path(__file__).parents[2] / "manifests"
 NAMESPACE = "dtj-system"
 DEPLOYMENT = "dtj-operator"
 CEL_SINCE = 25
 POLICY_V1_SINCE = 21
-READY_SECONDS = 90
+READY_SECONDS = 90 * PATIENCE
 
 
 def install(cluster: str, image: str | None = None, only: Sequence[str] = ()) -> None:
@@ -59,13 +60,15 @@ def install_crds() -> None:
         raise ClusterError(f"no CRD in {MANIFESTS / 'crd'}: `make crd` writes it")
     apply([without_rules(crd) for crd in crds] if server_minor() < CEL_SINCE else crds)
     names = [f"crd/{crd['metadata']['name']}" for crd in crds]
-    _kubectl("wait", "--for=condition=Established", "--timeout=30s", *names, timeout=40)
+    _kubectl(
+        "wait", "--for=condition=Established", f"--timeout={30 * PATIENCE}s", *names, timeout=40 * PATIENCE
+    )
 
 
 def apply(documents: list[dict[str, Any]]) -> None:
     """Server-side: a CRD is too long for the annotation that client-side apply leaves."""
     text = yaml.safe_dump_all(documents)
-    _kubectl("apply", "--server-side", "--force-conflicts", "--filename=-", stdin=text, timeout=60)
+    _kubectl("apply", "--server-side", "--force-conflicts", "--filename=-", stdin=text, timeout=60 * PATIENCE)
 
 
 def without_rules(document: Any) -> Any:
@@ -126,7 +129,7 @@ def _why() -> str:
     return "\n".join(parts)
 
 
-def _kubectl(*words: str | Path, stdin: str | None = None, timeout: float = 30) -> str:
+def _kubectl(*words: str | Path, stdin: str | None = None, timeout: float = 30 * PATIENCE) -> str:
     if not os.environ.get("KUBECONFIG"):
         raise ClusterError('KUBECONFIG is not set: eval "$(make --silent cluster)"')
     return run("kubectl", *words, stdin=stdin, timeout=timeout)

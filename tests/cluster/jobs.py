@@ -15,10 +15,13 @@ import boto3
 import yaml
 from botocore.config import Config
 
+from tests import stub_training
 from tests.cluster import api_reads
+from tests.patience import PATIENCE
 
 ROOT = Path(__file__).parents[2]
 EXAMPLE = ROOT / "manifests/examples/fashion-mnist-horovod.yaml"
+PS_EXAMPLE = ROOT / "manifests/examples/fashion-mnist-ps.yaml"
 SYSTEM = "dtj-system"
 Manifest = dict[str, Any]
 T = TypeVar("T")
@@ -29,9 +32,17 @@ class KubectlError(Exception):
 
 
 def kubectl(*words: str, stdin: str | None = None, timeout: float = 60) -> str:
-    """Standard output of a kubectl command. Raises KubectlError with its standard error."""
+    """Standard output of a kubectl command. Raises KubectlError with its standard error.
+
+    `timeout` is in seconds of an idle machine.
+    """
     done = subprocess.run(
-        ["kubectl", *words], input=stdin, capture_output=True, text=True, check=False, timeout=timeout
+        ["kubectl", *words],
+        input=stdin,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=timeout * PATIENCE,
     )
     if done.returncode:
         raise KubectlError(done.stderr.strip())
@@ -46,7 +57,11 @@ def _read(namespace: str, kind: str, name: str = "", selector: str = "") -> Mani
 
 
 def until(what: str, get: Callable[[], T | None], seconds: float, every: float = 0.25) -> T:
-    """The first value of `get` that is neither None nor False; AssertionError when there is none in time."""
+    """The first value of `get` that is neither None nor False; AssertionError when there is none in time.
+
+    `seconds` are those of an idle machine, here and in all that waits by this function.
+    """
+    seconds *= PATIENCE
     deadline = time.monotonic() + seconds
     while True:
         value = get()
@@ -75,6 +90,11 @@ def example(name: str, file: Path = EXAMPLE, **spec: Any) -> Manifest:
     return job
 
 
+def stub(name: str, *options: str, file: Path = EXAMPLE, **spec: Any) -> Manifest:
+    """An example job that runs tests/stub_training.py with these options in place of its program."""
+    return example(name, file, **{"command": stub_training.command(), "args": list(options)} | spec)
+
+
 @dataclass(frozen=True)
 class Namespace:
     """A namespace with the Secret that opens the object store."""
@@ -90,11 +110,12 @@ class Namespace:
             f"--from-literal=AWS_SECRET_ACCESS_KEY={os.environ['AWS_SECRET_ACCESS_KEY']}",
             "--from-literal=AWS_REGION=us-east-1",
         )  # fmt: skip
-        self.kubectl("wait", "--for=jsonpath={.metadata.name}=default", "serviceaccount/default")
+        self.kubectl("wait", "--for=jsonpath={.metadata.name}=default", "serviceaccount/default",
+                     f"--timeout={30 * PATIENCE}s")  # fmt: skip
 
     def delete(self, *, wait: bool = True) -> None:
         """Delete it and what is in it."""
-        words = ("--wait=true", "--timeout=150s") if wait else ("--wait=false",)
+        words = ("--wait=true", f"--timeout={150 * PATIENCE}s") if wait else ("--wait=false",)
         kubectl("delete", "namespace", self.name, *words, timeout=160)
 
     def kubectl(self, *words: str, stdin: str | None = None, timeout: float = 60) -> str:
@@ -137,6 +158,10 @@ class Job:
     def pods(self) -> list[Manifest]:
         """Its pods."""
         return self.namespace.list("pods", f"dtj.dev/job={self.name}")
+
+    def tell(self, replica: str, what: str) -> None:
+        """Make /dtj/run/WHAT in a replica such as `worker-0`, for which the replica's program waits."""
+        self.namespace.kubectl("exec", f"{self.name}-{replica}", "--", "touch", f"/dtj/run/{what}")
 
     def events(self) -> list[Manifest]:
         """What the operator told of it, oldest first."""
@@ -221,6 +246,10 @@ class Artifacts:
     def metrics(self) -> list[Manifest]:
         """The rows of metrics.jsonl."""
         return [json.loads(line) for line in self.read("metrics.jsonl").splitlines()]
+
+    def stub_steps_are_complete(self, steps: int) -> bool:
+        """Whether the model says that a stub training made each of so many steps once, and in order."""
+        return self.read(f"model/{stub_training.MODEL_FILE}").decode() == stub_training.chain_of(steps)
 
     def download(self, folder: Path, below: str = "") -> Path:
         """Copy all objects below a key into a folder."""

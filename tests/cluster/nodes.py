@@ -14,6 +14,7 @@ from tests.cluster import kind
 from tests.cluster.jobs import kubectl, until
 from tests.cluster.local import cgroups, kubernetes_build, layout, network, node
 from tests.cluster.shell import run, succeeds
+from tests.patience import PATIENCE
 
 
 class Machine(Protocol):
@@ -110,7 +111,7 @@ def uncordon(name: str) -> None:
 def drain(name: str, seconds: float = 180) -> None:
     """Cordon it, evict its pods as an administrator does, and wait until they are gone."""
     kubectl("drain", name, "--ignore-daemonsets", "--delete-emptydir-data", "--force",
-            f"--timeout={seconds:.0f}s", timeout=seconds + 10)  # fmt: skip
+            f"--timeout={seconds * PATIENCE:.0f}s", timeout=seconds + 10)  # fmt: skip
 
 
 def is_ready(name: str) -> bool:

@@ -16,6 +16,7 @@ from tests.chart import helm
 from tests.cluster import install
 from tests.cluster.jobs import SYSTEM, kubectl, until
 from tests.cluster.operator_pods import SELECTOR
+from tests.patience import PATIENCE
 
 VERSION = yaml.safe_load((helm.CHART / "Chart.yaml").read_text())["version"]
 
@@ -54,7 +55,7 @@ class Release:
 
     def test(self) -> str:
         """`helm test --logs`; what it says. Raises HelmError when the test fails."""
-        return self._helm("test", self.name, "--logs", "--timeout=4m", timeout=250)
+        return self._helm("test", self.name, "--logs", f"--timeout={4 * PATIENCE}m", timeout=250)
 
     def uninstall(self) -> None:
         """`helm uninstall`; returns when the operator's pods are gone."""
@@ -98,13 +99,15 @@ class Release:
     def rolled_out(self) -> None:
         """Wait until the operator is available."""
         kubectl(
-            "--namespace", self.namespace, "rollout", "status", f"deployment/{self.name}", "--timeout=120s",
-            timeout=130,
+            "--namespace", self.namespace, "rollout", "status", f"deployment/{self.name}",
+            f"--timeout={120 * PATIENCE}s", timeout=130,
         )  # fmt: skip
 
     def _helm(self, command: str, *words: str | Path, stdin: str | None = None, timeout: float = 90) -> str:
         who = ["--kube-as-user", self.user] if self.user else []
-        return helm.call(command, *words, "--namespace", self.namespace, *who, stdin=stdin, timeout=timeout)
+        return helm.call(
+            command, *words, "--namespace", self.namespace, *who, stdin=stdin, timeout=timeout * PATIENCE
+        )
 
 
 @contextmanager

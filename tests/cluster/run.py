@@ -8,19 +8,21 @@ from __future__ import annotations
 import argparse
 import os
 import shlex
+import signal
 import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 
 from tests.cluster.progress import note
+from tests.stage_times import report_file, timed
 
 ROOT = Path(__file__).parents[2]
 # Beside the trainings, one after the other, whatever mostly waits; then those that disturb others.
-ALL = (
-    ("-m", "not alone and not chaos", "--numprocesses=2", "tests/cluster"),
-    ("-m", "alone and not chaos", "tests/cluster"),
-)
+ALL = {
+    "cluster-at-once": ("-m", "not alone and not chaos", "--numprocesses=3", "tests/cluster"),
+    "cluster-alone": ("-m", "alone and not chaos", "tests/cluster"),
+}
 
 
 def main() -> int:
@@ -33,12 +35,15 @@ def main() -> int:
     if here:
         note(f"the tests run on the cluster of KUBECONFIG={here}")
         return _test(dict(os.environ), options.pytest)
+    # Whoever ends this program early finds the cluster taken down, too.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     was_up = _module("up", "--cluster", options.cluster, "--is-up").returncode == 0
-    up = subprocess.run(
-        [sys.executable, "-m", "tests.cluster.up", "--cluster", options.cluster],
-        cwd=ROOT, stdout=subprocess.PIPE, text=True, check=False,
-    )  # fmt: skip
     try:
+        with timed("cluster-up"):
+            up = subprocess.run(
+                [sys.executable, "-m", "tests.cluster.up", "--cluster", options.cluster],
+                cwd=ROOT, stdout=subprocess.PIPE, text=True, check=False,
+            )  # fmt: skip
         return up.returncode or _test({**os.environ, **exports(up.stdout)}, options.pytest)
     finally:
         if not was_up:
@@ -52,15 +57,18 @@ def exports(text: str) -> dict[str, str]:
 
 
 def _test(environment: dict[str, str], arguments: list[str]) -> int:
-    installed = _module("install", environment=environment)
+    with timed("cluster-install"):
+        installed = _module("install", environment=environment)
     if installed.returncode:
         return installed.returncode
-    return max([_pytest(environment, words) for words in ([arguments] if arguments else ALL)])
+    runs = {"cluster-chosen": arguments} if arguments else ALL
+    return max([_pytest(environment, stage, words) for stage, words in runs.items()])
 
 
-def _pytest(environment: dict[str, str], words: Sequence[str]) -> int:
-    command = [sys.executable, "-m", "pytest", "--timeout=600", *words]
-    return subprocess.run(command, cwd=ROOT, env=environment, check=False).returncode
+def _pytest(environment: dict[str, str], stage: str, words: Sequence[str]) -> int:
+    command = [sys.executable, "-m", "pytest", "--timeout=2400", f"--junitxml={report_file(stage)}", *words]
+    with timed(stage):
+        return subprocess.run(command, cwd=ROOT, env=environment, check=False).returncode
 
 
 def _module(

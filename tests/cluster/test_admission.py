@@ -16,12 +16,13 @@ import yaml
 
 from tests.chart.helm import objects, template
 from tests.cluster.jobs import SYSTEM, KubectlError, Manifest, Namespace, example, kubectl, until
+from tests.patience import PATIENCE
 
 pytestmark = pytest.mark.cluster
 RELEASE = "admission"
 NAME = f"{RELEASE}-webhook"
 VALID_SECONDS = 20
-PATIENCE = 60
+SECONDS = 60
 INSTALL = Path(__file__).parents[2] / "docs/install.md"
 
 
@@ -46,7 +47,7 @@ class Webhook:
             said = self.apply(job)
             return said if words in said else None
 
-        return until(f"kubectl to say {words!r}", there, PATIENCE)
+        return until(f"kubectl to say {words!r}", there, SECONDS)
 
     def change(self, operation: str, field: str, value: str = "") -> None:
         """Change a field of the configuration, by JSON patch."""
@@ -74,13 +75,13 @@ def webhook(shared_namespace: Namespace) -> Iterator[Webhook]:
     kubectl("label", "--overwrite", "namespace", place, f"kubernetes.io/metadata.name={place}")
     shared_namespace.kubectl("apply", "--filename=-", stdin=yaml.safe_dump(lease_of_another(place)))
     early = shared_namespace.apply(wrong("early"))
-    early.wait(PATIENCE, "Failed")
+    early.wait(SECONDS, "Failed")
     release = rendered(place)
     shared_namespace.kubectl("apply", "--filename=-", stdin=yaml.safe_dump_all(release))
     made = Webhook(shared_namespace, release)
     try:
         shared_namespace.kubectl(
-            "rollout", "status", f"deployment/{RELEASE}", f"--timeout={PATIENCE}s", timeout=70
+            "rollout", "status", f"deployment/{RELEASE}", f"--timeout={SECONDS * PATIENCE}s", timeout=70
         )
         made.says("is invalid", wrong("mnist"))
         yield made
@@ -135,7 +136,7 @@ def test_kubectl_tells_all_faults_at_once_and_nothing_is_made(webhook: Webhook) 
 
 def test_a_good_job_is_taken_and_its_strategy_stays(webhook: Webhook) -> None:
     good = webhook.namespace.apply(example("good", runPolicy={"suspend": True}))
-    good.wait(PATIENCE, "Suspended")
+    good.wait(SECONDS, "Suspended")
 
     with pytest.raises(KubectlError, match="strategy is immutable"):
         webhook.namespace.kubectl(

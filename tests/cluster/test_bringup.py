@@ -14,6 +14,8 @@ import boto3
 import pytest
 from botocore.config import Config
 
+from tests.patience import PATIENCE
+
 pytestmark = pytest.mark.cluster
 PORT = 8080
 GET = """
@@ -32,7 +34,7 @@ SECRETS = "/var/run/secrets/kubernetes.io/serviceaccount"
 
 def kubectl(*words: str, stdin: str | None = None) -> str:
     done = subprocess.run(
-        ["kubectl", *words], input=stdin, capture_output=True, text=True, check=False, timeout=60
+        ["kubectl", *words], input=stdin, capture_output=True, text=True, check=False, timeout=60 * PATIENCE
     )
     assert done.returncode == 0, f"kubectl {' '.join(words)}: {done.stderr}"
     return done.stdout
@@ -64,7 +66,15 @@ def namespace(image: str) -> Iterator[str]:
         items = [*(pod(one, image) for one in ("a", "b")), service("peers", "None"), service("web", None)]
         kubectl("apply", "--namespace", name, "--filename=-",
                 stdin=json.dumps({"apiVersion": "v1", "kind": "List", "items": items}))  # fmt: skip
-        kubectl("wait", "--for=condition=Ready", "pod/a", "pod/b", "--timeout=40s", "--namespace", name)
+        kubectl(
+            "wait",
+            "--for=condition=Ready",
+            "pod/a",
+            "pod/b",
+            f"--timeout={40 * PATIENCE}s",
+            "--namespace",
+            name,
+        )
         yield name
     finally:
         kubectl("delete", "namespace", name, "--wait=false")

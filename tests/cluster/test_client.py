@@ -1,4 +1,4 @@
-"""The SDK on a real cluster: the example from submit to delete."""
+"""The SDK on a real cluster: a job from submit to delete."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ import pytest
 
 from dtj import Client, DistributedTrainingJob
 from dtj.client import ConditionType, NotFound
-from tests.cluster.jobs import Namespace, example
+from tests.cluster.jobs import Namespace, example, stub
+from tests.patience import PATIENCE
 
 pytestmark = pytest.mark.cluster
 
@@ -17,7 +18,7 @@ pytestmark = pytest.mark.cluster
 def test_a_job_from_submit_to_delete(namespace: Namespace, tmp_path: Path) -> None:
     endpoint = os.environ["DTJ_TEST_S3_ENDPOINT"]
     with Client(namespace=namespace.name) as client:
-        submitted = client.submit(DistributedTrainingJob.from_manifest(example("sdk")))
+        submitted = client.submit(DistributedTrainingJob.from_manifest(stub("sdk", "--steps=100")))
         assert submitted.namespace == namespace.name
         assert [job.name for job in client.list()] == ["sdk"]
 
@@ -33,7 +34,7 @@ def test_a_job_from_submit_to_delete(namespace: Namespace, tmp_path: Path) -> No
         followed = list(client.logs("sdk", follow=True))
         assert {line.source for line in followed} >= {"rank 0", "rank 1", "launcher-0"}
         assert all(line.time is not None for line in followed)
-        ended = client.wait("sdk", timeout=240)
+        ended = client.wait("sdk", timeout=240 * PATIENCE)
         assert ended.status.phase == "Succeeded"
 
         # The launcher's pod is still there.
@@ -46,17 +47,17 @@ def test_a_job_from_submit_to_delete(namespace: Namespace, tmp_path: Path) -> No
         assert ended.status.artifacts.checkpoint is not None
         assert artifacts.checkpoints()[-1].step == ended.status.artifacts.checkpoint.step
         assert artifacts.job()["metadata"]["name"] == "sdk"
-        assert [path.name for path in artifacts.get("model", tmp_path)].count("model.pt") == 1
+        assert [path.name for path in artifacts.get("model", tmp_path)].count("chain") == 1
         namespace.kubectl("delete", "pods", "--all", "--wait=true", timeout=150)
         # The rank's own file has what its program printed, without what `dtj-launch` told of it.
         kept = [line.text for line in client.logs("sdk", rank=1)]
         assert kept
         assert set(kept) <= set(of_rank)
 
-        client.delete("sdk", wait=True, timeout=60)
+        client.delete("sdk", wait=True, timeout=60 * PATIENCE)
         with pytest.raises(NotFound):
             client.get("sdk")
-        assert "model/model.pt" in [stored.key for stored in artifacts.ls()]
+        assert "model/chain" in [stored.key for stored in artifacts.ls()]
 
 
 # As the operator does it, it is in test_suspension.py.
@@ -68,7 +69,7 @@ def test_a_running_job_gets_another_size_and_goes_on(namespace: Namespace) -> No
         client.submit(DistributedTrainingJob.from_manifest(manifest))
         client.wait_for("scaled", ConditionType.RUNNING, timeout=120)
         client.scale("scaled", {"worker": 2}, timeout=150)
-        ended = client.wait("scaled", timeout=240)
+        ended = client.wait("scaled", timeout=240 * PATIENCE)
         assert ended.status.phase == "Succeeded"
         assert ended.status.attempt == 2
         rows = client.artifacts(ended, endpoint=os.environ["DTJ_TEST_S3_ENDPOINT"]).metrics()

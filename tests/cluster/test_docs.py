@@ -3,24 +3,21 @@
 from __future__ import annotations
 
 import re
-import shutil
-from pathlib import Path
 
 import pytest
 import yaml
 
+from tests.cluster.docs_blocks import BLOCK, PAGE
 from tests.cluster.jobs import ROOT, Namespace, until
-from tests.cluster.write_docs import BLOCK, PAGE, write
+from tests.cluster.trained import Trained
 
 pytestmark = pytest.mark.cluster
 
 
-def test_the_commands_of_using_md_print_what_the_page_shows(namespace: Namespace, tmp_path: Path) -> None:
-    page = tmp_path / "using.md"
-    shutil.copy(PAGE, page)
-    write(page, namespace)
+def test_the_commands_of_using_md_print_what_the_page_shows(trained: Trained) -> None:
     committed = {command: output for _, _, command, output, _ in BLOCK.findall(PAGE.read_text())}
-    for _, _, command, output, _ in BLOCK.findall(page.read_text()):
+    assert trained.printed.keys() == committed.keys()
+    for command, output in trained.printed.items():
         if command.startswith("kubectl explain"):
             assert output == committed[command], "make docs"
         else:

@@ -12,8 +12,9 @@ import pytest
 import yaml
 
 from tests.cluster.jobs import Manifest, Namespace, example, until
+from tests.patience import PATIENCE
 
-pytestmark = [pytest.mark.cluster, pytest.mark.timeout(200)]
+pytestmark = pytest.mark.cluster
 DTJ = Path(sys.executable).with_name("dtj")
 Checks = dict[str, tuple[str, str]]
 
@@ -26,7 +27,7 @@ def doctor(namespace: Namespace, job: Manifest, *words: str, code: int = 0) -> C
         capture_output=True,
         text=True,
         check=False,
-        timeout=190,
+        timeout=190 * PATIENCE,
     )
     assert done.returncode == code, done.stdout + done.stderr
     found = {check["name"]: (check["verdict"], check["message"]) for check in json.loads(done.stdout)}

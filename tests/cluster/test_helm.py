@@ -11,12 +11,11 @@ from pathlib import Path
 import pytest
 import yaml
 
-from tests.cluster import test_parameter_server
-from tests.cluster.jobs import ROOT, Job, Namespace, example, kubectl, until
+from tests.cluster.jobs import EXAMPLE, PS_EXAMPLE, ROOT, Job, Namespace, kubectl, stub, until
 from tests.cluster.releases import VERSION, Release, chart_copy, granted, without_the_tests_operator
 from tests.unit.support.authorizer import rights_of
 
-pytestmark = [pytest.mark.cluster, pytest.mark.alone, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.cluster, pytest.mark.alone]
 BEFORE = "0.0.9"
 CRD = "customresourcedefinition.apiextensions.k8s.io/distributedtrainingjobs.dtj.dev"
 # Everything that a release is made of.
@@ -28,20 +27,7 @@ JOBS = "distributedtrainingjobs"
 OWN_LEASE = {("create", "leases"), ("get", "leases/dtj-operator"), ("update", "leases/dtj-operator")}
 LEFT = {"lease.coordination.k8s.io/dtj-operator"}
 Uids = dict[str, str]
-# The built-in program, too slow to end, on whatever machine, before it is told to hurry.
-PROGRAM = """
-import pathlib, runpy, sys, time
-from dtj_trainer import progress
-
-def report(**said):
-    told(**said)
-    if not pathlib.Path("/dtj/run/hurry").exists():
-        time.sleep(0.2)
-
-told, progress.report = progress.report, report
-sys.argv = sys.argv[1:]
-runpy.run_module(sys.argv[0], run_name="__main__", alter_sys=True)
-"""
+STEPS = {"fashion-mnist": 5000, "fashion-mnist-ps": 400}
 
 
 @pytest.fixture(scope="module")
@@ -62,14 +48,10 @@ def release(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Release]:
 
 @pytest.fixture(scope="module")
 def jobs(release: Release, shared_namespace: Namespace) -> list[Job]:
-    """Both examples, in training; the first goes on until it is told to hurry."""
-    first = example("fashion-mnist", args=["--epochs=20", "--max-steps=2000"])
-    first["spec"]["command"] = ["python", "-c", PROGRAM, first["spec"]["command"][-1]]
+    """One of each strategy, in training; the first goes on until it is told to hurry."""
     made = [
-        shared_namespace.apply(first),
-        shared_namespace.apply(
-            test_parameter_server.example("fashion-mnist-ps", "Asynchronous", "--max-steps=560")
-        ),
+        shared_namespace.apply(stub(name, f"--steps={steps}", "--step-seconds=0.2", file=file))
+        for (name, steps), file in zip(STEPS.items(), (EXAMPLE, PS_EXAMPLE), strict=True)
     ]
     for job in made:
         job.wait_for_step(1, 240)
@@ -165,14 +147,16 @@ def test_jobs_live_through_an_uninstallation_and_end_by_a_release_for_their_name
     trained = reported_step(jobs[0])
     until("the training to go on", lambda: reported_step(jobs[0]) > trained, 30)
     assert uids(jobs[0]) == running
-    home.kubectl("exec", f"{jobs[0].name}-worker-0", "--", "touch", "/dtj/run/hurry")
+    jobs[0].tell("worker-0", "hurry")
 
-    outsider = elsewhere.apply(example("outsider", args=["--max-steps=1"]))
-    short = home.apply(example("short", args=["--max-steps=5"]))
+    outsider = elsewhere.apply(stub("outsider", "--steps=1"))
+    short = home.apply(stub("short", "--steps=5"))
     own = Release(release.namespace, user=installer)
     own.install(chart_copy(tmp_path), watchNamespaces=[home.name], crds={"install": False})
     for job in (*jobs, short):
         assert job.wait(300)["restarts"] == {"application": 0, "infrastructure": 0}
+    for job in jobs:
+        assert job.artifacts().stub_steps_are_complete(STEPS[job.name])
     assert uids(jobs[0]).items() <= running.items()
     assert outsider.status == {}
 

@@ -14,8 +14,9 @@ import yaml
 from tests import fashion_mnist
 from tests.cluster import test_parameter_server
 from tests.cluster.jobs import Manifest, Namespace, example
+from tests.patience import PATIENCE
 
-pytestmark = [pytest.mark.cluster, pytest.mark.chaos, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.cluster, pytest.mark.chaos]
 DTJ = Path(sys.executable).with_name("dtj")
 # What two runs of the asynchronous example differ by is more than what is compared here.
 JOBS = {
@@ -42,6 +43,8 @@ def _run_here(job: Manifest, folder: Path) -> Manifest:
     words = [DTJ, "run", file, "--data", fashion_mnist.folder(), "--output=json"]
     environment = {name: value for name, value in os.environ.items() if not name.startswith("AWS_")}
     environment["DTJ_HOME"] = str(folder / "home")
-    done = subprocess.run(words, env=environment, capture_output=True, text=True, timeout=300, check=False)
+    done = subprocess.run(
+        words, env=environment, capture_output=True, text=True, timeout=300 * PATIENCE, check=False
+    )
     assert done.returncode == 0, done.stderr
     return dict(json.loads(done.stdout)["status"])

@@ -11,14 +11,14 @@ import yaml
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat, PublicFormat
 
-from tests.cluster.jobs import Job, KubectlError, Manifest, Namespace, example, kubectl, until
+from tests.cluster.jobs import Job, KubectlError, Manifest, Namespace, kubectl, stub, until
 from tests.cluster.operator_pods import ask, leader
+from tests.patience import PATIENCE
 from tests.unit.support import mpi_operator
 from tests.unit.support.mpijob_crd import mpijob_crd
 
-pytestmark = [pytest.mark.cluster, pytest.mark.timeout(300)]
+pytestmark = pytest.mark.cluster
 HANDED_OVER: Manifest = {"horovod": {"launcher": "MPIJob"}, "replicaSpecs": {"worker": {"replicas": 1}}}
-ARGS = ["--model=cnn", "--epochs=1", "--batch-size=64", "--max-steps=20"]
 
 
 @pytest.fixture
@@ -29,7 +29,7 @@ def crd() -> Iterator[None]:
 
 
 def test_a_job_waits_for_mpi_operator_and_is_trained_by_it(namespace: Namespace, crd: None) -> None:
-    handed = example("handed", args=ARGS, **HANDED_OVER)
+    handed = stub("handed", **HANDED_OVER)
     handed["metadata"]["labels"] = {"kueue.x-k8s.io/queue-name": "research", "team": "vision"}
     job = namespace.apply(handed)
     until("the job to say what is missing", lambda: waits(job), 30)
@@ -71,7 +71,7 @@ def test_a_job_waits_for_mpi_operator_and_is_trained_by_it(namespace: Namespace,
 
 def test_a_failed_mpijob_fails_its_job(namespace: Namespace, crd: None) -> None:
     serve("v2beta1")
-    job = namespace.apply(example("fails", args=ARGS, runPolicy={"backoffLimit": 0}, **HANDED_OVER))
+    job = namespace.apply(stub("fails", runPolicy={"backoffLimit": 0}, **HANDED_OVER))
     mpijob = until("the MPIJob", lambda: stored(namespace, "fails"), 30)
     say(mpijob, "Created", "Failed")
 
@@ -140,7 +140,9 @@ def make_pods(namespace: Namespace, mpijob: Manifest) -> None:
     ):
         namespace.kubectl("create", "--filename=-", stdin=json.dumps(made))
     name = pod["metadata"]["name"]
-    namespace.kubectl("wait", "--for=condition=Ready", f"pod/{name}", "--timeout=100s", timeout=110)
+    namespace.kubectl(
+        "wait", "--for=condition=Ready", f"pod/{name}", f"--timeout={100 * PATIENCE}s", timeout=110
+    )
     namespace.kubectl("create", "--filename=-", stdin=json.dumps(mpi_operator.launcher_job(mpijob)))
 
 

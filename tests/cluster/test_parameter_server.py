@@ -12,13 +12,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from tests.cluster.jobs import ROOT, Artifacts, Job, Manifest, Namespace, until
+from tests.cluster import jobs
+from tests.cluster.jobs import PS_EXAMPLE, Artifacts, Job, Manifest, Namespace, until
 
-pytestmark = [pytest.mark.cluster, pytest.mark.timeout(600)]
-EXAMPLE = ROOT / "manifests/examples/fashion-mnist-ps.yaml"
+pytestmark = pytest.mark.cluster
 MODES = ("Asynchronous", "Synchronous")
 MODES_IN_TURN = [MODES[0], pytest.param(MODES[1], marks=pytest.mark.chaos)]
 """`make test` has the first."""
@@ -26,13 +25,11 @@ MODES_IN_TURN = [MODES[0], pytest.param(MODES[1], marks=pytest.mark.chaos)]
 
 def example(name: str, updates: str = "Asynchronous", *args: str, **spec: Any) -> Manifest:
     """The example under another name, on the local object store."""
-    job = yaml.safe_load(EXAMPLE.read_text())
-    job["metadata"]["name"] = name
-    job["spec"]["artifacts"]["endpoint"] = os.environ["DTJ_TEST_S3_ENDPOINT"]
+    job = jobs.example(name, PS_EXAMPLE)
     job["spec"]["parameterServer"]["updates"] = updates
     job["spec"]["args"] += args
     job["spec"].update(spec)
-    return dict(job)
+    return job
 
 
 @pytest.fixture(scope="module")

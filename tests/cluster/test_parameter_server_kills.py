@@ -6,28 +6,28 @@ from datetime import UTC, datetime
 
 import pytest
 
-from tests.cluster.jobs import Job, Manifest, Namespace, until
-from tests.cluster.test_parameter_server import MODES_IN_TURN, by_name, example, wait_for_checkpoint
+from tests.cluster.chaos.kill import is_training
+from tests.cluster.chaos.kill import kill as kill_process
+from tests.cluster.jobs import PS_EXAMPLE, Job, Manifest, Namespace, stub, until
+from tests.cluster.test_parameter_server import MODES, by_name, example, wait_for_checkpoint
 
-pytestmark = [pytest.mark.cluster, pytest.mark.timeout(600)]
+pytestmark = pytest.mark.cluster
 # Who is killed, and who starts again then.
 KILLS = {"worker-1": {"worker-1"}, "ps-0": {"ps-0", "chief-0"}, "chief-0": {"ps-0", "chief-0"}}
-# Ends, from within a container, the process that trains there: not dtj-launch, which has its words as arguments too.
-KILL = """
-import os, signal
-for pid in filter(str.isdecimal, os.listdir("/proc")):
-    words = open(f"/proc/{pid}/cmdline").read().split("\\0")
-    if words[0].endswith("python") and "dtj_trainer.programs.ps_image_classification" in words[1:3]:
-        os.kill(int(pid), signal.SIGKILL)
-        print("killed", pid)
-"""
+STEPS = 6000
+# The built-in program by its kinds of updates: the restore of real weights without a cluster is in
+# tests/trainer/test_programs_ps.py.
+PROGRAMS = ["stub", *(pytest.param(updates, marks=pytest.mark.chaos) for updates in MODES)]
 
 
-@pytest.mark.parametrize("updates", MODES_IN_TURN)
-def test_whatever_is_killed_comes_back_and_nothing_is_lost(namespace: Namespace, updates: str) -> None:
-    job = namespace.apply(
-        example(f"hit-{updates[:5].lower()}", updates, "--epochs=3", "--checkpoint-seconds=3")
-    )
+@pytest.mark.parametrize("program", PROGRAMS)
+def test_whatever_is_killed_comes_back_and_nothing_is_lost(namespace: Namespace, program: str) -> None:
+    name = f"hit-{program[:5].lower()}"
+    if program == "stub":
+        made = stub(name, f"--steps={STEPS}", "--checkpoint-steps=20", file=PS_EXAMPLE)
+    else:
+        made = example(name, program, "--epochs=3", "--checkpoint-seconds=3")
+    job = namespace.apply(made)
     attempts: dict[str, int] = {}
     running = None
     for number, (victim, again) in enumerate(KILLS.items(), 1):
@@ -41,10 +41,15 @@ def test_whatever_is_killed_comes_back_and_nothing_is_lost(namespace: Namespace,
         assert (status["failure"]["class"], status["failure"]["signal"]) == ("Signal", 9)
         back(job, before, again)
         running = datetime.now(UTC)
+    if program == "stub":
+        job.tell("chief-0", "hurry")
     status = job.wait(420)
 
     assert status["restarts"] == {"application": 3, "infrastructure": 0}
-    assert status["progress"]["accuracy"] >= 0.85
+    if program == "stub":
+        assert job.artifacts().stub_steps_are_complete(STEPS)
+    else:
+        assert status["progress"]["accuracy"] >= 0.85
     rows = [row for row in job.artifacts().metrics() if row["kind"] == "train"]
     first = {
         attempt: min(r["step"] for r in rows if r["attempt"] == attempt)
@@ -59,8 +64,7 @@ def test_whatever_is_killed_comes_back_and_nothing_is_lost(namespace: Namespace,
 
 
 def kill(job: Job, replica: str) -> None:
-    said = job.namespace.kubectl("exec", f"{job.name}-{replica}", "--", "python", "-c", KILL)
-    assert said.startswith("killed"), said
+    kill_process(uids(job)[replica], is_training)
 
 
 def uids(job: Job) -> dict[str, str]:

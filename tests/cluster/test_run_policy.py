@@ -6,20 +6,14 @@ from datetime import UTC, datetime
 
 import pytest
 
-from tests.cluster.jobs import Namespace, example, until
+from tests.cluster.jobs import Namespace, example, stub, until
 
 pytestmark = pytest.mark.cluster
 TTL_SECONDS = 15
 
 
 def test_a_finished_job_goes_after_its_ttl_and_its_artifacts_stay(namespace: Namespace) -> None:
-    job = namespace.apply(
-        example(
-            "fleeting",
-            args=["--model=cnn", "--max-steps=20", "--batch-size=64"],
-            runPolicy={"ttlSecondsAfterFinished": TTL_SECONDS},
-        )
-    )
+    job = namespace.apply(stub("fleeting", runPolicy={"ttlSecondsAfterFinished": TTL_SECONDS}))
     status = job.wait(240)
     artifacts = job.artifacts()
 
@@ -31,7 +25,7 @@ def test_a_finished_job_goes_after_its_ttl_and_its_artifacts_stay(namespace: Nam
     lasted = datetime.now(UTC) - datetime.fromisoformat(status["completionTime"])
     assert lasted.total_seconds() >= TTL_SECONDS
     until("all that was the job's to be gone", lambda: not left(), 150)
-    assert {"model/model.pt", "metrics.jsonl"} <= artifacts.sizes().keys()
+    assert {"model/chain", "metrics.jsonl"} <= artifacts.sizes().keys()
 
 
 def test_a_job_whose_image_can_not_be_pulled_fails_at_its_start_deadline(namespace: Namespace) -> None:
@@ -39,10 +33,10 @@ def test_a_job_whose_image_can_not_be_pulled_fails_at_its_start_deadline(namespa
         example(
             "imageless",
             image="registry.invalid/nobody/nothing:0",
-            runPolicy={"startDeadlineSeconds": 40, "cleanPodPolicy": "None"},
+            runPolicy={"startDeadlineSeconds": 60, "cleanPodPolicy": "None"},
         )
     )
-    until("the obstacle to be told", lambda: job.condition("Running").get("reason") == "ImagePull", 38)
+    until("the obstacle to be told", lambda: job.condition("Running").get("reason") == "ImagePull", 58)
     status = job.wait(90, "Failed")
     failed = job.condition("Failed")
     assert failed["reason"] == "StartDeadlineExceeded", job.story()

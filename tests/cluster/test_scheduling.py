@@ -14,9 +14,10 @@ import yaml
 from dtj.status.times import written_time
 from tests.cluster.install import NAMESPACE
 from tests.cluster.jobs import Job, KubectlError, Manifest, Namespace, kubectl, until
+from tests.patience import PATIENCE
 from tests.unit.support.pod_group_crds import COSCHEDULING, VOLCANO
 
-pytestmark = [pytest.mark.cluster, pytest.mark.alone, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.cluster, pytest.mark.alone]
 PLAYED = "played-by-a-test"
 CRDS = {"Coscheduling": COSCHEDULING, "Volcano": VOLCANO}
 
@@ -127,10 +128,10 @@ def soon_giving_way() -> Iterator[None]:
     path = "/spec/template/spec/containers/0/args/-"
     more = [{"op": "add", "path": path, "value": "--give-way-after=10"}]
     kubectl("patch", *operator, "--type=json", f"--patch={json.dumps(more)}")
-    kubectl("rollout", "status", *operator, "--timeout=90s", timeout=100)
+    kubectl("rollout", "status", *operator, f"--timeout={90 * PATIENCE}s", timeout=100)
     yield
     kubectl("rollout", "undo", *operator)
-    kubectl("rollout", "status", *operator, "--timeout=90s", timeout=100)
+    kubectl("rollout", "status", *operator, f"--timeout={90 * PATIENCE}s", timeout=100)
 
 
 def test_pod_groups_are_made_once_they_are_served_and_go_with_their_jobs(

@@ -6,7 +6,7 @@ import pytest
 
 from tests.cluster.jobs import Manifest, Namespace, example
 
-pytestmark = [pytest.mark.cluster, pytest.mark.alone, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.cluster, pytest.mark.alone]
 STEPS, HANGS_AT = 20, 12
 # One program for both: ranks that reduce together, of which rank 1 hangs; a chief that hangs, with servers that only
 # listen, as the operator waits for.

@@ -7,16 +7,16 @@ import json
 import pytest
 
 from tests.cluster import test_parameter_server
-from tests.cluster.jobs import Job, Namespace, example
+from tests.cluster.jobs import Job, Namespace, stub
 
-pytestmark = [pytest.mark.cluster, pytest.mark.timeout(600)]
+pytestmark = pytest.mark.cluster
+STEPS = 600
 # What these jobs go on from was made when they were told to stop: until then there is no checkpoint.
 NO_OTHER_CHECKPOINT = "--checkpoint-seconds=3600"
 
 
 def test_a_horovod_job_goes_on_with_more_workers_where_it_was(namespace: Namespace) -> None:
-    args = ["--model=cnn", "--epochs=1", "--batch-size=64", NO_OTHER_CHECKPOINT]
-    job = namespace.apply(example("paused", args=args))
+    job = namespace.apply(stub("paused", f"--steps={STEPS}"))
     step = _suspended_after(job, 60)
 
     _patch(job, replicaSpecs={"worker": {"replicas": 3}}, runPolicy={"suspend": False})
@@ -26,6 +26,7 @@ def test_a_horovod_job_goes_on_with_more_workers_where_it_was(namespace: Namespa
     assert f"going on from the checkpoint of step {step}," in _log(job, "rank-0")
     assert _log(job, "rank-2")
     assert {row["worldSize"] for row in job.artifacts().metrics() if row["attempt"] == 2} == {3}
+    assert job.artifacts().stub_steps_are_complete(STEPS)
 
 
 @pytest.mark.chaos

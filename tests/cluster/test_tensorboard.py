@@ -9,9 +9,9 @@ import time
 import pytest
 
 from tests.cluster.browser import forwarded, page, read
-from tests.cluster.jobs import Job, Manifest, Namespace, example, until
+from tests.cluster.jobs import Job, Manifest, Namespace, stub, until
 
-pytestmark = [pytest.mark.cluster, pytest.mark.timeout(300)]
+pytestmark = pytest.mark.cluster
 NAME, PORT = "shown-tensorboard", 6006
 NEW_SECONDS = 30
 """So soon after it was written an event is shown."""
@@ -32,8 +32,9 @@ def pods(namespace: Namespace) -> list[Manifest]:
 
 
 def test_a_job_shows_its_scalars_while_it_trains_and_after_its_end(namespace: Namespace) -> None:
-    args = ["--model=cnn", "--epochs=2", "--batch-size=64"]
-    job = namespace.apply(example("shown", args=args, tensorboard={"enabled": True}))
+    # It trains until it is told to hurry.
+    options = ("--steps=3000", "--step-seconds=0.2", "--tensorboard")
+    job = namespace.apply(stub("shown", *options, tensorboard={"enabled": True}))
     until("TensorBoard to answer", lambda: tensorboard(job).get("ready"), 120)
     assert tensorboard(job)["url"] == f"http://{NAME}.{namespace.name}.svc:{PORT}"
     with forwarded(namespace, NAME, PORT) as url:
@@ -53,6 +54,7 @@ def test_a_job_shows_its_scalars_while_it_trains_and_after_its_end(namespace: Na
 
         until("a newer event", newer, 60)
 
+        job.tell("worker-0", "hurry")
         status = job.wait(180)
         assert status["replicaStatuses"].keys() == {"launcher", "worker"}
         last = job.artifacts().metrics()[-1]["step"]

@@ -11,7 +11,7 @@ import yaml
 
 from tests.cluster.jobs import ROOT, Job, KubectlError, Namespace, until
 
-pytestmark = [pytest.mark.cluster, pytest.mark.timeout(600)]
+pytestmark = pytest.mark.cluster
 TFJOB = ROOT / "manifests/examples/tfjob-script"
 # Ctrl-C to the program, in an image of others.
 INTERRUPT = """

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, ClassVar, Self
 
 import pytest
+from tests.patience import PATIENCE
 
 MPIRUN = ("mpirun", "--allow-run-as-root", "--oversubscribe", "-bind-to", "none")
 
@@ -38,7 +39,7 @@ class Run:
         self.output = ""
 
     def ended(self, code: int = 0) -> Self:
-        self.output += self.process.communicate(timeout=200)[0]
+        self.output += self.process.communicate(timeout=200 * PATIENCE)[0]
         assert self.process.returncode == code, self.output
         return self
 

@@ -10,6 +10,7 @@ from pathlib import Path
 import boto3
 import pytest
 from botocore.stub import Stubber
+from tests.patience import PATIENCE
 
 from dtj_trainer.artifacts.s3 import DamagedObject, S3Error, S3Location, make_client, parse_s3_uri
 from dtj_trainer.artifacts.store import Store
@@ -240,7 +241,7 @@ def test_ranks_of_a_pod_fetch_once(
         subprocess.Popen([sys.executable, "-c", STAGE, f"{job_uri}/set"], stdout=subprocess.PIPE, text=True)
         for _ in range(3)
     ]
-    output = "".join(rank.communicate(timeout=50)[0] for rank in ranks)
+    output = "".join(rank.communicate(timeout=50 * PATIENCE)[0] for rank in ranks)
     assert output.count("True") == 3
     assert output.count("staged a.gz") == output.count("staged b:") == 1
 

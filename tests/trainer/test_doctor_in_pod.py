@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from tests.patience import PATIENCE
 from tests.trainer.conftest import keys
 
 from dtj.doctor import in_pod
@@ -27,7 +28,7 @@ def look(request, tmp_path, object_store):
         report = tmp_path / "report"
         given = {"ARTIFACTS_URI": artifacts, "DATA_URI": data, "KEY": "dtj-doctor-x", "REPORT": str(report)}
         environment = {**os.environ, **{f"DTJ_DOCTOR_{name}": value for name, value in given.items()}}
-        subprocess.run([sys.executable, "-c", program], env=environment, check=True, timeout=50)
+        subprocess.run([sys.executable, "-c", program], env=environment, check=True, timeout=50 * PATIENCE)
         return {f["name"]: (f["verdict"], f["message"]) for f in json.loads(report.read_text())}
 
     return run

@@ -13,7 +13,7 @@ import torch
 from tests.trainer import horovod_run
 from tests.trainer.idx_files import FASHION_MNIST, write_pictures
 
-pytestmark = [pytest.mark.torch, pytest.mark.timeout(240)]
+pytestmark = pytest.mark.torch
 
 
 class Run(horovod_run.Run):
@@ -106,7 +106,7 @@ def test_checkpoints_by_steps_resume_on_another_number_of_ranks(tmp_path: Path) 
 
 def test_a_resume_with_other_data_or_fewer_steps_ends(tmp_path: Path, end: list[Run]) -> None:
     more, fewer = (write_pictures(tmp_path / str(n), n, 20, size=12) for n in (200, 40))
-    options = ("--batch-size=16", "--model=resnet18")
+    options = ("--batch-size=16", "--model=cnn")
     Run(tmp_path / "run", more, 1, *options, "--max-steps=4").ended()
 
     shorter = Run(tmp_path / "run", more, 1, *options, "--max-steps=3")

@@ -21,7 +21,6 @@ QUIET = {"PYTHONPATH": str(WHEEL), "TF_CPP_MIN_LOG_LEVEL": "2", "CUDA_VISIBLE_DE
 
 pytestmark = [
     pytest.mark.skipif(not WHEEL.is_dir(), reason="needs Horovod's wheel for TensorFlow"),
-    pytest.mark.timeout(240),
 ]
 
 SHARED = ("--max-steps=20", "--seed=5", "--no-scale-lr", "--warmup-epochs=0")

@@ -22,7 +22,6 @@ from dtj_trainer.data.sharding import Sharding
 
 pytest.importorskip("tensorflow", reason="needs the tensorflow extra")
 
-pytestmark = pytest.mark.timeout(600)
 LONGEST_WAIT_SECONDS = 180
 """For one step of a story: a busy machine imports TensorFlow for half a minute, five times at once."""
 

@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.patience import PATIENCE
 
 from dtj_trainer import contract, progress
 from dtj_trainer.contract import Bottleneck
@@ -259,7 +260,7 @@ def test_a_stall_ends_the_chief_when_all_answer(monkeypatch: pytest.MonkeyPatch,
     pulse.limit = 0.2  # as before the first step
     chief.end_when_stalled(pulse, here, end)
     if answer:
-        assert "though parameter servers and workers answer" in ended.get(timeout=10)
+        assert "though parameter servers and workers answer" in ended.get(timeout=10 * PATIENCE)
     else:
         with pytest.raises(queue.Empty):
             ended.get(timeout=1)

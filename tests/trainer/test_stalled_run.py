@@ -11,11 +11,11 @@ from typing import Any
 
 import pytest
 import yaml
+from tests.patience import PATIENCE
 from tests.trainer.conftest import kill_with_descendants
 
 from dtj.local.runs import Runs
 
-pytestmark = pytest.mark.timeout(300)
 STEPS, HANGS_AT = 20, 12
 # Two that need each other for each step, and a ps that listens, as the operator waits for.
 PROGRAM = f"""
@@ -73,7 +73,7 @@ def dtj(home: Path, *words: str) -> str:
         text=True,
     )
     try:
-        output = process.communicate(timeout=240)[0]
+        output = process.communicate(timeout=240 * PATIENCE)[0]
     finally:
         kill_with_descendants(process.pid)
     assert process.returncode == 0, output

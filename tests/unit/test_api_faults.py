@@ -18,12 +18,11 @@ from tests.unit.support.http_cluster import Fault, HttpCluster, http_cluster
 from tests.unit.support.jobs import manifest
 from tests.unit.support.operator_process import operating
 
-pytestmark = pytest.mark.timeout(180)
 JOB = (KIND, "ml", "mnist")
 PODS = ["mnist-launcher-0", "mnist-worker-0", "mnist-worker-1"]
 WATCHES = 5
 """Of jobs, pods, Services, ConfigMaps and Deployments."""
-PATIENCE = 60.0
+PATIENCE = 360.0
 FAULT_SECONDS = 2.0
 GHOSTS_SECONDS = 1.0
 MOST_REQUESTS = 120

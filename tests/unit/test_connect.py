@@ -52,7 +52,7 @@ async def test_requests_are_answered_beside_the_watches_of_many_namespaces(
 ) -> None:
     server, namespaces = KubeServer(), [f"team-{number}" for number in range(30)]
     pod = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "mnist-worker-0", "namespace": "team-0"}}
-    async with asyncio.timeout(30), server.served():
+    async with asyncio.timeout(180), server.served():
         reach(server.url, tmp_path, monkeypatch)
         api = await connect()
         children = Children(api, namespaces, lambda key: None)

@@ -47,7 +47,7 @@ async def serve(passes: Passes, *keys: Key, until: int) -> Controller:
     controller.start(2)
     for key in keys:
         controller.queue.add(key)
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(120):
         while len(passes.made) < until:
             await asyncio.sleep(0.001)
         await asyncio.sleep(0)
@@ -153,7 +153,7 @@ async def test_metrics_tell_the_depth_of_the_queue_and_how_long_jobs_waited_in_i
 
     now = 3.0
     controller.start(1)
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(120):
         while not passes.made or controller.queue._busy:
             await asyncio.sleep(0)
 

@@ -13,7 +13,7 @@ from dtj.api.identity import KIND
 from dtj.api.job import read_job
 from dtj.api.validation import faults
 from dtj_trainer import contract
-from tests.cluster.write_docs import BLOCK, PAGE, with_files
+from tests.cluster.docs_blocks import BLOCK, PAGE, with_files
 from tests.metrics_table import with_table
 
 ROOT = Path(__file__).parents[2]

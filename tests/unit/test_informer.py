@@ -96,7 +96,7 @@ async def following(script: Script, told: Told, namespace: str | None = None) ->
     informer = Informer(script, Selection("v1", "Thing", namespace=namespace), told.cache)
     task = asyncio.create_task(informer.run())
     try:
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             await script.done.wait()
         yield informer
         assert not task.done()

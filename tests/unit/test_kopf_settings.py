@@ -56,7 +56,7 @@ async def test_objects_of_the_first_lists_wait_for_the_last_of_them_and_are_woke
     kopf.index("", "v1", "pods", id="names", registry=registry)(index)
     kopf.on.event("", "v1", "pods", registry=registry)(event)
     wake_at_changes()
-    async with asyncio.timeout(60), server.served():
+    async with asyncio.timeout(360), server.served():
         for number in range(PODS):
             pod = running(f"mnist-worker-{number}")
             pod["metadata"] |= {"namespace": "ml", "uid": str(number)}

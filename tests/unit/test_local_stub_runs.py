@@ -19,8 +19,7 @@ from dtj.api.job import Manifest
 from dtj.local.processes import in_sessions, marked
 from dtj.local.runs import Runs
 from dtj_trainer.contract import TERMINATION_GRACE_SECONDS
-
-pytestmark = pytest.mark.timeout(120)
+from tests.patience import PATIENCE
 
 # Servers listen, as the operator waits for; what the chief does comes behind.
 PROGRAM = """
@@ -75,7 +74,7 @@ class DtjRun:
 
     def ended(self) -> tuple[int, str, str]:
         """Exit code, standard output, standard error."""
-        out, err = self.process.communicate(timeout=60)
+        out, err = self.process.communicate(timeout=60 * PATIENCE)
         return self.process.returncode, out, err
 
     @property
@@ -83,6 +82,7 @@ class DtjRun:
         return Runs(self.home).find("stub").manifest
 
     def until(self, condition: Callable[[], Any], what: str, seconds: float = 40) -> Any:
+        seconds *= PATIENCE
         deadline = time.monotonic() + seconds
         while time.monotonic() < deadline:
             if found := condition():

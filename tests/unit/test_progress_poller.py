@@ -78,7 +78,7 @@ async def asked() -> AsyncIterator[Callable[[Pod], Awaitable[ProgressPoller]]]:
 
 
 async def first_report(poller: ProgressPoller) -> Report:
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(120):
         while (report := poller.report(KEY, POD)) is None:
             await asyncio.sleep(0.001)
     return report
@@ -134,7 +134,7 @@ async def test_who_answers_is_known_and_the_question_for_stacks_is_passed_on() -
     await server.start_server()
     poller = ProgressPoller(lambda _: moved.set(), 0.01, lambda pod: (server.port or 0) if pod == POD else 1)
     try:
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(120):
             poller.follow(KEY, {POD: "127.0.0.1"})
             assert poller.answers(KEY, POD) is None
             await moved.wait()

@@ -23,7 +23,6 @@ from tests.unit.support.http_cluster import HttpCluster, http_cluster
 from tests.unit.support.jobs import manifest
 from tests.unit.support.operator_process import operating
 
-pytestmark = pytest.mark.timeout(180)
 ROOT = Path(__file__).parents[2]
 PATIENCE = 120.0
 ELECT = ("--leader-elect", "--lease-namespace=dtj-system", "--lease-duration=120",

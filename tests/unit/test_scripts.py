@@ -12,6 +12,7 @@ import pytest
 
 from dtj.plan.horovod import SSHD_CONFIG
 from dtj_trainer.contract import RANK_EXIT_MARKER, SSH_PORT
+from tests.patience import PATIENCE
 
 SCRIPTS = Path(__file__).parents[2] / "operator/dtj/plan/scripts"
 SHELL = shutil.which("dash") or shutil.which("sh") or "/bin/sh"
@@ -57,7 +58,7 @@ class Pod:
             capture_output=True,
             text=True,
             check=False,
-            timeout=20,
+            timeout=20 * PATIENCE,
         )
 
     @property
@@ -141,7 +142,7 @@ def test_a_worker_without_sshd_says_what_to_install(pod: Pod) -> None:
         capture_output=True,
         text=True,
         check=False,
-        timeout=20,
+        timeout=20 * PATIENCE,
     )
 
     assert done.returncode == 127

@@ -159,7 +159,7 @@ async def test_a_watch_of_jobs_that_falls_silent_is_opened_anew() -> None:
 
     kopf.on.login(registry=registry)(login)
     kopf.on.event("", "v1", "pods", registry=registry)(event)
-    async with asyncio.timeout(60), server.served():
+    async with asyncio.timeout(360), server.served():
         operator = asyncio.create_task(
             kopf.operator(
                 registry=registry, settings=settings, standalone=True, clusterwide=True, stop_flag=stop
@@ -181,7 +181,7 @@ async def test_a_watch_of_their_pods_that_falls_silent_is_opened_anew(
 ) -> None:
     monkeypatch.setattr(api, "_WATCH_TIMEOUT", aiohttp.ClientTimeout(sock_read=0.3))
     server, seen = DeafLine(), asyncio.Event()
-    async with asyncio.timeout(60), server.served():
+    async with asyncio.timeout(360), server.served():
         cluster = api.KubernetesApi(client.ApiClient(client.Configuration(host=server.url)))
         children = Children(cluster, [], lambda key: seen.set())
         children.start()

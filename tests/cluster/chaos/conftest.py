@@ -20,7 +20,7 @@ def trials(request: pytest.FixtureRequest) -> Iterator[Trials]:
         if isinstance(item, pytest.Function) and item.get_closest_marker("matrix"):
             wanted = item.callspec.params
             strategies.setdefault(wanted["fault"].name, []).append(wanted["strategy"])
-    made = Trials(strategies)
+    made = Trials(strategies, real=bool(request.config.getoption("--real-trainings")))
     request.config.stash[ROWS] = made.rows
     yield made
     made.end()

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from tests import stub_training
 from tests.cluster.jobs import until
 from tests.cluster.local import cgroups, processes
 
@@ -33,7 +34,8 @@ def is_mpirun(words: Words) -> bool:
 
 def is_training(words: Words) -> bool:
     """The program itself, as which a rank or a replica runs: neither mpirun nor dtj-launch, which have its words."""
-    return words[0].endswith("python") and "-c" in words[1:2] and words[3].startswith("dtj_trainer.programs.")
+    programs = ("dtj_trainer.programs.", stub_training.NAME)
+    return words[0].endswith("python") and "-c" in words[1:2] and words[3].startswith(programs)
 
 
 def is_supervisor(words: Words) -> bool:

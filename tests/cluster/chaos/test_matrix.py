@@ -7,7 +7,7 @@ import pytest
 from tests.cluster.chaos.faults import FAULTS, Fault
 from tests.cluster.chaos.trial import SEED, Trials
 
-pytestmark = [pytest.mark.cluster, pytest.mark.alone, pytest.mark.matrix, pytest.mark.timeout(1200)]
+pytestmark = [pytest.mark.cluster, pytest.mark.alone, pytest.mark.matrix]
 
 
 def _cases() -> list[object]:

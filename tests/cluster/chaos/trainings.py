@@ -9,7 +9,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from tests.cluster import test_parameter_server
-from tests.cluster.jobs import Artifacts, Job, Manifest, Namespace, example, until
+from tests.cluster.jobs import EXAMPLE, PS_EXAMPLE, Artifacts, Job, Manifest, Namespace, example, stub, until
 
 STRATEGIES = ("Horovod", "ParameterServer")
 ROLES = {
@@ -47,8 +47,14 @@ runpy.run_module(sys.argv[0], run_name="__main__", alter_sys=True)
 """
 
 
-def manifest(name: str, strategy: str) -> Manifest:
-    """The example with fewer steps, more checkpoints and more lines in metrics.jsonl."""
+STUB_STEPS = 500
+
+
+def manifest(name: str, strategy: str, *, real: bool) -> Manifest:
+    """The example with fewer steps, more checkpoints and more lines in metrics.jsonl, or a stub in its place."""
+    if not real:
+        file = EXAMPLE if strategy == "Horovod" else PS_EXAMPLE
+        return stub(name, f"--steps={STUB_STEPS}", "--checkpoint-steps=20", "--hold", file=file)
     job = _example(name, strategy)
     job["spec"]["command"] = ["python", "-c", PROGRAM, job["spec"]["command"][-1]]
     return job
@@ -103,8 +109,8 @@ class Training:
         )
 
     def tell(self, replica: str, what: str) -> None:
-        """Tell its program what PROGRAM waits for."""
-        self.namespace.kubectl("exec", self.pod(replica), "--", "touch", f"/dtj/run/{what}")
+        """Tell its program what PROGRAM waits for, or the stub."""
+        self.job.tell(replica, what)
 
     def wait_until_it_saves(self) -> None:
         """Wait for its first checkpoint; all of its pods run then."""

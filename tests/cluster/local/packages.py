@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from tests.cluster.local.paths import locked
 from tests.cluster.progress import step
 from tests.cluster.shell import run
 
@@ -41,7 +42,9 @@ def install_missing(needed: Mapping[str, str] = NEEDED) -> None:
     missing = sorted({package for file, package in needed.items() if not _is_there(file)})
     if not missing:
         return
-    with step(f"installing {len(missing)} Debian packages: {' '.join(missing)}"), _no_service_starts():
+    title = f"installing {len(missing)} Debian packages: {' '.join(missing)}"
+    # apt waits for another's lock of dpkg, not for that of the package lists.
+    with locked("packages"), step(title), _no_service_starts():
         env = {**os.environ, "DEBIAN_FRONTEND": "noninteractive"}
         run("apt-get", *WAIT_FOR_LOCK, "update", env=env)
         run("apt-get", *WAIT_FOR_LOCK, "install", "--yes", "--no-install-recommends", *missing, env=env)

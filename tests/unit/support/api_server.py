@@ -270,7 +270,7 @@ async def serving(server: ApiServer) -> AsyncIterator[ApiServer]:
         await runner.cleanup()
 
 
-async def until(there: Callable[[], bool], seconds: float = 10) -> None:
+async def until(there: Callable[[], bool], seconds: float = 60) -> None:
     """Wait until something is so."""
     async with asyncio.timeout(seconds):
         while not there():

@@ -44,8 +44,8 @@ class KubeServer:
     """Paths that were listed or watched."""
     installed: bool = True
     """Whether it knows our resource."""
-    held: set[str] = field(default_factory=set)
-    """Tokens whose requests wait."""
+    held: dict[str, str] = field(default_factory=dict)
+    """By token, what is in the paths of the requests that wait."""
     waiting: set[tuple[str, str]] = field(default_factory=set)
     """Token and method of requests that were held."""
     url: str = ""
@@ -95,7 +95,7 @@ class KubeServer:
     @web.middleware
     async def _enter(self, request: web.Request, handler: Any) -> web.StreamResponse:
         token = _token(request)
-        while token in self.held:
+        while token in self.held and self.held[token] in request.path:
             self.waiting.add((token, request.method))
             await asyncio.sleep(0.01)
         answer: web.StreamResponse = await handler(request)

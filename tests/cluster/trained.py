@@ -1,0 +1,31 @@
+"""The main example, trained once for all tests that look at a training, its page of docs or its artifacts."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from tests.cluster.docs_blocks import PAGE, commands, run
+from tests.cluster.jobs import Job, Manifest, Namespace, example, until
+
+NAME = "fashion-mnist"
+
+
+@dataclass(frozen=True)
+class Trained:
+    """A job that has succeeded."""
+
+    job: Job
+    status: Manifest
+    printed: dict[str, str]
+    """What each command of docs/using.md printed, at the moment that the page says."""
+
+
+def train(namespace: Namespace) -> Trained:
+    """Train the example in a namespace, and run the commands of docs/using.md meanwhile and afterwards."""
+    page = PAGE.read_text()
+    job = namespace.apply(example(NAME))
+    until("a third of the training", lambda: (job.status.get("progress") or {}).get("percent", 0) >= 30, 240)
+    printed = {command: run(command, namespace) for command in commands(page, "while running")}
+    status = job.wait(300)
+    printed |= {command: run(command, namespace) for command in commands(page, "at the end")}
+    return Trained(job, status, printed)
