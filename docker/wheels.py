@@ -238,7 +238,8 @@ def main() -> None:
         for name in arguments.framework or FRAMEWORKS:
             wheel = horovod_wheel(name)
             if arguments.install:
-                install(name, wheel)
+                with one_at_a_time("install"):
+                    install(name, wheel)
             print(wheel)
     except (BuildError, subprocess.SubprocessError) as error:
         sys.exit(f"docker/wheels.py: {error}")

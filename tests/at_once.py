@@ -10,12 +10,26 @@ from xdist.scheduler import LoadScopeScheduling
 # trainings would take more than twice as long.
 TRAINING = {
     "trainer": {"test_local_run", "test_programs_horovod", "test_programs_horovod_tf", "test_programs_ps"},
+    "chaos": set(),
     "cluster": {"test_docs", "test_horovod", "test_own_script", "test_parameter_server", "test_tfjob_script"},
+}
+# Their tests wait most of the time, and share nothing.
+APART = {"test_faults", "test_run_policy", "test_stalled_run"}
+# Begun late, these would still run when all others are through.
+LONG = APART | {
+    "test_bad_jobs",
+    "test_matrix",
+    "test_parameter_server_kills",
+    "test_suspension",
+    "test_tensorboard",
 }
 
 
-# Their tests wait most of the time, and share nothing.
-APART = {"test_faults", "test_run_policy", "test_stalled_run"}
+def turn(file: PurePath) -> int:
+    """When the tests of a file have their turn: trainings first, then what takes long, then the rest."""
+    if file.stem in TRAINING.get(file.parent.name, ()):
+        return 0
+    return 1 if file.stem in LONG else 2
 
 
 class AtOnce(LoadScopeScheduling):
@@ -23,7 +37,7 @@ class AtOnce(LoadScopeScheduling):
 
     def _split_scope(self, nodeid: str) -> str:
         file = PurePath(nodeid.partition("::")[0])
-        if file.stem in TRAINING.get(file.parent.name, ()):
+        if turn(file) == 0:
             return "trainings"
         shares = file.parent.name in TRAINING and file.stem not in APART
         return str(file) if shares else nodeid

@@ -17,7 +17,7 @@ from tests.cluster.jobs import Job, KubectlError, Manifest, Namespace, kubectl, 
 from tests.patience import PATIENCE
 from tests.unit.support.pod_group_crds import COSCHEDULING, VOLCANO
 
-pytestmark = [pytest.mark.cluster, pytest.mark.alone]
+pytestmark = pytest.mark.cluster
 PLAYED = "played-by-a-test"
 CRDS = {"Coscheduling": COSCHEDULING, "Volcano": VOLCANO}
 
@@ -183,6 +183,7 @@ def test_a_queued_job_is_admitted_evicted_and_admitted_again(namespace: Namespac
     kueue.until("it to end", lambda: made.status.get("phase") == "Succeeded")
 
 
+@pytest.mark.alone
 def test_two_jobs_with_room_for_one_and_a_half_both_end(namespace: Namespace, soon_giving_way: None) -> None:
     jobs = [namespace.apply(job(name, ["true"], workers=2)) for name in ("one", "two")]
     older, younger = sorted(jobs, key=_made)

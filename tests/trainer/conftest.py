@@ -33,15 +33,20 @@ BUCKET = "training"
 ACCESS_KEY, SECRET_KEY = "test-key", "test-secret"
 
 
-def until(condition: Callable[[], Any], what: str, timeout: float = 30) -> Any:
-    """Wait for a condition; its value. `timeout` is in seconds of an idle machine, here and in what waits by it."""
+def until(
+    condition: Callable[[], Any], what: str, timeout: float = 30, tell: Callable[[], str] = lambda: ""
+) -> Any:
+    """Wait for a condition; its value. `timeout` is in seconds of an idle machine, here and in what waits by it.
+
+    tell: what else to show when the condition does not come true.
+    """
     timeout *= PATIENCE
     deadline = time.monotonic() + timeout
     while time.monotonic() < deadline:
         if found := condition():
             return found
         time.sleep(0.05)
-    pytest.fail(f"after {timeout} s still not: {what}")
+    pytest.fail(f"after {timeout} s still not: {what}\n{tell()}")
 
 
 class ObjectStore:
@@ -212,7 +217,7 @@ class Launched:
             pytest.fail(f"dtj-launch still runs after {timeout} s:\n{self.output}")
 
     def says(self, text: str, timeout: float = 30) -> None:
-        until(lambda: text in self.output, f"{text!r} in the output:\n{self.output}", timeout)
+        until(lambda: text in self.output, f"{text!r} in the output", timeout, lambda: self.output)
 
     def terminate(self) -> None:
         self.process.send_signal(signal.SIGTERM)

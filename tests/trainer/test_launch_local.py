@@ -168,7 +168,7 @@ def test_a_launcher_told_to_stop_waits_for_the_checkpoint(make_job, job_uri, job
         "    sys.exit(143)\n"
         "signal.signal(signal.SIGTERM, leave)\nprint('trains')\ntime.sleep(300)"
     )
-    until(lambda: run.output.count("] trains") == 2, "both ranks run")
+    until(lambda: run.output.count("] trains") == 2, "both ranks run", tell=lambda: run.output)
     run.terminate()
     assert run.ended() == 143, run.output
     message = job.launcher.termination
@@ -183,7 +183,7 @@ def test_ranks_that_leave_with_0_when_told_to_stop_have_not_succeeded(make_job, 
     job = make_job(DTJ_RANKS_BY=ranks_by)
     job.start_workers()
     run = job.python("signal.signal(15, lambda *_: sys.exit(0))\nprint('trains')\ntime.sleep(300)")
-    until(lambda: run.output.count("] trains") == 2, "both ranks run")
+    until(lambda: run.output.count("] trains") == 2, "both ranks run", tell=lambda: run.output)
     run.terminate()
     assert run.ended() == 143, run.output
     assert job.launcher.termination["class"] == "Signal"
@@ -204,7 +204,7 @@ def test_gloo_listens_on_loopback_only(make_job):
     job = make_job(DTJ_RANKS_BY="gloo")
     job.start_workers()
     run = job.python("print('runs')\ntime.sleep(300)")
-    until(lambda: run.output.count("] runs") == 2, "both ranks run")
+    until(lambda: run.output.count("] runs") == 2, "both ranks run", tell=lambda: run.output)
     told = subprocess.run(["ss", "-Hltnp"], capture_output=True, text=True, check=True).stdout
     ours = descendants(run.process.pid)
     listening = [line.split()[3] for line in told.splitlines() if any(f"pid={pid}," in line for pid in ours)]
@@ -216,7 +216,7 @@ def test_a_killed_launcher_leaves_no_process(make_job, ranks_by):
     job = make_job(DTJ_RANKS_BY=ranks_by, DTJ_LOCAL_RUN="killed-launcher")
     job.start_workers()
     run = job.python("print('pid', os.getpid(), os.getppid())\ntime.sleep(300)")
-    until(lambda: run.output.count("] pid ") == 2, "both ranks run")
+    until(lambda: run.output.count("] pid ") == 2, "both ranks run", tell=lambda: run.output)
     pids = [pid for line in run.output.splitlines() if "] pid " in line for pid in line.split()[-2:]]
     kill_launch(run.process.pid)
     until(lambda: not any(Path(f"/proc/{pid}").exists() for pid in pids), "no rank is left")

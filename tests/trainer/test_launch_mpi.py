@@ -201,7 +201,7 @@ def test_launcher_told_to_stop_leaves_no_process(make_job):
     job = make_job()
     job.start_workers()
     run = job.run(RANKS + "print('pid', os.getpid())\ntime.sleep(300)\n")
-    until(lambda: run.output.count("] pid ") == 2, "both ranks run")
+    until(lambda: run.output.count("] pid ") == 2, "both ranks run", tell=lambda: run.output)
     pids = [int(line.split()[-1]) for line in run.output.splitlines() if "] pid " in line]
     run.terminate()
     assert run.ended() == 143, run.output
@@ -223,7 +223,7 @@ def test_launcher_told_to_stop_waits_for_the_checkpoint(make_job, job_uri, job_s
         "    sys.exit(143)\n"
         "signal.signal(signal.SIGTERM, leave)\nprint('trains')\ntime.sleep(300)"
     )
-    until(lambda: run.output.count("] trains") == 2, "both ranks run")
+    until(lambda: run.output.count("] trains") == 2, "both ranks run", tell=lambda: run.output)
     run.terminate()
     assert run.ended() == 143, run.output
     assert job.launcher.termination["message"] == "the launcher was told to stop (SIGTERM)"
@@ -245,7 +245,7 @@ def test_worker_told_to_stop_in_the_middle(make_job, job_uri, job_store):
         "time.sleep(300)\n"
     )
     run = job.run(program)
-    until(lambda: run.output.count("] runs") == 2, "both ranks run")
+    until(lambda: run.output.count("] runs") == 2, "both ranks run", tell=lambda: run.output)
     workers[0].terminate()
     assert workers[0].ended() == 0, workers[0].output
     assert run.ended() != 0
@@ -260,7 +260,7 @@ def test_worker_vanishes(make_job):
     job = make_job()
     workers = job.start_workers()
     run = job.run(RANKS + "print('pid', os.getpid())\ntime.sleep(300)\n")
-    until(lambda: run.output.count("] pid ") == 2, "both ranks run")
+    until(lambda: run.output.count("] pid ") == 2, "both ranks run", tell=lambda: run.output)
     kill_with_descendants(workers[1].process.pid)
     assert run.ended() != 0
     message = job.launcher.termination

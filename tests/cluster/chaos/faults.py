@@ -46,6 +46,8 @@ class Fault:
     prepare: Callable[[Manifest], None] = lambda job: None
     """Changes the job before it starts."""
     in_make_test: bool = False
+    alone: bool = True
+    """Whether it hits more than its own trainings."""
 
 
 def _each(hit: Callable[[Training], Hit]) -> Strike:
@@ -230,7 +232,7 @@ FAULTS = (
         STRATEGIES[1:],
     ),
     Fault("dtj-launch killed", _each(_supervisor)),
-    Fault("pod deleted", _each(_pod_deleted), in_make_test=True),
+    Fault("pod deleted", _each(_pod_deleted), in_make_test=True, alone=False),
     Fault("out of memory", _each(_out_of_memory), prepare=_with_memory_limits),
     Fault("disk full", _each(_disk_full), prepare=_on_a_small_disk),
     Fault("node drained", _node_drained, prepare=_on_both_nodes("worker"), in_make_test=True),

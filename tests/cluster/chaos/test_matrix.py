@@ -7,7 +7,7 @@ import pytest
 from tests.cluster.chaos.faults import FAULTS, Fault
 from tests.cluster.chaos.trial import SEED, Trials
 
-pytestmark = [pytest.mark.cluster, pytest.mark.alone, pytest.mark.matrix]
+pytestmark = [pytest.mark.cluster, pytest.mark.matrix]
 
 
 def _cases() -> list[object]:
@@ -16,7 +16,10 @@ def _cases() -> list[object]:
             fault,
             strategy,
             id=f"{fault.name}-{strategy}",
-            marks=() if fault.in_make_test else pytest.mark.chaos,
+            marks=[
+                *([pytest.mark.alone] if fault.alone else []),
+                *([] if fault.in_make_test else [pytest.mark.chaos]),
+            ],
         )
         for fault in FAULTS
         for strategy in fault.strategies
