@@ -92,7 +92,7 @@ class Run:
             if code == 0:
                 # The closing line of each pytest, or the last words of another tool.
                 closing = [line for line in text.splitlines() if " passed" in line] or text.splitlines()[-1:]
-                print(*(f"{stage.name}: {line.strip('= ')}" for line in closing), sep="\n", flush=True)
+                print(f"{stage.name}:", *closing, sep="\n", flush=True)
                 return
             self.failed.append(stage.name)
             print(f"{text}\n{stage.name} failed with {code}; the output above is that of {log}", flush=True)

@@ -148,17 +148,20 @@ def trained_here(job: Manifest, folder: Path) -> tuple[Manifest, dict[str, Any]]
     return dict(status), torch.load(weights, weights_only=True)
 
 
-def test_tensorflow_trains_by_horovod_too(namespace: Namespace) -> None:
+@pytest.mark.parametrize(
+    ("limit", "accuracy"), [(["--max-steps=40"], 0.6), pytest.param([], 0.85, marks=pytest.mark.chaos)]
+)
+def test_tensorflow_trains_by_horovod_too(namespace: Namespace, limit: list[str], accuracy: float) -> None:
     job = namespace.apply(
         example(
             "keras",
             image="dtj-trainer-tensorflow-horovod:0.1.0",
             command=["python", "-m", "dtj_trainer.programs.horovod_tf_image_classification"],
-            args=["--model=cnn", "--batch-size=64", "--max-steps=40"],
+            args=["--model=cnn", "--epochs=1", "--batch-size=64", *limit],
         )
     )
     status = job.wait(300)
-    assert status["progress"]["accuracy"] >= 0.6
+    assert status["progress"]["accuracy"] >= accuracy
     assert {"model/model.keras", "metrics.jsonl"} <= job.artifacts().sizes().keys()
     digests = weights_by_rank(job.artifacts())
     assert len(digests) == 2

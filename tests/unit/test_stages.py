@@ -37,7 +37,7 @@ def test_a_lane_goes_on_after_a_stage_that_failed_and_shows_why(capsys: pytest.C
     shown = capsys.readouterr().out
     assert "the reason" in shown
     assert "bad failed with 3" in shown
-    assert "good: 7 passed in 1s" in shown
+    assert "good:\n== 7 passed in 1s ==\n" in shown
     assert "not shown" not in shown
 
 
