@@ -272,7 +272,7 @@ async def test_one_of_two_namespaces_asks_nothing_of_the_rest_of_the_cluster(
         (["--leader-elect"], "--leader-elect outside a cluster needs --lease-namespace"),
         (["--progress-rate=0"], "argument --progress-rate: more than 0, got 0"),
         (
-            [*ELECT, "--renew-deadline=20"],
+            ["--leader-elect", "--lease-namespace=dtj-system", "--renew-deadline=20"],
             "the lease's duration must be longer than the deadline of its renewal",
         ),
     ],
