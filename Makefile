@@ -8,7 +8,8 @@ PYTHON ?= python3
 PY := .venv/bin/python
 VENV := .venv/.made
 DEMO_VENV := .venv/.made-for-demo
-PIP_INSTALL = $(PYTHON) -m venv .venv && $(PY) -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable
+# Compiled when they are imported: most modules of what is installed never are.
+PIP_INSTALL = $(PYTHON) -m venv .venv && $(PY) -m pip install --quiet --disable-pip-version-check --no-compile --constraint constraints.txt --editable
 # Tests at once: most of them wait, for processes that start or for time to pass.
 AT_ONCE ?= 3
 JOB := manifests/examples/fashion-mnist-horovod.yaml

@@ -87,6 +87,12 @@ def example(name: str, file: Path = EXAMPLE, **spec: Any) -> Manifest:
     job["metadata"]["name"] = name
     job["spec"]["artifacts"]["endpoint"] = os.environ["DTJ_TEST_S3_ENDPOINT"]
     job["spec"].update(spec)
+    return yielding(job)
+
+
+def yielding(job: Manifest) -> Manifest:
+    """The job with MPI ranks that leave their processor to others while they wait: other tests run beside them."""
+    job["spec"].setdefault("env", []).append({"name": "OMPI_MCA_mpi_yield_when_idle", "value": "1"})
     return job
 
 

@@ -11,7 +11,7 @@ import pytest
 import yaml
 
 from tests.cluster import kind
-from tests.cluster.jobs import ROOT, Manifest, Namespace
+from tests.cluster.jobs import ROOT, Manifest, Namespace, yielding
 from tests.cluster.local import containerd
 from tests.cluster.local.layout import NODES
 
@@ -92,4 +92,4 @@ def test_a_launcher_with_a_command_of_its_own_runs_it_as_written(namespace: Name
 
 
 def job() -> Manifest:
-    return dict(yaml.safe_load((EXAMPLE / "job.yaml").read_text()))
+    return yielding(yaml.safe_load((EXAMPLE / "job.yaml").read_text()))

@@ -70,6 +70,8 @@ def with_args(example: str, folder: Path, *args: str) -> Path:
     """An example with more arguments: of two that contradict each other the last one counts."""
     job = yaml.safe_load((REPOSITORY / "manifests/examples" / example).read_text())
     job["spec"]["args"] += args
+    # Other tests run beside the ranks.
+    job["spec"].setdefault("env", []).append({"name": "OMPI_MCA_mpi_yield_when_idle", "value": "1"})
     file = folder / example
     file.write_text(yaml.safe_dump(job))
     return file
