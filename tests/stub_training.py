@@ -10,8 +10,8 @@ do: Horovod's ranks meet in each step; the chief asks each ps in each step, and 
 Once /dtj/run/hurry is there, steps take no time, and checkpoints are made at the end and at SIGTERM alone: a training
 with many steps lasts until a test lets it end.
 
-The state is a chain of hashes, one link a step. A step that is left out, done twice or taken from another training
-shows in the chain, which the model holds at the end: compare the model with `chain_of(steps)`.
+The state is a chain of hashes, one link a step: a step that is left out or counted twice shows in the chain, which
+the model holds at the end. Compare the model with `chain_of(steps)`.
 """
 
 from __future__ import annotations
@@ -88,6 +88,10 @@ def answer(connection: socket.socket, told_to_end: threading.Event) -> bool:
     return asked == END
 
 
+class PeerGone(Exception):
+    """A process without which the training can't go on."""
+
+
 class Peer:
     """Another process, as the primary sees it."""
 
@@ -109,20 +113,22 @@ class Peer:
                 time.sleep(0.1)
 
     def ask(self, what: bytes = STEP) -> bytes:
-        """The peer's answer. Raises OSError where a needed peer is gone; another is looked for at the next step."""
+        """The peer's answer. Raises PeerGone for a needed peer; another peer is tried again at the next step."""
         try:
             if self._connection is None:
                 self.connect()
             if self._connection is None:
                 return STEP
             self._connection.sendall(what)
-            if what == STEP and not (said := self._connection.recv(1)):
+            if what == END:
+                return END
+            if not (said := self._connection.recv(1)):
                 raise ConnectionResetError("connection closed by peer")
-            return said if what == STEP else what
-        except OSError:
+            return said
+        except OSError as error:
             self._connection = None
             if self.needed:
-                raise
+                raise PeerGone(f"{self.address} does not answer: {error}") from error
             return STEP
 
 
@@ -245,8 +251,8 @@ def horovod(options: argparse.Namespace) -> None:
         try:
             peers = [Peer(f"{host}:{port}", needed=True) for host, port in places[1:]]
             Training(options, peers, size).run()
-        except ConnectionError as error:
-            sys.exit(f"HorovodInternalError: a rank is gone: {error}")
+        except PeerGone as error:
+            sys.exit(f"HorovodInternalError: {error}")
     else:
         follow(places[rank])
 
@@ -286,8 +292,8 @@ def parameter_server(options: argparse.Namespace) -> None:
         peers += [Peer(address, needed=False) for address in cluster["worker"]]
         try:
             Training(options, peers, 1 + len(cluster["worker"])).run()
-        except ConnectionError as error:
-            progress.failed("ConnectionLost", f"a parameter server does not answer: {error}")
+        except PeerGone as error:
+            progress.failed("ConnectionLost", f"parameter server {error}")
             sys.exit(contract.EXIT_UNAVAILABLE)
     else:
         listener = socket.create_server(("", contract.TENSORFLOW_PORT))
