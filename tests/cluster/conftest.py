@@ -16,7 +16,7 @@ from tests.cluster.trained import Trained, train
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
-        "--real-trainings", action="store_true", help="hit built-in programs, not tests/stub_training.py"
+        "--real-trainings", action="store_true", help="faults that `make test` has hit built-in programs, too"
     )
 
 

@@ -46,6 +46,7 @@ class Fault:
     prepare: Callable[[Manifest], None] = lambda job: None
     """Changes the job before it starts."""
     in_make_test: bool = False
+    """There tests/stub_training.py is hit."""
     alone: bool = True
     """Whether it hits more than its own trainings."""
 
