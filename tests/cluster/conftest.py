@@ -11,6 +11,7 @@ import pytest
 
 from tests.cluster import nodes
 from tests.cluster.jobs import Namespace, kubectl, until
+from tests.cluster.run import MORE_TESTS_FOLLOW
 from tests.cluster.trained import Trained, train
 
 
@@ -58,23 +59,19 @@ def _namespace() -> Iterator[Namespace]:
     made.delete(wait=False)
 
 
-@pytest.fixture(scope="session", autouse=True)
-def nothing_stays() -> Iterator[None]:
-    """At the end no namespace of a test is left."""
-    yield
-    # Of several at once each would wait for the others' tests; who runs alone comes last.
-    if os.environ.get("KUBECONFIG") and "PYTEST_XDIST_WORKER" not in os.environ:
-        try:
-            until(
-                "the tests' namespaces to be gone",
-                lambda: "dtj-test-" not in kubectl("get", "namespaces"),
-                240,
-            )
-        except AssertionError as error:
-            pods = kubectl("get", "pods", "--all-namespaces", "--output=wide")
-            raise AssertionError(
-                f"{error}; what is left:\n{pods}\n{kubectl('describe', 'namespaces')}"
-            ) from None
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    """See that no namespace of a test is left, once for all processes, after the last tests that need a cluster."""
+    of_one_of_several = hasattr(session.config, "workerinput")
+    if of_one_of_several or not os.environ.get("KUBECONFIG") or os.environ.get(MORE_TESTS_FOLLOW):
+        return
+    try:
+        until(
+            "the tests' namespaces to be gone", lambda: "dtj-test-" not in kubectl("get", "namespaces"), 240
+        )
+    except AssertionError as error:
+        pods = kubectl("get", "pods", "--all-namespaces", "--output=wide")
+        print(f"{error}; what is left:\n{pods}\n{kubectl('describe', 'namespaces')}")
+        session.exitstatus = pytest.ExitCode.TESTS_FAILED
 
 
 @pytest.fixture

@@ -18,10 +18,13 @@ from tests.cluster.progress import note
 from tests.stage_times import report_file, timed
 
 ROOT = Path(__file__).parents[2]
-# Beside the trainings, one after the other, whatever mostly waits; then those that disturb others.
+MORE_TESTS_FOLLOW = "DTJ_TEST_MORE_FOLLOW"
+"""Set for a run of pytest that another one on the same cluster follows."""
+# First, while other stages compute, those beside which no other may run: they mostly wait. Then the rest, beside the
+# trainings, of which no two run at the same time.
 ALL = {
-    "cluster-at-once": ("-m", "not alone and not chaos", "--numprocesses=4", "tests/cluster"),
     "cluster-alone": ("-m", "alone and not chaos", "tests/cluster"),
+    "cluster-at-once": ("-m", "not alone and not chaos", "--numprocesses=4", "tests/cluster"),
 }
 
 
@@ -65,7 +68,11 @@ def _test(environment: dict[str, str], arguments: list[str]) -> int:
     if failed := installed.returncode or horovod.returncode:
         return failed
     runs = {"cluster-chosen": arguments} if arguments else ALL
-    return max([_pytest(environment, stage, words) for stage, words in runs.items()])
+    *first, last = runs
+    more = environment | {MORE_TESTS_FOLLOW: "yes"}
+    return max(
+        [_pytest(environment if stage is last else more, stage, runs[stage]) for stage in (*first, last)]
+    )
 
 
 def _pytest(environment: dict[str, str], stage: str, words: Sequence[str]) -> int:
