@@ -90,17 +90,19 @@ def test_a_store_is_ready_when_older_objects_can_be_read(home, monkeypatch):
         first = server(home)
         write(store, "kept")
     wait_for_end(first)
-    read, tries = object_store._read_old_objects, []
+    read, worked = object_store._read_old_objects, []
 
     def at_first_not(environment):
-        tries.append(environment)
-        if len(tries) < 3:
+        worked.append(False)
+        if len(worked) < 3:
             raise s3.S3Error("InternalError", transient=True)
-        read(environment)
+        read(environment)  # On a busy machine the server itself may refuse more reads.
+        worked[-1] = True
 
     monkeypatch.setattr(object_store, "_read_old_objects", at_first_not)
     with open_store(home, ["training"]) as again:
-        assert len(tries) == 3
+        assert worked[:2] == [False, False]
+        assert worked[-1]
         assert keys(again) == ["kept"]
 
 
