@@ -8,7 +8,9 @@ PYTHON ?= python3
 PY := .venv/bin/python
 VENV := .venv/.made
 DEMO_VENV := .venv/.made-for-demo
-# Compiled when they are imported: most modules of what is installed never are.
+# pip compiles nothing (--no-compile): most installed modules are never imported. Python compiles a module at its
+# first import and keeps the bytecode. With PYTHONDONTWRITEBYTECODE=1 each process would compile TensorFlow again.
+export PYTHONDONTWRITEBYTECODE :=
 PIP_INSTALL = $(PYTHON) -m venv .venv && $(PY) -m pip install --quiet --disable-pip-version-check --no-compile --constraint constraints.txt --editable
 # Tests at once: most of them wait, for processes that start or for time to pass.
 AT_ONCE ?= 3
