@@ -26,8 +26,6 @@ from dtj.local.object_store import OpenStore, open_store
 from dtj_trainer.artifacts import s3
 from dtj_trainer.artifacts.store import open_store as open_prefix
 
-PATIENCE = 120
-"""Seconds for what has to come, also on a busy machine."""
 USER = """
 import sys, time
 from pathlib import Path
@@ -50,7 +48,7 @@ def runs(pid: int) -> bool:
 
 
 def wait_for_end(found: dict[str, int]) -> None:
-    until(lambda: not runs(found["pid"]) and not runs(found["weed"]), "keeper and server ended", PATIENCE)
+    until(lambda: not runs(found["pid"]) and not runs(found["weed"]), "keeper and server ended")
 
 
 def pauses(pid: int) -> int:
@@ -132,7 +130,7 @@ def test_server_stays_for_a_process_that_inherited_the_lock(home):
         guard = subprocess.Popen(["sleep", "600"], pass_fds=(store.lock_fd,))
     # The keeper looks for users before each pause.
     before = pauses(found["pid"])
-    until(lambda: pauses(found["pid"]) >= before + 6, "the keeper looked", PATIENCE)
+    until(lambda: pauses(found["pid"]) >= before + 6, "the keeper looked")
     assert runs(found["weed"])
     write(store, "of the guard")
     guard.kill()
@@ -166,7 +164,7 @@ def test_killed_server_comes_back_at_the_same_endpoint(home):
         found = server(home)
         write(store, "kept")
         os.kill(found["weed"], signal.SIGKILL)
-        until(lambda: server(home)["weed"] != found["weed"], "the server is started again", PATIENCE)
+        until(lambda: server(home)["weed"] != found["weed"], "the server is started again")
         with open_store(home, ["training"]) as again:
             assert again.environment == store.environment
             assert keys(again) == ["kept"]
@@ -289,12 +287,12 @@ def test_a_stranger_who_takes_the_port_before_the_server_does_is_not_the_store(h
     monkeypatch.setattr(object_store, "_weed", lambda: str(home / "weed"))
     with ThreadPoolExecutor(1) as pool:
         opening = pool.submit(open_store, home, ["training"])
-        until(lambda: calls.exists() and calls.read_text().endswith("\n"), "a first start", PATIENCE)
+        until(lambda: calls.exists() and calls.read_text().endswith("\n"), "a first start")
         keeper, port = (int(calls.read_text().split(word)[1].split()[0]) for word in ("keeper=", "-s3.port="))
         with stranger(port) as asked:
             try:
                 before = pauses(keeper)
-                until(lambda: pauses(keeper) >= before + 6, "the keeper looked", PATIENCE)
+                until(lambda: pauses(keeper) >= before + 6, "the keeper looked")
                 assert not (home / "s3" / "server.json").exists()
             finally:
                 go.touch()
@@ -335,6 +333,25 @@ def test_a_server_that_never_listens_is_ended(tmp_path, monkeypatch, capsys):
     assert capsys.readouterr().out == "SeaweedFS is not ready after 0.5 s\n"
     with (tmp_path / "lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)  # The server had inherited the lock.
+
+
+def test_a_process_that_opens_and_closes_files_is_seen_to_listen():
+    program = """
+import os, socket
+listener = socket.create_server(("127.0.0.1", 0))
+print(listener.getsockname()[1], flush=True)
+while True:
+    os.close(os.open("/dev/null", os.O_RDONLY))
+"""
+    with subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True) as process:
+        try:
+            assert process.stdout is not None
+            port = int(process.stdout.readline())
+            assert all(store_keeper.listens(process.pid, port) for _ in range(500))
+            # No file belongs to another port, so that `listens` reads the link of every open file.
+            assert not any(store_keeper.listens(process.pid, port + 1) for _ in range(500))
+        finally:
+            process.kill()
 
 
 GARBAGE = {

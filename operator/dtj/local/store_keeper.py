@@ -17,6 +17,7 @@ import socket
 import subprocess
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -70,8 +71,11 @@ def listens(pid: int, port: int) -> bool:
         for _, local, _, state, *_, inode in (fields[:10] for fields in sockets)
         if state == "0A" and local.endswith(f":{port:04X}")
     }
-    # Unlike readlink, resolve does not raise when the process closes the file meanwhile.
-    return any(file.resolve().name in listening for file in files)
+    for file in files:
+        with suppress(OSError):  # The process has closed the file meanwhile.
+            if str(file.readlink()) in listening:
+                return True
+    return False
 
 
 def free_ports(count: int) -> list[int]:
