@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
 
+from botocore.exceptions import ClientError
+
 from tests.cluster import test_parameter_server
 from tests.cluster.jobs import EXAMPLE, PS_EXAMPLE, Artifacts, Job, Manifest, Namespace, example, stub, until
 
@@ -142,12 +144,22 @@ class Moment:
 
 def newest_checkpoint(artifacts: Artifacts) -> int:
     """Step of the newest checkpoint that is whole; 0 when there is none."""
+    return until("the listed checkpoints to stay until they are read", lambda: _newest_listed(artifacts), 20)
+
+
+def _newest_listed(artifacts: Artifacts) -> int | None:
+    """None: the training pruned a checkpoint between the list and the read."""
     keys = artifacts.sizes()
     steps = [0]
     for key in keys:
         if key.startswith("checkpoints/") and key.endswith("/manifest.json"):
             folder = key.removesuffix("manifest.json")
-            found = json.loads(artifacts.read(key))
+            try:
+                found = json.loads(artifacts.read(key))
+            except ClientError as error:
+                if error.response["Error"]["Code"] != "NoSuchKey":
+                    raise
+                return None
             if {f"{folder}{file['key']}": file["size"] for file in found["files"]}.items() <= keys.items():
                 steps.append(int(found["step"]))
     return max(steps)
