@@ -96,16 +96,23 @@ async def start(api: KubeServer, tmp_path: Path) -> AsyncIterator[Callable[..., 
     async def begin(token: str, *flags: str) -> Operator:
         kubeconfig = tmp_path / token
         write_kubeconfig(kubeconfig, api.url, token)
-        ports = free_ports(2)
-        process = await asyncio.create_subprocess_exec(
-            sys.executable, "-c", PROGRAM, *flags,
-            f"--health-port={ports[0]}", f"--metrics-port={ports[1]}",
-            env=os.environ | {"KUBECONFIG": str(kubeconfig)}, stdout=PIPE, stderr=PIPE,
-        )  # fmt: skip
-        begun.append(process)
-        operator = Operator(token, process, *ports)
-        await operator.healthy()
-        return operator
+        while True:
+            ports = free_ports(2)
+            process = await asyncio.create_subprocess_exec(
+                sys.executable, "-c", PROGRAM, *flags,
+                f"--health-port={ports[0]}", f"--metrics-port={ports[1]}",
+                env=os.environ | {"KUBECONFIG": str(kubeconfig)}, stdout=PIPE, stderr=PIPE,
+            )  # fmt: skip
+            begun.append(process)
+            operator = Operator(token, process, *ports)
+            try:
+                await operator.healthy()
+            except AssertionError as error:
+                # Another process took the port after free_ports had found the port free.
+                if "address already in use" not in str(error).lower():
+                    raise
+            else:
+                return operator
 
     yield begin
     for process in begun:
