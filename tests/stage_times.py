@@ -16,7 +16,7 @@ SLOWEST = 40
 
 
 @dataclass(frozen=True)
-class Stage:
+class StageTime:
     """A part of the run; other stages may run beside it."""
 
     name: str
@@ -26,7 +26,7 @@ class Stage:
 
 
 @dataclass(frozen=True)
-class Case:
+class TestTime:
     """A test with its setup and teardown, as pytest's JUnit report has it."""
 
     stage: str
@@ -43,7 +43,7 @@ def timed(name: str, folder: Path = FOLDER) -> Iterator[None]:
     finally:
         folder.mkdir(parents=True, exist_ok=True)
         with (folder / _STAGES).open("a") as file:
-            stage = Stage(name, begun, round(time.monotonic() - clock, 1))
+            stage = StageTime(name, begun, round(time.monotonic() - clock, 1))
             file.write(json.dumps(asdict(stage)) + "\n")
 
 
@@ -52,16 +52,18 @@ def report_file(stage: str, folder: Path = FOLDER) -> Path:
     return folder / f"{stage}.xml"
 
 
-def stages(folder: Path = FOLDER) -> list[Stage]:
+def stages(folder: Path = FOLDER) -> list[StageTime]:
     """The stages that have ended, in the order in which they began."""
     lines = (folder / _STAGES).read_text().splitlines() if (folder / _STAGES).exists() else []
-    return sorted((Stage(**json.loads(line)) for line in lines), key=lambda stage: stage.begun)
+    return sorted((StageTime(**json.loads(line)) for line in lines), key=lambda stage: stage.begun)
 
 
-def cases(folder: Path = FOLDER) -> list[Case]:
+def cases(folder: Path = FOLDER) -> list[TestTime]:
     """The tests of all stages that left a report, the slowest first."""
     found = [
-        Case(file.stem, f"{case.get('classname', '')}::{case.get('name', '')}", float(case.get("time", "0")))
+        TestTime(
+            file.stem, f"{case.get('classname', '')}::{case.get('name', '')}", float(case.get("time", "0"))
+        )
         for file in sorted(folder.glob("*.xml"))
         for case in ET.parse(file).iter("testcase")
     ]

@@ -44,7 +44,7 @@ def lanes(cluster: str) -> tuple[tuple[Stage, ...], ...]:
             Stage("chart", ("make", "test-chart")),
             Stage("trainer", ("make", "test-trainer")),
         ),
-        # Notes its own stages: bringing the cluster up, the tests that run at once, those that run alone.
+        # tests.cluster.run times its own stages: cluster-up, cluster-install and two runs of pytest.
         (Stage("cluster", (sys.executable, "-m", "tests.cluster.run", "--cluster", cluster)),),
     )
 

@@ -38,6 +38,8 @@ RANK_PORT = 29900
 STATE_FILE, MODEL_FILE = "state.json", "chain"
 STEP, SAVE_AND_END, END = b"s", b"t", b"e"
 """What the primary asks and is answered: a step, whoever answers is told to end, the training is over."""
+LOG_SECONDS = 0.5
+"""Between two rows of metrics.jsonl."""
 PEER_SECONDS = 2.0
 """A worker that is silent for so long is left out; a silent ps or rank is waited for."""
 
@@ -69,7 +71,6 @@ def read_options() -> argparse.Namespace:
     parser.add_argument("--hold", action="store_true",
                         help="in attempt 1, wait after the first checkpoint for /dtj/run/go-on")  # fmt: skip
     parser.add_argument("--fail-at", type=int, default=0, help="in attempt 1, exit with 3 after this step")
-    parser.add_argument("--log-seconds", type=float, default=0.5, help="between two rows of metrics.jsonl")
     parser.add_argument("--tensorboard", action="store_true", help="write event files (imports tensorboardX)")
     return parser.parse_args(sys.argv[2:])
 
@@ -188,7 +189,7 @@ class Training:
         )
         if self._events is not None:
             self._events.add(self._step, {"train/loss": loss})
-        if now - self._logged_at >= self._options.log_seconds or self._step == self._options.steps:
+        if now - self._logged_at >= LOG_SECONDS or self._step == self._options.steps:
             self._logged_at = now
             self._metrics.add("train", {"step": self._step, "loss": loss, "examples": self._step * 100})
             say(f"step {self._step}/{self._options.steps}: loss {loss:.4f}")
