@@ -63,6 +63,7 @@ def test_a_secret_that_is_not_there(shared_namespace: Namespace) -> None:
 
 def test_a_bucket_that_is_not_there(shared_namespace: Namespace) -> None:
     found = doctor(shared_namespace, with_artifacts(uri="s3://no-such-bucket/jobs"), code=1)
+    assert "S3 artifacts" in found, found
     verdict, message = found["S3 artifacts"]
     assert verdict == "failed"
     assert "the bucket no-such-bucket does not exist" in message

@@ -28,9 +28,9 @@ from dtj.doctor.credentials import secret_checks
 from dtj.doctor.findings import PERMISSIONS, ClusterFindings, JobFindings, SecretKeys, Unread
 from dtj.doctor.gather import run_pod
 from dtj.doctor.installation import installation_checks, our_version
-from dtj.doctor.probe import pod_checks, probe_pod, settled
+from dtj.doctor.probe import STUCK_SECONDS, ended, pod_checks, probe_pod, stuck
 from dtj.plan.job import plan_job
-from tests.unit.support import jobs
+from tests.unit.support import jobs, virtual_time
 from tests.unit.support.pod_security import restricted_faults
 
 KEYS = frozenset({"AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"})
@@ -423,14 +423,15 @@ def test_the_pod_is_as_the_job_s_pods_and_passes_restricted() -> None:
 )
 def test_a_pod_that_does_not_come_up_says_why(state: Manifest, name: str, verdict: str, part: str) -> None:
     pod = the_pod(**state)
-    assert settled(pod)
+    assert ended(pod) or stuck(pod)
     (check,) = pod_checks(pod)
     assert (check.name, check.verdict, part in check.message) == (name, verdict, True), check
 
 
 def test_a_pod_that_does_not_end_is_no_answer() -> None:
     pod = the_pod(waiting={"reason": "ContainerCreating"})
-    assert not settled(pod)
+    assert not ended(pod)
+    assert not stuck(pod)
     assert told(pod_checks(pod)) == [("pod", "warning")]
     pod = the_pod()
     pod["status"]["conditions"] = [{"type": "PodScheduled", "status": "False", "message": "0/2 nodes"}]
@@ -449,32 +450,57 @@ def test_what_the_pod_saw_is_told() -> None:
 
 
 class PodsOnly:
-    """A cluster in which a pod stays as it is made."""
+    """A cluster in which a pod is read in one state after the other, and stays in the last."""
 
-    def __init__(self, pod: Manifest | None = None) -> None:
+    def __init__(self, *states: Manifest) -> None:
         self.removed: list[Manifest] = []
         self.polled = asyncio.Event()
-        self._pod = pod
+        self._states = list(states)
 
     async def create(self, pod: Manifest) -> Manifest:
-        if self._pod is None:
+        if not self._states:
             raise ApiError(403, "Forbidden", "no")
         return pod
 
     async def get(self, pod: Manifest) -> Manifest:
         self.polled.set()
-        return self._pod or pod
+        return self._states.pop(0) if self._states[1:] else self._states[0]
 
     async def remove_pod(self, pod: Manifest) -> None:
         self.removed.append(pod)
 
 
 async def test_the_pod_is_deleted_at_its_end() -> None:
-    ended = the_pod(terminated={"exitCode": 0})
-    api = PodsOnly(ended)
+    done = the_pod(terminated={"exitCode": 0})
+    api = PodsOnly(done)
     pod = the_pod()
-    assert await run_pod(api, pod) == ended  # type: ignore[arg-type]
+    assert await run_pod(api, pod) == done  # type: ignore[arg-type]
     assert api.removed == [pod]
+
+
+NO_SECRET_YET = {
+    "reason": "CreateContainerConfigError",
+    "message": "failed to sync secret cache: timed out waiting for the condition",
+}
+
+
+async def test_an_error_that_the_kubelet_overcomes_is_not_told() -> None:
+    running = the_pod(running={})
+    done = the_pod(terminated={"exitCode": 0})
+    api = PodsOnly(the_pod(waiting=NO_SECRET_YET), running, done)
+    assert await run_pod(api, the_pod()) == done  # type: ignore[arg-type]
+
+
+def test_an_error_that_stays_is_told_before_the_pod_s_time_is_over() -> None:
+    pod = the_pod(waiting=NO_SECRET_YET)
+
+    async def seconds_until_told() -> float:
+        now = asyncio.get_running_loop().time
+        begun = now()
+        assert await run_pod(PodsOnly(pod), the_pod()) == pod  # type: ignore[arg-type]
+        return now() - begun
+
+    assert STUCK_SECONDS <= virtual_time.run(seconds_until_told()) <= STUCK_SECONDS + 1
 
 
 async def test_the_pod_is_deleted_when_the_command_is_interrupted() -> None:

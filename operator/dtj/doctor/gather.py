@@ -51,12 +51,17 @@ async def run_pod(api: Inspector, pod: Manifest) -> Manifest:
 
     Raises ApiError.
     """
+    now = asyncio.get_running_loop().time
     try:
         seen = await api.create(pod)
-        deadline = asyncio.get_running_loop().time() + probe.SECONDS
-        while not probe.settled(seen) and asyncio.get_running_loop().time() < deadline:
+        created = not_stuck = now()
+        while not (
+            probe.ended(seen) or now() - created >= probe.SECONDS or now() - not_stuck >= probe.STUCK_SECONDS
+        ):
             await asyncio.sleep(_POLL_SECONDS)
             seen = await api.get(pod) or seen
+            if not probe.stuck(seen):
+                not_stuck = now()
         return seen
     finally:
         await api.remove_pod(pod)

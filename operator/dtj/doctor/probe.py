@@ -15,6 +15,8 @@ from dtj.plan.model import Plan
 
 SECONDS = 120
 """How long the pod may take, its image included."""
+STUCK_SECONDS = 30
+"""After a failed start the kubelet tries again every 10 to 20 s: an error that passes sooner is none of the job's."""
 _PROGRAM = Path(__file__).with_name("in_pod.py")
 _KEPT = ("serviceAccountName", "imagePullSecrets", "securityContext", "dnsPolicy", "dnsConfig", "hostAliases")
 """What it has in common with a worker's pod."""
@@ -66,9 +68,14 @@ def probe_pod(job: Job, plan: Plan) -> Manifest:
     }
 
 
-def settled(pod: Manifest) -> bool:
-    """Whether waiting for the pod is of no more use."""
-    return _phase(pod) in ("Succeeded", "Failed") or _waiting(pod)[0] in (
+def ended(pod: Manifest) -> bool:
+    """Whether the pod has run."""
+    return _phase(pod) in ("Succeeded", "Failed")
+
+
+def stuck(pod: Manifest) -> bool:
+    """Whether the kubelet's last try to start the container failed."""
+    return _waiting(pod)[0] in (
         *_PULL_REASONS, "CreateContainerConfigError", "CreateContainerError", "RunContainerError",
     )  # fmt: skip
 
