@@ -218,9 +218,9 @@ TABLE = re.findall(
 @pytest.mark.parametrize(
     ("allowed", "scenarios", "namespaces", "flags"),
     [
-        (WITH_WEBHOOK, SCENARIOS, ["ml"], webhook_flags()),
+        (WITH_WEBHOOK, SCENARIOS, ["ml"], webhook_flags),
         (TWO_NAMESPACES, LIVES, ["team-a", "team-b"],
-         ("--namespace=team-a", "--namespace=team-b", "--lease-name=training")),
+         lambda: ("--namespace=team-a", "--namespace=team-b", "--lease-name=training")),
     ],
     ids=["all namespaces, with the webhook", "two namespaces"],
 )  # fmt: skip
@@ -228,13 +228,13 @@ async def test_it_asks_for_all_that_it_may_and_for_nothing_else(
     allowed: frozenset[Right],
     scenarios: Mapping[str, Scenario],
     namespaces: list[str],
-    flags: tuple[str, ...],
+    flags: Callable[[], tuple[str, ...]],
     tmp_path: Path,
 ) -> None:
     async with http_cluster() as server:
         server.kubelet.program = program
         authorizer = server.fault = Authorizer(allowed)
-        async with operating(server.url, tmp_path, *ELECT, *flags) as process:
+        async with operating(server.url, tmp_path, *ELECT, *flags()) as process:
             await asyncio.gather(
                 *(scenario(server, place) for scenario in scenarios.values() for place in namespaces)
             )
