@@ -1,4 +1,4 @@
-"""Which tests run at the same time, with --numprocesses: trainings never, nor tests that share what a module made."""
+"""Which tests run at once, with --numprocesses: trainings by MPI never, nor tests that share what a module made."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ from pathlib import PurePath
 
 from xdist.scheduler import LoadScopeScheduling
 
-# These take all processors. Ranks wait for each other without pause: with more of them than processors, each of two
-# trainings would take more than twice as long.
+# MPI's ranks wait for each other without pause: with more of them than processors, each of two trainings would take
+# more than twice as long.
 TRAINING = {
     "trainer": {"test_local_run", "test_programs_horovod", "test_programs_horovod_tf", "test_programs_ps"},
     "chaos": set(),
-    "cluster": {"test_docs", "test_horovod", "test_own_script", "test_parameter_server", "test_tfjob_script"},
+    "cluster": {"test_docs", "test_horovod", "test_own_script"},
 }
 # Their tests wait most of the time, and share nothing.
 APART = {"test_faults", "test_run_policy", "test_stalled_run"}
@@ -19,9 +19,11 @@ APART = {"test_faults", "test_run_policy", "test_stalled_run"}
 LONG = APART | {
     "test_bad_jobs",
     "test_matrix",
+    "test_parameter_server",
     "test_parameter_server_kills",
     "test_suspension",
     "test_tensorboard",
+    "test_tfjob_script",
 }
 
 
