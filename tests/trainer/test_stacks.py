@@ -28,12 +28,14 @@ def waits_for_a_lock_that_nobody_gives_back():
     lock.acquire()
 
 def the_child_waits_too():
+    print("waits", flush=True)
     threading.Event().wait()
 
 if "child" in sys.argv:
     the_child_waits_too()
 threading.Thread(target=the_other_thread_waits).start()
-subprocess.Popen([sys.executable, sys.argv[0], "child"])
+child = subprocess.Popen([sys.executable, sys.argv[0], "child"], stdout=subprocess.PIPE)
+child.stdout.readline()
 subprocess.Popen(["sleep", "300"])
 waits_for_a_lock_that_nobody_gives_back()
 """
