@@ -94,11 +94,14 @@ class Job:
         return path
 
     def _prepare(self, worker: Workspace, host: str) -> None:
+        # As in pods, each orted has a /tmp of its own: two that make the same folder at once disturb each other.
+        temporary = worker.root / "tmp"
+        temporary.mkdir(parents=True)
         worker.config.joinpath("sshd_config").write_text(
             f"Port {self.port}\nListenAddress {host}\nPidFile none\nHostKey {self.folder}/key\n"
             f"StrictModes no\nUsePAM no\nPasswordAuthentication no\nLogLevel ERROR\n"
             f"AuthorizedKeysFile {self.folder}/key.pub\nPermitRootLogin yes\n"
-            f"SetEnv DTJ_ROOT={worker.root}\n"
+            f"SetEnv DTJ_ROOT={worker.root} TMPDIR={temporary}\n"
         )
 
     def start_workers(self) -> list[Launched]:
