@@ -1,4 +1,4 @@
-"""Which tests run at once, with --numprocesses: trainings by MPI never, nor tests that share what a module made."""
+"""Which tests run at once, with --numprocesses: those of TRAINING never, nor tests that share what a module made."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ from pathlib import PurePath
 
 from xdist.scheduler import LoadScopeScheduling
 
-# MPI's ranks wait for each other without pause: with more of them than processors, each of two trainings would take
-# more than twice as long.
+# These tests run one after another, as each uses all processors. The ranks of MPI wait for each other without pause:
+# when there are more ranks than processors, each of two trainings takes more than twice as long.
 TRAINING = {
     "trainer": {"test_local_run", "test_programs_horovod", "test_programs_horovod_tf", "test_programs_ps"},
     "chaos": set(),

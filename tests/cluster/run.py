@@ -21,7 +21,7 @@ ROOT = Path(__file__).parents[2]
 MORE_TESTS_FOLLOW = "DTJ_TEST_MORE_FOLLOW"
 """Set for a run of pytest that another one on the same cluster follows."""
 # First, while other stages compute, those beside which no other may run: they mostly wait. Then the rest, beside the
-# trainings by MPI, of which no two run at the same time.
+# trainings of tests/at_once.py, of which no two run at the same time.
 ALL = {
     "cluster-alone": ("-m", "alone and not chaos", "tests/cluster"),
     "cluster-at-once": ("-m", "not alone and not chaos", "--numprocesses=4", "tests/cluster"),

@@ -348,7 +348,7 @@ while True:
             assert process.stdout is not None
             port = int(process.stdout.readline())
             assert all(store_keeper.listens(process.pid, port) for _ in range(500))
-            # No file belongs to another port, so that `listens` reads the link of every open file.
+            # Nothing listens on this port, so `listens` reads the links of all open files.
             assert not any(store_keeper.listens(process.pid, port + 1) for _ in range(500))
         finally:
             process.kill()

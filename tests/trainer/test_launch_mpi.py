@@ -94,7 +94,8 @@ class Job:
         return path
 
     def _prepare(self, worker: Workspace, host: str) -> None:
-        # As in pods, each orted has a /tmp of its own: two that make the same folder at once disturb each other.
+        # Each orted gets a temporary folder of its own, as in a pod. In one folder an orted fails when another orted
+        # creates the same subfolder at the same moment.
         temporary = worker.root / "tmp"
         temporary.mkdir(parents=True)
         worker.config.joinpath("sshd_config").write_text(

@@ -450,7 +450,7 @@ def test_what_the_pod_saw_is_told() -> None:
 
 
 class PodsOnly:
-    """A cluster in which a pod is read in one state after the other, and stays in the last."""
+    """A cluster with one pod. Each read returns the next of the given states; later reads return the last state."""
 
     def __init__(self, *states: Manifest) -> None:
         self.removed: list[Manifest] = []

@@ -108,7 +108,7 @@ async def start(api: KubeServer, tmp_path: Path) -> AsyncIterator[Callable[..., 
             try:
                 await operator.healthy()
             except AssertionError as error:
-                # Another process took the port after free_ports had found the port free.
+                # Another process bound the port after free_ports had returned it.
                 if "address already in use" not in str(error).lower():
                     raise
             else:

@@ -16,7 +16,7 @@ from dtj.plan.model import Plan
 SECONDS = 120
 """How long the pod may take, its image included."""
 STUCK_SECONDS = 30
-"""After a failed start the kubelet tries again every 10 to 20 s: an error that passes sooner is none of the job's."""
+"""An error of the start is told when the error has lasted so long. The kubelet tries again every 10 to 20 s."""
 _PROGRAM = Path(__file__).with_name("in_pod.py")
 _KEPT = ("serviceAccountName", "imagePullSecrets", "securityContext", "dnsPolicy", "dnsConfig", "hostAliases")
 """What it has in common with a worker's pod."""
@@ -74,7 +74,7 @@ def ended(pod: Manifest) -> bool:
 
 
 def stuck(pod: Manifest) -> bool:
-    """Whether the kubelet's last try to start the container failed."""
+    """Whether the kubelet failed to start the container and waits before it tries again."""
     return _waiting(pod)[0] in (
         *_PULL_REASONS, "CreateContainerConfigError", "CreateContainerError", "RunContainerError",
     )  # fmt: skip

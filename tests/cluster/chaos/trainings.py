@@ -148,7 +148,7 @@ def newest_checkpoint(artifacts: Artifacts) -> int:
 
 
 def _newest_listed(artifacts: Artifacts) -> int | None:
-    """None: the training pruned a checkpoint between the list and the read."""
+    """As newest_checkpoint; None when the training deleted a listed checkpoint before the test read its manifest."""
     keys = artifacts.sizes()
     steps = [0]
     for key in keys:
