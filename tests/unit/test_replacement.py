@@ -12,8 +12,9 @@ from dtj.api.status import ArtifactsStatus, ProgressStatus
 from dtj.reconcile.progress import Report
 from dtj.status.events import happenings
 from dtj.status.replacement import FOLLOWS_SECONDS
+from dtj.status.times import written_time
 from tests.unit.support.fake_cluster import Ending
-from tests.unit.support.pods import Life, condition, deleting, ended, evicted, running, unschedulable
+from tests.unit.support.pods import Life, at, condition, deleting, ended, evicted, running, unschedulable
 from tests.unit.support.world import KEY, World
 
 CHIEF, PS, WORKER_0, WORKER_1, EVALUATOR = (
@@ -184,6 +185,53 @@ def test_a_worker_that_came_to_its_end_is_no_loss_but_starts_again_with_the_chie
     status = lost(life, ended(WORKER_0), ended(CHIEF, 1, {"class": "ApplicationError", "message": "x"}))
 
     assert status["replicaAttempts"] == {"chief-0": 2, "ps-0": 2, "worker-0": 2}
+
+
+def chief_failed() -> Life:
+    """The chief has failed, and starts again with the ps."""
+    life = ran()
+    lost(life, ended(CHIEF, 1, {"class": "ApplicationError", "message": "x"}), seconds=100)
+    assert life.job.status.replica_attempts == {"chief-0": 2, "ps-0": 2}
+    return life
+
+
+def test_workers_that_the_end_of_the_chief_ended_start_again_with_the_next_one() -> None:
+    life = chief_failed()
+
+    status = life.see(
+        *(ended(name, seconds=101) for name in (WORKER_0, WORKER_1)), running(EVALUATOR), seconds=103
+    )
+
+    assert status["phase"] == "Restarting"
+    # The next chief and ps are not there yet.
+    assert status["replicaAttempts"] == {"chief-0": 3, "ps-0": 3, "worker-0": 3, "worker-1": 3}
+    assert status["restarts"] == {"application": 1, "infrastructure": 0}
+    assert status["failure"]["pod"] == CHIEF
+    assert condition(status, "Restarting")["message"] == (
+        "attempt 2: mnist-worker-0: worker 0 ended with exit code 0 while the others needed it; mnist-chief-0 has "
+        "started again since, which is counted; "
+        "mnist-chief-0, mnist-ps-0, mnist-worker-0, mnist-worker-1 start again, the others go on"
+    )
+    again = {CHIEF: 3, PS: 3, WORKER_0: 3, WORKER_1: 3}
+    # Once for each restart of the chief, however fast a worker ends.
+    status = life.see(ended(WORKER_0, attempt=3, seconds=105), *pods(again, without=WORKER_0), seconds=110)
+    assert (status["phase"], status["attempt"]) == ("Running", 3)
+
+
+@pytest.mark.parametrize(("finished", "attempt"), [(101, 3), (125, 2)])
+def test_of_workers_whose_end_is_seen_late_only_those_start_again_that_the_chief_ended(
+    finished: float, attempt: int
+) -> None:
+    life = chief_failed()
+    others = pods({PS: 2}, names=(PS, WORKER_0, EVALUATOR))
+    chief = running(CHIEF, attempt=2)
+    chief["status"]["conditions"][0]["lastTransitionTime"] = written_time(at(108))
+    assert life.see(chief, running(WORKER_1), *others, seconds=110)["phase"] == "Running"
+
+    status = life.see(chief, ended(WORKER_1, seconds=finished), *others, seconds=130)
+
+    worker = {"worker-1": 3} if attempt == 3 else {}
+    assert status["replicaAttempts"] == {"chief-0": 2, "ps-0": 2} | worker
 
 
 def test_program_failures_count_against_the_limit_whichever_replica() -> None:

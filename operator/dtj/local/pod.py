@@ -49,6 +49,7 @@ class LocalPod:
         self._ready = False
         self._exit: Exit | None = None
         self._kill_at: float | None = None
+        self._made = written_time(clock())
         _empty(folder)
         output = folder / OUTPUT_FILE
         self._output_begin = output.stat().st_size if output.exists() else 0
@@ -155,6 +156,7 @@ class LocalPod:
             ready=self._ready and self._exit is None,
             deleting=self._kill_at is not None,
             scheduled=True,
+            scheduled_at=self._made,
             node=None,
             ip=LOOPBACK,
             reason="",

@@ -162,11 +162,11 @@ def _lost(
     limit = draft.job.spec.run_policy.backoff_limit
     restarts = draft.job.status.restarts
     message = f"attempt {attempt}: {told(loss.failure)}"
-    application = loss.counted and not loss.infrastructure
-    if loss.counted:
-        draft.values["failure"] = loss.failure
+    application = not loss.excuse and not loss.infrastructure
+    if loss.excuse:
+        message += f"; {loss.excuse}"
     else:
-        message += "; it lost what has started again since, which is counted"
+        draft.values["failure"] = loss.failure
     if application and restarts.application >= limit:
         return Evaluation(draft.finish(Phase.FAILED, "BackoffLimitExceeded", message))
     draft.values["restarts"] = restarts.model_copy(
@@ -184,12 +184,12 @@ def _lost(
     if expected.restarts_with is None:
         draft.values["all_running_time"] = None
     else:
-        again = start_again(expected, pods, [*gone, *loss.silent, loss.failure.pod or ""])
+        again = start_again(expected, pods, [*gone, *loss.others, loss.failure.pod or ""])
         message += f"; {told_again(again, len(expected.attempts))}"
         begin_again(draft, expected, pods, again, attempt + 1)
     message += count_nodes(draft, loss)
     reason = "InfrastructureFailure" if loss.infrastructure else "ApplicationFailure"
-    if not loss.counted:
+    if loss.excuse:
         reason = loss.failure.failure_class or reason
     draft.set(ConditionType.RUNNING, False, reason, message)
     draft.set(ConditionType.RESTARTING, True, reason, message, again=True)

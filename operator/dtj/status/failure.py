@@ -63,12 +63,12 @@ class Loss:
     finished: str | None = None
     host: str | None = None
     """Where the rank at fault ran, when another pod tells of it."""
-    silent: frozenset[str] = frozenset()
-    """Names of pods that do not answer any more, and so led to it."""
+    others: frozenset[str] = frozenset()
+    """Names of pods that are lost with it: they do not answer any more, and so led to it, or ended as it did."""
     nodes: frozenset[str] = frozenset()
     """Names of the nodes that may be at fault."""
-    counted: bool = True
-    """Not one that only followed from another, which is counted."""
+    excuse: str = ""
+    """Why it does not count: it only followed from another loss, which counts."""
 
 
 def read_termination(end: Exit) -> Termination | None:
@@ -122,7 +122,7 @@ def attempt_loss(attempt: int, pods: Sequence[PodView], missing: Sequence[str]) 
     names = frozenset(pod.name for pod in silent)
     if loss.failure.failure_class in LOST_OTHERS and loss.failure.pod not in names:
         loss = replace(loss, failure=_put_down_to(min(silent, key=lambda pod: pod.name), loss.failure))
-    return replace(loss, infrastructure=True, settle=0.0, silent=names)
+    return replace(loss, infrastructure=True, settle=0.0, others=names)
 
 
 def _speaks_against_node(pod: PodView) -> bool:

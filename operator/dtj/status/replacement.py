@@ -19,7 +19,7 @@ from dtj.status.failure import (
 )
 from dtj.status.observed import Expected
 from dtj.status.pods import PodView
-from dtj.status.times import seconds_since
+from dtj.status.times import read_time, seconds_since
 
 FOLLOWS_SECONDS = 180.0
 """After all ran again: how long a chief may stand still for a replica that it had lost. dtj_trainer's ends after
@@ -77,7 +77,42 @@ def replica_loss(
         return loss
     ended = (pod for pod in mine if pod.succeeded and _holds_state(expected, pod.name))
     # Its end may be part of everything's: the decisive pod's is then not far.
-    return next((replace(early_end(attempt, pod), settle=NODE_SETTLE_SECONDS) for pod in ended), None)
+    early = next((replace(early_end(attempt, pod), settle=NODE_SETTLE_SECONDS) for pod in ended), None)
+    return early or _needed_again(attempt, expected, mine)
+
+
+def _needed_again(attempt: int, expected: Expected, pods: Sequence[PodView]) -> Loss | None:
+    """The end with exit code 0 of replicas that ended because the chief did, before the next chief ran.
+
+    A worker that waits in a queue takes the closing of the queue by a chief that ends for the end of the input
+    (MonitoredTrainingSession catches OutOfRangeError). The next chief would wait for this worker without end.
+    """
+    name = expected.decisive[0]
+    chief = next((pod for pod in pods if pod.name == name), None)
+    ended = [
+        pod
+        for pod in pods
+        if pod.succeeded and pod.attempt < expected.attempts[name] and not _outlived_start(pod, chief)
+    ]
+    if not ended:
+        return None
+    loss = early_end(attempt, ended[0])
+    return replace(
+        loss,
+        failure=loss.failure.model_copy(update={"failure_class": "Completed"}),
+        others=frozenset(pod.name for pod in ended),
+        excuse=f"{name} has started again since, which is counted",
+    )
+
+
+def _outlived_start(pod: PodView, chief: PodView | None) -> bool:
+    """Whether a pod that ended well did so after the chief's start. Its program ended some seconds before the pod:
+    files are uploaded in between.
+    """
+    if chief is None or not chief.running:
+        return False
+    begun, finished = chief.scheduled_at, pod.exit.finished if pod.exit else None
+    return not begun or not finished or seconds_since(begun, read_time(finished)) > SETTLE_SECONDS
 
 
 def told_apart(loss: Loss, old: JobStatus, expected: Expected, now: datetime) -> Loss:
@@ -95,7 +130,8 @@ def told_apart(loss: Loss, old: JobStatus, expected: Expected, now: datetime) ->
     if not old.holds(ConditionType.RESTARTING) and ago > FOLLOWS_SECONDS:
         return loss
     # No node is to blame for it, and there is no need to wait long for another cause.
-    return replace(loss, counted=False, nodes=frozenset(), settle=min(loss.settle, SETTLE_SECONDS))
+    excuse = "it lost what has started again since, which is counted"
+    return replace(loss, excuse=excuse, nodes=frozenset(), settle=min(loss.settle, SETTLE_SECONDS))
 
 
 def evaluator_loss(
