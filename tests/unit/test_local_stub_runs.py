@@ -36,7 +36,10 @@ if role in ("ps", "worker"):
     host, port = config["cluster"][role][index].split(":")
     if "MUTE" not in os.environ:
         listener = socket.create_server((host, int(port)))
-    time.sleep(600)
+    (marks / f"{role}-begins-{attempt}").touch()
+    while not (marks / f"{role}-ends-{attempt}").exists():
+        time.sleep(0.05)
+    sys.exit(0)
 print(f"attempt {attempt} of the chief")
 """
 TRAINS = "(marks / f'trains-{attempt}').touch(); time.sleep(600)\n"
@@ -123,6 +126,24 @@ def start(tmp_path: Path) -> Iterator[Callable[..., DtjRun]]:
     for run in started:
         run.process.kill()
         run.until(lambda run=run: not run.left(), "nothing is left", 15)
+
+
+def test_a_worker_that_ends_well_after_its_chief_failed_starts_again_for_the_next_chief(
+    start: Callable[..., DtjRun],
+) -> None:
+    run = start("""
+if attempt == 1:
+    sys.exit(3)
+(marks / "worker-ends-1").touch()
+while not any((marks / f"worker-begins-{again}").exists() for again in range(2, 9)):
+    time.sleep(0.05)
+""")
+    code, out, err = run.ended()
+    assert code == 0, err
+    assert "stub-chief-0 has started again since, which is counted; stub-worker-0 starts again" in out
+    status = run.manifest["status"]
+    assert status["restarts"] == {"application": 1, "infrastructure": 0}
+    assert status["replicaAttempts"]["worker-0"] > status["replicaAttempts"]["chief-0"]
 
 
 def test_a_job_that_does_not_start_in_time_fails_and_its_run_is_kept_whatever_its_ttl(
