@@ -19,8 +19,11 @@ from tests.cluster.jobs import PS_EXAMPLE, Artifacts, Job, Manifest, Namespace, 
 
 pytestmark = pytest.mark.cluster
 MODES = ("Asynchronous", "Synchronous")
-MODES_IN_TURN = [MODES[0], pytest.param(MODES[1], marks=pytest.mark.chaos)]
-"""`make test` has the first."""
+TRAININGS = [
+    (MODES[0], 1, 0.8),
+    *(pytest.param(updates, 2, 0.85, marks=pytest.mark.chaos) for updates in MODES),
+]
+"""Updates, epochs, and the accuracy that is reached at least."""
 
 
 def example(name: str, updates: str = "Asynchronous", *args: str, **spec: Any) -> Manifest:
@@ -38,11 +41,17 @@ def runs(shared_namespace: Namespace) -> dict[str, Job]:
     return {}
 
 
-@pytest.mark.parametrize("updates", MODES_IN_TURN)
+@pytest.mark.parametrize(("updates", "epochs", "accuracy"), TRAININGS)
 def test_the_example_trains_and_ends(
-    shared_namespace: Namespace, runs: dict[str, Job], updates: str, tmp_path: Path
+    shared_namespace: Namespace,
+    runs: dict[str, Job],
+    updates: str,
+    epochs: int,
+    accuracy: float,
+    tmp_path: Path,
 ) -> None:
-    job = shared_namespace.apply(example(f"mnist-{updates.lower()}", updates))
+    name = f"mnist-{updates.lower()}-{epochs}"
+    job = shared_namespace.apply(example(name, updates, f"--epochs={epochs}"))
     until("the chief to succeed", lambda: phase_of(job, "chief-0") == "Succeeded", 300)
     ended = time.monotonic()
     until("the servers to be told to end", lambda: staying(job) <= {"chief-0", "evaluator-0"}, 30)
@@ -54,7 +63,7 @@ def test_the_example_trains_and_ends(
 
     assert status["restarts"] == {"application": 0, "infrastructure": 0}
     assert status["progress"]["percent"] == 100
-    assert status["progress"]["accuracy"] >= 0.85
+    assert status["progress"]["accuracy"] >= accuracy
     tests = lines(job.artifacts(), "metrics-evaluator.jsonl")
     assert tests[-1]["accuracy"] == pytest.approx(status["progress"]["accuracy"], abs=1e-4)
     assert tests[-1]["step"] == status["artifacts"]["checkpoint"]["step"]
@@ -68,8 +77,8 @@ def test_the_example_trains_and_ends(
         assert keys[f"checkpoints/{step}/{file['key']}"] == file["size"]
     end = job.artifacts().metrics()[-1]
     assert (end["kind"], end["updates"]) == ("end", updates)
-    # 60,000 pictures twice: each once an epoch, over all workers.
-    assert end["examples"] == 120_000
+    # 60,000 pictures, each once an epoch, over all workers.
+    assert end["examples"] == epochs * 60_000
     assert losses_fall(job.artifacts().download(tmp_path, "tensorboard/"))
     assert phase_of(job, "evaluator-0") != "Running", "it has seen the last checkpoint"
 
