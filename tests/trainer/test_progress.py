@@ -95,12 +95,13 @@ def test_any_file_can_be_read(tmp_path, content):
     assert progress.read(tmp_path / "missing") == {}
 
 
+@pytest.mark.parametrize("end", ["", "\nprogress.flush(); os._exit(0)"])
 @pytest.mark.parametrize(("rank", "written"), [("0", True), ("1", False)])
-def test_only_rank_0_writes_and_the_last_report_is_never_lost(tmp_path, rank, written):
+def test_only_rank_0_writes_and_the_last_report_is_never_lost(tmp_path, rank, written, end):
     program = (
-        "import sys\nfrom dtj_trainer import progress\n"
+        "import os, sys\nfrom dtj_trainer import progress\n"
         "for step in range(1, 101): progress.report(step=step, total_steps=200)\n"
-        "assert not {'boto3', 'torch', 'numpy'} & set(sys.modules)"
+        "assert not {'boto3', 'torch', 'numpy'} & set(sys.modules)" + end
     )
     environment = {
         **os.environ,

@@ -14,6 +14,7 @@ from dtj.api.identity import LABEL_JOB
 from dtj.api.job import Manifest
 from dtj.cluster.port import ApiError, Selection
 from dtj.reconcile import informer as informer_module
+from dtj.reconcile.children import Children
 from dtj.reconcile.informer import Cache, Informer
 from dtj.reconcile.view import Key
 
@@ -139,6 +140,28 @@ async def test_what_is_listed_is_known_and_then_each_change() -> None:
         assert informer.synced.is_set()
         assert (told.cache.of(A), told.cache.of(B)) == (["x: two"], ["z: "])
         assert script.asked == ["list", "10"]
+
+
+async def test_all_children_are_known_when_each_kind_was_listed() -> None:
+    listed: dict[str, asyncio.Event] = {}
+
+    class Waiting(Script):
+        async def pages(self, selection: Selection) -> AsyncIterator[tuple[list[Manifest], str]]:
+            await listed.setdefault(selection.kind, asyncio.Event()).wait()
+            yield [], "10"
+
+    children = Children(Waiting([], [[] for _ in range(9)]), (), lambda _: None)
+    children.start()
+    synced = asyncio.create_task(children.synced())
+    while len(listed) < 4:
+        await asyncio.sleep(0)
+    for kind in ("Pod", "Service", "ConfigMap", "Deployment"):
+        for _ in range(20):
+            await asyncio.sleep(0)
+        assert not synced.done(), f"{kind} is not listed yet"
+        listed[kind].set()
+    await asyncio.wait_for(synced, 60)
+    await children.stop()
 
 
 async def test_a_cut_watch_goes_on_where_it_was_also_by_a_bookmark() -> None:
