@@ -23,7 +23,7 @@ TRAININGS = [
     (MODES[0], 1, 0.8),
     *(pytest.param(updates, 2, 0.85, marks=pytest.mark.chaos) for updates in MODES),
 ]
-"""Updates, epochs, and the accuracy that is reached at least."""
+"""Kind of updates, epochs, and the least test accuracy. `make test` runs the first, `make test-chaos` the rest."""
 
 
 def example(name: str, updates: str = "Asynchronous", *args: str, **spec: Any) -> Manifest:

@@ -137,7 +137,7 @@ def test_a_worker_that_ends_well_after_its_chief_failed_starts_again_for_the_nex
     marks.mkdir()
     (marks / "ps-holds-2").touch()
     run = start("if attempt == 1: sys.exit(3)")
-    # The chief of the second attempt is made when the ps of that attempt listens.
+    # The operator creates the next chief only when the next ps listens.
     run.until((marks / "ps-begins-2").exists, "the ps begins again")
     (marks / "worker-ends-1").touch()
     run.until(

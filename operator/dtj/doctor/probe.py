@@ -16,7 +16,7 @@ from dtj.plan.model import Plan
 SECONDS = 120
 """How long the pod may take, its image included."""
 STUCK_SECONDS = 30
-"""An error of the start is told when the error has lasted so long. The kubelet tries again every 10 to 20 s."""
+"""The doctor tells a start error that has lasted so many seconds. The kubelet retries a start every 10 to 20 s."""
 _PROGRAM = Path(__file__).with_name("in_pod.py")
 _KEPT = ("serviceAccountName", "imagePullSecrets", "securityContext", "dnsPolicy", "dnsConfig", "hostAliases")
 """What it has in common with a worker's pod."""

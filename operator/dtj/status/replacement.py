@@ -82,7 +82,7 @@ def replica_loss(
 
 
 def _needed_again(attempt: int, expected: Expected, pods: Sequence[PodView]) -> Loss | None:
-    """The end with exit code 0 of replicas that ended because the chief did, before the next chief ran.
+    """A loss when replicas ended with exit code 0 because their chief failed and before the next chief ran, or None.
 
     A worker that waits in a queue takes the closing of the queue by a chief that ends for the end of the input
     (MonitoredTrainingSession catches OutOfRangeError). The next chief would wait for this worker without end.
@@ -106,8 +106,8 @@ def _needed_again(attempt: int, expected: Expected, pods: Sequence[PodView]) -> 
 
 
 def _outlived_start(pod: PodView, chief: PodView | None) -> bool:
-    """Whether a pod that ended well did so after the chief's start. Its program ended some seconds before the pod:
-    files are uploaded in between.
+    """Whether a pod that succeeded was still at work when the present chief started. SETTLE_SECONDS are allowed for
+    the upload of files, which comes between the end of the program and the end of the pod.
     """
     if chief is None or not chief.running:
         return False
