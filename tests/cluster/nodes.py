@@ -57,7 +57,7 @@ class LocalMachine:
         node.restore(self._node, kubernetes_build.binaries())
 
     def runs(self, uid: str) -> bool:
-        return bool(cgroups.processes(f"{self._node.cgroup}/kubepods/**/pod{uid}"))
+        return bool(cgroups.pod_processes(uid, self._node.cgroup))
 
 
 class KindMachine:

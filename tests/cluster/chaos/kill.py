@@ -16,9 +16,7 @@ def kill(uid: str, which: Callable[[Words], bool]) -> str:
     """SIGKILL to the process of the pod with that uid whose command line is meant; what it was."""
 
     def find() -> dict[int, list[str]]:
-        everyone = {
-            pid: words_of(pid) for pid in cgroups.processes(f"{cgroups.PREFIX}*/kubepods/**/pod{uid}")
-        }
+        everyone = {pid: words_of(pid) for pid in cgroups.pod_processes(uid)}
         return {pid: words for pid, words in everyone.items() if which(words)}
 
     found = until(f"the process to kill in pod {uid}", find, 20)

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator
 
 ROOT = Path("/sys/fs/cgroup")
 PREFIX = "dtj-"
@@ -29,16 +29,12 @@ def create(name: str) -> None:
 
 def processes(name: str = f"{PREFIX}*") -> set[int]:
     """Every process in one of our cgroups, or in that one: what runs in pods."""
-    found: set[int] = set()
-    for folder in existing(name):
-        for path, _, _ in os.walk(folder):
-            try:
-                found.update(map(int, (Path(path) / "cgroup.procs").read_text().split()))
-            except OSError as error:
-                # Ended between the listing and the reading, or in the middle of that.
-                if error.errno not in (errno.ENOENT, errno.ENODEV):
-                    raise
-    return found
+    return _processes_in(_below(name))
+
+
+def pod_processes(uid: str, name: str = f"{PREFIX}*") -> set[int]:
+    """Every process of one pod, in one of our cgroups, or in that one."""
+    return _processes_in(folder for folder in _below(name) if f"pod{uid}" in folder.parts)
 
 
 def remove(name: str = f"{PREFIX}*") -> None:
@@ -65,6 +61,24 @@ def existing(name: str = f"{PREFIX}*") -> Iterator[Path]:
 def missing_controllers() -> list[str]:
     """Which of the version 1 hierarchies that the kubelet needs are not mounted."""
     return [name for name in CONTROLLERS if not (ROOT / name / "cgroup.procs").exists()]
+
+
+def _below(name: str) -> Iterator[Path]:
+    # A folder may vanish meanwhile, with its pod: os.walk passes over the folder, Path.glob raises.
+    for top in existing(name):
+        yield from (Path(path) for path, _, _ in os.walk(top))
+
+
+def _processes_in(folders: Iterable[Path]) -> set[int]:
+    found: set[int] = set()
+    for folder in folders:
+        try:
+            found.update(map(int, (folder / "cgroup.procs").read_text().split()))
+        except OSError as error:
+            # Ended between the listing and the reading, or in the middle of that.
+            if error.errno not in (errno.ENOENT, errno.ENODEV):
+                raise
+    return found
 
 
 def _hierarchies() -> list[Path]:
