@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -19,6 +18,7 @@ from dtj.reconcile.tensorboard import view_deployment
 from dtj.reconcile.view import Key, Owned, OwnedDeployment, OwnedPod, controller_uid, job_uid
 from dtj.status.pods import view_pod
 from dtj.status.times import written_time
+from tests.unit.support.copies import copied
 from tests.unit.support.mpijob_crd import MPIJOB_SCHEMA
 from tests.unit.support.structural import schema_faults, with_defaults
 
@@ -45,7 +45,7 @@ class Call:
 def apply_merge_patch(target: Any, patch: Any) -> Any:
     """RFC 7386."""
     if not isinstance(patch, Mapping):
-        return copy.deepcopy(patch)
+        return copied(patch)
     result = dict(target) if isinstance(target, Mapping) else {}
     for key, value in patch.items():
         if value is None:
@@ -84,12 +84,12 @@ class FakeCluster:
         return self._carry_out("create", manifest, lambda: self.add(manifest))
 
     async def get(self, manifest: Manifest) -> Manifest | None:
-        return self._carry_out("get", manifest, lambda: copy.deepcopy(self.objects.get(_name(manifest))))
+        return self._carry_out("get", manifest, lambda: copied(self.objects.get(_name(manifest))))
 
     async def pods_of(self, namespace: str, job: str) -> list[Manifest]:
         def found() -> list[Manifest]:
             return [
-                {"metadata": copy.deepcopy(there["metadata"])}
+                {"metadata": copied(there["metadata"])}
                 for name, there in self.objects.items()
                 if name[:2] == ("Pod", namespace)
                 and there["metadata"].get("labels", {}).get(LABEL_JOB) == job
@@ -100,9 +100,7 @@ class FakeCluster:
 
     async def replace_data(self, manifest: Manifest) -> Manifest:
         def replace() -> Manifest:
-            return self.change(
-                _name(manifest), lambda there: there.update(data=copy.deepcopy(manifest["data"]))
-            )
+            return self.change(_name(manifest), lambda there: there.update(data=copied(manifest["data"])))
 
         return self._carry_out("patch", manifest, replace)
 
@@ -118,7 +116,7 @@ class FakeCluster:
         def update(there: Manifest) -> None:
             there["metadata"]["annotations"] |= manifest["metadata"]["annotations"]
             there["spec"] |= {
-                field: copy.deepcopy(value)
+                field: copied(value)
                 for field, value in manifest["spec"].items()
                 if field in ("replicas", "template")
             }
@@ -176,7 +174,7 @@ class FakeCluster:
             if wrong:
                 raise ApiError(422, "Invalid", "; ".join(wrong))
             if status == there.get("status"):
-                return copy.deepcopy(there)
+                return copied(there)
             return self.change((KIND, namespace, name), lambda job: job.update(status=status))
 
         return self._carry_out("patch", {"kind": KIND, "metadata": {"name": name}}, write)
@@ -224,7 +222,7 @@ class FakeCluster:
         if name not in self.objects:
             raise ApiError(404, "NotFound", f'"{name[2]}" not found')
         there = self.objects[name]
-        changed = copy.deepcopy(there)
+        changed = copied(there)
         do(changed)
         if changed == there:
             return changed
@@ -285,8 +283,8 @@ class FakeCluster:
     def _store(self, name: Name, manifest: Manifest) -> Manifest:
         manifest["metadata"]["resourceVersion"] = self._number("")
         self.objects[name] = manifest
-        self.log.append((name, copy.deepcopy(manifest)))
-        return copy.deepcopy(manifest)
+        self.log.append((name, copied(manifest)))
+        return copied(manifest)
 
     def _number(self, prefix: str) -> str:
         self._counter += 1
@@ -346,7 +344,7 @@ class FakeView:
     def relist(self, *, ghosts: bool = False) -> None:
         """List everything anew. ghosts: what went meanwhile is not noticed, as by kopf."""
         known = self._objects if ghosts else {}
-        self._objects = known | copy.deepcopy(self._cluster.objects)
+        self._objects = known | copied(self._cluster.objects)
         for kind in WATCHED:
             self._seen[kind] = sum(name[0] == kind for name, _ in self._cluster.log)
 
@@ -361,7 +359,7 @@ class FakeView:
         return self._seen.get(kind, 0)
 
     def job(self, key: Key) -> Mapping[str, Any] | None:
-        return copy.deepcopy(self._objects.get((KIND, *key)))
+        return copied(self._objects.get((KIND, *key)))
 
     def _children(self, kind: str, key: Key) -> list[Manifest]:
         return [

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import copy
 import json
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
@@ -19,6 +18,7 @@ from dtj.api.job import Manifest
 from dtj.api.mpijob import MPIJOB_API_VERSION, MPIJOB_KIND, MPIJOB_PLURAL
 from dtj.cluster.port import ApiError
 from tests.unit.support.api_server import refused
+from tests.unit.support.copies import copied
 from tests.unit.support.fake_cluster import FakeCluster, Kubelet, Name
 from tests.unit.support.mpi_operator import MpiOperator
 
@@ -66,7 +66,7 @@ class History(FakeCluster):
 
     def _remember(self, kind: str, name: Name, manifest: Manifest) -> None:
         self.version = int(manifest["metadata"]["resourceVersion"])
-        self.history.append((self.version, kind, name, copy.deepcopy(manifest)))
+        self.history.append((self.version, kind, name, copied(manifest)))
 
     def at(self, version: int) -> dict[Name, Manifest]:
         """What was there at a version."""

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable
 
 from dtj.api.job import Manifest
 from dtj.cluster.port import ApiError
+from tests.unit.support.copies import copied
 
 
 class ObjectStore:
@@ -24,7 +24,7 @@ class ObjectStore:
 
     async def get(self, manifest: Manifest) -> Manifest | None:
         self._ask("get", manifest)
-        return copy.deepcopy(self.objects.get(_place(manifest)))
+        return copied(self.objects.get(_place(manifest)))
 
     async def create(self, manifest: Manifest) -> Manifest:
         self._ask("create", manifest)
@@ -47,12 +47,12 @@ class ObjectStore:
 
     def _write(self, verb: str, manifest: Manifest) -> Manifest:
         self.writes.append(f"{verb} {manifest['kind']}")
-        return copy.deepcopy(self._store(manifest))
+        return copied(self._store(manifest))
 
     def _store(self, manifest: Manifest) -> Manifest:
         self._version += 1
         metadata = manifest["metadata"] | {"resourceVersion": str(self._version)}
-        self.objects[_place(manifest)] = stored = copy.deepcopy(manifest | {"metadata": metadata})
+        self.objects[_place(manifest)] = stored = copied(manifest | {"metadata": metadata})
         return stored
 
 
