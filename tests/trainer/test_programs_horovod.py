@@ -141,16 +141,17 @@ def test_bad_data_and_bad_numbers_end_with_a_reason(small: Path, tmp_path: Path)
 
 @pytest.mark.skipif(not FASHION_MNIST.is_dir(), reason="needs Debian's dataset-fashion-mnist")
 def test_fashion_mnist_to_the_end(tmp_path: Path) -> None:
-    run = Run(tmp_path, FASHION_MNIST, 2, "--epochs=1", "--tensorboard-seconds=2").ended()
+    # A quarter of an epoch. The whole epoch, and accuracy 0.85: tests/cluster/test_horovod.py.
+    run = Run(tmp_path, FASHION_MNIST, 2, "--max-steps=120", "--tensorboard-seconds=2").ended()
     (test,) = [line for line in run.metrics if line["kind"] == "test"]
-    assert test["accuracy"] >= 0.85
+    assert test["accuracy"] >= 0.7
     assert test["worldSize"] == 2
 
     losses = [line["loss"] for line in run.metrics if line["kind"] == "train"]
     assert losses[-1] < losses[0] / 2
     assert all(0 <= line["dataWaitShare"] <= 1 for line in run.metrics if line["kind"] == "train")
     progress = json.loads((tmp_path / "run/progress.json").read_text())
-    assert (progress["step"], progress["totalSteps"], progress["percent"]) == (469, 469, 100.0)
+    assert (progress["step"], progress["totalSteps"], progress["percent"]) == (120, 120, 100.0)
     assert progress["accuracy"] == test["accuracy"]
 
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator

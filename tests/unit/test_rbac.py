@@ -6,6 +6,7 @@ import asyncio
 import re
 import socket
 from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -213,6 +214,10 @@ TABLE = re.findall(
     r"^\| `([a-z/]+)` \| (\w+) \| [^|]+ \| ([^|]+) \|$", (ROOT / "docs/security.md").read_text(), re.MULTILINE
 )
 """Resource, verb, and the scenario that shows it."""
+FOR_A_JOB = [
+    row for row in TABLE if row[1] not in ("list", "watch") and row[2] in LIVES and row[2] != "it leads"
+]
+"""What the operator asks for in the namespace of a job."""
 
 
 @pytest.mark.parametrize(
@@ -243,20 +248,52 @@ async def test_it_asks_for_all_that_it_may_and_for_nothing_else(
     assert authorizer.unused() == set(), "nothing needs them"
 
 
-@pytest.mark.parametrize(("resource", "verb", "scenario"), TABLE)
+def any_of(resource: str, verb: str) -> set[Right]:
+    return {right for right in WITH_WEBHOOK if right.short == (resource, verb)}
+
+
+@pytest.mark.parametrize(("resource", "verb", "scenario"), [row for row in TABLE if row not in FOR_A_JOB])
 async def test_it_misses_what_it_is_not_allowed(
     resource: str, verb: str, scenario: str, tmp_path: Path
 ) -> None:
-    fewer = frozenset(right for right in WITH_WEBHOOK if right.short != (resource, verb))
     async with http_cluster() as server:
         server.kubelet.program = program
-        authorizer = server.fault = Authorizer(fewer)
+        authorizer = server.fault = Authorizer(WITH_WEBHOOK - any_of(resource, verb))
         flags = webhook_flags() if "webhook" in scenario else ()
         async with operating(server.url, tmp_path, *ELECT, *flags):
             story = asyncio.ensure_future(SCENARIOS[scenario](server, "ml"))
             await until(lambda: bool(authorizer.forbidden) or story.done(), PATIENCE)
             story.cancel()
     assert {right.short for right in authorizer.forbidden} == {(resource, verb)}
+
+
+async def test_it_misses_what_it_is_not_allowed_in_the_namespace_of_a_job(tmp_path: Path) -> None:
+    places = {f"without-{number}": row for number, row in enumerate(FOR_A_JOB)}
+    denied = {
+        replace(right, namespace=place)
+        for place, (resource, verb, _) in places.items()
+        for right in any_of(resource, verb)
+    }
+    async with http_cluster() as server:
+        server.kubelet.program = program
+        authorizer = server.fault = Authorizer(WITH_WEBHOOK, frozenset(denied))
+        async with operating(server.url, tmp_path, *ELECT):
+            stories = {
+                place: asyncio.ensure_future(SCENARIOS[scenario](server, place))
+                for place, (_, _, scenario) in places.items()
+            }
+
+            def missed() -> set[tuple[str, tuple[str, str]]]:
+                return {(right.namespace, right.short) for right in authorizer.forbidden}
+
+            def over() -> bool:
+                noticed = {place for place, _ in missed()}
+                return all(place in noticed or story.done() for place, story in stories.items())
+
+            await until(over, PATIENCE)
+            for story in stories.values():
+                story.cancel()
+    assert missed() == {(place, (resource, verb)) for place, (resource, verb, _) in places.items()}
 
 
 def test_every_right_is_in_the_table() -> None:

@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 MARK = "DTJ_CLUSTER_DIRECTORY"
 """In the environment of every process started here, and so of what these start: `down` looks for it."""
 STOP_SECONDS = 15.0
+LESS_GC = {"GOGC": "400"}
+"""The heaps of Kubernetes are small here, and the processors are few: collect garbage less often."""
 
 
 @dataclass(frozen=True)
@@ -52,7 +54,7 @@ class Supervisor:
         self.logs.mkdir(parents=True, exist_ok=True)
         self.pids.mkdir(parents=True, exist_ok=True)
         # A clean environment: a proxy or a KUBECONFIG of the caller must not leak into the cluster.
-        env = {"PATH": os.environ["PATH"], "HOME": str(self.directory), MARK: str(self.directory)}
+        env = {"PATH": os.environ["PATH"], "HOME": str(self.directory), MARK: str(self.directory), **LESS_GC}
         with self.log(component.name).open("ab") as log:
             process = subprocess.Popen(
                 [str(word) for word in component.command],

@@ -83,6 +83,8 @@ class Authorizer:
     """Answers in the server's place what is not allowed."""
 
     rights: frozenset[Right]
+    denied: frozenset[Right] = frozenset()
+    """What no right allows, in one namespace for instance."""
     asked: set[Right] = field(default_factory=set)
     forbidden: set[Right] = field(default_factory=set)
 
@@ -93,7 +95,8 @@ class Authorizer:
         if right is None:
             return await answer()
         self.asked.add(right)
-        if any(own.allows(right) for own in self.rights):
+        denied = any(one.allows(right) for one in self.denied)
+        if not denied and any(own.allows(right) for own in self.rights):
             return await answer()
         self.forbidden.add(right)
         return refused(403, "Forbidden", f"{right.resource} is forbidden: cannot {right.verb}")
