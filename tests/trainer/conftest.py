@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from botocore.loaders import JSONFileLoader
 from tests.patience import PATIENCE
 from tests.trainer import horovod_run
 
@@ -29,6 +30,7 @@ from dtj_trainer.artifacts.fence import Fence
 from dtj_trainer.artifacts.store import Store, open_store
 
 REPOSITORY = Path(__file__).parents[2]
+NOT_IN_THE_IMAGES = REPOSITORY / "tests/trainer/not_in_the_images"
 BUCKET = "training"
 ACCESS_KEY, SECRET_KEY = "test-key", "test-secret"
 
@@ -135,6 +137,15 @@ class ObjectStore:
         except (BotoCoreError, ClientError):
             return False
         return True
+
+
+@pytest.fixture(scope="session", autouse=True)
+def descriptions_of_s3_read_once() -> Iterator[None]:
+    """botocore reads the description of S3 for each session, for 0.1 s, and each client here has its own."""
+    read = functools.cache(JSONFileLoader().load_file)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(JSONFileLoader, "load_file", lambda loader, path: read(path))
+        yield
 
 
 @pytest.fixture(scope="session")

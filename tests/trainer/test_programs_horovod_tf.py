@@ -13,11 +13,16 @@ from typing import ClassVar
 import numpy as np
 import pytest
 from tests.trainer import horovod_run
+from tests.trainer.conftest import NOT_IN_THE_IMAGES
 from tests.trainer.idx_files import write_pictures
 
 WHEEL = Path(sys.prefix) / "horovod-tensorflow"
 """Where `docker/wheels.py --install` puts it: the environment itself has the wheel for PyTorch."""
-QUIET = {"PYTHONPATH": str(WHEEL), "TF_CPP_MIN_LOG_LEVEL": "2", "CUDA_VISIBLE_DEVICES": ""}
+QUIET = {
+    "PYTHONPATH": f"{WHEEL}:{NOT_IN_THE_IMAGES}",
+    "TF_CPP_MIN_LOG_LEVEL": "2",
+    "CUDA_VISIBLE_DEVICES": "",
+}
 
 pytestmark = [
     pytest.mark.skipif(not WHEEL.is_dir(), reason="needs Horovod's wheel for TensorFlow"),

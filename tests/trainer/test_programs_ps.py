@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from tests.trainer.conftest import REPOSITORY, free_ports, until
+from tests.trainer.conftest import NOT_IN_THE_IMAGES, REPOSITORY, free_ports, until
 from tests.trainer.idx_files import NAMES, idx_bytes, write_pictures
 
 from dtj_trainer.data.pictures import load_pictures
@@ -59,7 +59,7 @@ class Job:
                     [sys.executable, "-m", PROGRAM, f"--data={self._data}", *self._options, *options],
                     env={
                         **{key: value for key, value in os.environ.items() if not key.startswith("DTJ_")},
-                        "PYTHONPATH": str(REPOSITORY / "trainer"),
+                        "PYTHONPATH": f"{REPOSITORY / 'trainer'}:{NOT_IN_THE_IMAGES}",
                         "DTJ_ROOT": str(root),
                         "DTJ_ROLE": role,
                         "DTJ_CHECKPOINTS_KEEP": "1000",
