@@ -11,7 +11,7 @@ from xdist.scheduler import LoadScopeScheduling
 TRAINING = {
     "trainer": {"test_local_run", "test_programs_horovod", "test_programs_horovod_tf", "test_programs_ps"},
     "chaos": set(),
-    "cluster": {"test_docs", "test_horovod", "test_own_script"},
+    "cluster": {"test_docs", "test_horovod", "test_own_script", "test_tfjob_script"},
 }
 # Their tests wait most of the time, and share nothing.
 APART = {"test_faults", "test_run_policy", "test_stalled_run"}
@@ -23,7 +23,6 @@ LONG = APART | {
     "test_parameter_server_kills",
     "test_suspension",
     "test_tensorboard",
-    "test_tfjob_script",
 }
 
 
