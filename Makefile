@@ -57,7 +57,7 @@ test-trainer: $(VENV)  ## data, models, launch, artifacts and training with real
 	@$(PY) -m tests.trainer.packages
 	$(PY) -m pytest --numprocesses=$(AT_ONCE) tests/trainer
 
-# The cache outlives the clone: mypy compares contents, and checks a minute for all, a second for what differs.
+# All clones share the cache of mypy. mypy checks only files whose content differs from the cache.
 lint: export MYPY_CACHE_DIR ?= $(or $(DTJ_CACHE),$(HOME)/.cache/dtj)/mypy
 lint: $(VENV)  ## ruff, mypy --strict, import rules
 	.venv/bin/ruff check .

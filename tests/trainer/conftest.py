@@ -141,7 +141,7 @@ class ObjectStore:
 
 @pytest.fixture(scope="session", autouse=True)
 def descriptions_of_s3_read_once() -> Iterator[None]:
-    """botocore reads the description of S3 for each session, for 0.1 s, and each client here has its own."""
+    """Read the description of S3 once. botocore reads the description for each new client, which takes 0.1 s."""
     read = functools.cache(JSONFileLoader().load_file)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(JSONFileLoader, "load_file", lambda loader, path: read(path))

@@ -11,7 +11,7 @@ import typer
 
 @pytest.fixture(scope="session", autouse=True)
 def commands_built_once() -> Iterator[None]:
-    """typer builds all commands of `dtj` at each call, for 0.2 s, and the tests call it some hundred times."""
+    """Build the commands of `dtj` once. typer builds all commands at each call, which takes 0.2 s."""
     with pytest.MonkeyPatch.context() as patch:
         built = functools.cache(typer.main.get_command)
         patch.setattr("typer.main.get_command", built)

@@ -217,7 +217,7 @@ TABLE = re.findall(
 FOR_A_JOB = [
     row for row in TABLE if row[1] not in ("list", "watch") and row[2] in LIVES and row[2] != "it leads"
 ]
-"""What the operator asks for in the namespace of a job."""
+"""The rows whose requests go to the namespace of one job."""
 
 
 @pytest.mark.parametrize(

@@ -64,7 +64,7 @@ def missing_controllers() -> list[str]:
 
 
 def _below(name: str) -> Iterator[Path]:
-    # A folder may vanish meanwhile, with its pod: os.walk passes over the folder, Path.glob raises.
+    # The folder of a pod that ends may vanish during the search: os.walk skips such a folder, Path.glob raises.
     for top in existing(name):
         yield from (Path(path) for path, _, _ in os.walk(top))
 

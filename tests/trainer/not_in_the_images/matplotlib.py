@@ -1,3 +1,3 @@
-"""On the PYTHONPATH of a program as in an image, which has no matplotlib: Keras would import it, for a second."""
+"""Hides matplotlib from a program: the images have no matplotlib, and Keras takes a second to import matplotlib."""
 
 raise ModuleNotFoundError("the images have no matplotlib")

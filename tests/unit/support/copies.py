@@ -1,4 +1,4 @@
-"""Deep copies in a sixth of the time that copy.deepcopy takes: the fake API server makes hundred thousands."""
+"""Deep copies by pickle, six times as fast as copy.deepcopy: a run of the unit tests makes some 100,000 copies."""
 
 from __future__ import annotations
 
@@ -9,6 +9,6 @@ T = TypeVar("T")
 
 
 def copied(value: T) -> T:
-    """A copy that shares nothing mutable with the value."""
+    """A deep copy of a manifest. A change of the copy does not change the value."""
     same: T = pickle.loads(pickle.dumps(value, pickle.HIGHEST_PROTOCOL))
     return same
