@@ -110,7 +110,9 @@ async def start(
     queue = WorkQueue(time.monotonic, rest=_REST_SECONDS, opened=False)
     children = Children(cluster, memo.namespaces, queue.add)
     view = Known(indices["jobs"], children)
-    progress = ProgressPoller(queue.add, memo.progress_interval, a_second=memo.progress_rate)
+    progress = ProgressPoller(
+        queue.add, memo.progress_interval, a_second=memo.progress_rate, dropped=metrics.dropped_values.inc
+    )
     plan: Callable[[Job], Plan] = partial(plan_job, tensorboard_image=memo.tensorboard_image)
     if memo.fenced_from:
         plan = fenced(plan, memo.fenced_from)

@@ -95,6 +95,23 @@ def test_any_file_can_be_read(tmp_path, content):
     assert progress.read(tmp_path / "missing") == {}
 
 
+@pytest.mark.parametrize(
+    ("written", "read"),
+    [
+        ("2026-01-01 00:00:00+00:00", "2026-01-01T00:00:00Z"),
+        ("20260101T010000.5+0100", "2026-01-01T00:00:00.500000Z"),
+        ("2026-01-01T00:00:00", None),
+        ("0001-01-01T00:00:00+14:00", None),
+        ("now", None),
+        (5, None),
+    ],
+)
+def test_a_time_is_passed_on_in_the_form_of_rfc_3339(tmp_path, written, read):
+    path = tmp_path / "progress.json"
+    path.write_text(json.dumps({"step": 1, "updatedTime": written}))
+    assert progress.read(path).get("updatedTime") == read
+
+
 @pytest.mark.parametrize("end", ["", "\nprogress.flush(); os._exit(0)"])
 @pytest.mark.parametrize(("rank", "written"), [("0", True), ("1", False)])
 def test_only_rank_0_writes_and_the_last_report_is_never_lost(tmp_path, rank, written, end):

@@ -712,4 +712,4 @@ def test_what_a_program_reports_never_makes_a_status_that_the_api_server_refuses
     )
 
     assert progress.model_dump(exclude_none=True) == {}
-    assert ProgressStatus(updated_time="2026-11-21T12:00:00.5Z").updated_time == "2026-11-21T12:00:00.5Z"
+    assert ProgressStatus(updated_time="2026-11-21T12:00:00.5Z").updated_time == "2026-11-21T12:00:00Z"

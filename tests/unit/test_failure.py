@@ -11,8 +11,9 @@ from hypothesis import strategies as st
 
 from dtj.api.job import Manifest
 from dtj.api.status import Failure
-from dtj.status.failure import LOG_LINES, attempt_loss, read_termination, reported, told
+from dtj.status.failure import attempt_loss, told
 from dtj.status.pods import Exit
+from dtj.status.termination import LOG_LINES, read_termination, reported
 from tests.unit.support.pods import LAUNCHER, WORKER_0, WORKER_1, ended, evicted, running, views
 
 JSON = st.recursive(
@@ -116,6 +117,23 @@ def test_what_the_kubelet_knows_is_enough_for_a_sentence(
 
     assert (failure.failure_class, failure.signal, failure.exit_code) == (kind, signal, code)
     assert failure.message.startswith(message)
+
+
+@pytest.mark.parametrize(("code", "reason"), [(255, "Unknown"), (137, "ContainerStatusUnknown")])
+def test_a_container_whose_end_nobody_saw_is_lost_with_its_node(code: int, reason: str) -> None:
+    found = loss(running(WORKER_0), ended(WORKER_1, code, reason=reason), ended(LAUNCHER, 1))
+
+    assert (found.failure.failure_class, found.infrastructure) == ("PodLost", True)
+    assert found.failure.message == (
+        "worker 1 was lost: node node-of-mnist-worker-1 or its container runtime restarted"
+    )
+    assert found.nodes == {"node-of-mnist-worker-1"}
+
+
+def test_what_a_program_said_before_its_node_restarted_counts() -> None:
+    said = {"class": "DataNotFound", "message": "no data"}
+
+    assert loss(ended(WORKER_1, 255, said, reason="Unknown")).failure.failure_class == "DataNotFound"
 
 
 def test_what_the_cluster_took_away_comes_before_what_failed_for_it() -> None:

@@ -6,7 +6,7 @@ from collections import Counter
 
 from dtj.api.identity import KIND
 from dtj.api.status import ProgressStatus
-from dtj.reconcile.progress import Report
+from dtj.status.pod_report import Report
 from tests.unit.support.fake_cluster import succeed_after_two_steps
 from tests.unit.support.world import KEY, World
 

@@ -13,12 +13,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dtj.api.job import Manifest, read_job
+from dtj.api.status import ProgressStatus
 from dtj.api.validation import faults
 from dtj.cluster.port import ApiError
 from dtj.local.plan import Place, left_out, local_plan
 from dtj.plan.job import plan_job
-from dtj.reconcile.progress import Report
 from dtj.status.mpijob import view_mpijob
+from dtj.status.pod_report import Report
 from tests.unit.support import mpi_operator
 from tests.unit.support.fake_cluster import Ending
 from tests.unit.support.jobs import job, manifest
@@ -547,7 +548,7 @@ async def test_progress_of_the_pods_of_mpi_operator_is_asked_for_and_shown() -> 
     world.kubelet.program = lambda pod, ran: None
     await until(world, "Running")
     assert set(world.progress.followed[KEY]) == {"mnist-worker-0"}
-    world.progress.reports[KEY] = Report.model_validate({"progress": {"step": 7}})
+    world.progress.reports[KEY] = Report(progress=ProgressStatus(step=7))
     await world.until(lambda: world.status.get("progress") == {"step": 7})
 
 

@@ -14,7 +14,7 @@ from dtj.api.job import Manifest, read_job
 from dtj.api.status import ArtifactsStatus, ProgressStatus
 from dtj.cluster.port import ApiError
 from dtj.reconcile.actions import may_restore
-from dtj.reconcile.progress import Report
+from dtj.status.pod_report import Report, read_report
 from tests.unit.support.fake_cluster import Ending, FakeCluster
 from tests.unit.support.jobs import manifest
 from tests.unit.support.world import KEY, METRICS, World
@@ -569,6 +569,32 @@ async def test_a_quota_of_secrets_is_told_too() -> None:
     assert "Secret mnist-ssh-" in world.condition("Running")["message"]
 
 
+@pytest.mark.parametrize("sidecars", [0, 1])
+async def test_a_pod_whose_containers_have_ended_is_left_to_its_kubelet(sidecars: int) -> None:
+    """The kubelet sets phase Succeeded a second or more after it told of the container's end: the log stays."""
+    world = World()
+    world.kubelet.program = lambda pod, ran: None
+    await world.until(lambda: world.phase == "Running")
+
+    def end(pod: Manifest) -> None:
+        pod["spec"]["containers"] += [{"name": "sidecar"}] * sidecars
+        done = {"terminated": {"exitCode": 0, "reason": "Completed", "finishedAt": "2026-11-21T12:00:09Z"}}
+        states = [("trainer", done), ("sidecar", {"running": {}})][: 1 + sidecars]
+        pod["status"]["containerStatuses"] = [{"name": name, "state": state} for name, state in states]
+
+    world.cluster.change(("Pod", "ml", "mnist-launcher-0"), end)
+    world.view.deliver()
+    await world.turn()
+    world.view.deliver()
+    await world.turn()
+
+    assert world.phase == "Succeeded"
+    deleted = {call.name for call in world.cluster.calls if call.verb == "delete"}
+    assert ("mnist-launcher-0" in deleted) == bool(sidecars), (
+        "a classic sidecar runs on until it is told to end"
+    )
+
+
 @pytest.mark.parametrize("policy", ["Running", "All", "None"])
 @pytest.mark.parametrize("refused", ["mnist-worker-1", "mnist-launcher-0"])
 async def test_a_pod_that_the_server_finds_invalid_fails_the_job_and_leaves_no_pod(
@@ -854,7 +880,9 @@ async def test_a_loss_that_is_no_number_does_not_keep_the_status_from_being_writ
     world.kubelet.program = endless
     await world.until(lambda: world.phase == "Running")
 
-    world.progress.reports[KEY] = Report.model_validate_json('{"progress": {"step": 9, "loss": NaN}}')
+    report, _ = read_report('{"progress": {"step": 9, "loss": NaN}}')
+    assert report is not None
+    world.progress.reports[KEY] = report
     await world.rest()
 
     assert world.status["progress"] == {"step": 9}

@@ -56,6 +56,16 @@ def elsewhere(*nodes: str) -> Manifest:
     return {"weight": 100, "preference": {"matchExpressions": [expression]}}
 
 
+# Reasons of DisruptionTarget, which Kubernetes sets before it deletes the pod.
+MADE_ROOM = ("EvictionByEvictionAPI", "DeletionByTaintManager", "PreemptionByScheduler")
+
+
+def disrupted(reason: str) -> Manifest:
+    made = running(WORKER_1)
+    made["status"]["conditions"].append({"type": "DisruptionTarget", "status": "True", "reason": reason})
+    return made
+
+
 # --- which losses count -----------------------------------------------------------------------------
 
 
@@ -72,8 +82,24 @@ def elsewhere(*nodes: str) -> Manifest:
         ),
         ([running(WORKER_0), deleting(running(WORKER_1)), running(LAUNCHER)], None),
         ([running(WORKER_0), running(LAUNCHER)], None),
+        ([running(WORKER_0), ended(WORKER_1, 255, reason="Unknown"), running(LAUNCHER)], {BAD: 1}),
+        *([[running(WORKER_0), disrupted(reason), running(LAUNCHER)], None] for reason in MADE_ROOM),
+        ([running(WORKER_0), disrupted("DeletionByPodGC"), running(LAUNCHER)], {BAD: 1}),
     ],
-    ids=["crash", "eviction", "out of memory", "silent and given up", "two silent", "drain", "gone"],
+    ids=[
+        *(
+            "crash",
+            "eviction",
+            "out of memory",
+            "silent and given up",
+            "two silent",
+            "drain",
+            "gone",
+            "reboot",
+        ),
+        *MADE_ROOM,
+        "DeletionByPodGC",
+    ],
 )
 def test_a_loss_is_counted_against_the_node_that_may_be_at_fault(
     pods: list[Manifest], nodes: dict[str, int] | None

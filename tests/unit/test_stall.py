@@ -9,7 +9,7 @@ import pytest
 
 from dtj.api.job import Manifest
 from dtj.api.status import ArtifactsStatus, ProgressStatus
-from dtj.reconcile.progress import Report
+from dtj.status.pod_report import Report
 from dtj.status.stall import STACKS_SECONDS
 from tests.unit.support.fake_cluster import Ending
 from tests.unit.support.pods import ALL, LAUNCHER, Life, condition, ended, healthy, running

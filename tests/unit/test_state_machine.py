@@ -19,9 +19,10 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from dtj.api.identity import KIND
 from dtj.api.job import Manifest
 from dtj.api.managed_by import other_manager_of
+from dtj.api.status import ProgressStatus
 from dtj.cluster.port import ApiError
-from dtj.reconcile.progress import Report
 from dtj.reconcile.view import controller_uid
+from dtj.status.pod_report import Report
 from tests.unit.support.fake_cluster import Kubelet
 from tests.unit.support.jobs import manifest
 from tests.unit.support.machine import DISRUPTED, JOB, Trial, ending
@@ -305,13 +306,13 @@ class Jobs(RuleBasedStateMachine):
     @rule(step=st.integers(0, 20))
     def report_an_evaluation(self, step: int) -> None:
         self.world.progress.reports[KEY] = {
-            "mnist-evaluator-0": Report.model_validate({"progress": {"step": step, "accuracy": 0.5}})
+            "mnist-evaluator-0": Report(progress=ProgressStatus(step=step, accuracy=0.5))
         }
 
     @precondition(lambda self: self.job is not None and self.world.phase == "Running")
     @rule(step=st.integers(0, 3), seconds=st.sampled_from([0, 31, 61]))
     def report_a_step_and_stand_still(self, step: int, seconds: int) -> None:
-        report = Report.model_validate({"progress": {"step": step}})
+        report = Report(progress=ProgressStatus(step=step))
         self.world.progress.reports[KEY] = dict.fromkeys(["mnist-worker-0", "mnist-chief-0"], report)
         self.make_passes_in_time(1)
         self.world.cluster.now += timedelta(seconds=seconds)

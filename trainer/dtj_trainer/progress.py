@@ -216,13 +216,21 @@ def _known_fields(content: Mapping[str, object]) -> contract.Progress:
         value = content.get(name)
         if isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value):
             known[name] = float(value)  # type: ignore[literal-required]
-    updated = content.get("updatedTime")
-    if isinstance(updated, str):
+    if (updated := _time(content.get("updatedTime"))) is not None:
         known["updatedTime"] = updated
     match content.get("bottleneck"):
         case {"kind": ("ParameterServers" | "Worker") as kind, "message": str(message)}:
             known["bottleneck"] = {"kind": kind, "message": message}
     return known
+
+
+def _time(value: object) -> str | None:
+    """RFC 3339 of a time in any form that Python reads: str(datetime) has a space where RFC 3339 has a T."""
+    try:
+        time = datetime.fromisoformat(value) if isinstance(value, str) else None
+        return time.astimezone(UTC).isoformat().replace("+00:00", "Z") if time and time.tzinfo else None
+    except (ValueError, OverflowError):
+        return None
 
 
 def _shared_reporter() -> Reporter:

@@ -2,51 +2,16 @@
 
 from __future__ import annotations
 
-import math
-from datetime import datetime
 from enum import StrEnum
-from typing import Annotated, Any
+from typing import Annotated
 
-from pydantic import BeforeValidator, Field, WithJsonSchema
+from pydantic import Field, WithJsonSchema
 
 from dtj.api.base import ApiModel
+from dtj.api.reported import Count, Measured, Percent, ReportedTime, ReportedUri
 
 Time = Annotated[str, WithJsonSchema({"type": "string", "format": "date-time"})]
 """RFC 3339, UTC, whole seconds."""
-
-
-def _measured(value: Any) -> Any:
-    if not isinstance(value, float):
-        return value
-    return float(f"{value:.4g}") if math.isfinite(value) else None
-
-
-Measured = Annotated[float | None, BeforeValidator(_measured)]
-"""What a program measured, to four digits. A loss that is no number any more can't be written as JSON: it is
-left out."""
-
-
-def _count(value: Any) -> Any:
-    return value if isinstance(value, int) and 0 <= value < 2**53 else None
-
-
-Count = Annotated[int | None, BeforeValidator(_count)]
-"""What a program counted; anything that the API server would refuse is left out."""
-
-
-def _reported_time(value: Any) -> Any:
-    try:
-        return value if datetime.fromisoformat(value).tzinfo else None
-    except (TypeError, ValueError):
-        return None
-
-
-ReportedTime = Annotated[
-    str | None,
-    BeforeValidator(_reported_time),
-    WithJsonSchema({"type": "string", "format": "date-time"}),
-]
-"""A time that a program wrote; anything else is left out."""
 
 
 class Phase(StrEnum):
@@ -85,8 +50,9 @@ class ConditionStatus(StrEnum):
 class Condition(ApiModel):
     """One condition, as metav1.Condition."""
 
-    type: ConditionType
-    """Created, Running, Restarting, Suspended, Succeeded, Failed, Bottleneck or Stalled."""
+    type: Annotated[ConditionType, WithJsonSchema({"type": "string", "minLength": 1, "maxLength": 316})]
+    """Created, Running, Restarting, Suspended, Succeeded, Failed, Bottleneck or Stalled. Other controllers may set
+    conditions of other types."""
     status: ConditionStatus
     """True, False or Unknown."""
     reason: Annotated[str, Field(max_length=1024)]
@@ -134,7 +100,7 @@ class ProgressStatus(ApiModel):
     """Optimizer steps in all."""
     epoch: Count = None
     """Epoch in work, from 1."""
-    percent: Measured = None
+    percent: Percent = None
     """step of totalSteps."""
     examples_per_second: Measured = None
     """Examples a second over all ranks, lately."""
@@ -155,20 +121,20 @@ class CheckpointStatus(ApiModel):
     """Step at which it was made."""
     time: ReportedTime = None
     """When its upload was complete."""
-    uri: str | None = None
+    uri: ReportedUri = None
     """Where it is."""
 
 
 class ArtifactsStatus(ApiModel):
     """What is in the bucket."""
 
-    uri: str | None = None
+    uri: ReportedUri = None
     """The job's own prefix."""
     checkpoint: CheckpointStatus | None = None
     """The newest complete checkpoint."""
-    model: str | None = None
+    model: ReportedUri = None
     """The final model."""
-    tensorboard: str | None = None
+    tensorboard: ReportedUri = None
     """TensorBoard event files."""
 
 

@@ -164,6 +164,7 @@ class LocalPod:
             disrupted=False,
             waiting=None,
             exit=self._exit,
+            ended=self._exit is not None,
         )
 
 

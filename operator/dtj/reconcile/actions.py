@@ -100,7 +100,6 @@ class ExpireJob:
     """Delete the job itself; the garbage collector ends what it owns."""
 
 
-_UNENDED = ("Pending", "Running", "Unknown")
 Action = (
     Create
     | CreateOwn
@@ -145,7 +144,7 @@ def actions(
             pod.attempt < attempts.get(pod.name, evaluation.status.attempt)
             or (plan.restarts_with is not None and pod.name not in attempts)
             or pod.name in evaluation.end
-            or (pod.name in evaluation.done and pod.phase in _UNENDED and not keep)
+            or (pod.name in evaluation.done and not pod.ended and not keep)
         )
     ]
     if evaluation.status.holds(ConditionType.SUSPENDED):
@@ -191,7 +190,7 @@ def clean_up(job: Job, evaluation: Evaluation, pods: Sequence[PodView]) -> list[
         return []
     leftover = [pod for pod in pods if not pod.deleting]
     if job.spec.run_policy.clean_pod_policy is not CleanPodPolicy.ALL:
-        leftover = [pod for pod in leftover if pod.phase in _UNENDED]
+        leftover = [pod for pod in leftover if not pod.ended]
     return [DeletePod(pod.name, pod.uid) for pod in leftover]
 
 

@@ -111,6 +111,16 @@ class Metrics:
             registry=to,
         )
         self.reconcile_failures = Counter("dtj_reconcile_failures", "Passes that broke off.", registry=to)
+        self.refused_statuses = Counter(
+            "dtj_statuses_refused",
+            "Statuses that the API server refused (422), and that were stored without reports of pods.",
+            registry=to,
+        )
+        self.dropped_values = Counter(
+            "dtj_pod_values_dropped",
+            "Values in reports of pods that are no bounded number, text or time, and are not shown.",
+            registry=to,
+        )
         self.queue_depth = Gauge("dtj_queue_depth", "Jobs that wait for a pass.", registry=to)
         self._requests = Counter(
             "dtj_api_requests",

@@ -8,14 +8,11 @@ import math
 import random
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
 
 import aiohttp
-from pydantic import ValidationError, model_validator
 
-from dtj.api.base import ApiModel
-from dtj.api.status import ArtifactsStatus, ProgressStatus
 from dtj.reconcile.view import Key
+from dtj.status.pod_report import Report, read_report
 from dtj_trainer import contract
 
 _log = logging.getLogger(__name__)
@@ -25,41 +22,6 @@ _STACKS_TIMEOUT = aiohttp.ClientTimeout(total=10.0)
 _MOST_BYTES = 64 * 1024
 # Pods of a job that are asked for their stacks at a time.
 _MOST_AT_ONCE = 32
-
-
-_BOTTLENECKS = {"ParameterServers": "ParameterServersSlow", "Worker": "StragglingWorker"}
-"""Kind of a bottleneck in a report -> reason of the condition."""
-
-
-class Report(ApiModel):
-    """The answer of /progress (dtj_trainer.contract.Report), as far as the status shows it."""
-
-    progress: ProgressStatus | None = None
-    artifacts: ArtifactsStatus | None = None
-    bottleneck: tuple[str, str] | None = None
-    """Reason and message, from the report's progress."""
-    program_ended: bool = False
-    """Whether the pod's programs have ended, from the report's phases."""
-
-    @model_validator(mode="before")
-    @classmethod
-    def _lift(cls, data: Any) -> Any:
-        """Take the bottleneck out of the progress, and the end out of the phases; anything else than the contract's
-        is left out.
-        """
-        if not isinstance(data, dict):
-            return data
-        progress = data.get("progress")
-        found = progress.get("bottleneck") if isinstance(progress, dict) else None
-        kind, message = (found.get("kind"), found.get("message")) if isinstance(found, dict) else (None, None)
-        reason = _BOTTLENECKS.get(str(kind))
-        phases = data.get("phases")
-        return {
-            "progress": progress,
-            "artifacts": data.get("artifacts"),
-            "bottleneck": (reason, message) if reason and isinstance(message, str) else None,
-            "programEnded": isinstance(phases, dict) and "programEnded" in phases,
-        }
 
 
 @dataclass
@@ -80,15 +42,18 @@ class ProgressPoller:
         interval: float,
         port: Callable[[str], int] = lambda _: contract.PROGRESS_PORT,
         a_second: float = math.inf,
+        dropped: Callable[[int], None] = lambda _: None,
     ) -> None:
         """moved: told the key of a job whose report has changed, or which answers again or no more.
         interval: seconds between two questions. port: on which a pod, by its name, answers.
         a_second: about how many pods are asked at most; where more are followed, each is asked less often, but for
         its first report, and where it is followed closely.
+        dropped: told how many values of an answer were not of the form that a status takes.
         """
         self._moved = moved
         self._interval = interval
         self._a_second = a_second
+        self._dropped = dropped
         self._port = port
         self._followed: dict[Key, dict[str, _Followed]] = {}
         self._session: aiohttp.ClientSession | None = None
@@ -206,9 +171,11 @@ class ProgressPoller:
                     body += piece
                     if len(body) > _MOST_BYTES:
                         return None
-            return Report.model_validate_json(body, extra="ignore")
         except (aiohttp.ClientError, TimeoutError, OSError):
             return None
-        except ValidationError as error:
-            _log.warning("%s answered something else than a report: %s", address, error.errors()[0]["msg"])
-            return None
+        report, dropped = read_report(body)
+        if dropped:
+            # At this level, for a pod may answer so each time that it is asked: the metric tells.
+            _log.debug("%s: %d values are not what a report has, and are dropped", address, dropped)
+            self._dropped(dropped)
+        return report

@@ -16,7 +16,7 @@ from dtj.api.checking import check
 from dtj.api.job import Fault, Job, Manifest, read_status
 from dtj.api.managed_by import other_manager_of
 from dtj.api.spec import JobSpec, ReplicaSpecs, Strategy
-from dtj.api.status import JobStatus, Phase
+from dtj.api.status import ConditionType, JobStatus, Phase
 from dtj.cluster.port import ApiError, Cluster
 from dtj.plan.horovod import ssh_secret
 from dtj.plan.job import plan_job
@@ -58,12 +58,16 @@ from dtj.status.events import Happening, happenings
 from dtj.status.mpijob import not_taken_up, view_mpijob
 from dtj.status.observed import Observed
 from dtj.status.overdue import next_due, overdue, told_overdue
+from dtj.status.plain import plain
 from dtj.status.pods import PodView
 from dtj.status.turns import NO_RIVAL
 
 _log = logging.getLogger(__name__)
 # How often an object that the API server refuses for now (quota, a policy, a name that is taken) is tried again.
 _REFUSED_SECONDS = 10.0
+# The answer to an object that has not the form of its schema.
+_INVALID = 422
+_CONDITIONS = frozenset(kind.value for kind in ConditionType)
 # How soon a cache that is behind is looked at again, should no event come.
 _BEHIND_SECONDS = 1.0
 
@@ -94,6 +98,8 @@ class _Memory:
     """Why the API server would not have the job's TensorBoard."""
     untold: Untold = field(default_factory=Untold)
     lately: Lately = field(default_factory=Lately)
+    plain: bool = False
+    """Whether the API server refused a status with what pods said: from then on none is written."""
     unsure: tuple[JobStatus, JobStatus] | None = None
     """Status before and after a write of which no answer came: it may have been stored all the same."""
 
@@ -221,12 +227,13 @@ class Reconciler:
             todo = actions(job, plan, evaluation, pods, services, configs)
         todo = memory.lately.without(todo, now)
         soon = self._write_soon(job, plan, memory, evaluation.status, todo, now)
-        if soon is None and await self._write(key, job, manifest, memory, evaluation.status):
+        stored = None if soon else await self._write(key, job, manifest, memory, evaluation.status, now)
+        if stored is not None:
             memory.written_at = now
-            figures = not todo and _only_figures(job.status, evaluation.status)
+            figures = not todo and _only_figures(job.status, stored)
             memory.echo = memory.version if figures else None
-            self._tell(job, memory, job.status, evaluation.status, pods, now)
-            self._metrics.see(key, job, evaluation.status, pods)
+            self._tell(job, memory, job.status, stored, pods, now)
+            self._metrics.see(key, job, stored, pods)
         await memory.untold.tell(self._cluster, now)
         self._follow(key, job, plan, observed, evaluation.status)
         self._ask_for_stacks(plan, observed, memory, evaluation.stalled_since)
@@ -352,12 +359,33 @@ class Reconciler:
         left = (memory.written_at + self._counts_after - now).total_seconds()
         return left if left > 0 and only_counts(job.status, status) and job.status != status else None
 
-    async def _write(self, key: Key, job: Job, manifest: Any, memory: _Memory, status: JobStatus) -> bool:
-        """Store a status, if it is another; whether it was."""
-        new = status.model_dump(by_alias=True, mode="json", exclude_none=True)
-        patch = merge_patch(manifest.get("status") or {}, new)
+    async def _write(
+        self, key: Key, job: Job, manifest: Any, memory: _Memory, status: JobStatus, now: datetime
+    ) -> JobStatus | None:
+        """Store a status, if it is another one, and return what is stored."""
+        if memory.plain:
+            status = plain(status, job.status)
+        patch = _status_patch(manifest, status)
         if not patch:
-            return False
+            return None
+        try:
+            await self._patch(key, job, manifest, memory, status, patch)
+        except ApiError as error:
+            if error.status != _INVALID or memory.plain:
+                raise
+            # Nothing that a pod says may keep the rest from being stored.
+            memory.plain, status = True, plain(status, job.status)
+            self._metrics.refused_statuses.inc()
+            message = (
+                f"the API server refused the status, which is stored without reports of pods: {error.message}"
+            )
+            memory.untold.add(job, Happening("Warning", "StatusRefused", message), now)
+            await self._patch(key, job, manifest, memory, status, _status_patch(manifest, status))
+        return status
+
+    async def _patch(
+        self, key: Key, job: Job, manifest: Any, memory: _Memory, status: JobStatus, patch: Manifest
+    ) -> None:
         version = manifest["metadata"]["resourceVersion"]
         # The cache's version too, besides that of our copy: it is what the cache may still show.
         shown = self._view.job(key)
@@ -371,7 +399,6 @@ class Reconciler:
         memory.overtaken |= {version, *([shown["metadata"]["resourceVersion"]] if shown else [])}
         memory.version = memory.written["metadata"]["resourceVersion"]
         memory.overtaken.discard(memory.version)
-        return True
 
     def _learn_of_last_write(self, job: Job, memory: _Memory, pods: Sequence[PodView], now: datetime) -> None:
         """Tell of a status of which we did not learn that it was stored."""
@@ -425,6 +452,17 @@ def _looked_at(evaluation: Evaluation, *seconds: float | None) -> Evaluation:
     """The same, to be looked at again as soon as any of these says, too."""
     waits = [wait for wait in (evaluation.look_again, *seconds) if wait is not None]
     return replace(evaluation, look_again=min(waits, default=None))
+
+
+def _status_patch(manifest: Mapping[str, Any], status: JobStatus) -> Manifest:
+    """What changes the stored status to this one."""
+    stored, new = (
+        manifest.get("status") or {},
+        status.model_dump(by_alias=True, mode="json", exclude_none=True),
+    )
+    # A merge patch replaces the whole list: conditions that other controllers set stay.
+    new["conditions"] += [told for told in stored.get("conditions") or () if told["type"] not in _CONDITIONS]
+    return merge_patch(stored, new)
 
 
 def _only_figures(old: JobStatus, new: JobStatus) -> bool:

@@ -13,6 +13,9 @@ from dtj.status.times import written_time
 
 _log = logging.getLogger(__name__)
 _MOST_WAITING = 20
+# As client-go's EventSourceObjectSpamFilter: so many events of a job at once, and one more in so many seconds. A
+# program that reports another state each time would otherwise fill etcd.
+_BURST, _REFILL_SECONDS = 25, 300.0
 _FIRST_PAUSE_SECONDS = 1.0
 _LONGEST_PAUSE_SECONDS = 300.0
 # The answers after which the same request may do: none, an expired token, too many requests; and all from 500 on.
@@ -29,14 +32,34 @@ class Untold:
         self._waiting: deque[Manifest] = deque(maxlen=_MOST_WAITING)
         self._pause = 0.0
         self._not_before: datetime | None = None
+        self._tokens = float(_BURST)
+        self._refilled: datetime | None = None
+        self._told: deque[str] = deque(maxlen=_BURST)
+        """Names of the last events."""
 
     def add(self, job: Job, happening: Happening, now: datetime) -> None:
-        """Let something be told after all that waits already."""
+        """Let something be told after all that waits already, unless the job has told too much lately."""
         made = event(job, happening, written_time(now))
-        if made["metadata"]["name"] in [waiting["metadata"]["name"] for waiting in self._waiting]:
+        name = made["metadata"]["name"]
+        if name in self._told:
             return
+        if not happening.final and not self._take(now):
+            _log.debug("%s/%s: no event, too many lately: %s", job.namespace, job.name, happening.reason)
+            return
+        self._told.append(name)
         _log.info("%s/%s: %s: %s", job.namespace, job.name, happening.reason, happening.message)
         self._waiting.append(made)
+
+    def _take(self, now: datetime) -> bool:
+        """Take a token of the job's, if there is one."""
+        if self._refilled is not None:
+            gained = max((now - self._refilled).total_seconds(), 0.0) / _REFILL_SECONDS
+            self._tokens = min(self._tokens + gained, _BURST)
+        self._refilled = now
+        if self._tokens < 1:
+            return False
+        self._tokens -= 1
+        return True
 
     async def tell(self, cluster: Cluster, now: datetime) -> None:
         """Create the events that wait; after one that fails, no other is tried before a pause is over."""

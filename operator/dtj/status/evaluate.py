@@ -272,9 +272,8 @@ def _tell_bottleneck(draft: Draft, observed: Observed) -> None:
         if observed.progress is not None:
             draft.set(ConditionType.BOTTLENECK, False, "NoBottleneck", "the last report names none")
         return
-    old = draft.job.status.condition(ConditionType.BOTTLENECK)
     reason, message = found
-    draft.set(ConditionType.BOTTLENECK, True, reason, message, again=old is not None and old.reason != reason)
+    draft.set(ConditionType.BOTTLENECK, True, reason, message)
 
 
 def is_begun(old: JobStatus, stages: Sequence[Sequence[str]], there: Collection[str]) -> bool:

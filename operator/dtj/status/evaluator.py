@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from dtj.api.status import ArtifactsStatus, ProgressStatus
-from dtj.status.failure import read_termination, reported
 from dtj.status.pods import PodView
+from dtj.status.termination import read_termination, reported
 
 
 def has_ended(evaluator: PodView) -> bool:

@@ -25,6 +25,10 @@ class Happening:
     type: Literal["Normal", "Warning"]
     reason: str
     message: str
+    same: str | None = None
+    """What two happenings have in common that are told once: the message where this is not given."""
+    final: bool = False
+    """Whether it is the end of the job, which is told however much was told before."""
 
 
 def happenings(old: JobStatus, new: JobStatus) -> list[Happening]:
@@ -36,15 +40,15 @@ def happenings(old: JobStatus, new: JobStatus) -> list[Happening]:
         condition = new.condition(ended)
         assert condition is not None
         kind: Literal["Normal", "Warning"] = "Normal" if new.phase is Phase.SUCCEEDED else "Warning"
-        return [Happening(kind, condition.reason, condition.message)]
+        return [Happening(kind, condition.reason, condition.message, final=True)]
     result = []
     created, before = new.condition(ConditionType.CREATED), old.condition(ConditionType.CREATED)
     if created and created.reason == "SpecInvalid" and (not before or before.message != created.message):
         result.append(Happening("Warning", created.reason, created.message))
     slow, before = new.condition(ConditionType.BOTTLENECK), old.condition(ConditionType.BOTTLENECK)
-    # Told once while it lasts: its figures move with every report.
+    # Once an attempt and kind: a program chooses kind and figures with every report.
     if slow and new.holds(ConditionType.BOTTLENECK) and (not before or before.reason != slow.reason):
-        result.append(Happening("Warning", slow.reason, slow.message))
+        result.append(Happening("Warning", slow.reason, slow.message, same=f"attempt {new.attempt}"))
     stalled, stands = new.condition(ConditionType.STALLED), new.holds(ConditionType.STALLED)
     if stalled and stands != old.holds(ConditionType.STALLED) and new.phase is Phase.RUNNING:
         result.append(Happening("Warning" if stands else "Normal", stalled.reason, stalled.message))
@@ -85,7 +89,7 @@ def _obstacle(old: JobStatus, new: JobStatus) -> list[Happening]:
 def event(job: Job, happening: Happening, time: str) -> Manifest:
     """The Event object. The same happening has the same name: an operator that dies does not tell it twice."""
     digest = sha256(
-        "\0".join((job.uid, happening.type, happening.reason, happening.message)).encode()
+        "\0".join((job.uid, happening.type, happening.reason, happening.same or happening.message)).encode()
     ).hexdigest()
     return {
         "apiVersion": "v1",

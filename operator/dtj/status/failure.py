@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any, cast
 
-from pydantic import ValidationError
-
-from dtj.api.status import ArtifactsStatus, Failure, ProgressStatus
+from dtj.api.status import Failure
 from dtj.status.pods import Exit, PodView
+from dtj.status.termination import last_lines, read_termination
 from dtj.status.times import seconds_since
-from dtj_trainer.contract import EXIT_COMMAND_NOT_FOUND, Termination
+from dtj_trainer.contract import EXIT_COMMAND_NOT_FOUND
 
-LOG_LINES = 20
 # How long a failure that may only have followed from another waits for that other to be seen.
 SETTLE_SECONDS = 5.0
 # A node that died shows only when its kubelet has been silent for the node monitor's grace, 40 to 50 s.
@@ -28,27 +24,29 @@ _CONSEQUENCES = {
 }
 # Evictions that a pod brought on itself, by what its program wrote.
 _OWN_EVICTION = re.compile(r"ephemeral.(local )?storage|EmptyDir volume", re.IGNORECASE)
-# Reasons of the kubelet, and of Kueue, for a pod that makes room for others.
-_PREEMPTED = ("Preempting", "WorkloadEvicted", "WorkloadDeleted", "NoMatchingWorkload", "NotAdmitted")
+# Reasons for a pod that makes room for others, or leaves a node that is drained: those of the kubelet, of Kueue, and
+# of the condition DisruptionTarget, which Kubernetes writes before it deletes the pod.
+_UNWANTED = frozenset(
+    {
+        "Preempting",
+        "WorkloadEvicted",
+        "WorkloadDeleted",
+        "NoMatchingWorkload",
+        "NotAdmitted",
+        "EvictionByEvictionAPI",
+        "DeletionByTaintManager",
+        "PreemptionByScheduler",
+        "PreemptionByKubeScheduler",
+    }
+)
+# Reasons of containerd and of the kubelet for a container whose end nobody saw: its node or its runtime restarted.
+_END_UNSEEN = frozenset({"Unknown", "ContainerStatusUnknown"})
 # What a program says that others do not answer any more.
 LOST_OTHERS = frozenset({"ConnectionLost", "PeersUnreachable"})
 # Also a program that fails by itself may do so because a node is gone, once it is known that one is.
 _MAY_FOLLOW = frozenset({*_CONSEQUENCES, "ApplicationError"})
 # By how much the clocks of a node and of the API server may differ; each writes whole seconds.
 _CLOCK_SECONDS = 5.0
-_TERMINATION_TYPES: dict[str, type] = {
-    "class": str,
-    "message": str,
-    "role": str,
-    "index": int,
-    "rank": int,
-    "host": str,
-    "exitCode": int,
-    "signal": int,
-    "lastLogLines": list,
-    "progress": dict,
-    "artifacts": dict,
-}
 
 
 @dataclass(frozen=True)
@@ -69,26 +67,6 @@ class Loss:
     """Names of the nodes that may be at fault."""
     excuse: str = ""
     """Why it does not count: it only followed from another loss, which counts."""
-
-
-def read_termination(end: Exit) -> Termination | None:
-    """What dtj-launch left in the termination message, or None where another program wrote it.
-
-    Any program may write there: what has not the contract's types is left out.
-    """
-    try:
-        message = json.loads(end.message)
-    except (ValueError, RecursionError):
-        return None
-    if not isinstance(message, dict):
-        return None
-    said = {
-        key: value
-        for key, value in message.items()
-        if type(value) is _TERMINATION_TYPES.get(key)
-        and (not isinstance(value, list) or all(isinstance(line, str) for line in value))
-    }
-    return cast(Termination, said)
 
 
 def attempt_loss(attempt: int, pods: Sequence[PodView], missing: Sequence[str]) -> Loss | None:
@@ -127,8 +105,8 @@ def attempt_loss(attempt: int, pods: Sequence[PodView], missing: Sequence[str]) 
 
 def _speaks_against_node(pod: PodView) -> bool:
     """Whether the node may be at fault for a pod's loss: not when it was drained, or others were preferred."""
-    wanted = ended_as_told(pod) and (pod.deleting or pod.reason in _PREEMPTED)
-    return pod.silent or not wanted
+    unwanted = ended_as_told(pod) and (pod.deleting or pod.reason in _UNWANTED)
+    return pod.silent or not unwanted
 
 
 def _led_to(loss: Loss, pod: PodView) -> bool:
@@ -188,6 +166,14 @@ def _failed(attempt: int, pod: PodView) -> Loss:
     said = read_termination(pod.exit)
     finished = pod.exit.finished
     if said is None or "class" not in said:
+        if pod.exit.reason in _END_UNSEEN:
+            message = f"{pod.role} {pod.index} was lost: node {pod.node} or its container runtime restarted"
+            failure = _failure(attempt, pod, "PodLost", message)
+            return Loss(
+                failure.model_copy(update={"exit_code": pod.exit.code}),
+                infrastructure=True,
+                finished=finished,
+            )
         settle = 0.0 if _is_own_fault(pod) else SETTLE_SECONDS
         return Loss(_unsaid(attempt, pod, pod.exit), False, settle=settle, finished=finished)
     kind = said["class"]
@@ -196,7 +182,7 @@ def _failed(attempt: int, pod: PodView) -> Loss:
             "rank": said.get("rank"),
             "exit_code": said.get("exitCode", pod.exit.code),
             "signal": said.get("signal"),
-            "last_log_lines": _last(said.get("lastLogLines", [])),
+            "last_log_lines": said.get("lastLogLines"),
         }
     )
     settle = _CONSEQUENCES.get(kind, 0.0)
@@ -216,15 +202,10 @@ def _unsaid(attempt: int, pod: PodView, end: Exit) -> Failure:
     else:
         why = "" if end.reason in ("", "Error") else f" ({end.reason})"
         kind, what = "ApplicationError", f"ended with exit code {end.code}{why}"
-    lines = _last(end.message.splitlines())
+    lines = last_lines(end.message.splitlines())
     return _failure(attempt, pod, kind, f"{pod.role} {pod.index} {what}").model_copy(
         update={"exit_code": end.code, "signal": end.signal, "last_log_lines": lines}
     )
-
-
-def _last(lines: Sequence[str]) -> list[str] | None:
-    """The last lines that say something. Kubernetes 1.20 takes an empty text in a patch for null, and refuses it."""
-    return [line for line in lines if line][-LOG_LINES:] or None
 
 
 def early_end(attempt: int, pod: PodView) -> Loss:
@@ -276,19 +257,3 @@ def told(failure: Failure) -> str:
     if failure.failure_class == "ApplicationError" and failure.last_log_lines:
         message += f"; its last line: {failure.last_log_lines[-1].strip()[:300]}"
     return message
-
-
-def reported(said: Termination | None) -> tuple[ProgressStatus | None, ArtifactsStatus | None]:
-    """Progress and artifacts in a termination message."""
-    if said is None:
-        return None, None
-    return _read(ProgressStatus, said.get("progress")), _read(ArtifactsStatus, said.get("artifacts"))
-
-
-def _read(model: type[Any], data: Any) -> Any:
-    if not data:
-        return None
-    try:
-        return model.model_validate(data, extra="ignore")
-    except ValidationError:
-        return None

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from typing import Any
@@ -84,10 +84,13 @@ class PodView:
     devices: tuple[tuple[str, int], ...] = ()
     """Extended resources that its containers hold, as (nvidia.com/gpu, 2)."""
 
+    ended: bool = False
+    """Whether no container of it runs any more: a kubelet sets the phase a second or more after that."""
+
     @property
     def has_node(self) -> bool:
         """Whether it keeps a node's resources from others: from its scheduling to the end of its containers."""
-        return self.scheduled and self.phase not in ("Succeeded", "Failed")
+        return self.scheduled and not self.ended
 
     @property
     def running(self) -> bool:
@@ -145,7 +148,14 @@ def view_pod(pod: Mapping[str, Any]) -> PodView:
         silent=status.get("phase") == "Unknown" or _is_silent(pod, conditions),
         scheduled_at=scheduled.get("lastTransitionTime") if scheduled.get("status") == "True" else None,
         devices=tuple(_devices(pod)),
+        ended=status.get("phase") in ("Succeeded", "Failed") or _all_ended(pod, containers.values()),
     )
+
+
+def _all_ended(pod: Mapping[str, Any], containers: Collection[Mapping[str, Any]]) -> bool:
+    """Native sidecars are init containers: the kubelet ends them after the others."""
+    wanted = len((pod.get("spec") or {}).get("containers") or ())
+    return 0 < wanted == sum(_exit(container) is not None for container in containers)
 
 
 def _devices(pod: Mapping[str, Any]) -> Iterator[tuple[str, int]]:

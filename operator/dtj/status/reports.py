@@ -7,9 +7,9 @@ from collections.abc import Mapping, Sequence
 from dtj.api.status import ArtifactsStatus, ProgressStatus, ReplicaStatus
 from dtj.status.draft import Draft
 from dtj.status.evaluator import measured
-from dtj.status.failure import read_termination, reported
 from dtj.status.observed import Expected, Observed
 from dtj.status.pods import PodView
+from dtj.status.termination import read_termination, reported
 
 
 def present(expected: Expected, pods: Sequence[PodView], attempt: int) -> list[PodView]:

@@ -27,6 +27,8 @@ Name = tuple[str, str, str]
 SCHEMA = custom_resource_definition()["spec"]["versions"][0]["schema"]["openAPIV3Schema"]
 WATCHED = (KIND, "Pod", "Service", "ConfigMap", "Deployment")
 WRITES = ("create", "patch", "delete")
+# Of a request to etcd, and of the values of a ConfigMap, in bytes.
+_LARGEST_OBJECT, _LARGEST_CONFIG = 1_572_864, 1_048_576
 
 
 class OperatorDied(BaseException):
@@ -177,7 +179,8 @@ class FakeCluster:
                 return copied(there)
             return self.change((KIND, namespace, name), lambda job: job.update(status=status))
 
-        return self._carry_out("patch", {"kind": KIND, "metadata": {"name": name}}, write)
+        asked = {"kind": KIND, "metadata": {"name": name}, "status": patch}
+        return self._carry_out("patch", asked, write)
 
     def _carry_out(self, verb: str, manifest: Manifest, do: Callable[[], Any]) -> Any:
         if self.die_at is not None:
@@ -205,6 +208,9 @@ class FakeCluster:
         stored = json.loads(json.dumps(manifest, allow_nan=False))
         if name[0] == KIND:
             stored = with_defaults(SCHEMA, stored)
+        if name[0] == "ConfigMap" and sum(map(len, (stored.get("data") or {}).values())) > _LARGEST_CONFIG:
+            too_long = f"data: Too long: must have at most {_LARGEST_CONFIG} bytes"
+            raise ApiError(422, "Invalid", f'ConfigMap "{name[2]}" is invalid: {too_long}')
         if name[0] == MPIJOB_KIND:
             wrong = list(schema_faults(MPIJOB_SCHEMA, stored))
             if wrong:
@@ -236,7 +242,7 @@ class FakeCluster:
         if there is not None and there["metadata"].get("finalizers"):
             told = {"deletionTimestamp": written_time(self.now), "deletionGracePeriodSeconds": 0}
             self.change(name, lambda pod: pod["metadata"].update({**told, **pod["metadata"]}))
-            if there["status"]["phase"] not in ("Succeeded", "Failed"):
+            if there["spec"].get("nodeName") and there["status"]["phase"] not in ("Succeeded", "Failed"):
                 self.change(name, lambda pod: pod["status"].update(phase="Failed"))
         elif self.objects.pop(name, None) is not None:
             self.log.append((name, None))
@@ -281,6 +287,8 @@ class FakeCluster:
         return [o for o in self.objects.values() if controller_uid(o) == owner["metadata"]["uid"]]
 
     def _store(self, name: Name, manifest: Manifest) -> Manifest:
+        if len(json.dumps(manifest)) > _LARGEST_OBJECT:
+            raise ApiError(500, "InternalError", "etcdserver: request is too large")
         manifest["metadata"]["resourceVersion"] = self._number("")
         self.objects[name] = manifest
         self.log.append((name, copied(manifest)))
@@ -405,6 +413,8 @@ class Kubelet:
     """How a pod that has run for so many steps ends, or None when it goes on."""
     end_steps: int = 1
     """How many steps a pod that is told to end still takes."""
+    collect_steps: int = 20
+    """How many steps a pod without a node that is told to end, and that a finalizer holds, stays Pending."""
     places: int | None = None
     """How many pods have a node at most; no node takes the others."""
     hold: set[str] = field(default_factory=set)
@@ -430,7 +440,12 @@ class Kubelet:
     def _move(self, pod: Manifest) -> None:
         name, uid = _name(pod), pod["metadata"]["uid"]
         phase = pod["status"]["phase"]
-        if "deletionTimestamp" in pod["metadata"]:
+        if "deletionTimestamp" in pod["metadata"] and not pod["spec"].get("nodeName") and phase == "Pending":
+            # kube-controller-manager's PodGC ends a pod that no kubelet has, some 20 s later.
+            self.ending[uid] = self.ending.get(uid, 0) + 1
+            if self.ending[uid] > self.collect_steps:
+                self.cluster.change(name, lambda p: p["status"].update(phase="Failed"))
+        elif "deletionTimestamp" in pod["metadata"]:
             self.ending[uid] = self.ending.get(uid, 0) + 1
             if self.ending[uid] > self.end_steps:
                 self.cluster.remove(name)

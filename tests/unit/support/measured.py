@@ -11,7 +11,7 @@ from dtj.admission.server import Server
 from dtj.admission.serving import Serving
 from dtj.api.job import Manifest
 from dtj.reconcile.metrics import Metrics, process_registry
-from dtj.reconcile.progress import Report
+from dtj.status.pod_report import read_report
 from tests.unit.support.fake_cluster import Ending
 from tests.unit.support.world import KEY, World
 
@@ -63,7 +63,9 @@ class MeasuredWorld(World):
 
     def report(self, text: str = REPORT) -> None:
         """What rank 0 says from now on."""
-        self.progress.reports[KEY] = Report.model_validate_json(text)
+        report, _ = read_report(text)
+        assert report is not None
+        self.progress.reports[KEY] = report
 
     def patch(self, **spec: Any) -> None:
         """What `kubectl patch` does to the job's spec."""

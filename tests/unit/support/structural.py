@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator
+from datetime import date
 from typing import Any
 
 Schema = dict[str, Any]
@@ -102,8 +103,24 @@ def _string_faults(schema: Schema, value: str, name: str) -> Iterator[str]:
             f"{name}: Invalid value: {json.dumps(value)}: {name} in body should be at least "
             f"{schema['minLength']} chars long"
         )
+    if schema.get("format") == "date-time" and not _is_date_time(value):
+        yield (
+            f"{name}: Invalid value: {json.dumps(value)}: {name} in body must be of type date-time: "
+            f"{json.dumps(value)}"
+        )
     if "pattern" in schema and not re.search(schema["pattern"], value):
         yield f"{name}: Invalid value: {json.dumps(value)}: {name} in body should match '{schema['pattern']}'"
+
+
+def _is_date_time(value: str) -> bool:
+    """As `IsDateTime` of go-openapi/strfmt, by which API servers judge the format."""
+    day, _, time = value.lower().partition("t")
+    try:
+        date.fromisoformat(day)
+    except ValueError:
+        return False
+    found = re.fullmatch(r"([0-9]{2}):([0-9]{2}):([0-9]{2})(.[0-9]+)?(z|[+-][0-9]{2}:[0-9]{2})", time)
+    return len(day) == len("2026-01-01") and found is not None and found.group(1, 2, 3) <= ("23", "59", "59")
 
 
 def _object_faults(schema: Schema, value: dict[str, Any], path: str) -> Iterator[str]:
@@ -150,7 +167,7 @@ def _is(kind: str, value: Any) -> bool:
         case "boolean":
             return isinstance(value, bool)
         case "integer":
-            return isinstance(value, int) and not isinstance(value, bool)
+            return isinstance(value, int) and not isinstance(value, bool) and -(2**63) <= value < 2**63
         case _:
             return isinstance(value, (int, float)) and not isinstance(value, bool)
 

@@ -11,9 +11,10 @@ from dtj.plan.job import plan_job
 from dtj.plan.model import Plan
 from dtj.plan.remembered import remembered
 from dtj.reconcile.metrics import Metrics
-from dtj.reconcile.progress import ProgressPoller, Report
+from dtj.reconcile.progress import ProgressPoller
 from dtj.reconcile.reconciler import Reconciler
 from dtj.reconcile.view import Key
+from dtj.status.pod_report import Report
 from tests.unit.support.fake_cluster import FakeCluster, FakeView, Kubelet, OperatorDied
 from tests.unit.support.jobs import manifest
 

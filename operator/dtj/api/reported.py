@@ -1,0 +1,126 @@
+"""The gate for values that a pod reports: a bounded number, a bounded line of text, a time. It drops all else.
+
+A program writes what it likes to its progress, its termination message and its log. The API server refuses a whole
+status for one value that has not the form of its field. So each such value passes this module, and nothing else does.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from typing import Annotated, Any, TypeVar, get_args
+
+from pydantic import BaseModel, BeforeValidator, WithJsonSchema
+
+MOST_COUNTED = 10**15
+"""No program takes more optimizer steps, and a float holds each whole number up to it."""
+MOST_MEASURED = 3.4e38
+"""The largest number of a float32, in which programs compute."""
+URI_LENGTH = 1024
+_TIME_LENGTH = 64
+# C0, DEL, C1, line and paragraph separators, and surrogates, which UTF-8 can't express.
+_UNPRINTABLE = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]")
+_SPACES = "\t\n\r\x0b\x0c\x85\u2028\u2029"
+Model = TypeVar("Model", bound=BaseModel)
+
+
+def number(value: object, least: int, most: int) -> int | None:
+    """A whole number between two bounds."""
+    if isinstance(value, bool) or not isinstance(value, int):
+        return None
+    return value if least <= value <= most else None
+
+
+def text(value: object, most: int) -> str | None:
+    """One line of at most so many characters, without control characters."""
+    if not isinstance(value, str):
+        return None
+    return _UNPRINTABLE.sub(lambda found: " " if found[0] in _SPACES else "\ufffd", value[:most])
+
+
+def lines(value: object, count: int, most: int) -> list[str] | None:
+    """The last lines of a list that say something, each of at most so many characters."""
+    if not isinstance(value, list):
+        return None
+    said = [line for line in value if isinstance(line, str) and line][-count:]
+    return [text(line, most) or "" for line in said] or None
+
+
+def _count(value: object) -> int | None:
+    return number(value, 0, MOST_COUNTED)
+
+
+def _measured(value: object) -> float | None:
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        return None
+    # In this order: an int may be too large for a float.
+    if not -MOST_MEASURED <= value <= MOST_MEASURED or not math.isfinite(value):
+        return None
+    return value if isinstance(value, int) else float(f"{value:.4g}")
+
+
+def _percent(value: object) -> float | None:
+    measured = _measured(value)
+    return None if measured is None else min(max(measured, 0.0), 100.0)
+
+
+def _time(value: object) -> str | None:
+    """RFC 3339 in UTC: Python reads more forms than the API server (2026-01-01 00:00:00+00:00)."""
+    if not isinstance(value, str) or len(value) > _TIME_LENGTH:
+        return None
+    try:
+        time = datetime.fromisoformat(value)
+        if time.tzinfo is None or time.year < 1970:
+            return None
+        return time.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+    except (ValueError, OverflowError):
+        return None
+
+
+def _uri(value: object) -> str | None:
+    return text(value, URI_LENGTH)
+
+
+Count = Annotated[int | None, BeforeValidator(_count)]
+"""What a program counted."""
+Measured = Annotated[float | None, BeforeValidator(_measured)]
+"""What a program measured, to four digits. JSON has no form for NaN and infinity: they are dropped."""
+Percent = Annotated[float | None, BeforeValidator(_percent)]
+"""A share of 100; what lies outside is the nearest bound."""
+ReportedTime = Annotated[
+    str | None, BeforeValidator(_time), WithJsonSchema({"type": "string", "format": "date-time"})
+]
+"""A time with its zone, to the second."""
+ReportedUri = Annotated[str | None, BeforeValidator(_uri)]
+"""An address, without control characters."""
+
+
+def take(model: type[Model], said: object) -> tuple[Model | None, int]:
+    """What a pod said for a model, None where it said nothing; and how many of its values were dropped."""
+    if said is None:
+        return None, 0
+    if not isinstance(said, Mapping):
+        return None, 1
+    known: dict[str, Any] = {}
+    dropped = 0
+    for name, field in model.model_fields.items():
+        value = said.get(field.alias or name)
+        if value is None:
+            continue
+        nested = _model(field.annotation)
+        if nested is not None:
+            taken, more = take(nested, value)
+            dropped += more
+        else:
+            (gate,) = (each for each in field.metadata if isinstance(each, BeforeValidator))
+            taken = gate.func(value)  # type: ignore[call-arg]
+            dropped += taken is None
+        known[name] = taken
+    return (model.model_validate(known) if known else None), dropped
+
+
+def _model(annotation: Any) -> type[BaseModel] | None:
+    candidates = (annotation, *get_args(annotation))
+    return next((each for each in candidates if isinstance(each, type) and issubclass(each, BaseModel)), None)
