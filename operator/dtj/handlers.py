@@ -67,7 +67,6 @@ async def index_job(body: kopf.Body, **_: Any) -> dict[Key, Mapping[str, Any]]:
             "uid",
             "generation",
             "resourceVersion",
-            "creationTimestamp",
             "deletionTimestamp",
         )
     }
@@ -123,7 +122,6 @@ async def start(
         metrics,
         lambda: datetime.now(UTC),
         remembered(plan),
-        give_way_after=memo.give_way_after,
         counts_after=_COUNTS_SECONDS,
     )
     memo.cluster, memo.progress, memo.children = cluster, progress, children
@@ -194,7 +192,6 @@ async def _run(flags: argparse.Namespace) -> None:
             progress_interval=flags.progress_interval,
             progress_rate=flags.progress_rate,
             ghosts_interval=flags.look_for_ghosts,
-            give_way_after=flags.give_way_after,
             tensorboard_image=flags.tensorboard_image,
             namespaces=flags.namespace,
             fenced_from=flags.lease_namespace if flags.job_network_policies else None,

@@ -60,14 +60,6 @@ def read_flags(words: Sequence[str] | None = None) -> argparse.Namespace:
         "(default: %(default)s)",
     )
     parser.add_argument(
-        "--give-way-after",
-        type=float,
-        default=300.0,
-        metavar="SECONDS",
-        help="how long a job holds a part of the nodes that it needs before it gives way to another job in the same "
-        "case; longer than the cluster takes to add a node; 0: never (default: %(default)s)",
-    )
-    parser.add_argument(
         "--tensorboard-image",
         default=DEFAULT_IMAGE,
         metavar="IMAGE",

@@ -12,9 +12,7 @@ import pytest
 import yaml
 
 from dtj.status.times import written_time
-from tests.cluster.install import NAMESPACE
 from tests.cluster.jobs import Job, KubectlError, Manifest, Namespace, kubectl, until
-from tests.patience import PATIENCE
 from tests.unit.support.pod_group_crds import COSCHEDULING, VOLCANO
 
 pytestmark = pytest.mark.cluster
@@ -24,34 +22,29 @@ CRDS = {"Coscheduling": COSCHEDULING, "Volcano": VOLCANO}
 
 @dataclass
 class Scheduler:
-    """Places pods that name it, and says of others that no node takes them; the cluster's own leaves them alone."""
+    """Places pods that name it, or holds them as Kueue does; the cluster's own scheduler leaves them alone."""
 
     namespace: Namespace
-    places: int = 100
     gate: bool = False
     """Kueue holds all that come."""
 
     def step(self) -> None:
-        pods = [pod for pod in self.namespace.list("pods") if pod["spec"].get("schedulerName") == PLAYED]
-        ended = ("Succeeded", "Failed")
-        held = sum("nodeName" in pod["spec"] and pod["status"]["phase"] not in ended for pod in pods)
-        # The first of each job, then the second of each.
-        for pod in sorted(pods, key=lambda pod: pod["metadata"]["name"].rsplit("-", 1)[1]):
+        for pod in self.namespace.list("pods"):
+            if pod["spec"].get("schedulerName") != PLAYED:
+                continue
             if "nodeName" in pod["spec"] or "deletionTimestamp" in pod["metadata"]:
                 continue
             if self.gate:
                 self.tell(pod, "PodScheduled", "False", "SchedulingGated", "gated")
-            elif held < self.places:
-                held += self.bind(pod)
             else:
-                self.tell(pod, "PodScheduled", "False", "Unschedulable", "the cluster is full")
+                self.bind(pod)
 
-    def bind(self, pod: Manifest) -> bool:
-        """Whether the pod got its node."""
+    def bind(self, pod: Manifest) -> None:
+        """Give a pod its node."""
         metadata = {"name": pod["metadata"]["name"]}
         target = {"apiVersion": "v1", "kind": "Node", "name": _node()}
         binding = {"apiVersion": "v1", "kind": "Binding", "metadata": metadata, "target": target}
-        return self._raw("create", f"{metadata['name']}/binding", binding)
+        self._raw("create", f"{metadata['name']}/binding", binding)
 
     def tell(self, pod: Manifest, kind: str, status: str, reason: str, message: str) -> None:
         """Write a condition of a pod."""
@@ -69,16 +62,14 @@ class Scheduler:
         pod["status"]["conditions"] = [c for c in told if c["type"] != kind] + [new]
         self._raw("replace", f"{pod['metadata']['name']}/status", pod)
 
-    def _raw(self, verb: str, path: str, body: Manifest) -> bool:
-        """Whether it was done; the pod may have changed or gone meanwhile."""
+    def _raw(self, verb: str, path: str, body: Manifest) -> None:
+        """Make a request of a pod, which may have changed or gone meanwhile."""
         try:
             pods = f"/api/v1/namespaces/{self.namespace.name}/pods"
             kubectl(verb, f"--raw={pods}/{path}", "--filename=-", stdin=json.dumps(body))
         except KubectlError as error:
             if not any(word in str(error) for word in ("Conflict", "NotFound", "not found", "modified")):
                 raise
-            return False
-        return True
 
     def until(self, what: str, get: Any, seconds: float = 90) -> Any:
         """Schedule until something holds."""
@@ -96,8 +87,8 @@ def _node() -> str:
     return str(free[0])
 
 
-def job(name: str, command: list[str], *, workers: int = 1, **policy: Any) -> Manifest:
-    """Workers that only run sshd, and a launcher that runs the command on them."""
+def job(name: str, command: list[str], **policy: Any) -> Manifest:
+    """A worker that only runs sshd, and a launcher that runs the command on it."""
     played = {"resources": {"requests": {"cpu": "10m"}}, "template": {"spec": {"schedulerName": PLAYED}}}
     return {
         "apiVersion": "dtj.dev/v1alpha1",
@@ -107,7 +98,7 @@ def job(name: str, command: list[str], *, workers: int = 1, **policy: Any) -> Ma
             "strategy": "Horovod",
             "image": "dtj-horovod-base:0.1.0",
             "command": command,
-            "replicaSpecs": {"worker": {"replicas": workers, **played}, "launcher": played},
+            "replicaSpecs": {"worker": {"replicas": 1, **played}, "launcher": played},
             "runPolicy": {"schedulingPolicy": policy},
         },
     }
@@ -119,19 +110,6 @@ def no_pod_groups() -> Iterator[None]:
     yield
     names = [crd["metadata"]["name"] for crd in CRDS.values()]
     kubectl("delete", "crd", "--ignore-not-found", *names)
-
-
-@pytest.fixture
-def soon_giving_way() -> Iterator[None]:
-    """Nobody adds nodes here: jobs need not wait five minutes for them."""
-    operator = ("--namespace", NAMESPACE, "deployment/dtj-operator")
-    path = "/spec/template/spec/containers/0/args/-"
-    more = [{"op": "add", "path": path, "value": "--give-way-after=10"}]
-    kubectl("patch", *operator, "--type=json", f"--patch={json.dumps(more)}")
-    kubectl("rollout", "status", *operator, f"--timeout={90 * PATIENCE}s", timeout=100)
-    yield
-    kubectl("rollout", "undo", *operator)
-    kubectl("rollout", "status", *operator, f"--timeout={90 * PATIENCE}s", timeout=100)
 
 
 def test_pod_groups_are_made_once_they_are_served_and_go_with_their_jobs(
@@ -183,36 +161,9 @@ def test_a_queued_job_is_admitted_evicted_and_admitted_again(namespace: Namespac
     kueue.until("it to end", lambda: made.status.get("phase") == "Succeeded")
 
 
-@pytest.mark.alone
-def test_two_jobs_with_room_for_one_and_a_half_both_end(namespace: Namespace, soon_giving_way: None) -> None:
-    jobs = [namespace.apply(job(name, ["true"], workers=2)) for name in ("one", "two")]
-    older, younger = sorted(jobs, key=_made)
-    until("both to have their workers", lambda: len(namespace.list("pods")) == 4, 30)
-    # Three places hold an attempt, launcher and all; each job first gets one, and the third is somebody else's.
-    scheduler = Scheduler(namespace, places=2)
-    scheduler.until("the younger to give way", lambda: _told(younger, "GaveWay"), 60)
-    scheduler.places = 3
-
-    def both_ended() -> bool:
-        return {made.status.get("phase") for made in (older, younger)} == {"Succeeded"}
-
-    scheduler.until("both to end", both_ended, 120)
-    assert older.status["attempt"] == 1
-    assert younger.status["restarts"] == {"application": 0, "infrastructure": 1}
-
-
-def _made(made: Job) -> tuple[str, str]:
-    metadata = made.get()["metadata"]
-    return metadata["creationTimestamp"], metadata["uid"]
-
-
 def _reason(made: Job) -> str | None:
     reason: str | None = made.condition("Running").get("reason")
     return reason
-
-
-def _told(made: Job, reason: str) -> bool:
-    return reason in [event["reason"] for event in made.events()]
 
 
 def _queued_again(made: Job) -> bool:

@@ -589,6 +589,22 @@ def test_a_status_of_a_newer_operator_is_read_as_far_as_it_is_known() -> None:
     assert Life(status=newer).see(*healthy(3))["phase"] == "Running"
 
 
+def test_what_an_earlier_version_stored_is_left_out() -> None:
+    stored = ran().job.status.model_dump(by_alias=True, mode="json", exclude_none=True)
+    waits = condition(stored, "Running") | {"status": "False", "reason": "GaveWay"}
+    earlier = stored | {
+        "attempt": 2,
+        "phase": "Pending",
+        "gaveWay": {"time": "2026-11-21T12:00:00Z", "times": 1},
+        "conditions": [stored["conditions"][0], waits],
+    }
+
+    assert read_status(earlier).attempt == 2
+    status = Life(status=earlier).see(*healthy(2))
+    assert (status["phase"], status["attempt"]) == ("Running", 2)
+    assert "gaveWay" not in status
+
+
 @pytest.mark.parametrize(
     "damage", [{"conditions": 5}, {"attempt": "x"}, {"progress": []}, {"failure": {"exitCode": "x"}}]
 )

@@ -183,6 +183,20 @@ def test_what_a_job_waits_for_is_said_at_once_and_ends_it_at_its_deadline(
     assert list(schema_faults(STATUS_SCHEMA, status)) == []
 
 
+async def test_a_job_with_half_of_what_it_needs_says_so_and_gives_it_back_at_its_deadline() -> None:
+    world = World(runPolicy=DEADLINE)
+    world.kubelet.places = 1
+    await world.until(lambda: condition(world.status, "Running").get("reason") == "Unschedulable")
+    assert world.status["phase"] == "Pending"
+    assert condition(world.status, "Running")["message"] == f"no node takes {WORKER_1}: full"
+    assert [event["reason"] for event in world.cluster.of_kind("Event")] == ["Unschedulable"]
+
+    await world.rest()
+
+    assert (world.status["phase"], world.status["failure"]["class"]) == ("Failed", "Unschedulable")
+    assert world.cluster.of_kind("Pod") == []
+
+
 def test_a_sidecar_that_ended_after_the_trainer_is_no_obstacle() -> None:
     done = with_container(ended(WORKER_0), {"state": {"terminated": {"exitCode": 0}}})
     assert view_pod(done).waiting is None

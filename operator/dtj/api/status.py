@@ -180,15 +180,6 @@ class Failure(ApiModel):
     """At most 20 lines that it printed last."""
 
 
-class GaveWay(ApiModel):
-    """That a job gave back the nodes that it held, so that another one could start."""
-
-    time: Time
-    """When it did so last."""
-    times: int = 1
-    """How often since all of its pods ran."""
-
-
 class JobStatus(ApiModel):
     """What became of the job so far."""
 
@@ -219,8 +210,6 @@ class JobStatus(ApiModel):
     """How often the job, or replicas of it, were started again, by cause."""
     restarts_in_a_row: int | None = None
     """How many of them without 10 minutes of training in between: the pause before the next one grows with it."""
-    gave_way: GaveWay | None = None
-    """That it gave back the nodes that it held, so that another one could start; none once all of its pods ran."""
     node_failures: dict[str, int] | None = None
     """How often the job lost pods on a node, by the node's name (runPolicy.avoidNodeAfterFailures)."""
     progress: ProgressStatus | None = None

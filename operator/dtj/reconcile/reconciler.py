@@ -37,7 +37,6 @@ from dtj.reconcile.actions import (
     ReplaceData,
     actions,
 )
-from dtj.reconcile.contention import look_around
 from dtj.reconcile.delegation import check_served, delegated_actions, find_mpijob, look_again
 from dtj.reconcile.expectation import expectation
 from dtj.reconcile.lately import Lately
@@ -60,7 +59,6 @@ from dtj.status.observed import Observed
 from dtj.status.overdue import next_due, overdue, told_overdue
 from dtj.status.plain import plain
 from dtj.status.pods import PodView
-from dtj.status.turns import NO_RIVAL
 
 _log = logging.getLogger(__name__)
 # How often an object that the API server refuses for now (quota, a policy, a name that is taken) is tried again.
@@ -115,17 +113,13 @@ class Reconciler:
         metrics: Metrics,
         clock: Callable[[], datetime],
         plan: Callable[[Job], Plan] = plan_job,
-        give_way_after: float = 0.0,
         counts_after: float = 0.0,
     ) -> None:
         """plan: what a job without faults needs; another place than a cluster plans otherwise.
-        give_way_after: seconds for which a job holds a part of the nodes that it needs before it gives way to
-        another such one; 0: never.
         counts_after: seconds after a write of its status for which it waits to be written again where only its pods
         are further: several of them come together.
         """
         self._plan = plan
-        self._give_way_after = give_way_after
         self._counts_after = timedelta(seconds=counts_after)
         self._cluster = cluster
         self._view = view
@@ -200,9 +194,6 @@ class Reconciler:
             evaluation=evaluation_report.progress if evaluation_report else None,
             answers=self._progress.answers(key, plan.reporter) if plan else None,
             program_ended=report is not None and report.program_ended,
-            turn=look_around(self._view, key, manifest, pods, now, self._give_way_after)
-            if plan and not plan.mpijob
-            else NO_RIVAL,
             mpijob=delegate,
         )
         expected = expectation(job, plan, pods) if plan else None

@@ -27,7 +27,6 @@ from dtj.status.draft import Draft, Evaluation
 from dtj.status.ending import after_training, is_trained
 from dtj.status.failure import Loss, attempt_loss, early_end, told
 from dtj.status.gang import group_wait, is_queued
-from dtj.status.giving_way import GAVE_WAY, gives_way
 from dtj.status.observed import Expected, Observed, obstacle
 from dtj.status.overdue import told_ending, with_overdue
 from dtj.status.pods import PodView
@@ -126,8 +125,6 @@ def _evaluate(
         return _lost(draft, attempt, loss, expected, pods, gone)
     if lost is not None:
         return evaluator_lost(draft, lost, expected, pods)
-    if observed.turn.gives_way_to is not None:
-        return gives_way(draft, expected, observed.turn.gives_way_to)
     return _going_on(draft, expected, observed, pods, left)
 
 
@@ -205,10 +202,9 @@ def _going_on(
     alone = expected.restarts_with is not None
     wait = pause_left(old, draft.now)
     ending = [pod for pod in observed.pods if pod.attempt < expected.attempts.get(pod.name, old.attempt)]
-    looks = (left, wait, observed.turn.look_again)
-    waits = [seconds for seconds in looks if seconds is not None and seconds > 0]
+    waits = [seconds for seconds in (left, wait) if seconds is not None and seconds > 0]
     # A replica that starts alone waits for its own old pod only, whose name it takes.
-    hold = wait > 0 or (bool(ending) and not alone) or observed.turn.waits is not None
+    hold = wait > 0 or (bool(ending) and not alone)
 
     def runs(name: str) -> bool:
         pod = named.get(name)
@@ -232,7 +228,7 @@ def _going_on(
             return _lost(draft, max(old.attempt, 1), stall.loss, expected, pods, expected.needed)
         waits += [stall.look_again] if stall.look_again is not None else []
         running = old.all_running_time or written_time(draft.now)
-        status = draft.status(phase=Phase.RUNNING, all_running_time=running, gave_way=None)
+        status = draft.status(phase=Phase.RUNNING, all_running_time=running)
         return Evaluation(status, min(waits, default=None), hold, stalled_since=stall.since)
     why = obstacle([pod for pod in pods if pod.name in expected.needed], observed.refusal)
     why = group_wait(expected, pods, why)
@@ -244,8 +240,6 @@ def _going_on(
     elif wait > 0:
         # The whole pause, not what is left of it: the sentence stays the same while it waits.
         why = "Backoff", f"waits {pause(old):.0f} s before the next attempt"
-    elif observed.turn.waits is not None:
-        why = GAVE_WAY, f"waits for its turn: {observed.turn.waits}"
     due = start_left(draft)
     if due is not None and due <= 0:
         return Evaluation(too_late(draft, expected, observed, pods, why))

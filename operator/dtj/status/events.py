@@ -11,11 +11,10 @@ from dtj.api.job import Job, Manifest
 from dtj.api.status import ConditionStatus, ConditionType, JobStatus, Phase
 from dtj.status.failure import told
 from dtj.status.gang import QUEUED
-from dtj.status.giving_way import GAVE_WAY
 from dtj.status.suspension import SUSPENDED, SUSPENDING, is_suspending
 
 # Reasons of a false Running condition that are the normal course of things.
-_QUIET = frozenset({"PodsStarting", "PodsEnding", "Backoff", "JobSucceeded", "RankLost", SUSPENDED, GAVE_WAY})
+_QUIET = frozenset({"PodsStarting", "PodsEnding", "Backoff", "JobSucceeded", "RankLost", SUSPENDED})
 
 
 @dataclass(frozen=True)
@@ -62,8 +61,6 @@ def happenings(old: JobStatus, new: JobStatus) -> list[Happening]:
     elif (running := new.condition(ConditionType.RUNNING)) and running.reason == SUSPENDING:
         if not is_suspending(old):
             result.append(Happening("Normal", SUSPENDING, running.message))
-    elif running and running.reason == GAVE_WAY and new.attempt > max(old.attempt, 1):
-        result.append(Happening("Warning", GAVE_WAY, running.message))
     elif new.attempt > max(old.attempt, 1) and not new.holds(ConditionType.SUSPENDED):
         condition = new.condition(ConditionType.RESTARTING)
         result.append(Happening("Warning", "JobRestarting", condition.message if condition else ""))

@@ -10,7 +10,6 @@ from dtj.api.scheduling import Gang
 from dtj.api.status import ArtifactsStatus, ProgressStatus
 from dtj.status.mpijob import MpiJob
 from dtj.status.pods import PodView
-from dtj.status.turns import NO_RIVAL, Turn
 
 Bottleneck = tuple[str, str]
 """Reason and message of the condition."""
@@ -65,8 +64,6 @@ class Observed:
     """What holds the training up; told with `progress`."""
     evaluation: ProgressStatus | None = None
     """What the evaluator reports."""
-    turn: Turn = NO_RIVAL
-    """What the jobs mean for it that want the same nodes."""
     answers: bool | None = None
     """Whether the pod of rank 0 answered when it was asked last; None before that."""
     program_ended: bool = False

@@ -71,8 +71,6 @@ class PodView:
     """Reason and message of a container that can't start or stay, or of a pod that no node takes."""
     exit: Exit | None
     """Of the container that trains; of an init container when that one failed, and so the pod."""
-    judged: str | None = None
-    """When the scheduler placed it, or found first that no node takes it."""
     delete_by: str | None = None
     """When a pod that was told to end is to be gone: its grace is over then."""
     grace_seconds: float = 0.0
@@ -142,7 +140,6 @@ def view_pod(pod: Mapping[str, Any]) -> PodView:
         exit=_exit(containers.get(TRAINER_CONTAINER, {}))
         # A native sidecar is an init container that may crash and come back: only a failed pod has failed by it.
         or (_init_failure(init) if status.get("phase") == "Failed" else None),
-        judged=scheduled.get("lastTransitionTime"),
         delete_by=metadata.get("deletionTimestamp"),
         grace_seconds=float(metadata.get("deletionGracePeriodSeconds") or 0),
         silent=status.get("phase") == "Unknown" or _is_silent(pod, conditions),

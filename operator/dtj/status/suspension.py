@@ -47,7 +47,7 @@ def suspended(draft: Draft, expected: Expected, pods: Sequence[PodView]) -> Eval
     message = f"{_WHY}; attempt {attempt} is next"
     draft.set(ConditionType.RUNNING, False, SUSPENDED, message)
     draft.set(ConditionType.SUSPENDED, True, SUSPENDED, message)
-    status = draft.status(phase=Phase.SUSPENDED, start_time=None, all_running_time=None, gave_way=None)
+    status = draft.status(phase=Phase.SUSPENDED, start_time=None, all_running_time=None)
     return Evaluation(status, look_again=None if draft.job.spec.run_policy.suspend else 0.0, hold=True)
 
 
