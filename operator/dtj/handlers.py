@@ -123,6 +123,7 @@ async def start(
         lambda: datetime.now(UTC),
         remembered(plan),
         counts_after=_COUNTS_SECONDS,
+        moves=queue.moved,
     )
     memo.cluster, memo.progress, memo.children = cluster, progress, children
     memo.controller = Controller(queue, reconciler, view, metrics)

@@ -29,6 +29,9 @@ class Passes:
     def is_echo(self, key: Key, version: str) -> bool:
         return (key, version) in self.echoes
 
+    def rest(self, key: Key) -> float:
+        return 0.0
+
     async def reconcile(self, key: Key) -> float | None:
         self.made.append(key)
         await asyncio.sleep(0)

@@ -144,7 +144,7 @@ def test_pod_groups_are_what_their_definitions_take(gang: str, spec: dict[str, A
 @pytest.mark.parametrize("gang", POD_GROUPS)
 def test_a_launcher_that_waits_for_the_workers_is_no_member(gang: str) -> None:
     made = plan(gang)
-    launcher = made.stages[1][0]
+    launcher = made.pod(made.stages[1][0])
 
     assert made.pod_group is not None
     assert made.pod_group["spec"]["minMember"] == 2 == len(made.stages[0])
@@ -179,7 +179,7 @@ def test_an_evaluator_is_neither_a_member_nor_room_that_is_waited_for(gang: str)
 def test_a_template_names_another_scheduler_and_priority() -> None:
     roles = {"worker": {"replicas": 2, **template(schedulerName="ours", priorityClassName="mine")}}
     spec = policy("Coscheduling", priorityClassName="research") | {"replicaSpecs": roles}
-    workers, (launcher,) = plan_job(job(**spec)).stages
+    *workers, launcher = plan_job(job(**spec)).pods
 
     assert {(p["spec"]["schedulerName"], p["spec"]["priorityClassName"]) for p in workers} == {
         ("ours", "mine")

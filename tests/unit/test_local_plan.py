@@ -21,6 +21,7 @@ from dtj.local.plan import (
 from dtj.plan.job import plan_job
 from dtj.plan.model import Plan
 from tests.unit.support.jobs import job
+from tests.unit.support.pods import kubelet_environment
 
 EXAMPLES = Path(__file__).parents[2] / "manifests/examples"
 RUN = Path("/home/me/dtj/runs/default/x")
@@ -50,10 +51,7 @@ def place(plan: Plan, **given: Any) -> Place:
 
 
 def environments(plan: Plan) -> dict[str, dict[str, str]]:
-    return {
-        pod["metadata"]["name"]: {v["name"]: v.get("value", "") for v in trainer(pod).get("env", [])}
-        for pod in plan.pods
-    }
+    return {pod["metadata"]["name"]: kubelet_environment(trainer(pod), plan.config) for pod in plan.pods}
 
 
 def of(plan: Plan, name: str) -> Manifest:
@@ -71,7 +69,7 @@ def test_every_replica_has_the_environment_of_the_cluster_but_for_its_place(name
         assert environment.keys() - here[pod].keys() == of_ssh
         assert here[pod].keys() - environment.keys() <= OF_THE_PLACE
         moved = {v for v in environment.keys() & here[pod].keys() if environment[v] != here[pod][v]}
-        assert moved <= {"DTJ_PROGRESS_PORT", "TF_CONFIG"}
+        assert moved <= {"DTJ_PROGRESS_PORT", "TF_CONFIG", "DTJ_TF_CLUSTER"}
 
 
 def test_tf_config_is_the_same_but_for_addresses_that_each_replica_has_for_itself() -> None:

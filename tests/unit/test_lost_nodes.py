@@ -306,7 +306,7 @@ async def test_a_pod_of_somebody_else_that_has_the_jobs_label_is_left_alone() ->
 
 
 @pytest.mark.parametrize("when", ["before", "after"])
-@pytest.mark.parametrize("call", range(1, 12))
+@pytest.mark.parametrize("call", range(1, 11))
 async def test_an_operator_that_dies_meanwhile_goes_on_and_tells_it_once(call: int, when: Any) -> None:
     world = await ran(noticed=True)
     world.cluster.die_at, world.cluster.die_when = call, when

@@ -12,6 +12,7 @@ from dtj.api.validation import faults
 from dtj.plan.job import plan_job
 from dtj.plan.model import Plan
 from tests.unit.support.jobs import job as any_job
+from tests.unit.support.pods import kubelet_environment
 
 ROLES: dict[str, Any] = {"worker": {"replicas": 2}, "ps": {"replicas": 2}, "evaluator": {}}
 
@@ -34,7 +35,7 @@ def container(pod: Manifest) -> Manifest:
 
 def environment(plan: Plan, name: str) -> dict[str, str]:
     (pod,) = [pod for pod in plan.pods if pod["metadata"]["name"] == f"mnist-{name}"]
-    return {variable["name"]: variable["value"] for variable in container(pod)["env"]}
+    return kubelet_environment(container(pod), plan.config)
 
 
 def test_one_pod_a_replica_and_a_chief_without_an_entry() -> None:
@@ -118,7 +119,7 @@ def test_every_replica_starts_through_the_start_script() -> None:
     assert commands["mnist-evaluator-0"] == [*start, "python", "eval.py"]
     assert commands["mnist-ps-0"] == [*start, "python", "train.py", "--small"]
     assert not any("args" in container(pod) for pod in plan.pods)
-    assert set(plan.config["data"]) == {"start.sh", "job.yaml"}
+    assert set(plan.config["data"]) == {"start.sh", "job.yaml", "tf_cluster.json"}
 
 
 def test_servers_are_ready_when_they_answer() -> None:

@@ -72,7 +72,7 @@ async def a_job_lives(server: HttpCluster, namespace: str) -> None:
 
 
 async def a_pod_is_lost(server: HttpCluster, namespace: str) -> None:
-    """Before all pods are made anew, the operator looks whether it is only its own cache that misses one."""
+    """Before all pods are made anew, the operator lists them: it may be only its own cache that misses one."""
     apply(server, namespace, "loses")
     await until(lambda: status(server, namespace, "loses").get("phase") == "Running", PATIENCE)
     server.cluster.remove(("Pod", namespace, pod_name("loses", "worker", 1)))

@@ -33,13 +33,13 @@ def mpijob_config_name(job: str) -> str:
     return f"{job}-dtj"
 
 
-def ssh_secret_name(job: str, short_uid: str) -> str:
+def ssh_secret_name(job: str, suffix: str) -> str:
     """Name of the Secret with the job's ssh key.
 
-    It carries the uid, so that an object of that name is this job's own: the operator then needs no
-    permission to read Secrets.
+    suffix: random, and told by the status once the Secret is there. Nobody can foresee the name and plant another
+    key, so the operator needs no permission to read Secrets.
     """
-    return f"{job}-ssh-{short_uid}"
+    return f"{job}-ssh-{suffix}"
 
 
 def network_policy_name(job: str, short_uid: str) -> str:

@@ -210,6 +210,8 @@ class JobStatus(ApiModel):
     """How often the job, or replicas of it, were started again, by cause."""
     restarts_in_a_row: int | None = None
     """How many of them without 10 minutes of training in between: the pause before the next one grows with it."""
+    ssh_secret: str | None = None
+    """Name of the Secret with the job's ssh key, where its strategy needs one."""
     node_failures: dict[str, int] | None = None
     """How often the job lost pods on a node, by the node's name (runPolicy.avoidNodeAfterFailures)."""
     progress: ProgressStatus | None = None

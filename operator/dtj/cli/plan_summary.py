@@ -38,7 +38,8 @@ def print_summary(job: Job) -> None:
     attempt = max(job.status.attempt, 1)
     where = f"namespace {escape(job.namespace)}" + (f", attempt {attempt}" if attempt > 1 else "")
     output.print(
-        f"[bold]{escape(job.name)}[/]: {job.spec.strategy}, {len(plan.pods)} pods in {where}", highlight=False
+        f"[bold]{escape(job.name)}[/]: {job.spec.strategy}, {len(plan.replicas)} pods in {where}",
+        highlight=False,
     )
     if manager := job.spec.run_policy.other_manager:
         _lines([f"carried out by {manager} (runPolicy.managedBy): dtj's operator makes none of this"])
@@ -93,17 +94,17 @@ def _table(*columns: str) -> Table:
 def _pods(plan: Plan, accelerator: str) -> Table:
     table = _table("  stage", "pod", "role", "index", "image", "gpus", "other resources")
     for number, stage in enumerate(plan.stages, 1):
-        for role in dict.fromkeys(_role(pod) for pod in stage):
+        for role in dict.fromkeys(replica.role for replica in stage):
             rows = [
                 (
                     f"  {number}",
-                    pod["metadata"]["name"],
+                    replica.name,
                     role,
-                    _index(pod),
-                    *_container_cells(pod, accelerator),
+                    str(replica.index),
+                    *_container_cells(plan.pod(replica), accelerator),
                 )
-                for pod in stage
-                if _role(pod) == role
+                for replica in stage
+                if replica.role == role
             ]
             for row in rows if len(rows) <= _MANY else [*rows[:2], ("  …",), rows[-1]]:
                 table.add_row(*(escape(cell) for cell in row))
@@ -150,11 +151,18 @@ def _tf_config(plan: Plan) -> None:
     for pod in plan.pods:
         if text := _environment(pod).get(contract.ENV_TF_CONFIG):
             _part(f"TF_CONFIG of {pod['metadata']['name']}; of the others with their own task")
-            config = json.loads(text)
+            # The kubelet does this with $(DTJ_TF_CLUSTER).
+            config = json.loads(text.replace(f"$({contract.ENV_TF_CLUSTER})", _tf_cluster(plan, pod)))
             for role, hosts in config.get("cluster", {}).items():
                 _lines(_shortened([f"{role}  {host}" for host in hosts]))
             _lines([f"task  {json.dumps(config.get('task'))}"])
             return
+
+
+def _tf_cluster(plan: Plan, pod: Manifest) -> str:
+    variables = {variable["name"]: variable for variable in _trainer(pod)["env"]}
+    source = variables[contract.ENV_TF_CLUSTER]["valueFrom"]["configMapKeyRef"]
+    return str(plan.config["data"][source["key"]])
 
 
 def _shared_environment(plan: Plan) -> Table:
@@ -217,7 +225,7 @@ def _restarts(job: Job, plan: Plan) -> list[str]:
     if plan.restarts_with is None:
         lines.append("when a pod is lost: all pods start again")
     else:
-        roles = {pod["metadata"]["name"]: _role(pod) for pod in plan.pods}
+        roles = {replica.name: replica.role for replica in plan.replicas}
         together = {roles[name]: frozenset(map(roles.__getitem__, gone)) for name, gone in _several(plan)}
         for role in dict.fromkeys(roles.values()):
             again = (

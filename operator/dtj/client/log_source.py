@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from datetime import datetime
 
 from dtj.api.errors import Unusable
-from dtj.api.identity import LABEL_INDEX, LABEL_ROLE
 from dtj.api.job import Job
 from dtj.api.spec import Strategy
 from dtj.api.validation import ROLES_OF, faults
@@ -57,8 +56,7 @@ class Selection:
             # There is no plan of it, and never was a pod.
             return False
         there = {(pod.role, pod.index) for pod in pods}
-        labels = (pod["metadata"]["labels"] for pod in plan_job(self.job).pods)
-        wanted = ((pod[LABEL_ROLE], int(pod[LABEL_INDEX])) for pod in labels)
+        wanted = ((replica.role, replica.index) for replica in plan_job(self.job).replicas)
         return all(pod in there for pod in wanted if self.has_pod(*pod))
 
     @property

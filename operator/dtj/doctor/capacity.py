@@ -133,7 +133,9 @@ def _quota(quota: Manifest, plan: Plan) -> Iterator[Check]:
         yield warning(name, f"{called} counts only some pods; it is not looked at")
         return
     status = quota.get("status") or {}
-    hard, used, asked = amounts(status.get("hard")), amounts(status.get("used")), _counted(plan)
+    hard, used = amounts(status.get("hard")), amounts(status.get("used"))
+    pods = list(map(_counted_pod, plan.pods))
+    asked = _counted(plan, pods)
     for key, most in hard.items():
         left = most - used.get(key, Decimal(0))
         if asked.get(key, Decimal(0)) > left:
@@ -143,7 +145,7 @@ def _quota(quota: Manifest, plan: Plan) -> Iterator[Check]:
                 f"{called} leaves {shown(key, left)} of {shown(key, most)}, {wants}",
                 "ask for a larger quota, end other jobs, or ask for less",
             )
-        elif any(key not in _counted_pod(pod) for pod in plan.pods) and _must_be_set(key):
+        elif any(key not in pod for pod in pods) and _must_be_set(key):
             yield warning(
                 name,
                 f"{called} limits {key}, so every container must set it, and not all of the job do",
@@ -155,12 +157,12 @@ def _must_be_set(key: str) -> bool:
     return key.removeprefix("requests.").removeprefix("limits.") in ("cpu", "memory")
 
 
-def _counted(plan: Plan) -> Amounts:
-    """What the objects of a plan count for in a quota, by its keys."""
+def _counted(plan: Plan, pods: Sequence[Amounts]) -> Amounts:
+    """What the objects of a plan count for in a quota, by its keys. pods: what each pod counts for."""
     secrets = int(plan.ssh_secret is not None)
     others = {"services": 1, "configmaps": 1, "secrets": secrets}
     objects = {key: Decimal(n) for name, n in others.items() for key in (name, f"count/{name}")}
-    return total([objects, *map(_counted_pod, plan.pods)])
+    return total([objects, *pods])
 
 
 def _counted_pod(pod: Manifest) -> Amounts:

@@ -7,7 +7,7 @@ import secrets
 from pathlib import Path
 from typing import Any
 
-from dtj.api.identity import LABEL_MANAGED_BY, LABEL_ROLE
+from dtj.api.identity import LABEL_MANAGED_BY
 from dtj.api.job import Job, Manifest
 from dtj.api.validation import TRAINER_CONTAINER
 from dtj.doctor.check import Check, Verdict, failed, ok, warning
@@ -30,7 +30,7 @@ _REMEDIES = {
 
 def probe_pod(job: Job, plan: Plan) -> Manifest:
     """A pod as a worker's: its image, user, service account and Secret, small, and never scheduled for long."""
-    like = next(pod for pod in plan.pods if pod["metadata"]["labels"][LABEL_ROLE] == "worker")
+    like = plan.pod(next(replica for replica in plan.replicas if replica.role == "worker"))
     trainer = next(c for c in like["spec"]["containers"] if c["name"] == TRAINER_CONTAINER)
     name = f"dtj-doctor-{secrets.token_hex(3)}"
     data = job.spec.data.uri if job.spec.data else ""

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 
-from dtj.api.identity import LABEL_INDEX, LABEL_JOB, LABEL_ROLE
+from dtj.api.identity import LABEL_INDEX, LABEL_ROLE
 from dtj.api.job import Manifest
 from dtj.api.names import host_name
 from dtj.api.validation import TRAINER_CONTAINER
@@ -52,13 +52,17 @@ class Place:
 
 def local_plan(plan: Plan, place: Place) -> Plan:
     """The plan with its pods made for this machine; they keep the fields that `LocalPod` reads."""
-    addresses = {_host(pod): pod["metadata"]["name"] for pod in plan.pods}
+    service = plan.service["metadata"]
+    addresses = {
+        host_name(service["name"], service["namespace"], replica.role, replica.index): replica.name
+        for replica in plan.replicas
+    }
     return replace(
         plan,
         ssh_secret=None,
         tensorboard=None,
         mpijob=None,  # its pods are like the plan's own
-        stages=tuple(tuple(_pod(pod, place, addresses) for pod in stage) for stage in plan.stages),
+        pod=lambda replica: _pod(plan.pod(replica), plan.config, place, addresses),
     )
 
 
@@ -77,7 +81,9 @@ def missing_variables(plan: Plan, secrets: Mapping[str, str]) -> list[str]:
         variable
         for pod in plan.pods
         for variable in trainer(pod).get("env", [])
-        if "valueFrom" in variable and variable["name"] not in secrets
+        if "valueFrom" in variable
+        and variable["name"] not in secrets
+        and _in_config(variable, plan.config) is None
     )
     return sorted(
         {
@@ -111,13 +117,7 @@ def trainer(pod: Manifest) -> Manifest:
     return found
 
 
-def _host(pod: Manifest) -> str:
-    metadata = pod["metadata"]
-    labels = metadata["labels"]
-    return host_name(labels[LABEL_JOB], metadata["namespace"], labels[LABEL_ROLE], int(labels[LABEL_INDEX]))
-
-
-def _pod(pod: Manifest, place: Place, addresses: Mapping[str, str]) -> Manifest:
+def _pod(pod: Manifest, config: Manifest, place: Place, addresses: Mapping[str, str]) -> Manifest:
     container, name = trainer(pod), pod["metadata"]["name"]
 
     def moved(text: str) -> str:
@@ -130,7 +130,7 @@ def _pod(pod: Manifest, place: Place, addresses: Mapping[str, str]) -> Manifest:
         return text
 
     env: dict[str, str] = {}
-    for variable, value in _variables(container, place):
+    for variable, value in _variables(container, config, place):
         if not _MPI_PLACES.match(variable):
             env[variable] = moved(_expanded(value, env))
     env |= _own_environment(pod, place)
@@ -145,12 +145,21 @@ def _pod(pod: Manifest, place: Place, addresses: Mapping[str, str]) -> Manifest:
     return {**pod, "spec": {"containers": [made]}}
 
 
-def _variables(container: Manifest, place: Place) -> Iterator[tuple[str, str]]:
+def _variables(container: Manifest, config: Manifest, place: Place) -> Iterator[tuple[str, str]]:
     for variable in container.get("env", []):
         if "valueFrom" not in variable:
             yield variable["name"], variable.get("value", "")
+        elif (text := _in_config(variable, config)) is not None:
+            yield variable["name"], text
         elif variable["name"] in place.secrets:
             yield variable["name"], place.secrets[variable["name"]]
+
+
+def _in_config(variable: Manifest, config: Manifest) -> str | None:
+    """The value of a variable that comes from the job's own ConfigMap."""
+    key = variable["valueFrom"].get("configMapKeyRef") or {}
+    own = key.get("name") == config["metadata"]["name"]
+    return config["data"].get(key.get("key")) if own else None
 
 
 def _own_environment(pod: Manifest, place: Place) -> dict[str, str]:

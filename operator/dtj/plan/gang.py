@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 
 from dtj.api.job import Job, Manifest
@@ -9,7 +10,7 @@ from dtj.api.scheduling import Gang
 from dtj.plan.coscheduling import coscheduled
 from dtj.plan.kueue import queued
 from dtj.plan.merge import merged
-from dtj.plan.model import Plan
+from dtj.plan.model import Plan, Replica
 from dtj.plan.volcano import scheduled_by_volcano
 
 
@@ -18,9 +19,7 @@ def in_a_gang(job: Job, plan: Plan) -> Plan:
     policy = job.spec.run_policy.scheduling_policy
     if policy.priority_class_name is not None:
         base = {"spec": {"priorityClassName": policy.priority_class_name}}
-        plan = replace(
-            plan, stages=tuple(tuple(_with_default(base, pod) for pod in stage) for stage in plan.stages)
-        )
+        plan = replace(plan, pod=_over(base, plan.pod))
     match policy.gang:
         case Gang.COSCHEDULING:
             return coscheduled(job, plan)
@@ -32,6 +31,11 @@ def in_a_gang(job: Job, plan: Plan) -> Plan:
             return plan
 
 
-def _with_default(base: Manifest, pod: Manifest) -> Manifest:
-    made: Manifest = merged(base, pod)
+def _over(base: Manifest, pod: Callable[[Replica], Manifest]) -> Callable[[Replica], Manifest]:
+    """The same pods, merged over a base."""
+
+    def made(replica: Replica) -> Manifest:
+        over: Manifest = merged(base, pod(replica))
+        return over
+
     return made

@@ -10,8 +10,8 @@ from dtj.api.job import Job, Manifest
 from dtj.api.names import host_name, ssh_secret_name
 from dtj.api.spec import Horovod, ReplicaSpec, Resources
 from dtj.api.validation import CONFIG_VOLUME, SSH_VOLUME, TRAINER_CONTAINER
-from dtj.plan.model import Plan
-from dtj.plan.pods import HIDDEN_GPUS, headless_service, metadata, replica_pod
+from dtj.plan.model import Plan, Replica
+from dtj.plan.pods import HIDDEN_GPUS, headless_service, metadata, replica_pod, replicas
 from dtj.plan.start import START, config_map, script
 from dtj_trainer import contract
 
@@ -93,22 +93,17 @@ def horovod_plan(job: Job) -> Plan:
     launcher = job.spec.replica_specs.launcher or DEFAULT_LAUNCHER
     program = [*job.spec.command, *job.spec.args]
     size = sizes(job)
-    workers = tuple(
-        replica_pod(
-            job, WORKER, index, worker, attempt=attempt, command=[*START], env=size, extra=_worker_extra(job)
-        )
-        for index in range(worker.replicas)
-    )
-    launcher_pod = replica_pod(
-        job,
-        LAUNCHER,
-        0,
-        launcher,
-        attempt=attempt,
-        command=[*START, *program],
-        env=size | _mpi_environment(job) | _LAUNCHER_WAITS,
-        extra=_launcher_extra(job),
-    )
+    workers = replicas(job, WORKER, worker.replicas, attempt)
+    launchers = replicas(job, LAUNCHER, 1, attempt)
+    launcher_env = size | _mpi_environment(job) | _LAUNCHER_WAITS
+    worker_extra, launcher_extra = _worker_extra(job), _launcher_extra(job)
+
+    def pod(replica: Replica) -> Manifest:
+        if replica.role == WORKER:
+            return replica_pod(job, replica, worker, command=[*START], env=size, extra=worker_extra)
+        command = [*START, *program]
+        return replica_pod(job, replica, launcher, command=command, env=launcher_env, extra=launcher_extra)
+
     return Plan(
         service=headless_service(job),
         config=config_map(
@@ -120,13 +115,19 @@ def horovod_plan(job: Job) -> Plan:
                 "rank.sh": script("rank.sh"),
             },
         ),
-        ssh_secret=ssh_secret_name(job.name, job.short_uid),
-        stages=(workers, (launcher_pod,)),
-        decisive=(launcher_pod["metadata"]["name"],),
-        reporter=workers[0]["metadata"]["name"],
-        answering=tuple(worker["metadata"]["name"] for worker in workers),
-        waits_itself=serves_at_once(workers[0]),
+        ssh_secret=secret_name(job),
+        stages=(workers, launchers),
+        pod=pod,
+        decisive=(launchers[0].name,),
+        reporter=workers[0].name,
+        answering=frozenset(replica.name for replica in workers),
+        waits_itself=serves_at_once(pod(workers[0])),
     )
+
+
+def secret_name(job: Job) -> str:
+    """Name of the Secret with the job's key pair; by its uid for one that a former operator began."""
+    return job.status.ssh_secret or ssh_secret_name(job.name, job.short_uid)
 
 
 def ssh_secret(job: Job, private_key: str, public_key: str) -> Manifest:
@@ -138,7 +139,7 @@ def ssh_secret(job: Job, private_key: str, public_key: str) -> Manifest:
     return {
         "apiVersion": "v1",
         "kind": "Secret",
-        "metadata": metadata(job, ssh_secret_name(job.name, job.short_uid)),
+        "metadata": metadata(job, secret_name(job)),
         "immutable": True,
         "stringData": {
             "ssh_key": private_key,
@@ -209,7 +210,7 @@ def _ssh_volume(job: Job) -> Manifest:
     # 0440 with fsGroup: sshd and ssh refuse a key that its own user shares, not one that root owns.
     return {
         "name": SSH_VOLUME,
-        "secret": {"secretName": ssh_secret_name(job.name, job.short_uid), "defaultMode": 0o440},
+        "secret": {"secretName": secret_name(job), "defaultMode": 0o440},
     }
 
 

@@ -14,33 +14,34 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from dtj.api.identity import LABEL_ATTEMPT
 from dtj.api.job import Job, Manifest
 from dtj.api.names import LABEL_LENGTH
 from dtj.api.scheduling_rules import KUEUE_COUNT, KUEUE_GROUP, KUEUE_QUEUE, KUEUE_RETRIABLE
 from dtj.plan.merge import merged
-from dtj.plan.model import Plan
+from dtj.plan.model import Plan, Replica
 
 
 def queued(job: Job, plan: Plan) -> Plan:
     """The plan with its pods in one group of the queue."""
-    grouped = [pod for pod in plan.pods if pod["metadata"]["name"] != plan.evaluator]
-    names = frozenset(pod["metadata"]["name"] for pod in grouped)
+    grouped = [replica for replica in plan.replicas if replica.name != plan.evaluator]
+    names = frozenset(replica.name for replica in grouped)
     queue = {"labels": {KUEUE_QUEUE: job.spec.run_policy.scheduling_policy.queue}}
     group = {
-        "labels": {**queue["labels"], KUEUE_GROUP: group_name(job, grouped[0])},
+        "labels": {**queue["labels"], KUEUE_GROUP: group_name(job, grouped[0].attempt)},
         "annotations": {KUEUE_COUNT: str(len(grouped)), KUEUE_RETRIABLE: "false"},
     }
-    pods = tuple(
-        merged({"metadata": group if pod["metadata"]["name"] in names else queue}, pod) for pod in plan.pods
-    )
+
+    def pod(replica: Replica) -> Manifest:
+        made: Manifest = merged({"metadata": group if replica.name in names else queue}, plan.pod(replica))
+        return made
+
     restarts = plan.restarts_with
     if restarts is not None:
         restarts = {name: names if name in names else together for name, together in restarts.items()}
-    return replace(plan, stages=(pods,), restarts_with=restarts, whole=True)
+    return replace(plan, stages=(plan.replicas,), pod=pod, restarts_with=restarts, whole=True)
 
 
-def group_name(job: Job, pod: Manifest) -> str:
-    """Name of a pod's group, and of Kueue's Workload: another one for each attempt, and for each job of a name."""
-    ending = f"-{job.short_uid}-{pod['metadata']['labels'][LABEL_ATTEMPT]}"
+def group_name(job: Job, attempt: int) -> str:
+    """Name of an attempt's group, and of Kueue's Workload: another one for each job of a name."""
+    ending = f"-{job.short_uid}-{attempt}"
     return job.name[: LABEL_LENGTH - len(ending)].rstrip("-") + ending

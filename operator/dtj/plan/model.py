@@ -2,11 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
 
-from dtj.api.identity import LABEL_ATTEMPT
 from dtj.api.job import Manifest
+
+
+@dataclass(frozen=True, slots=True)
+class Replica:
+    """One pod of a plan. A job may have thousands: the manifest is made when the pod is."""
+
+    name: str
+    role: str
+    index: int
+    attempt: int
+    """In which attempt the pod is to be."""
 
 
 @dataclass(frozen=True)
@@ -25,13 +37,15 @@ class Plan:
     config: Manifest
     ssh_secret: str | None
     """Name of the Secret with the job's ssh key, where the strategy needs one; its content is made once."""
-    stages: tuple[tuple[Manifest, ...], ...]
+    stages: tuple[tuple[Replica, ...], ...]
     """Pods by stage: those of a stage are made when all of the stages before are ready, or see `waits_itself`."""
+    pod: Callable[[Replica], Manifest] = field(compare=False)
+    """Makes the manifest of a pod."""
     decisive: tuple[str, ...]
     """Names of the pods whose success is the job's."""
     reporter: str
     """Name of the pod that runs rank 0 and serves /progress."""
-    answering: tuple[str, ...] = ()
+    answering: frozenset[str] = frozenset()
     """Names of the pods that serve PROGRESS_PORT."""
     evaluator: str | None = None
     """Name of the pod that measures checkpoints beside the training, where there is one: the job does not need it."""
@@ -52,10 +66,15 @@ class Plan:
     whole: bool = False
     """The pods but the evaluator's are one group from the start: none of them is made again alone."""
 
+    @cached_property
+    def replicas(self) -> tuple[Replica, ...]:
+        """Every pod of the attempt."""
+        return tuple(replica for stage in self.stages for replica in stage)
+
     @property
     def pods(self) -> tuple[Manifest, ...]:
-        """Every pod of the attempt."""
-        return tuple(pod for stage in self.stages for pod in stage)
+        """The manifests of all pods, made anew: for a person or a machine, not for each pass over a large job."""
+        return tuple(map(self.pod, self.replicas))
 
     @property
     def objects(self) -> tuple[Manifest, ...]:
@@ -66,12 +85,17 @@ class Plan:
         groups = (self.pod_group,) if self.pod_group is not None else ()
         return (self.service, self.config, *groups, *self.pods, *board)
 
-    @property
+    @cached_property
+    def roles(self) -> Mapping[str, int]:
+        """Pods by role."""
+        return Counter(replica.role for replica in self.replicas)
+
+    @cached_property
     def stage_names(self) -> list[list[str]]:
         """The names of the pods, by stage."""
-        return [[pod["metadata"]["name"] for pod in stage] for stage in self.stages]
+        return [[replica.name for replica in stage] for stage in self.stages]
 
-    @property
+    @cached_property
     def attempts(self) -> dict[str, int]:
         """In which attempt each pod is to be, by its name."""
-        return {pod["metadata"]["name"]: int(pod["metadata"]["labels"][LABEL_ATTEMPT]) for pod in self.pods}
+        return {replica.name: replica.attempt for replica in self.replicas}

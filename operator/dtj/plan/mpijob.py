@@ -38,7 +38,7 @@ from dtj.plan.horovod import (
     worker_container,
 )
 from dtj.plan.model import Plan
-from dtj.plan.pods import metadata, replica_pod
+from dtj.plan.pods import metadata, replica_pod, replicas
 from dtj.plan.start import config_map, script
 from dtj_trainer import contract
 
@@ -130,12 +130,11 @@ def _launcher(job: Job) -> Manifest:
 def _template(
     job: Job, role: str, replica: ReplicaSpec, command: list[str], env: dict[str, str], container: Manifest
 ) -> Manifest:
+    (first,) = replicas(job, role, 1, max(job.status.attempt, 1))
     pod = replica_pod(
         job,
-        role,
-        0,
+        first,
         replica,
-        attempt=max(job.status.attempt, 1),
         command=command,
         env=sizes(job) | env,
         extra={

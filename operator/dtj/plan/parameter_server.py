@@ -10,11 +10,11 @@ import json
 from collections.abc import Mapping
 
 from dtj.api.job import Job, Manifest
-from dtj.api.names import host_name, pod_name
+from dtj.api.names import config_name, host_name
 from dtj.api.spec import ChiefSpec, ParameterServer, ReplicaSpec, Resources
 from dtj.api.validation import TRAINER_CONTAINER, own_program
-from dtj.plan.model import Plan
-from dtj.plan.pods import HIDDEN_GPUS, headless_service, replica_pod
+from dtj.plan.model import Plan, Replica
+from dtj.plan.pods import HIDDEN_GPUS, headless_service, replica_pod, replicas
 from dtj.plan.start import START, config_map
 from dtj_trainer import contract
 
@@ -27,38 +27,33 @@ _GIVE_UP_SILENT = (
     "grpc.keepalive_time_ms=2147483646,"
     f"grpc.keepalive_timeout_ms={contract.TENSORFLOW_SILENCE_SECONDS * 1000}"
 )
+_CLUSTER_FILE = "tf_cluster.json"
 # Those that run a TensorFlow server; the chief and the evaluator are clients.
 _SERVERS = (WORKER, PS)
 
 
 def parameter_server_plan(job: Job) -> Plan:
     """The objects that the job needs now, each replica in the attempt that its status says; it is free of faults."""
-    replicas = {CHIEF: _DEFAULT_CHIEF} | job.spec.replica_specs.given()
-    attempts = job.status.replica_attempts or {}
-    names = {
-        role: [pod_name(job.name, role, index) for index in range(replica.replicas)]
-        for role, replica in replicas.items()
-    }
+    specs = {CHIEF: _DEFAULT_CHIEF} | job.spec.replica_specs.given()
     pods = {
-        role: tuple(
-            _pod(job, replicas, role, index, attempts.get(f"{role}-{index}", 1))
-            for index in range(replica.replicas)
-        )
-        for role, replica in replicas.items()
+        role: replicas(job, role, spec.replicas, 1, job.status.replica_attempts)
+        for role, spec in specs.items()
     }
+    names = {role: [replica.name for replica in of_role] for role, of_role in pods.items()}
     # Variables are lost with any ps, and the chief can't go on without; a chief that failed leaves on the ps what its
     # successor trips over (the closed token queue of a SyncReplicasOptimizer). So all ps and the chief begin together
     # from the newest checkpoint. Workers hold nothing.
     state = frozenset(names[PS] + names[CHIEF])
     return Plan(
         service=headless_service(job),
-        config=config_map(job, {}),
+        config=config_map(job, {_CLUSTER_FILE: tf_cluster(job, specs)}),
         ssh_secret=None,
         # The chief's patience with servers begins when they run, however long a node was waited for.
         stages=(pods[WORKER] + pods[PS], pods[CHIEF] + pods.get(EVALUATOR, ())),
+        pod=lambda replica: _pod(job, specs[replica.role], replica),
         decisive=tuple(names[CHIEF]),
         reporter=names[CHIEF][0],
-        answering=tuple(name for role in names for name in names[role]),
+        answering=frozenset(name for role in names for name in names[role]),
         evaluator=next(iter(names.get(EVALUATOR, ())), None),
         restarts_with={
             name: state if role in (PS, CHIEF) else frozenset({name})
@@ -68,50 +63,56 @@ def parameter_server_plan(job: Job) -> Plan:
     )
 
 
-def tf_config(job: Job, replicas: Mapping[str, ReplicaSpec], role: str, index: int) -> str:
-    """TF_CONFIG of one replica, as JSON."""
+def tf_cluster(job: Job, specs: Mapping[str, ReplicaSpec]) -> str:
+    """The part of TF_CONFIG that all replicas share, as JSON."""
     cluster = {
-        other: [
-            f"{host_name(job.name, job.namespace, other, number)}:{contract.TENSORFLOW_PORT}"
-            for number in range(replica.replicas)
+        role: [
+            f"{host_name(job.name, job.namespace, role, index)}:{contract.TENSORFLOW_PORT}"
+            for index in range(spec.replicas)
         ]
-        for other, replica in replicas.items()
-        if other != EVALUATOR
+        for role, spec in specs.items()
+        if role != EVALUATOR
     }
-    return json.dumps({"cluster": cluster, "task": {"type": role, "index": index}, "environment": "cloud"})
+    return json.dumps(cluster)
 
 
-def _pod(job: Job, replicas: Mapping[str, ReplicaSpec], role: str, index: int, attempt: int) -> Manifest:
-    replica = replicas[role]
+def _tf_config(replica: Replica) -> str:
+    """TF_CONFIG of one replica, in which the kubelet puts the cluster: a pod that held all hosts would make the pods
+    of a job grow with the square of their number, and each change of one is stored whole.
+    """
+    task = json.dumps({"type": replica.role, "index": replica.index})
+    return f'{{"cluster": $({contract.ENV_TF_CLUSTER}), "task": {task}, "environment": "cloud"}}'
+
+
+def _pod(job: Job, spec: ReplicaSpec, replica: Replica) -> Manifest:
     own = job.spec.parameter_server or ParameterServer()
     env = {
         contract.ENV_UPDATES: own.updates.value,
-        contract.ENV_TF_CONFIG: tf_config(job, replicas, role, index),
+        contract.ENV_TF_CONFIG: _tf_config(replica),
         "TF_GRPC_DEFAULT_OPTIONS": _GIVE_UP_SILENT,
     }
-    if not replica.gpus and job.spec.accelerator.resource_name not in replica.resources.limits:
+    if not spec.gpus and job.spec.accelerator.resource_name not in spec.resources.limits:
         env |= HIDDEN_GPUS
     made = replica_pod(
-        job,
-        role,
-        index,
-        replica,
-        attempt=attempt,
-        command=[*START],
-        env=env,
-        extra={"containers": [_container(role)]},
+        job, replica, spec, command=[*START], env=env, extra={"containers": [_container(replica.role)]}
     )
+    cluster = {
+        "name": contract.ENV_TF_CLUSTER,
+        "valueFrom": {"configMapKeyRef": {"name": config_name(job.name), "key": _CLUSTER_FILE}},
+    }
     for container in made["spec"]["containers"]:
         if container["name"] == TRAINER_CONTAINER:
             # Also a role's own program is started by dtj: its artifacts and its end count as the others'.
-            container["command"] = [*START, *_program(job, replica)]
+            container["command"] = [*START, *_program(job, spec)]
             container.pop("args", None)
+            # A variable is put into those after it.
+            container["env"] = [cluster, *container["env"]]
     return made
 
 
-def _program(job: Job, replica: ReplicaSpec) -> list[str]:
+def _program(job: Job, spec: ReplicaSpec) -> list[str]:
     """The words of a role's program; as in a container, a command of its own goes without the job's args."""
-    command, args = own_program(replica)
+    command, args = own_program(spec)
     return [*command, *args] if command else [*job.spec.command, *(args or job.spec.args)]
 
 

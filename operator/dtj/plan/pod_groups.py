@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
 from decimal import Decimal
 
 from dtj.api.job import Job, Manifest
 from dtj.api.quantities import pod_requests, total
 from dtj.plan.merge import merged
-from dtj.plan.model import Plan
+from dtj.plan.model import Plan, Replica
 from dtj.plan.pods import metadata
 
 
@@ -26,25 +25,35 @@ def with_pod_group(
     group_spec: Manifest = {"minMember": least or len(first), **spec}
     if least is None:
         # With what the launcher needs: the workers are not to begin where no room is left for it.
-        needed = [pod for pod in plan.pods if pod["metadata"]["name"] != plan.evaluator]
-        group_spec |= {"minResources": resources} if (resources := _resources(needed)) else {}
+        group_spec |= {"minResources": resources} if (resources := _resources(plan)) else {}
     group = {
         "apiVersion": api_version,
         "kind": "PodGroup",
         "metadata": metadata(job, job.name),
         "spec": group_spec,
     }
-    members = tuple(merged(pod, {"metadata": member}) for pod in first)
-    stages = tuple(tuple(merged(every, pod) for pod in stage) for stage in (members, *plan.stages[1:]))
-    return replace(plan, stages=stages, pod_group=group)
+    members = frozenset(first)
+
+    def pod(replica: Replica) -> Manifest:
+        base = plan.pod(replica)
+        made: Manifest = merged(every, merged(base, {"metadata": member}) if replica in members else base)
+        return made
+
+    return replace(plan, pod=pod, pod_group=group)
 
 
-def _resources(pods: Sequence[Manifest]) -> dict[str, str]:
-    """What pods request together, as quantities; empty where a template has what is none, which the API server
-    refuses.
+def _resources(plan: Plan) -> dict[str, str]:
+    """What the pods but the evaluator request together, as quantities; empty where a template has what is none, which
+    the API server refuses.
     """
+    roles: dict[str, list[Replica]] = {}
+    for replica in plan.replicas:
+        if replica.name != plan.evaluator:
+            roles.setdefault(replica.role, []).append(replica)
     try:
-        amounts = total(pod_requests(pod) for pod in pods)
+        # The pods of a role are alike: one of each is made.
+        requests = ((pod_requests(plan.pod(role[0])), len(role)) for role in roles.values())
+        amounts = total({name: value * count for name, value in each.items()} for each, count in requests)
     except (ValueError, TypeError, AttributeError):
         return {}
     return {name: _quantity(value) for name, value in sorted(amounts.items()) if name != "pods"}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from dtj.api.identity import (
@@ -25,6 +26,7 @@ from dtj.api.validation import (
     WORKSPACE_VOLUME,
 )
 from dtj.plan.merge import merged
+from dtj.plan.model import Replica
 from dtj.plan.nodes import avoids, leaves_lost_nodes
 from dtj_trainer import contract
 
@@ -60,42 +62,49 @@ def headless_service(job: Job) -> Manifest:
     }
 
 
+def replicas(
+    job: Job, role: str, count: int, attempt: int, apart: Mapping[str, int] | None = None
+) -> tuple[Replica, ...]:
+    """The pods of a role, in an attempt. apart: other attempts, by <role>-<index>."""
+    apart = apart or {}
+    return tuple(
+        Replica(pod_name(job.name, role, index), role, index, apart.get(f"{role}-{index}", attempt))
+        for index in range(count)
+    )
+
+
 def replica_pod(
-    job: Job,
-    role: str,
-    index: int,
-    replica: ReplicaSpec,
-    *,
-    attempt: int,
-    command: list[str],
-    env: dict[str, str],
-    extra: Manifest,
+    job: Job, replica: Replica, spec: ReplicaSpec, *, command: list[str], env: dict[str, str], extra: Manifest
 ) -> Manifest:
     """One pod: the common base, then the strategy's `extra` pod spec, then the user's template, each merged over."""
-    labels = {LABEL_ROLE: role, LABEL_INDEX: str(index), LABEL_ATTEMPT: str(attempt)}
+    labels = {
+        LABEL_ROLE: replica.role,
+        LABEL_INDEX: str(replica.index),
+        LABEL_ATTEMPT: str(replica.attempt),
+    }
     base: Manifest = {
         "apiVersion": "v1",
         "kind": "Pod",
-        "metadata": metadata(job, pod_name(job.name, role, index), labels),
+        "metadata": metadata(job, replica.name, labels),
         "spec": {
-            "hostname": pod_name(job.name, role, index),
+            "hostname": replica.name,
             "subdomain": service_name(job.name),
             "restartPolicy": "Never",
             "automountServiceAccountToken": False,
             "enableServiceLinks": False,
             "terminationGracePeriodSeconds": contract.TERMINATION_GRACE_SECONDS,
             "securityContext": pod_security(),
-            "containers": [_container(job, replica, command, _environment(job, role, index, attempt) | env)],
+            "containers": [_container(job, spec, command, _environment(job, replica) | env)],
             "volumes": [
                 {"name": WORKSPACE_VOLUME, "emptyDir": {}},
                 {"name": RUN_VOLUME, "emptyDir": {"medium": "Memory"}},
                 {"name": SHM_VOLUME, "emptyDir": {"medium": "Memory"}},
                 {"name": CONFIG_VOLUME, "configMap": {"name": config_name(job.name)}},
             ],
-            **_placement(job, replica),
+            **_placement(job, spec),
         },
     }
-    pod: Manifest = merged(merged(base, {"spec": extra}), replica.template)
+    pod: Manifest = merged(merged(base, {"spec": extra}), spec.template)
     return avoids(
         leaves_lost_nodes(secured(pod)), job.spec.run_policy.avoided_nodes(job.status.node_failures)
     )
@@ -182,14 +191,14 @@ def artifacts_uri(job: Job) -> str | None:
     return f"{job.spec.artifacts.uri.rstrip('/')}/{job.namespace}/{job.name}-{job.short_uid}"
 
 
-def _environment(job: Job, role: str, index: int, attempt: int) -> dict[str, str]:
+def _environment(job: Job, replica: Replica) -> dict[str, str]:
     env = {
         contract.ENV_JOB: job.name,
         contract.ENV_NAMESPACE: job.namespace,
         contract.ENV_UID: job.uid,
-        contract.ENV_ATTEMPT: str(attempt),
-        contract.ENV_ROLE: role,
-        contract.ENV_INDEX: str(index),
+        contract.ENV_ATTEMPT: str(replica.attempt),
+        contract.ENV_ROLE: replica.role,
+        contract.ENV_INDEX: str(replica.index),
         contract.ENV_STRATEGY: job.spec.strategy.value,
         contract.ENV_PROGRESS_PORT: str(contract.PROGRESS_PORT),
         "PYTHONUNBUFFERED": "1",

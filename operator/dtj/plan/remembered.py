@@ -5,39 +5,46 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from threading import Lock
 from typing import Any
 
 from dtj.api.job import Job
 from dtj.api.status import JobStatus
 from dtj.plan.model import Plan
 
-MOST_PODS = 1000
-"""In all plans that are remembered together; each takes some 10 kB."""
+MOST_REPLICAS = 20_000
+"""In all plans that are remembered together; each takes less than 1 kB."""
 
 
-def remembered(plan: Callable[[Job], Plan], most_pods: int = MOST_PODS) -> Callable[[Job], Plan]:
-    """The same plans, without the work for those of the jobs that were planned last; nobody may change a plan.
+def remembered(plan: Callable[[Job], Plan], most_replicas: int = MOST_REPLICAS) -> Callable[[Job], Plan]:
+    """The same plans, without the work for those of the jobs that were planned last; nobody may change a plan. May be
+    called by several threads.
 
-    Of a job's status a plan gets what is told apart here, and nothing else, so that it can not depend on more.
+    Of a job's status a plan gets what is told apart here, and nothing else, so that it can not depend on more. The
+    last plan is always remembered, whatever its size.
     """
     plans: OrderedDict[str, tuple[Mapping[str, Any], Plan]] = OrderedDict()
-    pods = 0
+    replicas, lock = 0, Lock()
 
     def planned(job: Job) -> Plan:
-        nonlocal pods
+        nonlocal replicas
         status = JobStatus(
-            attempt=job.status.attempt,
+            # No plan tells a job that was not begun from its first attempt.
+            attempt=max(job.status.attempt, 1),
             replica_attempts=job.status.replica_attempts,
             node_failures=job.status.node_failures,
+            ssh_secret=job.status.ssh_secret,
         )
         needed = vars(replace(job, status=status))
-        known = plans.pop(job.uid, None)
+        known = plans.get(job.uid)
         made = known[1] if known and known[0] == needed else plan(replace(job, status=status))
-        plans[job.uid] = (needed, made)
-        pods += len(made.pods) - (len(known[1].pods) if known else 0)
-        while pods > most_pods:
-            _, (_, oldest) = plans.popitem(last=False)
-            pods -= len(oldest.pods)
+        with lock:
+            before = plans.pop(job.uid, None)
+            plans[job.uid] = (needed, made)
+            replicas += len(made.replicas) - (len(before[1].replicas) if before else 0)
+            while replicas > most_replicas and len(plans) > 1:
+                _, (_, oldest) = plans.popitem(last=False)
+                replicas -= len(oldest.replicas)
         return made
 
     return planned

@@ -7,8 +7,9 @@ from dataclasses import dataclass
 
 from dtj.api.job import Job, Manifest
 from dtj.api.spec import CleanPodPolicy, Resume
-from dtj.api.status import ConditionType
-from dtj.plan.model import Plan
+from dtj.api.status import ConditionType, JobStatus
+from dtj.plan.model import Plan, Replica
+from dtj.plan.parameter_server import CHIEF
 from dtj.reconcile.view import Owned
 from dtj.status.cleaning import ends_pods
 from dtj.status.draft import Evaluation
@@ -22,6 +23,13 @@ class Create:
     """Make an object."""
 
     manifest: Manifest
+
+
+@dataclass(frozen=True)
+class CreatePod:
+    """Make a pod of the plan; its manifest is made at that moment."""
+
+    replica: Replica
 
 
 @dataclass(frozen=True)
@@ -102,6 +110,7 @@ class ExpireJob:
 
 Action = (
     Create
+    | CreatePod
     | CreateOwn
     | CreateSshSecret
     | ReplaceData
@@ -132,9 +141,7 @@ def actions(
     if evaluation.status.finished:
         expired = [ExpireJob()] if evaluation.expired else []
         return [*forced, *clean_up(job, evaluation, pods), *_ungrouped(plan), *expired]
-    if plan is None:
-        return forced
-    attempts = plan.attempts
+    attempts = plan.attempts if plan is not None else _stored_attempts(job, evaluation.status, pods)
     keep = job.spec.run_policy.clean_pod_policy is CleanPodPolicy.NONE
     result = forced + [
         DeletePod(pod.name, pod.uid)
@@ -142,35 +149,47 @@ def actions(
         if not pod.deleting
         and (
             pod.attempt < attempts.get(pod.name, evaluation.status.attempt)
-            or (plan.restarts_with is not None and pod.name not in attempts)
+            or (plan is not None and plan.restarts_with is not None and pod.name not in attempts)
             or pod.name in evaluation.end
             or (pod.name in evaluation.done and not pod.ended and not keep)
         )
     ]
+    if plan is None:
+        return result
     if evaluation.status.holds(ConditionType.SUSPENDED):
         result += _ungrouped(plan)
     taken = {pod.name for pod in pods}
     if evaluation.hold:
         wanted = evaluation.still_made - taken
-        return result + [Create(pod) for pod in plan.pods if pod["metadata"]["name"] in wanted]
+        return result + [CreatePod(replica) for replica in plan.replicas if replica.name in wanted]
     if not any(service.name == plan.service["metadata"]["name"] for service in services):
-        # The policy first: a Service that is there says that the policy is, which the operator may not read.
-        if plan.network_policy:
-            result.append(CreateOwn(plan.network_policy))
         result.append(Create(plan.service))
     present = {pod.name: pod for pod in pods if pod.attempt == attempts.get(pod.name)}
     if plan.restarts_with is None and evaluation.status.attempt > 1 and not present:
         result.append(AwaitEarlier(evaluation.status.attempt))
-    result += config_actions(plan, {config.name: config for config in configs}, pods)
     begun = is_begun(evaluation.status, plan.stage_names, present)
     if plan.whole:
         begun = evaluation.status.all_running_time is not None
     if plan.restarts_with is None and begun:
-        return result  # whatever a changed spec asks for besides is for the next attempt
-    due = [Create(pod) for pod in _due(plan, present, job) if pod["metadata"]["name"] not in taken]
+        # Whatever a changed spec asks for besides is for the next attempt.
+        return result + config_actions(plan, {config.name: config for config in configs}, pods)
+    due = [CreatePod(replica) for replica in _due(plan, present, job) if replica.name not in taken]
+    if due and not any(pod.attempt == evaluation.status.attempt for pod in pods):
+        # Once an attempt: the operator may read neither, and somebody may have deleted them.
+        result += [CreateOwn(plan.network_policy)] if plan.network_policy else []
+        result += [CreateSshSecret()] if plan.ssh_secret else []
+    result += config_actions(plan, {config.name: config for config in configs}, pods)
     if due and plan.pod_group is not None:
         result.append(EnsurePodGroup(plan.pod_group))
     return result + due
+
+
+def _stored_attempts(job: Job, status: JobStatus, pods: Sequence[PodView]) -> dict[str, int]:
+    """In which attempt each pod is to be, of a job that can't be planned any more."""
+    if status.replica_attempts is None and not any(pod.role == CHIEF for pod in pods):
+        return {pod.name: status.attempt for pod in pods}
+    known = status.replica_attempts or {}
+    return {pod.name: known.get(pod.name.removeprefix(f"{job.name}-"), 1) for pod in pods}
 
 
 def _ungrouped(plan: Plan | None) -> list[Action]:
@@ -198,21 +217,19 @@ def config_actions(plan: Plan, configs: Mapping[str, Owned], pods: Sequence[PodV
     """Make the ConfigMap, or bring it to what the plan says."""
     known = configs.get(plan.config["metadata"]["name"])
     if known is None:
-        # The Secret first: a ConfigMap that is there says that the Secret is, which the operator may not read.
-        return [CreateSshSecret(), Create(plan.config)] if plan.ssh_secret else [Create(plan.config)]
+        return [Create(plan.config)]
     # Pods that run keep what they were started with: a changed spec holds from the next attempt on.
     return [ReplaceData(plan.config)] if known.data != plan.config["data"] and not pods else []
 
 
-def _due(plan: Plan, pods: Mapping[str, PodView], job: Job) -> list[Manifest]:
+def _due(plan: Plan, pods: Mapping[str, PodView], job: Job) -> list[Replica]:
     """Pods of the first stage that is not complete and there."""
     at_once = plan.waits_itself and not may_restore(job)
     for stage in plan.stages:
-        names = [pod["metadata"]["name"] for pod in stage]
-        absent = [pod for pod in stage if pod["metadata"]["name"] not in pods]
+        absent = [replica for replica in stage if replica.name not in pods]
         if absent:
             return absent
-        if not all(_there(pods[name], at_once) for name in names):
+        if not all(_there(pods[replica.name], at_once) for replica in stage):
             return []
     return []
 

@@ -15,7 +15,7 @@ from dtj.reconcile.view import Key, View
 _log = logging.getLogger(__name__)
 # Every job that has not ended is looked at this often, whatever was missed.
 _RESYNC_SECONDS = 300.0
-# A key that waits, or a pass that takes, longer than this means that the operator is stuck.
+# A key that waits, or a pass without an answer to a request, longer than this means that the operator is stuck.
 STUCK_SECONDS = 120.0
 _CONFLICT = 409
 
@@ -79,7 +79,7 @@ class Controller:
                 await self._pass(key)
             finally:
                 self._passing.discard(task)
-                self.queue.done(key)
+                self.queue.done(key, self._reconciler.rest(key))
 
     async def _pass(self, key: Key) -> None:
         begin = time.perf_counter()

@@ -5,7 +5,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from datetime import datetime, timedelta
 
-from dtj.reconcile.actions import Action, AwaitEarlier, Create, CreateOwn, CreateSshSecret, DeletePod
+from dtj.reconcile.actions import (
+    Action,
+    AwaitEarlier,
+    Create,
+    CreateOwn,
+    CreatePod,
+    CreateSshSecret,
+    DeletePod,
+)
 
 # A cache that is further behind costs requests that change nothing; an object that went before the cache showed it
 # is missed for so long.
@@ -38,6 +46,8 @@ class Lately:
 
 def _key(action: Action) -> _Key | None:
     match action:
+        case CreatePod(replica):
+            return "create", "Pod", replica.name
         case Create(manifest) | CreateOwn(manifest):
             return "create", manifest["kind"], manifest["metadata"]["name"]
         case CreateSshSecret():

@@ -106,12 +106,18 @@ class WorkQueue:
         """Seconds that a key in a worker's hands had waited for one."""
         return self._waited[key]
 
-    def done(self, key: Key) -> None:
-        """The worker has finished with the key."""
+    def moved(self, key: Key) -> None:
+        """The worker that has the key makes headway."""
+        if key in self._busy:
+            self._busy[key] = self._clock()
+
+    def done(self, key: Key, rest: float = 0.0) -> None:
+        """The worker has finished with the key. rest: seconds for which no worker gets it, if more than of others."""
         del self._busy[key], self._waited[key]
-        if self._rest:
+        rest = max(rest, self._rest)
+        if rest:
             self._resting.add(key)
-            asyncio.get_running_loop().call_later(self._rest, self._rested, key)
+            asyncio.get_running_loop().call_later(rest, self._rested, key)
         else:
             self._rested(key)
 
@@ -125,7 +131,7 @@ class WorkQueue:
         return len(self._ready)
 
     def oldest(self) -> float:
-        """Seconds that the key in longest hands, or longest waiting, has been so."""
+        """Seconds that a key has waited, or been in hands that made no headway, at most."""
         now = self._clock()
         return max(
             (now - since for times in (self._since, self._busy) for since in times.values()), default=0.0

@@ -6,16 +6,21 @@ next one: what counts (attempt, restarts, the end) is stored first, and every ac
 
 from __future__ import annotations
 
+import asyncio
 import logging
-from collections.abc import Callable, Collection, Mapping, Sequence
+import time
+from collections.abc import Callable, Mapping, Sequence, Set
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
-from typing import Any
+from functools import partial
+from itertools import groupby
+from secrets import token_hex
+from typing import Any, TypeVar
 
-from dtj.api.checking import check
 from dtj.api.job import Fault, Job, Manifest, read_status
 from dtj.api.managed_by import other_manager_of
-from dtj.api.spec import JobSpec, ReplicaSpecs, Strategy
+from dtj.api.names import ssh_secret_name
 from dtj.api.status import ConditionType, JobStatus, Phase
 from dtj.cluster.port import ApiError, Cluster
 from dtj.plan.horovod import ssh_secret
@@ -27,6 +32,7 @@ from dtj.reconcile.actions import (
     Create,
     CreateMpiJob,
     CreateOwn,
+    CreatePod,
     CreateSshSecret,
     DeleteMpiJob,
     DeletePod,
@@ -35,24 +41,23 @@ from dtj.reconcile.actions import (
     ExpireJob,
     ForceDeletePod,
     ReplaceData,
-    actions,
 )
-from dtj.reconcile.delegation import check_served, delegated_actions, find_mpijob, look_again
-from dtj.reconcile.expectation import expectation
+from dtj.reconcile.decision import Snapshot, decide, looked_at, read
+from dtj.reconcile.delegation import check_served, find_mpijob
 from dtj.reconcile.lately import Lately
 from dtj.reconcile.metrics import Metrics
 from dtj.reconcile.patch import merge_patch
 from dtj.reconcile.pod_groups import delete_pod_group, ensure_pod_group, not_queued
 from dtj.reconcile.progress import ProgressPoller
-from dtj.reconcile.refusal import Refused, make, refuse
+from dtj.reconcile.refusal import Refused, Unmade, make, refuse
+from dtj.reconcile.slow_start import MOST_AT_ONCE, slow_start
 from dtj.reconcile.ssh_keys import new_key_pair
 from dtj.reconcile.telling import Untold
-from dtj.reconcile.tensorboard import keep, told
+from dtj.reconcile.tensorboard import keep
 from dtj.reconcile.unseen import Unseen, await_earlier, misses_one
 from dtj.reconcile.view import Key, Owned, OwnedDeployment, View
 from dtj.status.counts import only_counts
 from dtj.status.draft import Evaluation
-from dtj.status.evaluate import evaluate
 from dtj.status.events import Happening, happenings
 from dtj.status.mpijob import not_taken_up, view_mpijob
 from dtj.status.observed import Observed
@@ -65,9 +70,17 @@ _log = logging.getLogger(__name__)
 _REFUSED_SECONDS = 10.0
 # The answer to an object that has not the form of its schema.
 _INVALID = 422
+_CONFLICT = 409
 _CONDITIONS = frozenset(kind.value for kind in ConditionType)
 # How soon a cache that is behind is looked at again, should no event come.
 _BEHIND_SECONDS = 1.0
+# A job of more pods is planned and evaluated in a thread: the event loop goes on.
+_LARGE = 200
+# A pass makes and deletes so many pods at most: the other jobs get their turn before the next pass goes on.
+_MOST_ACTIONS = 500
+# A pass over a job waits so many times as long as the last one took of a processor: a tenth of one for each job.
+_REST = 9.0
+T = TypeVar("T")
 
 
 @dataclass
@@ -75,6 +88,15 @@ class _Memory:
     """What the operator remembers of a job; it is right without it too, only slower to say why."""
 
     uid: str = ""
+    read: tuple[object, Job, list[Fault]] | None = None
+    """What the job and its faults were read from, without its status, and both."""
+    cost: float = 0.0
+    """Seconds of processor time of the last pass."""
+    ssh_secret: str | None = None
+    """Name of the Secret with its ssh key, before the status has it."""
+    ssh_secret_made: bool = False
+    unmade: bool = False
+    """Whether the API server could not make an object in the last pass."""
     refusal: tuple[str, str] | None = None
     invalid: list[Fault] = field(default_factory=list)
     version: str = ""
@@ -114,10 +136,14 @@ class Reconciler:
         clock: Callable[[], datetime],
         plan: Callable[[Job], Plan] = plan_job,
         counts_after: float = 0.0,
+        moves: Callable[[Key], None] = lambda _: None,
+        at_once: int = MOST_AT_ONCE,
     ) -> None:
         """plan: what a job without faults needs; another place than a cluster plans otherwise.
         counts_after: seconds after a write of its status for which it waits to be written again where only its pods
         are further: several of them come together.
+        moves: told the job of each request that was answered: a pass over a large job may take long.
+        at_once: pods of a job that are made, or told to end, at a time.
         """
         self._plan = plan
         self._counts_after = timedelta(seconds=counts_after)
@@ -126,6 +152,8 @@ class Reconciler:
         self._progress = progress
         self._metrics = metrics
         self._clock = clock
+        self._moves = moves
+        self._at_once = at_once
         self._memory: dict[Key, _Memory] = {}
 
     async def reconcile(self, key: Key) -> float | None:
@@ -145,6 +173,11 @@ class Reconciler:
         again = await self._reconcile(key, manifest)
         untold = self._memory[key].untold.due_in(self._clock())
         return min((seconds for seconds in (strays, again, untold) if seconds is not None), default=None)
+
+    def rest(self, key: Key) -> float:
+        """Seconds for which a job is to be left alone after its last pass."""
+        memory = self._memory.get(key)
+        return _REST * memory.cost if memory else 0.0
 
     def is_echo(self, key: Key, version: str) -> bool:
         """Whether this version of a job is what its last pass wrote, and says nothing that calls for another pass."""
@@ -173,10 +206,19 @@ class Reconciler:
         else:
             memory.overtaken.clear()
         memory.version = manifest["metadata"]["resourceVersion"]
-        job, wrong = _read(dict(manifest))
-        plan = None if wrong else self._plan(job)
-        now = self._clock()
+        begun = time.thread_time()
+        job, wrong = _read(memory, manifest)
         pods = [pod.view for pod in self._view.pods(key) if pod.owner == job.uid]
+        memory.cost = time.thread_time() - begun
+        plan = None if wrong else await self._aside(memory, job, pods, partial(self._plan, job))
+        # The Secret of a job with pods got its name before.
+        names_secret = bool(plan and plan.ssh_secret and job.status.ssh_secret is None and not pods)
+        if names_secret:
+            memory.ssh_secret = memory.ssh_secret or ssh_secret_name(job.name, token_hex(4))
+            named = job.status.model_copy(update={"ssh_secret": memory.ssh_secret})
+            job = replace(job, status=named)
+            plan = await self._aside(memory, job, pods, partial(self._plan, job))
+        now = self._clock()
         self._learn_of_last_write(job, memory, pods, now)
         # What is stored, should this pass break off.
         self._metrics.see(key, job, job.status, pods)
@@ -187,7 +229,7 @@ class Reconciler:
         observed = Observed(
             pods=pods,
             refusal=memory.refusal or not_taken_up(delegate, now),
-            invalid=memory.invalid,
+            invalid=tuple(memory.invalid),
             progress=report.progress if report else None,
             artifacts=report.artifacts if report else None,
             bottleneck=report.bottleneck if report else None,
@@ -196,27 +238,32 @@ class Reconciler:
             program_ended=report is not None and report.program_ended,
             mpijob=delegate,
         )
-        expected = expectation(job, plan, pods) if plan else None
-        evaluation = evaluate(job, expected, wrong, observed, now)
-        boards = [d for d in self._view.deployments(key) if d.owner == job.uid]
-        if plan:
-            shown = told(job, plan, boards, memory.no_tensorboard)
-            status = evaluation.status.model_copy(update={"tensorboard": shown})
-            evaluation = replace(evaluation, status=status)
+        seen = Snapshot(
+            observed=observed,
+            services=[s for s in self._view.services(key) if s.owner == job.uid],
+            configs=[c for c in self._view.configs(key) if c.owner == job.uid],
+            boards=[d for d in self._view.deployments(key) if d.owner == job.uid],
+            mpijob=mpijob,
+            no_tensorboard=memory.no_tensorboard,
+            now=now,
+        )
+        decision = await self._aside(memory, job, pods, partial(decide, job, plan, wrong, seen))
+        evaluation, todo = decision.evaluation, decision.todo
         if (
             plan
             and evaluation.status.attempt > max(job.status.attempt, 1)
             and await misses_one(self._cluster, job, plan, {pod.name for pod in pods})
         ):
             return _BEHIND_SECONDS
-        services = [s for s in self._view.services(key) if s.owner == job.uid]
-        configs = [c for c in self._view.configs(key) if c.owner == job.uid]
-        if plan and plan.mpijob:
-            evaluation = _looked_at(evaluation, look_again(evaluation.status, mpijob, now))
-            todo = delegated_actions(job, plan, evaluation, mpijob, pods, configs, now)
-        else:
-            todo = actions(job, plan, evaluation, pods, services, configs)
         todo = memory.lately.without(todo, now)
+        if names_secret:
+            if await self._make_ssh_secret(job, memory, todo):
+                todo = [action for action in todo if not isinstance(action, CreateSshSecret)]
+            else:
+                unnamed = evaluation.status.model_copy(update={"ssh_secret": None})
+                evaluation = replace(evaluation, status=unnamed)
+                # No pod is made that needs a Secret of which the status does not tell.
+                todo = [action for action in todo if not isinstance(action, (CreatePod, Create))]
         soon = self._write_soon(job, plan, memory, evaluation.status, todo, now)
         stored = None if soon else await self._write(key, job, manifest, memory, evaluation.status, now)
         if stored is not None:
@@ -230,11 +277,11 @@ class Reconciler:
         self._ask_for_stacks(plan, observed, memory, evaluation.stalled_since)
         if evaluation.status.attempt != max(job.status.attempt, 1):
             return 0.0  # the plan of the new attempt is made in a pass of its own
-        evaluation = _looked_at(evaluation, soon, memory.lately.due_in(now))
-        again = await self._act(job, memory, todo, evaluation)
+        evaluation = looked_at(evaluation, soon, memory.lately.due_in(now))
+        again = await self._act(key, job, plan, memory, todo, evaluation)
         if plan is None:
             return again
-        return await self._keep_tensorboard(job, plan, memory, services, boards, again)
+        return await self._keep_tensorboard(job, plan, memory, seen.services, seen.boards, again)
 
     async def _keep_tensorboard(
         self,
@@ -258,18 +305,72 @@ class Reconciler:
                 return again
         return _REFUSED_SECONDS if again is None else min(again, _REFUSED_SECONDS)
 
+    async def _aside(
+        self,
+        memory: _Memory,
+        job: Job,
+        pods: Sequence[PodView],
+        do: Callable[[], T],
+    ) -> T:
+        """Do it, in a thread where the job is large, and count what it cost. What it reads never changes."""
+
+        def timed() -> tuple[T, float]:
+            begun = time.thread_time()
+            return do(), time.thread_time() - begun
+
+        wanted = sum(replica.replicas for replica in job.spec.replica_specs.given().values())
+        result, cost = await asyncio.to_thread(timed) if max(wanted, len(pods)) > _LARGE else timed()
+        memory.cost += cost
+        return result
+
+    async def _make_ssh_secret(self, job: Job, memory: _Memory, todo: Sequence[Action]) -> bool:
+        """Make the Secret whose name the status is about to tell, if the Secret is to be made now.
+
+        Before the status: nobody can know the name of a Secret that is not there, and make it with a key of his own.
+        """
+        if memory.ssh_secret_made or not any(isinstance(action, CreateSshSecret) for action in todo):
+            return memory.ssh_secret_made
+        manifest = ssh_secret(job, *new_key_pair())
+        try:
+            await self._cluster.create(manifest)
+        except ApiError as error:
+            if error.status == _CONFLICT:
+                memory.ssh_secret = None  # somebody has that name: the next pass takes another one
+                raise
+            with suppress(Refused, Unmade):  # the action meets the same, and tells
+                refuse(error, manifest)
+            return False
+        memory.ssh_secret_made = True
+        return True
+
     async def _act(
-        self, job: Job, memory: _Memory, todo: list[Action], evaluation: Evaluation
+        self,
+        key: Key,
+        job: Job,
+        plan: Plan | None,
+        memory: _Memory,
+        todo: list[Action],
+        evaluation: Evaluation,
     ) -> float | None:
         before = memory.refusal, list(memory.invalid)
         memory.refusal, memory.invalid = None, []
+        unmade, memory.unmade = memory.unmade, False
+
+        async def carry_out(action: Action) -> None:
+            await self._carry_out(job, plan, memory, action)
+            memory.lately.add(action, self._clock())
+            self._moves(key)
+
         try:
-            for action in todo:
-                await self._carry_out(job, memory, action)
-                memory.lately.add(action, self._clock())
+            for parallel, some in groupby(todo[:_MOST_ACTIONS], _is_of_a_pod):
+                await slow_start(carry_out, list(some), self._at_once if parallel else 1)
         except Unseen as unseen:
             _log.info("%s/%s: %s", job.namespace, job.name, unseen)
-            evaluation = _looked_at(evaluation, _BEHIND_SECONDS)
+            evaluation = looked_at(evaluation, _BEHIND_SECONDS)
+        except Unmade as error:
+            memory.unmade = True
+            memory.refusal = error.obstacle if unmade else None
+            raise
         except Refused as refused:
             _log.info("%s/%s: %s", job.namespace, job.name, refused)
             if refused.invalid:
@@ -281,9 +382,9 @@ class Reconciler:
             return 0.0 if memory.refusal is None or before[0] is None else 1.0
         if memory.refusal is not None:
             return min(_REFUSED_SECONDS, evaluation.look_again or _REFUSED_SECONDS)
-        return evaluation.look_again
+        return 0.0 if todo[_MOST_ACTIONS:] else evaluation.look_again
 
-    async def _carry_out(self, job: Job, memory: _Memory, action: Action) -> None:
+    async def _carry_out(self, job: Job, plan: Plan | None, memory: _Memory, action: Action) -> None:
         match action:
             case ExpireJob():
                 # At this version only: somebody may just have asked for it to stay.
@@ -297,7 +398,10 @@ class Reconciler:
                 await memory.untold.tell(self._cluster, now)
                 await self._cluster.delete_pod(job.namespace, name, uid, force=True)
             case Create(manifest):
-                made = await make(self._cluster, job, manifest)
+                await make(self._cluster, job, manifest)
+            case CreatePod(replica):
+                assert plan is not None
+                made = await make(self._cluster, job, plan.pod(replica))
                 if made is not None and (unqueued := not_queued(job, made)) is not None:
                     memory.untold.add(job, unqueued, self._clock())
             case AwaitEarlier(attempt):
@@ -316,6 +420,7 @@ class Reconciler:
                 await self._cluster.delete_tree(manifest)
             case CreateSshSecret():
                 await self._create_own(ssh_secret(job, *new_key_pair()))
+                memory.ssh_secret_made = True
             case CreateOwn(manifest):
                 await self._create_own(manifest)
             case ReplaceData(manifest):
@@ -345,7 +450,7 @@ class Reconciler:
         """
         if plan is None or plan.whole or memory.written_at is None:
             return None
-        if not all(isinstance(action, Create) for action in todo):
+        if not all(isinstance(action, (Create, CreatePod)) for action in todo):
             return None
         left = (memory.written_at + self._counts_after - now).total_seconds()
         return left if left > 0 and only_counts(job.status, status) and job.status != status else None
@@ -422,7 +527,7 @@ class Reconciler:
             return
         # A job is called stalled by what is known of it.
         closely = job.spec.run_policy.stall_timeout_seconds is not None
-        self._progress.follow(key, _addresses(observed, (plan.reporter, plan.evaluator)), closely=closely)
+        self._progress.follow(key, _addresses(observed, {plan.reporter, plan.evaluator}), closely=closely)
 
     def _ask_for_stacks(
         self, plan: Plan | None, observed: Observed, memory: _Memory, since: str | None
@@ -437,12 +542,6 @@ class Reconciler:
         self._memory.pop(key, None)
         self._metrics.jobs.forget(key)
         self._progress.leave(key)
-
-
-def _looked_at(evaluation: Evaluation, *seconds: float | None) -> Evaluation:
-    """The same, to be looked at again as soon as any of these says, too."""
-    waits = [wait for wait in (evaluation.look_again, *seconds) if wait is not None]
-    return replace(evaluation, look_again=min(waits, default=None))
 
 
 def _status_patch(manifest: Mapping[str, Any], status: JobStatus) -> Manifest:
@@ -461,19 +560,21 @@ def _only_figures(old: JobStatus, new: JobStatus) -> bool:
     return old.model_copy(update={"progress": new.progress, "artifacts": new.artifacts}) == new
 
 
-def _addresses(observed: Observed, names: Collection[str | None]) -> dict[str, str]:
+def _addresses(observed: Observed, names: Set[str | None]) -> dict[str, str]:
     """The addresses of those pods that run, by name."""
     return {pod.name: pod.ip for pod in observed.pods if pod.name in names and pod.running and pod.ip}
 
 
-def _read(manifest: Manifest) -> tuple[Job, list[Fault]]:
-    """The job and its faults; one that has not even the resource's form is read without its spec."""
-    job, wrong = check(manifest)
-    if job is None:
-        metadata = manifest["metadata"]
-        status = read_status(manifest.get("status") or {})
-        empty = JobSpec(strategy=Strategy.HOROVOD, image="unknown", replica_specs=ReplicaSpecs())
-        job = Job(
-            metadata["name"], metadata["namespace"], metadata["uid"], metadata["generation"], empty, status
-        )
-    return job, wrong
+def _read(memory: _Memory, manifest: Mapping[str, Any]) -> tuple[Job, list[Fault]]:
+    """The job and its faults. A spec is read once: it changes with its generation alone."""
+    metadata = manifest["metadata"]
+    source = metadata["generation"], metadata.get("labels"), metadata.get("annotations")
+    if memory.read is None or memory.read[0] != source:
+        memory.read = source, *read(dict(manifest))
+    _, job, wrong = memory.read
+    return replace(job, status=read_status(manifest.get("status") or {})), wrong
+
+
+def _is_of_a_pod(action: Action) -> bool:
+    """Whether it may be done for many pods at a time, in whichever order."""
+    return isinstance(action, (CreatePod, DeletePod))

@@ -9,6 +9,8 @@ from dtj.api.job import Job, Manifest
 from dtj.cluster.port import ApiError, Cluster
 from dtj.reconcile.view import controller_uid
 
+_TOO_LARGE, _SERVER_ERROR = 413, 500
+
 
 class Refused(Exception):
     """The API server does not take an object of the plan, for now or for ever."""
@@ -36,6 +38,17 @@ class Refused(Exception):
         return reason, f"{self.what} can't be made: {self.why}"
 
 
+class Unmade(ApiError):
+    """The API server could not make an object of the plan. The pass is repeated; when it meets the same again, the
+    status tells: a webhook of the cluster that does not answer may stay so for ever.
+    """
+
+    def __init__(self, error: ApiError, manifest: Manifest) -> None:
+        super().__init__(error.status, error.reason, error.message, error.retry_after)
+        what = f"{manifest['kind']} {manifest['metadata']['name']}"
+        self.obstacle = "ApiServerError", f"{what} can't be made, the API server answers {error}"
+
+
 def refuse(error: ApiError, manifest: Manifest) -> None:
     """Tell a refusal, which the status shows, from trouble that a repeated pass gets over."""
     if error.status == 403 and "not found" in error.message and "serviceaccount" in error.message:
@@ -44,6 +57,8 @@ def refuse(error: ApiError, manifest: Manifest) -> None:
         return  # the namespace goes, and the job with it
     if error.status in (400, 403, 422):
         raise Refused(error, manifest) from None
+    if error.status == _TOO_LARGE or error.status >= _SERVER_ERROR:
+        raise Unmade(error, manifest) from None
     raise error
 
 

@@ -1,16 +1,17 @@
-"""Pods that the cache misses: that one is not in a cache proves nothing, so the API server is asked.
+"""Pods that the cache misses: that one is not in a cache proves nothing, so the API server is asked for a list.
 
-Each restart costs such a question or two, a job that nothing disturbs none.
+Each restart costs such a list or two, however many pods the job has; a job that nothing disturbs costs none.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Set
 
 from dtj.api.job import Job
 from dtj.cluster.port import Cluster
 from dtj.plan.model import Plan
 from dtj.reconcile.view import job_uid
+from dtj.status.overdue import some
 from dtj.status.pods import view_pod
 
 
@@ -18,18 +19,20 @@ class Unseen(Exception):
     """A pod is there that the cache misses and that stands in the way."""
 
 
-async def misses_one(cluster: Cluster, job: Job, plan: Plan, seen: Collection[str]) -> bool:
+async def misses_one(cluster: Cluster, job: Job, plan: Plan, seen: Set[str]) -> bool:
     """Whether a pod of the plan is there, not among those seen: no attempt is given up for what only looks lost.
 
     So after another operator's status was seen before its pods were.
     """
-    for manifest in plan.pods:
-        if manifest["metadata"]["name"] in seen:
-            continue
-        there = await cluster.get(manifest)
-        if there and job_uid(there) == job.uid and not there["metadata"].get("deletionTimestamp"):
-            return True
-    return False
+    absent = plan.attempts.keys() - seen
+    if not absent:
+        return False
+    return any(
+        pod["metadata"]["name"] in absent
+        and job_uid(pod) == job.uid
+        and not pod["metadata"].get("deletionTimestamp")
+        for pod in await cluster.pods_of(job.namespace, job.name)
+    )
 
 
 async def await_earlier(cluster: Cluster, job: Job, attempt: int) -> None:
@@ -42,4 +45,4 @@ async def await_earlier(cluster: Cluster, job: Job, attempt: int) -> None:
     ]
     names = sorted(pod.name for pod in pods if pod.attempt < attempt)
     if names:
-        raise Unseen(f"attempt {attempt} waits for {', '.join(names)} of an attempt before, not seen so far")
+        raise Unseen(f"attempt {attempt} waits for {some(names)} of an attempt before, not seen so far")

@@ -70,16 +70,31 @@ def _evaluate(
     start = old.start_time or written_time(now)
     draft.values |= {"attempt": attempt, "start_time": start}
     draft.set(ConditionType.CREATED, True, "JobCreated", "the operator has taken the job up")
-    if faults and not observed.invalid and (observed.pods or old.holds(ConditionType.SUSPENDED)):
-        # An edit of a job that runs, or is to go on: nothing is done until the spec is mended.
+    if faults and not observed.invalid and _is_taken_up(old, observed):
+        # An edit of a job that runs, or a rule of a newer operator: no pod is made until the spec is mended.
         draft.set(ConditionType.CREATED, True, "SpecInvalid", "; ".join(map(str, faults)))
-        return Evaluation(draft.status(start_time=old.start_time), hold=True)
+        suspends = job.spec.run_policy.suspend or is_suspending(old)
+        if expected is None or not (observed.pods or suspends):
+            return Evaluation(draft.status(start_time=old.start_time), hold=True)
+        return replace(_of_pods(job, expected, observed, draft), hold=True, still_made=frozenset())
     if observed.invalid and expected and expected.restarts_with and old.all_running_time:
         # Only a replica that was to start again can't be made; the others go on.
         draft.set(ConditionType.CREATED, True, "SpecInvalid", "; ".join(map(str, observed.invalid)))
     elif faults or observed.invalid or expected is None:
         return Evaluation(_invalid(draft, [*faults, *observed.invalid]))
+    return _of_pods(job, expected, observed, draft)
 
+
+def _is_taken_up(old: JobStatus, observed: Observed) -> bool:
+    """Whether pods of the job are there or were, or it is suspended: it then waits for a spec that can be planned."""
+    began = old.all_running_time is not None or old.attempt > 1
+    return bool(observed.pods) or began or old.holds(ConditionType.SUSPENDED)
+
+
+def _of_pods(job: Job, expected: Expected, observed: Observed, draft: Draft) -> Evaluation:
+    """What the pods come to."""
+    old, now = job.status, draft.now
+    attempt, start = max(old.attempt, 1), old.start_time or written_time(now)
     pods = present(expected, observed.pods, attempt)
     named = {pod.name: pod for pod in pods}
     draft.values["replica_statuses"] = replica_statuses(expected, pods)
@@ -153,7 +168,7 @@ def _lost(
     loss: Loss,
     expected: Expected,
     pods: Sequence[PodView],
-    gone: Sequence[str],
+    gone: Collection[str],
 ) -> Evaluation:
     """Count a loss: what has to starts again, or the job has failed."""
     limit = draft.job.spec.run_policy.backoff_limit

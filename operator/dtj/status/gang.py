@@ -32,7 +32,7 @@ def group_wait(
             f"waits for quota in queue {expected.queue}: "
             f"Kueue holds the pods of attempt {max(expected.attempts.values())} until it admits all of them"
         )
-    unplaced = any(pod.name in expected.stages[0] and not pod.scheduled for pod in pods)
+    unplaced = any(pod.name in expected.first and not pod.scheduled for pod in pods)
     if expected.gang in (Gang.NONE, Gang.KUEUE) or not unplaced:
         return why
     queue = f", queue {expected.queue}" if expected.queue else ""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 from dtj.api.job import Fault
 from dtj.api.scheduling import Gang
@@ -43,10 +44,15 @@ class Expected:
     whole: bool = False
     """They are one group from the start: none of them is made again alone."""
 
-    @property
-    def needed(self) -> list[str]:
+    @cached_property
+    def needed(self) -> frozenset[str]:
         """Names of the pods without which the job does not run."""
-        return [name for stage in self.stages for name in stage if name != self.evaluator]
+        return frozenset(name for stage in self.stages for name in stage if name != self.evaluator)
+
+    @cached_property
+    def first(self) -> frozenset[str]:
+        """Names of the pods of the first stage."""
+        return frozenset(self.stages[0])
 
 
 @dataclass(frozen=True)

@@ -18,6 +18,9 @@ FORCE_SLACK_SECONDS = 30.0
 covers a clock of the API server, which writes the time, that differs from the operator's."""
 
 
+_MOST_NAMES = 8
+
+
 def force_in(pod: PodView, now: datetime) -> float | None:
     """Seconds until the pod is to be taken away by force; None: it is not told to end, or force is of no more use,
     as for one that a finalizer holds.
@@ -58,7 +61,14 @@ def told_overdue(pod: PodView) -> str:
 
 def told_ending(pods: Iterable[PodView]) -> str:
     """The pods for whose end a job waits, in words."""
-    return ", ".join(
-        f"{pod.name} (node {pod.node} does not answer)" if pod.silent else pod.name
-        for pod in sorted(pods, key=lambda pod: pod.name)
+    # Those whose node is silent first: a person can do something about them.
+    ordered = sorted(pods, key=lambda pod: (not pod.silent, pod.name))
+    return some(
+        [f"{pod.name} (node {pod.node} does not answer)" if pod.silent else pod.name for pod in ordered]
     )
+
+
+def some(names: Sequence[str]) -> str:
+    """The first names, and how many more there are."""
+    more = f" and {len(names) - _MOST_NAMES} more" if names[_MOST_NAMES:] else ""
+    return ", ".join(names[:_MOST_NAMES]) + more

@@ -18,14 +18,13 @@ from dtj.status.failure import (
     is_lost,
 )
 from dtj.status.observed import Expected
+from dtj.status.overdue import some
 from dtj.status.pods import PodView
 from dtj.status.times import read_time, seconds_since
 
 FOLLOWS_SECONDS = 180.0
 """After all ran again: how long a chief may stand still for a replica that it had lost. dtj_trainer's ends after
 120 s without a step."""
-
-_MOST_NAMES = 4
 
 
 def vanished(job: Job, expected: Expected, pods: Sequence[PodView]) -> list[str]:
@@ -156,7 +155,8 @@ def start_again(expected: Expected, pods: Sequence[PodView], gone: Collection[st
     """Names of the pods that start again after the loss of those in `pods` that are lost and of those `gone`."""
     groups = expected.restarts_with or {}
     lost = {pod.name for pod in pods if is_lost(pod)} | {*gone}
-    again: set[str] = set().union(*(groups.get(name, ()) for name in lost))
+    # Groups are shared by their members: a set of them has each once.
+    again: set[str] = set().union(*{groups[name] for name in lost & groups.keys()})
     # What is not there yet is made for the new attempt.
     again |= groups.keys() - {pod.name for pod in pods}
     if not again.isdisjoint(expected.decisive):
@@ -180,11 +180,7 @@ def told_again(names: Collection[str], of: int) -> str:
     """The same in words."""
     if len(names) == of:
         return "all start again from the newest checkpoint"
-    shown = sorted(names)
-    some = ", ".join(shown[:_MOST_NAMES]) + (
-        f" and {len(shown) - _MOST_NAMES} more" if shown[_MOST_NAMES:] else ""
-    )
-    return f"{some} {'starts' if len(shown) == 1 else 'start'} again, the others go on"
+    return f"{some(sorted(names))} {'starts' if len(names) == 1 else 'start'} again, the others go on"
 
 
 def _role(name: str) -> str:

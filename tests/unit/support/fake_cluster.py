@@ -320,6 +320,8 @@ class FakeView:
     def __init__(self, cluster: FakeCluster) -> None:
         self._cluster = cluster
         self._objects: dict[Name, Manifest] = {}
+        self._pods: dict[Name, OwnedPod] = {}
+        """Those that were read since they changed last, as the operator's cache reads each change once."""
         self._seen: dict[str, int] = {}
 
     def deliver(
@@ -353,10 +355,12 @@ class FakeView:
         """List everything anew. ghosts: what went meanwhile is not noticed, as by kopf."""
         known = self._objects if ghosts else {}
         self._objects = known | copied(self._cluster.objects)
+        self._pods.clear()
         for kind in WATCHED:
             self._seen[kind] = sum(name[0] == kind for name, _ in self._cluster.log)
 
     def _apply(self, name: Name, manifest: Manifest | None) -> None:
+        self._pods.pop(name, None)
         if manifest is None:
             self._objects.pop(name, None)
         else:
@@ -377,7 +381,12 @@ class FakeView:
         ]
 
     def pods(self, key: Key) -> Sequence[OwnedPod]:
-        return [OwnedPod(job_uid(pod), view_pod(pod)) for pod in self._children("Pod", key)]
+        return [self._pod(_name(pod), pod) for pod in self._children("Pod", key)]
+
+    def _pod(self, name: Name, pod: Manifest) -> OwnedPod:
+        if name not in self._pods:
+            self._pods[name] = OwnedPod(job_uid(pod), view_pod(pod))
+        return self._pods[name]
 
     def services(self, key: Key) -> Sequence[Owned]:
         return [Owned(s["metadata"]["name"], controller_uid(s)) for s in self._children("Service", key)]

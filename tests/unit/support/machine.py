@@ -38,6 +38,8 @@ class Trial(World):
     """A world that keeps books: what was done to pods, and whether the operator's requests are right."""
 
     counts_after = 5.0
+    at_once = 1
+    """No pass waits: another one may run within it."""
 
     def __init__(self, spec: Manifest) -> None:
         self.harmed: dict[str, str] = {}

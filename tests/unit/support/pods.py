@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -130,6 +131,21 @@ class Life:
 
 def views(*pods: Manifest) -> list[PodView]:
     return [view_pod(made) for made in pods]
+
+
+def kubelet_environment(container: Manifest, config: Manifest) -> dict[str, str]:
+    """The environment that a kubelet gives a container: a variable is put into those after it. config: the job's
+    ConfigMap.
+    """
+    env: dict[str, str] = {}
+    for variable in container["env"]:
+        if key := variable.get("valueFrom", {}).get("configMapKeyRef"):
+            assert key["name"] == config["metadata"]["name"]
+            env[variable["name"]] = config["data"][key["key"]]
+        else:
+            value = variable.get("value", "")
+            env[variable["name"]] = re.sub(r"\$\(([^)]+)\)", lambda found: env.get(found[1], found[0]), value)
+    return env
 
 
 def condition(status: Manifest, kind: str) -> Manifest:

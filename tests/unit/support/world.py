@@ -13,6 +13,7 @@ from dtj.plan.remembered import remembered
 from dtj.reconcile.metrics import Metrics
 from dtj.reconcile.progress import ProgressPoller
 from dtj.reconcile.reconciler import Reconciler
+from dtj.reconcile.slow_start import MOST_AT_ONCE
 from dtj.reconcile.view import Key
 from dtj.status.pod_report import Report
 from tests.unit.support.fake_cluster import FakeCluster, FakeView, Kubelet, OperatorDied
@@ -54,6 +55,7 @@ class World:
 
     plan: Callable[[Job], Plan] = staticmethod(plan_job)
     counts_after = 0.0
+    at_once = MOST_AT_ONCE
 
     def __init__(self, **spec: Any) -> None:
         self.cluster = FakeCluster()
@@ -85,6 +87,7 @@ class World:
             lambda: self.cluster.now,
             remembered(self.plan),
             counts_after=self.counts_after,
+            at_once=self.at_once,
         )
 
     def new_metrics(self) -> Metrics:

@@ -1,0 +1,187 @@
+"""A job of thousands of pods: work grows with its size, and other jobs get their turn."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import threading
+from typing import Any
+
+import pytest
+
+from dtj.api.job import Job, Manifest
+from dtj.cluster.port import ApiError
+from dtj.plan import pods
+from dtj.plan.job import plan_job
+from dtj.plan.model import Plan
+from dtj.reconcile.slow_start import slow_start
+from dtj.status import pods as pod_views
+from tests.unit.support.jobs import job
+from tests.unit.support.world import KEY, World
+
+PARAMETER_SERVERS = {"strategy": "ParameterServer"}
+
+
+def workers(count: int) -> dict[str, Any]:
+    return {"replicaSpecs": {"worker": {"replicas": count}}}
+
+
+def servers(count: int) -> dict[str, Any]:
+    return PARAMETER_SERVERS | {"replicaSpecs": {"worker": {"replicas": count}, "ps": {"replicas": count}}}
+
+
+@pytest.mark.parametrize("spec", [workers, servers])
+def test_a_pod_is_as_large_in_a_large_job_as_in_a_small_one(spec: Any) -> None:
+    small, large = (plan_job(job(**spec(count))) for count in (10, 900))
+
+    sizes = [len(json.dumps(plan.pod(plan.replicas[5]))) for plan in (small, large)]
+    assert sizes[1] <= sizes[0] + 1, "by a digit of the number of ranks"
+
+
+@pytest.mark.parametrize("spec", [workers, servers])
+async def test_a_manifest_is_made_when_its_pod_is_and_a_row_of_the_plan_once_an_attempt(
+    monkeypatch: pytest.MonkeyPatch, spec: Any
+) -> None:
+    made: list[str] = []
+    rows: list[int] = []
+    viewed: list[str] = []
+
+    def replica_pod(given: Job, replica: Any, *args: Any, **rest: Any) -> Manifest:
+        made.append(replica.name)
+        return original(given, replica, *args, **rest)
+
+    def replicas(given: Job, role: str, count: int, *rest: Any) -> Any:
+        rows.append(count)
+        return original_rows(given, role, count, *rest)
+
+    original, original_rows = pods.replica_pod, pods.replicas
+    for module in ("horovod", "parameter_server"):
+        monkeypatch.setattr(f"dtj.plan.{module}.replica_pod", replica_pod)
+        monkeypatch.setattr(f"dtj.plan.{module}.replicas", replicas)
+    view_pod = pod_views.view_pod
+    monkeypatch.setattr(
+        "tests.unit.support.fake_cluster.view_pod",
+        lambda pod: (viewed.append(pod["metadata"]["name"]), view_pod(pod))[1],
+    )
+    world = World(**spec(60))
+    size = len(plan_job(job(**spec(60))).replicas)
+    made.clear()
+    rows.clear()
+    passes = 0
+    while world.phase != "Running":
+        await world.step()
+        passes += 1
+
+    # The first worker's is made with each plan, to see whether it is soon ready.
+    assert len(made) <= size + len(rows)
+    assert sum(rows) <= 2 * size, "with and without the name of its Secret"
+    assert len(viewed) <= 6 * size, "once for each change of a pod"
+    assert passes <= size / 4
+
+
+async def test_a_pass_over_a_large_job_leaves_the_event_loop_to_others() -> None:
+    threads: list[str] = []
+
+    class Watched(World):
+        @staticmethod
+        def plan(given: Job) -> Plan:
+            threads.append(threading.current_thread().name)
+            return plan_job(given)
+
+    await Watched(**workers(2)).step()
+    assert set(threads) == {threading.current_thread().name}
+    threads.clear()
+    await Watched(**workers(400)).step()
+    assert threading.current_thread().name not in threads
+
+
+async def test_a_pass_makes_500_pods_at_most_and_goes_on_at_once() -> None:
+    world = World(**workers(520))
+
+    world.view.deliver()
+    await world.turn()
+    first = len(world.pod_names())
+    assert world.again == 0
+    world.view.deliver()
+    await world.turn()
+
+    # The others are the Service and the ConfigMap.
+    assert first == 498
+    assert len(world.pod_names()) == 520
+
+
+async def test_a_large_job_is_told_of_each_answer() -> None:
+    world = World(**workers(30))
+    moved: list[tuple[str, str]] = []
+    world.reconciler._moves = moved.append
+
+    world.view.deliver()
+    await world.turn()
+
+    assert set(moved) == {KEY}
+    assert len(moved) >= 30
+
+
+async def test_after_a_refusal_no_more_pods_are_tried_than_were_on_their_way() -> None:
+    world = World(**workers(300))
+    world.cluster.refuse = lambda made: (
+        ApiError(403, "Forbidden", "exceeded quota: pods=5")
+        if made["kind"] == "Pod" and full(world)
+        else None
+    )
+
+    world.view.deliver()
+    await world.turn()
+
+    tried = [call for call in world.cluster.calls if (call.verb, call.kind) == ("create", "Pod")]
+    assert len(world.pod_names()) == 5
+    assert len(tried) == 1 + 2 + 4
+
+
+def full(world: World) -> bool:
+    return len(world.cluster.of_kind("Pod")) >= 5
+
+
+async def test_requests_start_slowly_and_are_16_at_a_time_at_most() -> None:
+    running, most, batches = 0, 0, []
+
+    async def do(_: int) -> None:
+        nonlocal running, most
+        running += 1
+        most = max(most, running)
+        await asyncio.sleep(0)
+        batches.append(running)
+        running -= 1
+
+    await slow_start(do, range(100))
+
+    assert most == 16
+    assert [max(batches[:1]), max(batches[1:3]), max(batches[3:7])] == [1, 2, 4]
+
+
+async def test_the_first_failure_of_a_batch_is_raised_and_no_other_batch_begins() -> None:
+    done: list[int] = []
+
+    async def do(number: int) -> None:
+        done.append(number)
+        if number >= 3:
+            raise ValueError(number)
+
+    with pytest.raises(ValueError, match="3"):
+        await slow_start(do, range(100))
+    assert done == [*range(7)]
+
+
+async def test_a_restart_of_many_pods_asks_the_api_server_for_lists_not_for_each_pod() -> None:
+    world = World(**workers(40))
+    world.kubelet.program = lambda pod, ran: None
+    await world.until(lambda: world.phase == "Running")
+    for name in world.pod_names():
+        world.cluster.remove(("Pod", "ml", name))
+    world.cluster.calls.clear()
+
+    await world.until(lambda: world.status["attempt"] == 2 and len(world.pod_names()) >= 40)
+
+    reads = [call.verb for call in world.cluster.calls if call.verb in ("get", "list")]
+    assert "get" not in reads
+    assert len(reads) <= 2
