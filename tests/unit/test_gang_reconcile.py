@@ -50,6 +50,21 @@ class Queue:
             self.kueue.step()
         raise AssertionError(f"not within {steps} steps: {self.world.status}")
 
+    async def rest(self) -> None:
+        """Let the operator and Kueue do what they still have to do."""
+        for _ in range(20):
+            await self.world.step()
+            self.kueue.step()
+
+    def edit(self, **policy: Any) -> None:
+        """Change the job's run policy, as a user does."""
+
+        def change(job: Manifest) -> None:
+            job["spec"]["runPolicy"] = job["spec"]["runPolicy"] | policy
+            job["metadata"]["generation"] += 1
+
+        self.world.cluster.change(JOB, change)
+
     @property
     def attempts(self) -> set[str]:
         return {pod["metadata"]["labels"]["dtj.dev/attempt"] for pod in self.world.cluster.of_kind("Pod")}
@@ -192,6 +207,48 @@ async def test_no_finalizer_of_kueue_ever_stands_in_the_way_of_the_next_attempt(
     await queue.until(lambda: queue.world.phase == "Succeeded")
 
     assert queue.world.status["attempt"] == 2
+
+
+@pytest.mark.parametrize("spec", [{}, PS], ids=["horovod", "parameter-server"])
+async def test_a_job_whose_workload_is_deactivated_comes_back_when_the_user_says_so(spec: Any) -> None:
+    queue = Queue(**spec)
+    queue.world.kubelet.program = endless
+    await queue.until(lambda: queue.world.phase == "Running")
+
+    queue.kueue.deactivate()
+    await queue.until(lambda: queue.world.phase == "Suspended")
+    await queue.rest()
+
+    assert (queue.attempts, len(queue.kueue.admitted)) == (set(), 1)
+    suspended = queue.world.condition("Suspended")
+    assert (suspended["status"], suspended["reason"]) == ("True", "WorkloadDeactivated")
+    assert (
+        "The workload is deactivated); attempt 2 is next: it is queued once the job is"
+        in suspended["message"]
+    )
+    assert "startTime" not in queue.world.status
+    assert queue.world.status["restarts"] == {"application": 0, "infrastructure": 0}
+    assert queue.world.events()[-2:] == ["WorkloadDeactivated", "WorkloadDeactivated"]
+
+    for suspend in (True, False):
+        queue.edit(suspend=suspend)
+        await queue.rest()
+    queue.world.kubelet.program = decisive_ends
+    await queue.until(lambda: queue.world.phase == "Succeeded")
+    assert queue.world.status["attempt"] == 2
+
+
+async def test_a_resumption_that_the_operator_sees_late_counts_too() -> None:
+    queue = Queue()
+    queue.world.kubelet.program = endless
+    await queue.until(lambda: queue.world.phase == "Running")
+    queue.kueue.deactivate()
+    await queue.until(lambda: queue.world.phase == "Suspended")
+
+    queue.edit(suspend=True)
+    queue.edit(suspend=False)
+
+    await queue.until(lambda: queue.world.phase == "Running")
 
 
 async def test_a_job_deleted_in_the_queue_leaves_nothing() -> None:

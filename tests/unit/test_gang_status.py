@@ -29,22 +29,27 @@ def policy(gang: str, queue: str | None = None, **more: Any) -> Manifest:
     return {"runPolicy": {"schedulingPolicy": given, **more}}
 
 
-def gated(name: str, *, attempt: int = 1) -> Manifest:
-    """As the API server shows a pod whose gate Kueue has not opened."""
+def gated(
+    name: str, *, attempt: int = 1, queue: str | None = "default", gate: str = "kueue.x-k8s.io/admission"
+) -> Manifest:
+    """As the API server shows a pod whose gate nobody has opened; by default one that Kueue's webhook has queued."""
     told = "Scheduling is blocked due to non-empty scheduling gates"
     shown = {"type": "PodScheduled", "status": "False", "reason": "SchedulingGated", "message": told}
-    return pod(name, attempt=attempt, conditions=[shown])
+    made = pod(name, attempt=attempt, conditions=[shown])
+    made["spec"]["schedulingGates"] = [{"name": gate}]
+    made["metadata"]["labels"] |= {"kueue.x-k8s.io/queue-name": queue} if queue else {}
+    return made
 
 
-def stopped_by_kueue(made: Manifest) -> Manifest:
+PREEMPTED = "Preempted to accommodate a workload (UID: 1) due to prioritization in the ClusterQueue"
+
+
+def stopped_by_kueue(
+    made: Manifest, reason: str = "WorkloadEvictedDueToPreempted", message: str = PREEMPTED
+) -> Manifest:
     """As Kueue leaves a pod of a group that it evicts: it writes the condition, then deletes the pod."""
     made["status"].setdefault("conditions", []).append(
-        {
-            "type": "TerminationTarget",
-            "status": "True",
-            "reason": "WorkloadEvicted",
-            "message": "Preempted to accommodate a workload (UID: 1) due to prioritization in the ClusterQueue",
-        }
+        {"type": "TerminationTarget", "status": "True", "reason": reason, "message": message}
     )
     return made
 
@@ -62,8 +67,11 @@ def test_a_job_in_a_queue_says_which_quota_it_waits_for() -> None:
 
     waits = condition(status, "Running")
     assert (status["phase"], waits["status"], waits["reason"]) == ("Pending", "False", "Queued")
+    workload = life.plan.pods[0]["metadata"]["labels"]["kueue.x-k8s.io/pod-group-name"]
     assert waits["message"] == (
-        "waits for quota in queue research: Kueue holds the pods of attempt 1 until it admits all of them"
+        "waits for quota in queue research: Kueue holds the pods of attempt 1 until it admits all of them; "
+        "if this lasts, the queue may not exist, or its quota may be smaller than the job: "
+        f"kubectl describe workload {workload} --namespace ml"
     )
 
 
@@ -136,6 +144,67 @@ def test_a_launcher_outside_the_group_waits_as_any_pod() -> None:
     assert condition(status, "Running")["reason"] == "Unschedulable"
 
 
+# --- queued by Kueue although the job asks for no gang: Kueue gates the pods one by one --------------------
+
+
+def test_pods_that_are_gated_one_by_one_name_their_queue_and_what_admits_all_of_them() -> None:
+    life = Life()
+
+    status = life.see(gated(WORKER_0), gated(WORKER_1))
+
+    waits = condition(status, "Running")
+    assert (status["phase"], waits["reason"]) == ("Pending", "Queued")
+    assert waits["message"].startswith(
+        "waits for quota in queue default: Kueue admits the pods of this job one by"
+    )
+    assert "runPolicy.schedulingPolicy.gang: Kueue" in waits["message"]
+    assert waits["message"].endswith("kubectl get workloads --namespace ml")
+
+
+def test_a_gate_of_kueue_on_pods_without_a_queue_is_told_as_such() -> None:
+    status = Life().see(gated(WORKER_0, queue=None), gated(WORKER_1, queue=None))
+    assert "Kueue admits the pods" in condition(status, "Running")["message"]
+    assert "its pods name none" in condition(status, "Running")["message"]
+
+
+def test_another_gate_is_named() -> None:
+    status = Life().see(gated(WORKER_0, queue=None, gate="example.com/data"), running(WORKER_1))
+    waits = condition(status, "Running")
+    assert (waits["reason"], waits["message"]) == (
+        "Queued",
+        "mnist-worker-0 is held by its scheduling gate example.com/data",
+    )
+
+
+@pytest.mark.parametrize("deadline", ["startDeadlineSeconds", "activeDeadlineSeconds"])
+def test_time_counts_from_the_first_pod_that_is_admitted_alone(deadline: str) -> None:
+    life = Life(runPolicy={deadline: 60})
+    assert "startTime" not in life.see(gated(WORKER_0), gated(WORKER_1), seconds=10)
+    assert life.see(gated(WORKER_0), gated(WORKER_1), seconds=5000)["phase"] == "Pending"
+
+    status = life.see(running(WORKER_0), gated(WORKER_1), seconds=5010)
+    assert status["startTime"] == "2026-11-21T13:23:30Z"
+    assert condition(status, "Running")["reason"] == "Queued"
+    status = life.see(running(WORKER_0), gated(WORKER_1), seconds=5071)
+    assert status["phase"] == "Failed", "a job that holds a part of what it needs ends"
+    assert "waits for quota in queue default" in status["failure"]["message"]
+
+
+def test_a_replica_that_starts_again_alone_in_a_queue_takes_the_job_no_time_off() -> None:
+    life = Life(**PS, runPolicy={"activeDeadlineSeconds": 600})
+    started = life.see(*map(running, PS_ALL))["startTime"]
+    life.see(running(PS_ALL[0]), ended(WORKER_1, 3, seconds=10), *map(running, PS_ALL[2:]), seconds=20)
+
+    status = life.see(running(PS_ALL[0]), gated(WORKER_1, attempt=2), *map(running, PS_ALL[2:]), seconds=100)
+
+    assert status["startTime"] == started
+
+
+def test_what_else_keeps_pods_from_running_is_told_before_a_gate() -> None:
+    status = Life().see(gated(WORKER_0), unschedulable(WORKER_1, "no GPU"))
+    assert condition(status, "Running")["reason"] == "Unschedulable"
+
+
 # --- evicted, preempted -----------------------------------------------------------------------------------
 
 
@@ -147,8 +216,61 @@ def test_what_kueue_evicts_is_infrastructure_and_says_why() -> None:
 
     assert (status["phase"], status["attempt"]) == ("Restarting", 2)
     assert status["restarts"] == {"application": 0, "infrastructure": 1}
-    assert "WorkloadEvicted: Preempted to accommodate a workload" in status["failure"]["message"]
+    assert (
+        "WorkloadEvictedDueToPreempted: Preempted to accommodate a workload" in status["failure"]["message"]
+    )
     assert "nodeFailures" not in status
+
+
+def test_a_node_is_not_blamed_for_what_kueue_evicts_before_the_pod_is_told_to_end() -> None:
+    life = Life()
+    life.see(*healthy())
+    pods = [stopped_by_kueue(running(WORKER_0)), running(WORKER_1), running(LAUNCHER)]
+    assert "nodeFailures" not in life.see(*pods, seconds=100)
+
+
+DEACTIVATED = ("WorkloadEvictedDueToDeactivated", "The workload is deactivated")
+BY_KUEUE = (
+    "WorkloadEvictedDueToDeactivatedDueToRequeuingLimitExceeded",
+    "The workload is deactivated due to exceeding the maximum number of re-queuing retries",
+)
+
+
+@pytest.mark.parametrize("words", [DEACTIVATED, BY_KUEUE], ids=["by-an-administrator", "by-kueue"])
+@pytest.mark.parametrize("gang", ["Kueue", "None"])
+def test_a_deactivated_workload_suspends_the_job(gang: str, words: tuple[str, str]) -> None:
+    life = Life(**policy(gang, "research" if gang == "Kueue" else None))
+    life.see(*healthy())
+    stopped = [stopped_by_kueue(running(WORKER_0), *words), running(WORKER_1), running(LAUNCHER)]
+
+    status = life.see(*stopped, seconds=100)
+
+    ends = condition(status, "Running")
+    assert (status["phase"], status["attempt"], ends["reason"]) == ("Running", 1, "WorkloadDeactivated")
+    assert words[1] in ends["message"]
+    assert life.evaluation is not None
+    assert life.evaluation.end == ({LAUNCHER, WORKER_0, WORKER_1} if gang == "Kueue" else {LAUNCHER})
+    status = life.see(seconds=110)
+    assert (status["phase"], status["attempt"], status["failure"]["class"]) == ("Suspended", 2, "PodLost")
+    assert condition(status, "Suspended")["reason"] == "WorkloadDeactivated"
+    assert life.see(seconds=10_000) == status, "nothing but the user lets it go on"
+    assert life.evaluation.look_again is None
+
+
+def test_a_job_that_is_suspended_while_its_deactivated_pods_end_goes_on_when_it_is_resumed() -> None:
+    life = Life(**policy("Kueue", "research"))
+    life.see(*healthy())
+    stopped = [stopped_by_kueue(made, *DEACTIVATED) for made in healthy()]
+    life.see(*stopped, seconds=100)
+    for suspend in (True, False):
+        life.spec["runPolicy"] |= {"suspend": suspend}
+        life.see(*stopped, seconds=101)  # what is stored is read with the spec of then
+        assert condition(life.see(*stopped, seconds=102), "Running")["reason"] == "Suspending"
+
+    status = life.see(seconds=110)
+
+    assert condition(status, "Suspended")["reason"] == "JobSuspended"
+    assert condition(life.see(seconds=111), "Suspended")["status"] == "False"
 
 
 def test_an_evicted_job_waits_in_the_queue_anew_without_its_time_running() -> None:
@@ -211,4 +333,4 @@ def test_a_part_of_the_group_is_never_taken_for_the_whole() -> None:
 def test_kueues_condition_is_a_disruption_before_the_pod_is_deleted() -> None:
     view = view_pod(stopped_by_kueue(running(WORKER_0)))
     assert view.disrupted
-    assert view.reason == "WorkloadEvicted"
+    assert view.reason == "WorkloadEvictedDueToPreempted"

@@ -26,8 +26,9 @@ def queued(job: Job, plan: Plan) -> Plan:
     grouped = [replica for replica in plan.replicas if replica.name != plan.evaluator]
     names = frozenset(replica.name for replica in grouped)
     queue = {"labels": {KUEUE_QUEUE: job.spec.run_policy.scheduling_policy.queue}}
+    workload = group_name(job, grouped[0].attempt)
     group = {
-        "labels": {**queue["labels"], KUEUE_GROUP: group_name(job, grouped[0].attempt)},
+        "labels": {**queue["labels"], KUEUE_GROUP: workload},
         "annotations": {KUEUE_COUNT: str(len(grouped)), KUEUE_RETRIABLE: "false"},
     }
 
@@ -38,7 +39,9 @@ def queued(job: Job, plan: Plan) -> Plan:
     restarts = plan.restarts_with
     if restarts is not None:
         restarts = {name: names if name in names else together for name, together in restarts.items()}
-    return replace(plan, stages=(plan.replicas,), pod=pod, restarts_with=restarts, whole=True)
+    return replace(
+        plan, stages=(plan.replicas,), pod=pod, restarts_with=restarts, workload=workload, whole=True
+    )
 
 
 def group_name(job: Job, attempt: int) -> str:

@@ -63,6 +63,8 @@ class Plan:
 
     pod_group: Manifest | None = None
     """The object by which a scheduler places the pods of the first stage all together or not at all."""
+    workload: str | None = None
+    """Name of Kueue's Workload, where one group of pods is queued."""
     whole: bool = False
     """The pods but the evaluator's are one group from the start: none of them is made again alone."""
 

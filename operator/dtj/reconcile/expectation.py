@@ -29,6 +29,7 @@ def expectation(job: Job, plan: Plan, pods: Sequence[PodView]) -> Expected:
         evaluator=plan.evaluator,
         gang=job.spec.run_policy.scheduling_policy.gang,
         queue=job.spec.run_policy.scheduling_policy.queue,
+        workload=plan.workload,
         whole=plan.whole,
         evaluator_timeout=(job.spec.parameter_server or ParameterServer()).evaluator_timeout_seconds,
     )

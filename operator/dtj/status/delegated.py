@@ -41,7 +41,7 @@ def with_launcher(expected: Expected, pods: Sequence[PodView], attempt: int) -> 
     )
 
 
-def held(draft: Draft, mpijob: MpiJob, pods: Sequence[PodView]) -> Evaluation:
+def mpijob_held(draft: Draft, mpijob: MpiJob, pods: Sequence[PodView]) -> Evaluation:
     """The job waits for its queue; it goes on in the same attempt, with new pods, from its newest checkpoint."""
     message = (
         f"MPIJob {mpijob.name} is suspended (its runPolicy.suspend), as Kueue does with one that is to wait"

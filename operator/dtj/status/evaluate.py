@@ -22,7 +22,7 @@ from dtj.api.status import (
 from dtj.status.again import begin_again, count_nodes, evaluator_lost
 from dtj.status.backoff import pause, pause_left, restarts_in_a_row
 from dtj.status.cleaning import counted_out, ends_pods
-from dtj.status.delegated import held, mpijob_loss, of_attempt, released, was_held
+from dtj.status.delegated import mpijob_held, mpijob_loss, of_attempt, released, was_held
 from dtj.status.draft import Draft, Evaluation
 from dtj.status.ending import after_training, is_trained
 from dtj.status.failure import Loss, attempt_loss, early_end, told
@@ -40,7 +40,7 @@ from dtj.status.replacement import (
 )
 from dtj.status.reports import present, replica_statuses, take_reports
 from dtj.status.stall import look, step_time
-from dtj.status.suspension import is_suspending, resumed, suspended
+from dtj.status.suspension import deactivation, held, is_held, is_suspending, resumed, suspended
 from dtj.status.times import seconds_since, written_time
 from dtj.status.waits import after_the_end, retry_begins, start_left, too_late
 
@@ -102,7 +102,7 @@ def _of_pods(job: Job, expected: Expected, observed: Observed, draft: Draft) -> 
     draft.values["step_time"] = step_time(draft)
     _tell_bottleneck(draft, observed)
 
-    queued = is_queued(expected, pods)
+    queued = is_queued(job, expected, pods)
     if queued:
         draft.values["start_time"] = None
     deadline = job.spec.run_policy.active_deadline_seconds
@@ -114,10 +114,13 @@ def _of_pods(job: Job, expected: Expected, observed: Observed, draft: Draft) -> 
     mpijob = of_attempt(observed, attempt)
     if is_trained(old, expected, named) or (mpijob is not None and mpijob.succeeded):
         return after_training(draft, expected, observed, named, left, lost)
-    if job.spec.run_policy.suspend or is_suspending(old):
-        return suspended(draft, expected, observed.pods)
+    evicted = deactivation(expected, pods)
+    if job.spec.run_policy.suspend or is_suspending(old) or evicted is not None:
+        return suspended(draft, expected, observed.pods, evicted)
+    if is_held(job):
+        return held(draft)
     if mpijob is not None and mpijob.suspended:
-        return held(draft, mpijob, pods)
+        return mpijob_held(draft, mpijob, pods)
     if was_held(old):
         return released(draft)
     if old.holds(ConditionType.SUSPENDED):
@@ -131,7 +134,7 @@ def _of_pods(job: Job, expected: Expected, observed: Observed, draft: Draft) -> 
         loss = _early(attempt, expected, pods)
     loss = loss or mpijob_loss(attempt, mpijob)
     if left is not None and left <= 0 and loss is None:
-        return Evaluation(_overdue(draft, attempt, deadline or 0, pods, observed))
+        return Evaluation(_overdue(draft, expected, deadline or 0, pods, observed))
     if loss is not None:
         wait = _settling(loss, now)
         if wait > 0:
@@ -150,15 +153,17 @@ def _invalid(draft: Draft, faults: Sequence[Fault]) -> JobStatus:
 
 
 def _overdue(
-    draft: Draft, attempt: int, deadline: int, pods: Sequence[PodView], observed: Observed
+    draft: Draft, expected: Expected, deadline: int, pods: Sequence[PodView], observed: Observed
 ) -> JobStatus:
     message = f"not done {deadline} s after its start (runPolicy.activeDeadlineSeconds)"
     runs = draft.job.status.holds(ConditionType.RUNNING)
-    why = None if runs else obstacle(pods, observed.refusal)
+    why = None if runs else group_wait(draft.job, expected, pods, obstacle(pods, observed.refusal))
     if why is not None:
         message += f"; it waited for: {why[1]}"
     kind = why[0] if why and why[0] in ("ImagePull", "Unschedulable") else "DeadlineExceeded"
-    draft.values["failure"] = Failure(attempt=attempt, failure_class=kind, message=message)
+    draft.values["failure"] = Failure(
+        attempt=max(draft.job.status.attempt, 1), failure_class=kind, message=message
+    )
     return draft.finish(Phase.FAILED, "DeadlineExceeded", message)
 
 
@@ -246,7 +251,7 @@ def _going_on(
         status = draft.status(phase=Phase.RUNNING, all_running_time=running)
         return Evaluation(status, min(waits, default=None), hold, stalled_since=stall.since)
     why = obstacle([pod for pod in pods if pod.name in expected.needed], observed.refusal)
-    why = group_wait(expected, pods, why)
+    why = group_wait(draft.job, expected, pods, why)
     if ending:
         why = (
             "PodsEnding",

@@ -8,10 +8,10 @@ from typing import Literal
 
 from dtj.api.identity import API_VERSION, KIND, MANAGER
 from dtj.api.job import Job, Manifest
-from dtj.api.status import ConditionStatus, ConditionType, JobStatus, Phase
+from dtj.api.status import Condition, ConditionStatus, ConditionType, JobStatus, Phase
 from dtj.status.failure import told
 from dtj.status.gang import QUEUED
-from dtj.status.suspension import SUSPENDED, SUSPENDING, is_suspending
+from dtj.status.suspension import DEACTIVATED, SUSPENDED, is_suspending
 
 # Reasons of a false Running condition that are the normal course of things.
 _QUIET = frozenset({"PodsStarting", "PodsEnding", "Backoff", "JobSucceeded", "RankLost", SUSPENDED})
@@ -57,10 +57,10 @@ def happenings(old: JobStatus, new: JobStatus) -> list[Happening]:
     elif new.holds(ConditionType.SUSPENDED) != old.holds(ConditionType.SUSPENDED):
         condition = new.condition(ConditionType.SUSPENDED)
         assert condition is not None
-        result.append(Happening("Normal", condition.reason, condition.message))
-    elif (running := new.condition(ConditionType.RUNNING)) and running.reason == SUSPENDING:
+        result.append(_suspension(condition))
+    elif (running := new.condition(ConditionType.RUNNING)) and is_suspending(new):
         if not is_suspending(old):
-            result.append(Happening("Normal", SUSPENDING, running.message))
+            result.append(_suspension(running))
     elif new.attempt > max(old.attempt, 1) and not new.holds(ConditionType.SUSPENDED):
         condition = new.condition(ConditionType.RESTARTING)
         result.append(Happening("Warning", "JobRestarting", condition.message if condition else ""))
@@ -72,6 +72,12 @@ def happenings(old: JobStatus, new: JobStatus) -> list[Happening]:
     else:
         result += _obstacle(old, new)
     return result
+
+
+def _suspension(condition: Condition) -> Happening:
+    # A job whose Workload was deactivated goes on only when the user sees to it.
+    kind: Literal["Normal", "Warning"] = "Warning" if condition.reason == DEACTIVATED else "Normal"
+    return Happening(kind, condition.reason, condition.message)
 
 
 def _obstacle(old: JobStatus, new: JobStatus) -> list[Happening]:

@@ -24,20 +24,19 @@ _CONSEQUENCES = {
 }
 # Evictions that a pod brought on itself, by what its program wrote.
 _OWN_EVICTION = re.compile(r"ephemeral.(local )?storage|EmptyDir volume", re.IGNORECASE)
-# Reasons for a pod that makes room for others, or leaves a node that is drained: those of the kubelet, of Kueue, and
-# of the condition DisruptionTarget, which Kubernetes writes before it deletes the pod.
-_UNWANTED = frozenset(
-    {
-        "Preempting",
-        "WorkloadEvicted",
-        "WorkloadDeleted",
-        "NoMatchingWorkload",
-        "NotAdmitted",
-        "EvictionByEvictionAPI",
-        "DeletionByTaintManager",
-        "PreemptionByScheduler",
-        "PreemptionByKubeScheduler",
-    }
+# Reasons for a pod that makes room for others, or leaves a node that is drained: those of the kubelet, how those of Kueue
+# begin (WorkloadEvictedDueToPreempted), and those of the condition DisruptionTarget, which Kubernetes writes before it
+# deletes the pod.
+_UNWANTED = (
+    "Preempting",
+    "WorkloadEvicted",
+    "WorkloadDeleted",
+    "NoMatchingWorkload",
+    "NotAdmitted",
+    "EvictionByEvictionAPI",
+    "DeletionByTaintManager",
+    "PreemptionByScheduler",
+    "PreemptionByKubeScheduler",
 )
 # Reasons of containerd and of the kubelet for a container whose end nobody saw: its node or its runtime restarted.
 _END_UNSEEN = frozenset({"Unknown", "ContainerStatusUnknown"})
@@ -105,7 +104,7 @@ def attempt_loss(attempt: int, pods: Sequence[PodView], missing: Sequence[str]) 
 
 def _speaks_against_node(pod: PodView) -> bool:
     """Whether the node may be at fault for a pod's loss: not when it was drained, or others were preferred."""
-    unwanted = ended_as_told(pod) and (pod.deleting or pod.reason in _UNWANTED)
+    unwanted = ended_as_told(pod) and (pod.deleting or pod.reason.startswith(_UNWANTED))
     return pod.silent or not unwanted
 
 

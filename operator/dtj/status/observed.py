@@ -12,6 +12,9 @@ from dtj.api.status import ArtifactsStatus, ProgressStatus
 from dtj.status.mpijob import MpiJob
 from dtj.status.pods import PodView
 
+GATED = "SchedulingGated"
+"""Reason of the condition PodScheduled of a pod that a scheduling gate holds."""
+
 Bottleneck = tuple[str, str]
 """Reason and message of the condition."""
 
@@ -41,6 +44,8 @@ class Expected:
     """Who places the pods all together or not at all."""
     queue: str | None = None
     """In which queue."""
+    workload: str | None = None
+    """Name of Kueue's Workload of the attempt, where one group of pods is queued."""
     whole: bool = False
     """They are one group from the start: none of them is made again alone."""
 
@@ -109,7 +114,14 @@ def obstacle(pods: Sequence[PodView], refusal: tuple[str, str] | None) -> tuple[
 
 
 def hindered(pods: Sequence[PodView]) -> PodView | None:
-    """The first pod, by role and index, that something keeps from running."""
+    """The first pod, by role and index, that something keeps from running; those that only a gate holds come last."""
     return min(
-        (pod for pod in pods if pod.waiting is not None), key=lambda pod: (pod.role, pod.index), default=None
+        (pod for pod in pods if pod.waiting is not None),
+        key=lambda pod: (is_gated(pod), pod.role, pod.index),
+        default=None,
     )
+
+
+def is_gated(pod: PodView) -> bool:
+    """Whether a scheduling gate, such as Kueue's, holds the pod."""
+    return pod.waiting is not None and pod.waiting[0] == GATED

@@ -9,6 +9,7 @@ from typing import Any
 
 from dtj.api.identity import LABEL_ATTEMPT, LABEL_INDEX, LABEL_ROLE
 from dtj.api.mpijob import INDEX_LABEL
+from dtj.api.scheduling_rules import KUEUE_QUEUE
 from dtj.api.validation import TRAINER_CONTAINER
 from dtj.status.times import read_time
 
@@ -79,6 +80,10 @@ class PodView:
     """Whether its node has stopped to report of it, as the cluster says."""
     scheduled_at: str | None = None
     """When it got its node."""
+    gates: tuple[str, ...] = ()
+    """Names of the scheduling gates that hold it."""
+    queue: str | None = None
+    """The LocalQueue of Kueue in which it waits or waited."""
     devices: tuple[tuple[str, int], ...] = ()
     """Extended resources that its containers hold, as (nvidia.com/gpu, 2)."""
 
@@ -144,6 +149,8 @@ def view_pod(pod: Mapping[str, Any]) -> PodView:
         grace_seconds=float(metadata.get("deletionGracePeriodSeconds") or 0),
         silent=status.get("phase") == "Unknown" or _is_silent(pod, conditions),
         scheduled_at=scheduled.get("lastTransitionTime") if scheduled.get("status") == "True" else None,
+        gates=tuple(gate["name"] for gate in (pod.get("spec") or {}).get("schedulingGates") or []),
+        queue=labels.get(KUEUE_QUEUE),
         devices=tuple(_devices(pod)),
         ended=status.get("phase") in ("Succeeded", "Failed") or _all_ended(pod, containers.values()),
     )

@@ -1,54 +1,108 @@
 """A job that is suspended: its pods end, their checkpoints in the bucket, and nothing is made until it is resumed.
 
-As a Kubernetes Job's: `startTime` is cleared, so that the time of the suspension does not count.
+As a Kubernetes Job's: `startTime` is cleared, so that the time of the suspension does not count. An administrator, or
+Kueue itself, suspends a job by deactivating its Workload (`spec.active: false`): a new group of pods would be a new
+Workload, which is active, so none is made until the user acts.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-from dtj.api.status import ConditionType, JobStatus, Phase
+from dtj.api.job import Job
+from dtj.api.status import ConditionStatus, ConditionType, Failure, JobStatus, Phase
 from dtj.status.again import in_attempt
 from dtj.status.draft import Draft, Evaluation
+from dtj.status.failure import attempt_loss
 from dtj.status.observed import Expected
 from dtj.status.overdue import told_ending
 from dtj.status.pods import PodView
 
 SUSPENDING, SUSPENDED = "Suspending", "JobSuspended"
 """Reasons of the condition Running: while pods end, and when all have."""
-_WHY = "suspended by runPolicy.suspend"
+DEACTIVATED = "WorkloadDeactivated"
+"""Reason of the condition Running while pods end because Kueue's Workload was deactivated, and then of Suspended."""
+# How Kueue's reason begins: of version 0.19, and before 0.10.
+_DEACTIVATIONS = ("WorkloadEvictedDueToDeactivated", "WorkloadEvictedDueToInactiveWorkload")
 
 
 def is_suspending(status: JobStatus) -> bool:
     """Whether its pods were told to end: then all of them do, also when it is resumed meanwhile."""
-    running = status.condition(ConditionType.RUNNING)
-    return running is not None and running.reason == SUSPENDING
+    return _running_reason(status) in (SUSPENDING, DEACTIVATED)
 
 
-def suspended(draft: Draft, expected: Expected, pods: Sequence[PodView]) -> Evaluation:
+def deactivation(expected: Expected, pods: Sequence[PodView]) -> PodView | None:
+    """A pod that Kueue evicts because its Workload was deactivated; None: there is none that the training needs."""
+    needed = (pod for pod in pods if pod.name in expected.needed)
+    return next((pod for pod in needed if pod.reason.startswith(_DEACTIVATIONS)), None)
+
+
+def is_held(job: Job) -> bool:
+    """Whether the job stays suspended because its Workload was deactivated: until its spec is changed, as by a user
+    who suspends and resumes it.
+    """
+    suspended = job.status.condition(ConditionType.SUSPENDED)
+    return (
+        suspended is not None
+        and suspended.status is ConditionStatus.TRUE
+        and suspended.reason == DEACTIVATED
+        and suspended.observed_generation == job.generation
+    )
+
+
+def held(draft: Draft) -> Evaluation:
+    """The job stays suspended, as its conditions already say."""
+    return Evaluation(draft.status(start_time=None), hold=True)
+
+
+def suspended(
+    draft: Draft, expected: Expected, pods: Sequence[PodView], evicted: PodView | None = None
+) -> Evaluation:
     """End the pods, then say that the job is suspended. It goes on in an attempt of its own, which counts as no
     restart.
 
-    pods: all that there are, of whichever attempt.
+    pods: all that there are, of whichever attempt. evicted: a pod whose Workload was deactivated.
     """
-    draft.set(ConditionType.RESTARTING, False, SUSPENDED, _WHY)
-    attempt = max(draft.job.status.attempt, 1)
+    suspend, old = draft.job.spec.run_policy.suspend, draft.job.status
+    attempt, reason = max(old.attempt, 1), _running_reason(old)
+    deactivated = not suspend and (reason == DEACTIVATED or (evicted is not None and reason != SUSPENDING))
+    if deactivated and reason != DEACTIVATED and evicted is not None:
+        loss = attempt_loss(attempt, [evicted], ())
+        draft.values["failure"] = loss.failure if loss else None
+    why = _deactivated(draft) if deactivated else "suspended by runPolicy.suspend"
+    after = DEACTIVATED if deactivated else SUSPENDED
+    draft.set(ConditionType.RESTARTING, False, after, why)
     if pods:
         there = {pod.name for pod in pods}
         names = told_ending(pods)
-        message = f"{_WHY}: attempt {attempt} is over when {names} ended: checkpoints are uploaded first"
-        draft.set(ConditionType.RUNNING, False, SUSPENDING, message)
+        message = f"{why}: attempt {attempt} is over when {names} ended: checkpoints are uploaded first"
+        draft.set(ConditionType.RUNNING, False, DEACTIVATED if deactivated else SUSPENDING, message)
         # In the reverse order of their making: the chief can save only while its parameter servers are there.
         stages = (there.intersection(stage) for stage in reversed(expected.stages))
         return Evaluation(draft.status(), hold=True, end=frozenset(next(filter(None, stages), there)))
-    attempt += is_suspending(draft.job.status)
+    attempt += is_suspending(old)
     draft.values["attempt"] = attempt
     # With its attempt: an event is told once, and each suspension has its own.
-    message = f"{_WHY}; attempt {attempt} is next"
+    message = f"{why}; attempt {attempt} is next"
+    if deactivated:
+        message += (
+            ": it is queued once the job is suspended and resumed (runPolicy.suspend: true, then false)"
+        )
     draft.set(ConditionType.RUNNING, False, SUSPENDED, message)
-    draft.set(ConditionType.SUSPENDED, True, SUSPENDED, message)
+    draft.set(ConditionType.SUSPENDED, True, after, message)
     status = draft.status(phase=Phase.SUSPENDED, start_time=None, all_running_time=None)
-    return Evaluation(status, look_again=None if draft.job.spec.run_policy.suspend else 0.0, hold=True)
+    return Evaluation(status, look_again=None if suspend or deactivated else 0.0, hold=True)
+
+
+def _deactivated(draft: Draft) -> str:
+    failure = draft.values.get("failure", draft.job.status.failure)
+    said = f" ({failure.message})" if isinstance(failure, Failure) and failure.message else ""
+    return f"Kueue has deactivated its Workload{said}"
+
+
+def _running_reason(status: JobStatus) -> str | None:
+    running = status.condition(ConditionType.RUNNING)
+    return running.reason if running is not None else None
 
 
 def resumed(draft: Draft, expected: Expected) -> Evaluation:

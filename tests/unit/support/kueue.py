@@ -66,17 +66,20 @@ class Kueue:
                         ),
                     )
 
-    def evict(self) -> None:
-        """Take the running group's pods for one that goes before it."""
-        condition = {
-            "type": "TerminationTarget",
-            "status": "True",
-            "reason": "WorkloadEvicted",
-            "message": "Preempted to accommodate a workload",
-        }
+    def evict(
+        self,
+        reason: str = "WorkloadEvictedDueToPreempted",
+        message: str = "Preempted to accommodate a workload",
+    ) -> None:
+        """Take the running group's pods; by default for one that goes before it."""
+        condition = {"type": "TerminationTarget", "status": "True", "reason": reason, "message": message}
         for pod in self._groups()[self.admitted[-1]]:
             self._change(pod, lambda it: it["status"].setdefault("conditions", []).append(condition))
             self._cluster.end_pod(self._cluster.pod(pod["metadata"]["name"]))
+
+    def deactivate(self) -> None:
+        """What Kueue does when the running group's Workload gets `spec.active: false`."""
+        self.evict("WorkloadEvictedDueToDeactivated", "The workload is deactivated")
 
     def _groups(self) -> dict[str, list[Manifest]]:
         groups: dict[str, list[Manifest]] = {}
