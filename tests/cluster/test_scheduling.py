@@ -152,7 +152,13 @@ def test_a_queued_job_is_admitted_evicted_and_admitted_again(namespace: Namespac
     kueue.until("it to run", lambda: made.status.get("phase") == "Running")
     kueue.gate = True
     for pod in made.pods():
-        kueue.tell(pod, "TerminationTarget", "True", "WorkloadEvicted", "Preempted to accommodate a workload")
+        kueue.tell(
+            pod,
+            "TerminationTarget",
+            "True",
+            "WorkloadEvictedDueToPreempted",
+            "Preempted to accommodate a workload",
+        )
     namespace.kubectl("delete", "pods", "--selector=dtj.dev/job=queued", "--wait=false")
     kueue.until("its next attempt to be queued", lambda: _queued_again(made))
     assert made.status["restarts"] == {"application": 0, "infrastructure": 1}

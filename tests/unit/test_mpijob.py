@@ -20,6 +20,7 @@ from dtj.local.plan import Place, left_out, local_plan
 from dtj.plan.job import plan_job
 from dtj.status.mpijob import view_mpijob
 from dtj.status.pod_report import Report
+from dtj.status.pods import view_pod
 from tests.unit.support import mpi_operator
 from tests.unit.support.fake_cluster import Ending
 from tests.unit.support.jobs import job, manifest
@@ -73,8 +74,7 @@ def test_pods_that_mpi_operator_makes_have_what_dtjs_own_have() -> None:
     }
 
     for role, pod in theirs.items():
-        # mpi-operator makes the launcher when the workers are ready: it need not wait for them.
-        same = set(variables(ours[role])) - {"OMPI_MCA_plm_rsh_args", "DTJ_LAUNCHER_WAITS"}
+        same = set(variables(ours[role])) - {"OMPI_MCA_plm_rsh_args"}
         assert same <= set(variables(pod)) | {"NVIDIA_VISIBLE_DEVICES"}
         for name in ("image", "resources", "terminationMessagePolicy", "securityContext"):
             assert container(pod)[name] == container(ours[role])[name]
@@ -454,19 +454,60 @@ async def test_a_job_that_is_suspended_has_no_mpijob_until_it_is_resumed() -> No
     assert world.status["restarts"] == {"application": 0, "infrastructure": 0}
 
 
+class QueuedWorld(MpiWorld):
+    """A world in which Kueue's webhook suspends each MPIJob that is made, and a launcher finds out of its workers."""
+
+    def __init__(self, **spec: Any) -> None:
+        super().__init__(**spec)
+        self.ends = False
+        self.kubelet.program = self.program
+        add = self.cluster.add
+
+        def admit(made: Manifest) -> Manifest:
+            if made["kind"] == "MPIJob":
+                made = copy.deepcopy(made)
+                made["spec"]["runPolicy"]["suspend"] = True
+            return add(made)
+
+        self.cluster.add = admit  # type: ignore[method-assign]
+
+    def program(self, pod: Manifest, ran: int) -> Ending | None:
+        """mpirun fails at once where a worker is not ready, unless it is told to wait for them."""
+        if pod["metadata"]["labels"]["dtj.dev/role"] != "launcher":
+            return None
+        if "DTJ_LAUNCHER_WAITS" not in variables(pod) and not self.workers_are_ready():
+            return (1, "ssh: Could not resolve hostname mnist-worker-0")
+        return (0, "") if self.ends and ran >= 2 else None
+
+    def workers_are_ready(self) -> bool:
+        pods = self.cluster.of_kind("Pod")
+        workers = [pod for pod in pods if pod["metadata"]["labels"]["dtj.dev/role"] == "worker"]
+        return bool(workers) and all(view_pod(pod).ready for pod in workers)
+
+
+async def test_a_launcher_that_is_admitted_with_its_workers_waits_for_them() -> None:
+    world = QueuedWorld()
+    await until(world, "Suspended")
+    for _ in range(5):
+        await world.step()
+    assert ("Job", "ml", "mnist-launcher") in world.cluster.objects, "as the original makes it: suspended"
+    assert world.pod_names() == []
+
+    world.kubelet.hold = {"mnist-worker-0", "mnist-worker-1"}  # their image is large
+    world.change_mpijob(suspend=False)
+    launcher = "mnist-launcher-x0001"
+    await world.until(lambda: launcher in world.pod_names() and view_pod(world.cluster.pod(launcher)).ready)
+    assert not world.workers_are_ready()
+    world.kubelet.hold = set()
+    world.ends = True
+    await world.rest()
+
+    assert (world.phase, world.status["attempt"]) == ("Succeeded", 1)
+    assert world.status["restarts"] == {"application": 0, "infrastructure": 0}
+
+
 async def test_a_queue_holds_the_mpijob_lets_it_go_and_takes_it_back() -> None:
-    world = MpiWorld()
-    world.kubelet.program = lambda pod, ran: None
-    # Kueue's webhook: an MPIJob of a queue is made suspended.
-    add = world.cluster.add
-
-    def admit(made: Manifest) -> Manifest:
-        if made["kind"] == "MPIJob":
-            made = copy.deepcopy(made)
-            made["spec"]["runPolicy"]["suspend"] = True
-        return add(made)
-
-    world.cluster.add = admit  # type: ignore[method-assign]
+    world = QueuedWorld()
     await until(world, "Suspended")
     for _ in range(20):
         await world.step()
@@ -480,7 +521,7 @@ async def test_a_queue_holds_the_mpijob_lets_it_go_and_takes_it_back() -> None:
     world.change_mpijob(suspend=True)
     await until(world, "Suspended")
     await world.until(lambda: world.pod_names() == [])
-    world.kubelet.program = fail_first(0)
+    world.ends = True
     world.change_mpijob(suspend=False)
     await world.rest()
 

@@ -13,6 +13,7 @@ from dtj.plan.job import plan_job
 from dtj.plan.network_policy import fenced, network_policy
 from dtj_trainer import contract
 from tests.unit.support.jobs import manifest
+from tests.unit.support.mpi_operator import MpiOperator
 from tests.unit.support.world import World
 
 OPERATOR = {"app.kubernetes.io/name": "dtj-operator", "app.kubernetes.io/instance": "training"}
@@ -94,6 +95,22 @@ async def test_it_is_there_before_the_jobs_first_pod_and_is_made_once() -> None:
     assert ("NetworkPolicy", "mnist-uid000001") in made[: kinds.index("Pod")]
     assert [kind for kind, _ in made].count("NetworkPolicy") == 1
     assert world.phase == "Succeeded"
+
+
+async def test_a_job_that_is_handed_over_has_one_before_its_mpijob() -> None:
+    world = FencedWorld(horovod={"launcher": "MPIJob"})
+    mpi = MpiOperator(world.cluster)
+    world.cluster.served.add(("kubeflow.org/v2beta1", "mpijobs"))
+    await world.until(lambda: any(call.kind == "MPIJob" for call in world.cluster.writes))
+    mpi.step()
+
+    calls = [call for call in world.cluster.calls if call.verb == "create" and call.kind != "Event"]
+    made = [(call.kind, call.name) for call in calls]
+    assert made.index(("NetworkPolicy", "mnist-uid000001")) < made.index(("MPIJob", "mnist"))
+    selector = world.cluster.objects["NetworkPolicy", "ml", "mnist-uid000001"]["spec"]["podSelector"]
+    pods = [pod["metadata"]["labels"] for pod in world.cluster.of_kind("Pod")]
+    assert len(pods) == 2
+    assert all(selector["matchLabels"].items() <= labels.items() for labels in pods)
 
 
 async def test_one_that_is_there_already_is_the_jobs_own() -> None:

@@ -24,7 +24,7 @@ SSH_CONFIG_FILE = contract.CONFIG_DIR / "ssh_config"
 _MPI_DIR = "/etc/mpi"
 _SSH_ARGS = f"-F {SSH_CONFIG_FILE} -o ConnectionAttempts=10"
 # Read by start.sh, where no dtj-launch is in the image that would wait anyway.
-_LAUNCHER_WAITS = {"DTJ_LAUNCHER_WAITS": "yes"}
+LAUNCHER_WAITS = {"DTJ_LAUNCHER_WAITS": "yes"}
 DEFAULT_LAUNCHER = ReplicaSpec(
     resources=Resources(requests={"cpu": "100m", "memory": "128Mi"}, limits={"memory": "1Gi"})
 )
@@ -95,7 +95,7 @@ def horovod_plan(job: Job) -> Plan:
     size = sizes(job)
     workers = replicas(job, WORKER, worker.replicas, attempt)
     launchers = replicas(job, LAUNCHER, 1, attempt)
-    launcher_env = size | _mpi_environment(job) | _LAUNCHER_WAITS
+    launcher_env = size | _mpi_environment(job) | LAUNCHER_WAITS
     worker_extra, launcher_extra = _worker_extra(job), _launcher_extra(job)
 
     def pod(replica: Replica) -> Manifest:

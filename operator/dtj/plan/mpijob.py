@@ -27,6 +27,7 @@ from dtj.api.validation import CONFIG_VOLUME, TRAINER_CONTAINER, own_program
 from dtj.plan.horovod import (
     DEFAULT_LAUNCHER,
     LAUNCHER,
+    LAUNCHER_WAITS,
     SSH_CONFIG_FILE,
     WORKER,
     horovod_plan,
@@ -82,7 +83,8 @@ def _mpijob(job: Job, workers: int) -> Manifest:
             "slotsPerWorker": slots_per_worker(job),
             "sshAuthMountPath": str(contract.SSH_DIR),
             "mpiImplementation": "OpenMPI",
-            # Else the launcher would wait for workers that have no node yet, and give up.
+            # Else the launcher would wait for workers that have no node yet, and give up. It holds only for an MPIJob
+            # that is made unsuspended.
             "launcherCreationPolicy": "WaitForWorkersReady",
             "runPolicy": {
                 # Workers that mpi-operator ends after a failure would look like the cause of it.
@@ -122,9 +124,9 @@ def _worker(job: Job) -> Manifest:
 def _launcher(job: Job) -> Manifest:
     program = [*job.spec.command, *job.spec.args]
     replica = job.spec.replica_specs.launcher or DEFAULT_LAUNCHER
-    return _template(
-        job, LAUNCHER, replica, [*_START, *program], _mpi_environment(job), {"name": TRAINER_CONTAINER}
-    )
+    # mpi-operator starts the launcher of an MPIJob that was suspended, as by Kueue, together with the workers.
+    env = _mpi_environment(job) | LAUNCHER_WAITS
+    return _template(job, LAUNCHER, replica, [*_START, *program], env, {"name": TRAINER_CONTAINER})
 
 
 def _template(

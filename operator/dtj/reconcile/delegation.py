@@ -19,6 +19,7 @@ from dtj.reconcile.actions import (
     Action,
     AwaitEarlier,
     CreateMpiJob,
+    CreateOwn,
     DeleteMpiJob,
     DeletePod,
     ExpireJob,
@@ -98,7 +99,9 @@ def delegated_actions(
         return forced
     known = {config.name: config for config in configs}
     earlier = [AwaitEarlier(status.attempt)] if status.attempt > 1 else []
-    return [*forced, *earlier, *config_actions(plan, known, pods), CreateMpiJob(plan.mpijob)]
+    # Once for each attempt: one that is there costs a request.
+    fence = [CreateOwn(plan.network_policy)] if plan.network_policy else []
+    return [*forced, *earlier, *config_actions(plan, known, pods), *fence, CreateMpiJob(plan.mpijob)]
 
 
 def _clean_up(

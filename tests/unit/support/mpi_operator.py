@@ -1,5 +1,8 @@
 """What mpi-operator makes of an MPIJob, after v0.8.0's pkg/controller/mpi_job_controller.go: for Open MPI, with the
 launcher after its workers, as this project's MPIJobs ask for it.
+
+As in the original, the launcher of a suspended MPIJob is made at once, since all of no workers are ready: a suspended
+Job, which is let go in the sync that makes the workers (mpi-operator#615).
 """
 
 from __future__ import annotations
@@ -173,32 +176,54 @@ class MpiOperator:
         self._say(mpijob, "Created", True, "MPIJobCreated") if not conditions else None
         job = self.cluster.objects.get(("Job", *_key(mpijob, "-launcher")))
         launchers = self._pods(job["metadata"]["uid"]) if job else []
-        if mpijob["spec"]["runPolicy"]["suspend"]:
-            self._end([*workers, *launchers])
-            if job:
-                self.cluster.change(("Job", *_key(mpijob, "-launcher")), lambda job: job.pop("tried", None))
-            self._say(mpijob, "Suspended", True, "MPIJobSuspended")
-            self._say(mpijob, "Running", False, "MPIJobSuspended")
-            return
-        if "Suspended" in conditions:
-            self._say(mpijob, "Suspended", False, "MPIJobResumed")
+        suspended = bool(mpijob["spec"]["runPolicy"].get("suspend"))
         for made in (service(mpijob), config_map(mpijob)):
             if (
                 made["kind"],
                 *_key(mpijob, made["metadata"]["name"], whole=True),
             ) not in self.cluster.objects:
                 self.cluster.add(made)
-        there = {pod["metadata"]["name"] for pod in workers}
+        if suspended:
+            self._end([*workers, *launchers])
+            workers = launchers = []
+        else:
+            self._make_workers(mpijob, workers)
+            workers = self._pods(mpijob["metadata"]["uid"])
+        if job is None:
+            if all(_is_ready(pod) for pod in workers):
+                made = launcher_job(mpijob)
+                made["spec"]["suspend"] = suspended
+                self.cluster.add(made)
+        else:
+            if job["spec"]["suspend"] != suspended:
+                self._suspend(job, suspended)
+            if not suspended and not launchers and not job.get("tried"):
+                self._make_launcher(job)
+        if suspended:
+            self._say(mpijob, "Suspended", True, "MPIJobSuspended")
+            self._say(mpijob, "Running", False, "MPIJobSuspended")
+            return
+        if "Suspended" in conditions:
+            self._say(mpijob, "Suspended", False, "MPIJobResumed")
+        self._tell(mpijob, job, launchers, workers)
+
+    def _make_workers(self, mpijob: Manifest, there: Sequence[Manifest]) -> None:
+        names = {pod["metadata"]["name"] for pod in there}
         for index in range(mpijob["spec"]["mpiReplicaSpecs"]["Worker"]["replicas"]):
             made = worker(mpijob, index)
-            if made["metadata"]["name"] not in there:
+            if made["metadata"]["name"] not in names:
                 self.cluster.add(made)
-        if job is None:
-            if workers and all(_is_ready(pod) for pod in workers):
-                self.cluster.add(launcher_job(mpijob))
-        elif not launchers and not job.get("tried"):
-            self._make_launcher(job)
-        self._tell(mpijob, job, launchers, workers)
+
+    def _suspend(self, job: Manifest, suspended: bool) -> None:
+        """What the Job controller does with a Job that is suspended: its next pod is no retry."""
+
+        def change(there: Manifest) -> None:
+            there["spec"]["suspend"] = suspended
+            there.pop("tried", None)
+
+        metadata = job["metadata"]
+        self.cluster.change(("Job", metadata["namespace"], metadata["name"]), change)
+        job.pop("tried", None)
 
     def _make_launcher(self, job: Manifest) -> None:
         self.launchers += 1
