@@ -143,6 +143,34 @@ def test_replicas_prefer_different_nodes_unless_told_otherwise() -> None:
     assert pod({"affinity": {"nodeAffinity": {}}})["affinity"] == {"nodeAffinity": {}}
 
 
+def test_pods_go_to_nodes_that_can_run_their_images() -> None:
+    linux, arm = {"kubernetes.io/os": "linux"}, {"kubernetes.io/arch": "arm64"}
+
+    def selectors(values: Manifest) -> list[Manifest]:
+        made = rendered(values)
+        job = yaml.safe_load(made["ConfigMap/dtj-operator-test"]["data"]["job.yaml"])
+        roles = job["spec"]["replicaSpecs"].values()
+        ofs = [role.get("template", {}).get("spec", {}).get("nodeSelector", {}) for role in roles]
+        pods = [made["Deployment/dtj-operator"]["spec"]["template"], made["Pod/dtj-operator-test"]]
+        return [*(each["spec"]["nodeSelector"] for each in pods), *ofs]
+
+    assert selectors({}) == [linux, linux, {}, {}]
+    assert selectors({"arch": "arm64"}) == [linux | arm, linux | arm, arm, arm]
+    values = {"nodeSelector": {"pool": "system"}, "test": {"nodeSelector": {"pool": "gpu"}}}
+    pools = [{"pool": pool} for pool in ("system", "system", "gpu", "gpu")]
+    assert selectors(values) == [linux | pools[0], linux | pools[1], pools[2], pools[3]]
+
+
+def test_on_the_network_of_its_node_an_operator_waits_for_the_ports_of_the_one_before() -> None:
+    assert "hostNetwork" not in pod({})
+    assert deployment({})["strategy"]["rollingUpdate"] == {"maxUnavailable": 0, "maxSurge": 1}
+
+    made = pod({"hostNetwork": True})
+    assert (made["hostNetwork"], made["dnsPolicy"]) == (True, "ClusterFirstWithHostNet")
+    strategy = deployment({"hostNetwork": True})["strategy"]
+    assert strategy["rollingUpdate"] == {"maxUnavailable": 1, "maxSurge": 0}
+
+
 def test_large_numbers_stay_integers() -> None:
     """Helm reads numbers as floats, and writes those from a million on as 1e+06."""
     many = 2_000_000

@@ -201,7 +201,7 @@ def test_a_pod_asks_for_its_containers_or_for_an_init_container_that_wants_more(
 def node(name: str, gpus: int = 0, cpu: int = 8, labels: Manifest | None = None, **spec: Any) -> Manifest:
     allocatable = {"cpu": str(cpu), "memory": "32Gi", "pods": "110", **({GPU: str(gpus)} if gpus else {})}
     return {
-        "metadata": {"name": name, "labels": labels or {}},
+        "metadata": {"name": name, "labels": {"kubernetes.io/os": "linux"} | (labels or {})},
         "spec": spec,
         "status": {"allocatable": allocatable, "conditions": [{"type": "Ready", "status": "True"}]},
     }

@@ -60,6 +60,22 @@ def of_role(pods: tuple[Manifest, ...], role: str) -> list[Manifest]:
     return [pod for pod in pods if pod["metadata"]["labels"]["dtj.dev/role"] == role]
 
 
+def test_pods_go_to_nodes_with_linux_unless_a_template_says_otherwise() -> None:
+    given = {"worker": {"replicas": 1, "gpus": 1}}
+    accelerator = {"nodeSelector": {"gpu": "h200"}}
+    plan = plan_job(job(replicaSpecs=given, accelerator=accelerator, tensorboard={"enabled": True}))
+    (worker,), (launcher,) = of_role(plan.pods, "worker"), of_role(plan.pods, "launcher")
+    assert worker["spec"]["nodeSelector"] == {"kubernetes.io/os": "linux", "gpu": "h200"}
+    assert launcher["spec"]["nodeSelector"] == {"kubernetes.io/os": "linux"}
+    assert plan.tensorboard is not None
+    board = plan.tensorboard.deployment["spec"]["template"]["spec"]
+    assert board["nodeSelector"] == {"kubernetes.io/os": "linux"}
+
+    template = {"spec": {"nodeSelector": {"kubernetes.io/os": None, "kubernetes.io/arch": "arm64"}}}
+    (worker,) = of_role(plan_job(job(replicaSpecs={"worker": {"template": template}})).pods, "worker")
+    assert worker["spec"]["nodeSelector"] == {"kubernetes.io/arch": "arm64"}
+
+
 @settings(max_examples=60)
 @given(jobs(), st.integers(1, 30))
 def test_invariants_of_every_plan(made: Job, attempt: int) -> None:

@@ -195,7 +195,7 @@ async def test_a_place_chosen_while_the_job_is_suspended_is_every_pods(spec: dic
 
     pods = world.cluster.of_kind("Pod")
     assert len(pods) >= 3
-    assert all(pod["spec"]["nodeSelector"] == {"pool": "b"} for pod in pods)
+    assert all(pod["spec"]["nodeSelector"]["pool"] == "b" for pod in pods)
 
 
 async def test_what_is_changed_while_the_job_is_suspended_is_every_pods() -> None:

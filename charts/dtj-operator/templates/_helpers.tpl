@@ -39,6 +39,15 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
 {{- with $image.digest }}@{{ . }}{{ end -}}
 {{- end }}
 
+{{/* Labels that a node must have: Linux, the images' architecture, and those given. Arguments: those given, root. */}}
+{{- define "dtj-operator.nodeSelector" -}}
+{{- $own := dict "kubernetes.io/os" "linux" -}}
+{{- with (index . 1).Values.arch -}}
+{{- $_ := set $own "kubernetes.io/arch" . -}}
+{{- end -}}
+{{- toYaml (merge (dict) (index . 0) $own) -}}
+{{- end }}
+
 {{/* Name of the webhook's Service, configuration and Secret; the one that cert-manager fills has its own. */}}
 {{- define "dtj-operator.webhookName" -}}
 {{- include "dtj-operator.fullname" . }}-webhook

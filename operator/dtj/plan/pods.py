@@ -32,6 +32,8 @@ from dtj_trainer import contract
 
 # Where the node's runtime is NVIDIA's, a replica that asked for no GPU would see every one.
 HIDDEN_GPUS = {"NVIDIA_VISIBLE_DEVICES": "void"}
+ON_LINUX = {"kubernetes.io/os": "linux"}
+"""Of a node: a cluster may have nodes with Windows, which a cluster's scheduler does not keep pods from."""
 # The user of the trainer images. A pod that passes the `restricted` Pod Security Standard needs a numeric one.
 _UID = 1000
 
@@ -94,6 +96,7 @@ def replica_pod(
             "enableServiceLinks": False,
             "terminationGracePeriodSeconds": contract.TERMINATION_GRACE_SECONDS,
             "securityContext": pod_security(),
+            "nodeSelector": dict(ON_LINUX),
             "containers": [_container(job, spec, command, _environment(job, replica) | env)],
             "volumes": [
                 {"name": WORKSPACE_VOLUME, "emptyDir": {}},
@@ -178,7 +181,7 @@ def _placement(job: Job, replica: ReplicaSpec) -> Manifest:
         ]
     }
     if accelerator.node_selector:
-        placement["nodeSelector"] = dict(accelerator.node_selector)
+        placement["nodeSelector"] = ON_LINUX | accelerator.node_selector
     if accelerator.runtime_class_name:
         placement["runtimeClassName"] = accelerator.runtime_class_name
     return placement

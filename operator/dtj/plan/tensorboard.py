@@ -17,7 +17,7 @@ from dtj.api.validation import TENSORBOARD_CONTAINER
 from dtj.plan.merge import merged
 from dtj.plan.model import TensorBoard
 from dtj.plan.nodes import leaves_lost_nodes
-from dtj.plan.pods import artifacts_uri, credentials, metadata, pod_security, secured
+from dtj.plan.pods import ON_LINUX, artifacts_uri, credentials, metadata, pod_security, secured
 from dtj_trainer import contract
 
 DEFAULT_IMAGE = f"dtj-tensorboard:{version('dtj')}"
@@ -98,6 +98,7 @@ def _template(job: Job, default_image: str) -> Manifest:
             "enableServiceLinks": False,
             "terminationGracePeriodSeconds": 10,
             "securityContext": pod_security(),
+            "nodeSelector": dict(ON_LINUX),
             "containers": [_container(job, default_image)],
             "volumes": [
                 {"name": "files", "emptyDir": {"sizeLimit": _FILES_LIMIT}},

@@ -26,5 +26,8 @@ annotations:
 {{- $_ := set $spec $name . }}
 {{- end }}
 {{- end }}
+{{- with .Values.arch }}
+{{- $_ := set $spec "nodeSelector" (merge (dict) (get $spec "nodeSelector" | default dict) (dict "kubernetes.io/arch" .)) }}
+{{- end }}
 {{- with $spec }}{{ toYaml . }}{{ end }}
 {{- end }}
