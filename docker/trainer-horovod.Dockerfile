@@ -32,12 +32,14 @@ RUN apt-get update \
     && rm -rf /var/lib/apt/lists/* /etc/ssh/ssh_host_*
 # - uid 1000 under a name of its own (Ubuntu's images have a user there already); `*` is no password,
 #   where `!` would be a locked account, which sshd turns away
+# - a user of group 0 may write /etc/passwd: OpenShift runs pods as a user that no image knows, and start.sh adds it
 # - /run/sshd: sshd asks for it even when it isn't root
 # - without CAP_SYS_PTRACE ranks of one pod can't read each other's memory: Open MPI is told so, or it warns;
 #   Debian's file has no newline at its end
 RUN if id 1000 >/dev/null 2>&1; then userdel --remove "$(id -un 1000)"; fi \
     && groupadd --gid 1000 dtj \
     && useradd --uid 1000 --gid 1000 --create-home --shell /bin/bash --password '*' dtj \
+    && chmod g=u /etc/passwd \
     && install --directory --owner=1000 --group=1000 /dtj \
     && install --directory /run/sshd \
     && printf '\nbtl_vader_single_copy_mechanism = none\n' >> /etc/openmpi/openmpi-mca-params.conf

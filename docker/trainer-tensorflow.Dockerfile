@@ -34,10 +34,12 @@ RUN apt-get update \
         ca-certificates python3 tini \
     && rm -rf /var/lib/apt/lists/*
 # uid 1000 under a name of its own (Ubuntu's images have a user there already); `*` is no password,
-# where `!` would be a locked account, which sshd turns away
+# where `!` would be a locked account, which sshd turns away. A user of group 0 may write /etc/passwd: OpenShift runs pods as a
+# user that no image knows, and start.sh adds it
 RUN if id 1000 >/dev/null 2>&1; then userdel --remove "$(id -un 1000)"; fi \
     && groupadd --gid 1000 dtj \
     && useradd --uid 1000 --gid 1000 --create-home --shell /bin/bash --password '*' dtj \
+    && chmod g=u /etc/passwd \
     && install --directory --owner=1000 --group=1000 /dtj
 ENV PATH=/opt/venv/bin:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin \
     PYTHONUNBUFFERED=1

@@ -112,7 +112,9 @@ async def start(
     progress = ProgressPoller(
         queue.add, memo.progress_interval, a_second=memo.progress_rate, dropped=metrics.dropped_values.inc
     )
-    plan: Callable[[Job], Plan] = partial(plan_job, tensorboard_image=memo.tensorboard_image)
+    plan: Callable[[Job], Plan] = partial(
+        plan_job, tensorboard_image=memo.tensorboard_image, pod_user=memo.job_user
+    )
     if memo.fenced_from:
         plan = fenced(plan, memo.fenced_from)
     reconciler = Reconciler(
@@ -194,6 +196,7 @@ async def _run(flags: argparse.Namespace) -> None:
             progress_rate=flags.progress_rate,
             ghosts_interval=flags.look_for_ghosts,
             tensorboard_image=flags.tensorboard_image,
+            job_user=flags.job_user,
             namespaces=flags.namespace,
             fenced_from=flags.lease_namespace if flags.job_network_policies else None,
             registry=registry,

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from dtj.admission.certificates import VALIDITY
 from dtj.admission.service import Webhook
+from dtj.api.job import POD_USER
 from dtj.cluster.api import own_namespace
 from dtj.plan.tensorboard import DEFAULT_IMAGE
 from dtj.reconcile.lease import Timing
@@ -66,6 +67,14 @@ def read_flags(words: Sequence[str] | None = None) -> argparse.Namespace:
         help="of jobs with spec.tensorboard that name none (default: %(default)s)",
     )
     parser.add_argument(
+        "--job-user",
+        type=_user,
+        default=POD_USER,
+        metavar="UID",
+        help="user and group of jobs' pods, and of their TensorBoards, whose template names none; none: they name no "
+        "user, and the cluster gives them one, as OpenShift does (default: %(default)s)",
+    )
+    parser.add_argument(
         "--job-network-policies",
         action=argparse.BooleanOptionalAction,
         default=False,
@@ -91,6 +100,15 @@ def read_flags(words: Sequence[str] | None = None) -> argparse.Namespace:
     except ValueError as error:
         parser.error(str(error))
     return flags
+
+
+def _user(word: str) -> int | None:
+    if word == "none":
+        return None
+    user = int(word) if word.isascii() and word.isdigit() else 0
+    if not 1 <= user < 2**31:
+        raise argparse.ArgumentTypeError(f"a uid from 1 on, or none, got {word}")
+    return user
 
 
 def _positive(word: str) -> float:

@@ -192,8 +192,13 @@ def test_an_image_by_digest_keeps_its_tag_for_people() -> None:
     assert container({"image": {"digest": digest}})["image"] == f"dtj-operator:{version}@{digest}"
 
 
-def test_openshift_may_choose_the_user() -> None:
-    assert "runAsUser" not in pod({"podSecurityContext": {"runAsUser": None}})["securityContext"]
+def test_openshift_may_choose_the_users() -> None:
+    values = {"podSecurityContext": {"runAsUser": None}, "jobs": {"runAsUser": None}}
+    assert "runAsUser" not in pod(values)["securityContext"]
+    assert "runAsUser" not in rendered(values)["Pod/dtj-operator-test"]["spec"]["securityContext"]
+    assert flags("openshift").job_user is None
+    assert flags("default").job_user == 1000
+    assert "--job-user=2000000" in container({"jobs": {"runAsUser": 2_000_000}})["args"]
 
 
 def test_names_come_from_the_release_and_fit() -> None:

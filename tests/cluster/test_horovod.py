@@ -204,3 +204,30 @@ def test_ranks_that_mpirun_starts_elsewhere_than_asked_for_end_the_job(namespace
     status = namespace.apply(manifest).wait(90, "Failed")
     assert status["failure"]["class"] == "WorldSizeMismatch"
     assert "astray-launcher-0" in status["failure"]["message"]
+
+
+# As OpenShift's SCC restricted-v2 gives them: a uid of the namespace, which no image knows, and group 0.
+UNKNOWN = {"runAsUser": 1000670000, "runAsGroup": 0, "fsGroup": 1000670000}
+
+
+def test_ranks_run_as_a_user_that_no_image_knows(namespace: Namespace) -> None:
+    manifest = stub("unknown", "--steps=5")
+    applied = namespace.apply(_as_unknown(manifest))
+    applied.wait(120)
+    assert applied.artifacts().stub_steps_are_complete(5)
+
+
+def test_ranks_of_an_image_without_dtj_trainer_run_as_such_a_user_too(namespace: Namespace) -> None:
+    manifest = stub("unknown", image="dtj-horovod-base:0.1.0", command=["id", "-un"], args=[])
+    del manifest["spec"]["artifacts"]
+    namespace.apply(_as_unknown(manifest)).wait(120)
+    assert namespace.kubectl("logs", "unknown-launcher-0").split() == ["dtj-1000670000"] * 2
+
+
+def _as_unknown(manifest: Manifest) -> Manifest:
+    template = {"spec": {"securityContext": UNKNOWN}}
+    roles = manifest["spec"]["replicaSpecs"]
+    manifest["spec"]["replicaSpecs"] = {
+        role: {**roles.get(role, {}), "template": template} for role in ("worker", "launcher")
+    }
+    return manifest

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from dtj.api.job import Job, Manifest, read_job
 from dtj.api.names import LABEL_LENGTH
 from dtj.api.validation import faults
+from dtj.operator_flags import read_flags
 from dtj.plan.horovod import SSHD_CONFIG, ssh_secret
 from dtj.plan.job import plan_job
 from tests.unit.support.jobs import UID, job, manifest
@@ -58,6 +59,57 @@ def trainer(pod: Manifest) -> Manifest:
 
 def of_role(pods: tuple[Manifest, ...], role: str) -> list[Manifest]:
     return [pod for pod in pods if pod["metadata"]["labels"]["dtj.dev/role"] == role]
+
+
+PLACES: dict[str, dict[str, Any]] = {
+    "horovod": {"tensorboard": {"enabled": True}},
+    "parameter-server": {"strategy": "ParameterServer", "replicaSpecs": {"worker": {}, "ps": {}}},
+    "mpijob": {"horovod": {"launcher": "MPIJob"}},
+}
+
+
+@pytest.mark.parametrize("spec", PLACES.values(), ids=PLACES)
+@pytest.mark.parametrize("user", [None, 2000])
+def test_the_operator_may_give_pods_another_user_or_leave_that_to_the_cluster(
+    spec: dict[str, Any], user: int | None
+) -> None:
+    plan = plan_job(job(**spec), pod_user=user)
+    specs = [pod["spec"] for pod in plan.pods]
+    if plan.mpijob:
+        replicas = plan.mpijob["spec"]["mpiReplicaSpecs"].values()
+        specs += [replica["template"]["spec"] for replica in replicas]
+    if plan.tensorboard:
+        specs.append(plan.tensorboard.deployment["spec"]["template"]["spec"])
+    assert len(specs) >= 3
+    for each in specs:
+        own = each["securityContext"]
+        assert own["runAsNonRoot"] is True
+        named = {key: own.get(key) for key in ("runAsUser", "runAsGroup", "fsGroup")}
+        assert set(named.values()) == {user}
+        assert list(restricted_faults({"spec": each, "metadata": {}})) == []
+
+
+def test_a_template_names_its_user_whatever_the_operator_says() -> None:
+    template = {"spec": {"securityContext": {"runAsUser": 1000}}}
+    plan = plan_job(job(replicaSpecs={"worker": {"template": template}}), pod_user=None)
+    (worker,) = of_role(plan.pods, "worker")
+    assert worker["spec"]["securityContext"] == {
+        "runAsNonRoot": True,
+        "runAsUser": 1000,
+        "seccompProfile": {"type": "RuntimeDefault"},
+    }
+
+
+def test_the_flag_of_jobs_user_is_a_uid_or_none(capsys: pytest.CaptureFixture[str]) -> None:
+    assert [read_flags(words).job_user for words in ([], ["--job-user=7"], ["--job-user=none"])] == [
+        1000,
+        7,
+        None,
+    ]
+    for wrong in ("0", "-1", "root", "2147483648"):
+        with pytest.raises(SystemExit):
+            read_flags([f"--job-user={wrong}"])
+        assert f"a uid from 1 on, or none, got {wrong}" in capsys.readouterr().err
 
 
 def test_pods_go_to_nodes_with_linux_unless_a_template_says_otherwise() -> None:

@@ -28,9 +28,15 @@ class Pod:
         self.bin = root / "bin"
         self.workspace = root / "dtj"
         self.config = root / "etc"
+        self.scripts = root / "scripts"
+        self.passwd = root / "passwd"
+        """Not the machine's own: a script may write it."""
         (self.workspace / "run").mkdir(parents=True)
         self.bin.mkdir()
         self.config.mkdir()
+        self.scripts.mkdir()
+        self.passwd.write_text("root:*:0:0:root:/root:/bin/bash\n")
+        self.passwd.chmod(0o444)
         self.environment = {
             "PATH": str(self.bin),
             "DTJ_ROOT": str(self.workspace),
@@ -52,8 +58,10 @@ class Pod:
             (self.bin / name).symlink_to(shutil.which(name) or name)
 
     def run(self, script: str, *arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
+        text = (SCRIPTS / script).read_text().replace("/etc/passwd", str(self.passwd))
+        (self.scripts / script).write_text(text)
         return subprocess.run(
-            [SHELL, SCRIPTS / script, *arguments],
+            [SHELL, self.scripts / script, *arguments],
             env=self.environment | environment,
             capture_output=True,
             text=True,
@@ -130,6 +138,56 @@ def test_an_image_without_a_user_of_that_uid_says_so_before_ssh_fails(pod: Pod) 
 
     assert done.returncode == 78
     assert "the image has no user with uid 1000" in done.stderr
+
+
+def _id(passwd: Path, uid: int) -> str:
+    """An `id` of a user of group 0 that knows the names in a passwd file."""
+    return f"""#!/bin/sh
+case "$1" in
+-u) echo {uid} ;;
+-g) echo 0 ;;
+-un) while IFS=: read -r name _ entry _; do [ "$entry" = {uid} ] && echo "$name" && exit; done < {passwd}; exit 1 ;;
+esac
+"""
+
+
+@pytest.mark.parametrize("strategy", ["Horovod", "ParameterServer"])
+def test_a_user_that_the_image_does_not_know_is_added_where_the_image_allows_it(
+    pod: Pod, strategy: str
+) -> None:
+    pod.has("id", _id(pod.passwd, 1000670000))
+    pod.has("dtj-launch")
+    pod.passwd.chmod(0o664)
+
+    for _ in range(2):  # A container that is restarted keeps its entry.
+        assert pod.run("start.sh", "python", DTJ_STRATEGY=strategy).returncode == 0
+
+    added = f"dtj-1000670000:*:1000670000:0::{pod.workspace}:/bin/sh"
+    assert pod.passwd.read_text().splitlines() == ["root:*:0:0:root:/root:/bin/bash", added]
+
+
+def test_a_run_of_this_machine_adds_no_user_to_it(pod: Pod) -> None:
+    pod.has("id", _id(pod.passwd, 1000670000))
+    pod.passwd.chmod(0o664)
+
+    assert pod.run("start.sh", "python", DTJ_LOCAL_RUN="1").returncode == 78
+
+    assert "1000670000" not in pod.passwd.read_text()
+
+
+def test_a_user_without_a_shell_is_told_before_sshd_refuses_it(pod: Pod) -> None:
+    """As CRI-O adds an unknown uid to a passwd file that group 0 may not write."""
+    pod.has("id", _id(pod.passwd, 1000670000))
+    pod.has("sshd")
+    pod.passwd.chmod(0o664)
+    with pod.passwd.open("a") as file:
+        file.write("1000670000:x:1000670000:0:1000670000 user:/dtj:/sbin/nologin\n")
+
+    done = pod.run("start.sh")
+
+    assert done.returncode == 78
+    assert "user 1000670000 (uid 1000670000) has no shell, which sshd needs" in done.stderr
+    assert pod.run("start.sh", DTJ_LOCAL_WORKERS="/x").returncode == 0, "no ssh on this machine"
 
 
 def test_a_worker_without_sshd_says_what_to_install(pod: Pod) -> None:
@@ -231,7 +289,7 @@ def test_a_workspace_that_can_not_be_written_is_a_fault_of_the_configuration(pod
 
 @pytest.mark.parametrize("tini", [True, False])
 def test_other_strategies_run_the_program_as_the_pods_one_process(pod: Pod, tini: bool) -> None:
-    """No ssh: neither a user's name nor the saved environment is asked for."""
+    """No ssh: neither a user's name nor the saved environment has to be there."""
     pod.has("id", '#!/bin/sh\n[ "$1" = -u ] && echo 1000\n')
     pod.has("dtj-launch")
     if tini:

@@ -19,6 +19,10 @@ Manifest = dict[str, Any]
 _FIELDS = ("apiVersion", "kind", "metadata", "spec", "status")
 
 
+POD_USER = 1000
+"""The user of the trainer images, and the group of a job's files."""
+
+
 @dataclass(frozen=True)
 class Fault:
     """One thing that is wrong with a job."""
@@ -42,6 +46,8 @@ class Job:
     status: JobStatus
     labels: Mapping[str, str] = field(default_factory=dict)
     annotations: Mapping[str, str] = field(default_factory=dict)
+    pod_user: int | None = POD_USER
+    """User and group of its pods where templates name none; None: the cluster chooses them, as OpenShift does."""
 
     @property
     def short_uid(self) -> str:

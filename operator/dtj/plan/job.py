@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from dtj.api.job import Job
+from dtj.api.job import POD_USER, Job
 from dtj.api.spec import Horovod, HorovodLauncher, Strategy
 from dtj.plan.gang import in_a_gang
 from dtj.plan.horovod import horovod_plan
@@ -14,8 +14,12 @@ from dtj.plan.parameter_server import parameter_server_plan
 from dtj.plan.tensorboard import DEFAULT_IMAGE, tensorboard
 
 
-def plan_job(job: Job, tensorboard_image: str = DEFAULT_IMAGE) -> Plan:
-    """The objects that a job without faults needs now, in the attempt that its status says."""
+def plan_job(job: Job, tensorboard_image: str = DEFAULT_IMAGE, pod_user: int | None = POD_USER) -> Plan:
+    """The objects that a job without faults needs now, in the attempt that its status says.
+
+    pod_user: user and group of pods whose template names none; None: they name none.
+    """
+    job = replace(job, pod_user=pod_user)
     return in_a_gang(job, plan_without_gang(job, tensorboard_image))
 
 

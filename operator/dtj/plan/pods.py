@@ -15,7 +15,7 @@ from dtj.api.identity import (
     LABEL_ROLE,
     MANAGER,
 )
-from dtj.api.job import Job, Manifest
+from dtj.api.job import POD_USER, Job, Manifest
 from dtj.api.names import config_name, pod_name, service_name
 from dtj.api.spec import ReplicaSpec, Resume
 from dtj.api.validation import (
@@ -34,8 +34,6 @@ from dtj_trainer import contract
 HIDDEN_GPUS = {"NVIDIA_VISIBLE_DEVICES": "void"}
 ON_LINUX = {"kubernetes.io/os": "linux"}
 """Of a node: a cluster may have nodes with Windows, which a cluster's scheduler does not keep pods from."""
-# The user of the trainer images. A pod that passes the `restricted` Pod Security Standard needs a numeric one.
-_UID = 1000
 
 
 def metadata(job: Job, name: str, labels: dict[str, str] | None = None) -> Manifest:
@@ -95,7 +93,7 @@ def replica_pod(
             "automountServiceAccountToken": False,
             "enableServiceLinks": False,
             "terminationGracePeriodSeconds": contract.TERMINATION_GRACE_SECONDS,
-            "securityContext": pod_security(),
+            "securityContext": pod_security(job.pod_user),
             "nodeSelector": dict(ON_LINUX),
             "containers": [_container(job, spec, command, _environment(job, replica) | env)],
             "volumes": [
@@ -142,15 +140,10 @@ def credentials(job: Job) -> Manifest:
     return {"envFrom": [{"secretRef": {"name": artifacts.secret_name}}]}
 
 
-def pod_security() -> Manifest:
-    """Of a pod that passes the `restricted` Pod Security Standard."""
-    return {
-        "runAsNonRoot": True,
-        "runAsUser": _UID,
-        "runAsGroup": _UID,
-        "fsGroup": _UID,
-        "seccompProfile": {"type": "RuntimeDefault"},
-    }
+def pod_security(user: int | None = POD_USER) -> Manifest:
+    """Of a pod that passes the `restricted` Pod Security Standard, which wants a number. None: none."""
+    own = {} if user is None else {"runAsUser": user, "runAsGroup": user, "fsGroup": user}
+    return {"runAsNonRoot": True, **own, "seccompProfile": {"type": "RuntimeDefault"}}
 
 
 def secured(pod: Manifest) -> Manifest:

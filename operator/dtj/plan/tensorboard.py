@@ -97,7 +97,7 @@ def _template(job: Job, default_image: str) -> Manifest:
             "automountServiceAccountToken": False,
             "enableServiceLinks": False,
             "terminationGracePeriodSeconds": 10,
-            "securityContext": pod_security(),
+            "securityContext": pod_security(job.pod_user),
             "nodeSelector": dict(ON_LINUX),
             "containers": [_container(job, default_image)],
             "volumes": [

@@ -5,6 +5,15 @@
 set -u
 config="${DTJ_CONFIG_DIR:-/etc/dtj}"
 role=replica
+uid=""
+if command -v id > /dev/null 2>&1; then
+    uid=$(id -u)
+    # OpenShift gives each namespace a uid of its own, which no image knows: ssh, sshd and programs ask for its name.
+    # An image is prepared for that by `chmod g=u /etc/passwd`, as such a user is in group 0.
+    if ! id -un > /dev/null 2>&1 && [ -z "${DTJ_LOCAL_RUN:-}" ] && [ -w /etc/passwd ]; then
+        echo "dtj-$uid:*:$uid:$(id -g)::${DTJ_ROOT:-/dtj}:/bin/sh" >> /etc/passwd
+    fi
+fi
 
 if [ "${DTJ_STRATEGY:-Horovod}" = Horovod ]; then
     role=$DTJ_ROLE
@@ -13,9 +22,20 @@ if [ "${DTJ_STRATEGY:-Horovod}" = Horovod ]; then
     # (`command`: else a shell that can't write there ends at once, with an exit code of its own.)
     command export -p > "${DTJ_ROOT:-/dtj}/run/environment" || exit 78
     umask 022
-    if command -v id > /dev/null 2>&1 && ! id -un > /dev/null 2>&1; then
-        echo "dtj: the image has no user with uid $(id -u), which ssh needs: add one, or set runAsUser in the template" >&2
+    if [ -n "$uid" ] && ! id -un > /dev/null 2>&1; then
+        echo "dtj: the image has no user with uid $uid, which ssh needs: add one, set runAsUser in the template, or make \
+/etc/passwd writable for group 0 (chmod g=u /etc/passwd)" >&2
         exit 78
+    fi
+    if [ -n "$uid" ] && [ -z "${DTJ_LOCAL_WORKERS:-}" ] && [ -r /etc/passwd ]; then
+        # The entry that CRI-O adds for an unknown uid, where none can be added above, has no shell: sshd refuses its user.
+        while IFS=: read -r name _ entry _ _ _ shell; do
+            if [ "$entry" = "$uid" ] && [ "${shell##*/}" = nologin ]; then
+                echo "dtj: user $name (uid $uid) has no shell, which sshd needs: give it one in the image's /etc/passwd, or \
+make that file writable for group 0 (chmod g=u /etc/passwd)" >&2
+                exit 78
+            fi
+        done < /etc/passwd
     fi
 fi
 
