@@ -20,7 +20,6 @@ from functools import partial
 from typing import Any
 
 import kopf
-import prometheus_client
 
 from dtj.admission.service import admission
 from dtj.api.identity import API_VERSION, GROUP, KIND, PLURAL, VERSION
@@ -41,6 +40,7 @@ from dtj.reconcile.ghosts import keep_laying_ghosts
 from dtj.reconcile.health import Health
 from dtj.reconcile.known import Known, all_known
 from dtj.reconcile.metrics import Metrics, process_registry
+from dtj.reconcile.metrics_server import serve_metrics
 from dtj.reconcile.progress import ProgressPoller
 from dtj.reconcile.queue import WorkQueue
 from dtj.reconcile.reconciler import Reconciler
@@ -186,7 +186,7 @@ async def _run(flags: argparse.Namespace) -> None:
         elector = await _elector(flags, stack) if flags.leader_elect else None
         leading = elector.leading if elector else lambda: True
         registry = process_registry(leading)
-        prometheus_client.start_http_server(flags.metrics_port, registry=registry)
+        serve_metrics(flags.metrics_port, registry)
         if flags.webhook:
             await stack.enter_async_context(admission(flags.webhook, registry))
         await stack.enter_async_context(health.served(flags.health_port))

@@ -6,6 +6,7 @@ import json
 import logging
 import os
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -129,15 +130,23 @@ def serve(job_uri: str, port: int, tmp_path: Path) -> Iterator[subprocess.Popen[
     process.wait()
 
 
-def shown(port: int) -> dict[int, float] | None:
+def shown(port: int, host: str = "127.0.0.1") -> dict[int, float] | None:
     """Values by step as TensorBoard answers a browser; None while there are none."""
-    url = f"http://127.0.0.1:{port}/data/plugin/scalars/scalars?tag=loss&run=."
+    url = f"http://{host}:{port}/data/plugin/scalars/scalars?tag=loss&run=."
     opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
     try:
         with opener.open(url, timeout=10) as answer:
             return {point[1]: point[2] for point in json.load(answer)}
     except (urllib.error.URLError, ConnectionError):
         return None
+
+
+def has_ipv6() -> bool:
+    try:
+        with socket.create_server(("::1", 0), family=socket.AF_INET6):
+            return True
+    except OSError:
+        return False
 
 
 def wait_until_shown(port: int, expected: dict[int, float], process: subprocess.Popen[str]) -> None:
@@ -173,6 +182,8 @@ def test_events_of_the_bucket_are_shown_as_they_come_and_a_retry_replaces_what_w
     second.close()
     upload(job_store, folder)
     wait_until_shown(port, {**dict.fromkeys(range(1, 5), 1.0), 5: 2.0}, serve)
+    if has_ipv6():
+        assert shown(port, "[::1]") == shown(port)
 
     serve.send_signal(signal.SIGTERM)
     assert serve.wait(20) == 0

@@ -150,6 +150,7 @@ def test_invariants_of_every_plan(made: Job, attempt: int) -> None:
     for entry in objects:
         (owner,) = entry["metadata"]["ownerReferences"]
         assert (owner["uid"], owner["controller"], owner["name"]) == (UID, True, made.name)
+        assert owner["blockOwnerDeletion"], "a deletion in the foreground waits for it"
         assert entry["metadata"]["labels"].items() >= plan.service["spec"]["selector"].items()
     for pod in plan.pods:
         assert pod["metadata"]["labels"]["dtj.dev/attempt"] == str(attempt)

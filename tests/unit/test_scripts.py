@@ -435,3 +435,9 @@ def test_sshd_takes_no_passwords_and_listens_where_the_contract_says() -> None:
     assert f"Port {SSH_PORT}\n" in SSHD_CONFIG
     assert "PasswordAuthentication no\n" in SSHD_CONFIG
     assert "KbdInteractiveAuthentication no\n" in SSHD_CONFIG
+
+
+def test_sshd_forwards_nothing() -> None:
+    """Neither TCP, X11 nor an agent, nor sockets; a tunnel needs a word that is not there."""
+    assert "DisableForwarding yes\n" in SSHD_CONFIG
+    assert "PermitTunnel" not in SSHD_CONFIG

@@ -47,7 +47,7 @@ def main() -> None:
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, end)
     command = [sys.executable, "-m", "dtj_trainer.tensorboard_program", str(os.getpid())]
-    command += [f"--logdir={folder}", "--host=0.0.0.0", f"--port={port}"]
+    command += [f"--logdir={folder}", "--bind_all", f"--port={port}"]
     command += [f"--window_title={os.environ.get(contract.ENV_JOB, 'TensorBoard')}"]
     process = subprocess.Popen(command)  # noqa: S603
     try:

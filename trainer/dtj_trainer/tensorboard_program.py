@@ -2,7 +2,7 @@
 process (on Linux), and does not load TensorFlow even where that is installed.
 
 Loading it takes seconds and hundreds of megabytes, and the scalars of a job need none of it. What follows PARENT is
-for TensorBoard: --logdir, --host, --port.
+for TensorBoard: --logdir, --bind_all, --port.
 """
 
 from __future__ import annotations

@@ -41,8 +41,7 @@ StrictModes no
 UsePAM no
 PasswordAuthentication no
 KbdInteractiveAuthentication no
-X11Forwarding no
-AllowTcpForwarding no
+DisableForwarding yes
 # The kubelet's probes connect and hang up, which sshd tells at ERROR; the launcher tells of real trouble.
 LogLevel FATAL
 """

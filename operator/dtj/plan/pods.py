@@ -43,7 +43,15 @@ def metadata(job: Job, name: str, labels: dict[str, str] | None = None) -> Manif
         "namespace": job.namespace,
         "labels": {LABEL_MANAGED_BY: MANAGER, LABEL_JOB: job.name, **(labels or {})},
         "ownerReferences": [
-            {"apiVersion": API_VERSION, "kind": KIND, "name": job.name, "uid": job.uid, "controller": True}
+            {
+                "apiVersion": API_VERSION,
+                "kind": KIND,
+                "name": job.name,
+                "uid": job.uid,
+                "controller": True,
+                # `kubectl delete --cascade=foreground` waits for them.
+                "blockOwnerDeletion": True,
+            }
         ],
     }
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 from aiohttp import web
 
+from dtj.api.identity import GROUP, KIND, PLURAL
 from dtj.api.job import Manifest
 from tests.unit.support.api_server import refused
 
@@ -78,6 +79,20 @@ def asked_by(request: web.Request) -> Right | None:
     return Right(verb, "/".join([rest[0], *rest[2:]]), group, namespace, name)
 
 
+async def owners_of(request: web.Request) -> list[Right]:
+    """What a request needs besides: for each job whose deletion is to wait for the new object, the right to set that
+    job's finalizers. By the admission plugin OwnerReferencesPermissionEnforcement, as OpenShift has it.
+    """
+    if request.method != "POST":
+        return []
+    metadata = (await request.json()).get("metadata") or {}
+    return [
+        Right("update", f"{PLURAL}/finalizers", GROUP, metadata["namespace"], owner["name"])
+        for owner in metadata.get("ownerReferences") or []
+        if owner["kind"] == KIND and owner.get("blockOwnerDeletion")
+    ]
+
+
 @dataclass
 class Authorizer:
     """Answers in the server's place what is not allowed."""
@@ -94,12 +109,13 @@ class Authorizer:
         right = asked_by(request)
         if right is None:
             return await answer()
-        self.asked.add(right)
-        denied = any(one.allows(right) for one in self.denied)
-        if not denied and any(own.allows(right) for own in self.rights):
-            return await answer()
-        self.forbidden.add(right)
-        return refused(403, "Forbidden", f"{right.resource} is forbidden: cannot {right.verb}")
+        for needed in (right, *await owners_of(request)):
+            self.asked.add(needed)
+            denied = any(one.allows(needed) for one in self.denied)
+            if denied or not any(own.allows(needed) for own in self.rights):
+                self.forbidden.add(needed)
+                return refused(403, "Forbidden", f"{needed.resource} is forbidden: cannot {needed.verb}")
+        return await answer()
 
     def unused(self) -> set[Right]:
         """Rights without each of which all that was asked would have been allowed."""

@@ -7,6 +7,11 @@
 - apiGroups: [dtj.dev]
   resources: [distributedtrainingjobs/status]
   verbs: [patch]
+# A job whose deletion waits for what belongs to it: where the API server enforces permissions of owner references, as on
+# OpenShift, who makes such an object needs this right on its owner.
+- apiGroups: [dtj.dev]
+  resources: [distributedtrainingjobs/finalizers]
+  verbs: [update]
 - apiGroups: [""]
   resources: [pods]
   verbs: [get, list, watch, create, delete]
