@@ -232,6 +232,23 @@ async def test_suspend_and_resume_change_one_field(server: ApiServer, client: As
     assert server.jobs["mnist"]["spec"]["runPolicy"] == {"backoffLimit": 5, "suspend": False}
 
 
+async def test_resume_changes_a_job_that_is_suspended_although_its_spec_says_nothing(
+    server: ApiServer, client: AsyncClient
+) -> None:
+    """Only a change of the spec lets a job go on whose Workload Kueue has deactivated."""
+    suspended = {
+        "type": "Suspended",
+        "status": "True",
+        "reason": "WorkloadDeactivated",
+        "lastTransitionTime": "2026-11-21T12:00:00Z",
+    }
+    await server.put(stored() | {"status": {"phase": "Suspended", "conditions": [suspended]}})
+
+    await client.resume("mnist")
+
+    assert [patch["spec"]["runPolicy"]["suspend"] for patch in server.patches] == [True, False]
+
+
 async def test_a_job_that_has_ended_is_not_suspended(server: ApiServer, client: AsyncClient) -> None:
     await server.put(stored() | {"status": ended("Succeeded")})
     with pytest.raises(DtjError, match="mnist is Succeeded"):

@@ -223,7 +223,7 @@ async def test_a_job_whose_workload_is_deactivated_comes_back_when_the_user_says
     suspended = queue.world.condition("Suspended")
     assert (suspended["status"], suspended["reason"]) == ("True", "WorkloadDeactivated")
     assert (
-        "The workload is deactivated); attempt 2 is next: it is queued once the job is"
+        "The workload is deactivated); attempt 2 is next: it is queued once the job is resumed"
         in suspended["message"]
     )
     assert "startTime" not in queue.world.status

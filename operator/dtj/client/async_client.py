@@ -24,6 +24,7 @@ from dtj.client.views import JobEvent, LogLine, PodUsage, events_of, usage_of
 from dtj.client.watching import changes
 from dtj.cluster.user_api import UserApi, connect
 from dtj.status.pods import PodView, view_pod
+from dtj.status.suspension import is_deactivated
 
 _LOOK_SECONDS = 0.5
 
@@ -162,7 +163,11 @@ class AsyncClient:
         return await self._set_suspend(name, True, namespace)
 
     async def resume(self, name: str, *, namespace: str | None = None) -> DistributedTrainingJob:
-        """Let a suspended job go on from its newest checkpoint."""
+        """Let a suspended job go on from its newest checkpoint; also one whose Workload was deactivated in Kueue."""
+        job = await self.get(name, namespace=namespace)
+        if is_deactivated(job.status) and not job.spec.run_policy.suspend:
+            # Its spec asks for no suspension: only a change of the spec says that the user wants it to go on.
+            await self._set_suspend(name, True, namespace)
         return await self._set_suspend(name, False, namespace)
 
     async def scale(

@@ -37,6 +37,14 @@ def deactivation(expected: Expected, pods: Sequence[PodView]) -> PodView | None:
     return next((pod for pod in needed if pod.reason.startswith(_DEACTIVATIONS)), None)
 
 
+def is_deactivated(status: JobStatus) -> bool:
+    """Whether the job is suspended because its Workload was deactivated."""
+    suspended = status.condition(ConditionType.SUSPENDED)
+    return (
+        suspended is not None and suspended.status is ConditionStatus.TRUE and suspended.reason == DEACTIVATED
+    )
+
+
 def is_held(job: Job) -> bool:
     """Whether the job stays suspended because its Workload was deactivated: until its spec is changed, as by a user
     who suspends and resumes it.
@@ -44,8 +52,7 @@ def is_held(job: Job) -> bool:
     suspended = job.status.condition(ConditionType.SUSPENDED)
     return (
         suspended is not None
-        and suspended.status is ConditionStatus.TRUE
-        and suspended.reason == DEACTIVATED
+        and is_deactivated(job.status)
         and suspended.observed_generation == job.generation
     )
 
@@ -86,7 +93,7 @@ def suspended(
     message = f"{why}; attempt {attempt} is next"
     if deactivated:
         message += (
-            ": it is queued once the job is suspended and resumed (runPolicy.suspend: true, then false)"
+            ": it is queued once the job is resumed (dtj resume, or runPolicy.suspend: true, then false)"
         )
     draft.set(ConditionType.RUNNING, False, SUSPENDED, message)
     draft.set(ConditionType.SUSPENDED, True, after, message)
