@@ -24,8 +24,8 @@ _CONSEQUENCES = {
 }
 # Evictions that a pod brought on itself, by what its program wrote.
 _OWN_EVICTION = re.compile(r"ephemeral.(local )?storage|EmptyDir volume", re.IGNORECASE)
-# Reasons for a pod that makes room for others, or leaves a node that is drained: those of the kubelet, how those of Kueue
-# begin (WorkloadEvictedDueToPreempted), and those of the condition DisruptionTarget, which Kubernetes writes before it
+# How reasons begin for a pod that makes room for others, or leaves a node that is drained: those of the kubelet, of
+# Kueue (WorkloadEvictedDueToPreempted), and of the condition DisruptionTarget, which Kubernetes writes before it
 # deletes the pod.
 _UNWANTED = (
     "Preempting",
