@@ -4,19 +4,21 @@ from __future__ import annotations
 
 import copy
 import json
+import re
 from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dtj.admission.review import Malformed, review
+from dtj.admission.review import MOST_ENTRIES, Malformed, review
 from dtj.api.crd import custom_resource_definition
 from dtj.api.identity import GROUP, KIND, VERSION
 from dtj.api.immutable import forbidden_changes
 from dtj.api.job import Manifest
 from tests.unit.support.bad_jobs import BadJob, bad_jobs
 from tests.unit.support.jobs import manifest
+from tests.unit.support.steps import steps
 
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(),
@@ -221,6 +223,77 @@ def test_a_status_is_not_looked_at() -> None:
 def test_what_is_no_job_is_not_looked_at() -> None:
     pod = {"group": "", "version": "v1", "kind": "Pod"}
     assert answer("CREATE", {"spec": {}}, kind=pod)["allowed"]
+
+
+# --- how much work it is ------------------------------------------------------------------------------
+
+
+def huge(kind: str, size: int) -> Manifest:
+    """A job with so many faults of a kind."""
+    match kind:
+        case "unknown fields":
+            return job(**{f"field{number}": {} for number in range(size)})
+        case "unknown fields of the manifest":
+            return {**job(), **{f"field{number}": {} for number in range(size)}}
+        case "labels":
+            return {**job(), "metadata": {"name": "one", "labels": dict.fromkeys(map(str, range(size)), 1)}}
+        case "quantities":
+            resources = {"limits": {f"example.com/r{number}": [] for number in range(size)}}
+            return job(replicaSpecs={"worker": {"resources": resources}})
+        case "a good part besides":
+            labels = {f"example.com/{number}": 1 for number in range(size)}
+            return job(replicaSpecs={"worker": {"template": {"metadata": {"labels": labels}}}}, image=7)
+    raise AssertionError(kind)
+
+
+HUGE = [
+    "unknown fields", "unknown fields of the manifest", "labels", "quantities", "a good part besides",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", HUGE)
+def test_the_work_grows_no_faster_than_the_request(kind: str) -> None:
+    few, many = (steps(lambda size=size: answer("CREATE", huge(kind, size))) for size in (200, 1600))
+
+    assert many <= 9 * few
+
+
+@pytest.mark.parametrize("kind", HUGE)
+def test_a_hundred_faults_are_told_and_the_number_of_the_rest(kind: str) -> None:
+    causes = answer("CREATE", huge(kind, 1600))["status"]["details"]["causes"]
+
+    assert len(causes) == 101
+    assert re.fullmatch(r"has 15\d\d more faults than are told here", causes[-1]["message"])
+
+
+def test_a_job_of_too_many_fields_is_refused_before_anything_is_judged(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    checked: list[Manifest] = []
+    monkeypatch.setattr("dtj.admission.review.check", lambda job: checked.append(job) or (None, []))
+    most = MOST_ENTRIES
+    refused = answer("CREATE", job(args=["x"] * most))
+
+    assert not refused["allowed"]
+    assert refused["status"]["message"] == (
+        f"spec: the job has more than {most} fields and entries of lists; "
+        "keep what is so large in a ConfigMap or in the bucket"
+    )
+    assert not checked
+    assert answer("CREATE", job(args=["x"] * (most - 100)))["allowed"]
+    nested = {"apiVersion": [[[{"a": ["x"] * 10}] * 10] * 10] * (most // 900)}
+    assert not answer("CREATE", nested)["allowed"]
+    assert len(checked) == 1
+
+
+def test_a_value_and_a_key_that_are_long_are_told_cut() -> None:
+    long = "x" * 100_000
+    refused = answer("CREATE", job(**{long: 1, "args": long, "strategy": long}) | {"kind": long, long: 2})
+
+    assert {cause["field"] for cause in refused["status"]["details"]["causes"]} == {
+        "kind", f"{long[:100]}…", f"spec.{long[:100]}…", "spec.args", "spec.strategy",
+    }  # fmt: skip
+    assert len(refused["status"]["message"]) < 2000
 
 
 # --- any JSON ----------------------------------------------------------------------------------------

@@ -8,6 +8,7 @@ import os
 import signal
 import socket
 import sys
+import threading
 from asyncio.subprocess import PIPE
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
@@ -96,7 +97,40 @@ async def test_a_job_nested_without_end_is_answered(running: Running) -> None:
     wrong["spec"]["replicaSpecs"]["worker"]["template"] = {"spec": nested}
     status, text = await running.post(json.dumps(request("CREATE", wrong)).encode())
 
+    assert (status, json.loads(text)["response"]["allowed"]) == (200, False)
+
+
+async def test_a_job_nested_too_deeply_to_be_compared_is_malformed(
+    running: Running, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def nested(_: Manifest) -> Manifest:
+        raise RecursionError
+
+    monkeypatch.setattr(admission_server, "review", nested)
+    status, text = await running.post(json.dumps(request("CREATE", job())).encode())
+
     assert (status, text) == (400, "the request is nested too deeply\n")
+
+
+async def test_the_event_loop_moves_while_a_job_is_judged(
+    running: Running, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It renews the Lease."""
+    begun, moved = asyncio.Event(), threading.Event()
+    loop = asyncio.get_running_loop()
+
+    def review(sent: Manifest) -> Manifest:
+        loop.call_soon_threadsafe(begun.set)
+        assert moved.wait(30), "the event loop stands still"
+        return real(sent)
+
+    real = admission_server.review
+    monkeypatch.setattr(admission_server, "review", review)
+    answer = asyncio.create_task(running.post(json.dumps(request("CREATE", job())).encode()))
+    await begun.wait()
+    moved.set()
+
+    assert (await answer)[0] == 200
 
 
 async def test_a_request_that_is_too_large_is_refused(
@@ -106,7 +140,7 @@ async def test_a_request_that_is_too_large_is_refused(
     status, _ = await running.post(json.dumps(request("UPDATE", largest, largest)).encode())
     assert status == 200, "the largest object that the API server keeps, twice"
     status, text = await running.post(b" " * (admission_server._LARGEST + 1))
-    assert (status, text) == (400, "the request has more than 8388608 bytes\n")
+    assert (status, text) == (400, "the request has more than 6553600 bytes\n")
 
 
 async def test_a_request_that_does_not_end_is_given_up(

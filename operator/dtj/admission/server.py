@@ -6,18 +6,19 @@ import asyncio
 import json
 import ssl
 from collections.abc import AsyncIterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
-from typing import Any
 
 from aiohttp import web
 from prometheus_client import CollectorRegistry, Counter
 
 from dtj.admission.review import Malformed, review
-from dtj.api.job import Manifest
 
 PATH, READY = "/validate", "/ready"
-# An object has 3 MiB at most, and an update sends two of them.
-_LARGEST = 8 * 2**20
+# API servers take objects of 3 MiB at most. An update sends two of them, the user and the options besides.
+_LARGEST = 2 * 3 * 2**20 + 2**18
+# So many requests are in memory at once. The others wait for their turn.
+_AT_ONCE = 16
 _BODY_SECONDS = 10.0
 _VERDICTS = ("allowed", "refused", "malformed", "error")
 
@@ -35,6 +36,9 @@ class Server:
         for verdict in _VERDICTS:
             # A series from the start: rate() does not see one that begins at 1.
             self._requests.labels(verdict)
+        # The event loop renews the leader's Lease: no review may hold it up.
+        self._reviews = ThreadPoolExecutor(max_workers=1, thread_name_prefix="review")
+        self._turns = asyncio.Semaphore(_AT_ONCE)
 
     @asynccontextmanager
     async def served(self, port: int, context: ssl.SSLContext, host: str | None = None) -> AsyncIterator[int]:
@@ -49,13 +53,18 @@ class Server:
             yield runner.addresses[0][1]
         finally:
             await runner.cleanup()
+            self._reviews.shutdown(wait=False, cancel_futures=True)
 
     async def _validate(self, request: web.Request) -> web.Response:
         verdict = "error"
         try:
-            reviewed = _reviewed(await _read(request))
-            verdict = "allowed" if reviewed["response"]["allowed"] else "refused"
-            answer = web.json_response(reviewed)
+            async with self._turns:
+                body = await _read(request)
+                allowed, text = await asyncio.get_running_loop().run_in_executor(
+                    self._reviews, _reviewed, body
+                )
+            verdict = "allowed" if allowed else "refused"
+            answer = web.Response(text=text, content_type="application/json")
         except Malformed as error:
             verdict = "malformed"
             answer = web.Response(status=400, text=f"{error}\n")
@@ -64,26 +73,28 @@ class Server:
         return _last(answer)
 
 
-def _reviewed(sent: Any) -> Manifest:
+def _reviewed(body: bytes) -> tuple[bool, str]:
+    """Whether the job is allowed, and the answer. Raises Malformed."""
     try:
-        return review(sent)
+        sent = json.loads(body)
+    except (ValueError, RecursionError) as error:
+        raise Malformed(f"the request is no JSON that can be read: {error}") from None
+    try:
+        answer = review(sent)
     except RecursionError:
         raise Malformed("the request is nested too deeply") from None
+    return answer["response"]["allowed"], json.dumps(answer)
 
 
-async def _read(request: web.Request) -> Any:
-    """The JSON that was sent. Raises Malformed."""
+async def _read(request: web.Request) -> bytes:
+    """What was sent. Raises Malformed."""
     try:
         async with asyncio.timeout(_BODY_SECONDS):
-            body = await request.read()
+            return await request.read()
     except web.HTTPRequestEntityTooLarge:
         raise Malformed(f"the request has more than {_LARGEST} bytes") from None
     except TimeoutError:
         raise Malformed(f"the request did not arrive in {_BODY_SECONDS:g} s") from None
-    try:
-        return json.loads(body)
-    except (ValueError, RecursionError) as error:
-        raise Malformed(f"the request is no JSON that can be read: {error}") from None
 
 
 async def _ready(_: web.Request) -> web.Response:

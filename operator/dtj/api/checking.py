@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import copy
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import takewhile
 from typing import Any
 
-from dtj.api.job import Fault, InvalidJob, Job, Manifest, read_job
-from dtj.api.places import place_of
+from dtj.api.job import Fault, InvalidJob, Job, Manifest, read_job, told
+from dtj.api.places import Place
 from dtj.api.spec import ROLES
 from dtj.api.validation import faults
 
@@ -24,60 +23,99 @@ _READ_BY = {
 
 
 def check(manifest: Mapping[str, Any]) -> tuple[Job | None, list[Fault]]:
-    """The job, None where it has not the resource's form, and every fault of it."""
+    """The job, None where it has not the resource's form, and its faults, as `told` tells them."""
     try:
         job = read_job(manifest)
     except InvalidJob as error:
-        return None, error.faults + _faults_of_the_rest(manifest, error.faults)
-    return job, faults(job)
+        # Who has so many faults to mend is told of the rest later.
+        rest = [] if error.more else _faults_of_the_rest(manifest, error.faults)
+        return None, told([*error.faults[: len(error.faults) - bool(error.more)], *rest], error.more)
+    return job, told(faults(job))
 
 
-def _faults_of_the_rest(manifest: Mapping[str, Any], found: list[Fault]) -> list[Fault]:
-    rest: Manifest = copy.deepcopy(dict(manifest))
+def _faults_of_the_rest(manifest: Mapping[str, Any], found: Sequence[Fault]) -> list[Fault]:
+    rest: Manifest = dict(manifest)
     unread: set[str] = set()
     while True:
-        left_out: set[str] = set()
+        left_out: _Tree = {}
+        stand_ins: Manifest = {}
         for fault in found:
-            if not any(_within(fault.field, gone) for gone in left_out):
-                gone = _leave_out(rest, fault.field)
-                if gone is None:
-                    return []
-                left_out.add(gone)
-        unread |= left_out.union(fault.field for fault in found)
+            place = _judged_without(rest, fault.place)
+            if place not in ((), ("spec",)):
+                _add(left_out, place)
+                unread.add(".".join(map(str, place)))
+                continue
+            name = fault.field.removeprefix("spec.")
+            if name not in _STAND_INS or not isinstance(rest.get("spec"), dict):
+                return []
+            stand_ins[name] = _STAND_INS[name]
+        unread |= {fault.field for fault in found}
+        rest = _without(rest, left_out)
+        if stand_ins:
+            rest["spec"] = {**rest["spec"], **stand_ins}
         try:
             job = read_job(rest)
         except InvalidJob as error:
+            if error.more:
+                return []
             found = error.faults  # what was left out is missing now
         else:
-            return [fault for fault in faults(job) if not _rests_on(fault.field, unread)]
+            rests_on = _RestsOn(unread)
+            return [fault for fault in faults(job) if not rests_on(fault.field)]
 
 
-def _leave_out(rest: Manifest, field: str) -> str | None:
-    """Take a field away, or that in which it is missing, and say which; None where nothing could be judged then."""
-    place = place_of(rest, field)
-    # Of a list all is taken: a shorter one would count its entries otherwise.
-    place = tuple(takewhile(lambda key: isinstance(key, str), place))
-    if place in ((), ("spec",)):
-        name = field.removeprefix("spec.")
-        if name not in _STAND_INS or not isinstance(rest.get("spec"), dict):
-            return None
-        rest["spec"][name] = copy.deepcopy(_STAND_INS[name])
-        return field
-    parent: Any = rest
-    for key in place[:-1]:
-        parent = parent[key]
-    del parent[place[-1]]
-    return ".".join(map(str, place))
+_Tree = dict[str | int, Any]
+"""What is left out of data: for each key, what is left out below it. Below a key that is left out itself: nothing."""
 
 
-def _rests_on(field: str, unread: set[str]) -> bool:
+def _judged_without(rest: Manifest, place: Place) -> Place:
+    """What to leave out for a fault at a place: what is there, or that in which it is missing.
+
+    Of a list all is left out: a shorter one would count its entries otherwise.
+    """
+    data: Any = rest
+    there = 0
+    for key in takewhile(lambda key: isinstance(key, str), place):
+        if not isinstance(data, dict) or key not in data:
+            break
+        data = data[key]
+        there += 1
+    return place[:there]
+
+
+def _add(tree: _Tree, place: Place) -> None:
+    for number, key in enumerate(place):
+        if key in tree and not tree[key]:
+            return  # it is left out with that around it
+        if number == len(place) - 1:
+            tree[key] = {}
+        tree = tree.setdefault(key, {})
+
+
+def _without(data: Manifest, tree: _Tree) -> Manifest:
+    return {
+        key: _without(value, tree[key]) if tree.get(key) else value
+        for key, value in data.items()
+        if key not in tree or tree[key]
+    }
+
+
+class _RestsOn:
     """Whether a fault of a field may only be there because others were left out."""
-    read = [part for start, parts in _READ_BY.items() if _within(field, start) for part in parts]
-    return any(
-        _within(field, gone) or any(_within(part, gone) or _within(gone, part) for part in read)
-        for gone in unread
-    )
+
+    def __init__(self, unread: set[str]) -> None:
+        self._unread = unread
+        self._around = {outer for gone in unread for outer in _around(gone)}
+
+    def __call__(self, field: str) -> bool:
+        outer = set(_around(field))
+        read = (part for start in outer & _READ_BY.keys() for part in _READ_BY[start])
+        return not self._unread.isdisjoint(outer) or any(
+            part in self._around or not self._unread.isdisjoint(_around(part)) for part in read
+        )
 
 
-def _within(field: str, outer: str) -> bool:
-    return field == outer or field.startswith((f"{outer}.", f"{outer}["))
+def _around(field: str) -> Iterator[str]:
+    """A field and all those around it: `spec.env[0].name`, `spec.env[0]`, `spec.env`, `spec`."""
+    yield field
+    yield from (field[:end] for end, sign in enumerate(field) if sign in ".[")

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+import dataclasses
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from difflib import get_close_matches
 from typing import Any
@@ -11,12 +12,17 @@ from pydantic import ValidationError
 
 from dtj.api.base import ApiModel, model_of
 from dtj.api.identity import API_VERSION, KIND
+from dtj.api.places import Place
 from dtj.api.spec import JobSpec
 from dtj.api.status import JobStatus
 
 Manifest = dict[str, Any]
 """A Kubernetes object as plain data."""
+MOST_FAULTS = 100
+"""So many faults of one job are told. Of more, only the number is told."""
 _FIELDS = ("apiVersion", "kind", "metadata", "spec", "status")
+# So much of a value and of a key is told.
+_LONGEST_VALUE, _LONGEST_KEY = 200, 100
 
 
 POD_USER = 1000
@@ -29,6 +35,8 @@ class Fault:
 
     field: str
     message: str
+    place: Place = dataclasses.field(default=(), compare=False, repr=False)
+    """Where the field is in the manifest. Empty where only `field` says it."""
 
     def __str__(self) -> str:
         return f"{self.field}: {self.message}"
@@ -56,11 +64,23 @@ class Job:
 
 
 class InvalidJob(ValueError):
-    """A manifest that is no valid job; `faults` has every reason."""
+    """A manifest that is no valid job; `faults` has every reason, as `told` tells them."""
 
-    def __init__(self, faults: list[Fault]) -> None:
-        super().__init__("; ".join(map(str, faults)))
-        self.faults = faults
+    def __init__(self, faults: Sequence[Fault], more: int = 0) -> None:
+        """more: the number of faults besides these."""
+        self.more = more + max(len(faults) - MOST_FAULTS, 0)
+        self.faults = told(faults, more)
+        super().__init__("; ".join(map(str, self.faults)))
+
+
+def told(faults: Sequence[Fault], more: int = 0) -> list[Fault]:
+    """The first MOST_FAULTS faults and, where there are more, one that says how many are left out.
+
+    more: the number of faults besides these.
+    """
+    more += max(len(faults) - MOST_FAULTS, 0)
+    rest = [Fault("spec", f"has {more} more {'fault' if more == 1 else 'faults'} than are told here")]
+    return [*faults[:MOST_FAULTS], *(rest if more else ())]
 
 
 def read_job(manifest: Mapping[str, Any]) -> Job:
@@ -70,24 +90,27 @@ def read_job(manifest: Mapping[str, Any]) -> Job:
     of a status (written by a newer one) is left out rather than refused.
     """
     faults = []
-    if manifest.get("apiVersion", API_VERSION) != API_VERSION:
-        faults.append(Fault("apiVersion", f"{manifest['apiVersion']!r} is not {API_VERSION}"))
-    if manifest.get("kind", KIND) != KIND:
-        faults.append(Fault("kind", f"{manifest['kind']!r} is not {KIND}"))
-    faults += [Fault(str(key), _unknown(str(key), _FIELDS)) for key in manifest if key not in _FIELDS]
+    for key, value in (("apiVersion", API_VERSION), ("kind", KIND)):
+        if manifest.get(key, value) != value:
+            faults.append(Fault(key, f"{shown(manifest[key])} is not {value}", (key,)))
+    unknown = [key for key in manifest if key not in _FIELDS]
+    more = len(unknown[MOST_FAULTS:])
+    faults += [Fault(key_shown(key), _unknown(str(key), _FIELDS), (key,)) for key in unknown[:MOST_FAULTS]]
     metadata = manifest.get("metadata") or {}
     if isinstance(metadata, dict):
         faults += _no_text(metadata)
     else:
-        faults.append(Fault("metadata", f"must be an object, got {_shown(metadata)}"))
+        faults.append(Fault("metadata", f"must be an object, got {shown(metadata)}", ("metadata",)))
     if manifest.get("spec") is None:
-        raise InvalidJob([*faults, Fault("spec", "required")])
+        raise InvalidJob([*faults, Fault("spec", "required", ("spec",))], more)
     try:
         spec = JobSpec.model_validate(manifest["spec"])
     except ValidationError as error:
-        raise InvalidJob(faults + _faults_of(error)) from None
+        wrong = error.errors(include_url=False)
+        faults += [_fault_of(dict(item)) for item in wrong[:MOST_FAULTS]]
+        raise InvalidJob(faults, more + len(wrong[MOST_FAULTS:])) from None
     if faults:
-        raise InvalidJob(faults)
+        raise InvalidJob(faults, more)
     return Job(
         name=str(metadata.get("name") or ""),
         namespace=str(metadata.get("namespace") or "default"),
@@ -132,31 +155,35 @@ def written(job: Job) -> Manifest:
 
 def _no_text(metadata: Manifest) -> list[Fault]:
     """What the API server takes for no text, and so for no object at all: `name: 1`, `labels: {version: 2}`."""
-    given = {f"metadata.{key}": metadata.get(key) for key in ("name", "namespace")}
+    given: list[tuple[str, Place, Any]] = [
+        (f"metadata.{key}", ("metadata", key), metadata.get(key)) for key in ("name", "namespace")
+    ]
     for kind in ("labels", "annotations"):
         entries = metadata.get(kind) or {}
         if not isinstance(entries, dict):
-            return [Fault(f"metadata.{kind}", f"must be an object, got {_shown(entries)}")]
-        given |= {f"metadata.{kind}[{key}]": value for key, value in entries.items()}
+            wrong = f"must be an object, got {shown(entries)}"
+            return [Fault(f"metadata.{kind}", wrong, ("metadata", kind))]
+        given += [
+            (f"metadata.{kind}[{key_shown(key)}]", ("metadata", kind, key), value)
+            for key, value in entries.items()
+        ]
     return [
-        Fault(field, f"must be a string, got {_shown(value)}")
-        for field, value in given.items()
+        Fault(field, f"must be a string, got {shown(value)}", place)
+        for field, place, value in given
         if value is not None and not isinstance(value, str)
     ]
 
 
-def _faults_of(error: ValidationError) -> list[Fault]:
-    return [Fault(_path(item["loc"]), _sentence(dict(item))) for item in error.errors()]
+def _fault_of(item: dict[str, Any]) -> Fault:
+    return Fault(_path(item["loc"]), _sentence(item), ("spec", *item["loc"]))
 
 
-def _path(location: tuple[int | str, ...]) -> str:
-    path = "spec"
-    for part in location:
-        path += f"[{part}]" if isinstance(part, int) else f".{part}"
-    return path
+def _path(location: Place) -> str:
+    parts = (f"[{part}]" if isinstance(part, int) else f".{key_shown(part)}" for part in location)
+    return "".join(["spec", *parts])
 
 
-def _known_fields(location: tuple[int | str, ...]) -> list[str]:
+def _known_fields(location: Place) -> list[str]:
     """The fields of the model at a place of the spec."""
     model: type[ApiModel] = JobSpec
     for part in location:
@@ -168,7 +195,7 @@ def _known_fields(location: tuple[int | str, ...]) -> list[str]:
 
 def _unknown(name: str, known: Iterable[str]) -> str:
     lower = {field.lower(): field for field in known}
-    near = get_close_matches(name.lower(), lower, n=1)
+    near = get_close_matches(name[:_LONGEST_KEY].lower(), lower, n=1)
     return f"unknown field; did you mean {lower[near[0]]}?" if near else "unknown field"
 
 
@@ -179,12 +206,23 @@ def _sentence(item: dict[str, Any]) -> str:
         case "missing":
             return "required"
         case "string_pattern_mismatch":
-            return f"{_shown(item['input'])} should match {item['ctx']['pattern']}"
+            return f"{shown(item['input'])} should match {item['ctx']['pattern']}"
         case _:
             message = item["msg"][0].lower() + item["msg"][1:]
-            return f"{message}, got {_shown(item['input'])}"
+            return f"{message}, got {shown(item['input'])}"
 
 
-def _shown(value: Any) -> str:
-    text = repr(value)
-    return text if len(text) <= 200 else f"{text[:200]}…"
+def shown(value: Any) -> str:
+    """A value as a message says it, cut where it is long."""
+    try:
+        text = repr(value)
+    except RecursionError:
+        return "a value that is nested too deeply"
+    return text if len(text) <= _LONGEST_VALUE else f"{text[:_LONGEST_VALUE]}…"
+
+
+def key_shown(key: Any) -> str:
+    """A key as the path of a field says it, cut where it is long."""
+    text = str(key)
+    text = text if len(text) <= _LONGEST_KEY else f"{text[:_LONGEST_KEY]}…"
+    return text if text.isprintable() else repr(text)[1:-1]

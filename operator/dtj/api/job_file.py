@@ -137,7 +137,7 @@ def _checked(document: Document) -> FileJob:
     job, wrong = check(_as_the_author_gave_it(manifest))
     faults = [
         *(FileFault(line, fault.field, fault.message) for line, fault in document.repeated),
-        *(FileFault(document.line_of(f.field), f.field, f.message) for f in (*missing, *wrong)),
+        *(FileFault(document.line_of(f.field, f.place), f.field, f.message) for f in (*missing, *wrong)),
     ]
     return FileJob(document.line, manifest, job, tuple(sorted(faults, key=lambda fault: fault.line)))
 

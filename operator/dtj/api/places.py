@@ -18,25 +18,42 @@ def place_of(data: Any, field: str) -> Place:
     place: list[str | int] = []
     rest = f".{field}"
     while rest:
-        steps = [
-            step for step in _steps(data) if rest.startswith(step[0]) and rest[len(step[0]) :][:1] in "[."
-        ]
-        if not steps:
+        step = next(_steps(data, rest), None)
+        if step is None:
             break
-        said, key, data = max(steps, key=lambda step: len(step[0]))
+        key, said = step
         place.append(key)
-        rest = rest[len(said) :]
+        data = data[key]
+        rest = rest[said:]
     return tuple(place)
 
 
-def _steps(data: Any) -> Iterator[tuple[str, Any, Any]]:
-    """How each child may be called, its key, and itself."""
+def _steps(data: Any, rest: str) -> Iterator[tuple[Any, int]]:
+    """The children that the rest of a field may begin with: their keys, and how many characters say them.
+
+    The longest comes first.
+    """
     if isinstance(data, dict):
-        for key, child in data.items():
-            yield f".{key}", key, child
-            yield f"[{key}]", key, child
-    elif isinstance(data, list):
-        for index, child in enumerate(data):
-            yield f"[{index}]", index, child
-            if isinstance(child, dict) and "name" in child:
-                yield f"[{child['name']}]", index, child
+        beginnings = {name: said for said, name in _beginnings(rest)}
+        yield from ((name, said) for name, said in beginnings.items() if name in data)
+        # YAML has keys that are no text.
+        others = ((key, str(key)) for key in data if not isinstance(key, str))
+        yield from ((key, beginnings[name]) for key, name in others if name in beginnings)
+    elif isinstance(data, list) and rest[0] == "[":
+        for said, name in _beginnings(rest):
+            if name.isdecimal() and int(name) < len(data):
+                yield int(name), said
+            for index, child in enumerate(data):
+                if isinstance(child, dict) and "name" in child and str(child["name"]) == name:
+                    yield index, said
+
+
+def _beginnings(rest: str) -> Iterator[tuple[int, str]]:
+    """What the first key or index may be, the longest first, each with the characters that it takes."""
+    for end in range(len(rest), 1, -1):
+        if rest[end : end + 1] not in ("", ".", "["):
+            continue
+        if rest[0] == ".":
+            yield end, rest[1:end]
+        elif rest[end - 1] == "]":
+            yield end, rest[1 : end - 1]

@@ -11,7 +11,7 @@ import yaml
 
 from dtj.api.errors import Unusable
 from dtj.api.job import Fault
-from dtj.api.places import place_of
+from dtj.api.places import Place, place_of
 
 
 class _Loader(yaml.SafeLoader):
@@ -38,11 +38,16 @@ class Document:
         """Where it begins, from 1."""
         return _line(self.node)
 
-    def line_of(self, field: str) -> int:
-        """The line of a field, from 1; of the nearest one around it where the field is missing."""
+    def line_of(self, field: str, place: Place = ()) -> int:
+        """The line of a field, from 1; of the nearest one around it where the field is missing.
+
+        place: of the field, where it is known.
+        """
         node, line = self.node, self.line
-        for key in place_of(self.data, field):
+        for key in place or place_of(self.data, field):
             if isinstance(node, yaml.SequenceNode) and isinstance(key, int):
+                if key >= len(node.value):
+                    break
                 node = node.value[key]
                 line = _line(node)
             elif isinstance(node, yaml.MappingNode):
