@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import re
 from datetime import timedelta, timezone
 from typing import Any
 
@@ -532,6 +533,45 @@ def test_every_fault_of_an_invalid_job_is_in_one_message() -> None:
     assert status.failure.failure_class == "ValidationFailed"
     assert status.failure.message == "spec.image: bad; spec.command: required"
     assert status.phase == "Failed"
+
+
+def test_the_message_of_many_faults_is_cut_and_says_how_many_there_are() -> None:
+    faults = [Fault(f"spec.env[{number}].name", "is set by the operator") for number in range(1000)]
+
+    status = evaluate(Life().job, None, faults, Observed(), START).status
+
+    assert status.failure is not None
+    message = status.failure.message or ""
+    assert 8000 < len(message) <= 8192
+    *said, rest = message.split("; ")
+    assert said == [str(fault) for fault in faults[: len(said)]]
+    assert rest == f"and {1000 - len(said)} more faults"
+    failed = condition(status.model_dump(by_alias=True, mode="json"), "Failed")["message"]
+    assert 900 < len(failed) <= 1024
+    assert failed.endswith(f"; and {1000 - failed.count(';')} more faults")
+
+
+@pytest.mark.parametrize("more", [0, 1])
+def test_the_message_of_one_fault_is_cut_too(more: int) -> None:
+    faults = [Fault("spec.image", "x" * 900_000), Fault("spec.command", "required")][: 1 + more]
+
+    status = evaluate(Life().job, None, faults, Observed(), START).status
+
+    assert status.failure is not None
+    message = status.failure.message or ""
+    assert 8000 < len(message) <= 8192
+    assert message.endswith("x…; and 1 more fault" if more else "x…")
+
+
+def test_a_wrong_edit_of_a_job_that_runs_is_told_cut() -> None:
+    faults = [Fault(f"spec.env[{number}].name", "is set by the operator") for number in range(1000)]
+
+    status = evaluate(ran().job, None, faults, Observed(pods=views(*healthy())), at(50)).status
+
+    created = status.condition(ConditionType.CREATED)
+    assert created is not None
+    assert re.search(r"; and \d+ more faults$", created.message)
+    assert len(created.message) <= 1024
 
 
 @pytest.mark.parametrize("end", [ended(LAUNCHER), ended(LAUNCHER, 3, BROKEN)], ids=["success", "failure"])

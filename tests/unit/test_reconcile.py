@@ -620,6 +620,18 @@ async def test_a_pod_that_the_server_finds_invalid_fails_the_job_and_leaves_no_p
     assert world.pod_names() == []
 
 
+async def test_a_long_wrong_value_makes_no_long_status() -> None:
+    """etcd takes objects of 1.5 MiB: a status that quotes a value of that size would never be stored."""
+    wrong = {"spec": {"containers": "A" * 900_000, "volumes": ["B" * 900_000]}}
+    world = World(replicaSpecs={"worker": {"template": wrong}})
+
+    await world.rest()
+
+    assert world.phase == "Failed"
+    assert "spec.containers" in world.status["failure"]["message"]
+    assert len(json.dumps(world.status)) < 16_384
+
+
 async def test_an_invalid_job_fails_with_every_fault_and_makes_nothing() -> None:
     world = World(image="No Image", command=[])
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from itertools import takewhile
 from typing import Any
 
-from dtj.api.job import Fault, InvalidJob, Job, Manifest, read_job, told
+from dtj.api.job import MOST_FAULTS, Fault, InvalidJob, Job, Manifest, read_job, told
 from dtj.api.places import Place
 from dtj.api.spec import ROLES
 from dtj.api.validation import faults
@@ -28,8 +28,8 @@ def check(manifest: Mapping[str, Any]) -> tuple[Job | None, list[Fault]]:
         job = read_job(manifest)
     except InvalidJob as error:
         # Who has so many faults to mend is told of the rest later.
-        rest = [] if error.more else _faults_of_the_rest(manifest, error.faults)
-        return None, told([*error.faults[: len(error.faults) - bool(error.more)], *rest], error.more)
+        rest = [] if len(error.faults) > MOST_FAULTS else _faults_of_the_rest(manifest, error.faults)
+        return None, told([*error.faults, *rest])
     return job, told(faults(job))
 
 
@@ -56,7 +56,7 @@ def _faults_of_the_rest(manifest: Mapping[str, Any], found: Sequence[Fault]) -> 
         try:
             job = read_job(rest)
         except InvalidJob as error:
-            if error.more:
+            if len(error.faults) > MOST_FAULTS:
                 return []
             found = error.faults  # what was left out is missing now
         else:

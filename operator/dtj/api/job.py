@@ -20,6 +20,8 @@ Manifest = dict[str, Any]
 """A Kubernetes object as plain data."""
 MOST_FAULTS = 100
 """So many faults of one job are told. Of more, only the number is told."""
+LONGEST_MESSAGE = 8192
+"""Characters of a text that has all faults of a job."""
 _FIELDS = ("apiVersion", "kind", "metadata", "spec", "status")
 # So much of a value and of a key is told.
 _LONGEST_VALUE, _LONGEST_KEY = 200, 100
@@ -37,6 +39,8 @@ class Fault:
     message: str
     place: Place = dataclasses.field(default=(), compare=False, repr=False)
     """Where the field is in the manifest. Empty where only `field` says it."""
+    count: int = 1
+    """How many faults it stands for."""
 
     def __str__(self) -> str:
         return f"{self.field}: {self.message}"
@@ -66,21 +70,37 @@ class Job:
 class InvalidJob(ValueError):
     """A manifest that is no valid job; `faults` has every reason, as `told` tells them."""
 
-    def __init__(self, faults: Sequence[Fault], more: int = 0) -> None:
-        """more: the number of faults besides these."""
-        self.more = more + max(len(faults) - MOST_FAULTS, 0)
-        self.faults = told(faults, more)
-        super().__init__("; ".join(map(str, self.faults)))
+    def __init__(self, faults: Sequence[Fault]) -> None:
+        self.faults = told(faults)
+        super().__init__(in_a_line(self.faults))
 
 
-def told(faults: Sequence[Fault], more: int = 0) -> list[Fault]:
-    """The first MOST_FAULTS faults and, where there are more, one that says how many are left out.
+def told(faults: Sequence[Fault]) -> list[Fault]:
+    """The first MOST_FAULTS faults and, where there are more, one that says how many are left out."""
+    return [*faults[:MOST_FAULTS], *_more(sum(fault.count for fault in faults[MOST_FAULTS:]))]
 
-    more: the number of faults besides these.
-    """
-    more += max(len(faults) - MOST_FAULTS, 0)
-    rest = [Fault("spec", f"has {more} more {'fault' if more == 1 else 'faults'} than are told here")]
-    return [*faults[:MOST_FAULTS], *(rest if more else ())]
+
+def in_a_line(faults: Sequence[Fault], longest: int = LONGEST_MESSAGE) -> str:
+    """The faults as one text of so many characters at most, which says how many faults it has no room for."""
+    texts = [str(fault) for fault in faults]
+    if len(text := "; ".join(texts)) <= longest:
+        return text
+    room = longest - len("; and 1000000 more faults")
+    said = [texts[0] if len(texts[0]) <= room else f"{texts[0][: room - 1]}…"]
+    for text in texts[1:]:
+        if len("; ".join([*said, text])) > room:
+            break
+        said.append(text)
+    count = sum(fault.count for fault in faults[len(said) :])
+    return "; ".join([*said, *([f"and {_faults(count)}"] if count else [])])
+
+
+def _more(count: int) -> list[Fault]:
+    return [Fault("spec", f"has {_faults(count)} than are told here", count=count)] if count else []
+
+
+def _faults(more: int) -> str:
+    return f"{more} more {'fault' if more == 1 else 'faults'}"
 
 
 def read_job(manifest: Mapping[str, Any]) -> Job:
@@ -94,7 +114,7 @@ def read_job(manifest: Mapping[str, Any]) -> Job:
         if manifest.get(key, value) != value:
             faults.append(Fault(key, f"{shown(manifest[key])} is not {value}", (key,)))
     unknown = [key for key in manifest if key not in _FIELDS]
-    more = len(unknown[MOST_FAULTS:])
+    more = _more(len(unknown[MOST_FAULTS:]))
     faults += [Fault(key_shown(key), _unknown(str(key), _FIELDS), (key,)) for key in unknown[:MOST_FAULTS]]
     metadata = manifest.get("metadata") or {}
     if isinstance(metadata, dict):
@@ -102,15 +122,15 @@ def read_job(manifest: Mapping[str, Any]) -> Job:
     else:
         faults.append(Fault("metadata", f"must be an object, got {shown(metadata)}", ("metadata",)))
     if manifest.get("spec") is None:
-        raise InvalidJob([*faults, Fault("spec", "required", ("spec",))], more)
+        raise InvalidJob([*faults, Fault("spec", "required", ("spec",)), *more])
     try:
         spec = JobSpec.model_validate(manifest["spec"])
     except ValidationError as error:
         wrong = error.errors(include_url=False)
         faults += [_fault_of(dict(item)) for item in wrong[:MOST_FAULTS]]
-        raise InvalidJob(faults, more + len(wrong[MOST_FAULTS:])) from None
+        raise InvalidJob([*faults, *more, *_more(len(wrong[MOST_FAULTS:]))]) from None
     if faults:
-        raise InvalidJob(faults, more)
+        raise InvalidJob([*faults, *more])
     return Job(
         name=str(metadata.get("name") or ""),
         namespace=str(metadata.get("namespace") or "default"),

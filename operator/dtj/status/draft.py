@@ -9,6 +9,8 @@ from dtj.api.job import Job
 from dtj.api.status import Condition, ConditionStatus, ConditionType, JobStatus, Phase
 from dtj.status.times import written_time
 
+LONGEST_CONDITION = 1024
+"""Characters of a condition's message."""
 _STATUSES = {True: ConditionStatus.TRUE, False: ConditionStatus.FALSE, None: ConditionStatus.UNKNOWN}
 
 
@@ -63,7 +65,7 @@ class Draft:
             type=kind,
             status=status,
             reason=reason,
-            message=message[:1024],
+            message=message[:LONGEST_CONDITION],
             last_transition_time=written_time(self.now) if moved or old is None else old.last_transition_time,
             observed_generation=self.job.generation,
         )

@@ -11,7 +11,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import replace
 from datetime import datetime
 
-from dtj.api.job import Fault, Job
+from dtj.api.job import Fault, Job, in_a_line
 from dtj.api.status import (
     ConditionType,
     Failure,
@@ -23,7 +23,7 @@ from dtj.status.again import begin_again, count_nodes, evaluator_lost
 from dtj.status.backoff import pause, pause_left, restarts_in_a_row
 from dtj.status.cleaning import counted_out, ends_pods
 from dtj.status.delegated import mpijob_held, mpijob_loss, of_attempt, released, was_held
-from dtj.status.draft import Draft, Evaluation
+from dtj.status.draft import LONGEST_CONDITION, Draft, Evaluation
 from dtj.status.ending import after_training, is_trained
 from dtj.status.failure import Loss, attempt_loss, early_end, told
 from dtj.status.gang import group_wait, is_queued
@@ -72,14 +72,14 @@ def _evaluate(
     draft.set(ConditionType.CREATED, True, "JobCreated", "the operator has taken the job up")
     if faults and not observed.invalid and _is_taken_up(old, observed):
         # An edit of a job that runs, or a rule of a newer operator: no pod is made until the spec is mended.
-        draft.set(ConditionType.CREATED, True, "SpecInvalid", "; ".join(map(str, faults)))
+        draft.set(ConditionType.CREATED, True, "SpecInvalid", in_a_line(faults, LONGEST_CONDITION))
         suspends = job.spec.run_policy.suspend or is_suspending(old)
         if expected is None or not (observed.pods or suspends):
             return Evaluation(draft.status(start_time=old.start_time), hold=True)
         return replace(_of_pods(job, expected, observed, draft), hold=True, still_made=frozenset())
     if observed.invalid and expected and expected.restarts_with and old.all_running_time:
         # Only a replica that was to start again can't be made; the others go on.
-        draft.set(ConditionType.CREATED, True, "SpecInvalid", "; ".join(map(str, observed.invalid)))
+        draft.set(ConditionType.CREATED, True, "SpecInvalid", in_a_line(observed.invalid, LONGEST_CONDITION))
     elif faults or observed.invalid or expected is None:
         return Evaluation(_invalid(draft, [*faults, *observed.invalid]))
     return _of_pods(job, expected, observed, draft)
@@ -147,9 +147,8 @@ def _of_pods(job: Job, expected: Expected, observed: Observed, draft: Draft) -> 
 
 
 def _invalid(draft: Draft, faults: Sequence[Fault]) -> JobStatus:
-    message = "; ".join(map(str, faults))
-    draft.values["failure"] = Failure(failure_class="ValidationFailed", message=message)
-    return draft.finish(Phase.FAILED, "ValidationFailed", message)
+    draft.values["failure"] = Failure(failure_class="ValidationFailed", message=in_a_line(faults))
+    return draft.finish(Phase.FAILED, "ValidationFailed", in_a_line(faults, LONGEST_CONDITION))
 
 
 def _overdue(
