@@ -17,8 +17,10 @@ from dtj.api.identity import GROUP, KIND, VERSION
 from dtj.api.immutable import forbidden_changes
 from dtj.api.job import Manifest
 from tests.unit.support.bad_jobs import BadJob, bad_jobs
+from tests.unit.support.cel import holds
 from tests.unit.support.jobs import manifest
 from tests.unit.support.steps import steps
+from tests.unit.support.structural import with_defaults
 
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(),
@@ -104,6 +106,10 @@ def sized(workers: int, **policy: Any) -> Manifest:
     return job(replicaSpecs={"worker": {"replicas": workers}}, runPolicy=policy)
 
 
+def stored(uri: str, endpoint: str | None = None, **policy: Any) -> Manifest:
+    return job(artifacts={"uri": uri, **({"endpoint": endpoint} if endpoint else {})}, runPolicy=policy)
+
+
 FORBIDDEN: dict[str, tuple[Manifest, Manifest, str]] = {
     "another strategy": (
         job(),
@@ -129,6 +135,46 @@ FORBIDDEN: dict[str, tuple[Manifest, Manifest, str]] = {
         job(strategy="ParameterServer", replicaSpecs={"worker": {}, "ps": {"replicas": 1}}),
         job(strategy="ParameterServer", replicaSpecs={"worker": {}, "ps": {"replicas": 2}}),
         "the number of parameter servers can only be changed while the job is suspended",
+    ),
+    "no workers any more": (
+        sized(2),
+        job(replicaSpecs={}),
+        "spec.replicaSpecs.worker.replicas: the number of workers can only be changed while the job is suspended",
+    ),
+    "workers that come": (
+        job(replicaSpecs={}),
+        sized(2),
+        "spec.replicaSpecs.worker.replicas: the number of workers can only be changed while the job is suspended",
+    ),
+    "parameter servers that come": (
+        sized(2),
+        job(replicaSpecs={"worker": {"replicas": 2}, "ps": {}}),
+        "spec.replicaSpecs.ps.replicas: the number of parameter servers can only be changed",
+    ),
+    "another bucket": (
+        stored("s3://one/jobs"),
+        stored("s3://two/jobs"),
+        "spec.artifacts.uri: artifacts.uri can only be changed while the job is suspended",
+    ),
+    "another bucket with the suspension": (
+        stored("s3://one/jobs"),
+        stored("s3://two/jobs", suspend=True),
+        "spec.artifacts.uri: artifacts.uri can only be changed while the job is suspended",
+    ),
+    "another store": (
+        stored("s3://one/jobs"),
+        stored("s3://one/jobs", "https://s3.example.com"),
+        "spec.artifacts.endpoint: artifacts.endpoint can only be changed while the job is suspended",
+    ),
+    "a bucket that comes": (
+        job(),
+        stored("s3://one/jobs"),
+        "spec.artifacts.uri: artifacts.uri can only be changed while the job is suspended",
+    ),
+    "a bucket that goes": (
+        stored("s3://one/jobs", "https://s3.example.com"),
+        job(),
+        "spec.artifacts.endpoint: artifacts.endpoint can only be changed while the job is suspended",
     ),
     "another controller": (
         job(),
@@ -157,16 +203,34 @@ def test_what_may_not_change_is_refused(name: str) -> None:
     assert says in refused["status"]["message"]
 
 
+SCHEMA = custom_resource_definition()["spec"]["versions"][0]["schema"]["openAPIV3Schema"]
+RULES = [
+    rule for rule in SCHEMA["properties"]["spec"]["x-kubernetes-validations"] if "oldSelf" in rule["rule"]
+]
+
+
+def broken_rules(old: Manifest, new: Manifest) -> set[str]:
+    """The messages of the CRD's rules that an update breaks."""
+    specs = [with_defaults(SCHEMA, each)["spec"] for each in (new, old)]
+    return {rule["message"] for rule in RULES if not holds(rule["rule"], *specs)}
+
+
 def test_everything_that_the_crd_calls_immutable_is_and_nothing_else() -> None:
     """For API servers that do not know CEL."""
-    (version,) = custom_resource_definition()["spec"]["versions"]
-    rules = version["schema"]["openAPIV3Schema"]["properties"]["spec"]["x-kubernetes-validations"]
     said = {
         fault.message
         for old, new, _ in FORBIDDEN.values()
         for fault in forbidden_changes(old["spec"], new["spec"])
     }
-    assert {rule["message"] for rule in rules if "oldSelf" in rule["rule"]} == said
+    assert {rule["message"] for rule in RULES} == said
+
+
+@pytest.mark.parametrize("name", FORBIDDEN)
+def test_the_crd_refuses_the_same_changes(name: str) -> None:
+    old, new, _ = FORBIDDEN[name]
+
+    assert broken_rules(old, new) == {fault.message for fault in forbidden_changes(old["spec"], new["spec"])}
+    assert broken_rules(new, new) == broken_rules(old, old) == set()
 
 
 @pytest.mark.parametrize(
@@ -175,6 +239,17 @@ def test_everything_that_the_crd_calls_immutable_is_and_nothing_else() -> None:
         (sized(2, suspend=True), sized(3, suspend=True)),
         (sized(2, suspend=True), sized(3)),
         (sized(2), sized(2, suspend=True)),
+        (sized(1), job(replicaSpecs={"worker": {}})),
+        (
+            stored("s3://one/jobs", suspend=True),
+            stored("s3://two/jobs", "https://s3.example.com", suspend=True),
+        ),
+        (stored("s3://one/jobs", suspend=True), stored("s3://two/jobs")),
+        (job(runPolicy={"suspend": True}), stored("s3://one/jobs")),
+        (
+            stored("s3://one/jobs"),
+            job(artifacts={"uri": "s3://one/jobs", "resume": "Never", "secretName": "s"}),
+        ),
         (sized(2), job(replicaSpecs={"worker": {"replicas": 2}, "launcher": {}})),
         (job(), job(image="example.com/other:2")),
         (job(), sized(2, schedulingPolicy={"gang": "None"})),
@@ -182,6 +257,7 @@ def test_everything_that_the_crd_calls_immutable_is_and_nothing_else() -> None:
 )
 def test_what_may_change_does(old: Manifest, new: Manifest) -> None:
     assert answer("UPDATE", new, old)["allowed"]
+    assert broken_rules(old, new) == set()
 
 
 def test_an_update_that_breaks_a_job_is_refused_with_every_fault() -> None:

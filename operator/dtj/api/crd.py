@@ -33,6 +33,9 @@ _GANG = (
 )
 # The same of the launcher, which the schema gives a default.
 _LAUNCHER = "has({0}.horovod) ? {0}.horovod.launcher : 'Native'"
+# The same of where the artifacts are.
+_PLACE = "has({0}.artifacts) && has({0}.{1}) ? {0}.{1} : ''"
+_SUSPENDED = "has(oldSelf.runPolicy) && has(oldSelf.runPolicy.suspend) && oldSelf.runPolicy.suspend"
 _DESCRIPTION = "Distributed training: the pods of a strategy, wired together, with its artifacts in S3."
 
 
@@ -77,12 +80,21 @@ def _root() -> Manifest:
         {"rule": "self.strategy == oldSelf.strategy", "message": immutable.fixed("strategy")},
         *(
             {
-                "rule": f"!has(self.replicaSpecs.{role}) || !has(oldSelf.replicaSpecs.{role})"
-                f" || self.replicaSpecs.{role}.replicas == oldSelf.replicaSpecs.{role}.replicas"
-                " || (has(oldSelf.runPolicy) && has(oldSelf.runPolicy.suspend) && oldSelf.runPolicy.suspend)",
+                # A role that went could come back with another number.
+                "rule": f"has(self.replicaSpecs.{role}) == has(oldSelf.replicaSpecs.{role})"
+                f" && (!has(self.replicaSpecs.{role})"
+                f" || self.replicaSpecs.{role}.replicas == oldSelf.replicaSpecs.{role}.replicas)"
+                f" || ({_SUSPENDED})",
                 "message": message,
             }
             for role, message in immutable.SIZES.items()
+        ),
+        *(
+            {
+                "rule": f"({_PLACE.format('self', field)}) == ({_PLACE.format('oldSelf', field)}) || ({_SUSPENDED})",
+                "message": message,
+            }
+            for field, message in immutable.PLACES.items()
         ),
         {
             "rule": f"({_MANAGED_BY.format('self')}) == ({_MANAGED_BY.format('oldSelf')})",

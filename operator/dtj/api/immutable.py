@@ -22,6 +22,16 @@ SIZES = {
     role: f"the number of {name} can only be changed while the job is suspended"
     for role, name in (("worker", "workers"), ("ps", "parameter servers"))
 }
+"""Roles whose number of replicas only changes while the job is suspended, and what is said of another change. A role
+that comes or goes is such a change.
+"""
+PLACES = {
+    field: f"{field} can only be changed while the job is suspended"
+    for field in ("artifacts.uri", "artifacts.endpoint")
+}
+"""Fields of spec that only change while the job is suspended, and what is said of another change: a part of the pods
+would write to another bucket than the rest. A block `artifacts` that comes or goes is such a change.
+"""
 
 
 def forbidden_changes(old: Any, new: Any) -> Iterator[Fault]:
@@ -29,17 +39,27 @@ def forbidden_changes(old: Any, new: Any) -> Iterator[Fault]:
     for field, default in FIXED.items():
         if (_at(old, field) or default) != (_at(new, field) or default):
             yield Fault(f"spec.{field}", fixed(field))
+    if _at(old, "runPolicy.suspend") is True:
+        return
     for role, message in SIZES.items():
-        there, wanted = _at(old, f"replicaSpecs.{role}"), _at(new, f"replicaSpecs.{role}")
-        if there is None or wanted is None or _at(old, "runPolicy.suspend") is True:
-            continue
-        if _at(there, "replicas") != _at(wanted, "replicas"):
+        if _size(old, role) != _size(new, role):
             yield Fault(f"spec.replicaSpecs.{role}.replicas", message)
+    for field, message in PLACES.items():
+        if _at(old, field) != _at(new, field):
+            yield Fault(f"spec.{field}", message)
 
 
 def fixed(field: str) -> str:
     """What is said of a change of such a field."""
     return f"{field} is immutable"
+
+
+def _size(spec: Any, role: str) -> Any:
+    """The replicas of a role; None where the spec has no such role."""
+    if _at(spec, f"replicaSpecs.{role}") is None:
+        return None
+    replicas = _at(spec, f"replicaSpecs.{role}.replicas")
+    return 1 if replicas is None else replicas
 
 
 def _at(value: Any, path: str) -> Any:

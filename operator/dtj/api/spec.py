@@ -219,9 +219,11 @@ class ArtifactStore(ApiModel):
     """Where checkpoints, TensorBoard logs, metrics, logs and the model go."""
 
     uri: Annotated[str, Field(pattern=S3_URI, max_length=1024)]
-    """s3://bucket/prefix; the job's own prefix <namespace>/<name>-<short uid> is made under it."""
+    """s3://bucket/prefix; the job's own prefix <namespace>/<name>-<short uid> is made under it. Only changes while
+    the job is suspended."""
     endpoint: Annotated[str, Field(pattern=HTTP_URL, max_length=1024)] | None = None
-    """URL of an S3-compatible store, for artifacts and data. Not given: AWS."""
+    """URL of an S3-compatible store, for artifacts and data. Not given: AWS. Only changes while the job is
+    suspended."""
     secret_name: Annotated[str, Field(pattern=OBJECT_NAME, max_length=253)] | None = None
     """Secret with AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY (and AWS_REGION), given to every replica as
     environment. Not given: the pod's service account (IRSA, Pod Identity)."""

@@ -258,6 +258,10 @@ def _container(path: str, container: dict[str, Any]) -> Iterator[Fault]:
     for key in ("terminationMessagePath", "terminationMessagePolicy"):
         if key in container and container.get("name") == TRAINER_CONTAINER:
             yield Fault(f"{path}.{key}", "can't be set: the reason of a failure is read from it")
+    for key in ("restartPolicy", "restartPolicyRules"):
+        # The kubelet would run the program again in a pod that the operator counts as failed, or as done.
+        if key in container and container.get("name") == TRAINER_CONTAINER:
+            yield Fault(f"{path}.{key}", f"can't be set: {_SET_BY_OPERATOR['restartPolicy']}")
 
 
 def _object(value: Any) -> dict[str, Any]:

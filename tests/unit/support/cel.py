@@ -1,0 +1,34 @@
+"""The part of CEL in which the CRD's rules are written, by the rules of Python."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+_PATH = r"(?:self|oldSelf)(?:\.\w+)+"
+_CHOICE = re.compile(r"\(((?:[^?()]|\([^()]*\))*) \? ([^:()]*) : ([^:()]*)\)")
+
+
+def holds(rule: str, new: Any, old: Any) -> bool:
+    """Whether an update of an object keeps to a rule. A rule that reads a field that is not there is broken."""
+    python = _CHOICE.sub(r"((\2) if (\1) else (\3))", rule)
+    python = re.sub(rf"has\(({_PATH})\)", r"has('\1')", python)
+    python = re.sub(rf"(?<!')({_PATH})(?!')", r"at('\1')", python)
+    python = re.sub(r"!(?!=)", " not ", python.replace("&&", " and ").replace("||", " or "))
+    objects = {"self": new, "oldSelf": old}
+
+    def at(path: str) -> Any:
+        first, *names = path.split(".")
+        value = objects[first]
+        for name in names:
+            value = value[name]
+        return value
+
+    def has(path: str) -> bool:
+        parent, name = path.rsplit(".", 1)
+        return name in (at(parent) if "." in parent else objects[parent])
+
+    try:
+        return bool(eval(python.strip(), {"__builtins__": {}}, {"at": at, "has": has}))
+    except KeyError:
+        return False
