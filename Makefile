@@ -16,7 +16,7 @@ PIP_INSTALL = $(PYTHON) -m venv .venv && $(PY) -m pip install --quiet --disable-
 AT_ONCE ?= 3
 JOB := manifests/examples/fashion-mnist-horovod.yaml
 
-.PHONY: help demo demo-cluster test test-chaos test-unit test-chart test-trainer lint crd chart bench bench-control bench-training bench-soak bench-first-step bench-cluster-toll images sbom docs pictures dashboard-picture cluster cluster-down clean
+.PHONY: help demo demo-cluster test test-chaos test-unit test-chart test-trainer lint crd pod-schema chart bench bench-control bench-training bench-soak bench-first-step bench-cluster-toll images sbom docs pictures dashboard-picture cluster cluster-down clean
 
 help:  ## print these targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -94,6 +94,9 @@ sbom: $(VENV)  ## write what is in the images, as CycloneDX, to build/sbom
 crd: $(VENV)  ## write the CRD from the models, in manifests/crd and for the chart
 	.venv/bin/dtj crd > manifests/crd/distributedtrainingjobs.yaml
 	cp manifests/crd/distributedtrainingjobs.yaml charts/dtj-operator/files/crd.yaml
+
+pod-schema: $(VENV)  ## write Kubernetes' schema of pods for the operator, from the package kubernetes-validate
+	$(PY) -m tests.pod_schema_file
 
 chart: crd  ## write what is made from the chart: its README's table, manifests/{operator,rbac,overlays}, goldens; the table of metrics
 	$(PY) -m tests.chart.generated

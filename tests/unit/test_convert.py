@@ -271,6 +271,8 @@ def test_any_optional_fields_give_a_valid_job(
     template = manifest["spec"][key]["Worker"]["template"]["spec"]
     template |= pod
     template["containers"][0] |= container
+    if "volumeMounts" in container:
+        template["volumes"] = OPTIONAL["volumes"]
     plan_job(valid(convert(copy.deepcopy(manifest))))
 
 

@@ -193,7 +193,8 @@ def test_only_labels_of_queues_go_on_to_the_mpijob() -> None:
                 "spec": {
                     "containers": [
                         {"name": "trainer", "volumeMounts": [{"mountPath": "/etc/mpi/", "name": "x"}]}
-                    ]
+                    ],
+                    "volumes": [{"name": "x", "emptyDir": {}}],
                 }
             },
             "spec.replicaSpecs.worker.template.spec.containers[trainer].volumeMounts",

@@ -131,7 +131,10 @@ def test_a_launcher_with_its_own_command_needs_no_program() -> None:
 @pytest.mark.parametrize("path", ["/etc/dtj/", "/etc//dtj", "/dtj/./run", "/etc/dtj-ssh"])
 def test_mounts_over_the_operators_are_found_however_they_are_written(path: str) -> None:
     template = {
-        "spec": {"containers": [{"name": "trainer", "volumeMounts": [{"name": "v", "mountPath": path}]}]}
+        "spec": {
+            "containers": [{"name": "trainer", "volumeMounts": [{"name": "v", "mountPath": path}]}],
+            "volumes": [{"name": "v", "emptyDir": {}}],
+        }
     }
 
     (fault,) = faults(read_job(with_template(template)))

@@ -115,7 +115,9 @@ def read_job(manifest: Mapping[str, Any]) -> Job:
             faults.append(Fault(key, f"{shown(manifest[key])} is not {value}", (key,)))
     unknown = [key for key in manifest if key not in _FIELDS]
     more = _more(len(unknown[MOST_FAULTS:]))
-    faults += [Fault(key_shown(key), _unknown(str(key), _FIELDS), (key,)) for key in unknown[:MOST_FAULTS]]
+    faults += [
+        Fault(key_shown(key), unknown_field(str(key), _FIELDS), (key,)) for key in unknown[:MOST_FAULTS]
+    ]
     metadata = manifest.get("metadata") or {}
     if isinstance(metadata, dict):
         faults += _no_text(metadata)
@@ -213,7 +215,8 @@ def _known_fields(location: Place) -> list[str]:
     return [field.alias or name for name, field in model.model_fields.items()]
 
 
-def _unknown(name: str, known: Iterable[str]) -> str:
+def unknown_field(name: str, known: Iterable[str]) -> str:
+    """What is said of a field that there is not. known: those that it may be meant for."""
     lower = {field.lower(): field for field in known}
     near = get_close_matches(name[:_LONGEST_KEY].lower(), lower, n=1)
     return f"unknown field; did you mean {lower[near[0]]}?" if near else "unknown field"
@@ -222,7 +225,7 @@ def _unknown(name: str, known: Iterable[str]) -> str:
 def _sentence(item: dict[str, Any]) -> str:
     match item["type"]:
         case "extra_forbidden":
-            return _unknown(str(item["loc"][-1]), _known_fields(item["loc"][:-1]))
+            return unknown_field(str(item["loc"][-1]), _known_fields(item["loc"][:-1]))
         case "missing":
             return "required"
         case "string_pattern_mismatch":
@@ -238,6 +241,8 @@ def shown(value: Any) -> str:
         text = repr(value)
     except RecursionError:
         return "a value that is nested too deeply"
+    except ValueError:
+        return "a number of too many digits"
     return text if len(text) <= _LONGEST_VALUE else f"{text[:_LONGEST_VALUE]}…"
 
 

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import posixpath
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 from dtj.api.identity import GROUP, LABEL_MANAGED_BY
-from dtj.api.job import Fault, Job
+from dtj.api.job import Fault, Job, key_shown, shown
 from dtj.api.mpijob import MOUNTS, VOLUMES
 from dtj.api.names import LABEL_LENGTH, is_dns_label, pod_name, tensorboard_name
+from dtj.api.pod_schema import QUANTITY, Given, pod_faults
 from dtj.api.scheduling import Gang
 from dtj.api.scheduling_rules import scheduling_faults
 from dtj.api.spec import EnvVar, Horovod, HorovodLauncher, ReplicaSpec, Resume, StallPolicy, Strategy
@@ -36,13 +38,36 @@ _IMAGE = re.compile(
     r"(:[A-Za-z0-9_][A-Za-z0-9_.-]{0,127})?(@sha256:[0-9a-f]{64})?"
 )
 _ENV_NAME = re.compile(r"[-._a-zA-Z][-._a-zA-Z0-9]*")
-_QUANTITY = re.compile(r"[+-]?([0-9]+(\.[0-9]*)?|\.[0-9]+)([KMGTPE]i|[numkMGTPE]|[eE][+-]?[0-9]+)?")
+_NAMELESS = re.compile(r"\.spec\.containers\[[0-9]+\]\.name")
 _SET_BY_OPERATOR = {
     "hostname": "peers find the pod by it",
     "subdomain": "peers find the pod by it",
     "restartPolicy": "the operator restarts pods itself",
     "hostNetwork": "two replicas on one node would want the same ports",
     "nodeName": "the scheduler chooses the node; use nodeSelector or affinity",
+}
+
+
+# What the operator's pods have of what Kubernetes requires: a template that is merged over may leave it out.
+_SECURITY: Given = {"seccompProfile": {"type": {}}}
+_REPLICAS_POD: Given = {
+    "securityContext": _SECURITY,
+    "containers": {
+        TRAINER_CONTAINER: {
+            "readinessProbe": {"tcpSocket": {"port": {}}},
+            "volumeMounts": {str(contract.ROOT): {"name": {}}, "/dev/shm": {"name": {}}},  # noqa: S108 - no file
+        }
+    },
+}
+_TENSORBOARDS_POD: Given = {
+    "securityContext": _SECURITY,
+    "containers": {
+        TENSORBOARD_CONTAINER: {
+            "readinessProbe": {"httpGet": {"port": {}}},
+            "livenessProbe": {"httpGet": {"port": {}}},
+            "volumeMounts": {str(contract.ROOT): {"name": {}}, "/tmp": {"name": {}}},  # noqa: S108 - no file
+        }
+    },
 }
 
 
@@ -53,6 +78,7 @@ def faults(job: Job) -> list[Fault]:
         *_roles(job),
         *_program(job),
         *_environment(job),
+        *_tolerations(job),
         *_replicas(job),
         *_mpijob(job),
         *_artifacts(job),
@@ -159,6 +185,8 @@ def _variable(path: str, variable: EnvVar, seen: set[str]) -> Iterator[Fault]:
         yield Fault(f"{path}.name", f"{variable.name} is given twice")
     if variable.value is not None and variable.value_from is not None:
         yield Fault(path, "give value or valueFrom, not both")
+    if variable.value_from is not None:
+        yield from pod_faults("EnvVarSource", variable.value_from, f"{path}.valueFrom")
     seen.add(variable.name)
 
 
@@ -172,18 +200,34 @@ _OPERATORS_VARIABLES = frozenset(v for k, v in vars(contract).items() if k.start
 }
 
 
+def _tolerations(job: Job) -> Iterator[Fault]:
+    for index, toleration in enumerate(job.spec.accelerator.tolerations):
+        yield from pod_faults("Toleration", toleration, f"spec.accelerator.tolerations[{index}]")
+
+
 def _replicas(job: Job) -> Iterator[Fault]:
     for role, replica in job.spec.replica_specs.given().items():
         path = f"spec.replicaSpecs.{role}"
         yield from _resources(path, replica, job.spec.accelerator.resource_name)
-        yield from _template(f"{path}.template", replica, TRAINER_CONTAINER, "trains")
+        yield from _template(
+            f"{path}.template", replica, TRAINER_CONTAINER, "trains", _REPLICAS_POD, _volumes(job)
+        )
+
+
+def _volumes(job: Job) -> list[str]:
+    """The volumes that a replica's pod has, whatever its template says."""
+    volumes = [WORKSPACE_VOLUME, RUN_VOLUME, CONFIG_VOLUME, SHM_VOLUME]
+    if job.spec.strategy is not Strategy.HOROVOD:
+        return volumes
+    by_mpi_operator = (job.spec.horovod or Horovod()).launcher is HorovodLauncher.MPI_JOB
+    return [*volumes, *(VOLUMES if by_mpi_operator else (SSH_VOLUME,))]
 
 
 def _resources(path: str, replica: ReplicaSpec, accelerator: str) -> Iterator[Fault]:
     for kind, quantities in (("requests", replica.resources.requests), ("limits", replica.resources.limits)):
         for name, quantity in quantities.items():
             where = f"{path}.resources.{kind}[{name}]"
-            if not _QUANTITY.fullmatch(str(quantity)):
+            if not QUANTITY.fullmatch(str(quantity)):
                 yield Fault(where, f"{quantity!r} is not a quantity such as 2, 500m or 4Gi")
             elif str(quantity).startswith("-"):
                 yield Fault(where, f"must not be negative, got {quantity}")
@@ -191,77 +235,123 @@ def _resources(path: str, replica: ReplicaSpec, accelerator: str) -> Iterator[Fa
                 yield Fault(where, f"given by {path}.gpus already; give one of the two")
 
 
-def _template(path: str, replica: ReplicaSpec, container: str, does: str) -> Iterator[Fault]:
+def _template(
+    path: str, replica: ReplicaSpec, container: str, does: str, given: Given, volumes: Iterable[str]
+) -> Iterator[Fault]:
+    """container: the name of the one that the operator makes, which does what `does` says. given: what the operator's
+    pod has where Kubernetes requires something. volumes: the names of those that the operator gives.
+    """
     template = replica.template
-    for key in template.keys() - {"metadata", "spec"}:
-        yield Fault(f"{path}.{key}", "unknown field: a PodTemplateSpec has metadata and spec")
+    for key in (key for key in template if key not in ("metadata", "spec")):
+        yield Fault(f"{path}.{key_shown(key)}", "unknown field: a PodTemplateSpec has metadata and spec")
     for key in ("metadata", "spec"):
         # null would remove what the operator has there, and not only what the template added.
         if not isinstance(template.get(key, {}), dict):
-            yield Fault(f"{path}.{key}", f"must be an object, got {template[key]!r}")
+            yield Fault(f"{path}.{key}", f"must be an object, got {shown(template[key])}")
     metadata, spec = _object(template.get("metadata")), _object(template.get("spec"))
-    for key in metadata.keys() - {"labels", "annotations"}:
-        yield Fault(f"{path}.metadata.{key}", "only labels and annotations can be given")
+    for key in (key for key in metadata if key not in ("labels", "annotations")):
+        yield Fault(f"{path}.metadata.{key_shown(key)}", "only labels and annotations can be given")
     for kind in ("labels", "annotations"):
         yield from _template_map(f"{path}.metadata.{kind}", metadata.get(kind, {}))
     for key, why in _SET_BY_OPERATOR.items():
         if key in spec and not (key == "restartPolicy" and spec[key] == "Never"):
             yield Fault(f"{path}.spec.{key}", f"can't be set: {why}")
-    yield from _template_lists(
-        f"{path}.spec", replica, spec, f"the container that {does} is called {container}"
-    )
+    called = f"the container that {does} is called {container}"
+    for fault in pod_faults("PodSpec", spec, f"{path}.spec", given):
+        nameless = fault.message == "required" and _NAMELESS.fullmatch(fault.field.removeprefix(path))
+        yield replace(fault, message=f"required ({called})") if nameless else fault
+    yield from _names(f"{path}.spec", spec, called)
+    if isinstance(spec.get("volumes", []), list):
+        own = (volume.get("name") for volume in _objects(spec.get("volumes")))
+        yield from _mounts(f"{path}.spec", spec, {*volumes, *(name for name in own if isinstance(name, str))})
+    for each in _containers(replica):
+        yield from _container(f"{path}.spec.containers[{_called(each)}]", each, container, called)
+    for each in _objects(spec.get("initContainers")):
+        if not each.get("image"):
+            yield Fault(f"{path}.spec.initContainers[{_called(each)}].image", "required")
 
 
 def _template_map(path: str, entries: Any) -> Iterator[Fault]:
     if not isinstance(entries, dict):
-        yield Fault(path, f"must be an object, got {entries!r}")
+        yield Fault(path, f"must be an object, got {shown(entries)}")
         return
     for key, value in entries.items():
+        where = f"{path}[{key_shown(key)}]"
         if str(key).split("/", 1)[0] == GROUP:
-            yield Fault(f"{path}[{key}]", f"names beginning with {GROUP}/ belong to the operator")
+            yield Fault(where, f"names beginning with {GROUP}/ belong to the operator")
         elif key == LABEL_MANAGED_BY:
-            yield Fault(f"{path}[{key}]", "can't be set: the operator finds its pods by it")
-        elif not isinstance(value, str):
-            yield Fault(f"{path}[{key}]", f"must be a string, got {value!r}")
+            yield Fault(where, "can't be set: the operator finds its pods by it")
+        elif not isinstance(key, str) or not isinstance(value, str):
+            yield Fault(where, f"must be a string, got {shown(value if isinstance(key, str) else key)}")
 
 
-def _template_lists(path: str, replica: ReplicaSpec, spec: dict[str, Any], called: str) -> Iterator[Fault]:
-    for key in ("containers", "initContainers", "volumes"):
-        entries = spec.get(key, [])
-        if not _is_list_of_objects(entries):
-            yield Fault(f"{path}.{key}", f"must be a list of objects, got {entries!r}")
-            continue
-        for index, entry in enumerate(entries):
-            if not entry.get("name"):
-                hint = f" ({called})" if key == "containers" else ""
-                yield Fault(f"{path}.{key}[{index}].name", f"required{hint}")
-            if key == "volumes" and entry.get("name") in RESERVED_VOLUMES:
-                yield Fault(f"{path}.volumes[{index}].name", f"{entry['name']} belongs to the operator")
-    for container in _containers(replica):
-        yield from _container(f"{path}.containers[{container.get('name')}]", container)
+def _names(path: str, spec: dict[str, Any], called: str) -> Iterator[Fault]:
+    """What is wrong with the names of containers and volumes, by which templates are merged over the operator's."""
+    for lists in (("containers", "initContainers"), ("volumes",)):
+        seen: set[str] = set()
+        for key in lists:
+            if key in spec and spec[key] is None:
+                yield Fault(f"{path}.{key}", "must be a list of objects, got None")
+            for index, entry in enumerate(_list_of(spec.get(key))):
+                name = _object(entry).get("name")
+                where = f"{path}.{key}[{index}].name"
+                if name == "":
+                    yield Fault(where, f"required ({called})" if key == "containers" else "required")
+                if key == "volumes" and name in RESERVED_VOLUMES:
+                    yield Fault(where, f"{name} belongs to the operator")
+                if isinstance(name, str) and name in seen:
+                    yield Fault(where, f"{shown(name)} is given twice")
+                if isinstance(name, str) and name:
+                    seen.add(name)
 
 
-def _container(path: str, container: dict[str, Any]) -> Iterator[Fault]:
-    for key in ("env", "volumeMounts", "ports"):
-        if not _is_list_of_objects(container.get(key, [])):
-            yield Fault(f"{path}.{key}", f"must be a list of objects, got {container[key]!r}")
-    for key in ("command", "args"):
-        words = container.get(key, [])
-        if not isinstance(words, list) or not all(isinstance(word, str) for word in words):
-            yield Fault(f"{path}.{key}", f"must be a list of strings, got {words!r}")
+def _mounts(path: str, spec: dict[str, Any], volumes: set[str]) -> Iterator[Fault]:
+    for kind in ("containers", "initContainers"):
+        for container in _objects(spec.get(kind)):
+            for key in ("volumeMounts", "volumeDevices"):
+                for index, mount in enumerate(_list_of(container.get(key))):
+                    name = _object(mount).get("name")
+                    if isinstance(name, str) and name not in volumes:
+                        yield Fault(
+                            f"{path}.{kind}[{_called(container)}].{key}[{index}].name",
+                            f"the pod has no volume {shown(name)}; give one in {path}.volumes",
+                        )
+
+
+def _container(path: str, container: dict[str, Any], operators: str, called: str) -> Iterator[Fault]:
+    """operators: the name of the container that the operator makes."""
+    for key in ("env", "volumeMounts", "ports", "command", "args"):
+        # null would remove what the operator has there.
+        if key in container and container[key] is None:
+            of = "strings" if key in ("command", "args") else "objects"
+            yield Fault(f"{path}.{key}", f"must be a list of {of}, got None")
+    name, image = container.get("name"), container.get("image", "")
+    if name != operators and name and not image:
+        yield Fault(f"{path}.image", f"required: {called}; another container needs an image")
+    elif name == operators and "image" in container and not image:
+        yield Fault(f"{path}.image", f"must be an image reference, got {shown(image)}")
     for mount in _objects(container.get("volumeMounts")):
-        if posixpath.normpath(str(mount.get("mountPath"))) in RESERVED_MOUNTS:
-            yield Fault(f"{path}.volumeMounts", f"{mount['mountPath']} belongs to the operator")
+        place = mount.get("mountPath")
+        if isinstance(place, str) and posixpath.normpath(place) in RESERVED_MOUNTS:
+            yield Fault(f"{path}.volumeMounts", f"{key_shown(place)} belongs to the operator")
     for variable in _objects(container.get("env")):
-        if str(variable.get("name")) in _OPERATORS_VARIABLES:
-            yield Fault(f"{path}.env", f"{variable['name']} is set by the operator")
+        own = variable.get("name")
+        if isinstance(own, str) and own in _OPERATORS_VARIABLES:
+            yield Fault(f"{path}.env", f"{own} is set by the operator")
+    if name != TRAINER_CONTAINER:
+        return
     for key in ("terminationMessagePath", "terminationMessagePolicy"):
-        if key in container and container.get("name") == TRAINER_CONTAINER:
+        if key in container:
             yield Fault(f"{path}.{key}", "can't be set: the reason of a failure is read from it")
     for key in ("restartPolicy", "restartPolicyRules"):
         # The kubelet would run the program again in a pod that the operator counts as failed, or as done.
-        if key in container and container.get("name") == TRAINER_CONTAINER:
+        if key in container:
             yield Fault(f"{path}.{key}", f"can't be set: {_SET_BY_OPERATOR['restartPolicy']}")
+
+
+def _called(container: dict[str, Any]) -> str:
+    """How the path of a field calls a container."""
+    return key_shown(container.get("name"))
 
 
 def _object(value: Any) -> dict[str, Any]:
@@ -272,8 +362,8 @@ def _objects(value: Any) -> list[dict[str, Any]]:
     return [entry for entry in value if isinstance(entry, dict)] if isinstance(value, list) else []
 
 
-def _is_list_of_objects(value: Any) -> bool:
-    return isinstance(value, list) and all(isinstance(entry, dict) for entry in value)
+def _list_of(value: Any) -> list[Any]:
+    return value if isinstance(value, list) else []
 
 
 def _containers(replica: ReplicaSpec) -> list[dict[str, Any]]:
@@ -301,7 +391,7 @@ def _mpijob(job: Job) -> Iterator[Fault]:
                 )
         for container in _containers(replica):
             for mount in _objects(container.get("volumeMounts")):
-                place = posixpath.normpath(str(mount.get("mountPath")))
+                place = posixpath.normpath(str(mount.get("mountPath", "")))
                 if container.get("name") == TRAINER_CONTAINER and place in MOUNTS:
                     yield Fault(
                         f"{path}.containers[{TRAINER_CONTAINER}].volumeMounts",
@@ -329,7 +419,14 @@ def _tensorboard(job: Job) -> Iterator[Fault]:
         yield from _image("spec.tensorboard.image", board.image)
     as_replica = ReplicaSpec(resources=board.resources, template=board.template)
     yield from _resources("spec.tensorboard", as_replica, job.spec.accelerator.resource_name)
-    yield from _template("spec.tensorboard.template", as_replica, TENSORBOARD_CONTAINER, "serves")
+    yield from _template(
+        "spec.tensorboard.template",
+        as_replica,
+        TENSORBOARD_CONTAINER,
+        "serves",
+        _TENSORBOARDS_POD,
+        ("files", "tmp"),
+    )
 
 
 def _run_policy(job: Job) -> Iterator[Fault]:
