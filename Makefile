@@ -16,7 +16,7 @@ PIP_INSTALL = $(PYTHON) -m venv .venv && $(PY) -m pip install --quiet --disable-
 AT_ONCE ?= 3
 JOB := manifests/examples/fashion-mnist-horovod.yaml
 
-.PHONY: help demo demo-cluster test test-chaos test-unit test-chart test-trainer lint crd pod-schema chart bench bench-control bench-training bench-soak bench-first-step bench-cluster-toll images sbom docs pictures dashboard-picture cluster cluster-down clean
+.PHONY: help demo demo-cluster test test-chaos test-unit test-chart test-trainer fuzz lint crd pod-schema chart bench bench-control bench-training bench-soak bench-first-step bench-cluster-toll images sbom docs pictures dashboard-picture cluster cluster-down clean
 
 help:  ## print these targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -56,6 +56,10 @@ test-trainer: $(VENV)  ## data, models, launch, artifacts and training with real
 	$(PY) docker/wheels.py --install
 	@$(PY) -m tests.trainer.packages
 	$(PY) -m pytest --numprocesses=$(AT_ONCE) tests/trainer
+
+# FUZZ="--jobs 1000 --seed 7", or FUZZ="--seed 7 --only 123" for one job of a run.
+fuzz: $(VENV)  ## 50,000 jobs made at random through webhook, job file, plan and reconciler; half an hour
+	@$(PY) -m tests.fuzz $(FUZZ)
 
 # All clones share the cache of mypy. mypy checks only files whose content differs from the cache.
 lint: export MYPY_CACHE_DIR ?= $(or $(DTJ_CACHE),$(HOME)/.cache/dtj)/mypy

@@ -1,8 +1,8 @@
 """`make pod-schema`: Kubernetes' schema of pod templates, as the operator ships it.
 
 It is made of the package kubernetes-validate, and has the fields of the oldest and of the newest version together.
-What only one of them knows is for the API server to judge. The package has enumerations in its prose alone. VALUES has
-those that people write.
+What only one of them knows is for the API server to judge. The package has enumerations in its prose alone. VALUES
+has those that people write.
 """
 
 from __future__ import annotations

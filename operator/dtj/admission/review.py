@@ -11,7 +11,7 @@ from typing import Any
 from dtj.api.checking import check
 from dtj.api.identity import GROUP, KIND, VERSION
 from dtj.api.immutable import forbidden_changes
-from dtj.api.job import Fault, Manifest
+from dtj.api.job import Fault, Manifest, key_shown
 
 REVIEW_VERSION, REVIEW = "admission.k8s.io/v1", "AdmissionReview"
 _OURS = {"group": GROUP, "version": VERSION, "kind": KIND}
@@ -94,6 +94,7 @@ def _has_more_entries(value: Any, most: int) -> bool:
 def _refusal(job: Manifest, found: list[Fault]) -> Manifest:
     """As the API server refuses what a schema does not take: kubectl prints each cause."""
     metadata = job.get("metadata")
+    name = metadata.get("name") if isinstance(metadata, dict) else None
     return {
         "status": "Failure",
         "reason": "Invalid",
@@ -102,7 +103,7 @@ def _refusal(job: Manifest, found: list[Fault]) -> Manifest:
         "details": {
             "group": GROUP,
             "kind": KIND,
-            "name": str(metadata.get("name") or "") if isinstance(metadata, dict) else "",
+            "name": key_shown(name) if isinstance(name, str) else "",
             "causes": [
                 {"reason": "FieldValueInvalid", "field": fault.field, "message": fault.message}
                 for fault in found

@@ -133,13 +133,14 @@ def read_job(manifest: Mapping[str, Any]) -> Job:
         raise InvalidJob([*faults, *more, *_more(len(wrong[MOST_FAULTS:]))]) from None
     if faults:
         raise InvalidJob([*faults, *more])
+    status, generation = manifest.get("status"), metadata.get("generation")
     return Job(
         name=str(metadata.get("name") or ""),
         namespace=str(metadata.get("namespace") or "default"),
         uid=str(metadata.get("uid") or ""),
-        generation=int(metadata.get("generation") or 0),
+        generation=generation if isinstance(generation, int) else 0,
         spec=spec,
-        status=read_status(manifest.get("status") or {}),
+        status=read_status(status if isinstance(status, dict) else {}),
         labels=metadata.get("labels") or {},
         annotations=metadata.get("annotations") or {},
     )

@@ -92,7 +92,7 @@ def _name(job: Job) -> Iterator[Fault]:
     if not is_dns_label(job.name):
         yield Fault(
             "metadata.name",
-            f"{job.name!r} is not a DNS label: lower-case letters, digits and '-', beginning with a letter "
+            f"{shown(job.name)} is not a DNS label: lower-case letters, digits and '-', beginning with a letter "
             "and ending with a letter or digit",
         )
     sizes = dict.fromkeys(ROLES_OF[job.spec.strategy], 1) | {
@@ -106,8 +106,8 @@ def _name(job: Job) -> Iterator[Fault]:
         spare = len(longest) - LABEL_LENGTH
         yield Fault(
             "metadata.name",
-            f"too long: the {names[longest]} {longest} would have {len(longest)} characters of {LABEL_LENGTH}; "
-            f"use a name of at most {len(job.name) - spare}",
+            f"too long: the {names[longest]} {key_shown(longest)} would have {len(longest)} characters of "
+            f"{LABEL_LENGTH}; use a name of at most {len(job.name) - spare}",
         )
 
 
@@ -151,7 +151,7 @@ def _program(job: Job) -> Iterator[Fault]:
 
 def _image(path: str, image: str) -> Iterator[Fault]:
     if not _IMAGE.fullmatch(image):
-        yield Fault(path, f"{image!r} is not an image reference such as repository/name:tag")
+        yield Fault(path, f"{shown(image)} is not an image reference such as repository/name:tag")
 
 
 def _each_has_a_command(job: Job) -> bool:
@@ -178,7 +178,7 @@ def _environment(job: Job) -> Iterator[Fault]:
 
 def _variable(path: str, variable: EnvVar, seen: set[str]) -> Iterator[Fault]:
     if not _ENV_NAME.fullmatch(variable.name):
-        yield Fault(f"{path}.name", f"{variable.name!r} is not a name of an environment variable")
+        yield Fault(f"{path}.name", f"{shown(variable.name)} is not a name of an environment variable")
     if variable.name in _OPERATORS_VARIABLES:
         yield Fault(f"{path}.name", f"{variable.name} is set by the operator")
     if variable.name in seen:
@@ -226,11 +226,11 @@ def _volumes(job: Job) -> list[str]:
 def _resources(path: str, replica: ReplicaSpec, accelerator: str) -> Iterator[Fault]:
     for kind, quantities in (("requests", replica.resources.requests), ("limits", replica.resources.limits)):
         for name, quantity in quantities.items():
-            where = f"{path}.resources.{kind}[{name}]"
+            where = f"{path}.resources.{kind}[{key_shown(name)}]"
             if not QUANTITY.fullmatch(str(quantity)):
-                yield Fault(where, f"{quantity!r} is not a quantity such as 2, 500m or 4Gi")
+                yield Fault(where, f"{shown(quantity)} is not a quantity such as 2, 500m or 4Gi")
             elif str(quantity).startswith("-"):
-                yield Fault(where, f"must not be negative, got {quantity}")
+                yield Fault(where, f"must not be negative, got {key_shown(quantity)}")
             if name == accelerator and replica.gpus:
                 yield Fault(where, f"given by {path}.gpus already; give one of the two")
 

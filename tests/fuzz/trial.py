@@ -1,0 +1,193 @@
+"""One job through all that judges it and carries it out: what raises, and how much comes of it."""
+
+from __future__ import annotations
+
+import json
+import math
+import time
+import traceback
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager, redirect_stdout
+from dataclasses import dataclass, field
+from io import StringIO
+from typing import Any
+
+from dtj.admission.review import Malformed
+from dtj.admission.server import _reviewed
+from dtj.api.checking import check
+from dtj.api.errors import DtjError
+from dtj.api.identity import GROUP, KIND, VERSION
+from dtj.api.job import LONGEST_MESSAGE, MOST_FAULTS, Manifest
+from dtj.api.job_file import read_job_file
+from dtj.cli.plan_summary import print_summary
+from dtj.plan.job import plan_job
+from tests.unit.support.fake_cluster import SCHEMA
+from tests.unit.support.machine import run
+from tests.unit.support.structural import schema_faults
+from tests.unit.support.world import KEY, World
+
+PASSES = 10
+LONGEST_FILE = 100_000
+"""Characters of a job file that is read: PyYAML takes seconds for a megabyte."""
+LONGEST_ANSWER = 400_000
+LONGEST_STATUS = 65_536
+
+
+@dataclass
+class Seen:
+    """What was seen of one job, or of many."""
+
+    wrong: list[str] = field(default_factory=list)
+    """Exceptions that are none of the project's own, and too much work or text."""
+    what: Counter[str] = field(default_factory=Counter)
+    seconds: dict[str, float] = field(default_factory=dict)
+    """Processor time of the longest step of each kind."""
+
+
+def tried(job: Manifest, before: Manifest | None) -> Seen:
+    """Take a job through webhook, job file, plan and reconciler. before: a job that it is an update of, if any."""
+    seen = Seen()
+    body = _body(job, before)
+    if body is not None:
+        _review(seen, body)
+    text = _text(job)
+    if text is not None and len(text) <= LONGEST_FILE:
+        _file(seen, text)
+    _plan(seen, job)
+    stored = _stored(job)
+    if stored is None:
+        seen.what["not for an API server"] += 1
+    elif _taken(stored):
+        seen.what["taken by the API server"] += 1
+        with _step(seen, "reconcile"):
+            _reconcile(seen, stored)
+    return seen
+
+
+def _review(seen: Seen, body: bytes) -> None:
+    with _step(seen, "review"):
+        try:
+            allowed, answer = _reviewed(body)
+        except Malformed:
+            seen.what["review: malformed"] += 1
+            return
+        seen.what[f"review: {'allowed' if allowed else 'refused'}"] += 1
+        if len(answer) > LONGEST_ANSWER:
+            seen.wrong.append(f"review: an answer of {len(answer)} characters")
+
+
+def _file(seen: Seen, text: str) -> None:
+    with _step(seen, "job file"):
+        try:
+            told = read_job_file(text, "job.yaml").told()
+        except DtjError as error:
+            str(error).encode()
+            seen.what["file: unusable"] += 1
+            return
+        "\n".join(told).encode()  # a terminal takes it
+        seen.what[f"file: {'faults' if told else 'valid'}"] += 1
+
+
+def _plan(seen: Seen, job: Manifest) -> None:
+    with _step(seen, "check"):
+        made, found = check(job)
+        if len(found) > MOST_FAULTS + 1:
+            seen.wrong.append(f"check: {len(found)} faults are told")
+        if made is None or found:
+            return
+        with _step(seen, "plan"):
+            plan = plan_job(made)
+            seen.what["planned"] += 1
+            seen.what["pods planned"] += len(plan.pods)
+        with _step(seen, "summary"), redirect_stdout(StringIO()):
+            print_summary(made)
+
+
+def _reconcile(seen: Seen, job: Manifest) -> None:
+    world = World()
+    world.cluster.remove((KIND, *KEY))
+    world.view.deliver()
+    world.apply(job)
+    for _ in range(PASSES):
+        with _step(seen, "pass"):
+            world.view.deliver()
+            run(world.turn())  # type: ignore[arg-type]
+        world.kubelet.step()
+    # A TTL may have deleted the job.
+    status = world.status if (KIND, *KEY) in world.cluster.objects else {}
+    seen.what[f"phase {status.get('phase')}"] += 1
+    seen.what["pods made"] += len(world.cluster.created_pods)
+    if (length := len(json.dumps(status))) > LONGEST_STATUS:
+        seen.wrong.append(f"reconcile: a status of {length} characters")
+    message = (status.get("failure") or {}).get("message") or ""
+    if len(message) > LONGEST_MESSAGE:
+        seen.wrong.append(f"reconcile: a message of {len(message)} characters")
+
+
+@contextmanager
+def _step(seen: Seen, name: str) -> Iterator[None]:
+    before = time.process_time()
+    try:
+        yield
+    except Exception as error:  # noqa: BLE001 - whatever comes out is what is looked for
+        last = traceback.extract_tb(error.__traceback__)[-1]
+        seen.wrong.append(
+            f"{name}: {type(error).__name__}: {str(error)[:200]} ({last.filename}:{last.lineno})"
+        )
+    took = time.process_time() - before
+    seen.seconds[name] = max(took, seen.seconds.get(name, 0.0))
+
+
+def _body(job: Manifest, before: Manifest | None) -> bytes | None:
+    request = {
+        "uid": "1",
+        "kind": {"group": GROUP, "version": VERSION, "kind": KIND},
+        "operation": "UPDATE" if before else "CREATE",
+        "object": job,
+        "oldObject": before,
+    }
+    text = _dumped({"apiVersion": "admission.k8s.io/v1", "kind": "AdmissionReview", "request": request})
+    return text.encode() if text is not None else None
+
+
+def _text(job: Manifest) -> str | None:
+    return _dumped(job, indent=1)
+
+
+def _dumped(value: Any, **options: Any) -> str | None:
+    try:
+        return json.dumps(value, **options)
+    except (RecursionError, ValueError):
+        return None
+
+
+def _stored(job: Manifest) -> Manifest | None:
+    """The job as an API server has it; None where it is no JSON, or no object."""
+    text = _dumped(job, allow_nan=False)
+    if text is None:
+        return None
+    # Go takes half a character for U+FFFD.
+    whole = json.dumps(json.loads(text), ensure_ascii=False).encode("utf-8", "replace").decode()
+    stored: Manifest = json.loads(whole, parse_float=_number)
+    metadata = stored.get("metadata")
+    given = metadata if isinstance(metadata, dict) else {}
+    stored["metadata"] = {"name": KEY[1], "namespace": KEY[0]}
+    for kind in ("labels", "annotations"):
+        entries = given.get(kind)
+        if isinstance(entries, dict) and all(isinstance(value, str) for value in entries.values()):
+            stored["metadata"][kind] = entries
+    return stored
+
+
+def _number(text: str) -> float | int:
+    number = float(text)
+    return int(number) if math.isfinite(number) and number.is_integer() and abs(number) < 2**53 else number
+
+
+def _taken(job: Manifest) -> bool:
+    try:
+        wrong = list(schema_faults(SCHEMA, job))
+    except RecursionError:
+        return False  # too deep for the API server in memory
+    return job.get("kind") == KIND and job.get("apiVersion") == f"{GROUP}/{VERSION}" and not wrong
