@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import re
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +13,8 @@ import yaml
 
 from dtj.api.crd import custom_resource_definition
 from dtj.api.job import read_job
+from dtj.api.patterns import MEANINGS
+from dtj.api.spec import S3_URI
 from dtj.api.validation import faults
 from tests.unit.support.jobs import manifest
 from tests.unit.support.structural import schema_faults, structural_faults, with_defaults
@@ -127,6 +131,39 @@ def test_strategy_size_and_who_carries_it_out_are_immutable() -> None:
         "(has(oldSelf.runPolicy) && has(oldSelf.runPolicy.managedBy) ? oldSelf.runPolicy.managedBy : '')",
         "message": "runPolicy.managedBy is immutable",
     }
+
+
+def with_a_pattern(node: dict[str, Any], path: str = "spec") -> Iterator[tuple[str, dict[str, Any]]]:
+    if "pattern" in node:
+        yield path, node
+    for name, child in node.get("properties", {}).items():
+        yield from with_a_pattern(child, f"{path}.{name}")
+    for key in ("items", "additionalProperties"):
+        if isinstance(node.get(key), dict):
+            yield from with_a_pattern(node[key], f"{path}.{key}")
+
+
+def test_what_a_pattern_asks_for_is_said_in_words() -> None:
+    found = dict(with_a_pattern(SCHEMA["properties"]["spec"]))
+
+    assert found["spec.artifacts.uri"]["x-kubernetes-validations"] == [
+        {
+            "rule": f'self.matches(r"{S3_URI}")',
+            "message": "must be an address s3://bucket/prefix",
+        }
+    ]
+    for path, node in found.items():
+        (rule,) = node["x-kubernetes-validations"]
+        assert rule["rule"] == f'self.matches(r"{node["pattern"]}")', path
+        assert '"' not in node["pattern"], "it would end the string of the rule"
+        # Without it, the API server takes the rule for too expensive, and refuses the whole CRD.
+        assert node["maxLength"] <= 1024, path
+
+
+def test_the_examples_of_the_words_keep_to_the_patterns() -> None:
+    for pattern, meaning in MEANINGS.items():
+        for example in re.findall(r"\S*(?:://|\.com|x-k8s)[^\s,]*", meaning):
+            assert re.fullmatch(pattern, example), example
 
 
 def test_every_field_is_explained() -> None:

@@ -11,6 +11,7 @@ from dtj.api import immutable
 from dtj.api.base import ApiModel, model_of
 from dtj.api.identity import CATEGORIES, GROUP, KIND, PLURAL, SHORT_NAME, SINGULAR, VERSION
 from dtj.api.job import Manifest
+from dtj.api.patterns import MEANINGS
 from dtj.api.spec import JobSpec
 from dtj.api.status import JobStatus
 
@@ -76,6 +77,7 @@ def custom_resource_definition() -> Manifest:
 def _root() -> Manifest:
     spec = _schema(JobSpec)
     _set_defaults(spec, JobSpec)
+    _explain_patterns(spec)
     spec["x-kubernetes-validations"] = [
         {"rule": "self.strategy == oldSelf.strategy", "message": immutable.fixed("strategy")},
         *(
@@ -154,6 +156,19 @@ def _set_defaults(schema: Manifest, model: type[ApiModel]) -> None:
         nested = model_of(field.annotation)
         if nested is not None and "properties" in child and not isinstance(default, ApiModel):
             _set_defaults(child, nested)
+
+
+def _explain_patterns(schema: Manifest) -> None:
+    """Say in words what a pattern asks for, besides the pattern, which API servers older than 1.25 know alone."""
+    if "pattern" in schema:
+        schema["x-kubernetes-validations"] = [
+            {
+                "rule": f'self.matches(r"{schema["pattern"]}")',
+                "message": f"must be {MEANINGS[schema['pattern']]}",
+            }
+        ]
+    for child in schema.get("properties", {}).values():
+        _explain_patterns(child)
 
 
 def _structural(node: Manifest, definitions: dict[str, Manifest]) -> Manifest:

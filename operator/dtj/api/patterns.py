@@ -1,0 +1,17 @@
+"""What the patterns of the resource mean, in words: an expression alone tells few people what to write."""
+
+from __future__ import annotations
+
+from dtj.api.base import OBJECT_NAME
+from dtj.api.managed_by import DOMAIN_PATH
+from dtj.api.spec import DATA_URI, HTTP_URL, RESOURCE_NAME, S3_URI
+
+MEANINGS = {
+    S3_URI: "an address s3://bucket/prefix",
+    DATA_URI: "an address s3://bucket/prefix, or file:///path of a volume that the template mounts",
+    HTTP_URL: "a URL such as https://s3.example.com",
+    RESOURCE_NAME: "a name of a resource such as nvidia.com/gpu",
+    OBJECT_NAME: "a name of lower-case letters, digits, '-' and '.', with a letter or digit at both ends",
+    DOMAIN_PATH: "a domain and a path such as kueue.x-k8s.io/multikueue",
+}
+"""Each pattern and what a value of it is, to be read after "must be"."""
