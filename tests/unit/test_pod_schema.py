@@ -150,6 +150,8 @@ def test_a_template_may_leave_out_what_the_operators_pods_have() -> None:
         (container(imagePullPolicy="always"), ".imagePullPolicy: 'always' is none of Always, Never and IfNotPresent"),
         (container(args=None), ".args: must be a list of strings, got None"),
         (container(args=["a", 1]), ".args[1]: must be a string, got 1"),
+        (container(args=["\ud800"]), r".args[0]: must be a string, got '\ud800'"),
+        ({"nodeSelector": {"\ud800": "a"}}, r".nodeSelector[\ud800]: the key must be a string, got '\ud800'"),
         (container(env=[{}]), ".env[0].name: required"),
         (container(env=[{"name": "A", "value": 1}]), ".env[0].value: must be a string, got 1"),
         (container(livenessProbe={"httpGet": {"path": "/"}}), ".livenessProbe.httpGet.port: required"),

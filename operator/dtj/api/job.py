@@ -193,7 +193,7 @@ def _no_text(metadata: Manifest) -> list[Fault]:
     return [
         Fault(field, f"must be a string, got {shown(value)}", place)
         for field, place, value in given
-        if value is not None and not isinstance(value, str)
+        if value is not None and not is_text(value)
     ]
 
 
@@ -234,6 +234,16 @@ def _sentence(item: dict[str, Any]) -> str:
         case _:
             message = item["msg"][0].lower() + item["msg"][1:]
             return f"{message}, got {shown(item['input'])}"
+
+
+def is_text(value: Any) -> bool:
+    """Whether it is a string, and not one with half of a character (a lone surrogate), which nothing can write."""
+    if not isinstance(value, str):
+        return False
+    try:
+        return value.isascii() or bool(value.encode())
+    except UnicodeEncodeError:
+        return False
 
 
 def shown(value: Any) -> str:

@@ -12,7 +12,7 @@ from functools import cache
 from importlib.resources import files
 from typing import Any
 
-from dtj.api.job import MOST_FAULTS, Fault, key_shown, shown, unknown_field
+from dtj.api.job import MOST_FAULTS, Fault, is_text, key_shown, shown, unknown_field
 
 QUANTITY = re.compile(r"[+-]?([0-9]+(\.[0-9]*)?|\.[0-9]+)([KMGTPE]i|[numkMGTPE]|[eE][+-]?[0-9]+)?")
 """A quantity as Kubernetes writes it."""
@@ -81,7 +81,7 @@ class _Walk:
             return
         for key, child in value.items():
             where = f"{path}[{key_shown(key)}]"
-            if not isinstance(key, str):
+            if not is_text(key):
                 yield Fault(where, f"the key must be a string, got {shown(key)}")
             elif child is not None:
                 yield from self.look(kind, child, where)
@@ -118,12 +118,12 @@ def _wrong(kind: str, value: Any) -> str | None:
     if kind == "int-or-string":
         return (
             None
-            if isinstance(value, str) or _is_whole(value)
+            if is_text(value) or _is_whole(value)
             else (f"must be a whole number or a string, got {shown(value)}")
         )
     if kind == "object":
         return None if isinstance(value, dict) else f"must be an object, got {shown(value)}"
-    if not isinstance(value, str):
+    if not is_text(value):
         return f"must be a string, got {shown(value)}"
     values = kind.split("|")
     if len(values) == 1 or value in ("", *values):

@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import Any
 
 from dtj.api.identity import GROUP, LABEL_MANAGED_BY
-from dtj.api.job import Fault, Job, key_shown, shown
+from dtj.api.job import Fault, Job, is_text, key_shown, shown
 from dtj.api.mpijob import MOUNTS, VOLUMES
 from dtj.api.names import LABEL_LENGTH, is_dns_label, pod_name, tensorboard_name
 from dtj.api.pod_schema import QUANTITY, Given, pod_faults
@@ -281,8 +281,8 @@ def _template_map(path: str, entries: Any) -> Iterator[Fault]:
             yield Fault(where, f"names beginning with {GROUP}/ belong to the operator")
         elif key == LABEL_MANAGED_BY:
             yield Fault(where, "can't be set: the operator finds its pods by it")
-        elif not isinstance(key, str) or not isinstance(value, str):
-            yield Fault(where, f"must be a string, got {shown(value if isinstance(key, str) else key)}")
+        elif not is_text(key) or not is_text(value):
+            yield Fault(where, f"must be a string, got {shown(value if is_text(key) else key)}")
 
 
 def _names(path: str, spec: dict[str, Any], called: str) -> Iterator[Fault]:
