@@ -65,7 +65,7 @@ spec:
       template:
         spec:
           containers:
-            - name: sidecar
+            - {name: sidecar, image: x}
             - name: trainer
               command: python
 """
