@@ -11,7 +11,8 @@ from typing import Any
 from dtj.api.checking import check
 from dtj.api.identity import GROUP, KIND, VERSION
 from dtj.api.immutable import forbidden_changes
-from dtj.api.job import Fault, Manifest, key_shown
+from dtj.api.job import Fault, Manifest
+from dtj.api.shown import key_shown
 
 REVIEW_VERSION, REVIEW = "admission.k8s.io/v1", "AdmissionReview"
 _OURS = {"group": GROUP, "version": VERSION, "kind": KIND}

@@ -13,6 +13,7 @@ from pydantic import ValidationError
 from dtj.api.base import ApiModel, model_of
 from dtj.api.identity import API_VERSION, KIND
 from dtj.api.places import Place
+from dtj.api.shown import is_text, key_shown, shown
 from dtj.api.spec import JobSpec
 from dtj.api.status import JobStatus
 
@@ -23,8 +24,8 @@ MOST_FAULTS = 100
 LONGEST_MESSAGE = 8192
 """Characters of a text that has all faults of a job."""
 _FIELDS = ("apiVersion", "kind", "metadata", "spec", "status")
-# So much of a value and of a key is told.
-_LONGEST_VALUE, _LONGEST_KEY = 200, 100
+# So much of a misspelt field is compared with those that there are.
+_LONGEST_FIELD = 100
 
 
 POD_USER = 1000
@@ -219,7 +220,7 @@ def _known_fields(location: Place) -> list[str]:
 def unknown_field(name: str, known: Iterable[str]) -> str:
     """What is said of a field that there is not. known: those that it may be meant for."""
     lower = {field.lower(): field for field in known}
-    near = get_close_matches(name[:_LONGEST_KEY].lower(), lower, n=1)
+    near = get_close_matches(name[:_LONGEST_FIELD].lower(), lower, n=1)
     return f"unknown field; did you mean {lower[near[0]]}?" if near else "unknown field"
 
 
@@ -234,31 +235,3 @@ def _sentence(item: dict[str, Any]) -> str:
         case _:
             message = item["msg"][0].lower() + item["msg"][1:]
             return f"{message}, got {shown(item['input'])}"
-
-
-def is_text(value: Any) -> bool:
-    """Whether it is a string, and not one with half of a character (a lone surrogate), which nothing can write."""
-    if not isinstance(value, str):
-        return False
-    try:
-        return value.isascii() or bool(value.encode())
-    except UnicodeEncodeError:
-        return False
-
-
-def shown(value: Any) -> str:
-    """A value as a message says it, cut where it is long."""
-    try:
-        text = repr(value)
-    except RecursionError:
-        return "a value that is nested too deeply"
-    except ValueError:
-        return "a number of too many digits"
-    return text if len(text) <= _LONGEST_VALUE else f"{text[:_LONGEST_VALUE]}…"
-
-
-def key_shown(key: Any) -> str:
-    """A key as the path of a field says it, cut where it is long."""
-    text = str(key)
-    text = text if len(text) <= _LONGEST_KEY else f"{text[:_LONGEST_KEY]}…"
-    return text if text.isprintable() else repr(text)[1:-1]

@@ -12,7 +12,8 @@ from functools import cache
 from importlib.resources import files
 from typing import Any
 
-from dtj.api.job import MOST_FAULTS, Fault, is_text, key_shown, shown, unknown_field
+from dtj.api.job import MOST_FAULTS, Fault, unknown_field
+from dtj.api.shown import is_text, key_shown, shown
 
 QUANTITY = re.compile(r"[+-]?([0-9]+(\.[0-9]*)?|\.[0-9]+)([KMGTPE]i|[numkMGTPE]|[eE][+-]?[0-9]+)?")
 """A quantity as Kubernetes writes it."""

@@ -9,12 +9,13 @@ from dataclasses import replace
 from typing import Any
 
 from dtj.api.identity import GROUP, LABEL_MANAGED_BY
-from dtj.api.job import Fault, Job, is_text, key_shown, shown
+from dtj.api.job import Fault, Job
 from dtj.api.mpijob import MOUNTS, VOLUMES
 from dtj.api.names import LABEL_LENGTH, is_dns_label, pod_name, tensorboard_name
 from dtj.api.pod_schema import QUANTITY, Given, pod_faults
 from dtj.api.scheduling import Gang
 from dtj.api.scheduling_rules import scheduling_faults
+from dtj.api.shown import is_text, key_shown, shown
 from dtj.api.spec import EnvVar, Horovod, HorovodLauncher, ReplicaSpec, Resume, StallPolicy, Strategy
 from dtj_trainer import contract
 

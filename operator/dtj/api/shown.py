@@ -1,0 +1,39 @@
+"""Values and keys in messages."""
+
+from __future__ import annotations
+
+import reprlib
+from typing import Any
+
+_LONGEST, _LONGEST_KEY = 200, 100
+_brief = reprlib.Repr()
+_brief.maxstring = _brief.maxother = _brief.maxlong = _LONGEST
+_brief.maxdict = _brief.maxlist = 20
+_brief.maxlevel = 4
+
+
+def shown(value: Any) -> str:
+    """A value of plain data as Python writes it, in at most some 200 characters; how large it is costs nothing."""
+    try:
+        # reprlib cuts a text in its middle.
+        text = repr(value[: _LONGEST + 1]) if isinstance(value, str) else _brief.repr(value)
+    except ValueError:
+        return "a number of too many digits"
+    return text if len(text) <= _LONGEST else f"{text[:_LONGEST]}…"
+
+
+def key_shown(key: Any) -> str:
+    """A key as the path of a field says it, in at most some 100 characters; a path is bounded by its depth."""
+    text = key if isinstance(key, str) else shown(key)
+    text = text if len(text) <= _LONGEST_KEY else f"{text[:_LONGEST_KEY]}…"
+    return text if text.isprintable() else repr(text)[1:-1]
+
+
+def is_text(value: Any) -> bool:
+    """Whether it is a string, and not one with half of a character (a lone surrogate), which nothing can write."""
+    if not isinstance(value, str):
+        return False
+    try:
+        return value.isascii() or bool(value.encode())
+    except UnicodeEncodeError:
+        return False
