@@ -5,17 +5,19 @@ from __future__ import annotations
 import copy
 import json
 import re
+from collections.abc import Mapping
 from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dtj.admission.review import MOST_ENTRIES, Malformed, review
+from dtj.admission.review import Malformed, review
+from dtj.api.checking import MOST_ENTRIES
 from dtj.api.crd import custom_resource_definition
 from dtj.api.identity import GROUP, KIND, VERSION
 from dtj.api.immutable import forbidden_changes
-from dtj.api.job import Manifest
+from dtj.api.job import Manifest, read_job
 from tests.unit.support.bad_jobs import BadJob, bad_jobs
 from tests.unit.support.cel import holds
 from tests.unit.support.jobs import manifest
@@ -345,8 +347,8 @@ def test_a_hundred_faults_are_told_and_the_number_of_the_rest(kind: str) -> None
 def test_a_job_of_too_many_fields_is_refused_before_anything_is_judged(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    checked: list[Manifest] = []
-    monkeypatch.setattr("dtj.admission.review.check", lambda job: checked.append(job) or (None, []))
+    checked: list[Mapping[str, Any]] = []
+    monkeypatch.setattr("dtj.api.checking.read_job", lambda job: checked.append(job) or read_job(job))
     most = MOST_ENTRIES
     refused = answer("CREATE", job(args=["x"] * most))
 
@@ -356,10 +358,12 @@ def test_a_job_of_too_many_fields_is_refused_before_anything_is_judged(
         "keep what is so large in a ConfigMap or in the bucket"
     )
     assert not checked
-    assert answer("CREATE", job(args=["x"] * (most - 100)))["allowed"]
+    assert "more than" not in answer("CREATE", job(args=["x"] * (most - 100)))["status"]["message"]
+    assert checked
+    checked.clear()
     nested = {"apiVersion": [[[{"a": ["x"] * 10}] * 10] * 10] * (most // 900)}
     assert not answer("CREATE", nested)["allowed"]
-    assert len(checked) == 1
+    assert not checked
 
 
 def test_a_value_and_a_key_that_are_long_are_told_cut() -> None:

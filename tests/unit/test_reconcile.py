@@ -632,6 +632,19 @@ async def test_a_long_wrong_value_makes_no_long_status() -> None:
     assert len(json.dumps(world.status)) < 16_384
 
 
+async def test_a_job_of_too_many_fields_fails_without_a_look_at_them() -> None:
+    variables = [{"name": f"A{number}"} for number in range(20_000)]
+    containers = [{"name": "trainer", "env": variables}]
+    world = World(replicaSpecs={"worker": {"template": {"spec": {"containers": containers}}}})
+
+    await world.rest()
+
+    assert world.status["failure"]["message"] == (
+        "spec: the job has more than 20000 fields and entries of lists; "
+        "keep what is so large in a ConfigMap or in the bucket"
+    )
+
+
 async def test_an_invalid_job_fails_with_every_fault_and_makes_nothing() -> None:
     world = World(image="No Image", command=[])
 

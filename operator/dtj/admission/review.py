@@ -18,8 +18,6 @@ REVIEW_VERSION, REVIEW = "admission.k8s.io/v1", "AdmissionReview"
 _OURS = {"group": GROUP, "version": VERSION, "kind": KIND}
 # A job's status has no say, and nor has what only the API server writes.
 _AUTHORS = ("name", "namespace", "labels", "annotations")
-MOST_ENTRIES = 20_000
-"""So many fields and entries of lists, at all depths, may a job have that is judged: they bound a review's time."""
 
 
 class Malformed(ValueError):
@@ -69,27 +67,7 @@ def _faults_of(job: Manifest) -> list[Fault]:
     if isinstance(metadata, dict):
         metadata = {key: metadata[key] for key in _AUTHORS if key in metadata}
     judged = {key: value for key, value in job.items() if key != "status"} | {"metadata": metadata}
-    if _has_more_entries(judged, MOST_ENTRIES):
-        return [
-            Fault(
-                "spec",
-                f"the job has more than {MOST_ENTRIES} fields and entries of lists; "
-                "keep what is so large in a ConfigMap or in the bucket",
-            )
-        ]
     return check(judged)[1]
-
-
-def _has_more_entries(value: Any, most: int) -> bool:
-    """Whether JSON has more fields and entries of lists than so many. Stops as soon as that is known."""
-    seen, waiting = 0, [value]
-    while waiting and seen <= most:
-        inner = waiting.pop()
-        children = inner.values() if isinstance(inner, dict) else inner if isinstance(inner, list) else ()
-        seen += len(children)
-        if seen <= most:
-            waiting += children
-    return seen > most
 
 
 def _refusal(job: Manifest, found: list[Fault]) -> Manifest:

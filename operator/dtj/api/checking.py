@@ -22,8 +22,15 @@ _READ_BY = {
 }
 
 
+MOST_ENTRIES = 20_000
+"""So many fields and entries of lists, at all depths, may a job have: they bound the time of a check."""
+
+
 def check(manifest: Mapping[str, Any]) -> tuple[Job | None, list[Fault]]:
     """The job, None where it has not the resource's form, and its faults, as `told` tells them."""
+    if _has_more_entries(manifest):
+        message = f"the job has more than {MOST_ENTRIES} fields and entries of lists"
+        return None, [Fault("spec", f"{message}; keep what is so large in a ConfigMap or in the bucket")]
     try:
         job = read_job(manifest)
     except InvalidJob as error:
@@ -31,6 +38,22 @@ def check(manifest: Mapping[str, Any]) -> tuple[Job | None, list[Fault]]:
         rest = [] if len(error.faults) > MOST_FAULTS else _faults_of_the_rest(manifest, error.faults)
         return None, told([*error.faults, *rest])
     return job, told(faults(job))
+
+
+def _has_more_entries(manifest: Mapping[str, Any]) -> bool:
+    """Whether the job's author has written more than MOST_ENTRIES. It stops as soon as that is known."""
+    waiting: list[Any] = [value for key, value in manifest.items() if key not in ("status", "metadata")]
+    metadata = manifest.get("metadata")
+    if isinstance(metadata, dict):
+        waiting += [metadata.get("labels"), metadata.get("annotations")]
+    seen = len(manifest)
+    while waiting and seen <= MOST_ENTRIES:
+        inner = waiting.pop()
+        children = inner.values() if isinstance(inner, dict) else inner if isinstance(inner, list) else ()
+        seen += len(children)
+        if seen <= MOST_ENTRIES:
+            waiting += children
+    return seen > MOST_ENTRIES
 
 
 def _faults_of_the_rest(manifest: Mapping[str, Any], found: Sequence[Fault]) -> list[Fault]:
