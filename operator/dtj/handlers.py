@@ -27,7 +27,7 @@ from dtj.api.job import Job
 from dtj.api.mpijob import QUEUE_ANNOTATIONS, QUEUE_LABELS
 from dtj.cluster.api import connect
 from dtj.cluster.port import Selection
-from dtj.kopf_settings import configure, wake_at_changes
+from dtj.kopf_settings import NamedConnection, configure, wake_at_changes
 from dtj.operator_flags import read_flags
 from dtj.plan.job import plan_job
 from dtj.plan.model import Plan
@@ -93,7 +93,8 @@ async def job_event(namespace: str | None, name: str, meta: kopf.Meta, memo: kop
 @kopf.on.login()
 async def login(**kwargs: Any) -> kopf.ConnectionInfo | None:
     """As the pod's service account, or by KUBECONFIG where there is none."""
-    return kopf.login_with_service_account(**kwargs) or kopf.login_with_kubeconfig(**kwargs)
+    found = kopf.login_with_service_account(**kwargs) or kopf.login_with_kubeconfig(**kwargs)
+    return found and NamedConnection(**vars(found))
 
 
 @kopf.on.startup()

@@ -8,6 +8,8 @@ from typing import Any
 import kopf
 from kopf._cogs.aiokits import aiotoggles
 
+from dtj.cluster import user_agent
+
 # A connection may die without a sign. The API server writes a bookmark on each watch every minute, so one that says
 # nothing for longer is dead; and none is trusted for ever: the server ends it in time, or else the operator does.
 _CONNECT_SECONDS = 10.0
@@ -48,6 +50,14 @@ def configure(settings: kopf.OperatorSettings) -> None:
     settings.watching.server_timeout = _WATCH_SECONDS
     settings.watching.client_timeout = _WATCH_SECONDS + _WATCH_SLACK_SECONDS
     settings.networking.request_timeout = _REQUEST_SECONDS
+
+
+class NamedConnection(kopf.ConnectionInfo):
+    """The way to the API server, with the User-Agent of the operator: kopf has no setting for that header."""
+
+    def as_http_headers(self) -> dict[str, str]:
+        """The headers of each request of kopf."""
+        return {**super().as_http_headers(), "User-Agent": user_agent.OPERATOR}
 
 
 class WakingAtChanges(aiotoggles.ToggleSet):

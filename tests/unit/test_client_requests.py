@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
+from importlib.metadata import version
 from pathlib import Path
 
 import pytest
@@ -60,6 +61,7 @@ async def test_a_submitted_job_is_stored_as_it_was_written(server: ApiServer, cl
     assert sent["spec"] == stored()["spec"]
     assert sent["metadata"]["labels"] == {"team": "vision"}
     assert "status" not in sent
+    assert server.user_agents == {f"dtj/{version('dtj')}"}, "the API server's audit log has it"
 
 
 async def test_what_another_cluster_gave_a_job_is_not_submitted(

@@ -9,6 +9,7 @@ import sys
 from asyncio.subprocess import PIPE, Process
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
+from importlib.metadata import version
 from pathlib import Path
 
 import aiohttp
@@ -255,6 +256,7 @@ async def test_one_that_runs_by_hand_needs_no_lease(api: KubeServer, start: Star
 
     assert "dtj_leader 1.0" in await operator.metrics()
     assert not any(plural == "leases" for plural, _, _ in api.objects)
+    assert api.user_agents == {f"dtj-operator/{version('dtj')}"}, "of its requests and of kopf's"
     code, said = await operator.end(signal.SIGINT)
     assert (code, "Traceback" in said) == (0, False), said
 

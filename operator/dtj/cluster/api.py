@@ -16,7 +16,8 @@ import aiohttp
 from dtj.api.identity import API_VERSION, GROUP, KIND, LABEL_JOB, PLURAL, VERSION
 from dtj.api.job import Manifest
 from dtj.api.mpijob import MPIJOB_API_VERSION, MPIJOB_KIND, MPIJOB_PLURAL
-from dtj.cluster.kubernetes_client import client, config
+from dtj.cluster import user_agent
+from dtj.cluster.kubernetes_client import api_client, client, config
 from dtj.cluster.port import ApiError, Selection
 
 _NAMESPACE_FILE = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
@@ -304,7 +305,7 @@ async def connect(
     settings.connection_pool_maxsize = 0
     # Else each request asks a thread for ~/.netrc, and another one for a proxy.
     settings.client_session_kwargs = {"trust_env": _has_proxy(settings.host)}
-    return KubernetesApi(client.ApiClient(settings), on_answer, may_write)
+    return KubernetesApi(api_client(settings, user_agent.OPERATOR), on_answer, may_write)
 
 
 def _has_proxy(url: str) -> bool:

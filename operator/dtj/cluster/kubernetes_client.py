@@ -18,4 +18,11 @@ finally:
     if _hidden:
         del sys.modules[_VALIDATION]
 
-__all__ = ["client", "config"]
+__all__ = ["api_client", "client", "config"]
+
+
+def api_client(settings: client.Configuration, user_agent: str) -> client.ApiClient:
+    """A client whose requests have this User-Agent. The package's own default is the name of its code generator."""
+    made = client.ApiClient(settings)
+    made.user_agent = user_agent
+    return made

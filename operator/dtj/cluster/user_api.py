@@ -16,8 +16,9 @@ import yaml
 from dtj.api.errors import Unreachable, Unusable
 from dtj.api.identity import GROUP, KIND, LABEL_JOB, PLURAL, VERSION
 from dtj.api.job import Manifest
+from dtj.cluster import user_agent
 from dtj.cluster.api import MERGE_PATCH, KubernetesApi
-from dtj.cluster.kubernetes_client import client, config
+from dtj.cluster.kubernetes_client import api_client, client, config
 from dtj.cluster.port import ApiError
 
 _PAGE = 500
@@ -154,7 +155,7 @@ async def connect(context: str | None = None, kubeconfig: str | None = None) -> 
         await _load(settings, context, kubeconfig)
 
     try:
-        return UserApi(client.ApiClient(settings), namespace, renew)
+        return UserApi(api_client(settings, user_agent.USER), namespace, renew)
     except OSError as error:
         raise Unusable(f"the certificates of the kubeconfig can't be used: {error}") from None
 

@@ -37,6 +37,8 @@ class ApiServer:
     """Status, reason and message of the next answers, by method and resource (distributedtrainingjobs, log)."""
     requests: list[tuple[str, str]] = field(default_factory=list)
     """Method, and path with query."""
+    user_agents: set[str] = field(default_factory=set)
+    """Of all requests."""
     patches: list[Manifest] = field(default_factory=list)
     log_cut_after: int | None = None
     """How many lines a log's reader gets before the connection breaks; once."""
@@ -119,6 +121,7 @@ class ApiServer:
     @web.middleware
     async def _check(self, request: web.Request, handler: Any) -> web.StreamResponse:
         self.requests.append((request.method, request.path_qs))
+        self.user_agents.add(request.headers.get("User-Agent", ""))
         resource = request.path.rsplit("/", 1)[-1]
         if resource not in (PLURAL, "pods", "log", "events"):
             resource = request.path.rsplit("/", 2)[-2]

@@ -48,6 +48,8 @@ class KubeServer:
     """By token, what is in the paths of the requests that wait."""
     waiting: set[tuple[str, str]] = field(default_factory=set)
     """Token and method of requests that were held."""
+    user_agents: set[str] = field(default_factory=set)
+    """Of all requests."""
     url: str = ""
     _history: list[tuple[int, str, Place, Manifest]] = field(default_factory=list)
     _changed: asyncio.Condition = field(default_factory=asyncio.Condition)
@@ -95,6 +97,7 @@ class KubeServer:
     @web.middleware
     async def _enter(self, request: web.Request, handler: Any) -> web.StreamResponse:
         token = _token(request)
+        self.user_agents.add(request.headers.get("User-Agent", ""))
         while token in self.held and self.held[token] in request.path:
             self.waiting.add((token, request.method))
             await asyncio.sleep(0.01)
