@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import copy
 import json
+import re
 import threading
+import unicodedata
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -20,6 +23,7 @@ from dtj.api.spec import RunPolicy
 from dtj.api.status import ConditionType
 from dtj.cli import connection, status
 from dtj.cli.main import app
+from dtj.cli.terminal import output
 from dtj.client import DistributedTrainingJob, JobEvent, LogLine, PodUsage, PodView
 from dtj.status.times import written_time
 from tests.unit.support.jobs import manifest
@@ -329,6 +333,39 @@ def test_logs_are_whole_lines_with_their_source(client: type[FakeClient]) -> Non
     chosen = {"role": None, "index": None, "rank": 1, "follow": True, "tail": 5, "attempt": None}
     assert ("logs", chosen) in client.calls
     assert call("logs", "mnist", "--no-prefix").stdout.startswith("step 1\n")
+
+
+# Clears the screen, writes the clipboard, moves the cursor by C1; and what is no markup of rich's.
+HOSTILE = "a\x1b[2J\x1b]52;c;cm0=\x07b\x9b1A\x7f[/]"
+
+
+@pytest.mark.parametrize("terminal", [False, True])
+@pytest.mark.parametrize("command", ["status", "events", "logs", "top", "list -A", "artifacts ls"])
+def test_no_text_of_a_cluster_or_a_bucket_commands_the_terminal(
+    command: str, terminal: bool, client: type[FakeClient], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = job("Failed").to_manifest()
+    made["metadata"]["namespace"] = HOSTILE
+    for condition in made["status"]["conditions"]:
+        condition |= {"reason": HOSTILE, "message": HOSTILE}
+    made["status"]["failure"] = {"message": HOSTILE, "lastLogLines": [HOSTILE], "node": HOSTILE}
+    made["status"]["artifacts"] = {"model": HOSTILE}
+    client.jobs = {"mnist": DistributedTrainingJob.from_cluster(made)}
+    event = JobEvent(START, "Warning", HOSTILE, HOSTILE, 1, f"Pod/{HOSTILE}")
+    pods = [replace(pod, node=HOSTILE, waiting=(HOSTILE, "")) for pod in views(*healthy())]
+    monkeypatch.setattr(client, "events", lambda *_: [event])
+    monkeypatch.setattr(client, "pods", lambda *_: pods)
+    monkeypatch.setattr(client, "logs", lambda *_, **__: iter([LogLine(HOSTILE, HOSTILE)]))
+    monkeypatch.setattr(FakeArtifacts, "ls", lambda *_: [SimpleNamespace(key=HOSTILE, size=1)])
+    monkeypatch.setattr(output, "_force_terminal", terminal)
+
+    result = call(*command.split(), *([] if command == "list -A" else ["mnist"]))
+
+    assert result.exit_code == 0, result.exception
+    # On a terminal dtj's own colours are left, and nothing else.
+    told = re.sub(r"\x1b\[[0-9;]*m", "", result.output) if terminal else result.output
+    assert {char for char in told if unicodedata.category(char) == "Cc"} == {"\n"}
+    assert "\ufffd1A\u2421[/]" in told.replace("\n", "") or terminal
 
 
 def test_top_prints_use_for_people_and_programs() -> None:

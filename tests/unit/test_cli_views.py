@@ -7,13 +7,14 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
-from rich.console import Console, RenderableType
+from rich.console import RenderableType
 
 from dtj.cli.durations import brief, seconds_of
 from dtj.cli.job_table import event_table, job_table
 from dtj.cli.logs import LinePainter
 from dtj.cli.replica_state import replica_state
 from dtj.cli.status_view import one_line, status_view
+from dtj.cli.terminal import VisibleConsole
 from dtj.cli.top_view import NO_METRICS, top_view
 from dtj.client import DistributedTrainingJob, JobEvent, LogLine, PodUsage
 from dtj.status.pods import view_pod
@@ -85,9 +86,9 @@ def job(status: dict[str, Any] | None = None, **spec: Any) -> DistributedTrainin
 
 
 def rendered(view: RenderableType, width: int = 110) -> list[str]:
-    console = Console(file=io.StringIO(), width=width, color_system=None, force_terminal=False)
+    console = VisibleConsole(file=io.StringIO(), width=width)
     with console.capture() as captured:
-        console.print(view)
+        console.print(view, soft_wrap=False)
     return [line.rstrip() for line in captured.get().splitlines()]
 
 
@@ -267,3 +268,11 @@ def test_each_source_keeps_its_colour_and_a_programs_own_colours_stay() -> None:
 
 def test_what_a_progress_bar_overwrote_is_not_shown() -> None:
     assert LinePainter().painted(LogLine("a", "10%\r50%\r100%\r")).plain == "[a] 100%"
+
+
+def test_a_programs_own_colours_stay_in_a_log_and_no_other_command_to_the_terminal() -> None:
+    said = "\x1b[31mred\x1b[0m\x1b[2K \x1b]0;title\x07\x1b]8;;http://x\x1b\\link\x1b]8;;\x1b\\ \x9b2J\x1bc"
+    line = LinePainter(prefix=False).painted(LogLine("rank 0", said))
+
+    assert line.plain == "red link \ufffd2J\x1bc"
+    assert [(span.start, span.end, str(span.style)) for span in line.spans] == [(0, 3, "color(1)")]

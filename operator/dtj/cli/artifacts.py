@@ -7,12 +7,11 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.text import Text
 
 from dtj.cli.connection import ContextOption, EndpointOption, JobName, LocalOption, NamespaceOption
 from dtj.cli.places import find
 from dtj.cli.tables import columns, print_table
-from dtj.cli.terminal import FormatOption, errors, print_data
+from dtj.cli.terminal import FormatOption, echo, errors, print_data
 
 app = typer.Typer()
 _group = typer.Typer(
@@ -51,10 +50,10 @@ def ls(
     if found:
         table = columns("SIZE", "KEY", right=("SIZE",))
         for item in found:
-            table.add_row(size(item.size), Text(item.key))
+            table.add_row(size(item.size), item.key)
         print_table(table)
     total = f"{len(found)} objects, {size(sum(item.size for item in found))}, in {artifacts.uri}"
-    errors.print(total, markup=False, highlight=False, soft_wrap=True)
+    errors.print(total)
 
 
 @_group.command()
@@ -82,7 +81,7 @@ def get(
     place = find(name, local=local, namespace=namespace, context=context)
     with place.artifacts(endpoint) as artifacts:
         for file in artifacts.get(key, folder or Path(name)):
-            typer.echo(file)
+            echo(str(file))
 
 
 @_group.command()
@@ -109,7 +108,7 @@ def cp(
         if to == _STANDARD_OUTPUT:
             sys.stdout.buffer.write(artifacts.read(key))
         else:
-            typer.echo(artifacts.cp(key, to))
+            echo(str(artifacts.cp(key, to)))
 
 
 def size(amount: int) -> str:

@@ -15,7 +15,7 @@ from dtj.api.job import Manifest
 from dtj.api.spec import S3_URI
 from dtj.api.yaml_lines import read_documents
 from dtj.cli.job_files import read_text
-from dtj.cli.terminal import Format
+from dtj.cli.terminal import Format, echo
 from dtj.convert.job import convert as converted
 from dtj.convert.job import is_kubeflow_job
 from dtj.convert.notes import Conversion
@@ -77,9 +77,9 @@ def _manifests(file: Path) -> list[Manifest]:
 
 def _tell(file: Path, job: Conversion) -> None:
     end = "can't be converted" if job.manifest is None else "is converted"
-    typer.echo(f"{file}: {job.kind} {job.name} {end}", err=True)
+    echo(f"{file}: {job.kind} {job.name} {end}", err=True)
     for note in job.notes:
-        typer.echo(f"  {'! ' if note.refused else '- '}{note}", err=True)
+        echo(f"  {'! ' if note.refused else '- '}{note}", err=True)
 
 
 def _text(documents: list[Conversion | Manifest], format_: Format) -> str:
@@ -111,7 +111,7 @@ def _comments(entry: Conversion | Manifest) -> str:
 
 def _write(text: str, output: Path | None) -> None:
     if output is None:
-        typer.echo(text, nl=False)
+        echo(text, end="")
         return
     try:
         output.write_text(text)

@@ -71,8 +71,6 @@ def _print(checks: Sequence[Check]) -> None:
     for check in checks:
         verdict = check.verdict.value
         line = Text.assemble((f"{verdict:<9}", _STYLES[verdict]), f"{check.name:<{width}}  {check.message}")
-        output.print(line, highlight=False, soft_wrap=True)
+        output.print(line)
         if check.remedy:
-            output.print(
-                Text(" " * (11 + width) + f"→ {check.remedy}", "dim"), highlight=False, soft_wrap=True
-            )
+            output.print(Text(" " * (11 + width) + f"→ {check.remedy}", "dim"))

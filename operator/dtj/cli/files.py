@@ -17,7 +17,7 @@ from dtj.api.status import JobStatus
 from dtj.cli import new
 from dtj.cli.job_files import read_text
 from dtj.cli.plan_summary import print_summary
-from dtj.cli.terminal import Format, FormatOption, errors, print_data
+from dtj.cli.terminal import Format, FormatOption, echo, errors, print_data
 from dtj.plan.job import plan_job
 
 app = typer.Typer()
@@ -78,7 +78,7 @@ def plan(
     if format_ is Format.JSON:
         print_data(objects, format_)
     else:
-        typer.echo(yaml.safe_dump_all(objects, sort_keys=False), nl=False)
+        echo(yaml.safe_dump_all(objects, sort_keys=False), end="")
 
 
 @app.command()
@@ -89,8 +89,8 @@ def crd() -> None:
     dtj crd | kubectl apply --server-side -f -
     ```
     """
-    typer.echo("# Made by `make crd` from operator/dtj/api.")
-    typer.echo(yaml.safe_dump(custom_resource_definition(), sort_keys=False, width=110), nl=False)
+    echo("# Made by `make crd` from operator/dtj/api.")
+    echo(yaml.safe_dump(custom_resource_definition(), sort_keys=False, width=110), end="")
 
 
 def _validated(path: Path, *, quiet: bool) -> tuple[dict[str, Any], int]:
@@ -108,19 +108,17 @@ def _validated(path: Path, *, quiet: bool) -> tuple[dict[str, Any], int]:
 
 def _tell(file: JobFile) -> None:
     for other in file.others:
-        errors.print(
-            f"{file.name}:{other.line}: {other.name} passed over", style="dim", markup=False, soft_wrap=True
-        )
+        errors.print(f"{file.name}:{other.line}: {other.name} passed over", style="dim")
     for fault in file.told():
         _complain(fault)
     for found in file.jobs:
         if found.job is not None and not found.faults:
             pods = len(plan_job(found.job).pods)
-            typer.echo(f"{file.name}: {found.job.name} is valid: {found.job.spec.strategy} with {pods} pods")
+            echo(f"{file.name}: {found.job.name} is valid: {found.job.spec.strategy} with {pods} pods")
 
 
 def _complain(message: str) -> None:
-    errors.print(message, markup=False, highlight=False, soft_wrap=True)
+    errors.print(message)
 
 
 def _report(file: JobFile) -> dict[str, Any]:

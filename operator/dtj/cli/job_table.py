@@ -50,7 +50,7 @@ def event_table(events: Sequence[JobEvent], now: datetime) -> Table:
         times = f" (x{event.count})" if event.count > 1 else ""
         style = "yellow" if event.type == "Warning" else ""
         table.add_row(
-            f"{age}{times}", Text(event.type, style), event.reason, _short(event.object), Text(event.message)
+            f"{age}{times}", Text(event.type, style), event.reason, _short(event.object), event.message
         )
     return table
 

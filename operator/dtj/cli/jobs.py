@@ -19,7 +19,7 @@ from dtj.cli.job_files import read_one_job
 from dtj.cli.job_table import event_table, job_table
 from dtj.cli.status_view import one_line
 from dtj.cli.tables import print_table
-from dtj.cli.terminal import FormatOption, errors, print_data
+from dtj.cli.terminal import FormatOption, echo, errors, print_data
 
 if TYPE_CHECKING:
     from dtj.client import DistributedTrainingJob, JobEvent
@@ -78,11 +78,11 @@ def submit(
     client = connect(namespace, context)
     made = client.submit(job, namespace=namespace)
     if format_ is None:
-        typer.echo(f"{made.name} submitted to namespace {made.namespace}")
+        echo(f"{made.name} submitted to namespace {made.namespace}")
     if wait:
         made = client.wait(made.name, timeout=timeout, namespace=made.namespace)
         if format_ is None:
-            typer.echo(one_line(made))
+            echo(one_line(made))
     if format_:
         print_data(made.to_manifest(), format_)
     if wait:
@@ -125,7 +125,7 @@ def list_jobs(
             if all_namespaces
             else f"in namespace {namespace}"
         )
-        errors.print(f"no jobs {where}", markup=False, highlight=False)
+        errors.print(f"no jobs {where}")
     else:
         print_table(job_table(jobs, datetime.now(UTC), namespaces=all_namespaces or local))
 
@@ -152,7 +152,7 @@ def wait(
         job = client.wait(name, timeout=timeout)
     else:
         job = client.wait_for(name, ConditionType(goal.value), timeout=timeout)
-    typer.echo(one_line(job))
+    echo(one_line(job))
 
 
 @app.command()
@@ -166,7 +166,7 @@ def suspend(name: JobName, namespace: NamespaceOption = None, context: ContextOp
     ```
     """
     connect(namespace, context).suspend(name)
-    typer.echo(f"{name} is being suspended: its pods save a checkpoint and end")
+    echo(f"{name} is being suspended: its pods save a checkpoint and end")
 
 
 @app.command()
@@ -180,7 +180,7 @@ def resume(name: JobName, namespace: NamespaceOption = None, context: ContextOpt
     ```
     """
     connect(namespace, context).resume(name)
-    typer.echo(f"{name} goes on")
+    echo(f"{name} goes on")
 
 
 @app.command()
@@ -209,7 +209,7 @@ def scale(
     if not wanted:
         raise Unusable("nothing to change", "say --workers N or --replicas ROLE=N")
     connect(namespace, context).scale(name, wanted, timeout=timeout)
-    typer.echo(f"{name} has now " + ", ".join(f"{role}={number}" for role, number in wanted.items()))
+    echo(f"{name} has now " + ", ".join(f"{role}={number}" for role, number in wanted.items()))
 
 
 @app.command()
@@ -233,7 +233,7 @@ def delete(
     client = connect(namespace, context)
     for name in names:
         client.delete(name, wait=wait, timeout=timeout)
-        typer.echo(f"{name} {'deleted' if wait else 'is being deleted'}")
+        echo(f"{name} {'deleted' if wait else 'is being deleted'}")
 
 
 @app.command()
@@ -258,7 +258,7 @@ def events(
     elif found:
         print_table(event_table(found, datetime.now(UTC)))
     else:
-        errors.print(f"no events of {name} are kept any more", markup=False, highlight=False)
+        errors.print(f"no events of {name} are kept any more")
 
 
 def _plain(event: JobEvent) -> dict[str, object]:

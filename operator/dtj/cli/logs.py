@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -9,13 +10,15 @@ from rich.text import Text
 
 from dtj.cli.connection import ContextOption, JobName, LocalOption, NamespaceOption
 from dtj.cli.places import find
-from dtj.cli.terminal import output
+from dtj.cli.terminal import output, visible
 
 if TYPE_CHECKING:
     from dtj.client import LogLine
 
 app = typer.Typer()
 _COLOURS = ("cyan", "magenta", "green", "yellow", "blue", "bright_red", "bright_cyan", "bright_magenta")
+# What a program writes for a terminal and is no colour: it moves the cursor, sets the title or makes a link.
+_COMMANDS = re.compile(r"\x1b\][^\x07\x1b]*(?:\x07|\x1b\\)|\x1b\[[0-?]*[ -/]*[@-ln-~]")
 
 
 @app.command()
@@ -55,7 +58,7 @@ def logs(
     painter = LinePainter(prefix=prefix, timestamps=timestamps)
     lines = place.logs(role=role, index=index, rank=rank, follow=follow, tail=tail, attempt=attempt)
     for line in lines:
-        output.print(painter.painted(line), soft_wrap=True, highlight=False)
+        output.print(painter.painted(line))
 
 
 class LinePainter:
@@ -67,7 +70,7 @@ class LinePainter:
         self._colours: dict[str, str] = {}
 
     def painted(self, line: LogLine) -> Text:
-        """The line with its prefix; colours that the program itself printed are kept."""
+        """The line with its prefix; colours that the program itself printed are kept, its other commands are not."""
         whole = Text()
         if self._timestamps and line.time is not None:
             whole.append(f"{line.time:%Y-%m-%dT%H:%M:%S.%fZ} ", "dim")
@@ -75,4 +78,5 @@ class LinePainter:
             colour = self._colours.setdefault(line.source, _COLOURS[len(self._colours) % len(_COLOURS)])
             whole.append(f"[{line.source}] ", colour)
         # What a progress bar overwrote is not shown, as on a terminal.
-        return whole.append(Text.from_ansi(line.text.rstrip("\r").rpartition("\r")[2]))
+        shown = _COMMANDS.sub("", line.text.rstrip("\r").rpartition("\r")[2])
+        return whole.append(Text.from_ansi("\x1b".join(map(visible, shown.split("\x1b")))))

@@ -67,9 +67,9 @@ def main() -> NoReturn:
 
 
 def _tell(message: str, remedy: str | None) -> None:
-    errors.print(f"dtj: {message}", style="red", markup=False, highlight=False, soft_wrap=True)
+    errors.print(f"dtj: {message}", style="red")
     if remedy:
-        errors.print(f"     {remedy}", markup=False, highlight=False, soft_wrap=True)
+        errors.print(f"     {remedy}")
 
 
 def _path_of(error: typer.TyperException) -> str:

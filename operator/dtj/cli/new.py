@@ -14,7 +14,7 @@ from dtj.api.job_file import read_job_file
 from dtj.api.spec import Strategy
 from dtj.cli.job_files import STANDARD_INPUT
 from dtj.cli.job_text import Answers, job_text
-from dtj.cli.terminal import errors, output
+from dtj.cli.terminal import echo, errors, output
 
 # Option, question, and the field of a job that its answer goes to.
 _QUESTIONS = (
@@ -134,7 +134,7 @@ def _answer(answers: Answers, option: str, question: str, field: str) -> Answers
             wrong = [str(error)]
         if not wrong:
             return tried
-        errors.print(wrong[0], style="red", markup=False, highlight=False)
+        errors.print(wrong[0], style="red")
 
 
 def _value(option: str, said: str) -> Any:
@@ -147,7 +147,7 @@ def _value(option: str, said: str) -> Any:
 
 def _write(path: Path, text: str, *, force: bool) -> None:
     if str(path) == STANDARD_INPUT:
-        typer.echo(text, nl=False)
+        echo(text, end="")
         return
     try:
         with path.open("w" if force else "x", encoding="utf-8") as file:
@@ -158,8 +158,6 @@ def _write(path: Path, text: str, *, force: bool) -> None:
         raise Unusable(f"{path}: {error.strerror}") from None
     output.print(
         f"{path} is written. Next: dtj validate {path}, dtj run {path} or dtj submit {path}",
-        markup=False,
-        highlight=False,
     )
 
 

@@ -6,20 +6,17 @@ import json
 import shlex
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
-from io import StringIO
 from typing import Any
 
-import typer
-from rich.console import Console
-from rich.markup import escape
 from rich.table import Table
+from rich.text import Text
 
 from dtj.api.identity import LABEL_INDEX, LABEL_ROLE
 from dtj.api.job import Job, Manifest
 from dtj.api.names import tensorboard_name
 from dtj.api.scheduling import Gang
 from dtj.api.validation import TRAINER_CONTAINER
-from dtj.cli.terminal import output
+from dtj.cli.terminal import echo_whole, output
 from dtj.plan.job import plan_job
 from dtj.plan.model import Plan
 from dtj.plan.pods import artifacts_uri
@@ -36,11 +33,9 @@ def print_summary(job: Job) -> None:
     job = replace(job, uid=job.uid or _UNTIL_MADE)
     plan = plan_job(job)
     attempt = max(job.status.attempt, 1)
-    where = f"namespace {escape(job.namespace)}" + (f", attempt {attempt}" if attempt > 1 else "")
-    output.print(
-        f"[bold]{escape(job.name)}[/]: {job.spec.strategy}, {len(plan.replicas)} pods in {where}",
-        highlight=False,
-    )
+    where = f"namespace {job.namespace}" + (f", attempt {attempt}" if attempt > 1 else "")
+    heading = Text.assemble((job.name, "bold"), f": {job.spec.strategy}, {len(plan.replicas)} pods in {where}")
+    output.print(heading)
     if manager := job.spec.run_policy.other_manager:
         _lines([f"carried out by {manager} (runPolicy.managedBy): dtj's operator makes none of this"])
     _part("Pods", _pods(plan, job.spec.accelerator.resource_name))
@@ -64,23 +59,18 @@ def print_summary(job: Job) -> None:
 
 
 def _part(title: str, table: Table | None = None) -> None:
-    output.print(f"\n[bold]{title}[/]", highlight=False)
+    output.print(f"\n{title}", style="bold")
     if table is None:
         return
     if output.is_terminal:
-        output.print(table, highlight=False)
-        return
-    # Without a terminal there is no width to keep to.
-    wide = Console(width=1000, file=StringIO())
-    with wide.capture() as capture:
-        wide.print(table, highlight=False)
-    for line in capture.get().splitlines():
-        typer.echo(line.rstrip())
+        output.print(table)
+    else:
+        echo_whole(table)
 
 
 def _lines(lines: Iterable[str]) -> None:
     for line in lines:
-        output.print(f"  {line}", markup=False, highlight=False)
+        output.print(f"  {line}")
 
 
 def _table(*columns: str) -> Table:
@@ -107,7 +97,7 @@ def _pods(plan: Plan, accelerator: str) -> Table:
                 if replica.role == role
             ]
             for row in rows if len(rows) <= _MANY else [*rows[:2], ("  …",), rows[-1]]:
-                table.add_row(*(escape(cell) for cell in row))
+                table.add_row(*row)
     return table
 
 
@@ -170,7 +160,7 @@ def _shared_environment(plan: Plan) -> Table:
     for name in _names(plan):
         values = {_environment(pod).get(name) for pod in plan.pods}
         if len(values) == 1:
-            table.add_row(f"  {escape(name)}", escape(str(values.pop())))
+            table.add_row(f"  {name}", str(values.pop()))
     for source in dict.fromkeys(
         f"  {kind} {reference.get('name')}"
         for pod in plan.pods
@@ -178,7 +168,7 @@ def _shared_environment(plan: Plan) -> Table:
         for kind, reference in (("Secret", entry.get("secretRef")), ("ConfigMap", entry.get("configMapRef")))
         if reference
     ):
-        table.add_row(escape(source), "all of its keys")
+        table.add_row(source, "all of its keys")
     return table
 
 
@@ -195,7 +185,7 @@ def _own_environment(plan: Plan) -> Table:
             continue
         rows = [(f"  {name}", ", ".join(_shortened(of)), value) for value, of in replicas.items()]
         for row in rows if len(rows) <= _MANY else [*rows[:2], (f"  {name}", "…", "…"), rows[-1]]:
-            table.add_row(*(escape(cell) for cell in row))
+            table.add_row(*row)
     return table
 
 

@@ -7,14 +7,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.console import Console
-from rich.markup import escape
 from rich.measure import Measurement
 from rich.table import Table as RichTable
 
 from dtj.api.errors import Unusable
 from dtj.cli.connection import ContextOption, LocalOption, NamespaceOption, complete_name
-from dtj.cli.terminal import FormatOption, output, print_data
+from dtj.cli.terminal import FormatOption, VisibleConsole, output, print_data
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -105,7 +103,7 @@ def report(
     written = _write(made, wanted - {Form.TABLE}, out or FOLDER)
     if not data:
         for file in written:
-            output.print(file, highlight=False, markup=False)
+            output.print(file)
 
 
 def _print(report: Report) -> None:
@@ -116,7 +114,7 @@ def _print(report: Report) -> None:
         _print_table(table)
         output.print()
     for note in report.notes:
-        output.print(f"• {note}", style="dim", markup=False, highlight=False)
+        output.print(f"• {note}", style="dim")
 
 
 def _print_table(table: Table) -> None:
@@ -126,17 +124,15 @@ def _print_table(table: Table) -> None:
         first, *others = zip(table.headings, *table.rows, strict=True)
         made = _rich(first, others)
     width = output.width if output.is_terminal else max(_width(made), output.width)
-    Console(width=width).print(made, highlight=False)
+    VisibleConsole(width=width).print(made, soft_wrap=False)
 
 
 def _rich(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> RichTable:
     made = RichTable(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
     for place, heading in enumerate(headings):
-        made.add_column(
-            escape(heading), justify="right" if place else "left", no_wrap=not place, overflow="fold"
-        )
+        made.add_column(heading, justify="right" if place else "left", no_wrap=not place, overflow="fold")
     for row in rows:
-        made.add_row(*map(escape, row))
+        made.add_row(*row)
     return made
 
 

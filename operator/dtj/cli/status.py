@@ -17,7 +17,7 @@ from dtj.cli.connection import ContextOption, JobName, LocalOption, NamespaceOpt
 from dtj.cli.places import Place, find
 from dtj.cli.status_view import one_line, status_view
 from dtj.cli.tables import print_table
-from dtj.cli.terminal import FormatOption, output, print_data
+from dtj.cli.terminal import FormatOption, echo, output, print_data
 
 if TYPE_CHECKING:
     from dtj.client import DistributedTrainingJob, JobEvent
@@ -98,7 +98,7 @@ def _tell_changes(place: Place) -> None:
     told, job = "", place.job()
     while True:
         if (line := one_line(job)) != told:
-            typer.echo(f"{datetime.now(UTC):%H:%M:%S} {line}")
+            echo(f"{datetime.now(UTC):%H:%M:%S} {line}")
             told = line
         if _over(job, place):
             return

@@ -169,7 +169,7 @@ def _conditions(conditions: Sequence[Condition], now: datetime) -> Table:
             style = "red"
         since = brief(seconds_since(condition.last_transition_time, now))
         table.add_row(
-            Text(condition.type, style), condition.status, since, condition.reason, Text(condition.message)
+            Text(condition.type, style), condition.status, since, condition.reason, condition.message
         )
     return table
 
@@ -198,7 +198,7 @@ def _pairs(facts: Sequence[tuple[str, str]]) -> Table:
     table.add_column(style="bold", no_wrap=True)
     table.add_column(overflow="fold")
     for name, value in facts:
-        table.add_row(name, Text(value))
+        table.add_row(name, value)
     return table
 
 

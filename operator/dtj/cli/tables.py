@@ -2,15 +2,10 @@
 
 from __future__ import annotations
 
-from io import StringIO
-
-import typer
-from rich.console import Console, RenderableType
+from rich.console import RenderableType
 from rich.table import Table
 
-from dtj.cli.terminal import output
-
-_UNLIMITED = 1000
+from dtj.cli.terminal import echo_whole, output
 
 
 def columns(*headings: str, right: tuple[str, ...] = ()) -> Table:
@@ -26,10 +21,6 @@ def columns(*headings: str, right: tuple[str, ...] = ()) -> Table:
 def print_table(table: RenderableType) -> None:
     """Print a table; what reads a pipe gets whole lines."""
     if output.is_terminal:
-        output.print(table, soft_wrap=False, highlight=False)
-        return
-    wide = Console(width=_UNLIMITED, file=StringIO())
-    with wide.capture() as captured:
-        wide.print(table, highlight=False)
-    for line in captured.get().splitlines():
-        typer.echo(line.rstrip())
+        output.print(table, soft_wrap=False)
+    else:
+        echo_whole(table)

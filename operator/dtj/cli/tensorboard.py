@@ -20,7 +20,7 @@ import typer
 from dtj.api.errors import DtjError, TimedOut, Unreachable, Unusable
 from dtj.cli.connection import ContextOption, EndpointOption, JobName, LocalOption, NamespaceOption
 from dtj.cli.places import find
-from dtj.cli.terminal import errors
+from dtj.cli.terminal import echo, errors
 
 if TYPE_CHECKING:
     from dtj_trainer.artifacts.event_files import EventFiles
@@ -76,7 +76,7 @@ def tensorboard(
         events = EventFiles(where, artifacts.ls, artifacts.get_growth)
         count = events.fetch()
         if once:
-            typer.echo(f"{count} event files of {name} are in {where}")
+            echo(f"{count} event files of {name} are in {where}")
             return
         if not count:
             _say(f"{name} has no event files in its bucket yet")
@@ -154,4 +154,4 @@ def _free_port() -> int:
 
 
 def _say(text: str) -> None:
-    errors.print(text, markup=False, highlight=False, soft_wrap=True)
+    errors.print(text)

@@ -1,19 +1,58 @@
-"""Where commands print: colours for a terminal, plain text or JSON and YAML for a program."""
+"""Where commands print: colours for a terminal, plain text or JSON and YAML for a program.
+
+Much of what is printed was written by somebody else: a program's message, a key in a bucket, an event. A control
+character in such a text would command the reader's terminal. So what is printed here has none but those of dtj's own
+colours and live views: each other one is printed as a visible character.
+"""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from enum import StrEnum
+from io import StringIO
 from typing import Annotated, Any
 
 import typer
 import yaml
-from rich.console import Console
+from rich.console import Console, ConsoleOptions, RenderableType
+from rich.segment import Segment
+from rich.text import Text
 
-output = Console(soft_wrap=True)
+_PICTURES = {code: 0x2400 + code for code in range(0x20) if chr(code) not in "\t\n"}
+# Unicode has no pictures of C1.
+_PICTURES |= {0x7F: 0x2421} | dict.fromkeys(range(0x80, 0xA0), 0xFFFD)
+_UNLIMITED = 1000
+
+
+def visible(text: str) -> str:
+    """The text with a visible character in the place of each control character but tabs and line ends."""
+    return text.translate(_PICTURES)
+
+
+class VisibleConsole(Console):
+    """A console that prints texts as they are: no control character, markup or emoji code of a text has an effect."""
+
+    def __init__(
+        self, *, width: int | None = None, file: StringIO | None = None, stderr: bool = False
+    ) -> None:
+        super().__init__(
+            width=width, file=file, stderr=stderr, soft_wrap=True, markup=False, emoji=False, highlight=False
+        )
+
+    def render_str(self, text: str, **options: Any) -> Text:
+        """As rich does it, of the visible text: a table's columns are as wide as what is shown."""
+        return super().render_str(visible(text), **options)
+
+    def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
+        """As rich does it: the console's own control codes are in segments of their own."""
+        for segment in super().render(renderable, options):
+            yield segment if segment.control else segment._replace(text=visible(segment.text))
+
+
+output = VisibleConsole()
 """Standard output; rich leaves out colours where it is no terminal, or NO_COLOR is set."""
-errors = Console(stderr=True)
+errors = VisibleConsole(stderr=True)
 
 
 class Format(StrEnum):
@@ -28,9 +67,23 @@ FormatOption = Annotated[
 ]
 
 
+def echo(text: str, *, end: str = "\n", err: bool = False) -> None:
+    """Print a text as it is, however long its lines are."""
+    typer.echo(visible(text) + end, nl=False, err=err)
+
+
+def echo_whole(table: RenderableType) -> None:
+    """Print a table for what reads a pipe: as wide as it needs, without spaces at the ends of lines."""
+    wide = VisibleConsole(width=_UNLIMITED, file=StringIO())
+    with wide.capture() as captured:
+        wide.print(table, soft_wrap=False)
+    for line in captured.get().splitlines():
+        echo(line.rstrip())
+
+
 def print_data(data: Mapping[str, Any] | Sequence[Any], format_: Format) -> None:
     """Print data as JSON or YAML."""
     if format_ is Format.JSON:
-        typer.echo(json.dumps(data, indent=2))
+        echo(json.dumps(data, indent=2))
     else:
-        typer.echo(yaml.safe_dump(data, sort_keys=False, width=110), nl=False)
+        echo(yaml.safe_dump(data, sort_keys=False, width=110), end="")
