@@ -109,3 +109,14 @@ def test_lines_are_shown_as_on_a_terminal_by_who_said_them() -> None:
     view.line("launcher-0", "[rank 1] \r 10 %\r100 %\r")
     view.line("worker-0", "\x1b[31mred\x1b[0m")
     assert console.export_text() == "[rank 1] 100 %\n[worker-0] red\n"
+
+
+@pytest.mark.parametrize("namespace", ["../..", "..", ".", "/etc", "a/b", "Team", "a.b", "x" * 64])
+def test_a_namespace_leads_nowhere_but_below_the_folder_of_runs(namespace: str, tmp_path: Path) -> None:
+    text = FILE.replace("{name: stub}", f'{{name: stub, namespace: "{namespace}"}}')
+
+    assert [fault.field for fault in read_job_file(text, "job.yaml").faults] == ["metadata.namespace"]
+    with pytest.raises(Unusable, match="is no namespace and name of a job"):
+        Runs(tmp_path).run("stub", namespace)
+    with pytest.raises(Unusable, match="is no namespace and name of a job"):
+        Runs(tmp_path).run("..", "default")

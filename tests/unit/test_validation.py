@@ -12,7 +12,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from dtj.api.checking import check
 from dtj.api.job import InvalidJob, read_job
+from dtj.api.shown import shown
 from dtj.api.spec import JobSpec
 from dtj.api.validation import faults
 from dtj.plan.job import plan_job
@@ -179,3 +181,29 @@ def test_every_fault_is_found_at_once() -> None:
         "spec.env[1].name",
         "spec.artifacts.resumeUri",
     ]
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"image": "i" * 900_000},
+        {"replicaSpecs": {"worker": {"template": {"spec": ["x" * 99] * 9000}}}},
+        {"replicaSpecs": {"worker": {"template": {"spec": {"containers": "A" * 900_000}}}}},
+        {"replicaSpecs": {"worker": {"template": {"spec": {"containers": [["a"] * 90_000]}}}}},
+        {"replicaSpecs": {"worker": {"template": {"metadata": {"labels": {"a": list(range(90_000))}}}}}},
+        {"replicaSpecs": {"worker": {"resources": {"limits": {"cpu": "9" * 90_000 + "x"}}}}},
+        {"env": [{"name": " " * 256}]},
+        {"args": {"deep": [["x"] * 500] * 500}},
+    ],
+)
+def test_no_fault_tells_a_large_value_whole(wrong: dict[str, Any]) -> None:
+    told = check(manifest(**wrong))[1]
+
+    assert told
+    assert max(len(str(fault)) for fault in told) < 500
+
+
+def test_a_short_value_is_told_whole() -> None:
+    assert shown({"a": ["b", 1.5, None]}) == "{'a': ['b', 1.5, None]}"
+    assert shown("x" * 198) == f"'{'x' * 198}'"
+    assert shown("é" * 199) == f"'{'é' * 199}…"

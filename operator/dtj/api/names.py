@@ -6,6 +6,7 @@ import re
 
 LABEL_LENGTH = 63
 _DNS_LABEL = re.compile(r"[a-z]([-a-z0-9]*[a-z0-9])?")
+_NAMESPACE = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?")
 
 
 def pod_name(job: str, role: str, index: int) -> str:
@@ -55,3 +56,8 @@ def host_name(job: str, namespace: str, role: str, index: int) -> str:
 def is_dns_label(name: str) -> bool:
     """Whether a name is a DNS label that a Service may have (RFC 1035), of any length."""
     return _DNS_LABEL.fullmatch(name) is not None
+
+
+def is_namespace(name: str) -> bool:
+    """Whether a name is one that a namespace may have: a DNS label (RFC 1123)."""
+    return len(name) <= LABEL_LENGTH and _NAMESPACE.fullmatch(name) is not None

@@ -11,7 +11,7 @@ from typing import Any
 from dtj.api.identity import GROUP, LABEL_MANAGED_BY
 from dtj.api.job import Fault, Job
 from dtj.api.mpijob import MOUNTS, VOLUMES
-from dtj.api.names import LABEL_LENGTH, is_dns_label, pod_name, tensorboard_name
+from dtj.api.names import LABEL_LENGTH, is_dns_label, is_namespace, pod_name, tensorboard_name
 from dtj.api.pod_schema import QUANTITY, Given, pod_faults
 from dtj.api.scheduling import Gang
 from dtj.api.scheduling_rules import scheduling_faults
@@ -95,6 +95,12 @@ def _name(job: Job) -> Iterator[Fault]:
             "metadata.name",
             f"{shown(job.name)} is not a DNS label: lower-case letters, digits and '-', beginning with a letter "
             "and ending with a letter or digit",
+        )
+    if not is_namespace(job.namespace):
+        yield Fault(
+            "metadata.namespace",
+            f"{shown(job.namespace)} is not a DNS label: at most {LABEL_LENGTH} lower-case letters, digits and '-', "
+            "beginning and ending with a letter or digit",
         )
     sizes = dict.fromkeys(ROLES_OF[job.spec.strategy], 1) | {
         role: replica.replicas for role, replica in job.spec.replica_specs.given().items()

@@ -14,6 +14,7 @@ from pathlib import Path
 
 from dtj.api.errors import NotFound, Unusable
 from dtj.api.job import Job, Manifest, read_job
+from dtj.api.names import is_dns_label, is_namespace
 from dtj.local.processes import is_alive
 
 JOB_FILE, EVENTS_FILE, OUTPUT_FILE = "job.json", "events.jsonl", "output.log"
@@ -151,7 +152,9 @@ class Runs:
         self._folder = folder / "runs"
 
     def run(self, name: str, namespace: str) -> Run:
-        """The run of that name, there or not."""
+        """The run of that name, there or not. Raises Unusable for names that would lead out of the folder of runs."""
+        if not (is_namespace(namespace) and is_dns_label(name)):
+            raise Unusable(f"{namespace}/{name} is no namespace and name of a job")
         return Run(self._folder / namespace / name)
 
     def find(self, name: str, namespace: str | None = None) -> Run:
