@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import sys
+from importlib.util import module_from_spec, spec_from_file_location
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -10,6 +13,7 @@ import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from dtj.api import yaml_lines
 from dtj.api.errors import Unusable
 from dtj.api.job import InvalidJob, Manifest, read_job
 from dtj.api.job_file import FaultyFile, JobFile, read_job_file, read_one_job
@@ -30,6 +34,11 @@ spec:
       replicas: 2
 """
 SECRET = "apiVersion: v1\nkind: Secret\nmetadata: {name: s3-credentials}\n"
+
+# Nine levels of nine aliases: 387 million values in 560 bytes.
+LEVELS = [", ".join([f"*a{level}"] * 9) for level in range(9)]
+BOMB = "".join(f"a{level + 1}: &a{level + 1} [{{{level}}}]\n" for level in range(9))
+MERGED_BOMB = "".join(f"a{level + 1}: &a{level + 1} {{{{<<: [{{{level}}}]}}}}\n" for level in range(9))
 
 
 def told(text: str) -> list[str]:
@@ -190,12 +199,34 @@ def test_every_job_of_a_file_is_checked_and_other_objects_are_passed_over() -> N
         (SECRET, "job.yaml: no DistributedTrainingJob in it, only Secret s3-credentials"),
         ("- a", "job.yaml: no DistributedTrainingJob in it, only a list"),
         ("a: 1\nb: [", "job.yaml:2: no YAML: while parsing a flow node"),
-        ("a: 1\nb: !unknown x", "job.yaml:2: no YAML: could not determine a constructor"),
+        ("a: 1\nb: !unknown x", "job.yaml:2: !unknown: Kubernetes takes no tag but !!str, "),
         ("a: *b", "job.yaml:1: no YAML: found undefined alias"),
         ("{[]: 1}: 2", "job.yaml:1: no YAML: while constructing a mapping"),
-        ("a: !!int x", "job.yaml: no YAML: invalid literal"),
+        ("a: !!int x", "job.yaml:1: 'x' is no whole number of 64 bits"),
         ("a: \x00", "job.yaml: no YAML: "),
-        ("[" * 1000, "job.yaml: nested too deeply"),
+        ("[" * 1000, "job.yaml:1: nested too deeply"),
+        ("{" + '"a": {' * 100_000 + "\t", "job.yaml:1: nested too deeply"),
+        (f"{GOOD}  env: &e\n  - *e\n", "job.yaml:13: *e is a part of itself"),
+        (f"{GOOD}    launcher: &l\n      template: {{spec: *l}}\n", "job.yaml:13: *l is a part of itself"),
+        ("a0: &a0 [x]\n" + BOMB.format(*LEVELS), "job.yaml:7: too large"),
+        ("a0: &a0 {x: 1}\n" + MERGED_BOMB.format(*LEVELS), "job.yaml:7: too large"),
+        (f"a: &a {'x' * 100_000}\nb: [{'*a, ' * 1000}]", "job.yaml:2: too large"),
+        (f"{GOOD}# {'x' * (4 << 20)}", "job.yaml: larger than 4 MiB"),
+        ("a: 1\nb: .nan", "job.yaml:2: '.nan' is no number that JSON has"),
+        ("a: -.inf", "job.yaml:1: '-.inf' is no number that JSON has"),
+        ("a: 1e400", "job.yaml:1: '1e400' is no number that JSON has"),
+        (f"a: 0x{'f' * 5000}", "job.yaml:1: '0xffff"),
+        (f"a: {'9' * 5000}", "job.yaml:1: '9999"),
+        ("a: 1\nb: !!timestamp x", "job.yaml:2: !!timestamp: Kubernetes takes no tag but"),
+        ("a: !!timestamp 2026-01-01", "job.yaml:1: !!timestamp: Kubernetes"),
+        ("a: !!binary aGVsbG8=", "job.yaml:1: !!binary: Kubernetes"),
+        ("a: !!set {b}", "job.yaml:1: !!set: Kubernetes"),
+        ('a: !!float ""', "job.yaml:1: '' is no number"),
+        ("a: !!int", "job.yaml:1: '' is no whole number"),
+        ("a: !!bool x", "job.yaml:1: 'x' is no truth value"),
+        ("a: !!null x", "job.yaml:1: 'x' is no null"),
+        ("a: !!int [1]", "job.yaml:1: no YAML: expected a scalar node"),
+        ("a: 1\n~: 2", "job.yaml:2: a key is missing here"),
     ],
 )
 def test_what_is_no_job_file_is_unusable(text: str, message: str) -> None:
@@ -261,6 +292,79 @@ def test_a_date_is_text_as_in_kubernetes() -> None:
     )
 
     assert written["metadata"]["labels"] == {"day": "2026-11-21"}
+
+
+# By sigs.k8s.io/yaml 1.6: what kubectl sends of each.
+@pytest.mark.parametrize(
+    ("written", "value"),
+    [
+        ("1:30", "1:30"),
+        ("1:30.5", "1:30.5"),
+        ("2026-01-01 10:00:00", "2026-01-01 10:00:00"),
+        ("=", "="),
+        ("y", True),
+        ("N", False),
+        ("Off", False),
+        ("010", 8),
+        ("-0o17", -15),
+        ("0b101", 5),
+        ("0x1F", 31),
+        ("1_000", 1000),
+        ("08", 8.0),
+        ("1e3", 1000.0),
+        ("1.e+2", 100.0),
+        ("-.5", -0.5),
+        ("+1", 1),
+        ("1.2.3", "1.2.3"),
+        ("~", None),
+        ("!!float 5", 5.0),
+        ("!!str 5", "5"),
+        ('"5"', "5"),
+        ("18446744073709551615", 18446744073709551615),
+        ("{1: a, y: b, 1.5: c, 0x10: d}", {"1": "a", "true": "b", "1.5": "c", "16": "d"}),
+        ("{<<: {a: 1}, b: 2}", {"a": 1, "b": 2}),
+    ],
+)
+@pytest.mark.parametrize("libyaml", [True, False])
+def test_values_are_what_kubernetes_makes_of_them(
+    written: str, value: Any, libyaml: bool, without_libyaml: ModuleType
+) -> None:
+    (document,) = (yaml_lines if libyaml else without_libyaml).read_documents(
+        f"a: {written}\nb: x", "job.yaml"
+    )
+
+    assert document.data == {"a": value, "b": "x"}
+    assert type(document.data["a"]) is type(value)
+    assert document.line_of("b") == 2
+
+
+@pytest.fixture(scope="module")
+def without_libyaml() -> ModuleType:
+    """The reader as it is where PyYAML was built without libyaml."""
+    loader, origin = yaml.CSafeLoader, yaml_lines.__spec__
+    assert origin
+    spec = spec_from_file_location("yaml_lines_without_libyaml", origin.origin)
+    assert spec
+    assert spec.loader
+    module = module_from_spec(spec)
+    sys.modules[spec.name] = module
+    del yaml.CSafeLoader
+    try:
+        spec.loader.exec_module(module)
+    finally:
+        yaml.CSafeLoader = loader
+    return module
+
+
+def test_json_may_write_a_character_by_two_surrogates() -> None:
+    data = {
+        "apiVersion": "v1",
+        "kind": "Secret",
+        "metadata": {"name": "\\\U0001f600\U0001f600 \\ud83d\\ude00"},
+    }
+    (document,) = yaml_lines.read_documents(json.dumps(data, indent="\t"), "job.json")
+
+    assert document.data == data
 
 
 def test_what_a_cluster_added_is_not_looked_at() -> None:

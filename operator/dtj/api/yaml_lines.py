@@ -1,9 +1,16 @@
-"""YAML documents that know on which line each of their fields is."""
+"""YAML documents that know on which line each of their fields is.
+
+They are read as sigs.k8s.io/yaml reads them for Kubernetes: `y` is true, `1:30` and a date are text. What Kubernetes
+refuses is refused. The size of a file is limited with its aliases written out: a few aliases of aliases can stand for
+more than the memory of a machine.
+"""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+import math
+import re
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,16 +19,103 @@ import yaml
 from dtj.api.errors import Unusable
 from dtj.api.job import Fault
 from dtj.api.places import Place, place_of
+from dtj.api.shown import shown
+
+try:
+    from yaml import CSafeLoader as _SafeLoader
+except ImportError:  # PyYAML without libyaml
+    from yaml import SafeLoader as _SafeLoader  # type: ignore[assignment]
+
+MOST_BYTES = 4 << 20
+"""Of a file. The API server takes no object of more than 1.5 MiB."""
+_MOST_WRITTEN_OUT = 16 << 20
+_OF_A_VALUE = 20
+"""So many bytes each value counts besides its text."""
+_DEEPEST = 100
+_TAG = "tag:yaml.org,2002:"
+_STR, _INT, _FLOAT, _BOOL, _NULL = (_TAG + name for name in ("str", "int", "float", "bool", "null"))
+_TRUE, _FALSE = "y|Y|yes|Yes|YES|true|True|TRUE|on|On|ON", "n|N|no|No|NO|false|False|FALSE|off|Off|OFF"
+_IMPLICIT = (
+    (_BOOL, f"{_TRUE}|{_FALSE}", "yYnNtTfFoO"),
+    (_NULL, "~|null|Null|NULL|", ["~", "n", "N", ""]),
+    (
+        _INT,
+        r"[-+]?(0|[1-9][0-9_]*|0[oO]?[0-7][0-7_]*|0[bB][01][01_]*|0[xX][0-9a-fA-F][0-9a-fA-F_]*)",
+        "-+0123456789",
+    ),
+    (_FLOAT, r"[-+]?(\.[0-9]+|[0-9][0-9_]*(\.[0-9_]*)?)([eE][-+]?[0-9]+)?", "-+.0123456789"),
+    (_FLOAT, r"[-+]?\.(inf|Inf|INF)|\.(nan|NaN|NAN)", "-+."),
+    (_TAG + "merge", "<<", "<"),
+)
+
+_SURROGATES = re.compile(r"((?<!\\)(?:\\\\)*)(\\u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2})")
 
 
-class _Loader(yaml.SafeLoader):
-    """YAML as Kubernetes reads it: what looks like a date is text."""
+class _Unfit(yaml.constructor.ConstructorError):
+    """What is YAML, and nothing that Kubernetes reads."""
 
 
-_Loader.yaml_implicit_resolvers = {
-    first: [(tag, pattern) for tag, pattern in resolvers if tag != "tag:yaml.org,2002:timestamp"]
-    for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
-}
+class _Loader(_SafeLoader):
+    """Makes of each value what sigs.k8s.io/yaml makes of it."""
+
+    yaml_implicit_resolvers: dict[str, Any] = {}
+    yaml_constructors = {
+        tag: constructor
+        for tag, constructor in _SafeLoader.yaml_constructors.items()
+        if tag in (_STR, _TAG + "seq", _TAG + "map")
+    }
+
+
+def _value(word: str, read: Callable[[str], Any]) -> Callable[[_Loader, yaml.Node], Any]:
+    """What makes a value of a node with a tag of its own, or of one that looks like it. word: what it has to be."""
+
+    def construct(loader: _Loader, node: yaml.Node) -> Any:
+        text = loader.construct_scalar(node)  # type: ignore[arg-type]
+        found = loader.resolve(yaml.ScalarNode, text, (True, False))  # type: ignore[no-untyped-call]
+        try:
+            if found == node.tag or (found, node.tag) == (_INT, _FLOAT):
+                return read(text)
+        except (ValueError, OverflowError):
+            pass  # told below
+        raise _unfit(node, f"{shown(text)} is no {word}")
+
+    return construct
+
+
+def _whole_number(text: str) -> int:
+    number = int(re.sub("^([-+]?)0(?=[0-7])", r"\g<1>0o", text.replace("_", "")), 0)
+    if not -(1 << 63) <= number < 1 << 64:
+        raise ValueError
+    return number
+
+
+def _fraction(text: str) -> float:
+    number = float(text.replace("_", ""))
+    if not math.isfinite(number):
+        raise ValueError
+    return number
+
+
+def _unknown(_: _Loader, node: yaml.Node) -> None:
+    tag = node.tag.replace(_TAG, "!!", 1)
+    raise _unfit(
+        node, f"{tag:.200}: Kubernetes takes no tag but !!str, !!int, !!float, !!bool, !!null, !!seq, !!map"
+    )
+
+
+def _unfit(place: yaml.Node | yaml.Event, problem: str) -> _Unfit:
+    return _Unfit(None, None, problem, place.start_mark)  # type: ignore[arg-type]
+
+
+for _tag, _pattern, _first in _IMPLICIT:
+    _Loader.add_implicit_resolver(_tag, re.compile(f"(?:{_pattern})$"), list(_first))
+_Loader.add_constructor(
+    _BOOL, _value("truth value: true or false", lambda text: re.fullmatch(_TRUE, text) is not None)
+)
+_Loader.add_constructor(_NULL, _value("null", lambda _: None))
+_Loader.add_constructor(_INT, _value("whole number of 64 bits", _whole_number))
+_Loader.add_constructor(_FLOAT, _value("number that JSON has", _fraction))
+_Loader.add_constructor(None, _unknown)
 
 
 @dataclass(frozen=True)
@@ -61,14 +155,19 @@ class Document:
 
 
 def read_documents(text: str, name: str) -> list[Document]:
-    """The documents of a file, of a List its objects; raises Unusable, with the line, where it is no YAML or JSON."""
+    """The documents of a file, of a List its objects; raises Unusable, with the line, where it can't be read."""
     documents: list[Document] = []
     try:
-        loader = _Loader(_without_tabs(text))
+        if len(text) > MOST_BYTES:
+            raise too_large(name)
+        text = _yaml_of(text)
+        _limit(text)
+        loader = _Loader(text)
         while loader.check_node():
             node = loader.get_node()
             if node is None:
                 continue
+            _write_keys_as_text(loader, node)
             items = _items_of_a_list(node)
             nodes = [node] if items is None else items
             # Before it is constructed: that folds `<<` into the nodes.
@@ -78,14 +177,85 @@ def read_documents(text: str, name: str) -> list[Document]:
             documents += map(Document, parts, repeated, nodes)
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
-        line = f":{mark.line + 1}" if mark else ""
+        # The end is on the line after the last one.
+        line = f":{min(mark.line, text.rstrip().count(chr(10))) + 1}" if mark else ""
         said = ", ".join(part for part in (error.context, error.problem) if part)
-        raise Unusable(f"{name}{line}: no YAML: {said}") from None
+        raise Unusable(f"{name}{line}: {'' if isinstance(error, _Unfit) else 'no YAML: '}{said}") from None
     except (yaml.YAMLError, ValueError) as error:
         raise Unusable(f"{name}: no YAML: {' '.join(str(error).split())}") from None
-    except RecursionError:
-        raise Unusable(f"{name}: nested too deeply, or a part of it contains itself") from None
     return documents
+
+
+def too_large(name: str) -> Unusable:
+    """The fault of a file with more than MOST_BYTES."""
+    return Unusable(
+        f"{name}: larger than {MOST_BYTES >> 20} MiB", "a job is smaller; give a file with it and little else"
+    )
+
+
+def _limit(text: str) -> None:
+    """Raise _Unfit for what is too deep, or too large with its aliases written out; before anything is made of it."""
+    anchors: dict[str, int | None] = {}
+    """The size of each; None while it is open."""
+    around: list[tuple[str | None, int]] = []
+    """The anchor of each list and map around, and the size before it."""
+    size = 0
+    for event in yaml.parse(text, _Loader):
+        anchor = getattr(event, "anchor", None)
+        match event:
+            case yaml.DocumentStartEvent():
+                anchors = {}
+            case yaml.AliasEvent():
+                of_anchor = anchors.get(str(anchor), 0)
+                if of_anchor is None:
+                    raise _unfit(event, f"*{anchor} is a part of itself")
+                size += of_anchor
+            case yaml.ScalarEvent():
+                of_anchor = _OF_A_VALUE + len(event.value)
+                size += of_anchor
+                if anchor:
+                    anchors[anchor] = of_anchor
+            case yaml.CollectionStartEvent():
+                around.append((anchor, size))
+                if anchor:
+                    anchors[anchor] = None
+                size += _OF_A_VALUE
+            case yaml.CollectionEndEvent():
+                anchor, before = around.pop()
+                if anchor:
+                    anchors[anchor] = size - before
+        if len(around) > _DEEPEST:
+            raise _unfit(event, f"nested too deeply: more than {_DEEPEST} lists and maps in one another")
+        if size > _MOST_WRITTEN_OUT:
+            raise _unfit(
+                event, "too large: the file up to here is too much for a job, its aliases written out"
+            )
+
+
+def _write_keys_as_text(loader: _Loader, root: yaml.Node) -> None:
+    """As Kubernetes does with the keys `1` and `y`; null is no key."""
+    seen, left = set(), [root]
+    while left:
+        node = left.pop()
+        if id(node) in seen:
+            continue
+        seen.add(id(node))
+        if isinstance(node, yaml.SequenceNode):
+            left += node.value
+        elif isinstance(node, yaml.MappingNode):
+            node.value = [(_text_key(loader, key), value) for key, value in node.value]
+            left += (value for _, value in node.value)
+
+
+def _text_key(loader: _Loader, key: yaml.Node) -> yaml.Node:
+    if key.tag == _NULL:
+        raise _unfit(key, "a key is missing here")
+    if key.tag not in (_INT, _FLOAT, _BOOL):
+        return key
+    value = loader.construct_object(key)
+    text = json.dumps(value) if not isinstance(value, float) else f"{value:.8g}"
+    # Another node: an alias of this one is still a number.
+    return yaml.ScalarNode(_STR, text, key.start_mark, key.end_mark)
 
 
 def _items_of_a_list(node: yaml.Node) -> list[yaml.Node] | None:
@@ -99,15 +269,15 @@ def _items_of_a_list(node: yaml.Node) -> list[yaml.Node] | None:
     return None
 
 
-def _without_tabs(text: str) -> str:
-    """JSON may be indented by tabs, YAML not; a string of JSON has none."""
-    if "\t" in text and text.lstrip().startswith("{"):
-        try:
-            json.loads(text)
-        except ValueError:
-            return text
-        return text.replace("\t", " ")
-    return text
+def _yaml_of(text: str) -> str:
+    """JSON as YAML has it: no tabs between values, and no pairs of surrogates for a character."""
+    if not text.lstrip().startswith("{"):
+        return text
+    try:
+        json.loads(text)
+    except (ValueError, RecursionError):
+        return text
+    return _SURROGATES.sub(lambda found: found[1] + json.loads(f'"{found[2]}"'), text.replace("\t", " "))
 
 
 def _repeated(node: yaml.Node, path: str, seen: set[int]) -> Iterator[tuple[int, Fault]]:

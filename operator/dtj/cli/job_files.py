@@ -8,14 +8,21 @@ from pathlib import Path
 from dtj.api import job_file
 from dtj.api.errors import Unusable
 from dtj.api.job import Job, Manifest
+from dtj.api.yaml_lines import MOST_BYTES, too_large
 
 STANDARD_INPUT = "-"
 
 
 def read_text(path: Path) -> str:
-    """The text of a file, of standard input for `-`; raises Unusable where it can't be read."""
+    """The text of a file, of standard input for `-`; raises Unusable where it can't be read, or is too large."""
     try:
-        data = sys.stdin.buffer.read() if str(path) == STANDARD_INPUT else path.read_bytes()
+        if str(path) == STANDARD_INPUT:
+            data = sys.stdin.buffer.read(MOST_BYTES + 1)
+        else:
+            with path.open("rb") as file:
+                data = file.read(MOST_BYTES + 1)
+        if len(data) > MOST_BYTES:
+            raise too_large(str(path))
         return data.decode("utf-8-sig")
     except OSError as error:
         raise Unusable(f"{path}: {error.strerror}") from None
