@@ -18,6 +18,7 @@ from dtj.api.errors import Unusable
 from dtj.api.job import InvalidJob, Manifest, read_job
 from dtj.api.job_file import FaultyFile, JobFile, read_job_file, read_one_job
 from dtj.api.validation import faults
+from dtj.api.yaml_text import dump
 from tests.unit.support.jobs import manifest
 
 GOOD = """\
@@ -354,6 +355,46 @@ def without_libyaml() -> ModuleType:
     finally:
         yaml.CSafeLoader = loader
     return module
+
+
+@given(
+    st.lists(
+        st.sampled_from(
+            [
+                "1e-3",
+                "y",
+                "N",
+                "on",
+                "=",
+                "<<",
+                "1:30",
+                "08",
+                "0o17",
+                "0x1F",
+                "1_0",
+                ".5",
+                ".nan",
+                "-.inf",
+                "~",
+                "null",
+                "",
+            ]
+        )
+        | st.text("01eEyYnNxo_.:+-~", max_size=6)
+        | st.booleans()
+        | st.none()
+        | st.integers(-(1 << 63), (1 << 64) - 1)
+        | st.floats(allow_nan=False, allow_infinity=False),
+        max_size=5,
+    )
+)
+def test_what_is_written_as_yaml_is_read_by_kubernetes_as_it_was(values: list[Any]) -> None:
+    data = {"values": values, **{value: 1 for value in values if isinstance(value, str)}}
+    (document,) = yaml_lines.read_documents(dump(data), "job.yaml")
+
+    assert document.data == data
+    assert [*map(type, document.data["values"])] == [*map(type, values)]
+    assert yaml.safe_load(dump(data)) == data, "PyYAML's own rules are kept, too"
 
 
 def test_json_may_write_a_character_by_two_surrogates() -> None:

@@ -20,6 +20,7 @@ from dtj.api.errors import Unusable
 from dtj.api.job import Fault
 from dtj.api.places import Place, place_of
 from dtj.api.shown import shown
+from dtj.api.yaml_types import BOOL, FLOAT, IMPLICIT, INT, NULL, STR, TAG, TRUE
 
 try:
     from yaml import CSafeLoader as _SafeLoader
@@ -32,22 +33,6 @@ _MOST_WRITTEN_OUT = 16 << 20
 _OF_A_VALUE = 20
 """So many bytes each value counts besides its text."""
 _DEEPEST = 100
-_TAG = "tag:yaml.org,2002:"
-_STR, _INT, _FLOAT, _BOOL, _NULL = (_TAG + name for name in ("str", "int", "float", "bool", "null"))
-_TRUE, _FALSE = "y|Y|yes|Yes|YES|true|True|TRUE|on|On|ON", "n|N|no|No|NO|false|False|FALSE|off|Off|OFF"
-_IMPLICIT = (
-    (_BOOL, f"{_TRUE}|{_FALSE}", "yYnNtTfFoO"),
-    (_NULL, "~|null|Null|NULL|", ["~", "n", "N", ""]),
-    (
-        _INT,
-        r"[-+]?(0|[1-9][0-9_]*|0[oO]?[0-7][0-7_]*|0[bB][01][01_]*|0[xX][0-9a-fA-F][0-9a-fA-F_]*)",
-        "-+0123456789",
-    ),
-    (_FLOAT, r"[-+]?(\.[0-9]+|[0-9][0-9_]*(\.[0-9_]*)?)([eE][-+]?[0-9]+)?", "-+.0123456789"),
-    (_FLOAT, r"[-+]?\.(inf|Inf|INF)|\.(nan|NaN|NAN)", "-+."),
-    (_TAG + "merge", "<<", "<"),
-)
-
 _SURROGATES = re.compile(r"((?<!\\)(?:\\\\)*)(\\u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2})")
 
 
@@ -62,7 +47,7 @@ class _Loader(_SafeLoader):
     yaml_constructors = {
         tag: constructor
         for tag, constructor in _SafeLoader.yaml_constructors.items()
-        if tag in (_STR, _TAG + "seq", _TAG + "map")
+        if tag in (STR, TAG + "seq", TAG + "map")
     }
 
 
@@ -73,7 +58,7 @@ def _value(word: str, read: Callable[[str], Any]) -> Callable[[_Loader, yaml.Nod
         text = loader.construct_scalar(node)  # type: ignore[arg-type]
         found = loader.resolve(yaml.ScalarNode, text, (True, False))  # type: ignore[no-untyped-call]
         try:
-            if found == node.tag or (found, node.tag) == (_INT, _FLOAT):
+            if found == node.tag or (found, node.tag) == (INT, FLOAT):
                 return read(text)
         except (ValueError, OverflowError):
             pass  # told below
@@ -97,7 +82,7 @@ def _fraction(text: str) -> float:
 
 
 def _unknown(_: _Loader, node: yaml.Node) -> None:
-    tag = node.tag.replace(_TAG, "!!", 1)
+    tag = node.tag.replace(TAG, "!!", 1)
     raise _unfit(
         node, f"{tag:.200}: Kubernetes takes no tag but !!str, !!int, !!float, !!bool, !!null, !!seq, !!map"
     )
@@ -107,14 +92,14 @@ def _unfit(place: yaml.Node | yaml.Event, problem: str) -> _Unfit:
     return _Unfit(None, None, problem, place.start_mark)  # type: ignore[arg-type]
 
 
-for _tag, _pattern, _first in _IMPLICIT:
-    _Loader.add_implicit_resolver(_tag, re.compile(f"(?:{_pattern})$"), list(_first))
+for _tag, _pattern, _first in IMPLICIT:
+    _Loader.add_implicit_resolver(_tag, _pattern, _first)
 _Loader.add_constructor(
-    _BOOL, _value("truth value: true or false", lambda text: re.fullmatch(_TRUE, text) is not None)
+    BOOL, _value("truth value: true or false", lambda text: re.fullmatch(TRUE, text) is not None)
 )
-_Loader.add_constructor(_NULL, _value("null", lambda _: None))
-_Loader.add_constructor(_INT, _value("whole number of 64 bits", _whole_number))
-_Loader.add_constructor(_FLOAT, _value("number that JSON has", _fraction))
+_Loader.add_constructor(NULL, _value("null", lambda _: None))
+_Loader.add_constructor(INT, _value("whole number of 64 bits", _whole_number))
+_Loader.add_constructor(FLOAT, _value("number that JSON has", _fraction))
 _Loader.add_constructor(None, _unknown)
 
 
@@ -248,14 +233,14 @@ def _write_keys_as_text(loader: _Loader, root: yaml.Node) -> None:
 
 
 def _text_key(loader: _Loader, key: yaml.Node) -> yaml.Node:
-    if key.tag == _NULL:
+    if key.tag == NULL:
         raise _unfit(key, "a key is missing here")
-    if key.tag not in (_INT, _FLOAT, _BOOL):
+    if key.tag not in (INT, FLOAT, BOOL):
         return key
     value = loader.construct_object(key)
     text = json.dumps(value) if not isinstance(value, float) else f"{value:.8g}"
     # Another node: an alias of this one is still a number.
-    return yaml.ScalarNode(_STR, text, key.start_mark, key.end_mark)
+    return yaml.ScalarNode(STR, text, key.start_mark, key.end_mark)
 
 
 def _items_of_a_list(node: yaml.Node) -> list[yaml.Node] | None:

@@ -8,12 +8,12 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-import yaml
 
 from dtj.api.errors import Unusable
 from dtj.api.job import Manifest
 from dtj.api.spec import S3_URI
 from dtj.api.yaml_lines import read_documents
+from dtj.api.yaml_text import dump
 from dtj.cli.job_files import read_text
 from dtj.cli.terminal import Format, echo
 from dtj.convert.job import convert as converted
@@ -94,8 +94,7 @@ def _text(documents: list[Conversion | Manifest], format_: Format) -> str:
         )
         return json.dumps(whole, indent=2) + "\n"
     return "---\n".join(
-        _comments(entry) + yaml.safe_dump(manifest, sort_keys=False, width=110)
-        for entry, manifest in zip(documents, manifests, strict=True)
+        _comments(entry) + dump(manifest) for entry, manifest in zip(documents, manifests, strict=True)
     )
 
 

@@ -7,13 +7,13 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-import yaml
 
 from dtj.api.crd import custom_resource_definition
 from dtj.api.errors import Unusable
 from dtj.api.job import Job, Manifest
 from dtj.api.job_file import FaultyFile, JobFile, read_job_file
 from dtj.api.status import JobStatus
+from dtj.api.yaml_text import dump, dump_all
 from dtj.cli import new
 from dtj.cli.job_files import read_text
 from dtj.cli.plan_summary import print_summary
@@ -78,7 +78,7 @@ def plan(
     if format_ is Format.JSON:
         print_data(objects, format_)
     else:
-        echo(yaml.safe_dump_all(objects, sort_keys=False), end="")
+        echo(dump_all(objects), end="")
 
 
 @app.command()
@@ -90,7 +90,7 @@ def crd() -> None:
     ```
     """
     echo("# Made by `make crd` from operator/dtj/api.")
-    echo(yaml.safe_dump(custom_resource_definition(), sort_keys=False, width=110), end="")
+    echo(dump(custom_resource_definition()), end="")
 
 
 def _validated(path: Path, *, quiet: bool) -> tuple[dict[str, Any], int]:

@@ -8,8 +8,6 @@ from dataclasses import dataclass
 from importlib.metadata import version
 from typing import Any
 
-import yaml
-
 from dtj.api.base import ApiModel
 from dtj.api.identity import API_VERSION, KIND
 from dtj.api.spec import (
@@ -23,7 +21,9 @@ from dtj.api.spec import (
     RunPolicy,
     Strategy,
 )
+from dtj.api.yaml_text import dump
 
+_ONE_LINE = 1 << 30
 _DEFAULTS = {
     Strategy.HOROVOD: ("dtj-trainer-horovod", "horovod_image_classification"),
     Strategy.PARAMETER_SERVER: ("dtj-trainer-tensorflow", "ps_image_classification"),
@@ -162,12 +162,5 @@ def _inline(value: Any) -> str:
 
 
 def _dumped(value: Any, style: str | None = None) -> str:
-    text: str = yaml.safe_dump(
-        value,
-        default_style=style,
-        default_flow_style=True,
-        sort_keys=False,
-        width=float("inf"),
-        allow_unicode=True,
-    )
+    text = dump(value, width=_ONE_LINE, default_style=style, default_flow_style=True, allow_unicode=True)
     return text.removesuffix("\n").removesuffix("\n...")

@@ -8,9 +8,8 @@ from dataclasses import replace
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any
 
-import yaml
-
 from dtj.api.errors import NotFound, Unusable
+from dtj.api.yaml_lines import read_documents
 from dtj.cli.places import find
 from dtj.report.run import Run, read_rows
 from dtj_trainer import contract
@@ -111,7 +110,8 @@ def _run(
 
 def _job(read: Read) -> Mapping[str, Any] | None:
     try:
-        job = yaml.safe_load(read(contract.JOB_FILE))
-    except (NotFound, yaml.YAMLError):
+        text = read(contract.JOB_FILE).decode(errors="replace")
+        documents = read_documents(text, contract.JOB_FILE)
+    except (NotFound, Unusable):
         return None
-    return job if isinstance(job, dict) else None
+    return next((document.data for document in documents if isinstance(document.data, dict)), None)

@@ -14,10 +14,11 @@ from io import StringIO
 from typing import Annotated, Any
 
 import typer
-import yaml
 from rich.console import Console, ConsoleOptions, RenderableType
 from rich.segment import Segment
 from rich.text import Text
+
+from dtj.api.yaml_text import dump
 
 _PICTURES = {code: 0x2400 + code for code in range(0x20) if chr(code) not in "\t\n"}
 # Unicode has no pictures of C1.
@@ -86,4 +87,4 @@ def print_data(data: Mapping[str, Any] | Sequence[Any], format_: Format) -> None
     if format_ is Format.JSON:
         echo(json.dumps(data, indent=2))
     else:
-        echo(yaml.safe_dump(data, sort_keys=False, width=110), end="")
+        echo(dump(data), end="")

@@ -11,9 +11,8 @@ from functools import cached_property
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any
 
-import yaml
-
 from dtj.api.errors import NotFound, Unreachable, Unusable
+from dtj.api.yaml_lines import read_documents
 from dtj_trainer import contract
 
 if TYPE_CHECKING:
@@ -97,9 +96,13 @@ class Artifacts:
         return [json.loads(line) for line in self.read(kind).splitlines() if line.strip()]
 
     def job(self) -> dict[str, Any]:
-        """The job as it was written (job.yaml)."""
-        job: dict[str, Any] = yaml.safe_load(self.read(contract.JOB_FILE))
-        return job
+        """The job as it was written (job.yaml). Raises Unusable where somebody replaced the file."""
+        name = f"{self.uri}/{contract.JOB_FILE}"
+        documents = read_documents(self.read(contract.JOB_FILE).decode(errors="replace"), name)
+        found = [document.data for document in documents if isinstance(document.data, dict)]
+        if not found:
+            raise Unusable(f"{name}: has no object")
+        return found[0]
 
     @cached_property
     def _store(self) -> Store:

@@ -8,15 +8,12 @@ from functools import cache, lru_cache
 from importlib.resources import files
 from sys import intern
 
-import yaml
-
 from dtj.api.job import Job, Manifest, written
 from dtj.api.names import config_name
+from dtj.api.yaml_text import dump
 from dtj.plan.pods import metadata
 from dtj_trainer import contract
 
-# In C where PyYAML was built with it, as in its wheels.
-_DUMPER = getattr(yaml, "CSafeDumper", yaml.SafeDumper)
 START = ("/bin/sh", str(contract.CONFIG_DIR / "start.sh"))
 """What every container runs; the program's words follow."""
 
@@ -38,7 +35,7 @@ def config_map(job: Job, strategys_own: Mapping[str, str], name: str | None = No
 @lru_cache(maxsize=4096)
 def _as_yaml(job: str) -> str:
     """Most of the work of a plan, so it is done once. Interned: who reads the ConfigMap has the same text."""
-    return intern(yaml.dump(json.loads(job), Dumper=_DUMPER, sort_keys=False))
+    return intern(dump(json.loads(job), width=80))
 
 
 @cache

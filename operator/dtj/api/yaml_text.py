@@ -1,0 +1,35 @@
+"""YAML of plain data, which Kubernetes reads as that data: what only looks like a text is between quotes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import yaml
+
+from dtj.api.yaml_types import IMPLICIT
+
+try:
+    from yaml import CSafeDumper as _SafeDumper
+except ImportError:  # PyYAML without libyaml
+    from yaml import SafeDumper as _SafeDumper  # type: ignore[assignment]
+
+
+class _Dumper(_SafeDumper):
+    """Quotes also what PyYAML itself reads as text, and Kubernetes as something else: `1e-3`, `y`."""
+
+
+for _tag, _pattern, _first in IMPLICIT:
+    _Dumper.add_implicit_resolver(_tag, _pattern, _first)
+
+
+def dump(data: Any, *, width: int = 110, **style: Any) -> str:
+    """A document, with the keys in their order. style: of `yaml.dump`."""
+    text: str = yaml.dump(data, Dumper=_Dumper, sort_keys=False, width=width, **style)
+    return text
+
+
+def dump_all(documents: Iterable[Any]) -> str:
+    """Several documents."""
+    text: str = yaml.dump_all(documents, Dumper=_Dumper, sort_keys=False)
+    return text
