@@ -171,3 +171,23 @@ def test_the_data_has_every_figure_and_csv_the_same() -> None:
     assert float(rows[1]["speedup"]) == pytest.approx(2)
     assert rows[0]["accuracy"] == rows[0]["accuracyDeviation"] == ""
     assert float(rows[0]["globalStepsPerSecondDeviation"]) == pytest.approx(0, abs=1e-6)
+
+
+@pytest.mark.parametrize("name", ["=cmd()", "+1+1", "-x", "@SUM(A1)", "\t=1"])
+def test_no_cell_of_the_csv_is_a_formula(name: str) -> None:
+    (row,) = csv.DictReader(io.StringIO(as_csv(make_report([even_run(name, 10)]))["runs.csv"], newline=""))
+
+    assert row["run"] == f"'{name}"
+
+
+def test_a_carriage_return_ends_no_row_of_the_csv() -> None:
+    text = as_csv(make_report([even_run("a\r=1", 10)]))["runs.csv"]
+
+    assert [row["run"] for row in csv.DictReader(io.StringIO(text, newline=""))] == ["a =1"]
+
+
+@pytest.mark.parametrize("name", ["-5", "+1.5e-3", "-.5", "a=b", "1-2", "two\nlines"])
+def test_numbers_and_names_stay_as_they_are_in_the_csv(name: str) -> None:
+    (row,) = csv.DictReader(io.StringIO(as_csv(make_report([even_run(name, 10)]))["runs.csv"]))
+
+    assert row["run"] == name

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -11,6 +12,8 @@ from dtj.report.entries import Entry
 from dtj.report.report import Report
 from dtj.report.summary import Spread
 
+_OF_FORMULAS = ("=", "+", "-", "@", "\t")
+_NUMBER = re.compile(r"[-+]?(\d+(\.\d*)?|\.\d+)([eE][-+]?\d+)?")
 _FIGURES = {
     "globalStepsPerSecond": "steps_per_second",
     "examplesPerSecond": "examples_per_second",
@@ -74,13 +77,21 @@ def _spread(value: Spread | None) -> dict[str, float | None] | None:
 
 
 def _csv(entries: Sequence[Mapping[str, Any]]) -> str:
-    flat = [_flat(entry) for entry in entries]
+    flat = [{_harmless(name): _harmless(value) for name, value in _flat(entry).items()} for entry in entries]
     columns = list({name: None for row in flat for name in row})
     text = io.StringIO()
     writer = csv.DictWriter(text, columns, lineterminator="\n")
     writer.writeheader()
     writer.writerows(flat)
     return text.getvalue()
+
+
+def _harmless(cell: Any) -> Any:
+    """What a spreadsheet takes for a formula gets the apostrophe that makes it a text; a number is as it is."""
+    if not isinstance(cell, str):
+        return cell
+    text = cell.replace("\r", " ")  # for a reader of CSV it ends the row
+    return f"'{text}" if text.startswith(_OF_FORMULAS) and not _NUMBER.fullmatch(text) else text
 
 
 def _flat(entry: Mapping[str, Any]) -> dict[str, Any]:

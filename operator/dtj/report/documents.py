@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import base64
+import re
 from collections.abc import Mapping, Sequence
 from html import escape
 
 from dtj.report.report import Report
 from dtj.report.tables import Table, tables_of
 
+_CONTROLS = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029]+")
+_OF_MARKDOWN = re.compile(r"([\\`*\[\]|])")
 _STYLE = """
 :root { color-scheme: light dark; --text: #1f2328; --page: #ffffff; --line: #d0d7de; --head: #f6f8fa; }
 @media (prefers-color-scheme: dark) {
@@ -31,7 +34,7 @@ def as_markdown(report: Report, pictures: Sequence[str] = ()) -> str:
     for table in tables_of(report):
         parts.append(f"## {table.title}\n\n{_markdown_table(table)}")
     parts += [f"![{_alt(name)}]({name})" for name in pictures]
-    parts.append("\n".join(f"- {note}" for note in report.notes))
+    parts.append("\n".join(f"- {_as_text(note)}" for note in report.notes))
     return "\n\n".join(parts) + "\n"
 
 
@@ -58,8 +61,13 @@ def as_html(report: Report, pictures: Mapping[str, bytes]) -> str:
 
 
 def _markdown_table(table: Table) -> str:
-    rows = [table.headings, ["---"] * len(table.headings), *table.rows]
-    return "\n".join(f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in row)} |" for row in rows)
+    headings, *rows = ([_as_text(cell) for cell in row] for row in (table.headings, *table.rows))
+    return "\n".join(f"| {' | '.join(row)} |" for row in (headings, ["---"] * len(headings), *rows))
+
+
+def _as_text(text: str) -> str:
+    """What Markdown shows as this text, on one line: no table, element, link or picture begins in it."""
+    return _OF_MARKDOWN.sub(r"\\\1", escape(_CONTROLS.sub(" ", text), quote=False))
 
 
 def _html_table(table: Table) -> str:
