@@ -124,6 +124,23 @@ def test_faults_of_the_form_and_those_only_code_can_say_are_told_at_once() -> No
     ]
 
 
+@pytest.mark.parametrize("strategy", ["strategy: horovod", "strategy: [Horovod]", "# no strategy"])
+@pytest.mark.parametrize("version", ["dtj.dev/v1alpha1", "dtj.dev/v1"])
+def test_neither_a_wrong_version_nor_a_wrong_strategy_hides_other_faults(strategy: str, version: str) -> None:
+    text = GOOD.replace("dtj.dev/v1alpha1", version).replace("strategy: Horovod", strategy)
+    text = text.replace("name: mnist", "name: My_Job").replace("trainer:1", "my image")
+    text = text.replace("replicas: 2", "resources: {limits: {memory: 4GB}}") + "  imagee: x\n"
+
+    assert [fault.field for fault in read_job_file(text, "job.yaml").faults] == [
+        *(["apiVersion"] if version == "dtj.dev/v1" else []),
+        "metadata.name",
+        "spec.strategy",
+        "spec.image",
+        "spec.replicaSpecs.worker.resources.limits[memory]",
+        "spec.imagee",
+    ]
+
+
 def test_two_faults_in_one_list_hide_none_elsewhere() -> None:
     text = f"{GOOD.replace('trainer:1', 'Trainer')}  env:\n    - value: a\n    - value: b\n"
 
@@ -148,6 +165,8 @@ def test_two_faults_in_one_list_hide_none_elsewhere() -> None:
             ["spec.artifacts.resume"],
         ),
         ("strategy: Horovod", "strategy: MPI", ["spec.strategy"]),
+        ("strategy: Horovod", "strategy: MPI\n  parameterServer: {}", ["spec.strategy"]),
+        ("strategy: Horovod", "horovod: {}", ["spec.strategy"]),
     ],
 )
 def test_nothing_is_made_up_because_a_field_could_not_be_read(old: str, new: str, fields: list[str]) -> None:

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from itertools import takewhile
 from typing import Any
 
 from dtj.api.job import MOST_FAULTS, Fault, InvalidJob, Job, Manifest, read_job, told
 from dtj.api.places import Place
-from dtj.api.spec import ROLES
+from dtj.api.spec import ROLES, Strategy
 from dtj.api.validation import faults
 
 # What stands in for a required field that can't be read, so that the others can be judged.
-_STAND_INS: Manifest = {"image": "unknown", "replicaSpecs": {}}
+_STAND_INS: Manifest = {"strategy": Strategy.HOROVOD, "image": "unknown", "replicaSpecs": {}}
 # What rules read besides the field that they complain of: nothing is said on the ground of a part that is left out.
 _READ_BY = {
     "spec.command": ["spec.args", *(f"spec.replicaSpecs.{role}.template" for role in ROLES)],
@@ -84,7 +85,15 @@ def _faults_of_the_rest(manifest: Mapping[str, Any], found: Sequence[Fault]) -> 
             found = error.faults  # what was left out is missing now
         else:
             rests_on = _RestsOn(unread)
-            return [fault for fault in faults(job) if not rests_on(fault.field)]
+            found = _whatever_the_strategy(job) if "spec.strategy" in unread else faults(job)
+            return [fault for fault in found if not rests_on(fault.field)]
+
+
+def _whatever_the_strategy(job: Job) -> list[Fault]:
+    """The faults that a job has by each strategy."""
+    jobs = [replace(job, spec=job.spec.model_copy(update={"strategy": strategy})) for strategy in Strategy]
+    first, *others = (faults(each) for each in jobs)
+    return [fault for fault in first if all(fault in other for other in others)]
 
 
 _Tree = dict[str | int, Any]
