@@ -84,6 +84,18 @@ def test_what_only_a_cluster_finds_is_valid(bad: BadJob, dtj: Dtj) -> None:
     assert out.startswith(f"{bad.file}: {bad.manifest['metadata']['name']} is valid: ")
 
 
+def test_a_file_without_a_job_is_told_with_the_remedy(dtj: Dtj) -> None:
+    code, out, err = dtj(
+        "validate", "-", stdin="kind: MPIJob\napiVersion: kubeflow.org/v1\nmetadata: {name: x}\n"
+    )
+
+    assert (code, out) == (2, "")
+    assert err.splitlines() == [
+        "-: no DistributedTrainingJob in it, only MPIJob x",
+        "     `dtj new` writes a job file, `dtj convert` makes one of a Kubeflow job",
+    ]
+
+
 def test_a_valid_file_is_said_to_be_valid(dtj: Dtj) -> None:
     assert dtj("validate", EXAMPLE) == (0, f"{EXAMPLE}: fashion-mnist is valid: Horovod with 3 pods\n", "")
 

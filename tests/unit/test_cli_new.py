@@ -147,9 +147,10 @@ def test_ps_alone_means_parameter_servers() -> None:
     [
         (["--strategy", "Horovod", "--ps", 2], "--ps goes with --strategy ParameterServer"),
         (["--strategy", "Horovod", "--evaluator"], "--evaluator goes with --strategy ParameterServer"),
-        (["My-Job"], "metadata.name: 'My-Job' is not a DNS label"),
-        (["--workers", 0], "spec.replicaSpecs.worker.replicas: "),
-        (["--secret", "s3"], "spec.artifacts.uri: required"),
+        (["My-Job"], "NAME: 'My-Job' is not a DNS label"),
+        (["--workers", 0], "--workers: must be at least 1, got 0"),
+        (["--data", "/data"], "--data: must be an address s3://bucket/prefix, or file:///path of a volume"),
+        (["--secret", "s3"], "--artifacts: required"),
         (["--command", "python 'train"], "--command: No closing quotation"),
     ],
 )

@@ -184,9 +184,61 @@ def test_nothing_is_made_up_because_a_field_could_not_be_read(old: str, new: str
     ],
 )
 def test_a_value_of_another_type_is_refused_as_by_the_api_server(old: str, new: str, said: str) -> None:
-    assert [
-        line.split(": should be a ")[0].split(": must be a")[0] for line in told(GOOD.replace(old, new))
-    ] == [f"job.yaml:{said}"]
+    assert [line.split(": must be a")[0] for line in told(GOOD.replace(old, new))] == [f"job.yaml:{said}"]
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "said"),
+    [
+        ("worker:\n      replicas: 2", "worker: 2", "10: spec.replicaSpecs.worker: must be an object, got 2"),
+        ("replicas: 2", "replicas: 0", "11: spec.replicaSpecs.worker.replicas: must be at least 1, got 0"),
+        (
+            "replicas: 2",
+            "replicas: 2.5",
+            "11: spec.replicaSpecs.worker.replicas: must be a whole number, got 2.5",
+        ),
+        (
+            "replicas: 2",
+            "resources: {limits: 3}",
+            "11: spec.replicaSpecs.worker.resources.limits: must be an object, got 3",
+        ),
+        ("image: trainer:1", "image: ''", "7: spec.image: must not be empty"),
+        ("image: trainer:1", "image: 5", "7: spec.image: must be a string, got 5"),
+        ("[python, train.py]", "python", "8: spec.command: must be a list, got 'python'"),
+        (
+            "[python, train.py]",
+            f"[{'a, ' * 1025}]",
+            "8: spec.command: must have at most 1024 entries, has 1025",
+        ),
+        (
+            "strategy: Horovod",
+            "strategy: MPI",
+            "6: spec.strategy: must be Horovod or ParameterServer, got 'MPI'",
+        ),
+        (
+            "replicas: 2",
+            "replicas: 2\n  artifacts: {uri: /data/out}",
+            "12: spec.artifacts.uri: must be an address s3://bucket/prefix, got '/data/out'",
+        ),
+        (
+            "replicas: 2",
+            "replicas: 2\n  runPolicy: {suspend: 1, managedBy: x}",
+            "12: spec.runPolicy.suspend: must be true or false, got 1",
+        ),
+        ("replicas: 2", 'replicas: 2\n  "": 1', '12: spec."": unknown field'),
+        ("kind: D", '"": 1\nkind: D', '2: "": unknown field'),
+        (
+            "replicas: 2",
+            'replicas: 2\n      "": 1\n      "": 2',
+            '13: spec.replicaSpecs.worker."": unknown field',
+        ),
+    ],
+)
+def test_faults_of_the_form_are_told_in_words_and_with_a_field(old: str, new: str, said: str) -> None:
+    lines = told(GOOD.replace(old, new))
+
+    assert f"job.yaml:{said}" in lines
+    assert not [line for line in lines if "input" in line or "valid " in line or "^" in line or ".:" in line]
 
 
 def test_a_whole_number_may_be_written_as_a_fraction_as_on_the_api_server() -> None:

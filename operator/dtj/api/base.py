@@ -32,7 +32,7 @@ class ApiModel(BaseModel):
 def _number(value: Any) -> Any:
     """As the API server: no text and no truth value, but 2.0 is 2."""
     if isinstance(value, (bool, str)):
-        raise PydanticCustomError("whole_number", "should be a whole number, without quotes")
+        raise PydanticCustomError("whole_number", "must be a whole number, without quotes")
     return value
 
 

@@ -13,6 +13,7 @@ from pydantic import ValidationError
 from dtj.api.base import ApiModel, model_of
 from dtj.api.identity import API_VERSION, KIND
 from dtj.api.places import Place
+from dtj.api.sentences import sentence
 from dtj.api.shown import is_text, key_shown, shown
 from dtj.api.spec import JobSpec
 from dtj.api.status import JobStatus
@@ -225,13 +226,6 @@ def unknown_field(name: str, known: Iterable[str]) -> str:
 
 
 def _sentence(item: dict[str, Any]) -> str:
-    match item["type"]:
-        case "extra_forbidden":
-            return unknown_field(str(item["loc"][-1]), _known_fields(item["loc"][:-1]))
-        case "missing":
-            return "required"
-        case "string_pattern_mismatch":
-            return f"{shown(item['input'])} should match {item['ctx']['pattern']}"
-        case _:
-            message = item["msg"][0].lower() + item["msg"][1:]
-            return f"{message}, got {shown(item['input'])}"
+    if item["type"] == "extra_forbidden":
+        return unknown_field(str(item["loc"][-1]), _known_fields(item["loc"][:-1]))
+    return sentence(item)

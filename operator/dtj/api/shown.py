@@ -26,6 +26,8 @@ def key_shown(key: Any) -> str:
     """A key as the path of a field says it, in at most some 100 characters; a path is bounded by its depth."""
     text = key if isinstance(key, str) else shown(key)
     text = text if len(text) <= _LONGEST_KEY else f"{text[:_LONGEST_KEY]}…"
+    if not text:
+        return '""'
     return text if text.isprintable() else repr(text)[1:-1]
 
 

@@ -10,11 +10,11 @@ from collections.abc import Mapping
 from enum import StrEnum
 from typing import Annotated, Any
 
-from pydantic import AfterValidator, BeforeValidator, Field, StrictBool, WithJsonSchema
+from pydantic import BeforeValidator, Field, StrictBool, WithJsonSchema
 from pydantic_core import PydanticCustomError
 
 from dtj.api.base import OBJECT_NAME, ApiModel, Number
-from dtj.api.managed_by import DOMAIN_PATH, MAX_LENGTH, is_domain_path, other_manager
+from dtj.api.managed_by import DOMAIN_PATH, MAX_LENGTH, other_manager
 from dtj.api.scheduling import SchedulingPolicy
 
 Strings = Annotated[list[Annotated[str, Field(max_length=32768)]], Field(max_length=1024)]
@@ -23,7 +23,7 @@ StringMap = Annotated[dict[str, str], Field(max_length=64)]
 
 def _int_or_string(value: Any) -> Any:
     if isinstance(value, bool) or not isinstance(value, (int, str)):
-        raise PydanticCustomError("quantity", "should be a whole number or a string such as 500m or 4Gi")
+        raise PydanticCustomError("quantity", "must be a whole number or a string such as 500m or 4Gi")
     return value
 
 
@@ -37,21 +37,7 @@ FreeObject = Annotated[
 ]
 
 
-def _domain_path(value: str) -> str:
-    if not is_domain_path(value):
-        raise PydanticCustomError(
-            "domain_path", "should be a domain and a path such as kueue.x-k8s.io/multikueue"
-        )
-    return value
-
-
-DomainPath = Annotated[
-    str,
-    Field(max_length=MAX_LENGTH),
-    AfterValidator(_domain_path),
-    WithJsonSchema({"type": "string", "maxLength": MAX_LENGTH, "pattern": DOMAIN_PATH}),
-]
-
+DomainPath = Annotated[str, Field(pattern=DOMAIN_PATH, max_length=MAX_LENGTH)]
 S3_URI = r"^s3://[a-z0-9][a-z0-9.-]{1,61}[a-z0-9](/[^\s?#]*)?$"
 DATA_URI = r"^(s3://[a-z0-9][a-z0-9.-]{1,61}[a-z0-9](/[^\s?#]*)?|file:///[^\s?#]*)$"
 HTTP_URL = r"^https?://[^\s/]+(/[^\s]*)?$"

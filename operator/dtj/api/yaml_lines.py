@@ -19,7 +19,7 @@ import yaml
 from dtj.api.errors import Unusable
 from dtj.api.job import Fault
 from dtj.api.places import Place, place_of
-from dtj.api.shown import shown
+from dtj.api.shown import key_shown, shown
 from dtj.api.yaml_types import BOOL, FLOAT, IMPLICIT, INT, NULL, STR, TAG, TRUE
 
 try:
@@ -276,7 +276,7 @@ def _repeated(node: yaml.Node, path: str, seen: set[int]) -> Iterator[tuple[int,
         lines: dict[str, int] = {}
         for key, value in node.value:
             name = str(key.value)
-            field = f"{path}.{name}" if path else name
+            field = f"{path}.{key_shown(name)}" if path else key_shown(name)
             if name in lines and isinstance(key, yaml.ScalarNode):
                 yield _line(key), Fault(field, f"given twice, on line {lines[name]} already")
             lines.setdefault(name, _line(key))

@@ -100,6 +100,8 @@ def _validated(path: Path, *, quiet: bool) -> tuple[dict[str, Any], int]:
     except Unusable as error:
         if not quiet:
             _complain(error.message)
+            if error.remedy:
+                _complain(f"     {error.remedy}")
         return {"file": str(path), "error": error.message}, error.exit_code
     if not quiet:
         _tell(file)

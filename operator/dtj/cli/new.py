@@ -91,8 +91,16 @@ def new(
         raise Unusable(f"--command: {error}") from None
     wrong = read_job_file(text, "job").faults
     if wrong:
-        raise Unusable("; ".join(f"{fault.field}: {fault.message}" for fault in wrong))
+        raise Unusable("; ".join(f"{_given_as(fault.field)}: {fault.message}" for fault in wrong))
     _write(output_file or Path(f"{answers.name}.yaml"), text, force=force)
+
+
+def _given_as(field: str) -> str:
+    """What a field of the job is called on the command line."""
+    option = next((option for option, _, of in _QUESTIONS if of == field), None)
+    if option is None:
+        return field
+    return "NAME" if option == "name" else f"--{option}"
 
 
 def has_terminal() -> bool:

@@ -13,6 +13,7 @@ from dtj.api.base import ApiModel
 from dtj.api.errors import DtjError, Unusable
 from dtj.api.identity import API_VERSION, KIND
 from dtj.api.job import Fault, InvalidJob, Job, Manifest, read_job, read_status
+from dtj.api.sentences import sentence
 from dtj.api.spec import JobSpec
 from dtj.api.status import JobStatus
 from dtj.api.validation import faults
@@ -74,7 +75,7 @@ class DistributedTrainingJob(ApiModel):
             first = error.errors()[0]
             where = ".".join(map(str, first["loc"]))
             raise DtjError(
-                f"the job {metadata.name} can't be read: spec.{where}: {first['msg']}",
+                f"the job {metadata.name} can't be read: spec.{where}: {sentence(dict(first))}",
                 "its operator may be newer than this dtj: upgrade dtj",
             ) from None
         return cls(metadata=metadata, spec=spec, status=read_status(manifest.get("status") or {}))

@@ -1,0 +1,47 @@
+"""What pydantic finds wrong with a value, in the words of the one who wrote it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from dtj.api.patterns import MEANINGS
+from dtj.api.shown import shown
+
+_KINDS = {
+    "model_type": "an object",
+    "dict_type": "an object",
+    "list_type": "a list",
+    "string_type": "a string",
+    "int_type": "a whole number",
+    "int_from_float": "a whole number",
+    "int_parsing_size": "a whole number of 64 bits",
+    "bool_type": "true or false",
+}
+
+
+def sentence(error: Mapping[str, Any]) -> str:
+    """What a value must be and what it is, of one of `ValidationError.errors()`."""
+    limits = error.get("ctx") or {}
+    match error["type"]:
+        case "missing":
+            return "required"
+        case "too_long":
+            return f"must have at most {limits['max_length']} entries, has {len(error['input'])}"
+        case "string_too_short":
+            return "must not be empty"
+        case "string_too_long":
+            wanted = f"must have at most {limits['max_length']} characters"
+        case "greater_than_equal":
+            wanted = f"must be at least {limits['ge']}"
+        case "less_than_equal":
+            wanted = f"must be at most {limits['le']}"
+        case "enum":
+            wanted = f"must be {limits['expected'].replace(chr(39), '')}"
+        case "string_pattern_mismatch":
+            wanted = f"must be {MEANINGS[limits['pattern']]}"
+        case kind if kind in _KINDS:
+            wanted = f"must be {_KINDS[kind]}"
+        case _:
+            wanted = error["msg"][0].lower() + error["msg"][1:]
+    return f"{wanted}, got {shown(error['input'])}"
