@@ -34,7 +34,9 @@ def print_summary(job: Job) -> None:
     plan = plan_job(job)
     attempt = max(job.status.attempt, 1)
     where = f"namespace {job.namespace}" + (f", attempt {attempt}" if attempt > 1 else "")
-    heading = Text.assemble((job.name, "bold"), f": {job.spec.strategy}, {len(plan.replicas)} pods in {where}")
+    heading = Text.assemble(
+        (job.name, "bold"), f": {job.spec.strategy}, {len(plan.replicas)} pods in {where}"
+    )
     output.print(heading)
     if manager := job.spec.run_policy.other_manager:
         _lines([f"carried out by {manager} (runPolicy.managedBy): dtj's operator makes none of this"])
