@@ -10,6 +10,7 @@ from typing import Any
 
 from dtj.api.identity import GROUP, LABEL_MANAGED_BY
 from dtj.api.job import Fault, Job
+from dtj.api.limits import size_faults
 from dtj.api.mpijob import MOUNTS, VOLUMES
 from dtj.api.names import LABEL_LENGTH, is_dns_label, is_namespace, pod_name, tensorboard_name
 from dtj.api.pod_schema import QUANTITY, Given, pod_faults
@@ -86,6 +87,7 @@ def faults(job: Job) -> list[Fault]:
         *_tensorboard(job),
         *_run_policy(job),
         *scheduling_faults(job),
+        *size_faults(job),
     ]
 
 
