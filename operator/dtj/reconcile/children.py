@@ -12,7 +12,7 @@ from dtj.cluster.port import Selection, Source
 from dtj.reconcile.controller import Stuck
 from dtj.reconcile.informer import Cache, Informer
 from dtj.reconcile.tensorboard import view_deployment
-from dtj.reconcile.view import Key, Owned, OwnedPod, controller_uid, job_uid
+from dtj.reconcile.view import Key, Owned, OwnedPod, controller_uid, owned_pod
 from dtj.status.pods import view_pod
 
 # The API server selects: other people's pods never reach the operator.
@@ -65,7 +65,7 @@ class Children:
 
 
 def _pod(manifest: Mapping[str, Any]) -> OwnedPod:
-    return OwnedPod(job_uid(manifest), view_pod(manifest))
+    return owned_pod(manifest, view_pod(manifest))
 
 
 def _service(manifest: Mapping[str, Any]) -> Owned:

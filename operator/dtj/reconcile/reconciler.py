@@ -21,6 +21,7 @@ from typing import Any, TypeVar
 from dtj.api.job import Fault, Job, Manifest, read_status
 from dtj.api.managed_by import other_manager_of
 from dtj.api.names import ssh_secret_name
+from dtj.api.spec import HorovodLauncher
 from dtj.api.status import ConditionType, JobStatus, Phase
 from dtj.cluster.port import ApiError, Cluster
 from dtj.plan.horovod import ssh_secret
@@ -208,7 +209,12 @@ class Reconciler:
         memory.version = manifest["metadata"]["resourceVersion"]
         begun = time.thread_time()
         job, wrong = _read(memory, manifest)
-        pods = [pod.view for pod in self._view.pods(key) if pod.owner == job.uid]
+        handed_over = job.spec.horovod is not None and job.spec.horovod.launcher is HorovodLauncher.MPI_JOB
+        pods = [
+            pod.view
+            for pod in self._view.pods(key)
+            if pod.owner == job.uid and (handed_over or not pod.delegated)
+        ]
         memory.cost = time.thread_time() - begun
         plan = None if wrong else await self._aside(memory, job, pods, partial(self._plan, job))
         # The Secret of a job with pods got its name before.

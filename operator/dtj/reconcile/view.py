@@ -7,8 +7,11 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from dtj.api.identity import LABEL_UID
+from dtj.api.mpijob import MPIJOB_KIND
 from dtj.status.pods import PodView
 
+# The controllers of an MPIJob's pods: the workers', and the launcher's.
+_DELEGATES = frozenset({MPIJOB_KIND, "Job"})
 Key = tuple[str, str]
 """Namespace and name of a job."""
 
@@ -31,6 +34,8 @@ class OwnedPod:
     owner: str
     """uid of the job."""
     view: PodView
+    delegated: bool = False
+    """Whether a controller of another kind made it for the job."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,9 +76,20 @@ class View(Protocol):
         """Jobs that have not ended."""
 
 
+def owned_pod(pod: Mapping[str, Any], view: PodView) -> OwnedPod:
+    """The pod with the job that it belongs to: by its controller, or by the label of a pod that mpi-operator made."""
+    uid = job_uid(pod)
+    return OwnedPod(uid, view, delegated=uid != controller_uid(pod))
+
+
 def job_uid(pod: Mapping[str, Any]) -> str:
-    """Uid of the job that a pod belongs to: of its controller, unless another controller made it for the job."""
-    return (pod["metadata"].get("labels") or {}).get(LABEL_UID) or controller_uid(pod)
+    """Uid of the job that a pod belongs to; anybody may set the label, but not on a pod that has no controller."""
+    kinds = {
+        owner.get("kind") for owner in pod["metadata"].get("ownerReferences") or () if owner.get("controller")
+    }
+    if kinds & _DELEGATES:
+        return (pod["metadata"].get("labels") or {}).get(LABEL_UID) or controller_uid(pod)
+    return controller_uid(pod)
 
 
 def controller_uid(manifest: Mapping[str, Any]) -> str:

@@ -15,7 +15,7 @@ from dtj.api.job import Manifest
 from dtj.api.mpijob import MPIJOB_KIND
 from dtj.cluster.port import ApiError
 from dtj.reconcile.tensorboard import view_deployment
-from dtj.reconcile.view import Key, Owned, OwnedDeployment, OwnedPod, controller_uid, job_uid
+from dtj.reconcile.view import Key, Owned, OwnedDeployment, OwnedPod, controller_uid, owned_pod
 from dtj.status.pods import view_pod
 from dtj.status.times import written_time
 from tests.unit.support.copies import copied
@@ -385,7 +385,7 @@ class FakeView:
 
     def _pod(self, name: Name, pod: Manifest) -> OwnedPod:
         if name not in self._pods:
-            self._pods[name] = OwnedPod(job_uid(pod), view_pod(pod))
+            self._pods[name] = owned_pod(pod, view_pod(pod))
         return self._pods[name]
 
     def services(self, key: Key) -> Sequence[Owned]:
