@@ -198,6 +198,11 @@ class JobStatus(ApiModel):
     retry_time: Time | None = None
     """From when on replicas could start again, after the pause: runPolicy.startDeadlineSeconds counts from then, also
     over retries that the cluster ended before all of them ran."""
+    restart_time: Time | None = None
+    """When the job, or replicas of it, were started again last: the pause before counts from then."""
+    trained_time: Time | None = None
+    """When the training came to its end, where an evaluator is waited for since:
+    parameterServer.evaluatorTimeoutSeconds counts from then."""
     completion_time: Time | None = None
     """When the job succeeded or failed."""
     attempt: int = 0

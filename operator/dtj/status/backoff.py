@@ -29,10 +29,16 @@ def pause(status: JobStatus) -> float:
 
 def pause_left(status: JobStatus, now: datetime) -> float:
     """Seconds of it that are left; 0 or less when it is over."""
-    restarting = status.condition(ConditionType.RESTARTING)
-    if restarting is None or not status.holds(ConditionType.RESTARTING):
+    since = restarted(status)
+    if since is None or not status.holds(ConditionType.RESTARTING):
         return 0.0
-    return pause(status) - seconds_since(restarting.last_transition_time, now)
+    return pause(status) - seconds_since(since, now)
+
+
+def restarted(status: JobStatus) -> str | None:
+    """When the job started again last; by the condition in a status of a version without restartTime."""
+    restarting = status.condition(ConditionType.RESTARTING)
+    return status.restart_time or (restarting.last_transition_time if restarting else None)
 
 
 def _ran_for(status: JobStatus, now: datetime) -> float:

@@ -49,10 +49,8 @@ class Draft:
     def __post_init__(self) -> None:
         self.conditions = {c.type: c for c in self.job.status.conditions}
 
-    def set(
-        self, kind: ConditionType, holds: bool | None, reason: str, message: str, *, again: bool = False
-    ) -> None:
-        """Set a condition; its transition time moves only when it flips, or when it comes about `again`.
+    def set(self, kind: ConditionType, holds: bool | None, reason: str, message: str) -> None:
+        """Set a condition; its transition time moves only when it flips.
 
         holds: None when it is not known.
         """
@@ -60,7 +58,7 @@ class Draft:
         old = self.conditions.get(kind)
         if old is None and holds is False and kind is not ConditionType.RUNNING:
             return
-        moved = old is None or old.status != status or again
+        moved = old is None or old.status != status
         self.conditions[kind] = Condition(
             type=kind,
             status=status,

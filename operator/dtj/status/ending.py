@@ -52,7 +52,8 @@ def after_training(
     message = f"{', '.join(expected.decisive)} ended with exit code 0"
     stored = _stored(draft.job.status)
     timeout = expected.evaluator_timeout
-    left = timeout - (seconds_since(stored.last_transition_time, draft.now) if stored else 0.0)
+    trained = draft.job.status.trained_time or (stored.last_transition_time if stored else None)
+    left = timeout - (seconds_since(trained, draft.now) if trained else 0.0)
     if deadline is not None:
         left = min(left, deadline)
     last = last_step(artifacts)
@@ -68,7 +69,8 @@ def after_training(
         does = "ends" if over else f"has {timeout:.0f} s to see checkpoint {last}"
         reason = EVALUATED if over else EVALUATING
         message += f"; {expected.evaluator} {does}"
-        draft.set(ConditionType.RUNNING, True, reason, message, again=stored is None)
+        draft.values["trained_time"] = trained or written_time(draft.now)
+        draft.set(ConditionType.RUNNING, True, reason, message)
         draft.set(ConditionType.RESTARTING, False, reason, message)
         needed = frozenset() if over else frozenset({expected.evaluator or ""})
         done = frozenset(expected.attempts) - {*expected.decisive} - needed

@@ -208,7 +208,8 @@ def _lost(
     if loss.excuse:
         reason = loss.failure.failure_class or reason
     draft.set(ConditionType.RUNNING, False, reason, message)
-    draft.set(ConditionType.RESTARTING, True, reason, message, again=True)
+    draft.set(ConditionType.RESTARTING, True, reason, message)
+    draft.values["restart_time"] = written_time(draft.now)
     return Evaluation(draft.status(phase=Phase.RESTARTING), look_again=0.0, hold=True)
 
 

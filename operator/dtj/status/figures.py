@@ -9,6 +9,7 @@ from typing import get_args
 from dtj.api.job import Job
 from dtj.api.spec import Strategy
 from dtj.api.status import ConditionType, JobStatus, Phase, ProgressStatus
+from dtj.status.backoff import restarted
 from dtj.status.pods import PodView
 from dtj.status.times import read_time
 from dtj.status.waits import OBSTACLE_CLASSES
@@ -114,12 +115,12 @@ def started(old: JobStatus, new: JobStatus, pods: Sequence[PodView]) -> Started 
 
 def recovered(old: JobStatus, new: JobStatus) -> float | None:
     """Seconds from the last loss until all pods run again, where `new` says that they do."""
-    lost, running = old.condition(ConditionType.RESTARTING), new.condition(ConditionType.RUNNING)
+    lost, running = restarted(old), new.condition(ConditionType.RUNNING)
     if lost is None or running is None:
         return None
     if not old.holds(ConditionType.RESTARTING) or not new.holds(ConditionType.RUNNING):
         return None
-    return max(_unix(running.last_transition_time) - _unix(lost.last_transition_time), 0.0)
+    return max(_unix(running.last_transition_time) - _unix(lost), 0.0)
 
 
 def failures(old: JobStatus, new: JobStatus) -> tuple[str, int]:
