@@ -108,7 +108,7 @@ async def start(
     metrics = Metrics(memo.registry)
     cluster = await connect(metrics.answered, memo.may_write)
     queue = WorkQueue(time.monotonic, rest=_REST_SECONDS, opened=False)
-    children = Children(cluster, memo.namespaces, queue.add)
+    children = Children(cluster, memo.namespaces, queue.add, queue.add_soon)
     view = Known(indices["jobs"], children)
     progress = ProgressPoller(
         queue.add, memo.progress_interval, a_second=memo.progress_rate, dropped=metrics.dropped_values.inc

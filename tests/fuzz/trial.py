@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import math
 import time
@@ -23,7 +24,6 @@ from dtj.api.job_file import read_job_file
 from dtj.cli.plan_summary import print_summary
 from dtj.plan.job import plan_job
 from tests.unit.support.fake_cluster import SCHEMA
-from tests.unit.support.machine import run
 from tests.unit.support.structural import schema_faults
 from tests.unit.support.world import KEY, World
 
@@ -109,11 +109,12 @@ def _reconcile(seen: Seen, job: Manifest) -> None:
     world.cluster.remove((KIND, *KEY))
     world.view.deliver()
     world.apply(job)
-    for _ in range(PASSES):
-        with _step(seen, "pass"):
-            world.view.deliver()
-            run(world.turn())  # type: ignore[arg-type]
-        world.kubelet.step()
+    with asyncio.Runner() as runner:
+        for _ in range(PASSES):
+            with _step(seen, "pass"):
+                world.view.deliver()
+                runner.run(world.turn())
+            world.kubelet.step()
     # A TTL may have deleted the job.
     status = world.status if (KIND, *KEY) in world.cluster.objects else {}
     seen.what[f"phase {status.get('phase')}"] += 1

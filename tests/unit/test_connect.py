@@ -55,7 +55,7 @@ async def test_requests_are_answered_beside_the_watches_of_many_namespaces(
     async with asyncio.timeout(180), server.served():
         reach(server.url, tmp_path, monkeypatch)
         api = await connect()
-        children = Children(api, namespaces, lambda key: None)
+        children = Children(api, namespaces, lambda key: None, lambda key: None)
         children.start()
         await children.synced()
         while server.watches < 4 * len(namespaces):

@@ -23,6 +23,7 @@ from dtj.convert.mpirun import NoProgram, taken_apart
 from dtj.convert.notes import Conversion
 from dtj.plan.job import plan_job
 from dtj.plan.start import START
+from tests.unit.support.pods import kubelet_environment
 
 JOBS = Path(__file__).parents[1] / "convert_jobs"
 FILES = sorted(JOBS.glob("*.yaml"))
@@ -48,9 +49,10 @@ def summary(made: Conversion) -> Manifest:
         return {"notes": notes}
     job = valid(made)
     pods: Manifest = {}
-    for pod in plan_job(job).pods:
+    plan = plan_job(job)
+    for pod in plan.pods:
         main = next(c for c in pod["spec"]["containers"] if c["name"] == TRAINER_CONTAINER)
-        env = {variable["name"]: variable.get("value") for variable in main["env"]}
+        env = kubelet_environment(main, plan.config)
         own = {v.name for v in job.spec.env} | {"SHARD", "DTJ_WORLD_SIZE", "DTJ_SLOTS_PER_WORKER"}
         cluster = json.loads(env["TF_CONFIG"])["cluster"] if "TF_CONFIG" in env else {}
         pods[pod["metadata"]["name"]] = {

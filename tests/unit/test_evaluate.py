@@ -415,7 +415,8 @@ def test_transition_times_move_only_when_a_condition_flips() -> None:
     status = life.see(*failed(1), seconds=20)
     assert condition(status, "Running")["lastTransitionTime"] == written_time(at(20))
     status = life.see(*failed(2), seconds=30)
-    assert condition(status, "Restarting")["lastTransitionTime"] == written_time(at(30))
+    assert condition(status, "Restarting")["lastTransitionTime"] == written_time(at(20))
+    assert status["restartTime"] == written_time(at(30))
 
 
 # --- deadlines ------------------------------------------------------------------------------------

@@ -150,7 +150,7 @@ async def test_all_children_are_known_when_each_kind_was_listed() -> None:
             await listed.setdefault(selection.kind, asyncio.Event()).wait()
             yield [], "10"
 
-    children = Children(Waiting([], [[] for _ in range(9)]), (), lambda _: None)
+    children = Children(Waiting([], [[] for _ in range(9)]), (), lambda _: None, lambda _: None)
     children.start()
     synced = asyncio.create_task(children.synced())
     while len(listed) < 4:

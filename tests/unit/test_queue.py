@@ -223,3 +223,13 @@ async def test_what_happens_while_a_key_rests_is_one_pass(timers: Timers) -> Non
     assert len(queue) == 0
     queue.add(A)
     assert len(queue) == 1, "who has rested does not wait"
+
+
+async def test_a_pass_that_comes_sooner_does_for_a_timer(queue: WorkQueue, timers: Timers) -> None:
+    queue.add_soon(A)
+    queue.add(A)
+    await queue.take()
+    queue.done(A)
+    timers.turn(10.0)
+
+    assert len(queue) == 0

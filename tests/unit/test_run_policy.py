@@ -562,7 +562,7 @@ def test_a_job_of_another_controller_is_not_among_those_that_the_operator_looks_
         ]
         for name, manager in (("theirs", "example.com/queue"), ("ours", OPERATOR))
     }
-    nothing = Children(SimpleNamespace(), [], lambda key: None)  # type: ignore[arg-type]
+    nothing = Children(SimpleNamespace(), [], lambda key: None, lambda key: None)  # type: ignore[arg-type]
     assert Known(jobs, nothing).active() == [("ml", "ours")]
 
 

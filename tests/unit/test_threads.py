@@ -183,7 +183,7 @@ async def test_a_watch_of_their_pods_that_falls_silent_is_opened_anew(
     server, seen = DeafLine(), asyncio.Event()
     async with asyncio.timeout(360), server.served():
         cluster = api.KubernetesApi(client.ApiClient(client.Configuration(host=server.url)))
-        children = Children(cluster, [], lambda key: seen.set())
+        children = Children(cluster, [], *2 * [lambda key: seen.set()])
         children.start()
         while not server.deaf:
             await asyncio.sleep(0.01)

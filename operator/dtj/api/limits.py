@@ -38,7 +38,7 @@ def size_faults(job: Job) -> Iterator[Fault]:
         listed = size
     else:
         listed = hostfile_bytes(job, replicas)
-    size = listed + len(json.dumps(job.spec.model_dump(by_alias=True, mode="json", exclude_unset=True)))
+    size = listed + len(json.dumps(job.spec.model_dump(by_alias=True, exclude_unset=True)))
     if size + _SCRIPTS_BYTES > CONFIG_BYTES:
         yield Fault(
             where if listed * 2 > size else "spec",

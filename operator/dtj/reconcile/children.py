@@ -22,12 +22,21 @@ _OURS = f"{LABEL_MANAGED_BY}={MANAGER},{LABEL_JOB}"
 class Children:
     """Caches of them, each filled and kept by informers. Stop it when done."""
 
-    def __init__(self, source: Source, namespaces: Sequence[str], changed: Callable[[Key], None]) -> None:
-        """namespaces: those to look at; none: all. changed: told each job of which something changed."""
-        self.pods = Cache(_pod, changed)
-        self.services = Cache(_service, changed)
-        self.configs = Cache(_config, changed)
-        self.deployments = Cache(view_deployment, changed)
+    def __init__(
+        self,
+        source: Source,
+        namespaces: Sequence[str],
+        changed: Callable[[Key], None],
+        changed_little: Callable[[Key], None],
+    ) -> None:
+        """namespaces: those to look at; none: all. changed: told each job of which something changed.
+        changed_little: told in its place where no pass is urgent for that.
+        """
+        told = changed, changed_little
+        self.pods = Cache(_pod, *told)
+        self.services = Cache(_service, *told)
+        self.configs = Cache(_config, *told)
+        self.deployments = Cache(view_deployment, *told)
         caches: Mapping[tuple[str, str], Cache[Any]] = {
             ("v1", "Pod"): self.pods,
             ("v1", "Service"): self.services,

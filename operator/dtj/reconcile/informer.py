@@ -11,6 +11,7 @@ from typing import Generic, NoReturn, TypeVar
 from dtj.api.identity import LABEL_JOB
 from dtj.api.job import Manifest
 from dtj.cluster.port import ApiError, Selection, Source
+from dtj.reconcile.urgency import urgent
 from dtj.reconcile.view import Key
 
 _log = logging.getLogger(__name__)
@@ -23,10 +24,18 @@ T = TypeVar("T")
 class Cache(Generic[T]):
     """What is seen of objects, by the job that each belongs to."""
 
-    def __init__(self, see: Callable[[Manifest], T], changed: Callable[[Key], None]) -> None:
-        """see: what is kept of an object. changed: told each job of which something came, went or looks different."""
+    def __init__(
+        self,
+        see: Callable[[Manifest], T],
+        changed: Callable[[Key], None],
+        changed_little: Callable[[Key], None] | None = None,
+    ) -> None:
+        """see: what is kept of an object. changed: told each job of which something came, went or looks different.
+        changed_little: told in its place where no pass is urgent for that.
+        """
         self._see = see
         self._changed = changed
+        self._changed_little = changed_little or changed
         self._jobs: dict[Key, dict[str, T]] = {}
         self._keys: dict[str, Key] = {}
 
@@ -44,10 +53,11 @@ class Cache(Generic[T]):
         if self._keys.get(uid, key) != key:
             self.drop(uid)
         objects = self._jobs.setdefault(key, {})
-        if objects.get(uid) != seen:
+        before = objects.get(uid)
+        if before != seen:
             objects[uid] = seen
             self._keys[uid] = key
-            self._changed(key)
+            (self._changed if urgent(before, seen) else self._changed_little)(key)
 
     def drop(self, uid: str) -> None:
         """It is gone."""

@@ -11,6 +11,7 @@ from dtj.reconcile.view import Key
 
 _BACKOFF_SECONDS = 0.05
 _BACKOFF_LIMIT_SECONDS = 60.0
+_SOON_SECONDS = 1.0
 
 
 class WorkQueue:
@@ -60,6 +61,10 @@ class WorkQueue:
             self._ready.append(key)
             self._wake.set()
 
+    def add_soon(self, key: Key) -> None:
+        """Add the key within a second: a pass that comes sooner does for it."""
+        self.add_after(key, _SOON_SECONDS)
+
     def add_after(self, key: Key, seconds: float) -> None:
         """Add the key later; of several such wishes the soonest counts."""
         loop = asyncio.get_running_loop()
@@ -88,6 +93,9 @@ class WorkQueue:
     def drop(self, key: Key) -> None:
         """The job is gone: nothing is to be remembered of it."""
         self.forget(key)
+        self._cancel_timer(key)
+
+    def _cancel_timer(self, key: Key) -> None:
         timer = self._timers.pop(key, None)
         if timer is not None:
             timer.cancel()
@@ -98,6 +106,7 @@ class WorkQueue:
             self._wake.clear()
             await self._wake.wait()
         key = self._ready.popleft()
+        self._cancel_timer(key)  # the pass says anew when the next one is due
         self._busy[key] = now = self._clock()
         self._waited[key] = now - self._since.pop(key)
         return key

@@ -43,7 +43,7 @@ from dtj.reconcile.actions import (
     ForceDeletePod,
     ReplaceData,
 )
-from dtj.reconcile.decision import Snapshot, decide, looked_at, read
+from dtj.reconcile.decision import Decision, Snapshot, decide, looked_at, read
 from dtj.reconcile.delegation import check_served, find_mpijob
 from dtj.reconcile.lately import Lately
 from dtj.reconcile.metrics import Metrics
@@ -81,6 +81,8 @@ _LARGE = 200
 _MOST_ACTIONS = 500
 # A pass over a job waits so many times as long as the last one took of a processor: a tenth of one for each job.
 _REST = 9.0
+# A pass over a job that has ended waits so long: the pods that are left come to their end together.
+_OVER_SECONDS = 1.0
 T = TypeVar("T")
 
 
@@ -93,6 +95,8 @@ class _Memory:
     """What the job and its faults were read from, without its status, and both."""
     cost: float = 0.0
     """Seconds of processor time of the last pass."""
+    over: bool = False
+    """Whether the job has ended."""
     ssh_secret: str | None = None
     """Name of the Secret with its ssh key, before the status has it."""
     ssh_secret_made: bool = False
@@ -109,8 +113,7 @@ class _Memory:
     stacks_of: str | None = None
     """Since when the job stood still when its stacks were asked for last."""
     echo: str | None = None
-    """The version at which our own last write left the job, where that wrote figures alone and nothing was left to
-    do: a pass over it would find nothing."""
+    """The version at which our own last write left the job, where a pass over it would decide the same again."""
     overtaken: set[str] = field(default_factory=set)
     """Resource versions that our own writes have replaced since the cache last caught up."""
     ungrouped: bool = False
@@ -173,12 +176,14 @@ class Reconciler:
             return strays
         again = await self._reconcile(key, manifest)
         untold = self._memory[key].untold.due_in(self._clock())
-        return min((seconds for seconds in (strays, again, untold) if seconds is not None), default=None)
+        return _soonest(strays, again, untold)
 
     def rest(self, key: Key) -> float:
         """Seconds for which a job is to be left alone after its last pass."""
         memory = self._memory.get(key)
-        return _REST * memory.cost if memory else 0.0
+        if memory is None:
+            return 0.0
+        return max(_REST * memory.cost, _OVER_SECONDS if memory.over else 0.0)
 
     def is_echo(self, key: Key, version: str) -> bool:
         """Whether this version of a job is what its last pass wrote, and says nothing that calls for another pass."""
@@ -255,6 +260,7 @@ class Reconciler:
         )
         decision = await self._aside(memory, job, pods, partial(decide, job, plan, wrong, seen))
         evaluation, todo = decision.evaluation, decision.todo
+        memory.over = evaluation.status.finished
         if (
             plan
             and evaluation.status.attempt > max(job.status.attempt, 1)
@@ -274,8 +280,9 @@ class Reconciler:
         stored = None if soon else await self._write(key, job, manifest, memory, evaluation.status, now)
         if stored is not None:
             memory.written_at = now
-            figures = not todo and _only_figures(job.status, stored)
-            memory.echo = memory.version if figures else None
+            after = replace(job, status=stored)
+            follows = await self._aside(memory, job, pods, partial(self._decided, after, wrong, seen))
+            memory.echo = memory.version if follows == replace(decision, evaluation=evaluation) else None
             self._tell(job, memory, job.status, stored, pods, now)
             self._metrics.see(key, job, stored, pods)
         await memory.untold.tell(self._cluster, now)
@@ -283,11 +290,14 @@ class Reconciler:
         self._ask_for_stacks(plan, observed, memory, evaluation.stalled_since)
         if evaluation.status.attempt != max(job.status.attempt, 1):
             return 0.0  # the plan of the new attempt is made in a pass of its own
-        evaluation = looked_at(evaluation, soon, memory.lately.due_in(now))
-        again = await self._act(key, job, plan, memory, todo, evaluation)
+        again = await self._act(key, job, plan, memory, todo, looked_at(evaluation, soon))
+        again = _soonest(again, memory.lately.due_in(now))
         if plan is None:
             return again
         return await self._keep_tensorboard(job, plan, memory, seen.services, seen.boards, again)
+
+    def _decided(self, job: Job, wrong: list[Fault], seen: Snapshot) -> Decision:
+        return decide(job, None if wrong else self._plan(job), wrong, seen)
 
     async def _keep_tensorboard(
         self,
@@ -309,7 +319,7 @@ class Reconciler:
                 return 0.0  # to say so in the status
             if before is None:
                 return again
-        return _REFUSED_SECONDS if again is None else min(again, _REFUSED_SECONDS)
+        return _soonest(again, _REFUSED_SECONDS)
 
     async def _aside(
         self,
@@ -347,6 +357,7 @@ class Reconciler:
                 refuse(error, manifest)
             return False
         memory.ssh_secret_made = True
+        memory.lately.add(CreateSshSecret(), self._clock())
         return True
 
     async def _act(
@@ -550,6 +561,11 @@ class Reconciler:
         self._progress.leave(key)
 
 
+def _soonest(*waits: float | None) -> float | None:
+    """The shortest of these waits; None where there is none."""
+    return min((wait for wait in waits if wait is not None), default=None)
+
+
 def _status_patch(manifest: Mapping[str, Any], status: JobStatus) -> Manifest:
     """What changes the stored status to this one."""
     stored, new = (
@@ -559,11 +575,6 @@ def _status_patch(manifest: Mapping[str, Any], status: JobStatus) -> Manifest:
     # A merge patch replaces the whole list: conditions that other controllers set stay.
     new["conditions"] += [told for told in stored.get("conditions") or () if told["type"] not in _CONDITIONS]
     return merge_patch(stored, new)
-
-
-def _only_figures(old: JobStatus, new: JobStatus) -> bool:
-    """Whether `new` says nothing that `old` does not but what the pods reported since."""
-    return old.model_copy(update={"progress": new.progress, "artifacts": new.artifacts}) == new
 
 
 def _addresses(observed: Observed, names: Set[str | None]) -> dict[str, str]:

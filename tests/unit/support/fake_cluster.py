@@ -190,10 +190,11 @@ class FakeCluster:
         self.meanwhile(call, manifest)
         if self.die_at == 0 and self.die_when == "before":
             raise self.fault or OperatorDied
-        result = do()
-        if self.die_at == 0:
-            raise self.fault or OperatorDied
-        return result
+        try:
+            return do()
+        finally:
+            if self.die_at == 0:
+                raise self.fault or OperatorDied
 
     # --- what others do -----------------------------------------------------------------------------
 
