@@ -17,8 +17,8 @@ from dtj.reconcile.known import Known
 from dtj.reconcile.metrics import Metrics
 from dtj.reconcile.queue import WorkQueue
 from dtj.reconcile.reconciler import Reconciler
-from dtj.reconcile.urgency import urgent
-from dtj.reconcile.view import Key, owned_pod
+from dtj.reconcile.urgency import PodUrgency
+from dtj.reconcile.view import Key, OwnedPod, owned_pod
 from dtj.status.pods import view_pod
 from tests.unit.support import pods, virtual_time
 from tests.unit.support.fake_cluster import Ending
@@ -109,6 +109,10 @@ def test_a_small_job_takes_ten_passes_at_most() -> None:
     assert world.passes <= 10
 
 
+def seen(pod: Manifest | None) -> OwnedPod | None:
+    return pod and owned_pod(pod, view_pod(pod))
+
+
 LAUNCHER = "mnist-launcher-0"
 READY = pods.running(LAUNCHER)
 
@@ -119,7 +123,7 @@ READY = pods.running(LAUNCHER)
         (None, pods.pod(LAUNCHER), False),
         (pods.pod(LAUNCHER), pods.scheduled(LAUNCHER), False),
         (pods.scheduled(LAUNCHER), pods.waiting(LAUNCHER, "ImagePullBackOff"), False),
-        (pods.scheduled(LAUNCHER), pods.running(LAUNCHER, ready=False), False),
+        (pods.scheduled(LAUNCHER), pods.running(LAUNCHER, ready=False), True),
         (pods.running(LAUNCHER, ready=False), READY, True),
         (None, READY, True),
         (READY, pods.ended(LAUNCHER, 3), True),
@@ -128,9 +132,28 @@ READY = pods.running(LAUNCHER)
     ],
 )
 def test_what_lets_a_job_go_on_is_urgent(before: Any, after: Any, at_once: bool) -> None:
-    views = [pod and owned_pod(pod, view_pod(pod)) for pod in (before, after)]
+    urgent = PodUrgency()
+    urgent(KEY, None, seen(before))
 
-    assert urgent(*views) is at_once
+    assert urgent(KEY, seen(before), seen(after)) is at_once
+
+
+def test_pods_that_start_are_urgent_when_the_last_of_them_does() -> None:
+    urgent, workers = PodUrgency(), [f"mnist-worker-{index}" for index in range(3)]
+    for name in workers:
+        urgent(KEY, None, seen(pods.pod(name)))
+
+    assert [urgent(KEY, seen(pods.pod(name)), seen(pods.running(name, ready=False))) for name in workers] == [
+        False,
+        False,
+        True,
+    ]
+    assert [
+        urgent(KEY, seen(pods.running(name, ready=False)), seen(pods.running(name))) for name in workers
+    ] == [False, False, True]
+    for name in workers:
+        assert urgent(KEY, seen(pods.running(name)), None)
+    assert urgent._pods == {}
 
 
 def chief_fails_once(pod: Manifest, ran: int) -> Ending | None:

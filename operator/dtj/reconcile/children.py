@@ -12,6 +12,7 @@ from dtj.cluster.port import Selection, Source
 from dtj.reconcile.controller import Stuck
 from dtj.reconcile.informer import Cache, Informer
 from dtj.reconcile.tensorboard import view_deployment
+from dtj.reconcile.urgency import PodUrgency
 from dtj.reconcile.view import Key, Owned, OwnedPod, controller_uid, owned_pod
 from dtj.status.pods import view_pod
 
@@ -33,7 +34,7 @@ class Children:
         changed_little: told in its place where no pass is urgent for that.
         """
         told = changed, changed_little
-        self.pods = Cache(_pod, *told)
+        self.pods = Cache(_pod, *told, PodUrgency())
         self.services = Cache(_service, *told)
         self.configs = Cache(_config, *told)
         self.deployments = Cache(view_deployment, *told)

@@ -11,7 +11,6 @@ from typing import Generic, NoReturn, TypeVar
 from dtj.api.identity import LABEL_JOB
 from dtj.api.job import Manifest
 from dtj.cluster.port import ApiError, Selection, Source
-from dtj.reconcile.urgency import urgent
 from dtj.reconcile.view import Key
 
 _log = logging.getLogger(__name__)
@@ -29,13 +28,16 @@ class Cache(Generic[T]):
         see: Callable[[Manifest], T],
         changed: Callable[[Key], None],
         changed_little: Callable[[Key], None] | None = None,
+        urgent: Callable[[Key, T | None, T | None], bool] | None = None,
     ) -> None:
         """see: what is kept of an object. changed: told each job of which something came, went or looks different.
-        changed_little: told in its place where no pass is urgent for that.
+        changed_little: told in its place where that is not urgent. urgent: of what an object was, and is now; what a
+        pass has made is not urgent.
         """
         self._see = see
         self._changed = changed
         self._changed_little = changed_little or changed
+        self._urgent = urgent or _was_there
         self._jobs: dict[Key, dict[str, T]] = {}
         self._keys: dict[str, Key] = {}
 
@@ -57,17 +59,20 @@ class Cache(Generic[T]):
         if before != seen:
             objects[uid] = seen
             self._keys[uid] = key
-            (self._changed if urgent(before, seen) else self._changed_little)(key)
+            self._tell(key, before, seen)
 
     def drop(self, uid: str) -> None:
         """It is gone."""
         key = self._keys.pop(uid, None)
         if key is None:
             return
-        del self._jobs[key][uid]
+        before = self._jobs[key].pop(uid)
         if not self._jobs[key]:
             del self._jobs[key]
-        self._changed(key)
+        self._tell(key, before, None)
+
+    def _tell(self, key: Key, before: T | None, after: T | None) -> None:
+        (self._changed if self._urgent(key, before, after) else self._changed_little)(key)
 
     def keep(self, uids: Set[str], namespace: str | None) -> None:
         """In this namespace (None: in all) no others are there."""
@@ -75,6 +80,10 @@ class Cache(Generic[T]):
         for uid in here:
             if uid not in uids:
                 self.drop(uid)
+
+
+def _was_there(_key: Key, before: object | None, _after: object | None) -> bool:
+    return before is not None
 
 
 class Informer(Generic[T]):
