@@ -152,3 +152,18 @@ def test_the_flag_needs_to_know_where_the_operators_pods_are(capsys: pytest.Capt
     with pytest.raises(SystemExit):
         read_flags(["--job-network-policies"])
     assert "needs --lease-namespace" in capsys.readouterr().err
+
+
+async def test_a_new_attempt_makes_the_secret_and_the_network_policy_that_somebody_deleted() -> None:
+    world = FencedWorld()
+    world.kubelet.program = lambda pod, ran: None
+    await world.until(lambda: world.phase == "Running")
+    (secret,), (policy,) = (world.cluster.of_kind(kind) for kind in ("Secret", "NetworkPolicy"))
+    for kind, there in (("Secret", secret), ("NetworkPolicy", policy)):
+        world.cluster.remove((kind, "ml", there["metadata"]["name"]))
+
+    world.cluster.remove(("Pod", "ml", "mnist-worker-0"))
+    await world.until(lambda: world.phase == "Running" and world.status["attempt"] == 2)
+
+    (again,), (rules,) = (world.cluster.of_kind(kind) for kind in ("Secret", "NetworkPolicy"))
+    assert (again["metadata"]["name"], rules["spec"]) == (secret["metadata"]["name"], policy["spec"])

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import copy
 import itertools
 import json
 import random
+import re
 from collections.abc import Callable
 from typing import Any, Literal
 
@@ -15,7 +17,7 @@ from dtj.api.status import ArtifactsStatus, ProgressStatus
 from dtj.cluster.port import ApiError
 from dtj.reconcile.actions import may_restore
 from dtj.status.pod_report import Report, read_report
-from tests.unit.support.fake_cluster import Ending, FakeCluster
+from tests.unit.support.fake_cluster import Call, Ending, FakeCluster
 from tests.unit.support.jobs import manifest
 from tests.unit.support.world import KEY, METRICS, World
 
@@ -973,3 +975,96 @@ async def test_the_fake_api_server_checks_the_version_and_the_schema_of_a_status
         await cluster.patch_status("ml", "mnist", version, {"phase": "Waiting"})
     with pytest.raises(ValueError, match="not JSON compliant"):
         await cluster.patch_status("ml", "mnist", version, {"progress": {"loss": float("nan")}})
+
+
+@pytest.mark.parametrize(
+    ("error", "told"),
+    [
+        (
+            ApiError(500, "InternalError", 'failed calling webhook "pods.example.com"'),
+            "failed calling webhook",
+        ),
+        (ApiError(413, "RequestEntityTooLarge", "limit is 3145728"), "limit is 3145728"),
+    ],
+)
+async def test_an_object_that_the_server_can_not_make_is_told_while_that_repeats(
+    error: ApiError, told: str
+) -> None:
+    world = World()
+    world.cluster.refuse = lambda made: error if made["kind"] == "Pod" else None
+
+    await world.until(lambda: world.condition("Running").get("reason") == "ApiServerError")
+
+    message = world.condition("Running")["message"]
+    assert message.startswith("Pod mnist-worker-0 can't be made, the API server answers")
+    assert told in message
+    assert world.events() == ["ApiServerError"]
+
+    world.cluster.refuse = lambda made: None
+    await world.rest()
+    assert world.phase == "Succeeded"
+
+
+async def test_an_error_that_comes_once_is_not_told() -> None:
+    world = World()
+    answers = iter([ApiError(500, "InternalError", "etcd has no leader")])
+    world.cluster.refuse = lambda made: next(answers, None) if made["kind"] == "Pod" else None
+
+    await world.rest()
+
+    assert world.phase == "Succeeded"
+    assert "ApiServerError" not in world.events()
+
+
+async def test_nobody_plants_a_key_before_a_job_makes_its_own() -> None:
+    """Who may make Secrets, and no pods, could log in to the ranks by a Secret whose name can be guessed."""
+    worlds = [World(), World()]
+    for world in worlds:
+        await world.rest()
+
+    names = [world.status["sshSecret"] for world in worlds]
+    assert names[0] != names[1]
+    assert all(re.fullmatch(r"mnist-ssh-[0-9a-f]{8}", name) for name in names)
+
+
+async def test_a_secret_that_is_there_already_is_never_taken() -> None:
+    world = World()
+    planted: list[str] = []
+
+    def plant(call: Call, _: Manifest) -> None:
+        if call.kind == "Secret" and call.verb == "create" and not planted:
+            planted.append(call.name)
+            world.cluster.add({"kind": "Secret", "metadata": {"name": call.name, "namespace": "ml"}})
+
+    world.cluster.meanwhile = plant
+    await world.rest()
+
+    assert world.phase == "Succeeded"
+    assert world.status["sshSecret"] not in planted
+
+
+async def test_a_pod_with_a_jobs_labels_that_it_did_not_make_is_none_of_it() -> None:
+    """Whoever may make pods may set any label."""
+    world = World()
+    world.kubelet.program = endless
+    await world.until(lambda: world.phase == "Running")
+    worker = copy.deepcopy(world.cluster.pod("mnist-worker-1"))
+    uid = worker["metadata"]["ownerReferences"][0]["uid"]
+    strange = [None, {"kind": "ReplicaSet", "uid": "r"}, {"kind": "Job", "uid": "j"}]
+    for number, owner in enumerate(strange):
+        metadata = {
+            **worker["metadata"],
+            "name": f"stranger-{number}",
+            "uid": f"stranger-{number}",
+            "ownerReferences": [{"name": "x", "controller": True} | owner] if owner else [],
+        }
+        metadata["labels"] = metadata["labels"] | {"dtj.dev/uid": uid}
+        world.cluster.add(worker | {"metadata": metadata})
+        name = ("Pod", "ml", f"stranger-{number}")
+        world.cluster.change(name, lambda pod: pod.update(status={"phase": "Failed", "reason": "Evicted"}))
+
+    for _ in range(5):
+        await world.step()
+
+    assert (world.phase, world.status["attempt"]) == ("Running", 1)
+    assert [call for call in world.cluster.calls if call.verb == "delete"] == []
