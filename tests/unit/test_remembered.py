@@ -14,9 +14,9 @@ from tests.unit.support.jobs import job
 class Counted:
     """The plans, and how many were made; six pods are remembered, those of two jobs."""
 
-    def __init__(self) -> None:
+    def __init__(self, most_replicas: int = 6) -> None:
         self.made = 0
-        self.plan = remembered(self._make, 6)
+        self.plan = remembered(self._make, most_replicas)
 
     def _make(self, given: Job) -> Plan:
         self.made += 1
@@ -72,3 +72,14 @@ def test_a_job_that_is_larger_than_all_room_is_remembered_until_another_comes() 
     for each in (small, small, large):
         counted.plan(each)
     assert counted.made == 4
+
+
+def test_of_jobs_as_large_as_the_api_server_takes_few_are_remembered() -> None:
+    counted = Counted(60)
+    large = job(env=[{"name": f"A{number}", "value": "x" * 30_000} for number in range(16)])
+    other = replace(large, uid="other")
+
+    for given in (large, other, large):
+        counted.plan(given)
+
+    assert counted.made == 3

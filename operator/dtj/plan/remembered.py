@@ -13,7 +13,7 @@ from dtj.api.status import JobStatus
 from dtj.plan.model import Plan
 
 MOST_REPLICAS = 20_000
-"""In all plans that are remembered together; each takes less than 1 kB."""
+"""In all plans that are remembered together; each takes less than 1 kB. Ten kilobytes of a ConfigMap count as one."""
 
 
 def remembered(plan: Callable[[Job], Plan], most_replicas: int = MOST_REPLICAS) -> Callable[[Job], Plan]:
@@ -41,10 +41,14 @@ def remembered(plan: Callable[[Job], Plan], most_replicas: int = MOST_REPLICAS) 
         with lock:
             before = plans.pop(job.uid, None)
             plans[job.uid] = (needed, made)
-            replicas += len(made.replicas) - (len(before[1].replicas) if before else 0)
+            replicas += _weight(made) - (_weight(before[1]) if before else 0)
             while replicas > most_replicas and len(plans) > 1:
                 _, (_, oldest) = plans.popitem(last=False)
-                replicas -= len(oldest.replicas)
+                replicas -= _weight(oldest)
         return made
 
     return planned
+
+
+def _weight(plan: Plan) -> int:
+    return len(plan.replicas) + sum(map(len, plan.config["data"].values())) // 10_000

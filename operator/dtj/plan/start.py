@@ -14,6 +14,8 @@ from dtj.api.yaml_text import dump
 from dtj.plan.pods import metadata
 from dtj_trainer import contract
 
+_MOST_REMEMBERED = 16_384
+"""Characters of a job whose file is remembered: thousands of jobs may be as large as the API server takes."""
 START = ("/bin/sh", str(contract.CONFIG_DIR / "start.sh"))
 """What every container runs; the program's words follow."""
 
@@ -27,9 +29,14 @@ def config_map(job: Job, strategys_own: Mapping[str, str], name: str | None = No
         "data": {
             **strategys_own,
             "start.sh": script("start.sh"),
-            contract.JOB_FILE: _as_yaml(json.dumps(written(job))),
+            contract.JOB_FILE: _job_file(job),
         },
     }
+
+
+def _job_file(job: Job) -> str:
+    text = json.dumps(written(job))
+    return _as_yaml(text) if len(text) <= _MOST_REMEMBERED else _as_yaml.__wrapped__(text)
 
 
 @lru_cache(maxsize=4096)
