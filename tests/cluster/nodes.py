@@ -31,6 +31,9 @@ class Machine(Protocol):
     def kill(self) -> None:
         """As by pulling its plug."""
 
+    def kill_containers(self) -> None:
+        """Kill all containers with their runtime, which starts again: nobody has seen how a container ended."""
+
     def restore(self) -> None:
         """Start it, where it doesn't run, and connect it."""
 
@@ -52,6 +55,9 @@ class LocalMachine:
 
     def kill(self) -> None:
         node.kill(self._node)
+
+    def kill_containers(self) -> None:
+        node.kill_containers(self._node)
 
     def restore(self) -> None:
         node.restore(self._node, kubernetes_build.binaries())
@@ -78,6 +84,12 @@ class KindMachine:
 
     def kill(self) -> None:
         succeeds("docker", "kill", self.name)  # refused where it doesn't run
+
+    def kill_containers(self) -> None:
+        # systemd starts containerd again; the shims hold the containers.
+        run("docker", "exec", self.name, "pkill", "-KILL", "^containerd")
+        for name in ("python", "pause"):
+            succeeds("docker", "exec", self.name, "pkill", "-KILL", name)
 
     def restore(self) -> None:
         run("docker", "start", self.name)

@@ -41,6 +41,22 @@ def test_a_job_goes_on_when_a_node_falls_silent_and_what_comes_back_does_no_harm
     print(f"{strategy}, worker cut off: no step for {longest_pause(job):.0f} s")
 
 
+def test_containers_whose_end_nobody_saw_are_lost_with_their_node(
+    namespace: Namespace, victim: nodes.Machine
+) -> None:
+    """As after a reboot: the kubelet tells of exit code 255, reason Unknown."""
+    job = namespace.apply(job_on_both_nodes("rebooted", "Horovod", victim.name))
+    saved = checkpoint(job)
+    ((lost, uid),) = pods_on(job, victim.name).items()
+
+    victim.kill_containers()
+    trains_again(job, lost, uid)
+    status = come_to_an_end(job)
+
+    told_as_lost_once(status, lost)
+    went_on_from(job, status, saved)
+
+
 # The others are rows of tests/cluster/chaos.
 @pytest.mark.chaos
 def test_a_parameter_server_job_goes_on_when_the_node_of_a_worker_is_killed(

@@ -83,6 +83,21 @@ def kill(node: Node) -> None:
     wait_for(f"the processes of {node.name} to end", none_left, seconds=15)
 
 
+def kill_containers(node: Node) -> None:
+    """SIGKILL to containerd, its shims and what runs in pods; containerd starts again, the kubelet goes on."""
+    SUPERVISOR.stop(f"containerd-{node.name}", first=signal.SIGKILL)
+
+    def none_left() -> bool:
+        shims = {
+            pid for pid in namespaces.processes(node) if "containerd-shim" in processes.command_line(pid)
+        }
+        processes.kill(left := shims | cgroups.processes(node.cgroup))
+        return not left
+
+    wait_for(f"the containers of {node.name} to end", none_left, seconds=15)
+    SUPERVISOR.start(containerd.component(node))
+
+
 def restore(node: Node, binaries: Path) -> None:
     """Connected again; where it was killed, started again with the disk it had. Can be called at any time."""
     if not all(SUPERVISOR.alive(name) for name in _names(node)):

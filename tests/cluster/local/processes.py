@@ -127,7 +127,7 @@ def marked(directory: Path) -> dict[int, str]:
     """Every process that descends from one started by the supervisor of `directory`: pid -> command line."""
     wanted = f"{MARK}={directory}".encode()
     return {
-        pid: _command_line(pid)
+        pid: command_line(pid)
         for pid in map(int, filter(str.isdigit, os.listdir("/proc")))  # noqa: PTH208 names are enough
         if wanted in _read(pid, "environ").split(b"\0") and _start_time(pid) is not None
     }
@@ -170,7 +170,8 @@ def _start_time(pid: int) -> int | None:
     return int(fields[19]) if fields and fields[0] not in (b"Z", b"X") else None
 
 
-def _command_line(pid: int) -> str:
+def command_line(pid: int) -> str:
+    """The words of a process; none of one that has ended."""
     return _read(pid, "cmdline").replace(b"\0", b" ").decode(errors="replace").strip()
 
 
