@@ -14,8 +14,8 @@ import yaml
 from dtj.api.job import Manifest
 
 ROOT = Path(__file__).parents[2]
-MOST_REPLICAS = 300
-"""No role that has a number of replicas has more. The plan of a ParameterServer job is quadratic so far."""
+MOST_REPLICAS = 20_000
+"""No role that has a number of replicas has more: more than any job may have."""
 LONGEST = 200_000
 """Characters of a string, and a tenth of it entries of a list."""
 
@@ -229,8 +229,17 @@ def _give(chance: random.Random, job: Manifest) -> None:
     inner[place[-1]] = {**there, **block} if isinstance(there, dict) and isinstance(block, dict) else block
 
 
+def _enlarge(chance: random.Random, job: Manifest) -> None:
+    """Some, or very many, replicas of the roles that may have them."""
+    spec = job.get("spec")
+    roles = spec.get("replicaSpecs") if isinstance(spec, dict) else None
+    for name, role in roles.items() if isinstance(roles, dict) else ():
+        if name in ("worker", "ps") and isinstance(role, dict):
+            role["replicas"] = int(10 ** chance.uniform(0, 4.1 if chance.random() < 0.1 else 2))
+
+
 _CHANGES: tuple[Callable[[random.Random, Manifest], None], ...] = (
-    _replace, _replace, _remove, _misspell, _add, _repeat, _graft, _give, _give,
+    _replace, _replace, _remove, _misspell, _add, _repeat, _graft, _give, _give, _enlarge,
 )  # fmt: skip
 
 

@@ -4,21 +4,21 @@ from __future__ import annotations
 
 import json
 import shlex
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 from rich.table import Table
 from rich.text import Text
 
-from dtj.api.identity import LABEL_INDEX, LABEL_ROLE
+from dtj.api.identity import LABEL_ROLE
 from dtj.api.job import Job, Manifest
 from dtj.api.names import tensorboard_name
 from dtj.api.scheduling import Gang
 from dtj.api.validation import TRAINER_CONTAINER
 from dtj.cli.terminal import echo_whole, output
 from dtj.plan.job import plan_job
-from dtj.plan.model import Plan
+from dtj.plan.model import Plan, Replica
 from dtj.plan.pods import artifacts_uri
 from dtj.plan.start import START
 from dtj_trainer import contract
@@ -40,24 +40,41 @@ def print_summary(job: Job) -> None:
     output.print(heading)
     if manager := job.spec.run_policy.other_manager:
         _lines([f"carried out by {manager} (runPolicy.managedBy): dtj's operator makes none of this"])
-    _part("Pods", _pods(plan, job.spec.accelerator.resource_name))
+    pods = _looked_at(plan)
+    _part("Pods", _pods(plan, pods, job.spec.accelerator.resource_name))
     _lines(_order(plan))
     policy = job.spec.run_policy.scheduling_policy
     if policy.gang is not Gang.NONE:
         queue = f", in queue {policy.queue}" if policy.queue else ""
         _lines([f"placed all together or not at all by {policy.gang}{queue} (runPolicy.schedulingPolicy)"])
     _part("Program")
-    _lines(_programs(plan))
+    _lines(_programs(pods))
     if "hostfile" in plan.config["data"]:
         _part(f"Hostfile {contract.CONFIG_DIR}/hostfile")
         _lines(_shortened(plan.config["data"]["hostfile"].splitlines()))
-    _tf_config(plan)
-    _part("Environment of every replica", _shared_environment(plan))
-    _part("Environment that differs", _own_environment(plan))
+    _tf_config(plan, pods)
+    _part("Environment of every replica", _shared_environment(pods))
+    _part("Environment that differs", _own_environment(plan, pods))
     _part("Artifacts")
     _lines(_artifacts(job))
     _part("Restarts")
     _lines(_restarts(job, plan))
+
+
+def _looked_at(plan: Plan) -> dict[str, Manifest]:
+    """The pods of each role, by name; of many the first two and the last, which differ by their index alone."""
+    return {
+        replica.name: plan.pod(replica)
+        for replicas in _by_role(plan.replicas).values()
+        for replica in (replicas if len(replicas) <= _MANY else [*replicas[:2], replicas[-1]])
+    }
+
+
+def _by_role(replicas: Iterable[Replica]) -> dict[str, list[Replica]]:
+    roles: dict[str, list[Replica]] = {}
+    for replica in replicas:
+        roles.setdefault(replica.role, []).append(replica)
+    return roles
 
 
 def _part(title: str, table: Table | None = None) -> None:
@@ -83,22 +100,22 @@ def _table(*columns: str) -> Table:
     return table
 
 
-def _pods(plan: Plan, accelerator: str) -> Table:
+def _pods(plan: Plan, pods: Mapping[str, Manifest], accelerator: str) -> Table:
     table = _table("  stage", "pod", "role", "index", "image", "gpus", "other resources")
     for number, stage in enumerate(plan.stages, 1):
-        for role in dict.fromkeys(replica.role for replica in stage):
+        for role, replicas in _by_role(stage).items():
             rows = [
                 (
                     f"  {number}",
                     replica.name,
                     role,
                     str(replica.index),
-                    *_container_cells(plan.pod(replica), accelerator),
+                    *_container_cells(pods[replica.name], accelerator),
                 )
-                for replica in stage
-                if replica.role == role
+                for replica in replicas
+                if replica.name in pods
             ]
-            for row in rows if len(rows) <= _MANY else [*rows[:2], ("  …",), rows[-1]]:
+            for row in rows if len(rows) == len(replicas) else [*rows[:-1], ("  …",), rows[-1]]:
                 table.add_row(*row)
     return table
 
@@ -124,9 +141,9 @@ def _order(plan: Plan) -> list[str]:
     return [*later, f"The job succeeds with {decisive}; {plan.reporter} tells its progress."]
 
 
-def _programs(plan: Plan) -> list[str]:
+def _programs(pods: Mapping[str, Manifest]) -> list[str]:
     programs: dict[str, list[str]] = {}
-    for pod in plan.pods:
+    for pod in pods.values():
         container = _trainer(pod)
         words = [*container.get("command", []), *container.get("args", [])]
         if tuple(words[: len(START)]) == START:
@@ -139,8 +156,8 @@ def _programs(plan: Plan) -> list[str]:
     ]
 
 
-def _tf_config(plan: Plan) -> None:
-    for pod in plan.pods:
+def _tf_config(plan: Plan, pods: Mapping[str, Manifest]) -> None:
+    for pod in pods.values():
         if text := _environment(pod).get(contract.ENV_TF_CONFIG):
             _part(f"TF_CONFIG of {pod['metadata']['name']}; of the others with their own task")
             # The kubelet does this with $(DTJ_TF_CLUSTER).
@@ -157,15 +174,16 @@ def _tf_cluster(plan: Plan, pod: Manifest) -> str:
     return str(plan.config["data"][source["key"]])
 
 
-def _shared_environment(plan: Plan) -> Table:
+def _shared_environment(pods: Mapping[str, Manifest]) -> Table:
     table = _table("  variable", "value")
-    for name in _names(plan):
-        values = {_environment(pod).get(name) for pod in plan.pods}
+    environments = list(map(_environment, pods.values()))
+    for name in _names(environments):
+        values = {environment.get(name) for environment in environments}
         if len(values) == 1:
             table.add_row(f"  {name}", str(values.pop()))
     for source in dict.fromkeys(
         f"  {kind} {reference.get('name')}"
-        for pod in plan.pods
+        for pod in pods.values()
         for entry in _trainer(pod).get("envFrom", [])
         for kind, reference in (("Secret", entry.get("secretRef")), ("ConfigMap", entry.get("configMapRef")))
         if reference
@@ -174,19 +192,26 @@ def _shared_environment(plan: Plan) -> Table:
     return table
 
 
-def _own_environment(plan: Plan) -> Table:
+def _own_environment(plan: Plan, pods: Mapping[str, Manifest]) -> Table:
     table = _table("  variable", "replicas", "value")
-    for name in _names(plan):
-        replicas: dict[str, list[str]] = {}
-        for pod in plan.pods:
-            value = _environment(pod).get(name)
-            if value is not None:
-                replicas.setdefault(value, []).append(f"{_role(pod)}-{_index(pod)}")
-        everywhere = len(replicas) == 1 and len(next(iter(replicas.values()))) == len(plan.pods)
+    environments = {name: _environment(pod) for name, pod in pods.items()}
+    for name in _names(environments.values()):
+        holders: dict[str, list[str]] = {}
+        left_out = False
+        for role, replicas in _by_role(plan.replicas).items():
+            seen = [replica for replica in replicas if replica.name in pods]
+            same = len({environments[replica.name].get(name) for replica in seen}) == 1
+            left_out |= not same and len(seen) < len(replicas)
+            for replica in replicas if same else seen:
+                value = environments[seen[0].name if same else replica.name].get(name)
+                if value is not None:
+                    holders.setdefault(value, []).append(f"{role}-{replica.index}")
+        everywhere = len(holders) == 1 and len(next(iter(holders.values()))) == len(plan.replicas)
         if everywhere or name == contract.ENV_TF_CONFIG:
             continue
-        rows = [(f"  {name}", ", ".join(_shortened(of)), value) for value, of in replicas.items()]
-        for row in rows if len(rows) <= _MANY else [*rows[:2], (f"  {name}", "…", "…"), rows[-1]]:
+        rows = [(f"  {name}", ", ".join(_shortened(of)), value) for value, of in holders.items()]
+        cut = left_out or len(rows) > _MANY
+        for row in [*rows[:2], (f"  {name}", "…", "…"), rows[-1]] if cut else rows:
             table.add_row(*row)
     return table
 
@@ -247,8 +272,8 @@ def _several(plan: Plan) -> list[tuple[str, frozenset[str]]]:
     return [(name, gone) for name, gone in (plan.restarts_with or {}).items() if gone - {name}]
 
 
-def _names(plan: Plan) -> list[str]:
-    return list(dict.fromkeys(name for pod in plan.pods for name in _environment(pod)))
+def _names(environments: Iterable[Mapping[str, str]]) -> list[str]:
+    return list(dict.fromkeys(name for environment in environments for name in environment))
 
 
 def _environment(pod: Manifest) -> dict[str, str]:
@@ -271,10 +296,6 @@ def _trainer(pod: Manifest) -> Manifest:
 
 def _role(pod: Manifest) -> str:
     return str(pod["metadata"]["labels"][LABEL_ROLE])
-
-
-def _index(pod: Manifest) -> str:
-    return str(pod["metadata"]["labels"][LABEL_INDEX])
 
 
 def _shortened(entries: Sequence[str]) -> list[str]:
