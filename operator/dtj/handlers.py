@@ -33,13 +33,16 @@ from dtj.plan.job import plan_job
 from dtj.plan.model import Plan
 from dtj.plan.network_policy import fenced
 from dtj.plan.remembered import remembered
+from dtj.reconcile.boot_clock import boot_clock
 from dtj.reconcile.children import Children
 from dtj.reconcile.controller import Controller
-from dtj.reconcile.election import Elector, LeaseLost
+from dtj.reconcile.election import Elector, LeaseLost, Leases
 from dtj.reconcile.ghosts import keep_laying_ghosts
 from dtj.reconcile.health import Health
+from dtj.reconcile.heartbeat import Heartbeat, Watchdog
 from dtj.reconcile.known import Known, all_known
-from dtj.reconcile.metrics import Metrics, process_registry
+from dtj.reconcile.lease_thread import LeaseThread
+from dtj.reconcile.metrics import Metrics, event_loop_lag, process_registry
 from dtj.reconcile.metrics_server import serve_metrics
 from dtj.reconcile.progress import ProgressPoller
 from dtj.reconcile.queue import WorkQueue
@@ -48,6 +51,8 @@ from dtj.reconcile.view import Key
 
 _log = logging.getLogger(__name__)
 _CRD_SECONDS = 3.0
+# A leader whose event loop has not moved for longer serves no job: its Lease is to go to another.
+_STANDSTILL_SECONDS = 30.0
 # Passes that run when the operator is told to end may finish; a pass takes milliseconds, a hanging request more.
 _GRACE_SECONDS = 5.0
 # Pods of a job come, start and end one after the other: their counts alone are not written for each.
@@ -184,9 +189,15 @@ async def _run(flags: argparse.Namespace) -> None:
     _on_signals(ending.set)
     health = Health()
     async with AsyncExitStack() as stack:
-        elector = await _elector(flags, stack) if flags.leader_elect else None
+        lag = event_loop_lag()
+        heartbeat = Heartbeat(boot_clock, lag.observe)
+        # The loop keeps no task that nobody else does.
+        beating = asyncio.create_task(heartbeat.beat())
+        stack.callback(beating.cancel)
+        stack.enter_context(Watchdog(heartbeat, boot_clock).watching())
+        elector = await _elector(flags, heartbeat, stack) if flags.leader_elect else None
         leading = elector.leading if elector else lambda: True
-        registry = process_registry(leading)
+        registry = process_registry(leading, lag)
         serve_metrics(flags.metrics_port, registry)
         if flags.webhook:
             await stack.enter_async_context(admission(flags.webhook, registry))
@@ -209,19 +220,25 @@ async def _run(flags: argparse.Namespace) -> None:
             await _work(flags, memo, elector, ending)
 
 
-async def _elector(flags: argparse.Namespace, stack: AsyncExitStack) -> Elector:
+async def _elector(flags: argparse.Namespace, heartbeat: Heartbeat, stack: AsyncExitStack) -> LeaseThread:
     """A candidate for the lease, which gives that back at the end."""
-    # A connection of its own: a renewal waits for no pass.
-    leases = await connect()
-    stack.push_async_callback(leases.close)
     place = {"namespace": flags.lease_namespace, "name": flags.lease_name}
     identity = f"{socket.gethostname()}_{uuid.uuid4()}"
-    elector = Elector(leases, place, identity, flags.timing, time.monotonic, lambda: datetime.now(UTC))
+
+    def moves() -> bool:
+        return heartbeat.still() <= _STANDSTILL_SECONDS
+
+    def candidate(leases: Leases) -> Elector:
+        return Elector(leases, place, identity, flags.timing, boot_clock, lambda: datetime.now(UTC), moves)
+
+    elector = LeaseThread(connect, candidate)
+    stack.push_async_callback(elector.close)
+    await elector.start()
     stack.push_async_callback(elector.release)
     return elector
 
 
-async def _turn(elector: Elector | None) -> None:
+async def _turn(elector: LeaseThread | None) -> None:
     """Wait for the CRD, because kopf looks only once for what it is to watch, and then for the lease."""
     cluster = await connect()
     try:
@@ -235,7 +252,7 @@ async def _turn(elector: Elector | None) -> None:
 
 
 async def _work(
-    flags: argparse.Namespace, memo: kopf.Memo, elector: Elector | None, ending: asyncio.Event
+    flags: argparse.Namespace, memo: kopf.Memo, elector: LeaseThread | None, ending: asyncio.Event
 ) -> None:
     """Run kopf and the controller until the end. Raises LeaseLost."""
     ended = asyncio.create_task(ending.wait())

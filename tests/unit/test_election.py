@@ -26,7 +26,11 @@ def now() -> float:
 
 
 def candidate(
-    api: LeaseApi | Link, identity: str, rate: float = 1.0, wall: Callable[[], datetime] = lambda: EPOCH
+    api: LeaseApi | Link,
+    identity: str,
+    rate: float = 1.0,
+    wall: Callable[[], datetime] = lambda: EPOCH,
+    alive: Callable[[], bool] = lambda: True,
 ) -> Elector:
     """rate: how fast its clock runs."""
     loop = asyncio.get_running_loop()
@@ -34,7 +38,7 @@ def candidate(
     def date() -> datetime:
         return wall() + timedelta(seconds=loop.time())
 
-    return Elector(api, PLACE, identity, TIMING, lambda: loop.time() * rate, date)  # type: ignore[arg-type]
+    return Elector(api, PLACE, identity, TIMING, lambda: loop.time() * rate, date, alive)  # type: ignore[arg-type]
 
 
 async def lead(elector: Elector) -> None:
@@ -213,6 +217,43 @@ def test_a_leader_that_can_not_renew_ends_before_another_may_begin(fault: Callab
             await process
 
     virtual_time.run(story())
+
+
+@in_virtual_time
+async def test_a_leader_that_can_do_no_work_renews_no_more_and_takes_no_lease() -> None:
+    api = LeaseApi()
+    alive = True
+    elector = candidate(api, "a", alive=lambda: alive)
+    process = await begin(elector)
+    await asyncio.sleep(4)
+    alive = False
+    renewals = api.requests.count("replace")
+    with pytest.raises(LeaseLost, match="not renewed for 7 s"):
+        await process
+
+    assert api.requests.count("replace") == renewals
+    again = candidate(api, "b", alive=lambda: alive)
+    waiting = asyncio.create_task(lead(again))
+    await asyncio.sleep(30)
+    assert not again.leading()
+    alive = True
+    await until(again.leading, 12.1)
+    await kill(waiting)
+
+
+@in_virtual_time
+async def test_a_leader_that_moves_again_in_time_keeps_the_lease() -> None:
+    api = LeaseApi()
+    alive = True
+    elector = candidate(api, "a", alive=lambda: alive)
+    process = await begin(elector)
+    alive = False
+    await asyncio.sleep(4)
+    alive = True
+    await asyncio.sleep(20)
+
+    assert elector.leading()
+    await kill(process)
 
 
 @in_virtual_time

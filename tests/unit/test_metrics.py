@@ -11,7 +11,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from dtj.api.status import Failure, Phase
-from dtj.reconcile.metrics import process_registry
+from dtj.reconcile.metrics import event_loop_lag, process_registry
 from dtj.status.figures import FAILURE_CLASSES
 from dtj.status.times import read_time
 from tests.unit.support.fake_cluster import Ending
@@ -302,7 +302,7 @@ LABELS = {
 
 
 async def test_names_units_and_labels_follow_prometheus_conventions() -> None:
-    registry = process_registry(lambda: True)
+    registry = process_registry(lambda: True, event_loop_lag())
     await trained(registry)
     text = prometheus_client.generate_latest(registry).decode()
     ours = [family for family in text_string_to_metric_families(text) if family.name.startswith("dtj_")]

@@ -36,7 +36,7 @@ class Server:
         for verdict in _VERDICTS:
             # A series from the start: rate() does not see one that begins at 1.
             self._requests.labels(verdict)
-        # The event loop renews the leader's Lease: no review may hold it up.
+        # The leader's passes run in the event loop: no review may hold them up.
         self._reviews = ThreadPoolExecutor(max_workers=1, thread_name_prefix="review")
         self._turns = asyncio.Semaphore(_AT_ONCE)
 

@@ -45,14 +45,19 @@ class Elector:
         timing: Timing,
         clock: Callable[[], float],
         now: Callable[[], datetime],
+        alive: Callable[[], bool] = lambda: True,
     ) -> None:
-        """place: namespace and name of the lease. clock: seconds, never set back. now: for people to read."""
+        """place: namespace and name of the lease. clock: seconds, never set back, that go on while the machine is
+        suspended. now: for people to read. alive: whether this process can do the work that the lease is for; while
+        the process can't, the lease is neither taken nor renewed.
+        """
         self._leases = leases
         self._place = place
         self._identity = identity
         self._timing = timing
         self._clock = clock
         self._now = now
+        self._alive = alive
         self._observed = Observed()
         self._lease: Manifest | None = None
         """The lease as it is stored, as far as known."""
@@ -69,7 +74,7 @@ class Elector:
         while True:
             begin = self._clock()
             try:
-                if await self._attempt():
+                if self._alive() and await self._attempt():
                     _log.info("leading, as %s", self._identity)
                     return
             except (ApiError, TimeoutError) as error:
@@ -91,7 +96,9 @@ class Elector:
             begin = self._clock()
             try:
                 async with asyncio.timeout(self._leads_until - begin):
-                    if not await self._attempt():
+                    if not self._alive():
+                        _log.warning("the lease is not renewed: the operator's event loop stands still")
+                    elif not await self._attempt():
                         self._leads_until = float("-inf")
                         raise LeaseLost(f"{self._observed.holder or 'nobody'} holds the lease now")
             except (ApiError, TimeoutError) as error:

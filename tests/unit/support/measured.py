@@ -10,7 +10,7 @@ from prometheus_client import CollectorRegistry
 from dtj.admission.server import Server
 from dtj.admission.serving import Serving
 from dtj.api.job import Manifest
-from dtj.reconcile.metrics import Metrics, process_registry
+from dtj.reconcile.metrics import Metrics, event_loop_lag, process_registry
 from dtj.status.pod_report import read_report
 from tests.unit.support.fake_cluster import Ending
 from tests.unit.support.world import KEY, World
@@ -84,7 +84,7 @@ def endless(pod: Manifest, ran: int) -> Ending | None:
 
 def all_told() -> CollectorRegistry:
     """All metrics of an operator that leads, of such a job and of the webhook."""
-    registry = process_registry(lambda: True)
+    registry = process_registry(lambda: True, event_loop_lag())
     asyncio.run(trained(registry))
     for part in (Serving, Server):
         part(registry)
