@@ -77,6 +77,24 @@
   annotations:
     summary: The operator's passes over jobs take longer than 5 s.
     description: Most of a pass is waiting for the API server, which is slow or throttles.
+- alert: DtjEventLoopLags
+  expr: >-
+    histogram_quantile(0.999, sum by (le) (rate(dtj_event_loop_lag_seconds_bucket{ {{- $from -}} }[10m]))) > 0.1
+  for: 15m
+  labels: {severity: warning}
+  annotations:
+    summary: The operator's event loop stands still again and again, each time for more than 0.1 s.
+    description: >-
+      One pass keeps the jobs of all others waiting, or the operator's CPU is at its limit. For standstills of more than a
+      second the operator's log says where the loop stood.
+- alert: DtjStatusesRefused
+  expr: sum(increase(dtj_statuses_refused_total{ {{- $from -}} }[1h])) > 0
+  labels: {severity: warning}
+  annotations:
+    summary: The API server refuses statuses of jobs.
+    description: >-
+      They are stored without progress and reports of pods. Events of the reason StatusRefused name the jobs and the fields:
+      install the CRD of the operator's version, or report a bug.
 - alert: DtjJobStuck
   expr: >-
     max by (job_namespace, job_name) (
