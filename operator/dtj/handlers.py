@@ -27,7 +27,7 @@ from dtj.api.job import Job
 from dtj.api.mpijob import QUEUE_ANNOTATIONS, QUEUE_LABELS
 from dtj.cluster.api import connect
 from dtj.cluster.port import Selection
-from dtj.kopf_settings import NamedConnection, configure, wake_at_changes
+from dtj.kopf_settings import NamedConnection, configure, read_whatever_is_stored, wake_at_changes
 from dtj.operator_flags import read_flags
 from dtj.plan.job import plan_job
 from dtj.plan.model import Plan
@@ -259,6 +259,7 @@ async def _work(
     kept = asyncio.create_task(elector.keep() if elector else asyncio.Event().wait())
     ours, kopf_ending = asyncio.all_tasks(), asyncio.Event()
     wake_at_changes()
+    read_whatever_is_stored()
     tasks = await kopf.spawn_tasks(
         memo=memo,
         standalone=True,

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from typing import Any
+import asyncio
+import logging
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable
+from contextlib import aclosing
+from typing import Any, cast
 
 import kopf
 from kopf._cogs.aiokits import aiotoggles
+from kopf._cogs.clients import api as kopf_api
 
+from dtj.api.nesting import read_json
 from dtj.cluster import user_agent
 
 # A connection may die without a sign. The API server writes a bookmark on each watch every minute, so one that says
@@ -17,6 +22,12 @@ _REQUEST_SECONDS = 60.0
 _SILENCE_SECONDS = 70.0
 _WATCH_SECONDS = 600
 _WATCH_SLACK_SECONDS = 30
+
+
+# Before kopf asks again where an answer was no JSON.
+_NO_JSON_SECONDS = 1.0
+_KOPFS_STREAM = kopf_api.stream
+_log = logging.getLogger(__name__)
 
 
 class _NoDifferences(kopf.DiffBaseStorage):
@@ -98,6 +109,47 @@ class WakingAtChanges(aiotoggles.ToggleSet):
             change()
             if self.is_on() != before:
                 self._condition.notify_all()
+
+
+class _Json:
+    """What kopf's requests use of the module `json`."""
+
+    loads = staticmethod(read_json)
+
+
+async def _get(url: str, **options: Any) -> Any:
+    """As kopf's own, but for objects that are nested too deeply for Python, and for answers that are no JSON."""
+    while True:
+        async with await kopf_api.request(method="get", url=url, **options) as response:
+            text = await response.read()
+        try:
+            return read_json(text)
+        except ValueError:
+            _log.warning("GET %s: the answer is no JSON: %r", url, text[:100].decode(errors="replace"))
+        await asyncio.sleep(_NO_JSON_SECONDS)
+
+
+def _stream(url: str, **options: Any) -> AsyncIterator[Any]:
+    """As kopf's own, which ends at a line that is no JSON: kopf then watches anew."""
+    return _until_no_json(url, cast(AsyncGenerator[Any, None], _KOPFS_STREAM(url=url, **options)))
+
+
+async def _until_no_json(url: str, events: AsyncGenerator[Any, None]) -> AsyncIterator[Any]:
+    async with aclosing(events):
+        try:
+            async for event in events:
+                yield event
+        except ValueError as error:
+            _log.warning("GET %s: a line of the watch is no JSON: %s", url, error)
+            await asyncio.sleep(_NO_JSON_SECONDS)
+
+
+def read_whatever_is_stored() -> None:
+    """Have kopf go on where Python can't read what the API server answers; kopf has no setting for it.
+
+    By `json`, one job that is nested too deeply would hide all others from kopf, and end the operator.
+    """
+    vars(kopf_api).update(json=_Json, get=_get, stream=_stream)
 
 
 def wake_at_changes() -> None:

@@ -89,15 +89,17 @@ async def test_what_is_malformed_is_answered_with_400_and_why(
     assert status == 200, "it goes on"
 
 
-async def test_a_job_nested_without_end_is_answered(running: Running) -> None:
-    nested: Manifest = {}
-    for _ in range(600):
-        nested = {"a": nested}
-    wrong = job(image=7, **WRONG)
-    wrong["spec"]["replicaSpecs"]["worker"]["template"] = {"spec": nested}
-    status, text = await running.post(json.dumps(request("CREATE", wrong)).encode())
+@pytest.mark.parametrize("levels", [600, 9_000])
+async def test_a_job_nested_without_end_is_refused(running: Running, levels: int) -> None:
+    wrong = job()
+    wrong["spec"]["replicaSpecs"]["worker"]["template"] = "nested"
+    sent = json.dumps(request("CREATE", wrong)).replace('"nested"', '{"a":' * levels + "1" + "}" * levels)
+    status, text = await running.post(sent.encode())
 
-    assert (status, json.loads(text)["response"]["allowed"]) == (200, False)
+    assert status == 200
+    (cause,) = json.loads(text)["response"]["status"]["details"]["causes"]
+    assert cause["field"] == "spec.replicaSpecs.worker.template"
+    assert cause["message"] == "nested too deeply: more than 100 lists and maps in one another"
 
 
 async def test_a_job_nested_too_deeply_to_be_compared_is_malformed(

@@ -95,6 +95,11 @@ async def broken(request: web.Request, answer: Answer) -> web.StreamResponse:
     return refused(500, "InternalError", "etcdserver: leader changed")
 
 
+async def no_json(request: web.Request, answer: Answer) -> web.StreamResponse:
+    """As a proxy on the way answers that has a page for people."""
+    return web.Response(text="<html>Sign in</html>", content_type="text/html")
+
+
 async def silent(request: web.Request, answer: Answer) -> web.StreamResponse:
     await asyncio.sleep(FAULT_SECONDS)
     return hung_up(request)
@@ -117,7 +122,7 @@ def hung_up(request: web.Request) -> web.StreamResponse:
     return web.Response(status=500)
 
 
-@pytest.mark.parametrize("fault", [too_many, broken, silent, cut_before, cut_after])
+@pytest.mark.parametrize("fault", [too_many, broken, no_json, silent, cut_before, cut_after])
 async def test_an_api_server_in_trouble_while_a_job_starts_costs_time_only(
     server: HttpCluster, fault: Fault
 ) -> None:

@@ -263,6 +263,36 @@ async def test_one_that_runs_by_hand_needs_no_lease(api: KubeServer, start: Star
     assert (code, "Traceback" in said) == (0, False), said
 
 
+async def test_a_job_that_is_nested_without_end_hides_no_other(api: KubeServer, start: Start) -> None:
+    for levels in (250, 950, 9_000):
+        api.texts[f"nested-{levels}"] = '{"a":' * levels + "1" + "}" * levels
+
+    async def nested(name: str, levels: int) -> None:
+        job = stored(name, artifacts=None)
+        job["spec"]["replicaSpecs"]["worker"]["template"] = f"nested-{levels}"
+        await api.put((PLURAL, "ml", name), job, "ADDED")
+
+    def failed(name: str) -> bool:
+        status = api.objects[PLURAL, "ml", name].get("status", {})
+        return status.get("phase") == "Failed" and "spec.replicaSpecs.worker.template: nested" in str(status)
+
+    await apply(api, "listed")
+    await nested("listed-deep", 9_000)
+    await nested("listed-less-deep", 950)
+    operator = await start("first")
+    await until(lambda: pods(api, "listed") and failed("listed-deep") and failed("listed-less-deep"))
+    await nested("watched-deep", 9_000)
+    await nested("watched-less-deep", 950)
+    await nested("watched-even-less-deep", 250)
+    await apply(api, "watched")
+    await until(lambda: pods(api, "watched"))
+    for depth in ("deep", "less-deep", "even-less-deep"):
+        await until(lambda depth=depth: failed(f"watched-{depth}"))  # type: ignore[misc]
+
+    code, said = await operator.end()
+    assert (code, "Traceback" in said) == (0, False), said
+
+
 async def test_one_of_two_namespaces_asks_nothing_of_the_rest_of_the_cluster(
     api: KubeServer, start: Start
 ) -> None:

@@ -13,6 +13,7 @@ from aiohttp import web
 from prometheus_client import CollectorRegistry, Counter
 
 from dtj.admission.review import Malformed, review
+from dtj.api.nesting import read_json
 
 PATH, READY = "/validate", "/ready"
 # API servers take objects of 3 MiB at most. An update sends two of them, the user and the options besides.
@@ -76,8 +77,8 @@ class Server:
 def _reviewed(body: bytes) -> tuple[bool, str]:
     """Whether the job is allowed, and the answer. Raises Malformed."""
     try:
-        sent = json.loads(body)
-    except (ValueError, RecursionError) as error:
+        sent = read_json(body)
+    except ValueError as error:
         raise Malformed(f"the request is no JSON that can be read: {error}") from None
     try:
         answer = review(sent)

@@ -8,7 +8,9 @@ from itertools import takewhile
 from typing import Any
 
 from dtj.api.job import MOST_FAULTS, Fault, InvalidJob, Job, Manifest, read_job, told
+from dtj.api.nesting import TOO_DEEP, too_deep
 from dtj.api.places import Place
+from dtj.api.shown import key_shown
 from dtj.api.spec import ROLES, Strategy
 from dtj.api.validation import faults
 
@@ -32,6 +34,9 @@ def check(manifest: Mapping[str, Any]) -> tuple[Job | None, list[Fault]]:
     if _has_more_entries(manifest):
         message = f"the job has more than {MOST_ENTRIES} fields and entries of lists"
         return None, [Fault("spec", f"{message}; keep what is so large in a ConfigMap or in the bucket")]
+    if place := too_deep(manifest):
+        steps = (f"[{key}]" if isinstance(key, int) else f".{key_shown(key)}" for key in place)
+        return None, [Fault("".join(steps).removeprefix("."), TOO_DEEP, place)]
     try:
         job = read_job(manifest)
     except InvalidJob as error:

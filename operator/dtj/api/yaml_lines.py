@@ -18,6 +18,7 @@ import yaml
 
 from dtj.api.errors import Unusable
 from dtj.api.job import Fault
+from dtj.api.nesting import MOST_LEVELS, TOO_DEEP
 from dtj.api.places import Place, place_of
 from dtj.api.shown import key_shown, shown
 from dtj.api.yaml_types import BOOL, FLOAT, IMPLICIT, INT, NULL, STR, TAG, TRUE
@@ -32,7 +33,6 @@ MOST_BYTES = 4 << 20
 _MOST_WRITTEN_OUT = 16 << 20
 _OF_A_VALUE = 20
 """So many bytes each value counts besides its text."""
-_DEEPEST = 100
 _SURROGATES = re.compile(r"((?<!\\)(?:\\\\)*)(\\u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2})")
 
 
@@ -209,8 +209,8 @@ def _limit(text: str) -> None:
                 anchor, before = around.pop()
                 if anchor:
                     anchors[anchor] = size - before
-        if len(around) > _DEEPEST:
-            raise _unfit(event, f"nested too deeply: more than {_DEEPEST} lists and maps in one another")
+        if len(around) > MOST_LEVELS:
+            raise _unfit(event, TOO_DEEP)
         if size > _MOST_WRITTEN_OUT:
             raise _unfit(
                 event, "too large: the file up to here is too much for a job, its aliases written out"

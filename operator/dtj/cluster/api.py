@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import socket
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
@@ -16,6 +15,7 @@ import aiohttp
 from dtj.api.identity import API_VERSION, GROUP, KIND, LABEL_JOB, PLURAL, VERSION
 from dtj.api.job import Manifest
 from dtj.api.mpijob import MPIJOB_API_VERSION, MPIJOB_KIND, MPIJOB_PLURAL
+from dtj.api.nesting import read_json
 from dtj.cluster import user_agent
 from dtj.cluster.kubernetes_client import api_client, client, config
 from dtj.cluster.port import ApiError, Selection
@@ -181,8 +181,11 @@ class KubernetesApi:
             page = await self._request(
                 "GET", f"{path}?{urlencode(query)}", selection.kind, accept=accept, verb="list"
             )
-            yield page["items"] or [], page["metadata"]["resourceVersion"]  # null when there are none
-            going_on = page["metadata"].get("continue")
+            metadata = page.get("metadata")
+            if "items" not in page or not isinstance(metadata, dict) or "resourceVersion" not in metadata:
+                raise ApiError(0, "Unreadable", "the answer is no list of objects")
+            yield page["items"] or [], metadata["resourceVersion"]  # null when there are none
+            going_on = metadata.get("continue")
             if not going_on:
                 return
             query["continue"] = going_on
@@ -200,10 +203,12 @@ class KubernetesApi:
     ) -> AsyncIterator[tuple[str, Manifest]]:
         async for line in self._lines(path, kind, {**query, "watch": "true"}, timeout, "watch"):
             try:
-                event = json.loads(line)
+                event = read_json(line)
             except ValueError:
                 raise ApiError(0, "Cut", "the watch was cut in the middle of a change") from None
-            what, about = event["type"], event["object"]
+            if not isinstance(event, dict) or not isinstance(event.get("object"), dict):
+                raise ApiError(0, "Unreadable", "the watch told of no object")
+            what, about = str(event.get("type")), event["object"]
             if what == "ERROR":
                 raise ApiError(
                     about.get("code") or 500, about.get("reason") or "", about.get("message") or ""
@@ -240,8 +245,7 @@ class KubernetesApi:
         verb: str | None = None,
     ) -> Manifest:
         async with self._answer(method, path, kind, body, content_type, accept=accept, verb=verb) as answer:
-            result: Manifest = json.loads(await answer.read())
-        return result
+            return _object(await answer.read())
 
     @asynccontextmanager
     async def _answer(
@@ -356,10 +360,22 @@ def _path(manifest: Manifest) -> str:
     return f"{_collection(manifest)}/{manifest['metadata']['name']}"
 
 
+def _object(body: bytes) -> Manifest:
+    """What an answer of success says. Raises ApiError: a proxy on the way may have written the answer."""
+    try:
+        said = read_json(body)
+    except ValueError:
+        said = None
+    if not isinstance(said, dict):
+        begin = body[:100].decode(errors="replace")
+        raise ApiError(0, "Unreadable", f"the answer is no JSON of an object: {begin!r}")
+    return said
+
+
 def _api_error(status: int, body: Any, retry_after: str | None = None) -> ApiError:
     text = body.decode(errors="replace") if isinstance(body, bytes) else str(body)
     try:
-        said = json.loads(text)
+        said = read_json(text)
     except ValueError:
         said = None
     if not isinstance(said, dict):

@@ -1,0 +1,85 @@
+"""How deeply data may be nested: Python reads, compares and writes data of some 1,000 levels at most.
+
+An API server stores up to 10,000 levels in a pod template, of which the resource's schema says nothing.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from dtj.api.places import Place
+
+MOST_LEVELS = 100
+"""So many lists and maps in one another may a job have, itself counted."""
+TOO_DEEP = f"nested too deeply: more than {MOST_LEVELS} lists and maps in one another"
+# Of a text that has too many: a list of jobs, or an event, still has each job with more than MOST_LEVELS.
+_READ_LEVELS = 2 * MOST_LEVELS
+# No API server sends more.
+_STORED_LEVELS = 20_000
+# spec, replicaSpecs, worker, template.
+_MOST_KEYS = 4
+_TOKENS = re.compile(r'"[^"\\]*(?:\\.[^"\\]*)*"|[][{}]', re.DOTALL)
+
+
+def read_json(text: str | bytes) -> Any:
+    """JSON as data. Raises ValueError.
+
+    Where the text is nested more deeply than Python can read, null stands for what is at more than 200 levels: one
+    object in a list must not keep the others from being read. What was cut must not be written back.
+    """
+    try:
+        return json.loads(text)
+    except RecursionError:
+        return json.loads(_cut(text if isinstance(text, str) else text.decode()))
+
+
+def _cut(text: str) -> str:
+    kept: list[str] = []
+    level = begin = 0
+    for token in _TOKENS.finditer(text):
+        match token[0]:
+            case "{" | "[":
+                level += 1
+                if level == _READ_LEVELS + 1:
+                    kept.append(text[begin : token.start()])
+                elif level > _STORED_LEVELS:
+                    raise ValueError(f"more than {_STORED_LEVELS} lists and maps in one another")
+            case "}" | "]":
+                level -= 1
+                if level == _READ_LEVELS:
+                    kept.append("null")
+                    begin = token.end()
+    if level > _READ_LEVELS:
+        raise ValueError("the text ends in the middle")
+    return "".join([*kept, text[begin:]])
+
+
+def too_deep(manifest: Mapping[str, Any]) -> Place:
+    """Where in a job its author wrote more than MOST_LEVELS, in four keys at most; empty where nowhere."""
+    place: list[str | int] = []
+    inner: Any = {key: value for key, value in manifest.items() if key != "status"}
+    for levels in range(MOST_LEVELS - 1, MOST_LEVELS - 1 - _MOST_KEYS, -1):
+        entries = inner.items() if isinstance(inner, dict) else enumerate(inner)
+        found = next((entry for entry in entries if _is_deeper(entry[1], levels)), None)
+        if found is None:
+            break
+        place.append(found[0])
+        inner = found[1]
+    return tuple(place)
+
+
+def _is_deeper(data: Any, levels: int) -> bool:
+    """Whether more lists and maps than so many are in one another; data itself counts as one."""
+    layer = [data]
+    for _ in range(levels):
+        layer = [child for outer in layer for child in _children(outer)]
+        if not layer:
+            return False
+    return any(isinstance(child, (dict, list)) for child in layer)
+
+
+def _children(data: Any) -> Iterable[Any]:
+    return data.values() if isinstance(data, dict) else data if isinstance(data, list) else ()
