@@ -27,6 +27,7 @@ from dtj.api.job import Job
 from dtj.api.mpijob import QUEUE_ANNOTATIONS, QUEUE_LABELS
 from dtj.cluster.api import connect
 from dtj.cluster.port import Selection
+from dtj.cluster.server_clock import ServerClock
 from dtj.kopf_settings import NamedConnection, configure, read_whatever_is_stored, wake_at_changes
 from dtj.operator_flags import read_flags
 from dtj.plan.job import plan_job
@@ -111,7 +112,7 @@ async def start(
     """Set kopf up and start the controller; its first key comes once all that is there is known."""
     configure(settings)
     metrics = Metrics(memo.registry)
-    cluster = await connect(metrics.answered, memo.may_write)
+    cluster = await connect(metrics.answered, memo.may_write, memo.clock)
     queue = WorkQueue(time.monotonic, rest=_REST_SECONDS, opened=False)
     children = Children(cluster, memo.namespaces, queue.add, queue.add_soon)
     view = Known(indices["jobs"], children)
@@ -128,7 +129,7 @@ async def start(
         view,
         progress,
         metrics,
-        lambda: datetime.now(UTC),
+        memo.clock.now,
         remembered(plan),
         counts_after=_COUNTS_SECONDS,
         moves=queue.moved,
@@ -189,18 +190,19 @@ async def _run(flags: argparse.Namespace) -> None:
     _on_signals(ending.set)
     health = Health()
     async with AsyncExitStack() as stack:
+        clock = ServerClock(boot_clock, datetime.now(UTC))
         lag = event_loop_lag()
         heartbeat = Heartbeat(boot_clock, lag.observe)
         # The loop keeps no task that nobody else does.
         beating = asyncio.create_task(heartbeat.beat())
         stack.callback(beating.cancel)
         stack.enter_context(Watchdog(heartbeat, boot_clock).watching())
-        elector = await _elector(flags, heartbeat, stack) if flags.leader_elect else None
+        elector = await _elector(flags, heartbeat, clock, stack) if flags.leader_elect else None
         leading = elector.leading if elector else lambda: True
         registry = process_registry(leading, lag)
         serve_metrics(flags.metrics_port, registry)
         if flags.webhook:
-            await stack.enter_async_context(admission(flags.webhook, registry))
+            await stack.enter_async_context(admission(flags.webhook, registry, clock))
         await stack.enter_async_context(health.served(flags.health_port))
         memo = kopf.Memo(
             workers=flags.workers,
@@ -214,13 +216,16 @@ async def _run(flags: argparse.Namespace) -> None:
             registry=registry,
             jobs_read=asyncio.Event(),
             may_write=leading,
+            clock=clock,
             health=health,
         )
         if await _before(ending, _turn(elector)):
             await _work(flags, memo, elector, ending)
 
 
-async def _elector(flags: argparse.Namespace, heartbeat: Heartbeat, stack: AsyncExitStack) -> LeaseThread:
+async def _elector(
+    flags: argparse.Namespace, heartbeat: Heartbeat, clock: ServerClock, stack: AsyncExitStack
+) -> LeaseThread:
     """A candidate for the lease, which gives that back at the end."""
     place = {"namespace": flags.lease_namespace, "name": flags.lease_name}
     identity = f"{socket.gethostname()}_{uuid.uuid4()}"
@@ -229,9 +234,10 @@ async def _elector(flags: argparse.Namespace, heartbeat: Heartbeat, stack: Async
         return heartbeat.still() <= _STANDSTILL_SECONDS
 
     def candidate(leases: Leases) -> Elector:
-        return Elector(leases, place, identity, flags.timing, boot_clock, lambda: datetime.now(UTC), moves)
+        return Elector(leases, place, identity, flags.timing, boot_clock, clock.now, moves)
 
-    elector = LeaseThread(connect, candidate)
+    # Its requests show the clock the API server's date also while nothing happens to jobs.
+    elector = LeaseThread(partial(connect, clock=clock), candidate)
     stack.push_async_callback(elector.close)
     await elector.start()
     stack.push_async_callback(elector.release)

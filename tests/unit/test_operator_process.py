@@ -9,6 +9,7 @@ import sys
 from asyncio.subprocess import PIPE, Process
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
 from importlib.metadata import version
 from pathlib import Path
 
@@ -291,6 +292,19 @@ async def test_a_job_that_is_nested_without_end_hides_no_other(api: KubeServer, 
 
     code, said = await operator.end()
     assert (code, "Traceback" in said) == (0, False), said
+
+
+@pytest.mark.parametrize("hours", [-5, 5])
+async def test_times_are_those_of_the_api_server(api: KubeServer, start: Start, hours: int) -> None:
+    api.ahead = timedelta(hours=hours)
+    begin = datetime.now(UTC).replace(microsecond=0)
+    await start("first")
+    await apply(api, "one")
+    await until(lambda: api.objects[PLURAL, "ml", "one"].get("status", {}).get("startTime"))
+
+    written = datetime.fromisoformat(api.objects[PLURAL, "ml", "one"]["status"]["startTime"])
+    slack = timedelta(seconds=2)  # a Date has whole seconds
+    assert begin + api.ahead - slack <= written <= datetime.now(UTC) + api.ahead + slack
 
 
 async def test_one_of_two_namespaces_asks_nothing_of_the_rest_of_the_cluster(

@@ -7,7 +7,7 @@ import logging
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
-from datetime import UTC, datetime, timedelta
+from datetime import timedelta
 from pathlib import Path
 
 from prometheus_client import CollectorRegistry
@@ -17,6 +17,7 @@ from dtj.admission.server import Server
 from dtj.admission.serving import Serving, Unusable
 from dtj.cluster.api import connect
 from dtj.cluster.port import ApiError
+from dtj.cluster.server_clock import ServerClock
 
 _log = logging.getLogger(__name__)
 _LOOK_SECONDS = 15.0
@@ -41,11 +42,14 @@ class Webhook:
 
 
 @asynccontextmanager
-async def admission(webhook: Webhook, registry: CollectorRegistry) -> AsyncIterator[None]:
-    """Answer the API server for as long as the block lasts, and some seconds longer unless that fails."""
+async def admission(webhook: Webhook, registry: CollectorRegistry, clock: ServerClock) -> AsyncIterator[None]:
+    """Answer the API server for as long as the block lasts, and some seconds longer unless that fails.
+
+    clock: the API server judges the certificate by its own.
+    """
     serving, server = Serving(registry), Server(registry)
     async with AsyncExitStack() as stack:
-        keeper, pause = await _keeper(webhook, serving, stack)
+        keeper, pause = await _keeper(webhook, serving, clock, stack)
         keeping = asyncio.create_task(_keep(keeper, pause))
         stack.callback(keeping.cancel)
         await stack.enter_async_context(server.served(webhook.port, serving.context))
@@ -53,16 +57,16 @@ async def admission(webhook: Webhook, registry: CollectorRegistry) -> AsyncItera
         await asyncio.sleep(_LINGER_SECONDS)
 
 
-async def _keeper(webhook: Webhook, serving: Serving, stack: AsyncExitStack) -> tuple[Keeper, float]:
+async def _keeper(
+    webhook: Webhook, serving: Serving, clock: ServerClock, stack: AsyncExitStack
+) -> tuple[Keeper, float]:
     """Who keeps the certificate, and the seconds from one look to the next."""
     if webhook.folder is not None:
         return FolderKeeper(webhook.folder, serving), _LOOK_SECONDS
     # A connection of its own, which writes also while another operator leads.
-    objects = await connect()
+    objects = await connect(clock=clock)
     stack.push_async_callback(objects.close)
-    keeper = SecretKeeper(
-        objects, webhook.namespace, webhook.name, webhook.validity, serving, lambda: datetime.now(UTC)
-    )
+    keeper = SecretKeeper(objects, webhook.namespace, webhook.name, webhook.validity, serving, clock.now)
     return keeper, min(_LOOK_SECONDS, webhook.validity.total_seconds() / _LOOKS_IN_A_LIFE)
 
 

@@ -19,6 +19,7 @@ from dtj.api.nesting import read_json
 from dtj.cluster import user_agent
 from dtj.cluster.kubernetes_client import api_client, client, config
 from dtj.cluster.port import ApiError, Selection
+from dtj.cluster.server_clock import ServerClock
 
 _NAMESPACE_FILE = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
 _TIMEOUT = aiohttp.ClientTimeout(total=30.0)
@@ -56,13 +57,16 @@ class KubernetesApi:
         api: client.ApiClient,
         on_answer: Callable[[str, str, int], None] | None = None,
         may_write: Callable[[], bool] = lambda: True,
+        clock: ServerClock | None = None,
     ) -> None:
         """on_answer: told verb (as a role names it), kind and HTTP status (0: no answer) of each request. may_write:
-        asked before each request that is no GET; where it says no, the request is not made.
+        asked before each request that is no GET; where it says no, the request is not made. clock: shown the dates of
+        answers.
         """
         self._api = api
         self._on_answer = on_answer
         self._may_write = may_write
+        self._clock = clock
 
     async def close(self) -> None:
         """Close the connections."""
@@ -277,9 +281,12 @@ class KubernetesApi:
                 self._on_answer(verb, kind, status)
             told = True
 
+        sent = self._clock.seconds() if self._clock else 0.0
         try:
             response = await self._api.call_api(*request, _request_timeout=timeout)
             async with response.response as answer:
+                if self._clock and answer.status < 400:
+                    self._clock.see(answer.headers.get("Date"), sent)
                 if answer.status >= 400:
                     content = await answer.read()
                     tell(answer.status)
@@ -297,7 +304,9 @@ class KubernetesApi:
 
 
 async def connect(
-    on_answer: Callable[[str, str, int], None] | None = None, may_write: Callable[[], bool] = lambda: True
+    on_answer: Callable[[str, str, int], None] | None = None,
+    may_write: Callable[[], bool] = lambda: True,
+    clock: ServerClock | None = None,
 ) -> KubernetesApi:
     """Connect as the pod's service account, or by KUBECONFIG where there is none. Arguments: as KubernetesApi's."""
     settings = client.Configuration()
@@ -309,7 +318,7 @@ async def connect(
     settings.connection_pool_maxsize = 0
     # Else each request asks a thread for ~/.netrc, and another one for a proxy.
     settings.client_session_kwargs = {"trust_env": _has_proxy(settings.host)}
-    return KubernetesApi(api_client(settings, user_agent.OPERATOR), on_answer, may_write)
+    return KubernetesApi(api_client(settings, user_agent.OPERATOR), on_answer, may_write, clock)
 
 
 def _has_proxy(url: str) -> bool:

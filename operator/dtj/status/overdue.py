@@ -15,7 +15,7 @@ from dtj.status.pods import PodView
 
 FORCE_SLACK_SECONDS = 30.0
 """How long after a pod's time has come a kubelet that lives has removed it: 16 s were seen of a 1.20 one. It also
-covers a clock of the API server, which writes the time, that differs from the operator's."""
+covers clocks of several API servers, of which one writes the time, that differ."""
 
 
 _MOST_NAMES = 8

@@ -7,6 +7,8 @@ import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
+from email.utils import format_datetime
 from typing import Any
 
 from aiohttp import web
@@ -48,6 +50,8 @@ class KubeServer:
     """By token, what is in the paths of the requests that wait."""
     waiting: set[tuple[str, str]] = field(default_factory=set)
     """Token and method of requests that were held."""
+    ahead: timedelta = timedelta()
+    """How far its clock is ahead of this machine's."""
     texts: dict[str, str] = field(default_factory=dict)
     """JSON that stands in place of such strings in answers: for what Python's json can't write."""
     user_agents: set[str] = field(default_factory=set)
@@ -77,6 +81,7 @@ class KubeServer:
     async def served(self) -> AsyncIterator[None]:
         """Serve on a free port."""
         app = web.Application(middlewares=[self._enter])
+        app.on_response_prepare.append(self._date)
         app.router.add_get("/version", self._discovery)
         for path in ("/api", "/apis", "/api/v1", f"/apis/{API_VERSION}"):
             app.router.add_get(path, self._discovery)
@@ -105,6 +110,9 @@ class KubeServer:
             await asyncio.sleep(0.01)
         answer: web.StreamResponse = await handler(request)
         return answer
+
+    async def _date(self, _: web.Request, response: web.StreamResponse) -> None:
+        response.headers["Date"] = format_datetime(datetime.now(UTC) + self.ahead, usegmt=True)
 
     async def _discovery(self, request: web.Request) -> web.Response:
         version = {"groupVersion": API_VERSION, "version": VERSION}
