@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from datetime import UTC, datetime
@@ -101,6 +102,14 @@ async def test_a_lost_lease_is_told_to_the_event_loop() -> None:
             await asyncio.wait_for(lease.keep(), PATIENCE)
 
         assert not lease.leading()
+
+
+@pytest.mark.skipif(not hasattr(time, "CLOCK_BOOTTIME"), reason="Linux has that clock")
+def test_the_time_counts_for_which_a_machine_is_suspended(monkeypatch: pytest.MonkeyPatch) -> None:
+    clocks = {time.CLOCK_MONOTONIC: 100.0, time.CLOCK_BOOTTIME: 400.0}
+    monkeypatch.setattr(time, "clock_gettime", clocks.__getitem__)
+
+    assert boot_clock() == 400
 
 
 async def test_what_connecting_raises_reaches_the_operator() -> None:

@@ -95,13 +95,13 @@ async def api() -> AsyncIterator[KubeServer]:
 async def start(api: KubeServer, tmp_path: Path) -> AsyncIterator[Callable[..., object]]:
     begun: list[Process] = []
 
-    async def begin(token: str, *flags: str) -> Operator:
+    async def begin(token: str, *flags: str, program: str = PROGRAM) -> Operator:
         kubeconfig = tmp_path / token
         write_kubeconfig(kubeconfig, api.url, token)
         while True:
             ports = free_ports(2)
             process = await asyncio.create_subprocess_exec(
-                sys.executable, "-c", PROGRAM, *flags,
+                sys.executable, "-c", program, *flags,
                 f"--health-port={ports[0]}", f"--metrics-port={ports[1]}",
                 env=os.environ | {"KUBECONFIG": str(kubeconfig)}, stdout=PIPE, stderr=PIPE,
             )  # fmt: skip
@@ -164,6 +164,8 @@ async def test_two_operators_take_turns_and_make_no_pod_twice(api: KubeServer, s
     waiting = await second.metrics()
     assert "dtj_leader 0.0" in waiting
     assert "dtj_jobs" not in waiting, "zeros of one that does not look would be lies"
+    assert "dtj_event_loop_lag_seconds_count" in waiting
+    assert "dtj_event_loop_lag_seconds_count 0.0" not in waiting
     assert await second.healthy() == "{}"
     assert "second" not in api.watchers
 
@@ -238,6 +240,38 @@ async def test_a_leader_that_was_frozen_past_its_lease_writes_nothing_when_it_wa
     assert code == 1
     assert [path for token, path in api.posts if token == "first"] == before
     assert not any("/pods/" in path for path in before)
+
+
+async def test_a_pass_that_holds_the_event_loop_loses_no_lease_and_is_told(
+    api: KubeServer, start: Start, tmp_path: Path
+) -> None:
+    go_on = tmp_path / "go-on"
+    held = f"""
+import pathlib, signal, time
+def a_long_pass(*_):
+    while not pathlib.Path({str(go_on)!r}).exists():
+        time.sleep(0.01)
+signal.signal(signal.SIGUSR1, a_long_pass)  # Python runs it in the thread of the event loop.
+"""
+    first = await start("first", *ELECT, program=held + PROGRAM)
+    await until(lambda: "first" in api.watchers)
+
+    def version() -> int:
+        return int(api.objects["leases", "dtj-system", LEASE]["metadata"]["resourceVersion"])
+
+    first.process.send_signal(signal.SIGUSR1)
+    before = version()
+    # Each 0.5 s after the one before.
+    await until(lambda: version() >= before + 6)
+    go_on.touch()
+    await first.healthy()
+    await apply(api, "one")
+    await until(lambda: pods(api, "one"))
+
+    code, said = await first.end()
+    assert code == 0, said
+    (line,) = [line for line in said.splitlines() if "the event loop has stood still" in line]
+    assert "a_long_pass (<string>:" in line
 
 
 async def test_who_waits_for_the_resource_is_healthy_and_ends_when_told_to(
