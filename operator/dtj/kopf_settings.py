@@ -12,8 +12,8 @@ import kopf
 from kopf._cogs.aiokits import aiotoggles
 from kopf._cogs.clients import api as kopf_api
 
-from dtj.api.nesting import read_json
 from dtj.cluster import user_agent
+from dtj.cluster.decoding import decoded
 
 # A connection may die without a sign. The API server writes a bookmark on each watch every minute, so one that says
 # nothing for longer is dead; and none is trusted for ever: the server ends it in time, or else the operator does.
@@ -112,9 +112,11 @@ class WakingAtChanges(aiotoggles.ToggleSet):
 
 
 class _Json:
-    """What kopf's requests use of the module `json`."""
+    """In place of the module `json`, of which kopf's requests use this for the lines of a watch."""
 
-    loads = staticmethod(read_json)
+    @staticmethod
+    def loads(text: str) -> str:
+        return text
 
 
 async def _get(url: str, **options: Any) -> Any:
@@ -123,25 +125,35 @@ async def _get(url: str, **options: Any) -> Any:
         async with await kopf_api.request(method="get", url=url, **options) as response:
             text = await response.read()
         try:
-            return read_json(text)
+            return await _object(text)
         except ValueError:
-            _log.warning("GET %s: the answer is no JSON: %r", url, text[:100].decode(errors="replace"))
+            _log.warning(
+                "GET %s: the answer is no JSON of an object: %r", url, text[:100].decode(errors="replace")
+            )
         await asyncio.sleep(_NO_JSON_SECONDS)
 
 
 def _stream(url: str, **options: Any) -> AsyncIterator[Any]:
     """As kopf's own, which ends at a line that is no JSON: kopf then watches anew."""
-    return _until_no_json(url, cast(AsyncGenerator[Any, None], _KOPFS_STREAM(url=url, **options)))
+    return _events(url, cast(AsyncGenerator[str, None], _KOPFS_STREAM(url=url, **options)))
 
 
-async def _until_no_json(url: str, events: AsyncGenerator[Any, None]) -> AsyncIterator[Any]:
-    async with aclosing(events):
+async def _events(url: str, lines: AsyncGenerator[str, None]) -> AsyncIterator[Any]:
+    async with aclosing(lines):
         try:
-            async for event in events:
-                yield event
+            async for line in lines:
+                yield await _object(line)
         except ValueError as error:
-            _log.warning("GET %s: a line of the watch is no JSON: %s", url, error)
+            _log.warning("GET %s: a line of the watch is no JSON of an object: %s", url, error)
             await asyncio.sleep(_NO_JSON_SECONDS)
+
+
+async def _object(text: str | bytes) -> dict[str, Any]:
+    """Raises ValueError."""
+    read = await decoded(text)
+    if not isinstance(read, dict):
+        raise ValueError("another type")
+    return read
 
 
 def read_whatever_is_stored() -> None:

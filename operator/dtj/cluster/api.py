@@ -17,6 +17,7 @@ from dtj.api.job import Manifest
 from dtj.api.mpijob import MPIJOB_API_VERSION, MPIJOB_KIND, MPIJOB_PLURAL
 from dtj.api.nesting import read_json
 from dtj.cluster import user_agent
+from dtj.cluster.decoding import decoded
 from dtj.cluster.kubernetes_client import api_client, client, config
 from dtj.cluster.port import ApiError, Selection
 from dtj.cluster.server_clock import ServerClock
@@ -207,7 +208,7 @@ class KubernetesApi:
     ) -> AsyncIterator[tuple[str, Manifest]]:
         async for line in self._lines(path, kind, {**query, "watch": "true"}, timeout, "watch"):
             try:
-                event = read_json(line)
+                event = await decoded(line)
             except ValueError:
                 raise ApiError(0, "Cut", "the watch was cut in the middle of a change") from None
             if not isinstance(event, dict) or not isinstance(event.get("object"), dict):
@@ -249,7 +250,7 @@ class KubernetesApi:
         verb: str | None = None,
     ) -> Manifest:
         async with self._answer(method, path, kind, body, content_type, accept=accept, verb=verb) as answer:
-            return _object(await answer.read())
+            return await _object(await answer.read())
 
     @asynccontextmanager
     async def _answer(
@@ -369,10 +370,10 @@ def _path(manifest: Manifest) -> str:
     return f"{_collection(manifest)}/{manifest['metadata']['name']}"
 
 
-def _object(body: bytes) -> Manifest:
+async def _object(body: bytes) -> Manifest:
     """What an answer of success says. Raises ApiError: a proxy on the way may have written the answer."""
     try:
-        said = read_json(body)
+        said = await decoded(body)
     except ValueError:
         said = None
     if not isinstance(said, dict):
