@@ -313,3 +313,8 @@ class JobSpec(ApiModel):
     """A TensorBoard of the job's own, in the cluster."""
     run_policy: RunPolicy = RunPolicy()
     """How long a job runs, how often it is retried, what stays when it ends."""
+
+    @property
+    def by_mpi_operator(self) -> bool:
+        """Whether mpi-operator makes the pods."""
+        return (self.horovod or Horovod()).launcher is HorovodLauncher.MPI_JOB

@@ -17,7 +17,7 @@ from dtj.api.pod_schema import QUANTITY, Given, pod_faults
 from dtj.api.scheduling import Gang
 from dtj.api.scheduling_rules import scheduling_faults
 from dtj.api.shown import is_text, key_shown, shown
-from dtj.api.spec import EnvVar, Horovod, HorovodLauncher, ReplicaSpec, Resume, StallPolicy, Strategy
+from dtj.api.spec import EnvVar, ReplicaSpec, Resume, StallPolicy, Strategy
 from dtj_trainer import contract
 
 TRAINER_CONTAINER = "trainer"
@@ -228,8 +228,7 @@ def _volumes(job: Job) -> list[str]:
     volumes = [WORKSPACE_VOLUME, RUN_VOLUME, CONFIG_VOLUME, SHM_VOLUME]
     if job.spec.strategy is not Strategy.HOROVOD:
         return volumes
-    by_mpi_operator = (job.spec.horovod or Horovod()).launcher is HorovodLauncher.MPI_JOB
-    return [*volumes, *(VOLUMES if by_mpi_operator else (SSH_VOLUME,))]
+    return [*volumes, *(VOLUMES if job.spec.by_mpi_operator else (SSH_VOLUME,))]
 
 
 def _resources(path: str, replica: ReplicaSpec, accelerator: str) -> Iterator[Fault]:
@@ -381,7 +380,7 @@ def _containers(replica: ReplicaSpec) -> list[dict[str, Any]]:
 
 def _mpijob(job: Job) -> Iterator[Fault]:
     """What mpi-operator would refuse, or could not make pods of, and tell only in an event of its MPIJob."""
-    if (job.spec.horovod or Horovod()).launcher is not HorovodLauncher.MPI_JOB:
+    if not job.spec.by_mpi_operator:
         return
     gang = job.spec.run_policy.scheduling_policy.gang
     if gang is not Gang.NONE:

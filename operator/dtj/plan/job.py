@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from dtj.api.job import POD_USER, Job
-from dtj.api.spec import Horovod, HorovodLauncher, Strategy
+from dtj.api.spec import Strategy
 from dtj.plan.gang import in_a_gang
 from dtj.plan.horovod import horovod_plan
 from dtj.plan.model import Plan
@@ -31,7 +31,6 @@ def plan_without_gang(job: Job, tensorboard_image: str = DEFAULT_IMAGE) -> Plan:
 def _training(job: Job) -> Plan:
     match job.spec.strategy:
         case Strategy.HOROVOD:
-            handed_over = (job.spec.horovod or Horovod()).launcher is HorovodLauncher.MPI_JOB
-            return mpijob_plan(job) if handed_over else horovod_plan(job)
+            return mpijob_plan(job) if job.spec.by_mpi_operator else horovod_plan(job)
         case Strategy.PARAMETER_SERVER:
             return parameter_server_plan(job)

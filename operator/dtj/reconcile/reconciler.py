@@ -21,7 +21,6 @@ from typing import Any, TypeVar
 from dtj.api.job import Fault, Job, Manifest, read_status
 from dtj.api.managed_by import other_manager_of
 from dtj.api.names import ssh_secret_name
-from dtj.api.spec import HorovodLauncher
 from dtj.api.status import ConditionType, JobStatus, Phase
 from dtj.cluster.port import ApiError, Cluster
 from dtj.plan.horovod import ssh_secret
@@ -214,11 +213,11 @@ class Reconciler:
         memory.version = manifest["metadata"]["resourceVersion"]
         begun = time.thread_time()
         job, wrong = _read(memory, manifest)
-        handed_over = job.spec.horovod is not None and job.spec.horovod.launcher is HorovodLauncher.MPI_JOB
+        delegates = job.spec.by_mpi_operator
         pods = [
             pod.view
             for pod in self._view.pods(key)
-            if pod.owner == job.uid and (handed_over or not pod.delegated)
+            if pod.owner == job.uid and (delegates or not pod.delegated)
         ]
         memory.cost = time.thread_time() - begun
         plan = None if wrong else await self._aside(memory, job, pods, partial(self._plan, job))

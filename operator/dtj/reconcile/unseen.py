@@ -10,7 +10,7 @@ from collections.abc import Set
 from dtj.api.job import Job
 from dtj.cluster.port import Cluster
 from dtj.plan.model import Plan
-from dtj.reconcile.view import job_uid
+from dtj.reconcile.view import is_of
 from dtj.status.overdue import some
 from dtj.status.pods import view_pod
 
@@ -28,9 +28,7 @@ async def misses_one(cluster: Cluster, job: Job, plan: Plan, seen: Set[str]) -> 
     if not absent:
         return False
     return any(
-        pod["metadata"]["name"] in absent
-        and job_uid(pod) == job.uid
-        and not pod["metadata"].get("deletionTimestamp")
+        pod["metadata"]["name"] in absent and is_of(pod, job) and not pod["metadata"].get("deletionTimestamp")
         for pod in await cluster.pods_of(job.namespace, job.name)
     )
 
@@ -40,9 +38,7 @@ async def await_earlier(cluster: Cluster, job: Job, attempt: int) -> None:
 
     All are listed: an earlier attempt may have had more of them than the plan has now.
     """
-    pods = [
-        view_pod(pod) for pod in await cluster.pods_of(job.namespace, job.name) if job_uid(pod) == job.uid
-    ]
+    pods = [view_pod(pod) for pod in await cluster.pods_of(job.namespace, job.name) if is_of(pod, job)]
     names = sorted(pod.name for pod in pods if pod.attempt < attempt)
     if names:
         raise Unseen(f"attempt {attempt} waits for {some(names)} of an attempt before, not seen so far")

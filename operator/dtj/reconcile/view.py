@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from dtj.api.identity import LABEL_UID
+from dtj.api.job import Job
 from dtj.api.mpijob import MPIJOB_KIND
 from dtj.status.pods import PodView
 
@@ -78,11 +79,16 @@ class View(Protocol):
 
 def owned_pod(pod: Mapping[str, Any], view: PodView) -> OwnedPod:
     """The pod with the job that it belongs to: by its controller, or by the label of a pod that mpi-operator made."""
-    uid = job_uid(pod)
+    uid = _job_uid(pod)
     return OwnedPod(uid, view, delegated=uid != controller_uid(pod))
 
 
-def job_uid(pod: Mapping[str, Any]) -> str:
+def is_of(pod: Mapping[str, Any], job: Job) -> bool:
+    """Whether a pod was made for the job."""
+    return (_job_uid(pod) if job.spec.by_mpi_operator else controller_uid(pod)) == job.uid
+
+
+def _job_uid(pod: Mapping[str, Any]) -> str:
     """Uid of the job that a pod belongs to; anybody may set the label, but not on a pod that has no controller."""
     kinds = {
         owner.get("kind") for owner in pod["metadata"].get("ownerReferences") or () if owner.get("controller")
