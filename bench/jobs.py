@@ -34,6 +34,20 @@ def job(name: str, namespace: str, strategy: str) -> Manifest:
     }
 
 
+def sized(name: str, namespace: str, strategy: str, workers: int) -> Manifest:
+    """The same with so many workers."""
+    manifest = job(name, namespace, strategy)
+    roles = manifest["spec"]["replicaSpecs"]
+    manifest["spec"]["replicaSpecs"] = {**roles, "worker": {"replicas": workers}}
+    return manifest
+
+
+def secret_of(manifest: Manifest) -> Manifest | None:
+    """The Secret that the operator makes for a job, where its strategy has one."""
+    planned = read_job(manifest)
+    return ssh_secret(planned, *_KEYS) if plan_job(planned).ssh_secret else None
+
+
 def objects(name: str, namespace: str, strategy: str) -> list[Manifest]:
     """What the operator makes for such a job, in order, without an owner and the labels by which it watches."""
     manifest = job(name, namespace, strategy)

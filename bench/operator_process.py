@@ -8,12 +8,13 @@ import os
 import sys
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterable
 from contextlib import asynccontextmanager
 from pathlib import Path
 
 import aiohttp
 from prometheus_client.parser import text_string_to_metric_families
+from prometheus_client.samples import Sample
 from tests.cluster.progress import ClusterError
 from tests.unit.support.operator_process import PROGRAM
 
@@ -96,20 +97,27 @@ class Operator:
                     passes = sample.value
         return requests, passes
 
+    async def event_loop_lag(self) -> float | None:
+        """By how many seconds its event loop was late at most; None where it does not tell."""
+        for family in text_string_to_metric_families(await self.answer(self._metrics)):
+            if family.name == "dtj_event_loop_lag_seconds":
+                return _longest(family.samples)
+        return None
+
     def tail(self) -> str:
         """The last lines of its log."""
         return "\n".join(self._log.read_text(errors="replace").splitlines()[-15:])
 
 
 @asynccontextmanager
-async def operating(plane: ControlPlane) -> AsyncIterator[Operator]:
-    """It runs in the block, and works when that begins."""
+async def operating(plane: ControlPlane, *flags: str) -> AsyncIterator[Operator]:
+    """It runs in the block, with these flags, and works when that begins."""
     health_port, metrics_port = free_ports(2)
     log = plane.directory / "operator.log"
     with log.open("ab") as output:
         process = await asyncio.create_subprocess_exec(
             *(sys.executable, "-c", PROGRAM),
-            *(f"--health-port={health_port}", f"--metrics-port={metrics_port}"),
+            *(f"--health-port={health_port}", f"--metrics-port={metrics_port}", *flags),
             env={**os.environ, "KUBECONFIG": str(plane.operator_kubeconfig)},
             stdout=output,
             stderr=output,
@@ -120,6 +128,17 @@ async def operating(plane: ControlPlane) -> AsyncIterator[Operator]:
         yield operator
     finally:
         await _end(process)
+
+
+def _longest(samples: Iterable[Sample]) -> float:
+    """Of a gauge, its value; of a histogram, the bound of the last bucket in which something is."""
+    samples = list(samples)
+    buckets = sorted(
+        (float(sample.labels["le"]), sample.value) for sample in samples if sample.name.endswith("_bucket")
+    )
+    if not buckets:
+        return max(sample.value for sample in samples)
+    return next(bound for bound, count in buckets if count == buckets[-1][1])
 
 
 async def _end(process: asyncio.subprocess.Process) -> None:

@@ -19,6 +19,8 @@ from dtj_trainer import contract
 POD_ADDRESS = "127.84.74.1"
 """Of every pod: loopback, where the benchmark answers for all of them."""
 _NODE = "bench-node"
+_AT_ONCE = 64
+"""Writes at a time: a pod waits for its turn, and the API server not for thousands of them."""
 
 
 @dataclass(frozen=True)
@@ -38,8 +40,18 @@ AT_ONCE: Delays | None = None
 class PodMover:
     """Takes every pod that is made to Running and Ready, and one that is told to end away."""
 
-    def __init__(self, api: ApiClient, namespace: str, delays: Delays | None, rng: random.Random) -> None:
+    def __init__(
+        self,
+        api: ApiClient,
+        namespace: str,
+        delays: Delays | None,
+        rng: random.Random,
+        address: str = POD_ADDRESS,
+    ) -> None:
+        """address: of every pod."""
         self._api = api
+        self._address = address
+        self._writes = asyncio.Semaphore(_AT_ONCE)
         self._pods = f"/api/v1/namespaces/{namespace}/pods"
         self._delays = delays
         self._rng = rng
@@ -67,6 +79,11 @@ class PodMover:
         """The pod's program ends well."""
         ended = {"terminated": {"exitCode": 0, "reason": "Completed", "finishedAt": _now()}}
         await self._say(name, "Succeeded", ended, ready=False)
+
+    async def fail(self, name: str, message: str = "") -> None:
+        """The pod's program ends with an error. message: its termination message."""
+        ended = {"terminated": {"exitCode": 1, "reason": "Error", "message": message, "finishedAt": _now()}}
+        await self._say(name, "Failed", ended, ready=False)
 
     def _begin(self, work: Coroutine[Any, Any, None]) -> None:
         self.check()
@@ -111,14 +128,15 @@ class PodMover:
         }
         status = {
             "phase": phase,
-            "podIP": POD_ADDRESS if "waiting" not in state else None,
+            "podIP": self._address if "waiting" not in state else None,
             "conditions": [
                 {"type": kind, "status": str(value), "lastTransitionTime": _now()}
                 for kind, value in true.items()
             ],
             "containerStatuses": [container],
         }
-        await self._api.merge(f"{self._pods}/{name}/status", {"status": status})
+        async with self._writes:
+            await self._api.merge(f"{self._pods}/{name}/status", {"status": status})
 
 
 class Reports:

@@ -64,7 +64,9 @@ class SameRequests:
         await self._running(name, self._pods)
         async with self._hands:
             await self._say(name, "Running")
-            await self._api.create(f"/api/v1/namespaces/{self._namespace}/events", self._event(name))
+            await self._api.create(
+                f"/api/v1/namespaces/{self._namespace}/events", bare_event(name, self._namespace)
+            )
 
     async def _running(self, name: str, pods: int) -> None:
         while len(self._ready[name]) < pods:
@@ -76,30 +78,28 @@ class SameRequests:
             await self._api.create(collection(self._namespace, manifest["kind"]), manifest)
 
     async def _say(self, name: str, phase: str) -> None:
-        await self._api.merge(f"{jobs_path(self._namespace)}/{name}/status", {"status": _status(phase)})
+        await self._api.merge(f"{jobs_path(self._namespace)}/{name}/status", {"status": bare_status(phase)})
 
-    def _event(self, name: str) -> Manifest:
-        return {
-            "apiVersion": "v1",
-            "kind": "Event",
-            "metadata": {"name": f"{name}.running", "namespace": self._namespace},
-            "involvedObject": {
-                "apiVersion": API_VERSION,
-                "kind": KIND,
-                "name": name,
-                "namespace": self._namespace,
-            },
-            "reason": "JobRunning",
-            "message": "All pods run.",
-            "type": "Normal",
-        }
+
+def bare_event(job: str, namespace: str) -> Manifest:
+    """As long as the operator's."""
+    about = {"apiVersion": API_VERSION, "kind": KIND, "name": job, "namespace": namespace}
+    return {
+        "apiVersion": "v1",
+        "kind": "Event",
+        "metadata": {"name": f"{job}.running", "namespace": namespace},
+        "involvedObject": about,
+        "reason": "JobRunning",
+        "message": "All pods run.",
+        "type": "Normal",
+    }
 
 
 def _labelled(manifest: Manifest, name: str) -> Manifest:
     return {"name": manifest["metadata"]["name"], "labels": {LABEL_JOB: name}}
 
 
-def _status(phase: str) -> dict[str, Any]:
+def bare_status(phase: str) -> dict[str, Any]:
     """As long as the operator's."""
     now = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
     counts = {"desired": 2, "active": 2, "ready": 2, "succeeded": 0, "failed": 0}

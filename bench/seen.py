@@ -24,6 +24,8 @@ class Seen:
         """The pods of each job that are there."""
         self.phases: dict[str, dict[str, float]] = defaultdict(dict)
         """When each job was in a phase first."""
+        self.phase: dict[str, str] = {}
+        """The phase of each job now."""
         self.watches: list[asyncio.Task[None]] = []
 
     def check(self) -> None:
@@ -45,7 +47,9 @@ class Seen:
         """Take note of a change of a job."""
         phase = (job.get("status") or {}).get("phase")
         if kind != "DELETED" and phase:
-            self.phases[job["metadata"]["name"]].setdefault(phase, time.perf_counter())
+            name = job["metadata"]["name"]
+            self.phase[name] = phase
+            self.phases[name].setdefault(phase, time.perf_counter())
 
     def made(self, job: str, pods: int) -> float | None:
         """When a job had all of its pods; None before."""
