@@ -8,16 +8,16 @@ import random
 import sys
 import time
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from tests.cluster.progress import ClusterError, step
 
-from bench.api_client import ApiClient, Manifest
+from bench.api_client import ApiClient
 from bench.control_plane import ControlPlane
 from bench.crowd import namespace
-from bench.jobs import collection, decisive, jobs_path, sized
+from bench.jobs import decisive, jobs_path, sized
 from bench.operator_process import WRITES, Operator, operating, until
 from bench.pod_mover import AT_ONCE, PodMover, Reports
 from bench.seen import Seen, watching
@@ -25,7 +25,6 @@ from bench.targets import Target
 from dtj.api.checking import check
 from dtj.api.job import read_job
 from dtj.plan.job import plan_job
-
 
 LARGEST = 0
 """Instead of a number of workers: as many as are accepted."""
@@ -134,19 +133,19 @@ async def big_job(plane: ControlPlane, admin: ApiClient, size: Size) -> dict[str
         reports.served(),
         namespace(admin, f"warm-{name}") as warm,
         namespace(admin, f"big-{name}") as place,
+        operating(plane) as operator,
     ):
-        async with operating(plane) as operator:
-            # What the first job of all costs is no cost of a replica.
-            await _of_the_operator(admin, warm, Size(size.strategy, 2), operator)
-            others, earlier = await operator.counts()
-            with step(f"one job, {size.told}"):
-                life, figures = await _of_the_operator(admin, place, size, operator)
-                own, passes = await operator.counts()
-                own -= others
-                figures["passes"] = passes - earlier
-                if (lag := await operator.event_loop_lag()) is not None:
-                    figures["operator: its event loop was late by at most, s"] = lag
-                figures["operator: writes a replica"] = _writes(own) / len(life.pods)
+        # What the first job of all costs is no cost of a replica.
+        await _of_the_operator(admin, warm, Size(size.strategy, 2), operator)
+        others, earlier = await operator.counts()
+        with step(f"one job, {size.told}"):
+            life, figures = await _of_the_operator(admin, place, size, operator)
+            own, passes = await operator.counts()
+            own -= others
+            figures["passes"] = passes - earlier
+            if (lag := await operator.event_loop_lag()) is not None:
+                figures["operator: its event loop was late by at most, s"] = lag
+            figures["operator: writes a replica"] = _writes(own) / len(life.pods)
     async with namespace(admin, f"bare-{name}") as place:
         with step("the same requests by a bare client"):
             figures |= await _of_the_client(plane, admin, place, size, own)

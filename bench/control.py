@@ -18,12 +18,25 @@ from bench.control_run import Options, Run, limited_rate
 from bench.figures import slope, table
 from bench.jobs import STRATEGIES
 from bench.machine import machine
+from bench.neighbours import TARGETS as NEIGHBOURS
+from bench.neighbours import neighbours
 from bench.pod_mover import AT_ONCE, Delays
 from bench.targets import Target, verdicts
 
 TARGETS = (
-    Target("jobs-per-s/same-requests", "jobs/s by those of the same requests", 0.85, at_least=True, of_a_ratio=True),
-    Target("jobs-made-p99/same-requests", "all pods made, p99, by that of the same requests", 1.3, of_a_ratio=True),
+    Target(
+        "jobs-per-s/same-requests",
+        "jobs/s by those of the same requests",
+        0.85,
+        at_least=True,
+        of_a_ratio=True,
+    ),
+    Target(
+        "jobs-made-p99/same-requests",
+        "all pods made, p99, by that of the same requests",
+        1.3,
+        of_a_ratio=True,
+    ),
     Target("writes-per-job/14", "API writes a job", 14),
     Target("passes-per-job/10", "passes a job", 10),
     Target("memory/120MB+60kB", "operator: peak memory, MB", lambda run: 120 + 0.06 * run["jobs"]),
@@ -57,6 +70,11 @@ async def measure(plane: ControlPlane, given: argparse.Namespace) -> list[str]:
         columns = await one_big_job(plane, [size.found() for size in given.big])
         parts.append("One big job:\n\n" + table({size.told: figures for size, figures in columns.items()}))
         judged += big_lines(columns)
+    if "neighbours" in given.rows:
+        async with ApiClient.as_admin(plane) as admin:
+            times = await neighbours(plane, admin, given.neighbours)
+        parts.append(f"{given.neighbours} jobs of other tenants:\n\n" + table(times))
+        judged += verdicts(NEIGHBOURS, times["a hostile tenant"])
     return [*parts, "\n".join(judged), conclusion(judged)]
 
 
@@ -133,6 +151,13 @@ def main() -> int:
         default=BIG,
         metavar="STRATEGY:WORKERS",
         help="sizes of the one big job; largest: as many workers as are accepted",
+    )
+    parser.add_argument(
+        "--neighbours",
+        type=int,
+        default=1_000,
+        metavar="N",
+        help="jobs of other tenants beside a hostile one (default: %(default)s)",
     )
     parser.add_argument("--strategy", choices=STRATEGIES, default=Options.strategy)
     parser.add_argument(

@@ -21,6 +21,8 @@ from tests.cluster.shell import succeeds
 
 from dtj.local.machine import free_ports
 
+LEASE_NAMESPACE = "dtj-system"
+"""Where the operator may have a Lease."""
 _HOST = "127.0.0.1"
 _ADMIN, _OPERATOR = "admin", "operator"
 # The user that the manifests' ClusterRoleBinding names: the operator has the rights that it has in a cluster.
@@ -140,8 +142,14 @@ def _install(kubeconfig: Path) -> None:
     install_crds()
     rights = [
         yaml.safe_load((MANIFESTS / "rbac" / name).read_text())
-        for name in ("cluster-role.yaml", "cluster-role-binding.yaml")
+        for name in (
+            "cluster-role.yaml",
+            "cluster-role-binding.yaml",
+            "leader-election-role.yaml",
+            "leader-election-role-binding.yaml",
+        )
     ]
+    apply([{"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": LEASE_NAMESPACE}}])
     apply(rights)
 
 

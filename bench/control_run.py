@@ -233,19 +233,26 @@ class Run:
             server = self._server_cpu() - server
         self.figures |= {
             f"same requests, {when}: applied to all pods made, p99, ms": percentile(made_ms, 0.99),
-            f"same requests, {when}: API server and etcd: CPU a job until it runs, ms": server / len(names) * 1000,
+            f"same requests, {when}: API server and etcd: CPU a job until it runs, ms": server
+            / len(names)
+            * 1000,
             f"same requests, {when}: jobs/s": rate,
         }
 
     def _beside_same(self) -> None:
         """The operator's figures by the bare client's, of which the middle of both times counts."""
         (rate, made_ms) = (
-            sqrt(self.figures[f"same requests, before: {figure}"] * self.figures[f"same requests, after: {figure}"])
+            sqrt(
+                self.figures[f"same requests, before: {figure}"]
+                * self.figures[f"same requests, after: {figure}"]
+            )
             for figure in ("jobs/s", "applied to all pods made, p99, ms")
         )
         self.figures |= {
             "jobs/s by those of the same requests": self.figures["jobs/s"] / rate,
-            "all pods made, p99, by that of the same requests": self.figures["applied to all pods made, p99, ms"]
+            "all pods made, p99, by that of the same requests": self.figures[
+                "applied to all pods made, p99, ms"
+            ]
             / made_ms,
         }
 

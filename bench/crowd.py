@@ -104,7 +104,7 @@ class Crowd:
         return times
 
 
-async def at_once(names: Iterable[str], do: Callable[[str], Awaitable[None]]) -> None:
+async def at_once(names: Iterable[str], do: Callable[[str], Awaitable[None]], most: int = _AT_ONCE) -> None:
     """Do it for each, some at a time."""
     left = iter(names)
 
@@ -112,7 +112,7 @@ async def at_once(names: Iterable[str], do: Callable[[str], Awaitable[None]]) ->
         for name in left:
             await do(name)
 
-    await asyncio.gather(*(work() for _ in range(_AT_ONCE)))
+    await asyncio.gather(*(work() for _ in range(most)))
 
 
 @asynccontextmanager

@@ -104,6 +104,11 @@ class Operator:
                 return _longest(family.samples)
         return None
 
+    @property
+    def health_url(self) -> str:
+        """Of its health check."""
+        return self._health
+
     def tail(self) -> str:
         """The last lines of its log."""
         return "\n".join(self._log.read_text(errors="replace").splitlines()[-15:])

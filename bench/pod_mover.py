@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import random
 from collections.abc import AsyncIterator, Coroutine
 from contextlib import asynccontextmanager
@@ -18,6 +19,8 @@ from dtj_trainer import contract
 
 POD_ADDRESS = "127.84.74.1"
 """Of every pod: loopback, where the benchmark answers for all of them."""
+OTHER_ADDRESS = "127.84.74.2"
+"""Of pods that say something else."""
 _NODE = "bench-node"
 _AT_ONCE = 64
 """Writes at a time: a pod waits for its turn, and the API server not for thousands of them."""
@@ -142,7 +145,8 @@ class PodMover:
 class Reports:
     """What the pods say of the progress of their training: for all of them the same, standing or moving."""
 
-    def __init__(self) -> None:
+    def __init__(self, address: str = POD_ADDRESS) -> None:
+        self._address = address
         self.moving = False
         self.asked = 0
         self._step = 100
@@ -155,16 +159,19 @@ class Reports:
         runner = web.AppRunner(app, handle_signals=False, access_log=None, shutdown_timeout=1.0)
         await runner.setup()
         try:
-            await web.TCPSite(runner, POD_ADDRESS, contract.PROGRESS_PORT).start()
+            await web.TCPSite(runner, self._address, contract.PROGRESS_PORT).start()
             yield
         finally:
             await runner.cleanup()
 
     async def _answer(self, _: web.Request) -> web.Response:
         self.asked += 1
+        return web.Response(body=self._body(), content_type="application/json")
+
+    def _body(self) -> bytes:
         self._step += self.moving
         figures = {"step": self._step, "totalSteps": 10**9, "examplesPerSecond": 1234.5, "loss": 0.7}
-        return web.json_response({"progress": figures | {"updatedTime": "2026-01-01T00:00:00Z"}})
+        return json.dumps({"progress": figures | {"updatedTime": "2026-01-01T00:00:00Z"}}).encode()
 
 
 def _now() -> str:
