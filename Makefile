@@ -4,6 +4,8 @@ SHELL := /bin/bash
 CLUSTER ?= local
 # Jobs of `make bench-control`; several numbers are several runs.
 N ?= 100
+# Rows of `make bench-control`.
+ROWS ?= jobs big neighbours
 PYTHON ?= python3
 PY := .venv/bin/python
 VENV := .venv/.made
@@ -71,8 +73,8 @@ lint: $(VENV)  ## ruff, mypy --strict, import rules
 
 bench: bench-control bench-training  ## how fast things are, against what was promised
 
-bench-control: $(VENV)  ## the operator with N=100 jobs, or N="10 100 1000", on an etcd and an API server of its own
-	@$(PY) -m bench.control --jobs $(N)
+bench-control: $(VENV)  ## the operator with N=100 jobs (or N="10 100 1000"), one big job, and a hostile tenant; ROWS="jobs big neighbours"
+	@$(PY) -m bench.control --rows $(ROWS) --jobs $(N)
 
 bench-soak: $(VENV)  ## half an hour with 200 jobs a minute that come and go: what the operator keeps of them
 	@$(PY) -m bench.soak

@@ -44,7 +44,7 @@ _A_SECOND = 4.0
 _SECONDS = 30.0
 _WINDOWS = 3
 _REFUSED = 200
-_LONG_EVERY = 20
+LONG_EVERY = 20
 _ASKS_SECONDS = 0.25
 _LOOKS_SECONDS = 0.25
 _TRAINS_SECONDS = 1.0
@@ -193,7 +193,7 @@ class Hostile:
 
     async def _refused(self) -> None:
         async def create(name: str) -> None:
-            await self._api.create(jobs_path(self._place), _refused(name, self._place))
+            await self._api.create(jobs_path(self._place), refused(name, self._place))
 
         await at_once([f"refused-{number}" for number in range(_REFUSED)], create)
 
@@ -286,7 +286,7 @@ async def bare_load(plane: ControlPlane, admin: ApiClient) -> AsyncIterator[None
     plan = plan_job(read_job(manifest))
 
     async def refuse(name: str) -> None:
-        manifest = _refused(name, place)
+        manifest = refused(name, place)
         manifest["spec"]["runPolicy"] = {"managedBy": "bench.example.com/bare"}
         await admin.create(jobs_path(place), manifest)
         for phase in ("Pending", "Failed"):
@@ -394,11 +394,11 @@ def _namespace(name: str) -> Manifest:
     return {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name}}
 
 
-def _refused(name: str, place: str) -> Manifest:
+def refused(name: str, place: str) -> Manifest:
     """Most ask for a TF_CONFIG that no process takes, some for a ConfigMap that no cluster stores."""
-    if int(name.rpartition("-")[2]) % _LONG_EVERY:
+    if int(name.rpartition("-")[2]) % LONG_EVERY:
         manifest = sized(name, place, "ParameterServer", 10_000)
-        manifest["spec"]["replicaSpecs"]["ps"]["replicas"] = 10_000
+        manifest["spec"]["replicaSpecs"]["ps"] = {"replicas": 10_000}
         return manifest
     manifest = job(name, place, _STRATEGY)
     manifest["spec"]["env"] = [{"name": f"N{number}", "value": "x" * 32_000} for number in range(36)]

@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Sequence
+
 import pytest
-from bench import soak
+from bench import big_jobs, neighbours, soak
+from bench.big_jobs import LARGEST, Size, largest
 from bench.comparisons import Bucket
-from bench.control import TARGETS, growth_of
+from bench.control import BIG, TARGETS, big_lines, conclusion, growth_of
 from bench.figures import percentile, shown, slope, table
-from bench.jobs import STRATEGIES, decisive, job, objects
+from bench.jobs import STRATEGIES, decisive, job, objects, sized
+from bench.nonsense import MESSAGES, REPORTS
 from bench.targets import Target, verdicts
 
 from dtj.api.checking import check
+from dtj.api.job import Fault, Manifest
+from dtj.status.pod_report import read_report
 
 
 def test_a_percentile_is_one_of_the_values() -> None:
@@ -73,10 +80,56 @@ def test_what_was_not_measured_has_no_verdict() -> None:
     assert verdicts([Target("a", "x", 1), Target("b", "y", 1)], {"y": 1}) == ["b 1.00 ≤1 met"]
 
 
-def test_every_target_judges_another_figure() -> None:
+@pytest.mark.parametrize(
+    "targets",
+    [TARGETS, [*big_jobs.TARGETS, big_jobs.GROWTH], neighbours.TARGETS],
+    ids=["jobs", "big", "others"],
+)
+def test_every_target_judges_another_figure(targets: Sequence[Target]) -> None:
     assert (
-        len({target.figure for target in TARGETS}) == len({target.name for target in TARGETS}) == len(TARGETS)
+        len({target.figure for target in targets}) == len({target.name for target in targets}) == len(targets)
     )
+
+
+def test_the_last_line_names_the_targets_that_were_missed() -> None:
+    assert conclusion(["a 1.00 ≤1 met", "b 2.00 ≤3 met"]) == "All 2 targets are met."
+    assert conclusion(["a 1.00 ≤1 met", "b 2.00 ≤1 missed"]) == "1 of 2 targets are MISSED: b"
+
+
+def test_the_growth_of_a_big_job_is_judged_where_both_sizes_were_measured() -> None:
+    cpu = "operator: CPU, s"
+    small, large = {cpu: 2.0}, {cpu: 12.0}
+
+    assert big_lines({Size("Horovod", 1000): small}) == []
+    assert big_lines({Size("Horovod", 1000): small, Size("Horovod", 5000): large}) == [
+        "big-job/cpu-5000/cpu-1000 6.00 ≤5.5 missed"
+    ]
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_the_largest_job_is_accepted_and_one_worker_more_is_not(strategy: str) -> None:
+    workers = largest(strategy)
+
+    assert Size.read(f"{strategy}:largest") in {*BIG, Size("Horovod", LARGEST)}
+    assert Size(strategy, LARGEST).found() == Size(strategy, workers)
+    assert faults(sized("big", "big", strategy, workers)) == []
+    assert faults(sized("big", "big", strategy, workers + 1)) != []
+
+
+@pytest.mark.parametrize("number", [1, neighbours.LONG_EVERY])
+def test_the_hostile_tenant_s_jobs_are_refused(number: int) -> None:
+    assert len(faults(neighbours.refused(f"refused-{number}", "hostile"))) == 1
+
+
+@pytest.mark.parametrize("said", REPORTS)
+def test_nonsense_in_a_report_is_dropped_or_cut_to_a_line(said: bytes) -> None:
+    report, dropped = read_report(said)
+
+    assert dropped > 0 or (report and report.bottleneck and report.bottleneck[1].isprintable())
+
+
+def test_nonsense_in_a_termination_message_is_sent_as_json() -> None:
+    assert [json.loads(json.dumps(message)) for message in MESSAGES] == list(MESSAGES)
 
 
 def test_growth_is_judged_between_runs_that_are_long_enough() -> None:
@@ -106,6 +159,11 @@ def test_a_limited_client_uses_its_burst_up_and_then_waits_for_each_request() ->
         now += waits[-1]
 
     assert waits == pytest.approx([0, 0, 0.2, 0.2])
+
+
+def faults(manifest: Manifest) -> list[Fault]:
+    manifest["metadata"]["uid"] = "0-0"
+    return check(manifest)[1]
 
 
 def held(**others: float) -> soak.Sample:
