@@ -24,8 +24,8 @@ def slope(sizes: Sequence[float], times: Sequence[float]) -> float:
 
 def shown(value: float) -> str:
     """Three digits that count, and no exponent."""
-    if value == 0:
-        return "0"
+    if value == 0 or math.isinf(value):
+        return f"{value:g}"
     digits = max(2 - math.floor(math.log10(abs(value))), 0)
     return f"{value:.{digits}f}"
 

@@ -101,7 +101,7 @@ class Operator:
         """By how many seconds its event loop was late at most; None where it does not tell."""
         for family in text_string_to_metric_families(await self.answer(self._metrics)):
             if family.name == "dtj_event_loop_lag_seconds":
-                return _longest(family.samples)
+                return longest(family.samples)
         return None
 
     @property
@@ -135,7 +135,7 @@ async def operating(plane: ControlPlane, *flags: str) -> AsyncIterator[Operator]
         await _end(process)
 
 
-def _longest(samples: Iterable[Sample]) -> float:
+def longest(samples: Iterable[Sample]) -> float:
     """Of a gauge, its value; of a histogram, the bound of the last bucket in which something is."""
     samples = list(samples)
     buckets = sorted(

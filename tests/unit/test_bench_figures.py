@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from math import inf
 
 import pytest
 from bench import big_jobs, neighbours, soak
@@ -13,7 +14,9 @@ from bench.control import BIG, TARGETS, big_lines, conclusion, growth_of
 from bench.figures import percentile, shown, slope, table
 from bench.jobs import STRATEGIES, decisive, job, objects, sized
 from bench.nonsense import MESSAGES, REPORTS
+from bench.operator_process import longest
 from bench.targets import Target, verdicts
+from prometheus_client.samples import Sample
 
 from dtj.api.checking import check
 from dtj.api.job import Fault, Manifest
@@ -41,7 +44,15 @@ def test_a_slope_is_the_power_by_which_a_time_grows() -> None:
 
 @pytest.mark.parametrize(
     ("value", "text"),
-    [(0, "0"), (0.01234, "0.0123"), (0.5, "0.500"), (12.34, "12.3"), (1234.5, "1234"), (100000, "100000")],
+    [
+        (0, "0"),
+        (inf, "inf"),
+        (0.01234, "0.0123"),
+        (0.5, "0.500"),
+        (12.34, "12.3"),
+        (1234.5, "1234"),
+        (100000, "100000"),
+    ],
 )
 def test_figures_are_shown_with_the_digits_that_count(value: float, text: str) -> None:
     assert shown(value) == text
@@ -74,6 +85,15 @@ def test_a_verdict_is_name_ratio_target_and_whether_it_is_met(
     target: Target, value: float, line: str
 ) -> None:
     assert target.verdict({"x": value, "jobs": 10}) == line
+
+
+def test_the_longest_lag_is_a_gauge_s_value_or_the_bound_of_a_histogram_s_last_bucket() -> None:
+    gauge = [Sample("lag", {}, 0.25)]
+    counts = {"0.1": 5.0, "0.5": 7.0, "1.0": 7.0, "+Inf": 7.0}
+    histogram = [Sample("lag_bucket", {"le": bound}, count) for bound, count in counts.items()]
+
+    assert longest(gauge) == 0.25
+    assert longest([*histogram, Sample("lag_count", {}, 7.0), Sample("lag_sum", {}, 9.0)]) == 0.5
 
 
 def test_what_was_not_measured_has_no_verdict() -> None:
