@@ -30,6 +30,7 @@ LARGEST = 0
 """Instead of a number of workers: as many as are accepted."""
 _MOST = 10_000
 _NAME = "big"
+_WARM, _MADE, _BARE = "warm", "made", "bare"
 _SECONDS_A_POD, _SECONDS = 0.2, 120.0
 _LOOKS_SECONDS = 0.1
 _RATIO = "operator's CPU by the bare client's"
@@ -65,12 +66,16 @@ class Size:
         """For a column."""
         return f"{self.strategy}, {self.workers:,} workers"
 
+    def place(self, kind: str) -> str:
+        """A namespace of its own: its name is part of each pod's address, so all have the same length."""
+        return f"big-{kind}-{self.strategy[0].lower()}{self.workers:05}"
+
 
 def largest(strategy: str) -> int:
-    """The most workers with which a job of the strategy is accepted."""
+    """The most workers with which a job of the strategy is accepted in a namespace of `Size.place`."""
 
     def accepted(workers: int) -> bool:
-        manifest = sized(_NAME, "big", strategy, workers)
+        manifest = sized(_NAME, Size(strategy, workers).place(_MADE), strategy, workers)
         manifest["metadata"]["uid"] = "0-0"
         return not check(manifest)[1]
 
@@ -119,6 +124,8 @@ class _Life:
         def look() -> bool:
             self._mover.check()
             self._seen.check()
+            if self._seen.phase.get(_NAME) == "Failed":
+                raise ClusterError(f"one job, {self._size.told}: it failed before {what}")
             return bool(there())
 
         seconds = _SECONDS + _SECONDS_A_POD * len(self.pods)
@@ -127,12 +134,11 @@ class _Life:
 
 async def big_job(plane: ControlPlane, admin: ApiClient, size: Size) -> dict[str, float]:
     """The figures of one: of an operator of its own, then of the bare client."""
-    name = f"{size.strategy.lower()}-{size.workers}"
     reports = Reports()
     async with (
         reports.served(),
-        namespace(admin, f"warm-{name}") as warm,
-        namespace(admin, f"big-{name}") as place,
+        namespace(admin, size.place(_WARM)) as warm,
+        namespace(admin, size.place(_MADE)) as place,
         operating(plane) as operator,
     ):
         # What the first job of all costs is no cost of a replica.
@@ -146,7 +152,7 @@ async def big_job(plane: ControlPlane, admin: ApiClient, size: Size) -> dict[str
             if (lag := await operator.event_loop_lag()) is not None:
                 figures["operator: its event loop was late by at most, s"] = lag
             figures["operator: writes a replica"] = _writes(own) / len(life.pods)
-    async with namespace(admin, f"bare-{name}") as place:
+    async with namespace(admin, size.place(_BARE)) as place:
         with step("the same requests by a bare client"):
             figures |= await _of_the_client(plane, admin, place, size, own)
     return figures | {_RATIO: figures["operator: CPU, s"] / figures["bare client: CPU, s"]}

@@ -56,26 +56,30 @@ _GROWS = "all run after, s"
 _FEWEST_TO_GROW_FROM = 100
 
 
-async def measure(plane: ControlPlane, given: argparse.Namespace) -> list[str]:
-    """The rows that are asked for: tables, and last the verdicts."""
-    parts: list[str] = []
+async def measure(plane: ControlPlane, given: argparse.Namespace) -> None:
+    """Print the rows that are asked for, each when it was measured, and last the verdicts."""
     judged: list[str] = []
     if "jobs" in given.rows:
         options = Options(given.strategy, given.idle_seconds, Delays() if given.slow_pods else AT_ONCE)
         runs = await many_jobs(plane, given.jobs, options)
-        parts += told(runs)
+        tell(*told(runs))
         judged += [line for run in runs for line in lines(run.figures)]
         judged += growth_of([run.figures for run in runs])
     if "big" in given.rows:
         columns = await one_big_job(plane, [size.found() for size in given.big])
-        parts.append("One big job:\n\n" + table({size.told: figures for size, figures in columns.items()}))
+        tell("One big job:", table({size.told: figures for size, figures in columns.items()}))
         judged += big_lines(columns)
     if "neighbours" in given.rows:
         async with ApiClient.as_admin(plane) as admin:
             times = await neighbours(plane, admin, given.neighbours)
-        parts.append(f"{given.neighbours} jobs of other tenants:\n\n" + table(times))
+        tell(f"{given.neighbours} jobs of other tenants:", table(times))
         judged += verdicts(NEIGHBOURS, times["a hostile tenant"])
-    return [*parts, "\n".join(judged), conclusion(judged)]
+    tell("\n".join(judged), conclusion(judged))
+
+
+def tell(*parts: str) -> None:
+    """Print paragraphs, at once: the next row may take minutes, or not be measured."""
+    print(*parts, sep="\n\n", end="\n\n", flush=True)
 
 
 async def one_big_job(plane: ControlPlane, sizes: Sequence[Size]) -> dict[Size, dict[str, float]]:
@@ -172,17 +176,16 @@ def main() -> int:
         help="of each look (default: %(default)s)",
     )
     given = parser.parse_args()
-    on = machine()
+    tell(machine())
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # what was started is ended then too
     try:
         with control_plane() as plane:
-            parts = asyncio.run(measure(plane, given))
+            asyncio.run(measure(plane, given))
     except ClusterError as error:
         note(f"error: {error}")
         return 1
     except KeyboardInterrupt:
         return 130
-    print("\n\n".join([on, *filter(None, parts)]))
     return 0
 
 

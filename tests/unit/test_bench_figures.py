@@ -132,8 +132,10 @@ def test_the_largest_job_is_accepted_and_one_worker_more_is_not(strategy: str) -
 
     assert Size.read(f"{strategy}:largest") in {*BIG, Size("Horovod", LARGEST)}
     assert Size(strategy, LARGEST).found() == Size(strategy, workers)
-    assert faults(sized("big", "big", strategy, workers)) == []
-    assert faults(sized("big", "big", strategy, workers + 1)) != []
+    for kind in ("warm", "made", "bare"):
+        place = Size(strategy, workers).place(kind)
+        assert faults(sized("big", place, strategy, workers)) == []
+        assert faults(sized("big", place, strategy, workers + 1)) != []
 
 
 @pytest.mark.parametrize("number", [1, neighbours.LONG_EVERY])
