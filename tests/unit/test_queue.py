@@ -233,3 +233,14 @@ async def test_a_pass_that_comes_sooner_does_for_a_timer(queue: WorkQueue, timer
     timers.turn(10.0)
 
     assert len(queue) == 0
+
+
+async def test_namespaces_take_turns(queue: WorkQueue) -> None:
+    crowd = [("hostile", str(number)) for number in range(3)]
+    for key in (*crowd, A, B, ("other", "c")):
+        queue.add(key)
+
+    taken = [await queue.take() for _ in range(6)]
+
+    assert taken == [crowd[0], A, ("other", "c"), crowd[1], B, crowd[2]]
+    assert len(queue) == 0

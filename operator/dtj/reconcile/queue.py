@@ -1,10 +1,13 @@
-"""A work queue of keys, after client-go's workqueue: each key at most once, and never in two hands at a time."""
+"""A work queue of keys, after client-go's workqueue: each key at most once, and never in two hands at a time.
+
+Namespaces take turns: hundreds of jobs of one tenant keep no other tenant's job waiting.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import random
-from collections import deque
+from collections import OrderedDict, deque
 from collections.abc import Callable
 
 from dtj.reconcile.view import Key
@@ -33,7 +36,8 @@ class WorkQueue:
         self._rng = rng or random.Random()  # noqa: S311 - jitter
         self.opened = opened
         """Whether workers get keys."""
-        self._ready: deque[Key] = deque()
+        self._ready: OrderedDict[str, deque[Key]] = OrderedDict()
+        """Keys that wait, by namespace; the namespace whose turn it is comes first."""
         self._since: dict[Key, float] = {}
         """Keys that wait, and since when."""
         self._busy: dict[Key, float] = {}
@@ -58,7 +62,7 @@ class WorkQueue:
             self._again.add(key)
         elif key not in self._since:
             self._since[key] = self._clock()
-            self._ready.append(key)
+            self._ready.setdefault(key[0], deque()).append(key)
             self._wake.set()
 
     def add_soon(self, key: Key) -> None:
@@ -101,11 +105,14 @@ class WorkQueue:
             timer.cancel()
 
     async def take(self) -> Key:
-        """The key that has waited longest; waits for one. Give it back with `done`."""
+        """The key that has waited longest in the next namespace; waits for one. Give it back with `done`."""
         while not (self._ready and self.opened):
             self._wake.clear()
             await self._wake.wait()
-        key = self._ready.popleft()
+        namespace, keys = self._ready.popitem(last=False)
+        key = keys.popleft()
+        if keys:
+            self._ready[namespace] = keys
         self._cancel_timer(key)  # the pass says anew when the next one is due
         self._busy[key] = now = self._clock()
         self._waited[key] = now - self._since.pop(key)
@@ -137,7 +144,7 @@ class WorkQueue:
             self.add(key)
 
     def __len__(self) -> int:
-        return len(self._ready)
+        return len(self._since)
 
     def oldest(self) -> float:
         """Seconds that a key has waited, or been in hands that made no headway, at most."""
