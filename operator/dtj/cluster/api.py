@@ -269,8 +269,9 @@ class KubernetesApi:
         """
         headers = {"Accept": accept, "Content-Type": content_type}
         verb = verb or _VERBS[method]
-        request = await self._api.param_serialize(
-            method, path, header_params=headers, body=body, auth_settings=["BearerToken"]
+        # The body is JSON already: to look for objects of the client's own in it takes a fifth of a request's time.
+        _, url, headers, *_ = await self._api.param_serialize(
+            method, path, header_params=headers, auth_settings=["BearerToken"]
         )
         if method != "GET" and not self._may_write():
             raise ApiError(0, "NotLeading", "another operator may lead now")
@@ -284,7 +285,7 @@ class KubernetesApi:
 
         sent = self._clock.seconds() if self._clock else 0.0
         try:
-            response = await self._api.call_api(*request, _request_timeout=timeout)
+            response = await self._api.call_api(method, url, headers, body, _request_timeout=timeout)
             async with response.response as answer:
                 if self._clock and answer.status < 400:
                     self._clock.see(answer.headers.get("Date"), sent)

@@ -15,7 +15,7 @@ from typing import NoReturn
 _log = logging.getLogger(__name__)
 STILL_SECONDS = 1.0
 """A loop that has not moved for longer is told, with what the loop's thread does."""
-_BEAT_SECONDS = 0.05
+_BEAT_SECONDS = 0.1
 _LOOK_SECONDS = 0.25
 _MOST_FRAMES = 30
 

@@ -37,7 +37,7 @@ def event_loop_lag() -> Histogram:
     """By how many seconds the event loop wakes too late; of no registry yet."""
     return Histogram(
         "dtj_event_loop_lag_seconds",
-        "By how much the operator's event loop wakes too late, measured 20 times a second: for so long one pass kept "
+        "By how much the operator's event loop wakes too late, measured 10 times a second: for so long one pass kept "
         "all others waiting.",
         buckets=_LAG_SECONDS,
         registry=None,

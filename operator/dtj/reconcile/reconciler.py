@@ -220,14 +220,19 @@ class Reconciler:
             if pod.owner == job.uid and (delegates or not pod.delegated)
         ]
         memory.cost = time.thread_time() - begun
-        plan = None if wrong else await self._aside(memory, job, pods, partial(self._plan, job))
         # The Secret of a job with pods got its name before.
-        names_secret = bool(plan and plan.ssh_secret and job.status.ssh_secret is None and not pods)
-        if names_secret:
+        unnamed = job.status.ssh_secret is None and not pods and not wrong
+        if unnamed:
             memory.ssh_secret = memory.ssh_secret or ssh_secret_name(job.name, token_hex(4))
-            named = job.status.model_copy(update={"ssh_secret": memory.ssh_secret})
+        named = job.status.model_copy(update={"ssh_secret": memory.ssh_secret}) if unnamed else job.status
+        plan = (
+            None
+            if wrong
+            else await self._aside(memory, job, pods, partial(self._plan, replace(job, status=named)))
+        )
+        names_secret = unnamed and plan is not None and plan.ssh_secret is not None
+        if names_secret:
             job = replace(job, status=named)
-            plan = await self._aside(memory, job, pods, partial(self._plan, job))
         now = self._clock()
         self._learn_of_last_write(job, memory, pods, now)
         # What is stored, should this pass break off.
@@ -271,8 +276,8 @@ class Reconciler:
             if await self._make_ssh_secret(job, memory, todo):
                 todo = [action for action in todo if not isinstance(action, CreateSshSecret)]
             else:
-                unnamed = evaluation.status.model_copy(update={"ssh_secret": None})
-                evaluation = replace(evaluation, status=unnamed)
+                told = evaluation.status.model_copy(update={"ssh_secret": None})
+                evaluation = replace(evaluation, status=told)
                 # No pod is made that needs a Secret of which the status does not tell.
                 todo = [action for action in todo if not isinstance(action, (CreatePod, Create))]
         soon = self._write_soon(job, plan, memory, evaluation.status, todo, now)
