@@ -36,12 +36,12 @@ def test_the_lag_is_what_a_pass_holds_the_loop_up() -> None:
         await asyncio.sleep(1)
         assert len(lags) == pytest.approx(10, abs=1)
         assert max(lags) == pytest.approx(0, abs=1e-6)
-        assert heartbeat.still() <= 0.05 + 1e-6
+        assert heartbeat.still() <= 0.1 + 1e-6
         loop._jump.now += 4  # type: ignore[attr-defined]
         assert heartbeat.still() >= 4
         await asyncio.sleep(0.1)
-        assert max(lags) == pytest.approx(4, abs=0.06)
-        assert heartbeat.still() <= 0.05 + 1e-6
+        assert max(lags) == pytest.approx(4, abs=0.11)
+        assert heartbeat.still() <= 0.1 + 1e-6
         beating.cancel()
 
     virtual_time.run(story())
