@@ -6,6 +6,7 @@ import logging
 from collections.abc import Callable
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
+from functools import lru_cache
 
 _log = logging.getLogger(__name__)
 # The clocks of several API servers differ by as much without a fault. Within it, no answer moves the clock.
@@ -55,6 +56,7 @@ class ServerClock:
             )
 
 
+@lru_cache(maxsize=16)
 def _written(date: str | None) -> float | None:
     """A Date header in Unix time; None where it has none that can be read."""
     try:
