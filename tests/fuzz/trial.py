@@ -22,6 +22,7 @@ from dtj.api.identity import GROUP, KIND, VERSION
 from dtj.api.job import LONGEST_MESSAGE, MOST_FAULTS, Manifest
 from dtj.api.job_file import read_job_file
 from dtj.cli.plan_summary import print_summary
+from dtj.cluster.port import ApiError
 from dtj.plan.job import plan_job
 from tests.unit.support.fake_cluster import SCHEMA, FakeCluster
 from tests.unit.support.structural import schema_faults
@@ -30,6 +31,8 @@ from tests.unit.support.world import KEY, World
 PASSES = 10
 _NODES = 50
 """Places for pods: of those of a large job most wait, which is enough to see that nothing breaks."""
+_PODS = 1_000
+"""Quota of pods: the memory of more would be that of the API server's double."""
 LONGEST_FILE = 100_000
 """Characters of a job file that is read: PyYAML takes seconds for a megabyte."""
 LONGEST_ANSWER = 400_000
@@ -114,6 +117,7 @@ def _reconcile(seen: Seen, job: Manifest) -> None:
     world.view.deliver()
     world.apply(job)
     world.kubelet.places = _NODES
+    world.cluster.refuse = lambda made: _quota(world.cluster, made)
     in_the_api_server = _timed(world.cluster)
     with asyncio.Runner() as runner:
         for _ in range(PASSES):
@@ -130,6 +134,12 @@ def _reconcile(seen: Seen, job: Manifest) -> None:
     message = (status.get("failure") or {}).get("message") or ""
     if len(message) > LONGEST_MESSAGE:
         seen.wrong.append(f"reconcile: a message of {len(message)} characters")
+
+
+def _quota(cluster: FakeCluster, made: Manifest) -> ApiError | None:
+    if made["kind"] != "Pod" or len(cluster.created_pods) < _PODS:
+        return None
+    return ApiError(403, "Forbidden", "exceeded quota: pods")
 
 
 def _timed(cluster: FakeCluster) -> Callable[[], float]:
