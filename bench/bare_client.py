@@ -20,7 +20,7 @@ from bench.same_requests import bare_event, bare_status
 from dtj.api.job import read_job
 from dtj.plan.job import plan_job
 from dtj.plan.model import Plan
-from dtj.reconcile.slow_start import MOST_AT_ONCE, slow_start
+from dtj.reconcile.slow_start import slow_start
 
 
 class BareClient:
@@ -124,14 +124,14 @@ class BareClient:
 
         for stage in plan.stage_names:
             wanted = [name for name in stage if name in which]
-            await slow_start(make, wanted, MOST_AT_ONCE)
+            await slow_start(make, wanted)
             await self._until(lambda of=wanted: all(self._pods.get(name) == "Running" for name in of))
 
     async def _end(self, names: Collection[str]) -> None:
         async def end(name: str) -> None:
             await self._api.delete(f"{collection(self._namespace, 'Pod')}/{name}")
 
-        await slow_start(end, list(names), MOST_AT_ONCE)
+        await slow_start(end, list(names))
         await self._until(lambda: not self._pods.keys() & set(names))
 
     async def _tell(self, phase: str) -> None:

@@ -133,6 +133,7 @@ async def start(
         remembered(plan),
         counts_after=_COUNTS_SECONDS,
         moves=queue.moved,
+        crowded=queue.crowded,
     )
     memo.cluster, memo.progress, memo.children = cluster, progress, children
     memo.controller = Controller(queue, reconciler, view, metrics)

@@ -159,6 +159,28 @@ async def test_requests_start_slowly_and_are_16_at_a_time_at_most() -> None:
     assert [max(batches[:1]), max(batches[1:3]), max(batches[3:7])] == [1, 2, 4]
 
 
+async def test_a_large_job_leaves_other_jobs_most_of_the_api_server() -> None:
+    world, running, most = World(**workers(40)), 0, 0
+    create = world.cluster.create
+
+    async def counted(manifest: Manifest) -> Manifest:
+        nonlocal running, most
+        running += 1
+        most = max(most, running)
+        await asyncio.sleep(0)
+        running -= 1
+        return await create(manifest)
+
+    world.cluster.create = counted  # type: ignore[method-assign]
+    world.reconciler._crowded = lambda: True
+
+    world.view.deliver()
+    await world.turn()
+
+    assert most == 4
+    assert len(world.pod_names()) == 40
+
+
 async def test_the_first_failure_of_a_batch_is_raised_and_no_other_batch_begins() -> None:
     done: list[int] = []
 

@@ -244,3 +244,18 @@ async def test_namespaces_take_turns(queue: WorkQueue) -> None:
 
     assert taken == [crowd[0], A, ("other", "c"), crowd[1], B, crowd[2]]
     assert len(queue) == 0
+
+
+async def test_a_queue_with_several_jobs_in_hand_or_waiting_is_crowded(queue: WorkQueue) -> None:
+    seen = []
+    for key in (A, B):
+        queue.add(key)
+        seen.append(queue.crowded())
+    for _ in range(2):
+        await queue.take()
+        seen.append(queue.crowded())
+    for key in (A, B):
+        queue.done(key)
+        seen.append(queue.crowded())
+
+    assert seen == [False, True, True, True, False, False]

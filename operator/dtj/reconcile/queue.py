@@ -146,6 +146,10 @@ class WorkQueue:
     def __len__(self) -> int:
         return len(self._since)
 
+    def crowded(self) -> bool:
+        """Whether more than one key waits or is in a worker's hands."""
+        return len(self._since) + len(self._busy) > 1
+
     def oldest(self) -> float:
         """Seconds that a key has waited, or been in hands that made no headway, at most."""
         now = self._clock()

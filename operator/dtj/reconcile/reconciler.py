@@ -78,6 +78,8 @@ _BEHIND_SECONDS = 1.0
 _LARGE = 200
 # A pass makes and deletes so many pods at most: the other jobs get their turn before the next pass goes on.
 _MOST_ACTIONS = 500
+# While other jobs have passes, a job's pods are made so many at a time.
+_BESIDE_OTHERS = 4
 # A pass over a job waits so many times as long as the last one took of a processor: a tenth of one for each job.
 _REST = 9.0
 # A pass over a job that has ended waits so long: the pods that are left come to their end together.
@@ -141,12 +143,14 @@ class Reconciler:
         counts_after: float = 0.0,
         moves: Callable[[Key], None] = lambda _: None,
         at_once: int = MOST_AT_ONCE,
+        crowded: Callable[[], bool] = lambda: False,
     ) -> None:
         """plan: what a job without faults needs; another place than a cluster plans otherwise.
         counts_after: seconds after a write of its status for which it waits to be written again where only its pods
         are further: several of them come together.
         moves: told the job of each request that was answered: a pass over a large job may take long.
         at_once: pods of a job that are made, or told to end, at a time.
+        crowded: whether other jobs have, or wait for, a pass: a large one then leaves them most of the API server.
         """
         self._plan = plan
         self._counts_after = timedelta(seconds=counts_after)
@@ -157,6 +161,7 @@ class Reconciler:
         self._clock = clock
         self._moves = moves
         self._at_once = at_once
+        self._crowded = crowded
         self._memory: dict[Key, _Memory] = {}
 
     async def reconcile(self, key: Key) -> float | None:
@@ -384,7 +389,7 @@ class Reconciler:
 
         try:
             for parallel, some in groupby(todo[:_MOST_ACTIONS], _is_of_a_pod):
-                await slow_start(carry_out, list(some), self._at_once if parallel else 1)
+                await slow_start(carry_out, list(some), self._share if parallel else lambda: 1)
         except Unseen as unseen:
             _log.info("%s/%s: %s", job.namespace, job.name, unseen)
             evaluation = looked_at(evaluation, _BEHIND_SECONDS)
@@ -404,6 +409,10 @@ class Reconciler:
         if memory.refusal is not None:
             return min(_REFUSED_SECONDS, evaluation.look_again or _REFUSED_SECONDS)
         return 0.0 if todo[_MOST_ACTIONS:] else evaluation.look_again
+
+    def _share(self) -> int:
+        """How many requests for pods of one job may be under way."""
+        return min(self._at_once, _BESIDE_OTHERS) if self._crowded() else self._at_once
 
     async def _carry_out(self, job: Job, plan: Plan | None, memory: _Memory, action: Action) -> None:
         match action:

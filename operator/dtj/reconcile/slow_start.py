@@ -11,15 +11,16 @@ T = TypeVar("T")
 
 
 async def slow_start(
-    do: Callable[[T], Awaitable[None]], items: Sequence[T], most: int = MOST_AT_ONCE
+    do: Callable[[T], Awaitable[None]], items: Sequence[T], most: Callable[[], int] = lambda: MOST_AT_ONCE
 ) -> None:
-    """Do it for 1, 2, 4, … items at a time, and for `most` in the end.
+    """Do it for 1, 2, 4, … items at a time, and for no more than `most`, which is asked before each batch.
 
     After a batch in which one fails, no other begins: what a quota refuses is not tried thousands of times. Raises
     what the first item of that batch that failed raised.
     """
     begin, size = 0, 1
     while begin < len(items):
+        size = min(size, most())
         batch = items[begin : begin + size]
         if len(batch) == 1:
             await do(batch[0])
@@ -28,4 +29,4 @@ async def slow_start(
             for result in results:
                 if isinstance(result, BaseException):
                     raise result
-        begin, size = begin + size, min(2 * size, most)
+        begin, size = begin + size, 2 * size
