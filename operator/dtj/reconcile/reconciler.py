@@ -532,7 +532,7 @@ class Reconciler:
             return
         before, wanted = memory.unsure
         memory.unsure = None
-        # Without the times: it may be of an earlier try than the last.
+        # Compare without timestamps: the stored status may stem from an earlier retry of the same write.
         if happenings(before, job.status) == happenings(before, wanted):
             self._tell(job, memory, before, job.status, pods, now)
 
