@@ -115,7 +115,12 @@ def _reconcile(seen: Seen, job: Manifest) -> None:
     world = World()
     world.cluster.remove((KIND, *KEY))
     world.view.deliver()
-    world.apply(job)
+    try:
+        world.apply(job)
+    except RecursionError:
+        # The double is Python. The operator's tests send such a job over a socket.
+        seen.what["too deep for the API server's double"] += 1
+        return
     world.kubelet.places = _NODES
     world.cluster.refuse = lambda made: _quota(world.cluster, made)
     in_the_api_server = _timed(world.cluster)
