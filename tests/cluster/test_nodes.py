@@ -5,6 +5,7 @@ than the steps since the newest checkpoint.
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from datetime import datetime
 from itertools import pairwise
 from typing import Any
@@ -45,16 +46,9 @@ def test_containers_whose_end_nobody_saw_are_lost_with_their_node(
     namespace: Namespace, victim: nodes.Machine
 ) -> None:
     """As after a reboot: the kubelet tells of exit code 255, reason Unknown."""
-    job = namespace.apply(job_on_both_nodes("rebooted", "Horovod", victim.name))
-    saved = checkpoint(job)
-    ((lost, uid),) = pods_on(job, victim.name).items()
-
-    victim.kill_containers()
-    trains_again(job, lost, uid)
-    status = come_to_an_end(job)
-
-    told_as_lost_once(status, lost)
-    went_on_from(job, status, saved)
+    outlives(
+        namespace.apply(job_on_both_nodes("rebooted", "Horovod", victim.name)), victim, victim.kill_containers
+    )
 
 
 # The others are rows of tests/cluster/chaos.
@@ -63,16 +57,21 @@ def test_a_parameter_server_job_goes_on_when_the_node_of_a_worker_is_killed(
     namespace: Namespace, victim: nodes.Machine
 ) -> None:
     job = namespace.apply(job_on_both_nodes("unplugged", "ParameterServer", victim.name))
+    outlives(job, victim, victim.kill)
+    print(f"worker killed: no step for {longest_pause(job):.0f} s")
+
+
+def outlives(job: Job, victim: nodes.Machine, harm: Callable[[], None]) -> None:
+    """Do harm to the victim, and see that the job goes on, counts one loss and keeps its checkpoint."""
     saved = checkpoint(job)
     ((lost, uid),) = pods_on(job, victim.name).items()
 
-    victim.kill()
+    harm()
     trains_again(job, lost, uid)
     status = come_to_an_end(job)
 
     told_as_lost_once(status, lost)
     went_on_from(job, status, saved)
-    print(f"worker killed: no step for {longest_pause(job):.0f} s")
 
 
 def job_on_both_nodes(name: str, strategy: str, victim: str) -> Manifest:

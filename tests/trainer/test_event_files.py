@@ -6,7 +6,6 @@ import json
 import logging
 import os
 import signal
-import socket
 import subprocess
 import sys
 import threading
@@ -18,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.ipv6 import has_ipv6
 from tests.trainer.conftest import ObjectStore, free_ports
 
 from dtj_trainer import contract, tensorboard_pod
@@ -139,14 +139,6 @@ def shown(port: int, host: str = "127.0.0.1") -> dict[int, float] | None:
             return {point[1]: point[2] for point in json.load(answer)}
     except (urllib.error.URLError, ConnectionError):
         return None
-
-
-def has_ipv6() -> bool:
-    try:
-        with socket.create_server(("::1", 0), family=socket.AF_INET6):
-            return True
-    except OSError:
-        return False
 
 
 def wait_until_shown(port: int, expected: dict[int, float], process: subprocess.Popen[str]) -> None:

@@ -20,17 +20,10 @@ from dtj.plan.horovod import SSHD_CONFIG
 from dtj.reconcile.health import Health
 from dtj.reconcile.metrics_server import serve_metrics
 from dtj_trainer.launch.status_server import StatusServer
+from tests.ipv6 import has_ipv6
 from tests.unit.support.tls import HOST
 
 Listener = Callable[[int], AbstractAsyncContextManager[None]]
-
-
-def has_ipv6() -> bool:
-    try:
-        with socket.create_server(("::1", 0), family=socket.AF_INET6):
-            return True
-    except OSError:
-        return False
 
 
 needs_ipv6 = pytest.mark.skipif(not has_ipv6(), reason="this machine has no IPv6")
