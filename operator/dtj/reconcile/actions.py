@@ -7,9 +7,10 @@ from dataclasses import dataclass
 
 from dtj.api.job import Job, Manifest
 from dtj.api.spec import CleanPodPolicy, Resume
-from dtj.api.status import ConditionType, JobStatus
+from dtj.api.status import ConditionType
 from dtj.plan.model import Plan, Replica
 from dtj.plan.parameter_server import CHIEF
+from dtj.reconcile.expectation import stored_attempts
 from dtj.reconcile.view import Owned
 from dtj.status.cleaning import ends_pods
 from dtj.status.draft import Evaluation
@@ -141,7 +142,11 @@ def actions(
     if evaluation.status.finished:
         expired = [ExpireJob()] if evaluation.expired else []
         return [*forced, *clean_up(job, evaluation, pods), *_ungrouped(plan), *expired]
-    attempts = plan.attempts if plan is not None else _stored_attempts(job, evaluation.status, pods)
+    if plan is not None:
+        attempts = plan.attempts
+    else:
+        alone = evaluation.status.replica_attempts is not None or any(pod.role == CHIEF for pod in pods)
+        attempts = stored_attempts(job, evaluation.status, [pod.name for pod in pods], alone=alone)
     keep = job.spec.run_policy.clean_pod_policy is CleanPodPolicy.NONE
     result = forced + [
         DeletePod(pod.name, pod.uid)
@@ -182,14 +187,6 @@ def actions(
     if due and plan.pod_group is not None:
         result.append(EnsurePodGroup(plan.pod_group))
     return result + due
-
-
-def _stored_attempts(job: Job, status: JobStatus, pods: Sequence[PodView]) -> dict[str, int]:
-    """In which attempt each pod is to be, of a job that can't be planned any more."""
-    if status.replica_attempts is None and not any(pod.role == CHIEF for pod in pods):
-        return {pod.name: status.attempt for pod in pods}
-    known = status.replica_attempts or {}
-    return {pod.name: known.get(pod.name.removeprefix(f"{job.name}-"), 1) for pod in pods}
 
 
 def _ungrouped(plan: Plan | None) -> list[Action]:

@@ -66,8 +66,12 @@ def decide(job: Job, plan: Plan | None, faults: Sequence[Fault], seen: Snapshot)
 
 def looked_at(evaluation: Evaluation, *seconds: float | None) -> Evaluation:
     """The same, to be looked at again as soon as any of these says, too."""
-    waits = [wait for wait in (evaluation.look_again, *seconds) if wait is not None]
-    return replace(evaluation, look_again=min(waits, default=None))
+    return replace(evaluation, look_again=soonest(evaluation.look_again, *seconds))
+
+
+def soonest(*waits: float | None) -> float | None:
+    """The shortest of these waits; None where there is none."""
+    return min((wait for wait in waits if wait is not None), default=None)
 
 
 def read(manifest: Manifest) -> tuple[Job, list[Fault]]:

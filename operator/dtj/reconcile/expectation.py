@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from dtj.api.job import Job
 from dtj.api.names import pod_name
 from dtj.api.spec import ParameterServer
+from dtj.api.status import JobStatus
 from dtj.plan.horovod import LAUNCHER, WORKER
 from dtj.plan.model import Plan
 from dtj.plan.parameter_server import CHIEF, EVALUATOR, PS
@@ -49,7 +50,6 @@ def stored_expectation(job: Job, pods: Sequence[PodView]) -> Expected | None:
         return None
     names = {role: [pod_name(job.name, role, index) for index in range(roles[role])] for role in roles}
     alone = decisive == CHIEF
-    known = status.replica_attempts or {}
     state = frozenset(names.get(PS, []) + names[decisive])
     last = names[decisive] + names.get(EVALUATOR, [])
     first = [name for role in roles for name in names[role] if name not in last]
@@ -59,13 +59,17 @@ def stored_expectation(job: Job, pods: Sequence[PodView]) -> Expected | None:
         decisive=names[decisive],
         reporter=names[decisive if alone else WORKER][0],
         artifacts_uri=status.artifacts.uri if status.artifacts else None,
-        attempts={
-            name: known.get(name.removeprefix(f"{job.name}-"), 1) if alone else attempt
-            for name in first + last
-        },
+        attempts=stored_attempts(job, status, first + last, alone=alone),
         restarts_with={name: state if name in state else frozenset({name}) for name in first + last}
         if alone
         else None,
         evaluator=next(iter(names.get(EVALUATOR, [])), None),
     )
     return with_launcher(expected, pods, attempt)
+
+
+def stored_attempts(job: Job, status: JobStatus, pods: Iterable[str], *, alone: bool) -> dict[str, int]:
+    """The attempt of each pod by the status, for a job without a plan. alone: whether replicas restart one by one."""
+    known = status.replica_attempts or {}
+    attempt = max(status.attempt, 1)
+    return {name: known.get(name.removeprefix(f"{job.name}-"), 1) if alone else attempt for name in pods}

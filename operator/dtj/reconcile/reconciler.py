@@ -42,7 +42,7 @@ from dtj.reconcile.actions import (
     ForceDeletePod,
     ReplaceData,
 )
-from dtj.reconcile.decision import Decision, Snapshot, decide, looked_at, read
+from dtj.reconcile.decision import Decision, Snapshot, decide, looked_at, read, soonest
 from dtj.reconcile.delegation import check_served, find_mpijob
 from dtj.reconcile.lately import Lately
 from dtj.reconcile.metrics import Metrics
@@ -74,15 +74,15 @@ _CONFLICT = 409
 _CONDITIONS = frozenset(kind.value for kind in ConditionType)
 # How soon a cache that is behind is looked at again, should no event come.
 _BEHIND_SECONDS = 1.0
-# A job of more pods is planned and evaluated in a thread: the event loop goes on.
+# A job with more pods than this is planned and evaluated in a thread, so that the event loop goes on.
 _LARGE = 200
-# A pass makes and deletes so many pods at most: the other jobs get their turn before the next pass goes on.
+# The most requests that follow from one pass. The next pass sends the rest, after other jobs have had their turn.
 _MOST_ACTIONS = 500
-# While other jobs have passes, a job's pods are made so many at a time.
+# The most requests for pods of one job at a time, while other jobs have passes.
 _BESIDE_OTHERS = 4
-# A pass over a job waits so many times as long as the last one took of a processor: a tenth of one for each job.
+# The pause before a job's next pass, in processor times of the last pass: one job takes a tenth of a core at most.
 _REST = 9.0
-# A pass over a job that has ended waits so long: the pods that are left come to their end together.
+# The pause before the next pass over a job that has ended: one pass sees the end of several pods.
 _OVER_SECONDS = 1.0
 T = TypeVar("T")
 
@@ -180,7 +180,7 @@ class Reconciler:
             return strays
         again = await self._reconcile(key, manifest)
         untold = self._memory[key].untold.due_in(self._clock())
-        return _soonest(strays, again, untold)
+        return soonest(strays, again, untold)
 
     def rest(self, key: Key) -> float:
         """Seconds for which a job is to be left alone after its last pass."""
@@ -300,7 +300,7 @@ class Reconciler:
         if evaluation.status.attempt != max(job.status.attempt, 1):
             return 0.0  # the plan of the new attempt is made in a pass of its own
         again = await self._act(key, job, plan, memory, todo, looked_at(evaluation, soon))
-        again = _soonest(again, memory.lately.due_in(now))
+        again = soonest(again, memory.lately.due_in(now))
         if plan is None:
             return again
         return await self._keep_tensorboard(job, plan, memory, seen.services, seen.boards, again)
@@ -328,7 +328,7 @@ class Reconciler:
                 return 0.0  # to say so in the status
             if before is None:
                 return again
-        return _soonest(again, _REFUSED_SECONDS)
+        return soonest(again, _REFUSED_SECONDS)
 
     async def _aside(
         self,
@@ -572,11 +572,6 @@ class Reconciler:
         self._memory.pop(key, None)
         self._metrics.jobs.forget(key)
         self._progress.leave(key)
-
-
-def _soonest(*waits: float | None) -> float | None:
-    """The shortest of these waits; None where there is none."""
-    return min((wait for wait in waits if wait is not None), default=None)
 
 
 def _status_patch(manifest: Mapping[str, Any], status: JobStatus) -> Manifest:
