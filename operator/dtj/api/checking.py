@@ -47,7 +47,7 @@ def check(manifest: Mapping[str, Any]) -> tuple[Job | None, list[Fault]]:
 
 
 def _has_more_entries(manifest: Mapping[str, Any]) -> bool:
-    """Whether the job's author has written more than MOST_ENTRIES. It stops as soon as that is known."""
+    """Whether the job has more than MOST_ENTRIES, its status not counted. Counting stops at that number."""
     waiting: list[Any] = [value for key, value in manifest.items() if key not in ("status", "metadata")]
     metadata = manifest.get("metadata")
     if isinstance(metadata, dict):

@@ -32,7 +32,7 @@ def key_shown(key: Any) -> str:
 
 
 def is_text(value: Any) -> bool:
-    """Whether it is a string, and not one with half of a character (a lone surrogate), which nothing can write."""
+    """Whether a value is a string that UTF-8 can encode. A string with a lone surrogate is not."""
     if not isinstance(value, str):
         return False
     try:

@@ -24,12 +24,12 @@ for _tag, _pattern, _first in IMPLICIT:
 
 
 def dump(data: Any, *, width: int = 110, **style: Any) -> str:
-    """A document, with the keys in their order. style: of `yaml.dump`."""
+    """Write one document. The keys keep their order. style: further arguments of `yaml.dump`."""
     text: str = yaml.dump(data, Dumper=_Dumper, sort_keys=False, width=width, **style)
     return text
 
 
 def dump_all(documents: Iterable[Any]) -> str:
-    """Several documents."""
+    """Write several documents. The keys keep their order."""
     text: str = yaml.dump_all(documents, Dumper=_Dumper, sort_keys=False)
     return text

@@ -10,7 +10,7 @@ from dtj.api.nesting import read_json
 
 
 async def decoded(text: str | bytes) -> Any:
-    """As `read_json`; what takes that longer than Python's own does not hold the event loop."""
+    """The result of `read_json`. Text that is nested too deeply for `json.loads` is read in a thread."""
     try:
         return json.loads(text)
     except RecursionError:

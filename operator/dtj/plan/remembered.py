@@ -17,11 +17,11 @@ MOST_REPLICAS = 20_000
 
 
 def remembered(plan: Callable[[Job], Plan], most_replicas: int = MOST_REPLICAS) -> Callable[[Job], Plan]:
-    """The same plans, without the work for those of the jobs that were planned last; nobody may change a plan. May be
-    called by several threads.
+    """A function that returns the same plans as `plan`, and remembers the plans of the jobs that it planned last.
 
-    Of a job's status a plan gets what is told apart here, and nothing else, so that it can not depend on more. The
-    last plan is always remembered, whatever its size.
+    Callers must not change a plan. Several threads may call the function. `plan` sees only those fields of a job's
+    status that the function compares, so a plan cannot depend on other fields. The function always remembers the last
+    plan, whatever its size.
     """
     plans: OrderedDict[str, tuple[Mapping[str, Any], Plan]] = OrderedDict()
     replicas, lock = 0, Lock()

@@ -86,7 +86,7 @@ def _evaluate(
 
 
 def _is_taken_up(old: JobStatus, observed: Observed) -> bool:
-    """Whether pods of the job are there or were, or it is suspended: it then waits for a spec that can be planned."""
+    """Whether the job has or had pods, or is suspended. An invalid spec does not end such a job."""
     began = old.all_running_time is not None or old.attempt > 1
     return bool(observed.pods) or began or old.holds(ConditionType.SUSPENDED)
 
