@@ -19,7 +19,7 @@ from dtj_trainer.artifacts import checkpoints, s3
 from dtj_trainer.artifacts.checkpoint_index import read_index
 from dtj_trainer.artifacts.checkpoint_upload import CheckpointUploader
 from dtj_trainer.artifacts.local_checkpoints import by_step, read_entries
-from dtj_trainer.artifacts.manifest import Entry, Manifest, ManifestError, StoredFile
+from dtj_trainer.artifacts.manifest import VERSION, Entry, Manifest, ManifestError, StoredFile
 from dtj_trainer.artifacts.restore import restore
 from dtj_trainer.artifacts.retention import Candidate, kept
 from dtj_trainer.artifacts.steps import step_of
@@ -495,3 +495,61 @@ def test_torn_leftovers_go_once_there_is_something_new(folder, store):
     save(6)
     sync.upload_pass(ended=True, died_ns=None)
     assert keys(store, "5") == []
+
+
+DAMAGES = {
+    "another content": lambda store, step: store.put_bytes(f"{step}/state", b"other 2"),
+    "a file is gone": lambda store, step: store.delete([f"{step}/state"]),
+    "no JSON": lambda store, step: store.put_bytes(f"{step}/manifest.json", b"{"),
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_training_does_not_start_from_0_over_checkpoints_that_are_all_damaged(
+    folder, store, tmp_path, damage
+):
+    for step in (1, 2):
+        save(step)
+    upload(folder, store)
+    for step in (1, 2):
+        DAMAGES[damage](store, step)
+    with pytest.raises(s3.S3Error, match=r"no checkpoint below s3://\S+ can be restored: 2 damaged") as told:
+        restore(store, other(tmp_path), "Auto")
+    assert not told.value.transient
+    assert "set spec.artifacts.resume: Never" in str(told.value)
+    assert restore(store, other(tmp_path), "Never") is None
+
+
+def of_a_later_release(store, step: int) -> None:
+    """Make a checkpoint's manifest one of the next version, in which all but the version may be different."""
+    store.put_bytes(f"{step}/manifest.json", json.dumps({"version": VERSION + 1, "shards": []}).encode())
+
+
+def test_a_checkpoint_of_a_later_release_is_refused_and_stays(folder, store, tmp_path):
+    for step in (1, 2):
+        save(step)
+    upload(folder, store)
+    of_a_later_release(store, 2)
+    with pytest.raises(s3.S3Error, match=f"this release reads manifests up to version {VERSION}") as told:
+        restore(store, other(tmp_path), "Auto")
+    assert not told.value.transient
+    assert store.uri("2") in str(told.value)
+    assert names_in(other(tmp_path)) == []
+    for step in (3, 4):
+        save(step)
+    upload(folder, store, keep=1, attempt=2)
+    assert "2/state" in keys(store, "2")
+    # With resume: Never the next attempt wrote checkpoints of its own, which are newer.
+    restored = restore(store, other(tmp_path), "Auto")
+    assert restored is not None
+    assert restored.manifest.folder == "4-2"
+
+
+def test_a_later_release_s_checkpoint_to_resume_from_is_refused(folder, store, job_store, job_uri, tmp_path):
+    save(1)
+    upload(folder, store)
+    of_a_later_release(store, 1)
+    own = job_store.below("second-job/checkpoints")
+    for below in ("", "/checkpoints", "/checkpoints/1"):
+        with pytest.raises(s3.S3Error, match=rf"version.* {VERSION}"):
+            restore(own, other(tmp_path), f"{job_uri}{below}")

@@ -7,9 +7,9 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from dtj_trainer import contract
-from dtj_trainer.artifacts.manifest import Manifest, ManifestError, step_and_claim
+from dtj_trainer.artifacts.manifest import Manifest, ManifestError, NewerManifest, step_and_claim
 from dtj_trainer.artifacts.retention import Candidate
-from dtj_trainer.artifacts.s3 import NoSuchKey
+from dtj_trainer.artifacts.s3 import DamagedObject, NoSuchKey
 
 if TYPE_CHECKING:
     from dtj_trainer.artifacts.store import Store
@@ -19,10 +19,15 @@ log = logging.getLogger(__name__)
 
 @dataclass
 class CheckpointIndex:
-    """Manifests by folder, and the folders that have files but no manifest that can be read."""
+    """Manifests by folder, and the folders without a manifest that can be read."""
 
     manifests: dict[str, Manifest] = field(default_factory=dict)
     torn: set[str] = field(default_factory=set)
+    """Folders without a manifest, and those of `damaged`: what is removed once there is something newer."""
+    damaged: dict[str, str] = field(default_factory=dict)
+    """By folder: what is wrong with its manifest."""
+    newer: dict[str, tuple[int, int]] = field(default_factory=dict)
+    """Folders whose manifest a later release wrote, with their age as `age` tells it. Nothing removes them."""
 
     def newest_first(self) -> list[Manifest]:
         """The manifests in the order in which a restore tries them."""
@@ -51,12 +56,16 @@ def read_index(store: Store, *, warn: bool = False) -> CheckpointIndex:
             if (manifest.step, manifest.claim) != expected:
                 raise ManifestError(f"the manifest is of checkpoint {manifest.folder}")
             index.manifests[folder] = manifest
+        except NewerManifest:
+            step, claim = expected
+            index.newer[folder] = claim, step
         except NoSuchKey:
             index.torn.add(folder)
             if warn:
                 log.warning("checkpoint %s is torn: it has no manifest; skipped", store.uri(folder))
-        except ManifestError as error:
+        except (ManifestError, DamagedObject) as error:
             index.torn.add(folder)
+            index.damaged[folder] = str(error)
             if warn:
                 log.warning("checkpoint %s is damaged: %s; skipped", store.uri(folder), error)
     return index

@@ -12,11 +12,16 @@ EntryKind = Literal["file", "directory"]
 MetricMode = Literal["max", "min"]
 
 VERSION = 1
+"""Of the manifests that are written, and the newest that is read."""
 _HASH_BLOCK_BYTES = 1024 * 1024
 
 
 class ManifestError(ValueError):
     """A manifest that can't be trusted; the message says what is wrong with it."""
+
+
+class NewerManifest(ManifestError):
+    """A manifest of a version that a later release writes: its checkpoint may well be whole."""
 
 
 @dataclass(frozen=True)
@@ -87,11 +92,16 @@ class Manifest:
     def from_json(content: bytes) -> Manifest:
         """Read a manifest back.
 
-        Raises ManifestError: not JSON, a field missing or of another type, a path that leaves the
-        checkpoints folder, or a file that belongs to none of the entries.
+        Raises NewerManifest: of a version above VERSION. Raises ManifestError: not JSON, a field missing or of
+        another type, a path that leaves the checkpoints folder, or a file that belongs to none of the entries.
         """
         try:
             read = json.loads(content)
+            version = int(read["version"])
+            if version > VERSION:
+                raise NewerManifest(
+                    f"the manifest has version {version}, and this dtj_trainer reads versions up to {VERSION}"
+                )
             manifest = Manifest(
                 step=int(read["step"]),
                 time=str(read["time"]),
@@ -105,7 +115,9 @@ class Manifest:
                 metric_mode=_mode(read.get("metricMode", "max")),
                 claim=int(read.get("claim", 1)),
             )
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
+        except ManifestError:
+            raise
+        except (ValueError, KeyError, TypeError, AttributeError, OverflowError) as error:
             raise ManifestError(f"the manifest can't be read: {error!r}") from error
         _check_paths(manifest)
         return manifest

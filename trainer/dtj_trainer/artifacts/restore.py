@@ -7,8 +7,8 @@ import shutil
 from typing import TYPE_CHECKING, NamedTuple
 
 from dtj_trainer import contract
-from dtj_trainer.artifacts.checkpoint_index import read_index
-from dtj_trainer.artifacts.manifest import Manifest, ManifestError, StoredFile, fault_of
+from dtj_trainer.artifacts.checkpoint_index import CheckpointIndex, age, read_index
+from dtj_trainer.artifacts.manifest import VERSION, Manifest, ManifestError, StoredFile, fault_of
 from dtj_trainer.artifacts.s3 import Changed, DamagedObject, NoSuchKey, S3Error
 from dtj_trainer.artifacts.store import Store, open_store
 from dtj_trainer.artifacts.tensorflow_state import STATE_FILE, write_state
@@ -20,6 +20,7 @@ log = logging.getLogger(__name__)
 
 RESUME_AUTO = "Auto"
 RESUME_NEVER = "Never"
+_TO_START_ANEW = "To start from 0 instead, set spec.artifacts.resume: Never"
 
 
 class Restored(NamedTuple):
@@ -38,7 +39,8 @@ def restore(own: Store, folder: Path, resume: str) -> Restored | None:
     job's checkpoints, used when the job has none itself. A torn or damaged checkpoint is skipped with a
     warning, and the one before it used.
 
-    Raises S3Error: the bucket can't be read, or the other prefix holds no good checkpoint.
+    Raises S3Error: the bucket can't be read; there are checkpoints and none of them can be restored; or the
+    other prefix holds no good checkpoint.
     Raises ValueError: `resume` is none of these.
     """
     if resume == RESUME_NEVER:
@@ -80,11 +82,19 @@ def _restore_exactly(checkpoint: Store, folder: Path) -> Manifest | None:
 
 
 def restore_newest(store: Store, folder: Path) -> Manifest | None:
-    """Restore the newest checkpoint below a checkpoints prefix whose files are what its manifest says."""
+    """Restore the newest checkpoint below a checkpoints prefix whose files are what its manifest says.
+
+    None: no upload below the prefix was ever completed. Raises S3Error where all that were are damaged, or where
+    a later release wrote the newest: training from 0 would put new checkpoints in their place.
+    """
     index = read_index(store, warn=True)
     waiting = index.newest_first()
-    while waiting:
-        manifest = waiting.pop(0)
+    damaged = dict(index.damaged)
+    while True:
+        manifest = waiting.pop(0) if waiting else None
+        _refuse_newer(store, index, manifest)
+        if manifest is None:
+            break
         checkpoint = store.below(manifest.folder)
         fault = fetch(checkpoint, manifest, folder)
         if fault is None:
@@ -92,10 +102,30 @@ def restore_newest(store: Store, folder: Path) -> Manifest | None:
             return manifest
         now = read_index(store)
         if now != index:  # Another one wrote a newer checkpoint, and removed this one.
-            index, waiting = now, now.newest_first()
+            index, waiting, damaged = now, now.newest_first(), dict(now.damaged)
             continue
+        damaged[manifest.folder] = fault
         log.warning("checkpoint %s is damaged: %s; skipped", checkpoint.location.uri, fault)
+    if damaged:
+        told = "; ".join(f"{folder}: {fault}" for folder, fault in list(damaged.items())[:3])
+        raise S3Error(
+            f"no checkpoint below {store.location.uri} can be restored: {len(damaged)} damaged ({told}). "
+            f"{_TO_START_ANEW}",
+            transient=False,
+        )
     return None
+
+
+def _refuse_newer(store: Store, index: CheckpointIndex, manifest: Manifest | None) -> None:
+    """Raise S3Error where a later release wrote a checkpoint after `manifest` (None: at any time)."""
+    after = [folder for folder, when in index.newer.items() if manifest is None or when > age(manifest)]
+    if after:
+        newest = max(after, key=lambda folder: index.newer[folder])
+        raise S3Error(
+            f"a newer release of dtj_trainer wrote the checkpoint {store.uri(newest)}: this release reads "
+            f"manifests up to version {VERSION}. Use an image with the newer release. {_TO_START_ANEW}",
+            transient=False,
+        )
 
 
 def fetch(checkpoint: Store, manifest: Manifest, folder: Path) -> str | None:
