@@ -23,6 +23,7 @@ from dtj_trainer.artifacts.manifest import VERSION, Entry, Manifest, ManifestErr
 from dtj_trainer.artifacts.restore import restore
 from dtj_trainer.artifacts.retention import Candidate, kept
 from dtj_trainer.artifacts.steps import step_of
+from dtj_trainer.artifacts.store import Store
 
 
 @pytest.fixture
@@ -553,3 +554,54 @@ def test_a_later_release_s_checkpoint_to_resume_from_is_refused(folder, store, j
     for below in ("", "/checkpoints", "/checkpoints/1"):
         with pytest.raises(s3.S3Error, match=rf"version.* {VERSION}"):
             restore(own, other(tmp_path), f"{job_uri}{below}")
+
+
+def no_delete(client, code: str, *, whole: bool) -> None:
+    """Have a client's DeleteObjects refused: the request as a whole, or each of its keys."""
+    refusal = {"Code": code, "Message": "not here"}
+
+    def answer(params, **_):
+        if whole:
+            return SimpleNamespace(status_code=403), {"Error": refusal}
+        body = params["body"].decode()
+        errors = [refusal | {"Key": key.split("</Key>")[0]} for key in body.split("<Key>")[1:]]
+        return SimpleNamespace(status_code=200), {"Errors": errors}
+
+    client.meta.events.register("before-call.s3.DeleteObjects", answer)
+
+
+@pytest.mark.parametrize(
+    ("code", "whole"), [("AccessDenied", True), ("AccessDenied", False), ("ObjectLocked", False)]
+)
+def test_what_the_bucket_does_not_let_go_of_stays_with_one_warning(folder, store, caplog, code, whole):
+    client = s3.make_client()
+    no_delete(client, code, whole=whole)
+    asked: list[str] = []
+    client.meta.events.register(
+        "before-send.s3.*", lambda request, **_: asked.append(request.method) and None
+    )
+    locked = Store(store.location, client)
+    store.put_bytes("1-7/state", b"torn")
+    sync = uploader(folder, locked, keep=1)
+    for step in (11, 12, 13):
+        save(step)
+        assert sync.upload_pass(ended=False, died_ns=None)
+    assert sync.upload_pass(ended=True, died_ns=None)
+    assert steps_in(store) == [11, 12, 13]
+    assert caplog.text.count("old checkpoints stay in the bucket") == 1
+    assert code in caplog.text
+    asked.clear()
+    assert sync.upload_pass(ended=True, died_ns=None)
+    assert asked == [], "what was refused is not asked for again"
+
+
+def test_a_deletion_that_may_succeed_later_is_tried_again(folder, store):
+    client = s3.make_client()
+    no_delete(client, "SlowDown", whole=False)
+    sync = uploader(folder, Store(store.location, client), keep=1)
+    save(1)
+    assert sync.upload_pass(ended=False, died_ns=None)
+    save(2)
+    with pytest.raises(s3.S3Error, match=r"/1/manifest.json could not be deleted: SlowDown") as told:
+        sync.upload_pass(ended=False, died_ns=None)
+    assert told.value.transient

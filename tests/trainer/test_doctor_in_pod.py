@@ -56,3 +56,21 @@ def test_a_bucket_that_is_not_there(look):
 def test_a_wrong_secret(look, job_uri, monkeypatch):
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "other")
     assert "SignatureDoesNotMatch" in look(job_uri)["S3 artifacts"][1]
+
+
+def test_a_bucket_that_keeps_what_is_written_is_a_warning(monkeypatch):
+    class Keeps(in_pod._Boto):
+        def __init__(self) -> None:
+            """Without a client."""
+
+        def put(self, uri: str, key: str) -> None:
+            """Take it."""
+
+        def delete(self, uri: str, key: str) -> None:
+            raise PermissionError("AccessDenied")
+
+    monkeypatch.setattr(in_pod, "ARTIFACTS", "s3://training/jobs")
+    found: in_pod.Found = []
+    in_pod._try_artifacts(found, Keeps())
+    assert [told["verdict"] for told in found] == ["warning"]
+    assert found[0]["message"].endswith("so that old checkpoints stay there: AccessDenied")

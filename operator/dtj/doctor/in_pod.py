@@ -75,13 +75,13 @@ def _split(uri: str) -> tuple[str, str]:
     return bucket, prefix + "/" if prefix else ""
 
 
-def _tried(found: Found, name: str, what: str, call: Callable[[], object]) -> object:
-    """The call's result; a failure of any kind is one of the findings."""
+def _tried(found: Found, name: str, what: str, call: Callable[[], object], verdict: str = "failed") -> object:
+    """The call's result; a failure of any kind is one of the findings, with this verdict."""
     try:
         return call()
     except Exception as error:  # noqa: BLE001 - each library has its own, and all are to be told
         said = " ".join(str(error).split())[:_SHORT]
-        found.append({"name": name, "verdict": "failed", "message": f"{what}: {said}"})
+        found.append({"name": name, "verdict": verdict, "message": f"{what}: {said}"})
         return None
 
 
@@ -116,9 +116,8 @@ def _try_artifacts(found: Found, store: _Trainer | _Boto) -> None:
     name, told = "S3 artifacts", len(found)
     _tried(found, name, f"an object can't be written below {ARTIFACTS}", lambda: store.put(ARTIFACTS, KEY))
     if len(found) == told:
-        _tried(
-            found, name, f"an object can't be deleted below {ARTIFACTS}", lambda: store.delete(ARTIFACTS, KEY)
-        )
+        what = f"an object can't be deleted below {ARTIFACTS}, so that old checkpoints stay there"
+        _tried(found, name, what, lambda: store.delete(ARTIFACTS, KEY), verdict="warning")
     if len(found) == told:
         message = f"a pod writes and deletes below {ARTIFACTS}"
         found.append({"name": name, "verdict": "ok", "message": message})

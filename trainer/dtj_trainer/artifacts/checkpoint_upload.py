@@ -25,6 +25,7 @@ from dtj_trainer.artifacts.local_checkpoints import (
 )
 from dtj_trainer.artifacts.manifest import Entry, Manifest, StoredFile, folder_name, sha256_of
 from dtj_trainer.artifacts.retention import Candidate, kept
+from dtj_trainer.artifacts.s3 import S3Error
 from dtj_trainer.artifacts.tensorflow_state import STATE_FILE, is_state
 
 if TYPE_CHECKING:
@@ -69,6 +70,8 @@ class CheckpointUploader:
         """The last content without a number, and the step it got."""
         self._doomed: set[str] = set()
         """Folders whose manifest is deleted and whose files are not yet."""
+        self._staying: set[str] = set()
+        """Folders with something that the bucket does not let this process remove; not asked for again."""
         self._uploaded_any = False
         self._lock = threading.Lock()
         self._newest: contract.CheckpointRef | None = None
@@ -233,18 +236,22 @@ class CheckpointUploader:
         found = (item.key for item in self._store.objects(manifest.folder))
         strays = [key for key in found if key not in wanted]
         if strays:
-            self._store.delete(strays)
+            self._delete(manifest.folder, strays)
 
     def _prune_bucket(self, index: CheckpointIndex) -> None:
         candidates = {candidate_of(m): folder for folder, m in index.manifests.items()}
         keep = kept(candidates, self._keep)
-        gone = [folder for candidate, folder in candidates.items() if candidate not in keep]
+        gone = [
+            folder
+            for candidate, folder in candidates.items()
+            if candidate not in keep and folder not in self._staying
+        ]
         if gone or self._doomed or (index.torn and self._uploaded_any):
             self._fence.hold()  # A later attempt may be restoring what would go.
         for folder in gone:
-            self._store.delete([f"{folder}/{contract.MANIFEST_FILE}"])
-            del index.manifests[folder]
-            self._doomed.add(folder)
+            if self._delete(folder, [f"{folder}/{contract.MANIFEST_FILE}"]):
+                del index.manifests[folder]
+                self._doomed.add(folder)
         if self._uploaded_any:
             # Torn uploads of earlier attempts go once this attempt has put something in their place.
             self._doomed |= index.torn
@@ -252,8 +259,25 @@ class CheckpointUploader:
         for folder in sorted(self._doomed):
             keys = [item.key for item in self._store.objects(folder)]
             if keys:
-                self._store.delete(keys)
+                self._delete(folder, keys)
             self._doomed.discard(folder)
+
+    def _delete(self, folder: str, keys: list[str]) -> bool:
+        """Delete objects of a checkpoint's folder; False where the bucket refuses that for good.
+
+        A refusal is a warning: what is to be kept is uploaded, and policies against deletion (object lock, no
+        s3:DeleteObject) are made on purpose. Raises S3Error when the same call may succeed later.
+        """
+        try:
+            self._store.delete(keys)
+        except S3Error as error:
+            if error.transient:
+                raise
+            if not self._staying:
+                log.warning("old checkpoints stay in the bucket: %s", error)
+            self._staying.add(folder)
+            return False
+        return True
 
     def _prune_local(self, entries: list[LocalEntry]) -> list[LocalEntry]:
         """Remove directories made by `save` but the newest and the best, uploaded or not; what is left.

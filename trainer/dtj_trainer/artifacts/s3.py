@@ -36,7 +36,7 @@ _TOKEN_CODES = {"ExpiredToken", "InvalidToken", "ExpiredTokenException", "TokenR
 _DENIED_CODES = {"AccessDenied", "403", "Forbidden", "AllAccessDisabled", "AccountProblem"}
 _MISSING_KEY_CODES = {"NoSuchKey", "404", "NotFound"}
 _CHANGED_CODES = {"PreconditionFailed", "412", "ConditionalRequestConflict"}
-_TRANSIENT_CODES = {
+TRANSIENT_CODES = {
     "InternalError",
     "OperationAborted",
     "RequestTimeout",
@@ -247,7 +247,7 @@ def _explain_answer(error: object, uri: str, bucket: str, where: str) -> S3Error
         return Changed(sentence)
     if status == HTTPStatus.NOT_IMPLEMENTED:
         return NotSupported(sentence)
-    return S3Error(sentence, transient=status >= 500 or status == 429 or code in _TRANSIENT_CODES)
+    return S3Error(sentence, transient=status >= 500 or status == 429 or code in TRANSIENT_CODES)
 
 
 @contextmanager

@@ -277,7 +277,7 @@ class Store:
             ]
 
     def delete(self, keys: list[str]) -> None:
-        """Delete objects; keys that are not there are no error."""
+        """Delete objects; keys that are not there are no error. Raises S3Error when the store keeps one of them."""
         for start in range(0, len(keys), DELETE_BATCH):
             batch = keys[start : start + DELETE_BATCH]
             with self._sentences(self.uri(batch[0])):
@@ -286,9 +286,10 @@ class Store:
                     Delete={"Objects": [{"Key": self._name(key)} for key in batch], "Quiet": True},
                 )
             for failure in answer.get("Errors", []):
+                code = failure.get("Code", "no reason given")
                 raise s3.S3Error(
-                    f"{self.uri(batch[0])} could not be deleted: {failure.get('Code', 'no reason given')}",
-                    transient=failure.get("Code") != "AccessDenied",
+                    f"s3://{self.location.bucket}/{failure.get('Key', '')} could not be deleted: {code}",
+                    transient=code in s3.TRANSIENT_CODES,
                 )
 
 
