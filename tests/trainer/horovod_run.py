@@ -16,6 +16,32 @@ from tests.patience import PATIENCE
 
 MPIRUN = ("mpirun", "--allow-run-as-root", "--oversubscribe", "-bind-to", "none")
 
+STATISTICS = """
+import horovod.{horovod} as hvd, numpy as np
+from dtj_trainer.data.pictures import Pictures, PictureSet
+from dtj_trainer.data.sharding import Share
+from dtj_trainer.programs.{learner} import {name} as Learner
+from dtj_trainer.programs.options import parse
+from dtj_trainer.programs import {ranks} as ranks
+hvd.init()
+chance = np.random.default_rng(1)
+pictures = Pictures(chance.integers(0, 256, (4, 1, 12, 12)).astype("u1"), np.arange(4))
+options = parse(["--model={model}"], "program", "", ("cnn", "{model}"))
+learner = Learner(options, PictureSet(pictures, pictures, 4){device})
+batch = learner.prepare(pictures.pixels, pictures.labels)
+
+def statistics():
+    found = ranks.statistics(learner._model)
+    return [np.array(each) for each in (found.values() if isinstance(found, dict) else found)]
+
+for count in (4, 0):
+    before = statistics()
+    learner.train(batch, Share(np.arange(4), count, 4, 4), 0.1)
+    print(count, sum((left != right).any() for left, right in zip(before, statistics())) > 0)
+print(learner.take_sums()[2])
+"""
+"""A program: with examples that count, and without, whether a step changes BatchNorm's statistics."""
+
 
 class Run:
     """One run of `program`, with a workspace of its own."""

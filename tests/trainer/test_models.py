@@ -42,3 +42,17 @@ def test_what_can_not_be_built() -> None:
         build("vgg", (1, 28, 28), 10)
     with pytest.raises(ValueError, match="at least 8x8, these are 4x28"):
         build("cnn", (1, 4, 28), 10)
+
+
+def test_a_single_picture_trains_where_it_leaves_one_value_a_channel() -> None:
+    model = build("resnet18", (1, 8, 8), 10).train()
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    model(torch.full((1, 1, 8, 8), 7, dtype=torch.uint8)).sum().backward()
+    assert all(torch.isfinite(p.grad).all() for p in model.parameters() if p.grad is not None)
+    assert all(p.grad is not None for p in model.parameters())
+    after = model.state_dict()
+    counted = [int(value) for name, value in after.items() if name.endswith("num_batches_tracked")]
+    assert set(counted) == {1}, "the same on all ranks"
+    first, last = "network.body.1.running_var", "network.body.10.body.4.running_var"
+    assert not torch.equal(after[first], before[first])
+    assert torch.equal(after[last], before[last])

@@ -175,3 +175,16 @@ def test_fashion_mnist_to_the_end(tmp_path: Path) -> None:
         found = json.loads(done.stdout)
         assert found["accuracy"] == pytest.approx(test["accuracy"], abs=2e-4)
         assert (found["reported"], found["examples"]) == (test["accuracy"], 10000)
+
+
+def test_an_example_without_weight_enters_no_statistics() -> None:
+    code = horovod_run.STATISTICS.format(
+        horovod="torch",
+        learner="torch_learner",
+        name="TorchLearner",
+        ranks="ranks",
+        model="resnet18",
+        device=", __import__('torch').device('cpu')",
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["4", "True", "0", "False", "4.0"]

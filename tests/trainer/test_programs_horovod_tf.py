@@ -169,3 +169,18 @@ print(json.dumps(said))
     assert wrapped == "SGD"
     for refusal in refusals:
         assert re.search(r"Keras 3 doesn't average .*DistributedGradientTape .*\.value .*tf_keras", refusal)
+
+
+def test_an_example_without_weight_enters_no_statistics() -> None:
+    code = horovod_run.STATISTICS.format(
+        horovod="tensorflow",
+        learner="keras_learner",
+        name="KerasLearner",
+        ranks="keras_ranks",
+        model="resnet20",
+        device="",
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], env={**os.environ, **QUIET}, capture_output=True, text=True, check=True
+    )
+    assert done.stdout.split() == ["4", "True", "0", "False", "4.0"]

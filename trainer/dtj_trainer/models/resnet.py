@@ -3,6 +3,23 @@
 from __future__ import annotations
 
 from torch import Tensor, nn
+from torch.nn import functional
+
+
+class _BatchNorm(nn.BatchNorm2d):
+    """BatchNorm2d that also takes a single value a channel while it is trained.
+
+    One value has no variance: it is normalised by the statistics that were gathered before, which stay as they are.
+    """
+
+    def forward(self, values: Tensor) -> Tensor:
+        if not self.training or values.numel() > self.num_features:
+            return super().forward(values)
+        assert self.num_batches_tracked is not None
+        self.num_batches_tracked.add_(1)  # The same on all ranks, whatever each was given.
+        return functional.batch_norm(
+            values, self.running_mean, self.running_var, self.weight, self.bias, eps=self.eps
+        )
 
 
 class _Block(nn.Module):
@@ -12,15 +29,15 @@ class _Block(nn.Module):
         super().__init__()
         self.body = nn.Sequential(
             nn.Conv2d(inputs, outputs, 3, stride, padding=1, bias=False),
-            nn.BatchNorm2d(outputs),
+            _BatchNorm(outputs),
             nn.ReLU(inplace=True),
             nn.Conv2d(outputs, outputs, 3, padding=1, bias=False),
-            nn.BatchNorm2d(outputs),
+            _BatchNorm(outputs),
         )
         self.shortcut: nn.Module = nn.Identity()
         if stride != 1 or inputs != outputs:
             self.shortcut = nn.Sequential(
-                nn.Conv2d(inputs, outputs, 1, stride, bias=False), nn.BatchNorm2d(outputs)
+                nn.Conv2d(inputs, outputs, 1, stride, bias=False), _BatchNorm(outputs)
             )
         self.activation = nn.ReLU(inplace=True)
 
@@ -36,7 +53,7 @@ class ResNet18(nn.Module):
         super().__init__()
         layers: list[nn.Module] = [
             nn.Conv2d(channels, 64, 3, padding=1, bias=False),
-            nn.BatchNorm2d(64),
+            _BatchNorm(64),
             nn.ReLU(inplace=True),
         ]
         inputs = 64

@@ -57,9 +57,13 @@ class KerasLearner:
     def train(self, data: tuple[np.ndarray, np.ndarray], share: Share, rate: float) -> None:
         """See Learner."""
         self._optimizer.learning_rate = rate
+        # What counts for nothing enters no statistics either.
+        kept = [] if share.count else [(each, each.numpy()) for each in keras_ranks.statistics(self._model)]
         # Averaged over the ranks, this is the mean over the whole step's examples, also where the
         # ranks have not all equally many.
         self._step(*data, np.int32(share.count), np.float32(self.ranks / share.total))
+        for each, before in kept:
+            each.assign(before)
 
     def take_sums(self) -> list[float]:
         """See Learner."""

@@ -38,12 +38,16 @@ def broadcast_state(
     return state
 
 
+def statistics(model: keras.Model) -> list[keras.Variable]:
+    """What is not trained but gathered from each rank's own batches: BatchNorm's mean and variance."""
+    return [variable for variable in model.non_trainable_variables if variable.dtype.startswith("float")]
+
+
 def average_statistics(model: keras.Model) -> None:
-    """Average what is not trained but gathered from each rank's own batches: BatchNorm's mean and variance."""
-    for variable in model.non_trainable_variables:
-        if variable.dtype.startswith("float"):
-            average = hvd.allreduce(variable.value, op=hvd.Average, name=f"statistics.{variable.path}")
-            variable.assign(average)
+    """Make the `statistics` the same on all ranks: their average."""
+    for variable in statistics(model):
+        average = hvd.allreduce(variable.value, op=hvd.Average, name=f"statistics.{variable.path}")
+        variable.assign(average)
 
 
 def weights_digest(model: keras.Model) -> str:

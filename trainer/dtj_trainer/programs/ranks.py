@@ -40,11 +40,19 @@ def broadcast_state(
     return state
 
 
+def statistics(model: nn.Module) -> dict[str, torch.Tensor]:
+    """What is not trained but gathered from each rank's own batches, by name: BatchNorm's mean and variance."""
+    return {
+        name: buffer
+        for name, buffer in sorted(model.named_buffers())
+        if buffer.is_floating_point() and "running_" in name
+    }
+
+
 def average_statistics(model: nn.Module) -> None:
-    """Average what is not trained but gathered from each rank's own batches: BatchNorm's mean and variance."""
-    for name, buffer in sorted(model.named_buffers()):
-        if buffer.is_floating_point() and "running_" in name:
-            buffer.copy_(hvd.allreduce(buffer, op=hvd.Average, name=f"statistics.{name}"))
+    """Make the `statistics` the same on all ranks: their average."""
+    for name, buffer in statistics(model).items():
+        buffer.copy_(hvd.allreduce(buffer, op=hvd.Average, name=f"statistics.{name}"))
 
 
 def weights_digest(model: nn.Module) -> str:

@@ -50,6 +50,10 @@ class TorchLearner:
     def train(self, data: tuple[Tensor, Tensor], share: Share, rate: float) -> None:
         """See Learner."""
         self._model.train()
+        # What counts for nothing enters no statistics either.
+        kept = (
+            [] if share.count else [(each, each.clone()) for each in ranks.statistics(self._model).values()]
+        )
         pixels, labels = (each.to(self._device, non_blocking=True) for each in data)
         for group in self._optimizer.param_groups:
             group["lr"] = rate
@@ -60,6 +64,8 @@ class TorchLearner:
         # ranks have not all equally many.
         self._precision.step(losses.sum() * (self.ranks / share.total), self._optimizer)
         with torch.no_grad():
+            for each, before in kept:
+                each.copy_(before)
             right = (logits[: share.count].argmax(1) == labels[: share.count]).sum()
             self._sums += torch.stack(
                 (losses.sum().double(), right.double(), right.new_tensor(share.count).double())
