@@ -6,6 +6,8 @@ import errno
 import json
 import logging
 import shutil
+import subprocess
+import sys
 import time
 from pathlib import Path
 from types import SimpleNamespace
@@ -131,6 +133,26 @@ def test_a_full_disk_is_told_as_such_in_whatever_words_the_write_fails(folder, m
 
     assert not full or caught.value.errno == errno.ENOSPC
     assert names_in(folder) == ["1"]
+
+
+def test_what_a_killed_save_left_goes_with_the_next_and_a_save_that_goes_on_stays(folder):
+    killed = """
+import os, signal
+from dtj_trainer.artifacts import checkpoints
+checkpoints.save(1, lambda d: (d / "state").write_text("half") and os.kill(os.getpid(), signal.SIGKILL))
+"""
+    subprocess.run([sys.executable, "-c", killed], check=False)
+    (folder / ".2.17.replaced.tmp").mkdir()
+    (folder / ".of-others.tmp").mkdir()
+    assert len(names_in(folder)) == 3
+
+    def write(directory: Path) -> None:
+        save(4)
+        assert directory.is_dir(), "another save of this process does not remove it"
+        (directory / "state").write_text("whole")
+
+    checkpoints.save(3, write)
+    assert names_in(folder) == [".of-others.tmp", "3", "4"]
 
 
 def test_save_prunes_by_itself_without_a_bucket(folder, monkeypatch):

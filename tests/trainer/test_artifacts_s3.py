@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
+import socket
+import ssl
+import subprocess
+import threading
 
 import pytest
-from botocore.exceptions import ResponseStreamingError
+from botocore.exceptions import ClientError, ResponseStreamingError, SSLError
 from botocore.stub import Stubber
 
 from dtj_trainer.artifacts import s3
@@ -236,8 +241,6 @@ def test_a_conditional_put_replaces_what_it_names_and_nothing_else(job_store, tm
 
 
 def test_what_stores_answer_to_conditional_puts(job_store):
-    from botocore.exceptions import ClientError
-
     def explained(status: int, code: str) -> s3.S3Error | None:
         answer = {"Error": {"Code": code}, "ResponseMetadata": {"HTTPStatusCode": status}}
         return s3.explain(ClientError(answer, "PutObject"), job_store.uri("key"))
@@ -251,3 +254,76 @@ def test_what_stores_answer_to_conditional_puts(job_store):
         stub.add_client_error("put_object", "NoSuchKey", http_status_code=404)
         with pytest.raises(s3.Changed, match="does not exist any more"):
             Store(job_store.location, stubbed).put_bytes("key", b"x", replaces='"0123"')
+
+
+def failed_tls(cause: Exception) -> s3.S3Error:
+    """What is said of a handshake that ended with `cause`, as botocore and urllib3 hand it on."""
+    try:
+        try:
+            raise cause
+        except Exception as failed:
+            raise SSLError(endpoint_url="https://store:8333", error=failed) from failed
+    except SSLError as error:
+        explained = s3.explain(error, "s3://training/x", {"AWS_ENDPOINT_URL_S3": "https://store:8333"})
+    assert explained is not None
+    return explained
+
+
+@pytest.mark.parametrize(
+    ("cause", "transient"),
+    [
+        (ssl.SSLCertVerificationError(1, "self-signed certificate"), False),
+        (ssl.SSLError(1, "[SSL: WRONG_VERSION_NUMBER] wrong version number"), False),
+        (FileNotFoundError(2, "No such file or directory"), False),
+        (ssl.SSLEOFError(8, "EOF occurred in violation of protocol"), True),
+        (ssl.SSLZeroReturnError(6, "TLS/SSL connection has been closed"), True),
+    ],
+)
+def test_a_certificate_that_is_not_trusted_is_not_waited_for(cause, transient):
+    error = failed_tls(cause)
+    assert error.transient is transient
+    if not transient:
+        assert str(error).startswith("TLS with S3 at https://store:8333 fails for s3://training/x: ")
+        assert "AWS_CA_BUNDLE" in str(error)
+
+
+def test_a_real_certificate_that_is_not_trusted(monkeypatch, tmp_path):
+    key, certificate = tmp_path / "key", tmp_path / "certificate"
+    make = ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes"]
+    subprocess.run(
+        [*make, "-keyout", key, "-out", certificate, "-subj", "/CN=x"], check=True, capture_output=True
+    )
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(certificate, key)
+
+    def refuse(listening: socket.socket) -> None:
+        while True:
+            with contextlib.suppress(ssl.SSLError, ConnectionError):
+                try:
+                    connection, _ = listening.accept()
+                except OSError:
+                    return  # closed by the test
+                with connection, context.wrap_socket(connection, server_side=True):
+                    pass
+
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        threading.Thread(target=refuse, args=(listening,), daemon=True).start()
+        given = {
+            "AWS_ENDPOINT_URL_S3": f"https://127.0.0.1:{listening.getsockname()[1]}",
+            "AWS_ACCESS_KEY_ID": "a",
+            "AWS_SECRET_ACCESS_KEY": "b",
+        }
+        with pytest.raises(s3.S3Error, match="CERTIFICATE_VERIFY_FAILED") as told:
+            open_store("s3://training/x", given).folders()
+        listening.shutdown(socket.SHUT_RDWR)
+    assert not told.value.transient
+
+
+def test_an_identity_provider_that_does_not_answer_sts_is_tried_again():
+    answer = {
+        "Error": {"Code": "IDPCommunicationError", "Message": "the provider did not answer"},
+        "ResponseMetadata": {"HTTPStatusCode": 400},
+    }
+    error = s3.explain(ClientError(answer, "AssumeRoleWithWebIdentity"), "s3://training/x")
+    assert error is not None
+    assert error.transient

@@ -168,6 +168,7 @@ def test_a_containers_limit_counts(
         (["--lr=nan"], "argument --lr: nan must be more than 0"),
         (["--batch-size=big"], "argument --batch-size: 'big' is not a number"),
         (["--data-workers=-1"], "argument --data-workers: -1 must be 0 or more"),
+        (["--seed=-1"], "argument --seed: -1 must be 0 or more"),
         (["--epoch5"], "unrecognized arguments: --epoch5"),
     ],
 )

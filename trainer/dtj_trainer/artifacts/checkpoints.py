@@ -12,10 +12,13 @@ back before a retry. Only one process of a job writes checkpoints: rank 0.
 
 from __future__ import annotations
 
+import contextlib
 import errno
+import fcntl
 import json
 import math
 import os
+import re
 import shutil
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
@@ -25,13 +28,17 @@ from dtj_trainer.artifacts.local_checkpoints import MARK_FILE, Mark, read_entrie
 from dtj_trainer.artifacts.retention import Candidate, kept
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
     from dtj_trainer.artifacts.manifest import MetricMode
 
 DEFAULT_KEEP = 3
 FULL_BYTES = 256 * 1024
 """Less is left on a disk that was written to until it was full, whatever size the last write had."""
+
+
+_TEMPORARY = re.compile(r"\.\d+\.\d+(\.replaced)?\.tmp")
+"""What `save` calls a folder before it is whole, and one that is being replaced: the step and the process."""
 
 
 class SavedCheckpoint(NamedTuple):
@@ -64,22 +71,24 @@ def save(
         raise ValueError(f"a checkpoint's step can't be negative: {step}")
     parent = folder()
     parent.mkdir(parents=True, exist_ok=True)
+    _remove_leftovers(parent)
     writing = parent / f".{step}.{os.getpid()}.tmp"
     shutil.rmtree(writing, ignore_errors=True)
     try:
         writing.mkdir()
-        write(writing)
-        _write_mark(writing, Mark(step, metric, metric_mode))
-        _flush_to_disk(writing)
-        target = parent / str(step)
-        if target.exists():
-            replaced = parent / f".{step}.{os.getpid()}.replaced.tmp"
-            target.rename(replaced)
-            writing.rename(target)
-            shutil.rmtree(replaced, ignore_errors=True)
-        else:
-            writing.rename(target)
-        _flush_file(parent)
+        with _locked(writing):
+            write(writing)
+            _write_mark(writing, Mark(step, metric, metric_mode))
+            _flush_to_disk(writing)
+            target = parent / str(step)
+            if target.exists():
+                replaced = parent / f".{step}.{os.getpid()}.replaced.tmp"
+                target.rename(replaced)
+                writing.rename(target)
+                shutil.rmtree(replaced, ignore_errors=True)
+            else:
+                writing.rename(target)
+            _flush_file(parent)
     except BaseException as error:
         # Asked before room is made; what is no Exception (a signal, an exit) is none of the disk's.
         full = isinstance(error, Exception) and shutil.disk_usage(parent).free < FULL_BYTES
@@ -111,6 +120,33 @@ def keep_from_environment() -> int:
     """How many of the newest checkpoints to keep; at least 1."""
     text = os.environ.get(contract.ENV_CHECKPOINTS_KEEP, "")
     return max(int(text), 1) if text.strip().isdecimal() else DEFAULT_KEEP
+
+
+def _remove_leftovers(parent: Path) -> None:
+    """Remove the folders of killed saves. A save that still goes on holds the lock of its folder."""
+    for path in parent.glob(".*.tmp"):
+        if _TEMPORARY.fullmatch(path.name):
+            with contextlib.suppress(OSError), _locked(path):
+                shutil.rmtree(path, ignore_errors=True)
+
+
+@contextlib.contextmanager
+def _locked(folder: Path) -> Iterator[None]:
+    """Hold the folder's lock, which the kernel frees when the process is killed.
+
+    Raises BlockingIOError where another thread or process holds the lock.
+    """
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise
+        except OSError:
+            pass  # Some file systems of the network lock no folders. One process writes checkpoints in any case.
+        yield
+    finally:
+        os.close(descriptor)
 
 
 def _write_mark(directory: Path, mark: Mark) -> None:

@@ -37,6 +37,7 @@ _DENIED_CODES = {"AccessDenied", "403", "Forbidden", "AllAccessDisabled", "Accou
 _MISSING_KEY_CODES = {"NoSuchKey", "404", "NotFound"}
 _CHANGED_CODES = {"PreconditionFailed", "412", "ConditionalRequestConflict"}
 TRANSIENT_CODES = {
+    "IDPCommunicationError",
     "InternalError",
     "OperationAborted",
     "RequestTimeout",
@@ -47,6 +48,10 @@ TRANSIENT_CODES = {
     "ThrottlingException",
     "TooManyRequests",
 }
+
+
+_CUT_OFF_REASONS = {"TLSV1_ALERT_INTERNAL_ERROR", "DECRYPTION_FAILED_OR_BAD_RECORD_MAC"}
+"""Of errors of TLS that may be gone at the next attempt, as OpenSSL names them."""
 
 
 class S3Location(NamedTuple):
@@ -214,11 +219,31 @@ def explain(error: Exception, uri: str, environment: Environment | None = None) 
         return DamagedObject(f"{uri} is damaged (its checksum in the bucket differs)")
     if isinstance(error, failures.CredentialRetrievalError):
         return S3Error(f"the S3 credentials for {uri} could not be fetched: {error}", transient=True)
+    if isinstance(error, failures.SSLError) and not _is_cut_off(error):
+        return S3Error(
+            f"TLS with S3 at {where} fails for {uri}: {_first_line(error)}. Check the endpoint, and AWS_CA_BUNDLE: "
+            "the file with the certificates of the store's CA",
+            transient=False,
+        )
     if isinstance(error, (failures.HTTPClientError, failures.ConnectionError)):
         return S3Error(f"S3 at {where} can't be reached for {uri}: {_first_line(error)}", transient=True)
     if isinstance(error, failures.BotoCoreError):
         return S3Error(f"S3 at {where} failed for {uri}: {_first_line(error)}", transient=True)
     return None
+
+
+def _is_cut_off(error: BaseException) -> bool:
+    """Whether TLS failed because the connection ended or broke, and not because the two ends can't agree."""
+    import ssl
+
+    causes = [error]
+    while cause := causes[-1].__cause__ or causes[-1].__context__:
+        causes.append(cause)
+    return any(
+        isinstance(cause, (ssl.SSLEOFError, ssl.SSLZeroReturnError, ssl.SSLSyscallError))
+        or getattr(cause, "reason", None) in _CUT_OFF_REASONS
+        for cause in causes
+    )
 
 
 def _explain_answer(error: object, uri: str, bucket: str, where: str) -> S3Error:

@@ -109,7 +109,10 @@ def add_what_is_trained(parser: argparse.ArgumentParser, models: tuple[str, ...]
     what.add_argument("--epochs", type=positive(int), default=2, help="passes over the training set")
     what.add_argument("--max-steps", type=positive(int), help="stop after so many steps in all, if earlier")
     what.add_argument(
-        "--seed", type=int, default=1, help="of the first weights and the order of the examples"
+        "--seed",
+        type=not_negative(int),
+        default=1,
+        help="of the first weights and the order of the examples",
     )
     return what
 
