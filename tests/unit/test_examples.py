@@ -65,3 +65,9 @@ def test_the_policy_of_eks_is_about_the_prefixes_of_the_example() -> None:
         f"arn:aws:s3:::{data}", f"arn:aws:s3:::{data}/*",
     ]  # fmt: skip
     assert statements[0]["Condition"] == {"StringLikeIfExists": {"s3:prefix": f"{prefix}/*"}}
+
+
+@pytest.mark.parametrize("file", EXAMPLES, ids=lambda file: file.stem)
+def test_the_data_are_of_the_kind_that_the_program_reads(file: Path) -> None:
+    """The built-in programs read grey pictures in MNIST's layout, nothing else."""
+    assert yaml.safe_load(file.read_text())["spec"]["data"]["uri"].endswith("fashion-mnist")
