@@ -5,6 +5,7 @@ import pathlib
 
 import horovod.torch as hvd
 import torch
+from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 
 parser = argparse.ArgumentParser()
 parser.add_argument("--epochs", type=int, default=5)
@@ -12,17 +13,31 @@ parser.add_argument("--checkpoints", type=pathlib.Path, default="/dtj/checkpoint
 parser.add_argument("--model", type=pathlib.Path, default="/dtj/model")
 args = parser.parse_args()
 
+
+def save(state: dict, path: pathlib.Path) -> None:
+    """Write a file that appears under its name when it is complete."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    unfinished = path.with_name(f".{path.name}.tmp")
+    torch.save(state, unfinished)
+    unfinished.replace(path)
+
+
 hvd.init()
 torch.manual_seed(1)
 if torch.cuda.is_available():
     torch.cuda.set_device(hvd.local_rank())
 device = "cuda" if torch.cuda.is_available() else "cpu"
 
-# Two spirals, to be told apart; each rank has its own share.
+# Two spirals, to be told apart.
 angle = torch.linspace(0.5, 9.0, 4000)
 spiral = torch.stack([angle * angle.cos(), angle * angle.sin()], dim=1) / 9
-points = torch.cat([spiral, -spiral])[hvd.rank() :: hvd.size()].to(device)
-labels = torch.cat([torch.zeros(4000), torch.ones(4000)])[hvd.rank() :: hvd.size()].long().to(device)
+points = torch.cat([spiral, -spiral])
+labels = torch.cat([torch.zeros(4000), torch.ones(4000)]).long()
+
+# Each rank has its own share, in an order of the epoch's own. The sampler gives all ranks equally many points: a rank
+# with fewer steps than the others would leave these waiting for its gradients for ever.
+sampler = DistributedSampler(points, num_replicas=hvd.size(), rank=hvd.rank(), seed=1)
+batches = DataLoader(TensorDataset(points, labels), batch_size=50, sampler=sampler)
 
 model = torch.nn.Sequential(
     torch.nn.Linear(2, 128),
@@ -33,30 +48,35 @@ model = torch.nn.Sequential(
 ).to(device)
 optimizer = torch.optim.Adam(model.parameters(), lr=0.003)
 
-first = 0
-saved = sorted(args.checkpoints.glob("epoch-*.pt"), key=lambda path: int(path.stem.split("-")[1]))
-if saved and hvd.rank() == 0:
-    state = torch.load(saved[-1], map_location=device)
+state = None
+if hvd.rank() == 0:
+    saved = sorted(args.checkpoints.glob("epoch-*.pt"), key=lambda path: int(path.stem.split("-")[1]))
+    if saved:
+        state = torch.load(saved[-1], map_location="cpu")
+        print(f"going on from {saved[-1].name}")
+state = hvd.broadcast_object(state, root_rank=0)
+if state:
     model.load_state_dict(state["model"])
-    first = state["epoch"]
-    print(f"going on from {saved[-1].name}")
-first = hvd.broadcast_object(first, root_rank=0)
+    optimizer.load_state_dict(state["optimizer"])
+first = state["epoch"] if state else 0
 hvd.broadcast_parameters(model.state_dict(), root_rank=0)
 optimizer = hvd.DistributedOptimizer(optimizer, named_parameters=model.named_parameters())
 
 for epoch in range(first + 1, args.epochs + 1):
-    for batch in torch.randperm(len(points)).split(50):
+    sampler.set_epoch(epoch)
+    for mine, wanted in batches:
         optimizer.zero_grad()
-        loss = torch.nn.functional.cross_entropy(model(points[batch]), labels[batch])
+        loss = torch.nn.functional.cross_entropy(model(mine.to(device)), wanted.to(device))
         loss.backward()
         optimizer.step()
-    right = (model(points).argmax(1) == labels).float().mean()
-    accuracy = hvd.allreduce(right, name="accuracy").item()
+    # Each rank tests its own share, and each point counts once.
+    share = slice(hvd.rank(), None, hvd.size())
+    right = (model(points[share].to(device)).argmax(1).cpu() == labels[share]).sum()
+    accuracy = hvd.allreduce(right, op=hvd.Sum, name="right").item() / len(points)
     if hvd.rank() == 0:
         print(f"epoch {epoch}: loss {loss.item():.4f}, accuracy {accuracy:.4f}")
-        args.checkpoints.mkdir(parents=True, exist_ok=True)
-        torch.save({"epoch": epoch, "model": model.state_dict()}, args.checkpoints / f"epoch-{epoch}.pt")
+        state = {"epoch": epoch, "model": model.state_dict(), "optimizer": optimizer.state_dict()}
+        save(state, args.checkpoints / f"epoch-{epoch}.pt")
 
 if hvd.rank() == 0:
-    args.model.mkdir(parents=True, exist_ok=True)
-    torch.save(model.state_dict(), args.model / "spirals.pt")
+    save(model.state_dict(), args.model / "spirals.pt")
