@@ -3,19 +3,24 @@
 from __future__ import annotations
 
 import threading
+from hashlib import sha256
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
-from dtj_trainer.artifacts import sync_loop
+from dtj_trainer.artifacts import backoff, sync_loop
+from dtj_trainer.artifacts.backoff import Patience
+from dtj_trainer.artifacts.manifest import Entry, Manifest, StoredFile
 from dtj_trainer.artifacts.pod_sync import PodSync, SyncSettings
 from dtj_trainer.artifacts.s3 import S3Error
-from dtj_trainer.artifacts.sync_loop import Patience, SyncLoop
+from dtj_trainer.artifacts.store import Store
+from dtj_trainer.artifacts.sync_loop import SyncLoop
 
 
 def test_patience_begins_anew_with_each_progress(monkeypatch: pytest.MonkeyPatch) -> None:
     now, sent = [0.0], [5]
-    monkeypatch.setattr(sync_loop.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(backoff.time, "monotonic", lambda: now[0])
     patience, strict = Patience(10, lambda: sent[0]), Patience(10, None)
     now[0], sent[0] = 8.0, 6
     assert (patience.left(), strict.left()) == (10, 2)
@@ -46,3 +51,52 @@ def test_an_error_of_one_upload_does_not_end_the_others(
     with pytest.raises(S3Error, match="no"):
         sync.finish(20, ended=True)
     assert arrived.is_set()
+
+
+@pytest.mark.parametrize("other", [False, True])
+def test_a_restore_that_brings_bytes_outlasts_the_timeout(
+    job_store: Store, job_uri: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, other: bool
+) -> None:
+    """Each file takes longer than the timeout, and after each the connection breaks."""
+    now = [0.0]
+    monkeypatch.setattr(backoff, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    files = tuple(StoredFile(f"1/{name}", name, 1, sha256(b"x").hexdigest()) for name in "abc")
+    source = job_store.below("checkpoints")
+    for file in files:
+        source.put_bytes(f"1/{file.key}", b"x")
+    source.put_bytes("1/manifest.json", Manifest(1, "t", 1, (Entry("1", "directory"),), files).to_json())
+    fetch, fetched = Store.get_with_sha256, []
+
+    def slowly(store: Store, key: str, path: Path) -> str:
+        if len(fetched) % 2:
+            fetched.append("")
+            raise S3Error("connection reset", transient=True)
+        now[0] += 100
+        fetched.append(key)
+        return fetch(store, key, path)
+
+    monkeypatch.setattr(Store, "get_with_sha256", slowly)
+    uri, resume = (f"{job_uri}/new", job_uri) if other else (job_uri, "Auto")
+    settings = SyncSettings(tmp_path, tmp_path, uri, "primary", 1, resume, 3, 1.0)
+    sync = PodSync(settings, lambda _: None)
+    sync.make_folders()
+    assert sync.restore(60, sleep=lambda _: None) is not None
+    assert fetched == ["a", "", "b", "", "c"]
+
+
+def test_a_restore_that_brings_nothing_ends(
+    job_store: Store, job_uri: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = [0.0]
+    monkeypatch.setattr(backoff, "time", SimpleNamespace(monotonic=lambda: now[0]))
+
+    def away(_: Store) -> list[str]:
+        now[0] += 25
+        raise S3Error("away", transient=True)
+
+    monkeypatch.setattr(Store, "folders", away)
+    sync = PodSync(SyncSettings(tmp_path, tmp_path, job_uri, "primary", 1, "Auto", 3, 1.0), lambda _: None)
+    sync.make_folders()
+    with pytest.raises(S3Error, match="away"):
+        sync.restore(60, sleep=lambda _: None)
+    assert now == [75.0]

@@ -6,12 +6,14 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import boto3
 import pytest
 from botocore.stub import Stubber
 from tests.patience import PATIENCE
 
+from dtj_trainer.artifacts import backoff
 from dtj_trainer.artifacts.s3 import DamagedObject, S3Error, S3Location, make_client, parse_s3_uri
 from dtj_trainer.artifacts.store import Store
 from dtj_trainer.data import staging
@@ -183,6 +185,25 @@ def test_a_store_that_comes_back_is_waited_for(use: Use) -> None:
     source.read = read
     assert stage().read_bytes() == CONTENT
     assert source.starts == [0, 2000]
+
+
+def test_data_that_keep_coming_outlast_the_timeout(use: Use, monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [0.0]
+    monkeypatch.setattr(backoff, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    monkeypatch.setattr(backoff, "FIRST_DELAY_SECONDS", 0.0)
+    source = use(Memory())
+    source.error = S3Error("connection reset", transient=True)
+    reads = source.read
+
+    def read(file: RemoteFile, start: int) -> Iterator[bytes]:
+        now[0] += 100
+        source.allowed = 4000
+        return reads(file, start)
+
+    source.read = read
+    found = staging.stage(URI, [["a.gz"]], timeout=60)
+    assert found["a.gz"].read_bytes() == CONTENT
+    assert source.starts == [0, 4000, 8000]
 
 
 def test_a_store_that_stays_away(use: Use) -> None:

@@ -17,6 +17,23 @@ FIRST_DELAY_SECONDS = 0.5
 LONGEST_DELAY_SECONDS = 15.0
 
 
+class Patience:
+    """How long a bucket is waited for: `timeout` seconds, from the last progress on where that counts."""
+
+    def __init__(self, timeout: float, progress: Callable[[], int] | None) -> None:
+        self._timeout = timeout
+        self._progress = progress
+        self._most = progress() if progress else 0
+        self._deadline = time.monotonic() + timeout
+
+    def left(self) -> float:
+        """Seconds until it ends."""
+        if self._progress and (now := self._progress()) > self._most:
+            self._most = now
+            self._deadline = time.monotonic() + self._timeout
+        return self._deadline - time.monotonic()
+
+
 class Backoff:
     """The delay before the next attempt, in seconds; doubles with each failure up to a limit."""
 
@@ -39,20 +56,22 @@ def retry_transient(
     call: Callable[[], Result],
     *,
     timeout: float,
+    progress: Callable[[], int] | None = None,
     on_wait: Callable[[S3Error, float], None],
     sleep: Callable[[float], None] = time.sleep,
 ) -> Result:
-    """Call until it succeeds, for at most `timeout` seconds; an error that can't pass is raised at once.
+    """Call until it succeeds, for at most `timeout` seconds without progress.
 
-    `on_wait` hears of each error and the seconds until the next attempt. `sleep` may raise to end the wait.
+    An error that can't pass is raised at once. `progress` is a number that grows with what the calls bring, such as
+    bytes. `on_wait` hears of each error and the seconds until the next attempt. `sleep` may raise to end the wait.
     """
-    deadline = time.monotonic() + timeout
+    patience = Patience(timeout, progress)
     backoff = Backoff()
     while True:
         try:
             return call()
         except S3Error as error:
-            left = deadline - time.monotonic()
+            left = patience.left()
             if not error.transient or left <= 0:
                 raise
             delay = min(backoff.next_delay(), left)

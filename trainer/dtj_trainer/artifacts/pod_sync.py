@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Literal
 
 from dtj_trainer import contract
 from dtj_trainer.artifacts import file_upload
-from dtj_trainer.artifacts.backoff import retry_transient
+from dtj_trainer.artifacts.backoff import Patience, retry_transient
 from dtj_trainer.artifacts.checkpoint_mirror import POLL_SECONDS, CheckpointMirror
 from dtj_trainer.artifacts.checkpoint_upload import CheckpointUploader, StepAt
 from dtj_trainer.artifacts.fence import Fence, Superseded
@@ -18,7 +18,7 @@ from dtj_trainer.artifacts.file_upload import FileUploader, Source
 from dtj_trainer.artifacts.restore import RESUME_NEVER, Restored, restore
 from dtj_trainer.artifacts.s3 import NoSuchKey, S3Error
 from dtj_trainer.artifacts.store import Store, open_store
-from dtj_trainer.artifacts.sync_loop import Patience, SyncLoop
+from dtj_trainer.artifacts.sync_loop import SyncLoop
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -95,7 +95,7 @@ class PodSync:
 
         The evaluator's checkpoints come while it runs.
 
-        Waits up to `timeout` seconds for an S3 that is down; raises S3Error when it stays down, and at
+        Waits for an S3 that brings no byte for up to `timeout` seconds; raises S3Error when it stays down, and at
         once when the bucket or the credentials are wrong: a job never starts from 0 by mistake. Raises
         Superseded when a later attempt has begun already.
         """
@@ -120,7 +120,9 @@ class PodSync:
         def on_wait(error: S3Error, delay: float) -> None:
             log.warning("restore waits %.1f s for S3: %s", delay, error)
 
-        self._restored = retry_transient(attempt, timeout=timeout, on_wait=on_wait, sleep=sleep)
+        self._restored = retry_transient(
+            attempt, timeout=timeout, progress=lambda: store.received.total, on_wait=on_wait, sleep=sleep
+        )
         return self._restored
 
     def _restore_metrics(self, store: Store, key: str) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import os
+import threading
 from collections import deque
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
@@ -28,6 +29,19 @@ _HASHED_BYTES = 2**22
 """At once, outside of Python's lock."""
 
 
+class ByteCount:
+    """Bytes that have arrived so far, counted by several threads."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self.total = 0
+
+    def add(self, amount: int) -> None:
+        """Count so many more."""
+        with self._lock:
+            self.total += amount
+
+
 class Version(NamedTuple):
     """An object as it is at one moment: with another ETag it is another one."""
 
@@ -37,8 +51,10 @@ class Version(NamedTuple):
     size: int
 
 
-def download(client: S3Client, version: Version, path: Path) -> str:
+def download(client: S3Client, version: Version, path: Path, received: ByteCount) -> str:
     """Fetch this version of an object, whole or not at all; the SHA-256 of the file.
+
+    `received` counts the bytes as they arrive.
 
     Raises what botocore does, 412 when the object is another one by now, and OSError of the disk.
     """
@@ -46,7 +62,7 @@ def download(client: S3Client, version: Version, path: Path) -> str:
     try:
         with arriving.open("wb+", buffering=0) as file, ThreadPoolExecutor(CONNECTIONS) as pool:
             starts = iter(range(0, version.size, PART_BYTES))
-            fetch = partial(_fetch_part, client, version, file)
+            fetch = partial(_fetch_part, client, version, file, received)
             digest, read = hashlib.sha256(), memoryview(bytearray(_HASHED_BYTES))
             parts = deque(pool.submit(fetch, start) for start in islice(starts, AHEAD))
             try:
@@ -64,7 +80,7 @@ def download(client: S3Client, version: Version, path: Path) -> str:
     return digest.hexdigest()
 
 
-def _fetch_part(client: S3Client, version: Version, file: FileIO, start: int) -> int:
+def _fetch_part(client: S3Client, version: Version, file: FileIO, received: ByteCount, start: int) -> int:
     """Where the part ends."""
     from botocore import exceptions
 
@@ -81,6 +97,7 @@ def _fetch_part(client: S3Client, version: Version, file: FileIO, start: int) ->
             )
             with contextlib.closing(answer["Body"]) as body:
                 while block := body.read(min(_BLOCK_BYTES, end - at)):
+                    received.add(len(block))
                     at = _write(file, block, at)
             break
         except broken:

@@ -46,7 +46,7 @@ def restore(own: Store, folder: Path, resume: str) -> Restored | None:
     if resume == RESUME_NEVER:
         log.info("resume is Never: training starts from 0")
         return None
-    other = None if resume in {RESUME_AUTO, ""} else open_store(resume)
+    other = None if resume in {RESUME_AUTO, ""} else open_store(resume, received=own.received)
     manifest = restore_newest(own, folder)
     if manifest:
         return Restored(manifest, own.uri(manifest.folder), own=True)

@@ -9,7 +9,7 @@ from http import HTTPStatus
 from typing import TYPE_CHECKING, BinaryIO, NamedTuple, TypedDict
 
 from dtj_trainer.artifacts import s3
-from dtj_trainer.artifacts.ranged_download import Version, download
+from dtj_trainer.artifacts.ranged_download import ByteCount, Version, download
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -45,7 +45,8 @@ class StoredObject(NamedTuple):
 class Store:
     """Reads and writes objects below `location`. May be shared by threads, not by processes.
 
-    The client is made from `environment`, as `s3.make_client` does, unless one is given.
+    The client is made from `environment`, as `s3.make_client` does, unless one is given. `received` counts the bytes
+    of files that arrive, and is a new count unless one is given.
     """
 
     def __init__(
@@ -53,8 +54,10 @@ class Store:
         location: s3.S3Location,
         client: S3Client | None = None,
         environment: s3.Environment | None = None,
+        received: ByteCount | None = None,
     ) -> None:
         self.location = location
+        self.received = received or ByteCount()
         self._given = client
         self._environment = environment
 
@@ -63,8 +66,8 @@ class Store:
         return self._given or s3.make_client(self._environment)
 
     def below(self, name: str) -> Store:
-        """The store of the prefix `name` below this one, with the same client."""
-        return Store(self.location / name, self._client, self._environment)
+        """The store of the prefix `name` below this one, with the same client and count."""
+        return Store(self.location / name, self._client, self._environment, self.received)
 
     def _sentences(self, uri: str) -> AbstractContextManager[None]:
         return s3.sentences(uri, self._environment)
@@ -206,7 +209,11 @@ class Store:
         """Download an object to `path`, in parts if it is large; `NoSuchKey` when it is not there."""
         with self._sentences(self.uri(key)):
             self._client.download_file(
-                self.location.bucket, self._name(key), str(path), Config=s3.transfer_config()
+                self.location.bucket,
+                self._name(key),
+                str(path),
+                Callback=self.received.add,
+                Config=s3.transfer_config(),
             )
 
     def get_with_sha256(self, key: str, path: Path) -> str:
@@ -218,7 +225,7 @@ class Store:
             bucket, name = self.location.bucket, self._name(key)
             head = self._client.head_object(Bucket=bucket, Key=name)
             version = Version(bucket, name, head["ETag"], head["ContentLength"])
-            return download(self._client, version, path)
+            return download(self._client, version, path, self.received)
 
     def get_growth(self, key: str, path: Path) -> None:
         """Bring a file up to an object to which others only append: no more is fetched than it has grown by.
@@ -312,12 +319,14 @@ class _FirstBytes:
         return content
 
 
-def open_store(uri: str, environment: s3.Environment | None = None) -> Store:
+def open_store(
+    uri: str, environment: s3.Environment | None = None, received: ByteCount | None = None
+) -> Store:
     """The store at an `s3://` URI; no request is made yet. Raises ValueError for a malformed URI.
 
-    `environment`: as for `s3.make_client`.
+    `environment`: as for `s3.make_client`; `received`: as for `Store`.
     """
-    return Store(s3.parse_s3_uri(uri), environment=environment)
+    return Store(s3.parse_s3_uri(uri), environment=environment, received=received)
 
 
 def usable_name(name: str) -> bool:

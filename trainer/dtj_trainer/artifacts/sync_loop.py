@@ -28,23 +28,6 @@ class SyncPass(Protocol):
         """Move what is due; True when nothing is left. Raises S3Error."""
 
 
-class Patience:
-    """How long a bucket is waited for: `timeout` seconds, from the last progress on where that counts."""
-
-    def __init__(self, timeout: float, progress: Callable[[], int] | None) -> None:
-        self._timeout = timeout
-        self._progress = progress
-        self._most = progress() if progress else 0
-        self._deadline = time.monotonic() + timeout
-
-    def left(self) -> float:
-        """Seconds until it ends."""
-        if self._progress and (now := self._progress()) > self._most:
-            self._most = now
-            self._deadline = time.monotonic() + self._timeout
-        return self._deadline - time.monotonic()
-
-
 class SyncLoop:
     """Runs passes in a thread of its own. Errors are logged and tried again for as long as it runs.
 

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING
 
 from dtj_trainer import contract
 from dtj_trainer.artifacts.backoff import retry_transient
+from dtj_trainer.artifacts.ranged_download import ByteCount
 from dtj_trainer.artifacts.s3 import DamagedObject, S3Error
 from dtj_trainer.data.errors import DataCorrupt, DataNotFound, DataUnavailable
 from dtj_trainer.data.sources import RemoteFile, Source, local_folder, s3_source
@@ -30,7 +31,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 TIMEOUT_SECONDS = 600.0
-"""How long a store that doesn't answer is tried again."""
+"""How long a store is tried again that gives no byte."""
 _RECORD = ".staged.json"
 
 
@@ -39,7 +40,8 @@ def stage(uri: str, wanted: Sequence[Sequence[str]], *, timeout: float = TIMEOUT
 
     `wanted` holds one choice of names for each file (`[["images.gz", "images"], …]`): the first that is
     there is taken. Folders of this machine are used in place; `s3://` is copied to the workspace.
-    Raises DataNotFound, DataUnavailable (after `timeout` seconds) or DataCorrupt, naming URI and files.
+    Raises DataNotFound, DataUnavailable (after `timeout` seconds in which no byte came) or DataCorrupt, naming
+    URI and files.
     """
     folder = local_folder(uri)
     if folder is not None:
@@ -54,18 +56,20 @@ def stage(uri: str, wanted: Sequence[Sequence[str]], *, timeout: float = TIMEOUT
 def _stage_remote(
     uri: str, source: Source, wanted: Sequence[Sequence[str]], target: Path, timeout: float
 ) -> dict[str, Path]:
+    received = ByteCount()
+
     def attempt() -> dict[str, Path]:
         remote = source.list()
         chosen = _choose(uri, wanted, remote)
         for name in chosen.values():
-            _fetch(source, remote[name], target)
+            _fetch(source, remote[name], target, received)
         return {key: target / name for key, name in chosen.items()}
 
     def on_wait(error: S3Error, delay: float) -> None:
         log.warning("the data wait %.1f s for S3: %s", delay, error)
 
     try:
-        return retry_transient(attempt, timeout=timeout, on_wait=on_wait)
+        return retry_transient(attempt, timeout=timeout, progress=lambda: received.total, on_wait=on_wait)
     except S3Error as error:
         if error.transient:
             raise DataUnavailable(f"{uri}: {error}") from error
@@ -88,8 +92,11 @@ def _choose(uri: str, wanted: Sequence[Sequence[str]], there: Iterable[str]) -> 
     return chosen
 
 
-def _fetch(source: Source, file: RemoteFile, target: Path) -> None:
-    """Have `file` in `target`, whole and checked; goes on with what an earlier attempt left."""
+def _fetch(source: Source, file: RemoteFile, target: Path, received: ByteCount) -> None:
+    """Have `file` in `target`, whole and checked; goes on with what an earlier attempt left.
+
+    `received` counts the bytes as they arrive.
+    """
     records = _read_records(target)
     final = target / file.name
     if records.get(file.name, {}).get("etag") == file.etag and _size(final) == file.size:
@@ -109,6 +116,7 @@ def _fetch(source: Source, file: RemoteFile, target: Path) -> None:
             try:
                 for chunk in source.read(file, start):
                     output.write(chunk)
+                    received.add(len(chunk))
             except DamagedObject as error:
                 partial.unlink()  # or the next attempt would find it whole
                 raise DataCorrupt(str(error)) from error
