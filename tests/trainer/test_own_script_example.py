@@ -30,7 +30,8 @@ class Ranks(ModuleType):
     def init(self) -> None:
         """Nothing to connect."""
 
-    def broadcast_object(self, value: Any, **_: Any) -> Any:
+    def broadcast_object(self, value: Any, root_rank: int, name: str) -> Any:
+        """Needs the name: Horovod calls a value without one by its type, which is not the same on all ranks."""
         return value
 
     def broadcast_parameters(self, *_: Any, **__: Any) -> None:

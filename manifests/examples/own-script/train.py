@@ -54,7 +54,8 @@ if hvd.rank() == 0:
     if saved:
         state = torch.load(saved[-1], map_location="cpu")
         print(f"going on from {saved[-1].name}")
-state = hvd.broadcast_object(state, root_rank=0)
+# With a name: Horovod calls an object without one by its type, and the other ranks have None.
+state = hvd.broadcast_object(state, root_rank=0, name="state")
 if state:
     model.load_state_dict(state["model"])
     optimizer.load_state_dict(state["optimizer"])
