@@ -7,10 +7,16 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from dtj.client import AsyncClient, Client, DistributedTrainingJob
 
-__all__ = ["AsyncClient", "Client", "DistributedTrainingJob"]
+__all__ = ["AsyncClient", "Client", "DistributedTrainingJob", "__version__"]
+
+__version__: str
 
 
 def __getattr__(name: str) -> Any:
+    if name == "__version__":
+        from importlib.metadata import version
+
+        return version("dtj")
     # Loaded when asked for: the operator imports dtj too, and needs no client.
     if name in __all__:
         import dtj.client

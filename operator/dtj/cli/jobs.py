@@ -55,7 +55,7 @@ def submit(
     context: ContextOption = None,
     format_: FormatOption = None,
 ) -> None:
-    """Make a job of a file on the cluster.
+    """Run a job file on the cluster; `dtj run` runs it on this machine.
 
     Other than `kubectl apply` it refuses a job whose name is taken, and tells every fault of the file with its line.
 
@@ -138,9 +138,9 @@ def wait(
     namespace: NamespaceOption = None,
     context: ContextOption = None,
 ) -> None:
-    """Wait until a job has come so far.
+    """Wait until a job has succeeded, or for another condition.
 
-    Exit code 0: it has, 1: it ended otherwise, 5: not in time.
+    Exit code 0: the job has that condition, 1: the job ended otherwise, 5: not in time.
 
     ```
     dtj wait fashion-mnist --timeout 1h

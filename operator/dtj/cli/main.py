@@ -10,7 +10,8 @@ from typing import Annotated, NoReturn
 import typer
 
 from dtj.api.errors import DtjError
-from dtj.cli import artifacts, convert, doctor, files, jobs, logs, report, run, status, tensorboard, top
+from dtj.cli.about import tell_version
+from dtj.cli.commands import HELP_NAMES, Commands
 from dtj.cli.terminal import errors
 
 EXIT_SOFTWARE = 70
@@ -19,14 +20,14 @@ EXIT_INTERRUPTED = 130
 
 app = typer.Typer(
     name="dtj",
+    cls=Commands,
+    context_settings={"help_option_names": HELP_NAMES},
     help="Distributed deep-learning training: on any GPU cluster, or on this machine.",
     epilog="`dtj COMMAND --help` has examples. Also `kubectl dtj …`.",
     no_args_is_help=True,
     rich_markup_mode="markdown",
     pretty_exceptions_enable=False,
 )
-for part in (run, jobs, status, logs, top, artifacts, tensorboard, files, convert, report, doctor):
-    app.add_typer(part.app)
 
 
 @app.callback()
@@ -37,6 +38,10 @@ def options(
     kubeconfig: Annotated[
         Path | None, typer.Option(help="Of the cluster; by default KUBECONFIG, then ~/.kube/config.")
     ] = None,
+    _: Annotated[
+        bool,
+        typer.Option("--version", help="Print the version of dtj.", callback=tell_version, is_eager=True),
+    ] = False,
 ) -> None:
     """Distributed deep-learning training: on any GPU cluster, or on this machine."""
     if debug:
@@ -50,7 +55,9 @@ def main() -> NoReturn:
     try:
         code = app(prog_name=_called(), standalone_mode=False)
     except typer.TyperException as error:
-        _tell(error.format_message(), f"`{_path_of(error)} --help` shows how to use it")
+        # Typer ends so, without a message, after it printed the help of what was called without arguments.
+        if message := error.format_message():
+            _tell(message, f"`{_path_of(error)} --help` shows how to use it")
         sys.exit(error.exit_code)
     except (typer.Abort, KeyboardInterrupt):
         sys.exit(EXIT_INTERRUPTED)

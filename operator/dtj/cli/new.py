@@ -62,7 +62,7 @@ def new(
     ] = False,
     force: Annotated[bool, typer.Option("--force", help="Replace the file if it is there.")] = False,
 ) -> None:
-    """Write a job file with comments; on a terminal it asks for what is not given.
+    """Write a job file with comments; on a terminal, ask for what is not given.
 
     ```
     dtj new

@@ -47,7 +47,9 @@ def run(
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Leave out what the replicas print.")] = False,
     format_: FormatOption = None,
 ) -> None:
-    """Run a job on this machine, without a cluster: the same file, each replica a process.
+    """Run a job file on this machine; `dtj submit` runs it on a cluster.
+
+    Each replica is a process. No cluster is needed.
 
     Artifacts go into an object store that dtj starts itself, where the job's own is not reachable. Ctrl-C saves a
     checkpoint first; `--resume` goes on from it, also after dtj was killed. Exit code 0: succeeded, 1: failed,

@@ -41,7 +41,7 @@ def status(
     context: ContextOption = None,
     format_: FormatOption = None,
 ) -> None:
-    """Show what is going on in a job: progress, replicas and nodes, conditions, restarts, failure, last events.
+    """Show a job's progress, replicas and nodes, conditions, restarts, failure and last events.
 
     `--watch` is live on a terminal; into a pipe or a file it writes a line at each change.
 

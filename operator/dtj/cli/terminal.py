@@ -18,8 +18,6 @@ from rich.console import Console, ConsoleOptions, RenderableType
 from rich.segment import Segment
 from rich.text import Text
 
-from dtj.api.yaml_text import dump
-
 _PICTURES = {code: 0x2400 + code for code in range(0x20) if chr(code) not in "\t\n"}
 # Unicode has no pictures of C1.
 _PICTURES |= {0x7F: 0x2421} | dict.fromkeys(range(0x80, 0xA0), 0xFFFD)
@@ -87,4 +85,6 @@ def print_data(data: Mapping[str, Any] | Sequence[Any], format_: Format) -> None
     if format_ is Format.JSON:
         echo(json.dumps(data, indent=2))
     else:
+        from dtj.api.yaml_text import dump
+
         echo(dump(data), end="")

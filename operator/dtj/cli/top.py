@@ -31,7 +31,7 @@ def top(
     context: ContextOption = None,
     format_: FormatOption = None,
 ) -> None:
-    """Show what each replica of a job uses of CPU and memory, beside what it may use.
+    """Show the CPU and memory that each replica of a job uses, beside what it may use.
 
     ```
     dtj top fashion-mnist --watch

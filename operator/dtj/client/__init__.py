@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
 from dtj.api.errors import DtjError, NotFound, TimedOut, Unreachable, Unusable
 from dtj.api.job import Fault
 from dtj.api.spec import (
@@ -26,11 +29,13 @@ from dtj.api.spec import (
 )
 from dtj.api.status import ConditionType, JobStatus, Phase
 from dtj.client.artifacts import Artifacts, StoredCheckpoint
-from dtj.client.async_client import AsyncClient
 from dtj.client.resource import DistributedTrainingJob, InvalidJobError, Metadata
-from dtj.client.sync_client import Client
 from dtj.client.views import JobEvent, LogLine, PodUsage
 from dtj.status.pods import PodView
+
+if TYPE_CHECKING:
+    from dtj.client.async_client import AsyncClient
+    from dtj.client.sync_client import Client
 
 __all__ = [
     "Accelerator",
@@ -72,3 +77,13 @@ __all__ = [
     "Unusable",
     "Updates",
 ]
+
+# Imported when asked for, as Kubernetes' client takes half a second of CPU: who reads a job file or a run of this
+# machine needs none.
+_OF_A_CLUSTER = {"AsyncClient": "dtj.client.async_client", "Client": "dtj.client.sync_client"}
+
+
+def __getattr__(name: str) -> Any:
+    if name in _OF_A_CLUSTER:
+        return getattr(import_module(_OF_A_CLUSTER[name]), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

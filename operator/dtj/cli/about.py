@@ -1,0 +1,46 @@
+"""`dtj version` and `dtj help`."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from dtj.cli.terminal import echo
+
+app = typer.Typer()
+
+
+@app.command()
+def version() -> None:
+    """Print the version of dtj.
+
+    `dtj doctor` shows the version of a cluster's operator.
+    """
+    tell_version(True)
+
+
+@app.command("help")
+def help_(
+    context: typer.Context,
+    words: Annotated[
+        list[str] | None, typer.Argument(help="Of which command; none: of dtj.", metavar="COMMAND")
+    ] = None,
+) -> None:
+    """Show the help of dtj or of a command.
+
+    ```
+    dtj help submit
+    ```
+    """
+    root = context.find_root()
+    root.command.main([*(words or []), "--help"], prog_name=root.info_name, standalone_mode=False)
+
+
+def tell_version(wanted: bool) -> None:
+    """Print dtj's version and end, where that is wanted."""
+    if wanted:
+        import dtj
+
+        echo(f"dtj {dtj.__version__}")
+        raise typer.Exit
