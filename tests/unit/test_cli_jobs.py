@@ -175,6 +175,43 @@ def test_submit_and_wait_ends_with_the_jobs_outcome(client: type[FakeClient], fi
     assert ("wait", "fresh", 7200) in client.calls
 
 
+def test_submit_and_follow_prints_the_lines_and_ends_with_the_jobs_outcome(
+    client: type[FakeClient], file: Path
+) -> None:
+    result = call("submit", file, "--follow", "-n", "team")
+    first, line, *_, last = result.stdout.splitlines()
+    assert (first, line) == ("fresh submitted to namespace team", "[rank 0] step 1")
+    assert last.startswith("fresh")
+    assert result.exit_code == 1  # A job without a status has not succeeded.
+    assert ("logs", {"follow": True, "namespace": "team"}) in client.calls
+    assert ("wait", "fresh", None) in client.calls
+
+
+def test_submit_and_follow_leaves_standard_output_to_the_machine(file: Path) -> None:
+    result = call("submit", file, "--follow", "-o", "json")
+    assert json.loads(result.stdout)["metadata"]["name"] == "fresh"
+    assert "[rank 0] step 1" in result.stderr
+
+
+def test_who_stops_to_follow_is_told_that_the_job_goes_on(
+    client: type[FakeClient], file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(*_: object, **__: object) -> Iterator[LogLine]:
+        yield LogLine("rank 0", "step 1")
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(client, "logs", interrupted)
+    result = call("submit", file, "-f")
+    assert result.exit_code == 130
+    assert result.stderr == "fresh goes on; `dtj logs fresh -n ml -f` follows it again\n"
+
+
+def test_submit_can_not_follow_for_a_time(client: type[FakeClient], file: Path) -> None:
+    result = call("submit", file, "--follow", "--timeout", "1h")
+    assert "--timeout can't be used with --follow" in str(result.exception)
+    assert "fresh" not in client.jobs
+
+
 def test_submit_refuses_two_namespaces(file: Path) -> None:
     made = yaml.safe_load(file.read_text())
     made["metadata"]["namespace"] = "ml"

@@ -17,12 +17,13 @@ from dtj.cli.connection import ContextOption, JobName, LocalOption, NamespaceOpt
 from dtj.cli.durations import seconds_of
 from dtj.cli.job_files import read_one_job
 from dtj.cli.job_table import event_table, job_table
+from dtj.cli.logs import LinePainter
 from dtj.cli.status_view import one_line
 from dtj.cli.tables import print_table
-from dtj.cli.terminal import FormatOption, echo, errors, print_data
+from dtj.cli.terminal import FormatOption, VisibleConsole, echo, errors, output, print_data
 
 if TYPE_CHECKING:
-    from dtj.client import DistributedTrainingJob, JobEvent
+    from dtj.client import Client, DistributedTrainingJob, JobEvent
 
 app = typer.Typer()
 TimeoutOption = Annotated[
@@ -50,6 +51,9 @@ def submit(
     wait: Annotated[
         bool, typer.Option("--wait", help="Wait until it has ended; exit code 1: failed.")
     ] = False,
+    follow: Annotated[
+        bool, typer.Option("--follow", "-f", help="Wait, and print what the job prints, as `dtj logs -f`.")
+    ] = False,
     timeout: TimeoutOption = None,
     namespace: NamespaceOption = None,
     context: ContextOption = None,
@@ -61,11 +65,14 @@ def submit(
 
     ```
     dtj submit job.yaml
+    dtj submit job.yaml --follow
     dtj submit job.yaml --name try-2 --wait --timeout 2h
     ```
     """
     from dtj.client import DistributedTrainingJob
 
+    if follow and timeout is not None:
+        raise Unusable("--timeout can't be used with --follow", "leave out one of them, or use --wait")
     manifest, _ = read_one_job(file)
     if name:
         manifest = {**manifest, "metadata": {**manifest["metadata"], "name": name}}
@@ -79,13 +86,15 @@ def submit(
     made = client.submit(job, namespace=namespace)
     if format_ is None:
         echo(f"{made.name} submitted to namespace {made.namespace}")
-    if wait:
+    if follow:
+        _follow(client, made, errors if format_ else output)
+    if wait or follow:
         made = client.wait(made.name, timeout=timeout, namespace=made.namespace)
         if format_ is None:
             echo(one_line(made))
     if format_:
         print_data(made.to_manifest(), format_)
-    if wait:
+    if wait or follow:
         raise typer.Exit(0 if made.status.phase is Phase.SUCCEEDED else 1)
 
 
@@ -259,6 +268,17 @@ def events(
         print_table(event_table(found, datetime.now(UTC)))
     else:
         errors.print(f"no events of {name} are kept any more")
+
+
+def _follow(client: Client, job: DistributedTrainingJob, to: VisibleConsole) -> None:
+    """Print what a job prints until it has ended; Ctrl-C ends this, not the job."""
+    painter = LinePainter()
+    try:
+        for line in client.logs(job.name, follow=True, namespace=job.namespace):
+            to.print(painter.painted(line))
+    except KeyboardInterrupt:
+        errors.print(f"{job.name} goes on; `dtj logs {job.name} -n {job.namespace} -f` follows it again")
+        raise
 
 
 def _plain(event: JobEvent) -> dict[str, object]:
