@@ -16,6 +16,8 @@ from dtj.api.crd import custom_resource_definition
 from dtj.api.job import InvalidJob, read_job
 from dtj.api.validation import faults
 from dtj.cli import main as cli
+from dtj.cli import plan_summary
+from dtj.cli.terminal import VisibleConsole
 from tests.unit.support.bad_jobs import BadJob, bad_jobs
 from tests.unit.support.structural import with_defaults
 
@@ -263,3 +265,42 @@ def test_a_faulty_file_has_no_plan_but_every_fault(dtj: Dtj) -> None:
 
 def test_crd_prints_the_committed_file(dtj: Dtj) -> None:
     assert dtj("crd") == (0, (ROOT / "manifests/crd/distributedtrainingjobs.yaml").read_text(), "")
+
+
+def columns_of(lines: list[str]) -> list[list[str]]:
+    """The cells of a table's rows, whose folded parts are put together again."""
+    begins = [found.start() for found in re.finditer(r"(?<=  )\S|^ *\S", lines[0])]
+    begins[0] = 0
+    rows: list[list[str]] = []
+    for line in lines:
+        cells = [line[a:b].strip() for a, b in zip(begins, [*begins[1:], None], strict=True)]
+        if line.startswith("  ") and cells[0]:
+            rows.append(cells)
+        else:
+            rows[-1] = [before + after for before, after in zip(rows[-1], cells, strict=True)]
+    return [["".join(cell.split()) for cell in row] for row in rows]
+
+
+@pytest.mark.parametrize("width", [80, 100])
+@pytest.mark.parametrize("example", [EXAMPLE, PS_EXAMPLE], ids=["horovod", "ps"])
+def test_a_plan_loses_nothing_on_a_narrow_terminal(
+    width: int, example: Path, dtj: Dtj, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    piped = dtj("plan", example)[1]
+    narrow = VisibleConsole(width=width)
+    narrow._force_terminal = True
+    monkeypatch.setenv("NO_COLOR", "1")
+    monkeypatch.setattr(plan_summary, "output", narrow)
+    shown = dtj("plan", example)[1]
+
+    def table(text: str, title: str) -> list[str]:
+        return text.partition(f"\n{title}\n")[2].partition("\n\n")[0].splitlines()
+
+    for title in ("Environment of every replica", "Environment that differs"):
+        assert max(map(len, table(shown, title))) <= width
+        assert columns_of(table(shown, title)) == columns_of(table(piped, title))
+    pods = [line for line in table(shown, "Pods") if not re.match(r"  (Pods of|The job)", line)]
+    whole = [line for line in table(piped, "Pods") if not re.match(r"  (Pods of|The job)", line)]
+    assert max(map(len, pods)) <= width
+    assert columns_of(pods) == columns_of(whole)
+    assert columns_of(pods)[0] == ["stage", "pod", "role", "index", "image", "gpus", "otherresources"]

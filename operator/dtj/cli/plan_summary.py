@@ -82,7 +82,8 @@ def _part(title: str, table: Table | None = None) -> None:
     if table is None:
         return
     if output.is_terminal:
-        output.print(table)
+        _keep_names_whole(table)
+        output.print(table, soft_wrap=False)
     else:
         echo_whole(table)
 
@@ -92,12 +93,24 @@ def _lines(lines: Iterable[str]) -> None:
         output.print(f"  {line}")
 
 
+_VARIABLE = "  variable"
+_NEVER_FOLDED = ("  stage", "role", "index", "gpus")
+"""Columns with a short word each."""
+
+
 def _table(*columns: str) -> Table:
-    """A table whose last column is folded where the terminal is too narrow."""
+    """A table whose widest columns are folded where the terminal is too narrow."""
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="dim")
     for column in columns:
-        table.add_column(column, overflow="fold", no_wrap=column != columns[-1])
+        table.add_column(column, overflow="fold", no_wrap=column in _NEVER_FOLDED)
     return table
+
+
+def _keep_names_whole(table: Table) -> None:
+    """Fold names of variables only where they would take more than half of the terminal."""
+    names = table.columns[0]
+    if names.header == _VARIABLE:
+        names.no_wrap = max((len(str(cell)) for cell in names.cells), default=0) <= output.width // 2
 
 
 def _pods(plan: Plan, pods: Mapping[str, Manifest], accelerator: str) -> Table:
@@ -175,7 +188,7 @@ def _tf_cluster(plan: Plan, pod: Manifest) -> str:
 
 
 def _shared_environment(pods: Mapping[str, Manifest]) -> Table:
-    table = _table("  variable", "value")
+    table = _table(_VARIABLE, "value")
     environments = list(map(_environment, pods.values()))
     for name in _names(environments):
         values = {environment.get(name) for environment in environments}
@@ -193,7 +206,7 @@ def _shared_environment(pods: Mapping[str, Manifest]) -> Table:
 
 
 def _own_environment(plan: Plan, pods: Mapping[str, Manifest]) -> Table:
-    table = _table("  variable", "replicas", "value")
+    table = _table(_VARIABLE, "replicas", "value")
     environments = {name: _environment(pod) for name, pod in pods.items()}
     for name in _names(environments.values()):
         holders: dict[str, list[str]] = {}
