@@ -15,7 +15,7 @@ from dtj.api.errors import Unusable
 from dtj.report.documents import as_html, as_markdown
 from dtj.report.pictures import DOTS_PER_INCH, SIZE, pictures_of
 from dtj.report.report import Report, make_report
-from dtj.report.run import Run, read_rows
+from dtj.report.run import Run, read_metrics
 from tests.unit.support.training_runs import even_run
 
 REAL = Path(__file__).with_name("report_runs")
@@ -23,7 +23,7 @@ REAL = Path(__file__).with_name("report_runs")
 
 @pytest.fixture
 def report() -> Report:
-    killed = Run("horovod-killed", read_rows((REAL / "horovod-killed/metrics.jsonl").read_bytes()))
+    killed = Run("horovod-killed", read_metrics((REAL / "horovod-killed/metrics.jsonl").read_bytes()).rows)
     return make_report([killed, even_run("a|<b>", 10, accuracy=0.5), even_run("c", 12)])
 
 

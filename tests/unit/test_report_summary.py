@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from dtj.api.status import JobStatus
-from dtj.report.run import Run, read_rows
+from dtj.report.run import Run, read_metrics
 from dtj.report.summary import Spread, Summary, summarise
 from tests.unit.support.training_runs import content, even_run, line
 
@@ -17,13 +17,13 @@ REAL = Path(__file__).with_name("report_runs")
 
 
 def of(*lines: dict[str, Any], **known: Any) -> Summary:
-    return summarise(Run("run", read_rows(content(list(lines))), **known))
+    return summarise(Run("run", read_metrics(content(list(lines))).rows, **known))
 
 
 def real(name: str) -> Summary:
     evaluator = REAL / name / "metrics-evaluator.jsonl"
-    rows = read_rows((REAL / name / "metrics.jsonl").read_bytes())
-    return summarise(Run(name, rows, read_rows(evaluator.read_bytes()) if evaluator.exists() else []))
+    rows = read_metrics((REAL / name / "metrics.jsonl").read_bytes()).rows
+    return summarise(Run(name, rows, read_metrics(evaluator.read_bytes()).rows if evaluator.exists() else []))
 
 
 def test_rates_are_means_over_the_time_of_training_and_deviate_over_its_intervals() -> None:
@@ -105,13 +105,13 @@ def test_the_time_of_a_run_that_goes_on_is_an_estimate() -> None:
 
 
 def test_the_evaluators_last_test_is_the_accuracy() -> None:
-    tests = read_rows(content([line("test", 5, 1, accuracy=0.7), line("test", 9, 2, accuracy=0.0)]))
+    tests = read_metrics(content([line("test", 5, 1, accuracy=0.7), line("test", 9, 2, accuracy=0.0)])).rows
     assert of(line("train", 1, 1), evaluator_rows=tests).accuracy == 0.0
 
 
 def test_lines_that_are_none_are_left_out() -> None:
     cut = b'{"kind": "tra\n\xff\n3\n{"kind": "train", "step": 3}\n' + content([line("train", 1, 1)])
-    assert [row.step for row in read_rows(cut)] == [1]
+    assert [row.step for row in read_metrics(cut).rows] == [1]
 
 
 def test_what_was_trained_is_read_from_the_job_where_rows_do_not_say_it() -> None:

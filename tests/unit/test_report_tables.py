@@ -12,7 +12,7 @@ from dtj.api.errors import NotFound, Unusable
 from dtj.report.data import as_csv, as_data
 from dtj.report.entries import Price, read_price, spread
 from dtj.report.report import make_report
-from dtj.report.run import Run, read_rows
+from dtj.report.run import Run, read_metrics
 from dtj.report.summary import Spread
 from dtj.report.tables import tables_of
 from tests.unit.support.training_runs import content, even_run, line
@@ -135,7 +135,7 @@ def test_a_group_of_unlike_runs_is_said() -> None:
 
 def test_a_run_that_was_scaled_is_said() -> None:
     lines = [line("train", 0, 1, worldSize=2), line("train", 9, 5, worldSize=3, attempt=2)]
-    notes = make_report([Run("scaled", read_rows(content(lines)))]).notes
+    notes = make_report([Run("scaled", read_metrics(content(lines)).rows)]).notes
     assert "scaled ran on 2, 3 ranks in turn; the tables have the last." in notes
 
 

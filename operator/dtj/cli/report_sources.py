@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from dtj.api.errors import NotFound, Unusable
 from dtj.api.yaml_lines import read_documents
 from dtj.cli.places import find
-from dtj.report.run import Run, read_rows
+from dtj.report.run import Metrics, Run, read_metrics
 from dtj_trainer import contract
 
 if TYPE_CHECKING:
@@ -98,14 +98,15 @@ def _run(
     name: str, read: Read, *, job: Mapping[str, Any] | None = None, status: JobStatus | None = None
 ) -> Run:
     """What a run left. Raises NotFound where it has no metrics."""
-    rows = read_rows(read(contract.METRICS_FILE))
+    metrics = read_metrics(read(contract.METRICS_FILE))
     job = job or _job(read)
     try:
-        evaluator_rows = read_rows(read(contract.EVALUATOR_METRICS_FILE))
+        evaluator = read_metrics(read(contract.EVALUATOR_METRICS_FILE))
     except NotFound:
-        evaluator_rows = []
+        evaluator = Metrics([], 0)
     labels = ((job or {}).get("metadata") or {}).get("labels") or {}
-    return Run(name, rows, evaluator_rows, job, status, labels)
+    left_out = metrics.left_out + evaluator.left_out
+    return Run(name, metrics.rows, evaluator.rows, job, status, labels, left_out)
 
 
 def _job(read: Read) -> Mapping[str, Any] | None:

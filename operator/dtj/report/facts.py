@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from dtj.report.run import Run
+from dtj.report.run import MOST, Row, Run
 
 Fact = str | int | None
 FIELDS = ("strategy", "updates", "model", "batch", "workers", "ps")
@@ -34,11 +34,10 @@ def facts_of(run: Run) -> dict[str, Fact]:
     if facts["strategy"] == "ParameterServer":
         facts["updates"] = (spec.get("parameterServer") or {}).get("updates", "Asynchronous")
     if run.rows:
-        facts["ranks"] = run.rows[-1].values.get("worldSize")
+        facts["ranks"] = run.rows[-1].ranks
     for row in run.rows:
         if row.kind in ("start", "end"):
-            told = {name: value for name, value in row.values.items() if isinstance(value, (str, int))}
-            facts |= {_NAMES.get(name, name): told[name] for name in told.keys() - _OF_WHAT_HAPPENED}
+            facts |= _told(row)
     if facts["updates"] and not facts["strategy"]:
         facts["strategy"] = "ParameterServer"
     ranks = facts.get("ranks")
@@ -48,6 +47,18 @@ def facts_of(run: Run) -> dict[str, Fact]:
     elif facts["workers"] is None:
         facts["workers"] = ranks
     return facts
+
+
+def _told(row: Row) -> dict[str, Fact]:
+    """What the program says of itself."""
+    told: dict[str, Fact] = {
+        _NAMES.get(name, name): value
+        for name, value in row.values.items()
+        if name not in _OF_WHAT_HAPPENED
+        and (isinstance(value, str) or (isinstance(value, int) and abs(value) <= MOST))
+    }
+    told.pop("ranks", None)
+    return told | ({} if row.ranks is None else {"ranks": row.ranks})
 
 
 def _replicas(roles: Mapping[str, Any], role: str) -> int | None:

@@ -36,7 +36,8 @@ class Start:
     @property
     def seconds(self) -> float:
         """From its first row to its last."""
-        return self.rows[-1].time - self.rows[0].time
+        # A machine's clock may be set back.
+        return max(self.rows[-1].time - self.rows[0].time, 0.0)
 
     def losses(self) -> list[tuple[float, float]]:
         """Time and training loss of each row whose step counts."""
@@ -51,6 +52,9 @@ class Start:
                 continue
             share = min(1.0, (self.kept_steps - before.step) / (after.step - before.step))
             seconds = (after.time - before.time) * share
+            if before.time + seconds <= before.time:
+                # Shorter than the times are exact.
+                continue
             examples = _examples(before, after)
             yield Interval(
                 before.time,
@@ -83,6 +87,6 @@ def _begins_anew(last: Row, row: Row) -> bool:
 def _examples(before: Row, after: Row) -> float | None:
     first, last = before.number("examples"), after.number("examples")
     if first is not None and last is not None:
-        return last - first
+        return last - first if last >= first else None
     rate = after.number("examplesPerSecond")
     return None if rate is None else rate * (after.time - before.time)

@@ -78,7 +78,11 @@ def _notes(
             "its training time, where given, is an estimate at the rate so far."
         )
     for run in runs:
-        ranks = {row.values.get("worldSize") for start in run.starts for row in start.rows}
+        if run.left_out:
+            lines = "1 line" if run.left_out == 1 else f"{run.left_out} lines"
+            notes.append(f"{run.name} has {lines} of metrics that can't be read: left out.")
+    for run in runs:
+        ranks = {row.ranks for start in run.starts for row in start.rows} - {None}
         if len(ranks) > 1:
             notes.append(
                 f"{run.name} ran on {_list(sorted(map(str, ranks)))} ranks in turn; the tables have the last."

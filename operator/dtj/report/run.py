@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from datetime import datetime
-from typing import Any
+from datetime import UTC, datetime
+from typing import Any, NamedTuple
 
 from dtj.api.status import JobStatus
+
+MOST = 1e15
+"""No training has a figure beyond this; with greater ones sums and squares are no numbers any more."""
+_FIRST_TIME = datetime(1970, 1, 1, tzinfo=UTC).timestamp()
+_LAST_TIME = datetime(2200, 1, 1, tzinfo=UTC).timestamp()
 
 
 @dataclass(frozen=True)
@@ -26,9 +31,17 @@ class Row:
     """The whole line."""
 
     def number(self, name: str) -> float | None:
-        """A value that is a number; None for anything else."""
+        """A value that is a number of at most MOST; None for anything else, such as the NaN of a loss."""
         value = self.values.get(name)
-        return value if isinstance(value, (int, float)) and not isinstance(value, bool) else None
+        if isinstance(value, bool) or not isinstance(value, (int, float)):
+            return None
+        return value if abs(value) <= MOST else None
+
+    @property
+    def ranks(self) -> int | None:
+        """How many ranks there were."""
+        value = self.values.get("worldSize")
+        return value if isinstance(value, int) and value is not True and 0 < value <= MOST else None
 
 
 @dataclass(frozen=True)
@@ -45,14 +58,33 @@ class Run:
     """None where only files are left."""
     labels: Mapping[str, str] = field(default_factory=dict)
     """Of the job."""
+    left_out: int = 0
+    """How many lines of its metrics files can't be read."""
 
 
-def read_rows(content: bytes) -> list[Row]:
-    """The rows of a metrics file; without what is none, such as a line that was cut off by a kill."""
-    found = []
-    for line in content.splitlines():
-        with contextlib.suppress(ValueError, KeyError, TypeError):
-            values = json.loads(line)
-            time = datetime.fromisoformat(values["time"]).timestamp()
-            found.append(Row(str(values.get("kind", "train")), time, int(values["step"]), values))
-    return found
+class Metrics(NamedTuple):
+    """What a metrics file has."""
+
+    rows: list[Row]
+    left_out: int
+    """How many of its lines are no rows."""
+
+
+def read_metrics(content: bytes) -> Metrics:
+    """Read a metrics file; without the lines that are no rows, such as one that was cut off by a kill."""
+    lines = [line for line in content.splitlines() if line.strip()]
+    rows = [row for line in lines if (row := _row(line)) is not None]
+    return Metrics(rows, len(lines) - len(rows))
+
+
+def _row(line: bytes) -> Row | None:
+    try:
+        values = json.loads(line)
+        time = datetime.fromisoformat(values["time"]).timestamp()
+        step = values["step"]
+        if isinstance(step, bool) or not (0 <= step <= MOST and _FIRST_TIME <= time <= _LAST_TIME):
+            return None
+        return Row(str(values.get("kind", "train")), time, math.floor(step), values)
+    # A number, a time or a depth that Python can't hold is one of the last three.
+    except (ValueError, KeyError, TypeError, OverflowError, OSError, RecursionError):
+        return None

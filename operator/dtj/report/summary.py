@@ -47,6 +47,8 @@ class Summary:
     attempts: int
     restarts: int
     starts: Sequence[Start]
+    left_out: int
+    """How many lines of its metrics files can't be read."""
 
     @property
     def seconds(self) -> float | None:
@@ -94,6 +96,7 @@ def summarise(run: Run) -> Summary:
         ),
         restarts=status.restarts.application + status.restarts.infrastructure if status else restarts,
         starts=parts,
+        left_out=run.left_out,
     )
 
 

@@ -92,7 +92,7 @@ def _columns(report: Report, entries: Sequence[Entry]) -> Iterator[tuple[str, li
 
 def unit_of(seconds: Sequence[float]) -> tuple[str, float, int]:
     """The unit in which to show times: its name, its seconds, and how many digits."""
-    longest = max(seconds, default=0.0)
+    longest = max([0.0, *seconds])
     return next((name, size, digits) for least, name, size, digits in _UNITS if longest >= least)
 
 

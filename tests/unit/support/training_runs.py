@@ -7,7 +7,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from dtj.api.status import JobStatus
-from dtj.report.run import Run, read_rows
+from dtj.report.run import Run, read_metrics
 
 BEGAN = datetime(2026, 11, 21, 10, 0, tzinfo=UTC).timestamp()
 BATCH = 128
@@ -50,4 +50,4 @@ def even_run(
     if total_seconds is not None:
         times = [datetime.fromtimestamp(BEGAN + at, UTC).isoformat() for at in (-20, total_seconds - 20)]
         status = JobStatus(start_time=times[0], completion_time=times[1], attempt=1)
-    return Run(name, read_rows(content(lines)), status=status)
+    return Run(name, read_metrics(content(lines)).rows, status=status)
