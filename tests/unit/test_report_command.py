@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -163,3 +164,34 @@ def test_a_job_by_name_has_its_total_time_its_labels_and_its_restarts(
     assert run["trainingSeconds"]["mean"] == 10
     assert run["globalStepsPerSecond"]["mean"] == 2
     assert data["groups"][0]["group"] == "vision"
+
+
+def test_two_runs_of_one_job_differ_by_date_and_arguments(dtj: Dtj, tmp_path: Path) -> None:
+    for name, at, args in (("one", 0, "[--lr=0.1, --note, a b]"), ("two", 3600, "[--lr=0.2]")):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "metrics.jsonl").write_bytes(content([line("train", at, 1)]))
+        (tmp_path / name / "job.yaml").write_text(f"spec: {{args: {args}}}\n")
+    code, out, _ = dtj(tmp_path)
+
+    assert code == 0
+    (heading, one, two) = out.splitlines()[1:4]
+    assert re.split("  +", heading)[:3] == ["run", "started (UTC)", "arguments"]
+    assert re.split("  +", one.strip())[:3] == ["one", "2026-11-21 10:00:00", "--lr=0.1 --note 'a b'"]
+    assert re.split("  +", two.strip())[:3] == ["two", "2026-11-21 11:00:00", "--lr=0.2"]
+    runs = json.loads(dtj(tmp_path, "-o", "json")[1])["runs"]
+    assert [(run["started"], run["arguments"]) for run in runs] == [
+        ("2026-11-21T10:00:00+00:00", "--lr=0.1 --note 'a b'"),
+        ("2026-11-21T11:00:00+00:00", "--lr=0.2"),
+    ]
+
+
+def test_of_a_folder_without_metrics_the_folder_is_named(
+    dtj: Dtj, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "adir").mkdir()
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("KUBECONFIG", str(tmp_path / "none"))
+    code, _, err = dtj("adir")
+
+    assert code == 3
+    assert err.startswith("dtj: the folder adir has no metrics.jsonl, and as a job: ")

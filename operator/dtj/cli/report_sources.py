@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any
 
-from dtj.api.errors import NotFound, Unusable
+from dtj.api.errors import DtjError, NotFound, Unusable
 from dtj.api.yaml_lines import read_documents
 from dtj.cli.places import find
 from dtj.report.run import Metrics, Run, read_metrics
@@ -40,7 +40,15 @@ def _runs(name: str, *, local: bool, namespace: str | None, context: str | None)
     elif "/" in name or name in (".", "..") or Path(name).is_file() or _metrics_files(Path(name)):
         yield from _in_folder(Path(name))
     else:
-        place = find(name, local=local, namespace=namespace, context=context)
+        try:
+            place = find(name, local=local, namespace=namespace, context=context)
+        except DtjError as error:
+            if not Path(name).is_dir():
+                raise
+            raise NotFound(
+                f"the folder {name} has no {contract.METRICS_FILE}, and as a job: {error.message}",
+                error.remedy,
+            ) from None
         job = place.job()
         with place.artifacts() as artifacts:
             yield _run(name, artifacts.read, job=job.to_manifest(), status=job.status)

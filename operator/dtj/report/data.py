@@ -6,6 +6,7 @@ import csv
 import io
 import re
 from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
 from typing import Any
 
 from dtj.report.entries import Entry
@@ -46,6 +47,8 @@ def _run(entry: Entry) -> dict[str, Any]:
     (run,) = entry.runs
     return {
         "run": run.name,
+        "started": None if run.started is None else datetime.fromtimestamp(run.started, UTC).isoformat(),
+        "arguments": run.arguments,
         "ended": run.ended,
         "steps": run.steps,
         "attempts": run.attempts,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Mapping
 from typing import Any
 
@@ -47,6 +48,12 @@ def facts_of(run: Run) -> dict[str, Fact]:
     elif facts["workers"] is None:
         facts["workers"] = ranks
     return facts
+
+
+def arguments_of(run: Run) -> str | None:
+    """The arguments of its program, as a shell takes them; None where its job is not known or gives none."""
+    words = ((run.job or {}).get("spec") or {}).get("args") or []
+    return shlex.join(map(str, words)) or None
 
 
 def _told(row: Row) -> dict[str, Fact]:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from datetime import datetime
 
 from dtj.api.status import Phase
-from dtj.report.facts import Fact, facts_of
+from dtj.report.facts import Fact, arguments_of, facts_of
 from dtj.report.progress import Interval, Start, starts
 from dtj.report.run import Row, Run
 
@@ -27,6 +27,10 @@ class Summary:
 
     name: str
     facts: dict[str, Fact]
+    started: float | None
+    """When it began, in seconds since 1970; None where nothing is known of it yet."""
+    arguments: str | None
+    """Of its program; None where its job is not known or gives none."""
     ended: bool
     """Whether the training came to its end."""
     steps: int
@@ -80,6 +84,8 @@ def summarise(run: Run) -> Summary:
     return Summary(
         name=run.name,
         facts=facts_of(run),
+        started=_started(run),
+        arguments=arguments_of(run),
         ended=ended,
         steps=step,
         examples=next((n for row in reversed(run.rows) if (n := row.number("examples")) is not None), None),
@@ -117,13 +123,16 @@ def _accuracy(rows: Sequence[Row]) -> float | None:
     return tested[-1] if tested else None
 
 
+def _started(run: Run) -> float | None:
+    times = [row.time for row in run.rows[:1]]
+    if run.status and run.status.start_time:
+        # The start time of a job that was suspended is that of its resumption.
+        times.append(datetime.fromisoformat(run.status.start_time).timestamp())
+    return min(times, default=None)
+
+
 def _total_seconds(run: Run) -> float | None:
-    status = run.status
-    if status is None or status.start_time is None or status.completion_time is None:
+    status, started = run.status, _started(run)
+    if status is None or status.start_time is None or status.completion_time is None or started is None:
         return None
-    began, completed = (
-        datetime.fromisoformat(t).timestamp() for t in (status.start_time, status.completion_time)
-    )
-    # The start time of a job that was suspended is that of its resumption.
-    first = min([began, *(row.time for row in run.rows[:1])])
-    return completed - first
+    return datetime.fromisoformat(status.completion_time).timestamp() - started

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from datetime import UTC, datetime
 
 from dtj.report.entries import Comparison, Entry
 from dtj.report.facts import FIELDS
@@ -61,6 +62,8 @@ def _columns(report: Report, entries: Sequence[Entry]) -> Iterator[tuple[str, li
     grouped = entries is report.groups
     if not grouped:
         yield column("run", lambda entry: entry.label)
+        yield column("started (UTC)", _started)
+        yield column("arguments", lambda entry: entry.runs[0].arguments or NOTHING)
     elif report.group_fields != FIELDS:
         yield column("group", lambda entry: entry.label)
     names = dict.fromkeys([*FIELDS, *(report.group_fields if grouped else ())])
@@ -108,6 +111,11 @@ def rate(value: Spread | None) -> str:
     """Something a second."""
     mean = value.mean if value else 0.0
     return said(value, 2 if mean < 100 else 1 if mean < 1000 else 0)
+
+
+def _started(entry: Entry) -> str:
+    started = entry.runs[0].started
+    return NOTHING if started is None else f"{datetime.fromtimestamp(started, UTC):%Y-%m-%d %H:%M:%S}"
 
 
 def _fact(entry: Entry, name: str) -> str:
