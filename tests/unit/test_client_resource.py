@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+import inspect
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any, get_args
 
 import pytest
 import yaml
+from pydantic import ValidationError
 
 import dtj
+import dtj.client
 from dtj.client import (
     ArtifactStore,
     DistributedTrainingJob,
+    DtjError,
     InvalidJobError,
     JobSpec,
     Metadata,
@@ -71,10 +77,10 @@ def test_every_fault_of_a_manifest_is_told() -> None:
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        ("a: [", "can't be read"),
-        ("", "has 0 objects"),
-        ("a: 1\n---\nb: 2", "has 2 objects"),
-        ("- a", "has 1 obj"),
+        ("a: [", "no YAML"),
+        ("", "the file is empty"),
+        ("kind: Secret\n---\nkind: Service", "only Secret, Service"),
+        ("- a", "only a list"),
     ],
 )
 def test_a_file_with_another_content_is_unusable(tmp_path: Path, content: str, message: str) -> None:
@@ -87,8 +93,62 @@ def test_a_file_with_another_content_is_unusable(tmp_path: Path, content: str, m
 
 
 def test_values_are_checked_where_they_are_given() -> None:
-    with pytest.raises(ValueError, match="should match pattern"):
-        ArtifactStore(uri="training/jobs")
+    with pytest.raises(Unusable) as caught:
+        JobSpec(strategy="horovod", image="i", replica_specs={"worker": {"replicas": "two"}}, colour=1)  # type: ignore[call-arg, arg-type]
+    assert caught.value.message == (
+        "JobSpec: strategy: must be Horovod or ParameterServer, got 'horovod'; "
+        "replica_specs.worker.replicas: must be a whole number, without quotes, got 'two'; "
+        "colour: unknown field"
+    )
+    with pytest.raises(
+        Unusable, match="ArtifactStore: uri: must be an address s3://bucket/prefix, got 'a/b'"
+    ):
+        ArtifactStore(uri="a/b")
+
+
+def test_models_that_are_read_are_made_without_a_call_of_init() -> None:
+    """Else a fault inside of one model would hide those of the others, and each call would take time."""
+    assert not JobSpec.__pydantic_custom_init__
+    with pytest.raises(ValidationError) as caught:
+        JobSpec.model_validate({"strategy": "None", "artifacts": {"uri": 1}, "data": {"uri": 2}})
+    assert {error["loc"][0] for error in caught.value.errors()} >= {"strategy", "artifacts", "data"}
+
+
+def test_metadata_of_another_form_is_told_as_every_error() -> None:
+    wrong = manifest() | {"metadata": {"name": "mnist", "labels": {"a": 1}}}
+    with pytest.raises(DtjError, match=r"the job's metadata.labels.a: must be a string, got 1"):
+        DistributedTrainingJob.from_cluster(wrong)
+
+
+def test_every_type_of_a_job_can_be_imported_from_the_client() -> None:
+    def types(annotation: Any) -> Iterator[type]:
+        if isinstance(annotation, type) and annotation.__module__.startswith("dtj."):
+            yield annotation
+            for field in getattr(annotation, "model_fields", {}).values():
+                yield from types(field.annotation)
+        for part in get_args(annotation):
+            yield from types(part)
+
+    needed = {each.__name__ for each in [*types(Metadata), *types(JobSpec)]} | {"ProgressStatus"}
+    assert len(needed) > 20
+    assert needed - set(dtj.client.__all__) == set()
+    assert [name for name in dtj.client.__all__ if not hasattr(dtj.client, name)] == []
+
+
+def test_help_shows_fields_as_python_writes_them() -> None:
+    names = inspect.signature(JobSpec).parameters
+    assert {"replica_specs", "run_policy"} < set(names)
+    assert names["image"].default is inspect.Parameter.empty
+    assert inspect.signature(ReplicaSpec).parameters["replicas"].default == 1
+
+
+def test_a_file_may_have_objects_of_other_kinds_beside_the_job(tmp_path: Path) -> None:
+    job, secret = yaml.safe_dump(manifest()), "apiVersion: v1\nkind: Secret\nmetadata: {name: s3}\n"
+    (tmp_path / "job.yaml").write_text(f"{secret}---\n{job}")
+    assert DistributedTrainingJob.from_file(tmp_path / "job.yaml").name == "mnist"
+    (tmp_path / "two.yaml").write_text(f"{job}---\n{secret}---\n{job}")
+    with pytest.raises(Unusable, match="has 2 jobs; one DistributedTrainingJob is wanted"):
+        DistributedTrainingJob.from_file(tmp_path / "two.yaml")
 
 
 def test_the_package_offers_the_client_and_loads_it_when_asked_for() -> None:

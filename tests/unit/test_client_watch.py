@@ -143,6 +143,21 @@ async def test_wait_returns_the_job_that_has_ended(server: ApiServer, client: As
     await until(lambda: server.watched == 0)
 
 
+async def test_wait_bears_with_a_server_that_is_away_at_first(server: ApiServer, client: AsyncClient) -> None:
+    await server.put(stored())
+    await server.status("mnist", **ENDED)
+    server.refusals["GET", "distributedtrainingjobs"] = [(503, "ServiceUnavailable", "starting")] * 3
+    assert (await client.wait("mnist", timeout=30)).status.phase == "Succeeded"
+
+
+async def test_wait_tells_that_the_server_was_away_all_the_time(
+    server: ApiServer, client: AsyncClient
+) -> None:
+    server.refusals["GET", "distributedtrainingjobs"] = [(503, "ServiceUnavailable", "starting")] * 1000
+    with pytest.raises(TimedOut, match=r"the API server did not tell of mnist within 0\.2 s"):
+        await client.wait("mnist", timeout=0.2)
+
+
 async def test_wait_ends_in_time_and_when_the_job_is_deleted(server: ApiServer, client: AsyncClient) -> None:
     await server.put(stored() | {"status": {"phase": "Running"}})
     with pytest.raises(TimedOut, match=r"mnist is Running after 0\.1 s: waited for its end"):

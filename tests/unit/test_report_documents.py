@@ -30,8 +30,10 @@ def report() -> Report:
 def test_markdown_has_a_line_for_each_run(report: Report) -> None:
     text = as_markdown(report, ["over-time.png"])
     assert re.search(r"^\| run \| started \(UTC\) \| model \|.*\| global step/s \|", text, re.MULTILINE)
-    assert re.search(r"^\| a\\\|&lt;b&gt; \| cnn \| 128 \| 1 \| 10\.00 ± 0\.00 \|", text, re.MULTILINE)
-    assert re.search(r"^\| horovod-killed \| cnn \| 64 \| 2 \|", text, re.MULTILINE)
+    assert re.search(
+        r"^\| a\\\|&lt;b&gt; \| [-0-9]+ [:0-9]+ \| cnn \| 128 \| 1 \| 10\.00 ± 0\.00 \|", text, re.MULTILINE
+    )
+    assert re.search(r"^\| horovod-killed \| [-0-9]+ [:0-9]+ \| cnn \| 64 \| 2 \|", text, re.MULTILINE)
     assert "![over time](over-time.png)" in text
 
 
@@ -40,7 +42,9 @@ def test_a_name_adds_neither_cells_nor_elements_to_the_markdown() -> None:
     lines = as_markdown(make_report([even_run(name, 10), even_run("e", 10)])).splitlines()
 
     (row,) = [line for line in lines if line.startswith("| a")]
-    assert row.startswith("| a\\\\\\|b \\| &lt;img src=x&gt; !\\[c\\](http://x) \\`d\\`  \\[2J | 2026-11-21 10:00:00 | cnn |")
+    assert row.startswith(
+        "| a\\\\\\|b \\| &lt;img src=x&gt; !\\[c\\](http://x) \\`d\\`  \\[2J | 2026-11-21 10:00:00 | cnn |"
+    )
     assert not [line for line in lines if "<" in line]
 
 

@@ -2,13 +2,35 @@
 
 from __future__ import annotations
 
+from inspect import Parameter, Signature
 from typing import Any, get_args
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, ValidationError, model_validator
 from pydantic.alias_generators import to_camel
 from pydantic_core import PydanticCustomError
 
+from dtj.api.errors import Unusable
+
 OBJECT_NAME = r"^[a-z0-9]([-a-z0-9.]*[a-z0-9])?$"
+
+
+class _SnakeCase:
+    """What `help` shows of a model: the names of its fields in Python, where pydantic shows those of the file."""
+
+    def __get__(self, _: object, model: type[ApiModel]) -> Signature:
+        return Signature(
+            [
+                Parameter(
+                    name,
+                    Parameter.KEYWORD_ONLY,
+                    default=Parameter.empty
+                    if field.is_required()
+                    else field.get_default(call_default_factory=True),
+                    annotation=field.annotation,
+                )
+                for name, field in model.model_fields.items()
+            ]
+        )
 
 
 class ApiModel(BaseModel):
@@ -22,11 +44,37 @@ class ApiModel(BaseModel):
         frozen=True,
     )
 
+    def __init__(self, **fields: Any) -> None:
+        """Make one from its fields. Raises Unusable, with every fault; `model_validate` raises pydantic's error."""
+        try:
+            super().__init__(**fields)
+        except ValidationError as error:
+            raise Unusable(f"{type(self).__name__}: {_told(error)}") from None
+
+    # pydantic goes by this mark whether it may validate a model inside of another one without a call of `__init__`.
+    __init__.__pydantic_base_init__ = True  # type: ignore[attr-defined]
+
+    @classmethod
+    def __pydantic_init_subclass__(cls, **kwargs: Any) -> None:
+        super().__pydantic_init_subclass__(**kwargs)
+        type.__setattr__(cls, "__signature__", _SnakeCase())
+
     @model_validator(mode="before")
     @classmethod
     def _null_is_left_out(cls, data: Any) -> Any:
         """As the API server does with a null that its schema does not allow."""
         return {k: v for k, v in data.items() if v is not None} if isinstance(data, dict) else data
+
+
+def _told(error: ValidationError) -> str:
+    # It imports the models, which this module is the base of.
+    from dtj.api.sentences import sentence
+
+    told = []
+    for item in error.errors(include_url=False):
+        wrong = "unknown field" if item["type"] == "extra_forbidden" else sentence(dict(item))
+        told.append(": ".join([".".join(map(str, item["loc"])), wrong]))
+    return "; ".join(told)
 
 
 def _number(value: Any) -> Any:

@@ -157,6 +157,8 @@ def wait(
     ```
     """
     client = connect(namespace, context)
+    # The wait bears with an API server that is away; who named a wrong cluster or job is told at once.
+    client.get(name)
     if goal is Goal.ENDED:
         job = client.wait(name, timeout=timeout)
     else:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from dtj.api.errors import DtjError, NotFound, TimedOut, Unreachable, Unusable
 from dtj.api.job import Fault
+from dtj.api.scheduling import Gang, SchedulingPolicy
 from dtj.api.spec import (
     Accelerator,
     ArtifactStore,
@@ -24,10 +25,12 @@ from dtj.api.spec import (
     Resources,
     Resume,
     RunPolicy,
+    StallPolicy,
     Strategy,
+    TensorBoard,
     Updates,
 )
-from dtj.api.status import ConditionType, JobStatus, Phase
+from dtj.api.status import ConditionType, JobStatus, Phase, ProgressStatus
 from dtj.client.artifacts import Artifacts, StoredCheckpoint
 from dtj.client.resource import DistributedTrainingJob, InvalidJobError, Metadata
 from dtj.client.views import JobEvent, LogLine, PodUsage
@@ -52,6 +55,7 @@ __all__ = [
     "EnvVar",
     "EvaluatorSpec",
     "Fault",
+    "Gang",
     "Horovod",
     "HorovodLauncher",
     "InvalidJobError",
@@ -65,13 +69,17 @@ __all__ = [
     "Phase",
     "PodUsage",
     "PodView",
+    "ProgressStatus",
     "ReplicaSpec",
     "ReplicaSpecs",
     "Resources",
     "Resume",
     "RunPolicy",
+    "SchedulingPolicy",
+    "StallPolicy",
     "StoredCheckpoint",
     "Strategy",
+    "TensorBoard",
     "TimedOut",
     "Unreachable",
     "Unusable",

@@ -117,16 +117,16 @@ class AsyncClient:
 
         Goes on over cut connections; raises Unreachable when the API server is away for two minutes.
         """
-        namespace = namespace or self.namespace
-        with self._explained(namespace, name):
-            async with aclosing(changes(self._api, namespace, name)) as states:
-                async for job in states:
-                    yield job
+        async with aclosing(self._states(name, namespace)) as states:
+            async for job in states:
+                yield job
 
     async def wait(
         self, name: str, *, timeout: float | None = None, namespace: str | None = None
     ) -> DistributedTrainingJob:
-        """Wait until it has succeeded or failed; returns it then. timeout: in seconds. Raises TimedOut."""
+        """Wait until it has succeeded or failed; returns it then. timeout: in seconds. Raises TimedOut, and
+        Unreachable when the API server is away for two minutes.
+        """
         return await self._until(
             lambda job: job.status.finished, name, "its end", timeout=timeout, namespace=namespace
         )
@@ -292,6 +292,15 @@ class AsyncClient:
     ) -> AbstractContextManager[None]:
         return explained(self._api.host, namespace, name)
 
+    async def _states(
+        self, name: str, namespace: str | None, *, patient: bool = False
+    ) -> AsyncGenerator[DistributedTrainingJob, None]:
+        namespace = namespace or self.namespace
+        with self._explained(namespace, name):
+            async with aclosing(changes(self._api, namespace, name, patient=patient)) as states:
+                async for job in states:
+                    yield job
+
     async def _until(
         self,
         there: Callable[[DistributedTrainingJob], bool],
@@ -304,14 +313,17 @@ class AsyncClient:
         job = None
         try:
             async with asyncio.timeout(timeout):
-                async with aclosing(self.watch(name, namespace=namespace)) as states:
+                async with aclosing(self._states(name, namespace, patient=True)) as states:
                     async for job in states:
                         if there(job):
                             return job
         except TimeoutError:
-            phase = job.status.phase if job else None
+            if job is None:
+                raise TimedOut(
+                    f"the API server did not tell of {name} within {timeout:g} s: waited for {what}"
+                ) from None
             raise TimedOut(
-                f"{name} is {phase or 'not begun'} after {timeout:g} s: waited for {what}"
+                f"{name} is {job.status.phase or 'not begun'} after {timeout:g} s: waited for {what}"
             ) from None
         assert job is not None, "there was one at first"
         raise deleted(job, f"while waiting for {what}")

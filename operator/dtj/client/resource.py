@@ -6,13 +6,13 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Self
 
-import yaml
 from pydantic import Field, ValidationError
 
 from dtj.api.base import ApiModel
 from dtj.api.errors import DtjError, Unusable
 from dtj.api.identity import API_VERSION, KIND
 from dtj.api.job import Fault, InvalidJob, Job, Manifest, read_job, read_status
+from dtj.api.job_file import read_job_file
 from dtj.api.sentences import sentence
 from dtj.api.spec import JobSpec
 from dtj.api.status import JobStatus
@@ -82,14 +82,20 @@ class DistributedTrainingJob(ApiModel):
 
     @classmethod
     def from_file(cls, path: str | Path) -> Self:
-        """Read a YAML file with one job. Raises Unusable for another content, InvalidJobError for a wrong job."""
+        """Read a YAML file with one job; objects of other kinds, such as its Secret, are passed over.
+
+        Raises Unusable for another content, InvalidJobError for a wrong job.
+        """
         try:
-            manifests = [m for m in yaml.safe_load_all(Path(path).read_text()) if m]
-        except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
-            raise Unusable(f"{path} can't be read: {' '.join(str(error).split())}") from None
-        if len(manifests) != 1 or not isinstance(manifests[0], dict):
-            raise Unusable(f"{path} has {len(manifests)} objects; one {KIND} is wanted")
-        return cls.from_manifest(manifests[0])
+            text = Path(path).read_text(encoding="utf-8-sig")
+        except OSError as error:
+            raise Unusable(f"{path} can't be read: {error.strerror}") from None
+        except UnicodeDecodeError:
+            raise Unusable(f"{path} can't be read: not text in UTF-8") from None
+        found = read_job_file(text, str(path)).jobs
+        if len(found) > 1:
+            raise Unusable(f"{path} has {len(found)} jobs; one {KIND} is wanted")
+        return cls.from_manifest(found[0].manifest)
 
     @property
     def name(self) -> str:
@@ -141,4 +147,9 @@ def _plain(model: ApiModel) -> Manifest:
 
 def _metadata(manifest: Mapping[str, Any]) -> Metadata:
     given = manifest.get("metadata") or {}
-    return Metadata.model_validate({"name": ""} | given, extra="ignore")
+    try:
+        return Metadata.model_validate({"name": ""} | given, extra="ignore")
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(map(str, first["loc"]))
+        raise Unusable(f"the job's metadata.{where}: {sentence(dict(first))}") from None

@@ -36,11 +36,13 @@ class Patience:
         self._wait = min(2 * self._wait, _LONGEST_WAIT_SECONDS)
 
 
-async def changes(api: UserApi, namespace: str, name: str) -> AsyncGenerator[DistributedTrainingJob, None]:
+async def changes(
+    api: UserApi, namespace: str, name: str, *, patient: bool = False
+) -> AsyncGenerator[DistributedTrainingJob, None]:
     """The job as it is now, then after each change; ends when it is deleted, also if another has its name then.
 
-    Raises NotFound where there is none at first, ApiError when the API server is away at first, or for
-    PATIENCE_SECONDS.
+    Raises NotFound where there is none at first, ApiError when the API server is away for PATIENCE_SECONDS, or at
+    first where the caller is not patient.
     """
     last: DistributedTrainingJob | None = None
     patience = Patience()
@@ -65,6 +67,6 @@ async def changes(api: UserApi, namespace: str, name: str) -> AsyncGenerator[Dis
             # A proxy may end every watch at once.
             await asyncio.sleep(_FIRST_WAIT_SECONDS)
         except ApiError as error:
-            if last is None:
+            if last is None and not patient:
                 raise
             await patience.after(error)
