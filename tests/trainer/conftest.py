@@ -27,6 +27,7 @@ from dtj_trainer import contract
 from dtj_trainer.artifacts import s3
 from dtj_trainer.artifacts.checkpoint_index import read_index
 from dtj_trainer.artifacts.fence import Fence
+from dtj_trainer.artifacts.manifest import Entry, Manifest, StoredFile, sha256_of
 from dtj_trainer.artifacts.store import Store, open_store
 
 REPOSITORY = Path(__file__).parents[2]
@@ -349,3 +350,20 @@ def get_json(url: str) -> dict[str, Any]:
 def get_text(url: str) -> str:
     with urllib.request.urlopen(url, timeout=5) as answer:
         return str(answer.read().decode())
+
+
+def put_checkpoint(store: Store, folder: Path, step: int, attempt: int = 1) -> None:
+    """Upload what a chief would have of TensorFlow's checkpoint."""
+    files = {
+        f"ckpt-{step}.data-00000-of-00001": f"variables of {step}",
+        f"ckpt-{step}.index": f"index of {step}",
+        "checkpoint": f'model_checkpoint_path: "/dtj/checkpoints/ckpt-{step}"\n',
+    }
+    below, stored = store.below(f"checkpoints/{step}"), []
+    for name, content in files.items():
+        (folder / name).write_text(content)
+        below.put_file(name, folder / name)
+        stored.append(StoredFile(name, name, len(content), sha256_of(folder / name)))
+    entries = tuple(Entry(name, "file") for name in files)
+    manifest = Manifest(step, "2026-01-01T00:00:00.000Z", attempt, entries, tuple(stored))
+    below.put_bytes("manifest.json", manifest.to_json())

@@ -5,13 +5,9 @@ from __future__ import annotations
 import json
 import signal
 from collections.abc import Callable
-from pathlib import Path
 
 import pytest
-from tests.trainer.conftest import Workspace, free_ports, get_json, has, keys, until
-
-from dtj_trainer.artifacts.manifest import Entry, Manifest, StoredFile, sha256_of
-from dtj_trainer.artifacts.store import Store
+from tests.trainer.conftest import Workspace, free_ports, get_json, has, keys, put_checkpoint, until
 
 Role = Callable[..., Workspace]
 
@@ -28,23 +24,6 @@ def role(make_workspace: Callable[..., Workspace], job_uri: str) -> Role:
         )
 
     return make
-
-
-def put_checkpoint(store: Store, folder: Path, step: int, attempt: int = 1) -> None:
-    """Upload what a chief would have of TensorFlow's checkpoint."""
-    files = {
-        f"ckpt-{step}.data-00000-of-00001": f"variables of {step}",
-        f"ckpt-{step}.index": f"index of {step}",
-        "checkpoint": f'model_checkpoint_path: "/dtj/checkpoints/ckpt-{step}"\n',
-    }
-    below, stored = store.below(f"checkpoints/{step}"), []
-    for name, content in files.items():
-        (folder / name).write_text(content)
-        below.put_file(name, folder / name)
-        stored.append(StoredFile(name, name, len(content), sha256_of(folder / name)))
-    entries = tuple(Entry(name, "file") for name in files)
-    manifest = Manifest(step, "2026-01-01T00:00:00.000Z", attempt, entries, tuple(stored))
-    below.put_bytes("manifest.json", manifest.to_json())
 
 
 START = "import os, pathlib, time\nroot = pathlib.Path(os.environ['DTJ_ROOT'])\n"

@@ -9,10 +9,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from tests.trainer.conftest import Launched, Workspace, free_ports, get_json, has, keys, until
+from tests.trainer.conftest import Launched, Workspace, free_ports, get_json, has, keys, put_checkpoint, until
 
 from dtj_trainer import contract
-from dtj_trainer.launch.control import Attached, ControlServer, FinishAnswer, connect
+from dtj_trainer.launch.control import Answer, Attached, ControlServer, connect
 from dtj_trainer.launch.oom import oom_kills
 from dtj_trainer.launch.pod import STOP_SECONDS, stop_sync_seconds
 
@@ -60,15 +60,33 @@ def test_a_rank_needs_its_pods_supervisor(workspace):
     assert "ran\n" not in run.output
 
 
-def test_restored_before_ssh_is_let_in(worker_sshd, object_store, job_uri):
+def test_ssh_is_let_in_during_the_restore_and_programs_wait_for_its_end(
+    worker_sshd, tmp_path, object_store, job_uri, job_store
+):
+    put_checkpoint(job_store, tmp_path, 120)
     object_store.kill()
     worker = worker_sshd.launch("worker", DTJ_ARTIFACTS_URI=job_uri)
-    worker.says("restore waits")
-    assert "ready for ssh" not in worker.output
-    object_store.start()
     worker.says("is ready for ssh")
+    worker.says("restore waits")
+    wrapper = rank(worker_sshd, 0, "print('restored', *os.listdir(root / 'checkpoints'))")
+    assert "rank 0 runs" not in worker.output
+    object_store.start()
+    assert wrapper.ended() == 0, wrapper.output
+    assert "ckpt-120.index" in wrapper.output
     worker.terminate()
     assert worker.ended() == 0
+
+
+def test_programs_of_a_pod_that_can_not_restore_never_start(worker_sshd, object_store, job_uri):
+    object_store.kill()
+    worker = worker_sshd.launch("worker", DTJ_ARTIFACTS_URI=job_uri, DTJ_SYNC_TIMEOUT_SECONDS="2")
+    worker.says("restore waits")
+    wrapper = rank(worker_sshd, 0, "print('ran')")
+    assert wrapper.ended() == 69
+    assert '"class":"ArtifactsUnavailable"' in wrapper.output
+    assert "ran\n" not in wrapper.output
+    assert worker.ended() == 69
+    assert worker_sshd.termination["class"] == "ArtifactsUnavailable"
 
 
 def test_final_sync_waits_for_all_ranks_of_the_pod(worker_sshd, job_uri, job_store):
@@ -162,13 +180,16 @@ def test_other_pods_whose_program_removes_a_folder(worker_sshd, job_uri):
 class _Broken:
     """A supervision whose final sync fails in a way that nobody thought of."""
 
+    def ready(self) -> Answer:
+        return Answer(None, {})
+
     def attached(self, rank: Attached) -> None: ...
 
     def ended(self, rank: Attached, *, succeeded: bool) -> None: ...
 
     def lost(self, rank: Attached) -> None: ...
 
-    def finish(self) -> FinishAnswer:
+    def finish(self) -> Answer:
         raise FileNotFoundError("gone")
 
 
@@ -176,7 +197,7 @@ def test_any_error_of_the_final_sync_is_told(tmp_path):
     ControlServer(tmp_path / "socket", _Broken()).start()
     client = connect(tmp_path / "socket")
     assert client is not None
-    assert client.finish() == FinishAnswer("the final sync failed: FileNotFoundError('gone')", {})
+    assert client.finish() == Answer("the final sync failed: FileNotFoundError('gone')", {})
 
 
 def test_sync_that_fails_fails_the_rank(worker_sshd, object_store, job_uri):

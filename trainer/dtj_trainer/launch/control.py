@@ -1,7 +1,7 @@
 """How rank wrappers and their pod's supervisor talk: JSON lines over a socket in the pod's own folder.
 
-A wrapper attaches when its program runs, tells its end, and may ask for the final sync. A connection
-that breaks before the end was told means that the wrapper was killed.
+A wrapper waits until its pod is ready, attaches when its program runs, tells its end, and may ask for the final
+sync. A connection that breaks before the end was told means that the wrapper was killed.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
+from io import BufferedRWPair
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -35,8 +36,8 @@ class Attached:
 
 
 @dataclass(frozen=True)
-class FinishAnswer:
-    """The answer to a wrapper that asked for the final sync; `fault` when it could not be done, of which class."""
+class Answer:
+    """The answer to a wrapper that asked for something; `fault` when it could not be done, of which class."""
 
     fault: str | None
     report: contract.Report
@@ -45,6 +46,9 @@ class FinishAnswer:
 
 class Supervision(Protocol):
     """What a supervisor does with the calls of wrappers, each from a thread of its own."""
+
+    def ready(self) -> Answer:
+        """Answer once programs may start, or can't."""
 
     def attached(self, rank: Attached) -> None:
         """A rank's program runs."""
@@ -55,7 +59,7 @@ class Supervision(Protocol):
     def lost(self, rank: Attached) -> None:
         """A wrapper is gone without having told its program's end."""
 
-    def finish(self) -> FinishAnswer:
+    def finish(self) -> Answer:
         """Upload everything, then answer."""
 
 
@@ -102,20 +106,20 @@ class ControlServer:
                 elif "ended" in call and rank:
                     told_end = True
                     self._supervision.ended(rank, succeeded=bool(call["ended"]))
+                elif "ready" in call:
+                    _write(stream, asdict(self._supervision.ready()))
                 elif "finish" in call:
-                    answer = json.dumps(asdict(self._finish()))
-                    stream.write(answer.encode() + b"\n")
-                    stream.flush()
+                    _write(stream, asdict(self._finish()))
         if rank and not told_end:
             self._supervision.lost(rank)
 
-    def _finish(self) -> FinishAnswer:
+    def _finish(self) -> Answer:
         """The supervision's answer; what it failed with is an answer too, not a broken connection."""
         try:
             return self._supervision.finish()
         except Exception as error:
             log.exception("the final sync failed")
-            return FinishAnswer(f"the final sync failed: {error!r}", {})
+            return Answer(f"the final sync failed: {error!r}", {})
 
 
 class SupervisorGone(Exception):
@@ -129,8 +133,12 @@ class ControlClient:
         self._stream = connection.makefile("rwb")
 
     def close(self) -> None:
-        """End the connection of one that has not attached and only asked whether the supervisor answers."""
+        """End the connection of one that has not attached and only asked whether the pod is ready."""
         self._stream.close()
+
+    def ready(self) -> Answer:
+        """Wait until the pod has restored what programs need; raises SupervisorGone."""
+        return self._ask("ready", "the pod's supervisor ended before the artifacts were restored")
 
     def attach(self, rank: Attached) -> None:
         """Tell that the program runs."""
@@ -140,25 +148,32 @@ class ControlClient:
         """Tell that it ended."""
         self._send({"ended": succeeded})
 
-    def finish(self) -> FinishAnswer:
+    def finish(self) -> Answer:
         """Ask for the final sync and wait for it; raises SupervisorGone.
 
         It begins when the pod's other ranks have ended, whenever that is; then the supervisor's own
         time-out holds.
         """
+        return self._ask("finish", "the pod's supervisor ended before the artifacts were uploaded")
+
+    def _ask(self, what: str, gone: str) -> Answer:
         try:
-            self._send({"finish": True})
+            self._send({what: True})
             line = self._stream.readline(_LONGEST_LINE_BYTES)
             if not line:
-                raise SupervisorGone("the pod's supervisor ended before the artifacts were uploaded")
-            return FinishAnswer(**json.loads(line))
+                raise SupervisorGone(gone)
+            return Answer(**json.loads(line))
         except (OSError, ValueError) as error:
             raise SupervisorGone(f"the pod's supervisor does not answer: {error}") from error
 
     def _send(self, call: dict[str, Any]) -> None:
         with contextlib.suppress(OSError):
-            self._stream.write(json.dumps(call).encode() + b"\n")
-            self._stream.flush()
+            _write(self._stream, call)
+
+
+def _write(stream: BufferedRWPair, said: dict[str, Any]) -> None:
+    stream.write(json.dumps(said).encode() + b"\n")
+    stream.flush()
 
 
 def connect(path: Path) -> ControlClient | None:

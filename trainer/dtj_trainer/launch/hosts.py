@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple, Protocol
 
-from dtj_trainer.launch.control import connect
+from dtj_trainer.launch.control import SupervisorGone, connect
 from dtj_trainer.launch.mpirun import (
     HOSTFILE,
     local_mpirun_command,
@@ -101,7 +101,13 @@ class LocalWorkers:
         supervisor = connect(control_socket(root))
         if supervisor is None:
             return Answer.NO_SUPERVISOR
-        supervisor.close()
+        try:
+            # gloo gives up when some ranks come half a minute later than others, as after a longer restore.
+            supervisor.ready()
+        except SupervisorGone:
+            return Answer.NO_SUPERVISOR
+        finally:
+            supervisor.close()
         return Answer.READY
 
 

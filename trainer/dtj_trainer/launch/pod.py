@@ -84,11 +84,8 @@ class Pod:
         except ValueError as error:
             raise ArtifactsUnavailable(f"{contract.ENV_ARTIFACTS_URI}: {error}") from error
 
-    def open(self, *, restore: bool = True) -> None:
-        """Make the workspace, serve the report, restore, and begin to upload.
-
-        Raises ArtifactsUnavailable when what is to be restored can't be had.
-        """
+    def prepare(self) -> None:
+        """Make the workspace's folders, and serve the report."""
         self._sync.make_folders()
         self._settings.progress_file.unlink(missing_ok=True)
         if self._settings.progress_port:
@@ -98,6 +95,12 @@ class Pod:
                 ).start()
             except OSError as error:
                 log.warning("progress is not served on port %d: %s", self._settings.progress_port, error)
+
+    def open(self, *, restore: bool = True) -> None:
+        """Restore, and begin to upload; the pod is prepared.
+
+        Raises ArtifactsUnavailable when what is to be restored can't be had.
+        """
         if restore:
             try:
                 self._sync.restore(self._settings.sync_timeout)

@@ -34,6 +34,8 @@ def run_rank(settings: Settings, command: Sequence[str]) -> int:
     supervisor = connect(settings.control_socket)
     if supervisor is None:
         return _tell(unavailable(settings, f"no worker's supervisor answers at {settings.control_socket}"))
+    if (fault := _fault(settings, supervisor)) is not None:
+        return _tell(fault)
     rank = settings.rank or 0
     failure_file(settings).unlink(missing_ok=True)
     # The launcher tells the ranks' lines from mpirun's own by the prefix.
@@ -60,6 +62,15 @@ def run_rank(settings: Settings, command: Sequence[str]) -> int:
     code = _tell(told)
     # That must not befall the ranks that still save a checkpoint because the launcher stops them all.
     return 0 if launcher_stops.is_set() else code
+
+
+def _fault(settings: Settings, supervisor: ControlClient) -> RankExit | None:
+    """Why the program can't start, once the pod has restored its artifacts; None when it can."""
+    try:
+        answer = supervisor.ready()
+    except SupervisorGone as error:
+        return unavailable(settings, str(error))
+    return unavailable(settings, answer.fault, answer.cause) if answer.fault else None
 
 
 def _finished(settings: Settings, supervisor: ControlClient, told: RankExit) -> RankExit:

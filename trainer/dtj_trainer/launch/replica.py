@@ -74,6 +74,7 @@ class Replica:
                 log_names=(self._log_name,),
                 on_superseded=self._stop_program,
             )
+            pod.prepare()
             pod.open(restore=self._duties.restores)
         except ArtifactsUnavailable as error:
             return self._tell(unavailable(self._settings, str(error), error.cause))

@@ -9,7 +9,7 @@ import signal
 import threading
 import time
 
-from dtj_trainer.launch.control import Attached, FinishAnswer
+from dtj_trainer.launch.control import Answer, Attached
 from dtj_trainer.launch.pod import STOP_SECONDS, ArtifactsUnavailable, Pod
 
 log = logging.getLogger(__name__)
@@ -25,6 +25,19 @@ class RankSupervisor:
         """By rank."""
         self._all_succeeded = True
         self._finishing = threading.Lock()
+        self._opened = threading.Event()
+        self._closed_by: ArtifactsUnavailable | None = None
+
+    def opened(self, error: ArtifactsUnavailable | None = None) -> None:
+        """Let the ranks start, now that the pod is open; with an error tell them that it can't be."""
+        self._closed_by = error
+        self._opened.set()
+
+    def ready(self) -> Answer:
+        """Wait until the pod is open, and tell the result."""
+        self._opened.wait()
+        error = self._closed_by
+        return Answer(str(error), self._pod.report(), error.cause) if error else Answer(None, {})
 
     def attached(self, rank: Attached) -> None:
         """A rank's program runs."""
@@ -55,7 +68,7 @@ class RankSupervisor:
                 self._pod.phases.reached("programEnded")
             self._changed.notify_all()
 
-    def finish(self) -> FinishAnswer:
+    def finish(self) -> Answer:
         """Wait until no rank runs here any more, upload everything, and tell the result."""
         with self._changed:
             self._changed.wait_for(lambda: not self._running)
@@ -64,8 +77,8 @@ class RankSupervisor:
             try:
                 self._pod.finish(ended=ended)
             except ArtifactsUnavailable as error:
-                return FinishAnswer(str(error), self._pod.report(), error.cause)
-        return FinishAnswer(None, self._pod.report())
+                return Answer(str(error), self._pod.report(), error.cause)
+        return Answer(None, self._pod.report())
 
     def stop(self) -> bool:
         """Ask the ranks that still run to end, then make them; whether all succeeded."""

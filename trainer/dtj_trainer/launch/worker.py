@@ -1,4 +1,4 @@
-"""A worker that ranks run in: restores, then lets them start (by ssh), and uploads while they run."""
+"""A worker that ranks run in: serves ssh, restores before their programs start, and uploads while they run."""
 
 from __future__ import annotations
 
@@ -33,19 +33,29 @@ class Worker:
         settings = self._settings
         try:
             pod = Pod(settings, part="primary" if settings.index == 0 else "other", log_names=None)
-            pod.open()
         except ArtifactsUnavailable as error:
             return self._fail(error.cause, str(error), contract.EXIT_UNAVAILABLE)
-        signal.signal(signal.SIGTERM, self._stop)
-        signal.signal(signal.SIGINT, self._stop)
+        pod.prepare()
         supervisor = RankSupervisor(pod)
         ControlServer(settings.control_socket, supervisor).start()
         try:
+            # Before the restore: mpirun reaches the hosts meanwhile, and the ranks wait for the restore's end.
             sshd = None if settings.local_workers else Sshd(settings.config_dir)
         except SshdMissing as error:
             return self._fail("CommandNotFound", str(error), contract.EXIT_COMMAND_NOT_FOUND)
         by = f"ssh on port {settings.ssh_port}" if sshd else "ranks of this machine"
         log.info("worker %d is ready for %s", settings.index, by)
+        try:
+            pod.open()
+        except ArtifactsUnavailable as error:
+            code = self._fail(error.cause, str(error), contract.EXIT_UNAVAILABLE)
+            supervisor.opened(error)
+            if sshd:
+                sshd.stop()
+            return code
+        signal.signal(signal.SIGTERM, self._stop)
+        signal.signal(signal.SIGINT, self._stop)
+        supervisor.opened()
         while not self._stopping and not pod.superseded and not (sshd and sshd.ended):
             time.sleep(POLL_SECONDS)
         if superseded := pod.superseded:
