@@ -244,7 +244,7 @@ def test_worker_told_to_stop_in_the_middle(make_job, job_uri, job_store):
     workers = job.start_workers()
     program = RANKS + (
         "(root / 'checkpoints' / 'ckpt-3.pt').write_text('c')\n"
-        "time.sleep(1)\n"
+        "time.sleep(2)\n"
         "print('runs')\n"
         "time.sleep(300)\n"
     )

@@ -314,14 +314,20 @@ def test_a_pod_that_is_killed_as_a_whole_leaves_its_log(workspace, job_uri, job_
     assert job_store.get_bytes(name) == log
 
 
-@pytest.mark.parametrize("code", [1, 137])
-def test_failed_in_the_middle_of_a_write(workspace, job_uri, job_store, code):
-    """A shell whose child was killed, or a full disk: the exit is its own, the file is torn all the same."""
+@pytest.mark.parametrize(
+    ("end", "code"),
+    [
+        pytest.param("exit 137", 137, id="child of a shell killed"),
+        pytest.param("echo write: No space left on device; exit 1", 1, id="disk full"),
+    ],
+)
+def test_failed_in_the_middle_of_a_write(workspace, job_uri, job_store, end, code):
+    """The exit is its own, and the file is torn all the same."""
     script = (
         "cd $DTJ_ROOT/checkpoints; printf whole > ckpt-100.pt\n"
         "mkdir 150; printf whole > 150/w; printf '{\"step\": 150}' > 150/.dtj-checkpoint.json\n"
         "echo waits; while [ ! -e ../go ]; do sleep 0.05; done\n"
-        f"printf ha > ckpt-200.pt; printf ha > ../model/model.pt; exit {code}\n"
+        f"printf ha > ckpt-200.pt; printf ha > ../model/model.pt; {end}\n"
     )
     run = workspace.launch(
         "replica", "sh", "-c", script, DTJ_ARTIFACTS_URI=job_uri, DTJ_CHECKPOINT_SETTLE_SECONDS="1"
@@ -332,7 +338,36 @@ def test_failed_in_the_middle_of_a_write(workspace, job_uri, job_store, code):
     assert has(job_store, "checkpoints/150/manifest.json")
     assert keys(job_store, "checkpoints/200") == []
     assert keys(job_store, "model") == []
-    assert workspace.termination["class"] == "ApplicationError"
+    assert workspace.termination["class"] == ("DiskFull" if code == 1 else "ApplicationError")
+
+
+@pytest.mark.parametrize("write", ["printf whole > ckpt-1.pt", "printf whole > .new; mv .new ckpt-1.pt"])
+def test_what_a_program_closed_before_it_failed_counts(workspace, job_uri, job_store, write):
+    script = f"cd $DTJ_ROOT/checkpoints; {write}; exit 3"
+    run = workspace.launch(
+        "replica", "sh", "-c", script, DTJ_ARTIFACTS_URI=job_uri, DTJ_CHECKPOINT_SETTLE_SECONDS="60"
+    )
+    assert run.ended() == 3
+    assert job_store.get_bytes("checkpoints/1/ckpt-1.pt") == b"whole"
+    assert has(job_store, "checkpoints/1/manifest.json")
+
+
+def test_what_a_program_saved_at_sigterm_counts(workspace, job_uri, job_store):
+    program = (
+        "import os, pathlib, signal, sys, time\n"
+        "folder = pathlib.Path(os.environ['DTJ_ROOT']) / 'checkpoints'\n"
+        "def save(*_):\n"
+        "    (folder / '.new').write_text('at SIGTERM')\n"
+        "    (folder / '.new').rename(folder / 'ckpt-2.pt')\n"
+        "    sys.exit(143)\n"
+        "signal.signal(signal.SIGTERM, save)\n"
+        "print('trains')\ntime.sleep(300)"
+    )
+    run = workspace.python(program, DTJ_ARTIFACTS_URI=job_uri, DTJ_CHECKPOINT_SETTLE_SECONDS="60")
+    run.says("trains")
+    run.terminate()
+    assert run.ended() == 143
+    assert job_store.get_bytes("checkpoints/2/ckpt-2.pt") == b"at SIGTERM"
 
 
 def test_store_down_at_the_end(workspace, object_store, job_uri):

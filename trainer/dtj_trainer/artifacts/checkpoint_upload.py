@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 from dtj_trainer import contract
 from dtj_trainer.artifacts.checkpoint_index import CheckpointIndex, candidate_of, read_index
 from dtj_trainer.artifacts.clock import now_text
+from dtj_trainer.artifacts.completeness import Completeness
 from dtj_trainer.artifacts.local_checkpoints import (
     FileState,
     LocalCheckpoint,
@@ -61,7 +62,7 @@ class CheckpointUploader:
         self._store = store
         self._fence = fence
         self._keep = keep
-        self._settle_seconds = settle_seconds
+        self._completeness = Completeness(folder, settle_seconds)
         self._step_at = step_at
         self._index: CheckpointIndex | None = None
         self._done: set[FileState] = set()
@@ -83,6 +84,10 @@ class CheckpointUploader:
         with self._lock:
             return self._newest
 
+    def start(self) -> None:
+        """Begin to watch the folder, before the program writes there."""
+        self._completeness.start()
+
     def note_restored(self, manifest: Manifest, *, own: bool) -> None:
         """Take the entries of a restored checkpoint for what they are: nothing to upload."""
         names = [*(entry.name for entry in manifest.entries), STATE_FILE]
@@ -94,16 +99,18 @@ class CheckpointUploader:
     def upload_pass(self, *, ended: bool, died_ns: int | None) -> bool:
         """Upload what is complete, newest first, then remove what is no longer kept.
 
-        `ended` says that the program succeeded, hence all it wrote is complete; `died_ns` when it was
-        killed or failed (wall clock), hence what was not complete by then never will be. True when
-        nothing is left to do for the entries of this moment. Raises S3Error, Superseded among them.
+        `ended` says that the program ended by itself, `died_ns` when it was killed (wall clock): what was not
+        complete by then never will be. True when nothing is left to do for the entries of this moment. Raises
+        S3Error, Superseded among them.
         """
         while True:
             # First, so that the disk does not fill up while uploads are slow or the bucket is away.
             entries = self._prune_local(read_entries(self._folder))
             index = self._loaded_index()
             self._done &= {file for entry in entries for file in entry.files}
-            complete = {e.name for e in entries if ended or self._is_complete(e, died_ns)}
+            uploaded = {entry.name for entry in entries if self._done.issuperset(entry.files)}
+            fresh = [entry for entry in entries if entry.name not in uploaded]
+            complete = uploaded | self._completeness.of(fresh, ended=ended, died_ns=died_ns)
             waiting = self._waiting(index, entries, complete)
             if not waiting:
                 break
@@ -111,10 +118,7 @@ class CheckpointUploader:
                 return False
             self._prune_bucket(index)
         self._prune_bucket(index)
-        return died_ns is not None or len(complete) == len(entries)
-
-    def _is_complete(self, entry: LocalEntry, died_ns: int | None) -> bool:
-        return entry.complete(time.time_ns() if died_ns is None else died_ns, self._settle_seconds)
+        return ended or died_ns is not None or len(complete) == len(entries)
 
     def _loaded_index(self) -> CheckpointIndex:
         if self._index is None:

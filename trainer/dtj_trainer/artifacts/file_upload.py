@@ -109,8 +109,8 @@ class FileUploader:
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def upload_pass(self, *, ended: bool, died_ns: int | None) -> bool:
-        """Upload what is due. After the program's end, good or bad, all that is left is due,
-        except files that must be whole and were not yet quiet when it failed.
+        """Upload what is due. After the program's end all that is left is due, except files that must be whole and
+        were not yet quiet when it was killed.
 
         True when nothing is left to do for the files of this moment. Raises S3Error. What a later attempt
         has taken over is left alone, without an error: the others are still this pod's.

@@ -47,19 +47,14 @@ class LocalEntry:
     kind: EntryKind
     files: tuple[FileState, ...]
     changed_ns: int
+    """The kernel's change time (ctime), the last of all it holds: a program can't set it, unlike the modification
+    time."""
     mark: Mark | None
 
     @property
     def step(self) -> int | None:
         """The step that its mark or its name tells."""
         return self.mark.step if self.mark else step_of(self.name)
-
-    def complete(self, now_ns: int, settle_seconds: float) -> bool:
-        """Whether it is marked, or was last changed `settle_seconds` before `now_ns` (wall clock) or earlier.
-
-        The change time is the kernel's (ctime): a program can't set it, unlike the modification time.
-        """
-        return self.mark is not None or self.changed_ns <= now_ns - settle_seconds * 1e9
 
 
 @dataclass(frozen=True)

@@ -175,6 +175,7 @@ class PodSync:
             )
             if self._restored:
                 self._checkpoints.note_restored(self._restored.manifest, own=self._restored.own)
+            self._checkpoints.start()
             self._loops.append(SyncLoop("uploading checkpoints", self._checkpoints.upload_pass))
         elif settings.part == "evaluator":
             self._mirror = CheckpointMirror(
@@ -204,12 +205,12 @@ class PodSync:
                         return
 
     def program_died(self) -> None:
-        """The program was killed or failed: what was not complete by now never will be."""
+        """The program was killed: what was not complete by now never will be."""
         for loop in self._loops:
             loop.program_died(time.time_ns())
 
     def finish(self, timeout: float, *, ended: bool, at_most: bool = False) -> None:
-        """Upload all that is left; `ended` says the program succeeded.
+        """Upload all that is left; `ended` says that the program ended by itself, with whatever exit code.
 
         Gives up when no byte more was uploaded for `timeout` seconds, or, with `at_most`, that long after
         now. Raises S3Error: what could not be uploaded, and why; Superseded when it is not to be.

@@ -55,14 +55,14 @@ class SyncLoop:
         self._thread.start()
 
     def program_died(self, died_ns: int) -> None:
-        """The program was killed or failed at this wall-clock time; what it left half-written is not uploaded."""
+        """The program was killed at this wall-clock time; what it left half-written is not uploaded."""
         with self._changed:
             self._died_ns = self._died_ns or died_ns
 
     def ask(self, *, ended: bool) -> int:
         """Ask for the upload of all there is at this moment; what to `wait` for.
 
-        `ended` says that the program succeeded.
+        `ended` says that the program ended by itself.
         """
         with self._changed:
             self._asked += 1

@@ -53,8 +53,8 @@ class Supervision(Protocol):
     def attached(self, rank: Attached) -> None:
         """A rank's program runs."""
 
-    def ended(self, rank: Attached, *, succeeded: bool) -> None:
-        """A rank's program ended."""
+    def ended(self, rank: Attached, *, cut_off: bool) -> None:
+        """A rank's program ended; with `cut_off` what it wrote last may be half of it."""
 
     def lost(self, rank: Attached) -> None:
         """A wrapper is gone without having told its program's end."""
@@ -105,7 +105,7 @@ class ControlServer:
                     self._supervision.attached(rank)
                 elif "ended" in call and rank:
                     told_end = True
-                    self._supervision.ended(rank, succeeded=bool(call["ended"]))
+                    self._supervision.ended(rank, cut_off=bool(call["ended"]["cutOff"]))
                 elif "ready" in call:
                     _write(stream, asdict(self._supervision.ready()))
                 elif "finish" in call:
@@ -144,9 +144,9 @@ class ControlClient:
         """Tell that the program runs."""
         self._send({"attach": asdict(rank)})
 
-    def ended(self, *, succeeded: bool) -> None:
-        """Tell that it ended."""
-        self._send({"ended": succeeded})
+    def ended(self, *, cut_off: bool) -> None:
+        """Tell that it ended; see `Supervision.ended`."""
+        self._send({"ended": {"cutOff": cut_off}})
 
     def finish(self) -> Answer:
         """Ask for the final sync and wait for it; raises SupervisorGone.

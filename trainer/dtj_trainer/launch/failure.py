@@ -49,6 +49,11 @@ def rank_exit(settings: Settings, end: ProgramEnd, last_lines: Sequence[str] = (
     return told
 
 
+def cut_off(end: ProgramEnd, told: RankExit) -> bool:
+    """Whether what a program wrote last may be half of it: it was killed, or a disk was full."""
+    return end.killed or told.get("class") == "DiskFull"
+
+
 def unavailable(
     settings: Settings, message: str, cause: contract.FailureClass = "ArtifactsUnavailable"
 ) -> RankExit:

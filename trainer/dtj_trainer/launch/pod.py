@@ -129,11 +129,11 @@ class Pod:
         return _superseded(self._sync.superseded) if self._sync.superseded else None
 
     def program_died(self) -> None:
-        """A program of this pod was killed or failed: what is not complete by now is not uploaded."""
+        """A program of this pod was killed, or its disk was full: what is not complete by now is not uploaded."""
         self._sync.program_died()
 
     def finish(self, *, ended: bool, timeout: float | None = None) -> None:
-        """Upload all that is left; `ended` says that the programs succeeded.
+        """Upload all that is left; `ended` says that the programs ended and closed what they wrote.
 
         Raises ArtifactsUnavailable when that can't be done within `timeout` seconds, or by default when
         nothing more was uploaded for as long as the sync timeout.

@@ -21,6 +21,7 @@ NOT_EXECUTABLE = 126
 STOP_ALL_RANKS = signal.SIGUSR1
 """By which a launcher stops its ranks: mpirun passes it on and waits for them. After SIGTERM it
 gives them a second, too little for a checkpoint."""
+_KILLS = {signal.SIGKILL, signal.SIGABRT, signal.SIGSEGV, signal.SIGBUS, signal.SIGILL, signal.SIGFPE}
 _PR_SET_PDEATHSIG = 1
 _PR_SET_PTRACER, _PR_SET_PTRACER_ANY = 0x59616D61, 2**64 - 1
 
@@ -43,15 +44,24 @@ class ProgramEnd:
 
     @property
     def succeeded(self) -> bool:
-        """Exit code 0; only then is all it wrote complete, and only if it was not told to stop."""
+        """Exit code 0."""
         return self.exit_code == 0
+
+    @property
+    def killed(self) -> bool:
+        """Whether it, or a process of it, was killed, perhaps in the middle of a write.
+
+        A shell tells of its child's signal by its own exit code. Programs that save when they are told to stop exit
+        with the code of that signal themselves.
+        """
+        by_shell = self.exit_code - 128 in _KILLS
+        return self.signal is not None or self.oom_killed or by_shell
 
     @property
     def by_itself(self) -> bool:
         """It left by its own exit, hence what it says about the cause may be believed.
 
-        Nothing follows for what it wrote: a shell exits with 137 when the kernel killed its child in the
-        middle of a write, and Python with 1 when the disk is full. See `succeeded`.
+        Nothing follows for what it wrote: see `killed`.
         """
         return self.signal is None and (self.succeeded or not self.stopped)
 

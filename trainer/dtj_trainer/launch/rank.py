@@ -13,7 +13,7 @@ import time
 from collections.abc import Sequence
 
 from dtj_trainer.launch.control import Attached, ControlClient, SupervisorGone, connect
-from dtj_trainer.launch.failure import failure_file, followed_another, rank_exit, unavailable
+from dtj_trainer.launch.failure import cut_off, failure_file, followed_another, rank_exit, unavailable
 from dtj_trainer.launch.logged_program import LoggedProgram
 from dtj_trainer.launch.output import writer_to
 from dtj_trainer.launch.program import STOP_ALL_RANKS, die_with_parent
@@ -52,8 +52,9 @@ def run_rank(settings: Settings, command: Sequence[str]) -> int:
     if end is None:
         supervisor.attach(Attached(rank, os.getpid(), program.pid or 0))
         end = program.wait()
-        supervisor.ended(succeeded=end.succeeded)
     told = rank_exit(settings, end, program.last_lines.lines())
+    if program.pid is not None:
+        supervisor.ended(cut_off=cut_off(end, told))
     if followed_another(end, program.last_lines.lines()):
         time.sleep(CAUSE_SECONDS)
     if end.succeeded:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from dtj_trainer import contract
 from dtj_trainer.artifacts.pod_sync import Part
-from dtj_trainer.launch.failure import failure_file, rank_exit, signal_name, unavailable
+from dtj_trainer.launch.failure import cut_off, failure_file, rank_exit, signal_name, unavailable
 from dtj_trainer.launch.logged_program import LoggedProgram
 from dtj_trainer.launch.pod import (
     LOG_SYNC_SECONDS,
@@ -114,8 +114,7 @@ class Replica:
         if failed:
             self._tell(told)  # Already now: the pod may be killed during the upload.
         try:
-            # Code 0 of a program told to stop may be a shell's, whose child was killed in the middle of a write.
-            pod.finish(ended=not failed, timeout=self._sync_seconds(end))
+            pod.finish(ended=not cut_off(end, told), timeout=self._sync_seconds(end))
         except ArtifactsUnavailable as error:
             if not failed and not self._duties.only_log:
                 return self._tell(unavailable(self._settings, str(error), error.cause))

@@ -23,7 +23,7 @@ class RankSupervisor:
         self._changed = threading.Condition()
         self._running: dict[int, Attached] = {}
         """By rank."""
-        self._all_succeeded = True
+        self._all_closed = True
         self._finishing = threading.Lock()
         self._opened = threading.Event()
         self._closed_by: ArtifactsUnavailable | None = None
@@ -47,23 +47,23 @@ class RankSupervisor:
             self._running[rank.rank] = rank
         log.info("rank %d runs as process %d", rank.rank, rank.program_pid)
 
-    def ended(self, rank: Attached, *, succeeded: bool) -> None:
-        """A rank's program ended."""
-        self._gone(rank, succeeded=succeeded)
+    def ended(self, rank: Attached, *, cut_off: bool) -> None:
+        """A rank's program ended; with `cut_off` what it wrote last may be half of it."""
+        self._gone(rank, cut_off=cut_off)
 
     def lost(self, rank: Attached) -> None:
         """A wrapper was killed: end its program too."""
         log.warning("the wrapper of rank %d is gone; its processes are ended", rank.rank)
         _signal_group(rank.program_pid, signal.SIGKILL)
-        self._gone(rank, succeeded=False)
+        self._gone(rank, cut_off=True)
 
-    def _gone(self, rank: Attached, *, succeeded: bool) -> None:
+    def _gone(self, rank: Attached, *, cut_off: bool) -> None:
         self._pod.stacks.ended(str(rank.rank))
-        if not succeeded:
+        if cut_off:
             self._pod.program_died()
         with self._changed:
             self._running.pop(rank.rank, None)
-            self._all_succeeded &= succeeded
+            self._all_closed &= not cut_off
             if not self._running:
                 self._pod.phases.reached("programEnded")
             self._changed.notify_all()
@@ -72,7 +72,7 @@ class RankSupervisor:
         """Wait until no rank runs here any more, upload everything, and tell the result."""
         with self._changed:
             self._changed.wait_for(lambda: not self._running)
-            ended = self._all_succeeded
+            ended = self._all_closed
         with self._finishing:
             try:
                 self._pod.finish(ended=ended)
@@ -81,7 +81,7 @@ class RankSupervisor:
         return Answer(None, self._pod.report())
 
     def stop(self) -> bool:
-        """Ask the ranks that still run to end, then make them; whether all succeeded."""
+        """Ask the ranks that still run to end, then make them; whether they closed what they wrote."""
         with self._changed:
             running = list(self._running.values())
         for rank in running:
@@ -95,7 +95,7 @@ class RankSupervisor:
             _signal_group(rank.program_pid, signal.SIGKILL)
         with self._changed:
             self._changed.wait_for(lambda: not self._running, 2.0)
-            return self._all_succeeded and not self._running
+            return self._all_closed and not self._running
 
 
 def _signal_group(leader: int, number: int) -> None:

@@ -76,8 +76,8 @@ class Worker:
             self._last_sync(pod, ended=False)
             return code
         log.info("worker %d is told to stop", settings.index)
-        succeeded = supervisor.stop()
-        complete = self._last_sync(pod, ended=succeeded, timeout=stop_sync_seconds(settings.sync_timeout))
+        all_closed = supervisor.stop()
+        complete = self._last_sync(pod, ended=all_closed, timeout=stop_sync_seconds(settings.sync_timeout))
         if sshd:
             sshd.stop()
         return 0 if complete else contract.EXIT_UNAVAILABLE

@@ -1,0 +1,189 @@
+"""Which checkpoints of a program count: by how it writes them, and by how it ends. Real processes write them."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from tests.trainer.conftest import until
+
+from dtj_trainer.artifacts.completeness import DEATH_SECONDS, TOGETHER_SECONDS, Completeness
+from dtj_trainer.artifacts.folder_watch import FolderWatch, Happened
+from dtj_trainer.artifacts.local_checkpoints import read_entries
+from dtj_trainer.artifacts.open_files import held_open
+from dtj_trainer.launch.program import Program
+
+# How a program writes step 1. Each prints when it has done so, and goes on until it is ended.
+RENAMED = "open('.new', 'w').write('x'); os.rename('.new', 'ckpt-1.pt')"
+CLOSED = "open('ckpt-1.pt', 'w').write('x')"
+OPEN = "kept = open('ckpt-1.pt', 'w'); kept.write('half'); kept.flush()"
+DIRECTORY_RENAMED = "os.mkdir('.new'); open('.new/w', 'w').write('x'); os.rename('.new', 'ckpt-1')"
+DIRECTORY_CLOSED = "os.mkdir('ckpt-1'); open('ckpt-1/w', 'w').write('x')"
+DIRECTORY_OPEN = "os.mkdir('ckpt-1'); kept = open('ckpt-1/w', 'w'); kept.write('half'); kept.flush()"
+ARCHIVE = "zipfile.ZipFile('ckpt-1.pt', 'w').writestr('w', 'x')"
+TORN_ARCHIVE = "open('ckpt-1.pt', 'wb').write(b'PK\\x03\\x04' + bytes(100))"
+
+EXIT_0, EXIT_3 = "sys.exit()", "sys.exit(3)"
+WAITS = "signal.pause()"
+"""For SIGTERM, at which it exits with 143 by itself, or for SIGKILL, as the kernel sends it for want of memory."""
+
+PROGRAM = """
+import os, signal, sys, zipfile
+signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
+{writes}
+print('written', flush=True)
+sys.stdin.readline()
+{ends}
+"""
+LONG_AGO_NS = 3600 * 10**9
+
+
+class Run:
+    """One program in a folder, and what is judged complete of it."""
+
+    def __init__(self, folder: Path, settle_seconds: float = 0.0) -> None:
+        self.folder = folder
+        self.completeness = Completeness(folder, settle_seconds)
+        self.completeness.start()
+        self._process: subprocess.Popen[str] | None = None
+
+    def start(self, writes: str, ends: str) -> None:
+        self._process = subprocess.Popen(
+            [sys.executable, "-c", PROGRAM.format(writes=writes, ends=ends)],
+            cwd=self.folder,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        assert self._process.stdout is not None
+        assert self._process.stdout.readline() == "written\n"
+
+    def end(self, number: int | None = None) -> int:
+        """Let it end, by a signal if one is given; its exit code."""
+        assert self._process is not None
+        if number is not None:
+            self._process.send_signal(number)
+        self._process.communicate("\n")
+        return self._process.returncode
+
+    def complete(self, *, ended: bool = False, died_ns: int | None = None) -> set[str]:
+        return self.completeness.of(read_entries(self.folder), ended=ended, died_ns=died_ns)
+
+    def heard(self) -> None:
+        """Wait until the kernel's news of all that was written so far is read."""
+        marker = self.folder / ".heard"
+        marker.write_text("x")
+        watch = self.completeness._watch
+        until(lambda: (seen := watch.last(marker.name)) and seen.what is Happened.CLOSED, "the news")
+        marker.unlink()
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Iterator[Run]:
+    made = Run(tmp_path)
+    yield made
+    if made._process is not None:
+        made._process.kill()
+        made._process.communicate()
+
+
+ALL = (RENAMED, CLOSED, OPEN, DIRECTORY_RENAMED, DIRECTORY_CLOSED, DIRECTORY_OPEN, ARCHIVE, TORN_ARCHIVE)
+NEVER_WHOLE = {TORN_ARCHIVE}
+HALF = {OPEN, DIRECTORY_OPEN}
+
+
+@pytest.mark.parametrize("writes", ALL)
+@pytest.mark.parametrize(("ends", "number", "code"), [(EXIT_0, None, 0), (EXIT_3, None, 3), (WAITS, 15, 143)])
+def test_of_a_program_that_ended_by_itself_all_that_is_closed_counts(run, writes, ends, number, code):
+    run.start(writes, ends)
+    assert run.end(number) == code
+    assert bool(run.complete(ended=True)) == (writes not in NEVER_WHOLE)
+
+
+@pytest.mark.parametrize("writes", ALL)
+def test_of_a_program_that_was_killed_counts_what_was_renamed_or_is_whole(tmp_path, writes):
+    run = Run(tmp_path, settle_seconds=5)
+    run.start(writes, WAITS)
+    run.heard()
+    run.end(signal.SIGKILL)
+    run.heard()
+    # The last seconds tell nothing of other files that were written in their place: see the next test.
+    assert bool(run.complete(died_ns=time.time_ns())) == (writes in {RENAMED, DIRECTORY_RENAMED, ARCHIVE})
+
+
+def test_what_was_closed_a_while_before_the_kill_counts_and_what_the_kill_closed_does_not(run):
+    run.start(CLOSED + "; kept = open('ckpt-2.pt', 'w'); kept.write('half'); kept.flush()", WAITS)
+    run.heard()
+    died = time.time_ns() + int((DEATH_SECONDS + 1) * 1e9)  # As if it had trained on before.
+    run.end(signal.SIGKILL)
+    assert run.complete(died_ns=died) >= {"ckpt-1.pt"}
+
+
+@pytest.mark.parametrize("writes", ALL)
+def test_while_the_program_runs_what_is_open_is_never_complete_however_quiet(run, writes, monkeypatch):
+    run.start(writes, WAITS)
+    run.heard()
+    later = time.time_ns() + LONG_AGO_NS
+    monkeypatch.setattr(time, "time_ns", lambda: later)
+    assert bool(run.complete()) == (writes not in HALF | NEVER_WHOLE)
+
+
+def test_a_renamed_file_does_not_wait_for_quiet(tmp_path, monkeypatch):
+    run = Run(tmp_path, settle_seconds=60)
+    run.start(RENAMED + "; open('ckpt-2.pt', 'w').write('x')", EXIT_0)
+    run.heard()
+    later = time.time_ns() + int(TOGETHER_SECONDS * 1e9)
+    monkeypatch.setattr(time, "time_ns", lambda: later)
+    assert run.complete() == {"ckpt-1.pt"}
+    run.end()
+
+
+def test_a_file_that_is_written_again_after_it_was_renamed_is_not_complete(run, monkeypatch):
+    run.start(RENAMED + "; kept = open('ckpt-1.pt', 'a'); kept.write('x'); kept.flush()", EXIT_0)
+    run.heard()
+    later = time.time_ns() + LONG_AGO_NS
+    monkeypatch.setattr(time, "time_ns", lambda: later)
+    assert run.complete() == set()
+
+
+@pytest.mark.parametrize("writes", [CLOSED, OPEN, DIRECTORY_CLOSED, DIRECTORY_OPEN])
+def test_without_inotify_proc_tells_what_is_open(run, writes, monkeypatch):
+    monkeypatch.setattr(FolderWatch, "last", lambda *_: None)
+    run.start(writes, WAITS)
+    later = time.time_ns() + LONG_AGO_NS
+    monkeypatch.setattr(time, "time_ns", lambda: later)
+    assert bool(run.complete()) == (writes not in HALF)
+    run.end(signal.SIGKILL)
+    assert bool(run.complete(died_ns=later)) == (writes not in HALF)
+
+
+def test_held_open_finds_writers_and_no_readers(tmp_path):
+    path = tmp_path / "file"
+    path.write_text("x")
+    status = path.stat()
+    with path.open():
+        assert status.st_ino not in held_open(status.st_dev)
+    with path.open("a"):
+        assert status.st_ino in held_open(status.st_dev)
+        assert status.st_ino not in held_open(status.st_dev + 1)
+
+
+@pytest.mark.parametrize(
+    ("command", "killed"),
+    [
+        ("exit 0", False),
+        ("exit 3", False),
+        ("exit 143", False),
+        ("kill -KILL $$", True),
+        ("sh -c 'kill -KILL $$'; exit $?", True),
+        ("sh -c 'kill -SEGV $$'; exit $?", True),
+    ],
+)
+def test_whether_a_program_was_killed_is_told_through_a_shell_too(command: str, killed: bool) -> None:
+    program = Program(["sh", "-c", command], {}, lambda _: None)
+    assert (program.start() or program.wait()).killed is killed

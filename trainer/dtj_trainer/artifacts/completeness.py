@@ -1,0 +1,113 @@
+"""Which checkpoints of a program are complete: renamed into their place, or closed by whoever wrote them.
+
+Programs write checkpoints in their own ways, and say nothing when they have done so. Quiet is no proof: a program may
+pause in the middle of a file.
+"""
+
+from __future__ import annotations
+
+import time
+import zipfile
+from typing import TYPE_CHECKING
+
+from dtj_trainer.artifacts.folder_watch import FolderWatch, Happened
+from dtj_trainer.artifacts.open_files import held_open
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+    from pathlib import Path
+
+    from dtj_trainer.artifacts.local_checkpoints import LocalEntry
+
+TOGETHER_SECONDS = 1.0
+"""While the program runs, entries of one step that are renamed so shortly one after the other go together."""
+DEATH_SECONDS = 1.0
+"""The kernel closes the files of a program that is killed: closed so shortly before tells nothing of its writer."""
+_ZIP_START = b"PK\x03\x04"
+
+
+class Completeness:
+    """Judges the entries of a checkpoints folder, pass by pass.
+
+    An entry that `dtj_trainer` saved has a mark. Of others:
+
+    - While the program runs: what was renamed into the folder is complete. What was written in its place is complete
+      when no process has it open for writing and it did not change for `settle_seconds`: other files of the same step
+      may still come.
+    - The program ended by itself, with whatever exit code: everything is closed, hence complete.
+    - The program was killed: complete is what was renamed, and what was closed before.
+
+    A zip archive (`torch.save`, `numpy.savez`, Keras) ends with its directory. An archive without that end is never
+    complete. An archive with it is complete even if its writer was killed.
+    """
+
+    def __init__(self, folder: Path, settle_seconds: float) -> None:
+        self._folder = folder
+        self._settle_ns = int(settle_seconds * 1e9)
+        self._watch = FolderWatch(folder)
+        self._held: set[str] = set()
+        """Entries that a process had open for writing when the program was last seen to run."""
+
+    def start(self) -> None:
+        """Begin to watch the folder, which is there."""
+        self._watch.start()
+
+    def of(self, entries: Iterable[LocalEntry], *, ended: bool, died_ns: int | None) -> set[str]:
+        """The names of those that are complete.
+
+        `ended`: the program ended by itself; `died_ns`: when it was killed (wall clock); neither: it runs.
+        """
+        entries = list(entries)
+        found = {entry.name for entry in entries if entry.mark is not None}
+        others = [entry for entry in entries if entry.mark is None]
+        whole = {entry.name: self._whole(entry) for entry in others}
+        if ended:
+            may = others
+        elif died_ns is not None:
+            may = [e for e in others if whole[e.name] or self._before_death(e, died_ns)]
+        else:
+            may = self._while_it_runs(others, time.time_ns())
+        return found | {entry.name for entry in may if whole[entry.name] is not False}
+
+    def _renamed(self, entry: LocalEntry) -> bool:
+        seen = self._watch.last(entry.name)
+        return seen is not None and seen.what is Happened.RENAMED and entry.changed_ns <= seen.at_ns
+
+    def _while_it_runs(self, entries: Iterable[LocalEntry], now: int) -> list[LocalEntry]:
+        found, quiet = [], []
+        for entry in entries:
+            seen = self._watch.last(entry.name)
+            if self._renamed(entry):
+                if entry.changed_ns <= now - TOGETHER_SECONDS * 1e9:
+                    found.append(entry)
+            elif entry.changed_ns <= now - self._settle_ns and (
+                seen is None or seen.what is not Happened.WRITTEN
+            ):
+                quiet.append(entry)
+        held = held_open(self._folder.stat().st_dev) if quiet else set()
+        self._held = {entry.name for entry in quiet if any(file.inode in held for file in entry.files)}
+        return found + [entry for entry in quiet if entry.name not in self._held]
+
+    def _before_death(self, entry: LocalEntry, died_ns: int) -> bool:
+        if self._renamed(entry):
+            return True
+        seen = self._watch.last(entry.name)
+        if seen is not None:
+            return seen.what is Happened.CLOSED and seen.at_ns <= died_ns - DEATH_SECONDS * 1e9
+        return entry.changed_ns <= died_ns - self._settle_ns and entry.name not in self._held
+
+    def _whole(self, entry: LocalEntry) -> bool | None:
+        """Whether the zip archives of an entry have their ends; None where not all of its files are archives."""
+        found = [_whole_archive(self._folder / file.path) for file in entry.files]
+        return False if False in found else None if None in found else True
+
+
+def _whole_archive(path: Path) -> bool | None:
+    """Whether a zip archive has its end; None for what is none."""
+    try:
+        with path.open("rb") as content:
+            if content.read(len(_ZIP_START)) != _ZIP_START:
+                return None
+            return zipfile.is_zipfile(content)
+    except OSError:
+        return None

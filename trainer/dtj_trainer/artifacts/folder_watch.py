@@ -1,0 +1,101 @@
+"""What happened last to the entries of a folder, as the kernel tells it: inotify(7)."""
+
+from __future__ import annotations
+
+import ctypes
+import logging
+import os
+import struct
+import threading
+import time
+from enum import Enum
+from typing import TYPE_CHECKING, NamedTuple
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+log = logging.getLogger(__name__)
+
+_MODIFY, _CLOSE_WRITE, _MOVED_TO = 0x2, 0x8, 0x80
+_CREATE, _MOVED_FROM, _DELETE, _OVERFLOW = 0x100, 0x40, 0x200, 0x4000
+_IS_DIRECTORY = 0x40000000
+_EVENT = struct.Struct("iIII")
+_READ_BYTES = 64 * 1024
+
+
+class Happened(Enum):
+    """The last that happened to an entry."""
+
+    RENAMED = "it was renamed into the folder"
+    CLOSED = "who wrote it closed it"
+    WRITTEN = "it was made or written, and not closed since"
+
+
+class Seen(NamedTuple):
+    """What happened, and when this process heard of it: wall clock, nanoseconds, never earlier than it happened."""
+
+    what: Happened
+    at_ns: int
+
+
+class FolderWatch:
+    """Watches the direct entries of one folder; what lies within its directories is not watched."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._seen: dict[str, Seen] = {}
+
+    def start(self) -> None:
+        """Watch the folder, which is there, in the background. Without inotify nothing is ever `last` seen."""
+        descriptor = _watch(self._folder)
+        if descriptor is not None:
+            threading.Thread(target=self._read, args=(descriptor,), name="watch", daemon=True).start()
+
+    def last(self, name: str) -> Seen | None:
+        """What happened last to the entry; None when nothing is known of it."""
+        return self._seen.get(name)
+
+    def _read(self, descriptor: int) -> None:
+        while True:
+            events = os.read(descriptor, _READ_BYTES)
+            now = time.time_ns()
+            for mask, name in _parse(events):
+                self._note(mask, name, now)
+
+    def _note(self, mask: int, name: str, now: int) -> None:
+        if mask & _OVERFLOW:
+            self._seen.clear()
+        elif mask & (_DELETE | _MOVED_FROM):
+            self._seen.pop(name, None)
+        elif mask & _MOVED_TO:
+            self._seen[name] = Seen(Happened.RENAMED, now)
+        elif mask & _IS_DIRECTORY:
+            return  # Its files are closed one by one, unseen.
+        elif mask & _CLOSE_WRITE:
+            self._seen[name] = Seen(Happened.CLOSED, now)
+        elif mask & (_CREATE | _MODIFY):
+            self._seen[name] = Seen(Happened.WRITTEN, now)
+
+
+def _watch(folder: Path) -> int | None:
+    """A descriptor that tells of the folder's entries; None where the kernel gives none (gVisor, no watch left)."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    descriptor = libc.inotify_init1(os.O_CLOEXEC)
+    mask = _MODIFY | _CLOSE_WRITE | _MOVED_TO | _CREATE | _MOVED_FROM | _DELETE
+    if descriptor >= 0 and libc.inotify_add_watch(descriptor, os.fsencode(folder), mask) >= 0:
+        return int(descriptor)
+    log.info("%s can't be watched: %s", folder, os.strerror(ctypes.get_errno()))
+    if descriptor >= 0:
+        os.close(descriptor)
+    return None
+
+
+def _parse(events: bytes) -> Iterator[tuple[int, str]]:
+    """The mask and the name of each event."""
+    at = 0
+    while at < len(events):
+        _, mask, _, length = _EVENT.unpack_from(events, at)
+        at += _EVENT.size
+        yield mask, os.fsdecode(events[at : at + length].rstrip(b"\0"))
+        at += length

@@ -1,0 +1,38 @@
+"""Which files some process holds open for writing, as /proc tells it."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+
+def held_open(device: int) -> set[int]:
+    """The inodes of all files on a device that a process of this container has open for writing.
+
+    Processes of other users are left out where this one may not look at them.
+    """
+    found = set()
+    for process in _listed("/proc"):
+        if process.isdecimal():
+            for number in _listed(f"/proc/{process}/fd"):
+                with contextlib.suppress(OSError):
+                    status = os.stat(f"/proc/{process}/fd/{number}")  # noqa: PTH116 - thousands of them
+                    if status.st_dev == device and _writes(process, number):
+                        found.add(status.st_ino)
+    return found
+
+
+def _writes(process: str, number: str) -> bool:
+    with Path(f"/proc/{process}/fdinfo/{number}").open() as lines:
+        flags = next(line for line in lines if line.startswith("flags:"))
+    return int(flags.split()[1], 8) & os.O_ACCMODE != os.O_RDONLY
+
+
+def _listed(folder: str) -> Iterator[str]:
+    with contextlib.suppress(OSError):
+        yield from os.listdir(folder)  # noqa: PTH208 - names are all that is needed, of thousands
