@@ -87,7 +87,7 @@ def horovod(job: Job) -> Moments:
         "wait for peers": peers,
         "mpirun, ssh": workers.all_said(r"rank \d+ runs as process"),
         "ranks: imports, MPI_Init": launcher.all_said(r"one of \d+ ranks", ranks),
-        "ranks: data from S3": launcher.all_said("staged t10k-labels", ranks),
+        "workers: data from S3": workers.all_said("staged t10k-labels"),
         "ranks: data unpacked, model, first step": launcher.all_said("step 1/"),
     }
 

@@ -37,8 +37,10 @@ class Memory:
         self.starts: list[int] = []
         self.error: BaseException = KeyboardInterrupt()
         self.encrypted = False
+        self.listed: list[int | None] = []
 
-    def list(self) -> dict[str, RemoteFile]:
+    def list(self, pages: int | None = None) -> dict[str, RemoteFile]:
+        self.listed.append(pages)
         return {"a.gz": RemoteFile("a.gz", len(self.content), self.etag)}
 
     def read(self, file: RemoteFile, start: int) -> Iterator[bytes]:
@@ -85,6 +87,56 @@ def test_the_record_says_what_was_fetched(use: Use) -> None:
     record = json.loads((path.parent / ".staged.json").read_text())
     assert record["a.gz"]["sha256"] == hashlib.sha256(CONTENT).hexdigest()
     assert path.parent.name.startswith("some_set-")
+
+
+def test_within_an_attempt_only_the_first_asks_the_store(use: Use, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DTJ_UID", "8c2f")
+    monkeypatch.setenv("DTJ_ATTEMPT", "1")
+    use(Memory())
+    staging.stage_ahead(URI, [["a.gz", "a"]])
+    other = use(Memory(CONTENT[::-1]))
+    assert stage().read_bytes() == CONTENT
+    assert other.listed == []
+    monkeypatch.setenv("DTJ_ATTEMPT", "2")
+    assert stage().read_bytes() == CONTENT[::-1], "the next attempt looks for a new version"
+    stage()
+    assert other.listed == [None]
+
+
+def test_what_is_found_unchanged_is_not_asked_for_again_in_that_attempt(
+    use: Use, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("DTJ_UID", "8c2f")
+    source = use(Memory())
+    for attempt, listed in (("1", 1), ("1", 1), ("2", 2), ("2", 2)):
+        monkeypatch.setenv("DTJ_ATTEMPT", attempt)
+        stage()
+        assert len(source.listed) == listed
+    assert source.starts == [0]
+
+
+def test_a_file_that_was_cut_since_is_fetched_again(use: Use, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DTJ_UID", "8c2f")
+    monkeypatch.setenv("DTJ_ATTEMPT", "1")
+    use(Memory())
+    stage().write_bytes(CONTENT[:100])
+    assert stage().read_bytes() == CONTENT
+
+
+def test_ahead_reads_one_page_and_leaves_every_fault_to_the_program(
+    use: Use, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = use(Memory())
+    staging.stage_ahead(URI, [["a.gz"], ["b"]])
+    assert (source.listed, source.starts) == ([1], []), "all files or none"
+    source.allowed, source.error = 4000, S3Error("the connection broke", transient=True)
+    staging.stage_ahead(URI, [["a.gz"]])
+    assert source.starts == [0], "tried once: the program has a patience of its own"
+    source.allowed = 1 << 30
+    assert stage().read_bytes() == CONTENT
+    assert source.starts == [0, 4000]
+    staging.stage_ahead("s3://B", [["a.gz"]])
+    staging.stage_ahead("/no/such/folder", [["a.gz"]])
 
 
 def test_a_part_of_another_version_is_dropped(use: Use) -> None:

@@ -12,6 +12,7 @@ import pytest
 from tests.trainer.conftest import Launched, Workspace, free_ports, get_json, has, keys, put_checkpoint, until
 
 from dtj_trainer import contract
+from dtj_trainer.data.layouts import mnist_files
 from dtj_trainer.launch.control import Answer, Attached, ControlServer, connect
 from dtj_trainer.launch.oom import oom_kills
 from dtj_trainer.launch.pod import STOP_SECONDS, stop_sync_seconds
@@ -73,6 +74,18 @@ def test_ssh_is_let_in_during_the_restore_and_programs_wait_for_its_end(
     object_store.start()
     assert wrapper.ended() == 0, wrapper.output
     assert "ckpt-120.index" in wrapper.output
+    worker.terminate()
+    assert worker.ended() == 0
+
+
+def test_pictures_are_in_the_workspace_before_a_rank_asks_for_them(worker_sshd, job_uri, job_store):
+    for (name,) in (choice[1:] for choice in mnist_files()):
+        job_store.put_bytes(f"pictures/{name}", name.encode())
+    worker = start(worker_sshd, DTJ_DATA_URI=f"{job_uri}/pictures", DTJ_UID="8c2f", DTJ_ATTEMPT="1")
+    worker.says("staged t10k-labels-idx1-ubyte")
+    for (name,) in (choice[1:] for choice in mnist_files()):
+        (staged,) = worker_sshd.root.glob(f"data/pictures-*/{name}")
+        assert staged.read_bytes() == name.encode()
     worker.terminate()
     assert worker.ended() == 0
 

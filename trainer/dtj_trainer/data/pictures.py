@@ -9,18 +9,13 @@ from typing import TYPE_CHECKING
 from dtj_trainer import contract
 from dtj_trainer.data.errors import DataCorrupt, DataNotFound
 from dtj_trainer.data.idx import read_idx
+from dtj_trainer.data.layouts import MNIST, mnist_files
 from dtj_trainer.data.staging import stage
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     import numpy as np
-
-# MNIST's own names; Fashion-MNIST, KMNIST and EMNIST's splits come in the same.
-_IDX_FILES = {
-    "train": ("train-images-idx3-ubyte", "train-labels-idx1-ubyte"),
-    "test": ("t10k-images-idx3-ubyte", "t10k-labels-idx1-ubyte"),
-}
 
 
 @dataclass(frozen=True)
@@ -65,11 +60,10 @@ def load_pictures(uri: str) -> PictureSet:
 
     Raises DataNotFound, DataCorrupt or DataUnavailable.
     """
-    wanted = [[f"{name}.gz", name] for names in _IDX_FILES.values() for name in names]
-    paths = stage(uri, wanted)
+    paths = stage(uri, mnist_files())
     try:
-        train = _read_split(paths, *_IDX_FILES["train"])
-        test = _read_split(paths, *_IDX_FILES["test"])
+        train = _read_split(paths, *MNIST["train"])
+        test = _read_split(paths, *MNIST["test"])
     except DataCorrupt as error:
         raise DataCorrupt(f"{uri}: {error}") from error
     if train.pixels.shape[1:] != test.pixels.shape[1:]:

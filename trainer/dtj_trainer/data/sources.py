@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 from urllib.parse import unquote, urlsplit
@@ -29,8 +30,8 @@ class RemoteFile(NamedTuple):
 class Source(Protocol):
     """Files that have to be fetched."""
 
-    def list(self) -> dict[str, RemoteFile]:
-        """Files directly at the URI, by name."""
+    def list(self, pages: int | None = None) -> dict[str, RemoteFile]:
+        """Files directly at the URI, by name; of so many pages of the listing, all when None."""
 
     def read(self, file: RemoteFile, start: int) -> Iterator[bytes]:
         """The file's bytes from `start` on; an error when its content is no longer that of `etag`."""
@@ -46,15 +47,15 @@ class S3Source:
         self._location = location
         self._client = client or make_client()
 
-    def list(self) -> dict[str, RemoteFile]:
+    def list(self, pages: int | None = None) -> dict[str, RemoteFile]:
         """See Source."""
         prefix = f"{self._location.prefix}/" if self._location.prefix else ""
         found: dict[str, RemoteFile] = {}
         with sentences(self._location.uri):
-            pages = self._client.get_paginator("list_objects_v2").paginate(
+            listing = self._client.get_paginator("list_objects_v2").paginate(
                 Bucket=self._location.bucket, Prefix=prefix, Delimiter="/"
             )
-            for page in pages:
+            for page in islice(listing, pages):
                 for entry in page.get("Contents", []):
                     name = entry["Key"].removeprefix(prefix)
                     if name:

@@ -1,8 +1,9 @@
 """Bringing data to the pod once, however many ranks it has.
 
-The first rank downloads under a lock, the others wait for it. A download that was killed goes on where
+The first process downloads under a lock, the others wait for it. A download that was killed goes on where
 it stopped; a finished file gets its name only after its checksum was compared, and keeps a record of
-what it is beside it, so that later starts of the pod find it in place.
+what it is beside it, so that later starts of the pod find it in place. Within an attempt the record is
+believed without a request: all ranks of a pod read the same files, and one of them at most needs S3.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from dtj_trainer import contract
 from dtj_trainer.artifacts.backoff import retry_transient
 from dtj_trainer.artifacts.ranged_download import ByteCount
 from dtj_trainer.artifacts.s3 import DamagedObject, S3Error
-from dtj_trainer.data.errors import DataCorrupt, DataNotFound, DataUnavailable
+from dtj_trainer.data.errors import DataCorrupt, DataError, DataNotFound, DataUnavailable
 from dtj_trainer.data.sources import RemoteFile, Source, local_folder, s3_source
 
 if TYPE_CHECKING:
@@ -47,10 +48,24 @@ def stage(uri: str, wanted: Sequence[Sequence[str]], *, timeout: float = TIMEOUT
     if folder is not None:
         names = {path.name for path in folder.iterdir() if path.is_file()}
         return {key: folder / name for key, name in _choose(uri, wanted, names).items()}
-    target = _target(uri)
-    target.mkdir(parents=True, exist_ok=True)
-    with _lock(target / ".lock"):
+    with _locked_target(uri) as target:
+        staged = _staged_in_this_attempt(target)
+        if all(staged.intersection(choice) for choice in wanted):
+            return {key: target / name for key, name in _choose(uri, wanted, staged).items()}
         return _stage_remote(uri, s3_source(uri), wanted, target, timeout)
+
+
+def stage_ahead(uri: str, wanted: Sequence[Sequence[str]]) -> None:
+    """Fetch the files, where all of them are there, before a program asks for them.
+
+    Raises nothing and tries nothing twice: what is wrong, or missing, the program that needs the files says.
+    """
+    try:
+        if local_folder(uri) is None:
+            with _locked_target(uri) as target:
+                _fetch_all(uri, s3_source(uri), wanted, target, ByteCount(), pages=1)
+    except (DataError, S3Error, OSError) as error:
+        log.debug("nothing of %s is staged ahead: %s", uri, error)
 
 
 def _stage_remote(
@@ -59,11 +74,7 @@ def _stage_remote(
     received = ByteCount()
 
     def attempt() -> dict[str, Path]:
-        remote = source.list()
-        chosen = _choose(uri, wanted, remote)
-        for name in chosen.values():
-            _fetch(source, remote[name], target, received)
-        return {key: target / name for key, name in chosen.items()}
+        return _fetch_all(uri, source, wanted, target, received)
 
     def on_wait(error: S3Error, delay: float) -> None:
         log.warning("the data wait %.1f s for S3: %s", delay, error)
@@ -74,6 +85,22 @@ def _stage_remote(
         if error.transient:
             raise DataUnavailable(f"{uri}: {error}") from error
         raise DataNotFound(f"{uri}: {error}") from error
+
+
+def _fetch_all(
+    uri: str,
+    source: Source,
+    wanted: Sequence[Sequence[str]],
+    target: Path,
+    received: ByteCount,
+    pages: int | None = None,
+) -> dict[str, Path]:
+    """One try. `pages`: as for `Source.list`."""
+    remote = source.list(pages)
+    chosen = _choose(uri, wanted, remote)
+    for name in chosen.values():
+        _fetch(source, remote[name], target, received)
+    return {key: target / name for key, name in chosen.items()}
 
 
 def _choose(uri: str, wanted: Sequence[Sequence[str]], there: Iterable[str]) -> dict[str, str]:
@@ -100,6 +127,8 @@ def _fetch(source: Source, file: RemoteFile, target: Path, received: ByteCount) 
     records = _read_records(target)
     final = target / file.name
     if records.get(file.name, {}).get("etag") == file.etag and _size(final) == file.size:
+        records[file.name]["attempt"] = _attempt()
+        _write_records(target, records)
         return
     final.unlink(missing_ok=True)
     partial = target / f".{file.name}.{hashlib.sha256(file.etag.encode()).hexdigest()[:12]}.part"
@@ -124,7 +153,7 @@ def _fetch(source: Source, file: RemoteFile, target: Path, received: ByteCount) 
         os.fsync(output.fileno())
     sha256 = _check(source, partial, file)
     partial.rename(final)
-    records[file.name] = {"size": file.size, "etag": file.etag, "sha256": sha256}
+    records[file.name] = {"size": file.size, "etag": file.etag, "sha256": sha256, "attempt": _attempt()}
     _write_records(target, records)
     seconds = time.monotonic() - began
     log.info(
@@ -158,12 +187,29 @@ def _target(uri: str) -> Path:
     return Path(contract.root()) / contract.DATA / f"{last}-{hashlib.sha256(uri.encode()).hexdigest()[:8]}"
 
 
+def _attempt() -> str | None:
+    """Which attempt of which job this process is of; None outside of a job."""
+    job, attempt = os.environ.get(contract.ENV_UID), os.environ.get(contract.ENV_ATTEMPT)
+    return f"{job}/{attempt}" if job and attempt else None
+
+
+def _staged_in_this_attempt(target: Path) -> set[str]:
+    attempt = _attempt()
+    return {
+        name
+        for name, record in _read_records(target).items()
+        if attempt and record.get("attempt") == attempt and _size(target / name) == record.get("size")
+    }
+
+
 @contextmanager
-def _lock(path: Path) -> Iterator[None]:
-    """Hold the lock file; the kernel frees it when the process is killed."""
-    with path.open("w") as lock:
+def _locked_target(uri: str) -> Iterator[Path]:
+    """The URI's own folder, with its lock held; the kernel frees the lock when the process is killed."""
+    target = _target(uri)
+    target.mkdir(parents=True, exist_ok=True)
+    with (target / ".lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        yield
+        yield target
 
 
 def _size(path: Path) -> int | None:

@@ -39,6 +39,7 @@ class Duties:
 
     part: Part
     restores: bool
+    reads_data: bool = True
 
     @property
     def only_log(self) -> bool:
@@ -49,7 +50,7 @@ class Duties:
 DUTIES = {
     "chief": Duties("primary", restores=True),
     # A `compat.v1` Saver, which TFJob scripts have, is run by the chief, but reads on the disk of each ps.
-    "ps": Duties("other", restores=True),
+    "ps": Duties("other", restores=True, reads_data=False),
     "worker": Duties("other", restores=False),
     "evaluator": Duties("evaluator", restores=True),
 }
@@ -75,6 +76,8 @@ class Replica:
                 on_superseded=self._stop_program,
             )
             pod.prepare()
+            if self._duties.reads_data:
+                pod.stage_data()
             pod.open(restore=self._duties.restores)
         except ArtifactsUnavailable as error:
             return self._tell(unavailable(self._settings, str(error), error.cause))

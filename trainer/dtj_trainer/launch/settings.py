@@ -43,6 +43,7 @@ class Settings:
     progress_port: int | None
     ssh_port: int
     artifacts_uri: str | None
+    data_uri: str | None
     resume: str
     world_size: int
     slots_per_worker: int
@@ -121,6 +122,7 @@ def read_settings(environment: Mapping[str, str]) -> Settings:
         progress_port=port or None,
         ssh_port=integer(contract.ENV_SSH_PORT, contract.SSH_PORT, least=1),
         artifacts_uri=environment.get(contract.ENV_ARTIFACTS_URI) or None,
+        data_uri=environment.get(contract.ENV_DATA_URI) or None,
         resume=environment.get(contract.ENV_RESUME) or "Auto",
         world_size=world or integer(contract.ENV_WORLD_SIZE, 1, least=1),
         slots_per_worker=integer(contract.ENV_SLOTS_PER_WORKER, 1, least=1),

@@ -36,6 +36,7 @@ class Worker:
         except ArtifactsUnavailable as error:
             return self._fail(error.cause, str(error), contract.EXIT_UNAVAILABLE)
         pod.prepare()
+        pod.stage_data()
         supervisor = RankSupervisor(pod)
         ControlServer(settings.control_socket, supervisor).start()
         try:
