@@ -313,3 +313,11 @@ def test_a_launcher_comes_early_only_where_nothing_is_before_the_workers_sshd(
     plan = plan_job(job("mnist", replicaSpecs={"worker": {"replicas": 2, "template": template}}))
 
     assert plan.waits_itself is at_once
+
+
+def test_a_launcher_with_a_command_of_its_own_comes_when_the_workers_are_ready() -> None:
+    own = {"spec": {"containers": [{"name": "trainer", "command": ["mpirun", "python", "train.py"]}]}}
+
+    plan = plan_job(job("mnist", replicaSpecs={"worker": {"replicas": 2}, "launcher": {"template": own}}))
+
+    assert not plan.waits_itself

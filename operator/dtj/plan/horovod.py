@@ -9,7 +9,7 @@ from __future__ import annotations
 from dtj.api.job import Job, Manifest
 from dtj.api.names import host_name, ssh_secret_name
 from dtj.api.spec import Horovod, ReplicaSpec, Resources
-from dtj.api.validation import CONFIG_VOLUME, SSH_VOLUME, TRAINER_CONTAINER
+from dtj.api.validation import CONFIG_VOLUME, SSH_VOLUME, TRAINER_CONTAINER, own_program
 from dtj.plan.model import Plan, Replica
 from dtj.plan.pods import HIDDEN_GPUS, headless_service, metadata, replica_pod, replicas
 from dtj.plan.start import START, config_map, script
@@ -120,7 +120,8 @@ def horovod_plan(job: Job) -> Plan:
         decisive=(launchers[0].name,),
         reporter=workers[0].name,
         answering=frozenset(replica.name for replica in workers),
-        waits_itself=serves_at_once(pod(workers[0])),
+        # A command of the launcher's own, unlike start.sh, waits for nobody.
+        waits_itself=serves_at_once(pod(workers[0])) and not own_program(launcher)[0],
     )
 
 
