@@ -294,6 +294,8 @@ def test_mpirun_command():
         *("--mca", "pml", "ob1", "--mca", "btl", "^openib,ofi", "--mca", "btl_tcp_if_include", "eth0"),
         *("/bin/sh", "/etc/dtj/rank.sh", "python", "train.py"),
     ]
+    elsewhere = read_settings({"DTJ_MPIRUN": "/opt/openmpi/bin/mpirun"})
+    assert mpirun_command(elsewhere, ["x"], {})[0] == "/opt/openmpi/bin/mpirun"
     assert mpirun_command(settings, ["x"], {})[1:3] == ["--hostfile", "/etc/dtj/hostfile"]
 
 

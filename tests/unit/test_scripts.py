@@ -219,6 +219,28 @@ def test_a_launcher_of_a_plain_image_runs_mpirun_over_all_ranks(pod: Pod) -> Non
     assert words[-5:] == ["</bin/sh>", f"<{pod.config}/rank.sh>", "<python>", "<train.py>", "<--name=a b>"]
 
 
+def test_the_mpirun_that_the_job_names_runs_whatever_is_on_the_path(pod: Pod, tmp_path: Path) -> None:
+    pod.has("mpirun", "#!/bin/sh\necho another\n")
+    named = tmp_path / "openmpi" / "mpirun"
+    named.parent.mkdir()
+    named.write_text('#!/bin/sh\necho "$0"\n')
+    named.chmod(0o755)
+
+    done = pod.run("start.sh", "python", DTJ_ROLE="launcher", DTJ_MPIRUN=str(named))
+
+    assert done.stdout == f"{named}\n"
+
+
+def test_an_image_without_the_mpirun_that_the_job_names_says_so(pod: Pod) -> None:
+    pod.has("mpirun")
+
+    done = pod.run("start.sh", "python", DTJ_ROLE="launcher", DTJ_MPIRUN="/opt/none/mpirun")
+
+    assert done.returncode == 127
+    assert "the image has no /opt/none/mpirun" in done.stderr
+    assert "set DTJ_MPIRUN to where its mpirun is" in done.stderr
+
+
 def _answers_after(times: int) -> str:
     """An ssh whose hosts refuse so often, each, before they let it in."""
     return f"""#!/bin/sh

@@ -52,6 +52,8 @@ ENV_SSH_PORT = "DTJ_SSH_PORT"
 """The port of the workers' sshd where it is not SSH_PORT (tests on one machine)."""
 ENV_MPI_ARGS = "DTJ_MPI_ARGS"
 """More arguments for mpirun, in shell words."""
+ENV_MPIRUN = "DTJ_MPIRUN"
+"""The mpirun of the image that starts the ranks on the workers, where it is not the one on the PATH."""
 ENV_LOCAL_WORKERS = "DTJ_LOCAL_WORKERS"
 """Given to the launcher and the workers of a Horovod job whose ranks all run on one machine, started without
 ssh: worker n's workspace is this prefix followed by n."""

@@ -24,7 +24,7 @@ def mpirun_command(settings: Settings, command: Sequence[str], environment: Mapp
     hostfile = settings.config_dir / HOSTFILE
     given = {"OMPI_MCA_orte_default_hostfile", "PRTE_MCA_prte_default_hostfile"} & set(environment)
     return [
-        "mpirun",
+        settings.mpirun,
         *([] if given else ["--hostfile", str(hostfile)]),
         *("-n", str(settings.world_size), "--bind-to", "none", "--map-by", "slot"),
         *("--mca", "pml", "ob1", "--mca", "btl", NOT_USED),

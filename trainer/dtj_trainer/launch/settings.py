@@ -52,6 +52,8 @@ class Settings:
     sync_timeout: float
     settle: float
     keep: int
+    mpirun: str
+    """What starts the ranks on other hosts: a name on the PATH, or a path."""
     mpi_args: tuple[str, ...]
     local_workers: str | None
     """What the workspaces of all workers begin with, where ranks are started on this machine without ssh."""
@@ -131,6 +133,7 @@ def read_settings(environment: Mapping[str, str]) -> Settings:
         sync_timeout=seconds(contract.ENV_SYNC_TIMEOUT_SECONDS, DEFAULT_SYNC_TIMEOUT_SECONDS),
         settle=seconds(contract.ENV_CHECKPOINT_SETTLE_SECONDS, DEFAULT_SETTLE_SECONDS),
         keep=max(integer(contract.ENV_CHECKPOINTS_KEEP, DEFAULT_KEEP), 1),
+        mpirun=environment.get(contract.ENV_MPIRUN) or "mpirun",
         mpi_args=mpi_args,
         local_workers=environment.get(contract.ENV_LOCAL_WORKERS) or None,
         ranks_by=cast(RanksBy | None, ranks_by),

@@ -70,8 +70,9 @@ launcher)
         done < "$config/hostfile"
     fi
     # By its full path, mpirun finds its own daemon on the workers too, wherever it is installed.
-    mpirun=$(command -v mpirun) || {
-        echo "dtj: the image has no mpirun, which a Horovod launcher needs: install openmpi-bin" >&2
+    mpirun=$(command -v "${DTJ_MPIRUN:-mpirun}") || {
+        echo "dtj: the image has no ${DTJ_MPIRUN:-mpirun}, which a Horovod launcher needs: install openmpi-bin\
+${DTJ_MPIRUN:+, or set DTJ_MPIRUN to where its mpirun is}" >&2
         exit 127
     }
     # Open MPI 4 takes its hosts and its ssh from the environment that the operator gives.
