@@ -202,6 +202,52 @@ def test_service_gives_names_to_pods_that_are_not_ready() -> None:
     assert service["spec"]["publishNotReadyAddresses"] is True
 
 
+@pytest.mark.parametrize(
+    ("worker", "told"),
+    [
+        ({"gpus": 4}, {"DTJ_GPUS": "4", "DTJ_GPU_RESOURCE": "amd.com/gpu"}),
+        (
+            {"resources": {"limits": {"amd.com/gpu": 2}}},
+            {"DTJ_GPUS": "2", "DTJ_GPU_RESOURCE": "amd.com/gpu"},
+        ),
+        (
+            {"resources": {"limits": {"amd.com/gpu": "2"}}},
+            {"DTJ_GPUS": "2", "DTJ_GPU_RESOURCE": "amd.com/gpu"},
+        ),
+        ({"resources": {"limits": {"amd.com/gpu": 0}}}, {}),
+        ({"resources": {"limits": {"nvidia.com/gpu": 2}}}, {}),
+        ({"gpus": 0}, {}),
+    ],
+)
+@pytest.mark.parametrize("launcher", ["Native", "MPIJob"])
+def test_a_replica_is_told_of_the_accelerators_it_asked_for(
+    worker: Manifest, told: dict[str, str], launcher: str
+) -> None:
+    made = job(
+        accelerator={"resourceName": "amd.com/gpu"},
+        horovod={"launcher": launcher},
+        replicaSpecs={"worker": {"replicas": 1, **worker}},
+    )
+    plan = plan_job(made)
+    pods = {pod["metadata"]["labels"]["dtj.dev/role"]: pod["spec"] for pod in plan.pods}
+    if plan.mpijob:
+        replicas = plan.mpijob["spec"]["mpiReplicaSpecs"]
+        pods = {role.lower(): replica["template"]["spec"] for role, replica in replicas.items()}
+    found = {
+        role: {v["name"]: v.get("value") for v in spec["containers"][0]["env"] if "DTJ_GPU" in v["name"]}
+        for role, spec in pods.items()
+    }
+    assert found == {"worker": told, "launcher": {}}
+
+
+def test_a_job_may_switch_the_check_of_its_accelerators_off() -> None:
+    made = job(env=[{"name": "DTJ_GPUS", "value": "0"}], replicaSpecs={"worker": {"replicas": 1, "gpus": 1}})
+    assert faults(made) == []
+    (worker,) = (pod for pod in plan_job(made).pods if pod["metadata"]["labels"]["dtj.dev/role"] == "worker")
+    values = [v["value"] for v in worker["spec"]["containers"][0]["env"] if v["name"] == "DTJ_GPUS"]
+    assert values == ["1", "0"], "the last one holds"
+
+
 def test_slots_are_the_gpus_of_a_worker_unless_said_otherwise() -> None:
     def slots(**spec: Any) -> str:
         roles = {"worker": {"replicas": 1, "gpus": 4}}

@@ -23,6 +23,10 @@ ENV_STRATEGY = "DTJ_STRATEGY"
 ENV_WORLD_SIZE = "DTJ_WORLD_SIZE"
 """Number of ranks asked for; a job that would run on fewer is refused at its start."""
 ENV_SLOTS_PER_WORKER = "DTJ_SLOTS_PER_WORKER"
+ENV_GPUS = "DTJ_GPUS"
+"""Accelerators that the replica asked for; unset: none. A pod that has none of them starts no program."""
+ENV_GPU_RESOURCE = "DTJ_GPU_RESOURCE"
+"""Under which name Kubernetes counts them, as nvidia.com/gpu."""
 ENV_UPDATES = "DTJ_UPDATES"
 """`Asynchronous` or `Synchronous`: how a ParameterServer job's workers update the variables."""
 ENV_TF_CONFIG = "TF_CONFIG"
@@ -134,6 +138,7 @@ FailureClass = Literal[
     "Signal",
     "CommandNotFound",
     "WorldSizeMismatch",
+    "NoAccelerator",
     "PeersUnreachable",
     "DataNotFound",
     "DataCorrupt",

@@ -207,6 +207,7 @@ _OPERATORS_VARIABLES = frozenset(v for k, v in vars(contract).items() if k.start
     contract.ENV_CHECKPOINT_SETTLE_SECONDS,
     contract.ENV_MPI_ARGS,
     contract.ENV_MPIRUN,
+    contract.ENV_GPUS,
 }
 
 

@@ -103,7 +103,9 @@ def replica_pod(
             "terminationGracePeriodSeconds": contract.TERMINATION_GRACE_SECONDS,
             "securityContext": pod_security(job.pod_user),
             "nodeSelector": dict(ON_LINUX),
-            "containers": [_container(job, spec, command, _environment(job, replica) | env)],
+            "containers": [
+                _container(job, spec, command, _environment(job, replica) | _accelerators(job, spec) | env)
+            ],
             "volumes": [
                 {"name": WORKSPACE_VOLUME, "emptyDir": {}},
                 {"name": RUN_VOLUME, "emptyDir": {"medium": "Memory"}},
@@ -169,6 +171,15 @@ def _resources(job: Job, replica: ReplicaSpec) -> Manifest:
         limits[job.spec.accelerator.resource_name] = replica.gpus
     resources = {"requests": dict(replica.resources.requests), "limits": limits}
     return {kind: quantities for kind, quantities in resources.items() if quantities}
+
+
+def _accelerators(job: Job, replica: ReplicaSpec) -> dict[str, str]:
+    """What tells a container of the accelerators that it asked for, so that it fails where it has none."""
+    name = job.spec.accelerator.resource_name
+    count = str(replica.gpus or replica.resources.limits.get(name, 0))
+    if not count.isdecimal() or not int(count):
+        return {}
+    return {contract.ENV_GPUS: count, contract.ENV_GPU_RESOURCE: name}
 
 
 def _placement(job: Job, replica: ReplicaSpec) -> Manifest:

@@ -14,6 +14,7 @@ from dtj_trainer.launch.termination import RankExit
 
 _OWN_CHECKS = {
     "WorldSizeMismatch",
+    "NoAccelerator",
     "CommandNotFound",
     "OOMKilled",
     "DiskFull",

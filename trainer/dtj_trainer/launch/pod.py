@@ -13,6 +13,7 @@ from dtj_trainer.artifacts.pod_sync import Part, PodSync, SyncSettings
 from dtj_trainer.artifacts.s3 import S3Error
 from dtj_trainer.data.layouts import mnist_files
 from dtj_trainer.data.staging import stage_ahead
+from dtj_trainer.launch.accelerators import AcceleratorCheck
 from dtj_trainer.launch.phases import PhaseLog
 from dtj_trainer.launch.progress_watch import ProgressWatch
 from dtj_trainer.launch.settings import Settings
@@ -31,7 +32,9 @@ LOG_SYNC_SECONDS = 60.0
 
 
 class ArtifactsUnavailable(Exception):
-    """Artifacts could not be restored or uploaded; the message says why, `cause` which class of failure it is."""
+    """Artifacts could not be restored or uploaded, or something else that a program needs is not there; the message
+    says why, `cause` which class of failure it is.
+    """
 
     def __init__(self, message: str, cause: contract.FailureClass = "ArtifactsUnavailable") -> None:
         super().__init__(message)
@@ -77,6 +80,7 @@ class Pod:
         self.stacks = Stacks(settings.logs)
         self._settings = settings
         self._watch = ProgressWatch(settings.progress_file, self.phases)
+        self._accelerators = AcceleratorCheck(settings.gpus, settings.gpu_resource)
         try:
             self._sync = PodSync(
                 sync_settings(settings, part=part, log_names=log_names),
@@ -111,8 +115,10 @@ class Pod:
     def open(self, *, restore: bool = True) -> None:
         """Restore, and begin to upload; the pod is prepared.
 
-        Raises ArtifactsUnavailable when what is to be restored can't be had.
+        Raises ArtifactsUnavailable when what is to be restored can't be had, or no accelerator of those that were
+        asked for.
         """
+        self._refuse_without_accelerator(wait=False)
         if restore:
             try:
                 self._sync.restore(self._settings.sync_timeout)
@@ -121,9 +127,14 @@ class Pod:
             except (S3Error, ValueError, OSError) as error:
                 raise ArtifactsUnavailable(f"checkpoints could not be restored: {error}") from error
             self.phases.reached("restored")
+        self._refuse_without_accelerator(wait=True)
         self._sync.start()
         self._watch.start()
         threading.Thread(target=self._look_for_strangers, daemon=True).start()
+
+    def _refuse_without_accelerator(self, *, wait: bool) -> None:
+        if fault := self._accelerators.fault(wait=wait):
+            raise ArtifactsUnavailable(fault, "NoAccelerator")
 
     def report(self) -> contract.Report:
         """Progress, artifacts and phases as they are now."""

@@ -47,6 +47,9 @@ class Settings:
     resume: str
     world_size: int
     slots_per_worker: int
+    gpus: int
+    """Accelerators that this pod asked for."""
+    gpu_resource: str
     rank: int | None
     peer_timeout: float
     sync_timeout: float
@@ -128,6 +131,8 @@ def read_settings(environment: Mapping[str, str]) -> Settings:
         resume=environment.get(contract.ENV_RESUME) or "Auto",
         world_size=world or integer(contract.ENV_WORLD_SIZE, 1, least=1),
         slots_per_worker=integer(contract.ENV_SLOTS_PER_WORKER, 1, least=1),
+        gpus=integer(contract.ENV_GPUS, 0),
+        gpu_resource=environment.get(contract.ENV_GPU_RESOURCE, ""),
         rank=rank,
         peer_timeout=seconds(contract.ENV_PEER_TIMEOUT_SECONDS, DEFAULT_PEER_TIMEOUT_SECONDS),
         sync_timeout=seconds(contract.ENV_SYNC_TIMEOUT_SECONDS, DEFAULT_SYNC_TIMEOUT_SECONDS),

@@ -1,0 +1,101 @@
+"""Whether a pod that asked for accelerators has any, found out before its program starts and without a framework.
+
+Only what is certain is a fault: accelerators of an unknown make, a driver that gives no answer in time, and a
+driver's library that is not on the search path let the program start.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+from dtj_trainer.launch import cuda_driver
+
+log = logging.getLogger(__name__)
+
+DRIVER_SECONDS = 60.0
+"""Without persistence mode a driver sets up each GPU of the node first, which takes seconds."""
+_REMEDY = "docs/gpu-images.md says what a node and an image need; gpus: 0 trains on CPUs"
+
+Driver = Callable[[], Mapping[str, object]]
+
+
+class AcceleratorCheck:
+    """A check that begins when it is made, and asks CUDA's driver meanwhile.
+
+    `asked`: how many accelerators the pod asked for. `resource`: under which name of Kubernetes, as nvidia.com/gpu.
+    `devices`: the folder of device files.
+    """
+
+    def __init__(
+        self, asked: int, resource: str, devices: Path = Path("/dev"), driver: Driver | None = None
+    ) -> None:
+        self._asked = f"{asked} of {resource} {'was' if asked == 1 else 'were'} asked for"
+        self._fault: str | None = None
+        self._driver = driver or _ask_driver
+        self._thread: threading.Thread | None = None
+        make = resource.partition("/")[0] if asked > 0 else ""
+        if make == "nvidia.com":
+            if _has_nvidia(devices):
+                self._thread = threading.Thread(target=self._ask, name="accelerators", daemon=True)
+                self._thread.start()
+            else:
+                self._fault = self._without_devices(f"no device of NVIDIA ({devices}/nvidia0)")
+        elif make == "amd.com" and not (devices / "kfd").exists():
+            self._fault = self._without_devices(f"no device of AMD ({devices}/kfd)")
+
+    def fault(self, *, wait: bool) -> str | None:
+        """Why no program can use an accelerator here; None when one can, or when that is not known (yet).
+
+        wait: until the driver has answered, DRIVER_SECONDS at most.
+        """
+        if wait and self._thread is not None:
+            self._thread.join(
+                DRIVER_SECONDS + 5.0
+            )  # a process that hangs in the driver can not even be killed
+        return self._fault
+
+    def _without_devices(self, what: str) -> str:
+        return (
+            f"{self._asked}, and the container has {what}: the node's container runtime gave the container none. "
+            f"spec.accelerator.runtimeClassName names a runtime that does; {_REMEDY}"
+        )
+
+    def _ask(self) -> None:
+        said = self._driver()
+        if said.get("library") is False:
+            log.warning(
+                "%s, and no libcuda.so.1 is found, without which no program can use CUDA: the node's driver is not "
+                "in the container, or not on LD_LIBRARY_PATH",
+                self._asked,
+            )
+        elif said.get("devices") == 0 or "error" in said:
+            why = said.get("error", "it counts no devices")
+            self._fault = f"{self._asked}, and CUDA's driver offers none: {why}; {_REMEDY}"
+
+
+def _has_nvidia(devices: Path) -> bool:
+    """Whether there is a device file of any of NVIDIA's drivers: of servers, of WSL, or of Jetson.
+
+    NVIDIA_VISIBLE_DEVICES proves nothing: where devices come by CDI, its value is `void`.
+    """
+    return any((devices / name).exists() for name in ("dxg", "nvgpu", "nvhost-gpu")) or any(
+        path.name.removeprefix("nvidia").isdecimal() for path in devices.glob("nvidia[0-9]*")
+    )
+
+
+def _ask_driver() -> Mapping[str, object]:
+    """What `cuda_driver` prints; empty when it is not to be had."""
+    command = [sys.executable, "-I", "-S", cuda_driver.__file__]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=DRIVER_SECONDS)  # noqa: S603
+        said = json.loads(done.stdout)
+    except (OSError, ValueError, subprocess.SubprocessError) as error:
+        log.warning("CUDA's driver could not be asked for its devices: %s", error)
+        return {}
+    return said if isinstance(said, dict) else {}
