@@ -15,6 +15,7 @@ import horovod.torch as hvd
 import torch
 
 from dtj_trainer.models import MODELS
+from dtj_trainer.programs import accelerator
 from dtj_trainer.programs.options import parse
 from dtj_trainer.programs.picture_training import train
 from dtj_trainer.programs.threads import threads_per_rank
@@ -24,7 +25,9 @@ log = logging.getLogger("dtj_trainer.programs.horovod_image_classification")
 
 
 def main(arguments: list[str] | None = None) -> None:
-    """The program; ends the process with 143 after SIGTERM, 65 when the data can't be used."""
+    """The program; ends the process with 143 after SIGTERM, 65 when the data can't be used, 69 without a GPU that was
+    asked for.
+    """
     assert __doc__ is not None
     options = parse(arguments, "dtj_trainer.programs.horovod_image_classification", __doc__, MODELS)
     hvd.init()
@@ -43,19 +46,39 @@ def main(arguments: list[str] | None = None) -> None:
         device.type,
         torch.get_num_threads(),
         torch.__version__,
-        "MPI" if hvd.mpi_enabled() else "gloo",
+        _connected_by(device),
     )
     train(options, lambda data: TorchLearner(options, data, device))
     hvd.shutdown()
 
 
 def _device() -> torch.device:
-    """The GPU of this rank among those of its host; the CPU where there is none."""
-    if not torch.cuda.is_available():
+    """The GPU of this rank among those of its host; the CPU where there is none and none was asked for."""
+    gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    if not gpus:
+        accelerator.need_gpus(gpus, _without_gpus())
         return torch.device("cpu")
-    device = torch.device("cuda", hvd.local_rank() % torch.cuda.device_count())
+    accelerator.need_nccl(gpus, hvd.local_size(), built=bool(hvd.nccl_built()))
+    device = torch.device("cuda", hvd.local_rank())
     torch.cuda.set_device(device)
     return device
+
+
+def _without_gpus() -> str:
+    """Why PyTorch finds no GPU."""
+    if torch.version.cuda is None and torch.version.hip is None:
+        return f"PyTorch {torch.__version__} is built without CUDA"
+    try:
+        torch.cuda.init()  # type: ignore[no-untyped-call]
+    except (RuntimeError, AssertionError) as error:
+        return f"PyTorch {torch.__version__} can use none: {str(error).splitlines()[0]}"
+    return f"PyTorch {torch.__version__} finds none"
+
+
+def _connected_by(device: torch.device) -> str:
+    """What the ranks' gradients travel by, and what started and connected the ranks."""
+    by = "MPI" if hvd.mpi_enabled() else "gloo"
+    return by if device.type == "cpu" else f"NCCL and {by}"
 
 
 if __name__ == "__main__":

@@ -20,16 +20,20 @@ import keras
 import tensorflow as tf
 
 from dtj_trainer.models.keras_pictures import MODELS
+from dtj_trainer.programs import accelerator
 from dtj_trainer.programs.keras_learner import KerasLearner
 from dtj_trainer.programs.options import parse
 from dtj_trainer.programs.picture_training import train
+from dtj_trainer.programs.tensorflow_gpus import without_gpus
 from dtj_trainer.programs.threads import threads_per_rank
 
 log = logging.getLogger("dtj_trainer.programs.horovod_tf_image_classification")
 
 
 def main(arguments: list[str] | None = None) -> None:
-    """The program; ends the process with 143 after SIGTERM, 65 when the data can't be used."""
+    """The program; ends the process with 143 after SIGTERM, 65 when the data can't be used, 69 without a GPU that was
+    asked for.
+    """
     assert __doc__ is not None
     name = "dtj_trainer.programs.horovod_tf_image_classification"
     options = parse(arguments, name, __doc__, MODELS, mixed_precision=False)
@@ -50,18 +54,20 @@ def main(arguments: list[str] | None = None) -> None:
         threads,
         tf.__version__,
         keras.__version__,
-        "MPI" if hvd.mpi_enabled() else "gloo",
+        ("" if device == "cpu" else "NCCL and ") + ("MPI" if hvd.mpi_enabled() else "gloo"),
     )
     train(options, lambda data: KerasLearner(options, data))
     hvd.shutdown()
 
 
 def _device() -> str:
-    """Make the GPU of this rank among those of its host the only one it sees; the CPU where there is none."""
+    """Make this rank's GPU, of those of its host, the only one that it sees; the CPU where none was asked for."""
     gpus = tf.config.list_physical_devices("GPU")
     if not gpus:
+        accelerator.need_gpus(len(gpus), without_gpus())
         return "cpu"
-    mine = gpus[hvd.local_rank() % len(gpus)]
+    accelerator.need_nccl(len(gpus), hvd.local_size(), built=bool(hvd.nccl_built()))
+    mine = gpus[hvd.local_rank()]
     tf.config.set_visible_devices(mine, "GPU")
     tf.config.experimental.set_memory_growth(mine, True)
     return str(mine.name)

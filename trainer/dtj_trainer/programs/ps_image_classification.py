@@ -18,6 +18,7 @@ import tensorflow as tf
 from dtj_trainer import contract, progress
 from dtj_trainer.data.errors import exit_on_data_error
 from dtj_trainer.data.pictures import data_uri, load_pictures
+from dtj_trainer.programs import tensorflow_gpus
 from dtj_trainer.programs.parameter_server import (
     chief,
     connections,
@@ -37,8 +38,8 @@ log = logging.getLogger("dtj_trainer.programs.ps_image_classification")
 def main(arguments: list[str] | None = None) -> None:
     """The program, of whichever role.
 
-    Ends the process with 143 after SIGTERM, 65 when the data can't be used, 69 when others don't answer,
-    78 when TF_CONFIG is wrong.
+    Ends the process with 143 after SIGTERM, 65 when the data can't be used, 69 when others don't answer or a GPU
+    that was asked for is not there, 78 when TF_CONFIG is wrong.
     """
     assert __doc__ is not None
     options = parse(arguments, "dtj_trainer.programs.ps_image_classification", __doc__)
@@ -51,6 +52,7 @@ def main(arguments: list[str] | None = None) -> None:
         print(f"BadCluster: {error}", file=sys.stderr, flush=True)
         sys.exit(contract.EXIT_CONFIG)
     log.info("this is %s of %d workers and %d parameter servers", cluster.task, cluster.workers, cluster.ps)
+    tensorflow_gpus.need_what_was_asked_for()
     if cluster.task.type != "evaluator":
         connections.give_up_when_silent(cluster)
     if cluster.task.type == "chief":
