@@ -15,6 +15,7 @@ from tests.trainer.conftest import REPOSITORY, Launched, Workspace, descendants,
 from tests.trainer.idx_files import write_pictures
 
 from dtj_trainer.launch.control import ControlServer, connect
+from dtj_trainer.launch.mpirun import local_mpirun_environment
 from dtj_trainer.launch.settings import SettingsError, control_socket, read_settings
 
 SCRIPTS = REPOSITORY / "operator" / "dtj" / "plan" / "scripts"
@@ -131,13 +132,17 @@ def test_a_training_runs_to_its_end(make_job, tmp_path, job_uri, job_store, rank
 def test_each_rank_runs_in_the_workspace_of_its_worker(make_job, ranks_by, workers, slots):
     job = make_job(workers, slots, DTJ_RANKS_BY=ranks_by)
     started = job.start_workers()
-    run = job.python("print('environment', os.environ['DTJ_INDEX'], os.environ['DTJ_ROLE'])")
+    run = job.python(
+        "print('environment', os.environ['DTJ_INDEX'], os.environ['DTJ_ROLE'])\n"
+        "pathlib.Path('/dtj', f'by-{rank}').write_text(root.name)"
+    )
     assert run.ended() == 0, run.output
     for rank in range(workers * slots):
         index = rank // slots
         log = (job.workers[index].root / f"logs/rank-{rank}.log").read_text()
         assert log == f"rank {rank} is in worker-{index}\nenvironment {index} worker\n"
         assert f"[rank {rank}] rank {rank} is in worker-{index}\n" in run.output
+        assert (job.workers[index].root / f"by-{rank}").read_text() == f"worker-{index}"
     stop(started)
 
 
@@ -275,3 +280,11 @@ def test_the_rank_is_of_mpi_or_of_gloo():
     assert (read_settings(both).rank, read_settings(both).world_size) == (0, 2)
     with pytest.raises(SettingsError, match="DTJ_RANKS_BY must be mpi or gloo, not 'ssh'"):
         read_settings({"DTJ_RANKS_BY": "ssh"})
+
+
+@pytest.mark.parametrize(("user", "way"), [(0, None), (1000, "none")])
+def test_open_mpi_is_told_that_ranks_of_users_have_namespaces_of_their_own(monkeypatch, user, way):
+    monkeypatch.setattr(os, "geteuid", lambda: user)
+    assert local_mpirun_environment({}).get("OMPI_MCA_btl_vader_single_copy_mechanism") == way
+    chosen = {"OMPI_MCA_btl_vader_single_copy_mechanism": "cma"}
+    assert local_mpirun_environment(chosen).items() >= chosen.items()

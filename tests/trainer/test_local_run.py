@@ -144,3 +144,58 @@ def test_the_parameter_server_example(start: Callable[..., DtjRun], few: Path, t
     assert status.artifacts is not None
     assert "[worker-0]" not in output
     assert "dtj artifacts ls fashion-mnist-ps --local" in output
+
+
+KNOWS_NOTHING = """
+import os, pathlib, sys
+rank = os.environ.get("OMPI_COMM_WORLD_RANK") or os.environ.get("HOROVOD_RANK") or os.environ["DTJ_ROLE"]
+checkpoints, model = pathlib.Path("/dtj/checkpoints"), pathlib.Path(sys.argv[1].partition("=")[2])
+print("rank", rank, "found", sorted(path.name for path in checkpoints.iterdir()))
+(checkpoints / ".new").write_text(rank)
+(checkpoints / ".new").rename(checkpoints / "epoch-1.pt")
+(model / f"of-{rank}.pt").write_text(rank)
+(pathlib.Path(os.environ["OUT"]) / "by-env.pt").write_text(rank)
+"""
+
+
+@pytest.mark.parametrize(("strategy", "first"), [("Horovod", "0"), ("ParameterServer", "chief")])
+def test_a_script_with_paths_of_a_container_writes_into_its_own_workspace(
+    start: Callable[..., DtjRun], tmp_path: Path, strategy: str, first: str
+) -> None:
+    """The default of an argument, an argument and a variable; a second job sees nothing of the first."""
+    script, file = tmp_path / "script.py", tmp_path / "job.yaml"
+    script.write_text(KNOWS_NOTHING)
+    replicas = {"worker": {"replicas": 2}} | (
+        {"ps": {"replicas": 1}} if strategy == "ParameterServer" else {}
+    )
+    spec = {
+        "strategy": strategy,
+        "image": "any",
+        "command": ["python", str(script)],
+        "args": ["--model=/dtj/model"],
+        "env": [{"name": "OUT", "value": "/dtj/model"}],
+        "replicaSpecs": replicas,
+        "artifacts": {"uri": "s3://training/jobs"},
+    }
+    job = {
+        "apiVersion": "dtj.dev/v1alpha1",
+        "kind": "DistributedTrainingJob",
+        "metadata": {"name": "own"},
+        "spec": spec,
+    }
+    file.write_text(yaml.safe_dump(job))
+    machines = sorted(Path("/dtj").rglob("*")) if Path("/dtj").exists() else None
+    for name in ("own", "other"):
+        run = start(file, "--name", name)
+        assert f"rank {first} found []" in run.ended()
+        listed = subprocess.run(
+            [Path(sys.executable).with_name("dtj"), "artifacts", "ls", name, "--local"],
+            env={**os.environ, "DTJ_HOME": str(tmp_path / "home")},
+            capture_output=True,
+            text=True,
+            check=True,
+        ).stdout
+        assert "checkpoints/1/epoch-1.pt" in listed
+        assert f"model/of-{first}.pt" in listed
+        assert "model/by-env.pt" in listed
+    assert (sorted(Path("/dtj").rglob("*")) if Path("/dtj").exists() else None) == machines

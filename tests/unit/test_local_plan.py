@@ -33,6 +33,7 @@ OF_THE_PLACE = {
     "DTJ_TERMINATION_LOG",
     "DTJ_PROGRESS_PORT",
     "DTJ_LOCAL_WORKERS",
+    "DTJ_ROOT_VARIABLES",
     "DTJ_LOCAL_RUN",
     "CUDA_VISIBLE_DEVICES",
     *STORE,
@@ -95,11 +96,19 @@ def test_each_replica_serves_its_progress_on_a_port_of_its_own() -> None:
     assert len(set(ports)) == len(ports) == 5
 
 
-def test_paths_of_the_container_become_those_of_the_replica() -> None:
+def test_the_config_folder_is_that_of_the_run_and_the_workspace_is_left_to_dtj_launch() -> None:
+    words = (
+        "python",
+        "t.py",
+        "--hosts=/etc/dtj/hostfile",
+        "/etc/dtjx",
+        "--model_dir=/dtj/checkpoints",
+        "/dtj/data",
+    )
     plan = plan_job(
         job(
             strategy="ParameterServer",
-            command=["python", "t.py", "--model_dir=/dtj/checkpoints", "/dtj/data", "/dtjx/y", "a/dtj/b"],
+            command=[*words],
             env=[{"name": "OUT", "value": "/dtj/model"}],
             replicaSpecs={"worker": {}, "ps": {}},
         )
@@ -108,10 +117,25 @@ def test_paths_of_the_container_become_those_of_the_replica() -> None:
     assert of(here, "mnist-worker-0")["command"] == [
         "/bin/sh",
         f"{RUN}/config/start.sh",
-        *("python", "t.py", f"--model_dir={RUN}/worker-0/checkpoints", f"{RUN}/worker-0/data"),
-        *("/dtjx/y", "a/dtj/b"),
+        *("python", "t.py", f"--hosts={RUN}/config/hostfile", "/etc/dtjx"),
+        *("--model_dir=/dtj/checkpoints", "/dtj/data"),
     ]
-    assert environments(here)["mnist-chief-0"]["OUT"] == f"{RUN}/chief-0/model"
+    chief = environments(here)["mnist-chief-0"]
+    assert (chief["OUT"], chief["DTJ_ROOT_VARIABLES"]) == ("/dtj/model", "OUT")
+
+
+def test_a_command_of_a_template_gets_the_workspace_of_its_replica_and_an_mpirun_that_of_rank_0() -> None:
+    own = {"spec": {"containers": [{"name": "trainer", "command": ["bash", "-c", "train --out=/dtj/model"]}]}}
+    plan = plan_job(
+        job(replicaSpecs={"worker": {"replicas": 2, "template": own}, "launcher": {"template": own}})
+    )
+    here = local_plan(plan, place(plan))
+    for pod, root in (("launcher-0", "worker-0"), ("worker-0", "worker-0"), ("worker-1", "worker-1")):
+        words = ["dtj-launch", "command", "--", "bash", "-c", "train --out=/dtj/model"]
+        assert of(here, f"mnist-{pod}")["command"][:6] == words
+        environment = environments(here)[f"mnist-{pod}"]
+        assert environment["DTJ_ROOT"] == f"{RUN}/{root}"
+        assert environment["DTJ_TERMINATION_LOG"] == f"{RUN}/{pod}/termination.json"
 
 
 def test_references_to_variables_are_replaced_as_the_kubelet_does() -> None:

@@ -7,6 +7,7 @@ their own image; a test holds the two together.
 from __future__ import annotations
 
 import os
+import re
 from pathlib import PurePosixPath
 from typing import Literal, TypedDict
 
@@ -61,12 +62,17 @@ ENV_MPIRUN = "DTJ_MPIRUN"
 ENV_LOCAL_WORKERS = "DTJ_LOCAL_WORKERS"
 """Given to the launcher and the workers of a Horovod job whose ranks all run on one machine, started without
 ssh: worker n's workspace is this prefix followed by n."""
+ENV_ROOT_VARIABLES = "DTJ_ROOT_VARIABLES"
+"""Where ROOT is not the workspace's place: names, with spaces between, of the job's own variables that name ROOT."""
 ENV_RANKS_BY = "DTJ_RANKS_BY"
 """`mpi` or `gloo`: what starts the ranks of such a job and connects them; `mpi` by default where mpirun is."""
 
 # --- paths and ports ---------------------------------------------------------------------------
 
 ROOT = PurePosixPath("/dtj")
+_SEPARATORS = r"""\s:,;|&<>()\[\]{}'\""""
+ROOT_IN_TEXT = re.compile(rf"(?<![^={_SEPARATORS}]){ROOT}(?![^/{_SEPARATORS}])")
+"""ROOT as a word, or as the beginning of a path, in a command's word, a shell's command or a variable."""
 CONFIG_DIR = PurePosixPath("/etc/dtj")
 """Read-only files from the job's ConfigMap: hostfile, sshd_config, ssh_config, start.sh, rank.sh, job.yaml."""
 SSH_DIR = PurePosixPath("/etc/dtj-ssh")

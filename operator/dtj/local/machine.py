@@ -17,6 +17,7 @@ from dtj.api.job import Job
 from dtj.api.spec import Strategy
 from dtj.local.plan import trainer
 from dtj.plan.model import Plan
+from dtj_trainer import contract
 
 _LOWEST_PORT, _HIGHEST_PORT = 15000, 32000
 _FRAMEWORKS = {
@@ -46,6 +47,23 @@ def check_machine(job: Job) -> None:
                     f"{word} needs {package}, which is not installed in this Python environment",
                     _EXTRAS.get(package, _HOROVOD),
                 )
+
+
+def without_own_root(folder: Path) -> str | None:
+    """What to tell a user whose programs get no `/dtj` of their own here; None where they get one.
+
+    folder: that of a run, which is there.
+    """
+    command = [sys.executable, "-P", "-m", "dtj_trainer.launch.own_root", str(folder)]
+    tried = subprocess.run(command, capture_output=True, text=True, check=False)  # noqa: S603 - no shell
+    fault = tried.stdout or tried.stderr.strip().rpartition("\n")[2]
+    if not fault:
+        return None
+    return (
+        f"programs can't have a {contract.ROOT} of their own here: {fault}. Paths below {contract.ROOT} in command, "
+        f"args and env name the workspace all the same. A script that has such a path written into it uses this "
+        f"machine's {contract.ROOT}: other jobs see what it writes there, and nothing of that is uploaded"
+    )
 
 
 def share_gpus(job: Job, plan: Plan, devices: Sequence[str]) -> dict[str, list[str]]:

@@ -12,7 +12,9 @@ from dtj.api.identity import LABEL_INDEX, LABEL_ROLE
 from dtj.api.job import Manifest
 from dtj.api.names import host_name
 from dtj.api.validation import TRAINER_CONTAINER
+from dtj.plan.horovod import LAUNCHER, WORKER
 from dtj.plan.model import Plan
+from dtj.plan.start import START
 from dtj_trainer import contract
 
 LOOPBACK = "127.0.0.1"
@@ -20,6 +22,7 @@ ENV_RUN = "DTJ_LOCAL_RUN"
 """Marks every process of a run, so that they can all be found and ended."""
 # What tells Open MPI of hosts and of ssh: all ranks are on this machine.
 _MPI_PLACES = re.compile(r"OMPI_MCA_(orte|plm)_|PRTE_MCA_(prte|plm)_")
+_CONFIG_PATH = re.compile(rf"(^|=){re.escape(str(contract.CONFIG_DIR))}(?=/|$)")
 _REFERENCE = re.compile(r"\$(?:\$|\(([-._a-zA-Z][-._a-zA-Z0-9]*)\))")
 
 
@@ -48,6 +51,13 @@ class Place:
         """The workspace of a replica, `/dtj` in a container."""
         labels = pod["metadata"]["labels"]
         return self.run / f"{labels[LABEL_ROLE]}-{labels[LABEL_INDEX]}"
+
+    def workspace(self, pod: Manifest) -> Path:
+        """What `/dtj` means to the programs that a replica starts by itself."""
+        if pod["metadata"]["labels"][LABEL_ROLE] == LAUNCHER and not _is_started_by_dtj(pod):
+            # An mpirun of the job's own starts all ranks in the launcher; rank 0's files are those that are kept.
+            return self.run / f"{WORKER}-0"
+        return self.root(pod)
 
 
 def local_plan(plan: Plan, place: Place) -> Plan:
@@ -121,9 +131,8 @@ def _pod(pod: Manifest, config: Manifest, place: Place, addresses: Mapping[str, 
     container, name = trainer(pod), pod["metadata"]["name"]
 
     def moved(text: str) -> str:
-        for path, here in ((contract.ROOT, place.root(pod)), (contract.CONFIG_DIR, place.config)):
-            put = r"\g<1>" + str(here).replace("\\", r"\\")
-            text = re.sub(rf"(^|=){re.escape(str(path))}(?=/|$)", put, text)
+        # `/dtj` stays: dtj-launch makes it mean the workspace of the replica, or of the rank, that runs the program.
+        text = _CONFIG_PATH.sub(lambda found: found[1] + str(place.config), text)
         for host, owner in addresses.items():
             pattern = rf"(?<![\w.-]){re.escape(host)}(?::(\d+)\b)?"
             text = re.sub(pattern, partial(_address, place, owner), text)
@@ -133,8 +142,15 @@ def _pod(pod: Manifest, config: Manifest, place: Place, addresses: Mapping[str, 
     for variable, value in _variables(container, config, place):
         if not _MPI_PLACES.match(variable):
             env[variable] = moved(_expanded(value, env))
-    env |= _own_environment(pod, place)
+    own = _own_environment(pod, place)
+    if named := [
+        name for name, value in env.items() if contract.ROOT_IN_TEXT.search(value) and name not in own
+    ]:
+        env[contract.ENV_ROOT_VARIABLES] = " ".join(named)
+    env |= own
     words = [*container.get("command", []), *container.get("args", [])]
+    if not _is_started_by_dtj(pod):
+        words = ["dtj-launch", "command", "--", *words]
     made: Manifest = {
         "name": TRAINER_CONTAINER,
         "command": [moved(_expanded(word, env)) for word in words],
@@ -165,7 +181,7 @@ def _in_config(variable: Manifest, config: Manifest) -> str | None:
 def _own_environment(pod: Manifest, place: Place) -> dict[str, str]:
     root, name = place.root(pod), pod["metadata"]["name"]
     env = {
-        contract.ENV_ROOT: str(root),
+        contract.ENV_ROOT: str(place.workspace(pod)),
         contract.ENV_CONFIG_DIR: str(place.config),
         contract.ENV_TERMINATION_LOG: str(root / "termination.json"),
         "CUDA_VISIBLE_DEVICES": ",".join(place.gpus.get(name, ())),
@@ -177,6 +193,11 @@ def _own_environment(pod: Manifest, place: Place) -> dict[str, str]:
     if _is_horovod(pod):
         env[contract.ENV_LOCAL_WORKERS] = str(place.run / "worker-")
     return env
+
+
+def _is_started_by_dtj(pod: Manifest) -> bool:
+    """Whether it runs dtj's start script; else the template gives its container a command of its own."""
+    return tuple(trainer(pod).get("command", ())[: len(START)]) == START
 
 
 def _is_horovod(pod: Manifest) -> bool:

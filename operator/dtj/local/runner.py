@@ -20,7 +20,7 @@ from dtj.api.job import Job, Manifest, read_job, written
 from dtj.api.status import JobStatus, Phase
 from dtj.local.cluster import LocalCluster
 from dtj.local.guard import Guard
-from dtj.local.machine import check_machine, free_ports, gpus, share_gpus
+from dtj.local.machine import check_machine, free_ports, gpus, share_gpus, without_own_root
 from dtj.local.output import follow_outputs
 from dtj.local.plan import ENV_RUN, Place, container_ports, left_out, local_plan, missing_variables
 from dtj.local.processes import end_marked
@@ -100,6 +100,8 @@ def run_job(
             if stored is None:
                 run.remove()
             run.folder.mkdir(parents=True, exist_ok=True)
+            if note := without_own_root(run.folder):
+                watcher.note(note)
             guard = Guard(ENV_RUN, place.run_id, run.folder, (*store.held, lock))
             try:
                 return asyncio.run(_Drive(run, manifest, place, store, watcher).go())

@@ -7,9 +7,11 @@ import os
 import signal
 import sys
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import NoReturn
 
 from dtj_trainer import contract
+from dtj_trainer.launch import own_root
 from dtj_trainer.launch.settings import Settings, SettingsError, read_settings
 from dtj_trainer.launch.termination import write_termination
 
@@ -22,6 +24,7 @@ Runs one role of a distributed training job:
   launcher   waits for the workers and runs COMMAND on them by mpirun or gloo (Horovod)
   rank       runs COMMAND as one rank in a worker's pod (Horovod)
   replica    restores artifacts, runs COMMAND as the pod's one process, uploads artifacts (ParameterServer)
+  command    runs COMMAND as it is: a container's own command, where the workspace is not at /dtj (dtj run)
 
 What it needs to know it takes from the environment (DTJ_…, AWS_…); docs/contract.md names it all.
 """
@@ -53,12 +56,21 @@ def _replica(settings: Settings, command: Sequence[str]) -> int:
     return run_replica(settings, command)
 
 
+def _command(_: Settings, command: Sequence[str]) -> int:
+    try:
+        os.execvp(command[0], [*command])  # noqa: S606 - running the user's command is the purpose
+    except OSError as error:
+        sys.stderr.write(f"dtj-launch: {command[0]}: {error.strerror}\n")
+    return contract.EXIT_COMMAND_NOT_FOUND
+
+
 ROLES: dict[str, dict[str, Role]] = {
-    "Horovod": {"worker": _worker, "launcher": _launcher, "rank": _rank},
-    "ParameterServer": {"replica": _replica},
+    "Horovod": {"worker": _worker, "launcher": _launcher, "rank": _rank, "command": _command},
+    "ParameterServer": {"replica": _replica, "command": _command},
 }
 """By strategy."""
 NEEDS_NO_COMMAND = {"worker"}
+RUN_PROGRAMS = {"rank", "replica", "command"}
 EXIT_SOFTWARE = 70
 """A fault of dtj-launch itself (sysexits.h)."""
 
@@ -87,6 +99,8 @@ def run(arguments: Sequence[str]) -> int:
         # Process 1 of a container ignores what it does not handle. Roles take over once they run.
         signal.signal(number, _leave)
     try:
+        if name in RUN_PROGRAMS and settings.root != Path(contract.ROOT):
+            command = own_root.enter(settings.root, command)
         return role(settings, command)
     except Exception as error:
         log.exception("dtj-launch itself failed")

@@ -55,7 +55,12 @@ def local_mpirun_command(settings: Settings, command: Sequence[str]) -> list[str
 
 def local_mpirun_environment(environment: Mapping[str, str]) -> dict[str, str]:
     """The environment of that mpirun: ranks that wait leave the processors, which may be few, to others."""
-    return {"OMPI_MCA_mpi_yield_when_idle": "1", **mpirun_environment(environment)}
+    settings = {"OMPI_MCA_mpi_yield_when_idle": "1"}
+    if os.geteuid() != 0:
+        # Each rank has its `/dtj` by a user namespace of its own (own_root.py), and the kernel lets no process read
+        # another's memory across user namespaces: Open MPI would warn of that in each run.
+        settings["OMPI_MCA_btl_vader_single_copy_mechanism"] = "none"
+    return {**settings, **mpirun_environment(environment)}
 
 
 def mpirun_environment(environment: Mapping[str, str]) -> dict[str, str]:

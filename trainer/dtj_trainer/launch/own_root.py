@@ -1,0 +1,156 @@
+"""`/dtj` where the workspace lies elsewhere, as under `dtj run`: programs find their workspace by that name.
+
+The program gets a mount namespace (mount_namespaces(7)) whose root directory has the entries of this machine's root
+directory, and the workspace as `/dtj`. Nobody outside of the namespace sees these mounts, and the mounts end with the
+program. The new root directory itself is read-only: a file that a program made there would vanish with the namespace.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import logging
+import os
+import sys
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from dtj_trainer import contract
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+log = logging.getLogger(__name__)
+
+# linux/sched.h, linux/mount.h
+_NEW_MOUNTS, _NEW_USER = 0x00020000, 0x10000000
+_READ_ONLY, _REMOUNT, _BIND, _RECURSIVE = 0x1, 0x20, 0x1000, 0x4000
+_UNBINDABLE, _SLAVE = 0x20000, 0x80000
+_DETACH = 2
+
+
+class NoNamespaceError(Exception):
+    """Why a program can't have a `/dtj` of its own."""
+
+
+def enter(root: Path, command: Sequence[str]) -> list[str]:
+    """Make `/dtj` mean the workspace `root` for this process and what it starts; the command to run then.
+
+    Call it before any thread is started. Where that can't be done, the workspace's path takes the place of `/dtj` in
+    the command and in the variables that `contract.ENV_ROOT_VARIABLES` names.
+    """
+    fault = fault_of_a_trial(root)
+    if fault is None:
+        here = Path.cwd()
+        try:
+            _mount(root)
+        except (NoNamespaceError, OSError) as error:
+            os.chdir(here)
+            fault = _told(error)
+        else:
+            return list(command)
+    log.warning(
+        "only arguments and env were told of the workspace, %s is this machine's: %s", contract.ROOT, fault
+    )
+    for name in os.environ.get(contract.ENV_ROOT_VARIABLES, "").split():
+        os.environ[name] = _moved(os.environ.get(name, ""), root)
+    return [_moved(word, root) for word in command]
+
+
+def fault_of_a_trial(root: Path) -> str | None:
+    """Why `enter` can't make a namespace; None where it can. A child tries, as half of a namespace would do harm."""
+    reader, writer = os.pipe()
+    child = os.fork()
+    if child == 0:
+        try:
+            _mount(root)
+        except Exception as error:  # noqa: BLE001 - whatever it is, the program runs without a namespace
+            os.write(writer, _told(error).encode())
+        finally:
+            os._exit(0)
+    os.close(writer)
+    with open(reader, "rb") as answer:  # noqa: PTH123 - a descriptor
+        fault = answer.read().decode()
+    os.waitpid(child, 0)
+    return fault or None
+
+
+def _moved(text: str, root: Path) -> str:
+    return contract.ROOT_IN_TEXT.sub(lambda _: str(root), text)
+
+
+def _told(error: Exception) -> str:
+    if isinstance(error, OSError):
+        return f"{error.strerror} ({error.filename})"
+    return str(error) if isinstance(error, NoNamespaceError) else repr(error)
+
+
+def _mount(root: Path) -> None:
+    """Enter a mount namespace. Raises NoNamespaceError and OSError; the root directory is the old one then."""
+    here = Path.cwd()
+    for what, path in (("folder", here), ("run's folder", root), ("Python environment", Path(sys.prefix))):
+        if path.is_relative_to(contract.ROOT):
+            raise NoNamespaceError(f"the {what} is {path}, which the workspace would hide")
+    _leave_the_machines_mounts()
+    _call("mount", b"none", b"/", None, _RECURSIVE | _SLAVE, None)
+    new = root / contract.RUN / "root"
+    new.mkdir(parents=True, exist_ok=True)
+    _call("mount", b"tmpfs", os.fsencode(new), b"tmpfs", 0, b"mode=755")
+    # Else the new root would be in the copy of what holds it.
+    _call("mount", b"none", os.fsencode(new), None, _UNBINDABLE, None)
+    for entry in Path("/").iterdir():
+        if entry != Path(contract.ROOT):
+            _take_over(entry, new / entry.name)
+    own = new / contract.ROOT.name
+    own.mkdir()
+    _call("mount", os.fsencode(root), os.fsencode(own), None, _BIND | _RECURSIVE, None)
+    _call("mount", b"none", os.fsencode(new), None, _REMOUNT | _BIND | _READ_ONLY, None)
+    os.chdir(new)
+    # The old root is put over the new one, and taken away: pivot_root(2).
+    _call("pivot_root", b".", b".")
+    _call("umount2", b".", _DETACH)
+    os.chdir(here)
+
+
+def _take_over(entry: Path, place: Path) -> None:
+    if entry.is_symlink():
+        place.symlink_to(entry.readlink())
+        return
+    if entry.is_dir():
+        place.mkdir()
+    else:
+        place.touch()
+    _call("mount", os.fsencode(entry), os.fsencode(place), None, _BIND | _RECURSIVE, None)
+
+
+def _leave_the_machines_mounts() -> None:
+    """Have mounts of one's own: root may; others, and root without the capability, in a user namespace."""
+    user, group = os.geteuid(), os.getegid()
+    try:
+        _call("unshare", _NEW_MOUNTS)
+    except PermissionError:
+        try:
+            _call("unshare", _NEW_MOUNTS | _NEW_USER)
+        except OSError as error:
+            raise NoNamespaceError(f"this user may make no mount namespace ({error.strerror})") from error
+        Path("/proc/self/setgroups").write_text("deny")
+        Path("/proc/self/uid_map").write_text(f"{user} {user} 1")
+        Path("/proc/self/gid_map").write_text(f"{group} {group} 1")
+
+
+def _call(name: str, *arguments: bytes | int | None) -> None:
+    libc = ctypes.CDLL(None, use_errno=True)
+    wide = [ctypes.c_ulong(a) if isinstance(a, int) else a for a in arguments]
+    if getattr(libc, name)(*wide) != 0:
+        number = ctypes.get_errno()
+        raise OSError(number, os.strerror(number), name)
+
+
+def main() -> None:
+    """Print why workspaces in the folder that the argument names can't be `/dtj`; nothing where they can."""
+    with tempfile.TemporaryDirectory(dir=sys.argv[1]) as folder:
+        sys.stdout.write(fault_of_a_trial(Path(folder)) or "")
+
+
+if __name__ == "__main__":
+    main()
