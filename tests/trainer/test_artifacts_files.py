@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import os
+import threading
 import time
 from pathlib import Path
 
 import pytest
 
+from dtj_trainer.artifacts import sync_loop
 from dtj_trainer.artifacts.backoff import Backoff, retry_transient
 from dtj_trainer.artifacts.file_upload import (
     LOG,
@@ -20,6 +22,7 @@ from dtj_trainer.artifacts.file_upload import (
     Source,
 )
 from dtj_trainer.artifacts.s3 import S3Error
+from dtj_trainer.artifacts.sync_loop import SyncLoop
 
 
 class FakeStore:
@@ -207,3 +210,80 @@ def test_retry_gives_up_in_time_and_at_once_when_it_is_no_use():
     with pytest.raises(S3Error, match="refused"):
         retry_transient(refused, timeout=100, on_wait=lambda *_: None, sleep=calls.append)
     assert len(calls) == 2
+
+
+# --- one key that the store refuses ----------------------------------------------------------------
+
+
+class Refusing(FakeStore):
+    """Refuses the keys that begin so."""
+
+    def __init__(self, start: str, *, transient: bool = False) -> None:
+        super().__init__()
+        self.start = start
+        self.transient = transient
+        self.refused = 0
+
+    def put_file(self, key: str, path: Path, *more: object, **conditions: object) -> None:
+        self._check(key)
+        super().put_file(key, path)
+
+    def put_start_of_file(self, key: str, path: Path, size: int, *_: object, **__: object) -> None:
+        self._check(key)
+        super().put_start_of_file(key, path, size)
+
+    def _check(self, key: str) -> None:
+        if key.startswith(self.start):
+            self.refused += 1
+            raise S3Error(f"{key}: AccessDenied", transient=self.transient)
+
+
+def two_logs_and_a_model(folder: Path, store: FakeStore) -> FileUploader:
+    (folder / "logs").mkdir()
+    (folder / "model").mkdir()
+    for name in ("logs/a.log", "logs/b.log", "model/m.pt"):
+        (folder / name).write_text("x\n")
+    sources = [Source(folder / "logs", "logs", LOG), Source(folder / "model", "model", MODEL)]
+    return FileUploader(store, sources)
+
+
+def test_a_refused_key_keeps_no_other_file_from_its_upload(tmp_path):
+    store = Refusing("logs/a")
+    uploader = two_logs_and_a_model(tmp_path, store)
+    with pytest.raises(S3Error, match="AccessDenied"):
+        uploader.upload_pass(ended=True, died_ns=None)
+    assert {key for key, _ in store.puts} == {"logs/b.log", "model/m.pt"}
+
+
+def test_a_bucket_that_is_away_costs_one_timeout_for_each_source(tmp_path):
+    store = Refusing("", transient=True)
+    uploader = two_logs_and_a_model(tmp_path, store)
+    with pytest.raises(S3Error):
+        uploader.upload_pass(ended=True, died_ns=None)
+    assert store.refused == 2
+
+
+def test_the_end_waits_for_a_whole_pass_where_a_key_was_refused_long_before(monkeypatch):
+    monkeypatch.setattr(sync_loop, "LASTING_SECONDS", 0.0)
+    refused, go_on, uploaded = threading.Event(), threading.Event(), threading.Event()
+
+    def upload(*, ended: bool, died_ns: int | None) -> bool:
+        if ended:
+            assert go_on.wait(60)
+            uploaded.set()
+        refused.set()
+        raise S3Error("logs/a.log: AccessDenied", transient=False)
+
+    loop = SyncLoop("uploading files", upload, interval=0.0)
+    loop.start()
+    assert refused.wait(60)
+    while not loop.failures:
+        pass
+
+    def seconds_left() -> float:
+        go_on.set()  # Only now: `wait` has begun.
+        return 60.0
+
+    with pytest.raises(S3Error, match="AccessDenied"):
+        loop.wait(loop.ask(ended=True), seconds_left)
+    assert uploaded.is_set()

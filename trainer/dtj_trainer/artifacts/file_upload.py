@@ -112,17 +112,35 @@ class FileUploader:
         """Upload what is due. After the program's end all that is left is due, except files that must be whole and
         were not yet quiet when it was killed.
 
-        True when nothing is left to do for the files of this moment. Raises S3Error. What a later attempt
-        has taken over is left alone, without an error: the others are still this pod's.
+        True when nothing is left to do for the files of this moment. A key that the store refuses keeps no other
+        file from its upload; the pass raises its S3Error at the end. An error that may pass by itself ends the
+        source, not the pass. What a later attempt has taken over is left alone, without an error: the others are
+        still this pod's.
         """
         over = ended or died_ns is not None
+        errors: list[S3Error] = []
         all_done = True
         for source in self.sources:
-            newest = _newest_of_folders(source)
             with contextlib.suppress(Superseded):
-                for path, key in list(source.files()):
-                    all_done &= self._consider(source, path, key, path in newest, over, died_ns)
+                all_done &= self._upload_source(source, over, died_ns, errors)
+        if errors:
+            raise min(errors, key=lambda error: error.transient)
         return all_done
+
+    def _upload_source(self, source: Source, over: bool, died_ns: int | None, errors: list[S3Error]) -> bool:
+        """Upload what is due of a source, and note what failed; whether all of it is done for now."""
+        newest = _newest_of_folders(source)
+        done = True
+        for path, key in list(source.files()):
+            try:
+                done &= self._consider(source, path, key, path in newest, over, died_ns)
+            except Superseded:
+                raise
+            except S3Error as error:
+                errors.append(error)
+                if error.transient:
+                    return False  # With the bucket away each file would wait for its timeout.
+        return done
 
     def uploaded_below(self, key_prefix: str) -> bool:
         """Whether some file below that key prefix is in the bucket by this process."""

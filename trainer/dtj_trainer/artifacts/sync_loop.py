@@ -41,8 +41,10 @@ class SyncLoop:
         self._interval = interval
         self._changed = threading.Condition()
         self._asked = 0
-        """How often `ask` was called, and below: up to which call all is uploaded."""
+        """How often `ask` was called, and below: up to which call all is uploaded, and how many calls the pass that
+        failed last knew of."""
         self._answered = 0
+        self._failed_after = 0
         self._ended = False
         self._died_ns: int | None = None
         self._error: S3Error | None = None
@@ -82,9 +84,14 @@ class SyncLoop:
                     raise self._error
                 if left <= 0 or not self._thread.is_alive():
                     raise self._error or S3Error(f"{self._what} took too long", transient=True)
-                if self._error and not self._error.transient and self._failing_for() >= LASTING_SECONDS:
+                if self._error and self._lasting(self._error, asked):
                     raise self._error
                 self._changed.wait(min(left, 1.0))
+
+    def _lasting(self, error: S3Error, asked: int) -> bool:
+        """Whether an error is believed: a pass that began after the question has tried all the other files too."""
+        tried = self._failed_after >= asked
+        return tried and not error.transient and self._failing_for() >= LASTING_SECONDS
 
     def _failing_for(self) -> float:
         return time.monotonic() - self._failing_since if self._failing_since else 0.0
@@ -105,10 +112,10 @@ class SyncLoop:
                     self._changed.notify_all()
                 return
             except S3Error as error:
-                delay = self._failed(error, backoff)
+                delay = self._failed(error, backoff, asked)
             except Exception as error:
                 log.debug("%s", self._what, exc_info=True)
-                delay = self._failed(S3Error(f"{self._what}: {error!r}", transient=True), backoff)
+                delay = self._failed(S3Error(f"{self._what}: {error!r}", transient=True), backoff, asked)
             else:
                 self._recovered(backoff)
             with self._changed:
@@ -120,9 +127,10 @@ class SyncLoop:
                 if asked == self._asked:
                     self._changed.wait(delay)
 
-    def _failed(self, error: S3Error, backoff: Backoff) -> float:
+    def _failed(self, error: S3Error, backoff: Backoff, asked: int) -> float:
         delay = backoff.next_delay()
         with self._changed:
+            self._failed_after = asked
             if self._error is None:
                 log.warning("%s failed and is tried again: %s", self._what, error)
                 self._failing_since = time.monotonic()
