@@ -199,3 +199,29 @@ def test_a_script_with_paths_of_a_container_writes_into_its_own_workspace(
         assert f"model/of-{first}.pt" in listed
         assert "model/by-env.pt" in listed
     assert (sorted(Path("/dtj").rglob("*")) if Path("/dtj").exists() else None) == machines
+
+
+def test_a_job_that_leaves_nothing_in_its_bucket_says_so(
+    start: Callable[..., DtjRun], tmp_path: Path
+) -> None:
+    job = {
+        "apiVersion": "dtj.dev/v1alpha1",
+        "kind": "DistributedTrainingJob",
+        "metadata": {"name": "nothing"},
+        "spec": {
+            "strategy": "Horovod",
+            "image": "any",
+            # A path that is no folder of the workspace's.
+            "command": ["python", "-c", f"open({str(tmp_path / 'model.pt')!r}, 'w').write('x')"],
+            "replicaSpecs": {"worker": {"replicas": 1}},
+            "artifacts": {"uri": "s3://training/jobs"},
+        },
+    }
+    file = tmp_path / "job.yaml"
+    file.write_text(yaml.safe_dump(job))
+    output = start(file).ended()
+    assert "nothing: Succeeded" in output
+    assert (
+        "JobSucceeded: nothing-launcher-0 ended with exit code 0; the program left neither a checkpoint"
+        in output
+    )

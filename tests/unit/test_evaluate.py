@@ -496,6 +496,48 @@ def test_success_takes_progress_and_artifacts_of_the_termination_message() -> No
     assert status["artifacts"]["uri"] == "s3://bucket/jobs/ml/mnist-5b6a1f0e"
 
 
+@pytest.mark.parametrize(
+    ("artifacts", "said", "told"),
+    [
+        ({"uri": "s3://bucket/jobs"}, {"artifacts": {"uri": "s3://bucket/jobs/ml/x"}}, True),
+        (
+            {"uri": "s3://bucket/jobs"},
+            {"artifacts": {"tensorboard": "s3://bucket/jobs/ml/x/tensorboard"}},
+            True,
+        ),
+        ({"uri": "s3://bucket/jobs"}, {"artifacts": {"model": "s3://bucket/jobs/ml/x/model"}}, False),
+        ({"uri": "s3://bucket/jobs"}, {"artifacts": {"checkpoint": {"step": 10, "uri": "s3://x"}}}, False),
+        # An image without dtj_trainer, or a message without room for the report.
+        ({"uri": "s3://bucket/jobs"}, {"exitCode": 0}, False),
+        ({"uri": "s3://bucket/jobs"}, None, False),
+        (None, {"artifacts": {"uri": "s3://bucket/jobs/ml/x"}}, False),
+    ],
+)
+def test_a_success_that_left_nothing_in_the_bucket_says_so(
+    artifacts: Manifest | None, said: Manifest | None, told: bool
+) -> None:
+    life = Life(**({"artifacts": artifacts} if artifacts else {}))
+    life.see(*healthy())
+
+    status = life.see(running(WORKER_0), running(WORKER_1), ended(LAUNCHER, 0, said), seconds=30)
+
+    assert status["phase"] == "Succeeded"
+    assert condition(status, "Succeeded")["message"] == "mnist-launcher-0 ended with exit code 0" + (
+        "; the program left neither a checkpoint nor a model below /dtj" if told else ""
+    )
+
+
+def test_a_checkpoint_of_an_earlier_attempt_is_something_that_was_left() -> None:
+    life = Life(artifacts={"uri": "s3://bucket/jobs"})
+    seen = ArtifactsStatus.model_validate({"checkpoint": {"step": 5}})
+    life.see(*healthy(), artifacts=seen)
+    said = {"artifacts": {"uri": "s3://bucket/jobs/ml/x"}}
+
+    status = life.see(running(WORKER_0), running(WORKER_1), ended(LAUNCHER, 0, said), seconds=30)
+
+    assert condition(status, "Succeeded")["message"] == "mnist-launcher-0 ended with exit code 0"
+
+
 def test_success_without_a_message_keeps_what_was_known() -> None:
     life = Life(artifacts={"uri": "s3://bucket/jobs"})
     known = ArtifactsStatus(tensorboard="s3://t")

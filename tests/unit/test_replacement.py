@@ -486,6 +486,20 @@ def test_the_job_waits_until_the_evaluator_has_seen_the_last_checkpoint() -> Non
     assert status["restarts"] == {"application": 0, "infrastructure": 0}
 
 
+def test_that_the_chief_left_nothing_is_still_told_when_only_the_evaluator_is_there() -> None:
+    life = ran()
+    nothing = {"artifacts": {"uri": "s3://bucket/jobs/ml/x"}, "exitCode": 0}
+    status = lost(life, ended(CHIEF, 0, nothing, seconds=50), seconds=60)
+    assert status["phase"] == "Running"
+
+    status = life.see(ended(EVALUATOR, 143), seconds=75)
+
+    assert status["phase"] == "Succeeded"
+    assert condition(status, "Succeeded")["message"] == (
+        "mnist-chief-0 ended with exit code 0; the program left neither a checkpoint nor a model below /dtj"
+    )
+
+
 def test_an_evaluator_that_ended_says_what_it_measured() -> None:
     life = ran()
     said = {"progress": {"step": 300, "accuracy": 0.91}, "exitCode": 0}

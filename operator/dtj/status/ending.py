@@ -17,6 +17,7 @@ from dtj.status.again import evaluator_lost
 from dtj.status.draft import Draft, Evaluation
 from dtj.status.evaluator import has_ended, has_seen, last_step, measured
 from dtj.status.failure import Loss, attempt_loss, is_complete, told
+from dtj.status.kept import NOTHING_KEPT, is_nothing_kept
 from dtj.status.observed import Expected, Observed
 from dtj.status.pods import PodView
 from dtj.status.times import seconds_since, written_time
@@ -51,6 +52,10 @@ def after_training(
     draft.values["all_running_time"] = draft.job.status.all_running_time or written_time(draft.now)
     message = f"{', '.join(expected.decisive)} ended with exit code 0"
     stored = _stored(draft.job.status)
+    ends = [end for name in expected.decisive if name in named and (end := named[name].exit) is not None]
+    # The pod that told may be gone by the time the evaluator has ended.
+    if is_nothing_kept(ends, artifacts) or (stored is not None and NOTHING_KEPT in stored.message):
+        message += f"; {NOTHING_KEPT}"
     timeout = expected.evaluator_timeout
     trained = draft.job.status.trained_time or (stored.last_transition_time if stored else None)
     left = timeout - (seconds_since(trained, draft.now) if trained else 0.0)

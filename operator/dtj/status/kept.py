@@ -1,0 +1,23 @@
+"""Whether a job that has artifacts ended well and nevertheless left nothing that could be used again."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from dtj.api.status import ArtifactsStatus
+from dtj.status.pods import Exit
+from dtj.status.termination import read_termination, reported
+from dtj_trainer.contract import ROOT
+
+NOTHING_KEPT = f"the program left neither a checkpoint nor a model below {ROOT}"
+
+
+def is_nothing_kept(ends: Iterable[Exit], artifacts: ArtifactsStatus | None) -> bool:
+    """Whether dtj-launch has reported its uploads at the programs' end, and told of neither checkpoint nor model.
+
+    ends: of the pods whose success is the job's. artifacts: all that is known of the bucket, None for a job without
+    artifacts. Nothing is said of an image without dtj_trainer, which reports nothing.
+    """
+    if artifacts is None or artifacts.checkpoint is not None or artifacts.model is not None:
+        return False
+    return any(reported(read_termination(end))[1] is not None for end in ends)
