@@ -61,17 +61,6 @@ class MemoryStore(Store):
     ) -> str:
         return self.put_bytes(key, path.read_bytes(), replaces=replaces)
 
-    def put_start_of_file(
-        self,
-        key: str,
-        path: Path,
-        size: int,
-        on_bytes: Callable[[int], None] | None = None,
-        *,
-        replaces: str | None = None,
-    ) -> str:
-        return self.put_bytes(key, path.read_bytes()[:size], replaces=replaces)
-
     def get_with_etag(self, key: str) -> tuple[bytes, str]:
         self._gate.before(f"get {key}")
         try:
@@ -95,6 +84,13 @@ class MemoryStore(Store):
         own = len(self.location.prefix) + 1
         for name, content in sorted(self._bucket.objects.items()):
             if name.startswith(f"{self._name(prefix)}/"):
+                yield StoredObject(name[own:], len(content), _etag(content))
+
+    def named(self, start: str) -> Iterator[StoredObject]:
+        self._gate.before(f"list {start}")
+        own = len(self.location.prefix) + 1
+        for name, content in sorted(self._bucket.objects.items()):
+            if name.startswith(self._name(start)):
                 yield StoredObject(name[own:], len(content), _etag(content))
 
     def folders(self) -> list[str]:

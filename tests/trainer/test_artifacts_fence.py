@@ -17,18 +17,19 @@ from tests.trainer.memory_store import Bucket, Gate, MemoryStore
 
 from dtj_trainer.artifacts.checkpoint_upload import CheckpointUploader
 from dtj_trainer.artifacts.fence import Fence, Superseded
-from dtj_trainer.artifacts.file_upload import FileUploader, Rule, Source
+from dtj_trainer.artifacts.file_upload import FileUploader
 from dtj_trainer.artifacts.local_checkpoints import MARK_FILE
 from dtj_trainer.artifacts.manifest import Manifest, folder_name, step_and_claim
 from dtj_trainer.artifacts.restore import restore_newest
 from dtj_trainer.artifacts.s3 import S3Error
 from dtj_trainer.artifacts.sync_loop import SyncLoop
+from dtj_trainer.artifacts.upload_rules import Growing, Rule, Source
 
 PARTS = 6
 OF_ONE_CHECKPOINT = 18
 """Requests from the look at the claim to the last removal, and the files after it."""
 AT_ONCE = Rule()
-APPENDED = Rule(appended=True)
+APPENDED = Growing()
 
 
 class Attempt:

@@ -1,28 +1,35 @@
-"""Files uploaded while they grow: when each is due."""
+"""Files uploaded while a program runs: when each is due, and in which pieces."""
 
 from __future__ import annotations
 
-import os
+import struct
 import threading
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from dtj_trainer.artifacts import sync_loop
+from dtj_trainer.artifacts import growing_upload, rotation, segments, sync_loop
 from dtj_trainer.artifacts.backoff import Backoff, retry_transient
-from dtj_trainer.artifacts.file_upload import (
+from dtj_trainer.artifacts.file_upload import FileUploader
+from dtj_trainer.artifacts.growing_upload import QUIET_SECONDS
+from dtj_trainer.artifacts.rotation import rotated, rotated_numbers
+from dtj_trainer.artifacts.s3 import S3Error
+from dtj_trainer.artifacts.segments import SEGMENT_BYTES, SEGMENT_SECONDS, segments_of
+from dtj_trainer.artifacts.store import StoredObject
+from dtj_trainer.artifacts.sync_loop import SyncLoop
+from dtj_trainer.artifacts.upload_rules import (
+    EVENTS,
     LOG,
     METRICS,
     MODEL,
     ONCE,
-    TENSORBOARD,
-    FileUploader,
+    Begin,
     Rule,
     Source,
+    is_event_file,
 )
-from dtj_trainer.artifacts.s3 import S3Error
-from dtj_trainer.artifacts.sync_loop import SyncLoop
 
 
 class FakeStore:
@@ -31,91 +38,325 @@ class FakeStore:
     def __init__(self) -> None:
         self.puts: list[tuple[str, bytes]] = []
 
+    @property
+    def objects(self) -> dict[str, bytes]:
+        return dict(self.puts)
+
     def put_file(self, key: str, path: Path, *_: object, **__: object) -> None:
         self.puts.append((key, path.read_bytes()))
 
-    def put_start_of_file(self, key: str, path: Path, size: int, *_: object, **__: object) -> None:
-        self.puts.append((key, path.read_bytes()[:size]))
+    def put_bytes(self, key: str, content: bytes, **_: object) -> str:
+        self.puts.append((key, content))
+        return f"etag {len(self.puts)}"
+
+    def named(self, start: str) -> Iterator[StoredObject]:
+        for key, content in sorted(self.objects.items()):
+            if key.startswith(start):
+                yield StoredObject(key, len(content), "etag")
+
+    def joined(self, key: str) -> bytes:
+        objects = self.objects
+        return b"".join(objects[part.key] for part in segments_of(key, objects))
 
 
 class Clock:
-    """Stands for both clocks of the module under test."""
+    """Both clocks, in hand."""
 
     def __init__(self) -> None:
-        self.now = time.time()
+        self.now = 1_800_000_000.0
 
     def time(self) -> float:
         return self.now
 
-    monotonic = time_now = time
+    monotonic = time
 
 
 @pytest.fixture
-def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
-    made = Clock()
-    monkeypatch.setattr("dtj_trainer.artifacts.file_upload.time", made)
-    return made
+def clock() -> Clock:
+    return Clock()
 
 
 def running(uploader: FileUploader) -> bool:
     return uploader.upload_pass(ended=False, died_ns=None)
 
 
+def ended(uploader: FileUploader) -> bool:
+    return uploader.upload_pass(ended=True, died_ns=None)
+
+
+def append(path: Path, content: bytes) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("ab") as file:
+        file.write(content)
+
+
 def test_growing_log_is_sent_at_most_each_interval(tmp_path, clock):
     store, path = FakeStore(), tmp_path / "log"
-    uploader = FileUploader(store, [Source(path, "logs/x", LOG)])
+    uploader = FileUploader(store, [Source(path, "logs/x", LOG)], clock)
     assert running(uploader)  # There is no file yet.
-    path.write_text("1")
+    append(path, b"1\n")
     running(uploader)
-    assert store.puts == [("logs/x", b"1")]
-    path.write_text("12")
+    assert store.puts == [("logs/x", b"1\n")]
+    append(path, b"2\n")
     clock.now += LOG.interval - 1
     assert not running(uploader)
     clock.now += 2
     assert running(uploader)
-    assert store.puts[1:] == [("logs/x", b"12")]
+    assert store.puts[1:] == [("logs/x", b"1\n2\n")]
     clock.now += 100
     running(uploader)
     assert len(store.puts) == 2
-    path.write_text("123")
-    assert uploader.upload_pass(ended=True, died_ns=None)  # The end does not wait.
-    assert store.puts[2:] == [("logs/x", b"123")]
+    append(path, b"3")
+    assert ended(uploader)  # The end does not wait, nor for the end of a line.
+    assert store.puts[2:] == [("logs/x", b"1\n2\n3")]
 
 
 def test_a_log_that_is_still_empty_does_not_hold_up_its_first_lines(tmp_path, clock):
     store, path = FakeStore(), tmp_path / "log"
-    uploader = FileUploader(store, [Source(path, "logs/x", LOG)])
+    uploader = FileUploader(store, [Source(path, "logs/x", LOG)], clock)
     path.touch()
     assert running(uploader)
-    path.write_text("1")
+    append(path, b"1\n")
     running(uploader)
-    assert store.puts == [("logs/x", b"1")]
+    assert store.puts == [("logs/x", b"1\n")]
 
 
-def test_finished_tensorboard_parts_go_once_and_the_growing_one_seldom(tmp_path, clock):
+# --- segments --------------------------------------------------------------------------------------
+
+
+def test_a_full_segment_is_closed_at_the_end_of_a_line_and_never_put_again(tmp_path, clock):
+    store, path = FakeStore(), tmp_path / "log"
+    uploader = FileUploader(store, [Source(path, "logs/x.log", LOG)], clock)
+    line = b"x" * 999 + b"\n"
+    for _ in range(30):
+        append(path, line * 100)
+        running(uploader)
+        clock.now += LOG.interval
+    assert ended(uploader)
+    whole = SEGMENT_BYTES // 1000 * 1000
+    sizes = {key: len(content) for key, content in store.objects.items()}
+    assert sizes == {
+        "logs/x.log": whole,
+        "logs/x.log.00002": whole,
+        "logs/x.log.00003": 3_000_000 - 2 * whole,
+    }
+    assert store.joined("logs/x.log") == path.read_bytes()
+    closed = [key for key, content in store.puts if len(content) == whole]
+    assert closed == ["logs/x.log", "logs/x.log.00002"]
+    assert store.puts[-1][0] == "logs/x.log.00003"
+
+
+def test_a_segment_is_closed_when_it_is_old(tmp_path, clock):
+    store, path = FakeStore(), tmp_path / "log"
+    uploader = FileUploader(store, [Source(path, "logs/x.log", LOG)], clock)
+    append(path, b"1\n")
+    running(uploader)
+    clock.now += SEGMENT_SECONDS + 1
+    append(path, b"2\n3")
+    running(uploader)
+    append(path, b"\n")
+    clock.now += LOG.interval
+    running(uploader)
+    assert store.objects == {"logs/x.log": b"1\n2\n", "logs/x.log.00002": b"3\n"}
+
+
+def test_a_line_without_an_end_is_divided_and_all_of_it_is_there(tmp_path, clock):
+    store, path = FakeStore(), tmp_path / "log"
+    uploader = FileUploader(store, [Source(path, "logs/x.log", LOG)], clock)
+    append(path, bytes(range(256)).replace(b"\n", b"") * 9000)
+    running(uploader)
+    assert ended(uploader)
+    assert store.joined("logs/x.log") == path.read_bytes()
+    assert max(len(content) for _, content in store.puts) == SEGMENT_BYTES
+
+
+def test_segments_grow_with_the_file(monkeypatch, tmp_path, clock):
+    monkeypatch.setattr(segments, "SEGMENT_BYTES", 100)
+    monkeypatch.setattr(segments, "MOST_SEGMENT_BYTES", 1600)
+    store, path = FakeStore(), tmp_path / "log"
+    uploader = FileUploader(store, [Source(path, "logs/x.log", LOG)], clock)
+    append(path, b"123456789\n" * 100_000)
+    assert ended(uploader)
+    assert store.joined("logs/x.log") == path.read_bytes()
+    assert len(store.objects) < 1500  # Of 100 bytes they would be 10,000.
+
+
+def record(content: bytes) -> bytes:
+    return struct.pack("<QI", len(content), 0) + content + struct.pack("<I", 0)
+
+
+def test_an_event_file_is_divided_between_records_however_long(tmp_path, clock):
+    store, path = FakeStore(), tmp_path / "tb" / "events.out.tfevents.1.host"
+    source = Source(tmp_path / "tb", "tensorboard", EVENTS, takes=is_event_file)
+    uploader = FileUploader(store, [source], clock)
+    records = [record(b"x" * 100_000) for _ in range(12)] + [record(b"y" * 3 * SEGMENT_BYTES)]
+    for each in records:
+        append(path, each[:50_000])
+        running(uploader)
+        append(path, each[50_000:])
+        clock.now += EVENTS.interval
+        running(uploader)
+    assert ended(uploader)
+    key = "tensorboard/events.out.tfevents.1.host"
+    assert store.joined(key) == path.read_bytes()
+    for content in store.objects.values():
+        assert segments.whole_records(content) == len(content)
+    assert len(store.objects) == 3
+
+
+def test_what_is_put_again_is_bounded_and_who_waits_longest_is_next(monkeypatch, tmp_path, clock):
+    at_once = SEGMENT_BYTES
+    monkeypatch.setattr(growing_upload, "AGAIN_AT_ONCE_BYTES", at_once)
     store = FakeStore()
-    uploader = FileUploader(store, [Source(tmp_path / "tb", "tensorboard", TENSORBOARD)])
-    (tmp_path / "tb" / "run").mkdir(parents=True)
-    first, second = tmp_path / "tb" / "run" / "events.1", tmp_path / "tb" / "run" / "events.2"
-    first.write_text("a")
+    sources = [Source(tmp_path / name, name, METRICS) for name in ("a", "b", "c")]
+    uploader = FileUploader(store, sources, clock)
+    line = b"x" * 9_999 + b"\n"
+    begun = clock.now
+    while clock.now - begun < 40_000:  # 1 kB/s each.
+        clock.now += 10
+        for source in sources:
+            append(source.path, line)
+        running(uploader)
+    assert ended(uploader)
+    written = sum(source.path.stat().st_size for source in sources)
+    assert all(store.joined(source.key) == source.path.read_bytes() for source in sources)
+    sent = sum(len(content) for _, content in store.puts)
+    assert uploader.bytes_uploaded == sent
+    assert sent <= 1.1 * written + at_once + 1000 * 40_000 + 3 * SEGMENT_BYTES
+    shares = [sum(key.startswith(source.key) for key, _ in store.puts) for source in sources]
+    assert min(shares) > 0.8 * max(shares)
+
+
+def test_a_file_that_was_begun_anew_replaces_the_open_segment(tmp_path, clock):
+    store, path = FakeStore(), tmp_path / "log"
+    uploader = FileUploader(store, [Source(path, "logs/x", LOG)], clock)
+    append(path, b"line of the first one\n" * 100)
     running(uploader)
-    assert store.puts == []
-    second.write_text("b")
-    os.utime(second, (clock.now + 1, clock.now + 1))
-    clock.now += 10
+    for text in (b"short\n", b"longer than that\n"):
+        path.unlink()
+        append(path, text)
+        clock.now += LOG.interval
+        running(uploader)
+        assert store.objects == {"logs/x": text}
+
+
+def test_a_pod_of_the_same_attempt_goes_on_behind_the_log_that_is_there(tmp_path, clock):
+    store, path = FakeStore(), tmp_path / "log"
+    store.puts = [("logs/x.log", b"1\n"), ("logs/x.log.00002", b"2\n"), ("logs/x.log-more", b"no\n")]
+    append(path, b"3\n")
+    assert ended(FileUploader(store, [Source(path, "logs/x.log", LOG)], clock))
+    assert store.joined("logs/x.log") == b"1\n2\n3\n"
+
+
+def test_a_retry_goes_on_in_the_open_segment(tmp_path, clock):
+    store, path = FakeStore(), tmp_path / "metrics"
+    store.puts = [("m", b"1\n"), ("m.00002", b"2\n")]
+    append(path, b"1\n2\n")
+    begin = Begin(number=2, at=2, sent=4, mark=b"1\n2\n")
+    uploader = FileUploader(store, [Source(path, "m", METRICS, begin=begin)], clock)
+    assert ended(uploader)
+    assert len(store.puts) == 2  # All of that is there.
+    append(path, b"3\n")
+    assert ended(uploader)
+    assert store.puts[2:] == [("m.00002", b"2\n3\n")]
+
+
+def test_files_that_are_quiet_are_seldom_looked_at_and_go_on_where_they_were(tmp_path, clock, monkeypatch):
+    store, folder = FakeStore(), tmp_path / "tb"
+    uploader = FileUploader(store, [Source(folder, "tensorboard", EVENTS, takes=is_event_file)], clock)
+    for number in range(120):
+        append(folder / f"events.out.tfevents.{number:03d}", record(b"1"))
+    looks: list[Path] = []
+    stat = Path.stat
+
+    def counted(path: Path, **options: object) -> object:
+        if "tfevents" in path.name:
+            looks.append(path)
+        return stat(path, **options)
+
     running(uploader)
-    assert store.puts == [("tensorboard/run/events.1", b"a")]
-    clock.now += TENSORBOARD.interval + 1
+    clock.now += QUIET_SECONDS
     running(uploader)
-    assert store.puts[1:] == [("tensorboard/run/events.2", b"b")]
-    clock.now += 1000
+    monkeypatch.setattr(Path, "stat", counted)
+    for _ in range(60):
+        clock.now += 1
+        before = len(looks)
+        running(uploader)
+        assert len(looks) - before == 2
+    assert len(set(looks)) == 120
+    append(folder / "events.out.tfevents.007", record(b"2"))
+    for _ in range(60):
+        clock.now += 1
+        running(uploader)
+    assert store.objects["tensorboard/events.out.tfevents.007"] == record(b"1") + record(b"2")
+    assert len(store.puts) == 121
+
+
+# --- rotated logs ----------------------------------------------------------------------------------
+
+
+def rotate(path: Path) -> None:
+    path.rename(rotated(path, max(rotated_numbers(path), default=0) + 1))
+
+
+def test_a_log_goes_on_over_its_rotated_files_which_are_removed_once_uploaded(tmp_path, clock):
+    store, path = FakeStore(), tmp_path / "logs" / "x.log"
+    uploader = FileUploader(store, [Source(path.parent, "logs", LOG)], clock)
+    append(path, b"1\n")
     running(uploader)
-    assert len(store.puts) == 2
+    append(path, b"2\n")
+    rotate(path)
+    append(path, b"3\n")
+    rotate(path)
+    append(path, b"4\n")
+    clock.now += LOG.interval
+    running(uploader)
+    assert store.joined("logs/x.log") == b"1\n2\n3\n4\n"
+    assert rotated_numbers(path) == [2]
+    rotate(path)
+    assert ended(uploader)  # Nothing was written after that.
+    assert store.joined("logs/x.log") == b"1\n2\n3\n4\n"
+    assert rotated_numbers(path) == [3]
+
+
+def test_rotated_files_stay_while_the_bucket_does_not_take_them(tmp_path, clock):
+    store, path = Refusing("logs/x", transient=True), tmp_path / "x.log"
+    uploader = FileUploader(store, [Source(path, "logs/x.log", LOG)], clock)
+    for number in range(5):
+        append(path, b"%d\n" % number)
+        with pytest.raises(S3Error):
+            running(uploader)
+        rotate(path)
+    append(path, b"5\n")
+    store.start = "nothing"
+    assert ended(uploader)
+    assert store.joined("logs/x.log") == b"0\n1\n2\n3\n4\n5\n"
+    assert rotated_numbers(path) == [5 - rotation.KEPT_ROTATED + 1]
+
+
+def test_a_rotated_file_that_was_removed_unseen_costs_only_itself(tmp_path, clock, caplog):
+    store, path = FakeStore(), tmp_path / "x.log"
+    uploader = FileUploader(store, [Source(path, "logs/x.log", LOG)], clock)
+    append(path, b"1\n")
+    running(uploader)
+    append(path, b"lost\n")
+    rotate(path)
+    append(path, b"2\n")
+    rotate(path)
+    append(path, b"3\n")
+    rotated(path, 1).unlink()
+    assert ended(uploader)
+    assert store.joined("logs/x.log") == b"1\n2\n3\n"
+    assert "removed before it could be uploaded" in caplog.text
+
+
+# --- whole files -----------------------------------------------------------------------------------
 
 
 def test_model_waits_until_it_is_whole(tmp_path, clock):
     store = FakeStore()
-    uploader = FileUploader(store, [Source(tmp_path / "model", "model", MODEL)])
+    clock.now = time.time()
+    uploader = FileUploader(store, [Source(tmp_path / "model", "model", MODEL)], clock)
     (tmp_path / "model").mkdir()
     (tmp_path / "model" / "a.pt").write_text("a")
     (tmp_path / "model" / ".b.pt").write_text("hidden")
@@ -140,7 +381,7 @@ def test_model_cut_off_by_a_kill_is_not_sent(tmp_path):
 def test_once_is_once(tmp_path, clock):
     store, path = FakeStore(), tmp_path / "job.yaml"
     path.write_text("1")
-    uploader = FileUploader(store, [Source(path, "job.yaml", ONCE)])
+    uploader = FileUploader(store, [Source(path, "job.yaml", ONCE)], clock)
     running(uploader)
     path.write_text("2")
     clock.now += 1000
@@ -150,15 +391,15 @@ def test_once_is_once(tmp_path, clock):
 
 def test_costly_upload_rests_longer(tmp_path, clock):
     class SlowStore(FakeStore):
-        def put_start_of_file(self, key: str, path: Path, size: int, *_: object, **__: object) -> None:
+        def put_bytes(self, key: str, content: bytes, **_: object) -> str:
             clock.now += 20
-            super().put_start_of_file(key, path, size)
+            return super().put_bytes(key, content)
 
     store, path = SlowStore(), tmp_path / "metrics"
-    uploader = FileUploader(store, [Source(path, "metrics", METRICS)])
-    path.write_text("1")
+    uploader = FileUploader(store, [Source(path, "metrics", METRICS)], clock)
+    append(path, b"1\n")
     running(uploader)
-    path.write_text("12")
+    append(path, b"2\n")
     clock.now += 100
     running(uploader)
     assert len(store.puts) == 1
@@ -228,9 +469,9 @@ class Refusing(FakeStore):
         self._check(key)
         super().put_file(key, path)
 
-    def put_start_of_file(self, key: str, path: Path, size: int, *_: object, **__: object) -> None:
+    def put_bytes(self, key: str, content: bytes, **_: object) -> str:
         self._check(key)
-        super().put_start_of_file(key, path, size)
+        return super().put_bytes(key, content)
 
     def _check(self, key: str) -> None:
         if key.startswith(self.start):

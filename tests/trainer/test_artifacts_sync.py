@@ -100,3 +100,26 @@ def test_a_restore_that_brings_nothing_ends(
     with pytest.raises(S3Error, match="away"):
         sync.restore(60, sleep=lambda _: None)
     assert now == [75.0]
+
+
+@pytest.mark.parametrize(("resume", "local"), [("Auto", b"1\n2\n3\n"), ("Never", None)])
+def test_a_retry_goes_on_with_metrics_in_segments(
+    job_store: Store, job_uri: str, tmp_path: Path, resume: str, local: bytes | None
+) -> None:
+    for name, content in (("metrics.jsonl", b"1\n"), ("metrics.jsonl.00002", b"2\n3\n")):
+        job_store.put_bytes(name, content)
+    metrics = tmp_path / "metrics.jsonl"
+    sync = PodSync(
+        SyncSettings(tmp_path, tmp_path, job_uri, "primary", 2, resume, 3, 1.0, log_names=()), lambda _: None
+    )
+    sync.make_folders()
+    sync.restore(60)
+    assert (metrics.read_bytes() if metrics.exists() else None) == local
+    sync.start()
+    with metrics.open("ab") as file:
+        file.write(b"4\n")
+    sync.finish(60, ended=True)
+    keys = {item.key: job_store.get_bytes(item.key) for item in job_store.named("metrics")}
+    assert b"".join(keys.values()) == b"1\n2\n3\n4\n"
+    if local:
+        assert keys["metrics.jsonl.00002"] == b"2\n3\n4\n"

@@ -5,20 +5,33 @@ from __future__ import annotations
 import contextlib
 import logging
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Literal
 
 from dtj_trainer import contract
-from dtj_trainer.artifacts import file_upload
 from dtj_trainer.artifacts.backoff import Patience, retry_transient
 from dtj_trainer.artifacts.checkpoint_mirror import POLL_SECONDS, CheckpointMirror
 from dtj_trainer.artifacts.checkpoint_upload import CheckpointUploader, StepAt
 from dtj_trainer.artifacts.fence import Fence, Superseded
-from dtj_trainer.artifacts.file_upload import FileUploader, Source
+from dtj_trainer.artifacts.file_upload import FileUploader
 from dtj_trainer.artifacts.restore import RESUME_NEVER, Restored, restore
-from dtj_trainer.artifacts.s3 import NoSuchKey, S3Error
+from dtj_trainer.artifacts.s3 import S3Error
 from dtj_trainer.artifacts.store import Store, open_store
+from dtj_trainer.artifacts.stored_segments import restore_growing
 from dtj_trainer.artifacts.sync_loop import SyncLoop
+from dtj_trainer.artifacts.upload_rules import (
+    BESIDE_EVENTS,
+    EVENTS,
+    LOG,
+    METRICS,
+    MODEL,
+    ONCE,
+    Begin,
+    Source,
+    is_event_file,
+    is_no_event_file,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -81,6 +94,7 @@ class PodSync:
         self._loops: list[SyncLoop] = []
         self._step_at = step_at
         self._restored: Restored | None = None
+        self._metrics_begin: Begin | None = None
         self._known: set[str] = set()
         """What was restored, on a pod that uploads no checkpoints."""
         self._warned = False
@@ -112,9 +126,9 @@ class PodSync:
                 restored = restore(
                     store.below(contract.CHECKPOINTS), settings.root / contract.CHECKPOINTS, settings.resume
                 )
-            metrics = METRICS_KEYS.get(settings.part)
-            if metrics and settings.resume != RESUME_NEVER:
-                self._restore_metrics(store, metrics)
+            if metrics := METRICS_KEYS.get(settings.part):
+                path, resumes = settings.root / contract.METRICS_FILE, settings.resume != RESUME_NEVER
+                self._metrics_begin = restore_growing(store, metrics, path, content=resumes)
             return restored
 
         def on_wait(error: S3Error, delay: float) -> None:
@@ -125,44 +139,12 @@ class PodSync:
         )
         return self._restored
 
-    def _restore_metrics(self, store: Store, key: str) -> None:
-        path = self._settings.root / contract.METRICS_FILE
-        if path.exists():
-            return
-        arriving = path.with_name(f".{path.name}.restore")
-        try:
-            store.get_file(key, arriving)
-        except NoSuchKey:
-            return
-        arriving.replace(path)
-
     def start(self) -> None:
         """Begin to upload in the background."""
         if self._store is None:
             return
         settings, root, fence = self._settings, self._settings.root, self._fence
-        logs = f"{contract.LOGS}/attempt-{settings.attempt}"
-        names = settings.log_names
-        sources = (
-            [Source(root / contract.LOGS, logs, file_upload.LOG)]
-            if names is None
-            else [
-                Source(root / contract.LOGS, logs, file_upload.LOG, pattern=contract.STACKS_FILES),
-                *(Source(root / contract.LOGS / n, f"{logs}/{n}", file_upload.LOG) for n in names),
-            ]
-        )
-        if metrics := METRICS_KEYS.get(settings.part):
-            # Chief and evaluator share the folder: the names of event files tell the host and the time.
-            sources += [
-                Source(root / contract.METRICS_FILE, metrics, file_upload.METRICS, fence),
-                Source(root / contract.TENSORBOARD, contract.TENSORBOARD, file_upload.TENSORBOARD, fence),
-            ]
-        if settings.part == "primary":
-            sources += [
-                Source(settings.config_dir / contract.JOB_FILE, contract.JOB_FILE, file_upload.ONCE, fence),
-                Source(root / contract.MODEL, contract.MODEL, file_upload.MODEL, fence),
-            ]
-        self._files = FileUploader(self._store, sources)
+        self._files = FileUploader(self._store, self._sources())
         self._loops.append(SyncLoop("uploading files", self._files.upload_pass))
         if settings.part == "primary" and fence:
             self._checkpoints = CheckpointUploader(
@@ -187,6 +169,30 @@ class PodSync:
             self._known = {path.name for path in (root / contract.CHECKPOINTS).iterdir()}
         for loop in self._loops:
             loop.start()
+
+    def _sources(self) -> list[Source]:
+        """What this pod uploads besides checkpoints."""
+        settings, root, fence = self._settings, self._settings.root, self._fence
+        logs = f"{contract.LOGS}/attempt-{settings.attempt}"
+        if settings.log_names is None:
+            sources = [Source(root / contract.LOGS, logs, LOG)]
+        else:
+            sources = [Source(root / contract.LOGS, logs, LOG, takes=_has_stacks)]
+            sources += [Source(root / contract.LOGS / n, f"{logs}/{n}", LOG) for n in settings.log_names]
+        if metrics := METRICS_KEYS.get(settings.part):
+            # Chief and evaluator share the folder: the names of event files tell the host and the time.
+            events = Source(root / contract.TENSORBOARD, contract.TENSORBOARD, EVENTS, fence, is_event_file)
+            sources += [
+                Source(root / contract.METRICS_FILE, metrics, METRICS, fence, begin=self._metrics_begin),
+                events,
+                replace(events, rule=BESIDE_EVENTS, takes=is_no_event_file),
+            ]
+        if settings.part == "primary":
+            sources += [
+                Source(settings.config_dir / contract.JOB_FILE, contract.JOB_FILE, ONCE, fence),
+                Source(root / contract.MODEL, contract.MODEL, MODEL, fence),
+            ]
+        return sources
 
     def warn_of_strangers(self) -> None:
         """Say once when artifacts lie on a pod that does not upload them."""
@@ -259,3 +265,7 @@ class PodSync:
     def failures(self) -> int:
         """Passes that failed so far."""
         return sum(loop.failures for loop in self._loops)
+
+
+def _has_stacks(name: str) -> bool:
+    return fnmatchcase(name, contract.STACKS_FILES)

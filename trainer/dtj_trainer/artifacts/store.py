@@ -262,9 +262,17 @@ class Store:
         """All objects below `prefix` (a folder), in the order of their keys."""
         own = f"{self.location.prefix}/" if self.location.prefix else ""
         folder = own + (f"{prefix.strip('/')}/" if prefix else "")
-        with self._sentences(self.uri(prefix)):
+        return self._listed(folder, self.uri(prefix))
+
+    def named(self, start: str) -> Iterator[StoredObject]:
+        """All objects whose keys begin so, in the order of their keys."""
+        return self._listed(self._name(start), self.uri(start))
+
+    def _listed(self, start: str, uri: str) -> Iterator[StoredObject]:
+        own = f"{self.location.prefix}/" if self.location.prefix else ""
+        with self._sentences(uri):
             pages = self._client.get_paginator("list_objects_v2").paginate(
-                Bucket=self.location.bucket, Prefix=folder
+                Bucket=self.location.bucket, Prefix=start
             )
             for page in pages:
                 for item in page.get("Contents", []):

@@ -1,0 +1,265 @@
+"""One file that grows while a program writes it, and how far it is in the bucket."""
+
+from __future__ import annotations
+
+import logging
+import math
+import os
+from contextlib import ExitStack, suppress
+from typing import TYPE_CHECKING, BinaryIO, NamedTuple, Protocol
+
+from dtj_trainer.artifacts.rotation import KEPT_ROTATED, remove_up_to, rotated, rotated_numbers
+from dtj_trainer.artifacts.segments import FIRST, Segment, segment_bytes
+from dtj_trainer.artifacts.store import ABSENT
+from dtj_trainer.artifacts.upload_rules import MARK_BYTES, Begin
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from dtj_trainer.artifacts.upload_rules import Growing
+
+log = logging.getLogger(__name__)
+
+COSTLY_SHARE = 10
+"""A file that took t seconds to upload rests for this many times t, so that uploads stay a small share."""
+
+
+class Put(Protocol):
+    """Puts content to a key over the object of that ETag (or ABSENT); the new ETag. Raises S3Error."""
+
+    def __call__(self, key: str, content: bytes, etag: str) -> str:
+        """Put it."""
+
+
+class State(NamedTuple):
+    """What tells that a file has changed."""
+
+    size: int
+    changed_ns: int
+    inode: int
+
+
+_ROTATED_ONLY = State(-1, 0, 0)
+"""Of a log whose present file is missing at the moment."""
+
+
+def state_of(status: os.stat_result) -> State:
+    """From what `stat` says."""
+    return State(status.st_size, status.st_ctime_ns, status.st_ino)
+
+
+class GrowingFile:
+    """A file, or a log with all its rotated files (see `rotation`), as one sequence of segments. For one thread.
+
+    A file that was begun anew (shorter, or another one of the same name) replaces the segment that is open.
+    """
+
+    __slots__ = (
+        "_at",
+        "_closed",
+        "_duration",
+        "_etag",
+        "_inode",
+        "_key",
+        "_mark",
+        "_number",
+        "_opened_at",
+        "_rotation",
+        "_rule",
+        "_sent",
+        "_whole",
+        "path",
+        "put_at",
+        "quiet_since",
+        "remains",
+    )
+
+    def __init__(self, path: Path, key: str, rule: Growing, begin: Begin, now: float) -> None:
+        self.path = path
+        self._key = key
+        self._rule = rule
+        self._number, self._etag = begin.number, begin.etag
+        # Of the local file: where the open segment begins, up to where it is in the bucket, and what stands before.
+        self._at, self._sent, self._mark = begin.at, begin.sent, begin.mark
+        self._closed = begin.at
+        self._opened_at = math.inf
+        # Which file of the log is read: the former one of that number if there is one, else the present one.
+        self._rotation = min(rotated_numbers(path), default=FIRST)
+        self._inode = 0
+        # The state in which the present file was when all of it was in the bucket.
+        self._whole: State | None = None
+        self._duration = 0.0
+        self.put_at = -math.inf
+        """When something was put last."""
+        self.quiet_since = now
+        """Since when nothing more came."""
+        self.remains = True
+        """Whether something was not in the bucket yet when that was looked at last."""
+
+    def close_segments(self, put: Put, now: float, *, over: bool, age: float) -> None:
+        """Put the segments that are full, or older than `age` seconds. Raises S3Error, OSError."""
+        state = self._look()
+        self.remains = state is not None and state != self._whole
+        if state is None or not self.remains:
+            return
+        self.quiet_since = now
+        if state.size > self._at:
+            self._opened_at = min(self._opened_at, now)
+        if over or self._to_close(state, now, age):
+            self._close_files(put, now, age)
+            state = self._look()
+            self.remains = state is not None and state != self._whole
+
+    def open_due(self, now: float) -> bool:
+        """Whether the open segment may be put again."""
+        return now - self.put_at >= max(self._rule.interval, COSTLY_SHARE * self._duration)
+
+    def put_open(self, put: Put, clock: Callable[[], float], *, over: bool, at_most: float) -> int | None:
+        """Put the open segment if it has at most so many bytes; how many were put. None: it has more.
+
+        While the program runs it ends with a whole line or record. Raises S3Error, OSError.
+        """
+        if self._sent - self._at > at_most:
+            return None
+        with ExitStack() as stack:
+            file, former = self._open(stack)
+            if former:
+                return 0  # It was rotated just now: the next pass closes it.
+            state = state_of(os.fstat(file.fileno()))
+            left = state.size - self._at
+            content = _read(file, self._at, left if over else min(left, segment_bytes(self._closed)))
+            length = len(content) if over else self._rule.cut(content)
+            new = length > self._sent - self._at or (over and self._never_put)
+            if new and length > at_most:
+                return None
+            if new:
+                began = clock()
+                self._put(put, file, content[:length])
+                self.put_at = clock()
+                self._duration = self.put_at - began
+            if self._sent >= state.size:
+                self._whole = state
+            self.remains = self._sent < state.size
+            return length if new else 0
+
+    @property
+    def _never_put(self) -> bool:
+        """A log that stayed empty is there too at the end."""
+        return self._number == FIRST and self._sent == 0 and self.put_at == -math.inf
+
+    def _look(self) -> State | None:
+        try:
+            return state_of(self.path.stat())
+        except FileNotFoundError:
+            return _ROTATED_ONLY if rotated(self.path, self._rotation).exists() else None
+
+    def _to_close(self, state: State, now: float, age: float) -> bool:
+        other = state.inode != self._inode
+        full = state.size - self._at >= segment_bytes(self._closed)
+        return other or full or state.size < self._sent or self._aged(now, age)
+
+    def _aged(self, now: float, age: float) -> bool:
+        return now - self._opened_at >= age
+
+    def _close_files(self, put: Put, now: float, age: float) -> None:
+        while True:
+            with ExitStack() as stack:
+                file, former = self._open(stack)
+                if not former:
+                    self._close_present(file, put, now, age)
+                    return
+                self._close_former(file, put)
+            self._rotation += 1
+            self._at, self._sent, self._mark = 0, 0, b""
+            self._opened_at = now
+            remove_up_to(self.path, self._rotation - 1 - KEPT_ROTATED)
+            if self._look() is None:  # The log's writer ended just there.
+                return
+
+    def _close_former(self, file: BinaryIO, put: Put) -> None:
+        """Put the rest of a rotated file, to which nothing is added any more."""
+        size = os.fstat(file.fileno()).st_size
+        while (left := size - self._at) > 0:
+            limit = segment_bytes(self._closed)
+            content = _read(file, self._at, left) if left <= limit else self._full(file, left, limit)
+            self._close(put, file, content or _read(file, self._at, left))
+
+    def _close_present(self, file: BinaryIO, put: Put, now: float, age: float) -> None:
+        state = state_of(os.fstat(file.fileno()))
+        while (left := state.size - self._at) > 0:
+            limit = segment_bytes(self._closed)
+            if left >= limit:
+                content = self._full(file, left, limit)
+            elif self._aged(now, age):
+                content = _read(file, self._at, left)
+                content = content[: self._rule.cut(content)]
+            else:
+                break
+            if not content:
+                break
+            self._close(put, file, content)
+            self._opened_at = now if state.size > self._at else math.inf
+        if self._sent >= state.size > 0:
+            self._whole = state
+
+    def _full(self, file: BinaryIO, left: int, limit: int) -> bytes:
+        """A segment of about `limit` bytes; empty while its one line or record is not whole."""
+        window = limit
+        while True:
+            content = _read(file, self._at, min(window, left))
+            if length := self._rule.cut(content):
+                return content[:length]
+            if len(content) >= max(limit, self._rule.longest):
+                return content
+            if len(content) >= left:
+                return b""
+            window *= 2
+
+    def _close(self, put: Put, file: BinaryIO, content: bytes) -> None:
+        if len(content) != self._sent - self._at:
+            self._put(put, file, content)
+        self._closed += len(content)
+        self._at += len(content)
+        self._number += 1
+        self._etag = ABSENT
+
+    def _put(self, put: Put, file: BinaryIO, content: bytes) -> None:
+        self._etag = put(Segment(self._key, self._number).key, content, self._etag)
+        self._sent = self._at + len(content)
+        self._mark = _read(file, max(0, self._sent - MARK_BYTES), min(self._sent, MARK_BYTES))
+
+    def _open(self, stack: ExitStack) -> tuple[BinaryIO, bool]:
+        """The file to be read from `_at` on, and whether it is a former one. Raises FileNotFoundError."""
+        present = former = None
+        # In this order: what is present may become the former one of that number meanwhile, not the other way round.
+        with suppress(FileNotFoundError):
+            present = stack.enter_context(self.path.open("rb"))
+        with suppress(FileNotFoundError):
+            former = stack.enter_context(rotated(self.path, self._rotation).open("rb"))
+        file = former or present
+        if file is None:
+            raise FileNotFoundError(self.path)
+        self._inode = 0 if former else os.fstat(file.fileno()).st_ino
+        if _read(file, self._sent - len(self._mark), len(self._mark)) != self._mark:
+            if self._skip_what_was_removed():
+                return self._open(stack)
+            self._at, self._sent, self._mark = 0, 0, b""
+        return file, former is not None
+
+    def _skip_what_was_removed(self) -> bool:
+        """Go on with the oldest file of a log whose files were removed before they were uploaded."""
+        numbers = [number for number in rotated_numbers(self.path) if number > self._rotation]
+        if not numbers:
+            return False
+        log.warning("%s: what was rotated first was removed before it could be uploaded", self.path)
+        if self._sent > self._at:
+            self._number += 1
+            self._etag = ABSENT
+        self._rotation = numbers[0]
+        self._at, self._sent, self._mark = 0, 0, b""
+        return True
+
+
+def _read(file: BinaryIO, start: int, length: int) -> bytes:
+    return os.pread(file.fileno(), length, start)
