@@ -58,6 +58,31 @@ def test_objects_are_listed_read_and_copied(artifacts: Artifacts, job_store: Sto
     assert artifacts.cp("model/model.pt", tmp_path / "new/name").read_bytes() == b"model/model.pt"
 
 
+SEGMENTS = {
+    "metrics.jsonl": b'{"a": 1}\n',
+    "metrics.jsonl.00002": b'{"a": 2}\n',
+    "metrics.jsonl.00010": b'{"a": 3}\n',
+}
+
+
+def test_segments_of_a_file_are_read_and_copied_as_one(
+    artifacts: Artifacts, job_store: Store, tmp_path: Path
+) -> None:
+    event_files = {f"tensorboard/events.host.{part:05d}": b"e" for part in (0, 1, 2)}  # Of an older release.
+    for key, content in (SEGMENTS | event_files).items():
+        job_store.put_bytes(key, content)
+    whole = b"".join(SEGMENTS.values())
+    assert artifacts.read("metrics.jsonl") == whole
+    assert artifacts.metrics() == [{"a": 1}, {"a": 2}, {"a": 3}]
+    assert artifacts.cp("metrics.jsonl", tmp_path).read_bytes() == whole
+    assert artifacts.get("metrics.jsonl", tmp_path / "one") == [tmp_path / "one/metrics.jsonl"]
+    assert artifacts.read("metrics.jsonl.00002") == SEGMENTS["metrics.jsonl.00002"]
+    files = artifacts.get("", tmp_path / "all")
+    assert files == [tmp_path / "all" / key for key in ("metrics.jsonl", *event_files)]
+    assert files[0].read_bytes() == whole
+    assert len(artifacts.ls()) == 6
+
+
 def test_what_is_not_in_the_bucket_is_not_found(artifacts: Artifacts, tmp_path: Path) -> None:
     for ask in (lambda: artifacts.read("x"), lambda: artifacts.get("x", tmp_path), artifacts.metrics):
         with pytest.raises(NotFound, match="does not exist"):
@@ -160,6 +185,34 @@ async def test_logs_of_a_job_without_pods_come_from_the_bucket(
         assert found == lines
         with pytest.raises(NotFound, match="no such logs of attempt 3"):
             await anext(client.logs("of-buckets", attempt=3))
+
+
+@pytest.mark.parametrize("tail", [None, 1, 2, 3, 4, 5, 6, 7])
+async def test_a_log_in_segments_is_one_log_of_which_the_end_is_read_alone(
+    finished: tuple[AsyncClient, Store], tail: int | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    client, store = finished
+    log = "logs/attempt-11/launcher-0.log"
+    # The second was divided within a line.
+    pieces = {"": b"a\n[rank 0] b\n", ".00002": b"[rank 1] c\nlong", ".00003": b" line\n", ".00010": b"d\ne"}
+    for suffix, content in pieces.items():
+        store.put_bytes(f"{log}{suffix}", content)
+    read: list[str] = []
+    get = Store.get_bytes
+    monkeypatch.setattr(Store, "get_bytes", lambda store, key: (read.append(key), get(store, key))[1])
+    async with client:
+        found = [f"{line.source}: {line.text}" async for line in client.logs("of-buckets", tail=tail)]
+    whole = [
+        "launcher-0: a",
+        "rank 0: b",
+        "rank 1: c",
+        "launcher-0: long line",
+        "launcher-0: d",
+        "launcher-0: e",
+    ]
+    assert found == (whole if tail is None else whole[-tail:])
+    if tail == 1:
+        assert read == [f"{log}.00010"]
 
 
 async def operate(server: ApiServer) -> None:

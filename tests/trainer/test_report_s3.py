@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 from tests.unit.support.training_runs import content, line
 
@@ -34,6 +36,19 @@ def test_jobs_and_folders_of_jobs_are_read(job_store: Store) -> None:
         assert [run.name for run in runs] == ["one-1", "two-2"]
         assert [summarise(run).accuracy for run in runs] == [None, 0.75]
         assert [summarise(run).facts["model"] for run in runs] == ["cnn", "cnn"]
+
+
+def test_segments_are_read_in_a_bucket_and_in_a_folder_copied_from_it(
+    job_store: Store, tmp_path: Path
+) -> None:
+    rows = content([line("train", at, at) for at in range(1, 12)]).splitlines(keepends=True)
+    for number, row in enumerate(rows, 1):
+        name = "metrics.jsonl" if number == 1 else f"metrics.jsonl.{number:05d}"
+        job_store.put_bytes(f"long-1/{name}", row)
+        (tmp_path / name).write_bytes(row)
+    for where in (f"{job_store.location.uri}/long-1", str(tmp_path)):
+        (run,) = read(where)
+        assert [row.step for row in run.rows] == list(range(1, 12))
 
 
 def test_nothing_there_and_a_bucket_that_is_not_there_are_said(job_store: Store) -> None:

@@ -88,13 +88,21 @@ def _in_folder(path: Path) -> Iterator[Run]:
 
         def read(key: str, folder: Path = folder, file: Path = file) -> bytes:
             try:
-                return (file if key == contract.METRICS_FILE else folder / key).read_bytes()
+                return _read_whole(file if key == contract.METRICS_FILE else folder / key)
             except FileNotFoundError:
                 raise NotFound(f"{folder / key} does not exist") from None
             except OSError as error:
                 raise Unusable(f"{folder / key} can't be read: {error.strerror}") from None
 
         yield _run(folder.name, read)
+
+
+def _read_whole(file: Path) -> bytes:
+    """A file, with its other segments where the folder was copied from a bucket by another program."""
+    from dtj_trainer.artifacts.segments import segments_of
+
+    parts = segments_of(file.name, (path.name for path in file.parent.iterdir()))
+    return b"".join(file.with_name(part.key).read_bytes() for part in parts) if parts else file.read_bytes()
 
 
 def _metrics_files(folder: Path) -> list[Path]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import datetime
@@ -51,23 +51,24 @@ class Artifacts:
 
     def get(self, key_or_prefix: str, folder: str | Path) -> list[Path]:
         """Copy an object, or all below a prefix (`checkpoints/938`, `model`, `""`: all), into a folder, which keeps
-        their keys as paths. Returns the files.
+        their keys as paths. The segments of a file that grew become one file. Returns the files.
         """
         wanted = key_or_prefix.strip("/")
-        keys = [found.key for found in self.ls(wanted)] or [wanted]
+        below = joined(found.key for found in self.ls(wanted)) or {wanted: self._parts(wanted)}
         root = Path(folder).resolve()
         files = []
-        for key in keys:
+        for key, parts in below.items():
             file = (root / key).resolve()
             if not file.is_relative_to(root):
                 raise Unusable(f"{self._store.uri(key)} has a key that leads out of {folder}")
-            files.append(self._copy(key, file))
+            files.append(self._copy(parts, file))
         return files
 
     def cp(self, key: str, path: str | Path) -> Path:
-        """Copy one object to a file, or under its own name into a folder that is there."""
+        """Copy one object, or a file that grew, to a file, or under its own name into a folder that is there."""
         target = Path(path)
-        return self._copy(key.strip("/"), target / PurePosixPath(key).name if target.is_dir() else target)
+        file = target / PurePosixPath(key).name if target.is_dir() else target
+        return self._copy(self._parts(key.strip("/")), file)
 
     def get_growth(self, key: str, file: Path) -> None:
         """Bring a file up to an object to which others only append, as a log or an event file."""
@@ -75,9 +76,15 @@ class Artifacts:
             self._store.get_growth(key, file)
 
     def read(self, key: str) -> bytes:
-        """The content of one object."""
+        """The content of one object, or of all segments of a file that grew."""
+        return b"".join(self.pieces(self._parts(key)))
+
+    def pieces(self, keys: Sequence[str]) -> Iterator[bytes]:
+        """The contents of some objects in the order of the keys, several requests at a time."""
+        from dtj_trainer.artifacts.stored_segments import fetched
+
         with _explained():
-            return self._store.get_bytes(key)
+            yield from fetched(self._store.get_bytes, keys)
 
     def checkpoints(self) -> list[StoredCheckpoint]:
         """The complete checkpoints, oldest step first."""
@@ -110,11 +117,38 @@ class Artifacts:
 
         return open_store(self.uri, self.environment)
 
-    def _copy(self, key: str, file: Path) -> Path:
+    def _parts(self, key: str) -> list[str]:
+        """The keys of a file's segments; its own key where there are none."""
+        with _explained():
+            return joined(found.key for found in self._store.named(key)).get(key, [key])
+
+    def _copy(self, parts: Sequence[str], file: Path) -> Path:
         with _explained():
             file.parent.mkdir(parents=True, exist_ok=True)
-            self._store.get_file(key, file)
+            if len(parts) == 1:
+                self._store.get_file(parts[0], file)
+                return file
+        with _explained(), file.open("wb") as whole:
+            for piece in self.pieces(parts):
+                whole.write(piece)
         return file
+
+
+def joined(keys: Iterable[str]) -> dict[str, list[str]]:
+    """The keys by the files that they are segments of, in the order in which they are joined.
+
+    A key that looks like a segment's is a file of its own where there is no first segment.
+    """
+    from dtj_trainer.artifacts.segments import FIRST, segment
+
+    there = list(keys)
+    firsts = set(there)
+    files: dict[str, list[tuple[int, str]]] = {}
+    for key in there:
+        part = segment(key)
+        name, number = (part.file, part.number) if part.file in firsts else (key, FIRST)
+        files.setdefault(name, []).append((number, key))
+    return {name: [key for _, key in sorted(parts)] for name, parts in files.items()}
 
 
 @contextmanager

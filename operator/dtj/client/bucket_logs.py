@@ -1,10 +1,9 @@
-"""The logs of a job in its bucket: `logs/attempt-<n>/<name>.log`."""
+"""The logs of a job in its bucket: `logs/attempt-<n>/<name>.log`, and its segments."""
 
 from __future__ import annotations
 
 import re
-from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from dtj.api.errors import NotFound
 from dtj.client.artifacts import Artifacts
@@ -20,19 +19,65 @@ def bucket_log(
 ) -> Iterator[LogLine]:
     """The lines of an attempt, file by file; of each file the newest where no attempt is given. Raises NotFound.
 
-    tail: only so many last lines of each file.
+    tail: only so many last lines of each file; no more of a long file is fetched than that needs.
     """
-    newest: dict[str, int] = {}
+    # Not at the top: the operator's image has of the trainer the contract only.
+    from dtj_trainer.artifacts.segments import segment
+
+    newest: dict[str, tuple[int, list[tuple[int, str]]]] = {}
     for stored in artifacts.ls(contract.LOGS):
-        found = _FILE.fullmatch(stored.key)
-        if found and attempt in (None, int(found[1])):
-            newest[found[2]] = max(int(found[1]), newest.get(found[2], 0))
+        part = segment(stored.key)
+        found = _FILE.fullmatch(part.file)
+        if not found or attempt not in (None, int(found[1])):
+            continue
+        of, name = int(found[1]), found[2]
+        if name not in newest or of > newest[name][0]:
+            newest[name] = (of, [])
+        if of == newest[name][0]:
+            newest[name][1].append((part.number, stored.key))
     names = selection.files(sorted(newest))
     if not names:
-        of = "" if attempt is None else f" of attempt {attempt}"
-        raise NotFound(f"there are no such logs{of} in {artifacts.uri}")
+        of_attempt = "" if attempt is None else f" of attempt {attempt}"
+        raise NotFound(f"there are no such logs{of_attempt} in {artifacts.uri}")
     for name in names:
-        text = artifacts.read(f"{contract.LOGS}/attempt-{newest[name]}/{name}.log").decode(errors="replace")
-        # Not splitlines(): a line of text may have a form feed or such.
-        lines = (file_line(line, source_of(name)) for line in text.removesuffix("\n").split("\n") if text)
-        yield from deque((line for line in lines if selection.wants(line.source)), tail)
+        keys = [key for _, key in sorted(newest[name][1])]
+        source = source_of(name)
+        if tail is None:
+            yield from _wanted(_lines(artifacts.pieces(keys)), source, selection)
+        else:
+            yield from _last(artifacts, keys, source, selection, tail)
+
+
+def _last(
+    artifacts: Artifacts, keys: Sequence[str], source: str, selection: Selection, count: int
+) -> list[LogLine]:
+    """The last lines of a log, whose segments are read from the last one on."""
+    lines: list[LogLine] = []
+    begin = b""  # Of what is read already: it may be the end of a line of the segment before.
+    for key in reversed(keys):
+        content = b"".join(artifacts.pieces([key])) + begin
+        line, end, rest = content.partition(b"\n")
+        lines[:0] = _wanted(_lines([rest]), source, selection)
+        begin = line + end
+        if len(lines) >= count:
+            break
+    else:
+        lines[:0] = _wanted(_lines([begin]), source, selection)
+    return lines[max(0, len(lines) - count) :]
+
+
+def _wanted(lines: Iterator[bytes], source: str, selection: Selection) -> Iterator[LogLine]:
+    for text in lines:
+        line = file_line(text.decode(errors="replace"), source)
+        if selection.wants(line.source):
+            yield line
+
+
+def _lines(pieces: Iterator[bytes] | Sequence[bytes]) -> Iterator[bytes]:
+    # Not splitlines(): a line of text may have a form feed or such.
+    rest = b""
+    for piece in pieces:
+        *whole, rest = (rest + piece).split(b"\n")
+        yield from whole
+    if rest:
+        yield rest
