@@ -44,7 +44,7 @@ class Launcher:
         """Wait for the hosts, run, and write the termination message; the exit code."""
         settings = self._settings
         self._phases.reached("started")
-        self._log_file = LogFile(settings.logs / LOG_NAME)
+        self._log_file = LogFile(settings.logs / LOG_NAME, kept=settings.rotated_logs)
         self._pass_on = writer_to(sys.stdout.fileno())
         sync = self._start_log_sync()
         hosts = rank_hosts(settings)

@@ -14,10 +14,13 @@ from dtj_trainer.launch.program import Program
 
 
 class LoggedProgram(Program):
-    """One run of the user's command. `prefix` stands before each line that is passed on."""
+    """One run of the user's command. `prefix` stands before each line that is passed on.
 
-    def __init__(self, command: Sequence[str], log: Path, prefix: str = "") -> None:
-        kept = LogFile(log)
+    `rotated_logs`: so many former files of the log are kept.
+    """
+
+    def __init__(self, command: Sequence[str], log: Path, *, rotated_logs: int, prefix: str = "") -> None:
+        kept = LogFile(log, kept=rotated_logs)
         pass_on = writer_to(sys.stdout.fileno(), prefix.encode())
         self.last_lines = LastLines()
 

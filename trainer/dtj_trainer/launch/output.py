@@ -2,22 +2,34 @@
 
 from __future__ import annotations
 
+import math
 import os
+import time
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import BinaryIO
 
+from dtj_trainer.artifacts.rotation import (
+    MOST_ROTATED,
+    ROTATE_BYTES,
+    remove_up_to,
+    rotated,
+    rotated_numbers,
+)
 from dtj_trainer.launch.termination import LAST_LOG_LINES
 
 LONGEST_LINE_BYTES = 16 * 1024
 """A longer line is passed on in pieces."""
+PROGRESS_BAR_SECONDS = 10.0
+"""From one state of a progress bar to the next one that is kept."""
 _READ_BYTES = 64 * 1024
 
 
 def lines_of(descriptor: int) -> Iterator[bytes]:
-    """Lines read from a pipe, without their ends; a carriage return (a progress bar's) ends one too."""
-    pending = b""
+    """Lines read from a pipe, without their ends; of a progress bar now and then one: see `Lines`."""
+    lines = Lines()
     while True:
         try:
             block = os.read(descriptor, _READ_BYTES)
@@ -25,34 +37,88 @@ def lines_of(descriptor: int) -> Iterator[bytes]:
             block = b""
         if not block:
             break
-        pending += block
-        *whole, pending = pending.replace(b"\r\n", b"\n").replace(b"\r", b"\n").split(b"\n")
-        yield from whole
-        while len(pending) > LONGEST_LINE_BYTES:
-            yield pending[:LONGEST_LINE_BYTES]
-            pending = pending[LONGEST_LINE_BYTES:]
-    if pending:
-        yield pending
+        yield from lines.take(block)
+    yield from lines.end()
+
+
+class Lines:
+    """Divides output into lines.
+
+    A carriage return takes a terminal back to the begin of the line, where a progress bar writes its next state over
+    the last one, ten times a second perhaps. The line is its last state; while it lasts, it is passed on as it is
+    every PROGRESS_BAR_SECONDS.
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._pending = b""
+        self._shown_at = -math.inf
+
+    def take(self, block: bytes) -> Iterator[bytes]:
+        """The lines that end in this block."""
+        *whole, rest = (self._pending + block).replace(b"\r\n", b"\n").split(b"\n")
+        for line in whole:
+            yield _last_state(line.split(b"\r"))
+        *states, newest = rest.split(b"\r")
+        if states and not newest:  # A line's end may follow.
+            newest = states.pop() + b"\r"
+        if (state := _last_state(states)) and self._clock() - self._shown_at >= PROGRESS_BAR_SECONDS:
+            self._shown_at = self._clock()
+            yield state
+        while len(newest) > LONGEST_LINE_BYTES:
+            yield newest[:LONGEST_LINE_BYTES]
+            newest = newest[LONGEST_LINE_BYTES:]
+        self._pending = newest
+
+    def end(self) -> Iterator[bytes]:
+        """What was not ended."""
+        if line := _last_state(self._pending.split(b"\r")):
+            yield line
+        self._pending = b""
+
+
+def _last_state(states: Sequence[bytes]) -> bytes:
+    """What a terminal shows of a line, unless a bar has wiped itself out."""
+    return next((state for state in reversed(states) if state.strip()), states[-1] if states else b"")
 
 
 class LogFile:
-    """Appends lines to a log; a disk that is full must not stop the program it logs."""
+    """Appends lines to a log, which is rotated; a disk that is full must not stop the program it logs.
 
-    def __init__(self, path: Path) -> None:
-        self._file: BinaryIO | None
-        try:
+    `kept`: so many former files are kept. Where logs are uploaded, the uploader removes them before.
+    """
+
+    def __init__(self, path: Path, *, kept: int = MOST_ROTATED) -> None:
+        self._path = path
+        self._kept = kept
+        self._file: BinaryIO | None = None
+        self._size = 0
+        self._next = 1
+        with suppress(OSError):
             path.parent.mkdir(parents=True, exist_ok=True)
-            self._file = path.open("ab", buffering=0)
-        except OSError:
-            self._file = None
+            self._next = max(rotated_numbers(path), default=0) + 1
+            self._open()
 
     def write(self, line: bytes) -> None:
         """Append one line."""
+        with suppress(OSError):
+            if self._file is None or self._size + len(line) >= ROTATE_BYTES:
+                self._rotate()
+            if self._file is not None:
+                self._size += self._file.write(line + b"\n") or 0
+
+    def _open(self) -> None:
+        self._file = self._path.open("ab", buffering=0)
+        self._size = os.fstat(self._file.fileno()).st_size
+
+    def _rotate(self) -> None:
         if self._file is not None:
-            try:
-                self._file.write(line + b"\n")
-            except OSError:
-                return
+            self._file.close()
+            self._file = None
+            self._path.rename(rotated(self._path, self._next))
+            self._next += 1
+            remove_up_to(self._path, self._next - 1 - self._kept)
+        self._open()
 
 
 class LastLines:

@@ -39,7 +39,12 @@ def run_rank(settings: Settings, command: Sequence[str]) -> int:
     rank = settings.rank or 0
     failure_file(settings).unlink(missing_ok=True)
     # The launcher tells the ranks' lines from mpirun's own by the prefix.
-    program = LoggedProgram(command, settings.logs / f"rank-{rank}.log", prefix=f"[rank {rank}] ")
+    program = LoggedProgram(
+        command,
+        settings.logs / f"rank-{rank}.log",
+        rotated_logs=settings.rotated_logs,
+        prefix=f"[rank {rank}] ",
+    )
     program.stop_by_signals()
     launcher_stops = threading.Event()
 

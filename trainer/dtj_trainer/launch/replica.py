@@ -63,7 +63,9 @@ class Replica:
         self._settings = settings
         self._duties = DUTIES[settings.role]
         self._log_name = f"{settings.role}-{settings.index}.log"
-        self._program = LoggedProgram(command, settings.logs / self._log_name)
+        self._program = LoggedProgram(
+            command, settings.logs / self._log_name, rotated_logs=settings.rotated_logs
+        )
 
     def run(self) -> int:
         """Run the program to its end, then see its artifacts uploaded; the exit code."""

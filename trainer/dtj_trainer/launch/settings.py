@@ -11,6 +11,7 @@ from typing import Literal, cast, get_args
 
 from dtj_trainer import contract
 from dtj_trainer.artifacts.checkpoints import DEFAULT_KEEP
+from dtj_trainer.artifacts.rotation import KEPT_ROTATED, MOST_ROTATED
 
 DEFAULT_PEER_TIMEOUT_SECONDS = 300.0
 DEFAULT_SYNC_TIMEOUT_SECONDS = 600.0
@@ -66,6 +67,11 @@ class Settings:
     def logs(self) -> Path:
         """The folder of the logs."""
         return self.root / contract.LOGS
+
+    @property
+    def rotated_logs(self) -> int:
+        """How many former files of a log its writer keeps: more where they may have to wait for their upload."""
+        return MOST_ROTATED if self.artifacts_uri else KEPT_ROTATED
 
     @property
     def progress_file(self) -> Path:
