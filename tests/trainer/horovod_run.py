@@ -5,9 +5,11 @@ from __future__ import annotations
 import json
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, ClassVar, Self
 
@@ -93,3 +95,29 @@ class Run:
     @property
     def metrics(self) -> list[dict[str, Any]]:
         return [json.loads(line) for line in (self.root / "metrics.jsonl").read_text().splitlines()]
+
+
+def rises(run: Run, what: str) -> list[int]:
+    """By how many bytes the memory of each rank rose; see large_state."""
+    return [int(found) for found in re.findall(rf"{what} rose by (\d+) bytes", run.output)]
+
+
+LARGE_STATE_OPTIONS = ("--optimizer=adam", "--batch-size=8")
+
+
+def assert_a_large_state_is_resumed_in_little_memory(
+    run: Callable[..., Run], folder: Path, state_file: str
+) -> None:
+    """Save on rank 0's own disk, then resume where the other rank has no copy, and where it has one."""
+    run(1).ended()
+    size = (folder / f"run-0/checkpoints/1/{state_file}").stat().st_size
+    without = run(2).ended()
+    assert "1 ranks have no copy of the checkpoint of step 1: it is sent" in without.output, without.output
+    shutil.copytree(folder / "run-0/checkpoints", folder / "run-1/checkpoints")
+    with_copies = run(3).ended()
+    assert "going on from the checkpoint of step 2" in with_copies.output
+    assert "have no copy" not in with_copies.output
+    for resumed in (without, with_copies):
+        assert len(rises(resumed, "resume")) == 2
+        assert max(rises(resumed, "resume")) <= 1.25 * size, resumed.output
+        assert max(rises(resumed, "save")) <= 0.75 * size, resumed.output

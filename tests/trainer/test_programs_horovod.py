@@ -7,6 +7,7 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from typing import ClassVar
 
 import pytest
 import torch
@@ -23,6 +24,11 @@ class Run(horovod_run.Run):
     def weights(self) -> dict[str, torch.Tensor]:
         state: dict[str, torch.Tensor] = torch.load(self.root / "model/model.pt", weights_only=True)
         return state
+
+
+class LargeState(Run):
+    program = "tests.trainer.large_state"
+    environment: ClassVar[dict[str, str]] = {"LARGE_STATE": "torch:200"}
 
 
 @pytest.fixture(scope="module")
@@ -188,3 +194,13 @@ def test_an_example_without_weight_enters_no_statistics() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.split() == ["4", "True", "0", "False", "4.0"]
+
+
+def test_a_large_checkpoint_takes_no_more_memory_than_it_is_large(tmp_path: Path) -> None:
+    data = write_pictures(tmp_path / "data", 200, 20, size=12)
+
+    def run(steps: int) -> LargeState:
+        options = (*horovod_run.LARGE_STATE_OPTIONS, f"--max-steps={steps}")
+        return LargeState(tmp_path / "run", data, 2, *options)
+
+    horovod_run.assert_a_large_state_is_resumed_in_little_memory(run, tmp_path, "state.pt")

@@ -19,7 +19,9 @@ from tests.trainer.idx_files import write_pictures
 WHEEL = Path(sys.prefix) / "horovod-tensorflow"
 """Where `docker/wheels.py --install` puts it: the environment itself has the wheel for PyTorch."""
 QUIET = {
-    "PYTHONPATH": f"{WHEEL}:{NOT_IN_THE_IMAGES}",
+    "PYTHONPATH": os.pathsep.join(
+        filter(None, (f"{WHEEL}:{NOT_IN_THE_IMAGES}", os.environ.get("PYTHONPATH")))
+    ),
     "TF_CPP_MIN_LOG_LEVEL": "2",
     "CUDA_VISIBLE_DEVICES": "",
 }
@@ -38,6 +40,11 @@ class Run(horovod_run.Run):
     def state(self, step: int) -> dict[str, np.ndarray]:
         with np.load(self.root / f"checkpoints/{step}/state.npz", allow_pickle=False) as arrays:
             return {name: arrays[name] for name in arrays.files if name != "run.json"}
+
+
+class LargeState(Run):
+    program = "tests.trainer.large_state"
+    environment: ClassVar[dict[str, str]] = {**QUIET, "LARGE_STATE": "keras:200"}
 
 
 @pytest.fixture(scope="module")
@@ -184,3 +191,13 @@ def test_an_example_without_weight_enters_no_statistics() -> None:
         [sys.executable, "-c", code], env={**os.environ, **QUIET}, capture_output=True, text=True, check=True
     )
     assert done.stdout.split() == ["4", "True", "0", "False", "4.0"]
+
+
+def test_a_large_checkpoint_takes_no_more_memory_than_it_is_large(tmp_path: Path) -> None:
+    data = write_pictures(tmp_path / "data", 200, 20, size=12)
+
+    def run(steps: int) -> LargeState:
+        options = (*horovod_run.LARGE_STATE_OPTIONS, f"--max-steps={steps}")
+        return LargeState(tmp_path / "run", data, 2, *options)
+
+    horovod_run.assert_a_large_state_is_resumed_in_little_memory(run, tmp_path, "state.npz")

@@ -6,7 +6,9 @@ alone. What is right is DistributedGradientTape over TensorFlow's own variables,
 
 from __future__ import annotations
 
+import itertools
 import json
+import zipfile
 from typing import TYPE_CHECKING, Any
 
 import horovod.tensorflow as hvd
@@ -16,6 +18,7 @@ import tensorflow as tf
 
 from dtj_trainer.models import keras_pictures
 from dtj_trainer.programs import keras_ranks, keras_saved_model
+from dtj_trainer.programs.state_file import Array, read_array, write_arrays
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -94,30 +97,51 @@ class KerasLearner:
 
     def write_state(self, path: Path, run: dict[str, Any]) -> None:
         """See Learner."""
-        arrays = {name: variable.numpy() for name, variable in self._variables.items()}
-        np.savez(path, allow_pickle=False, **{_RUN: np.array(json.dumps(run))}, **arrays)
+        about = np.array(json.dumps(run))
+        arrays = ((name, _array(variable)) for name, variable in self._variables.items())
+        write_arrays(path, itertools.chain([(_RUN, Array((), about.dtype, [about]))], arrays))
 
-    def read_state(self, path: Path) -> dict[str, Any]:
+    def read_run(self, path: Path) -> dict[str, Any]:
         """See Learner."""
         with np.load(path, allow_pickle=False) as arrays:
             run: dict[str, Any] = json.loads(str(arrays[_RUN]))
-            variables = {name: arrays[name] for name in arrays.files if name != _RUN}
-        if run["name"] == self._name and variables.keys() != self._variables.keys():
-            raise SystemExit(
-                f"the checkpoint {path.parent} was written with another --optimizer: give the same, "
-                "or start anew (artifacts.resume: Never)"
-            )
-        return {**run, "variables": variables}
+        return run
 
-    def share_state(self, saved: dict[str, Any] | None) -> dict[str, Any] | None:
+    def load_state(self, path: Path) -> None:
         """See Learner."""
-        return keras_ranks.broadcast_state(self._variables, saved)
+        with zipfile.ZipFile(path) as archive:
+            if {*archive.namelist()} != {f"{name}.npy" for name in (_RUN, *self._variables)}:
+                raise SystemExit(
+                    f"the checkpoint {path.parent} was written with another --optimizer: give the same, "
+                    "or start anew (artifacts.resume: Never)"
+                )
+            for name, variable in self._variables.items():
+                for piece, values in read_array(archive, name):
+                    if piece is None or len(values) == variable.shape[0]:
+                        variable.assign(values)
+                    else:
+                        variable.value[piece].assign(values)
+
+    def broadcast(self, value: Any) -> Any:
+        """See Learner."""
+        return keras_ranks.broadcast(value)
+
+    def share_state(self) -> None:
+        """See Learner."""
+        keras_ranks.share_state(self._variables)
 
     def write_model(self, folder: Path, facts: dict[str, object]) -> None:
         """See Learner."""
         keras_saved_model.write(
             folder, self._model, name=self._name, shape=self._shape, classes=self._classes, facts=facts
         )
+
+
+def _array(variable: keras.Variable) -> Array:
+    """A variable as a checkpoint holds it, read when it is written."""
+    held = variable.value
+    parts = (held[piece].numpy() for piece in (keras_ranks.rows_of(held) if held.shape.rank else [...]))
+    return Array(tuple(held.shape), np.dtype(held.dtype.as_numpy_dtype), parts)
 
 
 def _step(

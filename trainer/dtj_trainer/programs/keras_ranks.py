@@ -12,9 +12,10 @@ import horovod.tensorflow as hvd
 import tensorflow as tf
 
 from dtj_trainer.programs.learner import same_on_all
+from dtj_trainer.programs.pieces import PIECE_BYTES, groups, pieces
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
     import keras
 
@@ -26,16 +27,34 @@ def total(values: Sequence[float], name: str) -> list[float]:
     return result
 
 
-def broadcast_state(
-    variables: Mapping[str, keras.Variable], saved: dict[str, Any] | None
-) -> dict[str, Any] | None:
-    """Give every rank the variables of rank 0, or what rank 0 has loaded: `saved`, None on the others."""
-    state: dict[str, Any] | None = hvd.broadcast_object(saved, root_rank=0, name="checkpoint")
-    if state is not None:
-        for name, variable in variables.items():
-            variable.assign(state["variables"][name])
-    hvd.broadcast_variables([variable.value for variable in variables.values()], root_rank=0)
-    return state
+def broadcast(value: Any) -> Any:
+    """What rank 0 gives, on every rank. For small objects: `value` is pickled, and copied several times."""
+    return hvd.broadcast_object(value, root_rank=0, name="object")
+
+
+def share_state(variables: Mapping[str, keras.Variable]) -> None:
+    """Give every rank the variables of rank 0, a few or a piece of one at a time."""
+    small = []
+    for name, variable in variables.items():
+        held = variable.value
+        if _bytes(held) <= PIECE_BYTES:
+            small.append(held)
+            continue
+        for piece in rows_of(held):
+            part = hvd.broadcast(held[piece], root_rank=0, name=f"{name}.{piece.start}")
+            held[piece].assign(part)
+    for together in groups([_bytes(held) for held in small]):
+        hvd.broadcast_variables(small[together], root_rank=0)
+
+
+def rows_of(held: tf.Variable) -> Iterator[slice]:
+    """A variable of at least one axis in pieces along the first."""
+    return pieces(held.shape[0], held.dtype.size * held.shape[1:].num_elements())
+
+
+def _bytes(held: tf.Variable) -> int:
+    size: int = held.dtype.size * held.shape.num_elements()
+    return size
 
 
 def statistics(model: keras.Model) -> list[keras.Variable]:
@@ -44,10 +63,15 @@ def statistics(model: keras.Model) -> list[keras.Variable]:
 
 
 def average_statistics(model: keras.Model) -> None:
-    """Make the `statistics` the same on all ranks: their average."""
-    for variable in statistics(model):
-        average = hvd.allreduce(variable.value, op=hvd.Average, name=f"statistics.{variable.path}")
-        variable.assign(average)
+    """Make the `statistics` the same on all ranks: their average, by a single exchange."""
+    variables = statistics(model)
+    if not variables:
+        return
+    joined = tf.concat([tf.reshape(variable.value, [-1]) for variable in variables], 0)
+    average = hvd.allreduce(joined, op=hvd.Average, name="statistics")
+    sizes = [variable.value.shape.num_elements() for variable in variables]
+    for variable, values in zip(variables, tf.split(average, sizes), strict=True):
+        variable.assign(tf.reshape(values, variable.shape))
 
 
 def weights_digest(model: keras.Model) -> str:
@@ -55,7 +79,9 @@ def weights_digest(model: keras.Model) -> str:
     digest = hashlib.sha256()
     for variable in sorted(model.variables, key=lambda variable: str(variable.path)):
         digest.update(variable.path.encode())
-        digest.update(variable.numpy().tobytes())
+        held = variable.value
+        for piece in rows_of(held) if held.shape.rank else [...]:
+            digest.update(held[piece].numpy().tobytes())
     return digest.hexdigest()
 
 

@@ -54,11 +54,20 @@ class Learner(Protocol[Data]):
     def write_state(self, path: Path, run: dict[str, Any]) -> None:
         """Write weights, optimizer and `run`, which is plain data."""
 
-    def read_state(self, path: Path) -> dict[str, Any]:
-        """What `write_state` wrote, with the entries of `run` among it."""
+    def read_run(self, path: Path) -> dict[str, Any]:
+        """The `run` that `write_state` was given, without the rest, whatever its size."""
 
-    def share_state(self, saved: dict[str, Any] | None) -> dict[str, Any] | None:
-        """Give every rank what rank 0 has read, or without that rank 0's weights; returns what was read."""
+    def load_state(self, path: Path) -> None:
+        """Take over weights and optimizer from what `write_state` wrote.
+
+        Ends the process when the state is of another optimizer.
+        """
+
+    def broadcast(self, value: Any) -> Any:
+        """What rank 0 gives, a small object, on every rank."""
+
+    def share_state(self) -> None:
+        """Give every rank the weights and the optimizer's state of rank 0."""
 
     def write_model(self, folder: Path, facts: dict[str, object]) -> None:
         """Write the final model, with `facts` in its description."""

@@ -8,7 +8,7 @@ import sys
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Generic
+from typing import TYPE_CHECKING, Generic
 
 from dtj_trainer import contract, progress
 from dtj_trainer.artifacts import checkpoints
@@ -18,6 +18,7 @@ from dtj_trainer.data.sharding import Sharding, slice_of
 from dtj_trainer.programs.batches import BatchMaker
 from dtj_trainer.programs.learner import Data, Learner, RanksDiverged
 from dtj_trainer.programs.metrics import MetricsFile
+from dtj_trainer.programs.resume import Expected, resume
 from dtj_trainer.programs.schedule import Schedule
 from dtj_trainer.programs.stop import EXIT_CODE, StopRequest
 from dtj_trainer.tensorboard import ScalarWriter
@@ -311,6 +312,7 @@ class Training(Generic[Data]):
         at = self._at
         run = {
             "name": self._options.model,
+            "optimizer": self._options.optimizer,
             "position": [at.step, at.epoch, at.examples],
             "trainingExamples": len(self._data.train),
         }
@@ -318,34 +320,10 @@ class Training(Generic[Data]):
 
     def _resume(self) -> None:
         """Go on from rank 0's newest checkpoint: to the step and example where it was made."""
-        saved = self._load() if self._rank == 0 else None
-        state = self._learner.share_state(saved)
-        if state is None:
+        options = self._options
+        run = resume(self._learner, Expected(options.model, options.optimizer, len(self._data.train)))
+        if run is None:
             return
-        self._at = Position(*state["position"])
+        self._at = Position(*run["position"])
         if self._rank == 0:
             log.info("going on from the checkpoint of step %d, epoch %d", self._at.step, self._at.epoch + 1)
-
-    def _load(self) -> dict[str, Any] | None:
-        newest = checkpoints.newest()
-        if newest is None:
-            return None
-        path = newest.path / self._learner.state_file
-        if not path.is_file():
-            raise SystemExit(
-                f"the checkpoint {newest.path} was not written by this program: it has no {path.name}"
-            )
-        state = self._learner.read_state(path)
-        if state["name"] != self._options.model:
-            raise SystemExit(
-                f"the checkpoint {newest.path} is of a {state['name']}, not of a {self._options.model}: "
-                "give the same --model, or start anew (artifacts.resume: Never)"
-            )
-        here = len(self._data.train)
-        examples, before = Position(*state["position"]).examples, state.get("trainingExamples", here)
-        if examples and before != here:
-            raise SystemExit(
-                f"the checkpoint {newest.path} is from the middle of an epoch of {before} training examples, "
-                f"but the data has {here} now: give the same data, or start anew (artifacts.resume: Never)"
-            )
-        return state

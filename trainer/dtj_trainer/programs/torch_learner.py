@@ -24,6 +24,10 @@ if TYPE_CHECKING:
     from dtj_trainer.programs.options import Options
 
 
+_STATE = ("model", "optimizer", "precision")
+"""The entries of a checkpoint that are no plain data."""
+
+
 class TorchLearner:
     """See Learner. Make it after `hvd.init`."""
 
@@ -112,23 +116,43 @@ class TorchLearner:
         }
         torch.save(state, path)
 
-    def read_state(self, path: Path) -> dict[str, Any]:
+    def read_run(self, path: Path) -> dict[str, Any]:
         """See Learner."""
-        state: dict[str, Any] = torch.load(path, weights_only=True, map_location="cpu")
-        return state
+        return {name: value for name, value in _mapped(path).items() if name not in _STATE}
 
-    def share_state(self, saved: dict[str, Any] | None) -> dict[str, Any] | None:
+    def load_state(self, path: Path) -> None:
         """See Learner."""
-        state = ranks.broadcast_state(self._model, self._optimizer, saved)
-        if state is not None:
-            self._precision.restore(state["precision"])
-        return state
+        saved = _mapped(path)
+        self._model.load_state_dict(saved["model"])
+        optimizer = saved["optimizer"]
+        # The optimizer takes tensors as they are: as its own they must not be the file's.
+        for of_parameter in optimizer["state"].values():
+            for name, value in of_parameter.items():
+                if isinstance(value, Tensor):
+                    of_parameter[name] = value.clone()
+        self._optimizer.load_state_dict(optimizer)
+        self._precision.restore(saved["precision"])
+
+    def broadcast(self, value: Any) -> Any:
+        """See Learner."""
+        return ranks.broadcast(value)
+
+    def share_state(self) -> None:
+        """See Learner."""
+        ranks.share_state(self._model, self._optimizer)
+        self._precision.restore(ranks.broadcast(self._precision.state()))
 
     def write_model(self, folder: Path, facts: dict[str, object]) -> None:
         """See Learner."""
         saved_model.write(
             folder, self._model, name=self._name, shape=self._shape, classes=self._classes, facts=facts
         )
+
+
+def _mapped(path: Path) -> dict[str, Any]:
+    """A checkpoint whose tensors are read from the file where they are used, and take no memory of their own."""
+    state: dict[str, Any] = torch.load(path, weights_only=True, map_location="cpu", mmap=True)
+    return state
 
 
 def _statistics(data: PictureSet) -> tuple[list[float], list[float]]:
