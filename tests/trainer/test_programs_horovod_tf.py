@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -201,3 +202,13 @@ def test_a_large_checkpoint_takes_no_more_memory_than_it_is_large(tmp_path: Path
         return LargeState(tmp_path / "run", data, 2, *options)
 
     horovod_run.assert_a_large_state_is_resumed_in_little_memory(run, tmp_path, "state.npz")
+
+
+def test_a_resume_within_an_epoch_is_exact_with_batch_statistics(tmp_path: Path) -> None:
+    data = write_pictures(tmp_path / "data", 200, 20, size=12)
+    options = ("--batch-size=16", "--model=resnet20", "--checkpoint-steps=3", "--max-steps=6")
+    straight = Run(tmp_path / "straight", data, 2, *options).ended()
+    shutil.copytree(tmp_path / "straight/checkpoints/3", tmp_path / "resumed/checkpoints/3")
+    resumed = Run(tmp_path / "resumed", data, 2, *options).ended()
+    assert "going on from the checkpoint of step 3, epoch 1" in resumed.output
+    assert resumed.metrics[-1]["weightsSha256"] == straight.metrics[-1]["weightsSha256"]

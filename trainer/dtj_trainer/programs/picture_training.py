@@ -8,7 +8,7 @@ import sys
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Generic
+from typing import TYPE_CHECKING, Generic, NoReturn
 
 from dtj_trainer import contract, progress
 from dtj_trainer.artifacts import checkpoints
@@ -17,6 +17,7 @@ from dtj_trainer.data.pictures import data_uri, load_pictures
 from dtj_trainer.data.sharding import Sharding, slice_of
 from dtj_trainer.programs.batches import BatchMaker
 from dtj_trainer.programs.learner import Data, Learner, RanksDiverged
+from dtj_trainer.programs.meeting import Pace, Sums
 from dtj_trainer.programs.metrics import MetricsFile
 from dtj_trainer.programs.resume import Expected, resume
 from dtj_trainer.programs.schedule import Schedule
@@ -31,9 +32,6 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-MEETING_SECONDS = 0.5
-"""About how often the ranks tell each other how they do, and whether one of them has to stop."""
-MEETING_STEPS_MAX = 200
 TEST_BATCH = 500
 
 
@@ -95,8 +93,7 @@ class Training(Generic[Data]):
         self._at = Position()
         self._accuracy = math.nan
         self._rate = math.nan
-        self._meeting_steps = 1
-        self._steps_since_meeting = 0
+        self._pace = Pace()
         self._meeting_at = self._started = self._saved_at = time.monotonic()
         self._logged_at = -math.inf  # The first meeting is written: where the loss began.
 
@@ -136,42 +133,39 @@ class Training(Generic[Data]):
             self._learner.train(batch.data, batch.share, self._rate)
             at.step += 1
             at.examples = batch.share.position
-            self._steps_since_meeting += 1
             last = at.examples >= len(self._data.train) or self._steps_done()
-            save = (
-                not last and options.checkpoint_steps is not None and at.step % options.checkpoint_steps == 0
-            )
-            if last or save or self._steps_since_meeting >= self._meeting_steps:
-                if self._meet(stop, last=last):
-                    self._save()
-                    self._learner.barrier()  # A rank that leaves earlier would have the others killed.
-                    raise Stopped(f"stopped at step {at.step}, with a checkpoint")
-                save = save or (not last and time.monotonic() - self._saved_at >= options.checkpoint_seconds)
+            save = options.checkpoint_steps is not None and at.step % options.checkpoint_steps == 0
+            if self._pace.step() or last or save:
+                met = self._meet(stop, last=last)
+                if met.stop:
+                    self._save_and_leave()
+                save = save or met.save > 0
+            if last:
+                break  # It is saved with the result of the test.
             if save:
                 self._save()
-            if last:
-                break
         if at.examples >= len(self._data.train):
             at.epoch, at.examples = at.epoch + 1, 0
 
-    def _meet(self, stop: StopRequest, *, last: bool) -> bool:
-        """Add up what the ranks did since they last met, tell about it; whether one has to stop."""
+    def _meet(self, stop: StopRequest, *, last: bool) -> Sums:
+        """Add up what the ranks did since they last met, and tell about it."""
         now = time.monotonic()
-        spent = now - self._meeting_at, self._batches.take_waited()
-        mine = [*self._learner.take_sums(), float(stop.requested), *spent]
-        loss, right, examples, stopping, seconds, waited = self._learner.total(mine, "meeting")
-        loss, accuracy = loss / examples, right / examples
-        rate = examples / max(seconds / self._ranks, 1e-9)
-        # The same numbers on every rank, hence the same number of steps until they meet again.
-        per_step = seconds / self._ranks / self._steps_since_meeting
-        self._meeting_steps = max(1, min(int(MEETING_SECONDS / max(per_step, 1e-9)), MEETING_STEPS_MAX))
-        self._steps_since_meeting = 0
+        loss, right, examples = self._learner.take_sums()
+        # One clock decides: a save is something that all ranks do together.
+        due = self._rank == 0 and now - self._saved_at >= self._options.checkpoint_seconds
+        seconds, waited = now - self._meeting_at, self._batches.take_waited()
+        met = Sums(loss, right, examples, float(stop.requested), float(due), seconds, waited).over_all(
+            self._learner, "meeting"
+        )
+        self._pace.met(met.seconds / self._ranks)
         self._meeting_at = now
-        if not math.isfinite(loss):
-            raise LossNotFinite(f"the loss is {loss} at step {self._at.step}: try a lower --lr")
+        mean = met.loss / met.examples
+        if not math.isfinite(mean):
+            raise LossNotFinite(f"the loss is {mean} at step {self._at.step}: try a lower --lr")
         if self._rank == 0:
-            self._tell(loss, accuracy, rate, waited / max(seconds, 1e-9), last=last)
-        return stopping > 0
+            rate = met.examples / max(met.seconds / self._ranks, 1e-9)
+            self._tell(mean, met.right / met.examples, rate, met.waited / max(met.seconds, 1e-9), last=last)
+        return met
 
     def _tell(self, loss: float, accuracy: float, rate: float, data_wait_share: float, *, last: bool) -> None:
         at, now = self._at, time.monotonic()
@@ -222,7 +216,7 @@ class Training(Generic[Data]):
             self._writer.add(at.step, {"test/accuracy": self._accuracy, "test/loss": loss})
             self._write_metrics("test", loss, self._accuracy, examples / max(time.monotonic() - began, 1e-9))
             log.info("step %d: test accuracy %.4f, loss %.4f", at.step, self._accuracy, loss)
-        self._save(self._accuracy)
+        self._write_checkpoint(self._accuracy)
 
     def _finish(self) -> None:
         """Compare the ranks' weights and write the final model."""
@@ -303,7 +297,18 @@ class Training(Generic[Data]):
 
     # --- checkpoints ----------------------------------------------------------------------------
 
-    def _save(self, accuracy: float | None = None) -> None:
+    def _save(self) -> None:
+        """Save what all ranks have; all of them do so together."""
+        # A resumed rank goes on with rank 0's statistics: so must those that were not interrupted.
+        self._learner.average_statistics()
+        self._write_checkpoint()
+
+    def _save_and_leave(self) -> NoReturn:
+        self._save()
+        self._learner.barrier()  # A rank that leaves earlier would have the others killed.
+        raise Stopped(f"stopped at step {self._at.step}, with a checkpoint")
+
+    def _write_checkpoint(self, accuracy: float | None = None) -> None:
         self._saved_at = time.monotonic()
         if self._rank == 0:
             checkpoints.save(self._at.step, self._write_state, metric=accuracy)

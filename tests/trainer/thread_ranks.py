@@ -1,0 +1,175 @@
+"""The training loop with threads of this process as its ranks, and a learner that is a few numbers."""
+
+from __future__ import annotations
+
+import json
+import threading
+import zipfile
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from tests.patience import PATIENCE
+
+from dtj_trainer import progress
+from dtj_trainer.data.pictures import Pictures, PictureSet
+from dtj_trainer.data.sharding import Share
+from dtj_trainer.programs import picture_training
+from dtj_trainer.programs.options import parse
+from dtj_trainer.programs.picture_training import Training
+
+EXAMPLES = 96
+
+
+class Together:
+    """What the ranks exchange: all of them, in the same order, or the test fails."""
+
+    def __init__(self, ranks: int) -> None:
+        self.ranks = ranks
+        self._given: list[tuple[str, Any]] = [("", None)] * ranks
+        self._barrier = threading.Barrier(ranks, timeout=30 * PATIENCE)
+
+    def exchange(self, rank: int, name: str, value: Any) -> list[Any]:
+        self._given[rank] = (name, value)
+        self._barrier.wait()
+        given = list(self._given)
+        self._barrier.wait()
+        assert {each for each, _ in given} == {name}, f"the ranks do different things: {given}"
+        return [value for _, value in given]
+
+    def abort(self) -> None:
+        """A rank is gone: the others' exchanges fail."""
+        self._barrier.abort()
+
+
+class Numbers:
+    """A learner whose weight depends on the examples and rates of all steps, and each rank's statistic on its own."""
+
+    state_file = "state.zip"
+
+    def __init__(self, together: Together, rank: int) -> None:
+        self.rank, self.ranks, self._together = rank, together.ranks, together
+        self.weight, self.statistic = 0.0, 0.0
+        self.rates: list[float] = []
+        self.steps: list[int] = []
+        self.did: list[str] = []
+        self.on_test: Callable[[], None] = lambda: None
+        self.on_export: Callable[[], None] = lambda: None
+        self._sums = [0.0, 0.0, 0.0]
+
+    def prepare(self, _pixels: np.ndarray, labels: np.ndarray) -> np.ndarray:
+        return labels
+
+    def train(self, data: np.ndarray, share: Share, rate: float) -> None:
+        mine = float(data[: share.count].sum())
+        self.weight += rate * sum(self._exchange("gradient", mine)) / share.total
+        self.statistic = 0.9 * self.statistic + 0.1 * mine / 3
+        self.rates.append(rate)
+        self._sums = [self._sums[0] + share.count, self._sums[1], self._sums[2] + share.count]
+
+    def take_sums(self) -> list[float]:
+        taken, self._sums = self._sums, [0.0, 0.0, 0.0]
+        return taken
+
+    def test(self, pixels: np.ndarray, _labels: np.ndarray) -> tuple[float, float]:
+        self.on_test()
+        self.did.append("test")
+        return float(len(pixels)), 0.0
+
+    def average_statistics(self) -> None:
+        self.did.append("average")
+        self.statistic = sum(self._exchange("statistics", self.statistic)) / self.ranks
+
+    def total(self, values: Sequence[float], name: str) -> list[float]:
+        return [sum(each) for each in zip(*self._exchange(name, list(values)), strict=True)]
+
+    def barrier(self) -> None:
+        self._exchange("barrier", None)
+
+    def check_identical(self) -> str:
+        assert len(set(self._exchange("identical", (self.weight, self.statistic)))) == 1
+        return repr((self.weight, self.statistic))
+
+    def write_state(self, path: Path, run: dict[str, Any]) -> None:
+        self.did.append("save")
+        with zipfile.ZipFile(path, "w") as archive:
+            archive.writestr("state.json", json.dumps([run, self.weight, self.statistic]))
+
+    def read_run(self, path: Path) -> dict[str, Any]:
+        run: dict[str, Any] = self._read(path)[0]
+        return run
+
+    def load_state(self, path: Path) -> None:
+        _, self.weight, self.statistic = self._read(path)
+
+    def _read(self, path: Path) -> Any:
+        with zipfile.ZipFile(path) as archive:
+            return json.loads(archive.read("state.json"))
+
+    def broadcast(self, value: Any) -> Any:
+        return self._exchange("object", value)[0]
+
+    def share_state(self) -> None:
+        self.weight, self.statistic = self._exchange("state", (self.weight, self.statistic))[0]
+
+    def write_model(self, folder: Path, facts: dict[str, object]) -> None:
+        self.on_export()
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / "model.json").write_text(json.dumps(facts))
+
+    def _exchange(self, name: str, value: Any) -> list[Any]:
+        return self._together.exchange(self.rank, name, value)
+
+
+class Stop:
+    """In place of the signal: each rank's own."""
+
+    here = threading.local()
+
+    def __init__(self) -> None:
+        self.requested = False
+        self.here.stop = self
+
+
+def train(
+    monkeypatch: pytest.MonkeyPatch,
+    root: Path,
+    *options: str,
+    ranks: int = 2,
+    test_examples: int = 8,
+    before: Callable[[Numbers], None] = lambda _: None,
+) -> list[Numbers]:
+    """Train to the end or until it is stopped; the learners, by rank, with what a rank raised as `error`.
+
+    `before` is called for each rank, in its thread, before it trains.
+    """
+    monkeypatch.setenv("DTJ_ROOT", str(root))
+    monkeypatch.delenv("DTJ_ARTIFACTS_URI", raising=False)
+    monkeypatch.setattr(picture_training, "StopRequest", Stop)
+    monkeypatch.setattr(progress, "report", lambda **_: None)
+    root.mkdir(exist_ok=True)
+    together = Together(ranks)
+    data = PictureSet(_pictures(EXAMPLES), _pictures(test_examples), EXAMPLES)
+    chosen = parse(["--batch-size=8", "--data=none", *options], "program", "", ("cnn", "resnet18"))
+
+    def run(rank: int) -> Numbers:
+        learner = Numbers(together, rank)
+        before(learner)
+        try:
+            Training(chosen, data, learner).run()  # type: ignore[arg-type, type-var]
+        except picture_training.Stopped:
+            learner.did.append("stopped")
+        except BaseException:
+            together.abort()
+            raise
+        return learner
+
+    with ThreadPoolExecutor(ranks) as pool:
+        return [each.result() for each in [pool.submit(run, rank) for rank in range(ranks)]]
+
+
+def _pictures(count: int) -> Pictures:
+    return Pictures(np.zeros((count, 1, 8, 8), np.uint8), np.arange(count))

@@ -1,0 +1,56 @@
+"""What the ranks tell each other while they train and test, and how often."""
+
+from __future__ import annotations
+
+from dataclasses import astuple, dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from dtj_trainer.programs.learner import Data, Learner
+
+MEETING_SECONDS = 0.5
+"""About how often the ranks tell each other how they do, and whether one of them has to stop."""
+MEETING_STEPS_MAX = 200
+
+
+@dataclass(frozen=True)
+class Sums:
+    """What the ranks did since they last met: of one rank, or added up over all.
+
+    `loss` and `right` are sums over `examples`. `stop` counts ranks that were asked to stop, `save` those whose clock
+    asks for a checkpoint. `seconds` have passed, of which `waited` were spent waiting for data.
+    """
+
+    loss: float = 0.0
+    right: float = 0.0
+    examples: float = 0.0
+    stop: float = 0.0
+    save: float = 0.0
+    seconds: float = 0.0
+    waited: float = 0.0
+
+    def over_all(self, learner: Learner[Data], name: str) -> Sums:
+        """The sums over all ranks, the same on each: what follows from them every rank decides alike."""
+        return Sums(*learner.total(astuple(self), name))
+
+
+class Pace:
+    """When the ranks meet next: after a number of steps that takes about MEETING_SECONDS.
+
+    It follows from sums over all ranks, hence is the same on all of them.
+    """
+
+    def __init__(self) -> None:
+        self._steps = 1
+        self._since = 0
+
+    def step(self) -> bool:
+        """Count a step; whether the ranks meet after it."""
+        self._since += 1
+        return self._since >= self._steps
+
+    def met(self, seconds: float) -> None:
+        """The ranks have met; `seconds`, the mean over the ranks, have passed since they did before."""
+        per_step = seconds / max(self._since, 1)
+        self._steps = max(1, min(int(MEETING_SECONDS / max(per_step, 1e-9)), MEETING_STEPS_MAX))
+        self._since = 0
