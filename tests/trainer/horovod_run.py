@@ -38,7 +38,7 @@ def statistics():
 
 for count in (4, 0):
     before = statistics()
-    learner.train(batch, Share(np.arange(4), count, 4, 4), 0.1)
+    learner.train(batch, Share(np.arange(4), count, 4, 4), 0.1, 0)
     print(count, sum((left != right).any() for left, right in zip(before, statistics())) > 0)
 print(learner.take_sums()[2])
 """

@@ -27,6 +27,53 @@ class Run(horovod_run.Run):
         return state
 
 
+DROPOUT = """
+import sys
+from pathlib import Path
+import horovod.torch as hvd, numpy as np, torch
+from dtj_trainer.data.pictures import Pictures, PictureSet
+from dtj_trainer.data.sharding import Share
+from dtj_trainer.models import PictureClassifier
+from dtj_trainer.programs import torch_learner
+from dtj_trainer.programs.options import parse
+hvd.init()
+masks = []
+
+def build(*_):
+    drop = torch.nn.Dropout(0.5)
+    drop.register_forward_hook(lambda _module, given, dropped: masks.append(dropped == 0))
+    layers = torch.nn.Flatten(), torch.nn.Linear(64, 64), drop, torch.nn.Linear(64, 4)
+    return PictureClassifier(torch.nn.Sequential(*layers), [0.0], [1.0])
+
+torch_learner.build = build
+pictures = Pictures(np.random.default_rng(1).integers(0, 256, (4, 1, 8, 8)).astype("u1"), np.arange(4))
+options = parse([], "program", "", ("cnn", "resnet18"))
+
+def learner(rank):
+    made = torch_learner.TorchLearner(options, PictureSet(pictures, pictures, 4), torch.device("cpu"))
+    made.rank = rank
+    return made
+
+def train(made, *steps):
+    masks.clear()
+    for step in steps:
+        made.train(made.prepare(pictures.pixels, pictures.labels), Share(np.arange(4), 4, 4, 4), 0.01, step)
+    return [mask.clone() for mask in masks]
+
+first, other, path = learner(0), learner(1), Path(sys.argv[1])
+assert first.check_identical() == other.check_identical()
+before = train(first, 0, 1)
+first.write_state(path, {})
+after = train(first, 2, 3)
+assert len({mask.numpy().tobytes() for mask in [*before, *after, *train(other, 0, 1, 2, 3)]}) == 8
+resumed = learner(0)
+resumed.load_state(path)
+assert all(map(torch.equal, train(resumed, 2, 3), after))
+assert resumed.check_identical() == first.check_identical()
+print("all drawn")
+"""
+
+
 class LargeState(Run):
     program = "tests.trainer.large_state"
     environment: ClassVar[dict[str, str]] = {"LARGE_STATE": "torch:200"}
@@ -215,3 +262,10 @@ def test_a_resume_within_an_epoch_is_exact_with_batch_statistics(tmp_path: Path)
     resumed = Run(tmp_path / "resumed", data, 2, *options).ended()
     assert "going on from the checkpoint of step 3, epoch 1" in resumed.output
     assert resumed.metrics[-1]["weightsSha256"] == straight.metrics[-1]["weightsSha256"]
+
+
+def test_dropout_differs_by_rank_and_step_and_goes_on_after_a_resume(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", DROPOUT, tmp_path / "state.pt"], capture_output=True, text=True, check=False
+    )
+    assert done.stdout.split() == ["all", "drawn"], done.stderr

@@ -63,11 +63,12 @@ class Numbers:
     def prepare(self, _pixels: np.ndarray, labels: np.ndarray) -> np.ndarray:
         return labels
 
-    def train(self, data: np.ndarray, share: Share, rate: float) -> None:
+    def train(self, data: np.ndarray, share: Share, rate: float, step: int) -> None:
         mine = float(data[: share.count].sum())
         self.weight += rate * sum(self._exchange("gradient", mine)) / share.total
         self.statistic = 0.9 * self.statistic + 0.1 * mine / 3
         self.rates.append(rate)
+        self.steps.append(step)
         self._sums = [self._sums[0] + share.count, self._sums[1], self._sums[2] + share.count]
 
     def take_sums(self) -> list[float]:

@@ -57,8 +57,9 @@ class KerasLearner:
         """See Learner."""
         return np.ascontiguousarray(pixels.transpose(0, 2, 3, 1)), labels
 
-    def train(self, data: tuple[np.ndarray, np.ndarray], share: Share, rate: float) -> None:
+    def train(self, data: tuple[np.ndarray, np.ndarray], share: Share, rate: float, step: int) -> None:
         """See Learner."""
+        del step  # No layer of these networks draws.
         self._optimizer.learning_rate = rate
         # What counts for nothing enters no statistics either.
         kept = [] if share.count else [(each, each.numpy()) for each in keras_ranks.statistics(self._model)]

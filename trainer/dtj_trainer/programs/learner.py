@@ -30,8 +30,12 @@ class Learner(Protocol[Data]):
     def prepare(self, pixels: np.ndarray, labels: np.ndarray) -> Data:
         """A batch as `train` takes it. Called by threads, ahead of time."""
 
-    def train(self, data: Data, share: Share, rate: float) -> None:
-        """Make a step with the mean gradient over all examples that the ranks have in it."""
+    def train(self, data: Data, share: Share, rate: float, step: int) -> None:
+        """Make a step with the mean gradient over all examples that the ranks have in it.
+
+        `step` counts the steps before this one. What the network leaves to chance, such as dropout, follows from
+        seed, step and rank.
+        """
 
     def take_sums(self) -> list[float]:
         """Loss, right answers and examples of this rank's steps since the last call."""

@@ -130,7 +130,7 @@ class Training(Generic[Data]):
         self._meeting_at = time.monotonic()
         for batch in self._batches.epoch(at.epoch, at.examples):
             self._rate = self._schedule.at(at.epoch + at.examples / len(self._data.train))
-            self._learner.train(batch.data, batch.share, self._rate)
+            self._learner.train(batch.data, batch.share, self._rate, at.step)
             at.step += 1
             at.examples = batch.share.position
             last = at.examples >= len(self._data.train) or self._steps_done()
