@@ -23,6 +23,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from base import IMAGE, ensure_base
+from combinations import USUAL_TENSORFLOW, for_gpus, refuse
 from engine import Engine, engine
 from host import CACHE, REPOSITORY, BuildError, digest, one_at_a_time, pins, say, version
 from wheels import (
@@ -37,9 +38,9 @@ from wheels import (
 )
 
 DOCKER = REPOSITORY / "docker"
+GPU_CHECK = DOCKER / "gpu_check.py"
 ARCHIVES = CACHE / "images"
 BUILD_BACKEND = "setuptools"
-USUAL_TENSORFLOW = "tensorflow-cpu"
 PROXIES = {"HTTP_PROXY", "HTTPS_PROXY", "FTP_PROXY", "NO_PROXY", "ALL_PROXY"}
 """Build arguments that every Dockerfile takes."""
 
@@ -90,21 +91,6 @@ class Image:
         """The file that says how it is built."""
         return DOCKER / f"{self.name}.Dockerfile"
 
-    def refuse_ignored(self) -> None:
-        """Raises BuildError for a build argument that would do nothing without another."""
-        tensorflow = self.args.get("TENSORFLOW", USUAL_TENSORFLOW)
-        needs = {}
-        if tensorflow != USUAL_TENSORFLOW:
-            needs[f"TENSORFLOW={tensorflow}"] = {"PACKAGES_FROM": "index"}
-        if "cuda" in tensorflow:
-            needs[f"TENSORFLOW={tensorflow}"]["HOROVOD_FROM"] = "source"
-        if operations := self.args.get("HOROVOD_GPU_OPERATIONS"):
-            needs[f"HOROVOD_GPU_OPERATIONS={operations}"] = {"HOROVOD_FROM": "source"}
-        for argument, others in needs.items():
-            missing = [f"--build-arg {n}={v}" for n, v in others.items() if self.args.get(n) != v]
-            if missing:
-                raise BuildError(f"{self.name}: {argument} does nothing without {' '.join(missing)}: add it")
-
     def wheels(self) -> list[Path]:
         """What goes into the context's wheelhouse/, built or downloaded where it isn't cached."""
         if self.args.get("PACKAGES_FROM") == "index":
@@ -124,7 +110,7 @@ class Image:
         """
         parts: list[str | Path] = [self.dockerfile, DOCKER / "build.py", DOCKER / "base.py"]
         if self.horovod:  # as source; as a wheel it has all of this in its folder's name
-            parts += [HOROVOD_VERSION, str(sorted(self._horovod_options().items())), *PATCHES]
+            parts += [GPU_CHECK, HOROVOD_VERSION, str(sorted(self._horovod_options().items())), *PATCHES]
         parts += [
             str(sorted(self.origin.items())),
             str(sorted(self.args.items())),
@@ -145,6 +131,7 @@ class Image:
         for name, lines in self.requirements.items():
             (folder / "requirements" / f"{name}.txt").write_text("\n".join(sorted(lines)) + "\n")
         shutil.copy(REPOSITORY / "constraints.txt", folder / "requirements")
+        shutil.copy(GPU_CHECK, folder / "requirements")
         (folder / "requirements/horovod-build.env").write_text(
             "".join(f"{name}={value}\n" for name, value in self._horovod_options().items())
         )
@@ -185,7 +172,8 @@ def images(base: str, args: dict[str, str]) -> list[Image]:
             },
             requirements={
                 "horovod": _pinned(*RUNTIME_NEEDS, "torch", "setuptools", "wheel"),
-                "trainer": requirements_of("torch"),
+                # Its PyTorch is in the image: it may be another version than the one named there.
+                "trainer": [line for line in requirements_of("torch") if not line.startswith("torch==")],
             },
             sources=[*project, *_files(trainer)],
             args=compiled,
@@ -222,13 +210,22 @@ def images(base: str, args: dict[str, str]) -> list[Image]:
     ]
     taken = {image.name: _taken(args, image.dockerfile) for image in every}
     return [
-        replace(
-            image,
-            args={"BASE_IMAGE": base, **image.args, **taken[image.name]},
-            variant=_variant(base, taken[image.name]),
+        _without_horovod(image) if image.horovod == "tensorflow" and for_gpus(image.args) else image
+        for image in (
+            replace(
+                image,
+                args={"BASE_IMAGE": base, **image.args, **taken[image.name]},
+                variant=_variant(base, taken[image.name]),
+            )
+            for image in every
         )
-        for image in every
     ]
+
+
+def _without_horovod(image: Image) -> Image:
+    """The image without those of its targets that have Horovod."""
+    tags = {tag: target for tag, target in image.tags.items() if "horovod" not in target}
+    return replace(image, tags=tags, horovod="")
 
 
 def _taken(args: dict[str, str], dockerfile: Path) -> dict[str, str]:
@@ -311,7 +308,7 @@ def archive_of_context(
     text = dockerfile.read_text()
     needed = [image for image in images(base, args) if any(ours in text for ours in image.tags)]
     for image in needed:
-        image.refuse_ignored()
+        refuse(image.name, image.args, args)
     ours = {image.name: archive_of(image) for image in needed}
     for image in needed:
         bare = all("-base:" in tag for tag in image.tags if tag in text)
@@ -414,10 +411,10 @@ def main() -> None:
             origin = {name: value for name, value in said.items() if value}
             every = [replace(image, origin=origin) for image in every]
             chosen = [image for image in every if not arguments.image or image.name in arguments.image]
+            for image in chosen:
+                refuse(image.name, image.args, args)
             if loose := set(args) - {name for image in chosen for name in image.args}:
                 parser.error(f"no Dockerfile declares {', '.join(sorted(loose))}")
-            for image in chosen:
-                image.refuse_ignored()
             archives = [archive_of(image) for image in chosen]
     except (BuildError, subprocess.SubprocessError) as error:
         sys.exit(f"docker/build.py: {error}")

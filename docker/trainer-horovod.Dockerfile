@@ -7,15 +7,10 @@
 #   horovod   what a user's own image starts from: no dtj_trainer in it
 #   trainer   the default: entry point dtj-launch, and the built-in programs
 #
-# For NVIDIA GPUs, with an engine that can reach the package index:
-#
-#   docker/build.py --image trainer-horovod --base nvidia/cuda:<version>-cudnn-runtime-ubuntu24.04 \
-#     --build-arg BUILD_IMAGE=nvidia/cuda:<version>-cudnn-devel-ubuntu24.04 \
-#     --build-arg PACKAGES_FROM=index --build-arg HOROVOD_FROM=source \
-#     --build-arg HOROVOD_GPU_OPERATIONS=NCCL
+# For NVIDIA GPUs: docs/gpu-images.md.
 
 ARG BASE_IMAGE=debian:bookworm-slim
-# What compiles Horovod when HOROVOD_FROM=source; for CUDA the `devel` image that belongs to the base.
+# What compiles Horovod when HOROVOD_FROM=source; for CUDA the `devel` image of PyTorch's version of CUDA.
 ARG BUILD_IMAGE=${BASE_IMAGE}
 # wheelhouse: packages lie in the context. index: pip asks the package index (whose torch is the CUDA one).
 ARG PACKAGES_FROM=wheelhouse
@@ -43,7 +38,9 @@ RUN if id 1000 >/dev/null 2>&1; then userdel --remove "$(id -un 1000)"; fi \
     && install --directory --owner=1000 --group=1000 /dtj \
     && install --directory /run/sshd \
     && printf '\nbtl_vader_single_copy_mechanism = none\n' >> /etc/openmpi/openmpi-mca-params.conf
+# LD_LIBRARY_PATH: where GKE puts the driver of its nodes' GPUs; nothing is there elsewhere.
 ENV PATH=/opt/venv/bin:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin \
+    LD_LIBRARY_PATH=/usr/local/nvidia/lib:/usr/local/nvidia/lib64 \
     PYTHONUNBUFFERED=1
 
 
@@ -62,13 +59,24 @@ RUN --mount=type=bind,source=wheelhouse,target=/wheelhouse \
         --constraint /requirements/constraints.txt --requirement /requirements/horovod.txt
 
 FROM python AS torch-index
+# Another version or build of PyTorch than the pinned one, as 2.13.0+cu126.
+ARG TORCH_VERSION=
+# pip's own settings: a mirror, or an index of PyTorch's builds. They show in the image's history: no passwords.
+ARG PIP_INDEX_URL=
+ARG PIP_EXTRA_INDEX_URL=
 RUN --mount=type=bind,source=requirements,target=/requirements \
-    /opt/venv/bin/pip install --no-cache-dir \
-        --constraint /requirements/constraints.txt --requirement /requirements/horovod.txt
+    cp /requirements/constraints.txt /requirements/horovod.txt /tmp/ \
+    && if [ -n "$TORCH_VERSION" ]; then \
+        sed -i "s/^torch==.*/torch==$TORCH_VERSION/" /tmp/constraints.txt /tmp/horovod.txt; fi \
+    && /opt/venv/bin/pip install --no-cache-dir \
+        --constraint /tmp/constraints.txt --requirement /tmp/horovod.txt
 
 
 # hadolint ignore=DL3006
 FROM torch-${PACKAGES_FROM} AS torch
+ARG HOROVOD_GPU_OPERATIONS=
+RUN --mount=type=bind,source=requirements,target=/requirements \
+    /opt/venv/bin/python -B /requirements/gpu_check.py before-horovod
 
 
 FROM torch AS horovod-wheelhouse
@@ -76,7 +84,11 @@ RUN --mount=type=bind,source=wheelhouse,target=/wheelhouse \
     mkdir /wheels && cp /wheelhouse/horovod-*.whl /wheels/
 
 FROM torch AS horovod-source
-ARG HOROVOD_GPU_OPERATIONS=
+# Compute capabilities to compile for, as 80,90; empty: all that nvcc knows.
+ARG HOROVOD_BUILD_CUDA_CC_LIST=
+# Where NCCL is, and whether it is linked STATIC or SHARED; empty: PyTorch's own, shared, so that a rank has one NCCL.
+ARG HOROVOD_NCCL_HOME=
+ARG HOROVOD_NCCL_LINK=
 # hadolint ignore=DL3008
 RUN apt-get update \
     && DEBIAN_FRONTEND=noninteractive apt-get install --yes --no-install-recommends \
@@ -86,7 +98,13 @@ RUN --mount=type=bind,source=horovod,target=/horovod \
     --mount=type=bind,source=requirements,target=/requirements \
     cp -r /horovod /tmp/horovod \
     && export $(cat /requirements/horovod-build.env) MAKEFLAGS="-j$(nproc)" \
-    && if [ -z "$HOROVOD_GPU_OPERATIONS" ]; then unset HOROVOD_GPU_OPERATIONS; fi \
+    && if [ "$HOROVOD_GPU_OPERATIONS" = NCCL ] && [ -z "$HOROVOD_NCCL_HOME" ]; then \
+        export HOROVOD_NCCL_HOME=/tmp/nccl HOROVOD_NCCL_LINK=SHARED \
+        && mkdir -p /tmp/nccl/lib \
+        && ln -s /opt/venv/lib/python3*/site-packages/nvidia/nccl/include /tmp/nccl/include \
+        && ln -s /opt/venv/lib/python3*/site-packages/nvidia/nccl/lib/libnccl.so.2 /tmp/nccl/lib/libnccl.so; fi \
+    && for name in HOROVOD_GPU_OPERATIONS HOROVOD_BUILD_CUDA_CC_LIST HOROVOD_NCCL_HOME HOROVOD_NCCL_LINK; do \
+        if [ -z "$(printenv "$name")" ]; then unset "$name"; fi; done \
     && /opt/venv/bin/pip wheel --no-deps --no-build-isolation --wheel-dir /wheels /tmp/horovod
 
 
@@ -113,6 +131,9 @@ RUN --mount=type=bind,source=dtj,target=/source \
 
 FROM system AS horovod
 COPY --from=venv /opt/venv /opt/venv
+# PyTorch and Horovod load here too, and both compute on GPUs or neither does.
+RUN --mount=type=bind,source=requirements,target=/requirements \
+    python -B /requirements/gpu_check.py image
 USER 1000:1000
 WORKDIR /dtj
 ENTRYPOINT ["/usr/bin/tini", "--"]
@@ -129,6 +150,8 @@ USER 1000:1000
 
 FROM horovod AS needs-index
 USER 0:0
+ARG PIP_INDEX_URL=
+ARG PIP_EXTRA_INDEX_URL=
 RUN --mount=type=bind,source=requirements,target=/requirements \
     pip install --no-cache-dir \
         --constraint /requirements/constraints.txt --requirement /requirements/trainer.txt

@@ -10,15 +10,10 @@
 #
 # TensorBoard is in none of them: it reads no s3:// where TensorFlow is installed.
 #
-# For NVIDIA GPUs, with an engine that can reach the package index:
-#
-#   docker/build.py --image trainer-tensorflow --base nvidia/cuda:<version>-cudnn-runtime-ubuntu24.04 \
-#     --build-arg BUILD_IMAGE=nvidia/cuda:<version>-cudnn-devel-ubuntu24.04 \
-#     --build-arg PACKAGES_FROM=index --build-arg 'TENSORFLOW=tensorflow[and-cuda]' \
-#     --build-arg HOROVOD_FROM=source --build-arg HOROVOD_GPU_OPERATIONS=NCCL
+# For NVIDIA GPUs, the first two: docs/gpu-images.md.
 
 ARG BASE_IMAGE=debian:bookworm-slim
-# What compiles Horovod when HOROVOD_FROM=source; for CUDA the `devel` image that belongs to the base.
+# What compiles Horovod when HOROVOD_FROM=source.
 ARG BUILD_IMAGE=${BASE_IMAGE}
 # wheelhouse: packages lie in the context. index: pip asks the package index.
 ARG PACKAGES_FROM=wheelhouse
@@ -41,7 +36,9 @@ RUN if id 1000 >/dev/null 2>&1; then userdel --remove "$(id -un 1000)"; fi \
     && useradd --uid 1000 --gid 1000 --create-home --shell /bin/bash --password '*' dtj \
     && chmod g=u /etc/passwd \
     && install --directory --owner=1000 --group=1000 /dtj
+# LD_LIBRARY_PATH: where GKE puts the driver of its nodes' GPUs; nothing is there elsewhere.
 ENV PATH=/opt/venv/bin:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin \
+    LD_LIBRARY_PATH=/usr/local/nvidia/lib:/usr/local/nvidia/lib64 \
     PYTHONUNBUFFERED=1
 
 
@@ -62,6 +59,9 @@ RUN --mount=type=bind,source=wheelhouse,target=/wheelhouse \
 
 FROM python AS packages-index
 ARG TENSORFLOW=tensorflow-cpu
+# pip's own settings, as for a mirror. They show in the image's history: no passwords.
+ARG PIP_INDEX_URL=
+ARG PIP_EXTRA_INDEX_URL=
 RUN --mount=type=bind,source=requirements,target=/requirements \
     sed "s/^tensorflow-cpu==/$TENSORFLOW==/" /requirements/tensorflow.txt > /tmp/tensorflow.txt \
     && /opt/venv/bin/pip install --no-cache-dir \
@@ -77,7 +77,6 @@ RUN --mount=type=bind,source=wheelhouse,target=/wheelhouse \
     mkdir /wheels && cp /wheelhouse/horovod-*.whl /wheels/
 
 FROM packages AS horovod-source
-ARG HOROVOD_GPU_OPERATIONS=
 # hadolint ignore=DL3008
 RUN apt-get update \
     && DEBIAN_FRONTEND=noninteractive apt-get install --yes --no-install-recommends \
@@ -87,7 +86,6 @@ RUN --mount=type=bind,source=horovod,target=/horovod \
     --mount=type=bind,source=requirements,target=/requirements \
     cp -r /horovod /tmp/horovod \
     && export $(cat /requirements/horovod-build.env) MAKEFLAGS="-j$(nproc)" \
-    && if [ -z "$HOROVOD_GPU_OPERATIONS" ]; then unset HOROVOD_GPU_OPERATIONS; fi \
     && /opt/venv/bin/pip wheel --no-deps --no-build-isolation --wheel-dir /wheels /tmp/horovod
 
 
@@ -133,6 +131,8 @@ USER 1000:1000
 
 FROM tensorflow AS needs-index
 USER 0:0
+ARG PIP_INDEX_URL=
+ARG PIP_EXTRA_INDEX_URL=
 RUN --mount=type=bind,source=requirements,target=/requirements \
     pip install --no-cache-dir \
         --constraint /requirements/constraints.txt --requirement /requirements/trainer.txt
@@ -165,4 +165,6 @@ RUN apt-get update \
     && printf '\nbtl_vader_single_copy_mechanism = none\n' >> /etc/openmpi/openmpi-mca-params.conf
 RUN --mount=type=bind,from=horovod-wheel,source=/wheels,target=/wheels \
     pip install --no-cache-dir --no-deps --no-index /wheels/horovod-*.whl
+RUN --mount=type=bind,source=requirements,target=/requirements \
+    python -B /requirements/gpu_check.py image
 USER 1000:1000

@@ -169,6 +169,7 @@ def test_an_image_is_built_again_when_something_it_is_made_of_changes(tmp_path: 
         "image.args['BASE_IMAGE'] = 'other'",
         "image.requirements['trainer'].append('more')",
         "build.HOROVOD_VERSION = 'other'",
+        f"build.GPU_CHECK = Path('{extra}')",
         "build.FRAMEWORKS['torch'].options['HOROVOD_WITH_MPI'] = '0'",
     ]
     assert len({same, *(key(tmp_path, change) for change in changes)}) == 1 + len(changes)
@@ -233,34 +234,191 @@ assert build._older(other_new) == [other]
     )
 
 
-@pytest.mark.parametrize(
-    ("args", "missing"),
-    [
-        (["TENSORFLOW=tensorflow"], ["PACKAGES_FROM=index"]),
-        (["TENSORFLOW=tensorflow", "PACKAGES_FROM=index"], []),
-        (["TENSORFLOW=tensorflow[and-cuda]"], ["PACKAGES_FROM=index", "HOROVOD_FROM=source"]),
-        (["TENSORFLOW=tensorflow[and-cuda]", "PACKAGES_FROM=index"], ["HOROVOD_FROM=source"]),
-        (["HOROVOD_GPU_OPERATIONS=NCCL", "PACKAGES_FROM=index"], ["HOROVOD_FROM=source"]),
-        (["HOROVOD_GPU_OPERATIONS=NCCL", "HOROVOD_FROM=source"], []),
-    ],
-)
-def test_arguments_that_would_be_ignored_are_refused(
-    tmp_path: Path, args: list[str], missing: list[str]
-) -> None:
+DEVEL = "BUILD_IMAGE=nvidia/cuda:13.0.2-devel-ubuntu24.04"
+BASE = "nvidia/cuda:13.0.2-base-ubuntu24.04"
+INDEX, SOURCE, NCCL = "PACKAGES_FROM=index", "HOROVOD_FROM=source", "HOROVOD_GPU_OPERATIONS=NCCL"
+TORCH, TENSORFLOW = "trainer-horovod", "trainer-tensorflow"
+CUDA_TENSORFLOW = "TENSORFLOW=tensorflow[and-cuda]"
+
+
+def said_of(cache: Path, image: str, args: list[str], base: str = "") -> str:
+    """What the builder says of one image and these arguments, which it does not build."""
     program = """
 import build, sys
 build._wheel_fits_image = lambda: True
-build.archive_of = lambda image: print("built")
-sys.argv = ["build.py", "--image", "trainer-tensorflow", *(f"--build-arg={arg}" for arg in sys.argv[1:])]
+build.archive_of = lambda image: print("built", *image.tags.values(), image.horovod or "without Horovod")
+sys.argv = ["build.py", "--image", *sys.argv[1:]]
 try:
     build.main()
 except SystemExit as error:
     print(error)
 """
-    said = in_builder(program, *args, cache=tmp_path)
+    words = [*(["--base", base] if base else []), *(f"--build-arg={arg}" for arg in args)]
+    return in_builder(program, image, *words, cache=cache)
+
+
+@pytest.mark.parametrize(
+    ("image", "args", "missing"),
+    [
+        (TENSORFLOW, ["TENSORFLOW=tensorflow"], [INDEX]),
+        (TENSORFLOW, ["TENSORFLOW=tensorflow", INDEX], []),
+        (TENSORFLOW, [CUDA_TENSORFLOW], [INDEX]),
+        (TENSORFLOW, [CUDA_TENSORFLOW, INDEX], []),
+        (TORCH, ["HOROVOD_BUILD_CUDA_CC_LIST=90"], [SOURCE]),
+        (TORCH, ["HOROVOD_NCCL_LINK=STATIC"], [SOURCE]),
+        (TORCH, ["HOROVOD_NCCL_HOME=/opt/nccl"], [SOURCE]),
+        (TORCH, [NCCL, INDEX], [SOURCE]),
+        (TORCH, ["TORCH_VERSION=2.12.0", DEVEL], [INDEX]),
+        (TORCH, ["TORCH_VERSION=2.13.0+cpu", INDEX], []),
+    ],
+)
+def test_arguments_that_would_be_ignored_are_refused(
+    tmp_path: Path, image: str, args: list[str], missing: list[str]
+) -> None:
+    said = said_of(tmp_path, image, args)
     wanted = " ".join(f"--build-arg {each}" for each in missing)
     assert (f"{args[0]} does nothing without {wanted}: add it" in said) == bool(missing), said
     assert ("built" in said) == (not missing), said
+
+
+@pytest.mark.parametrize(
+    ("base", "args", "missing"),
+    [
+        (BASE, [INDEX], f"without --build-arg {SOURCE} --build-arg {NCCL}: add it"),
+        (BASE, [INDEX, SOURCE, DEVEL], f"without --build-arg {NCCL}: add it"),
+        (BASE, [INDEX, SOURCE, DEVEL, "HOROVOD_GPU_OPERATIONS=MPI"], f"without --build-arg {NCCL}: add it"),
+        ("", [INDEX, SOURCE, NCCL], "add --build-arg BUILD_IMAGE=nvidia/cuda:13.0.<patch>-devel-ubuntu24.04"),
+        (
+            BASE,
+            [INDEX, SOURCE, NCCL],
+            "has no nvcc, which compiles Horovod's operations on GPUs: add --build-arg",
+        ),
+        (
+            "mirror.example.com/nvidia/cuda:12.8.1-base-ubuntu24.04",
+            [INDEX, SOURCE, NCCL, DEVEL],
+            "has CUDA 12.8, PyTorch is built with CUDA 13.0: take an image of that",
+        ),
+        (BASE, [INDEX, SOURCE, NCCL, DEVEL, "TORCH_VERSION=2.13.0+cu126"], "PyTorch is built with CUDA 12.6"),
+        (
+            BASE,
+            [INDEX, SOURCE, NCCL, "BUILD_IMAGE=nvidia/cuda:13.0.2-devel-ubuntu22.04"],
+            "are of different systems",
+        ),
+    ],
+)
+def test_a_pytorch_with_cuda_is_built_with_nccl_for_its_own_cuda_or_not_at_all(
+    tmp_path: Path, base: str, args: list[str], missing: str
+) -> None:
+    said = said_of(tmp_path, TORCH, args, base)
+    assert missing in said, said
+    assert "built trainer" not in said
+
+
+@pytest.mark.parametrize(
+    ("base", "args"),
+    [
+        (BASE, [INDEX, SOURCE, NCCL, DEVEL]),
+        (
+            BASE,
+            [
+                INDEX,
+                SOURCE,
+                NCCL,
+                DEVEL,
+                "HOROVOD_BUILD_CUDA_CC_LIST=80,90",
+                "PIP_INDEX_URL=https://pypi.example.com",
+            ],
+        ),
+        ("ubuntu:24.04", [INDEX, SOURCE, NCCL, DEVEL]),
+        (
+            "registry.example.com/ours:1",
+            [INDEX, SOURCE, NCCL, "BUILD_IMAGE=registry.example.com/ours-devel:1"],
+        ),
+        (
+            "nvidia/cuda:12.6.3-base-ubuntu24.04",
+            [
+                INDEX,
+                SOURCE,
+                NCCL,
+                "BUILD_IMAGE=nvidia/cuda:12.6.3-cudnn-devel-ubuntu24.04",
+                "TORCH_VERSION=2.13.0+cu126",
+            ],
+        ),
+    ],
+)
+def test_an_image_of_pytorch_for_gpus_is_built(tmp_path: Path, base: str, args: list[str]) -> None:
+    assert "built horovod trainer torch" in said_of(tmp_path, TORCH, args, base)
+
+
+def test_tensorflow_for_gpus_comes_without_horovod_which_can_not_be_built_for_it(tmp_path: Path) -> None:
+    asked = [CUDA_TENSORFLOW, INDEX]
+    base = "nvidia/cuda:12.9.1-base-ubuntu24.04"
+    assert "built tensorflow trainer without Horovod\n" in said_of(tmp_path, TENSORFLOW, asked, base)
+
+    said = said_of(tmp_path, TENSORFLOW, [*asked, NCCL], base)
+    assert "built" not in said.replace("can't be built", "")
+    assert "AsGpuStreamValue, which TensorFlow has no more" in said
+    assert "second cuDNN" in said_of(
+        tmp_path, TENSORFLOW, asked, "nvidia/cuda:12.9.1-cudnn-runtime-ubuntu24.04"
+    )
+
+
+CHECK = """
+import gpu_check
+framework = gpu_check.Framework(*({framework!r}))
+print(*gpu_check.{what}, sep="\\n")
+"""
+
+
+@pytest.mark.parametrize(
+    ("framework", "what", "fault"),
+    [
+        (("PyTorch 2.13.0+cpu", None), "before_horovod(framework, '', None)", ""),
+        (
+            ("PyTorch 2.13.0+cpu", None),
+            "before_horovod(framework, 'NCCL', '13.0.2')",
+            "needs a framework with CUDA",
+        ),
+        (("PyTorch 2.13.0", "13.0"), "before_horovod(framework, '', None)", "download.pytorch.org/whl/cpu"),
+        (("PyTorch 2.13.0", "13.0"), "before_horovod(framework, 'NCCL', None)", "BUILD_IMAGE has no CUDA"),
+        (
+            ("PyTorch 2.13.0", "13.0"),
+            "before_horovod(framework, 'NCCL', '12.8.1')",
+            "BUILD_IMAGE has CUDA 12.8.1",
+        ),
+        (("PyTorch 2.13.0", "13.0"), "before_horovod(framework, 'NCCL', '13.0.2')", ""),
+        (("PyTorch 2.13.0+cpu", None), "image(framework, False, None)", ""),
+        (("PyTorch 2.13.0+cpu", None), "image(framework, True, None)", "compiled with NCCL"),
+        (("PyTorch 2.13.0", "13.0"), "image(framework, False, '13.0.2')", "without NCCL"),
+        (("PyTorch 2.13.0", "13.0"), "image(framework, True, None)", ""),
+        (("PyTorch 2.13.0", "13.0"), "image(framework, True, '13.0.2')", ""),
+        (("PyTorch 2.13.0", "13.0"), "image(framework, True, '13.1.0')", "BASE_IMAGE has CUDA 13.1.0"),
+    ],
+)
+def test_a_wrong_image_fails_while_it_is_built(
+    framework: tuple[str, str | None], what: str, fault: str
+) -> None:
+    said = in_builder(CHECK.format(framework=framework, what=what)).strip()
+    assert bool(said) == bool(fault)
+    assert fault in said
+
+
+@pytest.mark.parametrize("name", ["trainer-horovod", "trainer-tensorflow"])
+def test_an_image_with_horovod_is_checked_where_it_is_whole(name: str) -> None:
+    """Also the program that checks goes into the context, and makes another image when it changes."""
+    target = "horovod" if name == "trainer-horovod" else "trainer-horovod"
+    stage = re.split(
+        rf"^FROM \S+ AS {target}\n", (DOCKER / f"{name}.Dockerfile").read_text(), flags=re.MULTILINE
+    )[1]
+    assert "python -B /requirements/gpu_check.py image\n" in stage.split("\nFROM ")[0]
+
+
+def test_the_check_runs_with_what_is_installed_here() -> None:
+    pytest.importorskip("horovod.torch")
+    for what in ("before-horovod", "image"):
+        done = subprocess.run([sys.executable, DOCKER / "gpu_check.py", what], capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr
+        assert f"CUDA none: {what} is right" in done.stdout
 
 
 def test_a_new_wheel_takes_the_place_of_the_frameworks_last_one(tmp_path: Path) -> None:
@@ -324,11 +482,13 @@ build.engine = lambda: contextlib.nullcontext(docker)
 context = str(cache / "context")
 args = ["--context", context, "--tag", "mine:1"]
 more = ["--base", "cuda:1", "--build-arg", "MINE=1", "--build-arg", "PACKAGES_FROM=index"]
+more += ["--build-arg", "TORCH_VERSION=2.13.0+cpu"]
 for id, given in (("sha256:abc", args), ("sha256:of another variant", [*args, *more])):
     docker.ids["dtj-trainer-horovod:x"] = id
     sys.argv = ["build.py", *given]
     build.main()
-assert asked == [(build.IMAGE, {}), ("cuda:1", {"MINE": "1", "PACKAGES_FROM": "index"})], asked
+given = {"MINE": "1", "PACKAGES_FROM": "index", "TORCH_VERSION": "2.13.0+cpu"}
+assert asked == [(build.IMAGE, {}), ("cuda:1", given)], asked
 assert seen == [{}, "save", "load", {"MINE": "1"}, "save"], seen
 assert len(list(build.ARCHIVES.glob("mine_1-*.tar"))) == 2
 """,
