@@ -78,6 +78,8 @@ class Image:
     """Name of a requirements file in the context -> its lines."""
     sources: list[Path]
     """Files of this repository that go into the context's dtj/."""
+    alone: list[str] = field(default_factory=list)
+    """Requirements (alone.txt) that are installed without what they ask for: the image has it by another name."""
     args: dict[str, str] = field(default_factory=dict)
     horovod: str = ""
     """The framework that Horovod is compiled for, one of FRAMEWORKS; empty: no Horovod in it."""
@@ -99,6 +101,8 @@ class Image:
             wanted = {**self.requirements, "build": [f"{BUILD_BACKEND}=={pins()[BUILD_BACKEND]}"]}
         lines = [line for lines in wanted.values() for line in lines]
         found = sorted(wheelhouse(self.name, lines).glob("*.whl"))
+        if self.alone and self.args.get("PACKAGES_FROM") != "index":
+            found += sorted(wheelhouse(f"{self.name}-alone", self.alone, alone=True).glob("*.whl"))
         if self.horovod and self.args.get("HOROVOD_FROM") != "source":
             found.append(horovod_wheel(self.horovod))
         return found
@@ -116,6 +120,7 @@ class Image:
             str(sorted(self.args.items())),
             str(sorted(self.tags.items())),
             str(self.requirements),
+            str(self.alone),
         ]
         parts += [f"{wheel.parent.name}/{wheel.name}" for wheel in wheels]
         for source in self.sources if with_sources else []:
@@ -128,7 +133,7 @@ class Image:
             (folder / name).mkdir()
         for wheel in wheels:
             _link(wheel, folder / "wheelhouse" / wheel.name)
-        for name, lines in self.requirements.items():
+        for name, lines in {**self.requirements, "alone": self.alone}.items():
             (folder / "requirements" / f"{name}.txt").write_text("\n".join(sorted(lines)) + "\n")
         shutil.copy(REPOSITORY / "constraints.txt", folder / "requirements")
         shutil.copy(GPU_CHECK, folder / "requirements")
@@ -192,6 +197,8 @@ def images(base: str, args: dict[str, str]) -> list[Image]:
                 # Its TensorFlow is in the image: it may be another package than the one named there.
                 "trainer": [line for line in requirements_of("tensorflow") if "tensorflow" not in line],
             },
+            # Keras 2, for scripts that need it. It asks for `tensorflow`, where the image has `tensorflow-cpu`.
+            alone=_pinned("tf-keras"),
             sources=[*project, *_files(trainer)],
             args=compiled,
             horovod="tensorflow",

@@ -55,7 +55,9 @@ FROM python AS packages-wheelhouse
 RUN --mount=type=bind,source=wheelhouse,target=/wheelhouse \
     --mount=type=bind,source=requirements,target=/requirements \
     /opt/venv/bin/pip install --no-cache-dir --no-index --find-links=/wheelhouse \
-        --constraint /requirements/constraints.txt --requirement /requirements/tensorflow.txt
+        --constraint /requirements/constraints.txt --requirement /requirements/tensorflow.txt \
+    && /opt/venv/bin/pip install --no-cache-dir --no-deps --no-index --find-links=/wheelhouse \
+        --requirement /requirements/alone.txt
 
 FROM python AS packages-index
 ARG TENSORFLOW=tensorflow-cpu
@@ -65,7 +67,8 @@ ARG PIP_EXTRA_INDEX_URL=
 RUN --mount=type=bind,source=requirements,target=/requirements \
     sed "s/^tensorflow-cpu==/$TENSORFLOW==/" /requirements/tensorflow.txt > /tmp/tensorflow.txt \
     && /opt/venv/bin/pip install --no-cache-dir \
-        --constraint /requirements/constraints.txt --requirement /tmp/tensorflow.txt
+        --constraint /requirements/constraints.txt --requirement /tmp/tensorflow.txt \
+    && /opt/venv/bin/pip install --no-cache-dir --no-deps --requirement /requirements/alone.txt
 
 
 # hadolint ignore=DL3006

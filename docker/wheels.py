@@ -146,8 +146,8 @@ def _build_horovod(framework: Framework, folder: Path) -> None:
         _publish(work / "out", folder)
 
 
-def wheelhouse(name: str, requirements: Iterable[str]) -> Path:
-    """A folder with the wheels of all `requirements` and of what they need, in the pinned versions.
+def wheelhouse(name: str, requirements: Iterable[str], *, alone: bool = False) -> Path:
+    """A folder with the wheels of all `requirements` and, unless `alone`, of what they need, in the pinned versions.
 
     Raises BuildError when the package index doesn't have a version that constraints.txt names.
     """
@@ -162,6 +162,7 @@ def wheelhouse(name: str, requirements: Iterable[str]) -> Path:
                 with tempfile.TemporaryDirectory(prefix="dtj-wheelhouse-") as temporary:
                     out = Path(temporary) / "out"
                     pip = [sys.executable, "-m", "pip", "download", "--only-binary", ":all:"]
+                    pip += ["--no-deps"] if alone else []
                     run([*pip, "--constraint", constraints, "--dest", out, *requirements])
                     _publish(out, folder)
                 _forget_others(folder)

@@ -109,6 +109,43 @@ def made_of(dockerfile: Path, target: str, **args: str) -> str:
     return "\n".join(stages[name] for name in seen)
 
 
+def test_keras_2_is_in_the_images_of_tensorflow_without_a_second_tensorflow(tmp_path: Path) -> None:
+    """tf_keras asks for the package tensorflow, and the images have tensorflow-cpu."""
+    program = """
+import build, sys
+from pathlib import Path
+asked = {}
+def wheelhouse(name, lines, *, alone=False):
+    asked[name] = (sorted(lines), alone)
+    (folder := Path(sys.argv[1]) / name).mkdir()
+    (folder / "tf_keras-1.whl").touch()
+    return folder
+build.wheelhouse = wheelhouse
+build.horovod_wheel = lambda name: Path("/horovod.whl")
+image = next(i for i in build.images(build.IMAGE, {}) if i.name == "trainer-tensorflow")
+print([wheel.parent.name for wheel in image.wheels() if wheel.name.startswith("tf_keras")])
+print(asked["trainer-tensorflow-alone"], any("keras" in line for line in asked["trainer-tensorflow"][0]))
+(context := Path(sys.argv[1]) / "context").mkdir()
+image.write_context(context, [])
+print((context / "requirements/alone.txt").read_text())
+"""
+    said = in_builder(program, tmp_path, cache=tmp_path)
+    assert said.splitlines() == [
+        "['trainer-tensorflow', 'trainer-tensorflow-alone']",
+        "(['tf-keras==2.21.0'], True) False",
+        "tf-keras==2.21.0",
+        "",
+    ]
+
+
+@pytest.mark.parametrize("source", ["wheelhouse", "index"])
+def test_what_is_installed_alone_brings_nothing_with_it(source: str) -> None:
+    stages = made_of(DOCKER / "trainer-tensorflow.Dockerfile", "tensorflow", PACKAGES_FROM=source)
+    (install,) = re.findall(r"pip install [^&\n]*alone\.txt", stages)
+    assert "--no-deps" in install
+    assert ("--no-index" in install) == (source == "wheelhouse")
+
+
 @pytest.mark.parametrize(("source", "offline"), [("wheelhouse", True), ("index", False)])
 @pytest.mark.parametrize(
     ("name", "target", "wanted"),
@@ -124,7 +161,7 @@ def test_requirements_come_from_where_they_are(
     """With PACKAGES_FROM=index there is nothing in the wheelhouse but what dtj's own wheel is built with."""
     stages = made_of(DOCKER / f"{name}.Dockerfile", target, PACKAGES_FROM=source)
     installs = [line for line in stages.splitlines() if "--requirement " in line]
-    assert sorted(re.findall(r"/(\w+)\.txt", line)[-1] for line in installs) == wanted
+    assert sorted(re.findall(r"--requirement \S*/(\w+)\.txt", line)[0] for line in installs) == wanted
     assert [("--no-index" in line, "--find-links" in line) for line in installs] == [
         (offline, offline)
     ] * len(wanted)

@@ -104,6 +104,16 @@ def test_an_error_is_the_programs_when_nobody_is_silent(make_workspace, config):
     assert workspace.termination["class"] == "ApplicationError"
 
 
+def test_a_script_for_keras_2_is_told_what_to_do(workspace):
+    error = "AttributeError: 'Variable' object has no attribute 'ref'"
+    assert workspace.python(f"print({error!r} + chr(10)); raise SystemExit(1)").ended() == 1
+    assert workspace.termination["class"] == "ApplicationError"
+    assert workspace.termination["message"] == (
+        "the program exited with code 1; the script is one for Keras 2: set TF_USE_LEGACY_KERAS=1 in spec.env, with "
+        "tf_keras in the image (docs/own-script.md)"
+    )
+
+
 def test_cause_told_by_the_program(workspace):
     program = (
         "from dtj_trainer import progress\n"

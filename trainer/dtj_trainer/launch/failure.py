@@ -13,6 +13,7 @@ from typing import get_args
 
 from dtj_trainer import contract
 from dtj_trainer.launch.program import ProgramEnd
+from dtj_trainer.launch.remedies import remedy
 from dtj_trainer.launch.settings import Settings
 from dtj_trainer.launch.termination import RankExit
 
@@ -44,6 +45,8 @@ def rank_exit(settings: Settings, end: ProgramEnd, last_lines: Sequence[str] = (
     told["class"], told["message"] = (
         told_by_program(settings, end) or told_by_last_lines(end, last_lines) or classify(end)
     )
+    if told["class"] == "ApplicationError" and (what := remedy(last_lines[-_LINES_AFTER_CAUSE:])):
+        told["message"] += f"; {what}"
     if end.signal is not None:
         told["signal"] = end.signal
     return told
