@@ -42,6 +42,20 @@ def valid(made: Conversion) -> Job:
     return job
 
 
+SAFE = {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}}
+
+
+def started_by_dtj(container: Manifest) -> bool:
+    return container["command"][: len(START)] == [*START]
+
+
+def own_variables(job: Job, role: str) -> set[str]:
+    """Names of the variables that a role's template gives."""
+    replica = job.spec.replica_specs.given().get(role)
+    containers = replica.template.get("spec", {}).get("containers", []) if replica else []
+    return {variable["name"] for container in containers for variable in container.get("env", [])}
+
+
 def summary(made: Conversion) -> Manifest:
     """What a person would look for in the plan, and every note."""
     notes = [f"{'! ' if note.refused else ''}{note}" for note in made.notes]
@@ -53,14 +67,19 @@ def summary(made: Conversion) -> Manifest:
     for pod in plan.pods:
         main = next(c for c in pod["spec"]["containers"] if c["name"] == TRAINER_CONTAINER)
         env = kubelet_environment(main, plan.config)
-        own = {v.name for v in job.spec.env} | {"SHARD", "DTJ_WORLD_SIZE", "DTJ_SLOTS_PER_WORKER"}
+        own = {v.name for v in job.spec.env} | {"DTJ_WORLD_SIZE", "DTJ_SLOTS_PER_WORKER"}
+        own |= own_variables(job, pod["metadata"]["labels"]["dtj.dev/role"])
         cluster = json.loads(env["TF_CONFIG"])["cluster"] if "TF_CONFIG" in env else {}
         pods[pod["metadata"]["name"]] = {
-            "command": main["command"][len(START) :],
+            "command": main["command"][len(START) :] if started_by_dtj(main) else main["command"],
             "gpus": main.get("resources", {}).get("limits", {}).get("nvidia.com/gpu", 0),
             "env": {name: value for name, value in env.items() if name in own},
             "cluster": {role: len(hosts) for role, hosts in cluster.items()},
         }
+        if not started_by_dtj(main):
+            pods[pod["metadata"]["name"]]["args"] = main.get("args", [])
+        if main["securityContext"] != SAFE:
+            pods[pod["metadata"]["name"]]["securityContext"] = main["securityContext"]
     policy = job.spec.run_policy.model_dump(by_alias=True, mode="json", exclude_unset=True)
     return {"strategy": job.spec.strategy.value, "runPolicy": policy, "pods": pods, "notes": notes}
 
@@ -159,14 +178,14 @@ def test_ranks_follow_the_slots_and_a_launcher_that_works_is_one_worker_more() -
     manifest = load(BOTH["mpi"])
     manifest["spec"] |= {"slotsPerWorker": 4, "runLauncherAsWorker": True}
     launcher = manifest["spec"]["mpiReplicaSpecs"]["Launcher"]["template"]["spec"]["containers"][0]
-    launcher["args"] = ["-np", "2", "-mca", "plm_rsh_agent", "x", "-wdir", "/app", "python", "a.py"]
+    launcher["args"] = ["-np", "12", "-mca", "plm_rsh_agent", "x", "-wdir", "/app", "python", "a.py"]
     made = convert(manifest)
     pods = {pod["metadata"]["name"]: pod["spec"]["containers"][0] for pod in plan_job(valid(made)).pods}
     env = {variable["name"]: variable["value"] for variable in pods["mpi-digits-worker-2"]["env"]}
     assert (len(pods), env["DTJ_WORLD_SIZE"], env["DTJ_SLOTS_PER_WORKER"]) == (4, "12", "4")
     assert pods["mpi-digits-launcher-0"]["workingDir"] == "/app"
-    told = {"containers.command[-np]", "containers.command[-mca plm_rsh_agent]", "containers.command[-wdir]"}
-    assert told | {"spec.runLauncherAsWorker"} <= notes_of(made)
+    assert {"containers.command[-wdir]", "spec.runLauncherAsWorker"} <= notes_of(made)
+    assert any("-mca plm_rsh_agent x: left out" in str(note) for note in made.notes)
 
 
 def test_a_job_as_the_cluster_prints_it_is_read() -> None:

@@ -1,5 +1,5 @@
-"""The parts of Kubeflow's jobs that a conversion reads (`kubeflow.org/v1` and `v2beta1`); the rest stays in
-`model_extra`, and is taken over or told.
+"""The parts of Kubeflow's jobs that a conversion reads (`kubeflow.org/v1`, `v2beta1`, and what came before v1 in the
+same form); the rest stays in `model_extra`, and is taken over or told.
 """
 
 from __future__ import annotations
@@ -104,7 +104,7 @@ class TFJobSpec(Spec):
 
 
 class MPIJobSpec(Spec):
-    """MPIJob, both versions."""
+    """MPIJob."""
 
     mpi_replica_specs: dict[str, Replica]
     slots_per_worker: Annotated[int, Field(ge=1)] = 1

@@ -5,16 +5,17 @@ for a job whose mpirun is dtj's own.
 from __future__ import annotations
 
 import posixpath
+import re
 import shlex
-from collections.abc import Iterator, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 MPIRUN = ("mpirun", "mpiexec", "mpiexec.hydra", "orterun", "prterun")
 HOROVODRUN = ("horovodrun",)
 _SHELLS = ("sh", "bash", "dash")
 
-# How many words follow an option. Only those known here can be left out: of another, nobody can say whether the
-# word after it is its value or the program.
+# How many words follow an option. Of an option that is not here, nobody can say whether the word after it is its
+# value or the program.
 _MPIRUN_VALUES = {
     0: "allow-run-as-root v verbose q quiet tag-output timestamp-output oversubscribe nooversubscribe nolocal "
     "report-bindings display-map display-allocation pernode bynode byslot bind-to-core bind-to-none l "
@@ -32,6 +33,11 @@ _HOROVODRUN_VALUES = {
     "output-filename timeline-filename fusion-threshold-mb cycle-time-ms cache-capacity log-level config-file "
     "num-nccl-streams thread-affinity reset-limit elastic-timeout gloo-timeout-seconds binding-args",
 }
+_HYDRA = (
+    *("genv", "genvall", "genvlist", "genvnone", "envlist", "env", "ppn", "perhost", "hosts", "f"),
+    *("bootstrap", "iface", "launcher", "prepend-rank", "l"),
+)
+"""Options that only the mpirun of MPICH and of Intel has."""
 _HOROVOD_ENV = {
     "timeline-filename": "HOROVOD_TIMELINE",
     "timeline-mark-cycles": "HOROVOD_TIMELINE_MARK_CYCLES",
@@ -48,6 +54,13 @@ _ELASTIC = ("min-np", "min-num-proc", "max-np", "max-num-proc", "host-discovery-
 # What dtj's own mpirun has: the same on its command line and in the environment would contradict it.
 _DTJS_MCA = ("pml", "btl")
 _DTJS_MCA_PREFIXES = ("plm_", "orte_", "prte_", "rmaps_", "ras_")
+_COUNTS = ("n", "np", "c", "num-proc")
+_A_NODE = ("npernode", "N", "ppn", "perhost", "slots", "slots-per-host")
+_HOSTS = ("H", "host", "hosts")
+_HOSTFILES = ("hostfile", "machinefile", "f")
+# They say where each rank runs, in a way that dtj does not.
+_PLACING = ("rf", "rankfile", "npersocket", "launch-agent", "nolocal")
+_REFERENCE = re.compile(r"\$\(([-._a-zA-Z][-._a-zA-Z0-9]*)\)")
 
 
 class NoProgram(ValueError):
@@ -61,32 +74,63 @@ class Launch:
     program: list[str] = field(default_factory=list)
     starter: list[str] = field(default_factory=list)
     """mpirun or horovodrun with its options."""
+    counting: list[list[str]] = field(default_factory=list)
+    """The options that say how many ranks there are, each with its values."""
+    dropped: list[list[str]] = field(default_factory=list)
+    """The options that have no effect on dtj's mpirun, each with its values."""
     ranks: int | None = None
     """As -np says."""
+    a_node: int | None = None
+    """Ranks on each node, as -npernode says."""
+    by_node: bool = False
+    """Whether ranks go round the nodes, and do not fill one after the other."""
+    oversubscribes: bool = False
+    """Whether there may be more ranks than slots."""
+    hosts: dict[str, int | None] | None = None
+    """As -H says: ranks by host, None where it says no number."""
+    hostfile: str | None = None
+    as_root: bool = False
+    odd: list[str] = field(default_factory=list)
+    """Options that decide how many ranks run where in a way that this program does not follow."""
+    hydra: list[str] = field(default_factory=list)
+    """Options, or a name of the program, that Open MPI does not have."""
     env: dict[str, str] = field(default_factory=dict)
     """What its options set for the ranks."""
     exported: list[str] = field(default_factory=list)
     """Names of variables that the ranks get from the launcher."""
     workdir: str | None = None
-    elastic: list[str] = field(default_factory=list)
+    elastic: dict[str, str] = field(default_factory=dict)
     """Options that only an elastic run has."""
 
+    @property
+    def by_horovodrun(self) -> bool:
+        """Whether horovodrun starts the ranks."""
+        return posixpath.basename(self.starter[0]) in HOROVODRUN
 
-def taken_apart(words: Sequence[str]) -> Launch:
-    """Read a launcher's words. Raises NoProgram where that would be a guess."""
+    @property
+    def path(self) -> str | None:
+        """Where mpirun is, if the launcher says it."""
+        return self.starter[0] if "/" in self.starter[0] and not self.by_horovodrun else None
+
+
+def taken_apart(words: Sequence[str], env: Mapping[str, str | None] | None = None) -> Launch:
+    """Read a launcher's words. Raises NoProgram where that would be a guess.
+
+    env: the launcher's variables, which the kubelet puts in place of `$(NAME)`; None for a value that is not known.
+    """
     words = _without_shell(words)
-    first = posixpath.basename(words[0]) if words else ""
+    first = posixpath.basename(_expanded(words[0], env or {})[0]) if words else ""
     if first in MPIRUN:
         table = _MPIRUN_VALUES
     elif first in HOROVODRUN:
         table = _HOROVODRUN_VALUES
     else:
-        raise NoProgram(f"begins with {first or 'nothing'}, where dtj needs to see mpirun or horovodrun")
+        raise NoProgram(f"begins with {first or 'nothing'}, and not with mpirun or horovodrun")
     arities = {option: count for count, options in table.items() for option in options.split()}
-    launch = Launch()
+    launch = Launch(hydra=[first] if first.endswith(".hydra") else [])
     index = 1
     while index < len(words) and words[index].startswith("-") and words[index] != "-":
-        option = words[index]
+        begin, option = index, words[index]
         index += 1
         if option == "--":
             break
@@ -95,12 +139,13 @@ def taken_apart(words: Sequence[str]) -> Launch:
             raise NoProgram(f"has the option {option}, of which dtj can't tell where it ends")
         values = [value] if equals else list(words[index : index + arities[name]])
         index += 0 if equals else arities[name]
-        _read_option(launch, name, values, horovodrun=first in HOROVODRUN)
-    launch.program, launch.starter = list(words[index:]), list(words[:index])
+        _read(launch, words[begin:index], name, values, env or {}, horovodrun=first in HOROVODRUN)
+    launch.program = list(words[index:])
+    launch.starter = [_expanded(words[0], env or {})[0], *words[1:index]]
     if not launch.program:
         raise NoProgram("has no program after the options")
     if ":" in launch.program:
-        raise NoProgram("starts several programs, and dtj starts one")
+        raise NoProgram("starts several programs, and dtj's mpirun starts one")
     return launch
 
 
@@ -110,9 +155,11 @@ def _without_shell(words: Sequence[str]) -> list[str]:
         return list(words)
     if len(words) != 3 or not (words[1].startswith("-") and words[1].endswith("c")):
         raise NoProgram("is a shell script")
+    if set(words[1]) & {"l", "i"}:
+        raise NoProgram("is run by a shell that first reads its profile")
     script = words[2].strip().replace("\\\n", " ").removeprefix("exec ")
     # What a shell would expand, or more than one command: a list of words would not do the same.
-    if any(sign in script for sign in "$`;&|<>*?\n("):
+    if any(sign in script for sign in "$`;&|<>*?~#{}[]\n("):
         raise NoProgram("is a shell script that does more than to start mpirun")
     try:
         return shlex.split(script)
@@ -120,11 +167,102 @@ def _without_shell(words: Sequence[str]) -> list[str]:
         raise NoProgram("is a shell script with an open quote") from None
 
 
-def _read_option(launch: Launch, name: str, values: list[str], *, horovodrun: bool) -> None:
+def _expanded(word: str, env: Mapping[str, str | None]) -> tuple[str, bool]:
+    """The word as the kubelet gives it to the program, and whether all of it is known."""
+    names = [name for name in _REFERENCE.findall(word) if name in env]
+    values = {name: value for name in names if (value := env[name]) is not None and "$(" not in value}
+    known = len(values) == len(names) and not (names and "$$" in word)
+    return (_REFERENCE.sub(lambda found: values.get(found[1], found[0]), word) if known else word), known
+
+
+def _read(
+    launch: Launch,
+    words: list[str],
+    name: str,
+    values: list[str],
+    env: Mapping[str, str | None],
+    *,
+    horovodrun: bool,
+) -> None:
+    expanded = [_expanded(value, env) for value in values]
+    values = [value for value, _ in expanded]
+    if not all(known for _, known in expanded):
+        launch.odd.append(shlex.join(words))
     value = values[0] if values else ""
-    if name in ("n", "np", "c", "num-proc"):
-        launch.ranks = int(value) if value.isdecimal() else None
-    elif name == "x":
+    if not horovodrun and name in _HYDRA:
+        launch.hydra.append(words[0])
+    if _read_number_of_ranks(launch, words, name, values):
+        launch.counting.append(words)
+        return
+    if _read_variables(launch, name, values):
+        return
+    if name in ("wdir", "wd"):
+        launch.workdir = value
+    elif name == "allow-run-as-root":
+        launch.as_root = True
+    elif horovodrun and name in _ELASTIC:
+        launch.elastic[name] = value
+    elif not (horovodrun and _read_horovod(launch, name, value)):
+        launch.dropped.append(words)
+
+
+def _read_number_of_ranks(launch: Launch, words: list[str], name: str, values: list[str]) -> bool:
+    """Whether the option says nothing but how many ranks there are."""
+    value = values[0] if values else ""
+    if name in (*_COUNTS, *_A_NODE):
+        number = int(value) if re.fullmatch("[1-9][0-9]{0,6}", value) else None
+        if number is None:
+            launch.odd.append(shlex.join(words))
+        elif name in _COUNTS:
+            launch.ranks = number
+        else:
+            launch.a_node = number
+        return True
+    if name == "pernode":
+        launch.a_node = 1
+        return True
+    if name == "oversubscribe" or (name.endswith("mca") and value == "rmaps_base_oversubscribe"):
+        launch.oversubscribes |= values[-1:] in ([], ["1"], ["true"], ["yes"])
+        return True
+    if name in _HOSTS:
+        launch.hosts = _hosts(value)
+    elif name in _HOSTFILES:
+        launch.hostfile = value
+    elif name == "bynode":
+        launch.by_node = True
+    elif name == "map-by" or (name.endswith("mca") and value == "rmaps_base_mapping_policy"):
+        _read_mapping(launch, words, values[-1])
+    elif name in _PLACING:
+        launch.odd.append(shlex.join(words))
+    return False
+
+
+def _read_mapping(launch: Launch, words: list[str], policy: str) -> None:
+    unit, *modifiers = policy.split(":")
+    modifiers = [modifier.upper() for modifier in modifiers]
+    if unit.lower() == "ppr" and len(modifiers) > 1 and modifiers[1] == "NODE" and modifiers[0].isdecimal():
+        launch.a_node = int(modifiers[0])
+    elif unit.lower() == "ppr":
+        launch.odd.append(shlex.join(words))
+    elif unit.lower() == "node":
+        launch.by_node = True
+    launch.oversubscribes |= "OVERSUBSCRIBE" in modifiers
+
+
+def _hosts(value: str) -> dict[str, int | None]:
+    """`-H a:2,b:2`; a host that is named twice has a slot for each time."""
+    hosts: dict[str, int | None] = {}
+    for entry in filter(None, value.split(",")):
+        host, _, slots = entry.partition(":")
+        number = int(slots) if slots.isdecimal() else None
+        hosts[host] = (hosts[host] or 1) + (number or 1) if host in hosts else number
+    return hosts
+
+
+def _read_variables(launch: Launch, name: str, values: list[str]) -> bool:
+    """Whether the option gives the ranks a variable of the environment."""
+    value = values[0] if values else ""
+    if name == "x":
         variable, equals, content = value.partition("=")
         if equals:
             launch.env[variable] = content
@@ -136,28 +274,22 @@ def _read_option(launch: Launch, name: str, values: list[str], *, horovodrun: bo
         launch.env[value] = values[1]
     elif name.endswith("mca") and len(values) == 2 and _is_free(value):
         launch.env[f"OMPI_MCA_{value}"] = values[1]
-    elif name in ("wdir", "wd"):
-        launch.workdir = value
-    elif horovodrun:
-        _read_horovod(launch, name, value)
+    else:
+        return False
+    return True
 
 
-def _read_horovod(launch: Launch, name: str, value: str) -> None:
+def _read_horovod(launch: Launch, name: str, value: str) -> bool:
     if name in _HOROVOD_ENV:
         launch.env[_HOROVOD_ENV[name]] = value or "1"
     elif name == "fusion-threshold-mb" and value.isdecimal():
         launch.env["HOROVOD_FUSION_THRESHOLD"] = str(int(value) * 1024 * 1024)
-    elif name in _ELASTIC:
-        launch.elastic.append(f"--{name} {value}")
+    elif name == "disable-cache":
+        launch.env["HOROVOD_CACHE_CAPACITY"] = "0"
+    else:
+        return False
+    return True
 
 
 def _is_free(parameter: str) -> bool:
     return parameter not in _DTJS_MCA and not parameter.startswith(_DTJS_MCA_PREFIXES)
-
-
-def lost_options(starter: Sequence[str]) -> Iterator[tuple[str, str]]:
-    """MCA parameters that contradict dtj's: name and value."""
-    usual = {("pml", "ob1"), ("btl", "^openib")}
-    for word, name, value in zip(starter, starter[1:], starter[2:], strict=False):
-        if word.lstrip("-") in ("mca", "gmca") and not _is_free(name) and (name, value) not in usual:
-            yield name, value

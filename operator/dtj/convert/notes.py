@@ -23,7 +23,7 @@ class Note:
     """Whether the job can't be converted because of it."""
 
     def __str__(self) -> str:
-        value = "" if self.was is None else f": {_short(self.was)}"
+        value = "" if self.was is None else f": {_whole(self.was)}"
         # On one line, whatever the input's keys are: notes become YAML comments.
         return " ".join(f"{self.field}{value}: {self.now}".split())
 
@@ -59,6 +59,6 @@ class Conversion:
     notes: tuple[Note, ...]
 
 
-def _short(value: Any) -> str:
-    text = value if isinstance(value, str) else json.dumps(value, default=str)
-    return text if len(text) <= 240 else f"{text[:239]}…"
+def _whole(value: Any) -> str:
+    """All of it, however long: what is cut would be lost without a word."""
+    return value if isinstance(value, str) else json.dumps(value, default=str)

@@ -41,6 +41,8 @@ class Role:
     template: Manifest
     container: Manifest = field(default_factory=dict)
     """The trainer's own fields in the template, besides those above."""
+    keeps_command: bool = False
+    """Whether its program is the command of its container, which dtj runs as it is written."""
 
 
 def read_role(name: str, path: str, replica: Replica, wanted: str | None, notes: Notes) -> Role:
@@ -131,11 +133,11 @@ def kept_metadata(labels: dict[str, str], annotations: dict[str, str]) -> Manife
     return {key: value for key, value in (("labels", labels), ("annotations", annotations)) if value}
 
 
-def common_spec(roles: Sequence[Role], notes: Notes) -> Manifest:
+def common_spec(roles: Sequence[Role]) -> Manifest:
     """The fields of a job's spec that the roles share, and the roles with what each has of its own."""
     image = _most_common([role.image for role in roles if role.image])
     # A program without a command is the image's entrypoint, and dtj starts its own.
-    programs = [role.program for role in roles if role.program[0]]
+    programs = [role.program for role in roles if role.program[0] and not role.keeps_command]
     program: tuple[list[str], list[str]] = _most_common(programs) or ([], [])
     shared = [
         variable
@@ -151,13 +153,6 @@ def common_spec(roles: Sequence[Role], notes: Notes) -> Manifest:
     }
     if accelerator not in (None, "nvidia.com/gpu"):
         spec["accelerator"] = {"resourceName": accelerator}
-    if not any("securityContext" in role.container or _pod(role).get("securityContext") for role in roles):
-        notes.tell(
-            f"{roles[0].path}.template.spec.securityContext",
-            None,
-            "not given: dtj's pods run as user 1000, and never as root; set runAsUser (and for root runAsNonRoot: "
-            "false) in a replica's template if the image needs another",
-        )
     return spec
 
 
@@ -176,7 +171,7 @@ def _replica_spec(
     own = dict(role.container)
     if role.image and role.image != image:
         own["image"] = role.image
-    if role.program[0] and role.program != program:
+    if role.program[0] and (role.keeps_command or role.program != program):
         own |= {key: value for key, value in zip(("command", "args"), role.program, strict=True) if value}
     env = [variable for variable in role.env.values() if variable not in shared]
     own |= {"env": env} if env else {}

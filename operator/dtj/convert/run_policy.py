@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import dataclass
 from typing import Any
 
 from dtj.api.job import Manifest
@@ -12,14 +13,20 @@ from dtj.convert.notes import Notes
 
 # Kubeflow's own operators.
 _OF_KUBEFLOW = re.compile(r"([a-z0-9.-]+\.)?kubeflow\.org/")
-_SCHEDULING = {
-    "minAvailable": "left out: needs runPolicy.schedulingPolicy.gang, which names the scheduler",
-    "queue": "left out: needs runPolicy.schedulingPolicy.gang: Kueue or Volcano",
-    "minResources": "left out: counted from the pods, with runPolicy.schedulingPolicy.gang",
-    "scheduleTimeoutSeconds": "left out: runPolicy.startDeadlineSeconds ends a job that does not get its nodes",
-}
 _CLEAN_POD_POLICIES = ("Running", "All", "None")
 _OF_SPEC = ("cleanPodPolicy", "ttlSecondsAfterFinished", "activeDeadlineSeconds", "backoffLimit")
+_PATH = "spec.runPolicy"
+
+
+@dataclass(frozen=True)
+class Defaults:
+    """What a version of a kind does where a job says nothing."""
+
+    clean_pod_policy: str
+    backoff_limit: int | None = None
+    """Retries by the operator, whatever `restartPolicy` says; None where `restartPolicy` alone decides, whose default
+    is Never.
+    """
 
 
 def moved_into_run_policy(spec: Manifest) -> Manifest:
@@ -31,11 +38,12 @@ def moved_into_run_policy(spec: Manifest) -> Manifest:
     return {key: value for key, value in spec.items() if key not in beside} | {"runPolicy": beside | policy}
 
 
-def run_policy(policy: RunPolicy, notes: Notes) -> Manifest:
-    """The `runPolicy` of dtj, without what is its default."""
-    path = "spec.runPolicy"
+def run_policy(policy: RunPolicy, defaults: Defaults, queued: bool, notes: Notes) -> Manifest:
+    """The `runPolicy` of dtj. queued: whether Kueue queues the job."""
     made: dict[str, Any] = {}
-    if policy.suspend:
+    if policy.suspend and queued:
+        notes.tell(f"{_PATH}.suspend", True, "left out: Kueue sets it, and in dtj holds the pods instead")
+    elif policy.suspend:
         made["suspend"] = True
     if policy.backoff_limit is not None:
         made["backoffLimit"] = policy.backoff_limit
@@ -43,35 +51,64 @@ def run_policy(policy: RunPolicy, notes: Notes) -> Manifest:
         made["activeDeadlineSeconds"] = policy.active_deadline_seconds
     if policy.ttl_seconds_after_finished is not None:
         made["ttlSecondsAfterFinished"] = policy.ttl_seconds_after_finished
-    if policy.clean_pod_policy in _CLEAN_POD_POLICIES[1:]:
-        made["cleanPodPolicy"] = policy.clean_pod_policy
-    elif policy.clean_pod_policy not in (None, *_CLEAN_POD_POLICIES):
-        notes.tell(
-            f"{path}.cleanPodPolicy", policy.clean_pod_policy, "left out: Running, dtj's default, holds"
-        )
+    made |= _clean_pod_policy(policy.clean_pod_policy, defaults.clean_pod_policy, notes)
     if other_manager(policy.managed_by) and not _OF_KUBEFLOW.match(policy.managed_by or ""):
         made["managedBy"] = policy.managed_by
     elif policy.managed_by is not None:
-        notes.tell(f"{path}.managedBy", policy.managed_by, "left out: dtj's operator carries the job out")
-    for key, value in policy.scheduling_policy.items():
-        if key == "priorityClass":
-            notes.tell(
-                f"{path}.schedulingPolicy.{key}", value, "now priorityClassName of every replica's template"
-            )
-        else:
-            now = _SCHEDULING.get(key, "left out: dtj has no such field")
-            notes.tell(f"{path}.schedulingPolicy.{key}", value, now)
+        notes.tell(f"{_PATH}.managedBy", policy.managed_by, "left out: dtj's operator carries the job out")
     for key, value in policy.rest.items():
-        notes.tell(f"{path}.{key}", value, "left out: dtj has no such field")
+        notes.tell(f"{_PATH}.{key}", value, "left out: dtj has no such field")
     return made
 
 
-def retries_of(restart_policy: str | None, path: str, policy: Manifest, notes: Notes) -> Manifest:
-    """The run policy with the retries that the role whose end is the job's has by its `restartPolicy`."""
-    if restart_policy == "Never" and "backoffLimit" not in policy:
-        notes.tell(f"{path}.restartPolicy", "Never", "now runPolicy.backoffLimit: 0, for the whole job")
+def _clean_pod_policy(given: str | None, default: str, notes: Notes) -> Manifest:
+    field = f"{_PATH}.cleanPodPolicy"
+    if given is None and default != "Running":
+        notes.tell(
+            field,
+            None,
+            f"not given: {default}, Kubeflow's default, is written out; the pods that still run at the end keep "
+            "their nodes. Running ends them",
+        )
+        given = default
+    if given in _CLEAN_POD_POLICIES[1:]:
+        return {"cleanPodPolicy": given}
+    if given not in (None, "Running"):
+        notes.tell(field, given, "left out: Running, dtj's default, holds")
+    return {}
+
+
+def retries_of(
+    restart_policy: str | None, path: str, policy: Manifest, defaults: Defaults, notes: Notes
+) -> Manifest:
+    """The run policy with the retries that the role whose end is the job's has in Kubeflow."""
+    given = "backoffLimit" in policy
+    if defaults.backoff_limit is not None:
+        if restart_policy is not None:
+            other_role_restarts(restart_policy, path, notes)
+        if given:
+            return policy
+        notes.tell(
+            f"{_PATH}.backoffLimit",
+            None,
+            f"not given: {defaults.backoff_limit}, Kubeflow's default, is written out",
+        )
+        return {**policy, "backoffLimit": defaults.backoff_limit}
+    if given:
+        other_role_restarts(restart_policy, path, notes)
+        return policy
+    if restart_policy in (None, "Never"):
+        said = "now" if restart_policy else "not given: Never, Kubeflow's default, is now"
+        notes.tell(
+            f"{path}.restartPolicy", restart_policy, f"{said} runPolicy.backoffLimit: 0, for the whole job"
+        )
         return {**policy, "backoffLimit": 0}
-    other_role_restarts(restart_policy, path, notes)
+    notes.tell(
+        f"{path}.restartPolicy",
+        restart_policy,
+        "now up to 3 retries of the whole job, dtj's default, where Kubeflow sets no limit; set "
+        "runPolicy.backoffLimit for more",
+    )
     return policy
 
 

@@ -1,0 +1,68 @@
+"""A launcher's command that dtj runs as it is written, and what of it can't work with dtj's pods."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+
+_AT_COMMAND = r"(?:^|[\s;&|(`'\"])(?:[\w./-]*/)?"
+# What a launcher of mpi-operator may use, and dtj's has not.
+_MISSING = (
+    (
+        re.compile(_AT_COMMAND + r"horovodrun(?=\s|$)"),
+        "horovodrun",
+        "reaches its hosts by an ssh without dtj's settings; write the command as a list of words that begins with "
+        "horovodrun, or use mpirun",
+    ),
+    (
+        re.compile(r"kubexec\.sh|" + _AT_COMMAND + r"kubectl(?=\s|$)"),
+        "kubectl",
+        "dtj starts ranks by ssh, and its launcher has no right to kubectl exec; take kubexec.sh and kubectl out",
+    ),
+    (
+        re.compile(r"discover_hosts\.sh"),
+        "discover_hosts.sh",
+        "dtj's Horovod is not elastic: there is no script that tells hosts; take the hosts from /etc/mpi/hostfile",
+    ),
+    (
+        re.compile(r"plm_(?:rsh|ssh)_(?:agent|args)"),
+        "plm_rsh_agent, plm_rsh_args",
+        "would replace dtj's settings of ssh, without which no host answers; take them out",
+    ),
+    (
+        re.compile(_AT_COMMAND + r"(?:ssh|scp|sftp|rsync|pdsh)(?=\s)"),
+        "ssh",
+        "dtj's ssh needs its settings: write ssh -F /etc/dtj/ssh_config",
+    ),
+    (
+        re.compile(r"mpiexec\.hydra|\bI_MPI_\w+|\bHYDRA_\w+"),
+        "MPICH or Intel MPI",
+        "dtj gives the hosts to Open MPI; build the image with Open MPI",
+    ),
+    (
+        re.compile(r"(?:^|\s)-{1,2}(?:H|host)(?:\s|=)"),
+        "-H",
+        "names hosts; leave it out, and mpirun takes all workers from the hostfile",
+    ),
+    (
+        re.compile(
+            r"(?:^|\s)-{1,2}(?:hostfile|machinefile)[\s=]+(?!\"?(?:/etc/mpi/hostfile|\$\{?OMPI_MCA_orte_default_hostfile))"
+        ),
+        "--hostfile",
+        "the list of dtj's workers is /etc/mpi/hostfile; name it, or leave the option out",
+    ),
+)
+_SSH_BY_DTJ = re.compile(_AT_COMMAND + r"ssh\s+-F\s*/etc/dtj/ssh_config")
+
+
+def obstacles(words: Sequence[str], key_folder: str | None) -> Iterator[tuple[str, str]]:
+    """What in a launcher's own command can't work in dtj: its name, and what to do.
+
+    key_folder: where mpi-operator mounts the key (`sshAuthMountPath`), if the job says it.
+    """
+    text = _SSH_BY_DTJ.sub(" ", " ".join(words))
+    for pattern, name, remedy in _MISSING:
+        if pattern.search(text):
+            yield name, remedy
+    if key_folder and key_folder.rstrip("/") + "/" in text:
+        yield key_folder, "the key of dtj's pods is in /etc/dtj-ssh; take the path out"

@@ -1,0 +1,82 @@
+"""As which user the converted pods run, where Kubeflow leaves that to the image."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from dtj.api.job import Manifest
+from dtj.convert.notes import Notes
+from dtj.convert.replicas import Role
+
+_POLICY = "the namespace's policy must allow it (Pod Security baseline, on OpenShift the SCC anyuid)"
+
+
+def secure(roles: Sequence[Role], as_root: bool, notes: Notes) -> None:
+    """Let each role's pods run as the user that the job says.
+
+    as_root: whether the job's program says that it runs as root. dtj's pods run as user 1000 and without
+    capabilities unless a template says otherwise: sshd can't serve root like that.
+    """
+    unsaid, root = [], []
+    for role in roles:
+        user = _user(role)
+        _allow_privileges(role)
+        if user == 0 or (user is None and as_root):
+            _run_as_root(role)
+            root.append(role)
+        elif user is None:
+            unsaid.append(role)
+    if root:
+        notes.tell(
+            f"{root[0].path}.template.spec.securityContext",
+            None,
+            f"the container trainer of {' and '.join(role.name for role in root)} runs as root, with the "
+            f"runtime's default capabilities: {_POLICY}",
+        )
+    if unsaid:
+        notes.tell(
+            f"{unsaid[0].path}.template.spec.securityContext.runAsUser",
+            None,
+            "not given: pods that name no user run as user 1000, whatever the image's user is; for another, set "
+            "runAsUser in each replica's template, and for root runAsUser: 0, runAsNonRoot: false and, of the "
+            "container trainer, capabilities: {drop: []}",
+        )
+
+
+def _contexts(role: Role) -> tuple[Manifest, Manifest]:
+    """The securityContext of the pod and of its container."""
+    pod = role.template.get("spec", {}).get("securityContext")
+    own = role.container.get("securityContext")
+    return pod if isinstance(pod, dict) else {}, own if isinstance(own, dict) else {}
+
+
+def _user(role: Role) -> Any:
+    """The user that the role's template names; None where it leaves that to the image."""
+    pod, own = _contexts(role)
+    user = own.get("runAsUser", pod.get("runAsUser"))
+    not_root = own.get("runAsNonRoot", pod.get("runAsNonRoot"))
+    return "not root" if user is None and not_root is True else user
+
+
+def _run_as_root(role: Role) -> None:
+    pod, own = _contexts(role)
+    # What runs in the pod beside the trainer keeps dtj's user unless it names one itself.
+    made: Manifest = {"runAsUser": 0, "runAsGroup": 0, "runAsNonRoot": False} | own | {"runAsNonRoot": False}
+    if "runAsUser" not in own and "runAsGroup" in pod:
+        made["runAsGroup"] = pod["runAsGroup"]
+    capabilities = own.get("capabilities")
+    made["capabilities"] = {"drop": []} | (capabilities if isinstance(capabilities, dict) else {})
+    role.container["securityContext"] = made
+
+
+def _allow_privileges(role: Role) -> None:
+    """Let a container that asks for more privileges have them: the API server refuses both settings together."""
+    _, own = _contexts(role)
+    added = own.get("capabilities")
+    added = added.get("add") if isinstance(added, dict) else None
+    more = own.get("privileged") is True or (
+        isinstance(added, list) and {"SYS_ADMIN", "CAP_SYS_ADMIN"} & set(map(str, added))
+    )
+    if more and "allowPrivilegeEscalation" not in own:
+        role.container["securityContext"] = own | {"allowPrivilegeEscalation": True}
