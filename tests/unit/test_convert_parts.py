@@ -16,9 +16,9 @@ from dtj.convert.mpirun import taken_apart
 from dtj.convert.notes import Conversion
 from dtj.convert.ranks import NeverStarts, Uneven, ranks_of_each_worker
 from dtj.plan.job import plan_job
+from tests.unit.support.mpirun_options import EVEN, NEVER, UNEVEN, WORKERS
 
 JOBS = Path(__file__).parents[1] / "convert_jobs"
-WORKERS = ["x-worker-0.x", "x-worker-1.x"]
 
 
 def manifest(name: str) -> Manifest:
@@ -58,27 +58,7 @@ def told(made: Conversion) -> str:
 # --- ranks ----------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("options", "slots", "each"),
-    [
-        ("", 2, 2),
-        ("-np 4", 2, 2),
-        ("-np 2 --map-by node", 2, 1),
-        ("-np 2 -bynode", 4, 1),
-        ("-pernode", 4, 1),
-        ("-N 3", 4, 3),
-        ("-np 6 -npernode 3", 4, 3),
-        ("--map-by ppr:3:node", 4, 3),
-        ("--map-by ppr:3:node:oversubscribe", 1, 3),
-        ("--oversubscribe -np 8", 1, 4),
-        ("--mca rmaps_base_oversubscribe 1 -np 8", 1, 4),
-        ("--mca rmaps_base_mapping_policy ppr:2:node", 2, 2),
-        ("--hostfile /etc/mpi/hostfile -np 2", 1, 1),
-        ("-H x-worker-0.x:2,x-worker-1.x:2 -np 4", 2, 2),
-        ("-H x-worker-0.x,x-worker-1.x", 1, 1),
-        ("-np $(COUNT)", 2, 2),
-    ],
-)
+@pytest.mark.parametrize(("options", "slots", "each"), [*EVEN, ("-np $(COUNT)", 2, 2)])
 def test_ranks_of_each_worker(options: str, slots: int, each: int) -> None:
     launch = taken_apart(["mpirun", *options.split(), "./a"], {"COUNT": "4"})
     assert ranks_of_each_worker(launch, WORKERS, slots) == each
@@ -87,17 +67,12 @@ def test_ranks_of_each_worker(options: str, slots: int, each: int) -> None:
 @pytest.mark.parametrize(
     ("options", "slots", "error"),
     [
-        ("-np 3", 2, Uneven),
-        ("-np 2", 2, Uneven),  # Both in the first worker.
-        ("-np 1", 1, Uneven),
-        ("-np 3 -npernode 2", 2, Uneven),
-        ("--map-by ppr:2:socket", 2, Uneven),
-        ("-rf /ranks", 2, Uneven),
+        *((options, slots, Uneven) for options, slots, _ in UNEVEN),
+        ("-np 2 -rf /ranks", 2, Uneven),
+        ("-np 2 --map-by ppr:1:socket", 2, Uneven),
         ("-np $(SECRET)", 2, Uneven),
         ("-np <number>", 2, Uneven),
-        ("-np 8", 2, NeverStarts),
-        ("-np 5 -npernode 2", 4, NeverStarts),
-        ("-npernode 4", 2, NeverStarts),
+        *((options, slots, NeverStarts) for options, slots in NEVER),
         ("--hostfile /home/hosts", 2, NeverStarts),
         ("-H x-worker-0.x:4", 2, NeverStarts),
         ("-H x-worker-0.x:1,x-worker-1.x:3", 2, NeverStarts),
