@@ -75,7 +75,8 @@ def main(framework: str, megabytes: int, options: list[str]) -> None:
     _UNITS_TO = megabytes * 10**6 // 3 // 4 // UNITS  # Adam keeps twice the weights besides them
     Training._resume = measured("resume", Training._resume)  # type: ignore[method-assign]
     picture_training.checkpoints.save = measured("save", picture_training.checkpoints.save)
-    Training._finish = lambda _training: None  # type: ignore[method-assign]
+    # The model is not written, only what has to be in memory for a checkpoint.
+    Training._finish = lambda training, *_: training._learner.barrier()  # type: ignore[method-assign]
     if framework == "torch":
         from dtj_trainer.models import PictureClassifier
         from dtj_trainer.programs import horovod_image_classification as program

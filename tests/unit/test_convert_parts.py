@@ -94,6 +94,14 @@ def test_a_job_with_fewer_ranks_than_asked_for_is_refused() -> None:
     assert (worker.spec.horovod and worker.spec.horovod.slots_per_worker) == 36
 
 
+@pytest.mark.parametrize("replicas", [10_001, 10**30])
+def test_more_workers_than_a_job_may_have_are_refused_before_they_are_counted(replicas: int) -> None:
+    job = manifest("mpi-digits")
+    job["spec"]["mpiReplicaSpecs"]["Worker"]["replicas"] = replicas
+    (why,) = refusals(convert(job))
+    assert why == "spec.mpiReplicaSpecs.Worker.replicas: input should be less than or equal to 10000"
+
+
 def test_an_elastic_run_that_would_get_more_ranks_is_refused() -> None:
     words = ("horovodrun", "-np", "1", "--min-np", "1", "--max-np", "1", "python", "a.py")
     (why,) = refusals(launched_by(*words, slotsPerWorker=2))

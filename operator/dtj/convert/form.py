@@ -74,7 +74,7 @@ class Template(Form):
 class Replica(Form):
     """One role."""
 
-    replicas: Annotated[int, Field(ge=0)] = 1
+    replicas: Annotated[int, Field(ge=0, le=10000)] = 1
     restart_policy: str | None = None
     template: Template
 
@@ -107,10 +107,11 @@ class MPIJobSpec(Spec):
     """MPIJob."""
 
     mpi_replica_specs: dict[str, Replica]
-    slots_per_worker: Annotated[int, Field(ge=1)] = 1
+    slots_per_worker: Annotated[int, Field(ge=1, le=1024)] = 1
     run_launcher_as_worker: bool = False
     mpi_implementation: str = "OpenMPI"
     main_container: str | None = None
+    ssh_auth_mount_path: str | None = None
 
 
 def without_nulls(value: Any) -> Any:

@@ -145,7 +145,7 @@ def _run_as_written(
     command, args = launcher.program
     launcher.program, launcher.keeps_command = ((command, args) if command else (args, [])), True
     words = [*command, *args]
-    for name, remedy in obstacles(words, spec.rest.get("sshAuthMountPath")):
+    for name, remedy in obstacles(words, spec.ssh_auth_mount_path):
         notes.refuse(where, name, remedy)
     ranks = worker.replicas * spec.slots_per_worker
     notes.tell(
@@ -249,10 +249,11 @@ def _tell_of_the_rest(spec: MPIJobSpec, notes: Notes) -> None:
             spec.mpi_implementation,
             "no equivalent: dtj starts ranks by Open MPI; build the image with it, and remove this field",
         )
+    if spec.ssh_auth_mount_path:
+        mounts = "left out: dtj mounts the job's key at /etc/dtj-ssh"
+        notes.tell("spec.sshAuthMountPath", spec.ssh_auth_mount_path, mounts)
     for key, value in spec.rest.items():
-        if key == "sshAuthMountPath":
-            notes.tell(f"spec.{key}", value, "left out: dtj mounts the job's key at /etc/dtj-ssh")
-        elif key == "launcherCreationPolicy":
+        if key == "launcherCreationPolicy":
             if value == "AtStartup":
                 notes.tell(f"spec.{key}", value, "left out: the launcher starts when every worker is ready")
         else:

@@ -61,7 +61,7 @@ def _queue(metadata: Metadata, given: Manifest, templates: list[Template], notes
             notes.tell(f"{_PATH}.queue", queue, f"left out: Kueue's queue {kueue} holds")
         return {"gang": "Kueue", "queue": kueue}
     field = f"{_PATH}.queue"
-    schedulers = {template.spec.rest.get("schedulerName") for template in templates}
+    schedulers = [template.spec.rest.get("schedulerName") for template in templates]
     holders = [("metadata", metadata), *(("template.metadata", template.metadata) for template in templates)]
     for path, holder in holders:
         for name in QUEUE_ANNOTATIONS:
