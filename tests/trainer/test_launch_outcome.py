@@ -66,7 +66,15 @@ def test_a_host_that_told_its_failure_may_go_away_then():
 
 
 @pytest.mark.parametrize(
-    "cause", ["OOMKilled", "DiskFull", "WorldSizeMismatch", "CommandNotFound", "ArtifactsUnavailable"]
+    "cause",
+    [
+        "OOMKilled",
+        "DiskFull",
+        "WorldSizeMismatch",
+        "CommandNotFound",
+        "ModuleNotFound",
+        "ArtifactsUnavailable",
+    ],
 )
 def test_certain_causes_need_no_look_at_the_hosts(cause):
     assert decided(FAILED, [told(0, 137, cause)], lost=["job-worker-1"])["class"] == cause
@@ -170,6 +178,18 @@ def test_classes(end, cause, words):
     [
         (ProgramEnd(1), ["OSError: [Errno 28] No space left on device: '/dtj/checkpoints/50'"], "DiskFull"),
         (ProgramEnd(1), ["tar: model.tar: Cannot write: Disk quota exceeded", "tar: exiting"], "DiskFull"),
+        (
+            ProgramEnd(1),
+            ["RuntimeError: [enforce fail at inline_container.cc:672] . unexpected pos 576 vs 534"],
+            "DiskFull",
+        ),
+        (
+            ProgramEnd(1),
+            ["RuntimeError: PytorchStreamWriter failed writing file data/0: file write failed"],
+            "DiskFull",
+        ),
+        (ProgramEnd(1), ["OSError: 4000000 requested and 1048544 written"], "DiskFull"),
+        (ProgramEnd(1), ["sqlite3.OperationalError: database or disk is full"], "DiskFull"),
         (ProgramEnd(1), ["No space left on device", *["it goes on without"] * 5], None),
         (ProgramEnd(143, stop_signal=15), ["OSError: [Errno 28] No space left on device"], None),
         (ProgramEnd(65), ["DataCorrupt: train-images is cut off"], "DataCorrupt"),
@@ -180,6 +200,31 @@ def test_causes_in_the_last_lines(end, lines, cause):
     found = told_by_last_lines(end, lines)
     assert (found and found[0]) == cause
     assert found is None or found[1] in f"a disk is full: {lines[0]}"
+
+
+NO_MODULE = ["    import torhc", "ModuleNotFoundError: No module named 'torhc'"]
+
+
+@pytest.mark.parametrize(
+    ("code", "lines", "missing"),
+    [
+        (1, NO_MODULE, "No module named 'torhc'"),
+        (1, [*NO_MODULE, "[0] a library says farewell"], "No module named 'torhc'"),
+        (1, ["/opt/venv/bin/python3.11: No module named training"], "No module named training"),
+        (
+            1,
+            ["ModuleNotFoundError: No module named 'a.b'; 'a' is not a package"],
+            "No module named 'a.b'; 'a' is",
+        ),
+        (1, [*NO_MODULE, "", "During handling of it:", "RuntimeError: pip failed"], None),
+        (1, ["it says ModuleNotFoundError: No module named 'x'"], None),
+        (3, NO_MODULE, None),
+    ],
+)
+def test_a_missing_module_is_told_by_the_end_of_the_traceback(code, lines, missing):
+    found = told_by_last_lines(ProgramEnd(code), lines)
+    assert (found and found[0]) == ("ModuleNotFound" if missing else None)
+    assert missing is None or missing in found[1]
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
 import signal
+import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -215,3 +217,42 @@ sys.exit(3 if done == 0 else 0)
     status = run.status("fails")
     assert (status.attempt, status.restarts.application) == (2, 1)
     assert steps_kept(run, "fails") == [1, 2]
+
+
+def test_a_module_that_is_missing_is_no_reason_for_a_retry(
+    start: Callable[..., DtjRun], tmp_path: Path
+) -> None:
+    script = tmp_path / "script.py"
+    script.write_text("import torhc\n")
+    run = start(write_job(tmp_path, "typo", ["python", str(script)]))
+    output = run.ended(1)
+    status = run.status("typo")
+    assert (status.attempt, status.restarts.application) == (1, 0), output
+    assert status.failure is not None
+    assert status.failure.failure_class == "ModuleNotFound"
+    assert "No module named 'torhc'; no retry can mend that: add the module to the image" in output
+
+
+@pytest.mark.torch
+def test_a_full_disk_is_called_one_where_torch_only_counts_its_bytes(
+    start: Callable[..., DtjRun], tmp_path: Path, object_store: ObjectStore
+) -> None:
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    script = f"import torch; torch.save(torch.ones(4_000_000), {str(disk / 'state.pt')!r})"
+    artifacts = {"uri": f"s3://{BUCKET}/{tmp_path.name}", "endpoint": object_store.endpoint}
+    mounted = f"mount -t tmpfs -o size=4m none {disk} && exec python -c {shlex.quote(script)}"
+    file = write_job(
+        tmp_path,
+        "full",
+        ["unshare", "-m", "sh", "-c", mounted],
+        artifacts=artifacts,
+        runPolicy={"backoffLimit": 0},
+    )
+    if subprocess.run(["unshare", "-m", "true"], check=False).returncode != 0:
+        pytest.skip("needs the right to mount")
+    run = start(file, "--s3=job")
+    output = run.ended(1)
+    failure = run.status("full").failure
+    assert failure is not None
+    assert failure.failure_class == "DiskFull", output

@@ -143,6 +143,7 @@ FailureClass = Literal[
     "DiskFull",
     "Signal",
     "CommandNotFound",
+    "ModuleNotFound",
     "WorldSizeMismatch",
     "NoAccelerator",
     "PeersUnreachable",

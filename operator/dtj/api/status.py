@@ -169,11 +169,11 @@ class Failure(ApiModel):
     signal: int | None = None
     """The signal that ended it."""
     failure_class: str | None = Field(default=None, alias="class")
-    """ApplicationError, OOMKilled, DiskFull, Signal, CommandNotFound, WorldSizeMismatch, NoAccelerator,
-    PeersUnreachable, DataNotFound, DataCorrupt, DataUnavailable, ArtifactsUnavailable, Superseded, ConnectionLost,
-    Evicted, PodLost, ImagePull, Unschedulable, QuotaExceeded, Forbidden, CreateContainerConfigError,
-    CreateContainerError, RunContainerError, CrashLoopBackOff, SidecarEnded, Stalled, MPIJobFailed,
-    StartDeadlineExceeded, DeadlineExceeded or ValidationFailed."""
+    """ApplicationError, OOMKilled, DiskFull, Signal, CommandNotFound, ModuleNotFound, WorldSizeMismatch,
+    NoAccelerator, PeersUnreachable, DataNotFound, DataCorrupt, DataUnavailable, ArtifactsUnavailable, Superseded,
+    ConnectionLost, Evicted, PodLost, ImagePull, Unschedulable, QuotaExceeded, Forbidden,
+    CreateContainerConfigError, CreateContainerError, RunContainerError, CrashLoopBackOff, SidecarEnded, Stalled,
+    MPIJobFailed, StartDeadlineExceeded, DeadlineExceeded or ValidationFailed."""
     message: str | None = None
     """The cause in a sentence."""
     last_log_lines: list[str] | None = None

@@ -25,6 +25,7 @@ _CAUSES = ("application", "infrastructure", "evaluator")
 _ENDS = (
     (Phase.SUCCEEDED, "JobSucceeded"),
     (Phase.FAILED, "BackoffLimitExceeded"),
+    (Phase.FAILED, "ModuleNotFound"),
     (Phase.FAILED, "DeadlineExceeded"),
     (Phase.FAILED, "StartDeadlineExceeded"),
     (Phase.FAILED, "ValidationFailed"),

@@ -10,13 +10,16 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from dataclasses import replace
 from datetime import datetime
+from typing import cast
 
 from dtj.api.job import Fault, Job, in_a_line
 from dtj.api.status import (
+    ArtifactsStatus,
     ConditionType,
     Failure,
     JobStatus,
     Phase,
+    ProgressStatus,
     ReplicaStatus,
 )
 from dtj.status.again import begin_again, count_nodes, evaluator_lost
@@ -27,6 +30,7 @@ from dtj.status.draft import LONGEST_CONDITION, Draft, Evaluation
 from dtj.status.ending import after_training, is_trained
 from dtj.status.failure import Loss, attempt_loss, early_end, told
 from dtj.status.gang import group_wait, is_queued
+from dtj.status.lasting import MODULE_NOT_FOUND, REMEDY, is_lasting
 from dtj.status.observed import Expected, Observed, obstacle
 from dtj.status.overdue import told_ending, with_overdue
 from dtj.status.pods import PodView
@@ -183,6 +187,13 @@ def _lost(
         message += f"; {loss.excuse}"
     else:
         draft.values["failure"] = loss.failure
+    if application and is_lasting(
+        draft.job,
+        loss.failure,
+        cast(ProgressStatus | None, draft.values["progress"]),
+        cast(ArtifactsStatus | None, draft.values["artifacts"]),
+    ):
+        return Evaluation(draft.finish(Phase.FAILED, MODULE_NOT_FOUND, f"{message}; {REMEDY}"))
     if application and restarts.application >= limit:
         return Evaluation(draft.finish(Phase.FAILED, "BackoffLimitExceeded", message))
     draft.values["restarts"] = restarts.model_copy(

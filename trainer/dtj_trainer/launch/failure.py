@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import errno
 import json
 import logging
-import os
 import signal
 from collections.abc import Sequence
 from pathlib import Path
 from typing import get_args
 
 from dtj_trainer import contract
+from dtj_trainer.launch.last_words import closing, missing_module, tells_full_disk
 from dtj_trainer.launch.program import ProgramEnd
 from dtj_trainer.launch.remedies import remedy
 from dtj_trainer.launch.settings import Settings
@@ -20,12 +19,10 @@ from dtj_trainer.launch.termination import RankExit
 log = logging.getLogger(__name__)
 
 _OWN_CODES = {contract.EXIT_DATA, contract.EXIT_UNAVAILABLE, contract.EXIT_CONFIG}
-_NO_SPACE = (os.strerror(errno.ENOSPC), os.strerror(errno.EDQUOT))
-"""What every program says that could not write, in its own words or in those of an exception."""
+_UNCAUGHT = 1
+"""Python's exit code after an exception that nothing handles."""
 _SHUT_DOWN = "HorovodInternalError"
 """What Horovod raises in all ranks when one of them has ended."""
-_LINES_AFTER_CAUSE = 5
-"""Libraries may have their say at a program's exit too."""
 
 
 def rank_exit(settings: Settings, end: ProgramEnd, last_lines: Sequence[str] = ()) -> RankExit:
@@ -85,17 +82,19 @@ def told_by_program(settings: Settings, end: ProgramEnd) -> tuple[str, str] | No
 
 
 def told_by_last_lines(end: ProgramEnd, last_lines: Sequence[str]) -> tuple[str, str] | None:
-    """The cause in the last lines of a program: that a disk is full, or, of one that exits with one of dtj's
-    codes, `DataCorrupt: what`.
+    """The cause in the last lines of a program: that a disk is full, that a module is missing, or, of a program that
+    exits with one of dtj's codes, `DataCorrupt: what`.
     """
     if not end.by_itself:
         return None
-    for line in reversed(last_lines[-_LINES_AFTER_CAUSE:]):
-        if any(text in line for text in _NO_SPACE):
-            return "DiskFull", f"a disk is full: {line.strip()}"
+    for line in closing(last_lines):
+        if tells_full_disk(line):
+            return "DiskFull", f"a disk is full: {line}"
         cause, _, message = line.partition(": ")
         if end.exit_code in _OWN_CODES and cause in get_args(contract.FailureClass):
             return cause, message
+    if end.exit_code == _UNCAUGHT and (missing := missing_module(last_lines)):
+        return "ModuleNotFound", f"the program did not find a module of Python: {missing}"
     return None
 
 
@@ -103,7 +102,7 @@ def followed_another(end: ProgramEnd, last_lines: Sequence[str]) -> bool:
     """Whether a rank's program failed only because another rank has ended, by what it said last."""
     if end.succeeded or not end.by_itself:
         return False
-    return any(_SHUT_DOWN in line for line in last_lines[-_LINES_AFTER_CAUSE:])
+    return any(_SHUT_DOWN in line for line in closing(last_lines))
 
 
 def classify(end: ProgramEnd) -> tuple[contract.FailureClass, str]:

@@ -16,6 +16,7 @@ _OWN_CHECKS = {
     "WorldSizeMismatch",
     "NoAccelerator",
     "CommandNotFound",
+    "ModuleNotFound",
     "OOMKilled",
     "DiskFull",
     "ArtifactsUnavailable",

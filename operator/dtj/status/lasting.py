@@ -1,0 +1,68 @@
+"""Failures of a program that no retry can mend: a module that is not in the image."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from pathlib import PurePosixPath
+from typing import Any
+
+from dtj.api.job import Job
+from dtj.api.spec import ReplicaSpec
+from dtj.api.status import ArtifactsStatus, Failure, ProgressStatus
+from dtj.api.validation import own_program
+
+MODULE_NOT_FOUND = "ModuleNotFound"
+REMEDY = "no retry can mend that: add the module to the image, or, for dtj run, to this Python environment"
+_PYTHON = re.compile(r"python[\d.]*")
+# Volumes that are the same in each attempt, or empty.
+_STEADY = frozenset({"configMap", "secret", "downwardAPI", "projected", "emptyDir"})
+
+
+def is_lasting(
+    job: Job, failure: Failure, progress: ProgressStatus | None, artifacts: ArtifactsStatus | None
+) -> bool:
+    """Whether the next attempt would fail by the same module.
+
+    A job that has made a step, or a checkpoint, had all modules once. Before that, the job's first failure is enough
+    where modules can come from nowhere but the image. Where a shell or an init container may install modules, or a
+    volume may bring them, the attempt before must have failed by the same module.
+
+    failure: the loss that is to be counted. progress, artifacts: all that is known of the job.
+    """
+    if failure.failure_class != MODULE_NOT_FOUND:
+        return False
+    if (progress is not None and progress.step) or (
+        artifacts is not None and artifacts.checkpoint is not None
+    ):
+        return False
+    before = job.status.failure
+    again = before is not None and (before.failure_class, before.message) == (
+        MODULE_NOT_FOUND,
+        failure.message,
+    )
+    return again or _is_from_image_alone(job)
+
+
+def _is_from_image_alone(job: Job) -> bool:
+    roles = [*job.spec.replica_specs.given().values()]
+    programs = [own_program(role)[0] for role in roles]
+    commands = [command or job.spec.command for command in programs] or [job.spec.command]
+    if not all(command and _PYTHON.fullmatch(PurePosixPath(str(command[0])).name) for command in commands):
+        return False
+    return not any(_brings_files(role) for role in roles)
+
+
+def _brings_files(role: ReplicaSpec) -> bool:
+    """Whether its template has init containers, or volumes whose files may change."""
+    pod = role.template.get("spec")
+    if not isinstance(pod, Mapping):
+        return False
+    return bool(pod.get("initContainers")) or any(not _STEADY & volume.keys() for volume in _volumes(pod))
+
+
+def _volumes(pod: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
+    volumes = pod.get("volumes")
+    yield from (
+        volume for volume in (volumes if isinstance(volumes, list) else ()) if isinstance(volume, Mapping)
+    )

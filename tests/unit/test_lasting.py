@@ -1,0 +1,90 @@
+"""A module that is missing: no retry is spent on it where none can help."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from dtj.api.job import Manifest
+from dtj.api.status import ArtifactsStatus, ProgressStatus
+from tests.unit.support.pods import LAUNCHER, WORKER_0, WORKER_1, Life, condition, ended, healthy, running
+
+PYTHON = {"command": ["python", "train.py"]}
+SHELL = {"command": ["bash", "-c", "pip install torhc; python train.py"]}
+
+
+def missing(module: str = "torhc") -> Manifest:
+    return {
+        "class": "ModuleNotFound",
+        "message": f"the program did not find a module of Python: No module named '{module}'",
+        "rank": 1,
+        "exitCode": 1,
+    }
+
+
+def lost(life: Life, said: Manifest, attempt: int = 1, **observed: Any) -> Manifest:
+    life.see(*healthy(attempt), **observed)
+    pods = [running(WORKER_0, attempt=attempt), running(WORKER_1, attempt=attempt)]
+    return life.see(*pods, ended(LAUNCHER, 1, said, attempt=attempt))
+
+
+def with_template(**spec: Any) -> Manifest:
+    return {**PYTHON, "replicaSpecs": {"worker": {"replicas": 2, "template": {"spec": spec}}}}
+
+
+@pytest.mark.parametrize(
+    "spec",
+    [
+        PYTHON,
+        {"command": ["/opt/venv/bin/python3.11", "-m", "train"]},
+        with_template(volumes=[{"name": "c", "configMap": {"name": "c"}}, {"name": "e", "emptyDir": {}}]),
+    ],
+)
+def test_where_modules_come_from_the_image_alone_the_job_ends_at_once(spec: Manifest) -> None:
+    status = lost(Life(**spec), missing())
+
+    assert status["phase"] == "Failed"
+    assert status["restarts"] == {"application": 0, "infrastructure": 0}
+    assert status["failure"]["class"] == condition(status, "Failed")["reason"] == "ModuleNotFound"
+    assert condition(status, "Failed")["message"] == (
+        "attempt 1: rank 1 in mnist-launcher-0: the program did not find a module of Python: No module named "
+        "'torhc'; no retry can mend that: add the module to the image, or, for dtj run, to this Python environment"
+    )
+
+
+@pytest.mark.parametrize(
+    "spec",
+    [
+        SHELL,
+        {"command": ["/app/run"]},
+        with_template(initContainers=[{"name": "pip", "image": "pip"}]),
+        with_template(volumes=[{"name": "v", "persistentVolumeClaim": {"claimName": "modules"}}]),
+    ],
+)
+def test_where_modules_may_come_from_elsewhere_the_next_attempt_decides(spec: Manifest) -> None:
+    life = Life(**spec)
+    assert lost(life, missing())["phase"] == "Restarting"
+    assert lost(life, missing("another"), attempt=2)["phase"] == "Restarting"
+
+    status = lost(life, missing("another"), attempt=3)
+
+    assert (status["phase"], condition(status, "Failed")["reason"]) == ("Failed", "ModuleNotFound")
+
+
+@pytest.mark.parametrize(
+    "seen",
+    [
+        {"progress": ProgressStatus(step=5)},
+        {"artifacts": ArtifactsStatus.model_validate({"checkpoint": {"step": 5}})},
+    ],
+)
+def test_a_job_that_has_come_further_is_retried(seen: Any) -> None:
+    life = Life(**PYTHON, artifacts={"uri": "s3://bucket/jobs"})
+    assert lost(life, missing(), **seen)["phase"] == "Restarting"
+    assert lost(life, missing(), attempt=2)["phase"] == "Restarting"
+
+
+def test_other_failures_are_retried() -> None:
+    said = {**missing(), "class": "ApplicationError"}
+    assert lost(Life(**PYTHON), said)["phase"] == "Restarting"
