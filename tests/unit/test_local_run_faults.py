@@ -8,10 +8,12 @@ from unittest.mock import Mock
 
 import pytest
 from rich.console import Console
+from typer.testing import CliRunner
 
 from dtj.api.errors import DtjError, Unusable
 from dtj.api.job import Manifest
 from dtj.api.job_file import read_job_file
+from dtj.cli.main import app
 from dtj.cli.run_view import RunView
 from dtj.local import runner
 from dtj.local.output import _Tail
@@ -43,6 +45,33 @@ def test_a_full_disk_ends_the_run_with_one_sentence(tmp_path: Path, monkeypatch:
     assert job
     with pytest.raises(DtjError, match=r"can't be kept in .*/stub: No space left on device"):
         runner.run_job(job, Mock(), home=tmp_path)
+
+
+def test_ctrl_c_before_there_is_a_replica_is_answered(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def interrupted(drive: runner._Drive) -> None:
+        drive._interrupted()
+
+    monkeypatch.setattr(runner._Drive, "_to_the_end", interrupted)
+    job = read_job_file(FILE, "job.yaml").jobs[0].job
+    assert job
+    watcher = Mock()
+    assert runner.run_job(job, watcher, home=tmp_path).interrupted
+    watcher.note.assert_called_with("stopping: no replica of the job runs now")
+
+
+def test_ctrl_c_while_the_store_starts_is_answered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setenv("DTJ_HOME", str(tmp_path / "home"))
+    monkeypatch.setattr(runner, "chosen_store", interrupted)
+    file = tmp_path / "job.yaml"
+    file.write_text(FILE)
+    result = CliRunner().invoke(app, ["run", str(file)])
+    assert result.exit_code == 130
+    assert "interrupted before a replica was started: nothing of the job runs" in result.stdout
 
 
 def test_a_job_of_another_controller_is_refused(tmp_path: Path) -> None:

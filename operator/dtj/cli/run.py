@@ -68,8 +68,13 @@ def run(
     job = _job_in(file, name)
     # What a machine reads is alone on standard output.
     view = RunView(job, errors if format_ else output, quiet=quiet)
-    with view:
-        outcome = run_job(job, view, home=home(), s3=S3Store(s3), data=data, resume=resume)
+    try:
+        with view:
+            outcome = run_job(job, view, home=home(), s3=S3Store(s3), data=data, resume=resume)
+    except KeyboardInterrupt:
+        # While there are replicas, the run takes Ctrl-C itself.
+        view.note("interrupted before a replica was started: nothing of the job runs")
+        raise typer.Exit(130) from None
     if outcome.interrupted:
         view.note(f"interrupted; `{_again(file, name)}` goes on from the last checkpoint")
     else:

@@ -234,10 +234,12 @@ class _Drive:
         self._interrupts += 1
         if self._interrupts == 1:
             self._cluster.suspend()
-            if alive := ", ".join(self._cluster.alive):
-                self._watcher.note(
-                    f"stopping: waits until {alive} saved a checkpoint and ended; Ctrl-C again ends them at once"
-                )
+            alive = ", ".join(self._cluster.alive)
+            self._watcher.note(
+                f"stopping: waits until {alive} saved a checkpoint and ended; Ctrl-C again ends them at once"
+                if alive
+                else "stopping: no replica of the job runs now"
+            )
         else:
             self._watcher.note("every process of the job is ended at once")
 
