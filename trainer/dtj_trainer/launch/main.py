@@ -12,6 +12,7 @@ from typing import NoReturn
 
 from dtj_trainer import contract
 from dtj_trainer.launch import own_root
+from dtj_trainer.launch.init import leave_process_1
 from dtj_trainer.launch.settings import Settings, SettingsError, read_settings
 from dtj_trainer.launch.termination import write_termination
 
@@ -138,6 +139,7 @@ def _log_to_stderr(settings: Settings) -> None:
 
 def main() -> NoReturn:
     """The console script."""
+    leave_process_1()
     try:
         code = run(sys.argv[1:])
     except SystemExit as leaving:
