@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import subprocess
 from pathlib import Path
 from unittest.mock import Mock
 
@@ -15,7 +16,7 @@ from dtj.api.job import Manifest
 from dtj.api.job_file import read_job_file
 from dtj.cli.main import app
 from dtj.cli.run_view import RunView
-from dtj.local import runner
+from dtj.local import machine, runner
 from dtj.local.output import _Tail
 from dtj.local.runs import Run, Runs, home
 from dtj.local.store_choice import ChosenStore, S3Store
@@ -45,6 +46,30 @@ def test_a_full_disk_ends_the_run_with_one_sentence(tmp_path: Path, monkeypatch:
     assert job
     with pytest.raises(DtjError, match=r"can't be kept in .*/stub: No space left on device"):
         runner.run_job(job, Mock(), home=tmp_path)
+
+
+@pytest.mark.parametrize("fault", ["this user may make no mount namespace (Operation not permitted)", ""])
+def test_where_programs_get_no_workspace_of_their_own_the_run_says_so_before_it_starts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fault: str
+) -> None:
+    tried = Mock(return_value=subprocess.CompletedProcess((), 0, fault, ""))
+    monkeypatch.setattr(machine.subprocess, "run", tried)
+    told: list[str] = []
+
+    async def at_once(drive: runner._Drive) -> None:
+        told.append("starts")
+
+    monkeypatch.setattr(runner._Drive, "_to_the_end", at_once)
+    job = read_job_file(FILE, "job.yaml").jobs[0].job
+    assert job
+    runner.run_job(job, Mock(note=told.append), home=tmp_path)
+    assert told[-1] == "starts"
+    assert [note.partition(". ")[0] for note in told[:-1]] == (
+        [f"programs can't have a /dtj of their own here: {fault}"] if fault else []
+    )
+    assert tried.call_args.args[0][-1] == str(tmp_path / "runs/default/stub"), (
+        "it is tried where the workspaces are"
+    )
 
 
 def test_ctrl_c_before_there_is_a_replica_is_answered(
