@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Callable
@@ -133,6 +134,15 @@ def test_what_the_workspace_would_hide_is_a_reason_against_it(
     fault = own_root.fault_of_a_trial(root)
     assert fault is not None
     assert "which the workspace would hide" in fault
+
+
+def test_a_file_system_that_hangs_does_not_hold_the_program_up(
+    workspace: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(own_root, "_mount", lambda _: signal.pause())
+    monkeypatch.setattr(own_root, "TRIAL_SECONDS", 0.1)
+    assert own_root.enter(workspace, ["--out=/dtj/model"]) == [f"--out={workspace}/model"]
+    os.wait()
 
 
 def test_the_trial_of_a_machine_leaves_nothing_behind(workspace: Path) -> None:

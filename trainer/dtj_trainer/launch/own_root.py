@@ -10,6 +10,8 @@ from __future__ import annotations
 import ctypes
 import logging
 import os
+import select
+import signal
 import sys
 import tempfile
 from pathlib import Path
@@ -27,6 +29,9 @@ _NEW_MOUNTS, _NEW_USER = 0x00020000, 0x10000000
 _READ_ONLY, _REMOUNT, _BIND, _RECURSIVE = 0x1, 0x20, 0x1000, 0x4000
 _UNBINDABLE, _SLAVE = 0x20000, 0x80000
 _DETACH = 2
+
+TRIAL_SECONDS = 30.0
+"""For what takes milliseconds, unless a network file system is mounted in `/` whose server does not answer."""
 
 
 class NoNamespaceError(Exception):
@@ -49,11 +54,10 @@ def enter(root: Path, command: Sequence[str]) -> list[str]:
             fault = _told(error)
         else:
             return list(command)
-    log.warning(
-        "only arguments and env were told of the workspace, %s is this machine's: %s", contract.ROOT, fault
-    )
+    log.warning("command and env name the workspace, but %s is this machine's: %s", contract.ROOT, fault)
     for name in os.environ.get(contract.ENV_ROOT_VARIABLES, "").split():
-        os.environ[name] = _moved(os.environ.get(name, ""), root)
+        if name in os.environ:
+            os.environ[name] = _moved(os.environ[name], root)
     return [_moved(word, root) for word in command]
 
 
@@ -70,6 +74,10 @@ def fault_of_a_trial(root: Path) -> str | None:
             os._exit(0)
     os.close(writer)
     with open(reader, "rb") as answer:  # noqa: PTH123 - a descriptor
+        if not select.select([answer], [], [], TRIAL_SECONDS)[0]:
+            # It may hang in the kernel, where no signal reaches it: nobody waits for its end.
+            os.kill(child, signal.SIGKILL)
+            return f"a file system of this machine has not answered for {TRIAL_SECONDS:.0f} s"
         fault = answer.read().decode()
     os.waitpid(child, 0)
     return fault or None
@@ -98,9 +106,10 @@ def _mount(root: Path) -> None:
     _call("mount", b"tmpfs", os.fsencode(new), b"tmpfs", 0, b"mode=755")
     # Else the new root would be in the copy of what holds it.
     _call("mount", b"none", os.fsencode(new), None, _UNBINDABLE, None)
-    for entry in Path("/").iterdir():
-        if entry != Path(contract.ROOT):
-            _take_over(entry, new / entry.name)
+    with os.scandir("/") as entries:
+        for entry in entries:
+            if entry.path != str(contract.ROOT):
+                _take_over(entry, new / entry.name)
     own = new / contract.ROOT.name
     own.mkdir()
     _call("mount", os.fsencode(root), os.fsencode(own), None, _BIND | _RECURSIVE, None)
@@ -112,9 +121,9 @@ def _mount(root: Path) -> None:
     os.chdir(here)
 
 
-def _take_over(entry: Path, place: Path) -> None:
+def _take_over(entry: os.DirEntry[str], place: Path) -> None:
     if entry.is_symlink():
-        place.symlink_to(entry.readlink())
+        place.symlink_to(Path(entry).readlink())
         return
     if entry.is_dir():
         place.mkdir()
