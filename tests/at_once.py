@@ -18,6 +18,7 @@ APART = {"test_faults", "test_run_policy", "test_stalled_run"}
 # Begun late, these would still run when all others are through.
 LONG = APART | {
     "test_bad_jobs",
+    "test_local_scripts",
     "test_matrix",
     "test_parameter_server",
     "test_parameter_server_kills",

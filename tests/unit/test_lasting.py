@@ -7,7 +7,9 @@ from typing import Any
 import pytest
 
 from dtj.api.job import Manifest
-from dtj.api.status import ArtifactsStatus, ProgressStatus
+from dtj.api.status import ArtifactsStatus, Failure, ProgressStatus
+from dtj.status.lasting import is_lasting
+from tests.unit.support.jobs import job
 from tests.unit.support.pods import LAUNCHER, WORKER_0, WORKER_1, Life, condition, ended, healthy, running
 
 PYTHON = {"command": ["python", "train.py"]}
@@ -70,6 +72,14 @@ def test_where_modules_may_come_from_elsewhere_the_next_attempt_decides(spec: Ma
     status = lost(life, missing("another"), attempt=3)
 
     assert (status["phase"], condition(status, "Failed")["reason"]) == ("Failed", "ModuleNotFound")
+
+
+@pytest.mark.parametrize("command", [{"python": 1}, "python", [["python"]], [7]])
+def test_a_job_that_was_edited_into_nonsense_is_no_fault_of_the_operator(command: Any) -> None:
+    template = {"spec": {"containers": [{"name": "trainer", "command": command}], "volumes": command}}
+    edited = job(**PYTHON, replicaSpecs={"worker": {"replicas": 2, "template": template}})
+    failure = Failure(failure_class="ModuleNotFound", message="No module named 'torhc'")
+    assert not is_lasting(edited, failure, None, None)
 
 
 @pytest.mark.parametrize(

@@ -48,9 +48,13 @@ def _is_from_image_alone(job: Job) -> bool:
     roles = [*job.spec.replica_specs.given().values()]
     programs = [own_program(role)[0] for role in roles]
     commands = [command or job.spec.command for command in programs] or [job.spec.command]
-    if not all(command and _PYTHON.fullmatch(PurePosixPath(str(command[0])).name) for command in commands):
-        return False
-    return not any(_brings_files(role) for role in roles)
+    return all(map(_is_python, commands)) and not any(map(_brings_files, roles))
+
+
+def _is_python(command: object) -> bool:
+    # A job that runs may have been edited into anything.
+    word = command[0] if isinstance(command, list) and command else None
+    return isinstance(word, str) and _PYTHON.fullmatch(PurePosixPath(word).name) is not None
 
 
 def _brings_files(role: ReplicaSpec) -> bool:
