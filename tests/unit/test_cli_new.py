@@ -204,6 +204,7 @@ def test_a_terminal_is_asked_only_what_matters(terminal: None, tmp_path: Path) -
     assert job.spec.replica_specs.worker is not None
     assert (job.spec.replica_specs.worker.replicas, job.spec.replica_specs.worker.gpus) == (4, 1)
     assert (job.spec.data, job.spec.artifacts) == (None, None)
+    assert "# This image is for CPUs: docs/gpu-images.md of dtj builds one for GPUs." in file.read_text()
 
 
 def test_a_wrong_answer_is_asked_for_again(terminal: None, tmp_path: Path) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.metadata import version
 from typing import Any
 
@@ -73,6 +73,8 @@ def _lines(answers: Answers) -> Iterator[str]:
     yield "spec:"
     yield from _field(1, JobSpec, "strategy", answers.strategy.value)
     yield from _field(1, JobSpec, "image", answers.shown("image"))
+    if answers.gpus and answers.shown("image") == replace(answers, image="").shown("image"):
+        yield from _comment(1, "This image is for CPUs: docs/gpu-images.md of dtj builds one for GPUs.")
     yield from _field(1, JobSpec, "command", shlex.split(answers.shown("command")))
     yield from _field(1, JobSpec, "env", [{"name": "OMP_NUM_THREADS", "value": "1"}], unused=True)
     yield from _comment(1, _described(JobSpec, "replica_specs"))
