@@ -47,6 +47,12 @@ def test_zizmor_finds_no_fault(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("file", FILES, ids=lambda file: file.stem)
+def test_images_for_cpus_are_made_of_a_pytorch_without_cuda(file: Path) -> None:
+    """PyPI's PyTorch has CUDA, beside which docker/gpu_check.py refuses a Horovod without NCCL."""
+    assert yaml.safe_load(file.read_text())["env"]["PIP_EXTRA_INDEX_URL"].endswith("/whl/cpu")
+
+
+@pytest.mark.parametrize("file", FILES, ids=lambda file: file.stem)
 def test_every_action_is_pinned_by_its_commit_and_may_do_no_more_than_it_needs(file: Path) -> None:
     text = file.read_text()
     uses = re.findall(r"uses: (.*)", text)
