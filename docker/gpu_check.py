@@ -11,6 +11,7 @@ from __future__ import annotations
 import importlib
 import os
 import sys
+import tempfile
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -70,8 +71,8 @@ def _differs(which: str, framework: Framework, toolkit: str) -> list[str]:
     ]
 
 
-def _installed() -> tuple[Framework, Any]:
-    """The framework, and the module of Horovod for it."""
+def _installed() -> tuple[Framework, str]:
+    """The framework, and the name of Horovod's module for it."""
     if find_spec("torch"):
         torch: Any = importlib.import_module("torch")
         return Framework(f"PyTorch {torch.__version__}", torch.version.cuda), "horovod.torch"
@@ -91,16 +92,23 @@ def _toolkit() -> str | None:
 
 def main() -> None:
     """The command line; see the module."""
+    with tempfile.TemporaryDirectory() as home:
+        os.environ["KERAS_HOME"] = home  # Keras writes its settings at its import: not into the image
+        faults, name = _faults(sys.argv[1:])
+    if faults:
+        sys.exit("\n".join(f"gpu_check: {fault}" for fault in faults))
+    print(f"gpu_check: {name}: {sys.argv[1]} is right")
+
+
+def _faults(words: list[str]) -> tuple[list[str], str]:
     framework, horovod = _installed()
-    if sys.argv[1:] == ["before-horovod"]:
+    if words == ["before-horovod"]:
         faults = before_horovod(framework, os.environ.get("HOROVOD_GPU_OPERATIONS", ""), _toolkit())
-    elif sys.argv[1:] == ["image"]:
+    elif words == ["image"]:
         faults = image(framework, bool(importlib.import_module(horovod).nccl_built()), _toolkit())
     else:
         sys.exit(__doc__)
-    if faults:
-        sys.exit("\n".join(f"gpu_check: {fault}" for fault in faults))
-    print(f"gpu_check: {framework.name}, CUDA {framework.cuda or 'none'}: {sys.argv[1]} is right")
+    return faults, f"{framework.name}, CUDA {framework.cuda or 'none'}"
 
 
 if __name__ == "__main__":

@@ -25,9 +25,11 @@ def test_the_commands_of_using_md_print_what_the_page_shows(trained: Trained) ->
             assert _labels(output) >= _labels(committed[command]), command
 
 
-def test_the_job_of_the_readme_waits_for_its_gpus_and_says_so(namespace: Namespace) -> None:
+def test_the_job_of_the_readme_waits_for_gpus_and_says_so(namespace: Namespace) -> None:
     (block,) = re.findall(r"```yaml\n(apiVersion.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
-    job = namespace.apply(yaml.safe_load(block))
+    manifest = yaml.safe_load(block)
+    manifest["spec"]["replicaSpecs"]["worker"]["gpus"] = 1  # as README says below it
+    job = namespace.apply(manifest)
     message = until(
         "what it waits for",
         lambda: (c := job.condition("Running")).get("reason") == "Unschedulable" and c["message"],

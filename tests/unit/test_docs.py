@@ -52,6 +52,19 @@ def test_every_job_shown_is_valid(where: str, block: dict[str, Any]) -> None:
     assert faults(read_job(block)) == [], where
 
 
+def test_no_job_asks_for_gpus_with_an_image_for_cpus() -> None:
+    examples = sorted((ROOT / "manifests/examples").rglob("*.yaml"))
+    jobs = [*yaml_blocks(), *((each.name, yaml.safe_load(each.read_text())) for each in examples)]
+    asked = {}
+    for where, block in jobs:
+        spec = block.get("spec", block)
+        gpus = [role for role in spec.get("replicaSpecs", {}).values() if role and role.get("gpus")]
+        if gpus and re.search(r"\bdtj-(trainer|horovod|tensorflow)", spec.get("image", "")):
+            asked[where] = spec["image"]
+    assert asked
+    assert {where: image for where, image in asked.items() if not image.endswith("-cuda")} == {}
+
+
 def test_every_variable_of_the_contract_is_described() -> None:
     text = (ROOT / "docs/contract.md").read_text()
     internal = {
