@@ -42,7 +42,7 @@ def rank_exit(settings: Settings, end: ProgramEnd, last_lines: Sequence[str] = (
     told["class"], told["message"] = (
         told_by_program(settings, end) or told_by_last_lines(end, last_lines) or classify(end)
     )
-    if told["class"] == "ApplicationError" and (what := remedy(last_lines[-_LINES_AFTER_CAUSE:])):
+    if told["class"] == "ApplicationError" and (what := remedy(last_lines)):
         told["message"] += f"; {what}"
     if end.signal is not None:
         told["signal"] = end.signal

@@ -11,10 +11,11 @@ _REMEDIES = {
     ),
 }
 """By what a program's last lines have in them."""
+_LINES = 5
+"""Libraries may have their say after the error."""
 
 
 def remedy(last_lines: Sequence[str]) -> str | None:
-    """What to do about the error in these lines; None when nothing is known of it."""
-    return next(
-        (what for error, what in _REMEDIES.items() if any(error in line for line in last_lines)), None
-    )
+    """What to do about the error in a program's last lines; None when nothing is known of it."""
+    text = "\n".join(last_lines[-_LINES:])
+    return next((what for error, what in _REMEDIES.items() if error in text), None)
