@@ -127,6 +127,43 @@ def test_a_missing_library_of_the_driver_is_told(devices, caplog):
     assert "2 of nvidia.com/gpu were asked for, and no libcuda.so.1 is found" in caplog.text
 
 
+@pytest.mark.parametrize(
+    ("built", "warns"),
+    [
+        ("cuda: Optional[str] = None\nhip: Optional[str] = None\n", True),
+        ("cuda = None\n", True),
+        ("cuda: Optional[str] = '13.0'\nhip: Optional[str] = None\n", False),
+        ("cuda: Optional[str] = None\nhip: Optional[str] = '7.0'\n", False),
+        ("# another form\n", False),
+        (None, False),
+    ],
+    ids=["CPU", "CPU, old", "CUDA", "ROCm", "unknown", "no file"],
+)
+def test_a_pytorch_for_cpus_is_warned_of_and_not_imported(
+    tmp_path, monkeypatch, devices, caplog, built, warns
+):
+    (devices / "kfd").touch()
+    package = tmp_path / "site/torch"
+    package.mkdir(parents=True)
+    (package / "__init__.py").write_text("raise SystemExit('was imported')")
+    if built is not None:
+        (package / "version.py").write_text(built)
+    monkeypatch.syspath_prepend(str(package.parent))
+    monkeypatch.delitem(sys.modules, "torch", raising=False)
+
+    assert AcceleratorCheck(1, "amd.com/gpu", devices).fault(wait=True) is None
+
+    assert (
+        "1 of amd.com/gpu was asked for, and PyTorch in this image is built without" in caplog.text
+    ) == warns
+
+
+def test_nobody_is_warned_who_asked_for_no_accelerator(devices, caplog):
+    AcceleratorCheck(0, "nvidia.com/gpu", devices)
+    AcceleratorCheck(1, "habana.ai/gaudi", devices)
+    assert caplog.text == ""
+
+
 DRIVER = """
 int cuInit(unsigned flags) { return INIT; }
 int cuDeviceGetCount(int *count) { *count = COUNT; return 0; }

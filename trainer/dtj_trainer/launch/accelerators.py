@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import json
 import logging
+import re
 import subprocess
 import sys
 import threading
 from collections.abc import Callable, Mapping
+from importlib.util import find_spec
 from pathlib import Path
 
 from dtj_trainer.launch import cuda_driver
@@ -40,6 +42,8 @@ class AcceleratorCheck:
         self._driver = driver or _ask_driver
         self._thread: threading.Thread | None = None
         make = resource.partition("/")[0] if asked > 0 else ""
+        if make in ("nvidia.com", "amd.com") and (without := _without_gpus()):
+            log.warning("%s, and %s: a program that uses it computes on the CPU", self._asked, without)
         if make == "nvidia.com":
             if _has_nvidia(devices):
                 self._thread = threading.Thread(target=self._ask, name="accelerators", daemon=True)
@@ -87,6 +91,24 @@ def _has_nvidia(devices: Path) -> bool:
     return any((devices / name).exists() for name in ("dxg", "nvgpu", "nvhost-gpu")) or any(
         path.name.removeprefix("nvidia").isdecimal() for path in devices.glob("nvidia[0-9]*")
     )
+
+
+def _without_gpus() -> str | None:
+    """Of the PyTorch beside this Python, if there is one, that it is built for CPUs alone; it is not imported.
+
+    Only a warning: a program may have an environment of its own, or another framework.
+    """
+    found = find_spec("torch")
+    if found is None or found.origin is None:
+        return None
+    try:
+        built = (Path(found.origin).parent / "version.py").read_text()
+    except OSError:
+        return None
+    makes = dict(re.findall(r"^(cuda|hip)\b[^=\n]*= *(.+)$", built, re.MULTILINE))
+    if makes and set(makes.values()) == {"None"}:
+        return "PyTorch in this image is built without CUDA (docs/gpu-images.md)"
+    return None
 
 
 def _ask_driver() -> Mapping[str, object]:
