@@ -71,6 +71,7 @@ def test_a_host_that_told_its_failure_may_go_away_then():
         "OOMKilled",
         "DiskFull",
         "WorldSizeMismatch",
+        "NoAccelerator",
         "CommandNotFound",
         "ModuleNotFound",
         "ArtifactsUnavailable",

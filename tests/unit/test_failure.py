@@ -152,6 +152,18 @@ def test_a_certain_cause_comes_before_one_that_may_have_followed() -> None:
     assert loss(launcher, worker).failure.pod == WORKER_1
 
 
+def test_a_worker_without_its_gpu_is_the_cause_and_speaks_against_its_node() -> None:
+    without = {"class": "NoAccelerator", "message": "1 of nvidia.com/gpu was asked for, …", "exitCode": 69}
+    lost = {"class": "PeersUnreachable", "message": "worker 0 does not answer", "exitCode": 69}
+
+    found = loss(ended(WORKER_0, 69, without), running(WORKER_1), ended(LAUNCHER, 69, lost))
+
+    assert (found.failure.failure_class, found.failure.pod) == ("NoAccelerator", WORKER_0)
+    assert not found.infrastructure, "it counts against backoffLimit: another attempt may do no better"
+    assert not found.settle
+    assert found.nodes == {f"node-of-{WORKER_0}"}
+
+
 def test_of_two_causes_the_first_counts() -> None:
     early = ended(WORKER_1, 3, {"class": "ApplicationError", "message": "early"}, seconds=1)
     late = ended(WORKER_0, 3, {"class": "ApplicationError", "message": "late"}, seconds=2)
