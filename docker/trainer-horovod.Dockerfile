@@ -38,11 +38,14 @@ RUN if id 1000 >/dev/null 2>&1; then userdel --remove "$(id -un 1000)"; fi \
     && install --directory --owner=1000 --group=1000 /dtj \
     && install --directory /run/sshd \
     && printf '\nbtl_vader_single_copy_mechanism = none\n' >> /etc/openmpi/openmpi-mca-params.conf
-# LD_LIBRARY_PATH: where GKE puts the driver of its nodes' GPUs; nothing is there elsewhere. NVIDIA_DRIVER_CAPABILITIES:
-# without it older runtimes of NVIDIA's give a container the GPU without CUDA's driver.
+# - LD_LIBRARY_PATH: where GKE puts the driver of its nodes' GPUs; nothing is there elsewhere
+# - NVIDIA_DRIVER_CAPABILITIES: without it older runtimes of NVIDIA's give a container the GPU without CUDA's driver
+# - NVIDIA_VISIBLE_DEVICES: NVIDIA's images say `all`, by which a pod that asked for no GPU sees every one of its node;
+#   for a pod that did ask the device plugin sets it
 ENV PATH=/opt/venv/bin:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin \
     LD_LIBRARY_PATH=/usr/local/nvidia/lib:/usr/local/nvidia/lib64 \
     NVIDIA_DRIVER_CAPABILITIES=compute,utility \
+    NVIDIA_VISIBLE_DEVICES=void \
     PYTHONUNBUFFERED=1
 
 

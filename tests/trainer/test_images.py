@@ -441,6 +441,16 @@ def test_a_wrong_image_fails_while_it_is_built(
 
 
 @pytest.mark.parametrize("name", ["trainer-horovod", "trainer-tensorflow"])
+def test_a_container_sees_the_gpus_that_it_is_given_and_no_others(name: str) -> None:
+    """Whatever the base image says: NVIDIA's have `all`, by which a pod without GPUs sees those of others."""
+    text = (DOCKER / f"{name}.Dockerfile").read_text()
+    system = re.split(r"^FROM \S+ AS system\n", text, flags=re.MULTILINE)[1].split("\nFROM ")[0]
+    said = dict(re.findall(r"(?:^ENV|^   ) (\w+)=(\S+)", system, re.MULTILINE))
+    assert said["NVIDIA_VISIBLE_DEVICES"] == "void"
+    assert "compute" in said["NVIDIA_DRIVER_CAPABILITIES"].split(",")
+
+
+@pytest.mark.parametrize("name", ["trainer-horovod", "trainer-tensorflow"])
 def test_an_image_with_horovod_is_checked_where_it_is_whole(name: str) -> None:
     """Also the program that checks goes into the context, and makes another image when it changes."""
     target = "horovod" if name == "trainer-horovod" else "trainer-horovod"
