@@ -16,7 +16,10 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, NamedTuple
 
-CPU_INDEX = "https://download.pytorch.org/whl/cpu"
+TORCH_FOR_CPUS = (
+    "set PIP_EXTRA_INDEX_URL=https://download.pytorch.org/whl/cpu, where this PyTorch is without CUDA"
+)
+TENSORFLOW_FOR_CPUS = "leave out --build-arg TENSORFLOW: tensorflow-cpu is without CUDA"
 PAGE = "docs/gpu-images.md"
 
 
@@ -27,6 +30,8 @@ class Framework(NamedTuple):
     """With its version."""
     cuda: str | None
     """The version of CUDA that it is built with; None: none."""
+    for_cpus: str = ""
+    """How to have the same framework without CUDA."""
 
 
 def before_horovod(framework: Framework, operations: str, toolkit: str | None) -> list[str]:
@@ -57,8 +62,7 @@ def image(framework: Framework, nccl: bool, toolkit: str | None) -> list[str]:
 def _without_nccl(framework: Framework) -> str:
     return (
         f"{framework.name} is built with CUDA {framework.cuda} and Horovod would be without NCCL, so that it can't "
-        f"average what is computed on a GPU. For an image for CPUs set PIP_EXTRA_INDEX_URL={CPU_INDEX}, where this "
-        f"PyTorch is without CUDA; {PAGE} builds one for GPUs"
+        f"average what is computed on a GPU. For an image for CPUs {framework.for_cpus}; {PAGE} builds one for GPUs"
     )
 
 
@@ -75,11 +79,11 @@ def _installed() -> tuple[Framework, str]:
     """The framework, and the name of Horovod's module for it."""
     if find_spec("torch"):
         torch: Any = importlib.import_module("torch")
-        return Framework(f"PyTorch {torch.__version__}", torch.version.cuda), "horovod.torch"
+        return Framework(f"PyTorch {torch.__version__}", torch.version.cuda, TORCH_FOR_CPUS), "horovod.torch"
     tensorflow: Any = importlib.import_module("tensorflow")
     built = tensorflow.sysconfig.get_build_info()
     cuda = built.get("cuda_version") if built.get("is_cuda_build") else None
-    return Framework(f"TensorFlow {tensorflow.__version__}", cuda), "horovod.tensorflow"
+    return Framework(f"TensorFlow {tensorflow.__version__}", cuda, TENSORFLOW_FOR_CPUS), "horovod.tensorflow"
 
 
 def _toolkit() -> str | None:

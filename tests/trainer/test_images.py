@@ -416,7 +416,7 @@ print(*gpu_check.{what}, sep="\\n")
             "before_horovod(framework, 'NCCL', '13.0.2')",
             "needs a framework with CUDA",
         ),
-        (("PyTorch 2.13.0", "13.0"), "before_horovod(framework, '', None)", "download.pytorch.org/whl/cpu"),
+        (("PyTorch 2.13.0", "13.0"), "before_horovod(framework, '', None)", "For an image for CPUs"),
         (("PyTorch 2.13.0", "13.0"), "before_horovod(framework, 'NCCL', None)", "BUILD_IMAGE has no CUDA"),
         (
             ("PyTorch 2.13.0", "13.0"),
@@ -458,6 +458,25 @@ def test_an_image_with_horovod_is_checked_where_it_is_whole(name: str) -> None:
         rf"^FROM \S+ AS {target}\n", (DOCKER / f"{name}.Dockerfile").read_text(), flags=re.MULTILINE
     )[1]
     assert "python -B /requirements/gpu_check.py image\n" in stage.split("\nFROM ")[0]
+
+
+@pytest.mark.parametrize(
+    ("hidden", "said"),
+    [("", "whl/cpu, where this PyTorch"), ("torch", "--build-arg TENSORFLOW: tensorflow-cpu")],
+)
+def test_the_check_says_how_to_have_the_framework_without_cuda(hidden: str, said: str) -> None:
+    pytest.importorskip("torch")
+    pytest.importorskip("tensorflow")
+    program = f"""
+import gpu_check
+real = gpu_check.find_spec
+gpu_check.find_spec = lambda name: None if name == {hidden!r} else real(name)
+framework, horovod = gpu_check._installed()
+print(gpu_check.image(framework._replace(cuda="13.0"), False, None), horovod)
+"""
+    printed = in_builder(program)
+    assert said in printed
+    assert ("horovod.tensorflow" if hidden else "horovod.torch") in printed
 
 
 def test_the_check_runs_with_what_is_installed_here() -> None:
