@@ -22,6 +22,8 @@ log = logging.getLogger(__name__)
 
 DRIVER_SECONDS = 60.0
 """Without persistence mode a driver sets up each GPU of the node first, which takes seconds."""
+_WAIT_SECONDS = DRIVER_SECONDS + 5.0
+"""Longer: a process that hangs in the driver can't always be killed, and so is not waited for."""
 _REMEDY = "docs/gpu-images.md says what a node and an image need; gpus: 0 trains on CPUs"
 
 Driver = Callable[[], Mapping[str, object]]
@@ -56,12 +58,10 @@ class AcceleratorCheck:
     def fault(self, *, wait: bool) -> str | None:
         """Why no program can use an accelerator here; None when one can, or when that is not known (yet).
 
-        wait: until the driver has answered, DRIVER_SECONDS at most.
+        wait: until the driver has answered, _WAIT_SECONDS at most.
         """
         if wait and self._thread is not None:
-            self._thread.join(
-                DRIVER_SECONDS + 5.0
-            )  # a process that hangs in the driver can not even be killed
+            self._thread.join(_WAIT_SECONDS)
         return self._fault
 
     def _without_devices(self, what: str) -> str:
