@@ -90,6 +90,22 @@ def test_pictures_are_in_the_workspace_before_a_rank_asks_for_them(worker_sshd, 
     assert worker.ended() == 0
 
 
+def test_ranks_that_do_not_wait_are_let_in_after_the_restore(
+    worker_sshd, tmp_path, object_store, job_uri, job_store
+):
+    """As a launcher's own command starts them: by ssh alone."""
+    put_checkpoint(job_store, tmp_path, 120)
+    object_store.kill()
+    worker = worker_sshd.launch("worker", DTJ_ARTIFACTS_URI=job_uri, DTJ_SSH_AFTER_RESTORE="yes")
+    worker.says("restore waits")
+    assert "is ready for ssh" not in worker.output
+    object_store.start()
+    worker.says("is ready for ssh")
+    assert (worker_sshd.root / "checkpoints" / "ckpt-120.index").exists()
+    worker.terminate()
+    assert worker.ended() == 0
+
+
 def test_programs_of_a_pod_that_can_not_restore_never_start(worker_sshd, object_store, job_uri):
     object_store.kill()
     worker = worker_sshd.launch("worker", DTJ_ARTIFACTS_URI=job_uri, DTJ_SYNC_TIMEOUT_SECONDS="2")

@@ -367,3 +367,7 @@ def test_a_launcher_with_a_command_of_its_own_comes_when_the_workers_are_ready()
     plan = plan_job(job("mnist", replicaSpecs={"worker": {"replicas": 2}, "launcher": {"template": own}}))
 
     assert not plan.waits_itself
+    environments = [
+        {variable["name"] for variable in pod["spec"]["containers"][0]["env"]} for pod in plan.pods
+    ]
+    assert ["DTJ_SSH_AFTER_RESTORE" in names for names in environments] == [True, True, False]

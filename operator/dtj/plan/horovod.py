@@ -85,6 +85,12 @@ def sizes(job: Job) -> dict[str, str]:
     }
 
 
+def ranks_that_do_not_wait(job: Job) -> dict[str, str]:
+    """What workers get whose ranks a launcher's own command starts: these do not wait for the restore."""
+    own = own_program(job.spec.replica_specs.launcher)[0]
+    return {contract.ENV_SSH_AFTER_RESTORE: "yes"} if own else {}
+
+
 def horovod_plan(job: Job) -> Plan:
     """The objects of the job's present attempt; it must be free of faults."""
     attempt = max(job.status.attempt, 1)
@@ -95,11 +101,12 @@ def horovod_plan(job: Job) -> Plan:
     workers = replicas(job, WORKER, worker.replicas, attempt)
     launchers = replicas(job, LAUNCHER, 1, attempt)
     launcher_env = size | _mpi_environment(job) | LAUNCHER_WAITS
+    worker_env = size | ranks_that_do_not_wait(job)
     worker_extra, launcher_extra = _worker_extra(job), _launcher_extra(job)
 
     def pod(replica: Replica) -> Manifest:
         if replica.role == WORKER:
-            return replica_pod(job, replica, worker, command=[*START], env=size, extra=worker_extra)
+            return replica_pod(job, replica, worker, command=[*START], env=worker_env, extra=worker_extra)
         command = [*START, *program]
         return replica_pod(job, replica, launcher, command=command, env=launcher_env, extra=launcher_extra)
 

@@ -32,6 +32,7 @@ from dtj.plan.horovod import (
     WORKER,
     horovod_plan,
     hostfile,
+    ranks_that_do_not_wait,
     sizes,
     slots_per_worker,
     ssh_config,
@@ -107,7 +108,7 @@ def _those(names: tuple[str, ...], given: Mapping[str, str]) -> dict[str, str]:
 
 def _worker(job: Job) -> Manifest:
     replica = job.spec.replica_specs.worker or ReplicaSpec()
-    template = _template(job, WORKER, replica, [*_START], {}, worker_container())
+    template = _template(job, WORKER, replica, [*_START], ranks_that_do_not_wait(job), worker_container())
     for container in template["spec"]["containers"]:
         if container["name"] == TRAINER_CONTAINER:
             # One template is all workers': each takes its index from the label that it gets.

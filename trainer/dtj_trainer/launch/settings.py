@@ -56,6 +56,8 @@ class Settings:
     sync_timeout: float
     settle: float
     keep: int
+    ssh_after_restore: bool
+    """Whether a worker serves ssh only once it has restored its artifacts."""
     mpirun: str
     """What starts the ranks on other hosts: a name on the PATH, or a path."""
     mpi_args: tuple[str, ...]
@@ -144,6 +146,7 @@ def read_settings(environment: Mapping[str, str]) -> Settings:
         sync_timeout=seconds(contract.ENV_SYNC_TIMEOUT_SECONDS, DEFAULT_SYNC_TIMEOUT_SECONDS),
         settle=seconds(contract.ENV_CHECKPOINT_SETTLE_SECONDS, DEFAULT_SETTLE_SECONDS),
         keep=max(integer(contract.ENV_CHECKPOINTS_KEEP, DEFAULT_KEEP), 1),
+        ssh_after_restore=bool(environment.get(contract.ENV_SSH_AFTER_RESTORE)),
         mpirun=environment.get(contract.ENV_MPIRUN) or "mpirun",
         mpi_args=mpi_args,
         local_workers=environment.get(contract.ENV_LOCAL_WORKERS) or None,

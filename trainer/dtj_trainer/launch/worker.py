@@ -39,15 +39,16 @@ class Worker:
         pod.stage_data()
         supervisor = RankSupervisor(pod)
         ControlServer(settings.control_socket, supervisor).start()
+        sshd: Sshd | None = None
         try:
-            # Before the restore: mpirun reaches the hosts meanwhile, and the ranks wait for the restore's end.
-            sshd = None if settings.local_workers else Sshd(settings.config_dir)
+            if not settings.ssh_after_restore:
+                # mpirun reaches the hosts meanwhile, and the ranks wait for the restore's end.
+                sshd = self._let_ranks_in()
+            pod.open()
+            if settings.ssh_after_restore:
+                sshd = self._let_ranks_in()
         except SshdMissing as error:
             return self._fail("CommandNotFound", str(error), contract.EXIT_COMMAND_NOT_FOUND)
-        by = f"ssh on port {settings.ssh_port}" if sshd else "ranks of this machine"
-        log.info("worker %d is ready for %s", settings.index, by)
-        try:
-            pod.open()
         except ArtifactsUnavailable as error:
             code = self._fail(error.cause, str(error), contract.EXIT_UNAVAILABLE)
             supervisor.opened(error)
@@ -82,6 +83,14 @@ class Worker:
         if sshd:
             sshd.stop()
         return 0 if complete else contract.EXIT_UNAVAILABLE
+
+    def _let_ranks_in(self) -> Sshd | None:
+        """Start sshd, unless the ranks are started on this machine; raises SshdMissing."""
+        settings = self._settings
+        sshd = None if settings.local_workers else Sshd(settings.config_dir)
+        by = f"ssh on port {settings.ssh_port}" if sshd else "ranks of this machine"
+        log.info("worker %d is ready for %s", settings.index, by)
+        return sshd
 
     def _stop(self, *_: object) -> None:
         self._stopping = True
