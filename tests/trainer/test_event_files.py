@@ -13,6 +13,7 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -21,9 +22,12 @@ from tests.ipv6 import has_ipv6
 from tests.trainer.conftest import ObjectStore, free_ports
 
 from dtj_trainer import contract, tensorboard_pod
+from dtj_trainer.artifacts import segments
 from dtj_trainer.artifacts.event_files import EventFiles
+from dtj_trainer.artifacts.file_upload import FileUploader
 from dtj_trainer.artifacts.s3 import NoSuchKey
 from dtj_trainer.artifacts.store import Store, StoredObject
+from dtj_trainer.artifacts.upload_rules import EVENTS, Source, is_event_file
 from dtj_trainer.tensorboard import ScalarWriter
 
 
@@ -180,6 +184,30 @@ def test_events_of_the_bucket_are_shown_as_they_come_and_a_retry_replaces_what_w
     serve.send_signal(signal.SIGTERM)
     assert serve.wait(20) == 0
     assert shown(port) is None
+
+
+@pytest.mark.torch
+def test_one_event_file_that_grows_for_long_is_shown_as_its_segments_come(
+    serve: subprocess.Popen[str],
+    port: int,
+    job_store: Store,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Of a writer that knows of no parts, as torch's and TensorFlow's."""
+    monkeypatch.setattr(segments, "SEGMENT_BYTES", 400)
+    folder = tmp_path / "written"
+    writer = ScalarWriter(folder)
+    source = Source(folder, "tensorboard", replace(EVENTS, interval=0.0), takes=is_event_file)
+    uploader = FileUploader(job_store, [source])
+    for last in (10, 100):
+        for step in range(1 if last == 10 else 11, last + 1):
+            writer.add(step, {"loss": float(step)})
+            uploader.upload_pass(ended=False, died_ns=None)
+        uploader.upload_pass(ended=True, died_ns=None)
+        wait_until_shown(port, {step: float(step) for step in range(1, last + 1)}, serve)
+    (file,) = folder.iterdir()
+    assert len(list(job_store.named(f"tensorboard/{file.name}."))) >= 8
 
 
 def test_it_outlives_a_bucket_that_is_away_and_says_so_once(

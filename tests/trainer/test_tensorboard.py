@@ -5,7 +5,8 @@ from pathlib import Path
 import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from dtj_trainer.tensorboard import ScalarWriter
+from dtj_trainer.artifacts.segments import SEGMENT_BYTES, SEGMENT_SECONDS
+from dtj_trainer.tensorboard import ROTATE_BYTES, ROTATE_SECONDS, ScalarWriter
 
 pytestmark = pytest.mark.torch
 
@@ -40,6 +41,18 @@ def test_parts_are_closed_and_never_touched_again(tmp_path: Path) -> None:
     assert len(list(tmp_path.iterdir())) == 4
     found = dict(read(tmp_path, "loss"))
     assert found == pytest.approx({step: 1 / step for step in range(1, 11)})
+
+
+def test_a_part_is_closed_when_it_is_large(tmp_path: Path) -> None:
+    writer = ScalarWriter(tmp_path, rotate_bytes=1000, clock=Clock())
+    for step in range(1, 101):
+        writer.add(step, {"loss": 1 / step})
+    writer.close()
+    sizes = [path.stat().st_size for path in tmp_path.iterdir()]
+    assert sum(sizes) / 1100 <= len(sizes) <= sum(sizes) / 1000 + 1
+    assert [step for step, _ in read(tmp_path, "loss")] == list(range(1, 101))
+    assert ROTATE_BYTES < SEGMENT_BYTES
+    assert ROTATE_SECONDS < SEGMENT_SECONDS
 
 
 def test_a_retry_replaces_the_steps_that_were_lost(tmp_path: Path) -> None:

@@ -15,11 +15,16 @@ from dtj_trainer import contract
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-ROTATE_SECONDS = 30.0
+    from tensorboardX.proto.event_pb2 import Event
+
+ROTATE_SECONDS = 15 * 60.0
+ROTATE_BYTES = 512 * 1024
+"""Below the size and the age at which the uploader closes a segment: each part is one object in the bucket."""
+RECORD_FRAME_BYTES = 16
 
 
 class ScalarWriter:
-    """Writes scalars into parts of `rotate_seconds` each. For one process of a job: rank 0.
+    """Writes scalars into parts of `rotate_seconds` or `rotate_bytes` each. For one process of a job: rank 0.
 
     `first_step` is the step of the checkpoint from which this run goes on: what an attempt before it wrote
     of later steps is dropped by TensorBoard. A part appears with its first value, so that silence makes no files.
@@ -30,11 +35,13 @@ class ScalarWriter:
         folder: Path | None = None,
         *,
         rotate_seconds: float = ROTATE_SECONDS,
+        rotate_bytes: int = ROTATE_BYTES,
         first_step: int = 0,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._folder = folder or Path(contract.root()) / contract.TENSORBOARD
         self._rotate_seconds = rotate_seconds
+        self._rotate_bytes = rotate_bytes
         self._first_step: int | None = first_step
         self._clock = clock
         self._part: _Part | None = None
@@ -43,7 +50,8 @@ class ScalarWriter:
     def add(self, step: int, values: Mapping[str, float]) -> None:
         """Write the values (name, such as `train/loss`, to number) of one step."""
         now = self._clock()
-        if self._part and now - self._part.begun >= self._rotate_seconds:
+        part = self._part
+        if part and (now - part.begun >= self._rotate_seconds or part.size >= self._rotate_bytes):
             self.close()
         if self._part is None:
             self._folder.mkdir(parents=True, exist_ok=True)
@@ -68,13 +76,15 @@ class _Part:
         from tensorboardX.event_file_writer import EventsWriter
 
         self.begun = begun
+        self.size = 0
+        """Bytes, without its first record."""
         self._writer = EventsWriter(str(folder / "events"), filename_suffix=f".{number:05d}")
 
     def write_start(self, step: int) -> None:
         from tensorboardX.proto.event_pb2 import Event, SessionLog
 
         # TensorBoard drops what it has read of this step and later ones.
-        self._writer.write_event(
+        self._write(
             Event(wall_time=time.time(), step=step + 1, session_log=SessionLog(status=SessionLog.START))
         )
 
@@ -83,8 +93,12 @@ class _Part:
         from tensorboardX.proto.summary_pb2 import Summary
 
         entries = [Summary.Value(tag=name, simple_value=value) for name, value in values.items()]
-        self._writer.write_event(Event(wall_time=time.time(), step=step, summary=Summary(value=entries)))
+        self._write(Event(wall_time=time.time(), step=step, summary=Summary(value=entries)))
         self._writer.flush()
+
+    def _write(self, event: Event) -> None:
+        self._writer.write_event(event)
+        self.size += event.ByteSize() + RECORD_FRAME_BYTES
 
     def close(self) -> None:
         self._writer.close()

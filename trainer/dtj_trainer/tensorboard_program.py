@@ -25,7 +25,7 @@ if __name__ == "__main__":
         import resource
 
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL))
-        # It keeps every part open, of which a job writes two a minute: 1024, a usual limit, are a night's work.
+        # It keeps every part open: 1024, a usual limit, are a week's parts of two writers.
         most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
         resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
     if os.getppid() != parent:

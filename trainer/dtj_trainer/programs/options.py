@@ -130,7 +130,7 @@ def add_what_is_kept(
         help="also save after so long",
     )
     keep.add_argument(
-        "--tensorboard-seconds", type=positive(float), default=30.0, help="length of an event file"
+        "--tensorboard-seconds", type=positive(float), default=900.0, help="longest time of an event file"
     )
     keep.add_argument(
         "--log-seconds", type=not_negative(float), default=log_seconds, help="between two lines of progress"
