@@ -7,7 +7,7 @@ import threading
 from pathlib import Path
 
 import pytest
-from tests.trainer.thread_ranks import Numbers, train
+from tests.trainer.thread_ranks import Numbers, Stop, train
 
 from dtj_trainer.programs import meeting, picture_training
 
@@ -46,3 +46,41 @@ def test_one_clock_decides_when_all_ranks_save(monkeypatch: pytest.MonkeyPatch, 
     assert first.did.count("save") > 2  # more than those after each test
     assert [each for each in first.did if each != "save"] == other.did
     assert other.did.count("average") == first.did.count("save")
+
+
+def test_a_stop_in_the_test_is_not_waited_for(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(picture_training, "TEST_BATCH", 2)
+    monkeypatch.setattr(meeting, "MEETING_STEPS_MAX", 1)
+
+    def stop_rank_1(learner: Numbers) -> None:
+        def asked() -> None:
+            if learner.rank == 1 and learner.did.count("test") == 7 + 2:  # in the second test
+                Stop.here.stop.requested = True
+
+        learner.on_test = asked
+
+    # 27 examples: one rank has 14, the other 13, of which the last batch is smaller.
+    several = {"test_examples": 27}
+    stopped = train(monkeypatch, tmp_path / "run", "--epochs=3", before=stop_rank_1, **several)  # type: ignore[arg-type]
+    for rank in stopped:
+        assert rank.did[-1] == "stopped"
+        assert rank.did.count("test") < 14
+    assert saved_steps(tmp_path / "run") == [6, 12]
+    resumed = train(monkeypatch, tmp_path / "run", "--epochs=3", **several)  # type: ignore[arg-type]
+    straight = train(monkeypatch, tmp_path / "straight", "--epochs=3", **several)  # type: ignore[arg-type]
+    # It goes on with the test, and misses none.
+    assert [rank.did.count("test") for rank in resumed] == [14, 14]
+    found = [[(each.weight, each.statistic) for each in ranks] for ranks in (resumed, straight)]
+    assert found[0] == found[1]
+
+
+def test_the_last_checkpoint_is_there_before_the_model_is_written(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    there: list[list[int]] = []
+
+    def before(learner: Numbers) -> None:
+        learner.on_export = lambda: there.append(saved_steps(tmp_path))
+
+    train(monkeypatch, tmp_path, "--epochs=1", before=before)
+    assert there == [[6]]

@@ -6,16 +6,21 @@ import json
 import math
 import os
 import signal
+import socket
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from tests.patience import PATIENCE
 
 from dtj_trainer.data.pictures import Pictures
 from dtj_trainer.data.sharding import Sharding
+from dtj_trainer.launch import pod
 from dtj_trainer.models import MODELS, build
-from dtj_trainer.programs import saved_model, threads
+from dtj_trainer.programs import saved_model, stop, threads
 from dtj_trainer.programs.batches import Batch, BatchMaker
 from dtj_trainer.programs.metrics import MetricsFile
 from dtj_trainer.programs.options import parse
@@ -129,13 +134,29 @@ def test_metrics_are_lines_of_json(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 def test_sigterm_is_noted() -> None:
     before = signal.getsignal(signal.SIGTERM)
     try:
-        stop = StopRequest()
-        assert not stop.requested
+        request = StopRequest()
+        assert not request.requested
         os.kill(os.getpid(), signal.SIGTERM)
-        assert stop.requested
+        assert request.requested
         assert EXIT_CODE == 143
     finally:
         signal.signal(signal.SIGTERM, before)
+
+
+def test_a_program_that_can_not_end_after_sigterm_is_ended() -> None:
+    assert stop.STOP_SECONDS < pod.STOP_SECONDS
+    code = """
+import os, signal, time
+from dtj_trainer.programs import stop
+stop.STOP_SECONDS = stop._LOOK_SECONDS = 0.1
+stop.end_when_stopped(stop.StopRequest(), "nothing was saved")
+os.kill(os.getpid(), signal.SIGTERM)
+while True:
+    time.sleep(1)
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == EXIT_CODE
+    assert "nothing was saved within 0 s of SIGTERM" in done.stderr
 
 
 def test_threads_are_shared_among_the_ranks_of_a_host(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -177,3 +198,25 @@ def test_wrong_arguments(capsys: pytest.CaptureFixture[str], arguments: list[str
         parse(arguments, "program", "what it does", MODELS)
     assert caught.value.code == 2
     assert message in capsys.readouterr().err
+
+
+def test_sigterm_ends_a_program_that_waits_for_its_data() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        name = "dtj_trainer.programs.horovod_image_classification"
+        program = subprocess.Popen(
+            [sys.executable, "-m", name, "--data=s3://datasets/pictures"],
+            env={
+                **os.environ,
+                "AWS_ENDPOINT_URL": f"http://127.0.0.1:{silent.getsockname()[1]}",
+                "AWS_ACCESS_KEY_ID": "key",
+                "AWS_SECRET_ACCESS_KEY": "secret",
+            },
+        )
+        try:
+            asked, _ = silent.accept()  # It asks for the data, and is never answered.
+            program.terminate()
+            assert program.wait(30 * PATIENCE) in {EXIT_CODE, -signal.SIGTERM}
+            asked.close()
+        finally:
+            program.kill()
+            program.wait()

@@ -19,7 +19,6 @@ from tests.patience import PATIENCE
 from dtj_trainer import contract, progress
 from dtj_trainer.contract import Bottleneck
 from dtj_trainer.data.sharding import Sharding
-from dtj_trainer.launch import pod
 
 tf = pytest.importorskip("tensorflow", reason="needs the tensorflow extra")
 
@@ -238,10 +237,6 @@ def test_slow_steps_are_no_stall() -> None:
     assert pulse.limit == 1000
     pulse.stop()
     assert pulse.at is None
-
-
-def test_the_chief_ends_before_it_is_killed() -> None:
-    assert chief.STOP_SECONDS < pod.STOP_SECONDS
 
 
 @pytest.mark.parametrize("answer", [True, False])

@@ -150,6 +150,7 @@ def train(
     monkeypatch.setenv("DTJ_ROOT", str(root))
     monkeypatch.delenv("DTJ_ARTIFACTS_URI", raising=False)
     monkeypatch.setattr(picture_training, "StopRequest", Stop)
+    monkeypatch.setattr(picture_training, "end_when_stopped", lambda *_: None)
     monkeypatch.setattr(progress, "report", lambda **_: None)
     root.mkdir(exist_ok=True)
     together = Together(ranks)

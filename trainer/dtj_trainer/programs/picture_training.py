@@ -6,11 +6,10 @@ import logging
 import math
 import sys
 import time
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Generic, NoReturn
 
-from dtj_trainer import contract, progress
+from dtj_trainer import contract
 from dtj_trainer.artifacts import checkpoints
 from dtj_trainer.data.errors import exit_on_data_error
 from dtj_trainer.data.pictures import data_uri, load_pictures
@@ -18,14 +17,13 @@ from dtj_trainer.data.sharding import Sharding, slice_of
 from dtj_trainer.programs.batches import BatchMaker
 from dtj_trainer.programs.learner import Data, Learner, RanksDiverged
 from dtj_trainer.programs.meeting import Pace, Sums
-from dtj_trainer.programs.metrics import MetricsFile
 from dtj_trainer.programs.resume import Expected, resume
 from dtj_trainer.programs.schedule import Schedule
-from dtj_trainer.programs.stop import EXIT_CODE, StopRequest
-from dtj_trainer.tensorboard import ScalarWriter
+from dtj_trainer.programs.stop import EXIT_CODE, StopRequest, end_when_stopped
+from dtj_trainer.programs.training_report import Position, Trained, TrainingReport
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable
 
     from dtj_trainer.data.pictures import PictureSet
     from dtj_trainer.programs.options import Options
@@ -41,15 +39,6 @@ class Stopped(Exception):
 
 class LossNotFinite(Exception):
     """The loss is NaN or infinite: training on is pointless."""
-
-
-@dataclass
-class Position:
-    """How far a run is: steps made, the epoch, and how many examples of it are done over all ranks."""
-
-    step: int = 0
-    epoch: int = 0
-    examples: int = 0
 
 
 def train(options: Options, learner_for: Callable[[PictureSet], Learner[Data]]) -> None:
@@ -94,8 +83,8 @@ class Training(Generic[Data]):
         self._accuracy = math.nan
         self._rate = math.nan
         self._pace = Pace()
-        self._meeting_at = self._started = self._saved_at = time.monotonic()
-        self._logged_at = -math.inf  # The first meeting is written: where the loss began.
+        self._meeting_at = self._saved_at = time.monotonic()
+        self._report: TrainingReport | None = None
 
     def run(self) -> None:
         """Train to the end, from the newest checkpoint if there is one, and write the final model.
@@ -104,23 +93,27 @@ class Training(Generic[Data]):
         rank alike.
         """
         self._resume()
+        # Until here SIGTERM ends a process at once, also one that waits for others: there is nothing to save.
+        self._learner.barrier()
         stop = StopRequest()
-        self._metrics = MetricsFile(self._ranks)
-        self._writer = ScalarWriter(
-            rotate_seconds=self._options.tensorboard_seconds, first_step=self._at.step
-        )
-        self._started = self._meeting_at = self._saved_at = time.monotonic()
+        self._meeting_at = self._saved_at = time.monotonic()
         if self._rank == 0:
-            self._write_start()
+            examples, here = len(self._data.train), self._at
+            self._report = TrainingReport(self._options, self._ranks, examples, here.step)
+            self._report.begin(here, self._total_steps())
         try:
             while not self._done():
                 self._train_epoch(stop)
-                self._test()
+                self._test(stop)
+                self._end_epoch()
+                self._write_checkpoint(self._accuracy)
             if math.isnan(self._accuracy):
-                self._test()
-            self._finish()
+                self._test(stop)
+                self._write_checkpoint(self._accuracy)
+            self._finish(stop)
         finally:
-            self._writer.close()
+            if self._report:
+                self._report.close()
 
     # --- the loop -------------------------------------------------------------------------------
 
@@ -138,14 +131,18 @@ class Training(Generic[Data]):
             if self._pace.step() or last or save:
                 met = self._meet(stop, last=last)
                 if met.stop:
-                    self._save_and_leave()
+                    self._save()
+                    self._leave()
                 save = save or met.save > 0
             if last:
                 break  # It is saved with the result of the test.
             if save:
                 self._save()
-        if at.examples >= len(self._data.train):
-            at.epoch, at.examples = at.epoch + 1, 0
+
+    def _end_epoch(self) -> None:
+        """Count the epoch, if it was one, once it is tested: a resume before that goes on with the test."""
+        if self._at.examples >= len(self._data.train):
+            self._at.epoch, self._at.examples = self._at.epoch + 1, 0
 
     def _meet(self, stop: StopRequest, *, last: bool) -> Sums:
         """Add up what the ranks did since they last met, and tell about it."""
@@ -162,67 +159,60 @@ class Training(Generic[Data]):
         mean = met.loss / met.examples
         if not math.isfinite(mean):
             raise LossNotFinite(f"the loss is {mean} at step {self._at.step}: try a lower --lr")
-        if self._rank == 0:
-            rate = met.examples / max(met.seconds / self._ranks, 1e-9)
-            self._tell(mean, met.right / met.examples, rate, met.waited / max(met.seconds, 1e-9), last=last)
+        if self._report:
+            here = Trained(
+                mean,
+                met.right / met.examples,
+                self._rate,
+                met.examples / max(met.seconds / self._ranks, 1e-9),
+                met.waited / max(met.seconds, 1e-9),
+            )
+            self._report.trained(self._at, self._total_steps(), here, last=last)
         return met
 
-    def _tell(self, loss: float, accuracy: float, rate: float, data_wait_share: float, *, last: bool) -> None:
-        at, now = self._at, time.monotonic()
-        total = self._total_steps()
-        progress.report(
-            step=at.step, total_steps=total, epoch=at.epoch + 1, examples_per_second=rate, loss=loss
-        )
-        self._writer.add(
-            at.step,
-            {
-                "train/loss": loss,
-                "train/accuracy": accuracy,
-                "train/learning_rate": self._rate,
-                "train/examples_per_second": rate,
-                "train/data_wait_share": data_wait_share,
-            },
-        )
-        if last or now - self._logged_at >= self._options.log_seconds:
-            self._logged_at = now
-            share = {"dataWaitShare": round(data_wait_share, 4)}
-            self._write_metrics("train", loss, accuracy, rate, share)
-            log.info(
-                "step %d/%d epoch %d: loss %.4f, accuracy %.4f, %.0f examples/s",
-                at.step,
-                total,
-                at.epoch + 1,
-                loss,
-                accuracy,
-                rate,
-            )
+    def _test(self, stop: StopRequest) -> None:
+        """Count the right answers over the whole test set, each rank its share.
 
-    def _test(self) -> None:
-        """Count the right answers over the whole test set, each rank its share, and save with the result."""
+        Raises Stopped, on every rank, when one of them has to stop meanwhile.
+        """
         learner, test = self._learner, self._data.test
         learner.average_statistics()
-        began = time.monotonic()
+        began = self._meeting_at = time.monotonic()
+        pace = Pace()
         mine = slice_of(len(test), rank=self._rank, ranks=self._ranks)
         right = loss = 0.0
-        for start in range(0, len(mine), TEST_BATCH):
+        # The same number on every rank, also where its share is smaller by an example.
+        for start in range(0, math.ceil(len(test) / self._ranks), TEST_BATCH):
+            if start and pace.step():
+                self._meet_in_test(stop, pace)
             chosen = mine[start : start + TEST_BATCH]
-            found = learner.test(test.pixels[chosen], test.labels[chosen])
-            right, loss = right + found[0], loss + found[1]
-        right, loss, examples = learner.total([right, loss, float(len(mine))], "test")
+            if len(chosen):
+                found = learner.test(test.pixels[chosen], test.labels[chosen])
+                right, loss = right + found[0], loss + found[1]
+        examples = float(len(test))
+        right, loss = learner.total([right, loss], "test")
         self._accuracy, loss = right / examples, loss / examples
-        if self._rank == 0:
-            at = self._at
-            progress.report(accuracy=self._accuracy)
-            self._writer.add(at.step, {"test/accuracy": self._accuracy, "test/loss": loss})
-            self._write_metrics("test", loss, self._accuracy, examples / max(time.monotonic() - began, 1e-9))
-            log.info("step %d: test accuracy %.4f, loss %.4f", at.step, self._accuracy, loss)
-        self._write_checkpoint(self._accuracy)
+        if self._report:
+            speed = examples / max(time.monotonic() - began, 1e-9)
+            self._report.tested(self._at, loss, self._accuracy, speed)
 
-    def _finish(self) -> None:
-        """Compare the ranks' weights and write the final model."""
+    def _meet_in_test(self, stop: StopRequest, pace: Pace) -> None:
+        """A test may take longer than a program gets to end: leave it when a rank has to stop."""
+        now = time.monotonic()
+        mine = Sums(stop=float(stop.requested), seconds=now - self._meeting_at)
+        met = mine.over_all(self._learner, "meeting in a test")
+        pace.met(met.seconds / self._ranks)
+        self._meeting_at = now
+        if met.stop:
+            self._write_checkpoint()
+            self._leave()
+
+    def _finish(self, stop: StopRequest) -> None:
+        """Compare the ranks' weights and write the final model; all that it is made from is saved."""
+        end_when_stopped(stop, "the final model is not written")
         digest = self._learner.check_identical()
         log.info("the weights are the same on all %d ranks; sha256 of this one's: %s", self._ranks, digest)
-        if self._rank == 0:
+        if self._report:
             folder = Path(contract.root()) / contract.MODEL
             facts = {
                 "accuracy": self._accuracy,
@@ -232,54 +222,9 @@ class Training(Generic[Data]):
                 "weightsSha256": digest,
             }
             self._learner.write_model(folder, facts)
-            self._metrics.add(
-                "end", {**facts, "step": self._at.step, "seconds": round(time.monotonic() - self._started, 3)}
-            )
-            progress.report(
-                step=self._at.step, total_steps=self._at.step, accuracy=self._accuracy, final=True
-            )
+            self._report.end(self._at, self._accuracy, facts)
             log.info("the model is in %s", folder)
         self._learner.barrier()
-
-    def _write_start(self) -> None:
-        """What this attempt trains, and from where on."""
-        options = self._options
-        self._metrics.add(
-            "start",
-            {
-                "step": self._at.step,
-                "examples": self._trained,
-                "totalSteps": self._total_steps(),
-                "model": options.model,
-                "batchSize": options.batch_size,
-                "data": data_uri(options.data),
-                "trainingExamples": len(self._data.train),
-            },
-        )
-
-    @property
-    def _trained(self) -> int:
-        """Examples of all epochs so far, over all ranks."""
-        return self._at.epoch * len(self._data.train) + self._at.examples
-
-    def _write_metrics(
-        self, kind: str, loss: float, accuracy: float, rate: float, more: Mapping[str, float] | None = None
-    ) -> None:
-        at = self._at
-        done = at.epoch + at.examples / len(self._data.train)
-        self._metrics.add(
-            kind,
-            {
-                "step": at.step,
-                "epoch": round(done, 4),
-                "examples": self._trained,
-                "loss": loss,
-                "accuracy": accuracy,
-                "examplesPerSecond": round(rate, 1),
-                "seconds": round(time.monotonic() - self._started, 3),
-                **(more or {}),
-            },
-        )
 
     def _done(self) -> bool:
         return self._at.epoch >= self._options.epochs or self._steps_done()
@@ -303,8 +248,7 @@ class Training(Generic[Data]):
         self._learner.average_statistics()
         self._write_checkpoint()
 
-    def _save_and_leave(self) -> NoReturn:
-        self._save()
+    def _leave(self) -> NoReturn:
         self._learner.barrier()  # A rank that leaves earlier would have the others killed.
         raise Stopped(f"stopped at step {self._at.step}, with a checkpoint")
 

@@ -30,7 +30,7 @@ from dtj_trainer.programs.parameter_server import (
 from dtj_trainer.programs.parameter_server import cluster as clusters
 from dtj_trainer.programs.parameter_server.options import Options, parse
 from dtj_trainer.programs.parameter_server.state import NotOurCheckpoint
-from dtj_trainer.programs.stop import EXIT_CODE, StopRequest
+from dtj_trainer.programs.stop import EXIT_CODE, StopRequest, end_when_stopped
 
 log = logging.getLogger("dtj_trainer.programs.ps_image_classification")
 
@@ -80,7 +80,8 @@ def main(arguments: list[str] | None = None) -> None:
 def _coordinate(options: Options, cluster: clusters.Cluster) -> int:
     """The chief, from the first wait to the last file; the exit code."""
     stop = StopRequest()
-    chief.end_when_stopped(stop)
+    # A checkpoint can't be made while no worker answers.
+    end_when_stopped(stop, "no checkpoint was made")
     try:
         if not clusters.wait_for(
             cluster, cluster.tasks("ps", "worker"), clusters.peer_timeout(), lambda: stop.requested

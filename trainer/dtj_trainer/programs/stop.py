@@ -2,13 +2,24 @@
 
 from __future__ import annotations
 
+import contextlib
+import logging
+import os
 import signal
+import threading
+import time
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from types import FrameType
 
+log = logging.getLogger(__name__)
+
 EXIT_CODE = 128 + signal.SIGTERM
+STOP_SECONDS = 40.0
+"""From SIGTERM to the end of a program that can't save any more. Less than STOP_SECONDS of dtj_trainer.launch.pod:
+dtj-launch kills what hasn't ended by then, and its exit code isn't that of a stop."""
+_LOOK_SECONDS = 0.5
 
 
 class StopRequest:
@@ -20,3 +31,17 @@ class StopRequest:
 
     def _note(self, _signal: int, _frame: FrameType | None) -> None:
         self.requested = True
+
+
+def end_when_stopped(stop: StopRequest, what: str) -> None:
+    """Have this process end with EXIT_CODE some time after SIGTERM whatever it does; `what` is logged then."""
+
+    def watch() -> None:
+        while not stop.requested:
+            time.sleep(_LOOK_SECONDS)
+        time.sleep(STOP_SECONDS)
+        with contextlib.suppress(Exception):
+            log.warning("%s within %.0f s of SIGTERM", what, STOP_SECONDS)
+        os._exit(EXIT_CODE)
+
+    threading.Thread(target=watch, name="end-when-stopped", daemon=True).start()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import math
 import os
@@ -26,7 +25,6 @@ from dtj_trainer.programs.parameter_server.parameters import Parameters, set_wei
 from dtj_trainer.programs.parameter_server.report import Report
 from dtj_trainer.programs.parameter_server.state import State
 from dtj_trainer.programs.parameter_server.updates import Asynchronous, Synchronous, Updates, WorkerStep
-from dtj_trainer.programs.stop import EXIT_CODE
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -37,11 +35,6 @@ if TYPE_CHECKING:
     from dtj_trainer.programs.stop import StopRequest
 
 log = logging.getLogger(__name__)
-
-STOP_SECONDS = 40.0
-"""From SIGTERM to the end, checkpoint or not: it can't be made while no worker answers. Less than STOP_SECONDS of
-dtj_trainer.launch.pod: dtj-launch kills what hasn't ended by then, and its exit code isn't that of a stop."""
-
 
 STALL_SECONDS = 120.0
 """Without the end of a step, after the first: longer than most steps take, also one that is compiled anew."""
@@ -279,17 +272,3 @@ def end_when_stalled(pulse: Pulse, cluster: Cluster, end: Callable[[str], NoRetu
                 end(f"no step has ended for {limit:.0f} s, though parameter servers and workers answer")
 
     threading.Thread(target=watch, name="end-when-stalled", daemon=True).start()
-
-
-def end_when_stopped(stop: StopRequest) -> None:
-    """Have this process end some time after SIGTERM also while it waits for workers that don't answer."""
-
-    def watch() -> None:
-        while not stop.requested:
-            time.sleep(0.5)
-        time.sleep(STOP_SECONDS)
-        with contextlib.suppress(Exception):
-            log.warning("no checkpoint within %.0f s of SIGTERM: the one before counts", STOP_SECONDS)
-        os._exit(EXIT_CODE)
-
-    threading.Thread(target=watch, name="end-when-stopped", daemon=True).start()
