@@ -10,6 +10,7 @@ import pytest
 from tests.trainer.thread_ranks import Numbers, Stop, train
 
 from dtj_trainer.programs import meeting, picture_training
+from dtj_trainer.programs.schedule import Ramp, Schedule
 
 LONG = ("--epochs=3", "--checkpoint-steps=4")
 """Six steps an epoch."""
@@ -84,3 +85,26 @@ def test_the_last_checkpoint_is_there_before_the_model_is_written(
 
     train(monkeypatch, tmp_path, "--epochs=1", before=before)
     assert there == [[6]]
+
+
+def test_the_schedule_ends_with_the_steps(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    options = ("--epochs=5", "--max-steps=16", "--lr=0.1", "--warmup-epochs=0.5", "--checkpoint-steps=9")
+    straight = train(monkeypatch, tmp_path / "straight", *options)[0].rates
+    expected = [Schedule(0.1, Ramp(0, 1, 2), 0.5, 16 / 6, "cosine").at(step / 6) for step in range(16)]
+    assert straight == pytest.approx(expected)
+    assert straight[-1] < 0.02 * max(straight)
+    shutil.copytree(tmp_path / "straight/checkpoints/9", tmp_path / "resumed/checkpoints/9")
+    assert train(monkeypatch, tmp_path / "resumed", *options)[0].rates == straight[9:]
+
+
+def test_more_ranks_after_a_resume_are_warmed_up_to(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    options = ("--epochs=4", "--lr=0.1", "--warmup-epochs=1", "--schedule=constant")
+    two = train(monkeypatch, tmp_path, "--max-steps=18", *options)[0].rates
+    assert two[-1] == pytest.approx(0.2)
+    four = train(monkeypatch, tmp_path, *options, ranks=4)[0].rates
+    # Three steps an epoch.
+    assert four == pytest.approx([0.2, 0.2 + 0.2 / 3, 0.2 + 0.4 / 3])
+    assert train(monkeypatch, tmp_path, "--epochs=5", *options[1:], ranks=4)[0].rates == pytest.approx(
+        [0.4] * 3
+    )
+    assert train(monkeypatch, tmp_path, "--epochs=6", *options[1:], ranks=1)[0].rates[0] == pytest.approx(0.1)

@@ -24,18 +24,36 @@ from dtj_trainer.programs import saved_model, stop, threads
 from dtj_trainer.programs.batches import Batch, BatchMaker
 from dtj_trainer.programs.metrics import MetricsFile
 from dtj_trainer.programs.options import parse
-from dtj_trainer.programs.schedule import Schedule
+from dtj_trainer.programs.schedule import Ramp, Schedule, ramp_of, rate_scale
 from dtj_trainer.programs.stop import EXIT_CODE, StopRequest
 
 pytestmark = pytest.mark.torch
 
 
 def test_the_rate_warms_up_to_the_scaled_one_and_decays() -> None:
-    schedule = Schedule(rate=0.1, scale=4, warmup_epochs=2, epochs=10, decay="cosine")
+    schedule = Schedule(0.1, Ramp(0, 1, 4), warmup_epochs=2, epochs=10, decay="cosine")
     rates = [schedule.at(done) for done in (0, 1, 2, 6, 10)]
     assert rates == pytest.approx([0.1, 0.25, 0.4, 0.2, 0.0])
-    assert Schedule(0.1, 4, 0, 10).at(0) == pytest.approx(0.4)
-    assert Schedule(0.1, 1, 2, 10).at(1) == pytest.approx(0.1)
+    assert Schedule(0.1, Ramp(0, 1, 4), 0, 10).at(0) == pytest.approx(0.4)
+    assert Schedule(0.1, Ramp(0, 1, 1), 2, 10).at(1) == pytest.approx(0.1)
+
+
+def test_more_ranks_are_warmed_up_to_and_fewer_are_not() -> None:
+    first = Ramp(0, 1, 4)
+    assert first.to(4, 5, 2) is first
+    more = ramp_of(first.plain(), 8, 5, 2)
+    assert [more.at(done, 2) for done in (5, 6, 7, 9)] == [4, 6, 8, 8]
+    # Once more, in the middle of that warm-up; and on the same ranks, which goes on with it.
+    assert ramp_of(more.plain(), 8, 6, 2) == more
+    assert ramp_of(more.plain(), 16, 6, 2) == Ramp(6, 6, 16)
+    fewer = ramp_of(more.plain(), 2, 6, 2)
+    assert [fewer.at(done, 2) for done in (6, 7, 9)] == [2, 2, 2]
+    assert ramp_of(None, 4, 5, 2) == first  # a checkpoint of a release that did not write it
+
+
+def test_the_rate_of_adam_grows_with_the_root_of_the_ranks() -> None:
+    assert [rate_scale("sgd", ranks) for ranks in (1, 4, 16)] == [1, 4, 16]
+    assert [rate_scale("adam", ranks) for ranks in (1, 4, 16)] == [1, 2, 4]
 
 
 @pytest.mark.parametrize("name", MODELS)

@@ -127,7 +127,14 @@ def test_also_with_adam_and_a_last_step_that_is_shared_out_unevenly(small: Path,
 
 
 def test_a_stopped_run_goes_on_at_its_step(small: Path, tmp_path: Path, end: list[Run]) -> None:
-    options = ("--batch-size=8", "--epochs=40", "--log-seconds=0", "--model=cnn", "--augment")
+    options = (
+        "--batch-size=8",
+        "--epochs=40",
+        "--log-seconds=0",
+        "--model=cnn",
+        "--augment",
+        "--schedule=constant",
+    )
     stopped = Run(tmp_path / "stopped", small, 2, *options)
     end.append(stopped)
     stopped.says(r"step [1-9]\d+/2520 ")

@@ -113,6 +113,7 @@ def test_a_stopped_run_goes_on_at_its_step(small: Path, tmp_path: Path, end: lis
         "--optimizer=adam",
         "--lr=0.002",
         "--augment",
+        "--schedule=constant",
     )
     stopped = Run(tmp_path / "stopped", small, 2, *options)
     end.append(stopped)

@@ -36,7 +36,7 @@ class Share:
 
 
 class Sharding:
-    """How `examples` are dealt out to `ranks`; `batch_size` is that of each rank."""
+    """How `examples` are dealt out to `ranks`; `batch_size` is that of each rank, `step_size` that of all."""
 
     def __init__(self, examples: int, batch_size: int, *, rank: int, ranks: int, seed: int) -> None:
         if examples < 1 or batch_size < 1 or not 0 <= rank < ranks:
@@ -45,14 +45,14 @@ class Sharding:
             )
         self.examples = examples
         self.batch_size = batch_size
-        self._step_size = batch_size * ranks
+        self.step_size = batch_size * ranks
         self._rank = rank
         self._ranks = ranks
         self._seed = seed
 
     def steps(self, position: int = 0) -> int:
         """Steps of an epoch that are left when `position` examples are done."""
-        return math.ceil((self.examples - position) / self._step_size)
+        return math.ceil((self.examples - position) / self.step_size)
 
     def order(self, epoch: int) -> np.ndarray:
         """The epoch's permutation of all examples, the same on every rank."""
@@ -61,8 +61,8 @@ class Sharding:
     def epoch(self, epoch: int, position: int = 0) -> Iterator[Share]:
         """The shares of this rank, from the example at `position` on: a resumed run goes on exactly there."""
         order = self.order(epoch)
-        for start in range(position, self.examples, self._step_size):
-            step = order[start : start + self._step_size]
+        for start in range(position, self.examples, self.step_size):
+            step = order[start : start + self.step_size]
             each, more = divmod(len(step), self._ranks)  # The first ones get one more.
             first, count = self._rank * each + min(self._rank, more), each + (self._rank < more)
             mine = step[first : first + count] if count else step[:1]

@@ -59,13 +59,20 @@ def parse(
         "--scale-lr",
         action=argparse.BooleanOptionalAction,
         default=True,
-        help="multiply the learning rate by the number of ranks",
+        help="multiply the learning rate by the number of ranks for sgd (Goyal et al., 2017), by its square root for "
+        "adam (Malladi et al., 2022)",
     )
     how.add_argument(
-        "--warmup-epochs", type=not_negative(float), default=0.25, help="to reach the scaled learning rate"
+        "--warmup-epochs",
+        type=not_negative(float),
+        default=0.25,
+        help="to reach the scaled learning rate, also that of more ranks after a resume",
     )
     how.add_argument(
-        "--schedule", choices=("constant", "cosine"), default="cosine", help="of the rate after the warm-up"
+        "--schedule",
+        choices=("constant", "cosine"),
+        default="cosine",
+        help="of the rate after the warm-up; a cosine ends with --epochs or --max-steps",
     )
     how.add_argument("--momentum", type=not_negative(float), default=0.9, help="for sgd")
     how.add_argument("--weight-decay", type=not_negative(float), default=1e-4, help="L2 penalty")

@@ -7,7 +7,7 @@ import math
 import sys
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Generic, NoReturn
+from typing import TYPE_CHECKING, Any, Generic, NoReturn
 
 from dtj_trainer import contract
 from dtj_trainer.artifacts import checkpoints
@@ -18,7 +18,7 @@ from dtj_trainer.programs.batches import BatchMaker
 from dtj_trainer.programs.learner import Data, Learner, RanksDiverged
 from dtj_trainer.programs.meeting import Pace, Sums
 from dtj_trainer.programs.resume import Expected, resume
-from dtj_trainer.programs.schedule import Schedule
+from dtj_trainer.programs.schedule import Schedule, ramp_of, rate_scale
 from dtj_trainer.programs.stop import EXIT_CODE, StopRequest, end_when_stopped
 from dtj_trainer.programs.training_report import Position, Trained, TrainingReport
 
@@ -66,8 +66,6 @@ class Training(Generic[Data]):
         self._data = data
         self._learner = learner
         self._rank, self._ranks = learner.rank, learner.ranks
-        scale = self._ranks if options.scale_lr else 1
-        self._schedule = Schedule(options.lr, scale, options.warmup_epochs, options.epochs, options.schedule)
         self._sharding = Sharding(
             len(data.train), options.batch_size, rank=self._rank, ranks=self._ranks, seed=options.seed
         )
@@ -80,6 +78,7 @@ class Training(Generic[Data]):
             seed=options.seed,
         )
         self._at = Position()
+        self._schedule = self._make_schedule(None)
         self._accuracy = math.nan
         self._rate = math.nan
         self._pace = Pace()
@@ -122,7 +121,7 @@ class Training(Generic[Data]):
         options, at = self._options, self._at
         self._meeting_at = time.monotonic()
         for batch in self._batches.epoch(at.epoch, at.examples):
-            self._rate = self._schedule.at(at.epoch + at.examples / len(self._data.train))
+            self._rate = self._schedule.at(self._epochs_done)
             self._learner.train(batch.data, batch.share, self._rate, at.step)
             at.step += 1
             at.examples = batch.share.position
@@ -226,6 +225,32 @@ class Training(Generic[Data]):
             log.info("the model is in %s", folder)
         self._learner.barrier()
 
+    # --- how far --------------------------------------------------------------------------------
+
+    @property
+    def _epochs_done(self) -> float:
+        return self._at.epoch + self._at.examples / len(self._data.train)
+
+    def _make_schedule(self, saved: dict[str, Any] | None) -> Schedule:
+        """The schedule from here on; `saved` is what the checkpoint says of its ramp."""
+        options = self._options
+        scale = rate_scale(options.optimizer, self._ranks) if options.scale_lr else 1.0
+        ramp = ramp_of(saved, scale, self._epochs_done, options.warmup_epochs)
+        return Schedule(options.lr, ramp, options.warmup_epochs, self._end_in_epochs(), options.schedule)
+
+    def _end_in_epochs(self) -> float:
+        """When the training ends, in epochs: all of them, or where `--max-steps` are made."""
+        at, options = self._at, self._options
+        if options.max_steps is None:
+            return options.epochs
+        left, in_this_epoch = max(options.max_steps - at.step, 0), self._sharding.steps(at.examples)
+        if left < in_this_epoch:
+            end = at.epoch + (at.examples + left * self._sharding.step_size) / len(self._data.train)
+        else:
+            epochs, steps = divmod(left - in_this_epoch, self._sharding.steps())
+            end = at.epoch + 1 + epochs + steps * self._sharding.step_size / len(self._data.train)
+        return min(end, options.epochs)
+
     def _done(self) -> bool:
         return self._at.epoch >= self._options.epochs or self._steps_done()
 
@@ -264,6 +289,7 @@ class Training(Generic[Data]):
             "optimizer": self._options.optimizer,
             "position": [at.step, at.epoch, at.examples],
             "trainingExamples": len(self._data.train),
+            "ramp": self._schedule.ramp.plain(),
         }
         self._learner.write_state(folder / self._learner.state_file, run)
 
@@ -274,5 +300,6 @@ class Training(Generic[Data]):
         if run is None:
             return
         self._at = Position(*run["position"])
+        self._schedule = self._make_schedule(run.get("ramp"))
         if self._rank == 0:
             log.info("going on from the checkpoint of step %d, epoch %d", self._at.step, self._at.epoch + 1)
