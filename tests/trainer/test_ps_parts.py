@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import os
 import queue
 import socket
+import threading
 import time
 from collections.abc import Iterable
 from pathlib import Path
@@ -15,6 +18,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from tests.patience import PATIENCE
+from tests.trainer.conftest import until
 
 from dtj_trainer import contract, progress
 from dtj_trainer.contract import Bottleneck
@@ -31,6 +35,7 @@ from dtj_trainer.programs.parameter_server import (  # noqa: E402
     evaluator,
     optimizers,
     parameters,
+    server,
     shards,
     state,
     updates,
@@ -222,6 +227,77 @@ def test_connections_to_servers_break_when_nothing_comes_from_there_any_more() -
                 time.sleep(0.05)
             assert silence(connection) == kept
             assert silence(of_others) == (0, 0)
+
+
+def open_files() -> int:
+    return sum(1 for _ in Path("/proc/self/fd").iterdir())
+
+
+def test_a_descriptor_that_is_closed_and_opened_anew_meanwhile_leaks_nothing(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+        over = threading.Event()
+
+        def churn() -> None:
+            """As TensorFlow's threads do: the same number is a connection, a file, nothing, a pipe in turn."""
+            while not over.is_set():
+                socket.create_connection(("127.0.0.1", port)).close()
+                server.accept()[0].close()
+                (tmp_path / "file").open("w").close()
+                for end in os.pipe():
+                    os.close(end)
+
+        before = open_files()
+        thread = threading.Thread(target=churn)
+        thread.start()
+        try:
+            for _ in range(2000):
+                for found in connections.connections({port}):
+                    with found, contextlib.suppress(OSError):
+                        connections.probe(found)
+        finally:
+            over.set()
+            thread.join()
+        # The watches of other tests hold one for a moment.
+        until(lambda: open_files() <= before, "no descriptor more than before")
+
+
+class Coordinator:
+    """A coordinator that has a result after it was asked a few times."""
+
+    def __init__(self, scheduled: object) -> None:
+        self.asked: list[str] = []
+        self._scheduled = scheduled
+
+    def done(self) -> None:
+        self.asked.append("done")
+        if len(self.asked) == 3:
+            self._scheduled._has_fetched_to_local = True  # type: ignore[attr-defined]
+
+    def join(self) -> None:
+        self.asked.append("join")
+
+
+def test_what_tensorflow_tells_of_a_result_and_what_is_done_without() -> None:
+    from tensorflow.python.distribute.coordinator import values
+
+    scheduled = values.RemoteValueImpl(None, None)
+    assert updates.tells_arrival(scheduled), "workers would be idle at times with this release of TensorFlow"
+    coordinator = Coordinator(scheduled)
+    updates.wait_until_arrived(coordinator, scheduled)
+    assert coordinator.asked == ["done"] * 3
+
+    silent = Coordinator(object())
+    updates.wait_until_arrived(silent, object())
+    assert silent.asked == ["join"]
+
+
+def test_gpus_that_stay_idle_are_told(caplog: pytest.LogCaptureFixture) -> None:
+    for gpus in (0, 1):
+        server.warn_of_idle_gpus(gpus)
+    assert not caplog.records
+    server.warn_of_idle_gpus(4)
+    assert "has 4 GPUs and computes on the first one alone" in caplog.text
 
 
 # --- when it stands still -----------------------------------------------------------------------

@@ -8,8 +8,10 @@ that. So the kernel asks, and a kernel answers, also for a process that is only 
 
 from __future__ import annotations
 
+import logging
 import os
 import socket
+import stat
 import threading
 import time
 from contextlib import suppress
@@ -23,6 +25,8 @@ if TYPE_CHECKING:
 
     from dtj_trainer.programs.parameter_server.cluster import Cluster
 
+log = logging.getLogger(__name__)
+
 _PROBE_SECONDS = 10
 _LOOK_SECONDS = 2.0
 _OPEN = Path("/proc/self/fd")
@@ -31,6 +35,9 @@ _OPEN = Path("/proc/self/fd")
 def give_up_when_silent(cluster: Cluster) -> None:
     """See to it, from now on, that connections to the cluster's servers break when they fall silent."""
     ports = {int(address.rpartition(":")[2]) for hosts in cluster.addresses.values() for address in hosts}
+    if not _OPEN.is_dir():
+        log.warning("%s is missing: a replica that falls silent is noticed after 15 minutes or later", _OPEN)
+        return
 
     def watch() -> None:
         while True:
@@ -43,16 +50,24 @@ def give_up_when_silent(cluster: Cluster) -> None:
 
 
 def connections(ports: set[int]) -> Iterator[socket.socket]:
-    """The TCP connections that this process has to one of these ports, as duplicates to be closed."""
+    """The TCP connections that this process has to one of these ports, as duplicates to be closed.
+
+    TensorFlow opens, closes and opens them meanwhile, in threads of its own: what a number stands for is asked of
+    the duplicate, which nobody else closes.
+    """
     for file in _OPEN.iterdir():
-        with suppress(OSError):  # closed meanwhile
-            if not str(file.readlink()).startswith("socket:"):
-                continue
-            found = socket.socket(fileno=os.dup(int(file.name)))
-            if _port_of_peer(found) in ports:
-                yield found
-            else:
-                found.close()
+        try:
+            duplicate = os.dup(int(file.name))
+        except OSError:
+            continue  # closed meanwhile
+        if not stat.S_ISSOCK(os.fstat(duplicate).st_mode):
+            os.close(duplicate)
+            continue
+        found = socket.socket(fileno=duplicate)
+        if _port_of_peer(found) in ports:
+            yield found
+        else:
+            found.close()
 
 
 def _port_of_peer(found: socket.socket) -> int | None:

@@ -29,8 +29,20 @@ def end_at_sigterm() -> None:
     signal.signal(signal.SIGTERM, end)
 
 
+def warn_of_idle_gpus(gpus: int) -> None:
+    """Tell of GPUs that this program leaves idle: a worker computes on its first one."""
+    if gpus > 1:
+        log.warning(
+            "this replica has %d GPUs and computes on the first one alone: give each worker one GPU "
+            "(replicaSpecs.worker.gpus: 1), and the job more workers",
+            gpus,
+        )
+
+
 def serve(cluster: Cluster) -> None:
     """Serve the chief, and each chief that comes after it; never returns."""
+    if cluster.task.type == "worker":
+        warn_of_idle_gpus(len(tf.config.list_physical_devices("GPU")))
     processors = max(int(available_processors()), 1)
     config = tf.compat.v1.ConfigProto(
         intra_op_parallelism_threads=processors,

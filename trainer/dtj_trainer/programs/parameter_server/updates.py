@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections import deque
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
@@ -15,6 +16,8 @@ if TYPE_CHECKING:
     import keras
 
     from dtj_trainer.programs.parameter_server.parameters import Parameters
+
+log = logging.getLogger(__name__)
 
 AHEAD = 4
 """Batches scheduled ahead for each worker: enough that none waits for the chief."""
@@ -131,13 +134,26 @@ def _as_bytes(indices: np.ndarray) -> tf.Tensor:
     return tf.constant(indices.astype("<i8").tobytes())
 
 
-def _arrived(scheduled: Any) -> bool:
-    """Whether the results of a scheduled function have come to the chief.
+def wait_until_arrived(coordinator: Any, scheduled: Any) -> None:
+    """Wait until the results of a scheduled function have come to the chief. Raises what a step has failed with.
 
     `fetch` must wait for that: it takes part in copying them, and when the worker is lost meanwhile the error, or
     a wait without end, meets who fetches, and not the coordinator, which computes them again.
+
+    TensorFlow has no public way to ask. Where a release does not tell it by this attribute any more, all functions
+    that are scheduled are waited for, by what is public: then workers are idle at times.
     """
-    return bool(scheduled._has_fetched_to_local)  # noqa: SLF001 - TensorFlow has no public way to ask
+    if not tells_arrival(scheduled):
+        coordinator.join()
+        return
+    while not scheduled._has_fetched_to_local:  # noqa: SLF001
+        coordinator.done()
+        time.sleep(_POLL_SECONDS)
+
+
+def tells_arrival(scheduled: Any) -> bool:
+    """Whether this release of TensorFlow tells of a scheduled function that its results have come."""
+    return hasattr(scheduled, "_has_fetched_to_local")
 
 
 def _now_after(*values: Any) -> tf.Tensor:
@@ -177,6 +193,10 @@ class Asynchronous:
     def submit(self, indices: np.ndarray) -> list[StepResult]:
         """See Updates."""
         scheduled = self._coordinator.schedule(self._function, args=(self._iterator, _as_bytes(indices)))
+        if not self._running and not tells_arrival(scheduled):
+            log.warning(
+                "with TensorFlow %s workers are idle at times; see wait_until_arrived", tf.__version__
+            )
         self._running.append((scheduled, len(indices)))
         return self._take(self._ahead)
 
@@ -188,9 +208,7 @@ class Asynchronous:
         ended = []
         while len(self._running) > left:
             scheduled, examples = self._running.popleft()
-            while not _arrived(scheduled):
-                self._coordinator.done()  # raises what a step has failed with
-                time.sleep(_POLL_SECONDS)
+            wait_until_arrived(self._coordinator, scheduled)
             worker, loss, right, read, compute, push = scheduled.fetch().tolist()
             ended.append(StepResult(loss, right, examples, [StepTimes(int(worker), read, compute, push)]))
         return ended
@@ -252,7 +270,7 @@ class Synchronous:
             self._coordinator.schedule(self._function, args=(self._iterator, _as_bytes(part)))
             for part in parts
         ]
-        self._coordinator.join()  # returns when all results are here; see _arrived
+        self._coordinator.join()  # returns when all results are here; see wait_until_arrived
         found = [part.fetch() for part in scheduled]
         gradient = sum(gradient for _, gradient, _ in found) / len(indices)
         other = sum(other * len(part) for part, (_, _, other) in zip(parts, found, strict=True)) / len(

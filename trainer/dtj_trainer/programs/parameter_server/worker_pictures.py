@@ -66,7 +66,7 @@ def facts(coordinator: Any) -> Facts:
     """What a worker says of its training set."""
     read = tf.function(_read_facts).get_concrete_function(tf.TensorSpec([], tf.string))
     scheduled = coordinator.schedule(read, args=(tf.constant(_FACTS),))
-    coordinator.join()  # returns when the result is here: see _arrived in updates.py
+    coordinator.join()  # returns when the result is here: see wait_until_arrived in updates.py
     return Facts(*scheduled.fetch().tolist())
 
 
