@@ -42,7 +42,8 @@ class Transfers:
     def __init__(self, store: OpenStore, folder: Path, size: int) -> None:
         """size: bytes, of chance, so that nothing on the way makes them fewer."""
         self.folder = folder
-        self._environment: Mapping[str, str] = store.environment
+        self.megabytes = size / 1e6
+        self.environment: Mapping[str, str] = store.environment
         self.file = folder / FILE
         with self.file.open("wb") as file:
             for start in range(0, size, 2**24):
@@ -71,13 +72,16 @@ class Transfers:
         back.unlink()
         return seconds
 
+    def checkpoint(self, job: str) -> Path:
+        """A folder of checkpoints with the file as its only one. job: a name that was not used yet."""
+        entry = self.folder / job / str(STEP)
+        entry.mkdir(parents=True)
+        os.link(self.file, entry / FILE)
+        return entry.parent
+
     def up(self, job: str) -> float:
         """A checkpoint with its manifest, as the pod of rank 0 uploads it. job: a prefix that was not used yet."""
-        checkpoints = self.folder / job
-        checkpoints.mkdir()
-        entry = checkpoints / str(STEP)
-        entry.mkdir()
-        os.link(self.file, entry / FILE)
+        checkpoints = self.checkpoint(job)
         store = self._store(job)
         fence = Fence(store, contract.CLAIM_FILE, 1, lambda: None)
         uploader = CheckpointUploader(
@@ -103,7 +107,7 @@ class Transfers:
 
     def _store(self, prefix: str) -> Store:
         """With its client made, as boto3's is: loading what describes S3 takes 0.2 s."""
-        store = open_prefix(f"s3://{BUCKET}/{prefix}", self._environment)
+        store = open_prefix(f"s3://{BUCKET}/{prefix}", self.environment)
         store.folders()
         return store
 
