@@ -61,6 +61,10 @@ class MemoryStore(Store):
     ) -> str:
         return self.put_bytes(key, path.read_bytes(), replaces=replaces)
 
+    def put_with_sha256(self, key: str, path: Path, on_bytes: Callable[[int], None] | None = None) -> str:
+        self.put_file(key, path, on_bytes)
+        return hashlib.sha256(path.read_bytes()).hexdigest()
+
     def get_with_etag(self, key: str) -> tuple[bytes, str]:
         self._gate.before(f"get {key}")
         try:

@@ -267,9 +267,10 @@ def test_round_trip_of_every_kind_of_entry(folder, store, tmp_path):
 def test_manifest_is_the_last_object(folder, store, monkeypatch):
     fence_of(store).hold()
     order: list[str] = []
-    put_file, put_bytes = type(store).put_file, type(store).put_bytes
-    monkeypatch.setattr(type(store), "put_file", lambda s, k, *a: (order.append(k), put_file(s, k, *a))[1])
-    monkeypatch.setattr(type(store), "put_bytes", lambda s, k, *a: (order.append(k), put_bytes(s, k, *a))[1])
+    put_bytes = type(store).put_bytes
+    monkeypatch.setattr(
+        type(store), "put_bytes", lambda s, k, *a, **b: (order.append(k), put_bytes(s, k, *a, **b))[1]
+    )
     save(1)
     upload(folder, store)
     assert order[-1] == "1/manifest.json"
@@ -310,7 +311,7 @@ def test_the_newest_and_the_best_stay(folder, store):
     assert sync.newest["step"] == 6
 
 
-@pytest.mark.parametrize("broken", ["folders", "put_file"])
+@pytest.mark.parametrize("broken", ["folders", "put_with_sha256"])
 def test_the_disk_does_not_fill_up_while_the_bucket_is_away(folder, store, monkeypatch, broken):
     def away(*_: object) -> None:
         raise s3.S3Error("away", transient=True)
@@ -362,8 +363,10 @@ def test_upload_over_the_same_step_never_tears_what_is_there(folder, store, tmp_
     save(1, "new")
     put_bytes = type(store).put_bytes
 
-    def cut_off(*_):
-        raise s3.S3Error("S3 went away", transient=True)
+    def cut_off(self, key, *more, **conditions):
+        if key.endswith("manifest.json"):
+            raise s3.S3Error("S3 went away", transient=True)
+        return put_bytes(self, key, *more, **conditions)
 
     monkeypatch.setattr(type(store), "put_bytes", cut_off)
     with pytest.raises(s3.S3Error):
@@ -494,17 +497,18 @@ def test_interrupted_restore_fetches_only_what_is_missing(folder, store, tmp_pat
 
 def test_file_that_changes_during_its_upload_is_no_checkpoint_yet(folder, store, monkeypatch):
     (folder / "latest.pt").write_text("one")
-    put_file = type(store).put_file
+    put = type(store).put_with_sha256
 
     def changes_meanwhile(self, key, path, on_bytes=None):
-        put_file(self, key, path, on_bytes)
+        sha256 = put(self, key, path, on_bytes)
         path.write_text("another")
+        return sha256
 
-    monkeypatch.setattr(type(store), "put_file", changes_meanwhile)
+    monkeypatch.setattr(type(store), "put_with_sha256", changes_meanwhile)
     sync = uploader(folder, store)
     assert not sync.upload_pass(ended=True, died_ns=None)
     assert read_index(store).manifests == {}
-    monkeypatch.setattr(type(store), "put_file", put_file)
+    monkeypatch.setattr(type(store), "put_with_sha256", put)
     assert sync.upload_pass(ended=True, died_ns=None)
     assert b"another" in [store.get_bytes(key) for key in keys(store)]
     assert len(keys(store)) == 2

@@ -14,6 +14,7 @@ from dtj_trainer.artifacts import growing_upload, rotation, segments, sync_loop
 from dtj_trainer.artifacts.backoff import Backoff, retry_transient
 from dtj_trainer.artifacts.file_upload import FileUploader
 from dtj_trainer.artifacts.growing_upload import QUIET_SECONDS
+from dtj_trainer.artifacts.multipart import Uploads
 from dtj_trainer.artifacts.rotation import rotated, rotated_numbers
 from dtj_trainer.artifacts.s3 import S3Error
 from dtj_trainer.artifacts.segments import SEGMENT_BYTES, SEGMENT_SECONDS, segments_of
@@ -37,6 +38,7 @@ class FakeStore:
 
     def __init__(self) -> None:
         self.puts: list[tuple[str, bytes]] = []
+        self.uploads = Uploads()
 
     @property
     def objects(self) -> dict[str, bytes]:

@@ -176,14 +176,6 @@ def test_a_full_disk_ends_a_download(job_store, tmp_path, monkeypatch):
     assert [path.name for path in tmp_path.iterdir()] == ["whole"]
 
 
-@pytest.mark.parametrize("size", [10, s3.MULTIPART_BYTES + 10])
-def test_beginning_of_a_growing_file(job_store, tmp_path, size):
-    path = tmp_path / "log"
-    path.write_bytes(b"x" * (size + 1000))
-    job_store.put_start_of_file("log", path, size)
-    assert [(item.key, item.size) for item in job_store.objects()] == [("log", size)]
-
-
 def test_folders_and_objects_of_a_prefix(job_store):
     for key in ("a/1", "a/2/3", "ab/1", "file"):
         job_store.put_bytes(key, b"x")
@@ -212,15 +204,13 @@ def test_without_an_endpoint_a_given_environment_means_aws(object_store):
 
 
 @pytest.mark.parametrize("size", [10, s3.MULTIPART_BYTES + 10])
-@pytest.mark.parametrize("put", ["put_file", "put_start_of_file"])
-def test_a_conditional_put_replaces_what_it_names_and_nothing_else(job_store, tmp_path, size, put):
+def test_a_conditional_put_replaces_what_it_names_and_nothing_else(job_store, tmp_path, size):
     path = tmp_path / "file"
     sent: list[int] = []
 
     def write(letter: bytes, replaces: str) -> str:
         path.write_bytes(letter * size)
-        more = (size,) if put == "put_start_of_file" else ()
-        return getattr(job_store, put)("key", path, *more, sent.append, replaces=replaces)
+        return job_store.put_file("key", path, sent.append, replaces=replaces)
 
     with pytest.raises(s3.Changed):
         write(b"0", '"0123"')

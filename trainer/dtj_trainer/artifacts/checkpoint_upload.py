@@ -7,7 +7,6 @@ import shutil
 import threading
 import time
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING
@@ -16,6 +15,7 @@ from dtj_trainer import contract
 from dtj_trainer.artifacts.checkpoint_index import CheckpointIndex, candidate_of, read_index
 from dtj_trainer.artifacts.clock import now_text
 from dtj_trainer.artifacts.completeness import Completeness
+from dtj_trainer.artifacts.fence import Superseded
 from dtj_trainer.artifacts.local_checkpoints import (
     FileState,
     LocalCheckpoint,
@@ -27,6 +27,7 @@ from dtj_trainer.artifacts.local_checkpoints import (
 from dtj_trainer.artifacts.manifest import Entry, Manifest, StoredFile, folder_name, sha256_of
 from dtj_trainer.artifacts.retention import Candidate, kept
 from dtj_trainer.artifacts.s3 import S3Error
+from dtj_trainer.artifacts.sent_files import SentFiles
 from dtj_trainer.artifacts.tensorflow_state import STATE_FILE, is_state
 
 if TYPE_CHECKING:
@@ -67,6 +68,7 @@ class CheckpointUploader:
         self._index: CheckpointIndex | None = None
         self._done: set[FileState] = set()
         """Files that are in the bucket in this state, or came from there."""
+        self._sent = SentFiles()
         self._step_given: tuple[frozenset[FileState], int] = (frozenset(), 0)
         """The last content without a number, and the step it got."""
         self._doomed: set[str] = set()
@@ -103,11 +105,21 @@ class CheckpointUploader:
         complete by then never will be. True when nothing is left to do for the entries of this moment. Raises
         S3Error, Superseded among them.
         """
+        try:
+            return self._upload_waiting(over=ended or died_ns is not None, ended=ended, died_ns=died_ns)
+        except Superseded:
+            self._store.abort_uploads("")
+            raise
+
+    def _upload_waiting(self, *, over: bool, ended: bool, died_ns: int | None) -> bool:
         while True:
             # First, so that the disk does not fill up while uploads are slow or the bucket is away.
             entries = self._prune_local(read_entries(self._folder))
             index = self._loaded_index()
-            self._done &= {file for entry in entries for file in entry.files}
+            there = {file for entry in entries for file in entry.files}
+            self._done &= there
+            self._sent.keep_only(there)
+            self._store.uploads.abort_changed()
             uploaded = {entry.name for entry in entries if self._done.issuperset(entry.files)}
             fresh = [entry for entry in entries if entry.name not in uploaded]
             complete = uploaded | self._completeness.of(fresh, ended=ended, died_ns=died_ns)
@@ -118,7 +130,7 @@ class CheckpointUploader:
                 return False
             self._prune_bucket(index)
         self._prune_bucket(index)
-        return ended or died_ns is not None or len(complete) == len(entries)
+        return over or len(complete) == len(entries)
 
     def _loaded_index(self) -> CheckpointIndex:
         if self._index is None:
@@ -182,17 +194,11 @@ class CheckpointUploader:
         files: list[StoredFile] = []
         started = time.monotonic()
         try:
-            with ThreadPoolExecutor(1, "sha256") as beside:
-                for state in checkpoint.files:
-                    path = self._folder / state.path
-                    digest = beside.submit(sha256_of, path)  # Meanwhile the file is read once, for both.
-                    old = stored.get(state.path)
-                    if old and old.size == state.size and old.sha256 == digest.result():
-                        files.append(old)
-                        continue
-                    key = _free_key(_key_of(checkpoint, state.path), taken)
-                    self._store.put_file(f"{folder}/{key}", path, self._count_bytes)
-                    files.append(StoredFile(state.path, key, state.size, digest.result()))
+            for state in checkpoint.files:
+                old = self._sent.get(folder, state) or self._same(stored.get(state.path), state)
+                files.append(
+                    old or self._send(folder, _free_key(_key_of(checkpoint, state.path), taken), state)
+                )
         except OSError as error:
             log.info("checkpoint %d changed while it was uploaded: %s", step, error)
             return False
@@ -216,6 +222,7 @@ class CheckpointUploader:
         index.torn.discard(folder)
         self._doomed.discard(folder)
         self._done.update(checkpoint.files)
+        self._sent.forget(folder)
         self._uploaded_any = True
         self._tell_newest(index.newest_first()[0])
         log.info(
@@ -226,6 +233,17 @@ class CheckpointUploader:
         )
         self._remove_strays(manifest)
         return True
+
+    def _same(self, old: StoredFile | None, state: FileState) -> StoredFile | None:
+        """What the present manifest names, if the file is the same. Raises OSError."""
+        same = old and old.size == state.size and old.sha256 == sha256_of(self._folder / state.path)
+        return old if same else None
+
+    def _send(self, folder: str, key: str, state: FileState) -> StoredFile:
+        """Upload one file, and remember it: a later pass does not send the file again. Raises OSError, S3Error."""
+        path = self._folder / state.path
+        sha256 = self._store.put_with_sha256(f"{folder}/{key}", path, self._count_bytes)
+        return self._sent.add(folder, state, StoredFile(state.path, key, state.size, sha256))
 
     def _unchanged(self, checkpoint: LocalCheckpoint) -> bool:
         return all(
@@ -261,6 +279,7 @@ class CheckpointUploader:
             self._doomed |= index.torn
             index.torn.clear()
         for folder in sorted(self._doomed):
+            self._sent.forget(folder)
             keys = [item.key for item in self._store.objects(folder)]
             if keys:
                 self._delete(folder, keys)

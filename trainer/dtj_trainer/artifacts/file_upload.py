@@ -8,6 +8,7 @@ import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
+from dtj_trainer.artifacts.fence import Superseded
 from dtj_trainer.artifacts.fenced_put import put_fenced
 from dtj_trainer.artifacts.folder_names import FolderNames
 from dtj_trainer.artifacts.growing import COSTLY_SHARE, State, state_of
@@ -65,6 +66,7 @@ class FileUploader:
         still this pod's.
         """
         over = ended or died_ns is not None
+        self.store.uploads.abort_changed()
         errors = PassErrors()
         growing = [source for source in self.sources if isinstance(source.rule, Growing)]
         all_done = self._growing.upload(growing, self._names, errors, over=over)
@@ -103,16 +105,7 @@ class FileUploader:
         if not over and not self._due(rule, known, state):
             return False
         started = self._clock.monotonic()
-        if source.fence:
-            known.etag = put_fenced(
-                self.store,
-                source.fence,
-                key,
-                known.etag,
-                lambda replaces: self.store.put_file(key, path, self._count_bytes, replaces=replaces),
-            )
-        else:
-            self.store.put_file(key, path, self._count_bytes)
+        self._put(source, known, path, key)
         if state_of(path.stat()) != state:
             return False
         known.uploaded = state
@@ -120,6 +113,22 @@ class FileUploader:
         known.duration = known.uploaded_at - started
         self._uploaded.add(source.key)
         return True
+
+    def _put(self, source: Source, known: _Known, path: Path, key: str) -> None:
+        if source.fence is None:
+            self.store.put_file(key, path, self._count_bytes)
+            return
+        try:
+            known.etag = put_fenced(
+                self.store,
+                source.fence,
+                key,
+                known.etag,
+                lambda replaces: self.store.put_file(key, path, self._count_bytes, replaces=replaces),
+            )
+        except Superseded:
+            self.store.abort_uploads(key)
+            raise
 
     def _due(self, rule: Rule, known: _Known, state: State) -> bool:
         quiet_for = self._clock.time() - state.changed_ns / 1e9

@@ -15,6 +15,7 @@ from dtj_trainer.artifacts.checkpoint_mirror import POLL_SECONDS, CheckpointMirr
 from dtj_trainer.artifacts.checkpoint_upload import CheckpointUploader, StepAt
 from dtj_trainer.artifacts.fence import Fence, Superseded
 from dtj_trainer.artifacts.file_upload import FileUploader
+from dtj_trainer.artifacts.multipart import Uploads
 from dtj_trainer.artifacts.restore import RESUME_NEVER, Restored, restore
 from dtj_trainer.artifacts.s3 import S3Error
 from dtj_trainer.artifacts.store import Store, open_store
@@ -83,7 +84,7 @@ class PodSync:
     ) -> None:
         """`on_superseded`: see `Fence`. Raises ValueError for a malformed `uri`."""
         self._settings = settings
-        self._store: Store | None = open_store(settings.uri) if settings.uri else None
+        self._store: Store | None = open_store(settings.uri, uploads=Uploads()) if settings.uri else None
         claim = CLAIM_KEYS.get(settings.part)
         self._fence = (
             Fence(self._store, claim, settings.attempt, on_superseded) if self._store and claim else None
@@ -235,6 +236,11 @@ class PodSync:
             raise self.superseded
         if errors:
             raise errors[0]
+
+    def close(self) -> None:
+        """Upload nothing more, and leave no parts of files in the bucket: the process ends."""
+        if self._store:
+            self._store.uploads.close()
 
     @property
     def superseded(self) -> Superseded | None:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import os
 from functools import cached_property
 from http import HTTPStatus
-from typing import TYPE_CHECKING, BinaryIO, NamedTuple, TypedDict
+from typing import TYPE_CHECKING, NamedTuple
 
 from dtj_trainer.artifacts import s3
+from dtj_trainer.artifacts.multipart import Put, Uploads
 from dtj_trainer.artifacts.ranged_download import ByteCount, Version, download
 
 if TYPE_CHECKING:
@@ -17,21 +19,15 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from mypy_boto3_s3 import S3Client
-    from mypy_boto3_s3.type_defs import CompletedPartTypeDef
+
+    from dtj_trainer.artifacts.multipart import Condition
 
 DELETE_BATCH = 1000
 """As many keys as one DeleteObjects request may name."""
-MOST_PARTS = 10_000
-"""Of one object."""
 GROWTH_OVERLAP = 64
 """So many bytes of a file are compared before what the object has grown by is appended to it."""
 ABSENT = "*"
 """What a conditional put replaces when nothing may be there."""
-
-
-class _Condition(TypedDict, total=False):
-    IfMatch: str
-    IfNoneMatch: str
 
 
 class StoredObject(NamedTuple):
@@ -46,7 +42,8 @@ class Store:
     """Reads and writes objects below `location`. May be shared by threads, not by processes.
 
     The client is made from `environment`, as `s3.make_client` does, unless one is given. `received` counts the bytes
-    of files that arrive, and is a new count unless one is given.
+    of files that arrive, and is a new count unless one is given. `uploads` are those that may go on in a later put;
+    unless they are given, a put that fails leaves nothing.
     """
 
     def __init__(
@@ -55,9 +52,11 @@ class Store:
         client: S3Client | None = None,
         environment: s3.Environment | None = None,
         received: ByteCount | None = None,
+        uploads: Uploads | None = None,
     ) -> None:
         self.location = location
         self.received = received or ByteCount()
+        self.uploads = uploads or Uploads(resumable=False)
         self._given = client
         self._environment = environment
 
@@ -67,7 +66,7 @@ class Store:
 
     def below(self, name: str) -> Store:
         """The store of the prefix `name` below this one, with the same client and count."""
-        return Store(self.location / name, self._client, self._environment, self.received)
+        return Store(self.location / name, self._client, self._environment, self.received, self.uploads)
 
     def _sentences(self, uri: str) -> AbstractContextManager[None]:
         return s3.sentences(uri, self._environment)
@@ -92,7 +91,7 @@ class Store:
         return answer["ETag"]
 
     @contextlib.contextmanager
-    def _conditional(self, key: str, replaces: str | None) -> Iterator[_Condition]:
+    def _conditional(self, key: str, replaces: str | None) -> Iterator[Condition]:
         try:
             if replaces is None:
                 yield {}
@@ -111,84 +110,32 @@ class Store:
         on_bytes: Callable[[int], None] | None = None,
         *,
         replaces: str | None = None,
-    ) -> str | None:
-        """Upload a file that does not change meanwhile, in parts if it is large.
-
-        `replaces`: as for `put_bytes`; then its ETag is returned.
-        """
-        if replaces is not None:
-            with path.open("rb") as file:
-                return self._put_conditionally(key, file, path.stat().st_size, on_bytes, replaces)
-        with self._sentences(self.uri(key)):
-            self._client.upload_file(
-                str(path),
-                self.location.bucket,
-                self._name(key),
-                Callback=on_bytes,
-                Config=s3.transfer_config(),
-            )
-        return None
-
-    def put_start_of_file(
-        self,
-        key: str,
-        path: Path,
-        size: int,
-        on_bytes: Callable[[int], None] | None = None,
-        *,
-        replaces: str | None = None,
-    ) -> str | None:
-        """Upload the first `size` bytes of a file that others append to. `replaces`: as for `put_file`."""
-        with path.open("rb") as file:
-            if replaces is not None or size <= s3.MULTIPART_BYTES:
-                return self._put_conditionally(key, _FirstBytes(file, size), size, on_bytes, replaces)
-            with self._sentences(self.uri(key)):
-                self._client.upload_fileobj(
-                    _FirstBytes(file, size),  # type: ignore[arg-type]  # needs only read()
-                    self.location.bucket,
-                    self._name(key),
-                    Callback=on_bytes,
-                    Config=s3.transfer_config(),
-                )
-        return None
-
-    def _put_conditionally(
-        self,
-        key: str,
-        file: BinaryIO | _FirstBytes,
-        size: int,
-        on_bytes: Callable[[int], None] | None,
-        replaces: str | None,
     ) -> str:
-        """In parts if it is large: boto3's own transfer knows no conditions."""
-        told = on_bytes or (lambda _: None)
-        if size <= s3.MULTIPART_BYTES:
-            etag = self.put_bytes(key, file.read(size), replaces=replaces)
-            told(size)
-            return etag
-        bucket, name, client = self.location.bucket, self._name(key), self._client
-        part_size = max(s3.MULTIPART_BYTES, -(-size // MOST_PARTS))
-        parts: list[CompletedPartTypeDef] = []
+        """Upload a file that does not change meanwhile; its ETag. `replaces`: as for `put_bytes`.
+
+        A large file goes in parts; see `multipart.Uploads` about those that have arrived when it raises S3Error.
+        """
+        return self._put(key, path, on_bytes, replaces).etag
+
+    def put_with_sha256(self, key: str, path: Path, on_bytes: Callable[[int], None] | None = None) -> str:
+        """Upload a file as `put_file` does; the SHA-256 of what was sent."""
+        return self._put(key, path, on_bytes, None).sha256
+
+    def _put(self, key: str, path: Path, on_bytes: Callable[[int], None] | None, replaces: str | None) -> Put:
+        sent = on_bytes or (lambda _: None)
+        if path.stat().st_size <= s3.MULTIPART_BYTES:
+            content = path.read_bytes()
+            self.uploads.pace.take(len(content))
+            etag = self.put_bytes(key, content, replaces=replaces)
+            sent(len(content))
+            return Put(etag, hashlib.sha256(content).hexdigest())
         with self._sentences(self.uri(key)), self._conditional(key, replaces) as condition:
-            upload = client.create_multipart_upload(Bucket=bucket, Key=name)["UploadId"]
-            try:
-                while block := file.read(part_size):
-                    number = len(parts) + 1
-                    part = client.upload_part(
-                        Bucket=bucket, Key=name, UploadId=upload, PartNumber=number, Body=block
-                    )
-                    parts.append({"PartNumber": number, "ETag": part["ETag"]})
-                    if "ChecksumCRC32" in part:
-                        parts[-1]["ChecksumCRC32"] = part["ChecksumCRC32"]
-                    told(len(block))
-                answer = client.complete_multipart_upload(
-                    Bucket=bucket, Key=name, UploadId=upload, MultipartUpload={"Parts": parts}, **condition
-                )
-            except BaseException:
-                with contextlib.suppress(Exception):
-                    client.abort_multipart_upload(Bucket=bucket, Key=name, UploadId=upload)
-                raise
-        return answer["ETag"]
+            target = self.location / key
+            return self.uploads.put(self._client, target, path, sent, condition, self._environment)
+
+    def abort_uploads(self, key: str) -> None:
+        """Abort what an earlier `put_file` of that key, or of one below it, has left to be continued."""
+        self.uploads.abort_below(self.location / key)
 
     def etag(self, key: str) -> str:
         """The present ETag of an object; `NoSuchKey` when it is not there."""
@@ -313,28 +260,17 @@ def _is_out_of_range(error: Exception) -> bool:
     return bool(answer.get("HTTPStatusCode") == HTTPStatus.REQUESTED_RANGE_NOT_SATISFIABLE)
 
 
-class _FirstBytes:
-    """A reader that ends after `size` bytes, whatever is appended to the file."""
-
-    def __init__(self, file: BinaryIO, size: int) -> None:
-        self._file = file
-        self._left = size
-
-    def read(self, amount: int = -1) -> bytes:
-        wanted = self._left if amount < 0 else min(amount, self._left)
-        content = self._file.read(wanted)
-        self._left -= len(content)
-        return content
-
-
 def open_store(
-    uri: str, environment: s3.Environment | None = None, received: ByteCount | None = None
+    uri: str,
+    environment: s3.Environment | None = None,
+    received: ByteCount | None = None,
+    uploads: Uploads | None = None,
 ) -> Store:
     """The store at an `s3://` URI; no request is made yet. Raises ValueError for a malformed URI.
 
-    `environment`: as for `s3.make_client`; `received`: as for `Store`.
+    `environment`: as for `s3.make_client`; the others: as for `Store`.
     """
-    return Store(s3.parse_s3_uri(uri), environment=environment, received=received)
+    return Store(s3.parse_s3_uri(uri), environment=environment, received=received, uploads=uploads)
 
 
 def usable_name(name: str) -> bool:

@@ -176,6 +176,10 @@ class Pod:
             ) from error
         self.phases.reached("synced")
 
+    def close(self) -> None:
+        """Upload nothing more: the process ends."""
+        self._sync.close()
+
     def _metrics(self) -> dict[str, float]:
         progress, artifacts = self._watch.now(), self._sync.artifacts()
         values = {

@@ -88,7 +88,10 @@ class Replica:
         pod.phases.reached("programStarted")
         end = self._run_program(pod)
         pod.phases.reached("programEnded")
-        return self._ended(pod, end)
+        try:
+            return self._ended(pod, end)
+        finally:
+            pod.close()
 
     def _run_program(self, pod: Pod) -> ProgramEnd:
         end = self._program.start()

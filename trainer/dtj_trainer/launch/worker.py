@@ -35,6 +35,13 @@ class Worker:
             pod = Pod(settings, part="primary" if settings.index == 0 else "other", log_names=None)
         except ArtifactsUnavailable as error:
             return self._fail(error.cause, str(error), contract.EXIT_UNAVAILABLE)
+        try:
+            return self._serve(pod)
+        finally:
+            pod.close()
+
+    def _serve(self, pod: Pod) -> int:
+        settings = self._settings
         pod.prepare()
         pod.stage_data()
         supervisor = RankSupervisor(pod)

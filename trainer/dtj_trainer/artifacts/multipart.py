@@ -1,0 +1,305 @@
+"""Sends files in parts, several at a time, and goes on with what an earlier pass of uploads left.
+
+A part that is throttled or cut off is sent again by itself. Where that fails for long, the parts that have arrived
+are kept with their upload, and the next put of the same file under the same key sends only the others.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import os
+import threading
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, NamedTuple, TypedDict, TypeVar
+
+from dtj_trainer.artifacts import s3
+from dtj_trainer.artifacts.backoff import Backoff
+from dtj_trainer.artifacts.pace import Pace
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from contextlib import AbstractContextManager
+    from pathlib import Path
+
+    from mypy_boto3_s3 import S3Client
+    from mypy_boto3_s3.type_defs import CompletedPartTypeDef
+
+log = logging.getLogger(__name__)
+
+Result = TypeVar("Result")
+
+MOST_PARTS = 10_000
+"""Of one object."""
+TRIES = 8
+"""Of one part, beside those of botocore: with a tenth of the requests throttled, one part in 10^8 fails."""
+LONGEST_DELAY_SECONDS = 8.0
+CLOSING_SECONDS = 5.0
+"""How long the end of a process waits for parts that are on their way, so that the store can forget them."""
+
+
+class Condition(TypedDict, total=False):
+    """What must be there for a put to succeed."""
+
+    IfMatch: str
+    IfNoneMatch: str
+
+
+class Put(NamedTuple):
+    """A file that has arrived: the object's ETag, and the SHA-256 of what was sent."""
+
+    etag: str
+    sha256: str
+
+
+class FileVersion(NamedTuple):
+    """A file, and what changes when its content does: size in bytes, change time in nanoseconds, inode."""
+
+    path: Path
+    size: int
+    changed_ns: int
+    inode: int
+
+    @classmethod
+    def of(cls, path: Path) -> FileVersion:
+        """The file as it is now. Raises OSError."""
+        status = path.stat()
+        return cls(path, status.st_size, status.st_ctime_ns, status.st_ino)
+
+    @property
+    def is_current(self) -> bool:
+        """Whether the file is still the same."""
+        try:
+            return FileVersion.of(self.path) == self
+        except OSError:
+            return False
+
+
+@dataclass
+class MultipartUpload:
+    """One upload of one version of a file: its id, and the parts that have arrived."""
+
+    client: S3Client
+    bucket: str
+    key: str
+    version: FileVersion
+    upload_id: str
+    environment: s3.Environment | None
+    """What the client was made from, as for `s3.explain`."""
+    parts: dict[int, CompletedPartTypeDef] = field(default_factory=dict)
+    sending: threading.Lock = field(default_factory=threading.Lock)
+    _sha256: hashlib._Hash = field(default_factory=hashlib.sha256)
+    _hashed: int = 0
+    """So many parts, from the first one, are in the digest."""
+
+    @property
+    def uri(self) -> str:
+        """Where it goes."""
+        return s3.S3Location(self.bucket, self.key).uri
+
+    def _sentences(self) -> AbstractContextManager[None]:
+        return s3.sentences(self.uri, self.environment)
+
+    def send(self, pace: Pace, on_bytes: Callable[[int], None]) -> None:
+        """Send the parts that are missing; at most `pace.connections` of them are in memory.
+
+        `on_bytes` gets the size of each part that has arrived, from several threads. Raises S3Error, OSError; parts
+        that are on their way then arrive first.
+        """
+        size = part_size(self.version.size)
+        flying: set[Future[None]] = set()
+        with ThreadPoolExecutor(thread_name_prefix="part") as pool, self.version.path.open("rb") as file:
+            for number in range(1, -(-self.version.size // size) + 1):
+                if number in self.parts:
+                    continue
+                while len(flying) >= pace.connections:
+                    flying = _landed(flying)
+                block = self._read(file.fileno(), number, size)
+                flying.add(pool.submit(self._send_part, number, block, pace, on_bytes))
+                del block  # The pool has the only reference, and drops it with the part's arrival.
+            while flying:
+                flying = _landed(flying)
+
+    def _read(self, file: int, number: int, size: int) -> bytes:
+        """A part's content, which goes into the digest when it is the next one for it."""
+        start = (number - 1) * size
+        wanted = min(size, self.version.size - start)
+        block = os.pread(file, wanted, start)
+        while 0 < len(block) < wanted and (more := os.pread(file, wanted - len(block), start + len(block))):
+            block += more
+        if len(block) < wanted:
+            raise OSError(f"{self.version.path} became shorter while it was uploaded")
+        if number == self._hashed + 1:
+            self._sha256.update(block)
+            self._hashed = number
+        return block
+
+    def _send_part(self, number: int, block: bytes, pace: Pace, on_bytes: Callable[[int], None]) -> None:
+        def put() -> CompletedPartTypeDef:
+            pace.take(len(block))
+            answer = self.client.upload_part(
+                Bucket=self.bucket, Key=self.key, UploadId=self.upload_id, PartNumber=number, Body=block
+            )
+            part: CompletedPartTypeDef = {"PartNumber": number, "ETag": answer["ETag"]}
+            if "ChecksumCRC32" in answer:
+                part["ChecksumCRC32"] = answer["ChecksumCRC32"]
+            return part
+
+        self.parts[number] = patiently(put, self._sentences, pace)
+        on_bytes(len(block))
+
+    def complete(self, condition: Condition, pace: Pace) -> Put:
+        """Make the parts one object. Raises S3Error."""
+        parts: list[CompletedPartTypeDef] = [self.parts[number] for number in sorted(self.parts)]
+        answer = patiently(
+            lambda: self.client.complete_multipart_upload(
+                Bucket=self.bucket,
+                Key=self.key,
+                UploadId=self.upload_id,
+                MultipartUpload={"Parts": parts},
+                **condition,
+            ),
+            self._sentences,
+            pace,
+        )
+        return Put(answer["ETag"], self._sha256.hexdigest())
+
+    def abort(self) -> None:
+        """Have the store forget the parts. Raises S3Error."""
+        with self._sentences():
+            self.client.abort_multipart_upload(Bucket=self.bucket, Key=self.key, UploadId=self.upload_id)
+
+
+class Uploads:
+    """The uploads of a process that are not complete, by where they go. May be used by several threads.
+
+    One key is put by one thread at a time.
+    """
+
+    def __init__(self, pace: Pace | None = None, *, resumable: bool = True) -> None:
+        """`resumable`: a put that fails, but may succeed later, leaves its parts for the next one."""
+        self.pace = pace or Pace()
+        self._resumable = resumable
+        self._unfinished: dict[tuple[str, str], MultipartUpload] = {}
+        self._lock = threading.Lock()
+
+    def put(
+        self,
+        client: S3Client,
+        target: s3.S3Location,
+        path: Path,
+        on_bytes: Callable[[int], None],
+        condition: Condition,
+        environment: s3.Environment | None = None,
+    ) -> Put:
+        """Send a file in parts, going on with what is there of the same version. Raises S3Error, OSError.
+
+        `environment` is the one that the client was made from.
+        """
+        upload = self._begun(client, target, FileVersion.of(path), environment)
+        try:
+            with upload.sending:
+                upload.send(self.pace, on_bytes)
+                put = upload.complete(condition, self.pace)
+        except BaseException as error:
+            if not (self._resumable and isinstance(error, s3.S3Error) and error.transient):
+                self._abort(upload)
+            raise
+        self._forget(upload)
+        return put
+
+    def _begun(
+        self,
+        client: S3Client,
+        target: s3.S3Location,
+        version: FileVersion,
+        environment: s3.Environment | None,
+    ) -> MultipartUpload:
+        with self._lock:
+            there = self._unfinished.get(target)
+        if there and there.version == version:
+            log.info("%s goes on after %d parts", target.uri, len(there.parts))
+            return there
+        if there:
+            self._abort(there)
+        bucket, key = target
+        with s3.sentences(target.uri, environment):
+            answer = client.create_multipart_upload(Bucket=bucket, Key=key)
+        upload = MultipartUpload(client, bucket, key, version, answer["UploadId"], environment)
+        with self._lock:
+            self._unfinished[target] = upload
+        return upload
+
+    def abort_changed(self) -> None:
+        """Abort what waits to go on although its file is another one now, or gone."""
+        with self._lock:
+            waiting = list(self._unfinished.values())
+        for upload in waiting:
+            if not upload.sending.locked() and not upload.version.is_current:
+                self._abort(upload)
+
+    def abort_below(self, location: s3.S3Location) -> None:
+        """Abort what waits to go on below a prefix, or under that key."""
+        start = f"{location.prefix}/".lstrip("/")
+        with self._lock:
+            waiting = list(self._unfinished.values())
+        for upload in waiting:
+            if upload.bucket == location.bucket and f"{upload.key}/".startswith(start):
+                self._abort(upload)
+
+    def close(self) -> None:
+        """Send nothing more, and abort all there is: the process ends, and none will go on."""
+        self.pace.closed.set()
+        with self._lock:
+            waiting = list(self._unfinished.values())
+        for upload in waiting:
+            if upload.sending.acquire(timeout=CLOSING_SECONDS):
+                upload.sending.release()
+            self._abort(upload)
+
+    def _abort(self, upload: MultipartUpload) -> None:
+        """Abort an upload. A store that can't be reached keeps the parts until its lifecycle rule removes them."""
+        try:
+            upload.abort()
+        except s3.S3Error as error:
+            log.debug("an upload was not aborted: %s", error)
+        self._forget(upload)
+
+    def _forget(self, upload: MultipartUpload) -> None:
+        with self._lock:
+            key = (upload.bucket, upload.key)
+            if self._unfinished.get(key) is upload:
+                del self._unfinished[key]
+
+
+def part_size(size: int) -> int:
+    """The bytes of each part but the last of an object of so many bytes."""
+    return max(s3.MULTIPART_BYTES, -(-size // MOST_PARTS))
+
+
+def patiently(
+    call: Callable[[], Result], sentences: Callable[[], AbstractContextManager[None]], pace: Pace
+) -> Result:
+    """Make one request up to TRIES times, while its error may pass. Raises S3Error, which `sentences` makes."""
+    backoff = Backoff(LONGEST_DELAY_SECONDS)
+    for left in reversed(range(TRIES)):
+        if pace.closed.is_set():
+            raise s3.S3Error("the upload was ended: this process sends nothing more", transient=False)
+        try:
+            with sentences():
+                return call()
+        except s3.S3Error as error:
+            if not error.transient or not left:
+                raise
+            log.debug("tried again: %s", error)
+        pace.rest(backoff.next_delay())
+    raise AssertionError
+
+
+def _landed(flying: set[Future[None]]) -> set[Future[None]]:
+    """Wait for one or more; those still on their way. Raises what one of the others raised."""
+    landed, flying = wait(flying, return_when=FIRST_COMPLETED)
+    for part in landed:
+        part.result()
+    return flying
