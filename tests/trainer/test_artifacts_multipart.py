@@ -205,3 +205,20 @@ def test_a_conditional_put_sends_several_parts_at_a_time(tmp_path, store, thrott
         store.put_file("model", path, replaces=ABSENT)
     assert keys(store) == ["model"]
     assert open_uploads(store) == []
+
+
+def test_what_is_sent_is_hashed_once_and_read_once(tmp_path, store, throttled, monkeypatch):
+    path = tmp_path / "model"
+    path.write_bytes(os.urandom(3 * PART))
+    signed: list[str] = []
+
+    def note(request, **_):
+        signed.append(request.headers["X-Amz-Content-SHA256"])
+
+    throttled.client.meta.events.register("before-send.s3.UploadPart", note)
+    read: list[int] = []
+    pread = os.pread
+    monkeypatch.setattr(os, "pread", lambda *a: (read.append(a[1]), pread(*a))[1])
+    assert store.put_with_sha256("model", path) == sha256_of(path)
+    assert set(signed) == {b"UNSIGNED-PAYLOAD"}
+    assert read == [PART] * 3

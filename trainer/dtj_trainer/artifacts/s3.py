@@ -149,7 +149,9 @@ def make_client(environment: Environment | None = None) -> S3Client:
         retries={"mode": "standard", "total_max_attempts": ATTEMPTS},
         max_pool_connections=16,
         tcp_keepalive=True,
-        s3={"addressing_style": "path" if url else "auto"},
+        # A request over http is signed without its payload, as botocore does over https: the CRC32 of each request
+        # finds damage, and a second SHA-256 of all that is sent costs as much as the rest of the upload.
+        s3={"addressing_style": "path" if url else "auto", "payload_signing_enabled": False},
         proxies={} if url and _is_loopback(url) else None,
         # Without an endpoint a given environment means AWS, whatever this process's own variables say.
         ignore_configured_endpoint_urls=environment is not None,  # type: ignore[call-arg]  # not in the stubs
