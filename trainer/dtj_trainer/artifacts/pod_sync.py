@@ -146,7 +146,7 @@ class PodSync:
             return
         settings, root, fence = self._settings, self._settings.root, self._fence
         self._files = FileUploader(self._store, self._sources())
-        self._loops.append(SyncLoop("uploading files", self._files.upload_pass))
+        self._loops.append(SyncLoop("uploading files", self._files.upload_pass, beside_program=True))
         if settings.part == "primary" and fence:
             self._checkpoints = CheckpointUploader(
                 root / contract.CHECKPOINTS,
@@ -159,7 +159,9 @@ class PodSync:
             if self._restored:
                 self._checkpoints.note_restored(self._restored.manifest, own=self._restored.own)
             self._checkpoints.start()
-            self._loops.append(SyncLoop("uploading checkpoints", self._checkpoints.upload_pass))
+            self._loops.append(
+                SyncLoop("uploading checkpoints", self._checkpoints.upload_pass, beside_program=True)
+            )
         elif settings.part == "evaluator":
             self._mirror = CheckpointMirror(
                 root / contract.CHECKPOINTS, self._store.below(contract.CHECKPOINTS), keep=settings.keep

@@ -10,6 +10,7 @@ from typing import Protocol
 
 from dtj_trainer.artifacts.backoff import Backoff
 from dtj_trainer.artifacts.fence import Superseded
+from dtj_trainer.artifacts.idle_priority import run_when_idle
 from dtj_trainer.artifacts.s3 import S3Error
 
 log = logging.getLogger(__name__)
@@ -34,8 +35,13 @@ class SyncLoop:
     It ends by itself once a later attempt has taken over: `wait` raises that.
     """
 
-    def __init__(self, what: str, sync_pass: SyncPass, interval: float = TICK_SECONDS) -> None:
-        """`what` it does: `uploading files`. `interval`: seconds between passes."""
+    def __init__(
+        self, what: str, sync_pass: SyncPass, interval: float = TICK_SECONDS, *, beside_program: bool = False
+    ) -> None:
+        """`what` it does: `uploading files`. `interval`: seconds between passes.
+
+        `beside_program`: until the end of the program is reported, passes run only while a processor is free.
+        """
         self._what = what
         self._pass = sync_pass
         self._interval = interval
@@ -50,7 +56,8 @@ class SyncLoop:
         self._error: S3Error | None = None
         self._failing_since = 0.0
         self.failures = 0
-        self._thread = threading.Thread(target=self._run, name=what, daemon=True)
+        self._idle = beside_program
+        self._thread = threading.Thread(target=self._begin, name=what, daemon=True)
 
     def start(self) -> None:
         """Begin."""
@@ -60,6 +67,7 @@ class SyncLoop:
         """The program was killed at this wall-clock time; what it left half-written is not uploaded."""
         with self._changed:
             self._died_ns = self._died_ns or died_ns
+            self._hand_over()
 
     def ask(self, *, ended: bool) -> int:
         """Ask for the upload of all there is at this moment; what to `wait` for.
@@ -69,8 +77,33 @@ class SyncLoop:
         with self._changed:
             self._asked += 1
             self._ended = ended
+            self._hand_over()
             self._changed.notify_all()
             return self._asked
+
+    def _hand_over(self) -> None:
+        """Have a thread of the usual priority go on after the present pass: the idle one can't leave its priority.
+
+        The caller holds the lock, and has the usual priority itself.
+        """
+        if not self._idle or not self._thread.is_alive():
+            return
+        self._idle = False
+        self._thread = threading.Thread(
+            target=self._succeed, args=(self._thread,), name=self._what, daemon=True
+        )
+        self._thread.start()
+        self._changed.notify_all()
+
+    def _begin(self) -> None:
+        if self._idle:
+            run_when_idle()
+        self._run()
+
+    def _succeed(self, former: threading.Thread) -> None:
+        former.join()
+        if not isinstance(self._error, Superseded):
+            self._run()
 
     def wait(self, asked: int, seconds_left: Callable[[], float]) -> None:
         """Wait until all is uploaded that was asked for, while there are seconds left.
@@ -100,6 +133,8 @@ class SyncLoop:
         backoff = Backoff()
         while True:
             with self._changed:
+                if self._thread is not threading.current_thread():
+                    return  # Another one goes on.
                 asked, ended = self._asked, self._ended
                 died_ns = None if ended else self._died_ns
             delay = self._interval
@@ -124,7 +159,7 @@ class SyncLoop:
                     self._changed.notify_all()
                 if asked > self._answered:
                     delay = min(delay, FINISHING_DELAY_SECONDS)
-                if asked == self._asked:
+                if asked == self._asked and self._thread is threading.current_thread():
                     self._changed.wait(delay)
 
     def _failed(self, error: S3Error, backoff: Backoff, asked: int) -> float:

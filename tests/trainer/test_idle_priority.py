@@ -1,0 +1,70 @@
+"""Uploads beside a program run only while a processor is free, and at the usual priority after its end."""
+
+import os
+import queue
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from dtj_trainer.artifacts import idle_priority
+from dtj_trainer.artifacts.fence import Superseded
+from dtj_trainer.artifacts.sync_loop import SyncLoop
+
+
+class Observed:
+    """A pass that tells each time under which policy its thread, and one of a pool of that thread, runs."""
+
+    def __init__(self) -> None:
+        self.policies: queue.Queue[tuple[int, int]] = queue.Queue()
+        self.at_once = threading.Lock()
+        self.over = threading.Event()
+
+    def __call__(self, *, ended: bool, died_ns: int | None) -> bool:
+        if self.over.is_set():
+            raise Superseded("the test is over")
+        assert self.at_once.acquire(blocking=False), "one pass at a time"
+        with ThreadPoolExecutor(1) as pool:
+            self.policies.put((_policy(), pool.submit(_policy).result()))
+        self.at_once.release()
+        return True
+
+
+def _policy() -> int:
+    return os.sched_getscheduler(threading.get_native_id())
+
+
+ENDS: dict[str, Callable[[SyncLoop], object]] = {
+    "ended": lambda loop: loop.ask(ended=True),
+    "died": lambda loop: loop.program_died(time.time_ns()),
+}
+
+
+@pytest.mark.parametrize("end", ENDS)
+def test_passes_are_idle_until_the_program_ends(end):
+    seen = Observed()
+    loop = SyncLoop("observing", seen, interval=0.01, beside_program=True)
+    loop.start()
+    for _ in range(3):
+        assert seen.policies.get(timeout=30) == (os.SCHED_IDLE, os.SCHED_IDLE)
+    ENDS[end](loop)
+    asked = loop.ask(ended=end == "ended")
+    loop.wait(asked, lambda: 30.0)
+    after = [seen.policies.get(timeout=30) for _ in range(seen.policies.qsize() + 3)]
+    seen.over.set()
+    assert after[-3:] == [(os.SCHED_OTHER, os.SCHED_OTHER)] * 3
+
+
+def test_without_permission_uploads_go_on(monkeypatch):
+    def refused(*_: object) -> None:
+        raise PermissionError(1, "not here")
+
+    monkeypatch.setattr(idle_priority.os, "sched_setscheduler", refused)
+    seen = Observed()
+    loop = SyncLoop("observing", seen, interval=0.01, beside_program=True)
+    loop.start()
+    assert seen.policies.get(timeout=30) == (os.SCHED_OTHER, os.SCHED_OTHER)
+    loop.wait(loop.ask(ended=True), lambda: 30.0)
+    seen.over.set()
