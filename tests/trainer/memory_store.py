@@ -13,10 +13,13 @@ from dtj_trainer.artifacts.store import ABSENT, Store, StoredObject
 
 @dataclass
 class Bucket:
-    """Objects by their whole names. `conditions`: what a store makes of conditional puts."""
+    """Objects by their whole names. `conditions`: what a store makes of conditional puts.
+
+    "only IfNoneMatch" is a store that ignores If-Match.
+    """
 
     objects: dict[str, bytes] = field(default_factory=dict)
-    conditions: str = "heeded"  # or "refused", "ignored"
+    conditions: str = "heeded"  # or "refused", "ignored", "only IfNoneMatch"
 
 
 @dataclass
@@ -43,7 +46,8 @@ class MemoryStore(Store):
         bucket, name = self._bucket, self._name(key)
         if replaces is not None and bucket.conditions == "refused":
             raise s3.NotSupported("501 NotImplemented")
-        if replaces is not None and bucket.conditions == "heeded":
+        heeded = ("heeded", "only IfNoneMatch") if replaces == ABSENT else ("heeded",)
+        if replaces is not None and bucket.conditions in heeded:
             there = bucket.objects.get(name)
             if (ABSENT if there is None else _etag(there)) != replaces:
                 raise s3.Changed(f"{key} is another one")

@@ -338,7 +338,7 @@ def test_what_is_no_claim_is_not_overwritten():
     assert bucket.objects == {"job/attempt.json": b"[1]"}
 
 
-@pytest.mark.parametrize("conditions", ["refused", "ignored"])
+@pytest.mark.parametrize("conditions", ["refused", "ignored", "only IfNoneMatch"])
 def test_without_conditional_writes_the_claim_is_still_looked_at(tmp_path, caplog, conditions):
     bucket = Bucket(conditions=conditions)
     old, new = Attempt(bucket, 1, tmp_path / "old"), Attempt(bucket, 2, tmp_path / "new")

@@ -35,6 +35,10 @@ TRIES = 5
 """Of a compare-and-swap, one after the other: more writers than that never start at once."""
 
 
+_NO_OBJECT = f'"{"0" * 32}"'
+"""An ETag that no claim has."""
+
+
 class Superseded(LastingS3Error):
     """A later attempt writes now: this one may write no more, ever."""
 
@@ -165,9 +169,14 @@ class Fence:
         return True
 
     def _refuses_to_replace(self, content: bytes) -> bool:
-        """Whether the store heeds conditions, where the claim of another is in the way: some ignore them."""
-        try:
-            self._store.put_bytes(self._key, content, replaces=ABSENT)
-        except Changed:
-            return True
-        return False
+        """Whether the store heeds both conditions, where the claim of another is in the way.
+
+        Some stores ignore conditions. Others heed If-None-Match and ignore If-Match.
+        """
+        for impossible in (ABSENT, _NO_OBJECT):
+            try:
+                self._store.put_bytes(self._key, content, replaces=impossible)
+            except Changed:
+                continue
+            return False
+        return True
