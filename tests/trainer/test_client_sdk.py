@@ -136,7 +136,7 @@ async def test_the_jobs_secret_opens_the_bucket_where_the_user_has_no_credential
         "endpoint": environment["AWS_ENDPOINT_URL_S3"],
         "secretName": "s3-credentials",
     }
-    await server.put(stored(artifacts=store))
+    await server.put(stored(artifacts=store, env=[{"name": "DTJ_S3_SSE", "value": "AES256"}]))
     async with AsyncClient() as client:
         with pytest.raises(
             Unreachable, match=r"no credentials for s3://training/jobs/ml/mnist-uid: .*not found"
@@ -147,6 +147,7 @@ async def test_the_jobs_secret_opens_the_bucket_where_the_user_has_no_credential
         } | {"OTHER": "x"}
         artifacts = await client.artifacts("mnist")
         assert "OTHER" not in artifacts.environment
+        assert artifacts.environment["DTJ_S3_SSE"] == "AES256"
         assert await asyncio.to_thread(artifacts.ls, "nothing") == []
         monkeypatch.setenv("AWS_ACCESS_KEY_ID", "my own")
         assert (await client.artifacts("mnist")).environment["AWS_ACCESS_KEY_ID"] == "my own"

@@ -115,10 +115,19 @@ def test_artifacts_of_a_run_with_its_own_store_are_looked_for_there(
 ) -> None:
     monkeypatch.delenv("AWS_ENDPOINT_URL_S3", raising=False)
     artifacts = {"uri": "s3://bucket/jobs", "endpoint": "http://s3:8333"}
-    run.write(manifest(artifacts=artifacts) | {"status": STATUS})
+    env = [
+        {"name": "DTJ_S3_REQUEST_PAYER", "value": "requester"},
+        {"name": "DTJ_S3_SSE", "value": "AES256"},
+        {"name": "PATH", "value": "/nowhere"},
+    ]
+    run.write(manifest(artifacts=artifacts, env=env) | {"status": STATUS})
+    monkeypatch.setenv("DTJ_S3_SSE", "aws:kms")
     place = LocalPlace(run, run.folder)
     with place.artifacts() as found:
         assert found.uri == "s3://bucket/jobs/ml/mnist-5b6a1f0e"
         assert found.environment["AWS_ENDPOINT_URL_S3"] == "http://s3:8333"
+        assert found.environment["DTJ_S3_REQUEST_PAYER"] == "requester"
+        assert found.environment["DTJ_S3_SSE"] == "aws:kms", "what the user has set goes before"
+        assert found.environment["PATH"] != "/nowhere"
     with place.artifacts("http://other:1") as found:
         assert found.environment["AWS_ENDPOINT_URL_S3"] == "http://other:1"

@@ -101,6 +101,7 @@ def test_its_image_is_the_jobs_the_installations_or_dtjs() -> None:
 def test_it_reaches_the_bucket_as_the_replicas_do_and_gets_nothing_else_of_theirs() -> None:
     env = [
         {"name": "AWS_REGION", "value": "eu-central-1"},
+        {"name": "DTJ_S3_REQUEST_PAYER", "value": "requester"},
         {"name": "https_proxy", "value": "http://proxy:3128"},
         {"name": "WANDB_API_KEY", "value": "x"},
     ]
@@ -110,7 +111,8 @@ def test_it_reaches_the_bucket_as_the_replicas_do_and_gets_nothing_else_of_their
     (made,) = pod["containers"]
     assert made["envFrom"] == [{"secretRef": {"name": "s3-credentials"}}]
     assert [variable["name"] for variable in made["env"]] == [
-        "DTJ_JOB", "DTJ_ARTIFACTS_URI", "AWS_ENDPOINT_URL_S3", "AWS_REGION", "https_proxy",
+        "DTJ_JOB", "DTJ_ARTIFACTS_URI", "AWS_ENDPOINT_URL_S3", "AWS_REGION", "DTJ_S3_REQUEST_PAYER",
+        "https_proxy",
     ]  # fmt: skip
     assert "serviceAccountName" not in pod
 

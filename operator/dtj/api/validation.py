@@ -208,6 +208,7 @@ _OPERATORS_VARIABLES = frozenset(v for k, v in vars(contract).items() if k.start
     contract.ENV_MPI_ARGS,
     contract.ENV_MPIRUN,
     contract.ENV_GPUS,
+    *contract.S3_SETTINGS,
 }
 
 

@@ -12,6 +12,7 @@ from pathlib import Path
 from dtj.api.errors import NotFound
 from dtj.client import Artifacts, DistributedTrainingJob, JobEvent, LogLine, PodView
 from dtj.client.bucket_logs import bucket_log
+from dtj.client.credentials import s3_settings
 from dtj.client.log_source import Selection, file_line
 from dtj.client.views import read_event
 from dtj.local.runs import Run
@@ -59,7 +60,7 @@ class LocalPlace:
             with open_store(self._home, [parse_s3_uri(uri).bucket]) as store:
                 yield Artifacts(uri, store.environment)
             return
-        environment = dict(os.environ)
+        environment = s3_settings(job.spec.env) | dict(os.environ)
         if found := endpoint or environment.get("AWS_ENDPOINT_URL_S3") or kept.endpoint:
             environment["AWS_ENDPOINT_URL_S3"] = found
         yield Artifacts(uri, environment)

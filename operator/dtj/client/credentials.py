@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterable
 
 from dtj.api.errors import NotFound, Unreachable
-from dtj.api.spec import ArtifactStore
+from dtj.api.spec import ArtifactStore, EnvVar
 from dtj.client.artifacts import Artifacts
 from dtj.client.resource import DistributedTrainingJob
 from dtj.cluster.port import ApiError
 from dtj.cluster.user_api import UserApi
+from dtj_trainer import contract
 
 _ENDPOINTS = ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL")
 _CHOSEN = ("AWS_ACCESS_KEY_ID", "AWS_PROFILE")
@@ -31,10 +33,11 @@ async def _environment(
     *,
     endpoint: str | None,
 ) -> dict[str, str]:
-    """The variables for the job's store: the user's own, with the endpoint and, where the user has chosen no
-    credentials, those of the job's Secret. Raises Unreachable where there are none at all.
+    """The variables for the job's store: the user's own, with the job's S3 settings, its endpoint and, where the
+    user has chosen no credentials, those of the job's Secret. Raises Unreachable where there are none at all.
     """
-    environment = {key: value for key, value in os.environ.items() if key.startswith("AWS_")}
+    own = {k: v for k, v in os.environ.items() if k.startswith("AWS_") or k in contract.S3_SETTINGS}
+    environment = s3_settings(job.spec.env) | own
     if endpoint:
         environment["AWS_ENDPOINT_URL_S3"] = endpoint
     elif store.endpoint and not any(environment.get(name) for name in _ENDPOINTS):
@@ -55,6 +58,11 @@ async def _environment(
             "set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or AWS_PROFILE",
         )
     return environment
+
+
+def s3_settings(variables: Iterable[EnvVar]) -> dict[str, str]:
+    """Of a job's variables those that say how its store is used; values from Secrets and ConfigMaps are left out."""
+    return {v.name: v.value for v in variables if v.name in contract.S3_SETTINGS and v.value is not None}
 
 
 def _found_elsewhere() -> bool:

@@ -14,6 +14,7 @@ from urllib.parse import urlsplit
 
 from dtj.api.errors import Unreachable, Unusable
 from dtj.api.job import Job
+from dtj_trainer import contract
 
 if TYPE_CHECKING:
     from dtj.local.object_store import OpenStore
@@ -78,7 +79,9 @@ def _embedded(job: Job, home: Path, data: Path | None, tell: Callable[[str], Non
             _put(store, data, job.spec.data.uri, tell)
         # Proxies are for the outside.
         none = ",".join(filter(None, (os.environ.get("NO_PROXY") or os.environ.get("no_proxy"), "127.0.0.1")))
-        environment = {**store.environment, "NO_PROXY": none, "no_proxy": none}
+        # What the job's own bucket demands, encryption by a key of KMS for example, this store may not know.
+        unset = dict.fromkeys(contract.S3_SETTINGS, "")
+        environment = {**store.environment, **unset, "NO_PROXY": none, "no_proxy": none}
         yield ChosenStore(S3Store.EMBEDDED, environment, (store.lock_fd,))
 
 

@@ -139,7 +139,9 @@ def _of_the_bucket(job: Job) -> list[dict[str, Any]]:
     return [
         variable.model_dump(by_alias=True, exclude_none=True)
         for variable in job.spec.env
-        if variable.name.startswith("AWS_") or variable.name.upper() in _PROXIES
+        if variable.name.startswith("AWS_")
+        or variable.name in contract.S3_SETTINGS
+        or variable.name.upper() in _PROXIES
     ]
 
 

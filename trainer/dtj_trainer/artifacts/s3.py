@@ -15,6 +15,8 @@ from http import HTTPStatus
 from typing import TYPE_CHECKING, NamedTuple
 from urllib.parse import urlsplit
 
+from dtj_trainer.artifacts.s3_options import read_options
+
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
@@ -119,7 +121,7 @@ def parse_s3_uri(uri: str) -> S3Location:
 
 
 Environment = Mapping[str, str]
-"""The standard AWS variables: AWS_ENDPOINT_URL_S3, AWS_ACCESS_KEY_ID, AWS_REGION and so on."""
+"""The standard AWS variables (AWS_ENDPOINT_URL_S3, AWS_ACCESS_KEY_ID, AWS_REGION and so on) and S3_SETTINGS."""
 
 
 def endpoint(environment: Environment | None = None) -> str | None:
@@ -129,20 +131,29 @@ def endpoint(environment: Environment | None = None) -> str | None:
 
 
 def make_client(environment: Environment | None = None) -> S3Client:
-    """A client with timeouts and retries, path-style for a custom endpoint, without a proxy on loopback.
+    """A client with timeouts and retries, and with the options of `contract.S3_SETTINGS`; no proxy for loopback.
 
+    Without such an option and a setting in the AWS configuration file, a custom endpoint gets path-style URLs.
     Endpoint, region and credentials are those of `environment` (default: this process's); credentials that it
     does not have are looked for where boto3 looks. Raises S3Error: a setting can't be used.
     """
     import boto3
     import botocore.config
     import botocore.exceptions
+    import botocore.session
 
     values = os.environ if environment is None else environment
     url = endpoint(environment)
     region = values.get("AWS_REGION") or values.get("AWS_DEFAULT_REGION")
     if region is None and url is not None:
         region = "us-east-1"
+    try:
+        options = read_options(values)
+        core = botocore.session.Session()
+        configured = core.get_config_variable("s3") or {}
+        style = options.addressing_style or configured.get("addressing_style") or ("path" if url else "auto")
+    except (botocore.exceptions.BotoCoreError, ValueError) as error:
+        raise _unusable(error) from error
     config = botocore.config.Config(
         connect_timeout=CONNECT_TIMEOUT_SECONDS,
         read_timeout=READ_TIMEOUT_SECONDS,
@@ -151,7 +162,7 @@ def make_client(environment: Environment | None = None) -> S3Client:
         tcp_keepalive=True,
         # A request over http is signed without its payload, as botocore does over https: the CRC32 of each request
         # finds damage, and a second SHA-256 of all that is sent costs as much as the rest of the upload.
-        s3={"addressing_style": "path" if url else "auto", "payload_signing_enabled": False},
+        s3={"addressing_style": style, "payload_signing_enabled": False},
         proxies={} if url and _is_loopback(url) else None,
         # Without an endpoint a given environment means AWS, whatever this process's own variables say.
         ignore_configured_endpoint_urls=environment is not None,  # type: ignore[call-arg]  # not in the stubs
@@ -162,10 +173,17 @@ def make_client(environment: Environment | None = None) -> S3Client:
             aws_access_key_id=own.get("AWS_ACCESS_KEY_ID"),
             aws_secret_access_key=own.get("AWS_SECRET_ACCESS_KEY"),
             aws_session_token=own.get("AWS_SESSION_TOKEN"),
+            botocore_session=core,
         )
-        return session.client("s3", region_name=region, endpoint_url=url, config=config)
+        client = session.client("s3", region_name=region, endpoint_url=url, config=config)
     except (botocore.exceptions.BotoCoreError, ValueError) as error:
-        raise S3Error(f"the S3 settings can't be used: {error}", transient=False) from error
+        raise _unusable(error) from error
+    options.add_to(client)
+    return client
+
+
+def _unusable(error: Exception) -> LastingS3Error:
+    return LastingS3Error(f"the S3 settings can't be used: {error}")
 
 
 def _is_loopback(url: str) -> bool:

@@ -12,6 +12,7 @@ from typing import Literal, cast, get_args
 from dtj_trainer import contract
 from dtj_trainer.artifacts.checkpoints import DEFAULT_KEEP
 from dtj_trainer.artifacts.rotation import KEPT_ROTATED, MOST_ROTATED
+from dtj_trainer.artifacts.s3_options import read_options
 
 DEFAULT_PEER_TIMEOUT_SECONDS = 300.0
 DEFAULT_SYNC_TIMEOUT_SECONDS = 600.0
@@ -92,7 +93,7 @@ def control_socket(root: Path) -> Path:
 
 
 def read_settings(environment: Mapping[str, str]) -> Settings:
-    """Read the environment; raises SettingsError for a value that is no number where one is needed."""
+    """Read the environment; raises SettingsError for a value that can't be used, those of S3_SETTINGS included."""
 
     def integer(name: str, default: int, least: int = 0) -> int:
         text = environment.get(name, "").strip()
@@ -116,6 +117,10 @@ def read_settings(environment: Mapping[str, str]) -> Settings:
         mpi_args = tuple(shlex.split(environment.get(contract.ENV_MPI_ARGS, "")))
     except ValueError as error:
         raise SettingsError(f"{contract.ENV_MPI_ARGS} can't be split into words: {error}") from error
+    try:
+        read_options(environment)
+    except ValueError as error:
+        raise SettingsError(str(error)) from error
     ranks_by = environment.get(contract.ENV_RANKS_BY) or None
     if ranks_by not in (None, *get_args(RanksBy)):
         raise SettingsError(f"{contract.ENV_RANKS_BY} must be mpi or gloo, not {ranks_by!r}")
