@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+import re
 import socket
 import ssl
 import subprocess
@@ -14,6 +15,7 @@ import pytest
 from botocore.exceptions import ClientError, ResponseStreamingError, SSLError
 from botocore.stub import Stubber
 
+from dtj.api.spec import S3_URI
 from dtj_trainer.artifacts import s3
 from dtj_trainer.artifacts.manifest import sha256_of
 from dtj_trainer.artifacts.ranged_download import PART_BYTES
@@ -29,11 +31,54 @@ def test_uri_is_split():
 
 
 @pytest.mark.parametrize(
-    "uri", ["", "bucket/x", "http://bucket/x", "s3://", "s3:///x", "s3://UPPER/x", "s3://a/x"]
+    "uri",
+    [
+        "",
+        "bucket/x",
+        "http://bucket/x",
+        "s3://",
+        "s3:///x",
+        "s3://UPPER/x",
+        "s3://a/x",
+        "s3://minio:9000/b/x",
+        "s3://a-b:bucket/x",
+        "s3://a:b:bucket/x",
+        "s3://arn:aws:s3:us-east-1:123:accesspoint/name/x",
+        "s3://arn:aws:s3::123456789012:accesspoint/name.mrap/x",
+        "s3://arn:aws:s3:::training/x",
+    ],
 )
 def test_what_is_no_uri_is_refused(uri):
     with pytest.raises(ValueError, match=r"is not an S3 URI|names no valid bucket"):
         s3.parse_s3_uri(uri)
+    assert not re.search(S3_URI, uri), "the operator and the trainer agree"
+
+
+ACCESS_POINT = "arn:aws:s3:us-east-1:123456789012:accesspoint/team-a"
+
+
+@pytest.mark.parametrize(
+    ("rest", "bucket", "prefix"),
+    [
+        ("old_bucket/a", "old_bucket", "a"),
+        ("tenant_A:bucket/a/b", "tenant_A:bucket", "a/b"),
+        (ACCESS_POINT, ACCESS_POINT, ""),
+        (f"{ACCESS_POINT}/a/b/", ACCESS_POINT, "a/b"),
+        (
+            "arn:aws-cn:s3:cn-north-1:123456789012:accesspoint/x-1/a",
+            "arn:aws-cn:s3:cn-north-1:123456789012:accesspoint/x-1",
+            "a",
+        ),
+        (
+            "team-a-hrzrlukc5m36ft7okagglf3gmwluquse1b-s3alias/a",
+            "team-a-hrzrlukc5m36ft7okagglf3gmwluquse1b-s3alias",
+            "a",
+        ),
+    ],
+)
+def test_what_else_stands_for_a_bucket(rest, bucket, prefix):
+    assert s3.parse_s3_uri(f"s3://{rest}") == (bucket, prefix)
+    assert re.search(S3_URI, f"s3://{rest}"), "the operator and the trainer agree"
 
 
 def error_of(uri: str) -> s3.S3Error:

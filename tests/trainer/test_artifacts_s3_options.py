@@ -218,6 +218,23 @@ def test_where_the_bucket_is_in_a_url(settings, url):
     assert asked_url(settings, "training") == url
 
 
+@pytest.mark.parametrize(
+    ("settings", "bucket", "url"),
+    [
+        ({}, "old_bucket", "https://s3.amazonaws.com/old_bucket/x/file"),
+        (STORE, "old_bucket", "https://store.example/old_bucket/x/file"),
+        (STORE, "tenant:bucket", "https://store.example/tenant%3Abucket/x/file"),
+        (
+            {},
+            "arn:aws:s3:eu-west-1:123456789012:accesspoint/team-a",
+            "https://team-a-123456789012.s3-accesspoint.eu-west-1.amazonaws.com/x/file",
+        ),
+    ],
+)
+def test_what_else_stands_for_a_bucket(settings, bucket, url):
+    assert asked_url(settings, bucket) == url
+
+
 def test_the_aws_configuration_decides_where_the_bucket_is_in_a_url(tmp_path, monkeypatch):
     (tmp_path / "config").write_text("[default]\ns3 =\n    addressing_style = virtual\n")
     monkeypatch.setenv("AWS_CONFIG_FILE", str(tmp_path / "config"))

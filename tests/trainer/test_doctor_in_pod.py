@@ -13,6 +13,7 @@ from tests.patience import PATIENCE
 from tests.trainer.conftest import keys
 
 from dtj.doctor import in_pod
+from dtj_trainer.artifacts.s3 import parse_s3_uri
 
 WITHOUT_TRAINER = "import sys; sys.modules['dtj_trainer'] = None\n"
 
@@ -74,3 +75,21 @@ def test_a_bucket_that_keeps_what_is_written_is_a_warning(monkeypatch):
     in_pod._try_artifacts(found, Keeps())
     assert [told["verdict"] for told in found] == ["warning"]
     assert found[0]["message"].endswith("so that old checkpoints stay there: AccessDenied")
+
+
+@pytest.mark.parametrize(
+    ("uri", "split"),
+    [
+        ("s3://training", ("training", "")),
+        ("s3://training/a/b/", ("training", "a/b/")),
+        ("s3://tenant:training/a", ("tenant:training", "a/")),
+        (
+            "s3://arn:aws:s3:us-east-1:123456789012:accesspoint/team-a/a",
+            ("arn:aws:s3:us-east-1:123456789012:accesspoint/team-a", "a/"),
+        ),
+    ],
+)
+def test_without_the_trainer_a_uri_is_split_as_with_it(uri, split):
+    assert in_pod._split(uri) == split
+    location = parse_s3_uri(uri)
+    assert (location.bucket, f"{location.prefix}/" if location.prefix else "") == split

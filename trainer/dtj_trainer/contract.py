@@ -79,6 +79,16 @@ ENV_ROOT_VARIABLES = "DTJ_ROOT_VARIABLES"
 ENV_RANKS_BY = "DTJ_RANKS_BY"
 """`mpi` or `gloo`: what starts the ranks of such a job and connects them; `mpi` by default where mpirun is."""
 
+# --- addresses in S3 ---------------------------------------------------------------------------
+
+_BUCKET_NAME = r"[a-z0-9][a-z0-9._-]{1,61}[a-z0-9]"
+"""Also the alias of an access point. Some old buckets of AWS, and those of other stores, have an underscore."""
+_TENANTS_BUCKET = r"[A-Za-z0-9_]+:[a-z][a-z0-9._-]{1,61}[a-z0-9]"
+"""Of Ceph's object gateway. The bucket begins with a letter, so that `host:9000` is none."""
+_ACCESS_POINT = r"arn:aws[a-z-]*:s3:[a-z0-9-]+:[0-9]{12}:accesspoint/[a-z0-9-]{3,50}"
+S3_BUCKET = f"({_BUCKET_NAME}|{_TENANTS_BUCKET}|{_ACCESS_POINT})"
+"""An expression for what stands for a bucket in an s3:// URI; Go's RE2 and CEL read it as well."""
+
 # --- paths and ports ---------------------------------------------------------------------------
 
 ROOT = PurePosixPath("/dtj")

@@ -16,6 +16,7 @@ from pydantic_core import PydanticCustomError
 from dtj.api.base import OBJECT_NAME, ApiModel, Number
 from dtj.api.managed_by import DOMAIN_PATH, MAX_LENGTH, other_manager
 from dtj.api.scheduling import SchedulingPolicy
+from dtj_trainer import contract
 
 Strings = Annotated[list[Annotated[str, Field(max_length=32768)]], Field(max_length=1024)]
 StringMap = Annotated[dict[str, str], Field(max_length=64)]
@@ -38,8 +39,8 @@ FreeObject = Annotated[
 
 
 DomainPath = Annotated[str, Field(pattern=DOMAIN_PATH, max_length=MAX_LENGTH)]
-S3_URI = r"^s3://[a-z0-9][a-z0-9.-]{1,61}[a-z0-9](/[^\s?#]*)?$"
-DATA_URI = r"^(s3://[a-z0-9][a-z0-9.-]{1,61}[a-z0-9](/[^\s?#]*)?|file:///[^\s?#]*)$"
+S3_URI = rf"^s3://{contract.S3_BUCKET}(/[^\s?#]*)?$"
+DATA_URI = rf"^(s3://{contract.S3_BUCKET}(/[^\s?#]*)?|file:///[^\s?#]*)$"
 HTTP_URL = r"^https?://[^\s/]+(/[^\s]*)?$"
 RESOURCE_NAME = r"^([a-z0-9]([-a-z0-9.]*[a-z0-9])?/)?[A-Za-z0-9]([-A-Za-z0-9_.]*[A-Za-z0-9])?$"
 

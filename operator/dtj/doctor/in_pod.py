@@ -70,8 +70,9 @@ class _Boto:
 
 
 def _split(uri: str) -> tuple[str, str]:
-    bucket, _, prefix = uri.removeprefix("s3://").partition("/")
-    prefix = prefix.strip("/")
+    words = uri.removeprefix("s3://").split("/")
+    of_bucket = 2 if words[0].startswith("arn:") else 1  # an access point's ARN has a slash
+    bucket, prefix = "/".join(words[:of_bucket]), "/".join(words[of_bucket:]).strip("/")
     return bucket, prefix + "/" if prefix else ""
 
 

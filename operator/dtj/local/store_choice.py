@@ -15,6 +15,7 @@ from urllib.parse import urlsplit
 from dtj.api.errors import Unreachable, Unusable
 from dtj.api.job import Job
 from dtj_trainer import contract
+from dtj_trainer.artifacts.s3 import parse_s3_uri
 
 if TYPE_CHECKING:
     from dtj.local.object_store import OpenStore
@@ -66,7 +67,7 @@ def chosen_store(
 
 @contextmanager
 def _embedded(job: Job, home: Path, data: Path | None, tell: Callable[[str], None]) -> Iterator[ChosenStore]:
-    buckets = sorted({urlsplit(uri).netloc for uri in _uris(job) if uri.startswith("s3://")})
+    buckets = sorted({parse_s3_uri(uri).bucket for uri in _uris(job) if uri.startswith("s3://")})
     if data is not None and not (job.spec.data and job.spec.data.uri.startswith("s3://")):
         raise Unusable("--data is for a job whose data.uri begins with s3://, which this one's does not")
     if not buckets:

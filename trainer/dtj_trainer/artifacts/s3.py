@@ -15,6 +15,7 @@ from http import HTTPStatus
 from typing import TYPE_CHECKING, NamedTuple
 from urllib.parse import urlsplit
 
+from dtj_trainer import contract
 from dtj_trainer.artifacts.s3_options import read_options
 
 if TYPE_CHECKING:
@@ -31,7 +32,7 @@ READ_TIMEOUT_SECONDS = 60
 ATTEMPTS = 3
 """How often botocore tries one request, with exponential backoff, before an error reaches us."""
 
-_BUCKET = re.compile(r"[a-z0-9][a-z0-9.-]{1,61}[a-z0-9]")
+_BUCKET = re.compile(rf"(?P<bucket>{contract.S3_BUCKET})(/(?P<prefix>.*))?", re.DOTALL)
 
 _SECRET_CODES = {"InvalidAccessKeyId", "SignatureDoesNotMatch", "AuthorizationHeaderMalformed"}
 _TOKEN_CODES = {"ExpiredToken", "InvalidToken", "ExpiredTokenException", "TokenRefreshRequired"}
@@ -107,17 +108,24 @@ class NotSupported(LastingS3Error):
 
 
 def parse_s3_uri(uri: str) -> S3Location:
-    """Split `s3://bucket/some/prefix`.
+    """Split `s3://bucket/some/prefix`. The bucket may be `tenant:bucket`, or the ARN of an access point.
 
     Raises ValueError: the URI has another scheme, no bucket, or a name that no bucket can have.
     """
     scheme, separator, rest = uri.partition("://")
     if not separator or scheme != "s3":
         raise ValueError(f"{uri!r} is not an S3 URI: it must begin with s3://")
-    bucket, _, prefix = rest.partition("/")
-    if not _BUCKET.fullmatch(bucket):
-        raise ValueError(f"{uri!r} names no valid bucket: {bucket!r}")
-    return S3Location(bucket, prefix.strip("/"))
+    found = _BUCKET.fullmatch(rest)
+    if found is None:
+        raise ValueError(f"{uri!r} names no valid bucket: {rest.partition('/')[0]!r}")
+    return S3Location(found["bucket"], (found["prefix"] or "").strip("/"))
+
+
+def _bucket_of(uri: str) -> str:
+    try:
+        return parse_s3_uri(uri).bucket
+    except ValueError:  # several buckets, or none
+        return uri.removeprefix("s3://").partition("/")[0]
 
 
 Environment = Mapping[str, str]
@@ -140,6 +148,7 @@ def make_client(environment: Environment | None = None) -> S3Client:
     import boto3
     import botocore.config
     import botocore.exceptions
+    import botocore.handlers
     import botocore.session
 
     values = os.environ if environment is None else environment
@@ -178,6 +187,8 @@ def make_client(environment: Environment | None = None) -> S3Client:
         client = session.client("s3", region_name=region, endpoint_url=url, config=config)
     except (botocore.exceptions.BotoCoreError, ValueError) as error:
         raise _unusable(error) from error
+    # It refuses `tenant:bucket`. S3Location has a name that parse_s3_uri has looked at.
+    client.meta.events.unregister("before-parameter-build.s3", botocore.handlers.validate_bucket_name)
     options.add_to(client)
     return client
 
@@ -215,7 +226,7 @@ def explain(error: Exception, uri: str, environment: Environment | None = None) 
     import botocore.exceptions as failures
 
     where = endpoint(environment) or "AWS S3"
-    bucket = uri.removeprefix("s3://").partition("/")[0]
+    bucket = _bucket_of(uri)
     if isinstance(error, S3Error):
         return error
     if isinstance(error, boto3.exceptions.Boto3Error):
