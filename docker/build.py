@@ -210,6 +210,7 @@ def images(base: str, args: dict[str, str]) -> list[Image]:
             sources=[
                 *project,
                 *(trainer / name for name in ("__init__.py", "py.typed", "contract.py")),
+                *(trainer / name for name in ("clock.py", "parent_death.py")),
                 *(trainer / name for name in ("tensorboard_pod.py", "tensorboard_program.py")),
                 *_files(trainer / "artifacts"),
             ],

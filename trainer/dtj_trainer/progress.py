@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from dtj_trainer import contract
+from dtj_trainer.clock import now_text
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -116,9 +117,7 @@ class Reporter:
             mine["etaSeconds"] = round(max(total - step, 0) * (now - since) / (step - first), 1)
 
     def _write(self, now: float) -> None:
-        self._progress["updatedTime"] = (
-            datetime.now(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
-        )
+        self._progress["updatedTime"] = now_text()
         written = self._path.with_name(f".{self._path.name}.{os.getpid()}")
         try:
             self._path.parent.mkdir(parents=True, exist_ok=True)

@@ -7,14 +7,13 @@ for TensorBoard: --logdir, --bind_all, --port.
 
 from __future__ import annotations
 
-import ctypes
 import os
 import runpy
-import signal
 import sys
 from types import ModuleType
 
-_PR_SET_PDEATHSIG = 1
+from dtj_trainer.parent_death import die_with_parent
+
 # Several parts of one run grow at a time: those of the chief and of the evaluator.
 _FLAGS = ("--reload_interval=5", "--reload_multifile=true")
 
@@ -24,7 +23,7 @@ if __name__ == "__main__":
     if sys.platform.startswith("linux"):
         import resource
 
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL))
+        die_with_parent()()
         # It keeps every part open: 1024, a usual limit, are a week's parts of two writers.
         most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
         resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))

@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING
 
 from dtj_trainer import contract
 from dtj_trainer.artifacts.checkpoint_index import CheckpointIndex, candidate_of, read_index
-from dtj_trainer.artifacts.clock import now_text
 from dtj_trainer.artifacts.completeness import Completeness
 from dtj_trainer.artifacts.fence import Superseded
 from dtj_trainer.artifacts.local_checkpoints import (
@@ -29,6 +28,7 @@ from dtj_trainer.artifacts.retention import Candidate, kept
 from dtj_trainer.artifacts.s3 import S3Error
 from dtj_trainer.artifacts.sent_files import SentFiles
 from dtj_trainer.artifacts.tensorflow_state import STATE_FILE, is_state
+from dtj_trainer.clock import now_text
 
 if TYPE_CHECKING:
     from dtj_trainer.artifacts.fence import Fence

@@ -20,9 +20,9 @@ import uuid
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING
 
-from dtj_trainer.artifacts.clock import now_text
 from dtj_trainer.artifacts.s3 import Changed, LastingS3Error, NoSuchKey, NotSupported, S3Error
 from dtj_trainer.artifacts.store import ABSENT
+from dtj_trainer.clock import now_text
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -18,8 +18,9 @@ from collections.abc import Mapping, Sequence
 from dtj_trainer import contract
 from dtj_trainer.launch.failure import signal_name
 from dtj_trainer.launch.output import writer_to
-from dtj_trainer.launch.program import STOP_ALL_RANKS, die_with_parent
+from dtj_trainer.launch.program import STOP_ALL_RANKS
 from dtj_trainer.launch.termination import RankExit, marker_line
+from dtj_trainer.parent_death import die_with_parent
 
 KILL_SECONDS = 5.0
 """From the SIGTERM after another rank's failure to SIGKILL."""

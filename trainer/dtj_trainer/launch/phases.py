@@ -6,7 +6,7 @@ import threading
 from typing import Literal
 
 from dtj_trainer import contract
-from dtj_trainer.artifacts.clock import now_text
+from dtj_trainer.clock import now_text
 
 Phase = Literal["started", "restored", "peersReady", "programStarted", "firstStep", "programEnded", "synced"]
 

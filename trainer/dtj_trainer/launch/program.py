@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from dtj_trainer import contract
 from dtj_trainer.launch.oom import oom_kills
 from dtj_trainer.launch.output import lines_of
+from dtj_trainer.parent_death import die_with_parent
 
 OUTPUT_END_SECONDS = 5.0
 """How long the output of a program that ended is still read when something keeps it open."""
@@ -22,7 +23,6 @@ STOP_ALL_RANKS = signal.SIGUSR1
 """By which a launcher stops its ranks: mpirun passes it on and waits for them. After SIGTERM it
 gives them a second, too little for a checkpoint."""
 _KILLS = {signal.SIGKILL, signal.SIGABRT, signal.SIGSEGV, signal.SIGBUS, signal.SIGILL, signal.SIGFPE}
-_PR_SET_PDEATHSIG = 1
 _PR_SET_PTRACER, _PR_SET_PTRACER_ANY = 0x59616D61, 2**64 - 1
 
 
@@ -175,17 +175,6 @@ def _not_found(command: str, error: FileNotFoundError) -> str:
     if "/" in command:
         return f"{command} does not exist in the image"
     return f"{command} is not on the PATH of the image"
-
-
-def die_with_parent() -> Callable[[], None]:
-    """What a child does (first): ask the kernel to be killed when the thread that started it dies."""
-    # Looked up here: after the fork other threads' locks may be held for ever.
-    prctl = ctypes.CDLL(None).prctl
-
-    def ask() -> None:
-        prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL))
-
-    return ask
 
 
 def _first_of_all() -> Callable[[], None]:

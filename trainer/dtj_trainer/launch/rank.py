@@ -16,9 +16,10 @@ from dtj_trainer.launch.control import Attached, ControlClient, SupervisorGone, 
 from dtj_trainer.launch.failure import cut_off, failure_file, followed_another, rank_exit, unavailable
 from dtj_trainer.launch.logged_program import LoggedProgram
 from dtj_trainer.launch.output import writer_to
-from dtj_trainer.launch.program import STOP_ALL_RANKS, die_with_parent
+from dtj_trainer.launch.program import STOP_ALL_RANKS
 from dtj_trainer.launch.settings import Settings
 from dtj_trainer.launch.termination import RankExit, marker_line
+from dtj_trainer.parent_death import die_with_parent
 
 DRAIN_SECONDS = 0.5
 CAUSE_SECONDS = 5.0

@@ -7,7 +7,7 @@ import shutil
 import subprocess
 from pathlib import Path
 
-from dtj_trainer.launch.program import die_with_parent
+from dtj_trainer.parent_death import die_with_parent
 
 SSHD_FOLDERS = "/usr/sbin:/usr/local/sbin"
 """Where sshd lies, which is not on the PATH of everyone."""

@@ -9,11 +9,11 @@ from __future__ import annotations
 import json
 import math
 import os
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from dtj_trainer import contract
+from dtj_trainer.clock import now_text
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -32,11 +32,10 @@ class MetricsFile:
 
     def add(self, kind: str, values: Mapping[str, object]) -> None:
         """Append a line; numbers that JSON doesn't have (NaN, infinity) become null."""
-        time = datetime.now(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
         finite = {name: _finite(value) for name, value in values.items()}
         self._path.parent.mkdir(parents=True, exist_ok=True)
         with self._path.open("a") as file:
-            file.write(json.dumps({"kind": kind, "time": time, **self._always, **finite}) + "\n")
+            file.write(json.dumps({"kind": kind, "time": now_text(), **self._always, **finite}) + "\n")
 
 
 def _finite(value: object) -> object:

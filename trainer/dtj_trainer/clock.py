@@ -1,4 +1,4 @@
-"""Times as they are written down."""
+"""Times as they are written down. Standard library only."""
 
 from __future__ import annotations
 
