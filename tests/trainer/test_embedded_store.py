@@ -19,10 +19,12 @@ from threading import Thread
 
 import pytest
 from tests.trainer.conftest import until
+from tests.unit.support.jobs import job
 
 from dtj.api.errors import DtjError
 from dtj.local import object_store, store_keeper
 from dtj.local.object_store import OpenStore, open_store
+from dtj.local.store_choice import S3Store, chosen_store
 from dtj_trainer.artifacts import s3
 from dtj_trainer.artifacts.store import open_store as open_prefix
 
@@ -383,3 +385,20 @@ def test_a_store_starts_beside_garbage(home):
     (home / "s3" / "server.json").write_text(GARBAGE["too high"])
     with open_store(home, ["training"]) as again:
         assert keys(again) == ["kept"]
+
+
+def test_what_the_jobs_own_bucket_demands_is_not_asked_of_the_embedded_store(home: Path) -> None:
+    settings = {
+        "DTJ_S3_SSE": "aws:kms",
+        "DTJ_S3_SSE_KMS_KEY_ID": "alias/x",
+        "DTJ_S3_ADDRESSING_STYLE": "virtual",
+    }
+    wanted = job(
+        artifacts={"uri": "s3://training/jobs"},
+        env=[{"name": name, "value": value} for name, value in settings.items()],
+    )
+    with chosen_store(wanted, S3Store.EMBEDDED, home, None, print) as chosen:
+        replica = settings | chosen.environment
+        open_prefix("s3://training/jobs", replica).put_bytes("key", b"content")
+        head = s3.make_client(chosen.environment).head_object(Bucket="training", Key="jobs/key")
+    assert "ServerSideEncryption" not in head
