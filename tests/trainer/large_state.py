@@ -2,8 +2,8 @@
 
     DTJ_ROOT=… LARGE_STATE=torch:200 mpirun -n 2 python -m tests.trainer.large_state OPTIONS OF THE PROGRAM…
 
-for 200 MB of weights and Adam's state. Each rank has a workspace of its own, `DTJ_ROOT-<rank>`. Prints, for each
-rank, by how many bytes at most its anonymous and shared memory rose while it resumed, and while it saved.
+for 200 MB of weights and Adam's state. Each rank has a workspace of its own, `DTJ_ROOT-<rank>`. Prints by how many
+bytes at most each rank's anonymous and shared memory rose while it resumed and while it saved, and to how many.
 """
 
 from __future__ import annotations
@@ -44,7 +44,8 @@ class Peak:
     def __exit__(self, *_: object) -> None:
         self._over.set()
         self._watch.join()
-        self.rise = max(self._most, memory_now()) - self._before
+        self.most = max(self._most, memory_now())
+        self.rise = self.most - self._before
 
 
 def measured(name: str, call: Callable[..., Any]) -> Callable[..., Any]:
@@ -52,7 +53,7 @@ def measured(name: str, call: Callable[..., Any]) -> Callable[..., Any]:
         with Peak() as peak:
             result = call(*given, **named)
         # In one piece: the ranks' lines come by one pipe.
-        os.write(1, f"{name} rose by {peak.rise} bytes\n".encode())
+        os.write(1, f"{name} rose by {peak.rise} bytes, to {peak.most}\n".encode())
         return result
 
     return run
