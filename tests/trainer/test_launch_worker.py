@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import sys
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -13,9 +14,11 @@ from tests.trainer.conftest import Launched, Workspace, free_ports, get_json, ha
 
 from dtj_trainer import contract
 from dtj_trainer.data.layouts import mnist_files
+from dtj_trainer.launch import data_ahead
 from dtj_trainer.launch.control import Answer, Attached, ControlServer, connect
 from dtj_trainer.launch.oom import oom_kills
 from dtj_trainer.launch.pod import STOP_SECONDS, stop_sync_seconds
+from dtj_trainer.launch.settings import read_settings
 
 
 @pytest.fixture
@@ -79,6 +82,8 @@ def test_ssh_is_let_in_during_the_restore_and_programs_wait_for_its_end(
 
 
 def test_pictures_are_in_the_workspace_before_a_rank_asks_for_them(worker_sshd, job_uri, job_store):
+    program = "[python, -m, dtj_trainer.programs.horovod_image_classification, --data-workers=2]"
+    (worker_sshd.config / "job.yaml").write_text(f"spec: {{command: {program}}}\n")
     for (name,) in (choice[1:] for choice in mnist_files()):
         job_store.put_bytes(f"pictures/{name}", name.encode())
     worker = start(worker_sshd, DTJ_DATA_URI=f"{job_uri}/pictures", DTJ_UID="8c2f", DTJ_ATTEMPT="1")
@@ -88,6 +93,26 @@ def test_pictures_are_in_the_workspace_before_a_rank_asks_for_them(worker_sshd, 
         assert staged.read_bytes() == name.encode()
     worker.terminate()
     assert worker.ended() == 0
+
+
+@pytest.mark.parametrize(
+    ("job", "reads"),
+    [
+        ("command: [python, -m, dtj_trainer.programs.horovod_image_classification]", True),
+        ("args: [-m, dtj_trainer.programs.ps_image_classification, --data=s3://other/set]", False),
+        ("command: [python, train.py]", False),
+        (None, False),
+    ],
+)
+def test_data_are_brought_for_built_in_programs_alone(tmp_path, monkeypatch, job, reads):
+    began = []
+    monkeypatch.setattr(data_ahead, "stage_ahead", lambda uri, _: began.append(uri))
+    monkeypatch.setattr(threading.Thread, "start", threading.Thread.run)
+    if job:
+        (tmp_path / "job.yaml").write_text(f"spec:\n  {job}\n")
+    environment = {"DTJ_DATA_URI": "s3://datasets/x", "DTJ_CONFIG_DIR": str(tmp_path)}
+    data_ahead.begin_staging(read_settings(environment))
+    assert began == ["s3://datasets/x"] * reads
 
 
 def test_ranks_that_do_not_wait_are_let_in_after_the_restore(

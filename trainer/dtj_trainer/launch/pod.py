@@ -11,8 +11,6 @@ from dtj_trainer import contract
 from dtj_trainer.artifacts.fence import Superseded
 from dtj_trainer.artifacts.pod_sync import Part, PodSync, SyncSettings
 from dtj_trainer.artifacts.s3 import S3Error
-from dtj_trainer.data.layouts import mnist_files
-from dtj_trainer.data.staging import stage_ahead
 from dtj_trainer.launch.accelerators import AcceleratorCheck
 from dtj_trainer.launch.phases import PhaseLog
 from dtj_trainer.launch.progress_watch import ProgressWatch
@@ -101,16 +99,6 @@ class Pod:
                 ).start()
             except OSError as error:
                 log.warning("progress is not served on port %d: %s", self._settings.progress_port, error)
-
-    def stage_data(self) -> None:
-        """Fetch data of a published layout in the background: the time until programs read them is free.
-
-        Nothing else is fetched: this pod does not know how much of other data a program reads.
-        """
-        if uri := self._settings.data_uri:
-            threading.Thread(
-                target=stage_ahead, args=(uri, mnist_files()), name="staging", daemon=True
-            ).start()
 
     def open(self, *, restore: bool = True) -> None:
         """Restore, and begin to upload; the pod is prepared.

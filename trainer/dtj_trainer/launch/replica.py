@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 from dtj_trainer import contract
 from dtj_trainer.artifacts.pod_sync import Part
+from dtj_trainer.launch.data_ahead import begin_staging
 from dtj_trainer.launch.failure import cut_off, failure_file, rank_exit, signal_name, unavailable
 from dtj_trainer.launch.logged_program import LoggedProgram
 from dtj_trainer.launch.pod import (
@@ -79,7 +80,7 @@ class Replica:
             )
             pod.prepare()
             if self._duties.reads_data:
-                pod.stage_data()
+                begin_staging(self._settings)
             pod.open(restore=self._duties.restores)
         except ArtifactsUnavailable as error:
             return self._tell(unavailable(self._settings, str(error), error.cause))

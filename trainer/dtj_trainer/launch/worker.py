@@ -10,6 +10,7 @@ from collections.abc import Sequence
 
 from dtj_trainer import contract
 from dtj_trainer.launch.control import ControlServer
+from dtj_trainer.launch.data_ahead import begin_staging
 from dtj_trainer.launch.pod import LOG_SYNC_SECONDS, ArtifactsUnavailable, Pod, stop_sync_seconds
 from dtj_trainer.launch.settings import Settings
 from dtj_trainer.launch.sshd import Sshd, SshdMissing
@@ -43,7 +44,7 @@ class Worker:
     def _serve(self, pod: Pod) -> int:
         settings = self._settings
         pod.prepare()
-        pod.stage_data()
+        begin_staging(settings)
         supervisor = RankSupervisor(pod)
         ControlServer(settings.control_socket, supervisor).start()
         sshd: Sshd | None = None

@@ -1,0 +1,37 @@
+"""Brings the data of a built-in program to the pod while the program still imports."""
+
+from __future__ import annotations
+
+import threading
+from typing import TYPE_CHECKING
+
+from dtj_trainer import contract
+from dtj_trainer.data.layouts import mnist_files
+from dtj_trainer.data.staging import stage_ahead
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from dtj_trainer.launch.settings import Settings
+
+_BUILT_IN, _OTHER_DATA = "dtj_trainer.programs.", "--data"
+
+
+def begin_staging(settings: Settings) -> None:
+    """Fetch the job's data in the background, where a built-in program is going to read them.
+
+    Any other program may read its data in whatever way, and the data may be larger than the disk.
+    """
+    if settings.data_uri and _reads_the_jobs_data(settings.config_dir / contract.JOB_FILE):
+        threading.Thread(
+            target=stage_ahead, args=(settings.data_uri, mnist_files()), name="staging", daemon=True
+        ).start()
+
+
+def _reads_the_jobs_data(job_file: Path) -> bool:
+    """Whether the job as written names a built-in program and gives the program no other data."""
+    try:
+        text = job_file.read_text()
+    except (OSError, UnicodeDecodeError):
+        return False
+    return _BUILT_IN in text and _OTHER_DATA not in text.replace("--data-workers", "")
