@@ -63,6 +63,9 @@ ENV_S3_ADDRESSING_STYLE = "DTJ_S3_ADDRESSING_STYLE"
 """`path`, `virtual` or `auto`: where in a URL the bucket is."""
 S3_SETTINGS = (ENV_S3_SSE, ENV_S3_SSE_KMS_KEY_ID, ENV_S3_REQUEST_PAYER, ENV_S3_ADDRESSING_STYLE)
 """What every client of the job's store is made with, besides the AWS variables."""
+ENV_UPLOAD_MB_PER_SECOND = "DTJ_UPLOAD_MB_PER_SECOND"
+"""How many megabytes a second a pod uploads of checkpoints and models while its program runs; 40 by default, 0: no
+limit."""
 ENV_SSH_PORT = "DTJ_SSH_PORT"
 """The port of the workers' sshd where it is not SSH_PORT (tests on one machine)."""
 ENV_SSH_AFTER_RESTORE = "DTJ_SSH_AFTER_RESTORE"

@@ -205,6 +205,7 @@ _OPERATORS_VARIABLES = frozenset(v for k, v in vars(contract).items() if k.start
     contract.ENV_SYNC_TIMEOUT_SECONDS,
     contract.ENV_CHECKPOINTS_KEEP,
     contract.ENV_CHECKPOINT_SETTLE_SECONDS,
+    contract.ENV_UPLOAD_MB_PER_SECOND,
     contract.ENV_MPI_ARGS,
     contract.ENV_MPIRUN,
     contract.ENV_GPUS,

@@ -250,7 +250,7 @@ class Uploads:
 
     def close(self) -> None:
         """Send nothing more, and abort all there is: the process ends, and none will go on."""
-        self.pace.closed.set()
+        self.pace.close()
         with self._lock:
             waiting = list(self._unfinished.values())
         for upload in waiting:
@@ -284,7 +284,7 @@ def patiently(
     """Make one request up to TRIES times, while its error may pass. Raises S3Error, which `sentences` makes."""
     backoff = Backoff(LONGEST_DELAY_SECONDS)
     for left in reversed(range(TRIES)):
-        if pace.closed.is_set():
+        if pace.closed:
             raise s3.S3Error("the upload was ended: this process sends nothing more", transient=False)
         try:
             with sentences():

@@ -16,6 +16,7 @@ from dtj_trainer.artifacts.checkpoint_upload import CheckpointUploader, StepAt
 from dtj_trainer.artifacts.fence import Fence, Superseded
 from dtj_trainer.artifacts.file_upload import FileUploader
 from dtj_trainer.artifacts.multipart import Uploads
+from dtj_trainer.artifacts.pace import BYTES_PER_SECOND, Pace
 from dtj_trainer.artifacts.restore import RESUME_NEVER, Restored, restore
 from dtj_trainer.artifacts.s3 import S3Error
 from dtj_trainer.artifacts.store import Store, open_store
@@ -74,6 +75,8 @@ class SyncSettings:
     keep: int
     settle_seconds: float
     log_names: tuple[str, ...] | None = None
+    upload_bytes_per_second: float = BYTES_PER_SECOND
+    """While the program runs; 0: no limit."""
 
 
 class PodSync:
@@ -84,7 +87,9 @@ class PodSync:
     ) -> None:
         """`on_superseded`: see `Fence`. Raises ValueError for a malformed `uri`."""
         self._settings = settings
-        self._store: Store | None = open_store(settings.uri, uploads=Uploads()) if settings.uri else None
+        self._pace = Pace(beside_program=True, bytes_per_second=settings.upload_bytes_per_second)
+        uploads = Uploads(self._pace)
+        self._store: Store | None = open_store(settings.uri, uploads=uploads) if settings.uri else None
         claim = CLAIM_KEYS.get(settings.part)
         self._fence = (
             Fence(self._store, claim, settings.attempt, on_superseded) if self._store and claim else None
@@ -215,6 +220,7 @@ class PodSync:
 
     def program_died(self) -> None:
         """The program was killed: what was not complete by now never will be."""
+        self._pace.hurry()
         for loop in self._loops:
             loop.program_died(time.time_ns())
 
@@ -224,6 +230,7 @@ class PodSync:
         Gives up when no byte more was uploaded for `timeout` seconds, or, with `at_most`, that long after
         now. Raises S3Error: what could not be uploaded, and why; Superseded when it is not to be.
         """
+        self._pace.hurry()
         patience = Patience(timeout, None if at_most else lambda: self.bytes_uploaded)
         if not ended:
             self.program_died()

@@ -56,6 +56,7 @@ def sync_settings(settings: Settings, *, part: Part, log_names: tuple[str, ...] 
         keep=settings.keep,
         settle_seconds=settings.settle,
         log_names=log_names,
+        upload_bytes_per_second=settings.upload_bytes_per_second,
     )
 
 

@@ -11,6 +11,7 @@ from typing import Literal, cast, get_args
 
 from dtj_trainer import contract
 from dtj_trainer.artifacts.checkpoints import DEFAULT_KEEP
+from dtj_trainer.artifacts.pace import BYTES_PER_SECOND
 from dtj_trainer.artifacts.rotation import KEPT_ROTATED, MOST_ROTATED
 from dtj_trainer.artifacts.s3_options import read_options
 
@@ -59,6 +60,8 @@ class Settings:
     keep: int
     ssh_after_restore: bool
     """Whether a worker serves ssh only once it has restored its artifacts."""
+    upload_bytes_per_second: float
+    """While the program runs; 0: no limit."""
     mpirun: str
     """What starts the ranks on other hosts: a name on the PATH, or a path."""
     mpi_args: tuple[str, ...]
@@ -103,14 +106,14 @@ def read_settings(environment: Mapping[str, str]) -> Settings:
             raise SettingsError(f"{name} must be a whole number of at least {least}, not {text!r}")
         return int(text)
 
-    def seconds(name: str, default: float) -> float:
+    def number(name: str, default: float, unit: str = "seconds") -> float:
         text = environment.get(name, "").strip()
         try:
             value = float(text) if text else default
         except ValueError:
             value = -1.0
         if not 0 <= value < 1e9:
-            raise SettingsError(f"{name} must be a number of seconds, not {text!r}")
+            raise SettingsError(f"{name} must be a number of {unit}, not {text!r}")
         return value
 
     try:
@@ -147,11 +150,13 @@ def read_settings(environment: Mapping[str, str]) -> Settings:
         gpus=integer(contract.ENV_GPUS, 0),
         gpu_resource=environment.get(contract.ENV_GPU_RESOURCE, ""),
         rank=rank,
-        peer_timeout=seconds(contract.ENV_PEER_TIMEOUT_SECONDS, DEFAULT_PEER_TIMEOUT_SECONDS),
-        sync_timeout=seconds(contract.ENV_SYNC_TIMEOUT_SECONDS, DEFAULT_SYNC_TIMEOUT_SECONDS),
-        settle=seconds(contract.ENV_CHECKPOINT_SETTLE_SECONDS, DEFAULT_SETTLE_SECONDS),
+        peer_timeout=number(contract.ENV_PEER_TIMEOUT_SECONDS, DEFAULT_PEER_TIMEOUT_SECONDS),
+        sync_timeout=number(contract.ENV_SYNC_TIMEOUT_SECONDS, DEFAULT_SYNC_TIMEOUT_SECONDS),
+        settle=number(contract.ENV_CHECKPOINT_SETTLE_SECONDS, DEFAULT_SETTLE_SECONDS),
         keep=max(integer(contract.ENV_CHECKPOINTS_KEEP, DEFAULT_KEEP), 1),
         ssh_after_restore=bool(environment.get(contract.ENV_SSH_AFTER_RESTORE)),
+        upload_bytes_per_second=1e6
+        * number(contract.ENV_UPLOAD_MB_PER_SECOND, BYTES_PER_SECOND / 1e6, unit="megabytes a second"),
         mpirun=environment.get(contract.ENV_MPIRUN) or "mpirun",
         mpi_args=mpi_args,
         local_workers=environment.get(contract.ENV_LOCAL_WORKERS) or None,
