@@ -6,6 +6,8 @@ CLUSTER ?= local
 N ?= 100
 # Rows of `make bench-control`.
 ROWS ?= jobs big neighbours
+# The size of the state of `make bench-checkpoints`.
+GIGABYTES ?= 3
 PYTHON ?= python3
 PY := .venv/bin/python
 VENV := .venv/.made
@@ -18,7 +20,7 @@ PIP_INSTALL = $(PYTHON) -m venv .venv && $(PY) -m pip install --quiet --disable-
 AT_ONCE ?= 3
 JOB := manifests/examples/fashion-mnist-horovod.yaml
 
-.PHONY: help demo demo-cluster test test-chaos test-unit test-chart test-trainer fuzz lint crd pod-schema chart bench bench-control bench-training bench-soak bench-first-step bench-cluster-toll images sbom docs pictures dashboard-picture cluster cluster-down clean
+.PHONY: help demo demo-cluster test test-chaos test-unit test-chart test-trainer fuzz lint crd pod-schema chart bench bench-control bench-training bench-checkpoints bench-soak bench-first-step bench-cluster-toll images sbom docs pictures dashboard-picture cluster cluster-down clean
 
 help:  ## print these targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -89,6 +91,9 @@ bench-cluster-toll: $(VENV)  ## dtj's cost to a training on a real local cluster
 bench-training: $(VENV)  ## dtj's cost to a training, its checkpoints and its batches, beside the same done by hand
 	$(PY) docker/wheels.py --install
 	@$(PY) -m bench.training
+
+bench-checkpoints: $(VENV)  ## memory and bytes of large checkpoints (GIGABYTES=3) whose upload is throttled, killed and refused
+	@$(PY) -m bench.checkpoints --gigabytes $(GIGABYTES)
 
 images: $(VENV)  ## build the operator's and the trainer's images; prints their archives
 	@$(PY) docker/build.py --print-archives

@@ -14,6 +14,8 @@ from pathlib import Path
 from dtj_trainer import contract
 from dtj_trainer.artifacts.checkpoint_upload import CheckpointUploader
 from dtj_trainer.artifacts.fence import Fence
+from dtj_trainer.artifacts.multipart import Uploads
+from dtj_trainer.artifacts.pace import BYTES_PER_SECOND, Pace
 from dtj_trainer.artifacts.store import open_store
 from dtj_trainer.artifacts.sync_loop import SyncLoop
 
@@ -23,7 +25,8 @@ POLL_SECONDS = 0.05
 def main() -> None:
     """Upload; the environment has the store's address and keys."""
     folder, uri = Path(sys.argv[1]), sys.argv[2]
-    store = open_store(uri)
+    pace = Pace(beside_program=True, bytes_per_second=BYTES_PER_SECOND)
+    store = open_store(uri, uploads=Uploads(pace))
     store.folders()  # What describes S3 takes 0.2 s to load.
     uploader = CheckpointUploader(
         folder,
