@@ -12,8 +12,8 @@ from pathlib import Path
 from dtj.api.errors import NotFound
 from dtj.client import Artifacts, DistributedTrainingJob, JobEvent, LogLine, PodView
 from dtj.client.bucket_logs import bucket_log
-from dtj.client.credentials import s3_settings
 from dtj.client.log_source import Selection, file_line
+from dtj.client.s3_settings import s3_settings
 from dtj.client.views import read_event
 from dtj.local.runs import Run
 from dtj_trainer.artifacts.s3 import parse_s3_uri

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable
 
 from dtj.api.errors import NotFound, Unreachable
-from dtj.api.spec import ArtifactStore, EnvVar
+from dtj.api.spec import ArtifactStore
 from dtj.client.artifacts import Artifacts
 from dtj.client.resource import DistributedTrainingJob
+from dtj.client.s3_settings import s3_settings
 from dtj.cluster.port import ApiError
 from dtj.cluster.user_api import UserApi
 from dtj_trainer import contract
@@ -58,11 +58,6 @@ async def _environment(
             "set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or AWS_PROFILE",
         )
     return environment
-
-
-def s3_settings(variables: Iterable[EnvVar]) -> dict[str, str]:
-    """Of a job's variables those that say how its store is used; values from Secrets and ConfigMaps are left out."""
-    return {v.name: v.value for v in variables if v.name in contract.S3_SETTINGS and v.value is not None}
 
 
 def _found_elsewhere() -> bool:
