@@ -5,9 +5,8 @@ from __future__ import annotations
 import contextlib
 import logging
 import time
-from dataclasses import dataclass, replace
-from fnmatch import fnmatchcase
-from typing import TYPE_CHECKING, Literal
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from dtj_trainer import contract
 from dtj_trainer.artifacts.backoff import Patience, retry_transient
@@ -17,27 +16,18 @@ from dtj_trainer.artifacts.fence import Fence, Superseded
 from dtj_trainer.artifacts.file_upload import FileUploader
 from dtj_trainer.artifacts.multipart import Uploads
 from dtj_trainer.artifacts.pace import BYTES_PER_SECOND, Pace
+from dtj_trainer.artifacts.pod_sources import METRICS_KEYS, Part, PodFiles, pod_sources
 from dtj_trainer.artifacts.restore import RESUME_NEVER, Restored, restore
 from dtj_trainer.artifacts.s3 import S3Error
 from dtj_trainer.artifacts.store import Store, open_store
 from dtj_trainer.artifacts.stored_segments import restore_growing
 from dtj_trainer.artifacts.sync_loop import SyncLoop
-from dtj_trainer.artifacts.upload_rules import (
-    BESIDE_EVENTS,
-    EVENTS,
-    LOG,
-    METRICS,
-    MODEL,
-    ONCE,
-    Begin,
-    Source,
-    is_event_file,
-    is_no_event_file,
-)
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
+
+    from dtj_trainer.artifacts.upload_rules import Begin
 
 log = logging.getLogger(__name__)
 
@@ -50,10 +40,6 @@ FOLDERS = (
     contract.RUN,
 )
 
-Part = Literal["primary", "evaluator", "other"]
-"""Of a pod in its job. `primary`: the pod of rank 0, or of the chief; it alone uploads checkpoints and model.
-`evaluator`: follows the checkpoints in the bucket. Both upload TensorBoard and metrics, all upload logs."""
-METRICS_KEYS = {"primary": contract.METRICS_FILE, "evaluator": contract.EVALUATOR_METRICS_FILE}
 CLAIM_KEYS = {"primary": contract.CLAIM_FILE, "evaluator": contract.EVALUATOR_CLAIM_FILE}
 """The evaluator is replaced alone, so that its attempts are not the chief's."""
 
@@ -150,7 +136,8 @@ class PodSync:
         if self._store is None:
             return
         settings, root, fence = self._settings, self._settings.root, self._fence
-        self._files = FileUploader(self._store, self._sources())
+        files = PodFiles(root, settings.config_dir, settings.part, settings.attempt, settings.log_names)
+        self._files = FileUploader(self._store, pod_sources(files, fence, self._metrics_begin))
         self._loops.append(SyncLoop("uploading files", self._files.upload_pass, beside_program=True))
         if settings.part == "primary" and fence:
             self._checkpoints = CheckpointUploader(
@@ -177,30 +164,6 @@ class PodSync:
             self._known = {path.name for path in (root / contract.CHECKPOINTS).iterdir()}
         for loop in self._loops:
             loop.start()
-
-    def _sources(self) -> list[Source]:
-        """What this pod uploads besides checkpoints."""
-        settings, root, fence = self._settings, self._settings.root, self._fence
-        logs = f"{contract.LOGS}/attempt-{settings.attempt}"
-        if settings.log_names is None:
-            sources = [Source(root / contract.LOGS, logs, LOG)]
-        else:
-            sources = [Source(root / contract.LOGS, logs, LOG, takes=_has_stacks)]
-            sources += [Source(root / contract.LOGS / n, f"{logs}/{n}", LOG) for n in settings.log_names]
-        if metrics := METRICS_KEYS.get(settings.part):
-            # Chief and evaluator share the folder: the names of event files tell the host and the time.
-            events = Source(root / contract.TENSORBOARD, contract.TENSORBOARD, EVENTS, fence, is_event_file)
-            sources += [
-                Source(root / contract.METRICS_FILE, metrics, METRICS, fence, begin=self._metrics_begin),
-                events,
-                replace(events, rule=BESIDE_EVENTS, takes=is_no_event_file),
-            ]
-        if settings.part == "primary":
-            sources += [
-                Source(settings.config_dir / contract.JOB_FILE, contract.JOB_FILE, ONCE, fence),
-                Source(root / contract.MODEL, contract.MODEL, MODEL, fence),
-            ]
-        return sources
 
     def warn_of_strangers(self) -> None:
         """Say once when artifacts lie on a pod that does not upload them."""
@@ -280,7 +243,3 @@ class PodSync:
     def failures(self) -> int:
         """Passes that failed so far."""
         return sum(loop.failures for loop in self._loops)
-
-
-def _has_stacks(name: str) -> bool:
-    return fnmatchcase(name, contract.STACKS_FILES)

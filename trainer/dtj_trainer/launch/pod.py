@@ -9,7 +9,8 @@ from datetime import datetime
 
 from dtj_trainer import contract
 from dtj_trainer.artifacts.fence import Superseded
-from dtj_trainer.artifacts.pod_sync import Part, PodSync, SyncSettings
+from dtj_trainer.artifacts.pod_sources import Part
+from dtj_trainer.artifacts.pod_sync import PodSync, SyncSettings
 from dtj_trainer.artifacts.s3 import S3Error
 from dtj_trainer.launch.accelerators import AcceleratorCheck
 from dtj_trainer.launch.phases import PhaseLog

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from dtj_trainer import contract
-from dtj_trainer.artifacts.pod_sync import Part
+from dtj_trainer.artifacts.pod_sources import Part
 from dtj_trainer.launch.data_ahead import begin_staging
 from dtj_trainer.launch.failure import cut_off, failure_file, rank_exit, signal_name, unavailable
 from dtj_trainer.launch.logged_program import LoggedProgram

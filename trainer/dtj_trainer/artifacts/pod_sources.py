@@ -1,0 +1,74 @@
+"""What a pod uploads besides checkpoints, by its part in the job."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from fnmatch import fnmatchcase
+from typing import TYPE_CHECKING, Literal
+
+from dtj_trainer import contract
+from dtj_trainer.artifacts.upload_rules import (
+    BESIDE_EVENTS,
+    EVENTS,
+    LOG,
+    METRICS,
+    MODEL,
+    ONCE,
+    Source,
+    is_event_file,
+    is_no_event_file,
+)
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from dtj_trainer.artifacts.fence import Fence
+    from dtj_trainer.artifacts.upload_rules import Begin
+
+Part = Literal["primary", "evaluator", "other"]
+"""Of a pod in its job. `primary`: the pod of rank 0, or of the chief; it alone uploads checkpoints and model.
+`evaluator`: follows the checkpoints in the bucket. Both upload TensorBoard and metrics, all upload logs."""
+METRICS_KEYS = {"primary": contract.METRICS_FILE, "evaluator": contract.EVALUATOR_METRICS_FILE}
+
+
+@dataclass(frozen=True)
+class PodFiles:
+    """Where they are. The logs in `log_names` are uploaded (all when None)."""
+
+    root: Path
+    config_dir: Path
+    part: Part
+    attempt: int
+    log_names: tuple[str, ...] | None = None
+
+
+def pod_sources(files: PodFiles, fence: Fence | None, metrics: Begin | None = None) -> list[Source]:
+    """The sources of a pod. `metrics`: where those of earlier attempts end."""
+    root = files.root
+    sources = _logs(files)
+    if key := METRICS_KEYS.get(files.part):
+        # Chief and evaluator share the folder: the names of event files tell the host and the time.
+        events = Source(root / contract.TENSORBOARD, contract.TENSORBOARD, EVENTS, fence, is_event_file)
+        sources += [
+            Source(root / contract.METRICS_FILE, key, METRICS, fence, begin=metrics),
+            events,
+            replace(events, rule=BESIDE_EVENTS, takes=is_no_event_file),
+        ]
+    if files.part == "primary":
+        sources += [
+            Source(files.config_dir / contract.JOB_FILE, contract.JOB_FILE, ONCE, fence),
+            Source(root / contract.MODEL, contract.MODEL, MODEL, fence),
+        ]
+    return sources
+
+
+def _logs(files: PodFiles) -> list[Source]:
+    folder, key = files.root / contract.LOGS, f"{contract.LOGS}/attempt-{files.attempt}"
+    if files.log_names is None:
+        return [Source(folder, key, LOG)]
+    stacks = Source(folder, key, LOG, takes=_has_stacks)
+    return [stacks, *(Source(folder / name, f"{key}/{name}", LOG) for name in files.log_names)]
+
+
+def _has_stacks(name: str) -> bool:
+    return fnmatchcase(name, contract.STACKS_FILES)
