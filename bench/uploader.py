@@ -37,7 +37,7 @@ def main() -> None:
         step_at=lambda _: None,
     )
     used = _processor_seconds()
-    SyncLoop("uploading checkpoints", uploader.upload_pass).start()
+    SyncLoop("uploading checkpoints", uploader.upload_pass, beside_program=True).start()
     while uploader.newest is None:
         time.sleep(POLL_SECONDS)
     print(_processor_seconds() - used)
