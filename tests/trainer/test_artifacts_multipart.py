@@ -16,7 +16,7 @@ from dtj_trainer.artifacts.fence import Fence, Superseded
 from dtj_trainer.artifacts.file_upload import FileUploader
 from dtj_trainer.artifacts.manifest import sha256_of
 from dtj_trainer.artifacts.multipart import TRIES, Uploads
-from dtj_trainer.artifacts.pace import Pace
+from dtj_trainer.artifacts.pace import CONNECTIONS, Pace
 from dtj_trainer.artifacts.store import ABSENT, Store
 from dtj_trainer.artifacts.upload_rules import Rule, Source
 
@@ -222,3 +222,16 @@ def test_what_is_sent_is_hashed_once_and_read_once(tmp_path, store, throttled, m
     assert store.put_with_sha256("model", path) == sha256_of(path)
     assert set(signed) == {b"UNSIGNED-PAYLOAD"}
     assert read == [PART] * 3
+
+
+def test_all_connections_are_used_on_a_machine_of_few_processors(tmp_path, store, throttled, monkeypatch):
+    monkeypatch.setattr(os, "cpu_count", lambda: 1)
+    path = tmp_path / "model"
+    path.write_bytes(bytes(CONNECTIONS * PART))
+    together = threading.Barrier(CONNECTIONS, timeout=30)
+    put = throttled.client.upload_part
+    monkeypatch.setattr(
+        throttled.client, "upload_part", lambda **request: (together.wait(), put(**request))[1]
+    )
+    store.put_file("model", path)
+    assert keys(store) == ["model"]

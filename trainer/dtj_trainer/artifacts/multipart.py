@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, NamedTuple, TypedDict, TypeVar
 
 from dtj_trainer.artifacts import s3
 from dtj_trainer.artifacts.backoff import Backoff
-from dtj_trainer.artifacts.pace import Pace
+from dtj_trainer.artifacts.pace import CONNECTIONS, Pace
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -109,7 +109,7 @@ class MultipartUpload:
         """
         size = part_size(self.version.size)
         flying: set[Future[None]] = set()
-        with ThreadPoolExecutor(thread_name_prefix="part") as pool, self.version.path.open("rb") as file:
+        with ThreadPoolExecutor(CONNECTIONS, "part") as pool, self.version.path.open("rb") as file:
             for number in range(1, -(-self.version.size // size) + 1):
                 if number in self.parts:
                     continue
