@@ -20,7 +20,10 @@ PIP_INSTALL = $(PYTHON) -m venv .venv && $(PY) -m pip install --quiet --disable-
 AT_ONCE ?= 3
 JOB := manifests/examples/fashion-mnist-horovod.yaml
 
-.PHONY: help demo demo-cluster test test-chaos test-unit test-chart test-trainer fuzz lint crd pod-schema chart bench bench-control bench-training bench-checkpoints bench-soak bench-first-step bench-cluster-toll images sbom docs pictures dashboard-picture cluster cluster-down clean
+# Simulated days of `make bench-week`.
+DAYS ?= 7
+
+.PHONY: help demo demo-cluster test test-chaos test-unit test-chart test-trainer fuzz lint crd pod-schema chart bench bench-control bench-training bench-checkpoints bench-soak bench-first-step bench-cluster-toll images sbom docs pictures dashboard-picture cluster cluster-down clean bench-week
 
 help:  ## print these targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -80,6 +83,9 @@ bench-control: $(VENV)  ## the operator with N=100 jobs (or N="10 100 1000"), on
 
 bench-soak: $(VENV)  ## half an hour with 200 jobs a minute that come and go: what the operator keeps of them
 	@$(PY) -m bench.soak
+
+bench-week: $(VENV)  ## what a pod uploads and costs in seven simulated days, by the real code; DAYS=1
+	@$(PY) -m bench.week --days $(DAYS)
 
 bench-first-step: $(VENV)  ## from kubectl apply to the first step on a real local cluster, split; take it down by cluster-down
 	@$(PY) -m bench.first_step --cluster $(CLUSTER)
