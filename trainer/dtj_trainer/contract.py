@@ -147,7 +147,8 @@ FAILURE_FILE = "run/failure-{rank}.json"
 
 # In the bucket, below ENV_ARTIFACTS_URI: checkpoints/<step>[-<claim>]/{…,manifest.json}, tensorboard/, model/,
 # logs/attempt-<attempt>/{launcher-0,rank-<rank>,<role>-<index>}.log, metrics.jsonl, metrics-evaluator.jsonl,
-# attempt.json, attempt-evaluator.json, job.yaml.
+# attempt.json, attempt-evaluator.json, job.yaml. Logs, metrics and event files go on in segments: metrics.jsonl,
+# metrics.jsonl.00002, … (`dtj_trainer.artifacts.segments`).
 MANIFEST_FILE = "manifest.json"
 CLAIM_FILE = "attempt.json"
 """Which attempt may write (`dtj_trainer.artifacts.fence`): replaced by conditional writes only."""
