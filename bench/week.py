@@ -33,8 +33,8 @@ from dtj_trainer.tensorboard import ScalarWriter
 
 HOUR, DAY = 3600, 86_400
 WEEK = 7 * DAY
-AT_ONCE_MEGABYTES = AGAIN_AT_ONCE_BYTES / 1e6
-"""Of the gigabyte that a week may cost besides what is written, as much may go in its first hours."""
+GIGABYTE = 1e9
+"""A week may cost so much besides what is written; of it, AGAIN_AT_ONCE_BYTES may go in the first hours."""
 REPORT_SECONDS = 5
 """The operator asks for /progress so often."""
 Write = Callable[[int, int], None]
@@ -172,6 +172,16 @@ class SimulatedPod:
         self.cpu += time.process_time() - begun
 
 
+def allowed_bytes(written: int, seconds: int) -> float:
+    """What a pod that wrote so many bytes may send: 1.2 times as much, and 1 GB a week."""
+    return 1.2 * written + AGAIN_AT_ONCE_BYTES + (GIGABYTE - AGAIN_AT_ONCE_BYTES) * seconds / WEEK
+
+
+def allowed_objects(seconds: int) -> float:
+    """3,000 a week."""
+    return 3000 * seconds / WEEK
+
+
 def simulated(kind: Kind, root: Path, seconds: int) -> dict[str, float]:
     """The figures of one pod after so many seconds."""
     pod = SimulatedPod(kind, root)
@@ -189,12 +199,10 @@ def simulated(kind: Kind, root: Path, seconds: int) -> dict[str, float]:
         "printed, MB": pod.printed / 1e6,
         "written, MB": written / 1e6,
         "sent, MB": pod.sink.bytes / 1e6,
-        "may be sent, MB": 1.2 * written / 1e6
-        + AT_ONCE_MEGABYTES
-        + (1000 - AT_ONCE_MEGABYTES) * seconds / WEEK,
+        "may be sent, MB": allowed_bytes(written, seconds) / 1e6,
         "lost, bytes": written - pod.sink.kept,
         "objects": len(pod.sink.sizes),
-        "may be objects": 3000 * seconds / WEEK,
+        "may be objects": allowed_objects(seconds),
         "puts": pod.sink.puts,
         "log on disk, MB": pod.disk / 1e6,
         "CPU at the start, % of a core": (marks[2][0] - marks[1][0]) / HOUR * 100,
