@@ -104,18 +104,13 @@ def put_large_file(store: Store, folder: Path) -> None:
     store.put_file("key", folder / "file")
 
 
-def put_large_start(store: Store, folder: Path) -> None:
-    (folder / "file").write_bytes(b"x" * (LARGE + 10))
-    store.put_start_of_file("key", folder / "file", LARGE)
-
-
 def put_large_fenced(store: Store, folder: Path) -> None:
     (folder / "file").write_bytes(b"x" * LARGE)
     fence = Fence(store, "attempt.json", 1)
     put_fenced(store, fence, "key", ABSENT, lambda old: store.put_file("key", folder / "file", replaces=old))
 
 
-PUTS = [put_bytes, put_file, put_large_file, put_large_start, put_large_fenced]
+PUTS = [put_bytes, put_file, put_large_file, put_large_fenced]
 ENCRYPTED = {"DTJ_S3_SSE": "aws:kms", "DTJ_S3_SSE_KMS_KEY_ID": KEY}
 PAID = {"DTJ_S3_REQUEST_PAYER": "requester"}
 

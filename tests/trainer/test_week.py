@@ -1,6 +1,7 @@
 """A day of `make bench-week`, by the real code with the clock in hand: what a pod sends grows with what it writes.
 
-The passes are 20 s apart, not 1 s, and rank 0 of a Horovod job is left out: a chief writes the same and more. The benchmark measures processor time and memory, which are no business of a test.
+The passes are 20 s apart, not 1 s, and rank 0 of a Horovod job is left out: a chief writes the same and more. The
+benchmark measures processor time and memory too.
 """
 
 from __future__ import annotations
