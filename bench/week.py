@@ -1,8 +1,8 @@
 """`python -m bench.week --days 7`: what a pod uploads and costs in a week, by the real code with the clock in hand.
 
-In the hours whose processor time is measured, the first two and the last, the uploader makes a pass each second, as in
-a pod; in the other hours it makes one each 10 seconds. The bucket takes 100 MB/s, and keeps sizes only. The processor
-time of a pass is real, but without signatures and TLS.
+In the hours whose processor time is measured, the first two and the last, the uploader makes a pass each second as in
+a pod, and in the other hours one each 10 seconds. The bucket takes 100 MB/s, and keeps sizes only. The processor time
+of a pass is real, but without signatures and TLS.
 """
 
 from __future__ import annotations
