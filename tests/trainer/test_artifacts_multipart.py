@@ -15,7 +15,7 @@ from dtj_trainer.artifacts.checkpoint_upload import CheckpointUploader
 from dtj_trainer.artifacts.fence import Fence, Superseded
 from dtj_trainer.artifacts.file_upload import FileUploader
 from dtj_trainer.artifacts.manifest import sha256_of
-from dtj_trainer.artifacts.multipart import TRIES, Uploads
+from dtj_trainer.artifacts.multipart import TRIES, HandedOver, Uploads
 from dtj_trainer.artifacts.pace import CONNECTIONS, Pace
 from dtj_trainer.artifacts.store import ABSENT, Store
 from dtj_trainer.artifacts.upload_rules import Rule, Source
@@ -203,6 +203,9 @@ def test_a_conditional_put_sends_several_parts_at_a_time(tmp_path, store, thrott
     assert throttled.most_at_once <= store.uploads.pace.connections
     with pytest.raises(s3.Changed):
         store.put_file("model", path, replaces=ABSENT)
+    parts = throttled.parts
+    store.put_file("model", path, replaces=etag)
+    assert throttled.parts == parts, "another condition needs none of the parts again"
     assert keys(store) == ["model"]
     assert open_uploads(store) == []
 
@@ -235,3 +238,31 @@ def test_all_connections_are_used_on_a_machine_of_few_processors(tmp_path, store
     )
     store.put_file("model", path)
     assert keys(store) == ["model"]
+
+
+def test_bytes_count_when_they_are_sent_and_once(store, throttled, tmp_path):
+    path = tmp_path / "model"
+    path.write_bytes(os.urandom(2 * PART + 100))
+    counted: list[int] = []
+    throttled.refuses = lambda number, parts: parts == 1
+    store.put_file("model", path, counted.append)
+    assert sum(counted) == path.stat().st_size
+    assert max(counted) <= PART // 4, "whoever waits for progress sees it before a part has arrived"
+    (tmp_path / "back").write_bytes(store.get_bytes("model"))
+    assert (tmp_path / "back").read_bytes() == path.read_bytes()
+
+
+def test_an_upload_under_way_is_handed_over_when_the_program_ends(store, throttled, tmp_path):
+    """The thread that began is idle until its pass ends: another one sends the rest."""
+    path = tmp_path / "model"
+    path.write_bytes(os.urandom(6 * PART))
+    pace = Restless(beside_program=True)
+    beside = Store(store.location, throttled.client, uploads=Uploads(pace))
+    throttled.refuses = lambda number, parts: parts == 2 and pace.hurry()
+    with pytest.raises(HandedOver):
+        beside.put_file("model", path)
+    sent = throttled.parts
+    assert sent < 6
+    beside.put_file("model", path)
+    assert throttled.parts == 6
+    assert open_uploads(store) == []

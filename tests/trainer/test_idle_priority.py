@@ -11,6 +11,7 @@ import pytest
 
 from dtj_trainer.artifacts import idle_priority
 from dtj_trainer.artifacts.fence import Superseded
+from dtj_trainer.artifacts.multipart import HandedOver
 from dtj_trainer.artifacts.sync_loop import SyncLoop
 
 
@@ -68,3 +69,18 @@ def test_without_permission_uploads_go_on(monkeypatch):
     assert seen.policies.get(timeout=30) == (os.SCHED_OTHER, os.SCHED_OTHER)
     loop.wait(loop.ask(ended=True), lambda: 30.0)
     seen.over.set()
+
+
+def test_a_pass_that_hands_its_upload_over_has_not_failed():
+    passes = iter([HandedOver("s3://bucket/key")])
+
+    def pass_once(*, ended: bool, died_ns: int | None) -> bool:
+        for error in passes:
+            raise error
+        return ended
+
+    loop = SyncLoop("observing", pass_once, interval=0.01)
+    asked = loop.ask(ended=True)
+    loop.start()
+    loop.wait(asked, lambda: 30.0)
+    assert loop.failures == 0

@@ -38,4 +38,5 @@ def put_fenced(
             if fence.expecting(etag) is None:
                 raise
             fence.without_conditions()
+    store.abort_uploads(key)
     raise S3Error(f"{store.uri(key)} is being changed all the time", transient=True)

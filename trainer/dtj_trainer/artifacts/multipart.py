@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, NamedTuple, TypedDict, TypeVar
 from dtj_trainer.artifacts import s3
 from dtj_trainer.artifacts.backoff import Backoff
 from dtj_trainer.artifacts.pace import CONNECTIONS, Pace
+from dtj_trainer.artifacts.part_body import PartBody, crc32_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -76,6 +77,13 @@ class FileVersion(NamedTuple):
             return False
 
 
+class HandedOver(s3.S3Error):
+    """An upload that a thread of low priority began goes on in another thread, with what is missing."""
+
+    def __init__(self, uri: str) -> None:
+        super().__init__(f"{uri} is handed over", transient=True)
+
+
 @dataclass
 class MultipartUpload:
     """One upload of one version of a file: its id, and the parts that have arrived."""
@@ -104,10 +112,10 @@ class MultipartUpload:
     def send(self, pace: Pace, on_bytes: Callable[[int], None]) -> None:
         """Send the parts that are missing; at most `pace.connections` of them are in memory.
 
-        `on_bytes` gets the size of each part that has arrived, from several threads. Raises S3Error, OSError; parts
-        that are on their way then arrive first.
+        `on_bytes` gets the bytes that are sent for the first time, from several threads. Raises HandedOver when the
+        pace stops to be gentle, S3Error, OSError; parts that are on their way then arrive first.
         """
-        size = part_size(self.version.size)
+        size, gentle = part_size(self.version.size), pace.gentle
         flying: set[Future[None]] = set()
         with ThreadPoolExecutor(CONNECTIONS, "part") as pool, self.version.path.open("rb") as file:
             for number in range(1, -(-self.version.size // size) + 1):
@@ -115,6 +123,9 @@ class MultipartUpload:
                     continue
                 while len(flying) >= pace.connections:
                     flying = _landed(flying)
+                if gentle and not pace.gentle:
+                    wait(flying)
+                    raise HandedOver(self.uri)
                 block = self._read(file.fileno(), number, size)
                 flying.add(pool.submit(self._send_part, number, block, pace, on_bytes))
                 del block  # The pool has the only reference, and drops it with the part's arrival.
@@ -136,10 +147,18 @@ class MultipartUpload:
         return block
 
     def _send_part(self, number: int, block: bytes, pace: Pace, on_bytes: Callable[[int], None]) -> None:
+        body, crc32 = PartBody(block, on_bytes), crc32_of(block)
+
         def put() -> CompletedPartTypeDef:
             pace.take(len(block))
+            body.seek(0)
             answer = self.client.upload_part(
-                Bucket=self.bucket, Key=self.key, UploadId=self.upload_id, PartNumber=number, Body=block
+                Bucket=self.bucket,
+                Key=self.key,
+                UploadId=self.upload_id,
+                PartNumber=number,
+                Body=body,  # type: ignore[arg-type]  # read, seek and tell are what botocore needs of a file
+                ChecksumCRC32=crc32,
             )
             part: CompletedPartTypeDef = {"PartNumber": number, "ETag": answer["ETag"]}
             if "ChecksumCRC32" in answer:
@@ -147,7 +166,6 @@ class MultipartUpload:
             return part
 
         self.parts[number] = patiently(put, self._sentences, pace)
-        on_bytes(len(block))
 
     def complete(self, condition: Condition, pace: Pace) -> Put:
         """Make the parts one object. Raises S3Error."""
@@ -203,7 +221,7 @@ class Uploads:
                 upload.send(self.pace, on_bytes)
                 put = upload.complete(condition, self.pace)
         except BaseException as error:
-            if not (self._resumable and isinstance(error, s3.S3Error) and error.transient):
+            if not (self._resumable and isinstance(error, s3.S3Error) and _may_go_on(error)):
                 self._abort(upload)
             raise
         self._forget(upload)
@@ -271,6 +289,11 @@ class Uploads:
             key = (upload.bucket, upload.key)
             if self._unfinished.get(key) is upload:
                 del self._unfinished[key]
+
+
+def _may_go_on(error: s3.S3Error) -> bool:
+    """Whether the parts that have arrived may be of use: another try, or another condition, may succeed."""
+    return error.transient or isinstance(error, (s3.Changed, s3.NotSupported))
 
 
 def part_size(size: int) -> int:

@@ -39,9 +39,14 @@ class Pace:
             self._hurried.set()
 
     @property
+    def gentle(self) -> bool:
+        """Whether a program runs beside the uploads."""
+        return not self._hurried.is_set()
+
+    @property
     def connections(self) -> int:
         """How many parts of one upload may be on their way."""
-        return CONNECTIONS if self._hurried.is_set() else CONNECTIONS_BESIDE_PROGRAM
+        return CONNECTIONS_BESIDE_PROGRAM if self.gentle else CONNECTIONS
 
     @property
     def closed(self) -> bool:
@@ -50,7 +55,7 @@ class Pace:
 
     def take(self, amount: int) -> None:
         """Wait until so many bytes more may be sent."""
-        if self._reservations and not self._hurried.is_set():
+        if self._reservations and self.gentle:
             with self._lock:
                 delay = self._reservations.reserve(amount, time.monotonic())
             self._hurried.wait(delay)
@@ -60,7 +65,10 @@ class Pace:
         self._closed.wait(seconds)
 
     def hurry(self) -> None:
-        """Go at full speed from now on: the program has ended."""
+        """Go at full speed from now on: the program has ended, and the loops know it.
+
+        An upload under way stops with HandedOver, so that the loop's next thread, which is not idle, sends the rest.
+        """
         self._hurried.set()
 
     def close(self) -> None:

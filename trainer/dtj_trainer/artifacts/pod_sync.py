@@ -183,9 +183,9 @@ class PodSync:
 
     def program_died(self) -> None:
         """The program was killed: what was not complete by now never will be."""
-        self._pace.hurry()
         for loop in self._loops:
             loop.program_died(time.time_ns())
+        self._pace.hurry()
 
     def finish(self, timeout: float, *, ended: bool, at_most: bool = False) -> None:
         """Upload all that is left; `ended` says that the program ended by itself, with whatever exit code.
@@ -193,11 +193,11 @@ class PodSync:
         Gives up when no byte more was uploaded for `timeout` seconds, or, with `at_most`, that long after
         now. Raises S3Error: what could not be uploaded, and why; Superseded when it is not to be.
         """
-        self._pace.hurry()
         patience = Patience(timeout, None if at_most else lambda: self.bytes_uploaded)
         if not ended:
             self.program_died()
         asked = [(loop, loop.ask(ended=ended)) for loop in self._loops]
+        self._pace.hurry()
         errors: list[S3Error] = []
         for loop, number in asked:
             try:

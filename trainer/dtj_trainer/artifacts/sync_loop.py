@@ -11,6 +11,7 @@ from typing import Protocol
 from dtj_trainer.artifacts.backoff import Backoff
 from dtj_trainer.artifacts.fence import Superseded
 from dtj_trainer.artifacts.idle_priority import run_when_idle
+from dtj_trainer.artifacts.multipart import HandedOver
 from dtj_trainer.artifacts.s3 import S3Error
 
 log = logging.getLogger(__name__)
@@ -146,6 +147,8 @@ class SyncLoop:
                     self._error = error
                     self._changed.notify_all()
                 return
+            except HandedOver:
+                delay = 0.0
             except S3Error as error:
                 delay = self._failed(error, backoff, asked)
             except Exception as error:
