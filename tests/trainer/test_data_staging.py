@@ -290,10 +290,14 @@ def test_a_folder_of_this_machine_is_used_in_place(tmp_path: Path) -> None:
         ("s3://B", "'s3://B' names no valid bucket"),
     ],
 )
-def test_uris_that_name_nothing(uri: str, message: str) -> None:
+def test_uris_that_name_nothing(
+    uri: str, message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("DTJ_ROOT", str(tmp_path))
     with pytest.raises(DataNotFound) as caught:
         staging.stage(uri, [["a"]])
     assert str(caught.value).startswith(message)
+    assert list(tmp_path.iterdir()) == [], "no folder is made for them"
 
 
 STAGE = """

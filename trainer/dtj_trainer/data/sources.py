@@ -101,9 +101,14 @@ def local_folder(uri: str) -> Path | None:
     return folder
 
 
-def s3_source(uri: str) -> S3Source:
-    """The source at an `s3://` URI; raises DataNotFound when it names no valid bucket."""
+def s3_location(uri: str) -> S3Location:
+    """What an `s3://` URI names; raises DataNotFound when that is no bucket."""
     try:
-        return S3Source(parse_s3_uri(uri))
+        return parse_s3_uri(uri)
     except ValueError as error:
         raise DataNotFound(str(error)) from error
+
+
+def s3_source(uri: str) -> S3Source:
+    """The source at an `s3://` URI; raises DataNotFound when it names no valid bucket."""
+    return S3Source(s3_location(uri))

@@ -24,7 +24,7 @@ from dtj_trainer.artifacts.backoff import retry_transient
 from dtj_trainer.artifacts.ranged_download import ByteCount
 from dtj_trainer.artifacts.s3 import DamagedObject, S3Error
 from dtj_trainer.data.errors import DataCorrupt, DataError, DataNotFound, DataUnavailable
-from dtj_trainer.data.sources import RemoteFile, Source, local_folder, s3_source
+from dtj_trainer.data.sources import RemoteFile, Source, local_folder, s3_location, s3_source
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -204,7 +204,11 @@ def _staged_in_this_attempt(target: Path) -> set[str]:
 
 @contextmanager
 def _locked_target(uri: str) -> Iterator[Path]:
-    """The URI's own folder, with its lock held; the kernel frees the lock when the process is killed."""
+    """The URI's own folder, with its lock held; the kernel frees the lock when the process is killed.
+
+    Raises DataNotFound, and makes no folder, for a URI that names no bucket.
+    """
+    s3_location(uri)
     target = _target(uri)
     target.mkdir(parents=True, exist_ok=True)
     with (target / ".lock").open("w") as lock:
