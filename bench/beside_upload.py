@@ -23,6 +23,8 @@ from bench.checkpoint_transfer import BUCKET, Transfers
 from bench.examples_rate import mean_rate, read_rows
 from bench.figures import shown
 from dtj.local.machine import free_ports
+from dtj.local.processes import marked
+from dtj_trainer import contract
 
 QUIET_SECONDS = 8.0
 START_SECONDS = 60.0
@@ -110,14 +112,4 @@ def _training(ranks: int, data: Path) -> Iterator[tuple[Path, list[int]]]:
                 raise ClusterError(f"the training has made no step after {START_SECONDS:.0f} s")
             time.sleep(0.2)
         time.sleep(toll.WARM_SECONDS)
-        yield metrics, _processes_of(f"DTJ_ROOT={folder}")
-
-
-def _processes_of(variable: str) -> list[int]:
-    """Those with that variable in their environment."""
-    found = []
-    for environment in Path("/proc").glob("[0-9]*/environ"):
-        with suppress(OSError):
-            if variable.encode() in environment.read_bytes().split(b"\0"):
-                found.append(int(environment.parent.name))
-    return found
+        yield metrics, marked(contract.ENV_ROOT, folder)

@@ -14,10 +14,9 @@ from typing import Any
 
 from botocore.exceptions import ClientError
 
+from bench.checkpoint_uploader import checkpoint_uploader
 from dtj_trainer import contract
 from dtj_trainer.artifacts import checkpoints, s3
-from dtj_trainer.artifacts.checkpoint_upload import CheckpointUploader
-from dtj_trainer.artifacts.fence import Fence
 from dtj_trainer.artifacts.multipart import Uploads
 from dtj_trainer.artifacts.restore import RESUME_AUTO, restore
 from dtj_trainer.artifacts.store import Store
@@ -99,14 +98,7 @@ def throttled_client(needs: Needs) -> Any:
 def upload(folder: Path, location: s3.S3Location, attempt: int, needs: Needs) -> None:
     """Upload what is in a folder, as the pod of rank 0 does at the end of its program."""
     store = Store(location, throttled_client(needs), uploads=Uploads())
-    uploader = CheckpointUploader(
-        folder,
-        store.below(contract.CHECKPOINTS),
-        fence=Fence(store, contract.CLAIM_FILE, attempt),
-        keep=3,
-        settle_seconds=0,
-        step_at=lambda _: None,
-    )
+    uploader = checkpoint_uploader(folder, store, attempt=attempt)
     while not _passed(lambda: uploader.upload_pass(ended=True, died_ns=None)):
         pass
     needs.tell()

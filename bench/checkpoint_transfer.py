@@ -11,10 +11,9 @@ from pathlib import Path
 
 import boto3
 
+from bench.checkpoint_uploader import checkpoint_uploader
 from dtj.local.object_store import REGION, OpenStore, open_store
 from dtj_trainer import contract
-from dtj_trainer.artifacts.checkpoint_upload import CheckpointUploader
-from dtj_trainer.artifacts.fence import Fence
 from dtj_trainer.artifacts.restore import RESUME_AUTO, restore
 from dtj_trainer.artifacts.store import Store
 from dtj_trainer.artifacts.store import open_store as open_prefix
@@ -82,16 +81,7 @@ class Transfers:
     def up(self, job: str) -> float:
         """A checkpoint with its manifest, as the pod of rank 0 uploads it. job: a prefix that was not used yet."""
         checkpoints = self.checkpoint(job)
-        store = self._store(job)
-        fence = Fence(store, contract.CLAIM_FILE, 1, lambda: None)
-        uploader = CheckpointUploader(
-            checkpoints,
-            store.below(contract.CHECKPOINTS),
-            fence=fence,
-            keep=3,
-            settle_seconds=0,
-            step_at=lambda _: None,
-        )
+        uploader = checkpoint_uploader(checkpoints, self._store(job))
         return _timed(lambda: uploader.upload_pass(ended=True, died_ns=None))
 
     def down(self, job: str) -> float:

@@ -22,12 +22,11 @@ from tests.cluster.progress import ClusterError, note
 
 from bench.checkpoint_processes import BLOCK_BYTES, FILES
 from bench.checkpoint_transfer import BUCKET, object_store
+from bench.checkpoint_uploader import checkpoint_uploader
 from bench.machine import machine
 from bench.targets import Target, verdicts
 from dtj_trainer import contract
 from dtj_trainer.artifacts import checkpoints, s3
-from dtj_trainer.artifacts.checkpoint_upload import CheckpointUploader
-from dtj_trainer.artifacts.fence import Fence
 from dtj_trainer.artifacts.manifest import sha256_of
 from dtj_trainer.artifacts.restore import RESUME_AUTO, restore
 from dtj_trainer.artifacts.store import Store
@@ -143,14 +142,7 @@ def refusals(folder: Path) -> dict[str, float]:
     )
     store = Store(s3.S3Location(BUCKET, "small"), client)
     below = store.below(contract.CHECKPOINTS)
-    uploader = CheckpointUploader(
-        folder / contract.CHECKPOINTS,
-        below,
-        fence=Fence(store, contract.CLAIM_FILE, 1),
-        keep=1,
-        settle_seconds=0,
-        step_at=lambda _: None,
-    )
+    uploader = checkpoint_uploader(folder / contract.CHECKPOINTS, store, keep=1)
     warnings = Warnings()
     logging.getLogger("dtj_trainer").addHandler(warnings)
     passes = []

@@ -11,9 +11,7 @@ import sys
 import time
 from pathlib import Path
 
-from dtj_trainer import contract
-from dtj_trainer.artifacts.checkpoint_upload import CheckpointUploader
-from dtj_trainer.artifacts.fence import Fence
+from bench.checkpoint_uploader import checkpoint_uploader
 from dtj_trainer.artifacts.multipart import Uploads
 from dtj_trainer.artifacts.pace import BYTES_PER_SECOND, Pace
 from dtj_trainer.artifacts.store import open_store
@@ -28,14 +26,7 @@ def main() -> None:
     pace = Pace(beside_program=True, bytes_per_second=BYTES_PER_SECOND)
     store = open_store(uri, uploads=Uploads(pace))
     store.folders()  # What describes S3 takes 0.2 s to load.
-    uploader = CheckpointUploader(
-        folder,
-        store.below(contract.CHECKPOINTS),
-        fence=Fence(store, contract.CLAIM_FILE, 1, lambda: None),
-        keep=3,
-        settle_seconds=0,
-        step_at=lambda _: None,
-    )
+    uploader = checkpoint_uploader(folder, store)
     used = _processor_seconds()
     SyncLoop("uploading checkpoints", uploader.upload_pass, beside_program=True).start()
     while uploader.newest is None:
