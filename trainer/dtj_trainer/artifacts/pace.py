@@ -61,7 +61,7 @@ class Pace:
             self._hurried.wait(delay)
 
     def rest(self, seconds: float) -> None:
-        """Wait before another try; less when nothing more is to be sent."""
+        """Wait so many seconds before another try; `close` ends the wait."""
         self._closed.wait(seconds)
 
     def hurry(self) -> None:

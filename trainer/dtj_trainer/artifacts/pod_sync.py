@@ -197,7 +197,7 @@ class PodSync:
         if not ended:
             self.program_died()
         asked = [(loop, loop.ask(ended=ended)) for loop in self._loops]
-        self._pace.hurry()
+        self._pace.hurry()  # After `ask`: an upload that is handed over needs the loop's next thread.
         errors: list[S3Error] = []
         for loop, number in asked:
             try:

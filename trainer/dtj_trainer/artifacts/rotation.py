@@ -35,7 +35,7 @@ def rotated_numbers(log: Path) -> list[int]:
 
 
 def remove_up_to(log: Path, last: int) -> None:
-    """Remove the former files of a log up to a number."""
+    """Remove the former files of a log whose numbers are `last` or lower."""
     for number in rotated_numbers(log):
         if number <= last:
             with contextlib.suppress(OSError):
