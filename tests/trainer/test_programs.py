@@ -218,13 +218,14 @@ def test_wrong_arguments(capsys: pytest.CaptureFixture[str], arguments: list[str
     assert message in capsys.readouterr().err
 
 
-def test_sigterm_ends_a_program_that_waits_for_its_data() -> None:
+def test_sigterm_ends_a_program_that_waits_for_its_data(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as silent:
         name = "dtj_trainer.programs.horovod_image_classification"
         program = subprocess.Popen(
             [sys.executable, "-m", name, "--data=s3://datasets/pictures"],
             env={
                 **os.environ,
+                "DTJ_ROOT": str(tmp_path),
                 "AWS_ENDPOINT_URL": f"http://127.0.0.1:{silent.getsockname()[1]}",
                 "AWS_ACCESS_KEY_ID": "key",
                 "AWS_SECRET_ACCESS_KEY": "secret",
