@@ -295,18 +295,28 @@ def test_report_is_served(workspace, job_uri):
     assert run.ended() == 0
 
 
-def test_killed_in_the_middle_of_a_write(workspace, job_uri, job_store):
+@pytest.mark.parametrize(
+    "before_death",
+    ["", "import subprocess; subprocess.Popen(['sleep', '3'], start_new_session=True)\n"],
+    ids=["alone", "a child holds the output open"],
+)
+def test_killed_in_the_middle_of_a_write(workspace, job_uri, job_store, before_death):
     """What was being written when the program was killed is no checkpoint, what stood before is."""
     program = (
         "import os, pathlib, signal, time\n"
         "folder = pathlib.Path(os.environ['DTJ_ROOT']) / 'checkpoints'\n"
         "(folder / 'ckpt-1.pt').write_text('whole')\n"
-        "time.sleep(1.2)\n"
-        "(folder / 'ckpt-2.pt').write_text('ha')\n"
+        "while not (folder.parent / 'go').exists(): time.sleep(0.05)\n"
+        "half = (folder / 'ckpt-2.pt').open('w')\n"
+        "half.write('ha')\n"
+        "half.flush()\n"
         "(folder.parent / 'model' / 'model.pt').write_text('ha')\n"
+        f"{before_death}"
         "os.kill(os.getpid(), signal.SIGKILL)\n"
     )
     run = workspace.python(program, DTJ_ARTIFACTS_URI=job_uri)
+    until(lambda: has(job_store, "checkpoints/1/manifest.json"), "the settled checkpoint")
+    (workspace.root / "go").touch()
     assert run.ended() == 137
     assert keys(job_store, "checkpoints") == ["checkpoints/1/ckpt-1.pt", "checkpoints/1/manifest.json"]
     assert keys(job_store, "model") == []

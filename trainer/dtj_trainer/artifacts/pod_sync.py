@@ -181,10 +181,10 @@ class PodSync:
                         )
                         return
 
-    def program_died(self) -> None:
-        """The program was killed: what was not complete by now never will be."""
+    def program_died(self, at_ns: int) -> None:
+        """The program was killed at this wall-clock time: what was not complete then never will be."""
         for loop in self._loops:
-            loop.program_died(time.time_ns())
+            loop.program_died(at_ns)
         self._pace.hurry()
 
     def finish(self, timeout: float, *, ended: bool, at_most: bool = False) -> None:
@@ -195,7 +195,7 @@ class PodSync:
         """
         patience = Patience(timeout, None if at_most else lambda: self.bytes_uploaded)
         if not ended:
-            self.program_died()
+            self.program_died(time.time_ns())
         asked = [(loop, loop.ask(ended=ended)) for loop in self._loops]
         self._pace.hurry()  # After `ask`: an upload that is handed over needs the loop's next thread.
         errors: list[S3Error] = []

@@ -53,6 +53,9 @@ class Supervision(Protocol):
     def attached(self, rank: Attached) -> None:
         """A rank's program runs."""
 
+    def died(self, at_ns: int) -> None:
+        """A rank's program was killed at this wall-clock time; its output may not be read to the end yet."""
+
     def ended(self, rank: Attached, *, cut_off: bool) -> None:
         """A rank's program ended; with `cut_off` what it wrote last may be half of it."""
 
@@ -103,6 +106,8 @@ class ControlServer:
                 if "attach" in call:
                     rank = Attached(**call["attach"])
                     self._supervision.attached(rank)
+                elif "died" in call:
+                    self._supervision.died(int(call["died"]["atNs"]))
                 elif "ended" in call and rank:
                     told_end = True
                     self._supervision.ended(rank, cut_off=bool(call["ended"]["cutOff"]))
@@ -143,6 +148,10 @@ class ControlClient:
     def attach(self, rank: Attached) -> None:
         """Tell that the program runs."""
         self._send({"attach": asdict(rank)})
+
+    def died(self, at_ns: int) -> None:
+        """Tell at once that the program was killed; see `Supervision.died`."""
+        self._send({"died": {"atNs": at_ns}})
 
     def ended(self, *, cut_off: bool) -> None:
         """Tell that it ended; see `Supervision.ended`."""

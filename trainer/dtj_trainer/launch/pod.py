@@ -141,9 +141,9 @@ class Pod:
         """That a later attempt writes instead of this pod's; None while none does."""
         return _superseded(self._sync.superseded) if self._sync.superseded else None
 
-    def program_died(self) -> None:
-        """A program of this pod was killed, or its disk was full: what is not complete by now is not uploaded."""
-        self._sync.program_died()
+    def program_died(self, at_ns: int) -> None:
+        """A program of this pod was killed, or its disk was full: what was not complete then is not uploaded."""
+        self._sync.program_died(at_ns)
 
     def finish(self, *, ended: bool, timeout: float | None = None) -> None:
         """Upload all that is left; `ended` says that the programs ended and closed what they wrote.

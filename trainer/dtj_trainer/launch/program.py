@@ -8,6 +8,7 @@ import os
 import signal
 import subprocess
 import threading
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -36,6 +37,8 @@ class ProgramEnd:
     oom_killed: bool = False
     stop_signal: int | None = None
     """The signal by which it was told to stop while it ran."""
+    at_ns: int = 0
+    """When its first process was seen to have ended: wall clock; 0 where none started."""
 
     @property
     def stopped(self) -> bool:
@@ -133,26 +136,33 @@ class Program:
             self.stop(self._stop_signal, self._sent_signal)
         return None
 
-    def wait(self) -> ProgramEnd:
-        """Pass its output on until it ends, and end what is left of its group."""
+    def wait(self, on_end: Callable[[ProgramEnd], None] = lambda _: None) -> ProgramEnd:
+        """Pass its output on until it ends, and end what is left of its group.
+
+        `on_end` is called at once, while a process that outlives the program may still hold the output open.
+        """
         process = self._process
         assert process is not None
         assert process.stdout is not None
         output = process.stdout
         reader = threading.Thread(target=self._read, args=(output.fileno(),), daemon=True)
         reader.start()
-        code = process.wait()
+        end = self._end(process.wait())
+        on_end(end)
         reader.join(0.2)
         self._signal_group(signal.SIGKILL)
         reader.join(OUTPUT_END_SECONDS)
-        if code >= 0:
-            return ProgramEnd(code, oom_killed=self._oom_rose() and code != 0, stop_signal=self._stop_signal)
-        killed = -code
+        return end
+
+    def _end(self, code: int) -> ProgramEnd:
+        killed = -code if code < 0 else None
+        may_be_oom = killed == signal.SIGKILL if killed else code != 0
         return ProgramEnd(
-            128 + killed,
+            128 + killed if killed else code,
             signal=killed,
-            oom_killed=killed == signal.SIGKILL and self._oom_rose(),
+            oom_killed=may_be_oom and self._oom_rose(),
             stop_signal=self._stop_signal,
+            at_ns=time.time_ns(),
         )
 
     def _read(self, descriptor: int) -> None:

@@ -47,6 +47,10 @@ class RankSupervisor:
             self._running[rank.rank] = rank
         log.info("rank %d runs as process %d", rank.rank, rank.program_pid)
 
+    def died(self, at_ns: int) -> None:
+        """A rank's program was killed: what it wrote last may be half of it."""
+        self._pod.program_died(at_ns)
+
     def ended(self, rank: Attached, *, cut_off: bool) -> None:
         """A rank's program ended; with `cut_off` what it wrote last may be half of it."""
         self._gone(rank, cut_off=cut_off)
@@ -60,7 +64,7 @@ class RankSupervisor:
     def _gone(self, rank: Attached, *, cut_off: bool) -> None:
         self._pod.stacks.ended(str(rank.rank))
         if cut_off:
-            self._pod.program_died()
+            self._pod.program_died(time.time_ns())
         with self._changed:
             self._running.pop(rank.rank, None)
             self._all_closed &= not cut_off
