@@ -79,27 +79,27 @@ lint: $(VENV)  ## ruff, mypy --strict, import rules
 bench: bench-control bench-training  ## how fast things are, against what was promised
 
 bench-control: $(VENV)  ## the operator with N=100 jobs (or N="10 100 1000"), one big job, and a hostile tenant; ROWS="jobs big neighbours"
-	@$(PY) -m bench.control --rows $(ROWS) --jobs $(N)
+	@$(PY) -m tests.bench.control --rows $(ROWS) --jobs $(N)
 
 bench-soak: $(VENV)  ## half an hour with 200 jobs a minute that come and go: what the operator keeps of them
-	@$(PY) -m bench.soak
+	@$(PY) -m tests.bench.soak
 
 bench-week: $(VENV)  ## what a pod uploads and costs in seven simulated days, by the real code; DAYS=1
-	@$(PY) -m bench.week --days $(DAYS)
+	@$(PY) -m tests.bench.week --days $(DAYS)
 
 bench-first-step: $(VENV)  ## from kubectl apply to the first step on a real local cluster, split; take it down by cluster-down
-	@$(PY) -m bench.first_step --cluster $(CLUSTER)
+	@$(PY) -m tests.bench.first_step --cluster $(CLUSTER)
 
 bench-cluster-toll: $(VENV)  ## dtj's cost to a training on a real local cluster; take it down by cluster-down
 	$(PY) docker/wheels.py --install
-	@$(PY) -m bench.cluster_toll --cluster $(CLUSTER)
+	@$(PY) -m tests.bench.cluster_toll --cluster $(CLUSTER)
 
 bench-training: $(VENV)  ## dtj's cost to a training, its checkpoints and its batches, beside the same done by hand
 	$(PY) docker/wheels.py --install
-	@$(PY) -m bench.training
+	@$(PY) -m tests.bench.training
 
 bench-checkpoints: $(VENV)  ## memory and bytes of large checkpoints (GIGABYTES=3) whose upload is throttled, killed and refused
-	@$(PY) -m bench.checkpoints --gigabytes $(GIGABYTES)
+	@$(PY) -m tests.bench.checkpoints --gigabytes $(GIGABYTES)
 
 images: $(VENV)  ## build the operator's and the trainer's images; prints their archives
 	@$(PY) docker/build.py --print-archives

@@ -46,7 +46,7 @@ def test_a_killed_leader_is_replaced_and_no_pod_is_made_twice(namespace: Namespa
     late = namespace.apply(stub("late"))
     until("another leader", lambda: holder() not in ("", before), 120)
     until("the job's first pods", late.pods, 120)
-    # How soon, in the time of the leases alone: tests/unit/test_election.py.
+    # How soon, in the time of the leases alone: tests/unit/reconcile/test_election.py.
     print(f"replaced, and at work, after {time.monotonic() - killed:.1f} s")
     late.wait(240)
     assert early.wait(240)["restarts"] == {"application": 0, "infrastructure": 0}

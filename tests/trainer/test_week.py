@@ -9,7 +9,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from bench.week import DAY, KINDS, SimulatedPod, allowed_bytes, allowed_objects
+from tests.bench.week import DAY, KINDS, SimulatedPod, allowed_bytes, allowed_objects
 
 STEP_SECONDS = 20
 LOG_ON_DISK_BYTES = 2 * 64 * 1024 * 1024

@@ -1,0 +1,130 @@
+"""`python -m tests.bench.training`: what dtj costs a training, beside the same done by hand."""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+from tests import fashion_mnist
+from tests.bench import batch_loading, beside_upload, toll
+from tests.bench.checkpoint_transfer import Transfers, object_store
+from tests.bench.figures import shown, table
+from tests.bench.machine import machine
+from tests.bench.targets import Target, verdicts
+from tests.cluster.progress import ClusterError, note
+
+TARGETS = tuple(
+    Target(name, name, bound, at_least=True, of_a_ratio=True)
+    for name, bound in {
+        "horovod-by-dtj/by-hand": 0.99,
+        "parameter-server-by-dtj/by-hand": 0.99,
+        "checkpoint-up/boto3": 0.9,
+        "checkpoint-down/boto3": 0.9,
+        "one-rank-beside-upload/alone": 0.97,
+        "two-ranks-beside-upload/alone": 0.95,
+        "batches-by-dtj/bare": 0.8,
+    }.items()
+)
+MEGABYTE = 1_000_000
+Rates = dict[str, list[float]]
+
+
+def in_turn(rounds: int, ways: dict[str, Callable[[], float]]) -> Rates:
+    """What each way measures, round by round: what slows the machine down for a while hits all of them."""
+    found: Rates = {name: [] for name in ways}
+    for number in range(rounds):
+        # The one that goes first finds another machine than the one that goes last.
+        for name in list(ways)[:: 1 if number % 2 == 0 else -1]:
+            found[name].append(ways[name]())
+            note(f"{name}: {shown(found[name][-1])}")
+    return found
+
+
+def ratio(ours: Sequence[float], theirs: Sequence[float]) -> float:
+    """The median of the rounds' ratios."""
+    return statistics.median(mine / other for mine, other in zip(ours, theirs, strict=True))
+
+
+def trainings(rounds: int, data: Path) -> Rates:
+    """Examples a second."""
+    horovod, ps = toll.horovod_job(), toll.parameter_server_job()
+    return in_turn(
+        rounds,
+        {
+            "Horovod by dtj run": lambda: toll.by_dtj(horovod, data),
+            "Horovod by hand": lambda: toll.horovod_by_hand(horovod, data),
+        },
+    ) | in_turn(
+        rounds,
+        {
+            "ParameterServer by dtj run": lambda: toll.by_dtj(ps, data),
+            "ParameterServer by hand": lambda: toll.parameter_server_by_hand(ps, data),
+        },
+    )
+
+
+def transfers(rounds: int, megabytes: int, data: Path) -> Rates:
+    """MB a second of a checkpoint, and examples a second of trainings beside its upload."""
+    with TemporaryDirectory(prefix="dtj-bench-") as folder, object_store(Path(folder)) as store:
+        one = Transfers(store, Path(folder), megabytes * MEGABYTE)
+        numbers = iter(range(rounds))
+        up = in_turn(
+            rounds,
+            {
+                "checkpoint up, dtj": lambda: megabytes / one.up(f"job-{next(numbers)}"),
+                "checkpoint up, boto3": lambda: megabytes / one.up_by_boto3(),
+            },
+        )
+        numbers = iter(range(rounds))
+        down = in_turn(
+            rounds,
+            {
+                "checkpoint down, dtj": lambda: megabytes / one.down(f"job-{next(numbers)}"),
+                "checkpoint down, boto3": lambda: megabytes / one.down_by_boto3(),
+            },
+        )
+        beside: Rates = {}
+        for name, rates in (("one rank", beside_upload.one_rank), ("two ranks", beside_upload.two_ranks)):
+            during, alone = rates(rounds, data, one)
+            beside |= {f"{name}, a checkpoint is uploaded": during, f"{name}, none is": alone}
+        return up | down | beside
+
+
+def told(rates: Rates) -> str:
+    """A table of all rates, then the verdicts."""
+    rows = {
+        name: {"median": statistics.median(of), "least": min(of), "most": max(of)}
+        for name, of in rates.items()
+    }
+    columns = {kind: {name: row[kind] for name, row in rows.items()} for kind in ("median", "least", "most")}
+    pairs = list(rates.values())
+    ratios = [ratio(*pairs[index : index + 2]) for index in range(0, len(pairs), 2)]
+    figures = dict(zip((target.name for target in TARGETS), ratios, strict=True))
+    return "\n\n".join([table(columns), "\n".join(verdicts(TARGETS, figures))])
+
+
+def main() -> int:
+    """Measure and print; 1 with the reason where it can't."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--rounds", type=int, default=5, help="of everything (default: %(default)s)")
+    parser.add_argument("--megabytes", type=int, default=500, help="of the checkpoint (default: %(default)s)")
+    given = parser.parse_args()
+    on = machine()
+    try:
+        data = fashion_mnist.folder()
+        rates = trainings(given.rounds, data) | transfers(given.rounds, given.megabytes, data)
+        by_dtj, bare = batch_loading.rates(str(data))
+        rates |= in_turn(given.rounds, {"batches, dtj": by_dtj, "batches, bare": bare})
+    except ClusterError as error:
+        note(f"error: {error}")
+        return 1
+    print(f"{on}\n\nExamples, and for checkpoints MB, a second:\n\n{told(rates)}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,366 @@
+"""Kubeflow's jobs as DistributedTrainingJobs: inputs in tests/convert_jobs, what comes of each in its `expected`."""
+
+from __future__ import annotations
+
+import copy
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from typer.testing import CliRunner
+
+from dtj.api.errors import Unusable
+from dtj.api.job import Job, Manifest, read_job
+from dtj.api.validation import TRAINER_CONTAINER, faults
+from dtj.cli import convert as command
+from dtj.convert.job import convert
+from dtj.convert.mpirun import NoProgram, taken_apart
+from dtj.convert.notes import Conversion
+from dtj.plan.job import plan_job
+from dtj.plan.start import START
+from tests.unit.support.pods import kubelet_environment
+
+JOBS = Path(__file__).parents[2] / "convert_jobs"
+FILES = sorted(JOBS.glob("*.yaml"))
+BOTH = {"mpi": JOBS / "mpi-digits.yaml", "tf": JOBS / "tf-evaluator.yaml"}
+
+
+def load(file: Path) -> Manifest:
+    manifest: Manifest = yaml.safe_load(file.read_text())
+    return manifest
+
+
+def valid(made: Conversion) -> Job:
+    assert made.manifest is not None, [str(note) for note in made.notes]
+    job = read_job(made.manifest)
+    assert faults(job) == []
+    return job
+
+
+SAFE = {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}}
+
+
+def started_by_dtj(container: Manifest) -> bool:
+    return container["command"][: len(START)] == [*START]
+
+
+def own_variables(job: Job, role: str) -> set[str]:
+    """Names of the variables that a role's template gives."""
+    replica = job.spec.replica_specs.given().get(role)
+    containers = replica.template.get("spec", {}).get("containers", []) if replica else []
+    return {variable["name"] for container in containers for variable in container.get("env", [])}
+
+
+def summary(made: Conversion) -> Manifest:
+    """What a person would look for in the plan, and every note."""
+    notes = [f"{'! ' if note.refused else ''}{note}" for note in made.notes]
+    if made.manifest is None:
+        return {"notes": notes}
+    job = valid(made)
+    pods: Manifest = {}
+    plan = plan_job(job)
+    for pod in plan.pods:
+        main = next(c for c in pod["spec"]["containers"] if c["name"] == TRAINER_CONTAINER)
+        env = kubelet_environment(main, plan.config)
+        own = {v.name for v in job.spec.env} | {"DTJ_WORLD_SIZE", "DTJ_SLOTS_PER_WORKER"}
+        own |= own_variables(job, pod["metadata"]["labels"]["dtj.dev/role"])
+        cluster = json.loads(env["TF_CONFIG"])["cluster"] if "TF_CONFIG" in env else {}
+        pods[pod["metadata"]["name"]] = {
+            "command": main["command"][len(START) :] if started_by_dtj(main) else main["command"],
+            "gpus": main.get("resources", {}).get("limits", {}).get("nvidia.com/gpu", 0),
+            "env": {name: value for name, value in env.items() if name in own},
+            "cluster": {role: len(hosts) for role, hosts in cluster.items()},
+        }
+        if not started_by_dtj(main):
+            pods[pod["metadata"]["name"]]["args"] = main.get("args", [])
+        if main["securityContext"] != SAFE:
+            pods[pod["metadata"]["name"]]["securityContext"] = main["securityContext"]
+    policy = job.spec.run_policy.model_dump(by_alias=True, mode="json", exclude_unset=True)
+    return {"strategy": job.spec.strategy.value, "runPolicy": policy, "pods": pods, "notes": notes}
+
+
+@pytest.mark.parametrize("file", FILES, ids=lambda file: file.stem)
+def test_a_published_structure_gives_the_expected_plan_and_notes(file: Path) -> None:
+    assert summary(convert(load(file))) == load(JOBS / "expected" / file.name)
+
+
+@pytest.mark.parametrize("file", FILES, ids=lambda file: file.stem)
+def test_the_input_is_not_changed(file: Path) -> None:
+    manifest = load(file)
+    before = copy.deepcopy(manifest)
+    convert(manifest, "s3://bucket/jobs")
+    assert manifest == before
+
+
+@pytest.mark.parametrize("name", sorted(BOTH))
+def test_artifacts_are_set_and_no_longer_told(name: str) -> None:
+    made = convert(load(BOTH[name]), "s3://bucket/jobs")
+    artifacts = valid(made).spec.artifacts
+    assert artifacts is not None
+    assert artifacts.uri == "s3://bucket/jobs"
+    assert "spec.artifacts" not in [note.field for note in made.notes]
+
+
+@pytest.mark.parametrize(
+    ("manager", "kept"),
+    [
+        ("kueue.x-k8s.io/multikueue", True),
+        ("kubeflow.org/mpi-operator", False),
+        ("trainer.kubeflow.org/trainjob-controller", False),
+        ("not a path", False),
+    ],
+)
+def test_who_carries_a_job_out_is_kept_but_for_kubeflow_itself(manager: str, kept: bool) -> None:
+    manifest = load(BOTH["mpi"])
+    manifest["spec"]["runPolicy"] = {"managedBy": manager}
+    made = convert(manifest)
+    assert valid(made).spec.run_policy.managed_by == (manager if kept else None)
+    told = f"spec.runPolicy.managedBy: {manager}: left out: dtj's operator carries the job out"
+    assert (told in map(str, made.notes)) == (not kept)
+
+
+@pytest.mark.parametrize(
+    ("words", "program", "env"),
+    [
+        (["mpirun", "-np", "2", "python", "a.py", "-np", "3"], ["python", "a.py", "-np", "3"], {}),
+        (["/usr/bin/mpiexec", "-genv", "A", "1", "--", "./a"], ["./a"], {"A": "1"}),
+        (["mpirun", "--bind-to=none", "-x", "A=b=c", "./a"], ["./a"], {"A": "b=c"}),
+        (["sh", "-c", "mpirun -np 2 \\\n  python 'a b.py'"], ["python", "a b.py"], {}),
+        (
+            ["mpirun", "--mca", "plm_rsh_agent", "x", "-mca", "coll", "^cuda", "./a"],
+            ["./a"],
+            {"OMPI_MCA_coll": "^cuda"},
+        ),
+        (
+            ["horovodrun", "-np", "4", "--fusion-threshold-mb", "2", "--autotune", "./a"],
+            ["./a"],
+            {"HOROVOD_FUSION_THRESHOLD": "2097152", "HOROVOD_AUTOTUNE": "1"},
+        ),
+    ],
+)
+def test_the_program_is_found_behind_the_options(
+    words: list[str], program: list[str], env: dict[str, str]
+) -> None:
+    launch = taken_apart(words)
+    assert (launch.program, launch.env) == (program, env)
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        [],
+        ["python", "a.py"],
+        ["mpirun"],
+        ["mpirun", "-np"],
+        ["mpirun", "--unheard-of", "x", "./a"],
+        ["mpirun", "-np", "1", "./a", ":", "-np", "1", "./b"],
+        ["sh", "-c", "cd /a && mpirun ./a"],
+        ["bash", "-c", "mpirun ./a --lr $LR"],
+        ["sh", "-c", "mpirun 'a"],
+        ["sh", "run.sh"],
+    ],
+)
+def test_a_program_that_would_be_a_guess_is_refused(words: list[str]) -> None:
+    with pytest.raises(NoProgram):
+        taken_apart(words)
+
+
+def notes_of(made: Conversion) -> set[str]:
+    return {note.field.removeprefix("spec.mpiReplicaSpecs.Launcher.template.spec.") for note in made.notes}
+
+
+def test_ranks_follow_the_slots_and_a_launcher_that_works_is_one_worker_more() -> None:
+    manifest = load(BOTH["mpi"])
+    manifest["spec"] |= {"slotsPerWorker": 4, "runLauncherAsWorker": True}
+    launcher = manifest["spec"]["mpiReplicaSpecs"]["Launcher"]["template"]["spec"]["containers"][0]
+    launcher["args"] = ["-np", "12", "-mca", "plm_rsh_agent", "x", "-wdir", "/app", "python", "a.py"]
+    made = convert(manifest)
+    pods = {pod["metadata"]["name"]: pod["spec"]["containers"][0] for pod in plan_job(valid(made)).pods}
+    env = {variable["name"]: variable["value"] for variable in pods["mpi-digits-worker-2"]["env"]}
+    assert (len(pods), env["DTJ_WORLD_SIZE"], env["DTJ_SLOTS_PER_WORKER"]) == (4, "12", "4")
+    assert pods["mpi-digits-launcher-0"]["workingDir"] == "/app"
+    assert {"containers.command[-wdir]", "spec.runLauncherAsWorker"} <= notes_of(made)
+    assert any("-mca plm_rsh_agent x: left out" in str(note) for note in made.notes)
+
+
+def test_a_job_as_the_cluster_prints_it_is_read() -> None:
+    manifest = load(BOTH["mpi"])
+    manifest["metadata"] |= {
+        "uid": "1",
+        "creationTimestamp": None,
+        "labels": {"team": "a"},
+        "namespace": "ml",
+    }
+    manifest["metadata"]["annotations"] = {"kubectl.kubernetes.io/last-applied-configuration": "{}"}
+    manifest["status"] = {"conditions": []}
+    made = convert(manifest)
+    assert valid(made)
+    assert made.manifest is not None
+    assert made.manifest["metadata"] == {"name": "mpi-digits", "namespace": "ml", "labels": {"team": "a"}}
+
+
+def test_a_sidecar_may_not_take_the_trainers_name() -> None:
+    manifest = load(BOTH["mpi"])
+    pod = manifest["spec"]["mpiReplicaSpecs"]["Launcher"]["template"]["spec"]
+    pod["containers"].append({"name": TRAINER_CONTAINER, "image": "a"})
+    assert convert(manifest).manifest is None
+
+
+def paths(value: Any, path: tuple[str | int, ...] = ()) -> list[tuple[str | int, ...]]:
+    """Every field of a manifest below its apiVersion and kind."""
+    entries: list[Any] = []
+    if isinstance(value, dict):
+        entries = list(value.items())
+    elif isinstance(value, list):
+        entries = list(enumerate(value))
+    found = [path] if path else []
+    for key, entry in entries:
+        if (*path, key) not in {("apiVersion",), ("kind",)}:
+            found += paths(entry, (*path, key))
+    return found
+
+
+def put(manifest: Manifest, path: tuple[str | int, ...], value: Any) -> None:
+    holder: Any = manifest
+    for part in path[:-1]:
+        if not isinstance(holder, (dict, list)):
+            return
+        try:
+            holder = holder[part]  # type: ignore[index]
+        except (KeyError, IndexError, TypeError):
+            return
+    if isinstance(holder, dict) or (
+        isinstance(holder, list) and isinstance(path[-1], int) and path[-1] < len(holder)
+    ):
+        holder[path[-1]] = value  # type: ignore[index]
+
+
+OPTIONAL: Manifest = {
+    "hostNetwork": True,
+    "nodeSelector": {"pool": "a"},
+    "tolerations": [{"operator": "Exists"}],
+    "affinity": {},
+    "serviceAccountName": "runner",
+    "imagePullSecrets": [{"name": "pull"}],
+    "initContainers": [{"name": "wait", "image": "busybox"}],
+    "volumes": [{"name": "a", "emptyDir": {}}],
+    "restartPolicy": "Never",
+    "hostname": "x",
+    "securityContext": {"runAsUser": 1},
+    "priorityClassName": "high",
+}
+OF_CONTAINER: Manifest = {
+    "envFrom": [{"secretRef": {"name": "a"}}],
+    "env": [{"name": "A", "valueFrom": {"fieldRef": {"fieldPath": "metadata.name"}}}],
+    "ports": [{"name": "tfjob-port", "containerPort": 2222}, {"containerPort": 80}],
+    "volumeMounts": [{"name": "a", "mountPath": "/a"}],
+    "resources": {"limits": {"amd.com/gpu": "2", "cpu": 1}},
+    "terminationMessagePath": "/a",
+    "workingDir": "/a",
+    "imagePullPolicy": "Always",
+    "name": "other",
+}
+OF_POLICY: Manifest = {
+    "ttlSecondsAfterFinished": 1,
+    "activeDeadlineSeconds": 5,
+    "backoffLimit": 2,
+    "cleanPodPolicy": "None",
+    "suspend": True,
+    "managedBy": "kueue.x-k8s.io/multikueue",
+    "schedulingPolicy": {"priorityClass": "a", "minAvailable": 1},
+}
+
+
+def some(fields: Manifest) -> st.SearchStrategy[Manifest]:
+    return st.fixed_dictionaries({}, optional={key: st.just(value) for key, value in fields.items()})
+
+
+@pytest.mark.parametrize("name", sorted(BOTH))
+@settings(max_examples=60)
+@given(pod=some(OPTIONAL), container=some(OF_CONTAINER), policy=some(OF_POLICY))
+def test_any_optional_fields_give_a_valid_job(
+    name: str, pod: Manifest, container: Manifest, policy: Manifest
+) -> None:
+    manifest = load(BOTH[name])
+    manifest["spec"]["runPolicy"] = policy
+    key = "tfReplicaSpecs" if name == "tf" else "mpiReplicaSpecs"
+    template = manifest["spec"][key]["Worker"]["template"]["spec"]
+    template |= pod
+    template["containers"][0] |= container
+    if "volumeMounts" in container:
+        template["volumes"] = OPTIONAL["volumes"]
+    plan_job(valid(convert(copy.deepcopy(manifest))))
+
+
+@settings(max_examples=200)
+@given(data=st.data())
+def test_whatever_is_in_a_job_there_is_a_valid_one_or_a_reason(data: st.DataObject) -> None:
+    manifest = load(data.draw(st.sampled_from(FILES)))
+    odd = st.sampled_from([None, 0, -1, "", "a: \nb", True, 2.5, [], [1], {}, {"a": None}, {"name": "x"}])
+    for path in data.draw(st.lists(st.sampled_from(paths(manifest)), max_size=4)):
+        put(manifest, path, copy.deepcopy(data.draw(odd)))
+    made = convert(manifest)
+    if made.manifest is None:
+        assert any(note.refused for note in made.notes)
+    else:
+        plan_job(valid(made))
+    assert all("\n" not in str(note) for note in made.notes)
+
+
+def dtj(*words: str | Path, text: str | None = None) -> tuple[int, str, str]:
+    result = CliRunner().invoke(command.app, [str(word) for word in words], input=text)
+    return result.exit_code, result.stdout, result.stderr
+
+
+def test_the_command_writes_a_job_with_its_notes_as_comments(tmp_path: Path) -> None:
+    file = tmp_path / "job.yaml"
+    code, out, errors = dtj(BOTH["tf"], "--artifacts", "s3://bucket/jobs", "--output", file)
+    assert (code, out) == (0, "")
+    comments = [line[4:] for line in file.read_text().splitlines() if line.startswith("# - ")]
+    assert comments == [line[4:] for line in errors.splitlines()[1:]]
+    assert "&id" not in file.read_text()
+    assert faults(read_job(load(file))) == []
+
+
+def test_standard_input_may_be_a_list_and_other_objects_stay() -> None:
+    claim = {"apiVersion": "v1", "kind": "PersistentVolumeClaim", "metadata": {"name": "a"}}
+    whole = {"apiVersion": "v1", "kind": "List", "items": [claim, load(BOTH["mpi"])]}
+    code, out, _ = dtj("-", "-o", "json", text=yaml.safe_dump(whole))
+    assert code == 0
+    assert [item["kind"] for item in json.loads(out)["items"]] == [
+        "PersistentVolumeClaim",
+        "DistributedTrainingJob",
+    ]
+
+
+def test_a_job_without_equivalent_ends_with_1_and_writes_nothing() -> None:
+    code, out, errors = dtj(JOBS / "torch-simple.yaml")
+    assert (code, out) == (1, "")
+    assert "no equivalent yet: there is no strategy for torch.distributed" in errors
+
+
+def test_a_date_is_text_as_in_kubernetes() -> None:
+    text = BOTH["tf"].read_text().replace("metadata:", "metadata:\n  annotations: {made: 2026-11-21}", 1)
+    code, out, _ = dtj("-", text=text)
+    assert code == 0
+    assert yaml.safe_load(out)["metadata"]["annotations"] == {"made": "2026-11-21"}
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("", "has no job of Kubeflow"),
+        ("- 1\n", "has something else than Kubernetes objects"),
+        ("a: 1\nb: 2\na: 3\n", "-:3: a: given twice, on line 1 already"),
+        ("a: b: c\n", "-:1: no YAML: "),
+        ("a: " + 1000 * "[", "nested too deeply"),
+    ],
+)
+def test_a_file_without_jobs_is_unusable(text: str, said: str) -> None:
+    with pytest.raises(Unusable, match=re.escape(said)):
+        CliRunner().invoke(command.app, ["-"], input=text, catch_exceptions=False)

@@ -1,0 +1,404 @@
+"""What a conversion makes of ranks, hosts, users, queues and versions, each by itself."""
+
+from __future__ import annotations
+
+import copy
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from dtj.api.job import Job, Manifest, read_job
+from dtj.api.validation import faults
+from dtj.convert.job import convert
+from dtj.convert.mpirun import taken_apart
+from dtj.convert.notes import Conversion
+from dtj.convert.ranks import NeverStarts, Uneven, ranks_of_each_worker
+from dtj.plan.job import plan_job
+from tests.unit.support.mpirun_options import EVEN, NEVER, UNEVEN, WORKERS
+
+JOBS = Path(__file__).parents[2] / "convert_jobs"
+
+
+def manifest(name: str) -> Manifest:
+    loaded: Manifest = yaml.safe_load((JOBS / f"{name}.yaml").read_text())
+    return loaded
+
+
+def pod_of(job: Manifest, role: str) -> Manifest:
+    pod: Manifest = job["spec"]["mpiReplicaSpecs"][role]["template"]["spec"]
+    return pod
+
+
+def launched_by(*words: str, **spec: Any) -> Conversion:
+    """mpi-digits with another command of its launcher, and other fields of its spec."""
+    job = manifest("mpi-digits")
+    job["spec"] |= spec
+    pod_of(job, "Launcher")["containers"][0] |= {"command": [*words], "args": []}
+    return convert(job)
+
+
+def read(made: Conversion) -> Job:
+    assert made.manifest is not None, [str(note) for note in made.notes]
+    job = read_job(made.manifest)
+    assert faults(job) == []
+    return job
+
+
+def refusals(made: Conversion) -> list[str]:
+    assert made.manifest is None
+    return [str(note) for note in made.notes if note.refused]
+
+
+def told(made: Conversion) -> str:
+    return "\n".join(map(str, made.notes))
+
+
+# --- ranks ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("options", "slots", "each"), [*EVEN, ("-np $(COUNT)", 2, 2)])
+def test_ranks_of_each_worker(options: str, slots: int, each: int) -> None:
+    launch = taken_apart(["mpirun", *options.split(), "./a"], {"COUNT": "4"})
+    assert ranks_of_each_worker(launch, WORKERS, slots) == each
+
+
+@pytest.mark.parametrize(
+    ("options", "slots", "error"),
+    [
+        *((options, slots, Uneven) for options, slots, _ in UNEVEN),
+        ("-np 2 -rf /ranks", 2, Uneven),
+        ("-np 2 --map-by ppr:1:socket", 2, Uneven),
+        ("-np $(SECRET)", 2, Uneven),
+        ("-np <number>", 2, Uneven),
+        *((options, slots, NeverStarts) for options, slots in NEVER),
+        ("--hostfile /home/hosts", 2, NeverStarts),
+        ("-H x-worker-0.x:4", 2, NeverStarts),
+        ("-H x-worker-0.x:1,x-worker-1.x:3", 2, NeverStarts),
+    ],
+)
+def test_ranks_that_dtjs_mpirun_can_not_start_like_that(
+    options: str, slots: int, error: type[Exception]
+) -> None:
+    launch = taken_apart(["mpirun", *options.split(), "./a"], {"SECRET": None})
+    with pytest.raises(error):
+        ranks_of_each_worker(launch, WORKERS, slots)
+
+
+def test_a_job_with_fewer_ranks_than_asked_for_is_refused() -> None:
+    (why,) = refusals(launched_by("mpirun", "-np", "72", "-npernode", "36", "./a"))
+    assert "starts 72 ranks where the workers have 2 slots" in why
+
+    worker = read(launched_by("mpirun", "--oversubscribe", "-np", "72", "-npernode", "36", "./a"))
+    assert (worker.spec.horovod and worker.spec.horovod.slots_per_worker) == 36
+
+
+@pytest.mark.parametrize("replicas", [10_001, 10**30])
+def test_more_workers_than_a_job_may_have_are_refused_before_they_are_counted(replicas: int) -> None:
+    job = manifest("mpi-digits")
+    job["spec"]["mpiReplicaSpecs"]["Worker"]["replicas"] = replicas
+    (why,) = refusals(convert(job))
+    assert why == "spec.mpiReplicaSpecs.Worker.replicas: input should be less than or equal to 10000"
+
+
+def test_an_elastic_run_that_would_get_more_ranks_is_refused() -> None:
+    words = ("horovodrun", "-np", "1", "--min-np", "1", "--max-np", "1", "python", "a.py")
+    (why,) = refusals(launched_by(*words, slotsPerWorker=2))
+    assert "at most 1 ranks elastically, and dtj would start 4" in why
+
+
+def test_horovodrun_gives_the_ranks_all_of_its_environment() -> None:
+    job = manifest("mpi-elastic")
+    pod_of(job, "Launcher")["containers"][0]["env"] = [{"name": "LEVEL", "value": "info"}]
+    assert [variable.name for variable in read(convert(job)).spec.env] == ["LEVEL"]
+
+
+def test_variables_that_a_launcher_has_from_elsewhere_reach_the_ranks() -> None:
+    job = manifest("mpi-digits")
+    container = pod_of(job, "Launcher")["containers"][0]
+    container |= {"envFrom": [{"secretRef": {"name": "token"}}], "args": ["-x", "TOKEN", "./a"]}
+    worker = read(convert(job)).spec.replica_specs.worker
+    assert worker
+    assert worker.template["spec"]["containers"][0]["envFrom"] == [{"secretRef": {"name": "token"}}]
+
+
+def test_every_dropped_option_is_told_however_many_there_are() -> None:
+    options = [
+        word for index in range(60) for word in ("--report-uri", f"/a/rather/long/path/to/a/file-{index}")
+    ]
+    notes = told(launched_by("mpirun", *options, "-np", "2", "--tag-output", "./a"))
+    assert all(f"--report-uri /a/rather/long/path/to/a/file-{index}:" in notes for index in range(60))
+    assert "--tag-output: left out" in notes
+    assert "…" not in notes
+
+
+# --- launchers with a command of their own --------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["bash", "-c", "cd /a && mpirun -np 2 python a.py"],
+        ["bash", "-lc", "mpirun -np 4 python a.py"],
+        ["/bin/sh", "/app/run.sh"],
+        ["mpirun", "--unheard-of", "x", "./a"],
+        ["mpirun", "-np", "1", "./a", ":", "-np", "1", "./b"],
+        ["python", "start.py"],
+        [
+            "bash",
+            "-c",
+            'mpirun --hostfile "$OMPI_MCA_orte_default_hostfile" ./a; ssh -F /etc/dtj/ssh_config x true',
+        ],
+    ],
+)
+def test_a_launcher_that_dtj_does_not_follow_runs_as_it_is_written(words: list[str]) -> None:
+    job = read(launched_by(*words, slotsPerWorker=2))
+
+    launcher = plan_job(job).pods[-1]["spec"]["containers"][0]
+    assert launcher["command"] == words
+    assert "args" not in launcher
+    assert not job.spec.command
+    assert job.spec.horovod
+    assert job.spec.horovod.slots_per_worker == 2
+
+
+def test_args_without_a_command_do_not_become_the_args_of_dtjs_own_start() -> None:
+    job = manifest("mpi-digits")
+    pod_of(job, "Launcher")["containers"][0] |= {"command": [], "args": ["bash", "-c", "mpirun ./a; date"]}
+    launcher = plan_job(read(convert(job))).pods[-1]["spec"]["containers"][0]
+    assert launcher["command"] == ["bash", "-c", "mpirun ./a; date"]
+
+
+@pytest.mark.parametrize(
+    ("script", "named"),
+    [
+        ("horovodrun -np 2 python a.py; date", "horovodrun"),
+        ("/usr/bin/ssh x-worker-0 date; mpirun ./a", "ssh"),
+        ("kubectl get pods; mpirun ./a", "kubectl"),
+        ("mpirun -mca plm_rsh_agent /etc/mpi/kubexec.sh ./a; date", "kubectl"),
+        ("mpirun -mca plm_rsh_args '-p 22' ./a; date", "plm_rsh_agent"),
+        ("/etc/mpi/discover_hosts.sh > hosts; mpirun ./a", "discover_hosts.sh"),
+        ("export I_MPI_DEBUG=5; mpirun ./a", "MPICH or Intel MPI"),
+        ("mpirun -H $hosts ./a; date", "-H"),
+        ("mpirun --hostfile /tmp/hosts ./a; date", "--hostfile"),
+        ("cp /root/.ssh/id_rsa /tmp; mpirun ./a", "/root/.ssh"),
+    ],
+)
+def test_a_script_that_can_not_work_in_dtj_is_refused_with_what_to_change(script: str, named: str) -> None:
+    made = launched_by("bash", "-c", script, sshAuthMountPath="/root/.ssh")
+    assert any(f".command: {named}" in why for why in refusals(made))
+
+
+def test_an_image_without_a_command_is_refused() -> None:
+    (why,) = refusals(launched_by())
+    assert "dtj does not start the image's entrypoint" in why
+
+
+def test_the_mpirun_of_mpich_is_refused() -> None:
+    for words in (["mpiexec.hydra", "-n", "2", "./a"], ["mpirun", "-ppn", "1", "./a"]):
+        assert any("MPICH or Intel MPI" in why for why in refusals(launched_by(*words)))
+
+
+# --- hosts ----------------------------------------------------------------------------------------
+
+
+def with_env(value: str, **spec: Any) -> Conversion:
+    job = manifest("mpi-digits")
+    job["metadata"]["namespace"] = "ml"
+    job["spec"] |= spec
+    pod_of(job, "Worker")["containers"][0]["env"] = [{"name": "A", "value": value}]
+    return convert(job)
+
+
+@pytest.mark.parametrize(
+    ("written", "now"),
+    [
+        ("mpi-digits-worker-0", "mpi-digits-worker-0.mpi-digits"),
+        ("a@mpi-digits-worker-1:22", "a@mpi-digits-worker-1.mpi-digits:22"),
+        ("tcp://mpi-digits-worker-0.mpi-digits-worker:1/x", "tcp://mpi-digits-worker-0.mpi-digits:1/x"),
+        ("mpi-digits-worker-0.mpi-digits.ml.svc.cluster.local", None),
+        ("mpi-digits-worker-0.mpi-digits-worker.ml", "mpi-digits-worker-0.mpi-digits.ml"),
+        ("mpi-digits-launcher", "mpi-digits-launcher-0.mpi-digits"),
+        # No hosts: a longer name, a folder, the name of something else.
+        ("mpi-digits-worker-0-logs", None),
+        ("my-mpi-digits-worker-0", None),
+        ("/runs/mpi-digits-worker-0/log", None),
+        ("mpi-digits-worker", None),
+        ("mpi-digits-workers", None),
+    ],
+)
+def test_names_of_replicas_become_dtjs(written: str, now: str | None) -> None:
+    made = with_env(written)
+    worker = read(made).spec.replica_specs.worker
+    assert worker
+    env = worker.template["spec"]["containers"][0]["env"]
+    assert env == [{"name": "A", "value": now or written}]
+    assert ("the host's name in dtj" in told(made)) == (now is not None)
+
+
+@pytest.mark.parametrize(
+    "written",
+    [
+        "mpi-digits-worker-2",
+        "mpi-digits-worker-$i",
+        "mpi-digits-worker-{0,1}",
+        "mpi-digits-worker-0.other:80",
+        "mpi-digits-worker-0.mpi-digits.elsewhere",
+    ],
+)
+def test_names_that_dtj_can_not_know_are_refused(written: str) -> None:
+    (why,) = refusals(with_env(written))
+    assert written.split(":")[0] in why
+    assert "spec.mpiReplicaSpecs.Worker.template.spec.containers[0].env[0]" in why
+
+
+def test_a_host_is_refused_where_the_launcher_has_ranks_as_another_worker_has_rank_0() -> None:
+    (why,) = refusals(with_env("mpi-digits-launcher", runLauncherAsWorker=True))
+    assert "with runLauncherAsWorker rank 0 runs in the launcher" in why
+
+
+# --- users and privileges -------------------------------------------------------------------------
+
+
+def test_a_job_that_says_its_user_keeps_it_also_where_mpirun_may_run_as_root() -> None:
+    job = manifest("mpi-benchmarks")
+    for role in ("Launcher", "Worker"):
+        pod_of(job, role)["securityContext"] = {"runAsUser": 1001, "fsGroup": 1001}
+    for pod in plan_job(read(convert(job))).pods:
+        assert pod["spec"]["securityContext"]["runAsUser"] == 1001
+        assert pod["spec"]["containers"][0]["securityContext"]["capabilities"] == {"drop": ["ALL"]}
+
+
+def test_a_privileged_container_may_escalate_as_the_api_server_wants_it() -> None:
+    job = manifest("mpi-digits")
+    own = {"runAsUser": 1000, "capabilities": {"add": ["SYS_ADMIN"]}}
+    pod_of(job, "Worker")["containers"][0]["securityContext"] = own
+    pod = plan_job(read(convert(job))).pods[0]
+    assert pod["spec"]["containers"][0]["securityContext"]["allowPrivilegeEscalation"] is True
+
+
+# --- queues ---------------------------------------------------------------------------------------
+
+
+def scheduled(name: str, change: Manifest) -> tuple[Manifest, str]:
+    job = manifest(name)
+    job["metadata"] |= change.get("metadata", {})
+    job["spec"]["runPolicy"] = change.get("runPolicy", {})
+    if scheduler := change.get("scheduler"):
+        pod_of(job, "Worker")["schedulerName"] = scheduler
+    made = convert(job)
+    policy = read(made).spec.run_policy.scheduling_policy
+    return policy.model_dump(by_alias=True, mode="json", exclude_unset=True), told(made)
+
+
+@pytest.mark.parametrize(
+    ("change", "policy"),
+    [
+        ({}, {}),
+        (
+            {"metadata": {"labels": {"kueue.x-k8s.io/queue-name": "a"}}},
+            {"gang": "Kueue", "queue": "a"},
+        ),
+        (
+            {"runPolicy": {"schedulingPolicy": {"queue": "a", "minAvailable": 1}}},
+            {"gang": "Volcano", "queue": "a", "minAvailable": 1},
+        ),
+        ({"scheduler": "volcano"}, {"gang": "Volcano"}),
+        (
+            {
+                "scheduler": "scheduler-plugins-scheduler",
+                "runPolicy": {"schedulingPolicy": {"minAvailable": 9}},
+            },
+            {"gang": "Coscheduling"},
+        ),
+        ({"runPolicy": {"schedulingPolicy": {"minAvailable": 2}}}, {}),
+        ({"runPolicy": {"schedulingPolicy": {"priorityClass": "b"}}}, {"priorityClassName": "b"}),
+    ],
+)
+def test_a_queue_or_a_gang_of_kubeflow_is_dtjs(change: Manifest, policy: Manifest) -> None:
+    made, notes = scheduled("mpi-digits", change)
+    assert made == policy
+    if change.get("runPolicy"):
+        assert "schedulingPolicy" in notes
+
+
+def test_a_job_in_kueue_waits_by_its_pods_and_not_suspended() -> None:
+    job = read(convert(manifest("mpi-kueue")))
+    assert not job.spec.run_policy.suspend
+    assert "kueue.x-k8s.io/queue-name" not in job.labels
+    for pod in plan_job(job).pods:
+        labels = pod["metadata"]["labels"]
+        assert labels["kueue.x-k8s.io/queue-name"] == "research"
+        assert labels["kueue.x-k8s.io/priority-class"] == "night"
+        assert pod["spec"]["priorityClassName"] == "batch"
+
+
+def test_a_launchers_own_command_is_told_that_kueue_starts_it_with_the_workers() -> None:
+    job = manifest("mpi-script")
+    job["metadata"]["labels"] = {"kueue.x-k8s.io/queue-name": "a"}
+    made = convert(job)
+    assert read(made)
+    assert "starts together with the workers" in told(made)
+
+
+# --- versions and defaults ------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("name", "version", "restart", "policy"),
+    [
+        ("mpi-digits", "v2beta1", None, ("None", 6)),
+        ("mpi-digits", "v2beta1", "Never", ("None", 6)),  # A Job of Kubernetes makes another launcher.
+        ("mpi-digits", "v1alpha2", None, ("None", 6)),
+        ("mpi-digits", "v1", None, ("None", 0)),
+        ("mpi-digits", "v1", "OnFailure", ("None", 3)),
+        ("tf-dist-digits", "v1", None, ("None", 0)),
+        ("tf-dist-digits", "v1beta2", None, ("Running", 0)),
+        ("tf-dist-digits", "v1beta1", "Always", ("Running", 3)),
+    ],
+)
+def test_what_a_job_leaves_to_kubeflow_is_written_out_or_told(
+    name: str, version: str, restart: str | None, policy: tuple[str, int]
+) -> None:
+    job = manifest(name)
+    job["apiVersion"] = f"kubeflow.org/{version}"
+    field, role = ("mpiReplicaSpecs", "Launcher") if name.startswith("mpi") else ("tfReplicaSpecs", "Chief")
+    job["spec"][field][role]["restartPolicy"] = restart
+    made = convert(job)
+    own = read(made).spec.run_policy
+    assert (own.clean_pod_policy, own.backoff_limit) == policy
+    if policy[1] == 3:
+        assert "up to 3 retries of the whole job, dtj's default, where Kubeflow sets no limit" in told(made)
+    if version not in ("v1", "v2beta1"):
+        assert f"apiVersion: kubeflow.org/{version}: read as v1" in told(made)
+
+
+@pytest.mark.parametrize(
+    ("name", "version", "why"),
+    [
+        ("mpi-digits", "v3", "it has spec.mpiReplicaSpecs, as kubeflow.org/v2beta1: change apiVersion to"),
+        ("mpi-v1alpha1", "v1alpha1", "write it in the form of kubeflow.org/v2beta1"),
+        ("tf-dist-digits", "v2", "change apiVersion to kubeflow.org/v1"),
+    ],
+)
+def test_another_version_says_what_to_change_and_not_that_there_is_no_strategy(
+    name: str, version: str, why: str
+) -> None:
+    job = manifest(name) | {"apiVersion": f"kubeflow.org/{version}"}
+    (said,) = refusals(convert(job))
+    assert why in said
+    assert "strategies" not in said
+
+
+@pytest.mark.parametrize("name", ["tf-worker-0-is-chief", "tf-session", "tf-master", "tf-multi-worker"])
+def test_a_tfjob_whose_program_would_see_another_cluster_is_refused(name: str) -> None:
+    assert any("a later release" in why for why in refusals(convert(manifest(name))))
+
+
+def test_a_master_without_replicas_is_nobody() -> None:
+    job = manifest("tf-dist-digits")
+    job["spec"]["tfReplicaSpecs"]["Master"] = copy.deepcopy(job["spec"]["tfReplicaSpecs"]["PS"]) | {
+        "replicas": 0
+    }
+    assert read(convert(job))

@@ -1,0 +1,208 @@
+"""`dtj doctor` against an API server on loopback."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from base64 import b64encode
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from aiohttp import web
+from typer.testing import CliRunner
+
+from dtj.api.crd import custom_resource_definition
+from dtj.api.job import Manifest
+from dtj.cli.main import app
+from dtj.doctor import examine as examination
+from dtj.doctor.check import Check, failed, ok, warning
+from dtj.doctor.examine import examine
+from tests.unit.doctor.test_checks import KEYS, deployment, node, told
+from tests.unit.support import jobs
+from tests.unit.support.api_server import refused, write_kubeconfig
+
+CRD = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions/distributedtrainingjobs.dtj.dev"
+REVIEWS = "/apis/authorization.k8s.io/v1/selfsubjectaccessreviews"
+PODS = "/api/v1/namespaces/ml/pods"
+WELL = [("API server", "ok"), ("CRD", "ok"), ("operator", "ok"), ("permissions", "ok")]
+SAW = [{"name": "DNS", "verdict": "ok", "message": "a pod resolves it"}]
+
+
+class Server:
+    """Answers by path; the pod that is made ends at once, unless told otherwise."""
+
+    def __init__(self) -> None:
+        secret = {key: b64encode(b"x").decode() for key in KEYS}
+        self.answers: dict[str, Any] = {
+            "/version": {"major": "1", "minor": "31", "gitVersion": "v1.31.0"},
+            "/apis/dtj.dev/v1alpha1": {},
+            CRD: custom_resource_definition(),
+            "/apis/apps/v1/deployments": {"items": [deployment()]},
+            "/api/v1/nodes": {"items": [node("a")]},
+            "/api/v1/pods": {"items": []},
+            "/api/v1/namespaces/ml/resourcequotas": {"items": []},
+            "/api/v1/namespaces/ml/secrets/s3": {"data": secret},
+        }
+        self.pods: dict[str, Manifest] = {}
+        self.deleted: list[str] = []
+        self.denied: set[tuple[str, str, str]] = set()
+        self.pod_ends = True
+        self.polled = asyncio.Event()
+
+    async def answer(self, request: web.Request) -> web.Response:
+        if request.path == REVIEWS:
+            asked = (await request.json())["spec"]["resourceAttributes"]
+            denied = (asked["verb"], asked["resource"], asked["subresource"]) in self.denied
+            return web.json_response({"status": {"allowed": not denied}}, status=201)
+        if request.path.startswith(PODS) and PODS not in self.answers:
+            return await self._pod(request)
+        answer = self.answers.get(request.path, 404)
+        if isinstance(answer, int):
+            return refused(answer, {403: "Forbidden"}.get(answer, "NotFound"), f"no {request.path} for you")
+        return web.json_response(answer)
+
+    async def _pod(self, request: web.Request) -> web.Response:
+        name = request.path.removeprefix(f"{PODS}/")
+        if request.method == "POST":
+            pod = await request.json()
+            self.pods[pod["metadata"]["name"]] = pod
+            return web.json_response(pod, status=201)
+        if request.method == "DELETE":
+            self.deleted.append(name)
+            return web.json_response({})
+        self.polled.set()
+        done = {"terminated": {"exitCode": 0, "message": json.dumps(SAW)}}
+        status = {"phase": "Succeeded", "containerStatuses": [{"state": done}]} if self.pod_ends else {}
+        return web.json_response(self.pods[name] | {"status": status})
+
+
+@pytest.fixture
+async def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Server]:
+    made = Server()
+    serving = web.Application()
+    serving.router.add_route("*", "/{path:.*}", made.answer)
+    runner = web.AppRunner(serving)
+    await runner.setup()
+    await web.TCPSite(runner, "127.0.0.1", 0).start()
+    write_kubeconfig(tmp_path / "config", f"http://127.0.0.1:{runner.addresses[0][1]}")
+    monkeypatch.setenv("KUBECONFIG", str(tmp_path / "config"))
+    yield made
+    await runner.cleanup()
+
+
+def the_job(**spec: Any) -> Any:
+    return jobs.job(
+        artifacts={"uri": "s3://training/jobs", "endpoint": "http://store", "secretName": "s3"}, **spec
+    )
+
+
+async def test_a_cluster_that_is_well(server: Server) -> None:
+    assert told(await examine(None)) == WELL
+
+
+async def test_a_job_that_can_run_and_the_pod_that_says_so(server: Server) -> None:
+    checks = await examine(the_job())
+    assert told(checks) == [
+        *WELL, ("room", "ok"), ("quota", "ok"), ("Secret", "ok"), ("image", "ok"), ("DNS", "ok")
+    ]  # fmt: skip
+    (name,) = server.pods
+    assert server.deleted == [name]
+    assert name.startswith("dtj-doctor-")
+
+
+async def test_no_pod_where_none_is_wanted_or_its_secret_is_missing(server: Server) -> None:
+    assert told(await examine(the_job(), with_pod=False))[-1] == ("Secret", "ok")
+    del server.answers["/api/v1/namespaces/ml/secrets/s3"]
+    assert told(await examine(the_job()))[-2:] == [("Secret", "failed"), ("pod", "warning")]
+    assert server.pods == {}
+
+
+async def test_a_job_for_mpi_operator_needs_its_resource_in_its_version(server: Server) -> None:
+    handed_over = the_job(horovod={"launcher": "MPIJob"})
+    assert ("mpi-operator", "failed") in told(await examine(handed_over, with_pod=False))
+    server.answers["/apis/kubeflow.org/v2beta1"] = {"resources": [{"name": "mpijobs/status"}]}
+    assert ("mpi-operator", "failed") in told(await examine(handed_over, with_pod=False))
+    server.answers["/apis/kubeflow.org/v2beta1"] = {"resources": [{"name": "mpijobs"}]}
+    assert ("mpi-operator", "ok") in told(await examine(handed_over, with_pod=False))
+
+
+async def test_the_pod_is_deleted_when_the_command_is_interrupted(server: Server) -> None:
+    server.pod_ends = False
+    task = asyncio.create_task(examine(the_job()))
+    await server.polled.wait()
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert server.deleted == list(server.pods)
+
+
+async def test_what_may_not_be_read_is_a_warning(server: Server) -> None:
+    for path in (CRD, "/apis/apps/v1/deployments", "/api/v1/nodes", PODS):
+        server.answers[path] = 403
+    server.denied.add(("get", "pods", "log"))
+    assert told(await examine(the_job())) == [
+        ("API server", "ok"), ("CRD", "warning"), ("operator", "warning"), ("permissions", "warning"),
+        ("nodes", "warning"), ("quota", "ok"), ("Secret", "ok"), ("pod", "warning"),
+    ]  # fmt: skip
+
+
+async def test_a_cluster_without_dtj(server: Server) -> None:
+    for path in (CRD, "/apis/dtj.dev/v1alpha1"):
+        del server.answers[path]
+    server.answers["/apis/apps/v1/deployments"] = {"items": []}
+    assert told(await examine(None))[1:3] == [("CRD", "failed"), ("operator", "failed")]
+
+
+async def test_a_cluster_that_does_not_answer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, server: Server
+) -> None:
+    write_kubeconfig(tmp_path / "config", "http://127.0.0.1:9")
+    (check,) = await examine(None)
+    assert (check.name, check.verdict) == ("API server", "failed")
+    assert "http://127.0.0.1:9 does not answer" in check.message
+    monkeypatch.setenv("KUBECONFIG", str(tmp_path / "none"))
+    assert told(await examine(None)) == [("kubeconfig", "failed")]
+
+
+@pytest.fixture
+def doctor(monkeypatch: pytest.MonkeyPatch) -> Callable[..., tuple[int, str]]:
+    """Runs the command with these checks; exit code and what it printed."""
+
+    def run(*words: str | Path, checks: list[Check]) -> tuple[int, str]:
+        async def examined(*_: Any, **__: Any) -> list[Check]:
+            return checks
+
+        monkeypatch.setattr(examination, "examine", examined)
+        result = CliRunner().invoke(app, ["doctor", *map(str, words)])
+        return result.exit_code, result.stdout
+
+    return run
+
+
+def test_checks_are_printed_with_what_to_do(doctor: Callable[..., tuple[int, str]]) -> None:
+    checks = [ok("CRD", "is [v1]"), failed("operator", "is not ready", "see its log")]
+    assert doctor(checks=checks) == (
+        1,
+        "ok       CRD       is [v1]\nfailed   operator  is not ready\n                   → see its log\n",
+    )
+
+
+def test_warnings_alone_end_with_0_and_a_program_may_read_them(
+    doctor: Callable[..., tuple[int, str]],
+) -> None:
+    entry = {"name": "nodes", "verdict": "warning", "message": "hidden", "remedy": None}
+    checks = [warning("nodes", "hidden")]
+    for format_, read in (("json", json.loads), ("yaml", yaml.safe_load)):
+        code, out = doctor("-o", format_, checks=checks)
+        assert (code, read(out)) == (0, [entry])
+
+
+def test_a_faulty_file_is_told_before_a_cluster_is_asked(
+    doctor: Callable[..., tuple[int, str]], tmp_path: Path
+) -> None:
+    (tmp_path / "job.yaml").write_text("kind: DistributedTrainingJob\nspec: {}\n")
+    code, out = doctor(tmp_path / "job.yaml", checks=[failed("API server", "asked")])
+    assert (code, out) == (1, "")

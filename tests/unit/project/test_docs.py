@@ -1,0 +1,108 @@
+"""What the documentation shows is what the repository has."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from dtj.api.identity import KIND
+from dtj.api.job import read_job
+from dtj.api.validation import faults
+from dtj_trainer import contract
+from tests.cluster.docs_blocks import BLOCK, PAGE, with_files
+from tests.metrics_table import with_table
+
+ROOT = Path(__file__).parents[3]
+PAGES = [
+    *(ROOT / name for name in ("README.md", "CONTRIBUTING.md", "charts/dtj-operator/README.md")),
+    *sorted((ROOT / "docs").rglob("*.md")),
+]
+
+
+def yaml_blocks() -> list[tuple[str, Any]]:
+    """Jobs and parts of them; values, rights and objects of other kinds are tested with the chart."""
+    blocks = [
+        (f"{page.name}:{number}", yaml.safe_load(block))
+        for page in PAGES
+        for number, (other, block) in enumerate(
+            re.findall(r"(<!-- (?:values|rights).*?-->\n *)?```yaml\n(.*?)```", page.read_text(), re.DOTALL)
+        )
+        if not other
+    ]
+    return [(where, block) for where, block in blocks if block.get("kind", KIND) == KIND]
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_files_shown_are_the_files(page: Path) -> None:
+    assert with_files(page.read_text()) == page.read_text(), "make docs copies them"
+
+
+@pytest.mark.parametrize(
+    ("where", "block"), yaml_blocks(), ids=lambda value: value if isinstance(value, str) else ""
+)
+def test_every_job_shown_is_valid(where: str, block: dict[str, Any]) -> None:
+    if "kind" not in block:
+        whole = yaml.safe_load((ROOT / "manifests/examples/own-script/job.yaml").read_text())
+        whole["spec"] |= block
+        block = whole
+    assert faults(read_job(block)) == [], where
+
+
+def test_no_job_asks_for_gpus_with_an_image_for_cpus() -> None:
+    examples = sorted((ROOT / "manifests/examples").rglob("*.yaml"))
+    jobs = [*yaml_blocks(), *((each.name, yaml.safe_load(each.read_text())) for each in examples)]
+    asked = {}
+    for where, block in jobs:
+        spec = block.get("spec", block)
+        gpus = [role for role in spec.get("replicaSpecs", {}).values() if role and role.get("gpus")]
+        if gpus and re.search(r"\bdtj-(trainer|horovod|tensorflow)", spec.get("image", "")):
+            asked[where] = spec["image"]
+    assert asked
+    assert {where: image for where, image in asked.items() if not image.endswith("-cuda")} == {}
+
+
+def test_every_variable_of_the_contract_is_described() -> None:
+    text = (ROOT / "docs/contract.md").read_text()
+    internal = {
+        contract.ENV_ROOT,
+        contract.ENV_CONFIG_DIR,
+        contract.ENV_TERMINATION_LOG,
+        contract.ENV_SSH_PORT,
+    }
+    names = {value for name, value in vars(contract).items() if name.startswith("ENV_")} - internal
+    assert {name for name in names if f"`{name}`" not in text} == set()
+
+
+def test_every_failure_class_is_described() -> None:
+    text = PAGE.read_text()
+    assert {name for name in contract.FailureClass.__args__ if f"`{name}`" not in text} == set()
+
+
+def test_every_output_is_filled_in() -> None:
+    blocks = BLOCK.findall(PAGE.read_text())
+    assert len(blocks) >= 6
+    assert [command for _, _, command, output, _ in blocks if not output.strip()] == [], (
+        "make docs fills them"
+    )
+
+
+def test_every_metric_is_described() -> None:
+    page = ROOT / "docs/monitoring.md"
+    assert with_table(page.read_text()) == page.read_text(), "make chart writes the table"
+
+
+def test_every_make_target_that_is_named_exists() -> None:
+    targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
+    for page in PAGES:
+        for target in re.findall(r"(?:`|\$ |\()make(?: --silent)? ([a-z-]+)", page.read_text()):
+            assert target in targets, f"{page.name}: make {target}"
+
+
+def test_every_link_leads_to_a_file() -> None:
+    for page in PAGES:
+        for target in re.findall(r"\]\(([^)#]+)\)", page.read_text()):
+            assert target.startswith("http") or (page.parent / target).exists(), f"{page.name}: {target}"

@@ -1,0 +1,97 @@
+"""The repository's shape: import rules, versions, and Python's own `operator` unharmed."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+ROOT = Path(__file__).parents[3]
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+
+
+def test_stdlib_operator_stays_itself_from_the_repository_root() -> None:
+    code = "import operator, sys; print(operator.__file__); assert operator.add(1, 2) == 3"
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
+
+    assert Path(done.stdout.strip()).parent == Path(sys.modules["os"].__file__ or "").parent
+
+
+def test_operator_folder_holds_the_package_and_nothing_else() -> None:
+    entries = {path.name for path in (ROOT / "operator").iterdir()} - {"__pycache__", ".mypy_cache"}
+
+    assert entries == {"dtj"}, "a module in operator/ would hide Python's own `operator`"
+
+
+def test_import_contracts_hold() -> None:
+    lint_imports = Path(sys.executable).with_name("lint-imports")
+
+    done = subprocess.run([lint_imports, "--no-cache"], cwd=ROOT, capture_output=True, text=True, check=False)
+
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def images() -> list[tuple[str, str]]:
+    found = []
+    for folder in ("examples", "operator"):
+        for file in sorted((ROOT / "manifests" / folder).rglob("*.yaml")):
+            for manifest in yaml.safe_load_all(file.read_text()):
+                found += [(str(file.relative_to(ROOT)), image) for image in _images(manifest)]
+    return found
+
+
+def _images(node: Any) -> list[str]:
+    if isinstance(node, dict):
+        own = [node["image"]] if isinstance(node.get("image"), str) else []
+        return own + [image for value in node.values() for image in _images(value)]
+    if isinstance(node, list):
+        return [image for value in node for image in _images(value)]
+    return []
+
+
+def test_there_are_images_of_ours_in_the_manifests() -> None:
+    assert {image.split(":")[0] for _, image in images()} >= {"dtj-operator", "dtj-trainer-horovod"}
+
+
+@pytest.mark.parametrize(("file", "image"), [pair for pair in images() if pair[1].startswith("dtj-")])
+def test_image_tag_is_the_projects_version(file: str, image: str) -> None:
+    assert image.rpartition(":")[2] == PROJECT["version"], f"{file}: {image}"
+
+
+def test_the_command_needs_nothing_that_only_the_operator_installs() -> None:
+    code = """
+import sys
+
+class Absent:
+    def find_spec(self, name, path=None, target=None):
+        if name.split(".")[0] in ("kopf", "cryptography", "matplotlib", "tensorboard", "torch", "tensorflow"):
+            raise ModuleNotFoundError(name)
+
+sys.meta_path.insert(0, Absent())
+import dtj.cli.main, dtj.client, dtj.doctor.examine, dtj.local.runner
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+
+    assert done.returncode == 0, done.stderr
+
+
+def test_the_operators_image_needs_nothing_of_the_trainer_but_the_contract() -> None:
+    code = """
+import sys
+
+class Absent:
+    def find_spec(self, name, path=None, target=None):
+        if name.startswith("dtj_trainer.") and name != "dtj_trainer.contract":
+            raise ModuleNotFoundError(name)
+
+sys.meta_path.insert(0, Absent())
+import dtj.cli.main, dtj.handlers
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+
+    assert done.returncode == 0, done.stderr

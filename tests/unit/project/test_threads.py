@@ -1,0 +1,197 @@
+"""docs/threads.md names tests that there are; here are also those of its threads that belong nowhere else."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import kopf
+import pytest
+import yaml
+from aiohttp import web
+from kubernetes.aio import client
+
+from dtj.api.identity import LABEL_JOB
+from dtj.api.job import Manifest
+from dtj.cluster import api
+from dtj.kopf_settings import configure
+from dtj.plan.job import plan_job
+from dtj.reconcile.children import Children
+from tests.unit.support.jobs import job
+from tests.unit.support.kube_server import KubeServer
+from tests.unit.support.pods import running
+
+ROOT = Path(__file__).parents[3]
+PAGE = (ROOT / "docs/threads.md").read_text()
+NAMED = re.findall(r"`(tests/[\w/]+\.py)::(\w+)`", PAGE)
+MANIFESTS = [
+    manifest
+    for file in sorted((ROOT / "manifests").rglob("*.yaml"))
+    for manifest in yaml.safe_load_all(file.read_text())
+    if "kind" in manifest  # the values of an overlay are none
+]
+
+
+def rows() -> list[list[str]]:
+    return [
+        [cell.strip() for cell in line.strip("|").split(" | ")]
+        for line in PAGE.splitlines()
+        if line.startswith("| [")
+    ]
+
+
+@pytest.mark.parametrize(("path", "name"), sorted(set(NAMED)))
+def test_every_test_that_the_page_names_exists(path: str, name: str) -> None:
+    assert re.search(rf"^(async )?def {name}\(", (ROOT / path).read_text(), re.MULTILINE)
+
+
+def test_every_thread_of_the_table_is_linked_and_held_by_a_test() -> None:
+    assert len(rows()) > 40
+    for threads, *_, held in rows():
+        for name, address in re.findall(r"\[([^\]]+)\]\(([^)]+)\)", threads):
+            repository, number = name.split("#")
+            assert re.fullmatch(rf"https://github\.com/[\w-]+/{repository}/issues/{number}", address)
+        assert held
+        assert all(re.fullmatch(r"`tests/[\w/]+\.py::test_\w+`", one) for one in held.split("<br>")), held
+
+
+def test_no_thread_is_both_held_and_not_held() -> None:
+    table, rest = PAGE.split("## Not held")
+    link = r"\[([\w-]+#\d+)\]"
+
+    assert set(re.findall(link, table)) & set(re.findall(link, rest)) == set()
+
+
+# --- threads -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("strategy", ["Horovod", "ParameterServer"])
+def test_a_job_has_one_service_however_many_replicas(strategy: str) -> None:
+    roles: Manifest = {"worker": {"replicas": 50}} | ({"ps": {}} if strategy == "ParameterServer" else {})
+    plan = plan_job(job(strategy=strategy, replicaSpecs=roles))
+
+    subdomains = {pod["spec"]["subdomain"] for pod in plan.pods}
+    assert subdomains == {plan.service["metadata"]["name"]}
+    assert plan.service["spec"]["clusterIP"] == "None"
+
+
+@pytest.mark.parametrize("strategy", ["Horovod", "ParameterServer"])
+def test_nothing_of_dtj_has_to_run_before_a_pods_sidecars(strategy: str) -> None:
+    """A mesh's proxy starts after all init containers: one that needs the network waits for ever."""
+    roles: Manifest = {"worker": {"replicas": 2}} | (
+        {"ps": {}, "evaluator": {}} if strategy == "ParameterServer" else {}
+    )
+    for pod in plan_job(job(strategy=strategy, replicaSpecs=roles)).pods:
+        assert not pod["spec"].get("initContainers")
+        assert [container["name"] for container in pod["spec"]["containers"]] == ["trainer"]
+
+
+def test_nothing_of_dtj_stands_between_a_user_and_the_api_server() -> None:
+    kinds = {manifest["kind"] for manifest in MANIFESTS}
+
+    assert "CustomResourceDefinition" in kinds
+    assert kinds.isdisjoint(
+        {"ValidatingWebhookConfiguration", "MutatingWebhookConfiguration", "APIService", "Certificate"}
+    )
+    crd = next(manifest for manifest in MANIFESTS if manifest["kind"] == "CustomResourceDefinition")
+    assert crd["spec"].get("conversion", {"strategy": "None"})["strategy"] == "None"
+
+
+def test_the_operators_role_names_each_right() -> None:
+    roles = [
+        manifest
+        for manifest in MANIFESTS
+        if manifest["kind"] in ("Role", "ClusterRole")
+        and manifest["metadata"]["name"].startswith("dtj-operator")
+    ]
+    assert len(roles) >= 2
+    for rule in (rule for role in roles for rule in role["rules"]):
+        for words in rule.values():
+            assert "*" not in words
+        if "secrets" in rule["resources"]:
+            assert rule["verbs"] == ["create"]
+        assert {"pods/exec", "pods/log", "nodes"}.isdisjoint(rule["resources"])
+
+
+class DeafLine(KubeServer):
+    """The first watch of pods is taken, and nothing ever comes on it: a router has forgotten the connection."""
+
+    deaf = False
+
+    async def _list(self, request: web.Request) -> web.StreamResponse:
+        if request.query.get("watch") and request.match_info["plural"] == "pods" and not self.deaf:
+            response = web.StreamResponse()
+            await response.prepare(request)
+            self.deaf = True
+            await asyncio.Event().wait()
+        return await super()._list(request)
+
+
+def test_no_request_and_no_watch_is_waited_for_longer_than_a_healthy_one_takes() -> None:
+    settings = kopf.OperatorSettings()
+    configure(settings)
+    watching, networking = settings.watching, settings.networking
+
+    # Longer than the minute between bookmarks, else healthy watches were cut.
+    assert (watching.connect_timeout, watching.inactivity_timeout) == (10, 70)
+    assert (networking.connect_timeout, networking.request_timeout) == (10, 60)
+    # The API server takes whole seconds. It ends the watch first: with nothing lost, and no error.
+    assert (watching.server_timeout, watching.client_timeout) == (600, 630)
+    assert isinstance(watching.server_timeout, int)
+    of_children = api._WATCH_TIMEOUT
+    assert (of_children.sock_connect, of_children.sock_read, of_children.total) == (10, 70, 630)
+
+
+async def test_a_watch_of_jobs_that_falls_silent_is_opened_anew() -> None:
+    settings = kopf.OperatorSettings()
+    configure(settings)
+    settings.watching.inactivity_timeout = 0.3
+    server, registry, seen, stop = DeafLine(), kopf.OperatorRegistry(), asyncio.Event(), asyncio.Event()
+
+    async def login(**_: Any) -> kopf.ConnectionInfo:
+        return kopf.ConnectionInfo(server=server.url)
+
+    async def event(**_: Any) -> None:
+        seen.set()
+
+    kopf.on.login(registry=registry)(login)
+    kopf.on.event("", "v1", "pods", registry=registry)(event)
+    async with asyncio.timeout(360), server.served():
+        operator = asyncio.create_task(
+            kopf.operator(
+                registry=registry, settings=settings, standalone=True, clusterwide=True, stop_flag=stop
+            )
+        )
+        while not server.deaf:
+            await asyncio.sleep(0.01)
+        pod = running("mnist-worker-0")
+        pod["metadata"]["namespace"] = "ml"
+        await server.put(("pods", "ml", "mnist-worker-0"), pod, "ADDED")
+
+        await seen.wait()
+        stop.set()
+        await operator
+
+
+async def test_a_watch_of_their_pods_that_falls_silent_is_opened_anew(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(api, "_WATCH_TIMEOUT", aiohttp.ClientTimeout(sock_read=0.3))
+    server, seen = DeafLine(), asyncio.Event()
+    async with asyncio.timeout(360), server.served():
+        cluster = api.KubernetesApi(client.ApiClient(client.Configuration(host=server.url)))
+        children = Children(cluster, [], *2 * [lambda key: seen.set()])
+        children.start()
+        while not server.deaf:
+            await asyncio.sleep(0.01)
+        pod = running("mnist-worker-0")
+        pod["metadata"] |= {"namespace": "ml", "labels": pod["metadata"]["labels"] | {LABEL_JOB: "mnist"}}
+        await server.put(("pods", "ml", "mnist-worker-0"), pod, "ADDED")
+
+        await seen.wait()
+        assert [pod.view.name for pod in children.pods.of(("ml", "mnist"))] == ["mnist-worker-0"]
+        await children.stop()
+        await cluster.close()

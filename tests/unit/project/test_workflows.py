@@ -1,0 +1,102 @@
+"""GitHub's workflows, which run elsewhere: their form, their faults, and that they name what there is.
+
+actionlint needs a download that the tests do not make; CI's own schema and zizmor's offline rules stand in for it.
+"""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+
+ROOT = Path(__file__).parents[3]
+FILES = sorted((ROOT / ".github/workflows").glob("*.yaml"))
+BESIDE = Path(sys.executable).parent
+
+
+def run(*words: str | Path) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([*map(str, words)], capture_output=True, text=True, timeout=50)
+
+
+def test_there_is_one_for_changes_and_one_for_releases() -> None:
+    assert [file.stem for file in FILES] == ["ci", "release"]
+
+
+def test_github_takes_their_form(tmp_path: Path) -> None:
+    check = (BESIDE / "check-jsonschema", "--builtin-schema", "vendor.github-workflows")
+    done = run(*check, *FILES)
+    assert done.returncode == 0, done.stdout
+    wrong = tmp_path / "wrong.yaml"
+    wrong.write_text(FILES[0].read_text().replace("runs-on", "run-on"))
+    assert run(*check, wrong).returncode == 1
+
+
+def test_zizmor_finds_no_fault(tmp_path: Path) -> None:
+    check = (BESIDE / "zizmor", "--offline", "--persona", "pedantic", "--no-progress")
+    done = run(*check, *FILES)
+    assert done.returncode == 0, done.stdout
+    wrong = tmp_path / "wrong.yaml"
+    wrong.write_text(
+        "on: push\njobs:\n  a:\n    runs-on: x\n    steps: [{run: 'echo ${{ github.head_ref }}'}]\n"
+    )
+    assert run(*check, wrong).returncode != 0
+
+
+@pytest.mark.parametrize("file", FILES, ids=lambda file: file.stem)
+def test_images_for_cpus_are_made_of_a_pytorch_without_cuda(file: Path) -> None:
+    """PyPI's PyTorch has CUDA, beside which docker/gpu_check.py refuses a Horovod without NCCL."""
+    assert yaml.safe_load(file.read_text())["env"]["PIP_EXTRA_INDEX_URL"].endswith("/whl/cpu")
+
+
+@pytest.mark.parametrize("file", FILES, ids=lambda file: file.stem)
+def test_every_action_is_pinned_by_its_commit_and_may_do_no_more_than_it_needs(file: Path) -> None:
+    text = file.read_text()
+    uses = re.findall(r"uses: (.*)", text)
+    assert uses
+    assert [
+        use for use in uses if not re.fullmatch(r"[\w-]+/[\w-]+@[0-9a-f]{40} # v\d+\.\d+\.\d+", use)
+    ] == []
+    workflow = yaml.safe_load(text)
+    assert workflow["permissions"] == {}
+    for job in workflow["jobs"].values():
+        assert job["permissions"], "its own"
+        assert job["timeout-minutes"] <= 120
+
+
+def test_each_check_that_is_left_out_has_its_reason() -> None:
+    left_out = yaml.safe_load((ROOT / ".checkov.yaml").read_text())["skip-check"]
+    table = re.findall(
+        r"^\| `(CKV\w+)` \| [^|]+ \| [^|]+ \|$", (ROOT / "docs/security.md").read_text(), re.MULTILINE
+    )
+    assert left_out == table
+
+
+def test_one_action_has_one_version() -> None:
+    uses = {use for file in FILES for use in re.findall(r"uses: (.*)", file.read_text())}
+    assert len({use.partition("@")[0] for use in uses}) == len(uses)
+
+
+def test_every_make_target_and_module_is_there() -> None:
+    targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
+    ci = yaml.safe_load(FILES[0].read_text())["jobs"]
+    text = "\n".join(file.read_text() for file in FILES)
+    named = {*ci["fast"]["strategy"]["matrix"]["target"], *re.findall(r"make (test-[a-z]+)", text)}
+    assert named <= targets
+    for module in re.findall(r"python -m ([a-z.]+)", text):
+        assert (ROOT / f"{module.replace('.', '/')}.py").exists(), module
+    for path in re.findall(r"\bpython (docker/\w+\.py)", text):
+        assert (ROOT / path).exists(), path
+
+
+def test_a_release_has_every_image_that_is_built() -> None:
+    built = set(re.findall(r'f"(dtj-[a-z-]+):\{version\(\)\}"', (ROOT / "docker/build.py").read_text()))
+    release = (ROOT / ".github/workflows/release.yaml").read_text()
+    pushed = re.search(r"for image in ([^;]+); do", release)
+    assert pushed
+    assert set(pushed[1].replace("\\", "").split()) == built
+    titles = re.findall(r'^    "(dtj-[a-z-]+)": ', (ROOT / "docker/build.py").read_text(), re.MULTILINE)
+    assert set(titles) == built, "each has a title for its label"
