@@ -40,7 +40,7 @@ def queued(job: Job, plan: Plan) -> Plan:
     if restarts is not None:
         restarts = {name: names if name in names else together for name, together in restarts.items()}
     return replace(
-        plan, stages=(plan.replicas,), pod=pod, restarts_with=restarts, workload=workload, whole=True
+        plan, stages=(plan.replicas,), pod=pod, restarts_with=restarts, workload=workload, all_or_nothing=True
     )
 
 

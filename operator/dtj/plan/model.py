@@ -65,8 +65,24 @@ class Plan:
     """The object by which a scheduler places the pods of the first stage all together or not at all."""
     workload: str | None = None
     """Name of Kueue's Workload, where one group of pods is queued."""
-    whole: bool = False
-    """The pods but the evaluator's are one group from the start: none of them is made again alone."""
+    all_or_nothing: bool = False
+    """A scheduler admits the pods except the evaluator as one group: no member is created again alone, and each
+    attempt is a group of its own."""
+
+    def __post_init__(self) -> None:
+        """Raise ValueError for a plan that contradicts itself: the mistake is in the strategy's module."""
+        names = [replica.name for stage in self.stages for replica in stage]
+        if not names or not all(self.stages) or len({*names}) < len(names):
+            raise ValueError(f"each stage needs pods, and each pod a name of its own: {names}")
+        named = {*self.decisive, self.reporter, *self.answering, *(self.restarts_with or {})}
+        if self.evaluator is not None:
+            named.add(self.evaluator)
+        if unknown := named.difference(names):
+            raise ValueError(f"the plan has no pod {', '.join(sorted(unknown))}")
+        if not self.decisive or self.evaluator in self.decisive:
+            raise ValueError("the success of at least one pod besides the evaluator must decide the job")
+        if self.restarts_with is not None and self.restarts_with.keys() != {*names}:
+            raise ValueError("restarts_with must say for every pod which pods start again")
 
     @cached_property
     def replicas(self) -> tuple[Replica, ...]:
@@ -96,6 +112,11 @@ class Plan:
     def stage_names(self) -> list[list[str]]:
         """The names of the pods, by stage."""
         return [[replica.name for replica in stage] for stage in self.stages]
+
+    @cached_property
+    def created_last(self) -> frozenset[str]:
+        """Names of the pods of the last stage: while all of them exist, every pod of the attempt has been created."""
+        return frozenset(self.stage_names[-1]) - {self.evaluator}
 
     @cached_property
     def attempts(self) -> dict[str, int]:

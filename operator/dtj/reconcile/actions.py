@@ -172,10 +172,7 @@ def actions(
     present = {pod.name: pod for pod in pods if pod.attempt == attempts.get(pod.name)}
     if plan.restarts_with is None and evaluation.status.attempt > 1 and not present:
         result.append(AwaitEarlier(evaluation.status.attempt))
-    begun = is_begun(evaluation.status, plan.stage_names, present)
-    if plan.whole:
-        begun = evaluation.status.all_running_time is not None
-    if plan.restarts_with is None and begun:
+    if plan.restarts_with is None and is_begun(evaluation.status, plan.created_last, present):
         # Whatever a changed spec asks for besides is for the next attempt.
         return result + config_actions(plan, {config.name: config for config in configs}, pods)
     due = [CreatePod(replica) for replica in _due(plan, present, job) if replica.name not in taken]

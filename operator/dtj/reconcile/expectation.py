@@ -31,7 +31,8 @@ def expectation(job: Job, plan: Plan, pods: Sequence[PodView]) -> Expected:
         gang=job.spec.run_policy.scheduling_policy.gang,
         queue=job.spec.run_policy.scheduling_policy.queue,
         workload=plan.workload,
-        whole=plan.whole,
+        all_or_nothing=plan.all_or_nothing,
+        created_last=plan.created_last,
         evaluator_timeout=(job.spec.parameter_server or ParameterServer()).evaluator_timeout_seconds,
     )
     return with_launcher(expected, pods, max(job.status.attempt, 1)) if plan.mpijob else expected
@@ -64,6 +65,7 @@ def stored_expectation(job: Job, pods: Sequence[PodView]) -> Expected | None:
         if alone
         else None,
         evaluator=next(iter(names.get(EVALUATOR, [])), None),
+        created_last=frozenset(names[decisive]),
     )
     return with_launcher(expected, pods, attempt)
 

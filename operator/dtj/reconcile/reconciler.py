@@ -478,7 +478,7 @@ class Reconciler:
         By the counts a pod is missed that went without a trace: those of a group from the start, others when the
         last ones were made, which shows that they were there. A pod that is told to end is counted before.
         """
-        if plan is None or plan.whole or memory.written_at is None:
+        if plan is None or plan.all_or_nothing or memory.written_at is None:
             return None
         if not all(isinstance(action, (Create, CreatePod)) for action in todo):
             return None

@@ -37,6 +37,7 @@ def with_launcher(expected: Expected, pods: Sequence[PodView], attempt: int) -> 
         expected,
         stages=[[names.get(name, name) for name in stage] for stage in expected.stages],
         decisive=[found],
+        created_last=frozenset(names.get(name, name) for name in expected.created_last),
         attempts={names.get(name, name): number for name, number in expected.attempts.items()},
     )
 

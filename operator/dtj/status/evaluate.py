@@ -7,7 +7,7 @@ an operator that dies at any point goes on where things are.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Sequence, Set
 from dataclasses import replace
 from datetime import datetime
 from typing import cast
@@ -113,7 +113,7 @@ def _of_pods(job: Job, expected: Expected, observed: Observed, draft: Draft) -> 
     left = None if deadline is None or queued else deadline - seconds_since(start, now)
     missing = vanished(job, expected, pods)
     # Before all ran, a pod that goes is simply made again, unless it is one of a group.
-    gone = missing if old.all_running_time or expected.whole else ()
+    gone = missing if old.all_running_time or expected.all_or_nothing else ()
     lost = evaluator_loss(attempt, old, expected, pods, gone, job.spec.run_policy.backoff_limit)
     mpijob = of_attempt(observed, attempt)
     if is_trained(old, expected, named) or (mpijob is not None and mpijob.succeeded):
@@ -132,7 +132,7 @@ def _of_pods(job: Job, expected: Expected, observed: Observed, draft: Draft) -> 
     if expected.restarts_with is not None:
         loss = replica_loss(attempt, old, expected, pods, gone)
         loss = loss and told_apart(loss, old, expected, now)
-    elif is_begun(old, expected.stages, named):
+    elif (expected.all_or_nothing and named) or is_begun(old, expected.created_last, named):
         loss = attempt_loss(attempt, pods, missing)
     else:
         loss = _early(attempt, expected, pods)
@@ -204,7 +204,7 @@ def _lost(
     )
     # Where the others go on, a replica that the cluster took is made again without a pause.
     draft.values["restarts_in_a_row"] = restarts_in_a_row(
-        draft.job.status, draft.now, counts=expected.restarts_with is None or expected.whole or application
+        draft.job.status, draft.now, counts=expected.restarts_with is None or expected.all_or_nothing or application
     )
     draft.values["retry_time"] = retry_begins(draft, loss)
     draft.values["attempt"] = attempt + 1
@@ -245,7 +245,7 @@ def _going_on(
         return pod.succeeded or (pod.running and answers)
 
     # An attempt that has begun goes on with the pods that it has: what a changed spec asks for comes with the next.
-    fixed = not alone and is_begun(old, expected.stages, named) and (began or not expected.whole)
+    fixed = not alone and is_begun(old, expected.created_last, named)
     needed = [name for name in expected.needed if not fixed or name in named]
     if all(map(runs, needed)):
         message = f"all {len(needed)} pods run"
@@ -301,16 +301,17 @@ def _tell_bottleneck(draft: Draft, observed: Observed) -> None:
     draft.set(ConditionType.BOTTLENECK, True, reason, message)
 
 
-def is_begun(old: JobStatus, stages: Sequence[Sequence[str]], there: Collection[str]) -> bool:
-    """Whether the ranks of the attempt may have started: from then on no pod can be replaced alone.
+def is_begun(old: JobStatus, created_last: Set[str], existing: Collection[str]) -> bool:
+    """Whether every pod of the attempt has been created, so that its ranks may have started: from then on no pod is
+    replaced alone.
 
-    there: names of the attempt's pods.
+    created_last: see `Expected`. existing: names of the attempt's pods.
     """
-    return old.all_running_time is not None or any(name in there for name in stages[-1])
+    return old.all_running_time is not None or all(name in existing for name in created_last)
 
 
 def _early(attempt: int, expected: Expected, pods: Sequence[PodView]) -> Loss | None:
-    """A loss before any rank started: a pod that ended by itself. One that is deleted is simply made again."""
+    """A loss before any rank started: a pod that ended by itself. A pod that is deleted is simply created again."""
     staying = [pod for pod in pods if not pod.deleting]
     done = (pod for pod in staying if pod.succeeded and pod.name not in expected.decisive)
     return attempt_loss(attempt, staying, ()) or next((early_end(attempt, pod) for pod in done), None)

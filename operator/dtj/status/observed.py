@@ -46,8 +46,10 @@ class Expected:
     """In which queue."""
     workload: str | None = None
     """Name of Kueue's Workload of the attempt, where one group of pods is queued."""
-    whole: bool = False
-    """They are one group from the start: none of them is made again alone."""
+    all_or_nothing: bool = False
+    """A scheduler admits the pods as one group: no member is created again alone."""
+    created_last: frozenset[str] = frozenset()
+    """Names of the pods that are created last: while all of them exist, every pod of the attempt has been created."""
 
     @cached_property
     def needed(self) -> frozenset[str]:

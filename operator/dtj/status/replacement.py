@@ -167,7 +167,7 @@ def start_again(expected: Expected, pods: Sequence[PodView], gone: Collection[st
 
 def _staying(old: JobStatus, expected: Expected, pods: Sequence[PodView]) -> list[PodView]:
     """Before all ran, a pod that is deleted is simply made again, unless it is one of a group."""
-    return [pod for pod in pods if old.all_running_time or expected.whole or not pod.deleting]
+    return [pod for pod in pods if old.all_running_time or expected.all_or_nothing or not pod.deleting]
 
 
 def _holds_state(expected: Expected, name: str) -> bool:
