@@ -11,11 +11,12 @@ from dtj.api.job import MOST_FAULTS, Fault, InvalidJob, Job, Manifest, read_job,
 from dtj.api.nesting import TOO_DEEP, too_deep
 from dtj.api.places import Place
 from dtj.api.shown import key_shown
-from dtj.api.spec import ROLES, Strategy
+from dtj.api.spec import ROLES
+from dtj.api.strategies import RULES
 from dtj.api.validation import faults
 
 # What stands in for a required field that can't be read, so that the others can be judged.
-_STAND_INS: Manifest = {"strategy": Strategy.HOROVOD, "image": "unknown", "replicaSpecs": {}}
+_STAND_INS: Manifest = {"strategy": next(iter(RULES)), "image": "unknown", "replicaSpecs": {}}
 # What rules read besides the field that they complain of: nothing is said on the ground of a part that is left out.
 _READ_BY = {
     "spec.command": ["spec.args", *(f"spec.replicaSpecs.{role}.template" for role in ROLES)],
@@ -96,7 +97,7 @@ def _faults_of_the_rest(manifest: Mapping[str, Any], found: Sequence[Fault]) -> 
 
 def _whatever_the_strategy(job: Job) -> list[Fault]:
     """The faults that a job has by each strategy."""
-    jobs = [replace(job, spec=job.spec.model_copy(update={"strategy": strategy})) for strategy in Strategy]
+    jobs = [replace(job, spec=job.spec.model_copy(update={"strategy": strategy})) for strategy in RULES]
     first, *others = (faults(each) for each in jobs)
     return [fault for fault in first if all(fault in other for other in others)]
 

@@ -7,7 +7,6 @@ from typing import Any
 
 from dtj.api.job import Fault, Job
 from dtj.api.scheduling import Gang
-from dtj.api.spec import Strategy
 
 COSCHEDULING_SCHEDULER = "scheduler-plugins-scheduler"
 """What scheduler-plugins calls its scheduler when it is installed beside the cluster's own."""
@@ -35,9 +34,8 @@ _WRONG_SCHEDULERS = {
 
 def members(job: Job) -> int:
     """How many pods a job begins with: a launcher, a chief and an evaluator are made when those are ready."""
-    roles = ("worker",) if job.spec.strategy is Strategy.HOROVOD else ("worker", "ps")
     given = job.spec.replica_specs.given()
-    return sum(given[role].replicas for role in roles if role in given)
+    return sum(given[role].replicas for role in job.spec.rules.created_first() if role in given)
 
 
 def scheduling_faults(job: Job) -> Iterator[Fault]:
@@ -78,7 +76,7 @@ def _template_faults(job: Job, gang: Gang) -> Iterator[Fault]:
                 f"{path}.spec.schedulerName",
                 f"{scheduler} does not know the pod groups of gang: {gang}; remove it, or name one that does",
             )
-        elif gang in _WRONG_SCHEDULERS and role in ("worker", "ps"):
+        elif gang in _WRONG_SCHEDULERS and role in job.spec.rules.created_first():
             schedulers[path] = str(scheduler or "")
     if len({*schedulers.values()}) > 1:
         yield Fault(

@@ -10,12 +10,23 @@ from collections.abc import Mapping
 from enum import StrEnum
 from typing import Annotated, Any
 
-from pydantic import BeforeValidator, Field, StrictBool, WithJsonSchema
-from pydantic_core import PydanticCustomError
+from pydantic import (
+    BeforeValidator,
+    Field,
+    GetCoreSchemaHandler,
+    GetJsonSchemaHandler,
+    StrictBool,
+    WithJsonSchema,
+)
+from pydantic.json_schema import JsonSchemaValue
+from pydantic_core import CoreSchema, PydanticCustomError, PydanticKnownError
+from pydantic_core.core_schema import no_info_plain_validator_function
 
 from dtj.api.base import OBJECT_NAME, ApiModel, Number
 from dtj.api.managed_by import DOMAIN_PATH, MAX_LENGTH, other_manager
 from dtj.api.scheduling import SchedulingPolicy
+from dtj.api.strategies import RULES, UNKNOWN
+from dtj.api.strategy import StrategyRules
 from dtj_trainer import contract
 
 Strings = Annotated[list[Annotated[str, Field(max_length=32768)]], Field(max_length=1024)]
@@ -45,11 +56,28 @@ HTTP_URL = r"^https?://[^\s/]+(/[^\s]*)?$"
 RESOURCE_NAME = r"^([a-z0-9]([-a-z0-9.]*[a-z0-9])?/)?[A-Za-z0-9]([-A-Za-z0-9_.]*[A-Za-z0-9])?$"
 
 
-class Strategy(StrEnum):
-    """How the ranks of a job work together."""
+class _StrategyName:
+    """Of a string: the name of a registered strategy. The JSON schema lists the names that are registered when the
+    schema is generated.
+    """
 
-    HOROVOD = "Horovod"
-    PARAMETER_SERVER = "ParameterServer"
+    def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
+        return no_info_plain_validator_function(self._check)
+
+    def __get_pydantic_json_schema__(
+        self, schema: CoreSchema, handler: GetJsonSchemaHandler
+    ) -> JsonSchemaValue:
+        return {"type": "string", "enum": list(RULES)}
+
+    def _check(self, value: Any) -> str:
+        if not isinstance(value, str) or value not in RULES:
+            quoted = [f"'{name}'" for name in RULES]
+            expected = " or ".join(filter(None, [", ".join(quoted[:-1]), quoted[-1]]))
+            raise PydanticKnownError("enum", {"expected": expected})
+        return str(value)
+
+
+StrategyName = Annotated[str, _StrategyName()]
 
 
 class HorovodLauncher(StrEnum):
@@ -284,12 +312,16 @@ class RunPolicy(ApiModel):
         return sorted(node for node, times in (lost or {}).items() if 0 < limit <= times)
 
 
+def _describe_strategies(schema: dict[str, Any]) -> None:
+    """Say of every registered strategy what it is: the CRD shows it."""
+    told = [f"{name}: {rules.description}." for name, rules in RULES.items()]
+    schema["description"] = " ".join([*told, "Immutable."])
+
+
 class JobSpec(ApiModel):
     """What is to be trained, with what, where the result goes."""
 
-    strategy: Strategy
-    """Horovod: ranks started by mpirun over ssh, gradients averaged by allreduce. ParameterServer: TensorFlow with
-    TF_CONFIG, as a TFJob. Immutable."""
+    strategy: Annotated[StrategyName, Field(json_schema_extra=_describe_strategies)]
     image: Annotated[str, Field(min_length=1, max_length=1024)]
     """Container image of every replica, unless its template names another."""
     command: Strings = []
@@ -314,6 +346,11 @@ class JobSpec(ApiModel):
     """A TensorBoard of the job's own, in the cluster."""
     run_policy: RunPolicy = RunPolicy()
     """How long a job runs, how often it is retried, what stays when it ends."""
+
+    @property
+    def rules(self) -> StrategyRules:
+        """The rules of the job's strategy; UNKNOWN for a spec that could not be read."""
+        return RULES.get(self.strategy, UNKNOWN)
 
     @property
     def by_mpi_operator(self) -> bool:

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
+from dtj.api.horovod import SSH_VOLUME
 from dtj.api.identity import GROUP, LABEL_MANAGED_BY
 from dtj.api.job import Fault, Job
 from dtj.api.limits import size_faults
@@ -17,7 +18,8 @@ from dtj.api.pod_schema import QUANTITY, Given, pod_faults
 from dtj.api.scheduling import Gang
 from dtj.api.scheduling_rules import scheduling_faults
 from dtj.api.shown import is_text, key_shown, shown
-from dtj.api.spec import EnvVar, ReplicaSpec, Resume, StallPolicy, Strategy
+from dtj.api.spec import EnvVar, JobSpec, ReplicaSpec, Resume, StallPolicy
+from dtj.api.strategies import RULES
 from dtj_trainer import contract
 
 TRAINER_CONTAINER = "trainer"
@@ -25,13 +27,8 @@ TENSORBOARD_CONTAINER = "tensorboard"
 WORKSPACE_VOLUME = "dtj-workspace"
 RUN_VOLUME = "dtj-run"
 CONFIG_VOLUME = "dtj-config"
-SSH_VOLUME = "dtj-ssh"
 SHM_VOLUME = "dtj-shm"
 RESERVED_VOLUMES = (WORKSPACE_VOLUME, RUN_VOLUME, CONFIG_VOLUME, SSH_VOLUME)
-ROLES_OF = {
-    Strategy.HOROVOD: ("launcher", "worker"),
-    Strategy.PARAMETER_SERVER: ("chief", "worker", "ps", "evaluator"),
-}
 RESERVED_MOUNTS = (str(contract.ROOT / contract.RUN), str(contract.CONFIG_DIR), str(contract.SSH_DIR))
 
 # The reference grammar of the distribution project, without its length rules.
@@ -104,7 +101,7 @@ def _name(job: Job) -> Iterator[Fault]:
             f"{shown(job.namespace)} is not a DNS label: at most {LABEL_LENGTH} lower-case letters, digits and '-', "
             "beginning and ending with a letter or digit",
         )
-    sizes = dict.fromkeys(ROLES_OF[job.spec.strategy], 1) | {
+    sizes = dict.fromkeys(job.spec.rules.roles, 1) | {
         role: replica.replicas for role, replica in job.spec.replica_specs.given().items()
     }
     names = {pod_name(job.name, role, max(size, 1) - 1): "pod" for role, size in sizes.items()}
@@ -122,34 +119,33 @@ def _name(job: Job) -> Iterator[Fault]:
 
 def _roles(job: Job) -> Iterator[Fault]:
     strategy, given = job.spec.strategy, job.spec.replica_specs.given()
-    roles = ROLES_OF[strategy]
-    for role in given.keys() - roles:
+    roles = job.spec.rules.roles
+    for name in given.keys() - roles:
+        which = "its only role is" if len(roles) == 1 else "its roles are"
         yield Fault(
-            f"spec.replicaSpecs.{role}", f"strategy {strategy} has no {role}: its roles are {_list(roles)}"
+            f"spec.replicaSpecs.{name}", f"strategy {strategy} has no {name}: {which} {_list([*roles])}"
         )
-    for role in ("worker", "ps"):
-        if role in roles and role not in given:
-            yield Fault(f"spec.replicaSpecs.{role}", f"required by strategy {strategy}")
-    for own, block, value in (
-        (Strategy.HOROVOD, "horovod", job.spec.horovod),
-        (Strategy.PARAMETER_SERVER, "parameterServer", job.spec.parameter_server),
-    ):
-        if strategy is not own and value is not None:
+    for name in job.spec.rules.names(lambda role: role.required):
+        if name not in given:
+            yield Fault(f"spec.replicaSpecs.{name}", f"required by strategy {strategy}")
+    for own in RULES.values():
+        if own.name != strategy and own.block is not None and getattr(job.spec, own.block) is not None:
             yield Fault(
-                f"spec.{block}", f"belongs to strategy {own}, and this job's is {strategy}: remove it"
+                f"spec.{JobSpec.model_fields[own.block].alias}",
+                f"belongs to strategy {own.name}, and this job's is {strategy}: remove it",
             )
-    launcher = given.get("launcher")
-    if launcher is not None and strategy is Strategy.HOROVOD:
-        if launcher.replicas != 1:
-            yield Fault("spec.replicaSpecs.launcher.replicas", f"must be 1, got {launcher.replicas}")
-        if launcher.gpus:
-            yield Fault(
-                "spec.replicaSpecs.launcher.gpus", "must be 0: the launcher trains nothing; give workers gpus"
-            )
+    for name, role in roles.items():
+        if (replica := given.get(name)) is None:
+            continue
+        if role.most_replicas == 1 and replica.replicas != 1:
+            yield Fault(f"spec.replicaSpecs.{name}.replicas", f"must be 1, got {replica.replicas}")
+        if role.without_gpus and replica.gpus:
+            yield Fault(f"spec.replicaSpecs.{name}.gpus", f"must be 0: {role.without_gpus}")
 
 
 def _list(words: Sequence[str]) -> str:
-    return f"{', '.join(words[:-1])} and {words[-1]}"
+    *first, last = words
+    return f"{', '.join(first)} and {last}" if first else last
 
 
 def _program(job: Job) -> Iterator[Fault]:
@@ -164,11 +160,13 @@ def _image(path: str, image: str) -> Iterator[Fault]:
 
 
 def _each_has_a_command(job: Job) -> bool:
-    """Whether the templates say all that is to be run: the launcher's, or that of every replica."""
-    given = job.spec.replica_specs.given()
-    if job.spec.strategy is Strategy.HOROVOD:
-        return bool(own_program(given.get("launcher"))[0])
-    return all(own_program(given.get(role))[0] for role in {"chief", *given})
+    """Whether the template of every role that runs the program has a command of its own."""
+    given, roles = job.spec.replica_specs.given(), job.spec.rules.roles
+    return all(
+        own_program(given.get(name))[0]
+        for name, role in roles.items()
+        if role.runs_program and (role.implied or name in given)
+    )
 
 
 def own_program(replica: ReplicaSpec | None) -> tuple[list[str], list[str]]:
@@ -230,9 +228,7 @@ def _replicas(job: Job) -> Iterator[Fault]:
 def _volumes(job: Job) -> list[str]:
     """The volumes that a replica's pod has, whatever its template says."""
     volumes = [WORKSPACE_VOLUME, RUN_VOLUME, CONFIG_VOLUME, SHM_VOLUME]
-    if job.spec.strategy is not Strategy.HOROVOD:
-        return volumes
-    return [*volumes, *(VOLUMES if job.spec.by_mpi_operator else (SSH_VOLUME,))]
+    return [*volumes, *job.spec.rules.volumes(job.spec)]
 
 
 def _resources(path: str, replica: ReplicaSpec, accelerator: str) -> Iterator[Fault]:

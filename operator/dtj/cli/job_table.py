@@ -88,7 +88,7 @@ def _cells(job: DistributedTrainingJob, now: datetime) -> list[str | Text]:
     return [
         job.name,
         phase_text(job),
-        job.spec.strategy.value,
+        job.spec.strategy,
         str(worker.replicas) if worker else UNKNOWN,
         f"{percent:.1f}%" if percent is not None else UNKNOWN,
         rate(status.progress.examples_per_second if status.progress else None),

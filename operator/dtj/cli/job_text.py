@@ -8,26 +8,21 @@ from dataclasses import dataclass, replace
 from importlib.metadata import version
 from typing import Any
 
-from dtj.api.base import ApiModel
+from dtj.api.base import ApiModel, model_of
 from dtj.api.identity import API_VERSION, KIND
 from dtj.api.spec import (
     Accelerator,
     ArtifactStore,
     Data,
     JobSpec,
-    ParameterServer,
     ReplicaSpec,
     ReplicaSpecs,
     RunPolicy,
-    Strategy,
 )
+from dtj.api.strategies import RULES
 from dtj.api.yaml_text import dump
 
 _ONE_LINE = 1 << 30
-_DEFAULTS = {
-    Strategy.HOROVOD: ("dtj-trainer-horovod", "horovod_image_classification"),
-    Strategy.PARAMETER_SERVER: ("dtj-trainer-tensorflow", "ps_image_classification"),
-}
 
 
 @dataclass(frozen=True)
@@ -35,7 +30,7 @@ class Answers:
     """What a new job is to be; an empty text: not given."""
 
     name: str = "training"
-    strategy: Strategy = Strategy.HOROVOD
+    strategy: str = next(iter(RULES))
     image: str = ""
     command: str = ""
     workers: int = 2
@@ -49,10 +44,10 @@ class Answers:
 
     def shown(self, option: str) -> str:
         """An answer as text; where it was not given, what is taken then."""
-        image, program = _DEFAULTS[self.strategy]
+        starter = RULES[self.strategy].starter
         defaults = {
-            "image": f"{image}:{version('dtj')}",
-            "command": f"python -m dtj_trainer.programs.{program}",
+            "image": f"{starter.image}:{version('dtj')}",
+            "command": f"python -m dtj_trainer.programs.{starter.module}",
         }
         return str(getattr(self, option) or defaults.get(option, getattr(self, option)))
 
@@ -63,7 +58,6 @@ def job_text(answers: Answers) -> str:
 
 
 def _lines(answers: Answers) -> Iterator[str]:
-    servers = answers.strategy is Strategy.PARAMETER_SERVER
     yield "# A job of `dtj`: `dtj validate` checks this file, `dtj run` trains on this machine,"
     yield "# `dtj submit` on a cluster. What is commented out shows the default, or an example."
     yield f"apiVersion: {API_VERSION}"
@@ -71,7 +65,7 @@ def _lines(answers: Answers) -> Iterator[str]:
     yield "metadata:"
     yield f"  name: {_inline(answers.name)}"
     yield "spec:"
-    yield from _field(1, JobSpec, "strategy", answers.strategy.value)
+    yield from _field(1, JobSpec, "strategy", answers.strategy)
     yield from _field(1, JobSpec, "image", answers.shown("image"))
     if answers.gpus and answers.shown("image") == replace(answers, image="").shown("image"):
         yield from _comment(1, "This image is for CPUs: docs/gpu-images.md of dtj builds one for GPUs.")
@@ -79,21 +73,14 @@ def _lines(answers: Answers) -> Iterator[str]:
     yield from _field(1, JobSpec, "env", [{"name": "OMP_NUM_THREADS", "value": "1"}], unused=True)
     yield from _comment(1, _described(JobSpec, "replica_specs"))
     yield "  replicaSpecs:"
-    yield from _comment(2, _described(ReplicaSpecs, "worker"))
-    yield "    worker:"
-    yield from _field(3, ReplicaSpec, "replicas", answers.workers)
-    yield from _field(3, ReplicaSpec, "gpus", answers.gpus)
-    resources = {"requests": {"cpu": 4, "memory": "16Gi"}, "limits": {"memory": "16Gi"}}
-    yield from _field(3, ReplicaSpec, "resources", resources, unused=True)
-    if servers:
-        yield from _comment(2, _described(ReplicaSpecs, "ps"))
-        yield "    ps:"
-        yield f"      replicas: {answers.ps}"
-        if answers.evaluator:
-            yield from _comment(2, _described(ReplicaSpecs, "evaluator"))
-            yield "    evaluator: {replicas: 1}"
-        yield "  parameterServer:"
-        yield from _field(2, ParameterServer, "updates", "Asynchronous")
+    rules = RULES[answers.strategy]
+    for role in rules.names(lambda role: role.option):
+        yield from _role(role, answers)
+    block = JobSpec.model_fields[rules.block] if rules.block else None
+    if block is not None and (model := model_of(block.annotation)) and rules.starter.block:
+        yield f"  {block.alias}:"
+        for name, value in rules.starter.block.items():
+            yield from _field(2, model, name, value)
     yield from _field(1, JobSpec, "accelerator", {"resourceName": Accelerator().resource_name}, unused=True)
     yield from _data(answers)
     yield from _artifacts(answers)
@@ -105,6 +92,25 @@ def _lines(answers: Answers) -> Iterator[str]:
     yield from _field(2, RunPolicy, "start_deadline_seconds", 900, unused=True)
     yield from _field(2, RunPolicy, "clean_pod_policy", policy.clean_pod_policy.value)
     yield from _field(2, RunPolicy, "ttl_seconds_after_finished", 604800, unused=True)
+
+
+def _role(name: str, answers: Answers) -> Iterator[str]:
+    """The entry of a role. That of the workers explains the fields, which every role has."""
+    asked = getattr(answers, RULES[answers.strategy].roles[name].option or "")
+    if asked is False:
+        return
+    yield from _comment(2, _described(ReplicaSpecs, name))
+    if asked is True:
+        yield f"    {name}: {{replicas: 1}}"
+        return
+    yield f"    {name}:"
+    if name != RULES[answers.strategy].role_of_option("workers"):
+        yield f"      replicas: {asked}"
+        return
+    yield from _field(3, ReplicaSpec, "replicas", asked)
+    yield from _field(3, ReplicaSpec, "gpus", answers.gpus)
+    resources = {"requests": {"cpu": 4, "memory": "16Gi"}, "limits": {"memory": "16Gi"}}
+    yield from _field(3, ReplicaSpec, "resources", resources, unused=True)
 
 
 def _data(answers: Answers) -> Iterator[str]:

@@ -11,7 +11,7 @@ import typer
 
 from dtj.api.errors import Unusable
 from dtj.api.job_file import read_job_file
-from dtj.api.spec import Strategy
+from dtj.api.strategies import RULES, listed
 from dtj.cli.job_files import STANDARD_INPUT
 from dtj.cli.job_text import Answers, job_text
 from dtj.cli.terminal import echo, errors, output
@@ -19,7 +19,7 @@ from dtj.cli.terminal import echo, errors, output
 # Option, question, and the field of a job that its answer goes to.
 _QUESTIONS = (
     ("name", "Name of the job", "metadata.name"),
-    ("strategy", "Strategy: Horovod or ParameterServer", "spec.strategy"),
+    ("strategy", f"Strategy: {listed('or')}", "spec.strategy"),
     ("image", "Container image", "spec.image"),
     ("command", "Program of each replica", "spec.command"),
     ("workers", "Workers", "spec.replicaSpecs.worker.replicas"),
@@ -36,7 +36,9 @@ _NUMBERS = ("workers", "ps", "gpus")
 
 def new(
     name: Annotated[str | None, typer.Argument(help="Name of the job.")] = None,
-    strategy: Annotated[Strategy | None, typer.Option(help="How its ranks work together.")] = None,
+    strategy: Annotated[
+        str | None, typer.Option(metavar="|".join(RULES), help="How its ranks work together.")
+    ] = None,
     image: Annotated[str | None, typer.Option(help="Container image; default: the strategy's.")] = None,
     command: Annotated[
         str | None, typer.Option(help='Program with its arguments, e.g. "python train.py --epochs=3".')
@@ -70,16 +72,13 @@ def new(
     dtj new mnist --strategy ParameterServer --ps 2 --yes --output - | dtj validate -
     ```
     """
-    if strategy is None and (ps is not None or evaluator):
-        strategy = Strategy.PARAMETER_SERVER
+    asked = [option for option, given in (("ps", ps is not None), ("evaluator", evaluator)) if given]
+    strategy = _strategy(strategy, asked)
     given: dict[str, Any] = {
         "name": name, "strategy": strategy, "image": image, "command": command, "workers": workers, "ps": ps,
         "gpus": gpus, "data": data, "artifacts": artifacts, "endpoint": endpoint, "secret": secret,
     }  # fmt: skip
     answers = replace(Answers(), evaluator=evaluator, **{k: v for k, v in given.items() if v is not None})
-    if strategy is Strategy.HOROVOD and (ps is not None or evaluator):
-        flag = "--evaluator" if ps is None else "--ps"
-        raise Unusable(f"{flag} goes with --strategy {Strategy.PARAMETER_SERVER}")
     missing = [option for option, value in given.items() if value is None]
     if (name or output_file) and not force and (known := output_file or Path(f"{name}.yaml")).exists():
         raise _is_there(known)  # rather than ask for answers in vain
@@ -93,6 +92,19 @@ def new(
     if wrong:
         raise Unusable("; ".join(f"{_given_as(fault.field)}: {fault.message}" for fault in wrong))
     _write(output_file or Path(f"{answers.name}.yaml"), text, force=force)
+
+
+def _strategy(given: str | None, asked: list[str]) -> str | None:
+    """The strategy by its name in any case, or the one that has the roles asked for. Raises Unusable."""
+    having = [name for name, rules in RULES.items() if all(map(rules.role_of_option, asked))]
+    if given is None:
+        return having[0] if asked and having else None
+    known = next((name for name in RULES if name.lower() == given.lower()), None)
+    if known is None:
+        raise Unusable(f"--strategy must be {listed('or')}, got {given}")
+    if known not in having:
+        raise Unusable(f"--{asked[0]} goes with --strategy {' or '.join(having)}")
+    return known
 
 
 def _given_as(field: str) -> str:
@@ -125,8 +137,8 @@ def _asked(answers: Answers, missing: list[str]) -> Answers:
 
 def _concerns(option: str, answers: Answers) -> bool:
     """Whether a question makes sense after the answers so far."""
-    if option == "ps":
-        return answers.strategy is Strategy.PARAMETER_SERVER
+    if option in ("workers", "ps"):
+        return RULES[answers.strategy].role_of_option(option) is not None
     return bool(answers.artifacts) or option not in ("endpoint", "secret")
 
 
@@ -138,7 +150,7 @@ def _answer(answers: Answers, option: str, question: str, field: str) -> Answers
         try:
             tried = replace(answers, **{option: _value(option, said)})
             wrong = [f.message for f in read_job_file(job_text(tried), "job").faults if f.field == field]
-        except ValueError as error:
+        except (ValueError, Unusable) as error:
             wrong = [str(error)]
         if not wrong:
             return tried
@@ -147,7 +159,9 @@ def _answer(answers: Answers, option: str, question: str, field: str) -> Answers
 
 def _value(option: str, said: str) -> Any:
     if option == "strategy":
-        return next((s for s in Strategy if s.lower() == said.lower()), None) or Strategy(said)
+        if (known := _strategy(said, [])) is None:
+            raise ValueError(said)
+        return known
     if option in _NUMBERS:
         return int(said)
     return said

@@ -12,13 +12,11 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from dtj.api.spec import Strategy
 from dtj.api.status import Condition, ConditionStatus, ConditionType, Failure, JobStatus
 from dtj.cli.durations import brief
 from dtj.cli.job_table import UNKNOWN, age, event_table, phase_text, rate
 from dtj.cli.replica_state import replica_state
 from dtj.cli.tables import columns
-from dtj.plan.horovod import slots_per_worker
 from dtj.status.times import seconds_since
 
 if TYPE_CHECKING:
@@ -153,11 +151,10 @@ def _roles(status: JobStatus) -> Table:
 
 def ranks_of(job: DistributedTrainingJob, pod: PodView) -> str:
     """The ranks that run in a pod."""
-    if job.spec.strategy is not Strategy.HOROVOD or pod.role != "worker":
+    ranks = job.spec.rules.ranks_of(job.spec, pod.role, pod.index)
+    if not ranks:
         return UNKNOWN
-    slots = slots_per_worker(job.job)
-    first = pod.index * slots
-    return str(first) if slots == 1 else f"{first}-{first + slots - 1}"
+    return str(ranks[0]) if len(ranks) == 1 else f"{ranks[0]}-{ranks[-1]}"
 
 
 def _conditions(conditions: Sequence[Condition], now: datetime) -> Table:

@@ -26,11 +26,11 @@ from dtj.api.spec import (
     Resume,
     RunPolicy,
     StallPolicy,
-    Strategy,
     TensorBoard,
     Updates,
 )
 from dtj.api.status import ConditionType, JobStatus, Phase, ProgressStatus
+from dtj.api.strategies import Strategy
 from dtj.client.artifacts import Artifacts, StoredCheckpoint
 from dtj.client.resource import DistributedTrainingJob, InvalidJobError, Metadata
 from dtj.client.views import JobEvent, LogLine, PodUsage

@@ -6,13 +6,13 @@ import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from datetime import datetime
+from functools import cached_property
 
 from dtj.api.errors import Unusable
 from dtj.api.job import Job
-from dtj.api.spec import Strategy
-from dtj.api.validation import ROLES_OF, faults
+from dtj.api.strategy import pods_of
+from dtj.api.validation import faults
 from dtj.client.views import LogLine
-from dtj.plan.horovod import slots_per_worker
 from dtj.plan.job import plan_job
 from dtj.status.pods import PodView
 
@@ -30,24 +30,26 @@ class Selection:
     rank: int | None = None
 
     def __post_init__(self) -> None:
-        strategy = self.job.spec.strategy
-        if self.role is not None and self.role not in ROLES_OF[strategy]:
+        rules = self.job.spec.rules
+        if self.role is not None and self.role not in rules.roles:
             raise Unusable(
-                f"strategy {strategy} has no {self.role}: its roles are {', '.join(ROLES_OF[strategy])}"
+                f"strategy {rules.name} has no {self.role}: its roles are {', '.join(rules.roles)}"
             )
-        if self.rank is not None and not self._ranked:
-            raise Unusable(f"a {strategy} job has no ranks", "choose by role and index")
+        if self.rank is not None and not rules.ranked:
+            raise Unusable(f"a {rules.name} job has no ranks", "choose by role and index")
         if self.rank is not None and (self.role is not None or self.index is not None):
             raise Unusable("give a rank, or role and index, not both")
         if self.index is not None and self.role is None:
             raise Unusable("an index needs a role", "e.g. role worker, index 1")
 
     def has_pod(self, role: str, index: int) -> bool:
-        """Whether the log of this pod has such lines. The launcher's has those of all ranks."""
-        if self._ranked and role == "launcher":
+        """Whether the log of this pod has such lines. A collector's log has those of all ranks."""
+        if role in self._collectors:
             return True
-        if self._ranked and self.role is None:
+        if self._collectors and self.role is None:
             return False
+        if self.rank is not None:
+            return self._pods_of_ranks.get(self.rank) == (role, index)
         return (self.role in (None, role)) and (self.index in (None, index))
 
     def has_all(self, pods: Iterable[PodView]) -> bool:
@@ -62,32 +64,49 @@ class Selection:
     @property
     def of_whole_pods(self) -> bool:
         """Whether every line of its pods is asked for."""
-        return not self._ranked or (self.role is None and self.rank is None)
+        return not self._collectors or (self.role is None and self.rank is None)
 
     def wants(self, source: str) -> bool:
         """Whether a line of this source is asked for."""
         ranked = re.fullmatch(r"rank (\d+)", source)
-        if self.rank is not None:
-            return source == f"rank {self.rank}"
-        if self.role is None:
-            return True
-        if ranked:
-            worker = int(ranked[1]) // slots_per_worker(self.job)
-            return self.role == "worker" and self.index in (None, worker)
         role, _, index = source.rpartition("-")
-        return role == self.role and (self.index is None or index == str(self.index))
+        if ranked:
+            if self.rank is not None:
+                return int(ranked[1]) == self.rank
+            role, number = self._pods_of_ranks.get(int(ranked[1]), ("", -1))
+            index = str(number)
+        elif self.rank is not None:
+            # Without a collector, the log of a rank's pod is the log of the rank.
+            return not self._collectors and (role, index) == self._pod_of_rank
+        return self.role is None or (role == self.role and (self.index is None or index == str(self.index)))
 
     def files(self, names: Sequence[str]) -> list[str]:
-        """Which log files of an attempt have the lines: the launcher's alone where it has all that is wanted."""
-        if not self._ranked:
-            return [name for name in names if self.wants(name)]
-        if self.role in (None, "launcher") and self.rank is None and "launcher-0" in names:
-            return ["launcher-0"]
+        """Which log files of an attempt have the lines: a collector's alone where it has all that is wanted."""
+        for collector in self._collectors:
+            if self.role in (None, collector) and self.rank is None and f"{collector}-0" in names:
+                return [f"{collector}-0"]
         return [name for name in names if self.wants(source_of(name))]
 
     @property
-    def _ranked(self) -> bool:
-        return self.job.spec.strategy is Strategy.HOROVOD
+    def _collectors(self) -> tuple[str, ...]:
+        """The roles whose log has the lines of all ranks."""
+        return self.job.spec.rules.names(lambda role: role.collects_ranks)
+
+    @property
+    def _pod_of_rank(self) -> tuple[str, str] | None:
+        role, index = self._pods_of_ranks.get(-1 if self.rank is None else self.rank, ("", -1))
+        return (role, str(index)) if role else None
+
+    @cached_property
+    def _pods_of_ranks(self) -> dict[int, tuple[str, int]]:
+        """Role and index of each rank's pod."""
+        spec = self.job.spec
+        return {
+            rank: (role, index)
+            for role, count in pods_of(spec, spec.rules)
+            for index in range(count)
+            for rank in spec.rules.ranks_of(spec, role, index)
+        }
 
 
 def source_of(file: str) -> str:

@@ -30,7 +30,7 @@ _REMEDIES = {
 
 def probe_pod(job: Job, plan: Plan) -> Manifest:
     """A pod as a worker's: its image, user, service account and Secret, small, and never scheduled for long."""
-    like = plan.pod(next(replica for replica in plan.replicas if replica.role == "worker"))
+    like = plan.pod(plan.replicas[0])
     trainer = next(c for c in like["spec"]["containers"] if c["name"] == TRAINER_CONTAINER)
     name = f"dtj-doctor-{secrets.token_hex(3)}"
     data = job.spec.data.uri if job.spec.data else ""

@@ -14,7 +14,6 @@ from pathlib import Path
 
 from dtj.api.errors import Unusable
 from dtj.api.job import Job
-from dtj.api.spec import Strategy
 from dtj.local.plan import trainer
 from dtj.plan.model import Plan
 from dtj_trainer import contract
@@ -37,9 +36,13 @@ def check_machine(job: Job) -> None:
         )
     if shutil.which("dtj-launch", path=_search_path()) is None:
         raise Unusable("dtj-launch is not beside this Python", "pip install 'dtj[trainer]'")
-    horovod = job.spec.strategy is Strategy.HOROVOD
-    if horovod and not any(shutil.which(p, path=_search_path()) for p in ("mpirun", "horovodrun")):
-        raise Unusable("neither mpirun nor horovodrun is installed, which start Horovod's ranks", _HOROVOD)
+    needed = job.spec.rules.executables
+    if needed and not any(shutil.which(program, path=_search_path()) for program in needed):
+        *first, last = needed
+        missing = f"neither {', '.join(first)} nor {last} is" if first else f"{last} is not"
+        raise Unusable(
+            f"{missing} installed, which starts the ranks of strategy {job.spec.strategy}", _HOROVOD
+        )
     for word in (*job.spec.command, *job.spec.args):
         for package in _FRAMEWORKS.get(word, ()):
             if importlib.util.find_spec(package) is None:
@@ -82,7 +85,7 @@ def share_gpus(job: Job, plan: Plan, devices: Sequence[str]) -> dict[str, list[s
             f"the job asks for {total} GPUs, this machine has {len(devices)} that it may use",
             "ask for fewer (replicas, gpus), widen CUDA_VISIBLE_DEVICES, or run it on a cluster: dtj submit FILE",
         )
-    if job.spec.strategy is Strategy.HOROVOD:
+    if job.spec.rules.shares_gpus:
         return {name: list(devices[:total]) for name, count in wanted.items() if count}
     left = iter(devices)
     return {name: [next(left) for _ in range(count)] for name, count in wanted.items() if count}

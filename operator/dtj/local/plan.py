@@ -8,11 +8,11 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 
+from dtj.api.horovod import LAUNCHER, WORKER
 from dtj.api.identity import LABEL_INDEX, LABEL_ROLE
 from dtj.api.job import Manifest
 from dtj.api.names import host_name
 from dtj.api.validation import TRAINER_CONTAINER
-from dtj.plan.horovod import LAUNCHER, WORKER
 from dtj.plan.model import Plan
 from dtj.plan.start import START
 from dtj_trainer import contract

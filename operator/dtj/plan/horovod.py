@@ -6,17 +6,15 @@ reads in its place.
 
 from __future__ import annotations
 
+from dtj.api.horovod import LAUNCHER, SSH_VOLUME, WORKER, slots_per_worker
 from dtj.api.job import Job, Manifest
 from dtj.api.names import host_name, ssh_secret_name
-from dtj.api.spec import Horovod, ReplicaSpec, Resources
-from dtj.api.validation import CONFIG_VOLUME, SSH_VOLUME, TRAINER_CONTAINER, own_program
+from dtj.api.spec import ReplicaSpec, Resources
+from dtj.api.validation import CONFIG_VOLUME, TRAINER_CONTAINER, own_program
 from dtj.plan.model import Plan, Replica
 from dtj.plan.pods import HIDDEN_GPUS, headless_service, metadata, replica_pod, replicas
 from dtj.plan.start import START, config_map, script
 from dtj_trainer import contract
-
-LAUNCHER = "launcher"
-WORKER = "worker"
 
 HOSTFILE = contract.CONFIG_DIR / "hostfile"
 SSH_CONFIG_FILE = contract.CONFIG_DIR / "ssh_config"
@@ -70,18 +68,12 @@ SSHD_CONFIG = sshd_config(f"{contract.SSH_DIR}/ssh_key")
 SSH_CONFIG = ssh_config(f"{contract.SSH_DIR}/ssh_key", f"{contract.SSH_DIR}/known_hosts")
 
 
-def slots_per_worker(job: Job) -> int:
-    """Ranks in each worker pod."""
-    worker = job.spec.replica_specs.worker or ReplicaSpec()
-    return (job.spec.horovod or Horovod()).slots_per_worker or worker.gpus or 1
-
-
 def sizes(job: Job) -> dict[str, str]:
     """Variables that say how many ranks there are."""
     worker = job.spec.replica_specs.worker or ReplicaSpec()
     return {
-        contract.ENV_WORLD_SIZE: str(worker.replicas * slots_per_worker(job)),
-        contract.ENV_SLOTS_PER_WORKER: str(slots_per_worker(job)),
+        contract.ENV_WORLD_SIZE: str(worker.replicas * slots_per_worker(job.spec)),
+        contract.ENV_SLOTS_PER_WORKER: str(slots_per_worker(job.spec)),
     }
 
 
@@ -158,7 +150,7 @@ def ssh_secret(job: Job, private_key: str, public_key: str) -> Manifest:
 
 def hostfile(job: Job, workers: int) -> str:
     """Open MPI's list of hosts."""
-    slots = slots_per_worker(job)
+    slots = slots_per_worker(job.spec)
     return "".join(
         f"{host_name(job.name, job.namespace, WORKER, index)} slots={slots}\n" for index in range(workers)
     )
@@ -222,7 +214,7 @@ def _ssh_volume(job: Job) -> Manifest:
 
 
 def _mpi_environment(job: Job) -> dict[str, str]:
-    slots = str(slots_per_worker(job))
+    slots = str(slots_per_worker(job.spec))
     return {
         "OMPI_MCA_orte_keep_fqdn_hostnames": "true",
         "OMPI_MCA_orte_default_hostfile": str(HOSTFILE),

@@ -5,12 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 
 from dtj.api.job import POD_USER, Job
-from dtj.api.spec import Strategy
 from dtj.plan.gang import in_a_gang
-from dtj.plan.horovod import horovod_plan
 from dtj.plan.model import Plan
-from dtj.plan.mpijob import mpijob_plan
-from dtj.plan.parameter_server import parameter_server_plan
+from dtj.plan.strategies import PLANS
 from dtj.plan.tensorboard import DEFAULT_IMAGE, tensorboard
 
 
@@ -25,12 +22,4 @@ def plan_job(job: Job, tensorboard_image: str = DEFAULT_IMAGE, pod_user: int | N
 
 def plan_without_gang(job: Job, tensorboard_image: str = DEFAULT_IMAGE) -> Plan:
     """The same where nobody else places the pods, whatever the job's schedulingPolicy says."""
-    return replace(_training(job), tensorboard=tensorboard(job, tensorboard_image))
-
-
-def _training(job: Job) -> Plan:
-    match job.spec.strategy:
-        case Strategy.HOROVOD:
-            return mpijob_plan(job) if job.spec.by_mpi_operator else horovod_plan(job)
-        case Strategy.PARAMETER_SERVER:
-            return parameter_server_plan(job)
+    return replace(PLANS[job.spec.strategy](job), tensorboard=tensorboard(job, tensorboard_image))

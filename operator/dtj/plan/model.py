@@ -49,6 +49,8 @@ class Plan:
     """Names of the pods that serve PROGRESS_PORT."""
     evaluator: str | None = None
     """Name of the pod that measures checkpoints beside the training, where there is one: the job does not need it."""
+    evaluator_timeout: float = 0.0
+    """Seconds that the evaluator gets after the end of the training."""
     waits_itself: bool = False
     """Whether the last stage's containers wait for those before: they need only run, where that takes no time."""
     network_policy: Manifest | None = None

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
+from dtj.api.horovod import LAUNCHER, WORKER, slots_per_worker
 from dtj.api.identity import LABEL_ATTEMPT, LABEL_INDEX, LABEL_UID
 from dtj.api.job import Job, Manifest
 from dtj.api.mpijob import (
@@ -26,15 +27,12 @@ from dtj.api.spec import ReplicaSpec
 from dtj.api.validation import CONFIG_VOLUME, TRAINER_CONTAINER, own_program
 from dtj.plan.horovod import (
     DEFAULT_LAUNCHER,
-    LAUNCHER,
     LAUNCHER_WAITS,
     SSH_CONFIG_FILE,
-    WORKER,
     horovod_plan,
     hostfile,
     ranks_that_do_not_wait,
     sizes,
-    slots_per_worker,
     ssh_config,
     sshd_config,
     worker_container,
@@ -81,7 +79,7 @@ def _mpijob(job: Job, workers: int) -> Manifest:
         "kind": MPIJOB_KIND,
         "metadata": made,
         "spec": {
-            "slotsPerWorker": slots_per_worker(job),
+            "slotsPerWorker": slots_per_worker(job.spec),
             "sshAuthMountPath": str(contract.SSH_DIR),
             "mpiImplementation": "OpenMPI",
             # Else the launcher would wait for workers that have no node yet, and give up. It holds only for an MPIJob
@@ -162,7 +160,7 @@ def _mpi_environment(job: Job) -> dict[str, str]:
         "OMPI_MCA_plm_rsh_agent": agent,
         "PRTE_MCA_prte_keep_fqdn_hostnames": "true",
         "PRTE_MCA_prte_default_hostfile": HOSTFILE,
-        "PRTE_MCA_prte_set_default_slots": str(slots_per_worker(job)),
+        "PRTE_MCA_prte_set_default_slots": str(slots_per_worker(job.spec)),
         "PRTE_MCA_plm_ssh_agent": agent,
         "PRTE_MCA_plm_ssh_args": "-o ConnectionAttempts=10",
     }

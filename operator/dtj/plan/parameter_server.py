@@ -11,14 +11,13 @@ from collections.abc import Mapping
 
 from dtj.api.job import Job, Manifest
 from dtj.api.names import config_name, host_name
+from dtj.api.parameter_server import CHIEF, EVALUATOR, PS, WORKER
 from dtj.api.spec import ChiefSpec, ParameterServer, ReplicaSpec, Resources
 from dtj.api.validation import TRAINER_CONTAINER, own_program
 from dtj.plan.model import Plan, Replica
 from dtj.plan.pods import HIDDEN_GPUS, headless_service, replica_pod, replicas
 from dtj.plan.start import START, config_map
 from dtj_trainer import contract
-
-CHIEF, WORKER, PS, EVALUATOR = "chief", "worker", "ps", "evaluator"
 
 _DEFAULT_CHIEF = ChiefSpec(resources=Resources(requests={"cpu": "500m", "memory": "1Gi"}))
 # gRPC as TensorFlow sets it up: it gives a connection up when what was sent is not acknowledged for so long, and not
@@ -55,6 +54,7 @@ def parameter_server_plan(job: Job) -> Plan:
         reporter=names[CHIEF][0],
         answering=frozenset(name for role in names for name in names[role]),
         evaluator=next(iter(names.get(EVALUATOR, ())), None),
+        evaluator_timeout=(job.spec.parameter_server or ParameterServer()).evaluator_timeout_seconds,
         restarts_with={
             name: state if role in (PS, CHIEF) else frozenset({name})
             for role in names

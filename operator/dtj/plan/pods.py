@@ -214,7 +214,7 @@ def _environment(job: Job, replica: Replica) -> dict[str, str]:
         contract.ENV_ATTEMPT: str(replica.attempt),
         contract.ENV_ROLE: replica.role,
         contract.ENV_INDEX: str(replica.index),
-        contract.ENV_STRATEGY: job.spec.strategy.value,
+        contract.ENV_STRATEGY: job.spec.strategy,
         contract.ENV_PROGRESS_PORT: str(contract.PROGRESS_PORT),
         "PYTHONUNBUFFERED": "1",
     }

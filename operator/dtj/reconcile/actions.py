@@ -9,7 +9,6 @@ from dtj.api.job import Job, Manifest
 from dtj.api.spec import CleanPodPolicy, Resume
 from dtj.api.status import ConditionType
 from dtj.plan.model import Plan, Replica
-from dtj.plan.parameter_server import CHIEF
 from dtj.reconcile.expectation import stored_attempts
 from dtj.reconcile.view import Owned
 from dtj.status.cleaning import ends_pods
@@ -145,8 +144,7 @@ def actions(
     if plan is not None:
         attempts = plan.attempts
     else:
-        alone = evaluation.status.replica_attempts is not None or any(pod.role == CHIEF for pod in pods)
-        attempts = stored_attempts(job, evaluation.status, [pod.name for pod in pods], alone=alone)
+        attempts = stored_attempts(job, evaluation.status, [pod.name for pod in pods])
     keep = job.spec.run_policy.clean_pod_policy is CleanPodPolicy.NONE
     result = forced + [
         DeletePod(pod.name, pod.uid)

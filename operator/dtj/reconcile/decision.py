@@ -11,7 +11,8 @@ from pydantic import ValidationError
 
 from dtj.api.checking import check
 from dtj.api.job import Fault, Job, Manifest, read_status
-from dtj.api.spec import JobSpec, ReplicaSpecs, RunPolicy, Strategy
+from dtj.api.spec import JobSpec, ReplicaSpecs, RunPolicy
+from dtj.api.strategies import RULES, UNKNOWN
 from dtj.plan.model import Plan
 from dtj.reconcile.actions import Action, actions
 from dtj.reconcile.delegation import delegated_actions, look_again
@@ -90,9 +91,10 @@ def read(manifest: Manifest) -> tuple[Job, list[Fault]]:
 def _readable(spec: Any) -> JobSpec:
     """A spec that makes no pods: how the job is retried, suspended and cleaned up, as far as that can be read."""
     given: Mapping[str, Any] = spec if isinstance(spec, dict) else {}
-    strategies = [strategy for strategy in Strategy if strategy.value == given.get("strategy")]
-    return JobSpec(
-        strategy=strategies[0] if strategies else Strategy.HOROVOD,
+    strategy = given.get("strategy")
+    # Not validated: a name that is not registered is no valid spec.
+    return JobSpec.model_construct(
+        strategy=strategy if isinstance(strategy, str) and strategy in RULES else UNKNOWN.name,
         image="unknown",
         replica_specs=ReplicaSpecs(),
         run_policy=_run_policy(given.get("runPolicy")),

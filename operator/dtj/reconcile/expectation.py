@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 from dtj.api.job import Job
 from dtj.api.names import pod_name
-from dtj.api.spec import ParameterServer
 from dtj.api.status import JobStatus
-from dtj.plan.horovod import LAUNCHER, WORKER
+from dtj.api.strategy import Role
 from dtj.plan.model import Plan
-from dtj.plan.parameter_server import CHIEF, EVALUATOR, PS
 from dtj.plan.pods import artifacts_uri
 from dtj.status.delegated import with_launcher
 from dtj.status.observed import Expected
@@ -33,7 +31,7 @@ def expectation(job: Job, plan: Plan, pods: Sequence[PodView]) -> Expected:
         workload=plan.workload,
         all_or_nothing=plan.all_or_nothing,
         created_last=plan.created_last,
-        evaluator_timeout=(job.spec.parameter_server or ParameterServer()).evaluator_timeout_seconds,
+        evaluator_timeout=plan.evaluator_timeout,
     )
     return with_launcher(expected, pods, max(job.status.attempt, 1)) if plan.mpijob else expected
 
@@ -46,32 +44,38 @@ def stored_expectation(job: Job, pods: Sequence[PodView]) -> Expected | None:
     """
     status, attempt = job.status, max(job.status.attempt, 1)
     roles = {role: count.desired for role, count in status.replica_statuses.items() if count.desired}
-    decisive = next((role for role in (LAUNCHER, CHIEF) if role in roles), None)
-    if decisive is None:
-        return None
+    rules = job.spec.rules
     names = {role: [pod_name(job.name, role, index) for index in range(roles[role])] for role in roles}
-    alone = decisive == CHIEF
-    state = frozenset(names.get(PS, []) + names[decisive])
-    last = names[decisive] + names.get(EVALUATOR, [])
+
+    def of(rule: Callable[[Role], object]) -> list[str]:
+        return [name for role in rules.names(rule) for name in names.get(role, ())]
+
+    decisive, evaluators = of(lambda role: role.decides), of(lambda role: role.evaluates)
+    if not decisive:
+        return None
+    # The stored status may name roles that the strategy does not have: their pods end with the job.
+    last = of(lambda role: not role.created_first)
     first = [name for role in roles for name in names[role] if name not in last]
+    state = frozenset(of(lambda role: role.holds_state))
     expected = Expected(
         replicas=roles,
-        stages=[first, last],
-        decisive=names[decisive],
-        reporter=names[decisive if alone else WORKER][0],
+        stages=[stage for stage in (first, last) if stage],
+        decisive=decisive,
+        reporter=next(iter(of(lambda role: role.reports)), decisive[0]),
         artifacts_uri=status.artifacts.uri if status.artifacts else None,
-        attempts=stored_attempts(job, status, first + last, alone=alone),
+        attempts=stored_attempts(job, status, first + last),
         restarts_with={name: state if name in state else frozenset({name}) for name in first + last}
-        if alone
+        if rules.restarts_alone
         else None,
-        evaluator=next(iter(names.get(EVALUATOR, [])), None),
-        created_last=frozenset(names[decisive]),
+        evaluator=next(iter(evaluators), None),
+        created_last=frozenset(last or first) - {*evaluators},
     )
     return with_launcher(expected, pods, attempt)
 
 
-def stored_attempts(job: Job, status: JobStatus, pods: Iterable[str], *, alone: bool) -> dict[str, int]:
-    """The attempt of each pod by the status, for a job without a plan. alone: whether replicas restart one by one."""
+def stored_attempts(job: Job, status: JobStatus, pods: Iterable[str]) -> dict[str, int]:
+    """The attempt of each pod by the status, for a job without a plan."""
     known = status.replica_attempts or {}
+    alone = job.spec.rules.restarts_alone or status.replica_attempts is not None
     attempt = max(status.attempt, 1)
     return {name: known.get(name.removeprefix(f"{job.name}-"), 1) if alone else attempt for name in pods}

@@ -163,7 +163,7 @@ class Metrics:
 
     def count(self, job: Job, old: JobStatus, new: JobStatus, pods: Sequence[PodView]) -> None:
         """Count what a status says that was just stored, once."""
-        strategy = job.spec.strategy.value
+        strategy = job.spec.strategy
         whose = job.namespace, strategy
         if new.finished and not old.finished:
             ended = next(c for c in new.conditions if c.type.value == (new.phase or ""))
@@ -174,7 +174,7 @@ class Metrics:
         kind, number = failures(old, new)
         if number:
             self._failures.labels(*whose, kind).inc(number)
-        if start := started(old, new, pods):
+        if start := started(job, old, new, pods):
             self._running.labels(strategy).observe(start.running)
             if start.queued is not None:
                 self._queued.labels(strategy).observe(start.queued)

@@ -6,6 +6,10 @@ import shlex
 from collections.abc import Mapping
 from typing import Any
 
+from pydantic import ValidationError
+
+from dtj.api.spec import JobSpec
+from dtj.api.strategies import RULES, UNKNOWN
 from dtj.report.run import MOST, Row, Run
 
 Fact = str | int | None
@@ -32,17 +36,19 @@ def facts_of(run: Run) -> dict[str, Fact]:
         "ps": _replicas(roles, "ps"),
         "updates": None,
     }
-    if facts["strategy"] == "ParameterServer":
-        facts["updates"] = (spec.get("parameterServer") or {}).get("updates", "Asynchronous")
+    for rules in RULES.values():
+        if rules.name == facts["strategy"]:
+            facts |= rules.facts(spec)
     if run.rows:
         facts["ranks"] = run.rows[-1].ranks
     for row in run.rows:
         if row.kind in ("start", "end"):
             facts |= _told(row)
-    if facts["updates"] and not facts["strategy"]:
-        facts["strategy"] = "ParameterServer"
+    if not facts["strategy"]:
+        facts["strategy"] = next((r.name for r in RULES.values() if any(facts[f] for f in r.facts({}))), None)
+    rules = RULES.get(str(facts["strategy"]), UNKNOWN)
     ranks = facts.get("ranks")
-    if isinstance(ranks, int) and facts["strategy"] != "ParameterServer":
+    if isinstance(ranks, int) and (rules is UNKNOWN or rules.ranked):
         # A job may have gone on with another number of workers than it began with.
         facts["workers"] = ranks // _slots(spec)
     elif facts["workers"] is None:
@@ -73,9 +79,12 @@ def _replicas(roles: Mapping[str, Any], role: str) -> int | None:
 
 
 def _slots(spec: Mapping[str, Any]) -> int:
-    given = (spec.get("horovod") or {}).get("slotsPerWorker")
-    gpus = ((spec.get("replicaSpecs") or {}).get("worker") or {}).get("gpus")
-    return int(given or gpus or 1)
+    """Ranks in a worker; 1 where the spec of the job is not known or can't be read."""
+    try:
+        read = JobSpec.model_validate({"image": "unknown", **spec})
+    except ValidationError:
+        return 1
+    return len(read.rules.ranks_of(read, "worker", 0)) or 1
 
 
 def _argument(spec: Mapping[str, Any], name: str) -> str | None:

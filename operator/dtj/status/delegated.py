@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
+from dtj.api.horovod import LAUNCHER
 from dtj.api.status import ConditionType, Failure, JobStatus, Phase
 from dtj.status.draft import Draft, Evaluation
 from dtj.status.failure import SETTLE_SECONDS, Loss
@@ -26,7 +27,7 @@ def of_attempt(observed: Observed, attempt: int) -> MpiJob | None:
 
 def with_launcher(expected: Expected, pods: Sequence[PodView], attempt: int) -> Expected:
     """The same with the launcher's name as it is: a Job made that pod, and gave it a name."""
-    launchers = [pod for pod in pods if pod.role == "launcher" and pod.attempt == attempt]
+    launchers = [pod for pod in pods if pod.role == LAUNCHER and pod.attempt == attempt]
     if not launchers:
         return expected
     planned = expected.decisive[0]

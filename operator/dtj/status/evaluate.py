@@ -133,7 +133,7 @@ def _of_pods(job: Job, expected: Expected, observed: Observed, draft: Draft) -> 
         loss = replica_loss(attempt, old, expected, pods, gone)
         loss = loss and told_apart(loss, old, expected, now)
     elif (expected.all_or_nothing and named) or is_begun(old, expected.created_last, named):
-        loss = attempt_loss(attempt, pods, missing)
+        loss = attempt_loss(attempt, pods, missing, expected.decisive)
     else:
         loss = _early(attempt, expected, pods)
     loss = loss or mpijob_loss(attempt, mpijob)
@@ -204,7 +204,9 @@ def _lost(
     )
     # Where the others go on, a replica that the cluster took is made again without a pause.
     draft.values["restarts_in_a_row"] = restarts_in_a_row(
-        draft.job.status, draft.now, counts=expected.restarts_with is None or expected.all_or_nothing or application
+        draft.job.status,
+        draft.now,
+        counts=expected.restarts_with is None or expected.all_or_nothing or application,
     )
     draft.values["retry_time"] = retry_begins(draft, loss)
     draft.values["attempt"] = attempt + 1
@@ -314,7 +316,9 @@ def _early(attempt: int, expected: Expected, pods: Sequence[PodView]) -> Loss | 
     """A loss before any rank started: a pod that ended by itself. A pod that is deleted is simply created again."""
     staying = [pod for pod in pods if not pod.deleting]
     done = (pod for pod in staying if pod.succeeded and pod.name not in expected.decisive)
-    return attempt_loss(attempt, staying, ()) or next((early_end(attempt, pod) for pod in done), None)
+    return attempt_loss(attempt, staying, (), expected.decisive) or next(
+        (early_end(attempt, pod) for pod in done), None
+    )
 
 
 def _settling(loss: Loss, now: datetime) -> float:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 
 from dtj.api.status import Failure
@@ -68,12 +68,15 @@ class Loss:
     """Why it does not count: it only followed from another loss, which counts."""
 
 
-def attempt_loss(attempt: int, pods: Sequence[PodView], missing: Sequence[str]) -> Loss | None:
+def attempt_loss(
+    attempt: int, pods: Sequence[PodView], missing: Sequence[str], decisive: Collection[str] = ()
+) -> Loss | None:
     """Why an attempt that has begun can't go on, or None when it can.
 
-    pods: those of the attempt. missing: names of pods that were there and are gone.
+    pods: those of the attempt. missing: names of pods that were there and are gone. decisive: names of the pods whose
+    success is the job's: their programs fail as well when another pod's does (mpirun, a TensorFlow chief).
     """
-    losses = [loss for pod in pods if (loss := _pod_loss(attempt, pod))]
+    losses = [loss for pod in pods if (loss := _pod_loss(attempt, pod, decisive))]
     losses += [
         Loss(
             Failure(
@@ -142,20 +145,20 @@ def is_lost(pod: PodView) -> bool:
     return _pod_loss(0, pod) is not None
 
 
-def _pod_loss(attempt: int, pod: PodView) -> Loss | None:
+def _pod_loss(attempt: int, pod: PodView, decisive: Collection[str] = ()) -> Loss | None:
     if pod.disrupted:
-        return _failed(attempt, pod)
+        return _failed(attempt, pod, decisive)
     if ended_as_told(pod):
         failure = _failure(attempt, pod, "PodLost", f"pod {pod.name} was told to end")
         return Loss(failure, infrastructure=True)
     if pod.succeeded:
         return None
     if pod.phase == "Failed" or pod.exit:
-        return _failed(attempt, pod)
+        return _failed(attempt, pod, decisive)
     return None
 
 
-def _failed(attempt: int, pod: PodView) -> Loss:
+def _failed(attempt: int, pod: PodView, decisive: Collection[str]) -> Loss:
     if pod.disrupted or pod.exit is None:
         reason = pod.reason or "Failed"
         message = f"pod {pod.name}: {reason}" + (f": {pod.message}" if pod.message else "")
@@ -173,7 +176,8 @@ def _failed(attempt: int, pod: PodView) -> Loss:
                 infrastructure=True,
                 finished=finished,
             )
-        settle = 0.0 if _is_own_fault(pod) else SETTLE_SECONDS
+        # Without dtj-launch nothing says whether a decisive pod failed for another one's failure.
+        settle = SETTLE_SECONDS if pod.name in decisive else 0.0
         return Loss(_unsaid(attempt, pod, pod.exit), False, settle=settle, finished=finished)
     kind = said["class"]
     failure = _failure(attempt, pod, kind, said.get("message", kind)).model_copy(
@@ -212,11 +216,6 @@ def early_end(attempt: int, pod: PodView) -> Loss:
     message = f"{pod.role} {pod.index} ended with exit code 0 while the others needed it"
     failure = _failure(attempt, pod, "ApplicationError", message).model_copy(update={"exit_code": 0})
     return Loss(failure, infrastructure=False, finished=pod.exit.finished if pod.exit else None)
-
-
-def _is_own_fault(pod: PodView) -> bool:
-    # Without dtj-launch, mpirun fails as well when a worker does, and a chief when a ps does.
-    return pod.role not in ("launcher", "chief")
 
 
 def _failure(attempt: int, pod: PodView, kind: str, message: str) -> Failure:

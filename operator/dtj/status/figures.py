@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from typing import get_args
 
 from dtj.api.job import Job
-from dtj.api.spec import Strategy
 from dtj.api.status import ConditionType, JobStatus, Phase, ProgressStatus
 from dtj.status.backoff import restarted
 from dtj.status.pods import PodView
@@ -15,8 +14,6 @@ from dtj.status.times import read_time
 from dtj.status.waits import OBSTACLE_CLASSES
 from dtj_trainer import contract
 
-# The pods that a job's training waits for a place of; the others are made when these run.
-_FIRST_ROLES = ("worker", "ps")
 FAILURE_CLASSES: frozenset[str] = frozenset(
     {
         *get_args(contract.FailureClass),
@@ -79,15 +76,15 @@ def job_figures(job: Job, status: JobStatus, pods: Sequence[PodView]) -> JobFigu
     stalled = status.holds(ConditionType.STALLED)
     watched = runs and job.spec.run_policy.stall_timeout_seconds is not None
     gpus = [(_gpus(job, pod), pod.running) for pod in pods if pod.has_node]
-    # A parameter-server training goes on while a worker is replaced.
-    partly = job.spec.strategy is Strategy.PARAMETER_SERVER and phase is Phase.RESTARTING
+    # Where replicas restart alone, the training goes on while one of them is replaced.
+    partly = job.spec.rules.restarts_alone and phase is Phase.RESTARTING
     trains = not stalled and (
         status.holds(ConditionType.RUNNING) or (partly and status.all_running_time is not None)
     )
     return JobFigures(
         namespace=job.namespace,
         name=job.name,
-        strategy=job.spec.strategy.value,
+        strategy=job.spec.strategy,
         phase=phase,
         finished=status.finished,
         progress=status.progress if runs else None,
@@ -101,15 +98,15 @@ def job_figures(job: Job, status: JobStatus, pods: Sequence[PodView]) -> JobFigu
     )
 
 
-def started(old: JobStatus, new: JobStatus, pods: Sequence[PodView]) -> Started | None:
+def started(job: Job, old: JobStatus, new: JobStatus, pods: Sequence[PodView]) -> Started | None:
     """How long the start took that `new` says is done; None where it says no such thing, or where something had
     failed before: that is a recovery.
     """
     done, begun = new.all_running_time, new.start_time
     if old.all_running_time or old.holds(ConditionType.RESTARTING) or done is None or begun is None:
         return None
-    begin = _unix(begun)
-    placed = [_unix(pod.scheduled_at) for pod in pods if pod.role in _FIRST_ROLES and pod.scheduled_at]
+    begin, first = _unix(begun), job.spec.rules.created_first()
+    placed = [_unix(pod.scheduled_at) for pod in pods if pod.role in first and pod.scheduled_at]
     return Started(max(_unix(done) - begin, 0.0), max(max(placed) - begin, 0.0) if placed else None)
 
 

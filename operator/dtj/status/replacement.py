@@ -71,7 +71,9 @@ def replica_loss(
 ) -> Loss | None:
     """Why replicas have to start again, or None; the evaluator's loss is none of the training's."""
     mine = [pod for pod in _staying(old, expected, pods) if pod.name != expected.evaluator]
-    loss = attempt_loss(attempt, mine, [name for name in gone if name != expected.evaluator])
+    loss = attempt_loss(
+        attempt, mine, [name for name in gone if name != expected.evaluator], expected.decisive
+    )
     if loss is not None:
         return loss
     ended = (pod for pod in mine if pod.succeeded and _holds_state(expected, pod.name))

@@ -7,8 +7,10 @@ from typing import Any
 
 import pytest
 
+from dtj.api.horovod import hostfile_bytes
 from dtj.api.job import Job
-from dtj.api.limits import CONFIG_BYTES, VARIABLE_BYTES, hostfile_bytes, tf_config_bytes
+from dtj.api.limits import CONFIG_BYTES, VARIABLE_BYTES
+from dtj.api.parameter_server import tf_config_bytes
 from dtj.api.validation import faults
 from dtj.plan.job import plan_job
 from tests.unit.support.jobs import job
@@ -35,7 +37,7 @@ def longest_variable(given: Job) -> int:
 def test_the_length_of_tf_config_is_known_before_it_is_made(workers: int, ps: int) -> None:
     given = job(**servers(workers, ps))
 
-    counted = tf_config_bytes(given, given.spec.replica_specs.given())
+    counted = tf_config_bytes(given)
 
     assert 0 <= counted - longest_variable(given) <= 16
 
@@ -46,7 +48,7 @@ def test_the_length_of_a_hostfile_is_known_before_it_is_made(count: int) -> None
 
     made = plan_job(given).config["data"]["hostfile"]
 
-    assert hostfile_bytes(given, given.spec.replica_specs.given()) == len(made)
+    assert hostfile_bytes(given) == len(made)
 
 
 def test_a_tf_config_that_no_process_takes_is_refused_with_figure_and_limit() -> None:

@@ -16,7 +16,8 @@ from typer.testing import CliRunner
 from dtj.api.errors import Unusable
 from dtj.api.job import Job
 from dtj.api.job_file import read_one_job
-from dtj.api.spec import JobSpec, Strategy
+from dtj.api.spec import JobSpec
+from dtj.api.strategies import Strategy
 from dtj.cli import new
 from dtj.cli.main import app
 
@@ -139,7 +140,7 @@ def test_what_is_commented_out_is_valid_too() -> None:
 
 
 def test_ps_alone_means_parameter_servers() -> None:
-    assert made("--ps", 2).spec.strategy is Strategy.PARAMETER_SERVER
+    assert made("--ps", 2).spec.strategy == Strategy.PARAMETER_SERVER
 
 
 @pytest.mark.parametrize(

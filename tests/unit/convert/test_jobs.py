@@ -81,7 +81,7 @@ def summary(made: Conversion) -> Manifest:
         if main["securityContext"] != SAFE:
             pods[pod["metadata"]["name"]]["securityContext"] = main["securityContext"]
     policy = job.spec.run_policy.model_dump(by_alias=True, mode="json", exclude_unset=True)
-    return {"strategy": job.spec.strategy.value, "runPolicy": policy, "pods": pods, "notes": notes}
+    return {"strategy": job.spec.strategy, "runPolicy": policy, "pods": pods, "notes": notes}
 
 
 @pytest.mark.parametrize("file", FILES, ids=lambda file: file.stem)

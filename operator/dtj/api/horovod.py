@@ -1,0 +1,66 @@
+"""The rules of strategy Horovod: workers run the ranks, and a launcher starts the ranks by mpirun."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from dtj.api.mpijob import VOLUMES
+from dtj.api.names import host_name
+from dtj.api.strategy import Role, Starter, StrategyRules, count_of_digits
+
+if TYPE_CHECKING:
+    from dtj.api.job import Job
+    from dtj.api.spec import JobSpec
+
+LAUNCHER = "launcher"
+WORKER = "worker"
+SSH_VOLUME = "dtj-ssh"
+
+
+def slots_per_worker(spec: JobSpec) -> int:
+    """Ranks in each worker pod."""
+    worker = spec.replica_specs.worker
+    given = spec.horovod.slots_per_worker if spec.horovod else None
+    return given or (worker.gpus if worker else 0) or 1
+
+
+def hostfile_bytes(job: Job) -> int:
+    """Bytes of the job's hostfile."""
+    worker = job.spec.replica_specs.worker
+    if worker is None:
+        return 0
+    host = host_name(job.name, job.namespace, WORKER, 0)
+    line = len(f"{host} slots={slots_per_worker(job.spec)}\n") - 1
+    return worker.replicas * line + count_of_digits(worker.replicas)
+
+
+def _ranks(spec: JobSpec, index: int) -> range:
+    slots = slots_per_worker(spec)
+    return range(index * slots, (index + 1) * slots)
+
+
+def _volumes(spec: JobSpec) -> tuple[str, ...]:
+    return VOLUMES if spec.by_mpi_operator else (SSH_VOLUME,)
+
+
+HOROVOD = StrategyRules(
+    name="Horovod",
+    description="ranks started by mpirun over ssh, gradients averaged by allreduce",
+    roles={
+        LAUNCHER: Role(
+            implied=True,
+            most_replicas=1,
+            without_gpus="the launcher trains nothing; give workers gpus",
+            created_first=False,
+            decides=True,
+            collects_ranks=True,
+        ),
+        WORKER: Role(required=True, runs_program=False, reports=True, option="workers", ranks=_ranks),
+    },
+    starter=Starter(image="dtj-trainer-horovod", module="horovod_image_classification"),
+    block="horovod",
+    volumes=_volumes,
+    peer_list_bytes=hostfile_bytes,
+    executables=("mpirun", "horovodrun"),
+    shares_gpus=True,
+)

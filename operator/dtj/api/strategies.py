@@ -1,0 +1,31 @@
+"""The registry of strategies."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+from dtj.api.horovod import HOROVOD
+from dtj.api.parameter_server import PARAMETER_SERVER
+from dtj.api.strategy import Starter, StrategyRules
+
+RULES: dict[str, StrategyRules] = {rules.name: rules for rules in (HOROVOD, PARAMETER_SERVER)}
+"""The rules of each strategy, by the name that `spec.strategy` gives. `dtj.plan.strategies` has the plan of each."""
+
+
+class Strategy(StrEnum):
+    """The names of dtj's own strategies, for programs that use the SDK."""
+
+    HOROVOD = HOROVOD.name
+    PARAMETER_SERVER = PARAMETER_SERVER.name
+
+
+UNKNOWN = StrategyRules(
+    name="unknown", description="not registered", roles={}, starter=Starter(image="", module="")
+)
+"""The rules of a job whose strategy can't be read."""
+
+
+def listed(conjunction: str) -> str:
+    """The names of all strategies as a person lists them."""
+    *first, last = RULES
+    return f"{', '.join(first)} {conjunction} {last}" if first else last
