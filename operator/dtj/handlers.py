@@ -35,14 +35,14 @@ from dtj.plan.model import Plan
 from dtj.plan.network_policy import fenced
 from dtj.plan.remembered import remembered
 from dtj.reconcile.boot_clock import boot_clock
-from dtj.reconcile.children import Children
 from dtj.reconcile.controller import Controller
 from dtj.reconcile.election import Elector, LeaseLost, Leases
 from dtj.reconcile.ghosts import keep_laying_ghosts
 from dtj.reconcile.health import Health
 from dtj.reconcile.heartbeat import Heartbeat, Watchdog
-from dtj.reconcile.known import Known, all_known
+from dtj.reconcile.informers import Informers
 from dtj.reconcile.lease_thread import LeaseThread
+from dtj.reconcile.lister import Lister, all_known
 from dtj.reconcile.metrics import Metrics, event_loop_lag, process_registry
 from dtj.reconcile.metrics_server import serve_metrics
 from dtj.reconcile.progress import ProgressPoller
@@ -114,8 +114,8 @@ async def start(
     metrics = Metrics(memo.registry)
     cluster = await connect(metrics.answered, memo.may_write, memo.clock)
     queue = WorkQueue(time.monotonic, rest=_REST_SECONDS, opened=False)
-    children = Children(cluster, memo.namespaces, queue.add, queue.add_soon)
-    view = Known(indices["jobs"], children)
+    children = Informers(cluster, memo.namespaces, queue.add, queue.add_soon)
+    view = Lister(indices["jobs"], children)
     progress = ProgressPoller(
         queue.add, memo.progress_interval, a_second=memo.progress_rate, dropped=metrics.dropped_values.inc
     )

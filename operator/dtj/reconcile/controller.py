@@ -10,6 +10,7 @@ from dtj.cluster.port import ApiError
 from dtj.reconcile.metrics import Metrics
 from dtj.reconcile.queue import WorkQueue
 from dtj.reconcile.reconciler import Reconciler
+from dtj.reconcile.stuck import Stuck
 from dtj.reconcile.view import Key, View
 
 _log = logging.getLogger(__name__)
@@ -18,10 +19,6 @@ _RESYNC_SECONDS = 300.0
 # A key that waits, or a pass without an answer to a request, longer than this means that the operator is stuck.
 STUCK_SECONDS = 120.0
 _CONFLICT = 409
-
-
-class Stuck(RuntimeError):
-    """The controller makes no headway: the operator should be restarted."""
 
 
 class Controller:

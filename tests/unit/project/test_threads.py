@@ -19,7 +19,7 @@ from dtj.api.job import Manifest
 from dtj.cluster import api
 from dtj.kopf_settings import configure
 from dtj.plan.job import plan_job
-from dtj.reconcile.children import Children
+from dtj.reconcile.informers import Informers
 from tests.unit.support.jobs import job
 from tests.unit.support.kube_server import KubeServer
 from tests.unit.support.pods import running
@@ -183,7 +183,7 @@ async def test_a_watch_of_their_pods_that_falls_silent_is_opened_anew(
     server, seen = DeafLine(), asyncio.Event()
     async with asyncio.timeout(360), server.served():
         cluster = api.KubernetesApi(client.ApiClient(client.Configuration(host=server.url)))
-        children = Children(cluster, [], *2 * [lambda key: seen.set()])
+        children = Informers(cluster, [], *2 * [lambda key: seen.set()])
         children.start()
         while not server.deaf:
             await asyncio.sleep(0.01)

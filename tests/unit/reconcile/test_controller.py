@@ -9,9 +9,10 @@ from typing import Any
 import pytest
 
 from dtj.cluster.port import ApiError
-from dtj.reconcile.controller import STUCK_SECONDS, Controller, Stuck
+from dtj.reconcile.controller import STUCK_SECONDS, Controller
 from dtj.reconcile.metrics import Metrics
 from dtj.reconcile.queue import WorkQueue
+from dtj.reconcile.stuck import Stuck
 from dtj.reconcile.view import Key
 
 A, B = ("ml", "a"), ("ml", "b")

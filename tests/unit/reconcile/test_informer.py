@@ -14,8 +14,8 @@ from dtj.api.identity import LABEL_JOB
 from dtj.api.job import Manifest
 from dtj.cluster.port import ApiError, Selection
 from dtj.reconcile import informer as informer_module
-from dtj.reconcile.children import Children
 from dtj.reconcile.informer import Cache, Informer
+from dtj.reconcile.informers import Informers
 from dtj.reconcile.view import Key
 
 A, B = ("ml", "a"), ("ml", "b")
@@ -150,7 +150,7 @@ async def test_all_children_are_known_when_each_kind_was_listed() -> None:
             await listed.setdefault(selection.kind, asyncio.Event()).wait()
             yield [], "10"
 
-    children = Children(Waiting([], [[] for _ in range(9)]), (), lambda _: None, lambda _: None)
+    children = Informers(Waiting([], [[] for _ in range(9)]), (), lambda _: None, lambda _: None)
     children.start()
     synced = asyncio.create_task(children.synced())
     while len(listed) < 4:

@@ -11,9 +11,9 @@ import pytest
 
 from dtj.api.identity import KIND, LABEL_ATTEMPT, LABEL_ROLE
 from dtj.api.job import Manifest
-from dtj.reconcile.children import Children
 from dtj.reconcile.controller import Controller
-from dtj.reconcile.known import Known
+from dtj.reconcile.informers import Informers
+from dtj.reconcile.lister import Lister
 from dtj.reconcile.metrics import Metrics
 from dtj.reconcile.queue import WorkQueue
 from dtj.reconcile.reconciler import Reconciler
@@ -40,8 +40,8 @@ class Driven(World):
         super().__init__(**spec)
         self.queue = WorkQueue(asyncio.get_running_loop().time, rest=0.02)
         self.jobs: dict[Key, list[Any]] = {}
-        self.children = Children(SimpleNamespace(), [], self.queue.add, self.queue.add_soon)  # type: ignore[arg-type]
-        known = Known(self.jobs, self.children)  # type: ignore[arg-type]
+        self.children = Informers(SimpleNamespace(), [], self.queue.add, self.queue.add_soon)  # type: ignore[arg-type]
+        known = Lister(self.jobs, self.children)  # type: ignore[arg-type]
         self.metrics = Metrics()
         self.reconciler = Reconciler(
             self.cluster,

@@ -14,8 +14,8 @@ from dtj.api.job import Manifest
 from dtj.api.managed_by import OPERATOR, is_domain_path
 from dtj.cluster.port import ApiError
 from dtj.cluster.user_api import connect
-from dtj.reconcile.children import Children
-from dtj.reconcile.known import Known
+from dtj.reconcile.informers import Informers
+from dtj.reconcile.lister import Lister
 from dtj.reconcile.patch import merged
 from dtj.status.pods import view_pod
 from tests.unit.support.api_server import ApiServer, serving, stored, write_kubeconfig
@@ -562,8 +562,8 @@ def test_a_job_of_another_controller_is_not_among_those_that_the_operator_looks_
         ]
         for name, manager in (("theirs", "example.com/queue"), ("ours", OPERATOR))
     }
-    nothing = Children(SimpleNamespace(), [], lambda key: None, lambda key: None)  # type: ignore[arg-type]
-    assert Known(jobs, nothing).active() == [("ml", "ours")]
+    nothing = Informers(SimpleNamespace(), [], lambda key: None, lambda key: None)  # type: ignore[arg-type]
+    assert Lister(jobs, nothing).active() == [("ml", "ours")]
 
 
 async def test_a_job_given_to_this_operator_by_name_is_carried_out() -> None:

@@ -10,7 +10,7 @@ from typing import Any
 from dtj.api.managed_by import other_manager_of
 from dtj.api.status import Phase
 from dtj.cluster.port import ApiError
-from dtj.reconcile.children import Children
+from dtj.reconcile.informers import Informers
 from dtj.reconcile.view import Key, Owned, OwnedDeployment, OwnedPod
 
 _ENDED = (Phase.SUCCEEDED.value, Phase.FAILED.value)
@@ -18,10 +18,10 @@ _ENDED = (Phase.SUCCEEDED.value, Phase.FAILED.value)
 _PATIENCE_SECONDS = 5.0
 
 
-class Known:
+class Lister:
     """A `View`."""
 
-    def __init__(self, jobs: Mapping[Key, Collection[Mapping[str, Any]]], children: Children) -> None:
+    def __init__(self, jobs: Mapping[Key, Collection[Mapping[str, Any]]], children: Informers) -> None:
         """jobs: of each name; several when one went unseen and another came."""
         self._jobs = jobs
         self._children = children
@@ -62,7 +62,7 @@ class Known:
 
 
 async def all_known(
-    children: Children, there: Callable[[], Awaitable[Set[str]]], jobs_read: asyncio.Event
+    children: Informers, there: Callable[[], Awaitable[Set[str]]], jobs_read: asyncio.Event
 ) -> None:
     """Wait until all that is there is known: before that a pass would miss pods, and think others astray.
 

@@ -9,8 +9,8 @@ from typing import Any
 
 from dtj.api.identity import LABEL_JOB, LABEL_MANAGED_BY, MANAGER
 from dtj.cluster.port import Selection, Source
-from dtj.reconcile.controller import Stuck
 from dtj.reconcile.informer import Cache, Informer
+from dtj.reconcile.stuck import Stuck
 from dtj.reconcile.tensorboard import view_deployment
 from dtj.reconcile.urgency import PodUrgency
 from dtj.reconcile.view import Key, Owned, OwnedPod, controller_uid, owned_pod
@@ -20,7 +20,7 @@ from dtj.status.pods import view_pod
 _OURS = f"{LABEL_MANAGED_BY}={MANAGER},{LABEL_JOB}"
 
 
-class Children:
+class Informers:
     """Caches of them, each filled and kept by informers. Stop it when done."""
 
     def __init__(

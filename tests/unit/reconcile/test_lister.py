@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from dtj.cluster.port import ApiError
-from dtj.reconcile import known
-from dtj.reconcile.known import all_known
+from dtj.reconcile import lister
+from dtj.reconcile.lister import all_known
 from dtj.reconcile.queue import WorkQueue
 
 A = ("ml", "a")
@@ -62,7 +62,7 @@ async def test_where_there_are_jobs_kopfs_word_is_waited_for() -> None:
 
 
 async def test_where_there_are_none_no_word_will_come(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(known, "_PATIENCE_SECONDS", 0.001)
+    monkeypatch.setattr(lister, "_PATIENCE_SECONDS", 0.001)
     begun = Beginning()
     begun.jobs += [ApiError(500, "InternalError", "no"), {"1"}, frozenset()]
     begun.synced.set()
