@@ -1,6 +1,6 @@
 """kopf, and nothing else: jobs in, keys on the queue. Also the process of the operator.
 
-Only `on.event` and `index` are used: kopf then writes nothing to anybody's objects, no finalizer, no annotation.
+Only `on.event` is used: kopf then writes nothing to anybody's objects, no finalizer, no annotation.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import socket
 import sys
 import time
 import uuid
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Callable, Coroutine
 from contextlib import AsyncExitStack
 from datetime import UTC, datetime
 from functools import partial
@@ -22,13 +22,11 @@ from typing import Any
 import kopf
 
 from dtj.admission.service import admission
-from dtj.api.identity import API_VERSION, GROUP, KIND, PLURAL, VERSION
+from dtj.api.identity import API_VERSION, GROUP, PLURAL, VERSION
 from dtj.api.job import Job
-from dtj.api.mpijob import QUEUE_ANNOTATIONS, QUEUE_LABELS
 from dtj.cluster.api import connect
-from dtj.cluster.port import Selection
 from dtj.cluster.server_clock import ServerClock
-from dtj.kopf_settings import NamedConnection, configure, read_whatever_is_stored, wake_at_changes
+from dtj.kopf_settings import configure, trigger_session
 from dtj.operator_flags import read_flags
 from dtj.plan.job import plan_job
 from dtj.plan.model import Plan
@@ -37,18 +35,16 @@ from dtj.plan.remembered import remembered
 from dtj.reconcile.boot_clock import boot_clock
 from dtj.reconcile.controller import Controller
 from dtj.reconcile.election import Elector, LeaseLost, Leases
-from dtj.reconcile.ghosts import keep_laying_ghosts
 from dtj.reconcile.health import Health
 from dtj.reconcile.heartbeat import Heartbeat, Watchdog
 from dtj.reconcile.informers import Informers
 from dtj.reconcile.lease_thread import LeaseThread
-from dtj.reconcile.lister import Lister, all_known
+from dtj.reconcile.lister import Lister
 from dtj.reconcile.metrics import Metrics, event_loop_lag, process_registry
 from dtj.reconcile.metrics_server import serve_metrics
 from dtj.reconcile.progress import ProgressPoller
 from dtj.reconcile.queue import WorkQueue
 from dtj.reconcile.reconciler import Reconciler
-from dtj.reconcile.view import Key
 
 _log = logging.getLogger(__name__)
 _CRD_SECONDS = 3.0
@@ -62,60 +58,34 @@ _COUNTS_SECONDS = 5.0
 _REST_SECONDS = 0.02
 
 
-@kopf.index(GROUP, VERSION, PLURAL, id="jobs")
-async def index_job(body: kopf.Body, **_: Any) -> dict[Key, Mapping[str, Any]]:
-    """Keep what a pass needs of a job."""
-    metadata = {
-        key: body["metadata"].get(key)
-        for key in (
-            "name",
-            "namespace",
-            "uid",
-            "generation",
-            "resourceVersion",
-            "deletionTimestamp",
-        )
-    }
-    for kind, names in (("labels", QUEUE_LABELS), ("annotations", QUEUE_ANNOTATIONS)):
-        given = body["metadata"].get(kind) or {}
-        metadata[kind] = {name: given[name] for name in names if name in given}
-    manifest = {
-        "metadata": metadata,
-        "spec": dict(body.get("spec") or {}),
-        "status": dict(body.get("status") or {}),
-    }
-    # kopf keeps each object until all are read, and a while longer.
-    body["metadata"].pop("managedFields", None)
-    return {(metadata["namespace"], metadata["name"]): manifest}
-
-
 @kopf.on.event(GROUP, VERSION, PLURAL)
 async def job_event(namespace: str | None, name: str, meta: kopf.Meta, memo: kopf.Memo, **_: Any) -> None:
-    """A job came, changed or went."""
-    memo.jobs_read.set()
+    """A job came, changed or went: kopf's part in starting a pass."""
     memo.controller.changed((namespace, name), meta["resourceVersion"])
 
 
 @kopf.on.login()
-async def login(**kwargs: Any) -> kopf.ConnectionInfo | None:
+async def login(**kwargs: Any) -> kopf.AiohttpSession | None:
     """As the pod's service account, or by KUBECONFIG where there is none."""
-    found = kopf.login_with_service_account(**kwargs) or kopf.login_with_kubeconfig(**kwargs)
-    return found and NamedConnection(**vars(found))
+    account = kopf.login_with_service_account(**kwargs) or kopf.login_with_kubeconfig(**kwargs)
+    return trigger_session(account) if account else None
 
 
 @kopf.on.startup()
 async def start(
     settings: kopf.OperatorSettings,
     memo: kopf.Memo,
-    **indices: Any,
+    **_: Any,
 ) -> None:
-    """Set kopf up and start the controller; its first key comes once all that is there is known."""
+    """Set kopf up and start the controller; workers get their first key when every first list is cached."""
     configure(settings)
     metrics = Metrics(memo.registry)
     cluster = await connect(metrics.answered, memo.may_write, memo.clock)
     queue = WorkQueue(time.monotonic, rest=_REST_SECONDS, opened=False)
-    children = Informers(cluster, memo.namespaces, queue.add, queue.add_soon)
-    view = Lister(indices["jobs"], children)
+    informers = Informers(
+        cluster, memo.namespaces, queue.add, queue.add_soon, lambda key: memo.controller.cached(key)
+    )
+    view = Lister(informers)
     progress = ProgressPoller(
         queue.add, memo.progress_interval, a_second=memo.progress_rate, dropped=metrics.dropped_values.inc
     )
@@ -135,30 +105,27 @@ async def start(
         moves=queue.moved,
         crowded=queue.crowded,
     )
-    memo.cluster, memo.progress, memo.children = cluster, progress, children
+    memo.cluster, memo.progress, memo.informers = cluster, progress, informers
     memo.controller = Controller(queue, reconciler, view, metrics)
     memo.controller.start(memo.workers)
-    children.start()
+    informers.start()
 
     def figures() -> dict[str, float]:
         # What would grow if something of jobs that went were kept.
-        objects = len(view.known()) + children.check()
-        return {**memo.controller.check(), "objects": objects, "tasks": len(asyncio.all_tasks())}
+        return {
+            **memo.controller.check(),
+            "objects": informers.check(),
+            "tasks": len(asyncio.all_tasks()),
+        }
 
     memo.health.check = figures
 
-    async def there() -> set[str]:
-        places = [Selection(API_VERSION, KIND, namespace=place) for place in memo.namespaces or [None]]
-        return set().union(*[await cluster.uids(place) for place in places])
-
-    async def open_when_all_is_known() -> None:
-        await all_known(children, there, memo.jobs_read)
+    async def open_when_all_is_cached() -> None:
+        # Earlier, a pass would take pods that are not listed yet for lost, and others for strays.
+        await informers.synced()
         queue.open()
 
-    memo.tasks = [
-        asyncio.create_task(open_when_all_is_known()),
-        asyncio.create_task(keep_laying_ghosts(view, there, queue.add, memo.ghosts_interval)),
-    ]
+    memo.tasks = [asyncio.create_task(open_when_all_is_cached())]
 
 
 @kopf.on.cleanup()
@@ -167,7 +134,7 @@ async def stop(memo: kopf.Memo, **_: Any) -> None:
     for task in memo.tasks:
         task.cancel()
     await memo.controller.stop()
-    await memo.children.stop()
+    await memo.informers.stop()
     await memo.progress.close()
     await memo.cluster.close()
 
@@ -209,13 +176,11 @@ async def _run(flags: argparse.Namespace) -> None:
             workers=flags.workers,
             progress_interval=flags.progress_interval,
             progress_rate=flags.progress_rate,
-            ghosts_interval=flags.look_for_ghosts,
             tensorboard_image=flags.tensorboard_image,
             job_user=flags.job_user,
             namespaces=flags.namespace,
             fenced_from=flags.lease_namespace if flags.job_network_policies else None,
             registry=registry,
-            jobs_read=asyncio.Event(),
             may_write=leading,
             clock=clock,
             health=health,
@@ -265,8 +230,6 @@ async def _work(
     ended = asyncio.create_task(ending.wait())
     kept = asyncio.create_task(elector.keep() if elector else asyncio.Event().wait())
     ours, kopf_ending = asyncio.all_tasks(), asyncio.Event()
-    wake_at_changes()
-    read_whatever_is_stored()
     tasks = await kopf.spawn_tasks(
         memo=memo,
         standalone=True,

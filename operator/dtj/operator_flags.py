@@ -53,14 +53,6 @@ def read_flags(words: Sequence[str] | None = None) -> argparse.Namespace:
         "(default: %(default)s)",
     )
     parser.add_argument(
-        "--look-for-ghosts",
-        type=float,
-        default=60.0,
-        metavar="SECONDS",
-        help="how often objects are looked for that went while the API server could not be watched "
-        "(default: %(default)s)",
-    )
-    parser.add_argument(
         "--tensorboard-image",
         default=DEFAULT_IMAGE,
         metavar="IMAGE",

@@ -1,81 +1,110 @@
-"""When the operator's view shows all that there is, so that passes may begin."""
+"""The operator's view of jobs, from the cache that an informer keeps."""
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Set
 from types import SimpleNamespace
 from typing import Any
 
-import pytest
+from dtj.api.job import Manifest
+from dtj.api.mpijob import QUEUE_ANNOTATIONS, QUEUE_LABELS
+from dtj.reconcile.informers import Informers
+from dtj.reconcile.lister import Lister
+from dtj.reconcile.view import Key
 
-from dtj.cluster.port import ApiError
-from dtj.reconcile import lister
-from dtj.reconcile.lister import all_known
-from dtj.reconcile.queue import WorkQueue
-
-A = ("ml", "a")
+KEY = ("ml", "mnist")
 
 
-class Beginning:
-    """An operator that has just started: nothing is known so far."""
+class Seen:
+    """A lister of jobs alone, and the keys of the jobs that changed."""
 
     def __init__(self) -> None:
-        self.synced, self.jobs_read = asyncio.Event(), asyncio.Event()
-        self.jobs: list[Set[str] | ApiError] = []
-        """What the API server answers; after that there are jobs."""
-        self.asked = 0
-        self.task = asyncio.create_task(self._wait())
+        self.changed: list[Key] = []
+        self.informers = Informers(
+            SimpleNamespace(),  # type: ignore[arg-type]
+            [],
+            self._never,
+            self._never,
+            self.changed.append,
+        )
+        self.jobs = self.informers.jobs
+        self.lister = Lister(self.informers)
 
-    async def _wait(self) -> None:
-        children: Any = SimpleNamespace(synced=self.synced.wait)
-        await all_known(children, self._there, self.jobs_read)
-
-    async def _there(self) -> Set[str]:
-        self.asked += 1
-        answer = self.jobs.pop(0) if self.jobs else {"1"}
-        if isinstance(answer, ApiError):
-            raise answer
-        return answer
-
-    async def looks(self) -> bool:
-        """Whether all is known, some steps later."""
-        for _ in range(10):
-            await asyncio.sleep(0)
-        return self.task.done()
+    def _never(self, key: Key) -> None:
+        raise AssertionError(f"an object of {key} changed")
 
 
-async def test_children_are_waited_for_and_jobs_too() -> None:
-    begun = Beginning()
-    begun.jobs_read.set()
-    assert not await begun.looks()
-    begun.synced.set()
-    assert await begun.looks()
+def job(uid: str = "1", version: str = "1", *, name: str = "mnist", **parts: Any) -> Manifest:
+    metadata = {"namespace": "ml", "name": name, "uid": uid, "resourceVersion": version}
+    return {"metadata": metadata | parts.pop("metadata", {}), "spec": {}, **parts}
 
 
-async def test_where_there_are_jobs_kopfs_word_is_waited_for() -> None:
-    begun = Beginning()
-    begun.synced.set()
-    assert not await begun.looks()
-    begun.jobs_read.set()
-    await asyncio.wait_for(begun.task, 10)
+def test_the_cache_keeps_of_a_job_what_a_pass_reads() -> None:
+    seen = Seen()
+    (label, other), (annotation,) = QUEUE_LABELS, QUEUE_ANNOTATIONS
+    metadata = {
+        "generation": 3,
+        "managedFields": [{"manager": "kubectl"}],
+        "labels": {label: "gold", "team": "vision"},
+        "annotations": {annotation: "silver", "kubectl.kubernetes.io/last-applied-configuration": "{}"},
+    }
+    seen.jobs.put(job(metadata=metadata, spec={"image": "a"}, status={"phase": "Running"}) | {"kind": "Job"})
+
+    kept = seen.lister.job(KEY)
+
+    assert kept == {
+        "metadata": {
+            **{"namespace": "ml", "name": "mnist", "uid": "1", "resourceVersion": "1"},
+            **{"generation": 3, "deletionTimestamp": None},
+            "labels": {label: "gold"},
+            "annotations": {annotation: "silver"},
+        },
+        "spec": {"image": "a"},
+        "status": {"phase": "Running"},
+    }
+    assert other not in str(kept)
 
 
-async def test_where_there_are_none_no_word_will_come(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(lister, "_PATIENCE_SECONDS", 0.001)
-    begun = Beginning()
-    begun.jobs += [ApiError(500, "InternalError", "no"), {"1"}, frozenset()]
-    begun.synced.set()
-    await asyncio.wait_for(begun.task, 10)
-    assert begun.asked == 3
+def test_each_version_of_a_job_is_a_change_and_the_same_version_is_none() -> None:
+    seen = Seen()
+    for version in ("1", "1", "2"):
+        seen.jobs.put(job(version=version))
+    assert seen.changed == [KEY, KEY]
+    seen.jobs.drop("1")
+    assert seen.changed == [KEY, KEY, KEY]
+    assert seen.lister.job(KEY) is None
 
 
-async def test_a_queue_gives_nothing_out_before_it_is_opened() -> None:
-    queue = WorkQueue(lambda: 0.0, opened=False)
-    queue.add(A)
-    taken = asyncio.create_task(queue.take())
-    for _ in range(10):
-        await asyncio.sleep(0)
-    assert not taken.done()
-    queue.open()
-    assert await asyncio.wait_for(taken, 10) == A
+def test_a_job_without_spec_or_status_can_be_read() -> None:
+    seen = Seen()
+    seen.jobs.put({"metadata": job()["metadata"], "status": None})
+    assert seen.lister.active() == [KEY]
+
+
+def test_a_job_nested_without_end_can_be_listed_again() -> None:
+    seen, deep = Seen(), 0
+    spec: Manifest = {}
+    inner = spec
+    while (deep := deep + 1) < 5_000:
+        inner["a"] = inner = {}
+    seen.jobs.put(job(spec=spec))
+    seen.jobs.put(job(spec=dict(spec)))
+    assert seen.changed == [KEY]
+
+
+def test_a_new_job_hides_the_deleted_job_of_its_name_while_a_list_is_read() -> None:
+    seen = Seen()
+    seen.jobs.put(job("old"))
+    seen.jobs.put(job("new", "7"))
+    seen.jobs.put(job("old", "1"))
+    shown = seen.lister.job(KEY)
+    assert shown is not None
+    assert shown["metadata"]["uid"] == "new"
+    seen.jobs.keep({"new"}, None)
+    assert len(seen.jobs) == 1
+
+
+def test_jobs_that_ended_are_not_active() -> None:
+    seen = Seen()
+    for name, phase in (("a", "Running"), ("b", "Succeeded"), ("c", "Failed"), ("d", "Suspended")):
+        seen.jobs.put(job(name, name=name, status={"phase": phase}))
+    assert seen.lister.active() == [("ml", "a"), ("ml", "d")]
