@@ -270,7 +270,7 @@ async def draw(prometheus: str, folder: Path) -> None:
         # Each job has a loopback address of its own.
         await web.TCPSite(runner, "0.0.0.0", contract.PROGRESS_PORT).start()
         ports = f"--metrics-port={_METRICS_PORT}", f"--health-port={_HEALTH_PORT}", "--progress-interval=2"
-        operator = sys.executable, "-c", "from dtj.handlers import main; main()", *ports
+        operator = sys.executable, "-c", "from dtj.process import main; main()", *ports
         await stack.enter_async_context(process(*operator, KUBECONFIG=str(folder / "kubeconfig")))
         listen = f"--web.listen-address=127.0.0.1:{_PROMETHEUS_PORT}", f"--storage.tsdb.path={folder}/data"
         config_file = f"--config.file={folder}/prometheus.yml"

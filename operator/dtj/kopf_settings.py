@@ -1,16 +1,15 @@
-"""What kopf watches, how long it waits for it, and what it is kept from doing for every object."""
+"""kopf's settings and its session: kopf triggers passes and reads no more of a job than its name and its version."""
 
 from __future__ import annotations
 
 import asyncio
+import json
 import logging
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable
-from contextlib import aclosing
+from collections.abc import AsyncIterator
 from typing import Any, cast
 
+import aiohttp
 import kopf
-from kopf._cogs.aiokits import aiotoggles
-from kopf._cogs.clients import api as kopf_api
 
 from dtj.cluster import user_agent
 from dtj.cluster.decoding import decoded
@@ -22,36 +21,15 @@ _REQUEST_SECONDS = 60.0
 _SILENCE_SECONDS = 70.0
 _WATCH_SECONDS = 600
 _WATCH_SLACK_SECONDS = 30
-
-
-# Before kopf asks again where an answer was no JSON.
+# Before kopf repeats a request whose answer was no JSON.
 _NO_JSON_SECONDS = 1.0
-_KOPFS_STREAM = kopf_api.stream
+_IDENTITY = ("name", "namespace", "uid", "resourceVersion")
 _log = logging.getLogger(__name__)
-
-
-class _NoDifferences(kopf.DiffBaseStorage):
-    """Nobody is told of differences between an object and what it was: it is not copied for that at each event."""
-
-    def build(
-        self,
-        *,
-        body: kopf.Body,  # noqa: ARG002 kopf names them
-        extra_fields: Iterable[Any] | None = None,  # noqa: ARG002
-    ) -> kopf.BodyEssence:
-        return kopf.BodyEssence()
-
-    def fetch(self, *, body: kopf.Body) -> kopf.BodyEssence | None:  # noqa: ARG002
-        return None
-
-    def store(self, *, body: kopf.Body, patch: kopf.Patch, essence: kopf.BodyEssence) -> None:  # noqa: ARG002
-        raise AssertionError("only handlers of changes have kopf store what it has seen")
 
 
 def configure(settings: kopf.OperatorSettings) -> None:
     """What kopf watches, and how long it waits for it; nothing that matters is left to its defaults."""
     settings.posting.enabled = False
-    settings.persistence.diffbase_storage = _NoDifferences()
     settings.scanning.disabled = True
     settings.watching.chunk_size = 200
     # An object's last event is kept for that long.
@@ -63,107 +41,99 @@ def configure(settings: kopf.OperatorSettings) -> None:
     settings.networking.request_timeout = _REQUEST_SECONDS
 
 
-class NamedConnection(kopf.ConnectionInfo):
-    """The way to the API server, with the User-Agent of the operator: kopf has no setting for that header."""
+def trigger_session(account: kopf.ConnectionInfo) -> kopf.AiohttpSession:
+    """Kopf's session: as this account, with the operator's User-Agent, and with answers of identities alone."""
+    session = aiohttp.ClientSession(
+        connector=aiohttp.TCPConnector(limit=0, ssl=account.as_ssl_context()),
+        headers={**account.as_http_headers(), "User-Agent": user_agent.OPERATOR},
+        proxy=account.proxy_url,
+        trust_env=account.trust_env,
+        response_class=IdentityResponse,
+    )
+    return kopf.AiohttpSession(
+        server=account.server,
+        default_namespace=account.default_namespace,
+        priority=account.priority,
+        expiration=account.expiration,
+        aiohttp_session=session,
+    )
 
-    def as_http_headers(self) -> dict[str, str]:
-        """The headers of each request of kopf."""
-        return {**super().as_http_headers(), "User-Agent": user_agent.OPERATOR}
 
+class IdentityResponse(aiohttp.ClientResponse):
+    """An answer of the API server in which each object is its identity alone.
 
-class WakingAtChanges(aiotoggles.ToggleSet):
-    """Wakes those who wait for the set when the set's own state changes, not at each toggle that comes or goes.
-
-    Every object of kopf's first lists waits until all are read. kopf 1.45.2 woke all of them for each one read: seven
-    seconds of processor time for 1,800 objects, and four times that for twice as many.
+    kopf reads answers with `json.loads` and ends at a RecursionError: in whole objects, one job that is nested too
+    deeply would end the operator. Besides, kopf keeps the last event of each object for a while.
     """
 
-    _off: aiotoggles.Toggle | None = None
-    """One that was off when it was looked for: while it is, not all are on, and nobody has to look at thousands."""
+    async def start(self, connection: Any) -> aiohttp.ClientResponse:
+        """Read the head of the answer."""
+        await super().start(connection)
+        if self.status < 400 and self.url.query.get("watch"):
+            self.content = cast(aiohttp.StreamReader, _Events(self.content, self.url.path))
+        return self
 
-    def is_on(self) -> bool:
-        """Whether all, or any, of the toggles are on."""
-        if self._fn is not all:
-            return super().is_on()
-        if self._off is None or self._off not in self._toggles or self._off.is_on():
-            self._off = next((toggle for toggle in self._toggles if toggle.is_off()), None)
-        return self._off is None
-
-    async def make_toggle(self, val: bool = False, /, *, name: str | None = None) -> aiotoggles.Toggle:
-        """One more that is waited for, on or off."""
-        toggle = aiotoggles.Toggle(val, name=name, condition=self._condition)
-        await self._change(lambda: self._toggles.add(toggle))
-        return toggle
-
-    async def drop_toggle(self, toggle: aiotoggles.Toggle) -> None:
-        """It is waited for no more."""
-        await self._change(lambda: self._toggles.discard(toggle))
-
-    async def drop_toggles(self, toggles: Iterable[aiotoggles.Toggle]) -> None:
-        """They are waited for no more."""
-        await self._change(lambda: self._toggles.difference_update(toggles))
-
-    async def _change(self, change: Callable[[], None]) -> None:
-        async with self._condition:
-            before = self.is_on()
-            change()
-            if self.is_on() != before:
-                self._condition.notify_all()
-
-
-class _Json:
-    """In place of the module `json`, of which kopf's requests use this for the lines of a watch."""
-
-    @staticmethod
-    def loads(text: str) -> str:
-        return text
-
-
-async def _get(url: str, **options: Any) -> Any:
-    """As kopf's own, but for objects that are nested too deeply for Python, and for answers that are no JSON."""
-    while True:
-        async with await kopf_api.request(method="get", url=url, **options) as response:
-            text = await response.read()
+    async def json(self, **options: Any) -> Any:
+        """The body, a list's items as identities. Raises ClientPayloadError where a success has no such body."""
+        if self.status >= 400:
+            return await super().json(**options)
+        body = await self.read()
         try:
-            return await _object(text)
+            answer = await _object(body)
+            if "items" in answer:
+                answer["items"] = [_identity(item) for item in answer["items"] or ()]
         except ValueError:
-            _log.warning(
-                "GET %s: the answer is no JSON of an object: %r", url, text[:100].decode(errors="replace")
-            )
-        await asyncio.sleep(_NO_JSON_SECONDS)
-
-
-def _stream(url: str, **options: Any) -> AsyncIterator[Any]:
-    """As kopf's own, which ends at a line that is no JSON: kopf then watches anew."""
-    return _events(url, cast(AsyncGenerator[str, None], _KOPFS_STREAM(url=url, **options)))
-
-
-async def _events(url: str, lines: AsyncGenerator[str, None]) -> AsyncIterator[Any]:
-    async with aclosing(lines):
-        try:
-            async for line in lines:
-                yield await _object(line)
-        except ValueError as error:
-            _log.warning("GET %s: a line of the watch is no JSON of an object: %s", url, error)
+            begin = body[:100].decode(errors="replace")
+            _log.warning("GET %s: the answer is no JSON of an object: %r", self.url.path, begin)
             await asyncio.sleep(_NO_JSON_SECONDS)
+            raise aiohttp.ClientPayloadError("no JSON of an object") from None
+        return answer
 
 
-async def _object(text: str | bytes) -> dict[str, Any]:
+class _Events:
+    """The lines of a watch, each event with the identity of its object. A line that is no such event ends them."""
+
+    def __init__(self, content: aiohttp.StreamReader, path: str) -> None:
+        self._content = content
+        self._path = path
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._content, name)
+
+    async def iter_chunked(self, size: int) -> AsyncIterator[bytes]:
+        """Whole lines; kopf reads a watch by nothing else."""
+        try:
+            async for line in _lines(self._content, size):
+                event = await _object(line)
+                if event.get("type") != "ERROR":
+                    event["object"] = _identity(event.get("object"))
+                yield json.dumps(event).encode() + b"\n"
+        except ValueError as error:
+            _log.warning("GET %s: a line of the watch is no JSON of an object: %s", self._path, error)
+            await asyncio.sleep(_NO_JSON_SECONDS)  # kopf watches anew without a pause
+
+
+async def _lines(content: aiohttp.StreamReader, size: int) -> AsyncIterator[bytes]:
+    # Not by the reader's own lines: those have a longest length.
+    rest = b""
+    async for block in content.iter_chunked(size):
+        *lines, rest = (rest + block).split(b"\n")
+        for line in lines:
+            yield line
+    if rest:
+        yield rest
+
+
+def _identity(manifest: Any) -> dict[str, Any]:
+    """Raises ValueError."""
+    if not isinstance(manifest, dict) or not isinstance(metadata := manifest.get("metadata"), dict):
+        raise ValueError("no object")
+    return {"metadata": {name: metadata[name] for name in _IDENTITY if name in metadata}}
+
+
+async def _object(text: bytes) -> dict[str, Any]:
     """Raises ValueError."""
     read = await decoded(text)
     if not isinstance(read, dict):
         raise ValueError("another type")
     return read
-
-
-def read_whatever_is_stored() -> None:
-    """Have kopf go on where Python can't read what the API server answers; kopf has no setting for it.
-
-    By `json`, one job that is nested too deeply would hide all others from kopf, and end the operator.
-    """
-    vars(kopf_api).update(json=_Json, get=_get, stream=_stream)
-
-
-def wake_at_changes() -> None:
-    """Have kopf's operators of this process wait by `WakingAtChanges`; kopf has no setting for it."""
-    vars(aiotoggles).update(ToggleSet=WakingAtChanges)

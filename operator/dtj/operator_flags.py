@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import os
 from collections.abc import Sequence
+from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
 
@@ -20,16 +21,41 @@ _WORKERS = 16
 _LONGEST_VALIDITY = timedelta(days=3653).total_seconds()
 
 
-def read_flags(words: Sequence[str] | None = None) -> argparse.Namespace:
-    """The flags, with `timing` made of those of the lease and `webhook` of its own, None where it is off.
+@dataclass(frozen=True)
+class Options:
+    """The flags; those of the lease's times and those of the webhook in objects of their own."""
 
-    Ends the process where they are wrong.
-    """
+    namespaces: Sequence[str]
+    """Those to serve; none: all."""
+    workers: int
+    health_port: int
+    metrics_port: int
+    progress_interval: float
+    progress_rate: float
+    tensorboard_image: str
+    job_user: int | None
+    job_network_policies: bool
+    log_level: str
+    leader_elect: bool
+    lease_namespace: str | None
+    lease_name: str
+    timing: Timing
+    webhook: Webhook | None
+    """None: off."""
+
+
+def read_flags(words: Sequence[str] | None = None) -> Options:
+    """The options of a command line. Ends the process where a flag is wrong."""
     parser = argparse.ArgumentParser(
         prog="dtj-operator", description="The operator of DistributedTrainingJobs."
     )
     parser.add_argument(
-        "--namespace", action="append", default=[], help="serve this namespace only; may be repeated"
+        "--namespace",
+        dest="namespaces",
+        action="append",
+        default=[],
+        metavar="NAMESPACE",
+        help="serve this namespace only; may be repeated",
     )
     parser.add_argument(
         "--workers", type=int, default=_WORKERS, help="passes at a time (default: %(default)s)"
@@ -50,14 +76,6 @@ def read_flags(words: Sequence[str] | None = None) -> argparse.Namespace:
         metavar="LOOKS",
         help="how many looks at jobs' progress a second are enough: where more jobs train than that and the interval "
         "allow, each is looked at less often, but for those with runPolicy.stallTimeoutSeconds "
-        "(default: %(default)s)",
-    )
-    parser.add_argument(
-        "--look-for-ghosts",
-        type=float,
-        default=60.0,
-        metavar="SECONDS",
-        help="how often objects are looked for that went while the API server could not be watched "
         "(default: %(default)s)",
     )
     parser.add_argument(
@@ -92,14 +110,13 @@ def read_flags(words: Sequence[str] | None = None) -> argparse.Namespace:
             "--job-network-policies outside a cluster needs --lease-namespace: only pods from there come in"
         )
     try:
-        flags.timing = Timing(flags.lease_duration, flags.renew_deadline, flags.retry_period)
+        given = vars(flags)
+        timing = Timing(*[given.pop(name) for name in ("lease_duration", "renew_deadline", "retry_period")])
+        webhook = _webhook(flags)
     except ValueError as error:
         parser.error(str(error))
-    try:
-        flags.webhook = _webhook(flags)
-    except ValueError as error:
-        parser.error(str(error))
-    return flags
+    own = {name: value for name, value in given.items() if not name.startswith("webhook_")}
+    return Options(**own, timing=timing, webhook=webhook)
 
 
 def _user(word: str) -> int | None:

@@ -123,10 +123,10 @@ def test_what_selects_the_operators_pods_selects_no_other() -> None:
 def test_the_operator_reads_its_flags() -> None:
     default, two = flags("default"), flags("two-namespaces")
 
-    assert (default.leader_elect, default.namespace, default.workers) == (True, [], 16)
+    assert (default.leader_elect, default.namespaces, default.workers) == (True, [], 16)
     assert (default.lease_namespace, default.lease_name) == (NAMESPACE, "dtj-operator")
     assert default.timing == read_flags([]).timing
-    assert two.namespace == ["team-a", "team-b"]
+    assert two.namespaces == ["team-a", "team-b"]
     assert not flags("bare").leader_elect
     assert flags("eks").progress_interval == 10
 

@@ -105,7 +105,8 @@ class KubernetesApi:
             raise
 
     async def pods_of(self, namespace: str, job: str) -> list[Manifest]:
-        return await self._metadata(Selection("v1", "Pod", f"{LABEL_JOB}={job}", namespace))
+        selection = Selection("v1", "Pod", f"{LABEL_JOB}={job}", namespace)
+        return [item async for items, _ in self.pages(selection, _METADATA_ONLY) for item in items]
 
     async def replace(self, manifest: Manifest) -> Manifest:
         """Replace an object; 409 when it is not at the manifest's resourceVersion any more."""
@@ -169,13 +170,6 @@ class KubernetesApi:
         path = f"/apis/{GROUP}/{VERSION}/namespaces/{namespace}/{PLURAL}/{name}/status"
         body = {"metadata": {"resourceVersion": resource_version}, "status": patch}
         return await self._request("PATCH", path, KIND, body, MERGE_PATCH)
-
-    async def uids(self, selection: Selection) -> set[str]:
-        """The uids of all objects of a kind that are there now."""
-        return {manifest["metadata"]["uid"] for manifest in await self._metadata(selection)}
-
-    async def _metadata(self, selection: Selection) -> list[Manifest]:
-        return [item async for items, _ in self.pages(selection, _METADATA_ONLY) for item in items]
 
     async def pages(
         self, selection: Selection, accept: str = "application/json"

@@ -10,6 +10,7 @@ from dtj.cluster.port import ApiError
 from dtj.reconcile.metrics import Metrics
 from dtj.reconcile.queue import WorkQueue
 from dtj.reconcile.reconciler import Reconciler
+from dtj.reconcile.stuck import Stuck
 from dtj.reconcile.view import Key, View
 
 _log = logging.getLogger(__name__)
@@ -18,10 +19,8 @@ _RESYNC_SECONDS = 300.0
 # A key that waits, or a pass without an answer to a request, longer than this means that the operator is stuck.
 STUCK_SECONDS = 120.0
 _CONFLICT = 409
-
-
-class Stuck(RuntimeError):
-    """The controller makes no headway: the operator should be restarted."""
+# By how much the trigger may be later than the cache.
+_TRIGGER_SECONDS = 0.1
 
 
 class Controller:
@@ -35,6 +34,8 @@ class Controller:
         self._tasks: list[asyncio.Task[None]] = []
         self._passing: set[asyncio.Task[None] | None] = set()
         self._ending = False
+        self._read: dict[Key, str] = {}
+        """The version of each job at the beginning of its last pass."""
         metrics.queue_depth.set_function(lambda: len(queue))
 
     def start(self, workers: int) -> None:
@@ -43,9 +44,27 @@ class Controller:
         self._tasks.append(asyncio.create_task(self._resync(), name="dtj-resync"))
 
     def changed(self, key: Key, version: str) -> None:
-        """A job was seen at this version; the echo of its last pass is none to make another one for."""
-        if not self._reconciler.is_echo(key, version):
+        """Run a pass at once over a job that has this version now, unless the cache does not have the version yet."""
+        if version == self._version(key):
+            self._add_if_unread(key)
+
+    def cached(self, key: Key) -> None:
+        """Run a pass over a job whose cache has changed, unless `changed` has called for the pass in the meantime.
+
+        `changed` alone would lose changes: it may be called before the cache has one, and is never called for a job
+        that was deleted in a gap of the trigger's watch.
+        """
+        asyncio.get_running_loop().call_later(_TRIGGER_SECONDS, self._add_if_unread, key)
+
+    def _add_if_unread(self, key: Key) -> None:
+        """Add the key unless a pass has read, or written, the version of the job in the cache."""
+        version = self._version(key)
+        if version != self._read.get(key) and not (version and self._reconciler.is_echo(key, version)):
             self.queue.add(key)
+
+    def _version(self, key: Key) -> str | None:
+        job = self._view.job(key)
+        return str(job["metadata"]["resourceVersion"]) if job else None
 
     async def stop(self, grace: float = 0.0) -> None:
         """Begin no pass any more, and let those that run go on for so many seconds; what they stored holds."""
@@ -83,6 +102,10 @@ class Controller:
 
     async def _pass(self, key: Key) -> None:
         begin = time.perf_counter()
+        if version := self._version(key):
+            self._read[key] = version
+        else:
+            self._read.pop(key, None)
         try:
             again = await self._reconciler.reconcile(key)
         except ApiError as error:

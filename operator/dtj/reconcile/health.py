@@ -7,7 +7,7 @@ from contextlib import asynccontextmanager
 
 from aiohttp import web
 
-from dtj.reconcile.controller import Stuck
+from dtj.reconcile.stuck import Stuck
 
 
 class Health:

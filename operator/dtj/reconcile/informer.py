@@ -29,15 +29,17 @@ class Cache(Generic[T]):
         changed: Callable[[Key], None],
         changed_little: Callable[[Key], None] | None = None,
         urgent: Callable[[Key, T | None, T | None], bool] | None = None,
+        key: Callable[[Manifest], Key] | None = None,
     ) -> None:
         """see: what is kept of an object. changed: told each job of which something came, went or looks different.
         changed_little: told in its place where that is not urgent. urgent: of what an object was, and is now; what a
-        pass has made is not urgent.
+        pass has made is not urgent. key: the job that an object belongs to; by default its labels name the job.
         """
         self._see = see
         self._changed = changed
         self._changed_little = changed_little or changed
         self._urgent = urgent or _was_there
+        self._key = key or job_key
         self._jobs: dict[Key, dict[str, T]] = {}
         self._keys: dict[str, Key] = {}
 
@@ -45,13 +47,17 @@ class Cache(Generic[T]):
         """What there is of a job."""
         return list(self._jobs.get(job, {}).values())
 
+    def items(self) -> list[tuple[Key, T]]:
+        """Each object with the job that it belongs to."""
+        return [(key, seen) for key, objects in self._jobs.items() for seen in objects.values()]
+
     def __len__(self) -> int:
         return len(self._keys)
 
     def put(self, manifest: Manifest) -> None:
         """It is there, and like this."""
         metadata = manifest["metadata"]
-        uid, key, seen = metadata["uid"], job_key(manifest), self._see(manifest)
+        uid, key, seen = metadata["uid"], self._key(manifest), self._see(manifest)
         if self._keys.get(uid, key) != key:
             self.drop(uid)
         objects = self._jobs.setdefault(key, {})

@@ -21,7 +21,7 @@ class Timing:
     """Seconds, named as the flags of kube-scheduler are.
 
     A lost leader is replaced after retry_period (its last renewal may be seen that late) and lease_duration, so
-    after 12 s and the time to fill kopf's indices. client-go's 15, 10 and 2 s would leave little of 20 s for that.
+    after 12 s and the time to fill the caches. client-go's 15, 10 and 2 s would leave little of 20 s for that.
     """
 
     lease_duration: float = 10.0

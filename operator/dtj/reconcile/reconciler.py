@@ -45,6 +45,7 @@ from dtj.reconcile.actions import (
 from dtj.reconcile.decision import Decision, Snapshot, decide, looked_at, read, soonest
 from dtj.reconcile.delegation import check_served, find_mpijob
 from dtj.reconcile.lately import Lately
+from dtj.reconcile.live_reads import Unseen, await_earlier, misses_one
 from dtj.reconcile.metrics import Metrics
 from dtj.reconcile.patch import merge_patch
 from dtj.reconcile.pod_groups import delete_pod_group, ensure_pod_group, not_queued
@@ -54,7 +55,6 @@ from dtj.reconcile.slow_start import MOST_AT_ONCE, slow_start
 from dtj.reconcile.ssh_keys import new_key_pair
 from dtj.reconcile.telling import Untold
 from dtj.reconcile.tensorboard import keep
-from dtj.reconcile.unseen import Unseen, await_earlier, misses_one
 from dtj.reconcile.view import Key, Owned, OwnedDeployment, View
 from dtj.status.counts import only_counts
 from dtj.status.draft import Evaluation

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from dtj.api.identity import LABEL_UID
@@ -15,6 +15,16 @@ from dtj.status.pods import PodView
 _DELEGATES = frozenset({MPIJOB_KIND, "Job"})
 Key = tuple[str, str]
 """Namespace and name of a job."""
+
+
+@dataclass(frozen=True, slots=True)
+class CachedJob:
+    """A job at one version; two of the same version are equal, however deeply their specs are nested."""
+
+    uid: str
+    version: str
+    manifest: Mapping[str, Any] = field(compare=False)
+    """The parts of the job that a pass reads."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from dtj.cluster.api import connect
-from dtj.reconcile.children import Children
+from dtj.reconcile.informers import Informers
 from tests.unit.support.api_server import write_kubeconfig
 from tests.unit.support.kube_server import KubeServer
 
@@ -55,13 +55,13 @@ async def test_requests_are_answered_beside_the_watches_of_many_namespaces(
     async with asyncio.timeout(180), server.served():
         reach(server.url, tmp_path, monkeypatch)
         api = await connect()
-        children = Children(api, namespaces, lambda key: None, lambda key: None)
-        children.start()
-        await children.synced()
-        while server.watches < 4 * len(namespaces):
+        informers = Informers(api, namespaces, *3 * [lambda key: None])
+        informers.start()
+        await informers.synced()
+        while server.watches < 5 * len(namespaces):
             await asyncio.sleep(0.01)
 
         await api.create(pod)
 
-        await children.stop()
+        await informers.stop()
         await api.close()

@@ -1,84 +1,123 @@
-"""What kopf does at its first lists."""
+"""What kopf reads of an API server's answers, by its own client: identities of objects, and no answer ends it."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
+import json
+from collections.abc import AsyncIterator, Iterable
+from contextlib import asynccontextmanager
 from typing import Any
 
+import aiohttp
 import kopf
 import pytest
-from kopf._cogs.aiokits import aiotoggles
+from aiohttp import web
 
-from dtj.kopf_settings import WakingAtChanges, configure, wake_at_changes
-from tests.unit.support.kube_server import KubeServer
-from tests.unit.support.pods import running
+from dtj import kopf_settings
+from dtj.cluster import user_agent
+from dtj.kopf_settings import trigger_session
 
-PODS = 200
+JOB = {
+    "metadata": {"name": "one", "namespace": "ml", "uid": "1", "resourceVersion": "7", "managedFields": [{}]},
+    "spec": {"image": "a"},
+}
+IDENTITY = {"metadata": {"name": "one", "namespace": "ml", "uid": "1", "resourceVersion": "7"}}
+DEEP = json.dumps(JOB).replace('"a"', '{"a":' * 9_000 + "1" + "}" * 9_000)
+NO_OBJECTS = [
+    "<html>Sign in</html>",
+    "7",
+    "[]",
+    '{"items": [7]}',
+    '{"items": [{"metadata": 7}]}',
+    "[" * 100_000,
+]
 
 
 @pytest.fixture(autouse=True)
-def as_before() -> Iterator[None]:
-    kopfs = aiotoggles.ToggleSet
-    yield
-    vars(aiotoggles).update(ToggleSet=kopfs)
+def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kopf_settings, "_NO_JSON_SECONDS", 0.0)
 
 
-async def test_objects_of_the_first_lists_wait_for_the_last_of_them_and_are_woken_once(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    asked = 0
-    is_on = WakingAtChanges.is_on
+@asynccontextmanager
+async def answered(text: str, query: str = "", status: int = 200) -> AsyncIterator[aiohttp.ClientResponse]:
+    """The answer of a server that says this."""
 
-    def counted(self: WakingAtChanges) -> bool:
-        nonlocal asked
-        asked += 1
-        return is_on(self)
+    async def handle(request: web.Request) -> web.Response:
+        assert request.headers["User-Agent"] == user_agent.OPERATOR
+        assert request.headers["Authorization"] == "Bearer secret"
+        return web.Response(text=text, status=status, content_type="application/json")
 
-    monkeypatch.setattr(WakingAtChanges, "is_on", counted)
-    settings, registry, stop = kopf.OperatorSettings(), kopf.OperatorRegistry(), asyncio.Event()
-    configure(settings)
-    server = KubeServer()
-    indexed_at_first: list[int] = []
-
-    async def login(**_: Any) -> kopf.ConnectionInfo:
-        return kopf.ConnectionInfo(server=server.url)
-
-    async def index(name: str, **_: Any) -> dict[str, str]:
-        return {name: name}
-
-    async def event(names: kopf.Index[str, str], **_: Any) -> None:
-        indexed_at_first.append(len(names))
-        if len(indexed_at_first) == PODS:
-            stop.set()
-
-    kopf.on.login(registry=registry)(login)
-    kopf.index("", "v1", "pods", id="names", registry=registry)(index)
-    kopf.on.event("", "v1", "pods", registry=registry)(event)
-    wake_at_changes()
-    async with asyncio.timeout(360), server.served():
-        for number in range(PODS):
-            pod = running(f"mnist-worker-{number}")
-            pod["metadata"] |= {"namespace": "ml", "uid": str(number)}
-            await server.put(("pods", "ml", f"mnist-worker-{number}"), pod, "ADDED")
-        await kopf.operator(
-            registry=registry, settings=settings, standalone=True, clusterwide=True, stop_flag=stop
-        )
-
-    assert indexed_at_first == [PODS] * PODS
-    # Twice for each toggle that came and went, and for each object before and after it waited: each object has one,
-    # the operator a few. With kopf's own it is the square of the objects.
-    assert PODS < asked < 8 * PODS
+    app = web.Application()
+    app.router.add_get("/jobs", handle)
+    runner = web.AppRunner(app, access_log=None)
+    await runner.setup()
+    await web.TCPSite(runner, "127.0.0.1", 0).start()
+    server = f"http://127.0.0.1:{runner.addresses[0][1]}"
+    session = trigger_session(kopf.ConnectionInfo(server=server, token="secret")).aiohttp_session
+    try:
+        async with asyncio.timeout(60), session.get(f"{server}/jobs{query}") as response:
+            yield response
+    finally:
+        await session.close()
+        await runner.cleanup()
 
 
-async def test_whoever_waits_for_the_other_state_is_woken_too() -> None:
-    toggles = WakingAtChanges(all)
-    waiting = asyncio.create_task(toggles.wait_for(False))
-    await asyncio.sleep(0)
-    assert not waiting.done()
+async def watched(lines: Iterable[str], size: int) -> list[Any]:
+    async with answered("\n".join(lines) + "\n", "?watch=true") as response:
+        text = b"".join([block async for block in response.content.iter_chunked(size)])
+    return [json.loads(line) for line in text.splitlines()]
 
-    toggle = await toggles.make_toggle()
-    await asyncio.wait_for(waiting, 10)
-    waiting = asyncio.create_task(toggles.wait_for(True))
-    await toggle.turn_to(True)
-    await asyncio.wait_for(waiting, 10)
+
+@pytest.mark.parametrize("job", [json.dumps(JOB), DEEP], ids=["a job", "a job that is nested without end"])
+async def test_kopf_reads_the_identities_of_a_list(job: str) -> None:
+    metadata = {"resourceVersion": "9", "continue": "more"}
+    async with answered(f'{{"metadata": {json.dumps(metadata)}, "items": [{job}, {job}]}}') as response:
+        assert await response.json() == {"metadata": metadata, "items": [IDENTITY, IDENTITY]}
+
+
+async def test_a_list_may_be_empty_and_other_answers_are_as_they_are() -> None:
+    for said, read in (({"items": None}, {"items": []}), ({"resources": [{"name": "a"}]},) * 2):
+        async with answered(json.dumps(said)) as response:
+            assert await response.json() == read
+
+
+@pytest.mark.parametrize("size", [7, 1_000_000])
+async def test_kopf_reads_the_identities_of_a_watch(size: int) -> None:
+    gone = {"type": "ERROR", "object": {"kind": "Status", "code": 410}}
+    bookmark = {"type": "BOOKMARK", "object": {"metadata": {"resourceVersion": "8"}}}
+    lines = [f'{{"type": "ADDED", "object": {job}}}' for job in (json.dumps(JOB), DEEP)]
+    added = {"type": "ADDED", "object": IDENTITY}
+    assert await watched([*lines, json.dumps(bookmark), json.dumps(gone)], size) == [
+        added,
+        added,
+        bookmark,
+        gone,
+    ]
+
+
+@pytest.mark.parametrize("text", NO_OBJECTS)
+async def test_an_answer_that_is_no_object_is_a_cut_connection(text: str) -> None:
+    # kopf lists anew after this error, and ends after others.
+    async with answered(text) as response:
+        with pytest.raises(aiohttp.ClientPayloadError):
+            await response.json()
+
+
+@pytest.mark.parametrize("text", [*NO_OBJECTS, '{"type": "ADDED", "object": 7}'])
+async def test_a_line_that_is_no_event_ends_a_watch(text: str) -> None:
+    line = json.dumps({"type": "ADDED", "object": JOB})
+    assert await watched([line, text, line], 1_000) == [{"type": "ADDED", "object": IDENTITY}]
+
+
+async def test_a_watch_that_is_cut_in_a_line_ends_with_the_line_before() -> None:
+    line = json.dumps({"type": "ADDED", "object": JOB})
+    async with answered(f"{line}\n{line[:20]}", "?watch=true") as response:
+        assert [json.loads(block) async for block in response.content.iter_chunked(1_000)] == [
+            {"type": "ADDED", "object": IDENTITY}
+        ]
+
+
+async def test_a_refusal_is_read_by_aiohttp_itself() -> None:
+    for query in ("", "?watch=true"):
+        async with answered('{"kind": "Status", "code": 410}', query, status=410) as response:
+            assert await response.json() == {"kind": "Status", "code": 410}

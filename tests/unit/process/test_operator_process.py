@@ -347,10 +347,10 @@ async def test_times_are_those_of_the_api_server(api: KubeServer, start: Start, 
 async def test_one_of_two_namespaces_asks_nothing_of_the_rest_of_the_cluster(
     api: KubeServer, start: Start
 ) -> None:
-    await start("first", "--namespace=ml", "--namespace=vision", "--look-for-ghosts=0.05")
+    await start("first", "--namespace=ml", "--namespace=vision")
     for namespace in ("ml", "elsewhere", "vision"):
         job = stored("one", artifacts=None)
-        job["metadata"] = job["metadata"] | {"namespace": namespace}
+        job["metadata"] = job["metadata"] | {"namespace": namespace, "uid": f"uid-{namespace}"}
         await api.put((PLURAL, namespace, "one"), job, "ADDED")
     await until(lambda: {"ml", "vision"} <= {place[1] for place in api.objects if place[0] == "pods"})
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 import tomllib
@@ -34,6 +35,17 @@ def test_import_contracts_hold() -> None:
     done = subprocess.run([lint_imports, "--no-cache"], cwd=ROOT, capture_output=True, text=True, check=False)
 
     assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_nothing_private_of_kopf_is_imported() -> None:
+    private = re.compile(r"kopf\._|kopf import _|\(kopf\)")
+    users = {
+        path.name: path.read_text()
+        for path in (ROOT / "operator").rglob("*.py")
+        if "kopf" in path.read_text()
+    }
+    assert {"handlers.py", "kopf_settings.py"} <= users.keys()
+    assert [name for name, text in users.items() if private.search(text)] == []
 
 
 def images() -> list[tuple[str, str]]:
@@ -90,7 +102,7 @@ class Absent:
             raise ModuleNotFoundError(name)
 
 sys.meta_path.insert(0, Absent())
-import dtj.cli.main, dtj.handlers
+import dtj.cli.main, dtj.process
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
 

@@ -19,7 +19,7 @@ from dtj.api.job import Manifest
 from dtj.cluster import api
 from dtj.kopf_settings import configure
 from dtj.plan.job import plan_job
-from dtj.reconcile.children import Children
+from dtj.reconcile.informers import Informers
 from tests.unit.support.jobs import job
 from tests.unit.support.kube_server import KubeServer
 from tests.unit.support.pods import running
@@ -183,8 +183,8 @@ async def test_a_watch_of_their_pods_that_falls_silent_is_opened_anew(
     server, seen = DeafLine(), asyncio.Event()
     async with asyncio.timeout(360), server.served():
         cluster = api.KubernetesApi(client.ApiClient(client.Configuration(host=server.url)))
-        children = Children(cluster, [], *2 * [lambda key: seen.set()])
-        children.start()
+        informers = Informers(cluster, [], *3 * [lambda key: seen.set()])
+        informers.start()
         while not server.deaf:
             await asyncio.sleep(0.01)
         pod = running("mnist-worker-0")
@@ -192,6 +192,6 @@ async def test_a_watch_of_their_pods_that_falls_silent_is_opened_anew(
         await server.put(("pods", "ml", "mnist-worker-0"), pod, "ADDED")
 
         await seen.wait()
-        assert [pod.view.name for pod in children.pods.of(("ml", "mnist"))] == ["mnist-worker-0"]
-        await children.stop()
+        assert [pod.view.name for pod in informers.pods.of(("ml", "mnist"))] == ["mnist-worker-0"]
+        await informers.stop()
         await cluster.close()

@@ -9,9 +9,11 @@ from typing import Any
 import pytest
 
 from dtj.cluster.port import ApiError
-from dtj.reconcile.controller import STUCK_SECONDS, Controller, Stuck
+from dtj.reconcile import controller as controller_module
+from dtj.reconcile.controller import STUCK_SECONDS, Controller
 from dtj.reconcile.metrics import Metrics
 from dtj.reconcile.queue import WorkQueue
+from dtj.reconcile.stuck import Stuck
 from dtj.reconcile.view import Key
 
 A, B = ("ml", "a"), ("ml", "b")
@@ -23,7 +25,7 @@ class Passes:
     def __init__(self, do: Callable[[Key], float | None]) -> None:
         self.do = do
         self.made: list[Key] = []
-        self.jobs: dict[Key, Mapping[str, Any]] = {A: {}, B: {}}
+        self.jobs: dict[Key, Mapping[str, Any]] = {A: at("1"), B: at("1")}
         self.echoes: set[tuple[Key, str]] = set()
 
     def is_echo(self, key: Key, version: str) -> bool:
@@ -204,14 +206,87 @@ async def test_at_the_end_a_pass_that_hangs_is_given_up() -> None:
     assert passes.finished == []
 
 
+def at(version: str) -> Mapping[str, Any]:
+    return {"metadata": {"resourceVersion": version}}
+
+
 async def test_the_echo_of_a_pass_is_no_pass() -> None:
     passes = Passes(lambda key: None)
+    passes.jobs = {A: at("7"), B: at("7")}
     passes.echoes.add((A, "7"))
     controller = await serve(passes, until=0)
 
     controller.changed(A, "7")
     controller.changed(B, "7")
+    passes.jobs[A] = at("8")
     controller.changed(A, "8")
 
     assert [await controller.queue.take() for _ in range(len(controller.queue))] == [B, A]
     await controller.stop()
+
+
+async def test_a_version_that_a_pass_has_read_is_no_pass() -> None:
+    passes = Passes(lambda key: None)
+    passes.jobs = {A: at("7")}
+    controller = await serve(passes, A, until=1)
+
+    controller.changed(A, "7")
+    controller._add_if_unread(A)
+    assert len(controller.queue) == 0
+    passes.jobs[A] = at("8")
+    controller.changed(A, "8")
+    assert len(controller.queue) == 1
+    await controller.stop()
+
+
+async def test_a_trigger_before_the_cache_has_the_change_is_no_pass(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(controller_module, "_TRIGGER_SECONDS", 0.001)
+    passes = Passes(lambda key: None)
+    passes.jobs = {A: at("7")}
+    controller = await serve(passes, A, until=1)
+
+    controller.changed(A, "8")
+    assert len(controller.queue) == 0
+    passes.jobs[A] = at("8")
+    controller.cached(A)
+    await made(passes, A, A)
+    await controller.stop()
+
+
+async def test_a_job_that_the_cache_drops_is_passed_without_a_trigger(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(controller_module, "_TRIGGER_SECONDS", 0.001)
+    passes = Passes(lambda key: None)
+    passes.jobs = {A: at("7")}
+    controller = await serve(passes, A, until=1)
+
+    del passes.jobs[A]
+    controller.cached(A)
+    await made(passes, A, A)
+    controller.cached(A)
+    await asyncio.sleep(0.01)
+    assert passes.made == [A, A]
+    assert controller._read == {}
+    await controller.stop()
+
+
+async def test_the_trigger_and_the_cache_call_for_one_pass(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(controller_module, "_TRIGGER_SECONDS", 0.001)
+    passes = Passes(lambda key: None)
+    passes.jobs = {A: at("7")}
+    controller = await serve(passes, until=0)
+
+    controller.cached(A)
+    controller.changed(A, "7")
+    await made(passes, A)
+    await asyncio.sleep(0.01)
+    assert passes.made == [A]
+    await controller.stop()
+
+
+async def made(passes: Passes, *keys: Key) -> None:
+    async with asyncio.timeout(120):
+        while len(passes.made) < len(keys):
+            await asyncio.sleep(0.001)
+    assert passes.made == list(keys)

@@ -10,12 +10,12 @@ from typing import Any
 
 import pytest
 
-from dtj.api.identity import LABEL_JOB
+from dtj.api.identity import KIND, LABEL_JOB
 from dtj.api.job import Manifest
 from dtj.cluster.port import ApiError, Selection
 from dtj.reconcile import informer as informer_module
-from dtj.reconcile.children import Children
 from dtj.reconcile.informer import Cache, Informer
+from dtj.reconcile.informers import Informers
 from dtj.reconcile.view import Key
 
 A, B = ("ml", "a"), ("ml", "b")
@@ -142,7 +142,7 @@ async def test_what_is_listed_is_known_and_then_each_change() -> None:
         assert script.asked == ["list", "10"]
 
 
-async def test_all_children_are_known_when_each_kind_was_listed() -> None:
+async def test_all_is_cached_when_each_kind_was_listed() -> None:
     listed: dict[str, asyncio.Event] = {}
 
     class Waiting(Script):
@@ -150,18 +150,18 @@ async def test_all_children_are_known_when_each_kind_was_listed() -> None:
             await listed.setdefault(selection.kind, asyncio.Event()).wait()
             yield [], "10"
 
-    children = Children(Waiting([], [[] for _ in range(9)]), (), lambda _: None, lambda _: None)
-    children.start()
-    synced = asyncio.create_task(children.synced())
-    while len(listed) < 4:
+    informers = Informers(Waiting([], [[] for _ in range(9)]), (), *3 * [lambda _: None])
+    informers.start()
+    synced = asyncio.create_task(informers.synced())
+    while len(listed) < 5:
         await asyncio.sleep(0)
-    for kind in ("Pod", "Service", "ConfigMap", "Deployment"):
+    for kind in (KIND, "Pod", "Service", "ConfigMap", "Deployment"):
         for _ in range(20):
             await asyncio.sleep(0)
         assert not synced.done(), f"{kind} is not listed yet"
         listed[kind].set()
     await asyncio.wait_for(synced, 60)
-    await children.stop()
+    await informers.stop()
 
 
 async def test_a_cut_watch_goes_on_where_it_was_also_by_a_bookmark() -> None:

@@ -11,14 +11,14 @@ import pytest
 
 from dtj.api.identity import KIND, LABEL_ATTEMPT, LABEL_ROLE
 from dtj.api.job import Manifest
-from dtj.reconcile.children import Children
 from dtj.reconcile.controller import Controller
-from dtj.reconcile.known import Known
+from dtj.reconcile.informers import Informers
+from dtj.reconcile.lister import Lister
 from dtj.reconcile.metrics import Metrics
 from dtj.reconcile.queue import WorkQueue
 from dtj.reconcile.reconciler import Reconciler
 from dtj.reconcile.urgency import PodUrgency
-from dtj.reconcile.view import Key, OwnedPod, owned_pod
+from dtj.reconcile.view import OwnedPod, owned_pod
 from dtj.status.pods import view_pod
 from tests.unit.reconcile.test_reconcile import fails
 from tests.unit.support import pods, virtual_time
@@ -39,20 +39,25 @@ class Driven(World):
     def __init__(self, **spec: Any) -> None:
         super().__init__(**spec)
         self.queue = WorkQueue(asyncio.get_running_loop().time, rest=0.02)
-        self.jobs: dict[Key, list[Any]] = {}
-        self.children = Children(SimpleNamespace(), [], self.queue.add, self.queue.add_soon)  # type: ignore[arg-type]
-        known = Known(self.jobs, self.children)  # type: ignore[arg-type]
+        self.informers = Informers(
+            SimpleNamespace(),  # type: ignore[arg-type]
+            [],
+            self.queue.add,
+            self.queue.add_soon,
+            lambda key: self.controller.cached(key),
+        )
+        lister = Lister(self.informers)
         self.metrics = Metrics()
         self.reconciler = Reconciler(
             self.cluster,
-            known,
+            lister,
             self.progress,  # type: ignore[arg-type]
             self.metrics,
             lambda: self.cluster.now,
             self.plan,
             counts_after=self.counts_after,
         )
-        self.controller = Controller(self.queue, self.reconciler, known, self.metrics)
+        self.controller = Controller(self.queue, self.reconciler, lister, self.metrics)
         self.delivered = 0
 
     @property
@@ -62,14 +67,14 @@ class Driven(World):
     def tell(self) -> None:
         """Deliver what changed since the last time."""
         caches = {
-            "Pod": self.children.pods,
-            "Service": self.children.services,
-            "ConfigMap": self.children.configs,
+            "Pod": self.informers.pods,
+            "Service": self.informers.services,
+            "ConfigMap": self.informers.configs,
         }
         uids = {name: there["metadata"]["uid"] for name, there in self.cluster.log if there is not None}
         for name, manifest in self.cluster.log[self.delivered :]:
             if name[0] == KIND and manifest is not None:
-                self.jobs[KEY] = [manifest]
+                self.informers.jobs.put(manifest)
                 self.controller.changed(KEY, manifest["metadata"]["resourceVersion"])
             elif name[0] in caches and manifest is not None:
                 caches[name[0]].put(manifest)

@@ -259,3 +259,14 @@ async def test_a_queue_with_several_jobs_in_hand_or_waiting_is_crowded(queue: Wo
         seen.append(queue.crowded())
 
     assert seen == [False, True, True, True, False, False]
+
+
+async def test_a_queue_gives_nothing_out_before_it_is_opened() -> None:
+    queue = WorkQueue(lambda: 0.0, opened=False)
+    queue.add(A)
+    taken = asyncio.create_task(queue.take())
+    for _ in range(10):
+        await asyncio.sleep(0)
+    assert not taken.done()
+    queue.open()
+    assert await asyncio.wait_for(taken, 10) == A

@@ -152,9 +152,9 @@ class Jobs(RuleBasedStateMachine):
     def show_an_old_event_again(self, kind: str, back: int) -> None:
         self.world.view.show_again(kind, back)
 
-    @rule(ghosts=st.booleans())
-    def list_anew(self, ghosts: bool) -> None:
-        self.world.view.relist(ghosts=ghosts)
+    @rule()
+    def list_anew(self) -> None:
+        self.world.view.relist()
 
     # --- the user -------------------------------------------------------------------------------------
 

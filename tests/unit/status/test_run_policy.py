@@ -14,8 +14,8 @@ from dtj.api.job import Manifest
 from dtj.api.managed_by import OPERATOR, is_domain_path
 from dtj.cluster.port import ApiError
 from dtj.cluster.user_api import connect
-from dtj.reconcile.children import Children
-from dtj.reconcile.known import Known
+from dtj.reconcile.informers import Informers
+from dtj.reconcile.lister import Lister
 from dtj.reconcile.patch import merged
 from dtj.status.pods import view_pod
 from tests.unit.support.api_server import ApiServer, serving, stored, write_kubeconfig
@@ -556,14 +556,11 @@ async def test_a_wrong_job_of_another_controller_is_not_touched_either() -> None
 
 
 def test_a_job_of_another_controller_is_not_among_those_that_the_operator_looks_at() -> None:
-    jobs = {
-        ("ml", name): [
-            {"metadata": {"uid": name}, "spec": {"runPolicy": {"managedBy": manager}}, "status": {}}
-        ]
-        for name, manager in (("theirs", "example.com/queue"), ("ours", OPERATOR))
-    }
-    nothing = Children(SimpleNamespace(), [], lambda key: None, lambda key: None)  # type: ignore[arg-type]
-    assert Known(jobs, nothing).active() == [("ml", "ours")]
+    informers = Informers(SimpleNamespace(), [], *3 * [lambda key: None])  # type: ignore[arg-type]
+    for name, manager in (("theirs", "example.com/queue"), ("ours", OPERATOR)):
+        metadata = {"namespace": "ml", "name": name, "uid": name, "resourceVersion": "1"}
+        informers.jobs.put({"metadata": metadata, "spec": {"runPolicy": {"managedBy": manager}}})
+    assert Lister(informers).active() == [("ml", "ours")]
 
 
 async def test_a_job_given_to_this_operator_by_name_is_carried_out() -> None:

@@ -352,10 +352,9 @@ class FakeView:
             name, manifest = changes[max(len(changes) - 1 - back, 0)]
             self._apply(name, manifest)
 
-    def relist(self, *, ghosts: bool = False) -> None:
-        """List everything anew. ghosts: what went meanwhile is not noticed, as by kopf."""
-        known = self._objects if ghosts else {}
-        self._objects = known | copied(self._cluster.objects)
+    def relist(self) -> None:
+        """List everything anew."""
+        self._objects = copied(self._cluster.objects)
         self._pods.clear()
         for kind in WATCHED:
             self._seen[kind] = sum(name[0] == kind for name, _ in self._cluster.log)

@@ -12,7 +12,7 @@ from pathlib import Path
 from tests.unit.support.api_server import write_kubeconfig
 
 # As in the operator's image, which has no kubernetes_validate: kopf imports the Kubernetes client before dtj does.
-PROGRAM = "import sys; sys.modules['kubernetes_validate'] = None; from dtj.handlers import main; main()"
+PROGRAM = "import sys; sys.modules['kubernetes_validate'] = None; from dtj.process import main; main()"
 
 
 @asynccontextmanager

@@ -1,0 +1,112 @@
+"""What runs while this process leads: caches, queue and workers."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+from functools import partial
+
+from dtj.api.job import Job
+from dtj.cluster.api import KubernetesApi
+from dtj.cluster.server_clock import ServerClock
+from dtj.operator_flags import Options
+from dtj.plan.job import plan_job
+from dtj.plan.model import Plan
+from dtj.plan.network_policy import fenced
+from dtj.plan.remembered import remembered
+from dtj.reconcile.controller import Controller
+from dtj.reconcile.informers import Informers
+from dtj.reconcile.lister import Lister
+from dtj.reconcile.metrics import Metrics
+from dtj.reconcile.progress import ProgressPoller
+from dtj.reconcile.queue import WorkQueue
+from dtj.reconcile.reconciler import Reconciler
+from dtj.reconcile.view import Key
+
+# Passes that run when the operator is told to end may finish; a pass takes milliseconds, a hanging request more.
+GRACE_SECONDS = 5.0
+# Pods of a job come, start and end one after the other: their counts alone are not written for each.
+_COUNTS_SECONDS = 5.0
+# A pass makes several objects, of which each comes back as an event.
+_REST_SECONDS = 0.02
+
+
+class Leader:
+    """Reconciles jobs. Start it once, and stop it when done."""
+
+    def __init__(
+        self, options: Options, cluster: KubernetesApi, metrics: Metrics, clock: ServerClock
+    ) -> None:
+        self._options = options
+        self._cluster = cluster
+        queue = WorkQueue(time.monotonic, rest=_REST_SECONDS, opened=False)
+        self._informers = Informers(cluster, options.namespaces, queue.add, queue.add_soon, self._cached)
+        lister = Lister(self._informers)
+        self._progress = ProgressPoller(
+            queue.add,
+            options.progress_interval,
+            a_second=options.progress_rate,
+            dropped=metrics.dropped_values.inc,
+        )
+        reconciler = Reconciler(
+            cluster,
+            lister,
+            self._progress,
+            metrics,
+            clock.now,
+            remembered(_planner(options)),
+            counts_after=_COUNTS_SECONDS,
+            moves=queue.moved,
+            crowded=queue.crowded,
+        )
+        self._controller = Controller(queue, reconciler, lister, metrics)
+        self._opening: asyncio.Task[None] | None = None
+
+    def start(self) -> None:
+        """Start watches and workers; workers get their first job when every first list is cached."""
+        self._controller.start(self._options.workers)
+        self._informers.start()
+        self._opening = asyncio.create_task(self._open())
+
+    async def _open(self) -> None:
+        # Earlier, a pass would take pods that are not listed yet for lost.
+        await self._informers.synced()
+        self._controller.queue.open()
+
+    def changed(self, key: Key, version: str) -> None:
+        """A job came, changed or went: it has this version now."""
+        self._controller.changed(key, version)
+
+    def _cached(self, key: Key) -> None:
+        self._controller.cached(key)
+
+    def figures(self) -> dict[str, float]:
+        """For the health check. A figure grows if something of deleted jobs is kept. Raises Stuck."""
+        return {
+            **self._controller.check(),
+            "objects": self._informers.check(),
+            "tasks": len(asyncio.all_tasks()),
+        }
+
+    async def stop_passes(self, grace: float) -> None:
+        """Begin no pass any more, and let those that run go on for so many seconds; what they stored holds."""
+        await self._controller.stop(grace)
+
+    async def stop(self) -> None:
+        """Stop everything, and close the connections; the next leader goes on from what is stored."""
+        if self._opening:
+            self._opening.cancel()
+        await self._controller.stop()
+        await self._informers.stop()
+        await self._progress.close()
+        await self._cluster.close()
+
+
+def _planner(options: Options) -> Callable[[Job], Plan]:
+    plan: Callable[[Job], Plan] = partial(
+        plan_job, tensorboard_image=options.tensorboard_image, pod_user=options.job_user
+    )
+    if options.job_network_policies and options.lease_namespace:
+        return fenced(plan, options.lease_namespace)
+    return plan

@@ -1,0 +1,155 @@
+"""The process of the operator: it waits for its turn, works, and leaves its lease to the next process."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import signal
+import socket
+import sys
+import uuid
+from collections.abc import Callable, Coroutine
+from contextlib import AsyncExitStack
+from datetime import UTC, datetime
+from functools import partial
+from typing import Any
+
+from dtj.admission.service import admission
+from dtj.api.identity import API_VERSION
+from dtj.cluster.api import connect
+from dtj.cluster.server_clock import ServerClock
+from dtj.handlers import configure_logs, handlers, spawn
+from dtj.leader import GRACE_SECONDS, Leader
+from dtj.operator_flags import Options, read_flags
+from dtj.reconcile.boot_clock import boot_clock
+from dtj.reconcile.election import Elector, LeaseLost, Leases
+from dtj.reconcile.health import Health
+from dtj.reconcile.heartbeat import Heartbeat, Watchdog
+from dtj.reconcile.lease_thread import LeaseThread
+from dtj.reconcile.metrics import Metrics, event_loop_lag, process_registry
+from dtj.reconcile.metrics_server import serve_metrics
+
+_log = logging.getLogger(__name__)
+_CRD_SECONDS = 3.0
+# A leader whose event loop has not moved for longer serves no job: its Lease is to go to another.
+_STANDSTILL_SECONDS = 30.0
+
+
+def main() -> None:
+    """`dtj-operator`: run the operator until it is told to end."""
+    options = read_flags()
+    configure_logs(options.log_level)
+    try:
+        asyncio.run(_run(options))
+    except LeaseLost as lost:
+        # Nothing may be written any more; the process that comes after this one waits for its turn.
+        sys.exit(f"dtj-operator: {lost}")
+
+
+async def _run(options: Options) -> None:
+    """Wait for this process's turn, work, and leave the lease to the next."""
+    ending = asyncio.Event()
+    _on_signals(ending.set)
+    health = Health()
+    async with AsyncExitStack() as stack:
+        clock = ServerClock(boot_clock, datetime.now(UTC))
+        lag = event_loop_lag()
+        heartbeat = Heartbeat(boot_clock, lag.observe)
+        # The loop keeps no task that nobody else does.
+        beating = asyncio.create_task(heartbeat.beat())
+        stack.callback(beating.cancel)
+        stack.enter_context(Watchdog(heartbeat, boot_clock).watching())
+        elector = await _elector(options, heartbeat, clock, stack) if options.leader_elect else None
+        leading = elector.leading if elector else lambda: True
+        registry = process_registry(leading, lag)
+        serve_metrics(options.metrics_port, registry)
+        if options.webhook:
+            await stack.enter_async_context(admission(options.webhook, registry, clock))
+        await stack.enter_async_context(health.served(options.health_port))
+        if await _before(ending, _turn(elector)):
+            metrics = Metrics(registry)
+            cluster = await connect(metrics.answered, leading, clock)
+            leader = Leader(options, cluster, metrics, clock)
+            await _work(options, leader, health, elector, ending)
+
+
+async def _elector(
+    options: Options, heartbeat: Heartbeat, clock: ServerClock, stack: AsyncExitStack
+) -> LeaseThread:
+    """A candidate for the lease, which gives that back at the end."""
+    place = {"namespace": options.lease_namespace, "name": options.lease_name}
+    identity = f"{socket.gethostname()}_{uuid.uuid4()}"
+
+    def moves() -> bool:
+        return heartbeat.still() <= _STANDSTILL_SECONDS
+
+    def candidate(leases: Leases) -> Elector:
+        return Elector(leases, place, identity, options.timing, boot_clock, clock.now, moves)
+
+    # Its requests show the clock the API server's date also while nothing happens to jobs.
+    elector = LeaseThread(partial(connect, clock=clock), candidate)
+    stack.push_async_callback(elector.close)
+    await elector.start()
+    stack.push_async_callback(elector.release)
+    return elector
+
+
+async def _turn(elector: LeaseThread | None) -> None:
+    """Wait for the CRD, because kopf looks only once for what it is to watch, and then for the lease."""
+    cluster = await connect()
+    try:
+        while not await cluster.serves(API_VERSION):
+            _log.warning("the cluster does not know %s yet: kubectl apply -f manifests/crd", API_VERSION)
+            await asyncio.sleep(_CRD_SECONDS)
+    finally:
+        await cluster.close()
+    if elector:
+        await elector.acquire()
+
+
+async def _work(
+    options: Options, leader: Leader, health: Health, elector: LeaseThread | None, ending: asyncio.Event
+) -> None:
+    """Run kopf and the leader until the end. Raises LeaseLost."""
+    ended = asyncio.create_task(ending.wait())
+    kept = asyncio.create_task(elector.keep() if elector else asyncio.Event().wait())
+    kopf_ending = asyncio.Event()
+
+    async def start() -> None:
+        leader.start()
+        health.check = leader.figures
+
+    run = await spawn(handlers(start, leader.changed, leader.stop), options.namespaces, kopf_ending)
+    _on_signals(ending.set)  # kopf has taken the signals for itself
+    operator = asyncio.create_task(run)
+    await asyncio.wait({ended, kept, operator}, return_when=asyncio.FIRST_COMPLETED)
+    lost = kept.done()
+    await leader.stop_passes(0.0 if lost else GRACE_SECONDS)
+    for task in (ended, kept):
+        task.cancel()
+    await asyncio.wait({ended, kept})
+    if elector and not lost:
+        # Before kopf ends: it writes nothing, and takes its time.
+        await elector.release()
+    kopf_ending.set()
+    await operator
+    if lost:
+        await kept
+
+
+async def _before(ending: asyncio.Event, work: Coroutine[Any, Any, None]) -> bool:
+    """Whether the work was done before the end came; else it is cancelled. Raises what the work raises."""
+    task, ended = asyncio.create_task(work), asyncio.create_task(ending.wait())
+    await asyncio.wait({task, ended}, return_when=asyncio.FIRST_COMPLETED)
+    done = task.done()
+    for each in (task, ended):
+        each.cancel()
+    await asyncio.wait({task, ended})
+    if done:
+        await task
+    return done
+
+
+def _on_signals(call: Callable[[], None]) -> None:
+    for number in (signal.SIGTERM, signal.SIGINT):
+        asyncio.get_running_loop().add_signal_handler(number, call)

@@ -1,0 +1,111 @@
+"""Jobs and the objects that the operator makes of them, as far as a pass reads them."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping, Sequence
+from sys import intern
+from typing import Any
+
+from dtj.api.identity import API_VERSION, KIND, LABEL_JOB, LABEL_MANAGED_BY, MANAGER
+from dtj.api.mpijob import QUEUE_ANNOTATIONS, QUEUE_LABELS
+from dtj.cluster.port import Selection, Source
+from dtj.reconcile.informer import Cache, Informer
+from dtj.reconcile.stuck import Stuck
+from dtj.reconcile.tensorboard import view_deployment
+from dtj.reconcile.urgency import PodUrgency
+from dtj.reconcile.view import CachedJob, Key, Owned, OwnedPod, controller_uid, owned_pod
+from dtj.status.pods import view_pod
+
+# The API server selects: other people's pods never reach the operator.
+_OURS = f"{LABEL_MANAGED_BY}={MANAGER},{LABEL_JOB}"
+_METADATA = ("name", "namespace", "uid", "generation", "resourceVersion", "deletionTimestamp")
+
+
+class Informers:
+    """A cache of each kind, filled and kept by an informer for each namespace. Stop them when done."""
+
+    def __init__(
+        self,
+        source: Source,
+        namespaces: Sequence[str],
+        changed: Callable[[Key], None],
+        changed_little: Callable[[Key], None],
+        job_changed: Callable[[Key], None],
+    ) -> None:
+        """namespaces: those to watch; none: all. changed: called with each job of which an object changed.
+        changed_little: called in its place where no pass is urgent for that. job_changed: called with each job that
+        itself came, changed or went.
+        """
+        calls = changed, changed_little
+        self.jobs = Cache(_job, job_changed, key=_own_key)
+        self.pods = Cache(_pod, *calls, PodUrgency())
+        self.services = Cache(_service, *calls)
+        self.configs = Cache(_config, *calls)
+        self.deployments = Cache(view_deployment, *calls)
+        caches: Mapping[tuple[str, str, str], Cache[Any]] = {
+            (API_VERSION, KIND, ""): self.jobs,
+            ("v1", "Pod", _OURS): self.pods,
+            ("v1", "Service", _OURS): self.services,
+            ("v1", "ConfigMap", _OURS): self.configs,
+            ("apps/v1", "Deployment", _OURS): self.deployments,
+        }
+        self._informers = [
+            Informer(source, Selection(*selection, namespace), cache)
+            for selection, cache in caches.items()
+            for namespace in namespaces or (None,)
+        ]
+        self._caches = caches.values()
+        self._tasks: list[asyncio.Task[Any]] = []
+
+    def start(self) -> None:
+        """Begin to list and watch."""
+        self._tasks = [asyncio.create_task(informer.run()) for informer in self._informers]
+
+    async def synced(self) -> None:
+        """Wait until each first list is in its cache."""
+        for informer in self._informers:
+            await informer.synced.wait()
+
+    async def stop(self) -> None:
+        """End every watch."""
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    def check(self) -> int:
+        """The number of cached objects. Raises Stuck."""
+        if any(task.done() for task in self._tasks):
+            raise Stuck("a watch of jobs or their objects ended")
+        return sum(map(len, self._caches))
+
+
+def _own_key(manifest: Mapping[str, Any]) -> Key:
+    return manifest["metadata"]["namespace"], manifest["metadata"]["name"]
+
+
+def _job(manifest: Mapping[str, Any]) -> CachedJob:
+    # managedFields, about half of a job, and other people's labels and annotations are not kept.
+    of_job = manifest["metadata"]
+    metadata: dict[str, Any] = {field: of_job.get(field) for field in _METADATA}
+    for kind, names in (("labels", QUEUE_LABELS), ("annotations", QUEUE_ANNOTATIONS)):
+        given = of_job.get(kind) or {}
+        metadata[kind] = {name: given[name] for name in names if name in given}
+    parts = {part: manifest.get(part) or {} for part in ("spec", "status")}
+    return CachedJob(of_job["uid"], of_job["resourceVersion"], {"metadata": metadata, **parts})
+
+
+def _pod(manifest: Mapping[str, Any]) -> OwnedPod:
+    return owned_pod(manifest, view_pod(manifest))
+
+
+def _service(manifest: Mapping[str, Any]) -> Owned:
+    metadata = manifest["metadata"]
+    return Owned(metadata["name"], controller_uid(manifest), uid=metadata["uid"])
+
+
+def _config(manifest: Mapping[str, Any]) -> Owned:
+    # What is the same in all jobs is kept once.
+    metadata, data = manifest["metadata"], manifest.get("data") or {}
+    texts = {key: intern(text) for key, text in data.items()}
+    return Owned(metadata["name"], controller_uid(manifest), texts, metadata["uid"])

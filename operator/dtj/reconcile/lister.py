@@ -1,0 +1,44 @@
+"""The operator's view of the cluster: the caches that the informers keep."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from dtj.api.managed_by import other_manager_of
+from dtj.api.status import Phase
+from dtj.reconcile.informers import Informers
+from dtj.reconcile.view import Key, Owned, OwnedDeployment, OwnedPod
+
+_ENDED = (Phase.SUCCEEDED.value, Phase.FAILED.value)
+
+
+class Lister:
+    """A `View`."""
+
+    def __init__(self, informers: Informers) -> None:
+        self._informers = informers
+
+    def job(self, key: Key) -> Mapping[str, Any] | None:
+        jobs = self._informers.jobs.of(key)
+        # While a list is read page by page, a deleted job and a new one of the same name may both be in the cache.
+        return jobs[-1].manifest if jobs else None
+
+    def pods(self, key: Key) -> Sequence[OwnedPod]:
+        return self._informers.pods.of(key)
+
+    def services(self, key: Key) -> Sequence[Owned]:
+        return self._informers.services.of(key)
+
+    def configs(self, key: Key) -> Sequence[Owned]:
+        return self._informers.configs.of(key)
+
+    def deployments(self, key: Key) -> Sequence[OwnedDeployment]:
+        return self._informers.deployments.of(key)
+
+    def active(self) -> Sequence[Key]:
+        return [
+            key
+            for key, job in self._informers.jobs.items()
+            if job.manifest["status"].get("phase") not in _ENDED and not other_manager_of(job.manifest)
+        ]

@@ -1,0 +1,7 @@
+"""What the health check reports as a failure of the process."""
+
+from __future__ import annotations
+
+
+class Stuck(RuntimeError):
+    """The operator makes no progress: its process should be restarted."""
