@@ -13,11 +13,10 @@ import yaml
 
 from dtj.api.job import read_job
 from dtj.api.validation import faults
+from tests.chart.alerts import alerts
 from tests.chart.generated import CASES
 from tests.chart.helm import CHART, NAMESPACE, ROOT, call, objects, rendered, template
-from tests.chart.test_kustomize import check
-from tests.chart.test_monitoring import alerts
-from tests.chart.test_objects import NEWEST, OLDEST
+from tests.chart.validation import NEWEST, OLDEST, check
 from tests.unit.support.jobs import manifest
 
 PLACES = sorted((ROOT / "docs/install").glob("*.md"))

@@ -9,26 +9,20 @@ from pathlib import Path
 from typing import Any
 
 import jsonschema
-import kubernetes_validate
 import pytest
 
-from dtj.api.crd import custom_resource_definition
-from dtj.api.identity import KIND
-from tests.chart.foreign import FOREIGN, validate_foreign
+from tests.chart.foreign import validate_foreign
 from tests.chart.generated import OVERLAYS, overlay_text
 from tests.chart.helm import ROOT, objects
-from tests.chart.test_objects import NEWEST, OLDEST
+from tests.chart.validation import NEWEST, OLDEST, Manifest, check
 from tests.patience import PATIENCE
-from tests.unit.support.structural import schema_faults
 
-Manifest = dict[str, Any]
 MANIFESTS = ROOT / "manifests"
 FILES = sorted(
     path
     for path in MANIFESTS.rglob("*.yaml")
     if path.name != "kustomization.yaml" and not path.name.endswith("values.yaml")
 )
-SCHEMA = custom_resource_definition()["spec"]["versions"][0]["schema"]["openAPIV3Schema"]
 
 
 @cache
@@ -40,16 +34,6 @@ def kustomized(folder: Path) -> list[Manifest]:
     )
     assert done.returncode == 0, done.stderr
     return objects(done.stdout)
-
-
-def check(made: Manifest, version: str) -> None:
-    """Raises where a Kubernetes of that version, or the maker of another kind, would refuse an object."""
-    if made["kind"] == KIND:
-        assert list(schema_faults(SCHEMA, made)) == []
-    elif made["kind"] in FOREIGN:
-        validate_foreign(made)
-    else:
-        kubernetes_validate.validate(made, version, strict=True)
 
 
 def by_name(made: list[Manifest]) -> dict[tuple[str, str, str | None], Manifest]:

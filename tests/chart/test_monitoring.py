@@ -13,6 +13,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from dtj.api.status import Phase
+from tests.chart.alerts import ON, alerts
 from tests.chart.helm import CHART, NAMESPACE, rendered
 from tests.unit.support.measured import all_told
 
@@ -20,7 +21,6 @@ DASHBOARD = json.loads((CHART / "files/dashboard.json").read_text())
 SCHEMA = json.loads((CHART / "values.schema.json").read_text())
 OF_PROMETHEUS = {"job", "namespace", "instance", "pod"}
 VARIABLE = re.compile(r"\$(\w+)")
-ON = {"metrics": {"serviceMonitor": {"enabled": True}, "prometheusRule": {"enabled": True}}}
 
 
 def told() -> dict[str, set[str]]:
@@ -34,12 +34,6 @@ def told() -> dict[str, set[str]]:
 
 
 TOLD = told()
-
-
-def alerts(rule: dict[str, Any] | None = None) -> dict[str, dict[str, Any]]:
-    values = {"metrics": ON["metrics"] | {"prometheusRule": {"enabled": True} | (rule or {})}}
-    (group,) = rendered(values)["PrometheusRule/dtj-operator"]["spec"]["groups"]
-    return {alert["alert"]: alert for alert in group["rules"]}
 
 
 def queries() -> Iterator[tuple[str, str]]:

@@ -17,10 +17,10 @@ from dtj_trainer import contract
 from tests.chart.foreign import FOREIGN, validate_foreign
 from tests.chart.generated import CASES
 from tests.chart.helm import CHART, NAMESPACE, objects, rendered, template
+from tests.chart.validation import NEWEST, OLDEST
 from tests.unit.support.pod_security import restricted_faults
 
 Manifest = dict[str, Any]
-OLDEST, NEWEST = "1.25", kubernetes_validate.latest_version()
 CLUSTERWIDE = {
     "ClusterRole",
     "ClusterRoleBinding",

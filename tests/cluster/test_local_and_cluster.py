@@ -12,7 +12,7 @@ import pytest
 import yaml
 
 from tests import fashion_mnist
-from tests.cluster import test_parameter_server
+from tests.cluster import parameter_server
 from tests.cluster.jobs import Manifest, Namespace, example
 from tests.patience import PATIENCE
 
@@ -21,7 +21,7 @@ DTJ = Path(sys.executable).with_name("dtj")
 # What two runs of the asynchronous example differ by is more than what is compared here.
 JOBS = {
     "Horovod": example,
-    "ParameterServer": lambda name: test_parameter_server.example(name, "Synchronous"),
+    "ParameterServer": lambda name: parameter_server.example(name, "Synchronous"),
 }
 
 

@@ -12,8 +12,9 @@ from typing import Any
 
 import pytest
 
-from tests.cluster import nodes, test_parameter_server
+from tests.cluster import nodes, parameter_server
 from tests.cluster.jobs import Job, Manifest, Namespace, stub, until
+from tests.cluster.placement import away_from, leaving_quickly, pods_on, spread
 
 pytestmark = [pytest.mark.cluster, pytest.mark.alone]
 STEPS = 400
@@ -80,7 +81,7 @@ def job_on_both_nodes(name: str, strategy: str, victim: str) -> Manifest:
         job = stub(name, f"--steps={STEPS}", "--checkpoint-steps=20")
         roles: tuple[str, ...] = ("launcher", "worker")
     else:
-        job = test_parameter_server.example(name, "Asynchronous", "--epochs=1000", "--checkpoint-seconds=5")
+        job = parameter_server.example(name, "Asynchronous", "--epochs=1000", "--checkpoint-seconds=5")
         roles = ("chief", "worker", "ps", "evaluator")
     replicas = job["spec"]["replicaSpecs"]
     for role in roles:
@@ -89,63 +90,9 @@ def job_on_both_nodes(name: str, strategy: str, victim: str) -> Manifest:
     return job
 
 
-def leaving_quickly() -> Manifest:
-    lost = ("not-ready", "unreachable")
-    return {
-        "terminationGracePeriodSeconds": 15,
-        "tolerations": [
-            {
-                "key": f"node.kubernetes.io/{taint}",
-                "operator": "Exists",
-                "effect": "NoExecute",
-                "tolerationSeconds": 2,
-            }
-            for taint in lost
-        ],
-    }
-
-
-def spread(job: str) -> Manifest:
-    """The workers on as many nodes as there are."""
-    labels = {"dtj.dev/job": job, "dtj.dev/role": "worker"}
-    return {
-        "topologySpreadConstraints": [
-            {
-                "maxSkew": 1,
-                "topologyKey": "kubernetes.io/hostname",
-                "whenUnsatisfiable": "ScheduleAnyway",
-                "labelSelector": {"matchLabels": labels},
-            }
-        ]
-    }
-
-
-def away_from(node: str) -> Manifest:
-    terms = {"nodeSelectorTerms": [{"matchFields": [node_name("NotIn", node)]}]}
-    return {"affinity": {"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": terms}}}
-
-
-def if_possible_on(node: str) -> Manifest:
-    terms = [{"weight": 100, "preference": {"matchFields": [node_name("In", node)]}}]
-    return {"affinity": {"nodeAffinity": {"preferredDuringSchedulingIgnoredDuringExecution": terms}}}
-
-
-def node_name(operator: str, name: str) -> Manifest:
-    return {"key": "metadata.name", "operator": operator, "values": [name]}
-
-
-def pods_on(job: Job, node: str) -> dict[str, str]:
-    """Name and uid of its pods there."""
-    return {
-        pod["metadata"]["name"]: pod["metadata"]["uid"]
-        for pod in job.pods()
-        if pod["spec"].get("nodeName") == node
-    }
-
-
 def checkpoint(job: Job) -> int:
     """Step of its newest checkpoint, once there is one; it trains then."""
-    return test_parameter_server.wait_for_checkpoint(job)
+    return parameter_server.wait_for_checkpoint(job)
 
 
 def trains_again(job: Job, lost: str, uid: str) -> None:

@@ -7,32 +7,20 @@ import os
 import subprocess
 import sys
 import time
-from datetime import datetime
 from pathlib import Path
-from typing import Any
 
 import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from tests.cluster import jobs
-from tests.cluster.jobs import PS_EXAMPLE, Artifacts, Job, Manifest, Namespace, until
+from tests.cluster.jobs import Artifacts, Job, Manifest, Namespace, until
+from tests.cluster.parameter_server import MODES, by_name, example
 
 pytestmark = pytest.mark.cluster
-MODES = ("Asynchronous", "Synchronous")
 TRAININGS = [
     (MODES[0], 1, 0.8),
     *(pytest.param(updates, 2, 0.85, marks=pytest.mark.chaos) for updates in MODES),
 ]
 """Kind of updates, epochs, and the least test accuracy. `make test` runs the first, `make test-chaos` the rest."""
-
-
-def example(name: str, updates: str = "Asynchronous", *args: str, **spec: Any) -> Manifest:
-    """The example under another name, on the local object store."""
-    job = jobs.example(name, PS_EXAMPLE)
-    job["spec"]["parameterServer"]["updates"] = updates
-    job["spec"]["args"] += args
-    job["spec"].update(spec)
-    return job
 
 
 @pytest.fixture(scope="module")
@@ -124,11 +112,6 @@ def test_the_runs_are_compared_by_one_command(runs: dict[str, Job]) -> None:
         assert group["accuracy"]["mean"] > 0.5
 
 
-def by_name(job: Job) -> dict[str, Manifest]:
-    """The job's pods by role and index."""
-    return {pod["metadata"]["name"].removeprefix(f"{job.name}-"): pod for pod in job.pods()}
-
-
 def names(job: Job) -> set[str]:
     return set(by_name(job))
 
@@ -142,22 +125,6 @@ def phase_of(job: Job, name: str) -> str:
     pod = by_name(job).get(name)
     assert job.status.get("phase") != "Failed", job.story()
     return pod["status"]["phase"] if pod else ""
-
-
-def wait_for_checkpoint(job: Job, made_since: datetime | None = None) -> int:
-    """Step of one in the bucket, once all replicas run; one that an attempt restored was made before it."""
-
-    def there() -> int | None:
-        status = job.status
-        assert status.get("phase") not in ("Succeeded", "Failed"), job.story()
-        saved = (status.get("artifacts") or {}).get("checkpoint")
-        restarting = job.condition("Restarting").get("status") == "True"
-        if not saved or status["phase"] != "Running" or restarting:
-            return None
-        new = made_since is None or datetime.fromisoformat(saved["time"]) >= made_since
-        return int(saved["step"]) if new else None
-
-    return until(f"{job.name} to have a checkpoint made since {made_since}", there, 180, every=0.5)
 
 
 def lines(artifacts: Artifacts, key: str) -> list[Manifest]:

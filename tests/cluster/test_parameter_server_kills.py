@@ -9,7 +9,7 @@ import pytest
 from tests.cluster.chaos.kill import is_training
 from tests.cluster.chaos.kill import kill as kill_process
 from tests.cluster.jobs import PS_EXAMPLE, Job, Manifest, Namespace, stub, until
-from tests.cluster.test_parameter_server import MODES, by_name, example, wait_for_checkpoint
+from tests.cluster.parameter_server import MODES, by_name, example, wait_for_checkpoint
 
 pytestmark = pytest.mark.cluster
 # Who is killed, and who starts again then.

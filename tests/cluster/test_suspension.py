@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from tests.cluster import test_parameter_server
+from tests.cluster import parameter_server
 from tests.cluster.jobs import Job, Namespace, stub
 
 pytestmark = pytest.mark.cluster
@@ -31,7 +31,7 @@ def test_a_horovod_job_goes_on_with_more_workers_where_it_was(namespace: Namespa
 
 @pytest.mark.chaos
 def test_a_parameter_server_job_goes_on_where_it_was(namespace: Namespace) -> None:
-    job = namespace.apply(test_parameter_server.example("paused-ps", "Asynchronous", NO_OTHER_CHECKPOINT))
+    job = namespace.apply(parameter_server.example("paused-ps", "Asynchronous", NO_OTHER_CHECKPOINT))
     step = _suspended_after(job, 100)
 
     _patch(job, runPolicy={"suspend": False})

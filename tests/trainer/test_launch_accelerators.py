@@ -10,7 +10,6 @@ import sys
 from pathlib import Path
 
 import pytest
-from tests.trainer.test_launch_worker import worker_sshd  # noqa: F401 - a fixture
 
 from dtj_trainer.launch import cuda_driver
 from dtj_trainer.launch.accelerators import AcceleratorCheck
@@ -50,7 +49,7 @@ def test_a_replica_without_the_accelerator_it_asked_for_starts_no_program(make_w
 
 
 @no_gpu_here
-def test_a_horovod_worker_without_its_accelerator_ends_and_its_ranks_do_not_start(worker_sshd):  # noqa: F811
+def test_a_horovod_worker_without_its_accelerator_ends_and_its_ranks_do_not_start(worker_sshd):
     worker = worker_sshd.launch("worker", DTJ_GPUS="1", DTJ_GPU_RESOURCE="nvidia.com/gpu")
 
     assert worker.ended() == 69

@@ -21,22 +21,6 @@ from dtj_trainer.launch.pod import STOP_SECONDS, stop_sync_seconds
 from dtj_trainer.launch.settings import read_settings
 
 
-@pytest.fixture
-def worker_sshd(workspace: Workspace, tmp_path: Path) -> Workspace:
-    """A workspace whose sshd can start; nobody connects to it here."""
-    if not Path("/usr/sbin/sshd").exists():
-        pytest.skip("needs openssh-server")
-    Path("/run/sshd").mkdir(exist_ok=True)
-    key = tmp_path / "key"
-    os.spawnlp(os.P_WAIT, "ssh-keygen", "ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(key))
-    port = free_ports(1)[0]
-    (workspace.config / "sshd_config").write_text(
-        f"Port {port}\nListenAddress 127.0.0.1\nPidFile none\nHostKey {key}\nUsePAM no\nLogLevel ERROR\n"
-    )
-    workspace.environment |= {"DTJ_ROLE": "worker", "DTJ_SSH_PORT": str(port)}
-    return workspace
-
-
 def start(workspace: Workspace, **environment: str) -> Launched:
     worker = workspace.launch("worker", **environment)
     worker.says("is ready for ssh")

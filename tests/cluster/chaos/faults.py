@@ -12,7 +12,7 @@ from tests.cluster import nodes, operator_pods, switches
 from tests.cluster.chaos.kill import Words, is_mpirun, is_supervisor, is_training, kill
 from tests.cluster.chaos.trainings import ROLES, STRATEGIES, Training, in_role
 from tests.cluster.jobs import Manifest, until
-from tests.cluster.test_nodes import away_from, if_possible_on, leaving_quickly, pods_on, spread
+from tests.cluster.placement import away_from, if_possible_on, leaving_quickly, pods_on, spread
 
 Counter = Literal["application", "infrastructure", "evaluator"]
 # What is freed, when an older checkpoint goes, is taken at once.

@@ -10,7 +10,7 @@ from typing import Any
 
 from botocore.exceptions import ClientError
 
-from tests.cluster import test_parameter_server
+from tests.cluster import parameter_server
 from tests.cluster.jobs import EXAMPLE, PS_EXAMPLE, Artifacts, Job, Manifest, Namespace, example, stub, until
 
 STRATEGIES = ("Horovod", "ParameterServer")
@@ -67,7 +67,7 @@ def _example(name: str, strategy: str) -> Manifest:
         args = ["--model=cnn", "--epochs=1", "--max-steps=300", "--checkpoint-steps=25", "--log-seconds=0.5"]
         return example(name, args=args)
     more = ("--max-steps=560", "--checkpoint-steps=60", "--log-seconds=0.5")
-    return test_parameter_server.example(name, "Asynchronous", *more)
+    return parameter_server.example(name, "Asynchronous", *more)
 
 
 def in_role(job: Manifest, role: str, template: dict[str, Any]) -> None:
@@ -116,7 +116,7 @@ class Training:
 
     def wait_until_it_saves(self) -> None:
         """Wait for its first checkpoint; all of its pods run then."""
-        test_parameter_server.wait_for_checkpoint(self.job)
+        parameter_server.wait_for_checkpoint(self.job)
         count = len(ROLES[self.strategy]) + 1
         until("all pods", lambda: len(self.job.pods()) == count, 30)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import json
 import re
 from collections.abc import Mapping
@@ -18,6 +17,7 @@ from dtj.api.crd import custom_resource_definition
 from dtj.api.identity import GROUP, KIND, VERSION
 from dtj.api.immutable import forbidden_changes
 from dtj.api.job import Manifest, read_job
+from tests.unit.support.admission import WRONG, job, request
 from tests.unit.support.bad_jobs import BadJob, bad_jobs
 from tests.unit.support.cel import holds
 from tests.unit.support.jobs import manifest
@@ -29,25 +29,6 @@ JSON = st.recursive(
     lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(), inner, max_size=4),
     max_leaves=12,
 )
-WRONG: Manifest = {"env": [{"name": "1 2"}, {"name": "DTJ_JOB"}]}
-
-
-def request(operation: str, job: Any, old: Any = None, **more: Any) -> Manifest:
-    return {
-        "apiVersion": "admission.k8s.io/v1",
-        "kind": "AdmissionReview",
-        "request": {
-            "uid": "705ab4f5-6393-11e8-b7cc-42010a800002",
-            "kind": {"group": GROUP, "version": VERSION, "kind": KIND},
-            "operation": operation,
-            "name": "one",
-            "namespace": "ml",
-            "object": job,
-            "oldObject": old,
-            "dryRun": False,
-            **more,
-        },
-    }
 
 
 def answer(operation: str, job: Any, old: Any = None, **more: Any) -> Manifest:
@@ -56,12 +37,6 @@ def answer(operation: str, job: Any, old: Any = None, **more: Any) -> Manifest:
     response: Manifest = reviewed["response"]
     assert response["uid"] == "705ab4f5-6393-11e8-b7cc-42010a800002"
     return response
-
-
-def job(**spec: Any) -> Manifest:
-    made: Manifest = copy.deepcopy(manifest())
-    made["spec"] |= copy.deepcopy(spec)
-    return made
 
 
 def test_a_good_job_is_taken_without_a_word() -> None:

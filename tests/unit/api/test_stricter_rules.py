@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from dtj.api.identity import KIND
-from tests.unit.reconcile.test_reconcile import endless, fails
+from tests.unit.support.programs import endless, fails
 from tests.unit.support.world import KEY, World
 
 JOB = (KIND, *KEY)

@@ -7,7 +7,7 @@ import json
 import re
 import threading
 import unicodedata
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -15,139 +15,17 @@ from typing import Any
 
 import pytest
 import yaml
-from typer.testing import CliRunner, Result
 
-import dtj.client
-from dtj.api.errors import DtjError, NotFound, TimedOut, Unreachable
+from dtj.api.errors import NotFound, Unreachable
 from dtj.api.spec import RunPolicy
-from dtj.api.status import ConditionType
 from dtj.cli import connection, status
-from dtj.cli.main import app
 from dtj.cli.terminal import output
-from dtj.client import DistributedTrainingJob, JobEvent, LogLine, PodUsage, PodView
-from dtj.status.times import written_time
+from dtj.client import DistributedTrainingJob, JobEvent, LogLine
+from tests.unit.support.fake_client import FakeArtifacts, FakeClient, call, job
 from tests.unit.support.jobs import manifest
 from tests.unit.support.pods import START, WORKER_0, healthy, views
 
-
-class FakeClient:
-    """The methods of `Client` on jobs in memory."""
-
-    jobs: dict[str, DistributedTrainingJob]
-    calls: list[Any]
-
-    def __init__(self, *, namespace: str | None = None, context: str | None = None) -> None:
-        self.namespace = namespace or "ml"
-        self.calls.append(("connect", namespace, context))
-
-    def __enter__(self) -> FakeClient:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
-    def close(self) -> None:
-        pass
-
-    def submit(self, job: DistributedTrainingJob, *, namespace: str | None) -> DistributedTrainingJob:
-        where = namespace or job.metadata.namespace or self.namespace
-        made = job.model_copy(update={"metadata": job.metadata.model_copy(update={"namespace": where})})
-        self.jobs[job.name] = made
-        return made
-
-    def get(self, name: str) -> DistributedTrainingJob:
-        if name not in self.jobs:
-            raise NotFound(f"there is no job {name} in namespace {self.namespace}")
-        return self.jobs[name]
-
-    def list(self, *, all_namespaces: bool = False) -> list[DistributedTrainingJob]:
-        self.calls.append(("list", all_namespaces))
-        return [*self.jobs.values()]
-
-    def wait(
-        self, name: str, *, timeout: float | None, namespace: str | None = None
-    ) -> DistributedTrainingJob:
-        self.calls.append(("wait", name, timeout))
-        return self.get(name)
-
-    def wait_for(
-        self, name: str, condition: ConditionType, *, timeout: float | None
-    ) -> DistributedTrainingJob:
-        self.calls.append(("wait_for", name, condition.value, timeout))
-        if condition is ConditionType.RUNNING:
-            raise TimedOut("not yet")
-        if condition is ConditionType.FAILED:
-            raise DtjError("it succeeded")
-        return self.get(name)
-
-    def suspend(self, name: str) -> None:
-        self.calls.append(("suspend", name))
-
-    def resume(self, name: str) -> None:
-        self.calls.append(("resume", name))
-
-    def scale(self, name: str, replicas: Mapping[str, int], *, timeout: float | None) -> None:
-        self.calls.append(("scale", name, dict(replicas), timeout))
-
-    def delete(self, name: str, *, wait: bool, timeout: float | None) -> None:
-        self.calls.append(("delete", name, wait, timeout))
-
-    def events(self, name: str) -> list[JobEvent]:
-        return [
-            JobEvent(START, "Normal", "JobRunning", "all 3 pods run", 1, f"DistributedTrainingJob/{name}")
-        ]
-
-    def pods(self, name: str) -> list[PodView]:
-        return views(*healthy())
-
-    def usage(self, name: str) -> dict[str, PodUsage] | None:
-        return {WORKER_0: PodUsage("1500m", "1Gi")}
-
-    def logs(self, name: str, **chosen: Any) -> Iterator[LogLine]:
-        self.calls.append(("logs", chosen))
-        yield LogLine("rank 0", "step 1")
-        yield LogLine("rank 1", "[bold]" + "x" * 200)
-
-    def artifacts(self, name: str, *, endpoint: str | None) -> FakeArtifacts:
-        self.calls.append(("artifacts", endpoint))
-        return FakeArtifacts()
-
-
-class FakeArtifacts:
-    uri = "s3://b/jobs/ml/mnist-1"
-
-    def ls(self, prefix: str) -> list[Any]:
-        found = {"metrics.jsonl": 2048, "model/model.pt": 3 << 20}
-        return [SimpleNamespace(key=k, size=v, etag="e") for k, v in found.items() if k.startswith(prefix)]
-
-    def get(self, key: str, folder: Path) -> list[Path]:
-        return [folder / key]
-
-    def read(self, key: str) -> bytes:
-        return b"content\n"
-
-    def cp(self, key: str, path: str) -> Path:
-        return Path(path)
-
-
-def job(phase: str, name: str = "mnist") -> DistributedTrainingJob:
-    kind = phase if phase in ("Succeeded", "Failed") else "Running"
-    condition = {
-        "type": kind,
-        "status": "True",
-        "reason": "Because",
-        "lastTransitionTime": written_time(START),
-    }
-    found = {"phase": phase, "attempt": 1, "conditions": [condition]}
-    return DistributedTrainingJob.from_cluster(manifest(name) | {"status": found})
-
-
-@pytest.fixture(autouse=True)
-def client(monkeypatch: pytest.MonkeyPatch) -> type[FakeClient]:
-    """What the commands connect to: one job that has succeeded."""
-    monkeypatch.setattr(dtj.client, "Client", FakeClient)
-    FakeClient.jobs, FakeClient.calls = {"mnist": job("Succeeded")}, []
-    return FakeClient
+pytestmark = pytest.mark.usefixtures("client")
 
 
 @pytest.fixture
@@ -157,10 +35,6 @@ def file(tmp_path: Path) -> Path:
     path = tmp_path / "job.yaml"
     path.write_text(yaml.safe_dump(made))
     return path
-
-
-def call(*words: str | Path) -> Result:
-    return CliRunner().invoke(app, [str(word) for word in words])
 
 
 def test_submit_makes_the_job_of_a_file(client: type[FakeClient], file: Path) -> None:

@@ -20,7 +20,9 @@ from dtj.api.errors import DtjError, Unusable
 from dtj.cli import tensorboard
 from dtj.local.processes import is_alive
 from dtj_trainer.artifacts.event_files import EventFiles
-from tests.unit.cli.test_jobs import call, client  # noqa: F401 - a fixture
+from tests.unit.support.fake_client import call
+
+pytestmark = pytest.mark.usefixtures("client")
 
 
 class Bucket:

@@ -31,26 +31,10 @@ from dtj.doctor.installation import installation_checks, our_version
 from dtj.doctor.probe import STUCK_SECONDS, ended, pod_checks, probe_pod, stuck
 from dtj.plan.job import plan_job
 from tests.unit.support import jobs, virtual_time
+from tests.unit.support.doctor import GPU, KEYS, deployment, node, told
 from tests.unit.support.pod_security import restricted_faults
 
-KEYS = frozenset({"AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"})
-GPU = "nvidia.com/gpu"
 S3 = {"uri": "s3://training/jobs", "endpoint": "http://store:8333", "secretName": "s3"}
-
-
-def told(checks: list[Check]) -> list[tuple[str, str]]:
-    return [(check.name, check.verdict.value) for check in checks]
-
-
-def deployment(
-    image: str = "", ready: int = 1, namespace: str = "dtj-system", args: list[str] | None = None
-) -> Manifest:
-    container = {"name": "operator", "image": image or f"dtj-operator:{our_version()}", "args": args}
-    return {
-        "metadata": {"name": "dtj-operator", "namespace": namespace},
-        "spec": {"template": {"spec": {"containers": [container]}}},
-        "status": {"readyReplicas": ready},
-    }
 
 
 CLUSTER = ClusterFindings(
@@ -196,15 +180,6 @@ def test_a_pod_asks_for_its_containers_or_for_an_init_container_that_wants_more(
         "overhead": {"cpu": "100m"},
     }
     assert pod_requests({"spec": spec}) == {"pods": 1, "cpu": Decimal("1.6"), "memory": 4 * 2**30}
-
-
-def node(name: str, gpus: int = 0, cpu: int = 8, labels: Manifest | None = None, **spec: Any) -> Manifest:
-    allocatable = {"cpu": str(cpu), "memory": "32Gi", "pods": "110", **({GPU: str(gpus)} if gpus else {})}
-    return {
-        "metadata": {"name": name, "labels": {"kubernetes.io/os": "linux"} | (labels or {})},
-        "spec": spec,
-        "status": {"allocatable": allocatable, "conditions": [{"type": "Ready", "status": "True"}]},
-    }
 
 
 def running(node_name: str, labels: Manifest | None = None, **requests: Any) -> Manifest:

@@ -17,8 +17,9 @@ from dtj.api.status import ArtifactsStatus, ProgressStatus
 from dtj.cluster.port import ApiError
 from dtj.reconcile.actions import may_restore
 from dtj.status.pod_report import Report, read_report
-from tests.unit.support.fake_cluster import Call, Ending, FakeCluster
+from tests.unit.support.fake_cluster import Call, FakeCluster
 from tests.unit.support.jobs import manifest
+from tests.unit.support.programs import endless, fails
 from tests.unit.support.world import KEY, METRICS, World
 
 WORKERS = ["mnist-worker-0", "mnist-worker-1"]
@@ -29,24 +30,6 @@ PARAMETER_SERVERS = {
     "strategy": "ParameterServer",
     "replicaSpecs": {"worker": {"replicas": 2}, "ps": {"replicas": 1}},
 }
-
-
-def fails(attempts: int, code: int = 3) -> Any:
-    """A program that fails in its first attempts."""
-
-    def program(pod: Manifest, ran: int) -> Ending | None:
-        labels = pod["metadata"]["labels"]
-        if labels["dtj.dev/role"] != "launcher" or ran < 2:
-            return None
-        if int(labels["dtj.dev/attempt"]) > attempts:
-            return 0, ""
-        return code, json.dumps({"class": "ApplicationError", "message": "it broke", "exitCode": code})
-
-    return program
-
-
-def endless(pod: Manifest, ran: int) -> Ending | None:
-    return None
 
 
 def dying(world: World, call: int, when: Literal["before", "after"]) -> World:
