@@ -108,9 +108,10 @@ sbom: $(VENV)  ## write what is in the images, as CycloneDX, to build/sbom
 	@mkdir -p build && $(PY) docker/build.py --print-archives > build/archives.txt
 	$(PY) docker/sbom.py --folder build/sbom --archives build/archives.txt
 
-crd: $(VENV)  ## write the CRD from the models, in manifests/crd and for the chart
+crd: $(VENV)  ## write the CRD from the models, in manifests/crd and for the chart; docs/reference.md from the CRD
 	.venv/bin/dtj crd > manifests/crd/distributedtrainingjobs.yaml
 	cp manifests/crd/distributedtrainingjobs.yaml charts/dtj-operator/files/crd.yaml
+	$(PY) -m tests.field_reference
 
 pod-schema: $(VENV)  ## write Kubernetes' schema of pods for the operator, from the package kubernetes-validate
 	$(PY) -m tests.pod_schema_file

@@ -14,6 +14,8 @@ from dtj.api.job import read_job
 from dtj.api.validation import faults
 from dtj_trainer import contract
 from tests.cluster.docs_blocks import BLOCK, PAGE, with_files
+from tests.field_reference import PAGE as REFERENCE
+from tests.field_reference import reference
 from tests.metrics_table import with_table
 
 ROOT = Path(__file__).parents[3]
@@ -63,6 +65,10 @@ def test_no_job_asks_for_gpus_with_an_image_for_cpus() -> None:
             asked[where] = spec["image"]
     assert asked
     assert {where: image for where, image in asked.items() if not image.endswith("-cuda")} == {}
+
+
+def test_every_field_of_the_resource_is_described() -> None:
+    assert reference() == REFERENCE.read_text(), "make crd writes the page"
 
 
 def test_every_variable_of_the_contract_is_described() -> None:
