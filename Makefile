@@ -120,7 +120,7 @@ chart: crd  ## write what is made from the chart: its README's table, manifests/
 	$(PY) -m tests.chart.generated
 	$(PY) -m tests.metrics_table
 
-docs: $(VENV)  ## fill docs/using.md with what kubectl prints on the cluster of KUBECONFIG
+docs: $(VENV)  ## fill docs/using.md and status.md with what kubectl prints on the cluster of KUBECONFIG
 	$(PY) -m tests.cluster.write_docs
 
 pictures: $(VENV)  ## take the pictures of docs/cli.md, in a real terminal, on the cluster of KUBECONFIG
