@@ -108,9 +108,10 @@ sbom: $(VENV)  ## write what is in the images, as CycloneDX, to build/sbom
 	@mkdir -p build && $(PY) docker/build.py --print-archives > build/archives.txt
 	$(PY) docker/sbom.py --folder build/sbom --archives build/archives.txt
 
-crd: $(VENV)  ## write the CRD from the models, in manifests/crd and for the chart
+crd: $(VENV)  ## write the CRD from the models, in manifests/crd and for the chart; docs/reference.md from the CRD
 	.venv/bin/dtj crd > manifests/crd/distributedtrainingjobs.yaml
 	cp manifests/crd/distributedtrainingjobs.yaml charts/dtj-operator/files/crd.yaml
+	$(PY) -m tests.field_reference
 
 pod-schema: $(VENV)  ## write Kubernetes' schema of pods for the operator, from the package kubernetes-validate
 	$(PY) -m tests.pod_schema_file
@@ -119,7 +120,7 @@ chart: crd  ## write what is made from the chart: its README's table, manifests/
 	$(PY) -m tests.chart.generated
 	$(PY) -m tests.metrics_table
 
-docs: $(VENV)  ## fill docs/using.md with what kubectl prints on the cluster of KUBECONFIG
+docs: $(VENV)  ## fill docs/using.md and status.md with what kubectl prints on the cluster of KUBECONFIG
 	$(PY) -m tests.cluster.write_docs
 
 pictures: $(VENV)  ## take the pictures of docs/cli.md, in a real terminal, on the cluster of KUBECONFIG

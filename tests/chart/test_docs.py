@@ -26,6 +26,8 @@ PAGES = {
     for path in (
         ROOT / "README.md",
         ROOT / "docs/install.md",
+        ROOT / "docs/webhook.md",
+        ROOT / "docs/private-images.md",
         ROOT / "docs/monitoring.md",
         CHART / "README.md",
         *PLACES,
@@ -53,7 +55,7 @@ COMMANDS = [
 
 def test_there_is_something_to_check() -> None:
     assert len(VALUES) == 11
-    assert [path.stem for path in PLACES] == ["aks", "bare-metal", "eks", "gke"]
+    assert [path.stem for path in PLACES] == ["aks", "bare-metal", "eks", "gke", "openshift"]
     assert {made["kind"] for made in OBJECTS} >= {"ClusterConfig", "ClusterRole"}
     assert {words[1] for _, words in COMMANDS} == {"install", "test", "upgrade", "uninstall", "template"}
 

@@ -1,4 +1,4 @@
-"""The blocks of docs/ that are made: commands of docs/using.md with what they print, and files shown in pages."""
+"""The generated blocks of docs/: commands of using.md and status.md with their outputs, and files shown in pages."""
 
 from __future__ import annotations
 
@@ -6,7 +6,8 @@ import re
 
 from tests.cluster.jobs import ROOT, Namespace
 
-PAGE = ROOT / "docs/using.md"
+PAGES = (ROOT / "docs/using.md", ROOT / "docs/status.md")
+"""Pages with commands whose outputs a cluster test compares."""
 BLOCK = re.compile(
     r"(<!-- (while running|at the end) -->\n```console\n\$ (kubectl [^\n]+)\n)(.*?)(```\n)", re.DOTALL
 )
@@ -19,14 +20,20 @@ def with_files(text: str) -> str:
     return FILE.sub(lambda m: m[1] + (ROOT / m[2]).read_text() + m[4], text)
 
 
-def commands(text: str, moment: str) -> list[str]:
-    """The commands of a page whose output belongs to that moment."""
-    return [command for _, when, command, _, _ in BLOCK.findall(text) if when == moment]
+def outputs() -> dict[str, str]:
+    """The output that the pages show of each command."""
+    return {command: output for page in PAGES for _, _, command, output, _ in BLOCK.findall(page.read_text())}
 
 
-def filled(text: str, outputs: dict[str, str]) -> str:
+def commands(moment: str) -> list[str]:
+    """The commands of the pages whose output belongs to that moment."""
+    blocks = [block for page in PAGES for block in BLOCK.findall(page.read_text())]
+    return [command for _, when, command, _, _ in blocks if when == moment]
+
+
+def filled(text: str, printed: dict[str, str]) -> str:
     """The page with the outputs below their commands."""
-    return BLOCK.sub(lambda m: m[1] + outputs.get(m[3], m[4]) + m[5], text)
+    return BLOCK.sub(lambda m: m[1] + printed.get(m[3], m[4]) + m[5], text)
 
 
 def run(command: str, namespace: Namespace) -> str:

@@ -23,7 +23,7 @@ RELEASE = "admission"
 NAME = f"{RELEASE}-webhook"
 VALID_SECONDS = 20
 SECONDS = 60
-INSTALL = Path(__file__).parents[2] / "docs/install.md"
+WEBHOOK_PAGE = Path(__file__).parents[2] / "docs/webhook.md"
 
 
 @dataclass(frozen=True)
@@ -123,7 +123,7 @@ def rendered(namespace: str) -> list[Manifest]:
 
 def test_kubectl_tells_all_faults_at_once_and_nothing_is_made(webhook: Webhook) -> None:
     shown = re.search(
-        r"^The DistributedTrainingJob .*?(?=```)", INSTALL.read_text(), re.MULTILINE | re.DOTALL
+        r"^The DistributedTrainingJob .*?(?=```)", WEBHOOK_PAGE.read_text(), re.MULTILINE | re.DOTALL
     )
     assert shown
 

@@ -7,15 +7,15 @@ import re
 import pytest
 import yaml
 
-from tests.cluster.docs_blocks import BLOCK, PAGE
+from tests.cluster.docs_blocks import outputs
 from tests.cluster.jobs import ROOT, Namespace, until
 from tests.cluster.trained import Trained
 
 pytestmark = pytest.mark.cluster
 
 
-def test_the_commands_of_using_md_print_what_the_page_shows(trained: Trained) -> None:
-    committed = {command: output for _, _, command, output, _ in BLOCK.findall(PAGE.read_text())}
+def test_the_commands_of_the_pages_print_what_the_pages_show(trained: Trained) -> None:
+    committed = outputs()
     assert trained.printed.keys() == committed.keys()
     for command, output in trained.printed.items():
         if command.startswith("kubectl explain"):
@@ -28,7 +28,6 @@ def test_the_commands_of_using_md_print_what_the_page_shows(trained: Trained) ->
 def test_the_job_of_the_readme_waits_for_gpus_and_says_so(namespace: Namespace) -> None:
     (block,) = re.findall(r"```yaml\n(apiVersion.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
     manifest = yaml.safe_load(block)
-    manifest["spec"]["replicaSpecs"]["worker"]["gpus"] = 1  # as README says below it
     job = namespace.apply(manifest)
     message = until(
         "what it waits for",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from tests.cluster.docs_blocks import PAGE, commands, run
+from tests.cluster.docs_blocks import commands, run
 from tests.cluster.jobs import Job, Manifest, Namespace, example, until
 
 NAME = "fashion-mnist"
@@ -17,15 +17,14 @@ class Trained:
     job: Job
     status: Manifest
     printed: dict[str, str]
-    """What each command of docs/using.md printed, at the moment that the page says."""
+    """What each command of docs/using.md and docs/status.md printed, at the moment that the page says."""
 
 
 def train(namespace: Namespace) -> Trained:
-    """Train the example in a namespace, and run the commands of docs/using.md meanwhile and afterwards."""
-    page = PAGE.read_text()
+    """Train the example in a namespace, and run the commands of using.md and status.md meanwhile and afterwards."""
     job = namespace.apply(example(NAME))
     until("a third of the training", lambda: (job.status.get("progress") or {}).get("percent", 0) >= 30, 240)
-    printed = {command: run(command, namespace) for command in commands(page, "while running")}
+    printed = {command: run(command, namespace) for command in commands("while running")}
     status = job.wait(300)
-    printed |= {command: run(command, namespace) for command in commands(page, "at the end")}
+    printed |= {command: run(command, namespace) for command in commands("at the end")}
     return Trained(job, status, printed)

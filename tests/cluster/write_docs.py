@@ -1,4 +1,4 @@
-"""`make docs`: fill docs/using.md with what kubectl prints, on the cluster that KUBECONFIG names.
+"""`make docs`: fill docs/using.md and docs/status.md with what kubectl prints, on the cluster that KUBECONFIG names.
 
 Copies the files that other pages show into them, too.
 """
@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import sys
 
-from tests.cluster.docs_blocks import PAGE, filled, with_files
+from tests.cluster.docs_blocks import PAGES, filled, with_files
 from tests.cluster.jobs import ROOT, Namespace, kubectl
 from tests.cluster.trained import train
 
@@ -21,7 +21,9 @@ def main() -> int:
         sys.exit("the cluster has a namespace ml already: delete it first")
     namespace.make()
     try:
-        PAGE.write_text(filled(PAGE.read_text(), train(namespace).printed))
+        printed = train(namespace).printed
+        for page in PAGES:
+            page.write_text(filled(page.read_text(), printed))
     finally:
         namespace.delete()
     return 0

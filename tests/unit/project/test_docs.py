@@ -13,7 +13,9 @@ from dtj.api.identity import KIND
 from dtj.api.job import read_job
 from dtj.api.validation import faults
 from dtj_trainer import contract
-from tests.cluster.docs_blocks import BLOCK, PAGE, with_files
+from tests.cluster.docs_blocks import outputs, with_files
+from tests.field_reference import PAGE as REFERENCE
+from tests.field_reference import reference
 from tests.metrics_table import with_table
 
 ROOT = Path(__file__).parents[3]
@@ -65,6 +67,10 @@ def test_no_job_asks_for_gpus_with_an_image_for_cpus() -> None:
     assert {where: image for where, image in asked.items() if not image.endswith("-cuda")} == {}
 
 
+def test_every_field_of_the_resource_is_described() -> None:
+    assert reference() == REFERENCE.read_text(), "make crd writes the page"
+
+
 def test_every_variable_of_the_contract_is_described() -> None:
     text = (ROOT / "docs/contract.md").read_text()
     internal = {
@@ -78,16 +84,14 @@ def test_every_variable_of_the_contract_is_described() -> None:
 
 
 def test_every_failure_class_is_described() -> None:
-    text = PAGE.read_text()
+    text = (ROOT / "docs/troubleshooting.md").read_text()
     assert {name for name in contract.FailureClass.__args__ if f"`{name}`" not in text} == set()
 
 
 def test_every_output_is_filled_in() -> None:
-    blocks = BLOCK.findall(PAGE.read_text())
-    assert len(blocks) >= 6
-    assert [command for _, _, command, output, _ in blocks if not output.strip()] == [], (
-        "make docs fills them"
-    )
+    shown = outputs()
+    assert len(shown) >= 5
+    assert [command for command, output in shown.items() if not output.strip()] == [], "make docs fills them"
 
 
 def test_every_metric_is_described() -> None:
@@ -102,7 +106,28 @@ def test_every_make_target_that_is_named_exists() -> None:
             assert target in targets, f"{page.name}: make {target}"
 
 
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_a_page_is_short(page: Path) -> None:
+    longest = {ROOT / "README.md": 150}.get(page, 200)
+    generated = page == REFERENCE or page.parent.name == "dtj-operator"
+    assert generated or len(page.read_text().splitlines()) <= longest
+
+
 def test_every_link_leads_to_a_file() -> None:
     for page in PAGES:
         for target in re.findall(r"\]\(([^)#]+)\)", page.read_text()):
             assert target.startswith("http") or (page.parent / target).exists(), f"{page.name}: {target}"
+
+
+def test_every_anchor_is_a_heading() -> None:
+    headings = {page.resolve(): _anchors(page.read_text()) for page in PAGES}
+    for page in PAGES:
+        for target, anchor in re.findall(r"\]\(([^)#:]*)#([^)]+)\)", page.read_text()):
+            file = (page.parent / target).resolve() if target else page.resolve()
+            assert anchor in headings[file], f"{page.name}: {target}#{anchor}"
+
+
+def _anchors(text: str) -> set[str]:
+    """What GitHub makes of the headings of a page."""
+    titles = re.findall(r"^#+ (.+)$", re.sub(r"```.*?```", "", text, flags=re.DOTALL), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in titles}
