@@ -23,7 +23,7 @@ JOB := manifests/examples/fashion-mnist-horovod.yaml
 # Simulated days of `make bench-week`.
 DAYS ?= 7
 
-.PHONY: help demo demo-cluster test test-chaos test-unit test-chart test-trainer fuzz lint crd pod-schema chart bench bench-control bench-training bench-checkpoints bench-soak bench-first-step bench-cluster-toll images sbom docs pictures dashboard-picture cluster cluster-down clean bench-week
+.PHONY: help demo demo-cluster test test-chaos test-unit test-chart test-trainer fuzz lint crd pod-schema chart bench bench-control bench-training bench-checkpoints bench-soak bench-first-step bench-cluster-toll images sbom docs pictures dashboard-picture cluster cluster-down clean bench-week release
 
 help:  ## print these targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -134,6 +134,9 @@ cluster: $(VENV)  ## bring up Kubernetes and S3 on this machine, print the expor
 
 cluster-down: $(VENV)  ## take them away; nothing of them stays but the builds in the cache
 	@$(PY) -m tests.cluster.down --cluster $(CLUSTER)
+
+release:  ## set the version everywhere it stands: VERSION=0.2.0; RELEASE.md has the other steps
+	@$(PYTHON) docker/release.py "$(VERSION)"
 
 clean:  ## remove .venv and what was built here (the cache in ~/.cache/dtj stays)
 	rm -rf .venv build .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
