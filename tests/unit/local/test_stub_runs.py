@@ -236,7 +236,7 @@ def test_ctrl_c_tells_the_replicas_and_resume_goes_on(start: Callable[..., DtjRu
     assert "job.yaml --resume` goes on" in out
     assert run.left() == []
     first = run.manifest
-    assert first["status"]["phase"] == "Suspended"
+    assert (first["status"]["phase"], first["status"]["attempt"]) == ("Suspended", 2), out + err
     code, out, _ = start("assert attempt == 2\n", "--resume").ended()
     assert code == 0, out
     assert run.manifest["metadata"]["uid"] == first["metadata"]["uid"]
