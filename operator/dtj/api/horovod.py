@@ -19,9 +19,7 @@ SSH_VOLUME = "dtj-ssh"
 
 def slots_per_worker(spec: JobSpec) -> int:
     """Ranks in each worker pod."""
-    worker = spec.replica_specs.worker
-    given = spec.horovod.slots_per_worker if spec.horovod else None
-    return given or (worker.gpus if worker else 0) or 1
+    return spec.horovod_options.slots_per_worker or spec.worker.gpus or 1
 
 
 def hostfile_bytes(job: Job) -> int:

@@ -353,6 +353,21 @@ class JobSpec(ApiModel):
         return RULES.get(self.strategy, UNKNOWN)
 
     @property
+    def worker(self) -> ReplicaSpec:
+        """The entry of the workers; the defaults of an entry where the spec has none."""
+        return self.replica_specs.worker or ReplicaSpec()
+
+    @property
+    def horovod_options(self) -> Horovod:
+        """The block `horovod`; its defaults where the spec has none."""
+        return self.horovod or Horovod()
+
+    @property
+    def parameter_server_options(self) -> ParameterServer:
+        """The block `parameterServer`; its defaults where the spec has none."""
+        return self.parameter_server or ParameterServer()
+
+    @property
     def by_mpi_operator(self) -> bool:
         """Whether mpi-operator makes the pods."""
-        return (self.horovod or Horovod()).launcher is HorovodLauncher.MPI_JOB
+        return self.horovod_options.launcher is HorovodLauncher.MPI_JOB

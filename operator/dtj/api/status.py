@@ -240,6 +240,11 @@ class JobStatus(ApiModel):
         return found is not None and found.status == ConditionStatus.TRUE
 
     @property
+    def current_attempt(self) -> int:
+        """The number of the attempt that runs, or of the first one while the job has not begun."""
+        return max(self.attempt, 1)
+
+    @property
     def finished(self) -> bool:
         """Whether the job has succeeded or failed for good."""
         return self.holds(ConditionType.SUCCEEDED) or self.holds(ConditionType.FAILED)

@@ -15,11 +15,10 @@ from dtj.api.identity import LABEL_ROLE
 from dtj.api.job import Job, Manifest
 from dtj.api.names import tensorboard_name
 from dtj.api.scheduling import Gang
-from dtj.api.validation import TRAINER_CONTAINER
 from dtj.cli.terminal import echo_whole, output
 from dtj.plan.job import plan_job
 from dtj.plan.model import Plan, Replica
-from dtj.plan.pods import artifacts_uri
+from dtj.plan.pods import artifacts_uri, trainer_container
 from dtj.plan.start import START
 from dtj_trainer import contract
 
@@ -32,7 +31,7 @@ def print_summary(job: Job) -> None:
     """Print what would be made of a job without faults."""
     job = replace(job, uid=job.uid or _UNTIL_MADE)
     plan = plan_job(job)
-    attempt = max(job.status.attempt, 1)
+    attempt = job.status.current_attempt
     where = f"namespace {job.namespace}" + (f", attempt {attempt}" if attempt > 1 else "")
     heading = Text.assemble(
         (job.name, "bold"), f": {job.spec.strategy}, {len(plan.replicas)} pods in {where}"
@@ -134,7 +133,7 @@ def _pods(plan: Plan, pods: Mapping[str, Manifest], accelerator: str) -> Table:
 
 
 def _container_cells(pod: Manifest, accelerator: str) -> tuple[str, str, str]:
-    container = _trainer(pod)
+    container = trainer_container(pod)
     requests, limits = (dict(container.get("resources", {}).get(kind, {})) for kind in ("requests", "limits"))
     gpus = str(limits.pop(accelerator, "-"))
     told = [
@@ -157,7 +156,7 @@ def _order(plan: Plan) -> list[str]:
 def _programs(pods: Mapping[str, Manifest]) -> list[str]:
     programs: dict[str, list[str]] = {}
     for pod in pods.values():
-        container = _trainer(pod)
+        container = trainer_container(pod)
         words = [*container.get("command", []), *container.get("args", [])]
         if tuple(words[: len(START)]) == START:
             words = words[len(START) :]
@@ -182,7 +181,7 @@ def _tf_config(plan: Plan, pods: Mapping[str, Manifest]) -> None:
 
 
 def _tf_cluster(plan: Plan, pod: Manifest) -> str:
-    variables = {variable["name"]: variable for variable in _trainer(pod)["env"]}
+    variables = {variable["name"]: variable for variable in trainer_container(pod)["env"]}
     source = variables[contract.ENV_TF_CLUSTER]["valueFrom"]["configMapKeyRef"]
     return str(plan.config["data"][source["key"]])
 
@@ -197,7 +196,7 @@ def _shared_environment(pods: Mapping[str, Manifest]) -> Table:
     for source in dict.fromkeys(
         f"  {kind} {reference.get('name')}"
         for pod in pods.values()
-        for entry in _trainer(pod).get("envFrom", [])
+        for entry in trainer_container(pod).get("envFrom", [])
         for kind, reference in (("Secret", entry.get("secretRef")), ("ConfigMap", entry.get("configMapRef")))
         if reference
     ):
@@ -292,7 +291,7 @@ def _names(environments: Iterable[Mapping[str, str]]) -> list[str]:
 def _environment(pod: Manifest) -> dict[str, str]:
     return {
         str(variable.get("name")): _value(variable)
-        for variable in _trainer(pod).get("env", [])
+        for variable in trainer_container(pod).get("env", [])
         if isinstance(variable, dict)
     }
 
@@ -300,11 +299,6 @@ def _environment(pod: Manifest) -> dict[str, str]:
 def _value(variable: dict[str, Any]) -> str:
     source = variable.get("valueFrom")
     return f"from {json.dumps(source)}" if source else str(variable.get("value", ""))
-
-
-def _trainer(pod: Manifest) -> Manifest:
-    trainer: Manifest = next(c for c in pod["spec"]["containers"] if c["name"] == TRAINER_CONTAINER)
-    return trainer
 
 
 def _role(pod: Manifest) -> str:

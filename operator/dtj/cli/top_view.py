@@ -10,12 +10,12 @@ from rich.console import Group, RenderableType
 from rich.text import Text
 
 from dtj.api.quantities import amount
-from dtj.api.validation import TRAINER_CONTAINER
 from dtj.cli.job_table import UNKNOWN, phase_text
 from dtj.cli.replica_state import replica_state
 from dtj.cli.status_view import ranks_of
 from dtj.cli.tables import columns
 from dtj.plan.job import plan_job
+from dtj.plan.pods import trainer_container
 
 if TYPE_CHECKING:
     from dtj.client import DistributedTrainingJob, PodUsage, PodView
@@ -65,8 +65,7 @@ def _resources(job: DistributedTrainingJob) -> dict[str, dict[str, Any]]:
     """What the container that trains may use, by pod."""
     found = {}
     for pod in plan_job(job.job).pods:
-        trainer = next(c for c in pod["spec"]["containers"] if c["name"] == TRAINER_CONTAINER)
-        resources = trainer.get("resources") or {}
+        resources = trainer_container(pod).get("resources") or {}
         found[pod["metadata"]["name"]] = {
             **(resources.get("requests") or {}),
             **(resources.get("limits") or {}),

@@ -9,9 +9,9 @@ from typing import Any
 
 from dtj.api.identity import LABEL_MANAGED_BY
 from dtj.api.job import Job, Manifest
-from dtj.api.validation import TRAINER_CONTAINER
 from dtj.doctor.check import Check, Verdict, failed, ok, warning
 from dtj.plan.model import Plan
+from dtj.plan.pods import trainer_container
 
 SECONDS = 120
 """How long the pod may take, its image included."""
@@ -31,7 +31,7 @@ _REMEDIES = {
 def probe_pod(job: Job, plan: Plan) -> Manifest:
     """A pod as a worker's: its image, user, service account and Secret, small, and never scheduled for long."""
     like = plan.pod(plan.replicas[0])
-    trainer = next(c for c in like["spec"]["containers"] if c["name"] == TRAINER_CONTAINER)
+    trainer = trainer_container(like)
     name = f"dtj-doctor-{secrets.token_hex(3)}"
     data = job.spec.data.uri if job.spec.data else ""
     env = {
@@ -40,7 +40,7 @@ def probe_pod(job: Job, plan: Plan) -> Manifest:
         "DTJ_DOCTOR_KEY": name,
     }
     small = {"cpu": "50m", "memory": "256Mi"}
-    container = {
+    container: Manifest = {
         **{k: trainer[k] for k in ("envFrom", "securityContext", "imagePullPolicy") if k in trainer},
         "name": "doctor",
         "image": trainer["image"],

@@ -14,8 +14,8 @@ from pathlib import Path
 
 from dtj.api.errors import Unusable
 from dtj.api.job import Job
-from dtj.local.plan import trainer
 from dtj.plan.model import Plan
+from dtj.plan.pods import trainer_container
 from dtj_trainer import contract
 
 _LOWEST_PORT, _HIGHEST_PORT = 15000, 32000
@@ -75,7 +75,9 @@ def share_gpus(job: Job, plan: Plan, devices: Sequence[str]) -> dict[str, list[s
     """
     wanted = {
         pod["metadata"]["name"]: int(
-            (trainer(pod).get("resources") or {}).get("limits", {}).get(job.spec.accelerator.resource_name, 0)
+            (trainer_container(pod).get("resources") or {})
+            .get("limits", {})
+            .get(job.spec.accelerator.resource_name, 0)
         )
         for pod in plan.pods
     }

@@ -14,6 +14,7 @@ from dtj.api.job import Manifest
 from dtj.api.names import host_name
 from dtj.api.validation import TRAINER_CONTAINER
 from dtj.plan.model import Plan
+from dtj.plan.pods import trainer_container
 from dtj.plan.start import START
 from dtj_trainer import contract
 
@@ -81,7 +82,7 @@ def container_ports(plan: Plan) -> list[tuple[str, int]]:
     return [
         (pod["metadata"]["name"], port["containerPort"])
         for pod in plan.pods
-        for port in trainer(pod).get("ports", [])
+        for port in trainer_container(pod).get("ports", [])
     ]
 
 
@@ -90,7 +91,7 @@ def missing_variables(plan: Plan, secrets: Mapping[str, str]) -> list[str]:
     wanted = (
         variable
         for pod in plan.pods
-        for variable in trainer(pod).get("env", [])
+        for variable in trainer_container(pod).get("env", [])
         if "valueFrom" in variable
         and variable["name"] not in secrets
         and _in_config(variable, plan.config) is None
@@ -121,14 +122,8 @@ def left_out(plan: Plan) -> list[str]:
     return notes
 
 
-def trainer(pod: Manifest) -> Manifest:
-    """The container that trains."""
-    found: Manifest = next(c for c in pod["spec"]["containers"] if c["name"] == TRAINER_CONTAINER)
-    return found
-
-
 def _pod(pod: Manifest, config: Manifest, place: Place, addresses: Mapping[str, str]) -> Manifest:
-    container, name = trainer(pod), pod["metadata"]["name"]
+    container, name = trainer_container(pod), pod["metadata"]["name"]
 
     def moved(text: str) -> str:
         # `/dtj` stays: dtj-launch makes it mean the workspace of the replica, or of the rank, that runs the program.
@@ -197,11 +192,14 @@ def _own_environment(pod: Manifest, place: Place) -> dict[str, str]:
 
 def _is_started_by_dtj(pod: Manifest) -> bool:
     """Whether it runs dtj's start script; else the template gives its container a command of its own."""
-    return tuple(trainer(pod).get("command", ())[: len(START)]) == START
+    return tuple(trainer_container(pod).get("command", ())[: len(START)]) == START
 
 
 def _is_horovod(pod: Manifest) -> bool:
-    return any(variable["name"] == contract.ENV_SLOTS_PER_WORKER for variable in trainer(pod).get("env", []))
+    return any(
+        variable["name"] == contract.ENV_SLOTS_PER_WORKER
+        for variable in trainer_container(pod).get("env", [])
+    )
 
 
 def _probe(container: Manifest, name: str, place: Place) -> Manifest | None:

@@ -16,9 +16,10 @@ from pathlib import Path
 
 from dtj.api.identity import LABEL_ATTEMPT, LABEL_INDEX, LABEL_ROLE
 from dtj.api.job import Manifest
-from dtj.local.plan import LOOPBACK, trainer
+from dtj.local.plan import LOOPBACK
 from dtj.local.processes import in_sessions, kill_session, send
 from dtj.local.runs import OUTPUT_FILE
+from dtj.plan.pods import trainer_container
 from dtj.reconcile.view import OwnedPod, controller_uid
 from dtj.status.pods import Exit, PodView
 from dtj.status.times import written_time
@@ -44,7 +45,7 @@ class LocalPod:
         self.uid = str(uuid.uuid4())
         self._folder = folder
         self._clock = clock
-        self._container = trainer(manifest)
+        self._container = trainer_container(manifest)
         self._env = {variable["name"]: variable["value"] for variable in self._container["env"]}
         self._ready = False
         self._exit: Exit | None = None

@@ -12,7 +12,7 @@ from dtj.api.names import host_name, ssh_secret_name
 from dtj.api.spec import ReplicaSpec, Resources
 from dtj.api.validation import CONFIG_VOLUME, TRAINER_CONTAINER, own_program
 from dtj.plan.model import Plan, Replica
-from dtj.plan.pods import HIDDEN_GPUS, headless_service, metadata, replica_pod, replicas
+from dtj.plan.pods import HIDDEN_GPUS, headless_service, metadata, replica_pod, replicas, trainer_container
 from dtj.plan.start import START, config_map, script
 from dtj_trainer import contract
 
@@ -70,7 +70,7 @@ SSH_CONFIG = ssh_config(f"{contract.SSH_DIR}/ssh_key", f"{contract.SSH_DIR}/know
 
 def sizes(job: Job) -> dict[str, str]:
     """Variables that say how many ranks there are."""
-    worker = job.spec.replica_specs.worker or ReplicaSpec()
+    worker = job.spec.worker
     return {
         contract.ENV_WORLD_SIZE: str(worker.replicas * slots_per_worker(job.spec)),
         contract.ENV_SLOTS_PER_WORKER: str(slots_per_worker(job.spec)),
@@ -85,8 +85,8 @@ def ranks_that_do_not_wait(job: Job) -> dict[str, str]:
 
 def horovod_plan(job: Job) -> Plan:
     """The objects of the job's present attempt; it must be free of faults."""
-    attempt = max(job.status.attempt, 1)
-    worker = job.spec.replica_specs.worker or ReplicaSpec()
+    attempt = job.status.current_attempt
+    worker = job.spec.worker
     launcher = job.spec.replica_specs.launcher or DEFAULT_LAUNCHER
     program = [*job.spec.command, *job.spec.args]
     size = sizes(job)
@@ -174,7 +174,7 @@ def worker_container() -> Manifest:
 
 def serves_at_once(worker: Manifest) -> bool:
     """Whether a worker that runs is soon ready: nothing of its template comes before its sshd."""
-    container = next(c for c in worker["spec"]["containers"] if c["name"] == TRAINER_CONTAINER)
+    container = trainer_container(worker)
     probe = worker_container()["readinessProbe"]
     return bool(container["command"] == [*START] and container.get("readinessProbe") == probe)
 

@@ -38,7 +38,7 @@ from dtj.plan.horovod import (
     worker_container,
 )
 from dtj.plan.model import Plan
-from dtj.plan.pods import metadata, replica_pod, replicas
+from dtj.plan.pods import metadata, replica_pod, replicas, trainer_container
 from dtj.plan.start import config_map, script
 from dtj_trainer import contract
 
@@ -70,7 +70,7 @@ def mpijob_plan(job: Job) -> Plan:
 
 
 def _mpijob(job: Job, workers: int) -> Manifest:
-    made = metadata(job, job.name, {LABEL_ATTEMPT: str(max(job.status.attempt, 1))})
+    made = metadata(job, job.name, {LABEL_ATTEMPT: str(job.status.current_attempt)})
     made["labels"] |= _those(QUEUE_LABELS, job.labels)
     if annotations := _those(QUEUE_ANNOTATIONS, job.annotations):
         made["annotations"] = annotations
@@ -105,18 +105,17 @@ def _those(names: tuple[str, ...], given: Mapping[str, str]) -> dict[str, str]:
 
 
 def _worker(job: Job) -> Manifest:
-    replica = job.spec.replica_specs.worker or ReplicaSpec()
+    replica = job.spec.worker
     template = _template(job, WORKER, replica, [*_START], ranks_that_do_not_wait(job), worker_container())
-    for container in template["spec"]["containers"]:
-        if container["name"] == TRAINER_CONTAINER:
-            # One template is all workers': each takes its index from the label that it gets.
-            index = {"fieldRef": {"fieldPath": f"metadata.labels['{INDEX_LABEL}']"}}
-            container["env"] = [
-                {"name": contract.ENV_INDEX, "valueFrom": index}
-                if variable["name"] == contract.ENV_INDEX
-                else variable
-                for variable in container["env"]
-            ]
+    container = trainer_container(template)
+    # One template is all workers': each takes its index from the label that it gets.
+    index = {"fieldRef": {"fieldPath": f"metadata.labels['{INDEX_LABEL}']"}}
+    container["env"] = [
+        {"name": contract.ENV_INDEX, "valueFrom": index}
+        if variable["name"] == contract.ENV_INDEX
+        else variable
+        for variable in container["env"]
+    ]
     return template
 
 
@@ -131,7 +130,7 @@ def _launcher(job: Job) -> Manifest:
 def _template(
     job: Job, role: str, replica: ReplicaSpec, command: list[str], env: dict[str, str], container: Manifest
 ) -> Manifest:
-    (first,) = replicas(job, role, 1, max(job.status.attempt, 1))
+    (first,) = replicas(job, role, 1, job.status.current_attempt)
     pod = replica_pod(
         job,
         first,

@@ -12,10 +12,10 @@ from collections.abc import Mapping
 from dtj.api.job import Job, Manifest
 from dtj.api.names import config_name, host_name
 from dtj.api.parameter_server import CHIEF, EVALUATOR, PS, WORKER
-from dtj.api.spec import ChiefSpec, ParameterServer, ReplicaSpec, Resources
+from dtj.api.spec import ChiefSpec, ReplicaSpec, Resources
 from dtj.api.validation import TRAINER_CONTAINER, own_program
 from dtj.plan.model import Plan, Replica
-from dtj.plan.pods import HIDDEN_GPUS, headless_service, replica_pod, replicas
+from dtj.plan.pods import HIDDEN_GPUS, headless_service, replica_pod, replicas, trainer_container
 from dtj.plan.start import START, config_map
 from dtj_trainer import contract
 
@@ -54,7 +54,7 @@ def parameter_server_plan(job: Job) -> Plan:
         reporter=names[CHIEF][0],
         answering=frozenset(name for role in names for name in names[role]),
         evaluator=next(iter(names.get(EVALUATOR, ())), None),
-        evaluator_timeout=(job.spec.parameter_server or ParameterServer()).evaluator_timeout_seconds,
+        evaluator_timeout=job.spec.parameter_server_options.evaluator_timeout_seconds,
         restarts_with={
             name: state if role in (PS, CHIEF) else frozenset({name})
             for role in names
@@ -85,7 +85,7 @@ def _tf_config(replica: Replica) -> str:
 
 
 def _pod(job: Job, spec: ReplicaSpec, replica: Replica) -> Manifest:
-    own = job.spec.parameter_server or ParameterServer()
+    own = job.spec.parameter_server_options
     env = {
         contract.ENV_UPDATES: own.updates.value,
         contract.ENV_TF_CONFIG: _tf_config(replica),
@@ -100,13 +100,12 @@ def _pod(job: Job, spec: ReplicaSpec, replica: Replica) -> Manifest:
         "name": contract.ENV_TF_CLUSTER,
         "valueFrom": {"configMapKeyRef": {"name": config_name(job.name), "key": _CLUSTER_FILE}},
     }
-    for container in made["spec"]["containers"]:
-        if container["name"] == TRAINER_CONTAINER:
-            # Also a role's own program is started by dtj: its artifacts and its end count as the others'.
-            container["command"] = [*START, *_program(job, spec)]
-            container.pop("args", None)
-            # A variable is put into those after it.
-            container["env"] = [cluster, *container["env"]]
+    container = trainer_container(made)
+    # Also a role's own program is started by dtj: its artifacts and its end count as the others'.
+    container["command"] = [*START, *_program(job, spec)]
+    container.pop("args", None)
+    # A variable is put into those after it.
+    container["env"] = [cluster, *container["env"]]
     return made
 
 

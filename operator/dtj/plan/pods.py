@@ -81,6 +81,12 @@ def replicas(
     )
 
 
+def trainer_container(pod: Manifest) -> Manifest:
+    """The container of a pod, or of a pod template, in which the training runs."""
+    container: Manifest = next(c for c in pod["spec"]["containers"] if c["name"] == TRAINER_CONTAINER)
+    return container
+
+
 def replica_pod(
     job: Job, replica: Replica, spec: ReplicaSpec, *, command: list[str], env: dict[str, str], extra: Manifest
 ) -> Manifest:

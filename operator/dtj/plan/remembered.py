@@ -30,7 +30,7 @@ def remembered(plan: Callable[[Job], Plan], most_replicas: int = MOST_REPLICAS) 
         nonlocal replicas
         status = JobStatus(
             # No plan tells a job that was not begun from its first attempt.
-            attempt=max(job.status.attempt, 1),
+            attempt=job.status.current_attempt,
             replica_attempts=job.status.replica_attempts,
             node_failures=job.status.node_failures,
             ssh_secret=job.status.ssh_secret,

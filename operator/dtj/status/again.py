@@ -22,7 +22,7 @@ def count_nodes(draft: Draft, loss: Loss) -> str:
 
 def evaluator_lost(draft: Draft, loss: Loss, expected: Expected, pods: Sequence[PodView]) -> Evaluation:
     """The evaluator starts again; the training does not notice."""
-    attempt = max(draft.job.status.attempt, 1) + 1
+    attempt = draft.job.status.current_attempt + 1
     restarts = draft.job.status.restarts
     draft.values["failure"] = loss.failure
     draft.values["restarts"] = restarts.model_copy(update={"evaluator": (restarts.evaluator or 0) + 1})

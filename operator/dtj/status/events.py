@@ -61,7 +61,7 @@ def happenings(old: JobStatus, new: JobStatus) -> list[Happening]:
     elif (running := new.condition(ConditionType.RUNNING)) and is_suspending(new):
         if not is_suspending(old):
             result.append(_suspension(running))
-    elif new.attempt > max(old.attempt, 1) and not new.holds(ConditionType.SUSPENDED):
+    elif new.attempt > old.current_attempt and not new.holds(ConditionType.SUSPENDED):
         condition = new.condition(ConditionType.RESTARTING)
         result.append(Happening("Warning", "JobRestarting", condition.message if condition else ""))
     elif new.phase is Phase.RUNNING and old.phase is not Phase.RUNNING:

@@ -79,7 +79,7 @@ def look(draft: Draft, expected: Expected, observed: Observed) -> Stall:
     if not restart:
         return Stall()
     failure = Failure(
-        attempt=max(draft.job.status.attempt, 1),
+        attempt=draft.job.status.current_attempt,
         failure_class="Stalled",
         message=f"{where} for {still_for:.0f} s though all pods ran (runPolicy.stallTimeoutSeconds); {stacks}",
     )

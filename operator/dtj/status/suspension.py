@@ -71,7 +71,7 @@ def suspended(
     pods: all that there are, of whichever attempt. evicted: a pod whose Workload was deactivated.
     """
     suspend, old = draft.job.spec.run_policy.suspend, draft.job.status
-    attempt, reason = max(old.attempt, 1), _running_reason(old)
+    attempt, reason = old.current_attempt, _running_reason(old)
     deactivated = not suspend and (reason == DEACTIVATED or (evicted is not None and reason != SUSPENDING))
     if deactivated and reason != DEACTIVATED and evicted is not None:
         loss = attempt_loss(attempt, [evicted], ())

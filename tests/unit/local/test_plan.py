@@ -16,10 +16,10 @@ from dtj.local.plan import (
     left_out,
     local_plan,
     missing_variables,
-    trainer,
 )
 from dtj.plan.job import plan_job
 from dtj.plan.model import Plan
+from dtj.plan.pods import trainer_container
 from tests.unit.support.jobs import job
 from tests.unit.support.pods import kubelet_environment
 
@@ -52,11 +52,13 @@ def place(plan: Plan, **given: Any) -> Place:
 
 
 def environments(plan: Plan) -> dict[str, dict[str, str]]:
-    return {pod["metadata"]["name"]: kubelet_environment(trainer(pod), plan.config) for pod in plan.pods}
+    return {
+        pod["metadata"]["name"]: kubelet_environment(trainer_container(pod), plan.config) for pod in plan.pods
+    }
 
 
 def of(plan: Plan, name: str) -> Manifest:
-    return trainer(next(pod for pod in plan.pods if pod["metadata"]["name"] == name))
+    return trainer_container(next(pod for pod in plan.pods if pod["metadata"]["name"] == name))
 
 
 @pytest.mark.parametrize("name", ["fashion-mnist-horovod.yaml", "fashion-mnist-ps.yaml"])
