@@ -2,8 +2,8 @@
 """Set the version of the project in every tracked file that states it: `make release VERSION=0.2.0`.
 
 A version is the project's own after the name `dtj` or the name of an image (`dtj-operator:0.1.0`), in the label
-`app.kubernetes.io/version`, in pyproject.toml and in the chart. CHANGELOG.md keeps earlier versions, and constraints.txt
-has the versions of other packages. The command prints other places that read like the old version; a person decides.
+`app.kubernetes.io/version`, in pyproject.toml and in the chart. CHANGELOG.md keeps earlier versions. constraints.txt
+has the versions of other packages. The command prints other places that read like the old version: a person decides.
 """
 
 from __future__ import annotations
