@@ -23,10 +23,10 @@ _LONGEST_VALIDITY = timedelta(days=3653).total_seconds()
 
 @dataclass(frozen=True)
 class Options:
-    """The flags; those of the lease's times and those of the webhook in objects of their own."""
+    """The operator's flags. `timing` has the flags of the lease, and `webhook` has the flags of the webhook."""
 
     namespaces: Sequence[str]
-    """Those to serve; none: all."""
+    """Namespaces to serve; empty: all namespaces."""
     workers: int
     health_port: int
     metrics_port: int
@@ -41,7 +41,7 @@ class Options:
     lease_name: str
     timing: Timing
     webhook: Webhook | None
-    """None: off."""
+    """None: the webhook is off."""
 
 
 def read_flags(words: Sequence[str] | None = None) -> Options:

@@ -47,7 +47,7 @@ HOROVOD = StrategyRules(
     roles={
         LAUNCHER: Role(
             implied=True,
-            most_replicas=1,
+            single=True,
             without_gpus="the launcher trains nothing; give workers gpus",
             created_first=False,
             decides=True,

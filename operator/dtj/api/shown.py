@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import reprlib
+from collections.abc import Iterable
 from typing import Any
 
 _LONGEST, _LONGEST_KEY = 200, 100
@@ -39,3 +40,9 @@ def is_text(value: Any) -> bool:
         return value.isascii() or bool(value.encode())
     except UnicodeEncodeError:
         return False
+
+
+def enumerated(words: Iterable[str], conjunction: str) -> str:
+    """Words as a person lists them: `a, b and c`."""
+    *first, last = words
+    return f"{', '.join(first)} {conjunction} {last}" if first else last

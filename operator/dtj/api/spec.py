@@ -25,6 +25,7 @@ from pydantic_core.core_schema import no_info_plain_validator_function
 from dtj.api.base import OBJECT_NAME, ApiModel, Number
 from dtj.api.managed_by import DOMAIN_PATH, MAX_LENGTH, other_manager
 from dtj.api.scheduling import SchedulingPolicy
+from dtj.api.shown import enumerated
 from dtj.api.strategies import RULES, UNKNOWN
 from dtj.api.strategy import StrategyRules
 from dtj_trainer import contract
@@ -57,9 +58,7 @@ RESOURCE_NAME = r"^([a-z0-9]([-a-z0-9.]*[a-z0-9])?/)?[A-Za-z0-9]([-A-Za-z0-9_.]*
 
 
 class _StrategyName:
-    """Of a string: the name of a registered strategy. The JSON schema lists the names that are registered when the
-    schema is generated.
-    """
+    """Restricts a string to the names of registered strategies, also those that are registered later."""
 
     def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
         return no_info_plain_validator_function(self._check)
@@ -71,9 +70,7 @@ class _StrategyName:
 
     def _check(self, value: Any) -> str:
         if not isinstance(value, str) or value not in RULES:
-            quoted = [f"'{name}'" for name in RULES]
-            expected = " or ".join(filter(None, [", ".join(quoted[:-1]), quoted[-1]]))
-            raise PydanticKnownError("enum", {"expected": expected})
+            raise PydanticKnownError("enum", {"expected": enumerated(RULES, "or")})
         return str(value)
 
 
@@ -314,8 +311,8 @@ class RunPolicy(ApiModel):
 
 def _describe_strategies(schema: dict[str, Any]) -> None:
     """Say of every registered strategy what it is: the CRD shows it."""
-    told = [f"{name}: {rules.description}." for name, rules in RULES.items()]
-    schema["description"] = " ".join([*told, "Immutable."])
+    sentences = [f"{name}: {rules.description}." for name, rules in RULES.items()]
+    schema["description"] = " ".join([*sentences, "Immutable."])
 
 
 class JobSpec(ApiModel):

@@ -23,9 +23,3 @@ UNKNOWN = StrategyRules(
     name="unknown", description="not registered", roles={}, starter=Starter(image="", module="")
 )
 """The rules of a job whose strategy can't be read."""
-
-
-def listed(conjunction: str) -> str:
-    """The names of all strategies as a person lists them."""
-    *first, last = RULES
-    return f"{', '.join(first)} {conjunction} {last}" if first else last

@@ -1,4 +1,4 @@
-"""What code outside of a strategy's own modules must know of the strategy. The registry is `dtj.api.strategies`."""
+"""The rules of a strategy, as validation, CLI, client and status ask them. `dtj.api.strategies` registers them."""
 
 from __future__ import annotations
 
@@ -19,7 +19,8 @@ class Role:
     """The job must give an entry."""
     implied: bool = False
     """The role has pods also where the job gives no entry."""
-    most_replicas: int | None = None
+    single: bool = False
+    """The role has exactly one pod."""
     without_gpus: str | None = None
     """Why the role may have no GPUs; None: it may have them."""
     created_first: bool = True

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import posixpath
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -17,7 +17,7 @@ from dtj.api.names import LABEL_LENGTH, is_dns_label, is_namespace, pod_name, te
 from dtj.api.pod_schema import QUANTITY, Given, pod_faults
 from dtj.api.scheduling import Gang
 from dtj.api.scheduling_rules import scheduling_faults
-from dtj.api.shown import is_text, key_shown, shown
+from dtj.api.shown import enumerated, is_text, key_shown, shown
 from dtj.api.spec import EnvVar, JobSpec, ReplicaSpec, Resume, StallPolicy
 from dtj.api.strategies import RULES
 from dtj_trainer import contract
@@ -123,7 +123,8 @@ def _roles(job: Job) -> Iterator[Fault]:
     for name in given.keys() - roles:
         which = "its only role is" if len(roles) == 1 else "its roles are"
         yield Fault(
-            f"spec.replicaSpecs.{name}", f"strategy {strategy} has no {name}: {which} {_list([*roles])}"
+            f"spec.replicaSpecs.{name}",
+            f"strategy {strategy} has no {name}: {which} {enumerated(roles, 'and')}",
         )
     for name in job.spec.rules.names(lambda role: role.required):
         if name not in given:
@@ -137,15 +138,10 @@ def _roles(job: Job) -> Iterator[Fault]:
     for name, role in roles.items():
         if (replica := given.get(name)) is None:
             continue
-        if role.most_replicas == 1 and replica.replicas != 1:
+        if role.single and replica.replicas != 1:
             yield Fault(f"spec.replicaSpecs.{name}.replicas", f"must be 1, got {replica.replicas}")
         if role.without_gpus and replica.gpus:
             yield Fault(f"spec.replicaSpecs.{name}.gpus", f"must be 0: {role.without_gpus}")
-
-
-def _list(words: Sequence[str]) -> str:
-    *first, last = words
-    return f"{', '.join(first)} and {last}" if first else last
 
 
 def _program(job: Job) -> Iterator[Fault]:

@@ -11,7 +11,8 @@ import typer
 
 from dtj.api.errors import Unusable
 from dtj.api.job_file import read_job_file
-from dtj.api.strategies import RULES, listed
+from dtj.api.shown import enumerated
+from dtj.api.strategies import RULES
 from dtj.cli.job_files import STANDARD_INPUT
 from dtj.cli.job_text import Answers, job_text
 from dtj.cli.terminal import echo, errors, output
@@ -19,7 +20,7 @@ from dtj.cli.terminal import echo, errors, output
 # Option, question, and the field of a job that its answer goes to.
 _QUESTIONS = (
     ("name", "Name of the job", "metadata.name"),
-    ("strategy", f"Strategy: {listed('or')}", "spec.strategy"),
+    ("strategy", f"Strategy: {enumerated(RULES, 'or')}", "spec.strategy"),
     ("image", "Container image", "spec.image"),
     ("command", "Program of each replica", "spec.command"),
     ("workers", "Workers", "spec.replicaSpecs.worker.replicas"),
@@ -101,7 +102,7 @@ def _strategy(given: str | None, asked: list[str]) -> str | None:
         return having[0] if asked and having else None
     known = next((name for name in RULES if name.lower() == given.lower()), None)
     if known is None:
-        raise Unusable(f"--strategy must be {listed('or')}, got {given}")
+        raise Unusable(f"--strategy must be {enumerated(RULES, 'or')}, got {given}")
     if known not in having:
         raise Unusable(f"--{asked[0]} goes with --strategy {' or '.join(having)}")
     return known

@@ -10,7 +10,6 @@ from functools import cached_property
 
 from dtj.api.errors import Unusable
 from dtj.api.job import Job
-from dtj.api.strategy import pods_of
 from dtj.api.validation import faults
 from dtj.client.views import LogLine
 from dtj.plan.job import plan_job
@@ -49,7 +48,7 @@ class Selection:
         if self._collectors and self.role is None:
             return False
         if self.rank is not None:
-            return self._pods_of_ranks.get(self.rank) == (role, index)
+            return self._runs(self.rank, role, index)
         return (self.role in (None, role)) and (self.index in (None, index))
 
     def has_all(self, pods: Iterable[PodView]) -> bool:
@@ -70,15 +69,17 @@ class Selection:
         """Whether a line of this source is asked for."""
         ranked = re.fullmatch(r"rank (\d+)", source)
         role, _, index = source.rpartition("-")
-        if ranked:
-            if self.rank is not None:
-                return int(ranked[1]) == self.rank
-            role, number = self._pods_of_ranks.get(int(ranked[1]), ("", -1))
-            index = str(number)
-        elif self.rank is not None:
+        if self.rank is not None:
             # Without a collector, the log of a rank's pod is the log of the rank.
-            return not self._collectors and (role, index) == self._pod_of_rank
-        return self.role is None or (role == self.role and (self.index is None or index == str(self.index)))
+            own = not self._collectors and index.isdecimal() and self._runs(self.rank, role, int(index))
+            return source == f"rank {self.rank}" or own
+        if self.role is None:
+            return True
+        if ranked and self.index is not None:
+            return self._runs(int(ranked[1]), self.role, self.index)
+        if ranked:
+            return self.job.spec.rules.roles[self.role].ranks is not None
+        return role == self.role and (self.index is None or index == str(self.index))
 
     def files(self, names: Sequence[str]) -> list[str]:
         """Which log files of an attempt have the lines: a collector's alone where it has all that is wanted."""
@@ -87,26 +88,14 @@ class Selection:
                 return [f"{collector}-0"]
         return [name for name in names if self.wants(source_of(name))]
 
-    @property
+    @cached_property
     def _collectors(self) -> tuple[str, ...]:
         """The roles whose log has the lines of all ranks."""
         return self.job.spec.rules.names(lambda role: role.collects_ranks)
 
-    @property
-    def _pod_of_rank(self) -> tuple[str, str] | None:
-        role, index = self._pods_of_ranks.get(-1 if self.rank is None else self.rank, ("", -1))
-        return (role, str(index)) if role else None
-
-    @cached_property
-    def _pods_of_ranks(self) -> dict[int, tuple[str, int]]:
-        """Role and index of each rank's pod."""
-        spec = self.job.spec
-        return {
-            rank: (role, index)
-            for role, count in pods_of(spec, spec.rules)
-            for index in range(count)
-            for rank in spec.rules.ranks_of(spec, role, index)
-        }
+    def _runs(self, rank: int, role: str, index: int) -> bool:
+        """Whether a rank runs in a pod."""
+        return rank in self.job.spec.rules.ranks_of(self.job.spec, role, index)
 
 
 def source_of(file: str) -> str:

@@ -33,7 +33,7 @@ def expectation(job: Job, plan: Plan, pods: Sequence[PodView]) -> Expected:
         created_last=plan.created_last,
         evaluator_timeout=plan.evaluator_timeout,
     )
-    return with_launcher(expected, pods, max(job.status.attempt, 1)) if plan.mpijob else expected
+    return with_launcher(expected, pods, job.status.current_attempt) if plan.mpijob else expected
 
 
 def stored_expectation(job: Job, pods: Sequence[PodView]) -> Expected | None:
@@ -42,7 +42,7 @@ def stored_expectation(job: Job, pods: Sequence[PodView]) -> Expected | None:
 
     A spec may break a rule of a newer operator: the pods that there are go on, end and are cleaned up.
     """
-    status, attempt = job.status, max(job.status.attempt, 1)
+    status, attempt = job.status, job.status.current_attempt
     roles = {role: count.desired for role, count in status.replica_statuses.items() if count.desired}
     rules = job.spec.rules
     names = {role: [pod_name(job.name, role, index) for index in range(roles[role])] for role in roles}
@@ -77,5 +77,5 @@ def stored_attempts(job: Job, status: JobStatus, pods: Iterable[str]) -> dict[st
     """The attempt of each pod by the status, for a job without a plan."""
     known = status.replica_attempts or {}
     alone = job.spec.rules.restarts_alone or status.replica_attempts is not None
-    attempt = max(status.attempt, 1)
+    attempt = status.current_attempt
     return {name: known.get(name.removeprefix(f"{job.name}-"), 1) if alone else attempt for name in pods}

@@ -272,7 +272,7 @@ class Reconciler:
         memory.over = evaluation.status.finished
         if (
             plan
-            and evaluation.status.attempt > max(job.status.attempt, 1)
+            and evaluation.status.attempt > job.status.current_attempt
             and await misses_one(self._cluster, job, plan, {pod.name for pod in pods})
         ):
             return _BEHIND_SECONDS
@@ -297,7 +297,7 @@ class Reconciler:
         await memory.untold.tell(self._cluster, now)
         self._follow(key, job, plan, observed, evaluation.status)
         self._ask_for_stacks(plan, observed, memory, evaluation.stalled_since)
-        if evaluation.status.attempt != max(job.status.attempt, 1):
+        if evaluation.status.attempt != job.status.current_attempt:
             return 0.0  # the plan of the new attempt is made in a pass of its own
         again = await self._act(key, job, plan, memory, todo, looked_at(evaluation, soon))
         again = soonest(again, memory.lately.due_in(now))

@@ -36,9 +36,7 @@ def facts_of(run: Run) -> dict[str, Fact]:
         "ps": _replicas(roles, "ps"),
         "updates": None,
     }
-    for rules in RULES.values():
-        if rules.name == facts["strategy"]:
-            facts |= rules.facts(spec)
+    facts |= RULES.get(str(facts["strategy"]), UNKNOWN).facts(spec)
     if run.rows:
         facts["ranks"] = run.rows[-1].ranks
     for row in run.rows:
@@ -81,7 +79,7 @@ def _replicas(roles: Mapping[str, Any], role: str) -> int | None:
 def _slots(spec: Mapping[str, Any]) -> int:
     """Ranks in a worker; 1 where the spec of the job is not known or can't be read."""
     try:
-        read = JobSpec.model_validate({"image": "unknown", **spec})
+        read = JobSpec.model_validate({"image": "unknown", **spec}, extra="ignore")
     except ValidationError:
         return 1
     return len(read.rules.ranks_of(read, "worker", 0)) or 1

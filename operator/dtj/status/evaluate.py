@@ -70,7 +70,7 @@ def _evaluate(
     if old.finished:
         return after_the_end(job, _settled(job, expected, observed), now)
     draft = Draft(job, now)
-    attempt = max(old.attempt, 1)
+    attempt = old.current_attempt
     start = old.start_time or written_time(now)
     draft.values |= {"attempt": attempt, "start_time": start}
     draft.set(ConditionType.CREATED, True, "JobCreated", "the operator has taken the job up")
@@ -98,7 +98,7 @@ def _is_taken_up(old: JobStatus, observed: Observed) -> bool:
 def _of_pods(job: Job, expected: Expected, observed: Observed, draft: Draft) -> Evaluation:
     """What the pods come to."""
     old, now = job.status, draft.now
-    attempt, start = max(old.attempt, 1), old.start_time or written_time(now)
+    attempt, start = old.current_attempt, old.start_time or written_time(now)
     pods = present(expected, observed.pods, attempt)
     named = {pod.name: pod for pod in pods}
     draft.values["replica_statuses"] = replica_statuses(expected, pods)
@@ -165,7 +165,7 @@ def _overdue(
         message += f"; it waited for: {why[1]}"
     kind = why[0] if why and why[0] in ("ImagePull", "Unschedulable") else "DeadlineExceeded"
     draft.values["failure"] = Failure(
-        attempt=max(draft.job.status.attempt, 1), failure_class=kind, message=message
+        attempt=draft.job.status.current_attempt, failure_class=kind, message=message
     )
     return draft.finish(Phase.FAILED, "DeadlineExceeded", message)
 
@@ -258,7 +258,7 @@ def _going_on(
         draft.set(ConditionType.RUNNING, True, "JobRunning", message)
         stall = look(draft, expected, observed)
         if stall.loss is not None:
-            return _lost(draft, max(old.attempt, 1), stall.loss, expected, pods, expected.needed)
+            return _lost(draft, old.current_attempt, stall.loss, expected, pods, expected.needed)
         waits += [stall.look_again] if stall.look_again is not None else []
         running = old.all_running_time or written_time(draft.now)
         status = draft.status(phase=Phase.RUNNING, all_running_time=running)

@@ -99,6 +99,11 @@ def test_the_ranks_files_are_read_where_the_launchers_is_missing() -> None:
     assert Selection(a_job()).files(["rank-0", "rank-1"]) == ["rank-0", "rank-1"]
 
 
+def test_a_worker_that_the_job_has_no_longer_keeps_its_lines() -> None:
+    smaller = a_job(replicaSpecs={"worker": {"replicas": 2}})
+    assert Selection(smaller, role="worker", index=3).files(["rank-1", "rank-3"]) == ["rank-3"]
+
+
 @pytest.mark.parametrize(
     ("job", "choice", "message"),
     [

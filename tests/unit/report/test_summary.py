@@ -128,6 +128,9 @@ def test_what_was_trained_is_read_from_the_job_where_rows_do_not_say_it() -> Non
     assert wanted.items() <= run.facts.items()
     assert run.facts["workers"] == 3, "it went on with one worker more"
 
+    newer = {"spec": {**job["spec"], "fieldOfALaterRelease": 1}}
+    assert of(line("train", 1, 1, worldSize=12), job=newer).facts["workers"] == 3
+
     servers = {"strategy": "ParameterServer", "replicaSpecs": {"worker": {"replicas": 3}, "ps": {}}}
     facts = of(line("train", 1, 1, worldSize=3), job={"spec": servers}).facts
     assert (facts["workers"], facts["ps"], facts["updates"]) == (3, 1, "Asynchronous")

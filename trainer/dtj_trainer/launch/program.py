@@ -37,8 +37,6 @@ class ProgramEnd:
     oom_killed: bool = False
     stop_signal: int | None = None
     """The signal by which it was told to stop while it ran."""
-    at_ns: int = 0
-    """When its first process was seen to have ended: wall clock; 0 where none started."""
 
     @property
     def stopped(self) -> bool:
@@ -136,10 +134,11 @@ class Program:
             self.stop(self._stop_signal, self._sent_signal)
         return None
 
-    def wait(self, on_end: Callable[[ProgramEnd], None] = lambda _: None) -> ProgramEnd:
+    def wait(self, on_killed: Callable[[int], None] = lambda _: None) -> ProgramEnd:
         """Pass its output on until it ends, and end what is left of its group.
 
-        `on_end` is called at once, while a process that outlives the program may still hold the output open.
+        `on_killed` gets the wall-clock time in nanoseconds at which the program was killed, at once: a process that
+        outlives the program may still hold the output open.
         """
         process = self._process
         assert process is not None
@@ -148,7 +147,8 @@ class Program:
         reader = threading.Thread(target=self._read, args=(output.fileno(),), daemon=True)
         reader.start()
         end = self._end(process.wait())
-        on_end(end)
+        if end.killed:
+            on_killed(time.time_ns())
         reader.join(0.2)
         self._signal_group(signal.SIGKILL)
         reader.join(OUTPUT_END_SECONDS)
@@ -162,7 +162,6 @@ class Program:
             signal=killed,
             oom_killed=may_be_oom and self._oom_rose(),
             stop_signal=self._stop_signal,
-            at_ns=time.time_ns(),
         )
 
     def _read(self, descriptor: int) -> None:

@@ -57,7 +57,7 @@ def run_rank(settings: Settings, command: Sequence[str]) -> int:
     end = program.start()
     if end is None:
         supervisor.attach(Attached(rank, os.getpid(), program.pid or 0))
-        end = program.wait(lambda end: supervisor.died(end.at_ns) if end.killed else None)
+        end = program.wait(supervisor.died)
     told = rank_exit(settings, end, program.last_lines.lines())
     if program.pid is not None:
         supervisor.ended(cut_off=cut_off(end, told))

@@ -100,7 +100,7 @@ class Replica:
             return end
         name = f"{self._settings.role}-{self._settings.index}"
         pod.stacks.began(name, self._program.pid or 0)
-        end = self._program.wait(lambda end: pod.program_died(end.at_ns) if end.killed else None)
+        end = self._program.wait(pod.program_died)
         pod.stacks.ended(name)
         return end
 
