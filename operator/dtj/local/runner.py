@@ -199,7 +199,7 @@ class _Drive:
         finally:
             await controller.stop()
             await progress.close()
-            # At a normal end nothing is left; otherwise nothing may be.
+            # After an interruption, processes of the run may still run. End all of them.
             await asyncio.to_thread(end_marked, ENV_RUN, place.run_id, 0.0)
             for task in (kubelet, outputs):
                 task.cancel()
