@@ -32,7 +32,7 @@ def configure(settings: kopf.OperatorSettings) -> None:
     settings.posting.enabled = False
     settings.scanning.disabled = True
     settings.watching.chunk_size = 200
-    # An object's last event is kept for that long.
+    # kopf keeps the last event of an object in memory for this many seconds.
     settings.queueing.idle_timeout = 0.5
     settings.watching.connect_timeout = settings.networking.connect_timeout = _CONNECT_SECONDS
     settings.watching.inactivity_timeout = _SILENCE_SECONDS

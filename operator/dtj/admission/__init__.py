@@ -1,1 +1,1 @@
-"""The validating webhook: what code can say of a job is said when it is applied."""
+"""The validating webhook: `kubectl apply` refuses a job with faults that the schema cannot express."""

@@ -1,8 +1,8 @@
-"""The webhook's certificates, as the operator makes them. Pure but for the randomness of keys.
+"""The certificates that the operator issues for the webhook. Pure but for the randomness of keys.
 
-Each serving certificate has a CA of its own, whose key is forgotten at once: nobody can sign another one by it. The
-API server is told to trust the new CA and, until they expire, those before it, so that a replica that still serves an
-older certificate is trusted, too.
+Each serving certificate has a CA of its own. The CA's key is discarded at once, so that nobody can sign another
+certificate. The API server trusts the new CA and, until they expire, the earlier CAs: a replica that still serves an
+older certificate stays trusted.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ from cryptography.hazmat.primitives.serialization import (
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 VALIDITY = timedelta(days=90)
-# Clocks of the API servers may be behind.
+# A certificate is valid from a time before its issue, because the clock of an API server may be behind.
 _EARLIER, _MOST_EARLIER = 0.1, timedelta(hours=1)
-# Two are enough: the one in use, and the one before it. More come of repairs.
+# Two CAs are enough: that of the present certificate, and the one before. Repairs of the Secret add more.
 _AUTHORITIES = 5
 
 
@@ -40,7 +40,7 @@ class Pair:
 
 
 def issue(host: str, now: datetime, validity: timedelta = VALIDITY, earlier: bytes = b"") -> Pair:
-    """A new certificate for a host name, by a new CA. earlier: the CAs so far, kept until they expire."""
+    """Issue a certificate for a host name by a new CA. earlier: the earlier CAs, of which unexpired ones stay."""
     since, until = now - min(_MOST_EARLIER, validity * _EARLIER), now + validity
     authority_key, key = ec.generate_private_key(ec.SECP256R1()), ec.generate_private_key(ec.SECP256R1())
     name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "dtj-operator webhook")])
@@ -57,7 +57,7 @@ def issue(host: str, now: datetime, validity: timedelta = VALIDITY, earlier: byt
         .add_extension(_usage(signs_certificates=False), critical=True)
         .add_extension(x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH]), critical=False)
         .add_extension(x509.AuthorityKeyIdentifier.from_issuer_public_key(public), critical=False)
-        # Critical, as RFC 5280 wants it of a certificate without a subject.
+        # RFC 5280 demands that this extension is critical in a certificate without a subject.
         .add_extension(x509.SubjectAlternativeName([x509.DNSName(host)]), critical=True)
         .sign(authority_key, hashes.SHA256())
     )
@@ -70,7 +70,7 @@ def issue(host: str, now: datetime, validity: timedelta = VALIDITY, earlier: byt
 
 
 def why_unfit(pair: Pair, host: str, now: datetime) -> str | None:
-    """What keeps a client that trusts the pair's CAs from trusting the pair; None where nothing does."""
+    """The reason why a client that trusts the pair's CAs rejects the certificate; None when the client accepts it."""
     certificates, authorities = read_certificates(pair.certificate), read_certificates(pair.authorities)
     if not certificates or not authorities:
         return "the certificate, or that of its CA, is missing or unreadable"
@@ -90,19 +90,19 @@ def why_unfit(pair: Pair, host: str, now: datetime) -> str | None:
 
 
 def is_due(pair: Pair, now: datetime) -> bool:
-    """Whether a new certificate is to take the place of this fit one: half of its life has passed."""
+    """Whether to renew a valid certificate: half of its validity has passed."""
     certificate = read_certificates(pair.certificate)[0]
     since, until = certificate.not_valid_before_utc, certificate.not_valid_after_utc
     return now >= since + (until - since) / 2
 
 
 def expiry(pair: Pair) -> datetime:
-    """When its certificate expires."""
+    """The time at which the certificate of the pair expires."""
     return read_certificates(pair.certificate)[0].not_valid_after_utc
 
 
 def read_certificates(pem: bytes) -> Sequence[x509.Certificate]:
-    """The certificates of a PEM file; none where any of it is no certificate."""
+    """The certificates of a PEM file; none if any part of the file is not a certificate."""
     try:
         return x509.load_pem_x509_certificates(pem)
     except ValueError:

@@ -1,4 +1,4 @@
-"""Where the webhook's certificate comes from: the operator's own Secret, or a folder that somebody else fills."""
+"""The source of the webhook's certificate: the operator's own Secret, or a folder that another program fills."""
 
 from __future__ import annotations
 
@@ -21,34 +21,34 @@ _ATTEMPTS = 3
 
 
 class Objects(Protocol):
-    """The requests that are made. Each raises ApiError."""
+    """The requests of a keeper. Each raises ApiError."""
 
     async def get(self, manifest: Manifest) -> Manifest | None:
         """The object of the same kind, namespace and name, if there is one."""
 
     async def create(self, manifest: Manifest) -> Manifest:
-        """Make an object; 409 when one of that name is there."""
+        """Create an object; 409 when an object of that name exists."""
 
     async def replace(self, manifest: Manifest) -> Manifest:
         """Replace an object; 409 when it is not at the manifest's resourceVersion any more."""
 
 
 class Keeper(Protocol):
-    """Sees to it that a certificate that clients trust is served."""
+    """Ensures that the server serves a certificate that its clients trust."""
 
     async def look(self) -> None:
-        """Once, to be repeated. Raises ApiError and Unusable."""
+        """Check the certificate once; the caller repeats the check. Raises ApiError and Unusable."""
 
 
 class FolderKeeper:
-    """Serves what lies in a folder, as a mounted Secret of cert-manager's."""
+    """Serves the certificate in a folder, for example a mounted Secret of cert-manager."""
 
     def __init__(self, folder: Path, serving: Serving) -> None:
         self._folder = folder
         self._serving = serving
 
     async def look(self) -> None:
-        """Serve what lies there now."""
+        """Serve the certificate that the folder has now."""
         try:
             certificate = (self._folder / _CERTIFICATE).read_bytes()
             key = (self._folder / _KEY).read_bytes()
@@ -60,9 +60,10 @@ class FolderKeeper:
 
 
 class SecretKeeper:
-    """Makes certificates, keeps them in a Secret, and has the API server trust them.
+    """Issues certificates, stores them in a Secret, and adds their CAs to the ValidatingWebhookConfiguration.
 
-    Every replica does; of two that write at once, the API server refuses one, which then reads what the other wrote.
+    Every replica of the operator does so. When two write at the same time, the API server refuses one of them, and
+    that one reads what the other wrote.
     """
 
     def __init__(
@@ -74,7 +75,10 @@ class SecretKeeper:
         serving: Serving,
         now: Callable[[], datetime],
     ) -> None:
-        """name: of the Service, the Secret and the ValidatingWebhookConfiguration; the first two of namespace."""
+        """name: of the Service, the Secret and the ValidatingWebhookConfiguration. namespace: of Service and Secret.
+
+        validity: of each new certificate. now: the time of the API server.
+        """
         self._objects = objects
         self._secret: Manifest = {
             "apiVersion": "v1", "kind": "Secret", "metadata": {"name": name, "namespace": namespace},
@@ -89,27 +93,27 @@ class SecretKeeper:
         self._serving = serving
         self._now = now
         self._trusted = b""
-        """The CAs that the last look had the API server trust."""
+        """The CAs that the last check wrote to the ValidatingWebhookConfiguration."""
 
     async def look(self) -> None:
-        """Renew what is to be renewed, repair what is wrong, and serve what the API server trusts."""
+        """Renew a certificate that is due, replace an unfit one, and serve one that the API server trusts."""
         pair = await self._stored()
         if not self._serving.valid(self._now()):
             self._serving.use(pair)
-        # API servers take a moment to see whom to trust: what is valid is served until the look after that.
+        # API servers read the configuration with a delay. Serve a valid certificate until the check after the write.
         before, self._trusted = self._trusted, pair.authorities
         if await self._trust(pair.authorities) and before == pair.authorities:
             self._serving.use(pair)
 
     async def _stored(self) -> Pair:
-        """The certificate of the Secret; a new one where that is due or unfit."""
+        """The certificate of the Secret, or a new one if the stored one is due for renewal or unfit."""
         for _ in range(_ATTEMPTS):
             secret = await self._objects.get(self._secret)
             pair, now = _pair(secret or {}), self._now()
             unfit = why_unfit(pair, self._host, now)
             if not unfit and not is_due(pair, now):
                 return pair
-            # Where the Secret is lost, what is served so far is trusted on.
+            # If the Secret is lost, the certificate that is still served stays trusted.
             earlier = pair.authorities if read_certificates(pair.authorities) else self._trusted
             new = issue(self._host, now, self._validity, earlier)
             try:
@@ -128,7 +132,7 @@ class SecretKeeper:
         raise ApiError(409, "Conflict", f"the Secret changed {_ATTEMPTS} times while it was to be written")
 
     async def _trust(self, authorities: bytes) -> bool:
-        """Whether the API server has been told to trust these CAs; it is from now on."""
+        """Write these CAs to the configuration. Returns whether the configuration had them before."""
         configuration = await self._objects.get(self._configuration)
         if configuration is None:
             raise ApiError(

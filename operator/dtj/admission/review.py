@@ -16,12 +16,12 @@ from dtj.api.shown import key_shown
 
 REVIEW_VERSION, REVIEW = "admission.k8s.io/v1", "AdmissionReview"
 _OURS = {"group": GROUP, "version": VERSION, "kind": KIND}
-# A job's status has no say, and nor has what only the API server writes.
+# The status, and the fields that only the API server writes, do not count.
 _AUTHORS = ("name", "namespace", "labels", "annotations")
 
 
 class Malformed(ValueError):
-    """What was sent is no AdmissionReview."""
+    """The request is not an AdmissionReview."""
 
 
 def review(sent: Any) -> Manifest:
@@ -50,7 +50,7 @@ def _faults(request: Manifest) -> Iterable[Fault]:
         return _faults_of(job)
     old = _job(request, "oldObject")
     if job.get("spec") == old.get("spec"):
-        # A label, a finalizer that goes: a job that was taken before stays manageable, whatever is wrong with it.
+        # Labels and finalizers of a job that was accepted earlier can change, whatever faults the present rules find.
         return ()
     return [*forbidden_changes(old.get("spec"), job.get("spec")), *_faults_of(job)]
 
@@ -71,7 +71,7 @@ def _faults_of(job: Manifest) -> list[Fault]:
 
 
 def _refusal(job: Manifest, found: list[Fault]) -> Manifest:
-    """As the API server refuses what a schema does not take: kubectl prints each cause."""
+    """A refusal in the form that the API server uses for violations of a schema: kubectl prints each cause."""
     metadata = job.get("metadata")
     name = metadata.get("name") if isinstance(metadata, dict) else None
     return {

@@ -16,9 +16,9 @@ from dtj.admission.review import Malformed, review
 from dtj.api.nesting import read_json
 
 PATH, READY = "/validate", "/ready"
-# API servers take objects of 3 MiB at most. An update sends two of them, the user and the options besides.
+# An API server accepts objects up to 3 MiB. An update sends two objects, the user and the options.
 _LARGEST = 2 * 3 * 2**20 + 2**18
-# So many requests are in memory at once. The others wait for their turn.
+# At most this many requests are in memory at the same time. Other requests wait.
 _AT_ONCE = 16
 _BODY_SECONDS = 10.0
 _VERDICTS = ("allowed", "refused", "malformed", "error")
@@ -35,15 +35,17 @@ class Server:
             registry=registry,
         )
         for verdict in _VERDICTS:
-            # A series from the start: rate() does not see one that begins at 1.
+            # Each series exists from the start: rate() misses the first count of a series that begins at 1.
             self._requests.labels(verdict)
-        # The leader's passes run in the event loop: no review may hold them up.
+        # Passes run in the event loop. Reviews run in a thread, so that they do not delay passes.
         self._reviews = ThreadPoolExecutor(max_workers=1, thread_name_prefix="review")
         self._turns = asyncio.Semaphore(_AT_ONCE)
 
     @asynccontextmanager
     async def served(self, port: int, context: ssl.SSLContext, host: str | None = None) -> AsyncIterator[int]:
-        """Answer for as long as the block lasts; its value is the port. port: 0 for a free one. host: None: all."""
+        """Answer requests until the block ends; its value is the port. port: 0 chooses a free one. host: None listens
+        on all addresses.
+        """
         app = web.Application(client_max_size=_LARGEST)
         app.router.add_post(PATH, self._validate)
         app.router.add_get(READY, _ready)
@@ -88,7 +90,7 @@ def _reviewed(body: bytes) -> tuple[bool, str]:
 
 
 async def _read(request: web.Request) -> bytes:
-    """What was sent. Raises Malformed."""
+    """The body of the request. Raises Malformed."""
     try:
         async with asyncio.timeout(_BODY_SECONDS):
             return await request.read()
@@ -103,7 +105,7 @@ async def _ready(_: web.Request) -> web.Response:
 
 
 def _last(answer: web.Response) -> web.Response:
-    """The last answer on its connection."""
-    # kopf, when it ends, would wait for one that is kept; and a new one shows the certificate of now.
+    """Close the connection after this answer."""
+    # kopf would wait at its end for an open connection, and a new connection gets the present certificate.
     answer.force_close()
     return answer

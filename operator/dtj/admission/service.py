@@ -1,4 +1,4 @@
-"""The admission webhook of one process of the operator, whether that leads or waits."""
+"""The admission webhook of one operator process. A process that waits for the Lease answers as well."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ from dtj.cluster.server_clock import ServerClock
 _log = logging.getLogger(__name__)
 _LOOK_SECONDS = 15.0
 _LOOKS_IN_A_LIFE = 20
-# The API server may know of the process's end later than the process.
+# The API server may send requests for some seconds after the process began to end.
 _LINGER_SECONDS = 5.0
 
 
 @dataclass(frozen=True)
 class Webhook:
-    """Its settings, as the flags give them."""
+    """The settings of the webhook, from the flags."""
 
     port: int
     name: str
@@ -36,16 +36,16 @@ class Webhook:
     namespace: str
     """Of the Service and the Secret."""
     validity: timedelta
-    """How long a certificate made here is valid."""
+    """How long a certificate that the operator issues is valid."""
     folder: Path | None = None
-    """Where somebody else keeps the certificate; None: the operator makes it."""
+    """The folder with the certificate of another issuer; None: the operator issues the certificate."""
 
 
 @asynccontextmanager
 async def admission(webhook: Webhook, registry: CollectorRegistry, clock: ServerClock) -> AsyncIterator[None]:
-    """Answer the API server for as long as the block lasts, and some seconds longer unless that fails.
+    """Answer the API server until the block ends, and for some seconds after a block without an exception.
 
-    clock: the API server judges the certificate by its own.
+    clock: the time of the API server, by which certificates are issued and checked.
     """
     serving, server = Serving(registry), Server(registry)
     async with AsyncExitStack() as stack:
@@ -60,10 +60,10 @@ async def admission(webhook: Webhook, registry: CollectorRegistry, clock: Server
 async def _keeper(
     webhook: Webhook, serving: Serving, clock: ServerClock, stack: AsyncExitStack
 ) -> tuple[Keeper, float]:
-    """Who keeps the certificate, and the seconds from one look to the next."""
+    """The keeper of the certificate, and the seconds between two checks."""
     if webhook.folder is not None:
         return FolderKeeper(webhook.folder, serving), _LOOK_SECONDS
-    # A connection of its own, which writes also while another operator leads.
+    # The webhook has its own connection, which may write while another process leads.
     objects = await connect(clock=clock)
     stack.push_async_callback(objects.close)
     keeper = SecretKeeper(objects, webhook.namespace, webhook.name, webhook.validity, serving, clock.now)

@@ -1,4 +1,4 @@
-"""What the webhook's server shows its clients: a certificate that may change while it runs."""
+"""The certificate of the webhook's server, which may change while the server runs."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from dtj.admission.certificates import Pair, expiry
 
 
 class Unusable(ValueError):
-    """A certificate and a key with which nothing can be served."""
+    """The certificate or the key cannot be used by a server."""
 
 
 class Serving:
-    """The certificate in use; handshakes fail while there is none."""
+    """The certificate in use. Handshakes fail until the first certificate is set."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
         self.context = _context()
@@ -28,7 +28,7 @@ class Serving:
         )
 
     def use(self, pair: Pair) -> None:
-        """Serve this one from the next handshake on. Raises Unusable, and then goes on with the one before."""
+        """Serve this certificate from the next handshake on. Raises Unusable, and then keeps the previous one."""
         if pair == self._pair:
             return
         _load(_context(), pair)
@@ -37,7 +37,7 @@ class Serving:
         self._expiry.set(expiry(pair).timestamp())
 
     def valid(self, now: datetime) -> bool:
-        """Whether there is one that has not expired."""
+        """Whether a certificate is set that has not expired."""
         return self._pair is not None and now < expiry(self._pair)
 
 
@@ -48,11 +48,11 @@ def _context() -> ssl.SSLContext:
 
 
 def _load(context: ssl.SSLContext, pair: Pair) -> None:
-    # OpenSSL reads files; this one is of memory alone, so that no key comes on a disk.
+    # OpenSSL reads only files. This file is in memory, so that no key reaches a disk.
     file = os.memfd_create("webhook-certificate")
     try:
         os.write(file, pair.key.rstrip() + b"\n" + pair.certificate)
-        # The password: none is asked for at a terminal.
+        # An empty password keeps OpenSSL from asking for one at the terminal.
         context.load_cert_chain(f"/proc/self/fd/{file}", password=b"")
     except (ssl.SSLError, OSError) as error:
         raise Unusable(f"the certificate and its key can't be served: {error}") from None

@@ -158,7 +158,7 @@ def _must_be_set(key: str) -> bool:
 
 
 def _counted(plan: Plan, pods: Sequence[Amounts]) -> Amounts:
-    """What the objects of a plan count for in a quota, by its keys. pods: what each pod counts for."""
+    """The amounts that a plan uses of a quota, by the quota's keys. pods: the amounts of each pod."""
     secrets = int(plan.ssh_secret is not None)
     others = {"services": 1, "configmaps": 1, "secrets": secrets}
     objects = {key: Decimal(n) for name, n in others.items() for key in (name, f"count/{name}")}

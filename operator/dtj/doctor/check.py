@@ -1,4 +1,4 @@
-"""What a check says."""
+"""The result of a check."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from enum import StrEnum
 
 
 class Verdict(StrEnum):
-    """How a check went."""
+    """The verdict of a check."""
 
     OK = "ok"
     WARNING = "warning"
@@ -16,7 +16,7 @@ class Verdict(StrEnum):
 
 @dataclass(frozen=True)
 class Check:
-    """One thing that was looked at: what is so, in a sentence, and what to do about it."""
+    """One check: the result in a sentence, and the remedy."""
 
     name: str
     verdict: Verdict
@@ -25,15 +25,15 @@ class Check:
 
 
 def ok(name: str, message: str) -> Check:
-    """All is well."""
+    """A check without a fault."""
     return Check(name, Verdict.OK, message)
 
 
 def warning(name: str, message: str, remedy: str | None = None) -> Check:
-    """It may go wrong, or could not be looked at."""
+    """A check that found a risk, or that could not be made."""
     return Check(name, Verdict.WARNING, message, remedy)
 
 
 def failed(name: str, message: str, remedy: str | None = None) -> Check:
-    """A job can't run like this."""
+    """A check that found why a job cannot run."""
     return Check(name, Verdict.FAILED, message, remedy)

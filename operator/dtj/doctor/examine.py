@@ -1,4 +1,4 @@
-"""One examination: a cluster, what of dtj is in it, and how a job would fare there."""
+"""Examines a cluster: the installation of dtj, and whether a job could run."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ from dtj.plan.job import plan_job
 async def examine(
     job: Job | None, *, namespace: str | None = None, context: str | None = None, with_pod: bool = True
 ) -> list[Check]:
-    """Look at the cluster, and at what a job meets there, if one is given.
+    """Check the cluster, and whether the job could run, if a job is given.
 
     namespace: by default the context's own. context: of the kubeconfig, by default the current one. with_pod: try
-    DNS and S3 in a pod of the job's image, which is deleted afterwards. A cluster that does not answer is one of
-    the checks.
+    DNS and S3 in a pod of the job's image, which is deleted afterwards. A cluster that does not
+    answer is a failed check.
     """
     try:
         user = await connect(context)

@@ -1,4 +1,4 @@
-"""What was found in a cluster, as plain data; the checks judge it without asking the cluster again."""
+"""The data that the checks judge. The checks make no requests."""
 
 from __future__ import annotations
 
@@ -11,22 +11,22 @@ from dtj.api.job import Manifest
 
 @dataclass(frozen=True)
 class Unread:
-    """What could not be read, and the API server's reason."""
+    """The API server's reason for refusing a read."""
 
     reason: str
 
 
 @dataclass(frozen=True)
 class Permission:
-    """Something that dtj does in a person's name."""
+    """A request that the `dtj` command makes with the user's rights."""
 
     verb: str
     resource: str
     group: str
     purpose: str
-    """What needs it."""
+    """The command that needs the permission."""
     required: bool = True
-    """Whether no job can be run without."""
+    """Whether every job needs the permission."""
 
     def __str__(self) -> str:
         return f"{self.verb} {self.resource}"
@@ -46,19 +46,19 @@ PERMISSIONS = (
 
 @dataclass(frozen=True)
 class ClusterFindings:
-    """The cluster and what of dtj is in it, as one person sees it."""
+    """The cluster and the installation of dtj, as far as the user may read them."""
 
     server: str
     version: Manifest
     """Of the API server: major, minor, gitVersion."""
     namespace: str
     served: bool
-    """Whether it knows the resource."""
+    """Whether the API server serves the resource."""
     crd: Manifest | Unread | None
     operators: Sequence[Manifest] | Unread
     """Deployments of the operator in all namespaces."""
     allowed: Mapping[Permission, bool]
-    """What this person may do in the namespace."""
+    """The permissions of the user in the namespace."""
 
 
 @dataclass(frozen=True)
@@ -67,16 +67,16 @@ class SecretKeys:
 
     keys: frozenset[str]
     padded: frozenset[str]
-    """Those whose value begins or ends with white space, as `echo secret | base64` makes it."""
+    """Keys whose value begins or ends with white space, for example after `echo secret | base64`."""
 
 
 @dataclass(frozen=True)
 class JobFindings:
-    """What a job meets in its namespace and on the nodes."""
+    """The namespace and the nodes, as far as a job depends on them."""
 
     nodes: Sequence[Manifest] | Unread
     pods: Sequence[Manifest] | Unread
     """Of all namespaces."""
     quotas: Sequence[Manifest] | Unread
     secret: SecretKeys | Unread | None
-    """The one that the job names; None where it is not there."""
+    """The Secret that the job names; None if the Secret does not exist."""

@@ -1,4 +1,4 @@
-"""Asks the cluster for all that the checks need."""
+"""Reads from the cluster what the checks need."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Value = TypeVar("Value")
 
 
 async def look_at_cluster(api: Inspector, namespace: str) -> ClusterFindings:
-    """What of dtj is there. Raises ApiError where the API server does not answer."""
+    """Read the installation of dtj. Raises ApiError when the API server does not answer."""
     version = await api.version()
     served, crd, operators = await asyncio.gather(
         api.serves(API_VERSION), _read(api.crd()), _read(api.operators())
@@ -36,7 +36,7 @@ async def look_at_cluster(api: Inspector, namespace: str) -> ClusterFindings:
 
 
 async def look_for_job(api: Inspector, job: Job) -> JobFindings:
-    """What the job meets."""
+    """Read what the job depends on."""
     nodes, pods, quotas, secret = await asyncio.gather(
         _read(api.nodes()),
         _read(api.scheduled_pods()),
@@ -47,7 +47,7 @@ async def look_for_job(api: Inspector, job: Job) -> JobFindings:
 
 
 async def run_pod(api: Inspector, pod: Manifest) -> Manifest:
-    """Run a pod to its end, or as long as that is worth it; how it was last. It is deleted however this ends.
+    """Run a pod to its end, or until it is stuck for too long. Returns its last state; always deletes the pod.
 
     Raises ApiError.
     """
@@ -82,7 +82,7 @@ async def _secret(api: Inspector, job: Job) -> SecretKeys | None:
 
 
 async def _read(asked: Awaitable[Value]) -> Value | Unread:
-    """The answer, or why this user gets none."""
+    """The answer, or the reason why the API server refuses the user."""
     try:
         return await asked
     except ApiError as error:

@@ -21,7 +21,7 @@ _SHORT = 900
 
 
 class _Trainer:
-    """S3 through dtj_trainer, which has its errors in sentences."""
+    """S3 through dtj_trainer, whose errors are sentences."""
 
     def __init__(self) -> None:
         from dtj_trainer.artifacts.store import open_store
@@ -77,10 +77,10 @@ def _split(uri: str) -> tuple[str, str]:
 
 
 def _tried(found: Found, name: str, what: str, call: Callable[[], object], verdict: str = "failed") -> object:
-    """The call's result; a failure of any kind is one of the findings, with this verdict."""
+    """The result of the call. A failure of any kind is added to `found` with this verdict."""
     try:
         return call()
-    except Exception as error:  # noqa: BLE001 - each library has its own, and all are to be told
+    except Exception as error:  # noqa: BLE001 - each library raises other exceptions, and the user needs all of them
         said = " ".join(str(error).split())[:_SHORT]
         found.append({"name": name, "verdict": verdict, "message": f"{what}: {said}"})
         return None

@@ -1,4 +1,4 @@
-"""Whether the cluster is new enough, dtj is installed there, and this person may use it."""
+"""Whether the cluster is new enough, dtj is installed, and the user may use dtj."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def _differences(ours: Any, theirs: Any, path: str, ignored: set[str]) -> Iterat
     """The fields in which two schemas differ."""
     if isinstance(ours, Mapping) and isinstance(theirs, Mapping):
         for key in ours.keys() | theirs.keys():
-            # A field may be called as a keyword is.
+            # The name of a field may equal a keyword of the schema.
             if key in ignored and not path.endswith("properties"):
                 continue
             below = f"{path}.{key}"
@@ -137,7 +137,7 @@ def _image(deployment: Manifest) -> str:
 
 
 def _namespaces(deployment: Manifest) -> list[str]:
-    """Those whose jobs the operator runs, as its flags name them; none: all of the cluster."""
+    """The namespaces that the operator serves, from its flags. An empty list means all namespaces."""
     words = " ".join(_container(deployment).get("args") or [])
     return re.findall(r"--namespace[= ](\S+)", words)
 

@@ -1,4 +1,4 @@
-"""The pod that tries DNS and S3 from inside the cluster, and what its end tells. Pure: others make the pod."""
+"""The pod that tries DNS and S3 inside the cluster, and its result. Pure: `gather` creates the pod."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from dtj.plan.model import Plan
 from dtj.plan.pods import trainer_container
 
 SECONDS = 120
-"""How long the pod may take, its image included."""
+"""Limit for the pod in seconds. The pull of the image counts."""
 STUCK_SECONDS = 30
-"""The doctor tells a start error that has lasted so many seconds. The kubelet retries a start every 10 to 20 s."""
+"""Seconds after which the doctor reports a start error. The kubelet retries a start every 10 to 20 s."""
 _PROGRAM = Path(__file__).with_name("in_pod.py")
 _KEPT = ("serviceAccountName", "imagePullSecrets", "securityContext", "dnsPolicy", "dnsConfig", "hostAliases")
-"""What it has in common with a worker's pod."""
+"""Fields that the probe copies from a worker's pod."""
 _PULL_REASONS = ("ErrImagePull", "ImagePullBackOff", "InvalidImageName", "ErrImageNeverPull")
 _REMEDIES = {
     "DNS": "see that the cluster's DNS runs: `kubectl -n kube-system get pods`",
@@ -29,7 +29,7 @@ _REMEDIES = {
 
 
 def probe_pod(job: Job, plan: Plan) -> Manifest:
-    """A pod as a worker's: its image, user, service account and Secret, small, and never scheduled for long."""
+    """A small, short-lived pod with the image, user, service account and Secret of a worker."""
     like = plan.pod(plan.replicas[0])
     trainer = trainer_container(like)
     name = f"dtj-doctor-{secrets.token_hex(3)}"
@@ -81,7 +81,7 @@ def stuck(pod: Manifest) -> bool:
 
 
 def pod_checks(pod: Manifest) -> list[Check]:
-    """What the pod's last state says, whether it is at its end or not."""
+    """The checks from the pod's last state, which may be unfinished."""
     image = pod["spec"]["containers"][0]["image"]
     reason, message = _waiting(pod)
     if reason in _PULL_REASONS:
@@ -136,7 +136,7 @@ def _state(pod: Manifest) -> dict[str, Any]:
 
 
 def _waiting(pod: Manifest) -> tuple[str, str]:
-    """Why the container does not start, in a word and a sentence; empty while it simply has not yet."""
+    """Why the container does not start: a reason and a sentence. Both are empty while the start goes on."""
     waiting = _state(pod).get("waiting") or {}
     reason = waiting.get("reason") or ""
     return (

@@ -1,4 +1,4 @@
-"""Nodes as the scheduler sees them: what they take, and what is free on each."""
+"""Nodes as the scheduler sees them: which pods they accept, and which resources are free."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ _ENDED = ("Succeeded", "Failed")
 
 @dataclass(frozen=True)
 class Need:
-    """The pods of a role, which are alike."""
+    """The requirements of the pods of a role, which all have the same."""
 
     role: str
     count: int
     requests: Amounts
-    """Of each pod."""
+    """The requests of each pod."""
     selector: Mapping[str, str]
     tolerations: Sequence[Manifest]
 
@@ -39,7 +39,7 @@ class Room:
         return str(self.manifest["metadata"]["name"])
 
     def refusal(self, need: Need) -> str | None:
-        """Why the node takes no such pod, whatever is free. Affinity is not looked at."""
+        """Why the node rejects such a pod even when resources are free. Affinity is not checked."""
         conditions = {c["type"]: c["status"] for c in self.manifest["status"].get("conditions") or []}
         if conditions.get("Ready") != "True":
             return "is not ready"
@@ -57,7 +57,7 @@ class Room:
 
 
 def needs_of(pods: Iterable[Manifest]) -> list[Need]:
-    """What the pods of a plan ask for, a role at a time."""
+    """The requirements of a plan's pods, by role."""
     by_role: dict[str, list[Manifest]] = {}
     for pod in pods:
         by_role.setdefault(pod["metadata"]["labels"][LABEL_ROLE], []).append(pod)
@@ -74,7 +74,7 @@ def needs_of(pods: Iterable[Manifest]) -> list[Need]:
 
 
 def rooms_of(nodes: Iterable[Manifest], pods: Iterable[Manifest], job: Job) -> list[Room]:
-    """The nodes with what is free besides the pods of others; those of the job itself make room for the new ones."""
+    """The nodes with their free resources. Present pods of the job count as free, because new pods replace them."""
     used: dict[str, list[Amounts]] = {}
     for pod in pods:
         metadata = pod["metadata"]
@@ -95,7 +95,7 @@ def rooms_of(nodes: Iterable[Manifest], pods: Iterable[Manifest], job: Job) -> l
 
 
 def placed(needs: Sequence[Need], rooms: Sequence[Room], capacity: Mapping[str, Amounts]) -> dict[str, int]:
-    """How many pods of each role find a place, the largest first. capacity: of each node, by its name."""
+    """How many pods of each role fit, the largest pods first. capacity: the amounts of each node."""
     left = {name: dict(values) for name, values in capacity.items()}
     found = dict.fromkeys((need.role for need in needs), 0)
     for need in sorted(needs, key=_size, reverse=True):
@@ -112,7 +112,7 @@ def placed(needs: Sequence[Need], rooms: Sequence[Room], capacity: Mapping[str, 
 
 
 def lacking(need: Need, capacity: Amounts) -> Amounts:
-    """What one pod asks for that is not there, by resource."""
+    """The resources that one pod lacks, with the missing amounts."""
     return {name: value for name, value in need.requests.items() if value > capacity.get(name, Decimal(0))}
 
 

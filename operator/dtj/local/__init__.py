@@ -1,1 +1,1 @@
-"""Carries a job out as processes of this machine."""
+"""Runs a job as processes of this machine."""

@@ -1,4 +1,4 @@
-"""A cluster of this one machine: what the operator asks of an API server, and a kubelet that runs the pods."""
+"""A cluster of one machine: the part of an API server that the operator uses, and a kubelet."""
 
 from __future__ import annotations
 
@@ -32,11 +32,11 @@ class LocalCluster:
         clock: Callable[[], datetime],
         on_event: Callable[[Manifest], None],
     ) -> None:
-        """environment: of this machine, for all processes. on_event: told each Event object."""
+        """environment: the variables of this machine, for all processes. on_event: called with each Event object."""
         self.changed: Changed = lambda _: None
-        """Told the key of the job when anything has changed."""
+        """Called with the key of the job after each change."""
         self.fault: OSError | None = None
-        """Why the run can't be kept on the disk any more."""
+        """The error that keeps the run from being stored on disk."""
         self._run = run
         self._manifest = manifest
         self._environment = environment
@@ -44,7 +44,7 @@ class LocalCluster:
         self._on_event = on_event
         self._pods: dict[str, LocalPod] = {}
         self._deleted: set[str] = set()
-        """uids of pods that go when they have ended."""
+        """The uids of pods to remove after they end."""
         self._services: dict[str, Manifest] = {}
         self._configs: dict[str, Manifest] = {}
         with self._disk():
@@ -57,7 +57,7 @@ class LocalCluster:
 
     @property
     def status(self) -> JobStatus:
-        """The job's status as it is stored."""
+        """The stored status of the job."""
         return read_status(self._manifest.get("status") or {})
 
     @property
@@ -66,14 +66,14 @@ class LocalCluster:
         return sorted(pod.name for pod in self._pods.values() if not pod.ended)
 
     def suspend(self) -> None:
-        """Have the operator end the pods, their checkpoints saved, as for a job that is suspended."""
+        """Suspend the job: its programs save checkpoints, and the operator ends the pods."""
         spec = self._manifest["spec"]
         policy = {**(spec.get("runPolicy") or {}), "suspend": True}
         self._store({"spec": {**spec, "runPolicy": policy}}, generation=1)
         self.changed(self.key)
 
     def stop_pods(self) -> None:
-        """Tell every pod to end."""
+        """Send SIGTERM to every pod."""
         for pod in self._pods.values():
             pod.stop()
 
@@ -81,7 +81,7 @@ class LocalCluster:
         """Watch the pods until cancelled, as a kubelet does."""
         while True:
             await asyncio.sleep(_LOOK_SECONDS)
-            # In a thread: to end what a process left behind may take a moment.
+            # A thread does this, because killing leftover processes may block for a moment.
             moved = await asyncio.to_thread(_moved, list(self._pods.values()))
             for pod in moved:
                 self._forget_if_gone(pod)
@@ -129,13 +129,13 @@ class LocalCluster:
         return manifest
 
     async def delete(self, manifest: Manifest, uid: str) -> None:
-        raise NotImplementedError  # a plan for this machine has nothing of that kind
+        raise NotImplementedError  # a local plan has no such object
 
     async def update_deployment(self, manifest: Manifest) -> Manifest:
         return manifest
 
     async def delete_pod(self, namespace: str, name: str, uid: str, *, force: bool = False) -> None:
-        # No process outlives its grace here, so that none is ever overdue.
+        # `force` has no effect: LocalPod kills each process at the end of its grace period.
         pod = self._pods.get(name)
         if pod is not None and pod.uid == uid:
             self._deleted.add(uid)
@@ -144,14 +144,14 @@ class LocalCluster:
             self.changed(self.key)
 
     async def serves_kind(self, api_version: str, plural: str) -> bool:
-        """No other controller is there on this machine."""
+        """No other controllers run on this machine."""
         return False
 
     async def delete_tree(self, manifest: Manifest) -> None:
-        """Nothing here is another controller's."""
+        """No object belongs to another controller."""
 
     async def expire_job(self, namespace: str, name: str, uid: str, resource_version: str) -> None:
-        """A run of this machine is kept, whatever its TTL is, until there is another of its name."""
+        """Ignore the TTL: a local run is kept until another run takes its name."""
 
     async def patch_status(
         self, namespace: str, name: str, resource_version: str, patch: Manifest
@@ -199,7 +199,7 @@ class LocalCluster:
         try:
             yield
         except OSError as error:
-            self.fault = error  # the run ends by it: that the operator tries again is of no use
+            self.fault = error  # the run ends with this error: a retry by the operator would fail too
 
     def _write_config(self, manifest: Manifest) -> None:
         folder = self._run.folder / "config"

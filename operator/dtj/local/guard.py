@@ -17,15 +17,15 @@ from dtj.local.processes import end_marked
 from dtj_trainer import contract
 
 STOP_SECONDS = 5.0
-"""What a run without dtj gets to save a checkpoint."""
+"""Seconds that programs get to save a checkpoint after dtj was killed."""
 
 
 class Guard:
     """dtj's end of the guard."""
 
     def __init__(self, variable: str, value: str, run: Path, held: Sequence[int]) -> None:
-        """Start it. variable, value: the mark of the run's processes. run: its folder. held: descriptors that it
-        keeps open.
+        """Start the guard. variable, value: the mark of the run's processes. run: the folder of the run. held: file
+        descriptors that the guard keeps open.
         """
         reader, self._pipe = os.pipe()
         self._process = subprocess.Popen(  # noqa: S603 - this very module
@@ -39,7 +39,7 @@ class Guard:
         os.close(reader)
 
     def release(self) -> None:
-        """Let it end what is left of the run, and itself."""
+        """Let the guard end the remaining processes of the run, and wait until the guard has ended."""
         os.close(self._pipe)
         self._process.wait()
 
@@ -52,7 +52,7 @@ def main() -> None:
         pass
     variable, value, run = sys.argv[1:]
     end_marked(variable, value, STOP_SECONDS)
-    # They hold credentials.
+    # These folders hold credentials.
     for folder in Path(run).glob(f"*/{contract.RUN}"):
         shutil.rmtree(folder, ignore_errors=True)
 

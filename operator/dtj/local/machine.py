@@ -1,4 +1,4 @@
-"""What this machine has to offer a job: free ports, GPUs, installed programs and packages."""
+"""Resources of this machine: free ports, GPUs, installed programs and packages."""
 
 from __future__ import annotations
 
@@ -53,9 +53,9 @@ def check_machine(job: Job) -> None:
 
 
 def without_own_root(folder: Path) -> str | None:
-    """What to tell a user whose programs get no `/dtj` of their own here; None where they get one.
+    """A note for the user if programs cannot have their own `/dtj` on this machine, else None.
 
-    folder: that of a run, which is there.
+    folder: the existing folder of a run.
     """
     command = [sys.executable, "-P", "-m", "dtj_trainer.launch.own_root", str(folder)]
     tried = subprocess.run(command, capture_output=True, text=True, check=False)  # noqa: S603 - no shell
@@ -70,8 +70,9 @@ def without_own_root(folder: Path) -> str | None:
 
 
 def share_gpus(job: Job, plan: Plan, devices: Sequence[str]) -> dict[str, list[str]]:
-    """The devices of each pod, by its name: each replica its own; all ranks of Horovod see all of the job's, as
-    MPI's local rank counts over the machine. Raises Unusable when the job asks for more than there are.
+    """The devices of each pod, by the name of the pod. Each replica has its own devices. All ranks of Horovod see all
+    devices of the job, because MPI counts local ranks over the machine. Raises Unusable when the job asks for more
+    devices than this machine has.
     """
     wanted = {
         pod["metadata"]["name"]: int(

@@ -24,14 +24,14 @@ if TYPE_CHECKING:
 
 REGION = "us-east-1"
 OWN_BUCKET = "dtj-own"
-"""Written to, to see that the server is ready; no job's."""
+"""A bucket for the readiness check. No job uses the bucket."""
 START_SECONDS = store_keeper.START_SECONDS + 30.0
-"""Longer than the keeper's limit: a keeper that gives up says why."""
+"""Longer than the keeper's own limit, so that a keeper that gives up can report the reason first."""
 _READABLE_SECONDS = 30.0
 
 
 class OpenStore:
-    """A running S3 server, held open for this process and for who inherits `lock_fd`.
+    """A running S3 server, kept alive by this process and by each process that inherits `lock_fd`.
 
     environment: the AWS variables that reach it. lock_fd: a file descriptor, inheritable; the server runs as long
     as any process has it open.
@@ -42,9 +42,9 @@ class OpenStore:
         self.lock_fd = lock_fd
 
     def put_folder(self, folder: Path, uri: str, progress: Callable[[int, int], None] | None = None) -> int:
-        """Upload the files of a folder that are not below `uri` in the same size; the bytes that were sent.
+        """Upload the files of a folder, except those that `uri` has in the same size. Returns the bytes sent.
 
-        `progress` hears of the bytes sent so far, and of all that are to be sent. Raises DtjError.
+        progress: called with the bytes sent so far, and the bytes to send. Raises DtjError.
         """
         store = open_prefix(uri, self.environment)
         try:
@@ -62,7 +62,7 @@ class OpenStore:
         return total
 
     def close(self) -> None:
-        """Let go of the server; it ends when nobody else uses it."""
+        """Release the server. The server ends when no process uses it."""
         if self.lock_fd >= 0:
             os.close(self.lock_fd)
             self.lock_fd = -1
@@ -75,7 +75,7 @@ class OpenStore:
 
 
 def open_store(home: Path, buckets: Sequence[str]) -> OpenStore:
-    """The object store below `home`, running and with these buckets; started (about 1 s) unless it runs.
+    """Open the object store below `home`, create these buckets, and start the server (about 1 s) if it does not run.
 
     Raises DtjError: SeaweedFS is not installed or does not start. TimedOut: it does not answer.
     """
@@ -83,7 +83,7 @@ def open_store(home: Path, buckets: Sequence[str]) -> OpenStore:
     (folder / "data").mkdir(parents=True, exist_ok=True, mode=0o700)
     users = os.open(folder / "users.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
-        # First: from now on a keeper stays, and one that was about to end has ended.
+        # Take the lock first: a running keeper then stays, and a keeper that was about to end has ended.
         fcntl.flock(users, fcntl.LOCK_SH)
         os.set_inheritable(users, True)
         with (folder / "start.lock").open("w") as starting:
@@ -101,7 +101,7 @@ def open_store(home: Path, buckets: Sequence[str]) -> OpenStore:
 
 
 def _credentials(folder: Path) -> dict[str, str]:
-    """The only pair that the server knows; made on the first call."""
+    """The only credentials that the server accepts. The first call creates them."""
     path = folder / "credentials.json"
     if not path.exists():
         pair = {
@@ -117,7 +117,7 @@ def _credentials(folder: Path) -> dict[str, str]:
 
 def _answering(folder: Path, pair: Mapping[str, str]) -> dict[str, str] | None:
     """The environment of the server that was started last, if it takes an object."""
-    # boto3 would try a port without a server again and again, and would ask a stranger on the port.
+    # Check the port before boto3 does: boto3 retries a closed port many times, and would talk to any other server.
     port = store_keeper.running_port(folder)
     if port is None:
         return None
@@ -178,7 +178,7 @@ def _read_old_objects(environment: Mapping[str, str]) -> None:
 
 
 def _is_kept(folder: Path) -> bool:
-    """Whether a keeper is there, which starts the server again by itself where that has died."""
+    """Whether a keeper runs. A keeper restarts a server that crashed."""
     with (folder / "keeper.lock").open("w") as lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
@@ -188,7 +188,7 @@ def _is_kept(folder: Path) -> bool:
 
 
 def _start_keeper(folder: Path, weed: str, pair: Mapping[str, str]) -> subprocess.Popen[bytes]:
-    # Only what it needs: the mark of a run, by which all its processes are found and ended, must not reach it.
+    # Pass only these variables: with the mark of a run, the keeper would be ended together with the run.
     kept = {name: os.environ[name] for name in ("PATH", "HOME", "TMPDIR") if name in os.environ}
     with (folder / "weed.log").open("wb") as log:
         return subprocess.Popen(  # noqa: S603 - this package's own program

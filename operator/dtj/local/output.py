@@ -1,4 +1,4 @@
-"""What the replicas of a run print, as it comes."""
+"""Follows the output of a run's replicas."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _LONGEST_PIECE = 64 * 1024
 
 
 class _Tail:
-    """The whole lines that are appended to a file."""
+    """Reads complete lines that are appended to a file."""
 
     def __init__(self, begin: int) -> None:
         self._at = begin
@@ -25,7 +25,7 @@ class _Tail:
             block = opened.read(_LONGEST_PIECE)
         self._at += len(block)
         *whole, part = (self._part + block).split(b"\n")
-        # A progress bar overwrites its line, maybe for hours.
+        # A progress bar rewrites one line, possibly for hours.
         self._part = part[max(part.rfind(b"\r", 0, -1), 0) :]
         if len(self._part) >= _LONGEST_PIECE:
             whole.append(self._part)
@@ -33,13 +33,13 @@ class _Tail:
         return [line.decode(errors="replace") for line in whole]
 
     def rest(self) -> list[str]:
-        """The last line, where its end was not printed."""
+        """The last line if the program printed no newline after it."""
         rest, self._part = self._part, b""
         return [rest.decode(errors="replace")] if rest else []
 
 
 async def follow_outputs(run: Run, on_line: Callable[[str, str], None]) -> None:
-    """Tell every line that is printed from now on, with its replica, until cancelled; then the rest."""
+    """Report each new line with its replica until cancelled, and then the remaining output."""
     tails = {replica: _Tail(file.stat().st_size) for replica, file in run.outputs.items()}
 
     def look() -> bool:

@@ -1,4 +1,4 @@
-"""A job's plan for this machine: the same pods, with what names places of a cluster rewritten. Pure."""
+"""A job's plan for this machine: the same pods, with host names, ports and paths of this machine. Pure."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ from dtj_trainer import contract
 
 LOOPBACK = "127.0.0.1"
 ENV_RUN = "DTJ_LOCAL_RUN"
-"""Marks every process of a run, so that they can all be found and ended."""
-# What tells Open MPI of hosts and of ssh: all ranks are on this machine.
+"""The variable that marks every process of a run, so that `end_marked` can end all of them."""
+# Open MPI's variables for hosts and ssh are left out: all ranks run on this machine.
 _MPI_PLACES = re.compile(r"OMPI_MCA_(orte|plm)_|PRTE_MCA_(prte|plm)_")
 _CONFIG_PATH = re.compile(rf"(^|=){re.escape(str(contract.CONFIG_DIR))}(?=/|$)")
 _REFERENCE = re.compile(r"\$(?:\$|\(([-._a-zA-Z][-._a-zA-Z0-9]*)\))")
@@ -29,7 +29,7 @@ _REFERENCE = re.compile(r"\$(?:\$|\(([-._a-zA-Z][-._a-zA-Z0-9]*)\))")
 
 @dataclass(frozen=True)
 class Place:
-    """Where a run is on this machine, and what it is given of it."""
+    """The folders, ports, devices and variables of a run on this machine."""
 
     run: Path
     """The run's folder."""
@@ -39,9 +39,9 @@ class Place:
     gpus: Mapping[str, Sequence[str]] = field(default_factory=dict)
     """Devices by pod."""
     environment: Mapping[str, str] = field(default_factory=dict)
-    """Variables besides those of the plan, as the object store's; they win."""
+    """Additional variables, for example of the object store. They override those of the plan."""
     secrets: Mapping[str, str] = field(default_factory=dict)
-    """Where variables with a `valueFrom` take their values."""
+    """The source of variables with a `valueFrom`."""
 
     @property
     def config(self) -> Path:
@@ -54,15 +54,15 @@ class Place:
         return self.run / f"{labels[LABEL_ROLE]}-{labels[LABEL_INDEX]}"
 
     def workspace(self, pod: Manifest) -> Path:
-        """What `/dtj` means to the programs that a replica starts by itself."""
+        """The folder that is `/dtj` for the programs that a replica starts itself."""
         if pod["metadata"]["labels"][LABEL_ROLE] == LAUNCHER and not _is_started_by_dtj(pod):
-            # An mpirun of the job's own starts all ranks in the launcher; rank 0's files are those that are kept.
+            # The job's own mpirun starts all ranks from the launcher. Only the files of rank 0 are uploaded.
             return self.run / f"{WORKER}-0"
         return self.root(pod)
 
 
 def local_plan(plan: Plan, place: Place) -> Plan:
-    """The plan with its pods made for this machine; they keep the fields that `LocalPod` reads."""
+    """The plan with pods for this machine. The pods keep only the fields that `LocalPod` reads."""
     service = plan.service["metadata"]
     addresses = {
         host_name(service["name"], service["namespace"], replica.role, replica.index): replica.name
@@ -72,13 +72,13 @@ def local_plan(plan: Plan, place: Place) -> Plan:
         plan,
         ssh_secret=None,
         tensorboard=None,
-        mpijob=None,  # its pods are like the plan's own
+        mpijob=None,  # the plan has the same pods
         pod=lambda replica: _pod(plan.pod(replica), plan.config, place, addresses),
     )
 
 
 def container_ports(plan: Plan) -> list[tuple[str, int]]:
-    """Pod and container port of every port of the plan."""
+    """The pod and the container port of each port in the plan."""
     return [
         (pod["metadata"]["name"], port["containerPort"])
         for pod in plan.pods
@@ -87,7 +87,7 @@ def container_ports(plan: Plan) -> list[tuple[str, int]]:
 
 
 def missing_variables(plan: Plan, secrets: Mapping[str, str]) -> list[str]:
-    """Variables with a `valueFrom` for which there is no value, and that are not optional."""
+    """Required variables with a `valueFrom` that have no value here."""
     wanted = (
         variable
         for pod in plan.pods
@@ -106,7 +106,7 @@ def missing_variables(plan: Plan, secrets: Mapping[str, str]) -> list[str]:
 
 
 def left_out(plan: Plan) -> list[str]:
-    """What the pods have and a process of this machine has not, as far as that may matter."""
+    """Notes on parts of the job that a local run leaves out."""
     others = {
         container["name"]
         for pod in plan.pods
@@ -126,7 +126,7 @@ def _pod(pod: Manifest, config: Manifest, place: Place, addresses: Mapping[str, 
     container, name = trainer_container(pod), pod["metadata"]["name"]
 
     def moved(text: str) -> str:
-        # `/dtj` stays: dtj-launch makes it mean the workspace of the replica, or of the rank, that runs the program.
+        # `/dtj` is not rewritten: dtj-launch mounts the workspace of the replica or rank there.
         text = _CONFIG_PATH.sub(lambda found: found[1] + str(place.config), text)
         for host, owner in addresses.items():
             pattern = rf"(?<![\w.-]){re.escape(host)}(?::(\d+)\b)?"
@@ -181,7 +181,7 @@ def _own_environment(pod: Manifest, place: Place) -> dict[str, str]:
         contract.ENV_TERMINATION_LOG: str(root / "termination.json"),
         "CUDA_VISIBLE_DEVICES": ",".join(place.gpus.get(name, ())),
         ENV_RUN: place.run_id,
-        # A pod without a port for its progress serves none.
+        # A pod without a progress port serves no progress.
         contract.ENV_PROGRESS_PORT: str(place.ports.get((name, contract.PROGRESS_PORT), "")),
         **place.environment,
     }
@@ -191,7 +191,7 @@ def _own_environment(pod: Manifest, place: Place) -> dict[str, str]:
 
 
 def _is_started_by_dtj(pod: Manifest) -> bool:
-    """Whether it runs dtj's start script; else the template gives its container a command of its own."""
+    """Whether the container runs dtj's start script. Otherwise the template sets a command."""
     return tuple(trainer_container(pod).get("command", ())[: len(START)]) == START
 
 
@@ -203,11 +203,11 @@ def _is_horovod(pod: Manifest) -> bool:
 
 
 def _probe(container: Manifest, name: str, place: Place) -> Manifest | None:
-    """When the replica is ready: a port of loopback that is to answer, or a socket that is to be there."""
+    """The readiness probe of the replica: a loopback port that accepts connections, or a socket that exists."""
     probe = container.get("readinessProbe") or {}
     port = next((probe[kind].get("port") for kind in ("tcpSocket", "httpGet") if kind in probe), None)
     if port == contract.SSH_PORT and any(p.get("name") == "ssh" for p in container.get("ports", [])):
-        # Ranks are started without ssh: the worker's supervisor is what they need.
+        # Ranks start without ssh, through the socket of the worker's supervisor.
         return {"exec": {"command": ["test", "-S", f"{contract.RUN}/supervisor.sock"]}}
     port = next((p["containerPort"] for p in container.get("ports", []) if p.get("name") == port), port)
     return None if port is None else {"tcpSocket": {"port": place.ports.get((name, port), port)}}
@@ -219,5 +219,5 @@ def _address(place: Place, pod: str, found: re.Match[str]) -> str:
 
 
 def _expanded(text: str, env: Mapping[str, str]) -> str:
-    """`$(NAME)` replaced as the kubelet does: `$$` is a dollar, a name that is not known stays."""
+    """Expand `$(NAME)` as the kubelet does: `$$` becomes `$`, and an unknown name stays."""
     return _REFERENCE.sub(lambda m: env.get(m[1], m[0]) if m[1] else "$", text)

@@ -1,4 +1,4 @@
-"""A replica as a process of this machine: what a kubelet does with a pod."""
+"""Runs a replica as a process of this machine, as a kubelet runs a pod."""
 
 from __future__ import annotations
 
@@ -25,20 +25,20 @@ from dtj.status.pods import Exit, PodView
 from dtj.status.times import written_time
 from dtj_trainer import contract
 
-# What the kubelet takes of a log in place of a termination message.
+# The kubelet uses this much of a log as the termination message.
 _FALLBACK_BYTES, _FALLBACK_LINES = 2048, 80
 _CANNOT_START = 128
 _PROBE_SECONDS = 0.2
 
 
 class LocalPod:
-    """One pod of the local plan. Its process begins when it is made."""
+    """One pod of the local plan. The constructor starts the process."""
 
     def __init__(
         self, manifest: Manifest, folder: Path, environment: Mapping[str, str], clock: Callable[[], datetime]
     ) -> None:
-        """folder: its workspace, which is emptied but for the output of earlier attempts. environment: of this
-        machine; the manifest's variables win.
+        """folder: the workspace of the pod. It is emptied, except for the output of earlier attempts. environment:
+        variables of this machine; those of the manifest override them.
         """
         self.manifest = manifest
         self.name: str = manifest["metadata"]["name"]
@@ -58,29 +58,29 @@ class LocalPod:
 
     @property
     def ended(self) -> bool:
-        """Whether it has ended, and all that it had started."""
+        """Whether the process and all its child processes have ended."""
         return self._exit is not None
 
     @property
     def owned(self) -> OwnedPod:
-        """What the operator knows of it."""
+        """The pod as the operator's cache holds it."""
         return OwnedPod(controller_uid(self.manifest), self._view())
 
     def stop(self) -> None:
-        """Tell it to end; it is killed after its grace."""
+        """Send SIGTERM. `check` sends SIGKILL at the end of the grace period."""
         if self._exit is None and self._kill_at is None and self._process is not None:
             self._kill_at = time.monotonic() + contract.TERMINATION_GRACE_SECONDS
             send([self._process.pid], signal.SIGTERM)
 
     def check(self) -> bool:
-        """Look at it; whether anything has changed."""
+        """Update the state. Returns whether the state changed."""
         if self._exit is not None or self._process is None:
             return False
         code = self._process.poll()
         if code is not None:
-            # As in a container, nothing outlives the first process.
+            # In a container, no process outlives the first one.
             kill_session(self._process.pid)
-            # In a container it is memory: what it holds of the environment, as credentials, is not to stay.
+            # In a container this folder is in memory. It holds the environment with its credentials, so remove it.
             shutil.rmtree(self._folder / contract.RUN, ignore_errors=True)
             self._exit = self._ended(code if code >= 0 else 128 - code)
             return True
@@ -92,7 +92,7 @@ class LocalPod:
         return False
 
     def _start(self, environment: Mapping[str, str]) -> subprocess.Popen[bytes] | None:
-        # `python` and `dtj-launch` are those of this environment.
+        # `python` and `dtj-launch` must come from the environment of this process.
         path = f"{Path(sys.executable).parent}{os.pathsep}{environment.get('PATH', os.defpath)}"
         with (self._folder / OUTPUT_FILE).open("ab") as output:
             try:
@@ -131,7 +131,7 @@ class LocalPod:
         )
 
     def _termination_message(self, code: int) -> str:
-        """As the kubelet with `terminationMessagePolicy: FallbackToLogsOnError`."""
+        """The termination message, as the kubelet reads it with `terminationMessagePolicy: FallbackToLogsOnError`."""
         try:
             told = Path(self._env[contract.ENV_TERMINATION_LOG]).read_bytes()
         except OSError:
@@ -170,7 +170,7 @@ class LocalPod:
 
 
 def _empty(folder: Path) -> None:
-    """A pod begins with an empty workspace; what its predecessors printed stays."""
+    """Empty the workspace, but keep the output of earlier attempts."""
     (folder / contract.RUN).mkdir(parents=True, exist_ok=True)
     for entry in folder.iterdir():
         if entry.name == OUTPUT_FILE:

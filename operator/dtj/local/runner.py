@@ -1,4 +1,4 @@
-"""Carries a job out on this machine, under the operator's own controller."""
+"""Runs a job on this machine with the operator's own controller."""
 
 from __future__ import annotations
 
@@ -38,12 +38,12 @@ from dtj_trainer import contract
 _PROGRESS_SECONDS = 1.0
 _LOOK_SECONDS = 0.1
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-# A replica's environment is the plan's: what another job, or an MPI around dtj, left in ours is not for it.
+# A replica gets its variables from the plan. Variables of another job, or of an MPI that started dtj, are removed.
 _NOT_PASSED_ON = ("DTJ_", "OMPI_", "PMIX_", "PMI_", "PRTE_", "SLURM_", "HOROVOD_", "TF_CONFIG")
 
 
 class Watcher(Protocol):
-    """Whoever is told how a run goes. Every call comes from the one thread of the run."""
+    """Receives the progress of a run. All calls come from the thread of the run."""
 
     def note(self, text: str) -> None:
         """A sentence for the user."""
@@ -55,7 +55,7 @@ class Watcher(Protocol):
         """A line that a replica, `<role>-<index>`, printed."""
 
     def status(self, status: JobStatus) -> None:
-        """The status, whenever it has changed."""
+        """The new status, after each change."""
 
 
 @dataclass(frozen=True)
@@ -76,9 +76,9 @@ def run_job(
     data: Path | None = None,
     resume: bool = False,
 ) -> Outcome:
-    """Run a job without faults to its end; returns when no process of it is left.
+    """Run a valid job to its end. Returns when no process of the run is left.
 
-    resume: go on with the run of that name. Raises DtjError before anything is started.
+    resume: continue the run of that name. Raises DtjError before any process starts.
     """
     check_machine(job)
     if job.spec.run_policy.suspend:
@@ -110,10 +110,10 @@ def run_job(
 
 
 def _taken_up(job: Job, stored: Job | None, store: ChosenStore) -> Manifest:
-    """The job as an API server would hold it: new, or with what is stored of the run that goes on."""
+    """The job as an API server would store it: new, or with the stored status of a run that continues."""
     manifest = written(job)
     status = stored.status if stored else JobStatus()
-    # As for a job that is resumed: the time in which nobody carried it out counts against no deadline.
+    # Deadlines count from now on, as after a suspension: the time without `dtj run` does not count.
     status = status.model_copy(update={"start_time": None})
     if stored is not None and stored.spec.strategy != job.spec.strategy:
         raise Unusable(
@@ -137,7 +137,7 @@ def _taken_up(job: Job, stored: Job | None, store: ChosenStore) -> Manifest:
 
 
 def _begun_again(job: Job, attempt: int) -> JobStatus:
-    """The status of a job that has failed and is tried once more: nothing counts but the attempt."""
+    """The status of a failed job that is run again: only the number of the attempt stays."""
     plan = plan_without_gang(job)
     alone = plan.restarts_with is not None
     replicas = {name.removeprefix(f"{job.name}-"): attempt for name in plan.attempts}
@@ -199,7 +199,7 @@ class _Drive:
         finally:
             await controller.stop()
             await progress.close()
-            # At a normal end nothing is left; otherwise nothing may be.
+            # After an interruption, processes of the run may still run. End all of them.
             await asyncio.to_thread(end_marked, ENV_RUN, place.run_id, 0.0)
             for task in (kubelet, outputs):
                 task.cancel()
@@ -226,7 +226,7 @@ class _Drive:
             if stopped and not self._cluster.alive:
                 return
             if status.finished:
-                # Pods that cleanPodPolicy None leaves to a cluster would here outlive their operator.
+                # End all pods, whatever cleanPodPolicy says: no pod may outlive `dtj run`.
                 self._cluster.stop_pods()
             await asyncio.sleep(_LOOK_SECONDS)
 
@@ -245,10 +245,10 @@ class _Drive:
 
 
 def _outside(store: ChosenStore) -> Mapping[str, str]:
-    """The environment of this machine as the replicas get it."""
+    """The variables of this machine that replicas get."""
     hidden = (*_NOT_PASSED_ON, *(["AWS_"] if store.environment else []))
     passed_on = {name: value for name, value in os.environ.items() if not name.startswith(hidden)}
-    # As process 1 of a container, tini reaps without being asked to.
+    # tini reaps zombies as process 1 of a container. Elsewhere tini must be a subreaper.
     return {**passed_on, "TINI_SUBREAPER": "1"}
 
 

@@ -1,4 +1,4 @@
-"""The runs of this machine, kept below dtj's home: `runs/<namespace>/<job>/`."""
+"""The runs of this machine, stored below dtj's home: `runs/<namespace>/<job>/`."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from dtj.local.processes import is_alive
 JOB_FILE, EVENTS_FILE, OUTPUT_FILE = "job.json", "events.jsonl", "output.log"
 ANNOTATION_S3 = "dtj.dev/local-s3"
 """Which object store a run has: one of S3Store."""
-# How long the guard of a run whose dtj was killed may still need, until nothing is left of it.
+# Seconds that the guard may need to end all processes of a run whose dtj was killed.
 _GUARD_SECONDS = 15.0
 
 
@@ -49,7 +49,7 @@ class Run:
 
     @property
     def manifest(self) -> Manifest:
-        """The job with its metadata, spec and status. Raises NotFound when there is none."""
+        """The stored job with its metadata, spec and status. Raises NotFound when no job is stored."""
         try:
             found: Manifest = json.loads((self.folder / JOB_FILE).read_bytes())
         except FileNotFoundError:
@@ -60,28 +60,28 @@ class Run:
 
     @property
     def job(self) -> Job:
-        """The job, read."""
+        """The stored job as a model."""
         return read_job(self.manifest)
 
     @property
     def pid(self) -> int | None:
-        """The dtj process that carries it out now; None: nobody does, whatever phase is stored."""
+        """The pid of the dtj process that carries the run out; None if none does, whatever phase is stored."""
         return _holder(self.lock_file)
 
     @property
     def lock_file(self) -> Path:
-        """Locked while the run goes on; it holds the pid of its dtj."""
+        """The lock file, locked during the run. It contains the pid of the dtj process."""
         return self.folder.with_name(f".{self.name}.lock")
 
     @property
     def embedded_store(self) -> bool:
-        """Whether its artifacts are in the embedded store (`dtj.local.object_store`)."""
+        """Whether the artifacts are in the embedded store (`dtj.local.object_store`)."""
         annotations = self.manifest["metadata"].get("annotations") or {}
         return bool(annotations.get(ANNOTATION_S3) == "embedded")
 
     @property
     def events(self) -> list[Manifest]:
-        """Its Event objects, the oldest first."""
+        """The Event objects of the run, the oldest first."""
         try:
             lines = (self.folder / EVENTS_FILE).read_text().splitlines()
         except FileNotFoundError:
@@ -90,11 +90,11 @@ class Run:
 
     @property
     def outputs(self) -> dict[str, Path]:
-        """What its replicas printed, over all attempts, by `<role>-<index>`."""
+        """The output files of the replicas over all attempts, by `<role>-<index>`."""
         return {file.parent.name: file for file in sorted(self.folder.glob(f"*/{OUTPUT_FILE}"))}
 
     def write(self, manifest: Manifest) -> None:
-        """Store the job; a reader sees the old one or the new one."""
+        """Store the job atomically: a reader sees the old version or the new version."""
         fresh = self.folder / f".{JOB_FILE}"
         fresh.write_text(json.dumps(manifest, indent=1, allow_nan=False))
         fresh.replace(self.folder / JOB_FILE)
@@ -105,12 +105,12 @@ class Run:
             file.write(json.dumps(event) + "\n")
 
     def remove(self) -> None:
-        """Remove what is kept of it on the disk; its artifacts stay in the bucket."""
+        """Remove the files of the run. The artifacts stay in the bucket."""
         shutil.rmtree(self.folder, ignore_errors=True)
 
     @contextmanager
     def locked(self) -> Iterator[int]:
-        """Hold the run against another dtj; gives the lock's descriptor. Raises Unusable while another one has it."""
+        """Lock the run. Returns the descriptor of the lock. Raises Unusable while another process has the lock."""
         try:
             self.lock_file.parent.mkdir(parents=True, exist_ok=True)
             descriptor = os.open(self.lock_file, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
@@ -141,7 +141,7 @@ class Run:
                         f"{self.namespace}/{self.name} is being run {who}",
                         "end that one first, or give this one another name with --name",
                     ) from None
-            time.sleep(0.1)  # its dtj was killed; what is left of the run is being ended
+            time.sleep(0.1)  # dtj was killed, and the guard ends the remaining processes
 
 
 class Runs:
@@ -152,7 +152,7 @@ class Runs:
         self._folder = folder / "runs"
 
     def run(self, name: str, namespace: str) -> Run:
-        """The run of that name, there or not. Raises Unusable for names that would lead out of the folder of runs."""
+        """The run of that name, which may not exist. Raises Unusable for names that lead out of the folder."""
         if not (is_namespace(namespace) and is_dns_label(name)):
             raise Unusable(f"{namespace}/{name} is no namespace and name of a job")
         return Run(self._folder / namespace / name)

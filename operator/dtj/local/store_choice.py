@@ -78,7 +78,7 @@ def _embedded(job: Job, home: Path, data: Path | None, tell: Callable[[str], Non
     with open_store(home, buckets) as store:
         if data is not None and job.spec.data is not None:
             _put(store, data, job.spec.data.uri, tell)
-        # Proxies are for the outside.
+        # The programs reach the store on loopback without a proxy.
         none = ",".join(filter(None, (os.environ.get("NO_PROXY") or os.environ.get("no_proxy"), "127.0.0.1")))
         # What the job's own bucket demands, encryption by a key of KMS for example, this store may not know.
         unset = dict.fromkeys(contract.S3_SETTINGS, "")

@@ -20,7 +20,16 @@ from tests.metrics_table import with_table
 
 ROOT = Path(__file__).parents[3]
 PAGES = [
-    *(ROOT / name for name in ("README.md", "CONTRIBUTING.md", "charts/dtj-operator/README.md")),
+    *(
+        ROOT / name
+        for name in (
+            "README.md",
+            "CONTRIBUTING.md",
+            "RELEASE.md",
+            "SECURITY.md",
+            "charts/dtj-operator/README.md",
+        )
+    ),
     *sorted((ROOT / "docs").rglob("*.md")),
 ]
 
@@ -131,3 +140,27 @@ def _anchors(text: str) -> set[str]:
     """What GitHub makes of the headings of a page."""
     titles = re.findall(r"^#+ (.+)$", re.sub(r"```.*?```", "", text, flags=re.DOTALL), re.MULTILINE)
     return {re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in titles}
+
+
+def test_every_test_that_a_page_for_maintainers_names_exists() -> None:
+    pages = [ROOT / "docs/architecture.md", *sorted((ROOT / "docs/decisions").glob("*.md"))]
+    named = [
+        pair for page in pages for pair in re.findall(r"`(tests/[\w/]+\.py)(?:::(\w+))?`", page.read_text())
+    ]
+    assert len(named) > 50
+    for path, name in named:
+        text = (ROOT / path).read_text()
+        assert not name or re.search(rf"^(async )?def {name}\(", text, re.MULTILINE), f"{path}::{name}"
+
+
+def test_a_decision_is_a_page_of_the_index_with_four_parts() -> None:
+    index = (ROOT / "docs/decisions/README.md").read_text()
+    for page in sorted((ROOT / "docs/decisions").glob("*.md")):
+        if page.name == "README.md":
+            continue
+        text = page.read_text()
+        assert f"({page.name})" in index
+        assert re.findall(r"^## (.*)", text, re.MULTILINE) == [
+            "Context", "Decision", "Consequences", "What holds it",
+        ], page.name  # fmt: skip
+        assert len(text.splitlines()) <= 60

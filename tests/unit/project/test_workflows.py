@@ -35,9 +35,23 @@ def test_github_takes_their_form(tmp_path: Path) -> None:
     assert run(*check, wrong).returncode == 1
 
 
+@pytest.mark.parametrize(
+    ("schema", "file"),
+    [
+        ("dependabot", "dependabot.yml"),
+        ("github-issue-config", "ISSUE_TEMPLATE/config.yml"),
+        ("github-issue-forms", "ISSUE_TEMPLATE/bug.yaml"),
+        ("github-issue-forms", "ISSUE_TEMPLATE/feature.yaml"),
+    ],
+)
+def test_github_takes_the_form_of_its_other_files(schema: str, file: str) -> None:
+    done = run(BESIDE / "check-jsonschema", "--builtin-schema", f"vendor.{schema}", ROOT / ".github" / file)
+    assert done.returncode == 0, done.stdout
+
+
 def test_zizmor_finds_no_fault(tmp_path: Path) -> None:
     check = (BESIDE / "zizmor", "--offline", "--persona", "pedantic", "--no-progress")
-    done = run(*check, *FILES)
+    done = run(*check, *FILES, ROOT / ".github/dependabot.yml")
     assert done.returncode == 0, done.stdout
     wrong = tmp_path / "wrong.yaml"
     wrong.write_text(

@@ -90,7 +90,7 @@ def save(
                 writing.rename(target)
             _flush_file(parent)
     except BaseException as error:
-        # Asked before room is made; what is no Exception (a signal, an exit) is none of the disk's.
+        # Measure the free space before rmtree frees some. A signal or an exit does not mean that the disk is full.
         full = isinstance(error, Exception) and shutil.disk_usage(parent).free < FULL_BYTES
         shutil.rmtree(writing, ignore_errors=True)
         if full:
