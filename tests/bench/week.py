@@ -20,7 +20,7 @@ from dtj_trainer import contract
 from dtj_trainer.artifacts.fence import Fence
 from dtj_trainer.artifacts.file_upload import FileUploader
 from dtj_trainer.artifacts.growing_upload import AGAIN_AT_ONCE_BYTES
-from dtj_trainer.artifacts.pod_sources import Part, PodFiles, pod_sources
+from dtj_trainer.artifacts.pod_sources import PodFiles, pod_sources
 from dtj_trainer.artifacts.rotation import rotated, rotated_numbers
 from dtj_trainer.launch.output import Lines, LogFile
 from dtj_trainer.programs.metrics import MetricsFile
@@ -46,7 +46,7 @@ Write = Callable[[int, int], None]
 class Kind:
     """A pod: its part, and what its program writes below the workspace and prints."""
 
-    part: Part
+    part: contract.Part
     program: Callable[[Path, Callable[[bytes], None], Clock], Write]
 
 

@@ -13,7 +13,8 @@ import sys
 import time
 import urllib.request
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -252,6 +253,32 @@ def kill_with_descendants(pid: int) -> None:
             os.kill(process, signal.SIGKILL)
 
 
+PODS = {
+    ("Horovod", "launcher"): contract.PodInfo(role="launcher", index=0),
+    ("Horovod", "worker"): contract.PodInfo(
+        role="worker", index=0, slots=1, part="primary", restores=True, reads_data=True
+    ),
+    ("ParameterServer", "chief"): contract.PodInfo(
+        role="chief", index=0, part="primary", restores=True, reads_data=True
+    ),
+    ("ParameterServer", "ps"): contract.PodInfo(role="ps", index=0, restores=True),
+    ("ParameterServer", "worker"): contract.PodInfo(role="worker", index=0, reads_data=True),
+    ("ParameterServer", "evaluator"): contract.PodInfo(
+        role="evaluator", index=0, part="evaluator", restores=True, reads_data=True
+    ),
+}
+"""What pods are by the operator's plans, but for the index and the number of slots."""
+
+
+def pod_variable(environment: Mapping[str, str]) -> dict[str, str]:
+    """DTJ_POD as the operator gives it beside the other variables."""
+    pod = PODS[environment.get("DTJ_STRATEGY", "Horovod"), environment.get("DTJ_ROLE", "worker")]
+    slots = pod.slots and int(environment.get("DTJ_SLOTS_PER_WORKER", "1"))
+    return {
+        contract.ENV_POD: replace(pod, index=int(environment.get("DTJ_INDEX", "0")), slots=slots).to_json()
+    }
+
+
 class Workspace:
     """One pod's folders and environment, relocated into a test's own folder."""
 
@@ -278,12 +305,13 @@ class Workspace:
         return self.run(*program, *command, **environment)
 
     def run(self, *command: str, **environment: str) -> Launched:
+        given = {**self.environment, **environment}
         log = self._folder / f"{len(self._started)}.out"
         outside = {name: value for name, value in os.environ.items() if not name.startswith("DTJ_")}
         with log.open("wb") as output:
             process = subprocess.Popen(
                 command,
-                env={**outside, **self.environment, **environment},
+                env={**outside, **pod_variable(given), **given},
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=subprocess.STDOUT,

@@ -11,14 +11,24 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from tests.trainer.conftest import REPOSITORY, Launched, Workspace, descendants, has, keys, until
+from tests.trainer.conftest import (
+    REPOSITORY,
+    Launched,
+    Workspace,
+    descendants,
+    has,
+    keys,
+    pod_variable,
+    until,
+)
 from tests.trainer.idx_files import write_pictures
 
+from dtj.plan.horovod import SCRIPTS
+from dtj.plan.start import script
 from dtj_trainer.launch.control import ControlServer, connect
 from dtj_trainer.launch.mpirun import local_mpirun_environment
 from dtj_trainer.launch.settings import SettingsError, control_socket, read_settings
 
-SCRIPTS = REPOSITORY / "operator" / "dtj" / "plan" / "scripts"
 STARTERS = [
     pytest.param(
         "mpi", marks=pytest.mark.skipif(not shutil.which("mpirun"), reason="needs openmpi-bin"), id="mpi"
@@ -44,7 +54,9 @@ class Job:
         program.write_text(f'#!/bin/sh\nexec {sys.executable} -m dtj_trainer.launch.main "$@"\n')
         program.chmod(0o755)
         config = folder / "config"
-        shutil.copytree(SCRIPTS, config)
+        config.mkdir()
+        for name, text in {"start.sh": script("start.sh"), **SCRIPTS}.items():
+            (config / name).write_text(text)
         common = {
             "DTJ_CONFIG_DIR": str(config),
             "DTJ_WORLD_SIZE": str(workers * slots),
@@ -78,7 +90,7 @@ class Job:
         return self.run(sys.executable, "-c", RANK + program)
 
     def _start(self, workspace: Workspace, *command: str) -> Launched:
-        return workspace.run("/bin/sh", str(SCRIPTS / "start.sh"), *command)
+        return workspace.run("/bin/sh", f"{workspace.environment['DTJ_CONFIG_DIR']}/start.sh", *command)
 
 
 RANK = """
@@ -273,13 +285,13 @@ def test_a_workspace_may_lie_deeper_than_a_sockets_name_is_long(tmp_path):
 
 
 def test_the_rank_is_of_mpi_or_of_gloo():
-    assert read_settings({}).rank is None
-    by_gloo = {"HOROVOD_RANK": "3", "HOROVOD_SIZE": "4", "DTJ_WORLD_SIZE": "8"}
-    assert (read_settings(by_gloo).rank, read_settings(by_gloo).world_size) == (3, 4)
-    both = {**by_gloo, "OMPI_COMM_WORLD_RANK": "0", "OMPI_COMM_WORLD_SIZE": "2"}
-    assert (read_settings(both).rank, read_settings(both).world_size) == (0, 2)
+    pod = pod_variable({})
+    assert read_settings(pod).rank is None
+    by_gloo = {**pod, "HOROVOD_RANK": "3", "HOROVOD_SIZE": "4"}
+    assert read_settings(by_gloo).rank == 3
+    assert read_settings({**by_gloo, "OMPI_COMM_WORLD_RANK": "0", "OMPI_COMM_WORLD_SIZE": "2"}).rank == 0
     with pytest.raises(SettingsError, match="DTJ_RANKS_BY must be mpi or gloo, not 'ssh'"):
-        read_settings({"DTJ_RANKS_BY": "ssh"})
+        read_settings({**pod, "DTJ_RANKS_BY": "ssh"})
 
 
 @pytest.mark.parametrize(("user", "way"), [(0, None), (1000, "none")])

@@ -11,7 +11,6 @@ from pathlib import Path
 
 import pytest
 from tests.trainer.conftest import (
-    REPOSITORY,
     Launched,
     Workspace,
     free_ports,
@@ -21,12 +20,15 @@ from tests.trainer.conftest import (
     until,
 )
 
+from dtj.plan.horovod import SCRIPTS
+from dtj.plan.start import script
+
 pytestmark = pytest.mark.skipif(
     not (shutil.which("mpirun") and Path("/usr/sbin/sshd").exists() and shutil.which("ssh")),
     reason="needs openmpi-bin and openssh-server",
 )
 
-SCRIPTS = REPOSITORY / "operator" / "dtj" / "plan" / "scripts"
+CONFIG = {"start.sh": script("start.sh"), **SCRIPTS}
 """What the operator mounts into every pod."""
 
 HOSTS = ("127.0.0.2", "127.0.0.3")
@@ -66,9 +68,9 @@ class Job:
         (self.launcher.config / "hostfile").write_text("".join(f"{host} slots=1\n" for host in HOSTS))
         for worker, host in zip(self.workers, HOSTS, strict=True):
             self._prepare(worker, host)
-        for script in ("rank.sh", "start.sh"):
-            for workspace in (self.launcher, *self.workers):
-                shutil.copy(SCRIPTS / script, workspace.config)
+        for workspace in (self.launcher, *self.workers):
+            for name, text in CONFIG.items():
+                (workspace.config / name).write_text(text)
                 (workspace.root / "run").mkdir(parents=True, exist_ok=True)
 
     def _programs(self) -> Path:

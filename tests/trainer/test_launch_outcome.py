@@ -7,6 +7,7 @@ import json
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.trainer.conftest import pod_variable
 
 from dtj_trainer import contract
 from dtj_trainer.launch.failure import classify, followed_another, told_by_last_lines
@@ -311,7 +312,17 @@ def test_last_lines_skip_empty_ones():
 @pytest.mark.parametrize(
     ("name", "value", "words"),
     [
-        ("DTJ_INDEX", "-1", "DTJ_INDEX must be a whole number of at least 0, not '-1'"),
+        (
+            "DTJ_POD",
+            '{"role": "worker", "index": -1}',
+            "DTJ_POD can't be read: index must be a whole number of at least 0, not -1",
+        ),
+        (
+            "DTJ_POD",
+            "",
+            "DTJ_POD is not set: the operator and `dtj run` set it in each pod, unless their release is older than "
+            "that of this dtj_trainer",
+        ),
         ("DTJ_WORLD_SIZE", "0", "DTJ_WORLD_SIZE must be a whole number of at least 1, not '0'"),
         (
             "DTJ_SYNC_TIMEOUT_SECONDS",
@@ -328,19 +339,22 @@ def test_last_lines_skip_empty_ones():
 )
 def test_bad_settings_are_named(name, value, words):
     with pytest.raises(SettingsError) as caught:
-        read_settings({name: value})
+        read_settings({**pod_variable({}), name: value})
     assert str(caught.value) == words
 
 
 def test_mpirun_command():
-    settings = read_settings({"DTJ_WORLD_SIZE": "4", "DTJ_MPI_ARGS": "--mca btl_tcp_if_include 'eth0'"})
+    pod = pod_variable({"DTJ_ROLE": "launcher"})
+    settings = read_settings(
+        {**pod, "DTJ_WORLD_SIZE": "4", "DTJ_MPI_ARGS": "--mca btl_tcp_if_include 'eth0'"}
+    )
     given_hosts = {"OMPI_MCA_orte_default_hostfile": "/etc/dtj/hostfile"}
     assert mpirun_command(settings, ["python", "train.py"], given_hosts) == [
         *("mpirun", "-n", "4", "--bind-to", "none", "--map-by", "slot"),
         *("--mca", "pml", "ob1", "--mca", "btl", "^openib,ofi", "--mca", "btl_tcp_if_include", "eth0"),
         *("/bin/sh", "/etc/dtj/rank.sh", "python", "train.py"),
     ]
-    elsewhere = read_settings({"DTJ_MPIRUN": "/opt/openmpi/bin/mpirun"})
+    elsewhere = read_settings({**pod, "DTJ_MPIRUN": "/opt/openmpi/bin/mpirun"})
     assert mpirun_command(elsewhere, ["x"], {})[0] == "/opt/openmpi/bin/mpirun"
     assert mpirun_command(settings, ["x"], {})[1:3] == ["--hostfile", "/etc/dtj/hostfile"]
 

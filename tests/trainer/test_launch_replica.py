@@ -483,12 +483,15 @@ def test_bad_settings_and_usage(workspace):
     run = workspace.launch("replica", "true", DTJ_ATTEMPT="one")
     assert run.ended() == 78
     assert "DTJ_ATTEMPT must be a whole number of at least 0, not 'one'" in run.output
-    run = workspace.launch("rank", "true")
+    run = workspace.launch("chief", "true")
     assert run.ended() == 78
-    assert "strategy ParameterServer has no role 'rank'" in run.output
-    run = workspace.launch("replica", "true", DTJ_ROLE="launcher")
+    assert "usage: dtj-launch" in run.output
+    run = workspace.launch("replica", "true", DTJ_POD="")
     assert run.ended() == 78
-    assert "strategy ParameterServer has no role 'launcher'" in run.output
+    assert "dtj-launch: DTJ_POD is not set: " in run.output
+    run = workspace.launch("replica", "true", DTJ_POD='{"role": "chief"}')
+    assert run.ended() == 78
+    assert "dtj-launch: DTJ_POD can't be read: index is missing" in run.output
     run = workspace.launch("replica")
     assert run.ended() == 78
     assert "usage: dtj-launch" in run.output

@@ -9,6 +9,8 @@ from collections.abc import Callable
 import pytest
 from tests.trainer.conftest import Workspace, free_ports, get_json, has, keys, put_checkpoint, until
 
+from dtj_trainer import contract
+
 Role = Callable[..., Workspace]
 
 
@@ -51,6 +53,19 @@ def test_servers_restore_as_told_and_keep_only_their_log(role, job_store, tmp_pa
     assert "is not uploaded: only the pod of rank 0 or of the chief uploads artifacts" in run.output
     assert (pod.termination["role"], pod.termination["index"]) == (name, 1)
     assert "rank" not in pod.termination
+
+
+@pytest.mark.parametrize("index", [0, 1])
+def test_ranks_of_equal_pods_need_no_more_than_what_their_pod_is(make_workspace, job_uri, job_store, index):
+    """Of a strategy that dtj does not have: each pod runs one rank, and the pod of rank 0 uploads."""
+    info = contract.PodInfo(role="node", index=index, slots=1, part="primary", restores=True)
+    pod = make_workspace(DTJ_ARTIFACTS_URI=job_uri, DTJ_POD=info.to_json(), DTJ_ROLE="worker")
+    assert pod.python(WRITES_ALL + "raise SystemExit(3)").ended() == 3
+    of_rank_0 = {"checkpoints/900/manifest.json", "metrics.jsonl", "tensorboard/eval/events.1"}
+    there = set(keys(job_store))
+    assert of_rank_0 & there == (of_rank_0 if index == 0 else set())
+    assert f"logs/attempt-1/node-{index}.log" in there
+    assert (pod.termination["role"], pod.termination["rank"]) == ("node", index)
 
 
 @pytest.mark.parametrize("handler", ["", "signal.signal(signal.SIGTERM, lambda *_: None)\n"])

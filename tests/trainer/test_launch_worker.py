@@ -10,7 +10,17 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from tests.trainer.conftest import Launched, Workspace, free_ports, get_json, has, keys, put_checkpoint, until
+from tests.trainer.conftest import (
+    Launched,
+    Workspace,
+    free_ports,
+    get_json,
+    has,
+    keys,
+    pod_variable,
+    put_checkpoint,
+    until,
+)
 
 from dtj_trainer import contract
 from dtj_trainer.data.layouts import mnist_files
@@ -95,7 +105,9 @@ def test_data_are_brought_for_built_in_programs_alone(tmp_path, monkeypatch, job
     if job:
         (tmp_path / "job.yaml").write_text(f"spec:\n  {job}\n")
     environment = {"DTJ_DATA_URI": "s3://datasets/x", "DTJ_CONFIG_DIR": str(tmp_path)}
-    data_ahead.begin_staging(read_settings(environment))
+    for pod in ({"DTJ_ROLE": "worker"}, {"DTJ_STRATEGY": "ParameterServer", "DTJ_ROLE": "ps"}):
+        # A ps reads no data.
+        data_ahead.begin_staging(read_settings(environment | pod_variable(pod)))
     assert began == ["s3://datasets/x"] * reads
 
 

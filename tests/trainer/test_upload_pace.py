@@ -3,6 +3,7 @@
 import threading
 
 import pytest
+from tests.trainer.conftest import pod_variable
 
 from dtj_trainer.artifacts import pace as paces
 from dtj_trainer.artifacts.pace import CONNECTIONS, CONNECTIONS_BESIDE_PROGRAM, Pace, Reservations
@@ -61,8 +62,9 @@ def test_a_pod_s_uploads_are_gentle_until_its_program_ends(job_uri, tmp_path, en
 
 
 def test_the_limit_is_a_setting():
-    assert read_settings({}).upload_bytes_per_second == paces.BYTES_PER_SECOND
-    assert read_settings({"DTJ_UPLOAD_MB_PER_SECOND": "2.5"}).upload_bytes_per_second == 2.5e6
-    assert read_settings({"DTJ_UPLOAD_MB_PER_SECOND": "0"}).upload_bytes_per_second == 0
+    pod = pod_variable({})
+    assert read_settings(pod).upload_bytes_per_second == paces.BYTES_PER_SECOND
+    assert read_settings({**pod, "DTJ_UPLOAD_MB_PER_SECOND": "2.5"}).upload_bytes_per_second == 2.5e6
+    assert read_settings({**pod, "DTJ_UPLOAD_MB_PER_SECOND": "0"}).upload_bytes_per_second == 0
     with pytest.raises(SettingsError, match="must be a number of megabytes a second"):
-        read_settings({"DTJ_UPLOAD_MB_PER_SECOND": "fast"})
+        read_settings({**pod, "DTJ_UPLOAD_MB_PER_SECOND": "fast"})

@@ -6,10 +6,13 @@ their own image; a test holds the two together.
 
 from __future__ import annotations
 
+import json
 import os
 import re
+from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import PurePosixPath
-from typing import Literal, TypedDict
+from typing import Any, Literal, TypedDict, TypeVar, get_args
 
 # --- environment given to every replica -------------------------------------------------------
 
@@ -20,6 +23,8 @@ ENV_ATTEMPT = "DTJ_ATTEMPT"
 """The attempt of the job, counted from 1, in which this pod was started."""
 ENV_ROLE = "DTJ_ROLE"
 ENV_INDEX = "DTJ_INDEX"
+ENV_POD = "DTJ_POD"
+"""What the pod is: a PodInfo as JSON."""
 ENV_STRATEGY = "DTJ_STRATEGY"
 ENV_WORLD_SIZE = "DTJ_WORLD_SIZE"
 """Number of ranks asked for; a job that would run on fewer is refused at its start."""
@@ -82,6 +87,104 @@ ENV_ROOT_VARIABLES = "DTJ_ROOT_VARIABLES"
 ENV_RANKS_BY = "DTJ_RANKS_BY"
 """`mpi` or `gloo`: what starts the ranks of such a job and connects them; `mpi` by default where mpirun is."""
 
+RANK_VARIABLES = ("OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK", "HOROVOD_RANK", "RANK")
+"""Where the starters of ranks put a rank's number: Open MPI, PMIx, PMI (MPICH), Horovod with gloo, torchrun."""
+
+
+def rank_of(environment: Mapping[str, str]) -> int | None:
+    """The rank of the process with this environment; None where no variable gives the process a rank."""
+    found = (environment.get(name, "") for name in RANK_VARIABLES)
+    return next((int(text) for text in found if text.isdecimal()), None)
+
+
+# --- what a pod is -----------------------------------------------------------------------------
+
+Part = Literal["primary", "evaluator", "other"]
+"""A pod's part in the uploads. `primary`: checkpoints, model, TensorBoard and metrics. `evaluator`: TensorBoard and
+metrics, of checkpoints that the pod follows in the bucket. All pods upload logs; `other` pods upload nothing else."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class PodInfo:
+    """What a pod is in its job, as the operator's plan says it to the pod in ENV_POD."""
+
+    role: str
+    index: int
+    slots: int = 0
+    """How many ranks run in each pod of the role; 0: none."""
+    part: Part = "other"
+    """Where ranks run in the pods of a role, the part is that of the pod with rank 0: see `uploads`."""
+    restores: bool = False
+    """Whether the pod restores the newest checkpoint, and the metrics of its part, before its program starts."""
+    reads_data: bool = False
+    """Whether the pod's program reads the data of ENV_DATA_URI."""
+
+    @property
+    def name(self) -> str:
+        """The pod's name within its job, as its log has it."""
+        return f"{self.role}-{self.index}"
+
+    @property
+    def ranks(self) -> range:
+        """The ranks that run in this pod."""
+        return range(self.index * self.slots, (self.index + 1) * self.slots)
+
+    @property
+    def uploads(self) -> Part:
+        """The pod's own part: pods that run ranks, but not rank 0, upload their logs alone."""
+        return "other" if self.slots and 0 not in self.ranks else self.part
+
+    def to_json(self) -> str:
+        """The value of ENV_POD."""
+        return json.dumps(
+            {
+                "role": self.role,
+                "index": self.index,
+                "slots": self.slots,
+                "part": self.part,
+                "restores": self.restores,
+                "readsData": self.reads_data,
+            }
+        )
+
+    @classmethod
+    def from_json(cls, text: str) -> PodInfo:
+        """Read the value of ENV_POD; raises ValueError, which names the field that can't be used.
+
+        Fields of a later release are ignored: the operator may be newer than the image.
+        """
+        content = json.loads(text)
+        if not isinstance(content, dict):
+            raise ValueError("not a JSON object")
+        if (part := content.get("part", "other")) not in get_args(Part):
+            raise ValueError(f"part must be one of {', '.join(get_args(Part))}, not {json.dumps(part)}")
+        return cls(
+            role=_field(content, "role", str),
+            index=_field(content, "index", int),
+            slots=_field(content, "slots", int, 0),
+            part=part,
+            restores=_field(content, "restores", bool, False),
+            reads_data=_field(content, "readsData", bool, False),
+        )
+
+
+_Value = TypeVar("_Value", str, int, bool)
+
+
+def _field(
+    content: Mapping[str, Any], name: str, kind: type[_Value], default: _Value | None = None
+) -> _Value:
+    value: _Value | None = content.get(name, default)
+    if value is None:
+        raise ValueError(f"{name} is missing")
+    if type(value) is not kind or (kind is int and value < 0):
+        raise ValueError(f"{name} must be {_KINDS[kind]}, not {json.dumps(value)}")
+    return value
+
+
+_KINDS: Mapping[type, str] = {str: "a string", int: "a whole number of at least 0", bool: "true or false"}
+
+
 # --- addresses in S3 ---------------------------------------------------------------------------
 
 _BUCKET_NAME = r"[a-z0-9][a-z0-9._-]{1,61}[a-z0-9]"
@@ -99,7 +202,8 @@ _SEPARATORS = r"""\s:,;|&<>()\[\]{}'\""""
 ROOT_IN_TEXT = re.compile(rf"(?<![^={_SEPARATORS}]){ROOT}(?![^/{_SEPARATORS}])")
 """ROOT as a word, or as the beginning of a path, in a command's word, a shell's command or a variable."""
 CONFIG_DIR = PurePosixPath("/etc/dtj")
-"""Read-only files from the job's ConfigMap: hostfile, sshd_config, ssh_config, start.sh, rank.sh, job.yaml."""
+"""Read-only files from the job's ConfigMap: hostfile, sshd_config, ssh_config, start.sh, strategy.sh, rank.sh,
+job.yaml."""
 SSH_DIR = PurePosixPath("/etc/dtj-ssh")
 """The job's key pair: ssh_key, authorized_keys, known_hosts."""
 TERMINATION_LOG = PurePosixPath("/dev/termination-log")

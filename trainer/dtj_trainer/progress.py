@@ -29,7 +29,6 @@ if TYPE_CHECKING:
 
 INTERVAL_SECONDS = 0.5
 """The least time between two writes of the file."""
-RANK_VARIABLES = ("OMPI_COMM_WORLD_RANK", "PMIX_RANK", "HOROVOD_RANK", "RANK")
 
 
 class Reporter:
@@ -154,7 +153,7 @@ def report(
     worked out from `step` and `total_steps` unless `eta_seconds` is given. `final` writes at once;
     so does the last step, and the end of the program. Does nothing on ranks other than 0.
     """
-    if _rank(os.environ) != 0:
+    if not _is_rank_0():
         return
     _shared_reporter().report(
         step=step,
@@ -173,7 +172,7 @@ def bottleneck(found: contract.Bottleneck | None) -> None:
 
     Does nothing on ranks other than 0.
     """
-    if _rank(os.environ) == 0:
+    if _is_rank_0():
         _shared_reporter().bottleneck(found)
 
 
@@ -188,7 +187,7 @@ def failed(cause: contract.FailureClass, message: str) -> None:
 
     Any rank may call it; the exit code is the program's own.
     """
-    path = Path(contract.root()) / contract.FAILURE_FILE.format(rank=_rank(os.environ))
+    path = Path(contract.root()) / contract.FAILURE_FILE.format(rank=contract.rank_of(os.environ) or 0)
     with contextlib.suppress(OSError):
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(json.dumps({"class": cause, "message": message}))
@@ -240,8 +239,5 @@ def _shared_reporter() -> Reporter:
     return _reporter
 
 
-def _rank(environment: Mapping[str, str]) -> int:
-    for name in RANK_VARIABLES:
-        if environment.get(name, "").isdecimal():
-            return int(environment[name])
-    return 0
+def _is_rank_0() -> bool:
+    return not contract.rank_of(os.environ)

@@ -16,6 +16,8 @@ from dtj.plan.pods import HIDDEN_GPUS, headless_service, metadata, replica_pod, 
 from dtj.plan.start import START, config_map, script
 from dtj_trainer import contract
 
+SCRIPTS = {"strategy.sh": script("horovod.sh"), "rank.sh": script("rank.sh")}
+"""What start.sh reads, and what the launcher starts as each rank."""
 HOSTFILE = contract.CONFIG_DIR / "hostfile"
 SSH_CONFIG_FILE = contract.CONFIG_DIR / "ssh_config"
 # Where scripts written for mpi-operator look for the hostfile.
@@ -83,6 +85,20 @@ def ranks_that_do_not_wait(job: Job) -> dict[str, str]:
     return {contract.ENV_SSH_AFTER_RESTORE: "yes"} if own else {}
 
 
+def pod_info(job: Job, role: str, index: int) -> contract.PodInfo:
+    """What a pod is: ranks run in the workers alone."""
+    if role == LAUNCHER:
+        return contract.PodInfo(role=role, index=index)
+    return contract.PodInfo(
+        role=role,
+        index=index,
+        slots=slots_per_worker(job),
+        part="primary",
+        restores=True,
+        reads_data=True,
+    )
+
+
 def horovod_plan(job: Job) -> Plan:
     """The objects of the job's present attempt; it must be free of faults."""
     attempt = job.status.current_attempt
@@ -97,10 +113,15 @@ def horovod_plan(job: Job) -> Plan:
     worker_extra, launcher_extra = _worker_extra(job), _launcher_extra(job)
 
     def pod(replica: Replica) -> Manifest:
+        info = pod_info(job, replica.role, replica.index)
         if replica.role == WORKER:
-            return replica_pod(job, replica, worker, command=[*START], env=worker_env, extra=worker_extra)
+            return replica_pod(
+                job, replica, worker, info, command=[*START], env=worker_env, extra=worker_extra
+            )
         command = [*START, *program]
-        return replica_pod(job, replica, launcher, command=command, env=launcher_env, extra=launcher_extra)
+        return replica_pod(
+            job, replica, launcher, info, command=command, env=launcher_env, extra=launcher_extra
+        )
 
     return Plan(
         service=headless_service(job),
@@ -110,7 +131,7 @@ def horovod_plan(job: Job) -> Plan:
                 "hostfile": hostfile(job, worker.replicas),
                 "ssh_config": SSH_CONFIG,
                 "sshd_config": SSHD_CONFIG,
-                "rank.sh": script("rank.sh"),
+                **SCRIPTS,
             },
         ),
         ssh_secret=secret_name(job),

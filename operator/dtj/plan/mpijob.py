@@ -28,9 +28,11 @@ from dtj.api.validation import CONFIG_VOLUME, TRAINER_CONTAINER, own_program
 from dtj.plan.horovod import (
     DEFAULT_LAUNCHER,
     LAUNCHER_WAITS,
+    SCRIPTS,
     SSH_CONFIG_FILE,
     horovod_plan,
     hostfile,
+    pod_info,
     ranks_that_do_not_wait,
     sizes,
     ssh_config,
@@ -61,7 +63,7 @@ def mpijob_plan(job: Job) -> Plan:
             "hostfile": hostfile(job, workers),
             "ssh_config": ssh_config(_KEY, _KNOWN_HOSTS, unknown),
             "sshd_config": sshd_config(_KEY),
-            "rank.sh": script("rank.sh"),
+            **SCRIPTS,
             "mpijob.sh": script("mpijob.sh"),
         },
         mpijob_config_name(job.name),
@@ -108,15 +110,21 @@ def _worker(job: Job) -> Manifest:
     replica = job.spec.worker
     template = _template(job, WORKER, replica, [*_START], ranks_that_do_not_wait(job), worker_container())
     container = trainer_container(template)
-    # One template is all workers': each takes its index from the label that it gets.
-    index = {"fieldRef": {"fieldPath": f"metadata.labels['{INDEX_LABEL}']"}}
-    container["env"] = [
-        {"name": contract.ENV_INDEX, "valueFrom": index}
-        if variable["name"] == contract.ENV_INDEX
-        else variable
-        for variable in container["env"]
-    ]
+    container["env"] = list(map(_with_own_index, container["env"]))
     return template
+
+
+def _with_own_index(variable: Manifest) -> Manifest:
+    """All workers have one template: each worker takes its index from the label that mpi-operator gives it."""
+    match variable:
+        case {"name": contract.ENV_INDEX}:
+            index = {"fieldRef": {"fieldPath": f"metadata.labels['{INDEX_LABEL}']"}}
+            return {"name": contract.ENV_INDEX, "valueFrom": index}
+        case {"name": contract.ENV_POD, "value": value}:
+            # The kubelet puts the index in: a variable refers to those before it.
+            return {**variable, "value": value.replace('"index": 0', f'"index": $({contract.ENV_INDEX})')}
+        case _:
+            return variable
 
 
 def _launcher(job: Job) -> Manifest:
@@ -135,6 +143,7 @@ def _template(
         job,
         first,
         replica,
+        pod_info(job, role, first.index),
         command=command,
         env=sizes(job) | env,
         extra={

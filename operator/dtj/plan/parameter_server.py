@@ -27,6 +27,7 @@ _GIVE_UP_SILENT = (
     f"grpc.keepalive_timeout_ms={contract.TENSORFLOW_SILENCE_SECONDS * 1000}"
 )
 _CLUSTER_FILE = "tf_cluster.json"
+_PARTS: dict[str, contract.Part] = {CHIEF: "primary", EVALUATOR: "evaluator"}
 # Those that run a TensorFlow server; the chief and the evaluator are clients.
 _SERVERS = (WORKER, PS)
 
@@ -84,6 +85,17 @@ def _tf_config(replica: Replica) -> str:
     return f'{{"cluster": $({contract.ENV_TF_CLUSTER}), "task": {task}, "environment": "cloud"}}'
 
 
+def _pod_info(role: str, index: int) -> contract.PodInfo:
+    return contract.PodInfo(
+        role=role,
+        index=index,
+        part=_PARTS.get(role, "other"),
+        # A `compat.v1` Saver, which TFJob scripts have, is run by the chief, but reads on the disk of each ps.
+        restores=role != WORKER,
+        reads_data=role != PS,
+    )
+
+
 def _pod(job: Job, spec: ReplicaSpec, replica: Replica) -> Manifest:
     own = job.spec.parameter_server_options
     env = {
@@ -94,7 +106,13 @@ def _pod(job: Job, spec: ReplicaSpec, replica: Replica) -> Manifest:
     if not spec.gpus and job.spec.accelerator.resource_name not in spec.resources.limits:
         env |= HIDDEN_GPUS
     made = replica_pod(
-        job, replica, spec, command=[*START], env=env, extra={"containers": [_container(replica.role)]}
+        job,
+        replica,
+        spec,
+        _pod_info(replica.role, replica.index),
+        command=[*START],
+        env=env,
+        extra={"containers": [_container(replica.role)]},
     )
     cluster = {
         "name": contract.ENV_TF_CLUSTER,

@@ -88,9 +88,20 @@ def trainer_container(pod: Manifest) -> Manifest:
 
 
 def replica_pod(
-    job: Job, replica: Replica, spec: ReplicaSpec, *, command: list[str], env: dict[str, str], extra: Manifest
+    job: Job,
+    replica: Replica,
+    spec: ReplicaSpec,
+    info: contract.PodInfo,
+    *,
+    command: list[str],
+    env: dict[str, str],
+    extra: Manifest,
 ) -> Manifest:
-    """One pod: the common base, then the strategy's `extra` pod spec, then the user's template, each merged over."""
+    """One pod: the common base, then the strategy's `extra` pod spec, then the user's template, each merged over.
+
+    info: what the trainer in the pod needs to know of the strategy.
+    """
+    given = _environment(job, replica) | {contract.ENV_POD: info.to_json()} | _accelerators(job, spec) | env
     labels = {
         LABEL_ROLE: replica.role,
         LABEL_INDEX: str(replica.index),
@@ -109,9 +120,7 @@ def replica_pod(
             "terminationGracePeriodSeconds": contract.TERMINATION_GRACE_SECONDS,
             "securityContext": pod_security(job.pod_user),
             "nodeSelector": dict(ON_LINUX),
-            "containers": [
-                _container(job, spec, command, _environment(job, replica) | _accelerators(job, spec) | env)
-            ],
+            "containers": [_container(job, spec, command, given)],
             "volumes": [
                 {"name": WORKSPACE_VOLUME, "emptyDir": {}},
                 {"name": RUN_VOLUME, "emptyDir": {"medium": "Memory"}},

@@ -11,6 +11,7 @@ from dtj.api.job import Job, Manifest
 from dtj.api.validation import faults
 from dtj.plan.job import plan_job
 from dtj.plan.model import Plan
+from dtj_trainer.contract import PodInfo
 from tests.unit.support.jobs import job as any_job
 from tests.unit.support.pods import kubelet_environment
 
@@ -70,6 +71,20 @@ def test_tf_config_is_that_of_a_tfjob() -> None:
             "task": {"type": role, "index": index},
             "environment": "cloud",
         }
+
+
+@pytest.mark.parametrize(
+    "pod",
+    [
+        PodInfo(role="chief", index=0, part="primary", restores=True, reads_data=True),
+        PodInfo(role="ps", index=1, restores=True),
+        PodInfo(role="worker", index=1, reads_data=True),
+        PodInfo(role="evaluator", index=0, part="evaluator", restores=True, reads_data=True),
+    ],
+    ids=lambda pod: pod.name,
+)
+def test_a_pod_is_told_what_it_is(pod: PodInfo) -> None:
+    assert PodInfo.from_json(environment(planned(), pod.name)["DTJ_POD"]) == pod
 
 
 @pytest.mark.parametrize(

@@ -16,6 +16,7 @@ from dtj.api.validation import faults
 from dtj.operator_flags import read_flags
 from dtj.plan.horovod import SSHD_CONFIG, ssh_secret
 from dtj.plan.job import plan_job
+from dtj_trainer.contract import PodInfo
 from tests.unit.support.jobs import UID, job, manifest
 from tests.unit.support.pod_security import restricted_faults
 
@@ -165,6 +166,16 @@ def test_invariants_of_every_plan(made: Job, attempt: int) -> None:
         assert {environment(pod)["DTJ_SLOTS_PER_WORKER"]} == {str(n) for n in slots}
     hosts = [line.split(".")[0] for line in plan.config["data"]["hostfile"].splitlines()]
     assert hosts == [pod["metadata"]["name"] for pod in workers]
+
+    # Each pod is told what it is: worker 0 uploads what training gives, and every worker restores.
+    infos = [PodInfo.from_json(environment(pod)["DTJ_POD"]) for pod in [*workers, *launchers]]
+    for pod, info in zip([*workers, *launchers], infos, strict=True):
+        assert (info.role, str(info.index)) == (environment(pod)["DTJ_ROLE"], environment(pod)["DTJ_INDEX"])
+    assert [rank for info in infos for rank in info.ranks] == list(range(sum(slots)))
+    assert [info.uploads for info in infos] == ["primary", *["other"] * spec.replicas]
+    of_workers, of_launchers = [True] * spec.replicas, [False]
+    assert [info.restores for info in infos] == [info.reads_data for info in infos]
+    assert [info.restores for info in infos] == of_workers + of_launchers
 
     # The launcher comes last, alone decides, and has what both versions of Open MPI read.
     assert plan.stage_names == [[pod["metadata"]["name"] for pod in stage] for stage in (workers, launchers)]

@@ -10,11 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from dtj.plan.horovod import SSHD_CONFIG
+from dtj.plan.horovod import SCRIPTS, SSHD_CONFIG
+from dtj.plan.start import script as script_text
 from dtj_trainer.contract import RANK_EXIT_MARKER, SSH_PORT
 from tests.patience import PATIENCE
 
-SCRIPTS = Path(__file__).parents[3] / "operator/dtj/plan/scripts"
 SHELL = shutil.which("dash") or shutil.which("sh") or "/bin/sh"
 SLEEP = shutil.which("sleep")
 # Prints its own name and arguments, one a line.
@@ -46,6 +46,7 @@ class Pod:
             "DTJ_SLOTS_PER_WORKER": "2",
         }
         self.has("hostname", "#!/bin/sh\necho mnist-worker-0\n")
+        (self.config / "strategy.sh").write_text(self._here(SCRIPTS["strategy.sh"]))
 
     def has(self, name: str, text: str = ECHO) -> None:
         file = self.bin / name
@@ -58,8 +59,7 @@ class Pod:
             (self.bin / name).symlink_to(shutil.which(name) or name)
 
     def run(self, script: str, *arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
-        text = (SCRIPTS / script).read_text().replace("/etc/passwd", str(self.passwd))
-        (self.scripts / script).write_text(text)
+        (self.scripts / script).write_text(self._here(script_text(script)))
         return subprocess.run(
             [SHELL, self.scripts / script, *arguments],
             env=self.environment | environment,
@@ -68,6 +68,13 @@ class Pod:
             check=False,
             timeout=20 * PATIENCE,
         )
+
+    def of_another_strategy(self) -> None:
+        """A strategy that needs no more than one process in each pod."""
+        (self.config / "strategy.sh").unlink()
+
+    def _here(self, text: str) -> str:
+        return text.replace("/etc/passwd", str(self.passwd))
 
     @property
     def saved(self) -> Path:
@@ -151,16 +158,18 @@ esac
 """
 
 
-@pytest.mark.parametrize("strategy", ["Horovod", "ParameterServer"])
+@pytest.mark.parametrize("horovod", [True, False])
 def test_a_user_that_the_image_does_not_know_is_added_where_the_image_allows_it(
-    pod: Pod, strategy: str
+    pod: Pod, horovod: bool
 ) -> None:
+    if not horovod:
+        pod.of_another_strategy()
     pod.has("id", _id(pod.passwd, 1000670000))
     pod.has("dtj-launch")
     pod.passwd.chmod(0o664)
 
     for _ in range(2):  # A container that is restarted keeps its entry.
-        assert pod.run("start.sh", "python", DTJ_STRATEGY=strategy).returncode == 0
+        assert pod.run("start.sh", "python").returncode == 0
 
     added = f"dtj-1000670000:*:1000670000:0::{pod.workspace}:/bin/sh"
     assert pod.passwd.read_text().splitlines() == ["root:*:0:0:root:/root:/bin/bash", added]
@@ -192,16 +201,10 @@ def test_a_user_without_a_shell_is_told_before_sshd_refuses_it(pod: Pod) -> None
 
 def test_a_worker_without_sshd_says_what_to_install(pod: Pod) -> None:
     # The script looks in the system's folders too: here they are taken out of it.
-    script = (SCRIPTS / "start.sh").read_text().replace("/usr/sbin:/usr/local/sbin", "/nowhere")
+    text = SCRIPTS["strategy.sh"].replace("/usr/sbin:/usr/local/sbin", "/nowhere")
+    (pod.config / "strategy.sh").write_text(text)
 
-    done = subprocess.run(
-        [SHELL, "-c", script, "start.sh"],
-        env=pod.environment,
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=20 * PATIENCE,
-    )
+    done = pod.run("start.sh")
 
     assert done.returncode == 127
     assert done.stderr == (
@@ -314,12 +317,11 @@ def test_other_strategies_run_the_program_as_the_pods_one_process(pod: Pod, tini
     """No ssh: neither a user's name nor the saved environment has to be there."""
     pod.has("id", '#!/bin/sh\n[ "$1" = -u ] && echo 1000\n')
     pod.has("dtj-launch")
+    pod.of_another_strategy()
     if tini:
         pod.has("tini")
 
-    done = pod.run(
-        "start.sh", "python", "a b", DTJ_STRATEGY="ParameterServer", DTJ_ROLE="worker", DTJ_ROOT="/nowhere"
-    )
+    done = pod.run("start.sh", "python", "a b", DTJ_ROOT="/nowhere")
 
     before = ["tini", "<-->", "<dtj-launch>"] if tini else ["dtj-launch"]
     assert done.stdout.splitlines() == [*before, "<replica>", "<-->", "<python>", "<a b>"]
@@ -328,10 +330,11 @@ def test_other_strategies_run_the_program_as_the_pods_one_process(pod: Pod, tini
 @pytest.mark.parametrize("tini", [True, False])
 def test_other_strategies_in_a_plain_image(pod: Pod, tini: bool) -> None:
     pod.has("python")
+    pod.of_another_strategy()
     if tini:
         pod.has("tini")
 
-    done = pod.run("start.sh", "python", "a b", DTJ_STRATEGY="ParameterServer", DTJ_ROLE="ps")
+    done = pod.run("start.sh", "python", "a b", DTJ_ROLE="ps")
 
     assert done.stdout.splitlines() == [*(["tini", "<-->", "<python>"] if tini else ["python"]), "<a b>"]
 
@@ -346,9 +349,9 @@ def test_other_strategies_in_a_plain_image(pod: Pod, tini: bool) -> None:
 def test_a_program_without_tini_is_told_to_end_and_its_exit_code_passes(
     pod: Pod, program: str, code: int
 ) -> None:
-    environment = pod.environment | {"DTJ_STRATEGY": "ParameterServer"}
-    words = [SHELL, SCRIPTS / "start.sh", SHELL, "-c", program]
-    with subprocess.Popen(words, env=environment, stdout=subprocess.PIPE, text=True) as started:
+    pod.of_another_strategy()
+    words = [SHELL, "-c", script_text("start.sh"), "start.sh", SHELL, "-c", program]
+    with subprocess.Popen(words, env=pod.environment, stdout=subprocess.PIPE, text=True) as started:
         assert started.stdout is not None
         assert started.stdout.readline() == "up\n"
         started.terminate()

@@ -98,6 +98,10 @@ def test_a_worker_knows_its_index_by_the_label_that_mpi_operator_gives_it() -> N
 
     assert path == "metadata.labels['training.kubeflow.org/replica-index']"
     assert pod["metadata"]["labels"]["training.kubeflow.org/replica-index"] == "1"
+    names = [variable["name"] for variable in container(pod)["env"]]
+    assert names.index("DTJ_INDEX") < names.index("DTJ_POD"), "a kubelet puts a variable into those after it"
+    native = variables(plan_job(job()).pods[1])["DTJ_POD"]
+    assert variables(pod)["DTJ_POD"].replace("$(DTJ_INDEX)", "1") == native
 
 
 def test_ssh_finds_its_settings_although_mpi_operator_sets_its_arguments() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 from dtj_trainer import contract
 from dtj_trainer.artifacts.upload_rules import (
@@ -25,9 +25,6 @@ if TYPE_CHECKING:
     from dtj_trainer.artifacts.fence import Fence
     from dtj_trainer.artifacts.upload_rules import Begin
 
-Part = Literal["primary", "evaluator", "other"]
-"""Of a pod in its job. `primary`: the pod of rank 0, or of the chief; it alone uploads checkpoints and model.
-`evaluator`: follows the checkpoints in the bucket. Both upload TensorBoard and metrics, all upload logs."""
 METRICS_KEYS = {"primary": contract.METRICS_FILE, "evaluator": contract.EVALUATOR_METRICS_FILE}
 
 
@@ -37,7 +34,7 @@ class PodFiles:
 
     root: Path
     config_dir: Path
-    part: Part
+    part: contract.Part
     attempt: int
     log_names: tuple[str, ...] | None = None
 

@@ -16,7 +16,7 @@ from dtj_trainer.artifacts.fence import Fence, Superseded
 from dtj_trainer.artifacts.file_upload import FileUploader
 from dtj_trainer.artifacts.multipart import Uploads
 from dtj_trainer.artifacts.pace import BYTES_PER_SECOND, Pace
-from dtj_trainer.artifacts.pod_sources import METRICS_KEYS, Part, PodFiles, pod_sources
+from dtj_trainer.artifacts.pod_sources import METRICS_KEYS, PodFiles, pod_sources
 from dtj_trainer.artifacts.restore import RESUME_NEVER, Restored, restore
 from dtj_trainer.artifacts.s3 import S3Error
 from dtj_trainer.artifacts.store import Store, open_store
@@ -55,7 +55,7 @@ class SyncSettings:
     root: Path
     config_dir: Path
     uri: str | None
-    part: Part
+    part: contract.Part
     attempt: int
     resume: str
     keep: int

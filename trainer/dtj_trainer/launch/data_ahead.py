@@ -18,13 +18,14 @@ _BUILT_IN, _OTHER_DATA = "dtj_trainer.programs.", "--data"
 
 
 def begin_staging(settings: Settings) -> None:
-    """Fetch the job's data in the background, where a built-in program is going to read them.
+    """Fetch the job's data in the background, where a built-in program of this pod is going to read the data.
 
     Any other program may read its data in whatever way, and the data may be larger than the disk.
     """
-    if settings.data_uri and _reads_the_jobs_data(settings.config_dir / contract.JOB_FILE):
+    wanted = settings.pod.reads_data and settings.data_uri
+    if wanted and _reads_the_jobs_data(settings.config_dir / contract.JOB_FILE):
         threading.Thread(
-            target=stage_ahead, args=(settings.data_uri, mnist_files()), name="staging", daemon=True
+            target=stage_ahead, args=(wanted, mnist_files()), name="staging", daemon=True
         ).start()
 
 

@@ -28,13 +28,13 @@ _SHUT_DOWN = "HorovodInternalError"
 def rank_exit(settings: Settings, end: ProgramEnd, last_lines: Sequence[str] = ()) -> RankExit:
     """What a rank or a replica tells about its program's end, without reports."""
     told: RankExit = {
-        "role": settings.role or "worker",
-        "index": settings.index,
+        "role": settings.pod.role,
+        "index": settings.pod.index,
         "host": settings.host,
         "exitCode": end.exit_code,
     }
-    if settings.strategy == "Horovod":
-        told["rank"] = settings.rank or 0
+    if settings.pod.slots:
+        told["rank"] = settings.pod.ranks.start if settings.rank is None else settings.rank
     if end.stopped:
         told["stopped"] = True
     if end.succeeded:

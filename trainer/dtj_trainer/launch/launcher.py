@@ -90,8 +90,8 @@ class Launcher:
         settings = self._settings
         told = message.copy()
         failed = "class" in told
-        told.setdefault("role", settings.role or "launcher")
-        told.setdefault("index", settings.index)
+        told.setdefault("role", settings.pod.role)
+        told.setdefault("index", settings.pod.index)
         told["phases"] = _merged(told.get("phases", {}), self._phases.times())
         if failed:
             rank = told.get("rank")
@@ -110,7 +110,7 @@ class Launcher:
 
     def _start_log_sync(self) -> PodSync | None:
         try:
-            sync = PodSync(sync_settings(self._settings, part="other", log_names=(LOG_NAME,)), lambda _: None)
+            sync = PodSync(sync_settings(self._settings, log_names=(LOG_NAME,)), lambda _: None)
         except ValueError as error:
             log.warning("the launcher's log is not uploaded: %s", error)
             return None

@@ -1,4 +1,4 @@
-"""`dtj-launch ROLE -- COMMAND…`: runs one role of a job in this container."""
+"""`dtj-launch KIND -- COMMAND…`: runs one process of a job in this container."""
 
 from __future__ import annotations
 
@@ -18,19 +18,19 @@ from dtj_trainer.launch.termination import write_termination
 
 log = logging.getLogger(__name__)
 
-USAGE = """usage: dtj-launch ROLE -- COMMAND [ARGUMENT…]
+USAGE = """usage: dtj-launch KIND -- COMMAND [ARGUMENT…]
 
-Runs one role of a distributed training job:
-  worker     restores artifacts, serves ssh, uploads artifacts while ranks run (Horovod)
-  launcher   waits for the workers and runs COMMAND on them by mpirun or gloo (Horovod)
-  rank       runs COMMAND as one rank in a worker's pod (Horovod)
-  replica    restores artifacts, runs COMMAND as the pod's one process, uploads artifacts (ParameterServer)
+Runs one process of a distributed training job, by its kind:
+  replica    restores artifacts, runs COMMAND as the pod's one process, uploads artifacts
+  worker     restores artifacts, serves ssh, uploads artifacts while ranks run
+  launcher   waits for the workers and runs COMMAND on them by mpirun or gloo
+  rank       runs COMMAND as one rank in a worker's pod
   command    runs COMMAND as it is: a container's own command, where the workspace is not at /dtj (dtj run)
 
 What it needs to know it takes from the environment (DTJ_…, AWS_…); docs/contract.md names it all.
 """
 
-Role = Callable[[Settings, Sequence[str]], int]
+Kind = Callable[[Settings, Sequence[str]], int]
 
 
 def _worker(settings: Settings, command: Sequence[str]) -> int:
@@ -65,13 +65,17 @@ def _command(_: Settings, command: Sequence[str]) -> int:
     return contract.EXIT_COMMAND_NOT_FOUND
 
 
-ROLES: dict[str, dict[str, Role]] = {
-    "Horovod": {"worker": _worker, "launcher": _launcher, "rank": _rank, "command": _command},
-    "ParameterServer": {"replica": _replica, "command": _command},
+KINDS: dict[str, Kind] = {
+    "replica": _replica,
+    "worker": _worker,
+    "launcher": _launcher,
+    "rank": _rank,
+    "command": _command,
 }
-"""By strategy."""
 NEEDS_NO_COMMAND = {"worker"}
 RUN_PROGRAMS = {"rank", "replica", "command"}
+NO_POD = {contract.ENV_POD: contract.PodInfo(role="command", index=0).to_json()}
+"""For `command` by hand: a command needs no pod of a job."""
 EXIT_SOFTWARE = 70
 """A fault of dtj-launch itself (sysexits.h)."""
 
@@ -82,27 +86,24 @@ def run(arguments: Sequence[str]) -> int:
     if words in (["-h"], ["--help"]):
         sys.stdout.write(USAGE)
         return 0
-    if len(words) != 1 or not (command or words[0] in NEEDS_NO_COMMAND):
+    kind = KINDS.get(words[0]) if len(words) == 1 else None
+    if kind is None or not (command or words[0] in NEEDS_NO_COMMAND):
         sys.stderr.write(USAGE)
         return contract.EXIT_CONFIG
     name = words[0]
     try:
-        settings = read_settings(os.environ)
+        settings = read_settings({**NO_POD, **os.environ} if name == "command" else os.environ)
     except SettingsError as error:
         sys.stderr.write(f"dtj-launch: {error}\n")
         return contract.EXIT_CONFIG
-    role = ROLES.get(settings.strategy, {}).get(name)
-    if role is None:
-        sys.stderr.write(f"dtj-launch: strategy {settings.strategy} has no role {name!r}\n")
-        return contract.EXIT_CONFIG
-    _log_to_stderr(settings)
+    _log_to_stderr(f"[rank {settings.rank}] " if name == "rank" and settings.rank is not None else "")
     for number in (signal.SIGTERM, signal.SIGINT):
-        # Process 1 of a container ignores what it does not handle. Roles take over once they run.
+        # Process 1 of a container ignores what it does not handle. The kinds take over once they run.
         signal.signal(number, _leave)
     try:
         if name in RUN_PROGRAMS and settings.root != Path(contract.ROOT):
             command = own_root.enter(settings.root, command)
-        return role(settings, command)
+        return kind(settings, command)
     except Exception as error:
         log.exception("dtj-launch itself failed")
         write_termination(
@@ -110,8 +111,8 @@ def run(arguments: Sequence[str]) -> int:
             {
                 "class": "ApplicationError",
                 "message": f"dtj-launch itself failed: {error!r}",
-                "role": name,
-                "index": settings.index,
+                "role": settings.pod.role,
+                "index": settings.pod.index,
                 "host": settings.host,
                 "exitCode": EXIT_SOFTWARE,
             },
@@ -129,8 +130,7 @@ def _leave(number: int, _: object) -> NoReturn:
     raise SystemExit(128 + number)
 
 
-def _log_to_stderr(settings: Settings) -> None:
-    prefix = f"[rank {settings.rank}] " if settings.rank is not None else ""
+def _log_to_stderr(prefix: str) -> None:
     logging.basicConfig(
         format=f"{prefix}dtj: %(levelname)s: %(message)s", level=logging.WARNING, stream=sys.stderr
     )

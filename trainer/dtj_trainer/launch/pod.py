@@ -9,7 +9,6 @@ from datetime import datetime
 
 from dtj_trainer import contract
 from dtj_trainer.artifacts.fence import Superseded
-from dtj_trainer.artifacts.pod_sources import Part
 from dtj_trainer.artifacts.pod_sync import PodSync, SyncSettings
 from dtj_trainer.artifacts.s3 import S3Error
 from dtj_trainer.launch.accelerators import AcceleratorCheck
@@ -45,13 +44,13 @@ def stop_sync_seconds(sync_timeout: float) -> float:
     return min(sync_timeout, contract.TERMINATION_GRACE_SECONDS - STOP_SECONDS - TELL_SECONDS)
 
 
-def sync_settings(settings: Settings, *, part: Part, log_names: tuple[str, ...] | None) -> SyncSettings:
+def sync_settings(settings: Settings, *, log_names: tuple[str, ...] | None) -> SyncSettings:
     """What a container syncs. `log_names`: the logs to upload, all when None."""
     return SyncSettings(
         root=settings.root,
         config_dir=settings.config_dir,
         uri=settings.artifacts_uri,
-        part=part,
+        part=settings.pod.uploads,
         attempt=settings.attempt,
         resume=settings.resume,
         keep=settings.keep,
@@ -68,7 +67,6 @@ class Pod:
         self,
         settings: Settings,
         *,
-        part: Part,
         log_names: tuple[str, ...] | None,
         on_superseded: Callable[[], None] = lambda: None,
     ) -> None:
@@ -83,9 +81,7 @@ class Pod:
         self._accelerators = AcceleratorCheck(settings.gpus, settings.gpu_resource)
         try:
             self._sync = PodSync(
-                sync_settings(settings, part=part, log_names=log_names),
-                self._watch.step_at,
-                on_superseded,
+                sync_settings(settings, log_names=log_names), self._watch.step_at, on_superseded
             )
         except ValueError as error:
             raise ArtifactsUnavailable(f"{contract.ENV_ARTIFACTS_URI}: {error}") from error
@@ -102,14 +98,14 @@ class Pod:
             except OSError as error:
                 log.warning("progress is not served on port %d: %s", self._settings.progress_port, error)
 
-    def open(self, *, restore: bool = True) -> None:
-        """Restore, and begin to upload; the pod is prepared.
+    def open(self) -> None:
+        """Restore what the pod is to restore, and begin to upload; the pod is prepared.
 
         Raises ArtifactsUnavailable when what is to be restored can't be had, or no accelerator of those that were
         asked for.
         """
         self._refuse_without_accelerator(wait=False)
-        if restore:
+        if self._settings.pod.restores:
             try:
                 self._sync.restore(self._settings.sync_timeout)
             except Superseded as error:

@@ -1,4 +1,4 @@
-"""A pod whose one process is the user's program: what its role restores and uploads, and how its end is told."""
+"""A pod whose one process is the user's program, from the restore to the termination message."""
 
 from __future__ import annotations
 
@@ -6,10 +6,7 @@ import logging
 import os
 import signal
 from collections.abc import Sequence
-from dataclasses import dataclass
 
-from dtj_trainer import contract
-from dtj_trainer.artifacts.pod_sources import Part
 from dtj_trainer.launch.data_ahead import begin_staging
 from dtj_trainer.launch.failure import cut_off, failure_file, rank_exit, signal_name, unavailable
 from dtj_trainer.launch.logged_program import LoggedProgram
@@ -34,36 +31,14 @@ MOST_NAMES = 4
 """Of servers in a message."""
 
 
-@dataclass(frozen=True)
-class Duties:
-    """What distinguishes the roles."""
-
-    part: Part
-    restores: bool
-    reads_data: bool = True
-
-    @property
-    def only_log(self) -> bool:
-        """Whether nothing but the log is uploaded, which is no reason to fail or to wait for long."""
-        return self.part == "other"
-
-
-DUTIES = {
-    "chief": Duties("primary", restores=True),
-    # A `compat.v1` Saver, which TFJob scripts have, is run by the chief, but reads on the disk of each ps.
-    "ps": Duties("other", restores=True, reads_data=False),
-    "worker": Duties("other", restores=False),
-    "evaluator": Duties("evaluator", restores=True),
-}
-
-
 class Replica:
-    """One replica, from the restore to the termination message."""
+    """One replica."""
 
     def __init__(self, settings: Settings, command: Sequence[str]) -> None:
         self._settings = settings
-        self._duties = DUTIES[settings.role]
-        self._log_name = f"{settings.role}-{settings.index}.log"
+        self._only_log = settings.pod.uploads == "other"
+        """Whether nothing but the log is uploaded, which is no reason to fail or to wait for long."""
+        self._log_name = f"{settings.pod.name}.log"
         self._program = LoggedProgram(
             command, settings.logs / self._log_name, rotated_logs=settings.rotated_logs
         )
@@ -72,20 +47,13 @@ class Replica:
         """Run the program to its end, then see its artifacts uploaded; the exit code."""
         failure_file(self._settings).unlink(missing_ok=True)
         try:
-            pod = Pod(
-                self._settings,
-                part=self._duties.part,
-                log_names=(self._log_name,),
-                on_superseded=self._stop_program,
-            )
+            pod = Pod(self._settings, log_names=(self._log_name,), on_superseded=self._stop_program)
             pod.prepare()
-            if self._duties.reads_data:
-                begin_staging(self._settings)
-            pod.open(restore=self._duties.restores)
+            begin_staging(self._settings)
+            pod.open()
         except ArtifactsUnavailable as error:
             return self._tell(unavailable(self._settings, str(error), error.cause))
-        quick = self._duties.only_log
-        self._program.stop_by_signals(kill_after=QUICK_STOP_SECONDS if quick else STOP_SECONDS)
+        self._program.stop_by_signals(kill_after=QUICK_STOP_SECONDS if self._only_log else STOP_SECONDS)
         pod.phases.reached("programStarted")
         end = self._run_program(pod)
         pod.phases.reached("programEnded")
@@ -98,7 +66,7 @@ class Replica:
         end = self._program.start()
         if end is not None:
             return end
-        name = f"{self._settings.role}-{self._settings.index}"
+        name = self._settings.pod.name
         pod.stacks.began(name, self._program.pid or 0)
         end = self._program.wait(pod.program_died)
         pod.stacks.ended(name)
@@ -117,7 +85,11 @@ class Replica:
             told["class"] = "Signal"
             told["message"] = f"the program ended when it was told to stop ({signal_name(end.stop_signal)})"
             told["exitCode"], told["signal"] = 128 + end.stop_signal, end.stop_signal
-        elif self._duties.part == "primary" and told.get("class") == "ApplicationError" and not end.stopped:
+        elif (
+            self._settings.pod.uploads == "primary"
+            and told.get("class") == "ApplicationError"
+            and not end.stopped
+        ):
             self._explain(told)
         failed = "class" in told
         if failed:
@@ -125,7 +97,7 @@ class Replica:
         try:
             pod.finish(ended=not cut_off(end, told), timeout=self._sync_seconds(end))
         except ArtifactsUnavailable as error:
-            if not failed and not self._duties.only_log:
+            if not failed and not self._only_log:
                 return self._tell(unavailable(self._settings, str(error), error.cause))
             if error.cause != "Superseded":  # Which was told.
                 log.warning("%s", error)
@@ -143,7 +115,7 @@ class Replica:
     def _sync_seconds(self, end: ProgramEnd) -> float | None:
         """The most that the last upload may take; None: as long as the bucket takes bytes."""
         longest = self._settings.sync_timeout
-        if self._duties.only_log:
+        if self._only_log:
             return min(longest, QUICK_STOP_SECONDS if end.stopped else LOG_SYNC_SECONDS)
         return stop_sync_seconds(longest) if end.stopped else None
 
@@ -157,7 +129,4 @@ class Replica:
 
 def run_replica(settings: Settings, command: Sequence[str]) -> int:
     """Run a replica's program; the exit code is the program's."""
-    if settings.role not in DUTIES:
-        log.error("strategy %s has no role %r", settings.strategy, settings.role)
-        return contract.EXIT_CONFIG
     return Replica(settings, command).run()

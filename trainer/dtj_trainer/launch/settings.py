@@ -19,10 +19,6 @@ DEFAULT_PEER_TIMEOUT_SECONDS = 300.0
 DEFAULT_SYNC_TIMEOUT_SECONDS = 600.0
 DEFAULT_SETTLE_SECONDS = 5.0
 
-RANK_VARIABLES = ("OMPI_COMM_WORLD_RANK", "HOROVOD_RANK")
-WORLD_VARIABLES = ("OMPI_COMM_WORLD_SIZE", "HOROVOD_SIZE")
-"""Of Open MPI, and of Horovod with gloo."""
-
 RanksBy = Literal["mpi", "gloo"]
 
 
@@ -32,13 +28,11 @@ class SettingsError(ValueError):
 
 @dataclass(frozen=True)
 class Settings:
-    """One process's place in its job. Times in seconds; `rank` is None but in a rank."""
+    """One process's place in its job. Times in seconds."""
 
     job: str
-    role: str
-    index: int
+    pod: contract.PodInfo
     attempt: int
-    strategy: str
     host: str
     root: Path
     config_dir: Path
@@ -54,6 +48,7 @@ class Settings:
     """Accelerators that this pod asked for."""
     gpu_resource: str
     rank: int | None
+    """Of the program's process; None where no variable says it."""
     peer_timeout: float
     sync_timeout: float
     settle: float
@@ -95,6 +90,19 @@ def control_socket(root: Path) -> Path:
     return root / contract.RUN / "supervisor.sock"
 
 
+def _read_pod(environment: Mapping[str, str]) -> contract.PodInfo:
+    text = environment.get(contract.ENV_POD)
+    if not text:
+        raise SettingsError(
+            f"{contract.ENV_POD} is not set: the operator and `dtj run` set it in each pod, unless their release is "
+            "older than that of this dtj_trainer"
+        )
+    try:
+        return contract.PodInfo.from_json(text)
+    except ValueError as error:
+        raise SettingsError(f"{contract.ENV_POD} can't be read: {error}") from error
+
+
 def read_settings(environment: Mapping[str, str]) -> Settings:
     """Read the environment; raises SettingsError for a value that can't be used, those of S3_SETTINGS included."""
 
@@ -127,15 +135,11 @@ def read_settings(environment: Mapping[str, str]) -> Settings:
     ranks_by = environment.get(contract.ENV_RANKS_BY) or None
     if ranks_by not in (None, *get_args(RanksBy)):
         raise SettingsError(f"{contract.ENV_RANKS_BY} must be mpi or gloo, not {ranks_by!r}")
-    rank = next((found for name in RANK_VARIABLES if (found := integer(name, -1)) >= 0), None)
-    world = next((found for name in WORLD_VARIABLES if (found := integer(name, 0))), None)
     port = integer(contract.ENV_PROGRESS_PORT, 0)
     return Settings(
         job=environment.get(contract.ENV_JOB, ""),
-        role=environment.get(contract.ENV_ROLE, ""),
-        index=integer(contract.ENV_INDEX, 0),
+        pod=_read_pod(environment),
         attempt=integer(contract.ENV_ATTEMPT, 1),
-        strategy=environment.get(contract.ENV_STRATEGY, "Horovod") or "Horovod",
         host=socket.gethostname(),
         root=Path(environment.get(contract.ENV_ROOT) or contract.ROOT),
         config_dir=Path(environment.get(contract.ENV_CONFIG_DIR) or contract.CONFIG_DIR),
@@ -145,11 +149,11 @@ def read_settings(environment: Mapping[str, str]) -> Settings:
         artifacts_uri=environment.get(contract.ENV_ARTIFACTS_URI) or None,
         data_uri=environment.get(contract.ENV_DATA_URI) or None,
         resume=environment.get(contract.ENV_RESUME) or "Auto",
-        world_size=world or integer(contract.ENV_WORLD_SIZE, 1, least=1),
+        world_size=integer(contract.ENV_WORLD_SIZE, 1, least=1),
         slots_per_worker=integer(contract.ENV_SLOTS_PER_WORKER, 1, least=1),
         gpus=integer(contract.ENV_GPUS, 0),
         gpu_resource=environment.get(contract.ENV_GPU_RESOURCE, ""),
-        rank=rank,
+        rank=contract.rank_of(environment),
         peer_timeout=number(contract.ENV_PEER_TIMEOUT_SECONDS, DEFAULT_PEER_TIMEOUT_SECONDS),
         sync_timeout=number(contract.ENV_SYNC_TIMEOUT_SECONDS, DEFAULT_SYNC_TIMEOUT_SECONDS),
         settle=number(contract.ENV_CHECKPOINT_SETTLE_SECONDS, DEFAULT_SETTLE_SECONDS),

@@ -33,7 +33,7 @@ class Worker:
         """Serve until SIGTERM, then upload what is left; the exit code."""
         settings = self._settings
         try:
-            pod = Pod(settings, part="primary" if settings.index == 0 else "other", log_names=None)
+            pod = Pod(settings, log_names=None)
         except ArtifactsUnavailable as error:
             return self._fail(error.cause, str(error), contract.EXIT_UNAVAILABLE)
         try:
@@ -85,7 +85,7 @@ class Worker:
             )
             self._last_sync(pod, ended=False)
             return code
-        log.info("worker %d is told to stop", settings.index)
+        log.info("worker %d is told to stop", settings.pod.index)
         all_closed = supervisor.stop()
         complete = self._last_sync(pod, ended=all_closed, timeout=stop_sync_seconds(settings.sync_timeout))
         if sshd:
@@ -97,7 +97,7 @@ class Worker:
         settings = self._settings
         sshd = None if settings.local_workers else Sshd(settings.config_dir)
         by = f"ssh on port {settings.ssh_port}" if sshd else "ranks of this machine"
-        log.info("worker %d is ready for %s", settings.index, by)
+        log.info("worker %d is ready for %s", settings.pod.index, by)
         return sshd
 
     def _stop(self, *_: object) -> None:
@@ -118,8 +118,8 @@ class Worker:
             {
                 "class": cause,
                 "message": message,
-                "role": self._settings.role or "worker",
-                "index": self._settings.index,
+                "role": self._settings.pod.role,
+                "index": self._settings.pod.index,
                 "host": self._settings.host,
                 "exitCode": code,
             },
