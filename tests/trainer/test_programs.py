@@ -107,9 +107,9 @@ def test_only_what_is_waited_for_counts_as_waiting(monkeypatch: pytest.MonkeyPat
     now = [0.0]
     monkeypatch.setattr("dtj_trainer.programs.batches.time.monotonic", lambda: now[0])
 
-    def slowly(_epoch: int, share: Share) -> Share:
+    def slowly(_epoch: int, share: Share) -> Batch[Share]:
         now[0] += 0.25
-        return share
+        return Batch(share, share)
 
     made = Batches(Sharding(100, 8, rank=0, ranks=1, seed=1), slowly)
     for _ in made.epoch(0, 0):

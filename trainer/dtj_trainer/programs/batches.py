@@ -29,7 +29,7 @@ to wake a thread, and to share Python's lock with it."""
 
 
 class Batch(NamedTuple, Generic[Data]):
-    """`data`: what `make` made of `share`."""
+    """The examples of `share`, in the form that the model's `train` takes."""
 
     data: Data
     share: Share
@@ -38,12 +38,14 @@ class Batch(NamedTuple, Generic[Data]):
 class Batches(Generic[Data]):
     """One rank's batches of an epoch, in order.
 
-    `make` is given the epoch and a share, and is called by the threads, of which there are `workers` at most.
+    At most `workers` threads call `make`, with the number of the epoch and a share; 0: the caller's thread does.
     """
 
-    def __init__(self, sharding: Sharding, make: Callable[[int, Share], Data], workers: int = 0) -> None:
+    def __init__(
+        self, sharding: Sharding, make: Callable[[int, Share], Batch[Data]], workers: int = 0
+    ) -> None:
         self.sharding = sharding
-        self._make_data = make
+        self._make = make
         self._workers = workers
         self._waited = 0.0
 
@@ -78,9 +80,6 @@ class Batches(Generic[Data]):
             while ahead:
                 yield ahead.popleft().result()
 
-    def _make(self, epoch: int, share: Share) -> Batch[Data]:
-        return Batch(self._make_data(epoch, share), share)
-
 
 def picture_batches(
     pictures: Pictures,
@@ -96,12 +95,12 @@ def picture_batches(
     `prepare` gets pixels (uint8; batch, channels, height, width) and labels (int64; batch).
     """
 
-    def make(epoch: int, share: Share) -> Data:
+    def make(epoch: int, share: Share) -> Batch[Data]:
         pixels = pictures.pixels[share.indices]
         if augment:
             chance = np.random.default_rng([seed, epoch, share.position, int(share.indices[0])])
             pixels = shift_and_flip(pixels, chance)
-        return prepare(pixels, pictures.labels[share.indices])
+        return Batch(prepare(pixels, pictures.labels[share.indices]), share)
 
     batch_bytes = pictures.pixels[:1].nbytes * sharding.batch_size
     return Batches(sharding, make, workers if augment or batch_bytes > IN_LINE_BYTES else 0)

@@ -1,4 +1,4 @@
-"""Checkpoints that rank 0 writes, each a single file with all of the state, and the final model.
+"""Checkpoints and the final model of a training whose whole state rank 0 writes into a single file.
 
 How a training goes on: rank 0 chooses the checkpoint, each rank reads the copy of it on its own disk.
 
@@ -39,7 +39,7 @@ class Offer(NamedTuple):
 
 
 class FileSaver(ABC):
-    """See Saver. A framework's own adds how its state is written, read and sent."""
+    """See Saver. A subclass for each framework writes, reads and sends the state."""
 
     file: ClassVar[str]
     """The name of the file, a zip archive, in a checkpoint."""
@@ -78,7 +78,7 @@ class FileSaver(ABC):
 
     def save(self, at: Position, ramp: Ramp, accuracy: float | None, *, final: bool) -> None:
         """See Saver."""
-        del final  # A retry finds that nothing is left to train.
+        del final  # The position says whether anything is left to train.
         run = {
             "name": self._options.model,
             "optimizer": self._options.optimizer,

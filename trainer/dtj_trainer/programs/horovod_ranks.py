@@ -1,4 +1,4 @@
-"""What the ranks of a Horovod job exchange besides gradients. Loads no framework but that of the ranks made."""
+"""The exchange between the ranks of a Horovod job. Imports PyTorch or TensorFlow only for ranks that use it."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ if TYPE_CHECKING:
 
 
 class HorovodRanks(Ranks):
-    """See Ranks. Make it after `hvd.init`; `hvd` is horovod.torch or horovod.tensorflow.
+    """See Ranks. Call `hvd.init` first. `hvd` is the module horovod.torch or horovod.tensorflow.
 
-    `to_tensor` makes an array a tensor of that framework.
+    `to_tensor` converts an array to a tensor of that framework.
     """
 
     def __init__(self, hvd: Any, to_tensor: Callable[[np.ndarray], Any]) -> None:
@@ -35,7 +35,7 @@ class HorovodRanks(Ranks):
         return summed
 
     def average(self, tensor: Any, name: str) -> Any:
-        """The average over all ranks of a tensor of the framework."""
+        """The average of a tensor over all ranks."""
         return self._hvd.allreduce(tensor, op=self._hvd.Average, name=name)
 
     def broadcast(self, value: Any) -> Any:
@@ -58,7 +58,7 @@ class TorchRanks(HorovodRanks):
         super().__init__(hvd, torch.from_numpy)
 
     def averaging(self, optimizer: torch.optim.Optimizer, model: torch.nn.Module) -> Any:
-        """The optimizer, with each step made by the average of all ranks' gradients."""
+        """Wrap the optimizer so that each step takes the average of all ranks' gradients."""
         named = model.named_parameters()
         return self._hvd.DistributedOptimizer(optimizer, named_parameters=named, op=self._hvd.Average)
 
@@ -87,7 +87,7 @@ class TorchRanks(HorovodRanks):
 
 
 class KerasRanks(HorovodRanks):
-    """The ranks of a job with Keras, whose variables hold TensorFlow's, which Horovod takes, as `value`."""
+    """The ranks of a job with Keras. Horovod takes TensorFlow's variable, the `value` of a Keras variable."""
 
     def __init__(self) -> None:
         import horovod.tensorflow as hvd

@@ -1,4 +1,4 @@
-"""Training of a picture classifier by several ranks that all have the data: its part of the loop, and its test."""
+"""Training of a picture classifier by ranks that each hold the whole data set."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def train(options: Options, data: PictureSet, model: PictureModel[Data], ranks: 
 
 
 class PictureTest(NamedTuple):
-    """The test, by all ranks, each on its share; `answer` is the model's `test`."""
+    """The test of all ranks, each on its share of the pictures. `answer` is `PictureModel.test`."""
 
     pictures: Pictures
     answer: Callable[[np.ndarray, np.ndarray], tuple[float, float]]

@@ -41,7 +41,7 @@ class Model(Protocol[DataIn]):
         """
 
     def settle(self) -> int:
-        """Wait until all steps have ended, before a save; how many were made besides those that `train` began."""
+        """Wait until every step that `train` began has ended; the number of steps that were applied twice."""
         return 0
 
     def take_sums(self) -> Sequence[float]:
@@ -62,21 +62,21 @@ class PictureModel(Model[Data], Protocol[Data]):
 
 
 class Ranks:
-    """What the processes that train together exchange. This class itself is for a process that trains alone."""
+    """The exchange between the processes that train together. This base class is for a single process."""
 
     rank, size = 0, 1
 
     def total(self, values: Sequence[float], name: str) -> list[float]:
         """The sum of each value over all ranks, bit for bit the same on each of them."""
-        del name  # Alone there are no others to agree with about it.
+        del name  # Several ranks match their calls by name.
         return list(values)
 
     def broadcast(self, value: Any) -> Any:
-        """What rank 0 gives, on every rank. For small objects: `value` is pickled, and copied several times."""
+        """Rank 0's `value`, on every rank. For small objects: `value` is pickled, and copied several times."""
         return value
 
     def gather(self, value: Any, name: str) -> list[Any]:
-        """What each rank gives, in their order. For small objects."""
+        """The `value` of each rank, in the order of ranks. For small objects."""
         del name
         return [value]
 
@@ -93,13 +93,13 @@ class Ranks:
 
 
 class Saver(Protocol):
-    """Keeps what is trained. All ranks make each call together; which of them write is the saver's matter."""
+    """Checkpoints and the final model. All ranks make each call; the saver decides which ranks write."""
 
     def resume(self) -> tuple[Position, dict[str, Any] | None]:
-        """Have the newest checkpoint, or the same first weights, on all ranks; its position and `Ramp.plain`."""
+        """Load the newest checkpoint, or rank 0's first weights, on all ranks; position and `Ramp.plain`."""
 
     def save(self, at: Position, ramp: Ramp, accuracy: float | None, *, final: bool) -> None:
-        """Write a checkpoint, the last one when it is `final`. `accuracy` is that of the test at this step."""
+        """Write a checkpoint. `accuracy` is that of a test at this step. No checkpoint follows a `final` one."""
 
     def export(self, at: Position, accuracy: float | None) -> Mapping[str, object]:
-        """Write the final model; the facts about it. Raises RanksDiverged."""
+        """Write the final model; the facts in its description. Raises RanksDiverged."""

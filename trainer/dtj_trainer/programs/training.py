@@ -1,4 +1,4 @@
-"""The training loop: steps, meetings of the ranks, saves, the end. Of no framework and no kind of data."""
+"""The training loop of every program: steps, meetings of the ranks, tests, checkpoints, the final model."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def check_loss(loss: float, step: int) -> None:
 
 @dataclass
 class Training(Generic[Data]):
-    """One rank's part of a run that goes on at a position, with the ramp of a checkpoint; rank 0 has the report.
+    """One rank's part of a run, from position `at` on. `ramp` is `Ramp.plain` of a checkpoint. Rank 0 has a report.
 
     Without a `test` no epoch is tested. The ranks meet about every `meeting_seconds`; 0: after each step.
     """
@@ -58,7 +58,7 @@ class Training(Generic[Data]):
     meeting_seconds: InitVar[float] = MEETING_SECONDS
 
     def __post_init__(self, ramp: dict[str, Any] | None, meeting_seconds: float) -> None:
-        """Nothing is done yet in this attempt."""
+        """Set what changes during the run."""
         self._schedule = self._make_schedule(ramp)
         self._accuracy: float | None = None
         self._rate = math.nan
@@ -113,7 +113,7 @@ class Training(Generic[Data]):
                 self._leave()
 
     def _meet(self, *, save: bool) -> bool:
-        """Add up what the ranks did since they last met, and report it; whether all of them save now."""
+        """Add up and report the ranks' work since their last meeting; whether all ranks save now."""
         now = time.monotonic()
         stop = self.stop.requested
         # One clock decides: a save is something that all ranks do together.
@@ -134,7 +134,7 @@ class Training(Generic[Data]):
         return save or self._stopping or met.save > 0
 
     def _test(self) -> None:
-        """Test what was trained; leave when a rank has to stop before or meanwhile."""
+        """Test the model. Save and raise Stopped when a rank has to stop before the end of the test."""
         if self.test is None:
             return
         self.model.average_statistics()
@@ -193,7 +193,7 @@ class Training(Generic[Data]):
 
     @property
     def _last(self) -> bool:
-        """Whether the step was the last one of the epoch or of the run."""
+        """Whether the last step of the epoch, or of the run, is made."""
         return self.at.examples >= self.batches.sharding.examples or self._steps_done()
 
     def _done(self) -> bool:

@@ -18,7 +18,7 @@ from dtj_trainer.artifacts import checkpoints
 from dtj_trainer.data.sharding import Sharding
 from dtj_trainer.models import keras_pictures
 from dtj_trainer.programs import keras_saved_model
-from dtj_trainer.programs.batches import Batches
+from dtj_trainer.programs.batches import Batch, Batches
 from dtj_trainer.programs.parameter_server import state, worker_pictures
 from dtj_trainer.programs.parameter_server.cluster import silent
 from dtj_trainer.programs.parameter_server.parameters import Parameters, set_weights
@@ -77,7 +77,7 @@ class Pulse:
 
 
 def train(options: Options, cluster: Cluster, stop: StopRequest, pulse: Pulse) -> None:
-    """One run of the chief on servers that answer. Raises what `Training.run` raises, or TensorFlow."""
+    """Train on servers that answer. Raises what `Training.run` raises, NotOurCheckpoint or an error of TensorFlow."""
     # Not a few errors of a lost worker name a server that waited for it. The coordinator passes over as many
     # as this in all, and then takes the server for lost; when it is, they come within a second.
     os.environ.setdefault("TF_COORDINATOR_IGNORE_TRANSIENT_PS_FAILURES", "20")
@@ -100,7 +100,7 @@ def train(options: Options, cluster: Cluster, stop: StopRequest, pulse: Pulse) -
     sharding = Sharding(
         facts.examples, options.batch_size * updates.shards, rank=0, ranks=1, seed=options.seed
     )
-    batches = Batches(sharding, lambda _epoch, share: share.indices)
+    batches = Batches(sharding, lambda _epoch, share: Batch(share.indices, share))
     model = ChiefModel(updates, parameters, saver.state, report, pulse)
     pulse.beat()
     ranks = Ranks()  # The chief trains alone: the workers are part of its model.
@@ -108,7 +108,7 @@ def train(options: Options, cluster: Cluster, stop: StopRequest, pulse: Pulse) -
 
 
 class ChiefModel(Model[np.ndarray]):
-    """See Model. Its batches are indices of examples that the workers have; a step ends after `train` returns."""
+    """See Model. A batch is the indices of examples, which the workers read. A step may end after `train` returns."""
 
     def __init__(
         self, updates: Updates, parameters: Parameters, here: State, report: Report, pulse: Pulse
@@ -120,12 +120,12 @@ class ChiefModel(Model[np.ndarray]):
 
     def train(self, data: np.ndarray, share: Share, rate: float, step: int) -> None:
         """See Model."""
-        del rate, step  # The servers know both.
+        del rate, step  # The optimizer on the servers has both.
         self._take(self._updates.submit(data))
         self._state.trained += share.count
 
     def settle(self) -> int:
-        """See Model: variables, step and position belong together then."""
+        """See Model. Variables, step and position then belong together."""
         self._take(self._updates.drain())
         counted = int(self._parameters.step.numpy())
         twice = counted - self._state.step
@@ -141,7 +141,7 @@ class ChiefModel(Model[np.ndarray]):
         return taken
 
     def average_statistics(self) -> None:
-        """See Model: the servers hold the only ones."""
+        """See Model. The parameter servers hold a single copy of the statistics."""
 
     def _take(self, results: list[StepResult]) -> None:
         for result in results:
@@ -162,7 +162,7 @@ class ChiefModel(Model[np.ndarray]):
 
 
 class ChiefSaver:
-    """See Saver. `state` is kept up to date by the model, too."""
+    """See Saver. ChiefModel updates `state`, too."""
 
     def __init__(
         self, options: Options, here: State, network: keras.Model, parameters: Parameters, pulse: Pulse
@@ -184,7 +184,7 @@ class ChiefSaver:
 
     def save(self, at: Position, ramp: Ramp, accuracy: float | None, *, final: bool) -> None:
         """See Saver. Raises LossNotFinite: a step's loss is of the variables before its update."""
-        del ramp, accuracy  # The rate is constant, and the evaluator tests.
+        del ramp, accuracy  # The learning rate is constant, and the evaluator tests each checkpoint.
         self._pulse.beat()
         vectors = self._parameters.vectors()
         if not np.isfinite(vectors["trainable"]).all():

@@ -61,7 +61,7 @@ class _Window:
 
 
 class Report(TrainingReport):
-    """See TrainingReport; is given each finished step, too. `state` is kept up to date by the chief."""
+    """See TrainingReport. `add` takes each step that has ended. ChiefModel updates `state`."""
 
     def __init__(self, options: Options, cluster: Cluster, state: State) -> None:
         super().__init__(options, cluster.workers, state.training_examples, state.step, "train")
@@ -87,10 +87,10 @@ class Report(TrainingReport):
             self._watch.add(times, now)
 
     def trained(self, at: Position, total_steps: int, now: Sums, rate: float, *, last: bool) -> None:
-        """See TrainingReport. Tells now and then."""
-        del now, rate  # The steps that were added say more, and the rate is constant.
+        """See TrainingReport. Reports at intervals, over the steps given to `add`."""
+        del now, rate  # `now` has no times of workers, and the learning rate is constant.
         clock = time.monotonic()
-        at = replace(at, step=self._state.step)  # without those that were begun and have not ended
+        at = replace(at, step=self._state.step)  # `at` counts steps that have not ended, too.
         if self._first or last or clock - self._told.began >= TELL_SECONDS:
             self._tell(at, total_steps, clock)
         if self._first or last or clock - self._logged.began >= self._options.log_seconds:
@@ -117,7 +117,7 @@ class Report(TrainingReport):
         return super()._of_what() | self._of_job
 
     def _trained(self, at: Position) -> int:
-        del at  # The steps that have ended count.
+        del at  # It counts the examples of steps that have not ended, too.
         return self._examples
 
     def _seconds(self) -> float:
