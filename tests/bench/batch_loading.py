@@ -10,7 +10,7 @@ import torch
 
 from dtj_trainer.data.pictures import Pictures, load_pictures
 from dtj_trainer.data.sharding import Sharding
-from dtj_trainer.programs.batches import BatchMaker
+from dtj_trainer.programs.batches import picture_batches
 
 BATCH_SIZE = 64
 SEED = 1
@@ -23,7 +23,7 @@ def rates(data: str) -> tuple[Callable[[], float], Callable[[], float]]:
     torch.set_num_threads(1)  # As ranks that share a machine have it.
     pictures = load_pictures(data).train
     sharding = Sharding(len(pictures), BATCH_SIZE, rank=0, ranks=1, seed=SEED)
-    batches = BatchMaker(pictures, sharding, prepared, workers=WORKERS, augment=False, seed=SEED)
+    batches = picture_batches(pictures, sharding, prepared, workers=WORKERS, augment=False, seed=SEED)
     return (
         lambda: _rate(len(pictures), lambda: (batch.data for batch in batches.epoch(0, 0))),
         lambda: _rate(len(pictures), lambda: _bare(pictures, sharding)),

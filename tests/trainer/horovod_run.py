@@ -22,25 +22,25 @@ STATISTICS = """
 import horovod.{horovod} as hvd, numpy as np
 from dtj_trainer.data.pictures import Pictures, PictureSet
 from dtj_trainer.data.sharding import Share
-from dtj_trainer.programs.{learner} import {name} as Learner
+from dtj_trainer.programs.{framework}_model import {name}Model as Model, statistics
+from dtj_trainer.programs.horovod_ranks import {name}Ranks as Ranks
 from dtj_trainer.programs.options import parse
-from dtj_trainer.programs import {ranks} as ranks
 hvd.init()
 chance = np.random.default_rng(1)
 pictures = Pictures(chance.integers(0, 256, (4, 1, 12, 12)).astype("u1"), np.arange(4))
 options = parse(["--model={model}"], "program", "", ("cnn", "{model}"))
-learner = Learner(options, PictureSet(pictures, pictures, 4){device})
-batch = learner.prepare(pictures.pixels, pictures.labels)
+model = Model(options, PictureSet(pictures, pictures, 4), {device}Ranks())
+batch = model.prepare(pictures.pixels, pictures.labels)
 
-def statistics():
-    found = ranks.statistics(learner._model)
+def values():
+    found = statistics(model.network)
     return [np.array(each) for each in (found.values() if isinstance(found, dict) else found)]
 
 for count in (4, 0):
-    before = statistics()
-    learner.train(batch, Share(np.arange(4), count, 4, 4), 0.1, 0)
-    print(count, sum((left != right).any() for left, right in zip(before, statistics())) > 0)
-print(learner.take_sums()[2])
+    before = values()
+    model.train(batch, Share(np.arange(4), count, 4, 4), 0.1, 0)
+    print(count, sum((left != right).any() for left, right in zip(before, values())) > 0)
+print(model.take_sums()[2])
 """
 """A program: with examples that count, and without, whether a step changes BatchNorm's statistics."""
 

@@ -15,8 +15,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from dtj_trainer.programs import picture_training
-from dtj_trainer.programs.picture_training import Training
+from dtj_trainer.programs import file_saver
+from dtj_trainer.programs.file_saver import FileSaver
 
 UNITS = 256
 
@@ -74,20 +74,20 @@ def main(framework: str, megabytes: int, options: list[str]) -> None:
     os.environ["DTJ_ROOT"] += f"-{os.environ['OMPI_COMM_WORLD_RANK']}"
     global _UNITS_TO
     _UNITS_TO = megabytes * 10**6 // 3 // 4 // UNITS  # Adam keeps twice the weights besides them
-    Training._resume = measured("resume", Training._resume)  # type: ignore[method-assign]
-    picture_training.checkpoints.save = measured("save", picture_training.checkpoints.save)
+    FileSaver.resume = measured("resume", FileSaver.resume)  # type: ignore[method-assign]
+    file_saver.checkpoints.save = measured("save", file_saver.checkpoints.save)
     # The model is not written, only what has to be in memory for a checkpoint.
-    Training._finish = lambda training, *_: training._learner.barrier()  # type: ignore[method-assign]
+    FileSaver.export = lambda *_: {}  # type: ignore[method-assign]
     if framework == "torch":
         from dtj_trainer.models import PictureClassifier
         from dtj_trainer.programs import horovod_image_classification as program
-        from dtj_trainer.programs import torch_learner
+        from dtj_trainer.programs import torch_model
 
         def build(_name: str, shape: tuple[int, int, int], classes: int, *_: object) -> PictureClassifier:
             features = shape[0] * shape[1] * shape[2]
             return PictureClassifier(torch_network(features, classes), [0.0], [1.0])
 
-        torch_learner.build = build
+        torch_model.build = build
     else:
         import keras
 

@@ -39,8 +39,8 @@ def test_one_clock_decides_when_all_ranks_save(monkeypatch: pytest.MonkeyPatch, 
     def monotonic() -> float:
         return float(next(clocks[of_thread.rank]))
 
-    def before(learner: Numbers) -> None:
-        of_thread.rank = learner.rank
+    def before(model: Numbers) -> None:
+        of_thread.rank = model.rank
 
     monkeypatch.setattr(picture_training.time, "monotonic", monotonic)
     first, other = train(monkeypatch, tmp_path, "--epochs=2", "--checkpoint-seconds=15", before=before)
@@ -53,12 +53,12 @@ def test_a_stop_in_the_test_is_not_waited_for(monkeypatch: pytest.MonkeyPatch, t
     monkeypatch.setattr(picture_training, "TEST_BATCH", 2)
     monkeypatch.setattr(meeting, "MEETING_STEPS_MAX", 1)
 
-    def stop_rank_1(learner: Numbers) -> None:
+    def stop_rank_1(model: Numbers) -> None:
         def asked() -> None:
-            if learner.rank == 1 and learner.did.count("test") == 7 + 2:  # in the second test
+            if model.rank == 1 and model.did.count("test") == 7 + 2:  # in the second test
                 Stop.here.stop.requested = True
 
-        learner.on_test = asked
+        model.on_test = asked
 
     # 27 examples: one rank has 14, the other 13, of which the last batch is smaller.
     several = {"test_examples": 27}
@@ -80,8 +80,8 @@ def test_the_last_checkpoint_is_there_before_the_model_is_written(
 ) -> None:
     there: list[list[int]] = []
 
-    def before(learner: Numbers) -> None:
-        learner.on_export = lambda: there.append(saved_steps(tmp_path))
+    def before(model: Numbers) -> None:
+        model.on_export = lambda: there.append(saved_steps(tmp_path))
 
     train(monkeypatch, tmp_path, "--epochs=1", before=before)
     assert there == [[6]]

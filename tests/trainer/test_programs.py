@@ -17,11 +17,11 @@ import torch
 from tests.patience import PATIENCE
 
 from dtj_trainer.data.pictures import Pictures
-from dtj_trainer.data.sharding import Sharding
+from dtj_trainer.data.sharding import Sharding, Share
 from dtj_trainer.launch import pod
 from dtj_trainer.models import MODELS, build
 from dtj_trainer.programs import saved_model, stop, threads
-from dtj_trainer.programs.batches import Batch, BatchMaker
+from dtj_trainer.programs.batches import Batch, Batches, picture_batches
 from dtj_trainer.programs.metrics import MetricsFile
 from dtj_trainer.programs.options import parse
 from dtj_trainer.programs.schedule import Ramp, Schedule, ramp_of, rate_scale
@@ -81,9 +81,9 @@ def prepare(pixels: np.ndarray, labels: np.ndarray) -> Arrays:
     return pixels, labels
 
 
-def maker(workers: int, *, augment: bool) -> BatchMaker[Arrays]:
+def maker(workers: int, *, augment: bool) -> Batches[Arrays]:
     sharding = Sharding(100, 8, rank=0, ranks=1, seed=1)
-    return BatchMaker(pictures(100), sharding, prepare, workers=workers, augment=augment, seed=1)
+    return picture_batches(pictures(100), sharding, prepare, workers=workers, augment=augment, seed=1)
 
 
 def batches(workers: int, *, augment: bool, position: int = 0) -> list[Batch[Arrays]]:
@@ -106,13 +106,12 @@ def test_batches_are_the_same_with_threads_and_after_a_resume(
 def test_only_what_is_waited_for_counts_as_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
     now = [0.0]
     monkeypatch.setattr("dtj_trainer.programs.batches.time.monotonic", lambda: now[0])
-    made = maker(0, augment=False)
 
-    def slowly(pixels: np.ndarray, labels: np.ndarray) -> Arrays:
+    def slowly(_epoch: int, share: Share) -> Batch[Share]:
         now[0] += 0.25
-        return pixels, labels
+        return Batch(share, share)
 
-    monkeypatch.setattr(made, "_prepare", slowly)
+    made = Batches(Sharding(100, 8, rank=0, ranks=1, seed=1), slowly)
     for _ in made.epoch(0, 0):
         now[0] += 10
     assert made.take_waited() == 13 * 0.25

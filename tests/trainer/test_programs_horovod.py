@@ -34,8 +34,10 @@ import horovod.torch as hvd, numpy as np, torch
 from dtj_trainer.data.pictures import Pictures, PictureSet
 from dtj_trainer.data.sharding import Share
 from dtj_trainer.models import PictureClassifier
-from dtj_trainer.programs import torch_learner
+from dtj_trainer.programs import torch_model
 from dtj_trainer.programs.options import parse
+from dtj_trainer.programs.horovod_ranks import TorchRanks
+from dtj_trainer.programs.torch_model import TorchSaver
 hvd.init()
 masks = []
 
@@ -45,14 +47,17 @@ def build(*_):
     layers = torch.nn.Flatten(), torch.nn.Linear(64, 64), drop, torch.nn.Linear(64, 4)
     return PictureClassifier(torch.nn.Sequential(*layers), [0.0], [1.0])
 
-torch_learner.build = build
+torch_model.build = build
 pictures = Pictures(np.random.default_rng(1).integers(0, 256, (4, 1, 8, 8)).astype("u1"), np.arange(4))
 options = parse([], "program", "", ("cnn", "resnet18"))
 
-def learner(rank):
-    made = torch_learner.TorchLearner(options, PictureSet(pictures, pictures, 4), torch.device("cpu"))
-    made.rank = rank
-    return made
+data = PictureSet(pictures, pictures, 4)
+
+def of_rank(rank):
+    ranks = TorchRanks()
+    ranks.rank = rank
+    model = torch_model.TorchModel(options, data, torch.device("cpu"), ranks)
+    return model, TorchSaver(options, data, model, ranks)
 
 def train(made, *steps):
     masks.clear()
@@ -60,16 +65,16 @@ def train(made, *steps):
         made.train(made.prepare(pictures.pixels, pictures.labels), Share(np.arange(4), 4, 4, 4), 0.01, step)
     return [mask.clone() for mask in masks]
 
-first, other, path = learner(0), learner(1), Path(sys.argv[1])
-assert first.check_identical() == other.check_identical()
+(first, saver), (other, other_saver), path = of_rank(0), of_rank(1), Path(sys.argv[1])
+assert saver.digest() == other_saver.digest()
 before = train(first, 0, 1)
-first.write_state(path, {})
+saver.write_state(path, {})
 after = train(first, 2, 3)
 assert len({mask.numpy().tobytes() for mask in [*before, *after, *train(other, 0, 1, 2, 3)]}) == 8
-resumed = learner(0)
-resumed.load_state(path)
+resumed, resumed_saver = of_rank(0)
+resumed_saver.load_state(path)
 assert all(map(torch.equal, train(resumed, 2, 3), after))
-assert resumed.check_identical() == first.check_identical()
+assert resumed_saver.digest() == saver.digest()
 print("all drawn")
 """
 
@@ -101,7 +106,7 @@ def test_two_ranks_are_one_process_on_the_whole_batch(small: Path, tmp_path: Pat
 
 def test_no_import_is_left_to_the_first_optimizer() -> None:
     code = """
-import sys, torch, dtj_trainer.programs.torch_learner
+import sys, torch, dtj_trainer.programs.torch_model
 before = set(sys.modules)
 torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=1.0).zero_grad()
 print(*sorted(name for name in set(sys.modules) - before if name.startswith("torch._dynamo")))
@@ -241,11 +246,10 @@ def test_fashion_mnist_to_the_end(tmp_path: Path) -> None:
 def test_an_example_without_weight_enters_no_statistics() -> None:
     code = horovod_run.STATISTICS.format(
         horovod="torch",
-        learner="torch_learner",
-        name="TorchLearner",
-        ranks="ranks",
+        framework="torch",
+        name="Torch",
         model="resnet18",
-        device=", __import__('torch').device('cpu')",
+        device="__import__('torch').device('cpu'), ",
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.split() == ["4", "True", "0", "False", "4.0"]

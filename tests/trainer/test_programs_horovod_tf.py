@@ -183,9 +183,8 @@ print(json.dumps(said))
 def test_an_example_without_weight_enters_no_statistics() -> None:
     code = horovod_run.STATISTICS.format(
         horovod="tensorflow",
-        learner="keras_learner",
-        name="KerasLearner",
-        ranks="keras_ranks",
+        framework="keras",
+        name="Keras",
         model="resnet20",
         device="",
     )

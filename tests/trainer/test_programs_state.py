@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import zipfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +14,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dtj_trainer.artifacts import checkpoints
-from dtj_trainer.programs import resume, state_file
+from dtj_trainer.programs import file_saver, state_file
+from dtj_trainer.programs.file_saver import FileSaver
+from dtj_trainer.programs.options import parse
 from dtj_trainer.programs.pieces import PIECE_BYTES, groups, pieces
+from dtj_trainer.programs.protocols import Position, Ranks
 
 pytestmark = pytest.mark.torch
 
@@ -92,13 +95,17 @@ def test_copies_of_a_checkpoint_are_told_from_others(tmp_path: Path) -> None:
         state_file.identity(tmp_path / "no archive")
 
 
-class Rank:
-    """One of two ranks, as `resume` sees a learner; the other one is what `other` says it is."""
+OPTIONS = parse(["--data=none"], "program", "", ("cnn", "resnet18"))
 
-    state_file = "state.pt"
-    ranks = 2
+
+class Rank(FileSaver, Ranks):
+    """The saver and the exchange of one of two ranks; the other one is what `others` says it is."""
+
+    file = "state.pt"
+    size = 2
 
     def __init__(self, rank: int, offered: Any = None, *, others: float = 1.0, damaged: bool = False) -> None:
+        super().__init__(OPTIONS, 200, self)
         self.rank, self.offered = rank, offered
         self._others, self._damaged = others, damaged
         self.did: list[str] = []
@@ -108,14 +115,14 @@ class Rank:
             self.offered = value
         return self.offered
 
-    def total(self, values: Sequence[float], _name: str) -> list[float]:
+    def total(self, values: Sequence[float], name: str) -> list[float]:
         return [values[0] + self._others]
 
     def read_run(self, path: Path) -> dict[str, Any]:
         run: dict[str, Any] = torch.load(path, weights_only=True)
         return run
 
-    def load_state(self, _path: Path) -> None:
+    def load_state(self, path: Path) -> None:
         if self._damaged:
             raise RuntimeError("PytorchStreamReader failed")
         self.did.append("load")
@@ -123,9 +130,24 @@ class Rank:
     def share_state(self) -> None:
         self.did.append("share")
 
+    def write_state(self, path: Path, run: dict[str, Any]) -> None:
+        raise NotImplementedError
 
-RUN = {"name": "cnn", "optimizer": "sgd", "position": [4, 0, 100], "trainingExamples": 200}
-EXPECTED = resume.Expected("cnn", "sgd", 200)
+    def digest(self) -> str:
+        raise NotImplementedError
+
+    def write_model(self, folder: Path, facts: Mapping[str, object]) -> None:
+        raise NotImplementedError
+
+
+RUN = {
+    "name": "cnn",
+    "optimizer": "sgd",
+    "position": [4, 0, 100],
+    "trainingExamples": 200,
+    "ramp": {"end": 2.0},
+}
+RESUMED = (Position(4, 0, 100), {"end": 2.0})
 
 
 def save(run: dict[str, Any], step: int = 4) -> None:
@@ -142,27 +164,23 @@ def workspaces(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     return use
 
 
-def run_of(rank: Rank) -> dict[str, Any] | None:
-    return resume.resume(rank, EXPECTED)  # type: ignore[arg-type]
-
-
 def test_each_rank_reads_its_own_copy_of_what_rank_0_chose(workspaces: Any) -> None:
     workspaces("first")
     save(RUN)
     first = Rank(0)
-    assert run_of(first) == RUN
+    assert first.resume() == RESUMED
     assert first.did == ["load"]
 
     workspaces("other")
     save(RUN)
     other = Rank(1, first.offered)
-    assert run_of(other) == RUN
+    assert other.resume() == RESUMED
     assert other.did == ["load"]
 
     # A newer one of its own is none of the job's.
     save({**RUN, "position": [6, 0, 150]}, 6)
     ahead = Rank(1, first.offered)
-    assert run_of(ahead) == RUN
+    assert ahead.resume() == RESUMED
     assert ahead.did == ["load"]
 
 
@@ -171,7 +189,7 @@ def test_a_rank_without_the_same_copy_is_sent_it(workspaces: Any, kind: str, tmp
     workspaces("first")
     save(RUN)
     first = Rank(0, others=0.0)
-    run_of(first)
+    first.resume()
     assert first.did == ["load", "share"]
 
     workspaces("other")
@@ -182,14 +200,14 @@ def test_a_rank_without_the_same_copy_is_sent_it(workspaces: Any, kind: str, tmp
     if kind == "cut off":
         (tmp_path / "other/checkpoints/4/state.pt").write_bytes(b"PK")
     other = Rank(1, first.offered, damaged=kind == "damaged")
-    assert run_of(other) == RUN
+    assert other.resume() == RESUMED
     assert other.did == ["share"]
 
 
 def test_without_a_checkpoint_the_first_weights_are_those_of_rank_0(workspaces: Any) -> None:
     workspaces("first")
     first = Rank(0)
-    assert run_of(first) is None
+    assert first.resume() == (Position(), None)
     assert first.did == ["share"]
 
 
@@ -205,5 +223,5 @@ def test_without_a_checkpoint_the_first_weights_are_those_of_rank_0(workspaces: 
     ],
 )
 def test_what_is_refused(run: dict[str, Any], why: str | None) -> None:
-    found = resume.why_not(run, EXPECTED)
+    found = file_saver.why_not(run, OPTIONS, 200)
     assert (found or "").startswith(why or ".") if why else found is None

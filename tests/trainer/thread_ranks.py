@@ -1,11 +1,11 @@
-"""The training loop with threads of this process as its ranks, and a learner that is a few numbers."""
+"""The training loop with threads of this process as its ranks, and a model that is a few numbers."""
 
 from __future__ import annotations
 
 import json
 import threading
 import zipfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -17,9 +17,11 @@ from tests.patience import PATIENCE
 from dtj_trainer import progress
 from dtj_trainer.data.pictures import Pictures, PictureSet
 from dtj_trainer.data.sharding import Share
-from dtj_trainer.programs import picture_training
-from dtj_trainer.programs.options import parse
-from dtj_trainer.programs.picture_training import Training
+from dtj_trainer.programs import picture_training, training
+from dtj_trainer.programs.file_saver import FileSaver
+from dtj_trainer.programs.options import Options, parse
+from dtj_trainer.programs.protocols import PictureModel, Ranks
+from dtj_trainer.programs.stop import EXIT_CODE
 
 EXAMPLES = 96
 
@@ -45,13 +47,34 @@ class Together:
         self._barrier.abort()
 
 
-class Numbers:
-    """A learner whose weight depends on the examples and rates of all steps, and each rank's statistic on its own."""
-
-    state_file = "state.zip"
+class ThreadRanks(Ranks):
+    """See Ranks: one of them."""
 
     def __init__(self, together: Together, rank: int) -> None:
-        self.rank, self.ranks, self._together = rank, together.ranks, together
+        self.rank, self.size, self._together = rank, together.ranks, together
+
+    def exchange(self, name: str, value: Any) -> list[Any]:
+        return self._together.exchange(self.rank, name, value)
+
+    def total(self, values: Sequence[float], name: str) -> list[float]:
+        return [sum(each) for each in zip(*self.exchange(name, list(values)), strict=True)]
+
+    def broadcast(self, value: Any) -> Any:
+        return self.exchange("object", value)[0]
+
+    def gather(self, value: Any, name: str) -> list[Any]:
+        return self.exchange(name, value)
+
+
+class Numbers(PictureModel[np.ndarray], FileSaver):
+    """A model and its saver. The weight depends on the examples and rates of all steps, the statistic on the rank."""
+
+    file = "state.zip"
+    _ranks: ThreadRanks
+
+    def __init__(self, options: Options, ranks: ThreadRanks) -> None:
+        FileSaver.__init__(self, options, EXAMPLES, ranks)
+        self.rank = ranks.rank
         self.weight, self.statistic = 0.0, 0.0
         self.rates: list[float] = []
         self.steps: list[int] = []
@@ -65,7 +88,7 @@ class Numbers:
 
     def train(self, data: np.ndarray, share: Share, rate: float, step: int) -> None:
         mine = float(data[: share.count].sum())
-        self.weight += rate * sum(self._exchange("gradient", mine)) / share.total
+        self.weight += rate * sum(self._ranks.exchange("gradient", mine)) / share.total
         self.statistic = 0.9 * self.statistic + 0.1 * mine / 3
         self.rates.append(rate)
         self.steps.append(step)
@@ -82,16 +105,9 @@ class Numbers:
 
     def average_statistics(self) -> None:
         self.did.append("average")
-        self.statistic = sum(self._exchange("statistics", self.statistic)) / self.ranks
+        self.statistic = sum(self._ranks.exchange("statistics", self.statistic)) / self._ranks.size
 
-    def total(self, values: Sequence[float], name: str) -> list[float]:
-        return [sum(each) for each in zip(*self._exchange(name, list(values)), strict=True)]
-
-    def barrier(self) -> None:
-        self._exchange("barrier", None)
-
-    def check_identical(self) -> str:
-        assert len(set(self._exchange("identical", (self.weight, self.statistic)))) == 1
+    def digest(self) -> str:
         return repr((self.weight, self.statistic))
 
     def write_state(self, path: Path, run: dict[str, Any]) -> None:
@@ -110,19 +126,13 @@ class Numbers:
         with zipfile.ZipFile(path) as archive:
             return json.loads(archive.read("state.json"))
 
-    def broadcast(self, value: Any) -> Any:
-        return self._exchange("object", value)[0]
-
     def share_state(self) -> None:
-        self.weight, self.statistic = self._exchange("state", (self.weight, self.statistic))[0]
+        self.weight, self.statistic = self._ranks.exchange("state", (self.weight, self.statistic))[0]
 
-    def write_model(self, folder: Path, facts: dict[str, object]) -> None:
+    def write_model(self, folder: Path, facts: Mapping[str, object]) -> None:
         self.on_export()
         folder.mkdir(parents=True, exist_ok=True)
         (folder / "model.json").write_text(json.dumps(facts))
-
-    def _exchange(self, name: str, value: Any) -> list[Any]:
-        return self._together.exchange(self.rank, name, value)
 
 
 class Stop:
@@ -143,14 +153,14 @@ def train(
     test_examples: int = 8,
     before: Callable[[Numbers], None] = lambda _: None,
 ) -> list[Numbers]:
-    """Train to the end or until it is stopped; the learners, by rank, with what a rank raised as `error`.
+    """Train to the end or until it is stopped; the models, by rank.
 
     `before` is called for each rank, in its thread, before it trains.
     """
     monkeypatch.setenv("DTJ_ROOT", str(root))
     monkeypatch.delenv("DTJ_ARTIFACTS_URI", raising=False)
     monkeypatch.setattr(picture_training, "StopRequest", Stop)
-    monkeypatch.setattr(picture_training, "end_when_stopped", lambda *_: None)
+    monkeypatch.setattr(training, "end_when_stopped", lambda *_: None)
     monkeypatch.setattr(progress, "report", lambda **_: None)
     root.mkdir(exist_ok=True)
     together = Together(ranks)
@@ -158,16 +168,17 @@ def train(
     chosen = parse(["--batch-size=8", "--data=none", *options], "program", "", ("cnn", "resnet18"))
 
     def run(rank: int) -> Numbers:
-        learner = Numbers(together, rank)
-        before(learner)
+        ranks = ThreadRanks(together, rank)
+        model = Numbers(chosen, ranks)
+        before(model)
         try:
-            Training(chosen, data, learner).run()  # type: ignore[arg-type, type-var]
-        except picture_training.Stopped:
-            learner.did.append("stopped")
-        except BaseException:
-            together.abort()
-            raise
-        return learner
+            picture_training.train(chosen, data, model, ranks, model)
+        except BaseException as error:
+            if not isinstance(error, SystemExit) or error.code != EXIT_CODE:
+                together.abort()
+                raise
+            model.did.append("stopped")
+        return model
 
     with ThreadPoolExecutor(ranks) as pool:
         return [each.result() for each in [pool.submit(run, rank) for rank in range(ranks)]]

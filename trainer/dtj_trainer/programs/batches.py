@@ -29,36 +29,24 @@ to wake a thread, and to share Python's lock with it."""
 
 
 class Batch(NamedTuple, Generic[Data]):
-    """`data`: what `prepare` made of the pictures of `share`."""
+    """The examples of `share`, in the form that the model's `train` takes."""
 
     data: Data
     share: Share
 
 
-class BatchMaker(Generic[Data]):
-    """Makes one rank's batches of an epoch, in order.
+class Batches(Generic[Data]):
+    """One rank's batches of an epoch, in order.
 
-    `prepare` gets pixels (uint8; batch, channels, height, width) and labels (int64; batch), and is called
-    by the threads, of which there are `workers` at most.
+    At most `workers` threads call `make`, with the number of the epoch and a share; 0: the caller's thread does.
     """
 
     def __init__(
-        self,
-        pictures: Pictures,
-        sharding: Sharding,
-        prepare: Callable[[np.ndarray, np.ndarray], Data],
-        *,
-        workers: int,
-        augment: bool,
-        seed: int,
+        self, sharding: Sharding, make: Callable[[int, Share], Batch[Data]], workers: int = 0
     ) -> None:
-        self._pictures = pictures
-        self._sharding = sharding
-        self._prepare = prepare
-        batch_bytes = pictures.pixels[:1].nbytes * sharding.batch_size
-        self._workers = workers if augment or batch_bytes > IN_LINE_BYTES else 0
-        self._augment = augment
-        self._seed = seed
+        self.sharding = sharding
+        self._make = make
+        self._workers = workers
         self._waited = 0.0
 
     def epoch(self, epoch: int, position: int) -> Iterator[Batch[Data]]:
@@ -78,7 +66,7 @@ class BatchMaker(Generic[Data]):
         return waited
 
     def _epoch(self, epoch: int, position: int) -> Iterator[Batch[Data]]:
-        shares = self._sharding.epoch(epoch, position)
+        shares = self.sharding.epoch(epoch, position)
         if self._workers == 0:
             for share in shares:
                 yield self._make(epoch, share)
@@ -92,9 +80,27 @@ class BatchMaker(Generic[Data]):
             while ahead:
                 yield ahead.popleft().result()
 
-    def _make(self, epoch: int, share: Share) -> Batch[Data]:
-        pixels = self._pictures.pixels[share.indices]
-        if self._augment:
-            chance = np.random.default_rng([self._seed, epoch, share.position, int(share.indices[0])])
+
+def picture_batches(
+    pictures: Pictures,
+    sharding: Sharding,
+    prepare: Callable[[np.ndarray, np.ndarray], Data],
+    *,
+    workers: int,
+    augment: bool,
+    seed: int,
+) -> Batches[Data]:
+    """Batches of `pictures`, augmented or not.
+
+    `prepare` gets pixels (uint8; batch, channels, height, width) and labels (int64; batch).
+    """
+
+    def make(epoch: int, share: Share) -> Batch[Data]:
+        pixels = pictures.pixels[share.indices]
+        if augment:
+            chance = np.random.default_rng([seed, epoch, share.position, int(share.indices[0])])
             pixels = shift_and_flip(pixels, chance)
-        return Batch(self._prepare(pixels, self._pictures.labels[share.indices]), share)
+        return Batch(prepare(pixels, pictures.labels[share.indices]), share)
+
+    batch_bytes = pictures.pixels[:1].nbytes * sharding.batch_size
+    return Batches(sharding, make, workers if augment or batch_bytes > IN_LINE_BYTES else 0)

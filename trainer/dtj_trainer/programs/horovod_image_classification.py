@@ -14,12 +14,15 @@ import sys
 import horovod.torch as hvd
 import torch
 
+from dtj_trainer.data.errors import exit_on_data_error
+from dtj_trainer.data.pictures import data_uri, load_pictures
 from dtj_trainer.models import MODELS
 from dtj_trainer.programs import accelerator
+from dtj_trainer.programs.horovod_ranks import TorchRanks
 from dtj_trainer.programs.options import parse
 from dtj_trainer.programs.picture_training import train
 from dtj_trainer.programs.threads import threads_per_rank
-from dtj_trainer.programs.torch_learner import TorchLearner
+from dtj_trainer.programs.torch_model import TorchModel, TorchSaver
 
 log = logging.getLogger("dtj_trainer.programs.horovod_image_classification")
 
@@ -48,7 +51,11 @@ def main(arguments: list[str] | None = None) -> None:
         torch.__version__,
         _connected_by(device),
     )
-    train(options, lambda data: TorchLearner(options, data, device))
+    with exit_on_data_error():
+        data = load_pictures(data_uri(options.data))
+    ranks = TorchRanks()
+    model = TorchModel(options, data, device, ranks)
+    train(options, data, model, ranks, TorchSaver(options, data, model, ranks))
     hvd.shutdown()
 
 

@@ -19,9 +19,12 @@ import horovod.tensorflow as hvd
 import keras
 import tensorflow as tf
 
+from dtj_trainer.data.errors import exit_on_data_error
+from dtj_trainer.data.pictures import data_uri, load_pictures
 from dtj_trainer.models.keras_pictures import MODELS
 from dtj_trainer.programs import accelerator
-from dtj_trainer.programs.keras_learner import KerasLearner
+from dtj_trainer.programs.horovod_ranks import KerasRanks
+from dtj_trainer.programs.keras_model import KerasModel, KerasSaver
 from dtj_trainer.programs.options import parse
 from dtj_trainer.programs.picture_training import train
 from dtj_trainer.programs.tensorflow_gpus import without_gpus
@@ -56,7 +59,11 @@ def main(arguments: list[str] | None = None) -> None:
         keras.__version__,
         ("" if device == "cpu" else "NCCL and ") + ("MPI" if hvd.mpi_enabled() else "gloo"),
     )
-    train(options, lambda data: KerasLearner(options, data))
+    with exit_on_data_error():
+        data = load_pictures(data_uri(options.data))
+    ranks = KerasRanks()
+    model = KerasModel(options, data, ranks)
+    train(options, data, model, ranks, KerasSaver(options, data, model, ranks))
     hvd.shutdown()
 
 

@@ -6,7 +6,7 @@ from dataclasses import astuple, dataclass
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from dtj_trainer.programs.learner import Data, Learner
+    from dtj_trainer.programs.protocols import Ranks
 
 MEETING_SECONDS = 0.5
 """About how often the ranks tell each other how they do, and whether one of them has to stop."""
@@ -29,18 +29,19 @@ class Sums:
     seconds: float = 0.0
     waited: float = 0.0
 
-    def over_all(self, learner: Learner[Data], name: str) -> Sums:
+    def over_all(self, ranks: Ranks, name: str) -> Sums:
         """The sums over all ranks, the same on each: what follows from them every rank decides alike."""
-        return Sums(*learner.total(astuple(self), name))
+        return Sums(*ranks.total(astuple(self), name))
 
 
 class Pace:
-    """When the ranks meet next: after a number of steps that takes about MEETING_SECONDS.
+    """When the ranks meet next: after a number of steps that takes about so many seconds; 0: after each one.
 
     It follows from sums over all ranks, hence is the same on all of them.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, seconds: float = MEETING_SECONDS) -> None:
+        self._seconds = seconds
         self._steps = 1
         self._since = 0
 
@@ -52,5 +53,5 @@ class Pace:
     def met(self, seconds: float) -> None:
         """The ranks have met; `seconds`, the mean over the ranks, have passed since they did before."""
         per_step = seconds / max(self._since, 1)
-        self._steps = max(1, min(int(MEETING_SECONDS / max(per_step, 1e-9)), MEETING_STEPS_MAX))
+        self._steps = max(1, min(int(self._seconds / max(per_step, 1e-9)), MEETING_STEPS_MAX))
         self._since = 0

@@ -31,6 +31,7 @@ from dtj_trainer.programs.parameter_server import cluster as clusters
 from dtj_trainer.programs.parameter_server.options import Options, parse
 from dtj_trainer.programs.parameter_server.state import NotOurCheckpoint
 from dtj_trainer.programs.stop import EXIT_CODE, StopRequest, end_when_stopped
+from dtj_trainer.programs.training import LossNotFinite, Stopped
 
 log = logging.getLogger("dtj_trainer.programs.ps_image_classification")
 
@@ -89,13 +90,13 @@ def _coordinate(options: Options, cluster: clusters.Cluster) -> int:
             return EXIT_CODE
         pulse = chief.Pulse()
         chief.end_when_stalled(pulse, cluster, lambda what: _end(_failed("ConnectionLost", what)))
-        chief.Training(options, cluster, stop, pulse).run()
-    except chief.Stopped as stopped:
+        chief.train(options, cluster, stop, pulse)
+    except Stopped as stopped:
         log.info("%s", stopped)
         return EXIT_CODE
     except clusters.PeersUnreachable as error:
         return _failed("PeersUnreachable", str(error))
-    except (chief.LossNotFinite, NotOurCheckpoint) as error:
+    except (LossNotFinite, NotOurCheckpoint) as error:
         print(f"{type(error).__name__}: {error}", file=sys.stderr, flush=True)
         return 1
     except Exception as error:

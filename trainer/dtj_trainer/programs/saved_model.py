@@ -11,6 +11,7 @@ from dtj_trainer.models import PictureClassifier, build
 from dtj_trainer.programs.whole_file import write_whole
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
     from pathlib import Path
 
 WEIGHTS = "model.pt"
@@ -25,7 +26,7 @@ def write(
     name: str,
     shape: tuple[int, int, int],
     classes: int,
-    facts: dict[str, object],
+    facts: Mapping[str, object],
 ) -> None:
     """Write weights, the exported program and a description into `folder`, each whole or not at all.
 

@@ -4,51 +4,35 @@ from __future__ import annotations
 
 import logging
 import math
+import os
 import time
-from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING
 
-from dtj_trainer import progress
-from dtj_trainer.data.pictures import data_uri
+from dtj_trainer import contract, progress
 from dtj_trainer.programs.metrics import MetricsFile
 from dtj_trainer.tensorboard import ScalarWriter
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from dtj_trainer.programs.meeting import Sums
     from dtj_trainer.programs.options import Options
+    from dtj_trainer.programs.protocols import Position
 
-log = logging.getLogger("dtj_trainer.programs.picture_training")
-
-
-@dataclass
-class Position:
-    """How far a run is: steps made, the epoch, and how many examples of it are done over all ranks."""
-
-    step: int = 0
-    epoch: int = 0
-    examples: int = 0
-
-
-@dataclass(frozen=True)
-class Trained:
-    """Means over the steps since the last one of these, over all ranks. `rate` is the learning rate."""
-
-    loss: float
-    accuracy: float
-    rate: float
-    examples_per_second: float
-    data_wait_share: float
+log = logging.getLogger(__name__)
 
 
 class TrainingReport:
     """Tells of one attempt, from `first_step` on."""
 
-    def __init__(self, options: Options, ranks: int, training_examples: int, first_step: int) -> None:
-        self._options = options
-        self._training_examples = training_examples
+    def __init__(
+        self, options: Options, ranks: int, training_examples: int, first_step: int, subfolder: str = ""
+    ) -> None:
+        self._options, self._ranks, self._training_examples = options, ranks, training_examples
         self._metrics = MetricsFile(ranks)
-        self._writer = ScalarWriter(rotate_seconds=options.tensorboard_seconds, first_step=first_step)
+        folder = Path(contract.root()) / contract.TENSORBOARD / subfolder
+        self._writer = ScalarWriter(folder, rotate_seconds=options.tensorboard_seconds, first_step=first_step)
         self._started = time.monotonic()
         self._logged_at = -math.inf  # The first is written: where the loss began.
 
@@ -61,38 +45,41 @@ class TrainingReport:
                 "step": at.step,
                 "examples": self._trained(at),
                 "totalSteps": total_steps,
-                "model": options.model,
-                "batchSize": options.batch_size,
-                "data": data_uri(options.data),
+                "data": options.data or os.environ.get(contract.ENV_DATA_URI),
                 "trainingExamples": self._training_examples,
+                **self._of_what(),
             },
         )
 
-    def trained(self, at: Position, total_steps: int, now: Trained, *, last: bool) -> None:
-        """How the training goes; `last` of an epoch or of the run."""
-        epoch, speed = at.epoch + 1, now.examples_per_second
+    def trained(self, at: Position, total_steps: int, now: Sums, rate: float, *, last: bool) -> None:
+        """How the training goes, by what all ranks did since the last call; `last` of an epoch or of the run.
+
+        `rate` is the learning rate.
+        """
+        epoch, loss, accuracy = at.epoch + 1, now.loss / now.examples, now.right / now.examples
+        speed = now.examples / max(now.seconds / self._ranks, 1e-9)
+        waited = now.waited / max(now.seconds, 1e-9)
         progress.report(
-            step=at.step, total_steps=total_steps, epoch=epoch, examples_per_second=speed, loss=now.loss
+            step=at.step, total_steps=total_steps, epoch=epoch, examples_per_second=speed, loss=loss
         )
         self._writer.add(
             at.step,
             {
-                "train/loss": now.loss,
-                "train/accuracy": now.accuracy,
-                "train/learning_rate": now.rate,
+                "train/loss": loss,
+                "train/accuracy": accuracy,
+                "train/learning_rate": rate,
                 "train/examples_per_second": speed,
-                "train/data_wait_share": now.data_wait_share,
+                "train/data_wait_share": waited,
             },
         )
         clock = time.monotonic()
         if not last and clock - self._logged_at < self._options.log_seconds:
             return
         self._logged_at = clock
-        share = {"dataWaitShare": round(now.data_wait_share, 4)}
-        self._add("train", at, now.loss, now.accuracy, speed, share)
+        self._add("train", at, loss, accuracy, speed, {"dataWaitShare": round(waited, 4)})
         log.info(
             "step %d/%d epoch %d: loss %.4f, accuracy %.4f, %.0f examples/s",
-            *(at.step, total_steps, epoch, now.loss, now.accuracy, speed),
+            *(at.step, total_steps, epoch, loss, accuracy, speed),
         )
 
     def tested(self, at: Position, loss: float, accuracy: float, examples_per_second: float) -> None:
@@ -102,7 +89,7 @@ class TrainingReport:
         self._add("test", at, loss, accuracy, examples_per_second)
         log.info("step %d: test accuracy %.4f, loss %.4f", at.step, accuracy, loss)
 
-    def end(self, at: Position, accuracy: float, facts: Mapping[str, object]) -> None:
+    def end(self, at: Position, accuracy: float | None, facts: Mapping[str, object]) -> None:
         """That the training is done, and `facts` of its model."""
         self._metrics.add("end", {**facts, "step": at.step, "seconds": self._seconds()})
         progress.report(step=at.step, total_steps=at.step, accuracy=accuracy, final=True)
@@ -118,7 +105,7 @@ class TrainingReport:
         loss: float,
         accuracy: float,
         examples_per_second: float,
-        more: Mapping[str, float] | None = None,
+        more: Mapping[str, object] | None = None,
     ) -> None:
         self._metrics.add(
             kind,
@@ -133,6 +120,10 @@ class TrainingReport:
                 **(more or {}),
             },
         )
+
+    def _of_what(self) -> dict[str, object]:
+        """What is trained."""
+        return {"model": self._options.model, "batchSize": self._options.batch_size}
 
     def _trained(self, at: Position) -> int:
         """Examples of all epochs so far, over all ranks."""

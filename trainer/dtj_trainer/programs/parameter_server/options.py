@@ -8,6 +8,7 @@ from typing import Literal
 
 from dtj_trainer import contract
 from dtj_trainer.models.keras_pictures import MODELS
+from dtj_trainer.programs import options
 from dtj_trainer.programs.options import (
     add_what_is_kept,
     add_what_is_trained,
@@ -21,23 +22,10 @@ UPDATES: tuple[Updates, ...] = ("Asynchronous", "Synchronous")
 
 
 @dataclass(frozen=True)
-class Options:
-    """What the user chose; see `parse` for the meaning of each."""
+class Options(options.Options):
+    """What the user chose; see `parse` for the meaning of each. The rate is constant, and workers read the data."""
 
-    model: str
-    data: str | None
-    epochs: int
-    max_steps: int | None
-    seed: int
     updates: Updates
-    batch_size: int
-    optimizer: str
-    lr: float
-    momentum: float
-    checkpoint_steps: int | None
-    checkpoint_seconds: float
-    tensorboard_seconds: float
-    log_seconds: float
 
 
 def parse(arguments: list[str] | None, program: str, description: str) -> Options:
@@ -58,6 +46,8 @@ def parse(arguments: list[str] | None, program: str, description: str) -> Option
     how.add_argument("--lr", type=positive(float), default=0.02, help="learning rate")
     how.add_argument("--momentum", type=not_negative(float), default=0.9, help="for sgd")
 
+    parser.set_defaults(scale_lr=False, warmup_epochs=0.0, schedule="constant", weight_decay=0.0)
+    parser.set_defaults(augment=False, amp=False, data_workers=0)
     add_what_is_kept(parser, checkpoint_seconds=60.0, log_seconds=5.0)
     parsed = parser.parse_args(arguments)
     return Options(**{field.name: getattr(parsed, field.name) for field in fields(Options)})

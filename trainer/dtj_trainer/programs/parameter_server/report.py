@@ -3,23 +3,24 @@
 from __future__ import annotations
 
 import logging
-import os
 import statistics
 import time
-from dataclasses import dataclass, field
-from pathlib import Path
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
-from dtj_trainer import contract, progress
-from dtj_trainer.programs.metrics import MetricsFile
+from dtj_trainer import progress
 from dtj_trainer.programs.parameter_server.bottleneck import BottleneckWatch, StepTimes, waiting_share
-from dtj_trainer.tensorboard import ScalarWriter
+from dtj_trainer.programs.training_report import TrainingReport
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from dtj_trainer.programs.meeting import Sums
     from dtj_trainer.programs.parameter_server.cluster import Cluster
     from dtj_trainer.programs.parameter_server.options import Options
     from dtj_trainer.programs.parameter_server.state import State
     from dtj_trainer.programs.parameter_server.updates import StepResult
+    from dtj_trainer.programs.protocols import Position
 
 log = logging.getLogger(__name__)
 
@@ -59,144 +60,101 @@ class _Window:
         return self.steps / seconds, self.examples / seconds
 
 
-class Report:
-    """Told of each finished step; says something now and then. `state`: where the training begins or goes on."""
+class Report(TrainingReport):
+    """See TrainingReport. `add` takes each step that has ended. ChiefModel updates `state`."""
 
     def __init__(self, options: Options, cluster: Cluster, state: State) -> None:
-        self._options = options
-        self._cluster = cluster
-        self._metrics = MetricsFile(cluster.workers)
+        super().__init__(options, cluster.workers, state.training_examples, state.step, "train")
+        self._of_job = {"updates": options.updates, "workers": cluster.workers, "ps": cluster.ps}
+        self._state = state
         self._watch = BottleneckWatch(cluster.ps)
-        folder = Path(contract.root()) / contract.TENSORBOARD / "train"
-        self._writer = ScalarWriter(folder, rotate_seconds=options.tensorboard_seconds, first_step=state.step)
         self._told = self._logged = _Window(time.monotonic())
         self._first = True
         self._examples = state.trained
 
-    def begin(self, state: State, total_steps: int) -> None:
-        """Training begins now; rates count from here."""
+    def begin(self, at: Position, total_steps: int) -> None:
+        """See TrainingReport. Rates count from here."""
         self._told, self._logged = (_Window(time.monotonic()) for _ in range(2))
-        self._metrics.add(
-            "start",
-            {
-                "step": state.step,
-                "examples": state.trained,
-                "totalSteps": total_steps,
-                "data": self._options.data or os.environ.get(contract.ENV_DATA_URI),
-                "trainingExamples": state.training_examples,
-                **self._of_what(),
-            },
-        )
+        super().begin(at, total_steps)
 
-    def add(self, result: StepResult, state: State, total_steps: int) -> None:
-        """Take a finished step into account, after which the training is where `state` says."""
+    def add(self, result: StepResult) -> None:
+        """Take a finished step into account."""
         now = time.monotonic()
         self._examples += result.examples
         self._told.add(result)
         self._logged.add(result)
         for times in result.times:
             self._watch.add(times, now)
-        if self._first or now - self._told.began >= TELL_SECONDS:
-            self._tell(state, total_steps, now)
-        if self._first or now - self._logged.began >= self._options.log_seconds:
-            self._log(state, total_steps, now)
+
+    def trained(self, at: Position, total_steps: int, now: Sums, rate: float, *, last: bool) -> None:
+        """See TrainingReport. Reports at intervals, over the steps given to `add`."""
+        del now, rate  # `now` has no times of workers, and the learning rate is constant.
+        clock = time.monotonic()
+        at = replace(at, step=self._state.step)  # `at` counts steps that have not ended, too.
+        if self._first or last or clock - self._told.began >= TELL_SECONDS:
+            self._tell(at, total_steps, clock)
+        if self._first or last or clock - self._logged.began >= self._options.log_seconds:
+            self._log(at, total_steps, clock)
         self._first = False
 
-    def end_of_epoch(self, state: State, total_steps: int) -> None:
-        """Tell what was not told yet."""
-        now = time.monotonic()
-        if self._told.steps:
-            self._tell(state, total_steps, now)
-        if self._logged.steps:
-            self._log(state, total_steps, now)
-
-    def end(self, state: State) -> None:
-        """Tell that the training is over."""
-        seconds = max(state.seconds, 1e-9)
-        self._metrics.add(
-            "end",
-            {
-                "step": state.step,
-                "steps": state.step,
-                "epochs": state.epoch,
-                "examples": state.trained,
-                "seconds": round(state.seconds, 3),
-                "globalStepsPerSecond": round(state.step / seconds, 3),
-                "examplesPerSecond": round(state.trained / seconds, 1),
-                **self._of_what(),
-            },
-        )
+    def end(self, at: Position, accuracy: float | None, facts: Mapping[str, object]) -> None:
+        """See TrainingReport."""
+        seconds = max(self._state.seconds, 1e-9)
+        rates = {
+            "examples": self._examples,
+            "globalStepsPerSecond": round(at.step / seconds, 3),
+            "examplesPerSecond": round(self._examples / seconds, 1),
+        }
         progress.bottleneck(None)
-        progress.report(step=state.step, total_steps=state.step, final=True)
+        super().end(at, accuracy, {**facts, **rates, **self._of_what()})
 
     def close(self) -> None:
         """Finish the event file and write what progress held back."""
-        self._writer.close()
+        super().close()
         progress.flush()
 
     def _of_what(self) -> dict[str, object]:
-        """What is trained, by how many."""
-        return {
-            "updates": self._options.updates,
-            "model": self._options.model,
-            "batchSize": self._options.batch_size,
-            "workers": self._cluster.workers,
-            "ps": self._cluster.ps,
-        }
+        return super()._of_what() | self._of_job
 
-    def _tell(self, state: State, total_steps: int, now: float) -> None:
-        steps, examples = self._told.rates(now)
+    def _trained(self, at: Position) -> int:
+        del at  # It counts the examples of steps that have not ended, too.
+        return self._examples
+
+    def _seconds(self) -> float:
+        return round(self._state.seconds, 3)
+
+    def _tell(self, at: Position, total_steps: int, now: float) -> None:
+        window, epoch = self._told, at.epoch + 1
+        loss, (steps, examples) = window.mean_loss, window.rates(now)
         progress.report(
-            step=state.step,
-            total_steps=total_steps,
-            epoch=state.epoch + 1,
-            loss=self._told.mean_loss,
-            examples_per_second=examples,
+            step=at.step, total_steps=total_steps, epoch=epoch, loss=loss, examples_per_second=examples
         )
         self._writer.add(
-            state.step,
+            at.step,
             {
-                "train/loss": self._told.mean_loss,
-                "train/accuracy": self._told.accuracy,
+                "train/loss": loss,
+                "train/accuracy": window.accuracy,
                 "train/global_steps_per_second": steps,
                 "train/examples_per_second": examples,
-                "train/ps_wait_share": waiting_share(self._told.times),
+                "train/ps_wait_share": waiting_share(window.times),
             },
         )
-        found = self._watch.find(now)
-        progress.bottleneck(found)
+        progress.bottleneck(self._watch.find(now))
         self._told = _Window(now)
 
-    def _log(self, state: State, total_steps: int, now: float) -> None:
-        window = self._logged
-        steps, examples = window.rates(now)
-        share = waiting_share(window.times)
-        self._metrics.add(
-            "train",
-            {
-                "step": state.step,
-                "epoch": round(state.epoch + state.examples / state.training_examples, 4),
-                "examples": self._examples,
-                "loss": window.mean_loss,
-                "accuracy": window.accuracy,
-                "globalStepsPerSecond": round(steps, 3),
-                "examplesPerSecond": round(examples, 1),
-                "seconds": round(state.seconds, 3),
-                "updates": self._options.updates,
-                "workers": of_workers(window.times),
-                "psWaitShare": round(share, 4),
-            },
-        )
+    def _log(self, at: Position, total_steps: int, now: float) -> None:
+        window, share = self._logged, waiting_share(self._logged.times)
+        loss, accuracy, (steps, examples) = window.mean_loss, window.accuracy, window.rates(now)
+        more = {
+            "globalStepsPerSecond": round(steps, 3),
+            "updates": self._of_job["updates"],
+            "workers": of_workers(window.times),
+            "psWaitShare": round(share, 4),
+        }
+        self._add("train", at, loss, accuracy, examples, more)
         log.info(
             "step %d/%d epoch %d: loss %.4f, accuracy %.4f, %.1f steps/s, %.0f examples/s, %.0f %% waiting for ps",
-            state.step,
-            total_steps,
-            state.epoch + 1,
-            window.mean_loss,
-            window.accuracy,
-            steps,
-            examples,
-            100 * share,
+            *(at.step, total_steps, at.epoch + 1, loss, accuracy, steps, examples, 100 * share),
         )
         self._logged = _Window(now)
 

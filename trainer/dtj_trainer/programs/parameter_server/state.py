@@ -71,24 +71,20 @@ def load(folder: Path) -> tuple[State, dict[str, np.ndarray]]:
 
 def check(saved: State, present: State, folder: Path) -> None:
     """Raise NotOurCheckpoint when `saved` is not of the training that `present` describes."""
-    otherwise = "or start anew (artifacts.resume: Never)"
     if saved.model != present.model:
-        raise NotOurCheckpoint(
-            f"the checkpoint {folder} is of a {saved.model}, not of a {present.model}: "
-            f"give the same --model, {otherwise}"
+        why = f"is of a {saved.model}, not of a {present.model}: give the same --model"
+    elif saved.optimizer != present.optimizer:
+        why = f"was trained by {saved.optimizer}, not by {present.optimizer}: give the same --optimizer"
+    elif (saved.shape, saved.classes) != (present.shape, present.classes):
+        why = (
+            f"is for pictures of {saved.shape} in {saved.classes} classes, but the data has {present.shape} in "
+            f"{present.classes}: give the same data"
         )
-    if saved.optimizer != present.optimizer:
-        raise NotOurCheckpoint(
-            f"the checkpoint {folder} was trained by {saved.optimizer}, not by {present.optimizer}: "
-            f"give the same --optimizer, {otherwise}"
+    elif saved.examples and saved.training_examples != present.training_examples:
+        why = (
+            f"is from the middle of an epoch of {saved.training_examples} training examples, but the data has "
+            f"{present.training_examples} now: give the same data"
         )
-    if (saved.shape, saved.classes) != (present.shape, present.classes):
-        raise NotOurCheckpoint(
-            f"the checkpoint {folder} is for pictures of {saved.shape} in {saved.classes} classes, but the data has "
-            f"{present.shape} in {present.classes}: give the same data, {otherwise}"
-        )
-    if saved.examples and saved.training_examples != present.training_examples:
-        raise NotOurCheckpoint(
-            f"the checkpoint {folder} is from the middle of an epoch of {saved.training_examples} training "
-            f"examples, but the data has {present.training_examples} now: give the same data, {otherwise}"
-        )
+    else:
+        return
+    raise NotOurCheckpoint(f"the checkpoint {folder} {why}, or start anew (artifacts.resume: Never)")

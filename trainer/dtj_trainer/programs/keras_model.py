@@ -6,6 +6,7 @@ alone. What is right is DistributedGradientTape over TensorFlow's own variables,
 
 from __future__ import annotations
 
+import hashlib
 import itertools
 import json
 import zipfile
@@ -17,99 +18,106 @@ import numpy as np
 import tensorflow as tf
 
 from dtj_trainer.models import keras_pictures
-from dtj_trainer.programs import keras_ranks, keras_saved_model
+from dtj_trainer.programs import keras_saved_model
+from dtj_trainer.programs.file_saver import FileSaver
+from dtj_trainer.programs.horovod_ranks import KerasRanks, rows_of
+from dtj_trainer.programs.protocols import PictureModel
 from dtj_trainer.programs.state_file import Array, read_array, write_arrays
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterator, Mapping
     from pathlib import Path
 
     from dtj_trainer.data.pictures import PictureSet
     from dtj_trainer.data.sharding import Share
     from dtj_trainer.programs.options import Options
 
+
 _RUN = "run.json"
 """The entry of a checkpoint that is no variable."""
 
 
-class KerasLearner:
-    """See Learner. Make it after `hvd.init`."""
+class KerasModel(PictureModel[tuple[np.ndarray, np.ndarray]]):
+    """See PictureModel. `shape` is height, width and channels of a picture."""
 
-    state_file = "state.npz"
-
-    def __init__(self, options: Options, data: PictureSet) -> None:
-        self.rank, self.ranks = hvd.rank(), hvd.size()
-        self._name, self._classes = options.model, data.classes
+    def __init__(self, options: Options, data: PictureSet, ranks: KerasRanks) -> None:
+        self._ranks = ranks
         channels, height, width = data.shape
-        self._shape = (height, width, channels)
-        self._model = keras_pictures.build(options.model, self._shape, data.classes, options.seed)
-        self._optimizer = _optimizer(options)
-        self._optimizer.build(self._model.trainable_variables)
-        self._variables = {
-            **{f"model/{each.path}": each for each in self._model.variables},
-            **{f"optimizer/{each.path}": each for each in self._optimizer.variables},
-        }
+        self.shape = (height, width, channels)
+        self.network = keras_pictures.build(options.model, self.shape, data.classes, options.seed)
+        self.optimizer = _optimizer(options)
+        self.optimizer.build(self.network.trainable_variables)
         self._sums = tf.Variable(tf.zeros(3, tf.float64), trainable=False)  # loss, right, examples
-        self._step = _step(self._model, self._optimizer, self._sums, self._shape, options.weight_decay)
-        self._test = _test(self._model, self._shape)
+        self._step = _step(self.network, self.optimizer, self._sums, self.shape, options.weight_decay)
+        self._test = _test(self.network, self.shape)
 
     def prepare(self, pixels: np.ndarray, labels: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """See Learner."""
+        """See PictureModel."""
         return np.ascontiguousarray(pixels.transpose(0, 2, 3, 1)), labels
 
     def train(self, data: tuple[np.ndarray, np.ndarray], share: Share, rate: float, step: int) -> None:
-        """See Learner."""
+        """See Model."""
         del step  # No layer of these networks draws.
-        self._optimizer.learning_rate = rate
+        self.optimizer.learning_rate = rate
         # What counts for nothing enters no statistics either.
-        kept = [] if share.count else [(each, each.numpy()) for each in keras_ranks.statistics(self._model)]
+        kept = [] if share.count else [(each, each.numpy()) for each in statistics(self.network)]
         # Averaged over the ranks, this is the mean over the whole step's examples, also where the
         # ranks have not all equally many.
-        self._step(*data, np.int32(share.count), np.float32(self.ranks / share.total))
+        self._step(*data, np.int32(share.count), np.float32(self._ranks.size / share.total))
         for each, before in kept:
             each.assign(before)
 
     def take_sums(self) -> list[float]:
-        """See Learner."""
+        """See Model."""
         sums: list[float] = self._sums.numpy().tolist()
         self._sums.assign(tf.zeros(3, tf.float64))
         return sums
 
     def test(self, pixels: np.ndarray, labels: np.ndarray) -> tuple[float, float]:
-        """See Learner."""
+        """See PictureModel."""
         right, loss = self._test(*self.prepare(pixels, labels))
         return float(right), float(loss)
 
     def average_statistics(self) -> None:
-        """See Learner."""
-        keras_ranks.average_statistics(self._model)
+        """See Model. By a single exchange."""
+        variables = statistics(self.network)
+        if not variables:
+            return
+        joined = tf.concat([tf.reshape(variable.value, [-1]) for variable in variables], 0)
+        average = self._ranks.average(joined, "statistics")
+        sizes = [variable.value.shape.num_elements() for variable in variables]
+        for variable, values in zip(variables, tf.split(average, sizes), strict=True):
+            variable.assign(tf.reshape(values, variable.shape))
 
-    def total(self, values: Sequence[float], name: str) -> list[float]:
-        """See Learner."""
-        return keras_ranks.total(values, name)
 
-    def barrier(self) -> None:
-        """See Learner."""
-        keras_ranks.total([0.0], "barrier")  # Horovod's own is not there for TensorFlow.
+class KerasSaver(FileSaver):
+    """See FileSaver."""
 
-    def check_identical(self) -> str:
-        """See Learner."""
-        return keras_ranks.check_identical(self._model)
+    file = "state.npz"
+    _ranks: KerasRanks
+
+    def __init__(self, options: Options, data: PictureSet, model: KerasModel, ranks: KerasRanks) -> None:
+        super().__init__(options, len(data.train), ranks)
+        self._network, self._shape, self._classes = model.network, model.shape, data.classes
+        self._variables = {
+            **{f"model/{each.path}": each for each in model.network.variables},
+            **{f"optimizer/{each.path}": each for each in model.optimizer.variables},
+        }
 
     def write_state(self, path: Path, run: dict[str, Any]) -> None:
-        """See Learner."""
+        """See FileSaver."""
         about = np.array(json.dumps(run))
         arrays = ((name, _array(variable)) for name, variable in self._variables.items())
         write_arrays(path, itertools.chain([(_RUN, Array((), about.dtype, [about]))], arrays))
 
     def read_run(self, path: Path) -> dict[str, Any]:
-        """See Learner."""
+        """See FileSaver."""
         with np.load(path, allow_pickle=False) as arrays:
             run: dict[str, Any] = json.loads(str(arrays[_RUN]))
         return run
 
     def load_state(self, path: Path) -> None:
-        """See Learner."""
+        """See FileSaver."""
         with zipfile.ZipFile(path) as archive:
             if {*archive.namelist()} != {f"{name}.npy" for name in (_RUN, *self._variables)}:
                 raise SystemExit(
@@ -123,26 +131,28 @@ class KerasLearner:
                     else:
                         variable.value[piece].assign(values)
 
-    def broadcast(self, value: Any) -> Any:
-        """See Learner."""
-        return keras_ranks.broadcast(value)
-
     def share_state(self) -> None:
-        """See Learner."""
-        keras_ranks.share_state(self._variables)
+        """See FileSaver."""
+        self._ranks.overwrite(self._variables)
 
-    def write_model(self, folder: Path, facts: dict[str, object]) -> None:
-        """See Learner."""
-        keras_saved_model.write(
-            folder, self._model, name=self._name, shape=self._shape, classes=self._classes, facts=facts
-        )
+    def digest(self) -> str:
+        """See FileSaver."""
+        digest = hashlib.sha256()
+        for variable in sorted(self._network.variables, key=lambda variable: str(variable.path)):
+            digest.update(variable.path.encode())
+            for part in _parts(variable):
+                digest.update(part.tobytes())
+        return digest.hexdigest()
+
+    def write_model(self, folder: Path, facts: Mapping[str, object]) -> None:
+        """See FileSaver."""
+        name, shape, classes = self._options.model, self._shape, self._classes
+        keras_saved_model.write(folder, self._network, name=name, shape=shape, classes=classes, facts=facts)
 
 
-def _array(variable: keras.Variable) -> Array:
-    """A variable as a checkpoint holds it, read when it is written."""
-    held = variable.value
-    parts = (held[piece].numpy() for piece in (keras_ranks.rows_of(held) if held.shape.rank else [...]))
-    return Array(tuple(held.shape), np.dtype(held.dtype.as_numpy_dtype), parts)
+def statistics(model: keras.Model) -> list[keras.Variable]:
+    """What is not trained but gathered from each rank's own batches: BatchNorm's mean and variance."""
+    return [variable for variable in model.non_trainable_variables if variable.dtype.startswith("float")]
 
 
 def _step(
@@ -202,3 +212,16 @@ def _optimizer(options: Options) -> keras.optimizers.Optimizer:
     if options.optimizer == "adam":
         return keras.optimizers.Adam(options.lr, epsilon=1e-8)
     return keras.optimizers.SGD(options.lr, momentum=options.momentum)
+
+
+def _array(variable: keras.Variable) -> Array:
+    """A variable as a checkpoint holds it, read when it is written."""
+    held = variable.value
+    return Array(tuple(held.shape), np.dtype(held.dtype.as_numpy_dtype), _parts(variable))
+
+
+def _parts(variable: keras.Variable) -> Iterator[np.ndarray]:
+    """The values of a variable, a piece at a time."""
+    held = variable.value
+    for piece in rows_of(held) if held.shape.rank else [...]:
+        yield held[piece].numpy()
