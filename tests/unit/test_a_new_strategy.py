@@ -26,6 +26,7 @@ from dtj.plan.start import config_map
 from dtj.plan.strategies import PLANS, register
 from dtj.report.facts import facts_of
 from dtj.report.run import Run, read_metrics
+from dtj_trainer.contract import PodInfo
 from tests.unit.support.fake_cluster import Kubelet
 from tests.unit.support.jobs import job
 from tests.unit.support.training_runs import content, line
@@ -57,7 +58,10 @@ def symmetric_plan(job: Job) -> Plan:
             "PROCESSES": str(worker.replicas),
             "PROCESS": str(replica.index),
         }
-        return replica_pod(job, replica, worker, command=[*job.spec.command], env=env, extra={})
+        info = PodInfo(
+            role="worker", index=replica.index, slots=1, part="primary", restores=True, reads_data=True
+        )
+        return replica_pod(job, replica, worker, info, command=[*job.spec.command], env=env, extra={})
 
     return Plan(
         service=headless_service(job),

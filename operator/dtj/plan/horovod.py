@@ -92,7 +92,7 @@ def pod_info(job: Job, role: str, index: int) -> contract.PodInfo:
     return contract.PodInfo(
         role=role,
         index=index,
-        slots=slots_per_worker(job),
+        slots=slots_per_worker(job.spec),
         part="primary",
         restores=True,
         reads_data=True,
