@@ -14,6 +14,7 @@ from dtj.api.job import Manifest
 from dtj.api.reported import take
 from dtj.api.status import ArtifactsStatus, ProgressStatus
 from dtj.cluster.port import ApiError
+from dtj.reconcile.boot_clock import Clock
 from dtj.reconcile.telling import Untold
 from dtj.status.events import Happening
 from dtj.status.pod_report import Report, read_report
@@ -235,11 +236,14 @@ async def test_a_program_that_reports_another_bottleneck_each_time_makes_one_eve
 
 
 async def test_a_job_tells_25_events_at_once_then_one_each_five_minutes_and_always_its_end() -> None:
-    cluster, untold = FakeCluster(), Untold()
+    passed = 0.0
+    cluster, untold = FakeCluster(), Untold(Clock(lambda: at(passed), lambda: passed))
 
     async def tell(message: str, seconds: float, *, final: bool = False) -> None:
-        untold.add(job(), Happening("Warning", "Unschedulable", message, final=final), at(seconds))
-        await untold.tell(cluster, at(seconds))
+        nonlocal passed
+        passed = seconds
+        untold.add(job(), Happening("Warning", "Unschedulable", message, final=final))
+        await untold.tell(cluster)
 
     for number in range(40):
         await tell(f"0/{number} nodes", number)

@@ -113,7 +113,7 @@ async def test_a_pass_makes_500_pods_at_most_and_goes_on_at_once() -> None:
 async def test_a_large_job_is_told_of_each_answer() -> None:
     world = World(**workers(30))
     moved: list[tuple[str, str]] = []
-    world.reconciler._moves = moved.append
+    world.reconciler._executor._moves = moved.append
 
     world.view.deliver()
     await world.turn()
@@ -172,7 +172,7 @@ async def test_a_large_job_leaves_other_jobs_most_of_the_api_server() -> None:
         return await create(manifest)
 
     world.cluster.create = counted  # type: ignore[method-assign]
-    world.reconciler._crowded = lambda: True
+    world.reconciler._executor._crowded = lambda: True
 
     world.view.deliver()
     await world.turn()

@@ -55,6 +55,7 @@ class Driven(World):
             self.metrics,
             lambda: self.cluster.now,
             self.plan,
+            elapsed=self.elapsed,
             counts_after=self.counts_after,
         )
         self.controller = Controller(self.queue, self.reconciler, lister, self.metrics)

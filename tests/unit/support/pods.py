@@ -116,7 +116,7 @@ class Life:
 
     @property
     def expected(self) -> Expected:
-        return expectation(self.job, self.plan, [])
+        return expectation(self.job, self.plan)
 
     def see(self, *pods: Manifest, seconds: float = 0, **observed: Any) -> Manifest:
         """Evaluate with these pods, store the status through JSON, return it as written."""
