@@ -26,7 +26,7 @@ from dtj.admission.serving import Serving
 from dtj.api.job import Manifest
 from dtj.operator_flags import read_flags
 from tests.unit.support.admission import WRONG, job, request
-from tests.unit.support.api_server import write_kubeconfig
+from tests.unit.support.kubeconfig import write_kubeconfig
 from tests.unit.support.operator_process import PROGRAM
 from tests.unit.support.tls import HOST, post, trusted
 

@@ -86,7 +86,7 @@ class FakeCluster:
         return self._carry_out("create", manifest, lambda: self.add(manifest))
 
     async def get(self, manifest: Manifest) -> Manifest | None:
-        return self._carry_out("get", manifest, lambda: copied(self.objects.get(_name(manifest))))
+        return self._carry_out("get", manifest, lambda: copied(self.objects.get(name_of(manifest))))
 
     async def pods_of(self, namespace: str, job: str) -> list[Manifest]:
         def found() -> list[Manifest]:
@@ -102,15 +102,15 @@ class FakeCluster:
 
     async def replace_data(self, manifest: Manifest) -> Manifest:
         def replace() -> Manifest:
-            return self.change(_name(manifest), lambda there: there.update(data=copied(manifest["data"])))
+            return self.change(name_of(manifest), lambda there: there.update(data=copied(manifest["data"])))
 
         return self._carry_out("patch", manifest, replace)
 
     async def delete(self, manifest: Manifest, uid: str) -> None:
         def delete() -> None:
-            there = self.objects.get(_name(manifest))
+            there = self.objects.get(name_of(manifest))
             if there is not None and there["metadata"]["uid"] == uid:
-                self.remove(_name(manifest))
+                self.remove(name_of(manifest))
 
         self._carry_out("delete", manifest, delete)
 
@@ -127,7 +127,7 @@ class FakeCluster:
             refusal = self.refuse(manifest)
             if refusal is not None:
                 raise refusal
-            return self.change(_name(manifest), update)
+            return self.change(name_of(manifest), update)
 
         return self._carry_out("patch", manifest, patch)
 
@@ -144,9 +144,9 @@ class FakeCluster:
 
     async def delete_tree(self, manifest: Manifest) -> None:
         def delete() -> None:
-            there = self.objects.get(_name(manifest))
+            there = self.objects.get(name_of(manifest))
             if there is not None and there["metadata"]["uid"] == manifest["metadata"]["uid"]:
-                self._end_after_dependents(_name(manifest))
+                self._end_after_dependents(name_of(manifest))
 
         self._carry_out("delete", manifest, delete)
 
@@ -200,7 +200,7 @@ class FakeCluster:
 
     def add(self, manifest: Manifest) -> Manifest:
         """Make an object, by whomsoever."""
-        name = _name(manifest)
+        name = name_of(manifest)
         refusal = self.refuse(manifest)
         if refusal is not None:
             raise refusal
@@ -250,7 +250,7 @@ class FakeCluster:
 
     def end_pod(self, pod: Manifest) -> None:
         """Tell a pod to end; the API server itself removes one that no kubelet has, or that has ended."""
-        name = _name(pod)
+        name = name_of(pod)
         if not pod["spec"].get("nodeName") or pod["status"]["phase"] in ("Succeeded", "Failed"):
             self.remove(name)
         elif "deletionTimestamp" not in pod["metadata"]:
@@ -381,7 +381,7 @@ class FakeView:
         ]
 
     def pods(self, key: Key) -> Sequence[OwnedPod]:
-        return [self._pod(_name(pod), pod) for pod in self._children("Pod", key)]
+        return [self._pod(name_of(pod), pod) for pod in self._children("Pod", key)]
 
     def _pod(self, name: Name, pod: Manifest) -> OwnedPod:
         if name not in self._pods:
@@ -447,7 +447,7 @@ class Kubelet:
         return len(self.cluster.log) > before
 
     def _move(self, pod: Manifest) -> None:
-        name, uid = _name(pod), pod["metadata"]["uid"]
+        name, uid = name_of(pod), pod["metadata"]["uid"]
         phase = pod["status"]["phase"]
         if "deletionTimestamp" in pod["metadata"] and not pod["spec"].get("nodeName") and phase == "Pending":
             # kube-controller-manager's PodGC ends a pod that no kubelet has, some 20 s later.
@@ -518,6 +518,6 @@ def _ended(pod: Manifest, ending: Ending, finished: str) -> None:
     pod["status"]["containerStatuses"] = [{"name": "trainer", "state": {"terminated": terminated}}]
 
 
-def _name(manifest: Manifest) -> Name:
+def name_of(manifest: Manifest) -> Name:
     metadata = manifest["metadata"]
     return manifest["kind"], metadata.get("namespace", "ml"), metadata["name"]
