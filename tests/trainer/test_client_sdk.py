@@ -1,4 +1,11 @@
-"""The SDK with a real bucket: artifacts, logs of jobs without pods, credentials, and the examples of docs/sdk.md."""
+"""The SDK with a real bucket: artifacts, logs of jobs without pods, credentials, and the examples of docs/sdk.md.
+
+* lists, copies and segments of artifacts
+* checkpoints, and a bucket that is away
+* credentials of the job's Secret
+* logs from the bucket
+* the examples of docs/sdk.md
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,10 @@
-"""The webhook's certificates: made, kept, trusted, renewed and repaired."""
+"""The webhook's certificates: made, kept, trusted, renewed and repaired.
+
+* the validity, the renewal and the CA bundle of a certificate
+* the Secret: filled, shared by two replicas, repaired, never shown before API servers trust its CA
+* a folder of certificates that somebody else renews
+* TLS handshakes with a good, an expired and a missing certificate
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,11 @@
-"""The webhook's server: what it is sent over a real TLS connection, and what it answers."""
+"""The webhook's server: what it is sent over a real TLS connection, and what it answers.
+
+* verdicts over TLS, and their metrics
+* malformed, deeply nested, too large and unfinished requests
+* an error inside the webhook, and plain HTTP on its port
+* the flags of the webhook
+* a replica that waits for the Lease while it serves the webhook
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,11 @@
-"""What pods say passes one gate: nothing that a program writes keeps its job from ending."""
+"""What pods say passes one gate: nothing that a program writes keeps its job from ending.
+
+* times, numbers and texts that a program reports
+* reports that are no object
+* a status that the API server refuses because of a report
+* conditions of other controllers
+* the number of events of a job
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,10 @@
-"""Whose lines a log has, in which order, and how a reader follows pods over cuts and restarts."""
+"""Whose lines a log has, in which order, and how a reader follows pods over cuts and restarts.
+
+* lines of a pod, of a file, and their order by time
+* pods and files for a role, an index or a rank
+* following over a restart, a cut connection and the deletion of the job
+* jobs without pods and without artifacts
+"""
 
 from __future__ import annotations
 

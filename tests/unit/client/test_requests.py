@@ -1,4 +1,12 @@
-"""The client against an API server that speaks HTTP: jobs made, read, changed and deleted, refusals in one line."""
+"""The client against an API server that speaks HTTP: jobs made, read, changed and deleted, refusals in one line.
+
+* submission, names in use, namespaces
+* lists by page, and jobs of a newer operator
+* refusals, clusters without dtj or out of reach, wrong and expired credentials
+* kubeconfigs and the service account of a pod
+* suspend, resume, scale and delete
+* events and pods of a job
+"""
 
 from __future__ import annotations
 

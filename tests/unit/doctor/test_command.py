@@ -1,4 +1,10 @@
-"""`dtj doctor` against an API server on loopback."""
+"""`dtj doctor` against an API server on loopback.
+
+* clusters that are well, without dtj, or out of reach
+* a job with its pod, and the pod's deletion
+* objects that the user may not read
+* text, JSON and YAML, and exit codes
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,12 @@
-"""`dtj-operator` as a process: two of them take turns, and each ends when it is told to."""
+"""`dtj-operator` as a process: two of them take turns, and each ends when it is told to.
+
+* two replicas: takeover after a kill, a normal end, a freeze
+* a leader that cannot renew its Lease, and a pass that blocks the event loop
+* the CRD that is missing at first
+* one replica without a Lease
+* jobs nested too deeply, clocks that differ, namespaces
+* flags, tolerations and the role of the Lease
+"""
 
 from __future__ import annotations
 

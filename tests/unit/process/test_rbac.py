@@ -1,4 +1,9 @@
-"""The operator's roles allow what it asks for and nothing else: each right is taken away in turn, and is missed."""
+"""The operator's roles allow what it asks for and nothing else: each right is taken away in turn, and is missed.
+
+* every scenario of the operator's life with exactly its rights
+* every right of docs/security.md taken away
+* all namespaces, two namespaces, the webhook
+"""
 
 from __future__ import annotations
 

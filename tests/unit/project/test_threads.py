@@ -1,4 +1,9 @@
-"""docs/threads.md names tests that there are; here are also those of its threads that belong nowhere else."""
+"""docs/threads.md names tests that there are; here are also those of its threads that belong nowhere else.
+
+* the table of docs/threads.md and the tests that it names
+* Services, sidecars, webhooks and rights of the operator
+* watches that fall silent, and timeouts
+"""
 
 from __future__ import annotations
 

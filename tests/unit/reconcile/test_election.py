@@ -1,4 +1,10 @@
-"""Leader election: never two at once, whatever the API server, the network and the clocks do."""
+"""Leader election: never two at once, whatever the API server, the network and the clocks do.
+
+* the life of a Lease: claimed, renewed, released, taken over
+* leaders that cannot renew, do no work or see another holder
+* lost answers, jumps of the clock, two claims at once
+* random faults: never two leaders, and one in the end
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,10 @@
-"""What an undisturbed job costs the API server: nothing is asked for twice, and counts of pods come together."""
+"""What an undisturbed job costs the API server: nothing is asked for twice, and counts of pods come together.
+
+* requests of a whole life and of a restart
+* a cache that lags behind
+* counts of pods that are written together
+* passes over the operator's own writes
+"""
 
 from __future__ import annotations
 

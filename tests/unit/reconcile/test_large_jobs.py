@@ -1,4 +1,10 @@
-"""A job of thousands of pods: work grows with its size, and other jobs get their turn."""
+"""A job of thousands of pods: work grows with its size, and other jobs get their turn.
+
+* the size of pods, and the work of a pass
+* batches of creations, refusals and rate limits
+* other jobs beside a large one
+* lists in place of single requests
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,10 @@
-"""What the operator tells Prometheus of jobs."""
+"""What the operator tells Prometheus of jobs.
+
+* phases, starts, losses and recoveries
+* steps, checkpoints and stalls
+* GPUs that are held, and GPUs that are idle
+* names, labels, and the number of series
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,11 @@
-"""A Horovod job that is handed over to mpi-operator."""
+"""A Horovod job that is handed over to mpi-operator.
+
+* the MPIJob and the pods that mpi-operator creates of it
+* success, failure, retries, lost workers and deadlines
+* suspension and queues
+* MPIJobs that are not served, refused or of somebody else
+* an operator that dies at any request
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,9 @@
-"""How many passes a job's life takes, where events and timers alone call for them."""
+"""How many passes a job's life takes, where events and timers alone call for them.
+
+* passes of a small job
+* which changes are urgent
+* events and timers without a resync
+"""
 
 from __future__ import annotations
 

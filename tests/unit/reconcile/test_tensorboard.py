@@ -1,4 +1,10 @@
-"""`spec.tensorboard`: a Deployment and a Service beside the training, and never in its way."""
+"""`spec.tensorboard`: a Deployment and a Service beside the training, and never in its way.
+
+* the Deployment and the Service that are created
+* the end, suspension, edits and deletions
+* refusals, and names in use
+* faults of the spec
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,10 @@
-"""Nodes that go silent: their pods are given up, taken away by force when their time is over, and made elsewhere."""
+"""Nodes that go silent: their pods are given up, taken away by force when their time is over, and made elsewhere.
+
+* when a node is silent
+* tolerations of pods
+* restarts elsewhere, suspension and deletion with a pod on a silent node
+* pods of other owners
+"""
 
 from __future__ import annotations
 

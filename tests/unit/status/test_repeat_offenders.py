@@ -1,4 +1,9 @@
-"""Nodes on which a job loses pods again and again are avoided; pauses grow only while nothing trains."""
+"""Nodes on which a job loses pods again and again are avoided; pauses grow only while nothing trains.
+
+* which losses count against a node
+* node affinity after repeated losses
+* backoff after an attempt that trained
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,11 @@
-"""The life of a ParameterServer job: who starts again after which loss, how it is counted, how it ends."""
+"""The life of a ParameterServer job: who starts again after which loss, how it is counted, how it ends.
+
+* which replica restarts after which loss
+* losses that follow from another loss
+* the evaluator, during the training and at the end
+* bottlenecks
+* whole lives in the fake cluster
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,9 @@
-"""How long a job may take to start, how long it stays after its end, and whose it is."""
+"""How long a job may take to start, how long it stays after its end, and whose it is.
+
+* startDeadlineSeconds: obstacles, retries, suspensions, partial starts
+* ttlSecondsAfterFinished: deletion, changes of the TTL, an operator that dies
+* managedBy: jobs of other controllers
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,10 @@
-"""Trainings that stand still: when that is said, what follows from it, and when it is no stall."""
+"""Trainings that stand still: when that is said, what follows from it, and when it is no stall.
+
+* when a training counts as stalled, and when it does not
+* operators that take over
+* stallPolicy Report and Restart
+* stacks of hung programs
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,11 @@
-"""Jobs that are suspended and go on: pods end first, nothing counts as a loss, and the time does not count."""
+"""Jobs that are suspended and go on: pods end first, nothing counts as a loss, and the time does not count.
+
+* pods end before the job is Suspended
+* checkpoints and the order of the end
+* changes of the spec during a suspension
+* deadlines and the TTL during a suspension
+* an operator that dies at any request
+"""
 
 from __future__ import annotations
 
