@@ -26,7 +26,7 @@ Name = tuple[str, str, str]
 """Kind, namespace and name."""
 SCHEMA = custom_resource_definition()["spec"]["versions"][0]["schema"]["openAPIV3Schema"]
 WATCHED = (KIND, "Pod", "Service", "ConfigMap", "Deployment")
-WRITES = ("create", "patch", "delete")
+WRITES = ("create", "replace", "patch", "delete")
 # Of a request to etcd, and of the values of a ConfigMap, in bytes.
 _LARGEST_OBJECT, _LARGEST_CONFIG = 1_572_864, 1_048_576
 
@@ -99,6 +99,14 @@ class FakeCluster:
 
         asked = {"kind": "Pod", "metadata": {"name": job}}
         return list(self._carry_out("list", asked, found))
+
+    async def replace(self, manifest: Manifest) -> Manifest:
+        def update(there: Manifest) -> None:
+            if there["metadata"]["resourceVersion"] != manifest["metadata"]["resourceVersion"]:
+                raise ApiError(409, "Conflict", "the object has been modified")
+            there.update(copied(manifest))
+
+        return self._carry_out("replace", manifest, lambda: self.change(name_of(manifest), update))
 
     async def replace_data(self, manifest: Manifest) -> Manifest:
         def replace() -> Manifest:
@@ -223,6 +231,11 @@ class FakeCluster:
             stored["status"] = {"phase": "Pending"}
             self.created_pods.append((name[2], stored["metadata"].get("labels", {}).get(LABEL_ATTEMPT, "")))
         return self._store(name, stored)
+
+    def put(self, manifest: Manifest) -> Manifest:
+        """Create or replace an object of any form, without the checks of `add`; the object may have a uid."""
+        metadata = {"namespace": "ml", "uid": self._number("uid"), "generation": 1} | manifest["metadata"]
+        return self._store(name_of(manifest), copied(manifest | {"metadata": metadata}))
 
     def change(self, name: Name, do: Callable[[Manifest], Any]) -> Manifest:
         """Change an object, by whomsoever."""

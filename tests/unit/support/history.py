@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 from dtj.api.job import Manifest
 from tests.unit.support.copies import copied
-from tests.unit.support.fake_cluster import FakeCluster, Name, name_of
+from tests.unit.support.fake_cluster import FakeCluster, Name
 
 
 @dataclass
@@ -26,11 +26,6 @@ class History(FakeCluster):
         """Forget the changes up to now, as an API server does after some minutes."""
         self._number("")
         self.oldest = self.version
-
-    def put(self, manifest: Manifest) -> Manifest:
-        """Create or replace an object of any form, without the checks of `add`; the object may have a uid."""
-        metadata = {"namespace": "ml", "uid": self._number("uid"), "generation": 1} | manifest["metadata"]
-        return self._store(name_of(manifest), copied(manifest | {"metadata": metadata}))
 
     def at(self, version: int) -> dict[Name, Manifest]:
         """The objects as of a version."""
