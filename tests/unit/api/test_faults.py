@@ -1,4 +1,10 @@
-"""The operator's own process against an API server in trouble, over real HTTP: no pod twice, no storm."""
+"""The operator's own process against an API server in trouble, over real HTTP: no pod twice, no storm.
+
+* 429, 500, HTML, no answer, and connections cut before and after the request is carried out
+* watches that are cut again and again
+* lists and watches of an old version
+* pods and a job that are deleted while no watch is open
+"""
 
 from __future__ import annotations
 
@@ -13,9 +19,9 @@ from aiohttp import web
 from dtj.api.identity import KIND
 from dtj.api.job import Manifest
 from tests.unit.support.api_answers import refused
-from tests.unit.support.fake_cluster import Ending
 from tests.unit.support.http_cluster import Fault, HttpCluster, http_cluster
 from tests.unit.support.jobs import manifest
+from tests.unit.support.kubelet import Ending
 from tests.unit.support.operator_process import operating
 from tests.unit.support.waiting import until
 
@@ -87,6 +93,13 @@ async def trouble(server: HttpCluster, fault: Fault) -> int:
     return made
 
 
+def lists(server: HttpCluster, since: int) -> int:
+    """How many lists were asked for since a request."""
+    collections = ("distributedtrainingjobs", "pods", "services", "configmaps", "deployments")
+    paths = [one.path.partition("?")[0] for one in server.requests[since:] if not one.watches]
+    return sum(path.endswith(collections) for path in paths)
+
+
 async def too_many(request: web.Request, answer: Answer) -> web.StreamResponse:
     response = refused(429, "TooManyRequests", "later")
     response.headers["Retry-After"] = "1"
@@ -156,10 +169,13 @@ async def test_lists_and_watches_of_an_old_version_make_no_pod_twice_and_count_n
     server: HttpCluster, tmp_path: Path
 ) -> None:
     await runs(server)
+    before = len(server.requests)
     server.stale = int(server.cluster.history[2][0])
     server.cluster.forget()
     server.watches.cut()
-    server.cluster.oldest = 0  # once told 410, watches go on from the old list
+    # Each watch is answered 410 and lists anew, at the old version; then the watches go on from there.
+    await until(lambda: lists(server, before) >= WATCHES, PATIENCE)
+    server.cluster.oldest = 0
 
     await asyncio.sleep(FAULT_SECONDS)
     server.stale = None
