@@ -24,8 +24,9 @@ from dtj.cluster.port import ApiError
 from dtj.reconcile.telling import Untold
 from dtj.status.events import Happening
 from dtj.status.pod_report import Report, read_report
-from tests.unit.support.fake_cluster import SCHEMA, Call, Ending, FakeCluster
+from tests.unit.support.fake_cluster import SCHEMA, Call, FakeCluster
 from tests.unit.support.jobs import job
+from tests.unit.support.kubelet import Ending
 from tests.unit.support.pods import at
 from tests.unit.support.structural import schema_faults
 from tests.unit.support.world import KEY, World

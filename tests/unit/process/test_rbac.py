@@ -23,9 +23,9 @@ from dtj.api.job import Manifest
 from dtj.api.mpijob import MPIJOB_KIND
 from dtj.api.names import config_name, pod_name, service_name
 from tests.unit.support.authorizer import Authorizer, Right, rights_of
-from tests.unit.support.fake_cluster import Ending, succeed_after_two_steps
 from tests.unit.support.http_cluster import HttpCluster, http_cluster
 from tests.unit.support.jobs import manifest
+from tests.unit.support.kubelet import Ending, succeed_after_two_steps
 from tests.unit.support.operator_process import operating
 from tests.unit.support.waiting import until
 

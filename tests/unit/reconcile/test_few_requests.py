@@ -13,7 +13,7 @@ from collections import Counter
 from dtj.api.identity import KIND
 from dtj.api.status import ProgressStatus
 from dtj.status.pod_report import Report
-from tests.unit.support.fake_cluster import succeed_after_two_steps
+from tests.unit.support.kubelet import succeed_after_two_steps
 from tests.unit.support.world import KEY, World
 
 JOB = (KIND, *KEY)

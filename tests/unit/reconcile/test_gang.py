@@ -14,7 +14,7 @@ import pytest
 
 from dtj.api.job import Manifest
 from dtj.cluster.port import ApiError
-from tests.unit.support.fake_cluster import Ending
+from tests.unit.support.kubelet import Ending
 from tests.unit.support.kueue import Kueue
 from tests.unit.support.world import World
 

@@ -26,7 +26,7 @@ from dtj.reconcile.urgency import PodUrgency
 from dtj.reconcile.view import OwnedPod, owned_pod
 from dtj.status.pods import view_pod
 from tests.unit.support import pods, virtual_time
-from tests.unit.support.fake_cluster import Ending
+from tests.unit.support.kubelet import Ending
 from tests.unit.support.programs import fails
 from tests.unit.support.world import KEY, World
 

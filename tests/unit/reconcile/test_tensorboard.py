@@ -18,8 +18,8 @@ from dtj.cluster.port import ApiError
 from dtj.local.plan import left_out
 from dtj.plan.job import plan_job
 from dtj.plan.tensorboard import DEFAULT_IMAGE
-from tests.unit.support.fake_cluster import Ending
 from tests.unit.support.jobs import job
+from tests.unit.support.kubelet import Ending
 from tests.unit.support.world import World
 
 ARTIFACTS = {"uri": "s3://training/jobs", "endpoint": "http://store:8333", "secretName": "s3-credentials"}

@@ -23,10 +23,10 @@ from dtj.reconcile.informers import Informers
 from dtj.reconcile.lister import Lister
 from dtj.reconcile.patch import merged
 from dtj.status.pods import view_pod
-from tests.unit.support.fake_cluster import Ending
 from tests.unit.support.http_cluster import http_cluster
 from tests.unit.support.jobs import stored
 from tests.unit.support.kubeconfig import write_kubeconfig
+from tests.unit.support.kubelet import Ending
 from tests.unit.support.pods import (
     LAUNCHER,
     WORKER_0,

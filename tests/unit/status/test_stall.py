@@ -17,7 +17,7 @@ from dtj.api.job import Manifest
 from dtj.api.status import ArtifactsStatus, ProgressStatus
 from dtj.status.pod_report import Report
 from dtj.status.stall import STACKS_SECONDS
-from tests.unit.support.fake_cluster import Ending
+from tests.unit.support.kubelet import Ending
 from tests.unit.support.pods import ALL, LAUNCHER, Life, condition, ended, healthy, running
 from tests.unit.support.world import KEY, World
 

@@ -15,7 +15,7 @@ import pytest
 
 from dtj.api.job import Manifest
 from dtj.api.status import ArtifactsStatus, CheckpointStatus
-from tests.unit.support.fake_cluster import Ending
+from tests.unit.support.kubelet import Ending
 from tests.unit.support.pods import ALL, Life, condition, deleting, ended, healthy, running
 from tests.unit.support.world import KEY, World
 

@@ -18,8 +18,9 @@ from dtj.api.job import Manifest
 from dtj.cluster.port import ApiError
 from tests.unit.support.api_answers import DISCOVERY, KINDS, RESOURCES, discovered, refused
 from tests.unit.support.copies import copied
-from tests.unit.support.fake_cluster import Kubelet, Name, apply_merge_patch, name_of
+from tests.unit.support.fake_cluster import Name, apply_merge_patch, name_of
 from tests.unit.support.history import History
+from tests.unit.support.kubelet import Kubelet
 from tests.unit.support.mpi_operator import MpiOperator
 from tests.unit.support.selection import selection
 from tests.unit.support.streams import PodLogs, Watches
