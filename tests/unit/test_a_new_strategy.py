@@ -33,8 +33,8 @@ from dtj.report.facts import facts_of
 from dtj.report.run import Run, read_metrics
 from dtj_trainer.contract import PodInfo
 from tests.unit.support import job_machine
-from tests.unit.support.fake_cluster import Kubelet
 from tests.unit.support.jobs import job, manifest
+from tests.unit.support.kubelet import Kubelet
 from tests.unit.support.training_runs import content, line
 from tests.unit.support.world import World
 

@@ -1,4 +1,11 @@
-"""What pods say passes one gate: nothing that a program writes keeps its job from ending."""
+"""What pods say passes one gate: nothing that a program writes keeps its job from ending.
+
+* times, numbers and texts that a program reports
+* reports that are no object
+* a status that the API server refuses because of a report
+* conditions of other controllers
+* the number of events of a job
+"""
 
 from __future__ import annotations
 
@@ -18,8 +25,9 @@ from dtj.reconcile.boot_clock import Clock
 from dtj.reconcile.telling import Untold
 from dtj.status.events import Happening
 from dtj.status.pod_report import Report, read_report
-from tests.unit.support.fake_cluster import SCHEMA, Call, Ending, FakeCluster
+from tests.unit.support.fake_cluster import SCHEMA, Call, FakeCluster
 from tests.unit.support.jobs import job
+from tests.unit.support.kubelet import Ending
 from tests.unit.support.pods import at
 from tests.unit.support.structural import schema_faults
 from tests.unit.support.world import KEY, World

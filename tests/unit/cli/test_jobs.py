@@ -1,4 +1,12 @@
-"""Commands on the jobs of a cluster, with a client that has no cluster."""
+"""Commands on the jobs of a cluster, with a client that has no cluster.
+
+* `submit` with `--wait` and `--follow`
+* `list`, `status`, `events`, `logs`, `top` and `artifacts`
+* `wait`, `suspend`, `resume`, `scale` and `delete`
+* live views with and without a terminal
+* control characters of a cluster or a bucket
+* jobs that do not exist, and completion
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,11 @@
-"""What is shown of jobs: tables and the view of `dtj status`, as text of a fixed width."""
+"""What is shown of jobs: tables and the view of `dtj status`, as text of a fixed width.
+
+* durations and ages
+* the table of jobs
+* the status: running, ended, not yet seen, of another controller, on a narrow terminal
+* events and `dtj top`
+* log lines: sources, colours, progress bars
+"""
 
 from __future__ import annotations
 

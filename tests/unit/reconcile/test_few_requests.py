@@ -1,4 +1,10 @@
-"""What an undisturbed job costs the API server: nothing is asked for twice, and counts of pods come together."""
+"""What an undisturbed job costs the API server: nothing is asked for twice, and counts of pods come together.
+
+* requests of a whole life and of a restart
+* a cache that lags behind
+* counts of pods that are written together
+* passes over the operator's own writes
+"""
 
 from __future__ import annotations
 
@@ -8,7 +14,7 @@ from datetime import timedelta
 from dtj.api.identity import KIND
 from dtj.api.status import ProgressStatus
 from dtj.status.pod_report import Report
-from tests.unit.support.fake_cluster import succeed_after_two_steps
+from tests.unit.support.kubelet import succeed_after_two_steps
 from tests.unit.support.world import KEY, World
 
 JOB = (KIND, *KEY)

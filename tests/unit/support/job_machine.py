@@ -22,8 +22,8 @@ from dtj.api.strategies import RULES
 from dtj.cluster.port import ApiError
 from dtj.reconcile.view import controller_uid
 from dtj.status.pod_report import Report
-from tests.unit.support.fake_cluster import Kubelet
 from tests.unit.support.jobs import manifest
+from tests.unit.support.kubelet import Kubelet
 from tests.unit.support.machine import DISRUPTED, JOB, Trial, ending
 from tests.unit.support.world import KEY
 

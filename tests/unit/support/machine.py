@@ -16,7 +16,8 @@ from dtj.api.strategies import RULES
 from dtj.cluster.port import ApiError
 from dtj.reconcile.reconciler import Reconciler
 from dtj.reconcile.view import controller_uid
-from tests.unit.support.fake_cluster import Call, Kubelet, Name, OperatorDied
+from tests.unit.support.fake_cluster import Call, Name, OperatorDied
+from tests.unit.support.kubelet import Kubelet
 from tests.unit.support.world import KEY, World
 
 JOB = (KIND, *KEY)

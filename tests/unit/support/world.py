@@ -16,8 +16,10 @@ from dtj.reconcile.reconciler import Reconciler
 from dtj.reconcile.slow_start import MOST_AT_ONCE
 from dtj.reconcile.view import Key
 from dtj.status.pod_report import Report
-from tests.unit.support.fake_cluster import FakeCluster, FakeView, Kubelet, OperatorDied
+from tests.unit.support.fake_cluster import FakeCluster, OperatorDied
+from tests.unit.support.fake_view import FakeView
 from tests.unit.support.jobs import manifest
+from tests.unit.support.kubelet import Kubelet
 from tests.unit.support.pods import START
 
 KEY = ("ml", "mnist")
