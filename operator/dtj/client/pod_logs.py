@@ -8,7 +8,7 @@ from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Sequence
 from datetime import UTC, datetime
 from heapq import merge
 
-from dtj.api.validation import TRAINER_CONTAINER
+from dtj.api.pod_template import TRAINER_CONTAINER
 from dtj.client.log_source import Selection, pod_line
 from dtj.client.views import LogLine
 from dtj.client.watching import Patience

@@ -9,8 +9,8 @@ from datetime import datetime
 from typing import Any
 
 from dtj.api.identity import KIND
+from dtj.api.pod_template import TRAINER_CONTAINER
 from dtj.api.spec import ROLES
-from dtj.api.validation import TRAINER_CONTAINER
 from dtj.client.resource import DistributedTrainingJob
 
 

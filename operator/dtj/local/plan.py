@@ -12,7 +12,7 @@ from dtj.api.horovod import LAUNCHER, WORKER
 from dtj.api.identity import LABEL_INDEX, LABEL_ROLE
 from dtj.api.job import Manifest
 from dtj.api.names import host_name
-from dtj.api.validation import TRAINER_CONTAINER
+from dtj.api.pod_template import TRAINER_CONTAINER
 from dtj.plan.model import Plan
 from dtj.plan.pods import trainer_container
 from dtj.plan.start import START

@@ -22,7 +22,8 @@ from typer.testing import CliRunner
 
 from dtj.api.errors import Unusable
 from dtj.api.job import Job, Manifest, read_job
-from dtj.api.validation import TRAINER_CONTAINER, faults
+from dtj.api.pod_template import TRAINER_CONTAINER
+from dtj.api.validation import faults
 from dtj.cli import convert as command
 from dtj.convert.job import convert
 from dtj.convert.mpirun import NoProgram, taken_apart
