@@ -1,4 +1,4 @@
-"""Whether a TensorFlow program may have failed for a ps or a worker that fell silent: it tells only an error."""
+"""Detects ps and workers that fell silent, because TensorFlow reports their loss only as some error."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ _SERVERS = ("ps", "worker")
 
 
 def silent_servers(environment: Mapping[str, str]) -> list[str]:
-    """The host:port of those in TF_CONFIG from whose node nothing comes back. Who refuses a connection is not silent:
-    its node lives, and tells itself what became of it.
+    """Return the host:port of servers in TF_CONFIG whose node does not answer. A server that refuses connections is
+    not silent: its node runs, and its pod reports the cause itself.
     """
     try:
         cluster = json.loads(environment.get(contract.ENV_TF_CONFIG, ""))["cluster"]
@@ -35,5 +35,5 @@ def _is_silent(address: str) -> bool:
     except OSError as error:
         return isinstance(error, TimeoutError) or error.errno == errno.EHOSTUNREACH
     except (ValueError, OverflowError):
-        pass  # no address: that is another fault
+        pass  # An invalid address is another fault.
     return False
