@@ -80,8 +80,8 @@ ENV_MPI_ARGS = "DTJ_MPI_ARGS"
 ENV_MPIRUN = "DTJ_MPIRUN"
 """The mpirun of the image that starts the ranks on the workers, where it is not the one on the PATH."""
 ENV_LOCAL_WORKERS = "DTJ_LOCAL_WORKERS"
-"""Given to the launcher and the workers of a Horovod job whose ranks all run on one machine, started without
-ssh: worker n's workspace is this prefix followed by n."""
+"""Set where the ranks of a job all run on one machine and start without ssh: the workspace of the pod with index n,
+of the role that runs ranks, is this prefix followed by n."""
 ENV_ROOT_VARIABLES = "DTJ_ROOT_VARIABLES"
 """Where ROOT is not the workspace's place: names, with spaces between, of the job's own variables that name ROOT."""
 ENV_RANKS_BY = "DTJ_RANKS_BY"
