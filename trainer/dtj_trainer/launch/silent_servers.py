@@ -1,4 +1,4 @@
-"""Whether a TensorFlow program may have failed for a ps or a worker that fell silent: it tells only an error."""
+"""Which tasks of a TensorFlow cluster do not answer. A program that fails for such a task does not say so."""
 
 from __future__ import annotations
 
@@ -12,16 +12,17 @@ from dtj_trainer import contract
 
 CONNECT_SECONDS = 3.0
 _CHECKS_AT_A_TIME = 32
-_SERVERS = ("ps", "worker")
 
 
 def silent_servers(environment: Mapping[str, str]) -> list[str]:
-    """The host:port of those in TF_CONFIG from whose node nothing comes back. Who refuses a connection is not silent:
-    its node lives, and tells itself what became of it.
+    """The host:port of the tasks in TF_CONFIG whose nodes do not answer.
+
+    A task that refuses the connection is not silent: its node lives, and its pod reports its own end. So does this
+    pod's task, whose program has ended.
     """
     try:
         cluster = json.loads(environment.get(contract.ENV_TF_CONFIG, ""))["cluster"]
-        servers = [str(address) for role in _SERVERS for address in cluster.get(role, ())]
+        servers = [str(address) for addresses in cluster.values() for address in addresses]
     except (ValueError, KeyError, TypeError, AttributeError):
         return []
     with ThreadPoolExecutor(_CHECKS_AT_A_TIME) as pool:
