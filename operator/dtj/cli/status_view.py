@@ -20,7 +20,7 @@ from dtj.cli.tables import columns
 from dtj.status.times import seconds_since
 
 if TYPE_CHECKING:
-    from dtj.client import DistributedTrainingJob, JobEvent, PodView
+    from dtj.client import DistributedTrainingJob, JobEvent, Pod
 
 _BAR_WIDTH = 40
 _MOST_LOG_LINES = 10
@@ -29,7 +29,7 @@ _GOOD = {ConditionType.SUCCEEDED, ConditionType.RUNNING, ConditionType.CREATED}
 
 def status_view(
     job: DistributedTrainingJob,
-    pods: Sequence[PodView],
+    pods: Sequence[Pod],
     events: Sequence[JobEvent],
     now: datetime,
     *,
@@ -55,7 +55,7 @@ def one_line(job: DistributedTrainingJob) -> str:
 
 def _parts(
     job: DistributedTrainingJob,
-    pods: Sequence[PodView],
+    pods: Sequence[Pod],
     events: Sequence[JobEvent],
     now: datetime,
     most_replicas: int | None,
@@ -119,7 +119,7 @@ def _measures(status: JobStatus, *, told: bool = False) -> list[str]:
     return found
 
 
-def _replicas(job: DistributedTrainingJob, pods: Sequence[PodView], most: int | None) -> Table:
+def _replicas(job: DistributedTrainingJob, pods: Sequence[Pod], most: int | None) -> Table:
     if not pods:
         return _roles(job.status)
     table = columns("REPLICA", "RANKS", "NODE", "STATE", "ATTEMPT", right=("ATTEMPT",))
@@ -149,7 +149,7 @@ def _roles(status: JobStatus) -> Table:
     return table
 
 
-def ranks_of(job: DistributedTrainingJob, pod: PodView) -> str:
+def ranks_of(job: DistributedTrainingJob, pod: Pod) -> str:
     """The ranks that run in a pod."""
     ranks = job.spec.rules.ranks_of(job.spec, pod.role, pod.index)
     if not ranks:

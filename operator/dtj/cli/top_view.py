@@ -18,7 +18,7 @@ from dtj.plan.job import plan_job
 from dtj.plan.pods import trainer_container
 
 if TYPE_CHECKING:
-    from dtj.client import DistributedTrainingJob, PodUsage, PodView
+    from dtj.client import DistributedTrainingJob, Pod, PodUsage
 
 NO_METRICS = (
     "the cluster does not measure CPU and memory in use: it has no metrics-server. Install that to see them"
@@ -26,7 +26,7 @@ NO_METRICS = (
 
 
 def top_view(
-    job: DistributedTrainingJob, pods: Sequence[PodView], usage: Mapping[str, PodUsage] | None
+    job: DistributedTrainingJob, pods: Sequence[Pod], usage: Mapping[str, PodUsage] | None
 ) -> RenderableType:
     """One line a replica, what it uses beside what it may use (its limit, else its request).
 
