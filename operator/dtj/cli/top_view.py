@@ -10,7 +10,8 @@ from rich.console import Group, RenderableType
 from rich.text import Text
 
 from dtj.api.quantities import amount
-from dtj.cli.job_table import UNKNOWN, phase_text
+from dtj.cli.job_table import phase_text
+from dtj.cli.progress import UNKNOWN, figures
 from dtj.cli.replica_state import replica_state
 from dtj.cli.status_view import ranks_of
 from dtj.cli.tables import columns
@@ -55,9 +56,8 @@ def top_view(
 
 def _headline(job: DistributedTrainingJob) -> Text:
     line = Text.assemble((job.name, "bold"), ": ", phase_text(job))
-    progress = job.status.progress
-    if progress is not None and progress.examples_per_second is not None and not job.status.finished:
-        line.append(f", {progress.examples_per_second:.0f} examples/s over all ranks")
+    if (rate := figures(job.status).get("rate")) and not job.status.finished:
+        line.append(f", {rate} over all ranks")
     return line
 
 
