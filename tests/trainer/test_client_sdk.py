@@ -25,7 +25,7 @@ from tests.unit.support.jobs import stored
 from tests.unit.support.kubeconfig import TOKEN, write_kubeconfig
 from tests.unit.support.pods import stored_pod
 
-from dtj.client import Artifacts, AsyncClient, NotFound, Unreachable, Unusable
+from dtj.client import Artifacts, AsyncClient, LogQuery, NotFound, Unreachable, Unusable
 from dtj_trainer.artifacts.manifest import Entry, Manifest, StoredFile
 from dtj_trainer.artifacts.store import Store, StoredObject, open_store
 
@@ -194,10 +194,22 @@ async def test_logs_of_a_job_without_pods_come_from_the_bucket(
     finished: tuple[AsyncClient, Store], choice: dict[str, Any], lines: list[str]
 ) -> None:
     async with finished[0] as client:
-        found = [f"{line.source}: {line.text}" async for line in client.logs("of-buckets", **choice)]
+        found = [
+            f"{line.source}: {line.text}" async for line in client.logs("of-buckets", LogQuery(**choice))
+        ]
         assert found == lines
         with pytest.raises(NotFound, match="no such logs of attempt 3"):
-            await anext(client.logs("of-buckets", attempt=3))
+            await anext(client.logs("of-buckets", LogQuery(attempt=3)))
+
+
+async def test_a_log_without_its_first_segment_begins_with_the_second(
+    finished: tuple[AsyncClient, Store],
+) -> None:
+    client, store = finished
+    for number, line in ((2, b"c\n"), (3, b"d\n")):
+        store.put_bytes(f"logs/attempt-11/launcher-0.log.{number:05}", line)
+    async with client:
+        assert [line.text async for line in client.logs("of-buckets")] == ["c", "d"]
 
 
 @pytest.mark.parametrize("tail", [None, 1, 2, 3, 4, 5, 6, 7])
@@ -214,7 +226,9 @@ async def test_a_log_in_segments_is_one_log_of_which_the_end_is_read_alone(
     get = Store.get_bytes
     monkeypatch.setattr(Store, "get_bytes", lambda store, key: (read.append(key), get(store, key))[1])
     async with client:
-        found = [f"{line.source}: {line.text}" async for line in client.logs("of-buckets", tail=tail)]
+        found = [
+            f"{line.source}: {line.text}" async for line in client.logs("of-buckets", LogQuery(tail=tail))
+        ]
     whole = [
         "launcher-0: a",
         "rank 0: b",

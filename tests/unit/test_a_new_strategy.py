@@ -24,6 +24,7 @@ from dtj.api.validation import TRAINER_CONTAINER, faults
 from dtj.cli.job_text import Answers, job_text
 from dtj.cli.main import app
 from dtj.client.log_source import Selection
+from dtj.client.views import LogQuery
 from dtj.plan.job import plan_job
 from dtj.plan.model import Plan, Replica
 from dtj.plan.pods import headless_service, replica_pod, replicas
@@ -107,7 +108,7 @@ def test_it_is_planned_written_shown_and_reported() -> None:
     assert [replica.name for replica in plan_job(given).replicas] == [f"mnist-worker-{n}" for n in range(3)]
     assert "  strategy: Symmetric\n" in job_text(Answers(strategy="Symmetric", workers=3))
     assert SYMMETRIC.ranks_of(given.spec, "worker", 2) == range(2, 3)
-    logs = Selection(given, rank=1)
+    logs = Selection(given, LogQuery(rank=1))
     assert [index for index in range(3) if logs.has_pod("worker", index)] == [1]
     assert logs.files(["worker-0", "worker-1", "worker-2"]) == ["worker-1"]
     rows = read_metrics(content([line("train", 1, 1, worldSize=3)])).rows

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from dtj.api.job import Job
-from dtj.client import AsyncClient, LogLine, NotFound, Unusable
+from dtj.client import AsyncClient, LogLine, LogQuery, NotFound, Unusable
 from dtj.client.log_source import Selection, file_line, pod_line
 from dtj.client.pod_logs import in_order
 from tests.unit.support import jobs
@@ -38,8 +38,8 @@ def stamp(second: float, text: str) -> str:
     return f"2026-11-21T12:00:{int(whole):02}.{round(part * 1e9):09}Z {text}"
 
 
-async def read(client: AsyncClient, **selection: Any) -> list[tuple[str, str]]:
-    return [(line.source, line.text) async for line in client.logs("mnist", **selection)]
+async def read(client: AsyncClient, **query: Any) -> list[tuple[str, str]]:
+    return [(line.source, line.text) async for line in client.logs("mnist", LogQuery(**query))]
 
 
 def test_a_line_is_apart_from_its_time_and_its_rank() -> None:
@@ -80,7 +80,7 @@ PS_FILES = ["chief-0", "ps-0", "worker-0", "worker-1"]
 def test_what_is_read_for_a_choice(
     job: dict[str, Any], choice: dict[str, Any], pods: list[str], files: list[str]
 ) -> None:
-    selection = Selection(a_job(**job), **choice)
+    selection = Selection(a_job(**job), LogQuery(**choice))
     names = PS_FILES if job else ["launcher-0", "worker-0", "worker-1"]
     assert [name for name in names if selection.has_pod(*split(name))] == pods
     assert selection.files(PS_FILES if job else HOROVOD_FILES) == files
@@ -92,7 +92,7 @@ def test_the_ranks_files_are_read_where_the_launchers_is_missing() -> None:
 
 def test_a_worker_that_the_job_has_no_longer_keeps_its_lines() -> None:
     smaller = a_job(replicaSpecs={"worker": {"replicas": 2}})
-    assert Selection(smaller, role="worker", index=3).files(["rank-1", "rank-3"]) == ["rank-3"]
+    assert Selection(smaller, LogQuery("worker", 3)).files(["rank-1", "rank-3"]) == ["rank-3"]
 
 
 @pytest.mark.parametrize(
@@ -108,7 +108,7 @@ def test_a_choice_that_means_nothing_is_refused(
     job: dict[str, Any], choice: dict[str, Any], message: str
 ) -> None:
     with pytest.raises(Unusable, match=message):
-        Selection(a_job(**job), **choice)
+        Selection(a_job(**job), LogQuery(**choice))
 
 
 async def test_the_launchers_log_has_all_ranks(server: HttpCluster, client: AsyncClient) -> None:
