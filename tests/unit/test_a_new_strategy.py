@@ -1,7 +1,9 @@
 """A strategy that exists in this test alone works everywhere once it is registered: no other module knows of it.
 
-Cases: validation, CRD, plan, `dtj new`, ranks in the status, `logs --rank`, report, `dtj run`, a life in which the
-operator dies at each of its calls, and the state machine.
+* validation, CRD, plan and `dtj new`
+* ranks in the status, `logs --rank` and the report
+* `dtj run`
+* a life in which the operator dies at each of its calls, and the state machine
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
 """A job's status as it is stored: own writes count before the cache has them, counts of pods wait, echoes are known.
 
-- reads: the cache, the own last write while the cache is behind, the cache again, somebody else's write
-- writes: nothing new, a conflict, a status that the API server refuses, other controllers' conditions
-- writes without an answer: stored all the same, not stored, stored by somebody else
-- waits: a status that only counts pods, any other status, a clock that is set back
-- echoes: of the last write, of an earlier one, of a write that calls for more
+* reads: the cache, the own last write while the cache is behind, the cache again, somebody else's write
+* writes: nothing new, a conflict, a status that the API server refuses, other controllers' conditions
+* writes without an answer: stored all the same, not stored, stored by somebody else
+* waits: a status that only counts pods, any other status, a clock that is set back
+* echoes: of the last write, of an earlier one, of a write that calls for more
 """
 
 from __future__ import annotations
