@@ -88,7 +88,7 @@ def silent_address():
     ],
 )
 def test_an_error_may_come_of_a_server_that_does_not_answer(make_workspace, silent_address, program, cause):
-    config = {"cluster": {"ps": ["127.0.0.1:1"], "worker": [silent_address]}}
+    config = {"cluster": {"ps": ["127.0.0.1:1"], "worker": ["127.0.0.1:1"], "master": [silent_address]}}
     workspace = make_workspace(TF_CONFIG=json.dumps(config))
 
     assert workspace.python(program).ended() > 0

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import time
 from collections import deque
 from collections.abc import Iterator
@@ -13,7 +12,7 @@ from dtj.api.errors import NotFound
 from dtj.client import Artifacts, DistributedTrainingJob, JobEvent, LogLine, LogQuery, Pod
 from dtj.client.bucket_logs import bucket_log
 from dtj.client.log_source import Selection, file_line
-from dtj.client.s3_settings import s3_settings
+from dtj.client.store_environment import store_environment
 from dtj.client.views import read_event
 from dtj.local.runs import Run
 from dtj_trainer.artifacts.s3 import parse_s3_uri
@@ -51,8 +50,8 @@ class LocalPlace:
     def artifacts(self, endpoint: str | None = None) -> Iterator[Artifacts]:
         """As Place; the embedded store is started for it unless it runs."""
         job = self.job()
-        uri, kept = job.artifacts_uri, job.spec.artifacts
-        if uri is None or kept is None:
+        uri = job.artifacts_uri
+        if uri is None:
             raise NotFound(f"{job.name} keeps no artifacts", "give its file spec.artifacts.uri")
         if self._run.embedded_store and endpoint is None:
             from dtj.local.object_store import open_store
@@ -60,10 +59,7 @@ class LocalPlace:
             with open_store(self._home, [parse_s3_uri(uri).bucket]) as store:
                 yield Artifacts(uri, store.environment)
             return
-        environment = s3_settings(job.spec.env) | dict(os.environ)
-        if found := endpoint or environment.get("AWS_ENDPOINT_URL_S3") or kept.endpoint:
-            environment["AWS_ENDPOINT_URL_S3"] = found
-        yield Artifacts(uri, environment)
+        yield Artifacts(uri, store_environment(job.spec, endpoint))
 
     def logs(self, query: LogQuery) -> Iterator[LogLine]:
         """As Place: what the replicas printed over all attempts; one attempt's is in the bucket."""

@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-import os
-
 from dtj.api.errors import NotFound, Unreachable
 from dtj.api.spec import ArtifactStore
 from dtj.client.artifacts import Artifacts
 from dtj.client.resource import DistributedTrainingJob
-from dtj.client.s3_settings import s3_settings
+from dtj.client.store_environment import store_environment
 from dtj.cluster.port import ApiError
 from dtj.cluster.user_api import UserApi
-from dtj_trainer import contract
 
-_ENDPOINTS = ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL")
 _CHOSEN = ("AWS_ACCESS_KEY_ID", "AWS_PROFILE")
 """Who sets one of these wants those credentials."""
 
@@ -36,12 +32,7 @@ async def _environment(
     """The variables for the job's store: the user's own, with the job's S3 settings, its endpoint and, where the
     user has chosen no credentials, those of the job's Secret. Raises Unreachable where there are none at all.
     """
-    own = {k: v for k, v in os.environ.items() if k.startswith("AWS_") or k in contract.S3_SETTINGS}
-    environment = s3_settings(job.spec.env) | own
-    if endpoint:
-        environment["AWS_ENDPOINT_URL_S3"] = endpoint
-    elif store.endpoint and not any(environment.get(name) for name in _ENDPOINTS):
-        environment["AWS_ENDPOINT_URL_S3"] = store.endpoint
+    environment = store_environment(job.spec, endpoint)
     if any(environment.get(name) for name in _CHOSEN):
         return environment
     refusal = "the job names no Secret"

@@ -10,7 +10,7 @@ from dtj.api.job import Job, Manifest
 from dtj.api.quantities import Amounts, all_shown, amounts, pod_limits, pod_requests, shown, total
 from dtj.doctor.check import Check, Verdict, failed, ok, warning
 from dtj.doctor.findings import JobFindings, Unread
-from dtj.doctor.rooms import Need, Room, lacking, needs_of, placed, rooms_of
+from dtj.doctor.nodes import Need, Node, lacking, needs_of, placed, read_nodes
 from dtj.plan.model import Plan
 
 _NOT_ACCELERATORS = ("hugepages-", "attachable-volumes-")
@@ -22,27 +22,27 @@ def node_checks(job: Job, plan: Plan, found: JobFindings) -> list[Check]:
     if isinstance(found.nodes, Unread):
         return [warning("nodes", f"whether the pods find nodes can't be seen: {found.nodes.reason}")]
     pods = [] if isinstance(found.pods, Unread) else found.pods
-    rooms, needs = rooms_of(found.nodes, pods, job), needs_of(plan.pods)
+    nodes, needs = read_nodes(found.nodes, pods, job), needs_of(plan.pods)
     checks = [
-        *_accelerator(job.spec.accelerator.resource_name, needs, rooms),
-        *(unplaced for need in needs if (unplaced := _unplaced(need, rooms))),
+        *_accelerator(job.spec.accelerator.resource_name, needs, nodes),
+        *(unplaced for need in needs if (unplaced := _unplaced(need, nodes))),
     ]
     if any(check.verdict is Verdict.FAILED for check in checks):
         return checks
-    return [*checks, _room(needs, rooms, seen=not isinstance(found.pods, Unread))]
+    return [*checks, _fit(needs, nodes, seen=not isinstance(found.pods, Unread))]
 
 
-def _accelerator(resource: str, needs: Sequence[Need], rooms: Sequence[Room]) -> Iterator[Check]:
+def _accelerator(resource: str, needs: Sequence[Need], nodes: Sequence[Node]) -> Iterator[Check]:
     name, zero = "accelerators", Decimal(0)
     asked = sum((need.count * need.requests.get(resource, zero) for need in needs), zero)
     if not asked:
         return
-    offering = [room for room in rooms if room.allocatable.get(resource)]
-    there = sum((room.allocatable[resource] for room in offering), zero)
-    free = sum((room.free[resource] for room in offering), zero)
+    offering = [node for node in nodes if node.allocatable.get(resource)]
+    there = sum((node.allocatable[resource] for node in offering), zero)
+    free = sum((node.free[resource] for node in offering), zero)
     wants = f"the job asks for {asked}"
     if not offering:
-        others = sorted({r for room in rooms for r in room.allocatable if "/" in r and not _is_storage(r)})
+        others = sorted({r for node in nodes for r in node.allocatable if "/" in r and not _is_storage(r)})
         has = f"they offer {', '.join(others)}" if others else "they offer no accelerator"
         yield failed(
             name,
@@ -50,7 +50,7 @@ def _accelerator(resource: str, needs: Sequence[Need], rooms: Sequence[Room]) ->
             "set spec.accelerator.resourceName to what the nodes offer, install the device plugin, or leave gpus out",
         )
         return
-    says = f"{resource}: {free} of {there} are free on {_nodes(offering)}, {wants}"
+    says = f"{resource}: {free} of {there} are free on {_count(offering)}, {wants}"
     if asked > there:
         yield failed(name, says, _NO_ROOM)
     elif asked > free:
@@ -63,32 +63,32 @@ def _is_storage(resource: str) -> bool:
     return resource.startswith(_NOT_ACCELERATORS)
 
 
-def _unplaced(need: Need, rooms: Sequence[Room]) -> Check | None:
-    reasons = Counter(reason for room in rooms if (reason := room.refusal(need)))
-    if reasons.total() < len(rooms):
+def _unplaced(need: Need, nodes: Sequence[Node]) -> Check | None:
+    reasons = Counter(reason for node in nodes if (reason := node.refusal(need)))
+    if reasons.total() < len(nodes):
         return None
     told = "; ".join(f"{count} {reason}" for reason, count in reasons.most_common(4))
     return failed(
         "nodes",
-        f"no node takes the {need.role} pods, of {len(rooms)}: {told}",
+        f"no node takes the {need.role} pods, of {len(nodes)}: {told}",
         "set spec.accelerator.nodeSelector and tolerations, or those of the role's template, as the nodes are",
     )
 
 
-def _room(needs: Sequence[Need], rooms: Sequence[Room], *, seen: bool) -> Check:
+def _fit(needs: Sequence[Need], nodes: Sequence[Node], *, seen: bool) -> Check:
     name = "room"
     for need in needs:
-        taking = [room for room in rooms if not room.refusal(need)]
-        short = min((lacking(need, room.allocatable) for room in taking), key=len)
+        taking = [node for node in nodes if not node.refusal(need)]
+        short = min((lacking(need, node.allocatable) for node in taking), key=len)
         if short:
             return failed(
                 name, f"no node is large enough for a {need.role} pod with {all_shown(short)}", _NO_ROOM
             )
     whole = sum(need.count for need in needs)
-    empty = placed(needs, rooms, {room.name: room.allocatable for room in rooms})
+    empty = placed(needs, nodes, {node.name: node.allocatable for node in nodes})
     if sum(empty.values()) < whole:
         return failed(name, f"even if nothing else ran, only {_counts(needs, empty)} would fit", _NO_ROOM)
-    now = placed(needs, rooms, {room.name: room.free for room in rooms})
+    now = placed(needs, nodes, {node.name: node.free for node in nodes})
     if sum(now.values()) < whole:
         return warning(
             name,
@@ -100,11 +100,11 @@ def _room(needs: Sequence[Need], rooms: Sequence[Room], *, seen: bool) -> Check:
             name, "all pods fit if nothing else runs; what is free can't be seen", "ask for `list pods -A`"
         )
     asked = total(need.requests for need in needs for _ in range(need.count))
-    return ok(name, f"all {whole} pods fit on {_nodes(rooms)}: they ask for {_asked(asked)}")
+    return ok(name, f"all {whole} pods fit on {_count(nodes)}: they ask for {_asked(asked)}")
 
 
-def _nodes(rooms: Sequence[Room]) -> str:
-    return "1 node" if len(rooms) == 1 else f"{len(rooms)} nodes"
+def _count(nodes: Sequence[Node]) -> str:
+    return "1 node" if len(nodes) == 1 else f"{len(nodes)} nodes"
 
 
 def _asked(asked: Amounts) -> str:

@@ -36,10 +36,10 @@ PERMISSIONS = (
     *(Permission(verb, PLURAL, GROUP, "`dtj submit`") for verb in ("create", "get", "list", "watch")),
     Permission("delete", PLURAL, GROUP, "`dtj delete`", required=False),
     Permission("patch", PLURAL, GROUP, "`dtj suspend`, `dtj resume` and `dtj scale`", required=False),
-    Permission("list", "pods", "", "`dtj describe`", required=False),
+    Permission("list", "pods", "", "`dtj status`", required=False),
     Permission("get", "pods", "", "`dtj logs`", required=False),
     Permission("get", "pods/log", "", "`dtj logs`", required=False),
-    Permission("list", "events", "", "`dtj describe`", required=False),
+    Permission("list", "events", "", "`dtj status`", required=False),
     Permission("get", "secrets", "", "reading a job's bucket with its Secret", required=False),
 )
 

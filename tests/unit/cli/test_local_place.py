@@ -130,6 +130,6 @@ def test_artifacts_of_a_run_with_its_own_store_are_looked_for_there(
         assert found.environment["AWS_ENDPOINT_URL_S3"] == "http://s3:8333"
         assert found.environment["DTJ_S3_REQUEST_PAYER"] == "requester"
         assert found.environment["DTJ_S3_SSE"] == "aws:kms", "what the user has set goes before"
-        assert found.environment["PATH"] != "/nowhere"
+        assert "PATH" not in found.environment
     with place.artifacts("http://other:1") as found:
         assert found.environment["AWS_ENDPOINT_URL_S3"] == "http://other:1"

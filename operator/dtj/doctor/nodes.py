@@ -26,8 +26,8 @@ class Need:
 
 
 @dataclass(frozen=True)
-class Room:
-    """A node."""
+class Node:
+    """A node with its resources."""
 
     manifest: Manifest
     allocatable: Amounts
@@ -73,41 +73,41 @@ def needs_of(pods: Iterable[Manifest]) -> list[Need]:
     ]
 
 
-def rooms_of(nodes: Iterable[Manifest], pods: Iterable[Manifest], job: Job) -> list[Room]:
+def read_nodes(manifests: Iterable[Manifest], pods: Iterable[Manifest], job: Job) -> list[Node]:
     """The nodes with their free resources. Present pods of the job count as free, because new pods replace them."""
     used: dict[str, list[Amounts]] = {}
     for pod in pods:
         metadata = pod["metadata"]
-        mine = (metadata["namespace"], (metadata.get("labels") or {}).get(LABEL_JOB)) == (
+        own = (metadata["namespace"], (metadata.get("labels") or {}).get(LABEL_JOB)) == (
             job.namespace,
             job.name,
         )
         node = pod["spec"].get("nodeName")
-        if node and not mine and (pod.get("status") or {}).get("phase") not in _ENDED:
+        if node and not own and (pod.get("status") or {}).get("phase") not in _ENDED:
             used.setdefault(node, []).append(pod_requests(pod))
-    rooms = []
-    for node in nodes:
-        allocatable = amounts(node["status"].get("allocatable"))
-        taken = total(used.get(node["metadata"]["name"], []))
+    nodes = []
+    for manifest in manifests:
+        allocatable = amounts(manifest["status"].get("allocatable"))
+        taken = total(used.get(manifest["metadata"]["name"], []))
         free = {name: value - taken.get(name, Decimal(0)) for name, value in allocatable.items()}
-        rooms.append(Room(node, allocatable, free))
-    return rooms
+        nodes.append(Node(manifest, allocatable, free))
+    return nodes
 
 
-def placed(needs: Sequence[Need], rooms: Sequence[Room], capacity: Mapping[str, Amounts]) -> dict[str, int]:
+def placed(needs: Sequence[Need], nodes: Sequence[Node], capacity: Mapping[str, Amounts]) -> dict[str, int]:
     """How many pods of each role fit, the largest pods first. capacity: the amounts of each node."""
     left = {name: dict(values) for name, values in capacity.items()}
     found = dict.fromkeys((need.role for need in needs), 0)
     for need in sorted(needs, key=_size, reverse=True):
-        for room in rooms:
+        for node in nodes:
             if found[need.role] == need.count:
                 break
-            if room.refusal(need):
+            if node.refusal(need):
                 continue
-            here = min(need.count - found[need.role], _times(need.requests, left[room.name]))
+            here = min(need.count - found[need.role], _times(need.requests, left[node.name]))
             found[need.role] += here
             for name, value in need.requests.items():
-                left[room.name][name] = left[room.name].get(name, Decimal(0)) - here * value
+                left[node.name][name] = left[node.name].get(name, Decimal(0)) - here * value
     return found
 
 
