@@ -24,7 +24,7 @@ from dtj.client import (
     Unreachable,
     Unusable,
 )
-from dtj.cluster import user_api
+from dtj.cluster import api, user_api
 from tests.unit.support.api_server import ApiServer, pod, serving, stored, until, write_kubeconfig
 
 
@@ -221,7 +221,7 @@ async def test_a_service_account_is_taken_where_there_is_no_kubeconfig(
     (tmp_path / "namespace").write_text("of-the-pod")
     monkeypatch.setenv("KUBECONFIG", str(tmp_path / "none"))
     monkeypatch.setattr(user_api.config, "load_incluster_config", in_cluster)
-    monkeypatch.setattr(user_api, "_NAMESPACE_FILE", tmp_path / "namespace")
+    monkeypatch.setattr(api, "_NAMESPACE_FILE", tmp_path / "namespace")
     async with AsyncClient() as client:
         assert client.namespace == "of-the-pod"
         assert await client.list() == []

@@ -98,7 +98,7 @@ import sys
 
 class Absent:
     def find_spec(self, name, path=None, target=None):
-        if name.startswith("dtj_trainer.") and name != "dtj_trainer.contract":
+        if name.startswith("dtj_trainer.") and name.split(".")[1] != "contract":
             raise ModuleNotFoundError(name)
 
 sys.meta_path.insert(0, Absent())
