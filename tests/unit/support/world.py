@@ -7,9 +7,9 @@ from typing import Any, cast
 
 from dtj.api.job import Job, Manifest
 from dtj.cluster.port import ApiError
+from dtj.plan.cache import PlanCache
 from dtj.plan.job import plan_job
 from dtj.plan.model import Plan
-from dtj.plan.remembered import remembered
 from dtj.reconcile.metrics import Metrics
 from dtj.reconcile.progress import ProgressPoller
 from dtj.reconcile.reconciler import Reconciler
@@ -85,7 +85,7 @@ class World:
             cast(ProgressPoller, self.progress),
             self.new_metrics(),
             lambda: self.cluster.now,
-            remembered(self.plan),
+            PlanCache(self.plan),
             counts_after=self.counts_after,
             at_once=self.at_once,
         )
