@@ -9,8 +9,8 @@ from functools import partial
 from dtj.cluster.api import KubernetesApi
 from dtj.cluster.server_clock import ServerClock
 from dtj.operator_flags import Options
-from dtj.plan.cache import PlanCache
 from dtj.plan.job import plan_job
+from dtj.plan.plan_cache import PlanCache
 from dtj.reconcile.controller import Controller
 from dtj.reconcile.informers import Informers
 from dtj.reconcile.lister import Lister

@@ -26,8 +26,8 @@ from dtj.local.plan import ENV_RUN, Place, container_ports, left_out, local_plan
 from dtj.local.processes import end_marked
 from dtj.local.runs import ANNOTATION_S3, Run, Runs
 from dtj.local.store_choice import ChosenStore, S3Store, chosen_store
-from dtj.plan.cache import PlanCache
 from dtj.plan.job import plan_without_gang
+from dtj.plan.plan_cache import PlanCache
 from dtj.reconcile.controller import Controller
 from dtj.reconcile.metrics import Metrics
 from dtj.reconcile.progress import ProgressPoller

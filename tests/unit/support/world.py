@@ -7,9 +7,9 @@ from typing import Any, cast
 
 from dtj.api.job import Job, Manifest
 from dtj.cluster.port import ApiError
-from dtj.plan.cache import PlanCache
 from dtj.plan.job import plan_job
 from dtj.plan.model import Plan
+from dtj.plan.plan_cache import PlanCache
 from dtj.reconcile.metrics import Metrics
 from dtj.reconcile.progress import ProgressPoller
 from dtj.reconcile.reconciler import Reconciler

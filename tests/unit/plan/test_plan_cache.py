@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 
 from dtj.api.job import Job
-from dtj.plan.cache import PlanCache
 from dtj.plan.job import plan_job
 from dtj.plan.model import Plan
+from dtj.plan.plan_cache import PlanCache
 from tests.unit.support.jobs import job
 
 
