@@ -1,4 +1,4 @@
-"""The plan of a job, whatever its strategy."""
+"""The plan of a job of any strategy."""
 
 from __future__ import annotations
 
@@ -34,5 +34,5 @@ def plan_job(
 
 
 def plan_without_gang(job: Job, tensorboard_image: str = DEFAULT_IMAGE) -> Plan:
-    """Return the plan of a job for which no scheduler of gangs is needed, whatever the schedulingPolicy says."""
+    """Return the same plan without gang scheduling, whatever the job's schedulingPolicy says."""
     return replace(PLANS[job.spec.strategy](job), tensorboard=tensorboard(job, tensorboard_image))

@@ -1,6 +1,6 @@
-"""The NetworkPolicy of a job: only the job's own pods and the operator reach its pods.
+"""A NetworkPolicy for a job's pods: only these pods reach each other, and the operator reads their progress.
 
-Egress stays open: the policy cannot know where DNS, S3, the data and the package index of a cluster are.
+Egress stays open, because DNS, S3, data and package indexes may be anywhere.
 """
 
 from __future__ import annotations
@@ -12,11 +12,11 @@ from dtj.plan.pods import metadata
 from dtj_trainer import contract
 
 OPERATOR_LABELS = {"app.kubernetes.io/name": "dtj-operator"}
-"""Labels of the operator's pods, as the chart sets them."""
+"""The labels of the operator's pods, as the chart sets them."""
 
 
 def network_policy(job: Job, operator_namespace: str) -> Manifest:
-    """Return the NetworkPolicy. Only pods of the job reach its sshd, its ps and the random ports of MPI."""
+    """Return the job's NetworkPolicy: sshd, ps, rendezvous and MPI's random ports accept the job's pods only."""
     own = {"matchLabels": {LABEL_MANAGED_BY: MANAGER, LABEL_JOB: job.name}}
     operator = {
         "namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": operator_namespace}},

@@ -1,4 +1,10 @@
-"""Templates are checked against Kubernetes' own schema of pods."""
+"""Templates are checked against Kubernetes' own schema of pods.
+
+* the schema file and the package that it is generated from
+* templates that are valid, pods of every plan among them
+* templates that are wrong, each with its line and a suggestion
+* the work to check a template
+"""
 
 from __future__ import annotations
 

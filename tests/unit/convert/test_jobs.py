@@ -1,4 +1,10 @@
-"""Kubeflow's jobs as DistributedTrainingJobs: inputs in tests/convert_jobs, what comes of each in its `expected`."""
+"""Kubeflow's jobs as DistributedTrainingJobs: inputs in tests/convert_jobs, what comes of each in its `expected`.
+
+* published jobs of Kubeflow and their plans
+* artifacts, controllers, programs, ranks and sidecars
+* random jobs
+* `dtj convert`: notes, lists, jobs without equivalent
+"""
 
 from __future__ import annotations
 

@@ -8,20 +8,20 @@ from dataclasses import dataclass
 from typing import Any, Literal, TypeVar, get_args
 
 Part = Literal["primary", "evaluator", "other"]
-"""What a pod uploads besides its logs. `primary`: checkpoints, model, TensorBoard files and metrics. `evaluator`:
-TensorBoard files and metrics of the checkpoints that the pod measures. `other`: nothing."""
+"""A pod's part in the uploads. `primary`: checkpoints, model, TensorBoard and metrics. `evaluator`: TensorBoard and
+metrics of the checkpoints that the pod mirrors from the bucket. All pods upload logs; `other` pods nothing else."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class PodInfo:
-    """What a pod is in its job, as the operator's plan says it in the variable ENV_POD."""
+    """What a pod is in its job. The operator's plan passes it to the pod in ENV_POD."""
 
     role: str
     index: int
     slots: int = 0
-    """How many ranks run in each pod of the role; 0: none."""
+    """The number of ranks in each pod of the role; 0: none."""
     part: Part = "other"
-    """Where ranks run in the pods of a role, the part is that of the pod with rank 0: see `uploads`."""
+    """In a role whose pods run ranks, only the pod with rank 0 has this part: see `uploads`."""
     restores: bool = False
     """Whether the pod restores the newest checkpoint, and the metrics of its part, before its program starts."""
     reads_data: bool = False
@@ -29,21 +29,21 @@ class PodInfo:
 
     @property
     def name(self) -> str:
-        """The pod's name within its job, as its log has it."""
+        """The pod's name within its job, as in the name of its log."""
         return f"{self.role}-{self.index}"
 
     @property
     def ranks(self) -> range:
-        """The ranks that run in this pod."""
+        """The ranks of this pod."""
         return range(self.index * self.slots, (self.index + 1) * self.slots)
 
     @property
     def uploads(self) -> Part:
-        """The pod's own part: pods that run ranks, but not rank 0, upload their logs alone."""
+        """The pod's own part: a pod that runs ranks, but not rank 0, uploads only its logs."""
         return "other" if self.slots and 0 not in self.ranks else self.part
 
     def to_json(self) -> str:
-        """The value of ENV_POD."""
+        """Return the value of ENV_POD."""
         return json.dumps(
             {
                 "role": self.role,
@@ -57,7 +57,7 @@ class PodInfo:
 
     @classmethod
     def from_json(cls, text: str) -> PodInfo:
-        """Read the value of ENV_POD; raises ValueError, which names the field that can't be used.
+        """Read the value of ENV_POD; raises ValueError, which names the invalid field.
 
         Fields of a later release are ignored: the operator may be newer than the image.
         """
