@@ -4,17 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable
 from functools import partial
 
-from dtj.api.job import Job
 from dtj.cluster.api import KubernetesApi
 from dtj.cluster.server_clock import ServerClock
 from dtj.operator_flags import Options
 from dtj.plan.job import plan_job
-from dtj.plan.model import Plan
-from dtj.plan.network_policy import fenced
-from dtj.plan.remembered import remembered
+from dtj.plan.plan_cache import PlanCache
 from dtj.reconcile.controller import Controller
 from dtj.reconcile.informers import Informers
 from dtj.reconcile.lister import Lister
@@ -55,7 +51,7 @@ class Leader:
             self._progress,
             metrics,
             clock.now,
-            remembered(_planner(options)),
+            _plans(options),
             counts_after=_COUNTS_SECONDS,
             moves=queue.moved,
             crowded=queue.crowded,
@@ -103,10 +99,12 @@ class Leader:
         await self._cluster.close()
 
 
-def _planner(options: Options) -> Callable[[Job], Plan]:
-    plan: Callable[[Job], Plan] = partial(
-        plan_job, tensorboard_image=options.tensorboard_image, pod_user=options.job_user
+def _plans(options: Options) -> PlanCache:
+    return PlanCache(
+        partial(
+            plan_job,
+            tensorboard_image=options.tensorboard_image,
+            pod_user=options.job_user,
+            operator_namespace=(options.lease_namespace or None) if options.job_network_policies else None,
+        )
     )
-    if options.job_network_policies and options.lease_namespace:
-        return fenced(plan, options.lease_namespace)
-    return plan

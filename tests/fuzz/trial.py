@@ -85,13 +85,13 @@ def _review(seen: Seen, body: bytes) -> None:
 def _file(seen: Seen, text: str) -> None:
     with _step(seen, "job file"):
         try:
-            told = read_job_file(text, "job.yaml").told()
+            messages = read_job_file(text, "job.yaml").messages()
         except DtjError as error:
             str(error).encode()
             seen.what["file: unusable"] += 1
             return
-        "\n".join(told).encode()  # a terminal takes it
-        seen.what[f"file: {'faults' if told else 'valid'}"] += 1
+        "\n".join(messages).encode()  # a terminal takes it
+        seen.what[f"file: {'faults' if messages else 'valid'}"] += 1
 
 
 def _plan(seen: Seen, job: Manifest) -> None:

@@ -1,4 +1,4 @@
-"""The base of every model of the resource."""
+"""The base class of the resource's models."""
 
 from __future__ import annotations
 
@@ -45,13 +45,13 @@ class ApiModel(BaseModel):
     )
 
     def __init__(self, **fields: Any) -> None:
-        """Make one from its fields. Raises Unusable, with every fault; `model_validate` raises pydantic's error."""
+        """Build a model. Raises Unusable with every fault; `model_validate` raises pydantic's error."""
         try:
             super().__init__(**fields)
         except ValidationError as error:
-            raise Unusable(f"{type(self).__name__}: {_told(error)}") from None
+            raise Unusable(f"{type(self).__name__}: {_message(error)}") from None
 
-    # pydantic goes by this mark whether it may validate a model inside of another one without a call of `__init__`.
+    # By this mark, pydantic validates a model inside another model without calling `__init__`.
     __init__.__pydantic_base_init__ = True  # type: ignore[attr-defined]
 
     @classmethod
@@ -66,15 +66,15 @@ class ApiModel(BaseModel):
         return {k: v for k, v in data.items() if v is not None} if isinstance(data, dict) else data
 
 
-def _told(error: ValidationError) -> str:
-    # It imports the models, which this module is the base of.
+def _message(error: ValidationError) -> str:
+    # Imported here: dtj.api.sentences imports the models, which import this module.
     from dtj.api.sentences import sentence
 
-    told = []
+    faults = []
     for item in error.errors(include_url=False):
         wrong = "unknown field" if item["type"] == "extra_forbidden" else sentence(dict(item))
-        told.append(": ".join([".".join(map(str, item["loc"])), wrong]))
-    return "; ".join(told)
+        faults.append(": ".join([".".join(map(str, item["loc"])), wrong]))
+    return "; ".join(faults)
 
 
 def _number(value: Any) -> Any:

@@ -7,7 +7,7 @@ from dataclasses import replace
 from itertools import takewhile
 from typing import Any
 
-from dtj.api.job import MOST_FAULTS, Fault, InvalidJob, Job, Manifest, read_job, told
+from dtj.api.job import MOST_FAULTS, Fault, InvalidJob, Job, Manifest, first_faults, read_job
 from dtj.api.nesting import TOO_DEEP, too_deep
 from dtj.api.places import Place
 from dtj.api.shown import key_shown
@@ -27,11 +27,11 @@ _READ_BY = {
 
 
 MOST_ENTRIES = 20_000
-"""So many fields and entries of lists, at all depths, may a job have: they bound the time of a check."""
+"""The number of fields and list entries that a job may have, at all depths. It bounds the time of a check."""
 
 
 def check(manifest: Mapping[str, Any]) -> tuple[Job | None, list[Fault]]:
-    """The job, None where it has not the resource's form, and its faults, as `told` tells them."""
+    """Return the job and its first faults. The job is None where the manifest does not have the resource's form."""
     if _has_more_entries(manifest):
         message = f"the job has more than {MOST_ENTRIES} fields and entries of lists"
         return None, [Fault("spec", f"{message}; keep what is so large in a ConfigMap or in the bucket")]
@@ -41,10 +41,10 @@ def check(manifest: Mapping[str, Any]) -> tuple[Job | None, list[Fault]]:
     try:
         job = read_job(manifest)
     except InvalidJob as error:
-        # Who has so many faults to mend is told of the rest later.
+        # Report the faults of the rest later: so many faults need mending first.
         rest = [] if len(error.faults) > MOST_FAULTS else _faults_of_the_rest(manifest, error.faults)
-        return None, told([*error.faults, *rest])
-    return job, told(faults(job))
+        return None, first_faults([*error.faults, *rest])
+    return job, first_faults(faults(job))
 
 
 def _has_more_entries(manifest: Mapping[str, Any]) -> bool:
@@ -63,13 +63,13 @@ def _has_more_entries(manifest: Mapping[str, Any]) -> bool:
     return seen > MOST_ENTRIES
 
 
-def _faults_of_the_rest(manifest: Mapping[str, Any], found: Sequence[Fault]) -> list[Fault]:
+def _faults_of_the_rest(manifest: Mapping[str, Any], unreadable: Sequence[Fault]) -> list[Fault]:
     rest: Manifest = dict(manifest)
     unread: set[str] = set()
     while True:
         left_out: _Tree = {}
         stand_ins: Manifest = {}
-        for fault in found:
+        for fault in unreadable:
             place = _judged_without(rest, fault.place)
             if place not in ((), ("spec",)):
                 _add(left_out, place)
@@ -79,7 +79,7 @@ def _faults_of_the_rest(manifest: Mapping[str, Any], found: Sequence[Fault]) -> 
             if name not in _STAND_INS or not isinstance(rest.get("spec"), dict):
                 return []
             stand_ins[name] = _STAND_INS[name]
-        unread |= {fault.field for fault in found}
+        unread |= {fault.field for fault in unreadable}
         rest = _without(rest, left_out)
         if stand_ins:
             rest["spec"] = {**rest["spec"], **stand_ins}
@@ -88,11 +88,11 @@ def _faults_of_the_rest(manifest: Mapping[str, Any], found: Sequence[Fault]) -> 
         except InvalidJob as error:
             if len(error.faults) > MOST_FAULTS:
                 return []
-            found = error.faults  # what was left out is missing now
+            unreadable = error.faults  # required fields among those that were left out
         else:
             rests_on = _RestsOn(unread)
-            found = _whatever_the_strategy(job) if "spec.strategy" in unread else faults(job)
-            return [fault for fault in found if not rests_on(fault.field)]
+            rest_faults = _whatever_the_strategy(job) if "spec.strategy" in unread else faults(job)
+            return [fault for fault in rest_faults if not rests_on(fault.field)]
 
 
 def _whatever_the_strategy(job: Job) -> list[Fault]:
@@ -112,13 +112,13 @@ def _judged_without(rest: Manifest, place: Place) -> Place:
     Of a list all is left out: a shorter one would count its entries otherwise.
     """
     data: Any = rest
-    there = 0
+    length = 0
     for key in takewhile(lambda key: isinstance(key, str), place):
         if not isinstance(data, dict) or key not in data:
             break
         data = data[key]
-        there += 1
-    return place[:there]
+        length += 1
+    return place[:length]
 
 
 def _add(tree: _Tree, place: Place) -> None:
@@ -143,7 +143,7 @@ class _RestsOn:
 
     def __init__(self, unread: set[str]) -> None:
         self._unread = unread
-        self._around = {outer for gone in unread for outer in _around(gone)}
+        self._around = {outer for field in unread for outer in _around(field)}
 
     def __call__(self, field: str) -> bool:
         outer = set(_around(field))

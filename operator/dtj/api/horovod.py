@@ -1,9 +1,16 @@
-"""The rules of strategy Horovod: workers run the ranks, and a launcher starts the ranks by mpirun."""
+"""The rules of strategy Horovod, and its block of the spec.
+
+Workers run the ranks, and a launcher starts the ranks by mpirun.
+"""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from enum import StrEnum
+from typing import TYPE_CHECKING, Annotated
 
+from pydantic import Field
+
+from dtj.api.base import ApiModel, Number
 from dtj.api.mpijob import VOLUMES
 from dtj.api.names import host_name
 from dtj.api.strategy import Role, Starter, StrategyRules, count_of_digits
@@ -15,6 +22,23 @@ if TYPE_CHECKING:
 LAUNCHER = "launcher"
 WORKER = "worker"
 SSH_VOLUME = "dtj-ssh"
+
+
+class HorovodLauncher(StrEnum):
+    """Who makes the launcher of a Horovod job."""
+
+    NATIVE = "Native"
+    MPI_JOB = "MPIJob"
+
+
+class Horovod(ApiModel):
+    """What only strategy Horovod has."""
+
+    launcher: HorovodLauncher = HorovodLauncher.NATIVE
+    """Native: the operator makes the pods itself. MPIJob: it makes an MPIJob of kubeflow.org/v2beta1, and Kubeflow's
+    mpi-operator, which has to be installed, makes the pods. Immutable."""
+    slots_per_worker: Annotated[int, Field(ge=1, le=1024), Number] | None = None
+    """Ranks in each worker pod. Default: the gpus of a worker, else 1."""
 
 
 def slots_per_worker(spec: JobSpec) -> int:

@@ -21,11 +21,11 @@ from dtj.api.status import JobStatus
 Manifest = dict[str, Any]
 """A Kubernetes object as plain data."""
 MOST_FAULTS = 100
-"""So many faults of one job are told. Of more, only the number is told."""
+"""The number of faults of one job that are reported. A last fault says how many more there are."""
 LONGEST_MESSAGE = 8192
 """Characters of a text that has all faults of a job."""
 _FIELDS = ("apiVersion", "kind", "metadata", "spec", "status")
-# So much of a misspelt field is compared with those that there are.
+# Characters of a misspelt field that are compared with the names of fields.
 _LONGEST_FIELD = 100
 
 
@@ -70,35 +70,35 @@ class Job:
 
 
 class InvalidJob(ValueError):
-    """A manifest that is no valid job; `faults` has every reason, as `told` tells them."""
+    """A manifest is no valid job. `faults` has the reasons, at most MOST_FAULTS and one more."""
 
     def __init__(self, faults: Sequence[Fault]) -> None:
-        self.faults = told(faults)
+        self.faults = first_faults(faults)
         super().__init__(in_a_line(self.faults))
 
 
-def told(faults: Sequence[Fault]) -> list[Fault]:
-    """The first MOST_FAULTS faults and, where there are more, one that says how many are left out."""
+def first_faults(faults: Sequence[Fault]) -> list[Fault]:
+    """Return the first MOST_FAULTS faults and, if there are more, a fault that says how many are left out."""
     return [*faults[:MOST_FAULTS], *_more(sum(fault.count for fault in faults[MOST_FAULTS:]))]
 
 
 def in_a_line(faults: Sequence[Fault], longest: int = LONGEST_MESSAGE) -> str:
-    """The faults as one text of so many characters at most, which says how many faults it has no room for."""
+    """Return the faults as one line of at most `longest` characters, which says how many faults are left out."""
     texts = [str(fault) for fault in faults]
     if len(text := "; ".join(texts)) <= longest:
         return text
     room = longest - len("; and 1000000 more faults")
-    said = [texts[0] if len(texts[0]) <= room else f"{texts[0][: room - 1]}…"]
+    listed = [texts[0] if len(texts[0]) <= room else f"{texts[0][: room - 1]}…"]
     for text in texts[1:]:
-        if len("; ".join([*said, text])) > room:
+        if len("; ".join([*listed, text])) > room:
             break
-        said.append(text)
-    count = sum(fault.count for fault in faults[len(said) :])
-    return "; ".join([*said, *([f"and {_faults(count)}"] if count else [])])
+        listed.append(text)
+    count = sum(fault.count for fault in faults[len(listed) :])
+    return "; ".join([*listed, *([f"and {_faults(count)}"] if count else [])])
 
 
 def _more(count: int) -> list[Fault]:
-    return [Fault("spec", f"has {_faults(count)} than are told here", count=count)] if count else []
+    return [Fault("spec", f"has {_faults(count)} than are listed here", count=count)] if count else []
 
 
 def _faults(more: int) -> str:

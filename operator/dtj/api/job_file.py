@@ -61,8 +61,8 @@ class JobFile:
         """Every fault of the file, in the order of its lines."""
         return tuple(fault for job in self.jobs for fault in job.faults)
 
-    def told(self) -> list[str]:
-        """Every fault as FILE:LINE: field: message."""
+    def messages(self) -> list[str]:
+        """Return every fault as FILE:LINE: field: message."""
         return [f"{self.name}:{fault}" for fault in self.faults]
 
 
@@ -72,7 +72,7 @@ class FaultyFile(DtjError):
     def __init__(self, file: JobFile) -> None:
         count = len(file.faults)
         faults = "1 fault" if count == 1 else f"{count} faults"
-        super().__init__("\n".join([f"{file.name} has {faults}", *file.told()]))
+        super().__init__("\n".join([f"{file.name} has {faults}", *file.messages()]))
         self.file = file
 
 
@@ -88,9 +88,9 @@ def read_job_file(text: str, name: str) -> JobFile:
         elif document.data is not None:
             others.append(OtherObject(document.line, _called(document.data)))
     if not jobs:
-        found = ", ".join(other.name for other in others)
+        names = ", ".join(other.name for other in others)
         raise Unusable(
-            f"{name}: no {KIND} in it" + (f", only {found}" if found else ": the file is empty"),
+            f"{name}: no {KIND} in it" + (f", only {names}" if names else ": the file is empty"),
             "`dtj new` writes a job file, `dtj convert` makes one of a Kubeflow job",
         )
     return JobFile(name, tuple(jobs), tuple(others))

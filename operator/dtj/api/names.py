@@ -37,7 +37,7 @@ def mpijob_config_name(job: str) -> str:
 def ssh_secret_name(job: str, suffix: str) -> str:
     """Name of the Secret with the job's ssh key.
 
-    suffix: random, and told by the status once the Secret is there. Nobody can foresee the name and plant another
+    suffix: random; the status has it once the Secret exists. Nobody can foresee the name and plant another
     key, so the operator needs no permission to read Secrets.
     """
     return f"{job}-ssh-{suffix}"

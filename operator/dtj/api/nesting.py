@@ -63,11 +63,11 @@ def too_deep(manifest: Mapping[str, Any]) -> Place:
     inner: Any = {key: value for key, value in manifest.items() if key != "status"}
     for levels in range(MOST_LEVELS - 1, MOST_LEVELS - 1 - _MOST_KEYS, -1):
         entries = inner.items() if isinstance(inner, dict) else enumerate(inner)
-        found = next((entry for entry in entries if _is_deeper(entry[1], levels)), None)
-        if found is None:
+        deeper = next((entry for entry in entries if _is_deeper(entry[1], levels)), None)
+        if deeper is None:
             break
-        place.append(found[0])
-        inner = found[1]
+        place.append(deeper[0])
+        inner = deeper[1]
     return tuple(place)
 
 

@@ -1,10 +1,17 @@
-"""The rules of strategy ParameterServer: TensorFlow's roles, each told of the others by TF_CONFIG."""
+"""The rules of strategy ParameterServer, and its block of the spec.
+
+The roles are those of TensorFlow's TF_CONFIG, by which the replicas find each other.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from enum import StrEnum
+from typing import TYPE_CHECKING, Annotated, Any
 
+from pydantic import Field
+
+from dtj.api.base import ApiModel, Number
 from dtj.api.names import host_name
 from dtj.api.strategy import Role, Starter, StrategyRules, count_of_digits, pods_of
 from dtj_trainer import contract
@@ -13,6 +20,23 @@ if TYPE_CHECKING:
     from dtj.api.job import Job
 
 CHIEF, WORKER, PS, EVALUATOR = "chief", "worker", "ps", "evaluator"
+
+
+class Updates(StrEnum):
+    """When the gradients of workers change the variables on the parameter servers."""
+
+    ASYNCHRONOUS = "Asynchronous"
+    SYNCHRONOUS = "Synchronous"
+
+
+class ParameterServer(ApiModel):
+    """What only strategy ParameterServer has."""
+
+    updates: Updates = Updates.ASYNCHRONOUS
+    """Asynchronous: each worker's gradients change the variables as they come. Synchronous: those of all workers
+    together, once a step. Given to the program as DTJ_UPDATES."""
+    evaluator_timeout_seconds: Annotated[int, Field(ge=0), Number] = 300
+    """How long the evaluator may take, after the chief has succeeded, until it has seen the last checkpoint."""
 
 
 def tf_config_bytes(job: Job) -> int:

@@ -96,8 +96,8 @@ class _Walk:
         for index, entry in enumerate(value):
             name = entry.get("name") if field in _CALLED_BY_NAME and isinstance(entry, dict) else None
             where = f"{path}[{key_shown(name) if isinstance(name, str) and name else index}]"
-            there = entry.get(merge_key) if given and merge_key and isinstance(entry, dict) else None
-            inner = given.get(there) if isinstance(there, str) else None
+            merge_value = entry.get(merge_key) if given and merge_key and isinstance(entry, dict) else None
+            inner = given.get(merge_value) if isinstance(merge_value, str) else None
             yield from self.look(kind, entry, where, inner if isinstance(inner, dict) else _NOTHING)
 
 
@@ -155,7 +155,7 @@ def _definition(name: str) -> tuple[dict[str, str], tuple[str, ...]]:
 
 @cache
 def _definitions() -> dict[str, dict[str, str]]:
-    found: dict[str, dict[str, str]] = json.loads(
+    definitions: dict[str, dict[str, str]] = json.loads(
         files("dtj.api").joinpath("pod_schema.json").read_text(encoding="utf-8")
     )["definitions"]
-    return found
+    return definitions

@@ -48,9 +48,9 @@ def shown(resource: str, value: Decimal) -> str:
     return f"{resource} {_plain(value)}"
 
 
-def all_shown(found: Amounts) -> str:
+def all_shown(amounts: Amounts) -> str:
     """Several numbers, in one phrase."""
-    return ", ".join(shown(name, value) for name, value in found.items())
+    return ", ".join(shown(name, value) for name, value in amounts.items())
 
 
 def pod_requests(pod: Manifest) -> Amounts:

@@ -37,7 +37,7 @@ def text(value: object, most: int) -> str | None:
     """One line of at most so many characters, without control characters."""
     if not isinstance(value, str):
         return None
-    return _UNPRINTABLE.sub(lambda found: " " if found[0] in _SPACES else "\ufffd", value[:most])
+    return _UNPRINTABLE.sub(lambda match: " " if match[0] in _SPACES else "\ufffd", value[:most])
 
 
 def lines(value: object, count: int, most: int) -> list[str] | None:

@@ -23,7 +23,9 @@ from pydantic_core import CoreSchema, PydanticCustomError, PydanticKnownError
 from pydantic_core.core_schema import no_info_plain_validator_function
 
 from dtj.api.base import OBJECT_NAME, ApiModel, Number
+from dtj.api.horovod import Horovod, HorovodLauncher
 from dtj.api.managed_by import DOMAIN_PATH, MAX_LENGTH, other_manager
+from dtj.api.parameter_server import ParameterServer
 from dtj.api.scheduling import SchedulingPolicy
 from dtj.api.shown import enumerated
 from dtj.api.strategies import RULES, UNKNOWN
@@ -75,20 +77,6 @@ class _StrategyName:
 
 
 StrategyName = Annotated[str, _StrategyName()]
-
-
-class HorovodLauncher(StrEnum):
-    """Who makes the launcher of a Horovod job."""
-
-    NATIVE = "Native"
-    MPI_JOB = "MPIJob"
-
-
-class Updates(StrEnum):
-    """When the gradients of workers change the variables on the parameter servers."""
-
-    ASYNCHRONOUS = "Asynchronous"
-    SYNCHRONOUS = "Synchronous"
 
 
 class CleanPodPolicy(StrEnum):
@@ -185,26 +173,6 @@ class ReplicaSpecs(ApiModel):
 
 
 ROLES = tuple(ReplicaSpecs.model_fields)
-
-
-class Horovod(ApiModel):
-    """What only strategy Horovod has."""
-
-    launcher: HorovodLauncher = HorovodLauncher.NATIVE
-    """Native: the operator makes the pods itself. MPIJob: it makes an MPIJob of kubeflow.org/v2beta1, and Kubeflow's
-    mpi-operator, which has to be installed, makes the pods. Immutable."""
-    slots_per_worker: Annotated[int, Field(ge=1, le=1024), Number] | None = None
-    """Ranks in each worker pod. Default: the gpus of a worker, else 1."""
-
-
-class ParameterServer(ApiModel):
-    """What only strategy ParameterServer has."""
-
-    updates: Updates = Updates.ASYNCHRONOUS
-    """Asynchronous: each worker's gradients change the variables as they come. Synchronous: those of all workers
-    together, once a step. Given to the program as DTJ_UPDATES."""
-    evaluator_timeout_seconds: Annotated[int, Field(ge=0), Number] = 300
-    """How long the evaluator may take, after the chief has succeeded, until it has seen the last checkpoint."""
 
 
 class Accelerator(ApiModel):

@@ -56,12 +56,12 @@ def _value(word: str, read: Callable[[str], Any]) -> Callable[[_Loader, yaml.Nod
 
     def construct(loader: _Loader, node: yaml.Node) -> Any:
         text = loader.construct_scalar(node)  # type: ignore[arg-type]
-        found = loader.resolve(yaml.ScalarNode, text, (True, False))  # type: ignore[no-untyped-call]
+        resolved = loader.resolve(yaml.ScalarNode, text, (True, False))  # type: ignore[no-untyped-call]
         try:
-            if found == node.tag or (found, node.tag) == (INT, FLOAT):
+            if resolved == node.tag or (resolved, node.tag) == (INT, FLOAT):
                 return read(text)
         except (ValueError, OverflowError):
-            pass  # told below
+            pass  # _unfit below reports it
         raise _unfit(node, f"{shown(text)} is no {word}")
 
     return construct
@@ -130,11 +130,11 @@ class Document:
                 node = node.value[key]
                 line = _line(node)
             elif isinstance(node, yaml.MappingNode):
-                # Keys that `<<` brings come first: the last one is the one that counts.
-                found = [pair for pair in node.value if pair[0].value == str(key)]
-                if not found:
+                # Keys that `<<` merges in come first, and the last pair of a key wins.
+                pairs = [pair for pair in node.value if pair[0].value == str(key)]
+                if not pairs:
                     break
-                key_node, node = found[-1]
+                key_node, node = pairs[-1]
                 line = _line(key_node)
         return line
 
@@ -266,7 +266,7 @@ def _yaml_of(text: str) -> str:
         json.loads(text)
     except (ValueError, RecursionError):
         return text
-    return _SURROGATES.sub(lambda found: found[1] + json.loads(f'"{found[2]}"'), text.replace("\t", " "))
+    return _SURROGATES.sub(lambda match: match[1] + json.loads(f'"{match[2]}"'), text.replace("\t", " "))
 
 
 def _repeated(node: yaml.Node, path: str, seen: set[int]) -> Iterator[tuple[int, Fault]]:

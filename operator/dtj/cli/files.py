@@ -111,7 +111,7 @@ def _validated(path: Path, *, quiet: bool) -> tuple[dict[str, Any], int]:
 def _tell(file: JobFile) -> None:
     for other in file.others:
         errors.print(f"{file.name}:{other.line}: {other.name} passed over", style="dim")
-    for fault in file.told():
+    for fault in file.messages():
         _complain(fault)
     for found in file.jobs:
         if found.job is not None and not found.faults:

@@ -6,7 +6,9 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from dtj.api.errors import DtjError, NotFound, TimedOut, Unreachable, Unusable
+from dtj.api.horovod import Horovod, HorovodLauncher
 from dtj.api.job import Fault
+from dtj.api.parameter_server import ParameterServer, Updates
 from dtj.api.scheduling import Gang, SchedulingPolicy
 from dtj.api.spec import (
     Accelerator,
@@ -16,10 +18,7 @@ from dtj.api.spec import (
     Data,
     EnvVar,
     EvaluatorSpec,
-    Horovod,
-    HorovodLauncher,
     JobSpec,
-    ParameterServer,
     ReplicaSpec,
     ReplicaSpecs,
     Resources,
@@ -27,7 +26,6 @@ from dtj.api.spec import (
     RunPolicy,
     StallPolicy,
     TensorBoard,
-    Updates,
 )
 from dtj.api.status import ConditionType, JobStatus, Phase, ProgressStatus
 from dtj.api.strategies import Strategy

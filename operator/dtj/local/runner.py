@@ -27,6 +27,7 @@ from dtj.local.processes import end_marked
 from dtj.local.runs import ANNOTATION_S3, Run, Runs
 from dtj.local.store_choice import ChosenStore, S3Store, chosen_store
 from dtj.plan.job import plan_without_gang
+from dtj.plan.plan_cache import PlanCache
 from dtj.reconcile.controller import Controller
 from dtj.reconcile.metrics import Metrics
 from dtj.reconcile.progress import ProgressPoller
@@ -182,9 +183,8 @@ class _Drive:
             queue.add, _PROGRESS_SECONDS, lambda pod: place.ports[pod, contract.PROGRESS_PORT]
         )
         metrics = Metrics()
-        reconciler = Reconciler(
-            cluster, cluster, progress, metrics, _now, lambda job: local_plan(plan_without_gang(job), place)
-        )
+        plans = PlanCache(lambda job: local_plan(plan_without_gang(job), place))
+        reconciler = Reconciler(cluster, cluster, progress, metrics, _now, plans)
         controller = Controller(queue, reconciler, cluster, metrics)
         cluster.changed = queue.add
         loop = asyncio.get_running_loop()

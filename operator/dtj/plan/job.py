@@ -7,17 +7,30 @@ from dataclasses import replace
 from dtj.api.job import POD_USER, Job
 from dtj.plan.gang import in_a_gang
 from dtj.plan.model import Plan
+from dtj.plan.network_policy import network_policy
 from dtj.plan.strategies import PLANS
 from dtj.plan.tensorboard import DEFAULT_IMAGE, tensorboard
 
 
-def plan_job(job: Job, tensorboard_image: str = DEFAULT_IMAGE, pod_user: int | None = POD_USER) -> Plan:
-    """Return the objects that a job without faults needs in the attempt of its status.
+def plan_job(
+    job: Job,
+    *,
+    tensorboard_image: str = DEFAULT_IMAGE,
+    pod_user: int | None = POD_USER,
+    operator_namespace: str | None = None,
+) -> Plan:
+    """Return the objects that a job without faults needs in the attempt that its status has.
 
-    pod_user: user and group of pods whose template sets none; None: pods set no user.
+    tensorboard_image: the image of a TensorBoard for which the job names none.
+    pod_user: user and group of pods whose template names none; None leaves the choice to the cluster.
+    operator_namespace: the plan has a NetworkPolicy that lets the operator in this namespace reach the pods; None:
+    the plan has no NetworkPolicy.
     """
     job = replace(job, pod_user=pod_user)
-    return in_a_gang(job, plan_without_gang(job, tensorboard_image))
+    plan = in_a_gang(job, plan_without_gang(job, tensorboard_image))
+    if operator_namespace is None:
+        return plan
+    return replace(plan, network_policy=network_policy(job, operator_namespace))
 
 
 def plan_without_gang(job: Job, tensorboard_image: str = DEFAULT_IMAGE) -> Plan:

@@ -5,27 +5,14 @@ Egress stays open, because DNS, S3, data and package indexes may be anywhere.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import replace
-
 from dtj.api.identity import LABEL_JOB, LABEL_MANAGED_BY, MANAGER
 from dtj.api.job import Job, Manifest
 from dtj.api.names import network_policy_name
-from dtj.plan.model import Plan
 from dtj.plan.pods import metadata
 from dtj_trainer import contract
 
 OPERATOR_LABELS = {"app.kubernetes.io/name": "dtj-operator"}
 """The labels of the operator's pods, as the chart sets them."""
-
-
-def fenced(plan: Callable[[Job], Plan], operator_namespace: str) -> Callable[[Job], Plan]:
-    """Return a function that adds a NetworkPolicy to each plan."""
-
-    def with_policy(job: Job) -> Plan:
-        return replace(plan(job), network_policy=network_policy(job, operator_namespace))
-
-    return with_policy
 
 
 def network_policy(job: Job, operator_namespace: str) -> Manifest:

@@ -1,6 +1,6 @@
-"""What Prometheus is told of each job that is there, and of the accelerators that jobs hold.
+"""Prometheus series of each job, and of the accelerators that jobs hold.
 
-It is put together when it is asked for, of what the last pass over each job left: no series outlives its job.
+A scrape computes the series from the figures of the last pass over each job, so no series outlives its job.
 """
 
 from __future__ import annotations
@@ -24,59 +24,59 @@ _JOB = ("job_namespace", "job_name", "strategy")
 
 
 @dataclass(frozen=True)
-class _Known:
+class _Tracked:
     figures: JobFigures
     since: float
-    """By the clock."""
+    """The time of the figures, in seconds of the clock."""
 
 
 class JobSeries(Collector):
-    """Jobs by key. Prometheus asks from a thread of its own."""
+    """Keeps the figures of jobs by key. Prometheus scrapes from another thread."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
-        """clock: seconds."""
+        """clock: returns seconds of a monotonic clock."""
         self._clock = clock
         self._lock = threading.Lock()
-        self._jobs: dict[Key, _Known] = {}
-        # Seconds that accelerators were held, and idle, until what is in _jobs.
+        self._jobs: dict[Key, _Tracked] = {}
+        # Seconds that accelerators were held, and were idle, up to `since` of each job.
         self._held: dict[_Whose, float] = {}
         self._idle: dict[_Whose, float] = {}
 
     def keep(self, key: Key, figures: JobFigures) -> bool:
-        """Tell this of a job from now on. Whether it is the first of its namespace and strategy ever."""
+        """Replace the figures of a job. Return whether the job is the first of its namespace and strategy."""
         whose = figures.namespace, figures.strategy
         with self._lock:
             self._settle(key)
-            self._jobs[key] = _Known(figures, self._clock())
+            self._jobs[key] = _Tracked(figures, self._clock())
             if whose in self._held:
                 return False
             self._held[whose] = self._idle[whose] = 0.0
             return True
 
     def forget(self, key: Key) -> None:
-        """The job is gone, or another controller's."""
+        """Drop a job that was deleted, or that another controller carries out."""
         with self._lock:
             self._settle(key)
             self._jobs.pop(key, None)
 
     def _settle(self, key: Key) -> None:
-        """Count what a job has held so far."""
-        known = self._jobs.get(key)
-        if known is None or not known.figures.gpus:
+        """Add the accelerator seconds of a job up to now."""
+        tracked = self._jobs.get(key)
+        if tracked is None or not tracked.figures.gpus:
             return
-        whose = known.figures.namespace, known.figures.strategy
-        seconds = max(self._clock() - known.since, 0.0)
-        self._held[whose] += known.figures.gpus * seconds
-        self._idle[whose] += known.figures.idle_gpus * seconds
+        whose = tracked.figures.namespace, tracked.figures.strategy
+        seconds = max(self._clock() - tracked.since, 0.0)
+        self._held[whose] += tracked.figures.gpus * seconds
+        self._idle[whose] += tracked.figures.idle_gpus * seconds
 
     def collect(self) -> Iterator[Metric]:
-        """Everything that is told now."""
+        """Yield all series as of now."""
         with self._lock:
-            for key, known in self._jobs.items():
+            for key, tracked in self._jobs.items():
                 self._settle(key)
-                self._jobs[key] = _Known(known.figures, self._clock())
+                self._jobs[key] = _Tracked(tracked.figures, self._clock())
             held, idle = dict(self._held), dict(self._idle)
-            jobs = [known.figures for known in self._jobs.values()]
+            jobs = [tracked.figures for tracked in self._jobs.values()]
         yield _phases(jobs)
         yield _counter(
             "dtj_gpu_held_seconds",
@@ -111,11 +111,11 @@ def _counter(name: str, text: str, totals: dict[_Whose, float]) -> Metric:
 
 
 def _each(jobs: Iterable[JobFigures]) -> Iterator[Metric]:
-    """What is told of each job that has not ended."""
+    """Yield the series of each job that has not ended, or still holds accelerators."""
     phase = GaugeMetricFamily(
         "dtj_job_phase", "1, for the phase of a job that has not ended.", labels=[*_JOB, "phase"]
     )
-    told: dict[str, GaugeMetricFamily] = {
+    families: dict[str, GaugeMetricFamily] = {
         name: GaugeMetricFamily(name, text, labels=_JOB)
         for name, text in (
             ("dtj_job_steps", "Optimizer steps done, of a running job; less again after a restart."),
@@ -144,11 +144,11 @@ def _each(jobs: Iterable[JobFigures]) -> Iterator[Metric]:
         labels = [job.namespace, job.name, job.strategy]
         if not job.finished:
             phase.add_metric([*labels, job.phase.value], 1)
-        for family, value in zip(told.values(), _values(job), strict=True):
+        for family, value in zip(families.values(), _values(job), strict=True):
             if value is not None:
                 family.add_metric(labels, value)
     yield phase
-    yield from told.values()
+    yield from families.values()
 
 
 def _values(job: JobFigures) -> tuple[float | None, ...]:

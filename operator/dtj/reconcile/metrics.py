@@ -1,4 +1,4 @@
-"""The operator's Prometheus metrics: what it counts. What is told of each job is in `job_series`."""
+"""The operator's counters and histograms for Prometheus. `job_series` has the series of each job."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ _ENDS = (
     (Phase.FAILED, "StartDeadlineExceeded"),
     (Phase.FAILED, "ValidationFailed"),
 )
-# When a counter was made says nothing that its resets don't, and would be a series for each.
+# The series `_created` of each counter would only repeat what the counter's resets say.
 disable_created_metrics()  # type: ignore[no-untyped-call]
 
 
 def event_loop_lag() -> Histogram:
-    """By how many seconds the event loop wakes too late; of no registry yet."""
+    """Return the histogram of the seconds by which the event loop wakes too late. It has no registry yet."""
     return Histogram(
         "dtj_event_loop_lag_seconds",
         "By how much the operator's event loop wakes too late, measured 10 times a second: for so long one pass kept "
@@ -46,7 +46,7 @@ def event_loop_lag() -> Histogram:
 
 
 def process_registry(leads: Callable[[], bool], lag: Histogram) -> CollectorRegistry:
-    """What each replica of the operator tells, also one that waits. lag: of `event_loop_lag`."""
+    """Return the metrics that every replica of the operator has, the waiting ones too. lag: from `event_loop_lag`."""
     registry = CollectorRegistry()
     registry.register(lag)
     ProcessCollector(registry=registry)
@@ -59,16 +59,16 @@ def process_registry(leads: Callable[[], bool], lag: Histogram) -> CollectorRegi
 
 
 class Metrics:
-    """Metrics of the work on jobs; a replica that waits has none of them, rather than zeros.
+    """Metrics of the work on jobs. A replica that waits for leadership has none of them, not zeros.
 
-    Counters begin at 0 with each process, as Prometheus expects. A label that would take a value for each job that
-    ever was is only on what `job_series` takes away with the job.
+    Counters begin at 0 with each process, as Prometheus expects. Only series of `job_series` have a label with the
+    job's name, because those series end with the job.
     """
 
     def __init__(
         self, registry: CollectorRegistry | None = None, clock: Callable[[], float] = time.monotonic
     ) -> None:
-        """registry: the process's; by default one of their own. clock: seconds, for what accelerators are held."""
+        """registry: of the process; by default a new one. clock: returns seconds, for how long jobs hold GPUs."""
         self.registry = to = registry or CollectorRegistry()
         self.jobs = JobSeries(clock)
         to.register(self.jobs)
@@ -145,15 +145,15 @@ class Metrics:
         )
 
     def answered(self, verb: str, kind: str, code: int) -> None:
-        """Count a request. code: HTTP status; 0 when no answer came."""
+        """Count a request. code: the HTTP status; 0 when no answer came."""
         self._requests.labels(verb, kind, str(code)).inc()
 
     def see(self, key: Key, job: Job, status: JobStatus, pods: Sequence[PodView]) -> None:
-        """Keep what is told of a job from now on."""
+        """Replace the figures of a job's series."""
         figures = job_figures(job, status, pods)
         whose = figures.namespace, figures.strategy
         if self.jobs.keep(key, figures):
-            # Series from the start: rate() does not see one that begins at 1.
+            # Create the series at 0: rate() does not count the first increase of a series that begins at 1.
             for cause in _CAUSES:
                 self._restarts.labels(*whose, cause)
             for phase, reason in _ENDS:
@@ -162,7 +162,7 @@ class Metrics:
                 histogram.labels(figures.strategy)
 
     def count(self, job: Job, old: JobStatus, new: JobStatus, pods: Sequence[PodView]) -> None:
-        """Count what a status says that was just stored, once."""
+        """Count the changes from the old status to the status that was just stored."""
         strategy = job.spec.strategy
         whose = job.namespace, strategy
         if new.finished and not old.finished:

@@ -323,7 +323,7 @@ def test_a_hundred_faults_are_told_and_the_number_of_the_rest(kind: str) -> None
     causes = answer("CREATE", huge(kind, 1600))["status"]["details"]["causes"]
 
     assert len(causes) == 101
-    assert re.fullmatch(r"has 15\d\d more faults than are told here", causes[-1]["message"])
+    assert re.fullmatch(r"has 15\d\d more faults than are listed here", causes[-1]["message"])
 
 
 def test_a_job_of_too_many_fields_is_refused_before_anything_is_judged(

@@ -49,8 +49,8 @@ BOMB = "".join(f"a{level + 1}: &a{level + 1} [{{{level}}}]\n" for level in range
 MERGED_BOMB = "".join(f"a{level + 1}: &a{level + 1} {{{{<<: [{{{level}}}]}}}}\n" for level in range(9))
 
 
-def told(text: str) -> list[str]:
-    return read_job_file(text, "job.yaml").told()
+def messages(text: str) -> list[str]:
+    return read_job_file(text, "job.yaml").messages()
 
 
 def test_a_good_file_has_no_fault() -> None:
@@ -86,7 +86,7 @@ spec:
             - name: trainer
               command: python
 """
-    assert [line.split(": ")[0:2] for line in told(text)] == [
+    assert [line.split(": ")[0:2] for line in messages(text)] == [
         ["job.yaml:4", "metadata.name"],
         ["job.yaml:5", "spec.command"],
         ["job.yaml:10", "spec.env[1].name"],
@@ -97,7 +97,7 @@ spec:
 
 
 def test_what_is_missing_is_told_at_its_parent() -> None:
-    assert told(GOOD.replace("    worker:\n      replicas: 2\n", "    launcher: {}\n")) == [
+    assert messages(GOOD.replace("    worker:\n      replicas: 2\n", "    launcher: {}\n")) == [
         "job.yaml:9: spec.replicaSpecs.worker: required by strategy Horovod"
     ]
 
@@ -115,17 +115,17 @@ def test_what_is_missing_is_told_at_its_parent() -> None:
     ],
 )
 def test_an_unknown_field_comes_with_the_one_that_was_meant(written: str, said: str) -> None:
-    assert told(f"{GOOD}  {written}\n") == [f"job.yaml:12: {said}"]
+    assert messages(f"{GOOD}  {written}\n") == [f"job.yaml:12: {said}"]
 
 
 def test_an_unknown_field_outside_the_spec_is_one_too() -> None:
-    assert told(f"{GOOD}Spec: {{}}\n") == ["job.yaml:12: Spec: unknown field; did you mean spec?"]
+    assert messages(f"{GOOD}Spec: {{}}\n") == ["job.yaml:12: Spec: unknown field; did you mean spec?"]
 
 
 def test_faults_of_the_form_and_those_only_code_can_say_are_told_at_once() -> None:
     text = GOOD.replace("replicas: 2", "replicas: two").replace("name: mnist", "name: MNIST")
 
-    assert [line.split(": ")[:2] for line in told(text)] == [
+    assert [line.split(": ")[:2] for line in messages(text)] == [
         ["job.yaml:4", "metadata.name"],
         ["job.yaml:11", "spec.replicaSpecs.worker.replicas"],
     ]
@@ -151,7 +151,7 @@ def test_neither_a_wrong_version_nor_a_wrong_strategy_hides_other_faults(strateg
 def test_two_faults_in_one_list_hide_none_elsewhere() -> None:
     text = f"{GOOD.replace('trainer:1', 'Trainer')}  env:\n    - value: a\n    - value: b\n"
 
-    assert [line.split(": ")[:2] for line in told(text)] == [
+    assert [line.split(": ")[:2] for line in messages(text)] == [
         ["job.yaml:7", "spec.image"],
         ["job.yaml:13", "spec.env[0].name"],
         ["job.yaml:14", "spec.env[1].name"],
@@ -191,7 +191,7 @@ def test_nothing_is_made_up_because_a_field_could_not_be_read(old: str, new: str
     ],
 )
 def test_a_value_of_another_type_is_refused_as_by_the_api_server(old: str, new: str, said: str) -> None:
-    assert [line.split(": must be a")[0] for line in told(GOOD.replace(old, new))] == [f"job.yaml:{said}"]
+    assert [line.split(": must be a")[0] for line in messages(GOOD.replace(old, new))] == [f"job.yaml:{said}"]
 
 
 @pytest.mark.parametrize(
@@ -242,23 +242,23 @@ def test_a_value_of_another_type_is_refused_as_by_the_api_server(old: str, new: 
     ],
 )
 def test_faults_of_the_form_are_told_in_words_and_with_a_field(old: str, new: str, said: str) -> None:
-    lines = told(GOOD.replace(old, new))
+    lines = messages(GOOD.replace(old, new))
 
     assert f"job.yaml:{said}" in lines
     assert not [line for line in lines if "input" in line or "valid " in line or "^" in line or ".:" in line]
 
 
 def test_a_whole_number_may_be_written_as_a_fraction_as_on_the_api_server() -> None:
-    assert told(GOOD.replace("replicas: 2", "replicas: 2.0")) == []
+    assert messages(GOOD.replace("replicas: 2", "replicas: 2.0")) == []
 
 
 def test_a_long_value_is_not_told_whole() -> None:
-    (fault,) = told(GOOD.replace("strategy: Horovod", f"strategy: {'x' * 5000}"))
+    (fault,) = messages(GOOD.replace("strategy: Horovod", f"strategy: {'x' * 5000}"))
     assert len(fault) < 400
 
 
 def test_a_key_that_is_given_twice_is_a_fault() -> None:
-    assert told(GOOD + "    worker: {replicas: 3}\n") == [
+    assert messages(GOOD + "    worker: {replicas: 3}\n") == [
         "job.yaml:12: spec.replicaSpecs.worker: given twice, on line 10 already"
     ]
 
@@ -325,13 +325,13 @@ def test_what_is_no_job_file_is_unusable(text: str, message: str) -> None:
     ],
 )
 def test_a_job_whose_kind_is_misspelt_is_told_so(old: str, new: str, said: str) -> None:
-    assert told(GOOD.replace(old, new)) == [f"job.yaml:{said}"]
+    assert messages(GOOD.replace(old, new)) == [f"job.yaml:{said}"]
 
 
 @pytest.mark.parametrize("indent", ["\t", 2, None])
 def test_json_is_read_too(indent: str | int | None) -> None:
     data = yaml.safe_load(GOOD)
-    assert told(json.dumps(data, indent=indent)) == []
+    assert messages(json.dumps(data, indent=indent)) == []
     data["spec"]["image"] = "trainer:"
     (fault,) = read_job_file(json.dumps(data, indent=indent), "job.json").faults
     assert (fault.line, fault.field) == (9 if indent else 1, "spec.image")
@@ -353,7 +353,7 @@ def test_anchors_and_merged_keys_have_the_lines_where_they_are_written() -> None
     )
     text += "    launcher:\n      <<: *size\n      gpus: -1\n"
 
-    assert [line.split(": ")[:2] for line in told(text)] == [
+    assert [line.split(": ")[:2] for line in messages(text)] == [
         ["job.yaml:11", "spec.replicaSpecs.launcher.replicas"],
         ["job.yaml:11", "spec.replicaSpecs.worker.replicas"],
         ["job.yaml:14", "spec.replicaSpecs.launcher.gpus"],
@@ -361,8 +361,8 @@ def test_anchors_and_merged_keys_have_the_lines_where_they_are_written() -> None
 
 
 def test_a_field_left_empty_counts_as_left_out_as_on_the_api_server() -> None:
-    assert told(f"{GOOD}  env:\n  horovod:\n  runPolicy:\n    backoffLimit:\n") == []
-    assert told(GOOD.replace("trainer:1", "")) == ["job.yaml:7: spec.image: required"]
+    assert messages(f"{GOOD}  env:\n  horovod:\n  runPolicy:\n    backoffLimit:\n") == []
+    assert messages(GOOD.replace("trainer:1", "")) == ["job.yaml:7: spec.image: required"]
 
 
 def test_a_date_is_text_as_in_kubernetes() -> None:
@@ -487,7 +487,7 @@ def test_json_may_write_a_character_by_two_surrogates() -> None:
 
 
 def test_what_a_cluster_added_is_not_looked_at() -> None:
-    assert told(f"{GOOD}status: 5\n".replace("name: mnist", "name: mnist\n  generation: many")) == []
+    assert messages(f"{GOOD}status: 5\n".replace("name: mnist", "name: mnist\n  generation: many")) == []
 
 
 def test_one_job_is_given_as_written_and_read() -> None:

@@ -7,6 +7,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import pytest
@@ -15,7 +16,7 @@ from dtj.api.job import Manifest, read_job
 from dtj.cluster.port import ApiError
 from dtj.operator_flags import read_flags
 from dtj.plan.job import plan_job
-from dtj.plan.network_policy import fenced, network_policy
+from dtj.plan.network_policy import network_policy
 from dtj_trainer import contract
 from tests.unit.support.jobs import manifest
 from tests.unit.support.mpi_operator import MpiOperator
@@ -86,12 +87,12 @@ def test_what_goes_out_stays_open() -> None:
     assert "egress" not in POLICY["spec"]
 
 
-class FencedWorld(World):
-    plan = staticmethod(fenced(plan_job, "dtj-system"))
+class PolicyWorld(World):
+    plan = staticmethod(partial(plan_job, operator_namespace="dtj-system"))
 
 
 async def test_it_is_there_before_the_jobs_first_pod_and_is_made_once() -> None:
-    world = FencedWorld()
+    world = PolicyWorld()
     await world.rest()
 
     calls = [call for call in world.cluster.calls if call.verb == "create" and call.kind != "Event"]
@@ -103,7 +104,7 @@ async def test_it_is_there_before_the_jobs_first_pod_and_is_made_once() -> None:
 
 
 async def test_a_job_that_is_handed_over_has_one_before_its_mpijob() -> None:
-    world = FencedWorld(horovod={"launcher": "MPIJob"})
+    world = PolicyWorld(horovod={"launcher": "MPIJob"})
     mpi = MpiOperator(world.cluster)
     world.cluster.served.add(("kubeflow.org/v2beta1", "mpijobs"))
     await world.until(lambda: any(call.kind == "MPIJob" for call in world.cluster.writes))
@@ -119,7 +120,7 @@ async def test_a_job_that_is_handed_over_has_one_before_its_mpijob() -> None:
 
 
 async def test_one_that_is_there_already_is_the_jobs_own() -> None:
-    world = FencedWorld()
+    world = PolicyWorld()
     # The Secret, the status, the Service, the policy.
     world.cluster.die_at, world.cluster.die_when = 4, "after"
     await world.rest()
@@ -130,7 +131,7 @@ async def test_one_that_is_there_already_is_the_jobs_own() -> None:
 
 
 async def test_where_it_may_not_be_made_the_job_waits_and_says_why() -> None:
-    world = FencedWorld()
+    world = PolicyWorld()
     world.cluster.refuse = lambda made: (
         ApiError(403, "Forbidden", "networkpolicies is forbidden: cannot create")
         if made["kind"] == "NetworkPolicy"
@@ -160,7 +161,7 @@ def test_the_flag_needs_to_know_where_the_operators_pods_are(capsys: pytest.Capt
 
 
 async def test_a_new_attempt_makes_the_secret_and_the_network_policy_that_somebody_deleted() -> None:
-    world = FencedWorld()
+    world = PolicyWorld()
     world.kubelet.program = lambda pod, ran: None
     await world.until(lambda: world.phase == "Running")
     (secret,), (policy,) = (world.cluster.of_kind(kind) for kind in ("Secret", "NetworkPolicy"))

@@ -96,7 +96,7 @@ async def test_without_it_a_job_makes_none() -> None:
 
 
 def test_its_image_is_the_jobs_the_installations_or_dtjs() -> None:
-    plan = plan_job(job(**SPEC), "registry.example/tb:1")
+    plan = plan_job(job(**SPEC), tensorboard_image="registry.example/tb:1")
     assert plan.tensorboard
     (installed,) = plan.tensorboard.deployment["spec"]["template"]["spec"]["containers"]
     assert installed["image"] == "registry.example/tb:1"

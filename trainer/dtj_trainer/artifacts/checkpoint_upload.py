@@ -1,4 +1,4 @@
-"""Uploads complete checkpoints, keeps the newest few and the best, and removes the others."""
+"""Uploads complete checkpoints while a program runs. `checkpoint_removal` deletes those that are no longer kept."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 from dtj_trainer import contract
 from dtj_trainer.artifacts.checkpoint_index import CheckpointIndex, candidate_of, read_index
+from dtj_trainer.artifacts.checkpoint_removal import CheckpointRemoval
 from dtj_trainer.artifacts.completeness import Completeness
 from dtj_trainer.artifacts.fence import Superseded
 from dtj_trainer.artifacts.local_checkpoints import (
@@ -25,7 +26,6 @@ from dtj_trainer.artifacts.local_checkpoints import (
 )
 from dtj_trainer.artifacts.manifest import Entry, Manifest, StoredFile, folder_name, sha256_of
 from dtj_trainer.artifacts.retention import Candidate, kept
-from dtj_trainer.artifacts.s3 import S3Error
 from dtj_trainer.artifacts.sent_files import SentFiles
 from dtj_trainer.artifacts.tensorflow_state import STATE_FILE, is_state
 from dtj_trainer.clock import now_text
@@ -37,16 +37,16 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 StepAt = Callable[[int], int | None]
-"""The program's step at a time (wall clock, nanoseconds); None when it never told one."""
+"""The program's step at a time (wall clock, nanoseconds); None for a program that reports no steps."""
 NO_NUMBER = -1
 
 
 class CheckpointUploader:
-    """Brings the checkpoints folder of one attempt into the bucket, pass by pass.
+    """Uploads the checkpoints folder of one attempt in passes.
 
-    `store` is the job's checkpoints prefix; `fence` says whether this attempt may still write there. `step_at`
-    is asked for the step of entries whose names hold none. Passes come from one thread; `newest` and
-    `bytes_uploaded` may be read by others.
+    `store` is the job's checkpoints prefix; `fence` says whether this attempt may still write there. `step_at` gives
+    the step of entries whose names have none. One thread makes all passes; other threads may read `newest` and
+    `bytes_uploaded`.
     """
 
     def __init__(
@@ -68,31 +68,27 @@ class CheckpointUploader:
         self._step_at = step_at
         self._index: CheckpointIndex | None = None
         self._done: set[FileState] = set()
-        """Files that are in the bucket in this state, or came from there."""
+        """Files that are in the bucket in this state, because a pass uploaded them or a restore downloaded them."""
         self._sent = SentFiles()
+        self._removal = CheckpointRemoval(store, fence=fence, keep=keep, sent=self._sent)
         self._step_given: tuple[frozenset[FileState], int] = (frozenset(), 0)
-        """The last content without a number, and the step it got."""
-        self._doomed: set[str] = set()
-        """Folders whose manifest is deleted and whose files are not yet."""
-        self._staying: set[str] = set()
-        """Folders with something that the bucket does not let this process remove; not asked for again."""
-        self._uploaded_any = False
+        """The files of the last checkpoint whose name has no step, and the step that it got."""
         self._lock = threading.Lock()
         self._newest: contract.CheckpointRef | None = None
         self.bytes_uploaded = 0
 
     @property
     def newest(self) -> contract.CheckpointRef | None:
-        """The newest checkpoint with a manifest in the bucket, as far as this process knows."""
+        """The newest checkpoint with a manifest in the bucket, as far as this process has seen manifests."""
         with self._lock:
             return self._newest
 
     def start(self) -> None:
-        """Begin to watch the folder, before the program writes there."""
+        """Begin to watch the folder. Call it before the program writes there."""
         self._completeness.start()
 
     def note_restored(self, manifest: Manifest, *, own: bool) -> None:
-        """Take the entries of a restored checkpoint for what they are: nothing to upload."""
+        """Mark the files of a restored checkpoint as uploaded. own: the checkpoint is one of this job."""
         names = [*(entry.name for entry in manifest.entries), STATE_FILE]
         entries = [entry for name in names if (entry := read_entry(self._folder, name))]
         self._done.update(file for entry in entries for file in entry.files)
@@ -102,9 +98,9 @@ class CheckpointUploader:
     def upload_pass(self, *, ended: bool, died_ns: int | None) -> bool:
         """Upload what is complete, newest first, then remove what is no longer kept.
 
-        `ended` says that the program ended by itself, `died_ns` when it was killed (wall clock): what was not
-        complete by then never will be. True when nothing is left to do for the entries of this moment. Raises
-        S3Error, Superseded among them.
+        `ended` says that the program ended by itself; `died_ns` is the time when the program was killed (wall clock,
+        nanoseconds). A checkpoint that was not complete by then never will be. Return whether all present entries are
+        uploaded or will never be complete. Raises S3Error, Superseded among them.
         """
         try:
             return self._upload_waiting(over=ended or died_ns is not None, ended=ended, died_ns=died_ns)
@@ -114,12 +110,12 @@ class CheckpointUploader:
 
     def _upload_waiting(self, *, over: bool, ended: bool, died_ns: int | None) -> bool:
         while True:
-            # First, so that the disk does not fill up while uploads are slow or the bucket is away.
+            # Prune first: the disk must not fill up while uploads are slow or the bucket does not answer.
             entries = self._prune_local(read_entries(self._folder))
             index = self._loaded_index()
-            there = {file for entry in entries for file in entry.files}
-            self._done &= there
-            self._sent.keep_only(there)
+            present = {file for entry in entries for file in entry.files}
+            self._done &= present
+            self._sent.keep_only(present)
             self._store.uploads.abort_changed()
             uploaded = {entry.name for entry in entries if self._done.issuperset(entry.files)}
             fresh = [entry for entry in entries if entry.name not in uploaded]
@@ -129,13 +125,13 @@ class CheckpointUploader:
                 break
             if not self._upload(index, waiting[-1]):
                 return False
-            self._prune_bucket(index)
-        self._prune_bucket(index)
+            self._removal.prune(index)
+        self._removal.prune(index)
         return over or len(complete) == len(entries)
 
     def _loaded_index(self) -> CheckpointIndex:
         if self._index is None:
-            # Should a later attempt's be in it, then nothing is removed: the claim is looked at before.
+            # Check the claim: the index of a superseded attempt must not list checkpoints of a later one for removal.
             self._fence.hold()
             self._index = read_index(self._store)
             for manifest in self._index.newest_first()[:1]:
@@ -151,8 +147,8 @@ class CheckpointUploader:
         """
         unfinished = {entry.step for entry in entries if entry.name not in complete} - {None}
         ready = [e for e in entries if e.name in complete and e.step not in unfinished]
-        found = [c for c in by_step(ready, without_number=NO_NUMBER) if not self._only_names_others(c)]
-        checkpoints = [self._numbered(index, c) for c in found]
+        numbered = by_step(ready, without_number=NO_NUMBER)
+        checkpoints = [self._numbered(index, c) for c in numbered if not self._only_names_others(c)]
         fresh = [c for c in checkpoints if not self._done.issuperset(c.files)]
         claim = self._fence.number
         local = {_candidate(c, claim): c for c in fresh}
@@ -162,7 +158,7 @@ class CheckpointUploader:
         return sorted((local[c] for c in keep if c in local), key=lambda c: c.step)
 
     def _only_names_others(self, checkpoint: LocalCheckpoint) -> bool:
-        """Whether it is TensorFlow's state file alone: what it names is not complete yet."""
+        """Return whether TensorFlow's state file is the only entry: the files that it names are not complete yet."""
         names = [entry.name for entry in checkpoint.entries]
         return len(names) == 1 and is_state(self._folder / names[0])
 
@@ -191,7 +187,7 @@ class CheckpointUploader:
         stored = {file.path: file for file in before.files} if before else {}
         taken = {file.key for file in before.files} if before else set()
         if before is None:
-            index.torn.add(folder)  # Until its manifest is there.
+            index.torn.add(folder)  # Until its manifest is written.
         files: list[StoredFile] = []
         started = time.monotonic()
         try:
@@ -204,7 +200,7 @@ class CheckpointUploader:
             log.info("checkpoint %d changed while it was uploaded: %s", step, error)
             return False
         if not self._unchanged(checkpoint):
-            log.info("checkpoint %d changed while it was uploaded; it is taken up again", step)
+            log.info("checkpoint %d changed while it was uploaded; the next pass uploads it again", step)
             return False
         self._fence.hold()
         mark = checkpoint.mark
@@ -221,10 +217,8 @@ class CheckpointUploader:
         self._store.put_bytes(f"{folder}/{contract.MANIFEST_FILE}", manifest.to_json())
         index.manifests[folder] = manifest
         index.torn.discard(folder)
-        self._doomed.discard(folder)
         self._done.update(checkpoint.files)
         self._sent.forget(folder)
-        self._uploaded_any = True
         self._tell_newest(index.newest_first()[0])
         log.info(
             "uploaded checkpoint %s (%d bytes, %.1f s)",
@@ -232,16 +226,16 @@ class CheckpointUploader:
             manifest.size,
             time.monotonic() - started,
         )
-        self._remove_strays(manifest)
+        self._removal.note_uploaded(manifest)
         return True
 
     def _same(self, old: StoredFile | None, state: FileState) -> StoredFile | None:
-        """What the present manifest names, if the file is the same. Raises OSError."""
+        """Return the file that the present manifest names, if its content is the same. Raises OSError."""
         same = old and old.size == state.size and old.sha256 == sha256_of(self._folder / state.path)
         return old if same else None
 
     def _send(self, folder: str, key: str, state: FileState) -> StoredFile:
-        """Upload one file, and remember it: a later pass does not send the file again. Raises OSError, S3Error."""
+        """Upload one file, and remember it: no later pass sends the file again. Raises OSError, S3Error."""
         path = self._folder / state.path
         sha256 = self._store.put_with_sha256(f"{folder}/{key}", path, self._count_bytes)
         return self._sent.add(folder, state, StoredFile(state.path, key, state.size, sha256))
@@ -252,68 +246,17 @@ class CheckpointUploader:
             for entry in checkpoint.entries
         )
 
-    def _remove_strays(self, manifest: Manifest) -> None:
-        """Delete what a torn or replaced upload of the same step left."""
-        wanted = {f"{manifest.folder}/{file.key}" for file in manifest.files}
-        wanted.add(f"{manifest.folder}/{contract.MANIFEST_FILE}")
-        found = (item.key for item in self._store.objects(manifest.folder))
-        strays = [key for key in found if key not in wanted]
-        if strays:
-            self._delete(manifest.folder, strays)
-
-    def _prune_bucket(self, index: CheckpointIndex) -> None:
-        candidates = {candidate_of(m): folder for folder, m in index.manifests.items()}
-        keep = kept(candidates, self._keep)
-        gone = [
-            folder
-            for candidate, folder in candidates.items()
-            if candidate not in keep and folder not in self._staying
-        ]
-        if gone or self._doomed or (index.torn and self._uploaded_any):
-            self._fence.hold()  # A later attempt may be restoring what would go.
-        for folder in gone:
-            if self._delete(folder, [f"{folder}/{contract.MANIFEST_FILE}"]):
-                del index.manifests[folder]
-                self._doomed.add(folder)
-        if self._uploaded_any:
-            # Torn uploads of earlier attempts go once this attempt has put something in their place.
-            self._doomed |= index.torn
-            index.torn.clear()
-        for folder in sorted(self._doomed):
-            self._sent.forget(folder)
-            keys = [item.key for item in self._store.objects(folder)]
-            if keys:
-                self._delete(folder, keys)
-            self._doomed.discard(folder)
-
-    def _delete(self, folder: str, keys: list[str]) -> bool:
-        """Delete objects of a checkpoint's folder; False where the bucket refuses that for good.
-
-        A refusal is a warning: what is to be kept is uploaded, and policies against deletion (object lock, no
-        s3:DeleteObject) are made on purpose. Raises S3Error when the same call may succeed later.
-        """
-        try:
-            self._store.delete(keys)
-        except S3Error as error:
-            if error.transient:
-                raise
-            if not self._staying:
-                log.warning("old checkpoints stay in the bucket: %s", error)
-            self._staying.add(folder)
-            return False
-        return True
-
     def _prune_local(self, entries: list[LocalEntry]) -> list[LocalEntry]:
-        """Remove directories made by `save` but the newest and the best, uploaded or not; what is left.
+        """Remove local directories that `save` made, except the newest and the best, and return the entries left.
 
-        Files of others are theirs.
+        It does not matter whether a directory is uploaded. What the program wrote without `save` stays.
         """
         marked = {Candidate(1, e.mark.step, e.mark.metric, e.mark.metric_mode): e for e in entries if e.mark}
         keep = kept(marked, self._keep)
-        gone = {entry.name for candidate, entry in marked.items() if candidate not in keep}
-        for name in gone:
+        surplus = {entry.name for candidate, entry in marked.items() if candidate not in keep}
+        for name in surplus:
             shutil.rmtree(self._folder / name, ignore_errors=True)
-        return [entry for entry in entries if entry.name not in gone]
+        return [entry for entry in entries if entry.name not in surplus]
 
     def _tell_newest(self, manifest: Manifest) -> None:
         with self._lock:
@@ -336,7 +279,7 @@ def _candidate(checkpoint: LocalCheckpoint, claim: int) -> Candidate:
 
 
 def _key_of(checkpoint: LocalCheckpoint, path: str) -> str:
-    """The key below the step: without the directory's name when there is only that directory."""
+    """Return the key below the checkpoint's folder: without the directory's name where it is the only entry."""
     only = checkpoint.entries[0] if len(checkpoint.entries) == 1 else None
     if only and only.kind == "directory":
         return PurePosixPath(path).relative_to(only.name).as_posix()
@@ -344,7 +287,7 @@ def _key_of(checkpoint: LocalCheckpoint, path: str) -> str:
 
 
 def _free_key(key: str, taken: set[str]) -> str:
-    """A key that the present manifest does not use: what it names stays whole until the next is written."""
+    """Return a key that the present manifest does not use: its checkpoint stays whole until the next manifest."""
     free, revision = key, 2
     while free in taken or free == contract.MANIFEST_FILE:
         free, revision = f"r{revision}/{key}", revision + 1

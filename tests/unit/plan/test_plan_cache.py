@@ -1,4 +1,4 @@
-"""Plans that are remembered are those that would be made."""
+"""Cached plans equal the plans that would be made anew."""
 
 from __future__ import annotations
 
@@ -7,16 +7,16 @@ from dataclasses import replace
 from dtj.api.job import Job
 from dtj.plan.job import plan_job
 from dtj.plan.model import Plan
-from dtj.plan.remembered import remembered
+from dtj.plan.plan_cache import PlanCache
 from tests.unit.support.jobs import job
 
 
 class Counted:
-    """The plans, and how many were made; six pods are remembered, those of two jobs."""
+    """A cache that has room for six pods, those of two jobs, and the number of plans that were made."""
 
     def __init__(self, most_replicas: int = 6) -> None:
         self.made = 0
-        self.plan = remembered(self._make, most_replicas)
+        self.plan = PlanCache(self._make, most_replicas)
 
     def _make(self, given: Job) -> Plan:
         self.made += 1
@@ -51,7 +51,7 @@ def test_another_spec_attempt_label_or_lost_node_is_another_plan() -> None:
     assert counted.made == len(changed)
 
 
-def test_only_the_jobs_that_were_planned_last_are_remembered() -> None:
+def test_only_the_jobs_that_were_planned_last_are_cached() -> None:
     counted = Counted()
     a, b, c = (replace(job(), uid=uid) for uid in "abc")
 
@@ -62,7 +62,7 @@ def test_only_the_jobs_that_were_planned_last_are_remembered() -> None:
     assert counted.made == 4, "b had waited longest when c came"
 
 
-def test_a_job_that_is_larger_than_all_room_is_remembered_until_another_comes() -> None:
+def test_a_job_that_is_larger_than_all_room_is_cached_until_another_comes() -> None:
     counted, large, small = Counted(), replace(job(), uid="large"), replace(job(), uid="small")
     large = replace(large, spec=job(replicaSpecs={"worker": {"replicas": 9}}).spec)
 
@@ -74,7 +74,7 @@ def test_a_job_that_is_larger_than_all_room_is_remembered_until_another_comes() 
     assert counted.made == 4
 
 
-def test_of_jobs_as_large_as_the_api_server_takes_few_are_remembered() -> None:
+def test_of_jobs_as_large_as_the_api_server_takes_few_are_cached() -> None:
     counted = Counted(60)
     large = job(env=[{"name": f"A{number}", "value": "x" * 30_000} for number in range(16)])
     other = replace(large, uid="other")

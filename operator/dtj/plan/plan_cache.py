@@ -1,0 +1,59 @@
+"""A cache of plans: most passes over a job need the plan of the pass before."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from threading import Lock
+from typing import Any
+
+from dtj.api.job import Job
+from dtj.api.status import JobStatus
+from dtj.plan.model import Plan
+
+MOST_REPLICAS = 20_000
+"""Replicas in all cached plans together; each takes less than 1 kB. 10,000 characters of a ConfigMap count as one."""
+
+
+class PlanCache:
+    """Returns the plans that `plan` makes, and caches those of the jobs that it planned last.
+
+    Callers must not change a plan. Several threads may call the cache. `plan` sees only those fields of a job's
+    status that the cache compares, so a plan cannot depend on other fields. The cache always holds the last plan,
+    whatever the plan's size.
+    """
+
+    def __init__(self, plan: Callable[[Job], Plan], most_replicas: int = MOST_REPLICAS) -> None:
+        """Cache the plans of `plan`. most_replicas: replicas in all cached plans together."""
+        self._plan = plan
+        self._most_replicas = most_replicas
+        self._plans: OrderedDict[str, tuple[Mapping[str, Any], Plan]] = OrderedDict()
+        self._replicas = 0
+        self._lock = Lock()
+
+    def __call__(self, job: Job) -> Plan:
+        """Return the plan of a job."""
+        status = JobStatus(
+            # The plan of a job that has no attempt yet is that of its first attempt.
+            attempt=job.status.current_attempt,
+            replica_attempts=job.status.replica_attempts,
+            node_failures=job.status.node_failures,
+            ssh_secret=job.status.ssh_secret,
+        )
+        job = replace(job, status=status)
+        needed = vars(job)
+        cached = self._plans.get(job.uid)
+        plan = cached[1] if cached and cached[0] == needed else self._plan(job)
+        with self._lock:
+            before = self._plans.pop(job.uid, None)
+            self._plans[job.uid] = (needed, plan)
+            self._replicas += _weight(plan) - (_weight(before[1]) if before else 0)
+            while self._replicas > self._most_replicas and len(self._plans) > 1:
+                _, (_, oldest) = self._plans.popitem(last=False)
+                self._replicas -= _weight(oldest)
+        return plan
+
+
+def _weight(plan: Plan) -> int:
+    return len(plan.replicas) + sum(map(len, plan.config["data"].values())) // 10_000

@@ -1,0 +1,93 @@
+"""What a pod is in its job: the value that the operator gives to each pod as JSON."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal, TypeVar, get_args
+
+Part = Literal["primary", "evaluator", "other"]
+"""A pod's part in the uploads. `primary`: checkpoints, model, TensorBoard and metrics. `evaluator`: TensorBoard and
+metrics of the checkpoints that the pod mirrors from the bucket. All pods upload logs; `other` pods nothing else."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class PodInfo:
+    """What a pod is in its job. The operator's plan passes it to the pod in ENV_POD."""
+
+    role: str
+    index: int
+    slots: int = 0
+    """The number of ranks in each pod of the role; 0: none."""
+    part: Part = "other"
+    """In a role whose pods run ranks, only the pod with rank 0 has this part: see `uploads`."""
+    restores: bool = False
+    """Whether the pod restores the newest checkpoint, and the metrics of its part, before its program starts."""
+    reads_data: bool = False
+    """Whether the pod's program reads the data of ENV_DATA_URI."""
+
+    @property
+    def name(self) -> str:
+        """The pod's name within its job, as in the name of its log."""
+        return f"{self.role}-{self.index}"
+
+    @property
+    def ranks(self) -> range:
+        """The ranks of this pod."""
+        return range(self.index * self.slots, (self.index + 1) * self.slots)
+
+    @property
+    def uploads(self) -> Part:
+        """The pod's own part: a pod that runs ranks, but not rank 0, uploads only its logs."""
+        return "other" if self.slots and 0 not in self.ranks else self.part
+
+    def to_json(self) -> str:
+        """Return the value of ENV_POD."""
+        return json.dumps(
+            {
+                "role": self.role,
+                "index": self.index,
+                "slots": self.slots,
+                "part": self.part,
+                "restores": self.restores,
+                "readsData": self.reads_data,
+            }
+        )
+
+    @classmethod
+    def from_json(cls, text: str) -> PodInfo:
+        """Read the value of ENV_POD; raises ValueError, which names the invalid field.
+
+        Fields of a later release are ignored: the operator may be newer than the image.
+        """
+        content = json.loads(text)
+        if not isinstance(content, dict):
+            raise ValueError("not a JSON object")
+        if (part := content.get("part", "other")) not in get_args(Part):
+            raise ValueError(f"part must be one of {', '.join(get_args(Part))}, not {json.dumps(part)}")
+        return cls(
+            role=_field(content, "role", str),
+            index=_field(content, "index", int),
+            slots=_field(content, "slots", int, 0),
+            part=part,
+            restores=_field(content, "restores", bool, False),
+            reads_data=_field(content, "readsData", bool, False),
+        )
+
+
+_Value = TypeVar("_Value", str, int, bool)
+
+
+def _field(
+    content: Mapping[str, Any], name: str, kind: type[_Value], default: _Value | None = None
+) -> _Value:
+    value: _Value | None = content.get(name, default)
+    if value is None:
+        raise ValueError(f"{name} is missing")
+    if type(value) is not kind or (kind is int and value < 0):
+        raise ValueError(f"{name} must be {_KINDS[kind]}, not {json.dumps(value)}")
+    return value
+
+
+_KINDS: Mapping[type, str] = {str: "a string", int: "a whole number of at least 0", bool: "true or false"}
