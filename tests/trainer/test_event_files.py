@@ -1,4 +1,8 @@
-"""Event files brought from a bucket, and the program of the TensorBoard image that serves them."""
+"""Event files brought from a bucket, and the program of the TensorBoard image that serves them.
+
+* objects that are new, have grown or were replaced
+* the program of the image: retries, segments, a bucket that is away, its end
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,11 @@
-"""The chief under `dtj-launch replica`: exits, signals, output, artifacts."""
+"""The chief under `dtj-launch replica`: exits, signals, output, artifacts.
+
+* exit codes, signals and causes
+* output, termination messages and the report
+* artifacts of a run, of a second attempt, and of killed and failed programs
+* stores that are away, killed or wrong
+* settings
+"""
 
 from __future__ import annotations
 
@@ -396,6 +403,9 @@ def test_store_down_at_the_end(workspace, object_store, job_uri):
     run.says("done")
     object_store.kill()
     (workspace.root / "model" / "late.pt").write_text("late")
+    run.says(
+        "uploading files failed and is tried again"
+    )  # On a busy machine 3 s may not suffice for one try.
     (workspace.root / "go").touch()
     assert run.ended() == 69
     message = workspace.termination

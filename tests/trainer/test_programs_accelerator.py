@@ -1,4 +1,9 @@
-"""The built-in programs where GPUs were asked for: what they say without one, and where Horovod can't use them."""
+"""The built-in programs where GPUs were asked for: what they say without one, and where Horovod can't use them.
+
+* frameworks without CUDA
+* Horovod without NCCL
+* GPUs for each rank, and GPUs that no rank uses
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,11 @@
-"""The Horovod program with real ranks on this machine."""
+"""The Horovod program with real ranks on this machine.
+
+* two ranks compared with one process
+* stops and resumes, also with another number of ranks
+* wrong data and numbers
+* memory of large checkpoints
+* batch statistics and dropout
+"""
 
 from __future__ import annotations
 

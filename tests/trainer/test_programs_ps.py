@@ -1,4 +1,9 @@
-"""The parameter server program: real processes on loopback, killed and started again as the operator does."""
+"""The parameter server program: real processes on loopback, killed and started again as the operator does.
+
+* synchronous training compared with one process
+* asynchronous training over losses
+* a program without a cluster or without data
+"""
 
 from __future__ import annotations
 

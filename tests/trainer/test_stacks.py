@@ -1,4 +1,9 @@
-"""What a program that hangs is doing: asked over HTTP, found in the logs and in the bucket."""
+"""What a program that hangs is doing: asked over HTTP, found in the logs and in the bucket.
+
+* hung replicas and hung ranks
+* machines without py-spy, and a py-spy that hangs
+* processes that are stopped or have ended
+"""
 
 from __future__ import annotations
 
@@ -14,6 +19,7 @@ import pytest
 from tests.trainer.conftest import Workspace, free_ports, has, until
 
 from dtj_trainer.launch import stacks
+from dtj_trainer.launch.running_programs import RunningPrograms
 
 HANGS = """
 import subprocess, sys, threading
@@ -168,9 +174,10 @@ def test_a_py_spy_that_hangs_is_ended_and_the_process_goes_on(hung, monkeypatch,
 
 
 def test_a_program_that_has_ended_leaves_no_file(tmp_path: Path) -> None:
-    asked = stacks.Stacks(tmp_path)
-    asked.began("0", 1)
-    asked.ended("0")
+    programs = RunningPrograms()
+    programs.began("0", 1)
+    programs.ended("0")
+    asked = stacks.Stacks(tmp_path, programs)
 
     assert asked.ask()
 

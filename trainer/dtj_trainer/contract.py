@@ -81,8 +81,8 @@ ENV_MPI_ARGS = "DTJ_MPI_ARGS"
 ENV_MPIRUN = "DTJ_MPIRUN"
 """The mpirun that starts the ranks on the workers, if not the first one on the image's PATH."""
 ENV_LOCAL_WORKERS = "DTJ_LOCAL_WORKERS"
-"""Set for the launcher and the workers of a Horovod job whose ranks all run on one machine, without ssh: the
-workspace of worker n is this prefix followed by n."""
+"""Set if the ranks of a job all run on one machine and start without ssh: the workspace of the pod with index n, of
+the role that runs ranks, is this prefix followed by n."""
 ENV_ROOT_VARIABLES = "DTJ_ROOT_VARIABLES"
 """If the workspace is not at ROOT: names, separated by spaces, of the job's own variables that contain ROOT."""
 ENV_RANKS_BY = "DTJ_RANKS_BY"

@@ -17,9 +17,10 @@ from dtj.api.errors import Unreachable, Unusable
 from dtj.api.identity import GROUP, KIND, LABEL_JOB, PLURAL, VERSION
 from dtj.api.job import Manifest
 from dtj.cluster import user_agent
-from dtj.cluster.api import MERGE_PATCH, KubernetesApi
+from dtj.cluster.api import KubernetesApi, own_namespace
 from dtj.cluster.kubernetes_client import api_client, client, config
 from dtj.cluster.port import ApiError
+from dtj.cluster.rest_client import MERGE_PATCH
 
 _PAGE = 500
 _WATCH_SECONDS = 240
@@ -27,7 +28,6 @@ _WATCH_SECONDS = 240
 # most.
 _WATCH_TIMEOUT = aiohttp.ClientTimeout(total=None, sock_connect=30, sock_read=_WATCH_SECONDS + 30)
 _LOG_TIMEOUT = aiohttp.ClientTimeout(total=None, sock_connect=30)
-_NAMESPACE_FILE = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
 
 
 class UserApi(KubernetesApi):
@@ -64,7 +64,7 @@ class UserApi(KubernetesApi):
             "resourceVersion": resource_version,
             "timeoutSeconds": str(_WATCH_SECONDS),
         }
-        async for change in self._changes(_jobs(namespace), KIND, query, _WATCH_TIMEOUT):
+        async for change in self._watch(_jobs(namespace), KIND, query, _WATCH_TIMEOUT):
             yield change
 
     async def patch_job(self, namespace: str, name: str, patch: Manifest) -> Manifest:
@@ -186,7 +186,7 @@ async def _load(settings: client.Configuration, context: str | None, kubeconfig:
             f"no cluster is known: there is no {files}, and this is no pod",
             "set KUBECONFIG or give --kubeconfig; `dtj run` needs no cluster",
         ) from None
-    return _NAMESPACE_FILE.read_text().strip() if _NAMESPACE_FILE.exists() else None
+    return own_namespace()
 
 
 def _jobs(namespace: str | None) -> str:

@@ -9,8 +9,8 @@ from __future__ import annotations
 from dtj.api.horovod import LAUNCHER, SSH_VOLUME, WORKER, slots_per_worker
 from dtj.api.job import Job, Manifest
 from dtj.api.names import host_name, ssh_secret_name
+from dtj.api.pod_template import CONFIG_VOLUME, TRAINER_CONTAINER, own_program
 from dtj.api.spec import ReplicaSpec, Resources
-from dtj.api.validation import CONFIG_VOLUME, TRAINER_CONTAINER, own_program
 from dtj.plan.model import Plan, Replica
 from dtj.plan.pods import HIDDEN_GPUS, headless_service, metadata, replica_pod, replicas, trainer_container
 from dtj.plan.start import START, config_map, script

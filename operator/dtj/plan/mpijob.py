@@ -23,8 +23,8 @@ from dtj.api.mpijob import (
     QUEUE_LABELS,
 )
 from dtj.api.names import mpijob_config_name
+from dtj.api.pod_template import CONFIG_VOLUME, TRAINER_CONTAINER, own_program
 from dtj.api.spec import ReplicaSpec
-from dtj.api.validation import CONFIG_VOLUME, TRAINER_CONTAINER, own_program
 from dtj.plan.horovod import (
     DEFAULT_LAUNCHER,
     LAUNCHER_WAITS,

@@ -12,8 +12,8 @@ from collections.abc import Mapping
 from dtj.api.job import Job, Manifest
 from dtj.api.names import config_name, host_name
 from dtj.api.parameter_server import CHIEF, EVALUATOR, PS, WORKER
+from dtj.api.pod_template import TRAINER_CONTAINER, own_program
 from dtj.api.spec import ChiefSpec, ReplicaSpec, Resources
-from dtj.api.validation import TRAINER_CONTAINER, own_program
 from dtj.plan.model import Plan, Replica
 from dtj.plan.pods import HIDDEN_GPUS, headless_service, replica_pod, replicas, trainer_container
 from dtj.plan.start import START, config_map

@@ -17,14 +17,8 @@ from dtj.api.identity import (
 )
 from dtj.api.job import POD_USER, Job, Manifest
 from dtj.api.names import config_name, pod_name, service_name
+from dtj.api.pod_template import CONFIG_VOLUME, RUN_VOLUME, SHM_VOLUME, TRAINER_CONTAINER, WORKSPACE_VOLUME
 from dtj.api.spec import ReplicaSpec, Resume
-from dtj.api.validation import (
-    CONFIG_VOLUME,
-    RUN_VOLUME,
-    SHM_VOLUME,
-    TRAINER_CONTAINER,
-    WORKSPACE_VOLUME,
-)
 from dtj.plan.merge import merged
 from dtj.plan.model import Replica
 from dtj.plan.nodes import avoids, leaves_lost_nodes

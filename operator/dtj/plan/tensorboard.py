@@ -14,7 +14,7 @@ from typing import Any
 from dtj.api.identity import GROUP, LABEL_MANAGED_BY, LABEL_TENSORBOARD, MANAGER
 from dtj.api.job import Job, Manifest
 from dtj.api.names import tensorboard_name
-from dtj.api.validation import TENSORBOARD_CONTAINER
+from dtj.api.pod_template import TENSORBOARD_CONTAINER
 from dtj.plan.merge import merged
 from dtj.plan.model import TensorBoard
 from dtj.plan.nodes import leaves_lost_nodes

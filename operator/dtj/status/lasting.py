@@ -8,9 +8,9 @@ from pathlib import PurePosixPath
 from typing import Any
 
 from dtj.api.job import Job
+from dtj.api.pod_template import own_program
 from dtj.api.spec import ReplicaSpec
 from dtj.api.status import ArtifactsStatus, Failure, ProgressStatus
-from dtj.api.validation import own_program
 
 MODULE_NOT_FOUND = "ModuleNotFound"
 REMEDY = "no retry can mend that: add the module to the image, or, for dtj run, to this Python environment"

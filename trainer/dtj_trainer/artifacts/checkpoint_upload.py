@@ -58,12 +58,13 @@ class CheckpointUploader:
         keep: int,
         settle_seconds: float,
         step_at: StepAt,
+        program_runs: Callable[[], bool] = lambda: True,
     ) -> None:
         self._folder = folder
         self._store = store
         self._fence = fence
         self._keep = keep
-        self._completeness = Completeness(folder, settle_seconds)
+        self._completeness = Completeness(folder, settle_seconds, program_runs)
         self._step_at = step_at
         self._index: CheckpointIndex | None = None
         self._done: set[FileState] = set()

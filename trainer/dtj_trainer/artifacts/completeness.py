@@ -10,11 +10,11 @@ import time
 import zipfile
 from typing import TYPE_CHECKING
 
-from dtj_trainer.artifacts.folder_watch import FolderWatch, Happened
+from dtj_trainer.artifacts.folder_watch import FolderWatch, Happened, Seen
 from dtj_trainer.artifacts.open_files import held_open
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Callable, Iterable
     from pathlib import Path
 
     from dtj_trainer.artifacts.local_checkpoints import LocalEntry
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 TOGETHER_SECONDS = 1.0
 """While the program runs, entries of one step that are renamed so shortly one after the other go together."""
 DEATH_SECONDS = 1.0
-"""The kernel closes the files of a program that is killed: closed so shortly before tells nothing of its writer."""
+"""A shell outlives its killed child for a moment: a file closed so shortly before the shell's end may be torn."""
 _ZIP_START = b"PK\x03\x04"
 
 
@@ -33,18 +33,22 @@ class Completeness:
 
     - While the program runs: what was renamed into the folder is complete. What was written in its place is complete
       when no process has it open for writing and it did not change for `settle_seconds`: other files of the same step
-      may still come.
+      may still come. The program must run after these observations, because its death closes files too.
     - The program ended by itself, with whatever exit code: everything is closed, hence complete.
-    - The program was killed: complete is what was renamed, and what was closed before.
+    - The program was killed: complete is what was renamed, and what was closed while the program still ran.
 
     A zip archive (`torch.save`, `numpy.savez`, Keras) ends with its directory. An archive without that end is never
     complete. An archive with it is complete even if its writer was killed.
     """
 
-    def __init__(self, folder: Path, settle_seconds: float) -> None:
+    def __init__(
+        self, folder: Path, settle_seconds: float, program_runs: Callable[[], bool] = lambda: True
+    ) -> None:
+        """`program_runs`: whether the kernel has not begun to end the program, however late its end is reported."""
         self._folder = folder
         self._settle_ns = int(settle_seconds * 1e9)
-        self._watch = FolderWatch(folder)
+        self._program_runs = program_runs
+        self._watch = FolderWatch(folder, program_runs)
         self._held: set[str] = set()
         """Entries that a process had open for writing when the program was last seen to run."""
 
@@ -80,26 +84,32 @@ class Completeness:
             if self._renamed(entry):
                 if entry.changed_ns <= now - TOGETHER_SECONDS * 1e9:
                     found.append(entry)
-            elif entry.changed_ns <= now - self._settle_ns and (
-                seen is None or seen.what is not Happened.WRITTEN
-            ):
+            elif entry.changed_ns <= now - self._settle_ns and (seen is None or _closed_by(seen, now)):
                 quiet.append(entry)
         held = held_open(self._folder.stat().st_dev) if quiet else set()
-        self._held = {entry.name for entry in quiet if any(file.inode in held for file in entry.files)}
-        return found + [entry for entry in quiet if entry.name not in self._held]
+        open_ = {entry.name for entry in quiet if any(file.inode in held for file in entry.files)}
+        if not self._program_runs():
+            return found
+        self._held = open_
+        return found + [entry for entry in quiet if entry.name not in open_]
 
     def _before_death(self, entry: LocalEntry, died_ns: int) -> bool:
         if self._renamed(entry):
             return True
         seen = self._watch.last(entry.name)
         if seen is not None:
-            return seen.what is Happened.CLOSED and seen.at_ns <= died_ns - DEATH_SECONDS * 1e9
+            return seen.what is Happened.CLOSED and _closed_by(seen, died_ns)
         return entry.changed_ns <= died_ns - self._settle_ns and entry.name not in self._held
 
     def _whole(self, entry: LocalEntry) -> bool | None:
         """Whether the zip archives of an entry have their ends; None where not all of its files are archives."""
         found = [_whole_archive(self._folder / file.path) for file in entry.files]
         return False if False in found else None if None in found else True
+
+
+def _closed_by(seen: Seen, now_ns: int) -> bool:
+    """Whether an entry was closed long enough before."""
+    return seen.what is not Happened.WRITTEN and seen.at_ns <= now_ns - DEATH_SECONDS * 1e9
 
 
 def _whole_archive(path: Path) -> bool | None:

@@ -12,7 +12,7 @@ from enum import Enum
 from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
     from pathlib import Path
 
 log = logging.getLogger(__name__)
@@ -28,7 +28,8 @@ class Happened(Enum):
     """The last event of an entry."""
 
     RENAMED = "it was renamed into the folder"
-    CLOSED = "who wrote it closed it"
+    CLOSED = "its writer closed it while the program ran"
+    CLOSED_AT_END = "it was closed, perhaps by the kernel because its writer died"
     WRITTEN = "it was made or written, and not closed since"
 
 
@@ -42,8 +43,9 @@ class Seen(NamedTuple):
 class FolderWatch:
     """Watches the direct entries of one folder. Entries of its subdirectories are not watched."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, program_runs: Callable[[], bool]) -> None:
         self._folder = folder
+        self._program_runs = program_runs
         self._seen: dict[str, Seen] = {}
 
     def start(self) -> None:
@@ -73,7 +75,9 @@ class FolderWatch:
         elif mask & _IS_DIRECTORY:
             return  # The files in a directory are closed without an event here.
         elif mask & _CLOSE_WRITE:
-            self._seen[name] = Seen(Happened.CLOSED, now)
+            # Ask after the event: a program that runs now did not lose the file by its death.
+            closed = Happened.CLOSED if self._program_runs() else Happened.CLOSED_AT_END
+            self._seen[name] = Seen(closed, now)
         elif mask & (_CREATE | _MODIFY):
             self._seen[name] = Seen(Happened.WRITTEN, now)
 

@@ -69,9 +69,16 @@ class PodSync:
     """Restores, then uploads in background threads; no upload ever blocks the program."""
 
     def __init__(
-        self, settings: SyncSettings, step_at: StepAt, on_superseded: Callable[[], None] = lambda: None
+        self,
+        settings: SyncSettings,
+        step_at: StepAt,
+        on_superseded: Callable[[], None] = lambda: None,
+        programs_run: Callable[[], bool] = lambda: True,
     ) -> None:
-        """`on_superseded`: see `Fence`. Raises ValueError for a malformed `uri`."""
+        """`on_superseded`: see `Fence`. `programs_run`: whether no program of the pod is dead or about to die.
+
+        Raises ValueError for a malformed `uri`.
+        """
         self._settings = settings
         self._pace = Pace(beside_program=True, bytes_per_second=settings.upload_bytes_per_second)
         uploads = Uploads(self._pace)
@@ -85,6 +92,8 @@ class PodSync:
         self._files: FileUploader | None = None
         self._loops: list[SyncLoop] = []
         self._step_at = step_at
+        self._programs_run = programs_run
+        self._died = False
         self._restored: Restored | None = None
         self._metrics_begin: Begin | None = None
         self._known: set[str] = set()
@@ -147,6 +156,7 @@ class PodSync:
                 keep=settings.keep,
                 settle_seconds=settings.settle_seconds,
                 step_at=self._step_at,
+                program_runs=lambda: not self._died and self._programs_run(),
             )
             if self._restored:
                 self._checkpoints.note_restored(self._restored.manifest, own=self._restored.own)
@@ -183,6 +193,7 @@ class PodSync:
 
     def program_died(self, at_ns: int) -> None:
         """The program was killed at this wall-clock time: what was not complete then never will be."""
+        self._died = True
         for loop in self._loops:
             loop.program_died(at_ns)
         self._pace.hurry()

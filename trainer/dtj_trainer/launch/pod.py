@@ -14,6 +14,7 @@ from dtj_trainer.artifacts.s3 import S3Error
 from dtj_trainer.launch.accelerators import AcceleratorCheck
 from dtj_trainer.launch.phases import PhaseLog
 from dtj_trainer.launch.progress_watch import ProgressWatch
+from dtj_trainer.launch.running_programs import RunningPrograms
 from dtj_trainer.launch.settings import Settings
 from dtj_trainer.launch.stacks import Stacks
 from dtj_trainer.launch.status_server import StatusServer
@@ -75,13 +76,17 @@ class Pod:
         """
         self.phases = PhaseLog()
         self.phases.reached("started")
-        self.stacks = Stacks(settings.logs)
+        self.programs = RunningPrograms()
+        self.stacks = Stacks(settings.logs, self.programs)
         self._settings = settings
         self._watch = ProgressWatch(settings.progress_file, self.phases)
         self._accelerators = AcceleratorCheck(settings.gpus, settings.gpu_resource)
         try:
             self._sync = PodSync(
-                sync_settings(settings, log_names=log_names), self._watch.step_at, on_superseded
+                sync_settings(settings, log_names=log_names),
+                self._watch.step_at,
+                on_superseded,
+                self.programs.all_run,
             )
         except ValueError as error:
             raise ArtifactsUnavailable(f"{contract.ENV_ARTIFACTS_URI}: {error}") from error

@@ -66,11 +66,9 @@ class Replica:
         end = self._program.start()
         if end is not None:
             return end
-        name = self._settings.pod.name
-        pod.stacks.began(name, self._program.pid or 0)
-        end = self._program.wait(pod.program_died)
-        pod.stacks.ended(name)
-        return end
+        # The program stays registered after its end: no upload may take the files for closed before `finish` says so.
+        pod.programs.began(self._settings.pod.name, self._program.pid or 0)
+        return self._program.wait(pod.program_died)
 
     def _stop_program(self) -> None:
         self._program.stop_soon(signal.SIGTERM, QUICK_STOP_SECONDS)

@@ -17,6 +17,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from dtj_trainer import contract
+from dtj_trainer.launch.running_programs import RunningPrograms
 
 log = logging.getLogger(__name__)
 
@@ -31,24 +32,14 @@ _LINE = 300
 
 
 class Stacks:
-    """The programs that run in a pod, and where their stacks are written. May be used from several threads."""
+    """Writes the stacks of a pod's programs into a folder. May be used from several threads."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, programs: RunningPrograms) -> None:
         self._folder = folder
-        self._programs: dict[str, int] = {}
+        self._programs = programs
         self._lock = threading.Lock()
         self._asked_at = -INTERVAL_SECONDS
         self._count = 0
-
-    def began(self, name: str, pid: int) -> None:
-        """A program runs. name: its rank, or `<role>-<index>`."""
-        with self._lock:
-            self._programs[name] = pid
-
-    def ended(self, name: str) -> None:
-        """It runs no more."""
-        with self._lock:
-            self._programs.pop(name, None)
 
     def ask(self) -> bool:
         """Begin to write the stacks of all programs; False when that was begun a moment ago."""
@@ -58,7 +49,8 @@ class Stacks:
                 return False
             self._asked_at = now
             self._count += 1
-            programs, count = dict(self._programs), self._count
+            count = self._count
+        programs = self._programs.pids()
         threading.Thread(target=self._write_all, args=(programs, count), name="stacks", daemon=True).start()
         return True
 

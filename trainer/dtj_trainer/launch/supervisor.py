@@ -42,7 +42,7 @@ class RankSupervisor:
     def attached(self, rank: Attached) -> None:
         """A rank's program runs."""
         self._pod.phases.reached("programStarted")
-        self._pod.stacks.began(str(rank.rank), rank.program_pid)
+        self._pod.programs.began(str(rank.rank), rank.program_pid)
         with self._changed:
             self._running[rank.rank] = rank
         log.info("rank %d runs as process %d", rank.rank, rank.program_pid)
@@ -62,9 +62,9 @@ class RankSupervisor:
         self._gone(rank, cut_off=True)
 
     def _gone(self, rank: Attached, *, cut_off: bool) -> None:
-        self._pod.stacks.ended(str(rank.rank))
         if cut_off:
             self._pod.program_died(time.time_ns())
+        self._pod.programs.ended(str(rank.rank))
         with self._changed:
             self._running.pop(rank.rank, None)
             self._all_closed &= not cut_off
