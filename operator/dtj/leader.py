@@ -13,8 +13,8 @@ from dtj.cluster.server_clock import ServerClock
 from dtj.operator_flags import Options
 from dtj.plan.job import plan_job
 from dtj.plan.model import Plan
-from dtj.plan.network_policy import fenced
-from dtj.plan.remembered import remembered
+from dtj.plan.network_policy import with_network_policy
+from dtj.plan.plan_cache import cached_plans
 from dtj.reconcile.controller import Controller
 from dtj.reconcile.informers import Informers
 from dtj.reconcile.lister import Lister
@@ -55,7 +55,7 @@ class Leader:
             self._progress,
             metrics,
             clock.now,
-            remembered(_planner(options)),
+            cached_plans(_planner(options)),
             counts_after=_COUNTS_SECONDS,
             moves=queue.moved,
             crowded=queue.crowded,
@@ -108,5 +108,5 @@ def _planner(options: Options) -> Callable[[Job], Plan]:
         plan_job, tensorboard_image=options.tensorboard_image, pod_user=options.job_user
     )
     if options.job_network_policies and options.lease_namespace:
-        return fenced(plan, options.lease_namespace)
+        return with_network_policy(plan, options.lease_namespace)
     return plan

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from dtj.api.job import POD_USER, Job
-from dtj.plan.gang import in_a_gang
+from dtj.plan.gang import with_gang
 from dtj.plan.model import Plan
 from dtj.plan.strategies import PLANS
 from dtj.plan.tensorboard import DEFAULT_IMAGE, tensorboard
@@ -17,7 +17,7 @@ def plan_job(job: Job, tensorboard_image: str = DEFAULT_IMAGE, pod_user: int | N
     pod_user: user and group of pods whose template sets none; None: pods set no user.
     """
     job = replace(job, pod_user=pod_user)
-    return in_a_gang(job, plan_without_gang(job, tensorboard_image))
+    return with_gang(job, plan_without_gang(job, tensorboard_image))
 
 
 def plan_without_gang(job: Job, tensorboard_image: str = DEFAULT_IMAGE) -> Plan:

@@ -19,7 +19,7 @@ OPERATOR_LABELS = {"app.kubernetes.io/name": "dtj-operator"}
 """The labels of the operator's pods, as the chart sets them."""
 
 
-def fenced(plan: Callable[[Job], Plan], operator_namespace: str) -> Callable[[Job], Plan]:
+def with_network_policy(plan: Callable[[Job], Plan], operator_namespace: str) -> Callable[[Job], Plan]:
     """Return a function that adds a NetworkPolicy to each plan."""
 
     def with_policy(job: Job) -> Plan:

@@ -16,7 +16,7 @@ MOST_REPLICAS = 20_000
 """The size limit of the cache, in replicas of less than 1 kB each. 10 kB of a ConfigMap count as one replica."""
 
 
-def remembered(plan: Callable[[Job], Plan], most_replicas: int = MOST_REPLICAS) -> Callable[[Job], Plan]:
+def cached_plans(plan: Callable[[Job], Plan], most_replicas: int = MOST_REPLICAS) -> Callable[[Job], Plan]:
     """A function that returns the same plans as `plan`, and remembers the plans of the jobs that it planned last.
 
     Callers must not change a plan. Several threads may call the function. `plan` sees only those fields of a job's

@@ -15,7 +15,7 @@ from dtj.api.job import Manifest, read_job
 from dtj.cluster.port import ApiError
 from dtj.operator_flags import read_flags
 from dtj.plan.job import plan_job
-from dtj.plan.network_policy import fenced, network_policy
+from dtj.plan.network_policy import network_policy, with_network_policy
 from dtj_trainer import contract
 from tests.unit.support.jobs import manifest
 from tests.unit.support.mpi_operator import MpiOperator
@@ -87,7 +87,7 @@ def test_what_goes_out_stays_open() -> None:
 
 
 class FencedWorld(World):
-    plan = staticmethod(fenced(plan_job, "dtj-system"))
+    plan = staticmethod(with_network_policy(plan_job, "dtj-system"))
 
 
 async def test_it_is_there_before_the_jobs_first_pod_and_is_made_once() -> None:

@@ -7,7 +7,7 @@ from dataclasses import replace
 from dtj.api.job import Job
 from dtj.plan.job import plan_job
 from dtj.plan.model import Plan
-from dtj.plan.remembered import remembered
+from dtj.plan.plan_cache import cached_plans
 from tests.unit.support.jobs import job
 
 
@@ -16,7 +16,7 @@ class Counted:
 
     def __init__(self, most_replicas: int = 6) -> None:
         self.made = 0
-        self.plan = remembered(self._make, most_replicas)
+        self.plan = cached_plans(self._make, most_replicas)
 
     def _make(self, given: Job) -> Plan:
         self.made += 1

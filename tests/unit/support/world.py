@@ -9,7 +9,7 @@ from dtj.api.job import Job, Manifest
 from dtj.cluster.port import ApiError
 from dtj.plan.job import plan_job
 from dtj.plan.model import Plan
-from dtj.plan.remembered import remembered
+from dtj.plan.plan_cache import cached_plans
 from dtj.reconcile.metrics import Metrics
 from dtj.reconcile.progress import ProgressPoller
 from dtj.reconcile.reconciler import Reconciler
@@ -88,7 +88,7 @@ class World:
             cast(ProgressPoller, self.progress),
             self.new_metrics(),
             lambda: self.cluster.now,
-            remembered(self.plan),
+            cached_plans(self.plan),
             elapsed=self.elapsed,
             counts_after=self.counts_after,
             at_once=self.at_once,
