@@ -88,13 +88,13 @@ class Engine:
             command += ["--label", f"{name}={value}"]
         said: set[str] = set()
 
-        def tell(line: str) -> None:
+        def on_line(line: str) -> None:
             step = re.match(r"#\d+ (\[.*\d+/\d+\] .*)", line)
             if step and step[1] not in said:
                 said.add(step[1])
                 say(f"  {re.sub(r'(--mount=[^ ]+)? +', ' ', step[1])[:110]}")
 
-        follow([*command, context], tell, env={"DOCKER_BUILDKIT": "1"}, what=f"docker build of {tag}")
+        follow([*command, context], on_line, env={"DOCKER_BUILDKIT": "1"}, what=f"docker build of {tag}")
 
     def succeeds(self, *arguments: str) -> bool:
         """Return whether `docker ARGUMENTS` succeeds within ANSWER_SECONDS."""

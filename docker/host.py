@@ -86,14 +86,14 @@ def watch(
     """Run a long command and print its progress, from percentages such as `[ 40%]` in its output."""
     said = -1
 
-    def tell(line: str) -> None:
+    def on_line(line: str) -> None:
         nonlocal said
         found = re.search(r"\[\s*(\d+)%\]", line)
         if found and int(found[1]) // 10 > said:
             said = int(found[1]) // 10
             say(f"{what}: {found[1]} %")
 
-    follow(command, tell, cwd=cwd, env=env, what=what)
+    follow(command, on_line, cwd=cwd, env=env, what=what)
 
 
 def need_packages(commands: dict[str, str]) -> None:

@@ -65,7 +65,7 @@ def _metadata(image: tarfile.TarFile, layers: list[str]) -> dict[str, bytes]:
                     _forget(found, path.parent)
                 elif path.name.startswith(_WHITEOUT):
                     _forget(found, path.with_name(path.name.removeprefix(_WHITEOUT)))
-                elif file.isfile() and _tells(path):
+                elif file.isfile() and _describes_packages(path):
                     data = files.extractfile(file)
                     assert data is not None
                     added[str(path)] = data.read()
@@ -78,7 +78,7 @@ def _forget(found: dict[str, bytes], gone: PurePosixPath) -> None:
         del found[path]
 
 
-def _tells(path: PurePosixPath) -> bool:
+def _describes_packages(path: PurePosixPath) -> bool:
     distribution = path.name == "METADATA" and path.parent.name.endswith(".dist-info")
     vendored = "_vendor" in path.parts  # A vendored package belongs to the distribution that contains it.
     return (distribution and not vendored) or str(path) == STATUS

@@ -10,7 +10,7 @@ import time
 import zipfile
 from typing import TYPE_CHECKING
 
-from dtj_trainer.artifacts.folder_watch import FolderWatch, Happened, Seen
+from dtj_trainer.artifacts.folder_watch import EntryEvent, EventKind, FolderWatch
 from dtj_trainer.artifacts.open_files import held_open
 
 if TYPE_CHECKING:
@@ -75,7 +75,7 @@ class Completeness:
 
     def _renamed(self, entry: LocalEntry) -> bool:
         seen = self._watch.last(entry.name)
-        return seen is not None and seen.what is Happened.RENAMED and entry.changed_ns <= seen.at_ns
+        return seen is not None and seen.what is EventKind.RENAMED and entry.changed_ns <= seen.at_ns
 
     def _while_it_runs(self, entries: Iterable[LocalEntry], now: int) -> list[LocalEntry]:
         found, quiet = [], []
@@ -98,7 +98,7 @@ class Completeness:
             return True
         seen = self._watch.last(entry.name)
         if seen is not None:
-            return seen.what is Happened.CLOSED and _closed_by(seen, died_ns)
+            return seen.what is EventKind.CLOSED and _closed_by(seen, died_ns)
         return entry.changed_ns <= died_ns - self._settle_ns and entry.name not in self._held
 
     def _whole(self, entry: LocalEntry) -> bool | None:
@@ -107,9 +107,9 @@ class Completeness:
         return False if False in found else None if None in found else True
 
 
-def _closed_by(seen: Seen, now_ns: int) -> bool:
+def _closed_by(seen: EntryEvent, now_ns: int) -> bool:
     """Whether an entry was closed long enough before."""
-    return seen.what is not Happened.WRITTEN and seen.at_ns <= now_ns - DEATH_SECONDS * 1e9
+    return seen.what is not EventKind.WRITTEN and seen.at_ns <= now_ns - DEATH_SECONDS * 1e9
 
 
 def _whole_archive(path: Path) -> bool | None:

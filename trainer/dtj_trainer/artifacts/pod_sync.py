@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from dtj_trainer import contract
-from dtj_trainer.artifacts.backoff import Patience, retry_transient
+from dtj_trainer.artifacts.backoff import Deadline, retry_transient
 from dtj_trainer.artifacts.checkpoint_mirror import POLL_SECONDS, CheckpointMirror
 from dtj_trainer.artifacts.checkpoint_upload import CheckpointUploader, StepAt
 from dtj_trainer.artifacts.fence import Fence, Superseded
@@ -176,7 +176,7 @@ class PodSync:
         for loop in self._loops:
             loop.start()
 
-    def warn_of_strangers(self) -> None:
+    def warn_of_unuploaded(self) -> None:
         """Warn once of artifacts on a pod that does not upload them."""
         if self._settings.part == "primary" or self._store is None or self._warned:
             return
@@ -206,7 +206,7 @@ class PodSync:
         Raises S3Error, which says what could not be uploaded and why, or Superseded when a later attempt has the
         claim.
         """
-        patience = Patience(timeout, None if at_most else lambda: self.bytes_uploaded)
+        deadline = Deadline(timeout, None if at_most else lambda: self.bytes_uploaded)
         if not ended:
             self.program_died(time.time_ns())
         asked = [(loop, loop.ask(ended=ended)) for loop in self._loops]
@@ -214,7 +214,7 @@ class PodSync:
         errors: list[S3Error] = []
         for loop, number in asked:
             try:
-                loop.wait(number, patience.left)
+                loop.wait(number, deadline.left)
             except S3Error as error:
                 errors.append(error)  # Continue: the other loops may still upload the last checkpoint.
         if self.superseded:

@@ -21,10 +21,10 @@ from dtj_trainer.launch.status_server import StatusServer
 
 log = logging.getLogger(__name__)
 
-STRANGERS_CHECK_SECONDS = 30.0
+UNUPLOADED_CHECK_SECONDS = 30.0
 STOP_SECONDS = 45.0
 """Seconds for programs to save a checkpoint and end by themselves after SIGTERM."""
-TELL_SECONDS = 10.0
+REPORT_SECONDS = 10.0
 """Seconds of the pod's grace period for the termination message and the end of sshd."""
 LOG_SYNC_SECONDS = 60.0
 """Seconds to wait for the upload of a log at the pod's end. Other artifacts have the sync timeout."""
@@ -42,7 +42,7 @@ class ArtifactsUnavailable(Exception):
 
 def stop_sync_seconds(sync_timeout: float) -> float:
     """Return the seconds for the last sync of a pod that is asked to stop, within the pod's grace period."""
-    return min(sync_timeout, contract.TERMINATION_GRACE_SECONDS - STOP_SECONDS - TELL_SECONDS)
+    return min(sync_timeout, contract.TERMINATION_GRACE_SECONDS - STOP_SECONDS - REPORT_SECONDS)
 
 
 def sync_settings(settings: Settings, *, log_names: tuple[str, ...] | None) -> SyncSettings:
@@ -120,7 +120,7 @@ class Pod:
         self._refuse_without_accelerator(wait=True)
         self._sync.start()
         self._watch.start()
-        threading.Thread(target=self._look_for_strangers, daemon=True).start()
+        threading.Thread(target=self._watch_for_unuploaded, daemon=True).start()
 
     def _refuse_without_accelerator(self, *, wait: bool) -> None:
         if fault := self._accelerators.fault(wait=wait):
@@ -154,7 +154,7 @@ class Pod:
         sync timeout.
         """
         self._watch.now()
-        self._sync.warn_of_strangers()
+        self._sync.warn_of_unuploaded()
         seconds = self._settings.sync_timeout if timeout is None else timeout
         try:
             self._sync.finish(seconds, ended=ended, at_most=timeout is not None)
@@ -196,10 +196,10 @@ class Pod:
             ).timestamp()
         return values
 
-    def _look_for_strangers(self) -> None:
+    def _watch_for_unuploaded(self) -> None:
         wait = threading.Event()
-        while not wait.wait(STRANGERS_CHECK_SECONDS):
-            self._sync.warn_of_strangers()
+        while not wait.wait(UNUPLOADED_CHECK_SECONDS):
+            self._sync.warn_of_unuploaded()
 
 
 def _superseded(error: Superseded) -> ArtifactsUnavailable:
