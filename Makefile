@@ -1,8 +1,8 @@
-# Everything runs in .venv, which is made when it isn't there; slow things are built once and kept in ~/.cache/dtj.
+# Everything runs in .venv, which make creates if needed. Results of slow builds are kept in ~/.cache/dtj.
 SHELL := /bin/bash
 .DEFAULT_GOAL := help
 CLUSTER ?= local
-# Jobs of `make bench-control`; several numbers are several runs.
+# The number of jobs of `make bench-control`; several numbers mean several runs.
 N ?= 100
 # Rows of `make bench-control`.
 ROWS ?= jobs big neighbours
@@ -16,7 +16,7 @@ DEMO_VENV := .venv/.made-for-demo
 # first import and keeps the bytecode. With PYTHONDONTWRITEBYTECODE=1 each process would compile TensorFlow again.
 export PYTHONDONTWRITEBYTECODE :=
 PIP_INSTALL = $(PYTHON) -m venv .venv && $(PY) -m pip install --quiet --disable-pip-version-check --no-compile --constraint constraints.txt --editable
-# Tests at once: most of them wait, for processes that start or for time to pass.
+# Parallel tests: most of them wait for processes to start or for time to pass.
 AT_ONCE ?= 3
 JOB := manifests/examples/fashion-mnist-horovod.yaml
 
@@ -45,7 +45,7 @@ demo: $(DEMO_VENV)  ## train Fashion-MNIST by Horovod on two ranks of this machi
 demo-cluster: $(VENV)  ## the same job on a real local cluster, from kubectl apply to the model in S3
 	$(PY) -m tests.cluster.demo --cluster $(CLUSTER)
 
-# The same faults in every run, so that a change is not judged by chance; `make test-chaos` draws others.
+# A fixed seed gives the same faults in every run, so that chance does not fail a change; `make test-chaos` varies it.
 test: export DTJ_SEED ?= 20261121
 test: $(VENV)  ## everything: lint, unit, chart, trainer and cluster tests; logs and times in build/test
 	@$(PY) -m tests.stages --cluster $(CLUSTER)
@@ -65,7 +65,7 @@ test-trainer: $(VENV)  ## data, models, launch, artifacts and training with real
 	$(PY) -m pytest --numprocesses=$(AT_ONCE) tests/trainer
 
 # FUZZ="--jobs 1000 --seed 7", or FUZZ="--seed 7 --only 123" for one job of a run.
-fuzz: $(VENV)  ## 50,000 jobs made at random through webhook, job file, plan and reconciler; half an hour
+fuzz: $(VENV)  ## 50,000 random jobs through webhook, job file, plan and reconciler; half an hour
 	@$(PY) -m tests.fuzz $(FUZZ)
 
 # All clones share the cache of mypy. mypy checks only files whose content differs from the cache.
@@ -76,25 +76,25 @@ lint: $(VENV)  ## ruff, mypy --strict, import rules
 	.venv/bin/mypy
 	.venv/bin/lint-imports
 
-bench: bench-control bench-training  ## how fast things are, against what was promised
+bench: bench-control bench-training  ## measure performance against the documented claims
 
 bench-control: $(VENV)  ## the operator with N=100 jobs (or N="10 100 1000"), one big job, and a hostile tenant; ROWS="jobs big neighbours"
 	@$(PY) -m tests.bench.control --rows $(ROWS) --jobs $(N)
 
-bench-soak: $(VENV)  ## half an hour with 200 jobs a minute that come and go: what the operator keeps of them
+bench-soak: $(VENV)  ## half an hour with 200 short jobs a minute: memory that the operator retains
 	@$(PY) -m tests.bench.soak
 
-bench-week: $(VENV)  ## what a pod uploads and costs in seven simulated days, by the real code; DAYS=1
+bench-week: $(VENV)  ## uploads and cost of a pod in seven simulated days, with the real code; DAYS=1
 	@$(PY) -m tests.bench.week --days $(DAYS)
 
-bench-first-step: $(VENV)  ## from kubectl apply to the first step on a real local cluster, split; take it down by cluster-down
+bench-first-step: $(VENV)  ## time from kubectl apply to the first step on a real local cluster, by part; cluster-down removes the cluster
 	@$(PY) -m tests.bench.first_step --cluster $(CLUSTER)
 
-bench-cluster-toll: $(VENV)  ## dtj's cost to a training on a real local cluster; take it down by cluster-down
+bench-cluster-toll: $(VENV)  ## dtj's cost to a training on a real local cluster; cluster-down removes the cluster
 	$(PY) docker/wheels.py --install
 	@$(PY) -m tests.bench.cluster_toll --cluster $(CLUSTER)
 
-bench-training: $(VENV)  ## dtj's cost to a training, its checkpoints and its batches, beside the same done by hand
+bench-training: $(VENV)  ## dtj's cost to a training, its checkpoints and its batches, compared with the same work without dtj
 	$(PY) docker/wheels.py --install
 	@$(PY) -m tests.bench.training
 
@@ -104,7 +104,7 @@ bench-checkpoints: $(VENV)  ## memory and bytes of large checkpoints (GIGABYTES=
 images: $(VENV)  ## build the operator's and the trainer's images; prints their archives
 	@$(PY) docker/build.py --print-archives
 
-sbom: $(VENV)  ## write what is in the images, as CycloneDX, to build/sbom
+sbom: $(VENV)  ## write the contents of the images, as CycloneDX, to build/sbom
 	@mkdir -p build && $(PY) docker/build.py --print-archives > build/archives.txt
 	$(PY) docker/sbom.py --folder build/sbom --archives build/archives.txt
 
@@ -116,27 +116,27 @@ crd: $(VENV)  ## write the CRD from the models, in manifests/crd and for the cha
 pod-schema: $(VENV)  ## write Kubernetes' schema of pods for the operator, from the package kubernetes-validate
 	$(PY) -m tests.pod_schema_file
 
-chart: crd  ## write what is made from the chart: its README's table, manifests/{operator,rbac,overlays}, goldens; the table of metrics
+chart: crd  ## write files generated from the chart: its README's table, manifests/{operator,rbac,overlays}, goldens; and the table of metrics
 	$(PY) -m tests.chart.generated
 	$(PY) -m tests.metrics_table
 
-docs: $(VENV)  ## fill docs/using.md and status.md with what kubectl prints on the cluster of KUBECONFIG
+docs: $(VENV)  ## update kubectl's output in docs/using.md and status.md, on the cluster of KUBECONFIG
 	$(PY) -m tests.cluster.write_docs
 
-pictures: $(VENV)  ## take the pictures of docs/cli.md, in a real terminal, on the cluster of KUBECONFIG
+pictures: $(VENV)  ## take the screenshots of docs/cli.md, in a real terminal, on the cluster of KUBECONFIG
 	$(PY) -m tests.cluster.terminal_pictures
 
-dashboard-picture: $(VENV)  ## draw the dashboard of docs/monitoring.md from what a real Prometheus has of the operator
+dashboard-picture: $(VENV)  ## draw the dashboard of docs/monitoring.md from the operator's data in a real Prometheus
 	$(PY) -m tests.dashboard_picture
 
-cluster: $(VENV)  ## bring up Kubernetes and S3 on this machine, print the exports that tests need
+cluster: $(VENV)  ## start Kubernetes and S3 on this machine, and print the exports that tests need
 	@$(PY) -m tests.cluster.up --cluster $(CLUSTER)
 
-cluster-down: $(VENV)  ## take them away; nothing of them stays but the builds in the cache
+cluster-down: $(VENV)  ## stop and remove the cluster; only the cache of builds stays
 	@$(PY) -m tests.cluster.down --cluster $(CLUSTER)
 
-release:  ## set the version everywhere it stands: VERSION=0.2.0; RELEASE.md has the other steps
+release:  ## set the version in every file: VERSION=0.2.0; RELEASE.md has the other steps
 	@$(PYTHON) docker/release.py "$(VERSION)"
 
-clean:  ## remove .venv and what was built here (the cache in ~/.cache/dtj stays)
+clean:  ## remove .venv and build results (the cache in ~/.cache/dtj stays)
 	rm -rf .venv build .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

@@ -1,4 +1,4 @@
-"""`debian:bookworm-slim`, for machines that can't pull it: made by debootstrap from the machine's mirror."""
+"""Provides `debian:bookworm-slim`. Machines that can't pull the image build it by debootstrap from their mirror."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 IMAGE = "debian:bookworm-slim"
 SUITE = "bookworm"
-# What Debian's own slim image leaves out, now and in later installs.
+# Files that Debian's own slim image leaves out, now and in later installs.
 SLIM = """path-exclude /usr/share/doc/*
 path-include /usr/share/doc/*/copyright
 path-exclude /usr/share/man/*
@@ -34,13 +34,13 @@ Acquire::Languages "none";
 
 
 def ensure_base(engine: Engine, image: str) -> None:
-    """Have the base image in the engine: there already, pulled, or (Debian's alone) made here.
+    """Make the base image available in the engine: it exists, is pulled, or (only Debian's) is built here.
 
-    Raises BuildError when the image can be had in no way.
+    Raises BuildError when no way succeeds.
     """
     if engine.has(image):
         return
-    # Debian's is small, and can be made here: no long wait where the registry can't be reached.
+    # Debian's image is small and can be built here: do not wait long for an unreachable registry.
     failure = engine.pull(image, seconds=ANSWER_SECONDS if image == IMAGE else PULL_SECONDS)
     if failure is None:
         return
@@ -52,7 +52,7 @@ def ensure_base(engine: Engine, image: str) -> None:
 
 
 def _archive() -> Path:
-    """A tar of the root file system, made anew each month for the month's updates."""
+    """Return a tar of the root file system. A new one is built each month, with the month's updates."""
     archive = CACHE / "base" / f"{SUITE}-slim-{datetime.now(UTC):%Y-%m}.tar"
     if archive.exists():
         return archive
@@ -104,13 +104,13 @@ def _remove(path: Path) -> None:
     if path.is_dir() and not path.is_symlink():
         shutil.rmtree(path)
     else:
-        path.unlink(missing_ok=True)  # reached by two names, through a linked folder
+        path.unlink(missing_ok=True)  # A linked folder may list a file twice.
 
 
 def _debian_sources() -> list[str]:
-    """The machine's own lines for the suite: main archive first, then updates and security.
+    """Return the machine's apt lines for the suite: main archive, updates, security.
 
-    Raises BuildError where the machine has none, as on other distributions.
+    Raises BuildError on a machine without them, as on other distributions.
     """
     found: list[str] = []
     for file in [Path("/etc/apt/sources.list"), *sorted(Path("/etc/apt/sources.list.d").glob("*"))]:

@@ -1,11 +1,11 @@
 #!/usr/bin/env python3
-"""Build dtj's images, each only when something it is made of has changed.
+"""Build dtj's images. An image is rebuilt only after a change of its inputs.
 
-Progress goes to stderr. With --print-archives every archive (as `docker save` writes it) is printed on
-a line of its own: `ctr -n k8s.io images import ARCHIVE`, or `kind load image-archive ARCHIVE`.
+Progress goes to stderr. With --print-archives, the path of every archive (in the format of `docker save`) is printed
+on a line of its own, for `ctr -n k8s.io images import ARCHIVE` or `kind load image-archive ARCHIVE`.
 
-A base image counts as unchanged while its name is the same: give one that moves by its digest
-(`--base nvidia/cuda@sha256:…`), or remove the archive to build on its new content.
+A base image counts as unchanged while its name is the same. Give an image whose tag moves by its digest
+(`--base nvidia/cuda@sha256:…`), or remove the archive to build on the tag's new content.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ GPU_CHECK = DOCKER / "gpu_check.py"
 ARCHIVES = CACHE / "images"
 BUILD_BACKEND = "setuptools"
 PROXIES = {"HTTP_PROXY", "HTTPS_PROXY", "FTP_PROXY", "NO_PROXY", "ALL_PROXY"}
-"""Build arguments that every Dockerfile takes."""
+"""Build arguments that every Dockerfile accepts."""
 
 
 TITLES = {
@@ -58,9 +58,9 @@ LICENSES = "Apache-2.0"
 
 
 def labels(tag: str, base: str, origin: dict[str, str]) -> dict[str, str]:
-    """What an image says of itself, in the names of the OCI image specification.
+    """Return the labels of an image, with the names of the OCI image specification.
 
-    origin: `revision` and `source`, where they are known; not those of a working tree, which they would not tell.
+    origin: `revision` and `source`, if known. A build from a working tree has none, because no commit describes it.
     """
     name, _, of = tag.partition(":")
     said = {"title": TITLES[name], "version": of, "licenses": LICENSES, "base.name": base, **origin}
@@ -69,32 +69,32 @@ def labels(tag: str, base: str, origin: dict[str, str]) -> dict[str, str]:
 
 @dataclass(frozen=True)
 class Image:
-    """One Dockerfile, the images made of it, and the context it wants."""
+    """One Dockerfile, its images, and its build context."""
 
     name: str
     tags: dict[str, str]
-    """Tag -> target stage."""
+    """Target stage by tag."""
     requirements: dict[str, list[str]]
-    """Name of a requirements file in the context -> its lines."""
+    """Lines by the name of a requirements file in the context."""
     sources: list[Path]
-    """Files of this repository that go into the context's dtj/."""
+    """Files of this repository that are copied to dtj/ in the context."""
     alone: list[str] = field(default_factory=list)
-    """Requirements (alone.txt) that are installed without what they ask for: the image has it by another name."""
+    """Requirements (alone.txt) to install without dependencies, because the image has these under another name."""
     args: dict[str, str] = field(default_factory=dict)
     horovod: str = ""
-    """The framework that Horovod is compiled for, one of FRAMEWORKS; empty: no Horovod in it."""
+    """The framework that Horovod is compiled for, one of FRAMEWORKS; empty: the image has no Horovod."""
     origin: dict[str, str] = field(default_factory=dict)
-    """Of the labels that differ from build to build."""
+    """Labels that differ from build to build."""
     variant: str = ""
-    """What tells the archives of another base or other build arguments from the usual ones."""
+    """Distinguishes archives with another base or other build arguments from the default ones."""
 
     @property
     def dockerfile(self) -> Path:
-        """The file that says how it is built."""
+        """The image's Dockerfile."""
         return DOCKER / f"{self.name}.Dockerfile"
 
     def wheels(self) -> list[Path]:
-        """What goes into the context's wheelhouse/, built or downloaded where it isn't cached."""
+        """Return the wheels for wheelhouse/ in the context; build or download those that are not cached."""
         if self.args.get("PACKAGES_FROM") == "index":
             wanted = {"build": [f"{BUILD_BACKEND}=={pins()[BUILD_BACKEND]}"]}
         else:
@@ -108,12 +108,12 @@ class Image:
         return found
 
     def key(self, wheels: list[Path], *, with_sources: bool = True) -> str:
-        """A hash of all that the image is made of; without the sources, of what lies below them.
+        """Return a hash of all inputs of the image; without `with_sources`, of all but this repository's sources.
 
-        Of a base image the name counts alone: what it holds is asked of no engine.
+        A base image counts by its name, because the key must not need an engine.
         """
         parts: list[str | Path] = [self.dockerfile, DOCKER / "build.py", DOCKER / "base.py"]
-        if self.horovod:  # as source; as a wheel it has all of this in its folder's name
+        if self.horovod:  # A wheel's folder name contains a hash of these.
             parts += [GPU_CHECK, HOROVOD_VERSION, str(sorted(self._horovod_options().items())), *PATCHES]
         parts += [
             str(sorted(self.origin.items())),
@@ -128,7 +128,7 @@ class Image:
         return digest(parts)
 
     def write_context(self, folder: Path, wheels: list[Path]) -> None:
-        """Put together what the Dockerfile copies from."""
+        """Write the build context that the Dockerfile copies from."""
         for name in ("wheelhouse", "requirements", "horovod", "dtj"):
             (folder / name).mkdir()
         for wheel in wheels:
@@ -153,7 +153,7 @@ class Image:
 
 
 def images(base: str, args: dict[str, str]) -> list[Image]:
-    """All images of this repository, for one base image and the build arguments given on top."""
+    """Return all images of this repository, for one base image and additional build arguments."""
     project = [REPOSITORY / name for name in ("pyproject.toml", "README.md", "LICENSE")]
     project = [path for path in project if path.exists()]
     trainer = REPOSITORY / "trainer/dtj_trainer"
@@ -178,14 +178,14 @@ def images(base: str, args: dict[str, str]) -> list[Image]:
             },
             requirements={
                 "horovod": _pinned(*RUNTIME_NEEDS, "torch", "setuptools", "wheel"),
-                # Its PyTorch is in the image: it may be another version than the one named there.
+                # The image has PyTorch already, perhaps in another version than the pinned one.
                 "trainer": [line for line in requirements_of("torch") if not line.startswith("torch==")],
             },
             sources=[*project, *_files(trainer)],
             args=compiled,
             horovod="torch",
         ),
-        # One archive for all three: their layers lie in it once, TensorFlow's gigabyte too.
+        # One archive for all three images, so that common layers, such as TensorFlow's gigabyte, are stored once.
         Image(
             name="trainer-tensorflow",
             tags={
@@ -195,10 +195,10 @@ def images(base: str, args: dict[str, str]) -> list[Image]:
             },
             requirements={
                 "tensorflow": _pinned(*RUNTIME_NEEDS, USUAL_TENSORFLOW, "setuptools", "wheel"),
-                # Its TensorFlow is in the image: it may be another package than the one named there.
+                # The image has TensorFlow already, perhaps as another package than the pinned one.
                 "trainer": [line for line in requirements_of("tensorflow") if "tensorflow" not in line],
             },
-            # Keras 2, for scripts that need it. It asks for `tensorflow`, where the image has `tensorflow-cpu`.
+            # Keras 2, for scripts that need it. It depends on `tensorflow`, but the image has `tensorflow-cpu`.
             alone=_pinned("tf-keras"),
             sources=[*project, *_files(trainer)],
             args=compiled,
@@ -233,19 +233,19 @@ def images(base: str, args: dict[str, str]) -> list[Image]:
 
 
 def _without_horovod(image: Image) -> Image:
-    """The image without those of its targets that have Horovod."""
+    """Return the image without its targets that contain Horovod."""
     tags = {tag: target for tag, target in image.tags.items() if "horovod" not in target}
     return replace(image, tags=tags, horovod="")
 
 
 def _taken(args: dict[str, str], dockerfile: Path) -> dict[str, str]:
-    """Those build arguments that the Dockerfile declares, and the proxies, which need no declaration."""
+    """Select the build arguments that the Dockerfile declares, and the proxies, which need no declaration."""
     declared = set(re.findall(r"^\s*ARG\s+(\w+)", dockerfile.read_text(), re.MULTILINE | re.IGNORECASE))
     return {name: value for name, value in args.items() if name in declared or name.upper() in PROXIES}
 
 
 def _variant(base: str, args: dict[str, str]) -> str:
-    """A short hash of what was asked for; empty for the usual base and no arguments."""
+    """Return a short hash of base and arguments; empty for the defaults."""
     return "" if base == IMAGE and not args else digest([base, str(sorted(args.items()))])[:8]
 
 
@@ -266,7 +266,7 @@ def _files(folder: Path) -> list[Path]:
 
 
 def _wheel_fits_image() -> bool:
-    """Whether a wheel compiled on this machine runs in the image: same Debian, same Python."""
+    """Return whether a wheel compiled on this machine runs in the image: same Debian, same Python."""
     release = Path("/etc/os-release")
     same_debian = release.exists() and "VERSION_CODENAME=bookworm" in release.read_text()
     return same_debian and sys.version_info[:2] == (3, 11)
@@ -280,7 +280,7 @@ def _link(source: Path, target: Path) -> None:
 
 
 def archive_of(image: Image) -> Path:
-    """The path of the image's archive, built when it isn't there."""
+    """Return the path of the image's archive; build it if it does not exist."""
     wheels = image.wheels()
     archive = ARCHIVES / f"{_prefix(image.name, image.variant)}-{image.key(wheels)}.tar"
     if archive.exists():
@@ -307,9 +307,9 @@ def archive_of(image: Image) -> Path:
 def archive_of_context(
     context: Path, dockerfile: Path, tag: str, base: str = IMAGE, args: dict[str, str] | None = None
 ) -> Path:
-    """The archive of a user's own image, whose Dockerfile may start from one of ours.
+    """Return the archive of a user's own image, whose Dockerfile may start from one of dtj's images.
 
-    `base` and `args` are for ours; the Dockerfile takes those of `args` that it declares.
+    `base` and `args` apply to dtj's images; the Dockerfile gets those of `args` that it declares.
     """
     args = args or {}
     parts: list[str | Path] = [dockerfile, tag, base, str(sorted(args.items()))]
@@ -341,7 +341,7 @@ def archive_of_context(
 
 
 def _holds(docker: Engine, archive: Path) -> bool:
-    """Whether the archive's tags are, in the engine, the very images of the archive.
+    """Return whether the archive's tags denote the archive's own images in the engine.
 
     A build of another variant leaves other images under the same tags.
     """
@@ -374,14 +374,14 @@ def _save(docker: Engine, tags: list[str], archive: Path) -> None:
 
 
 def _older(archive: Path) -> list[Path]:
-    """Other archives of the same image and variant: the same name, but for the key."""
+    """List other archives of the same image and variant, whose names differ only in the key."""
     prefix = archive.name.rsplit("-", 1)[0]
     same = re.compile(re.escape(prefix) + r"-[0-9a-f]{16}\.tar")
     return [path for path in archive.parent.iterdir() if path != archive and same.fullmatch(path.name)]
 
 
 def main() -> None:
-    """The command line."""
+    """Run the command line."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument(
         "--image",
@@ -391,7 +391,7 @@ def main() -> None:
     parser.add_argument(
         "--base",
         default=IMAGE,
-        help="base image (default: %(default)s); what its name stands for is taken not to change",
+        help="base image (default: %(default)s); an unchanged name counts as an unchanged image",
     )
     parser.add_argument("--build-arg", action="append", default=[], metavar="NAME=VALUE")
     parser.add_argument("--revision", help="commit, for a label of the images")

@@ -1,4 +1,4 @@
-"""Which build arguments belong together: what would not work, or do nothing, is refused before anything is built."""
+"""Refuses build arguments that would fail together, or have no effect, before anything is built."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ if TYPE_CHECKING:
 USUAL_TENSORFLOW = "tensorflow-cpu"
 PAGE = "docs/gpu-images.md"
 TORCH_CUDA = {"2.13.0": "13.0"}
-"""The CUDA of PyTorch's builds on PyPI, by version."""
+"""The CUDA version of PyTorch's builds on PyPI, by PyTorch's version."""
 _NVIDIAS = re.compile(r"(?:^|/)cuda:(?P<cuda>\d+\.\d+)(?:\.\d+)?-(?P<flavour>.*?)(?P<system>[a-z]+[\d.]+)$")
-"""NVIDIA's images, also in another registry: cuda:13.0.2-cudnn-devel-ubuntu24.04."""
+"""NVIDIA's images, from any registry: cuda:13.0.2-cudnn-devel-ubuntu24.04."""
 _LOCAL_CUDA = re.compile(r"\+cu(\d+)(\d)$")
 _NO_HOROVOD_FOR_TENSORFLOW = (
     "Horovod's operations for TensorFlow on GPUs can't be built: Horovod 0.28.1 calls stream_executor's "
@@ -26,12 +26,12 @@ _NO_HOROVOD_FOR_TENSORFLOW = (
 
 
 def for_gpus(args: Mapping[str, str]) -> bool:
-    """Whether TensorFlow is to be one with CUDA; it comes without Horovod."""
+    """Return whether TensorFlow is built with CUDA. Such an image has no Horovod."""
     return "cuda" in args.get("TENSORFLOW", USUAL_TENSORFLOW)
 
 
 def refuse(image: str, args: Mapping[str, str], given: Mapping[str, str]) -> None:
-    """Raise BuildError for build arguments that don't belong together.
+    """Raise BuildError for build arguments that don't work together.
 
     args: those of this image. given: those of the command line, which may be meant for another image.
     """
@@ -71,7 +71,7 @@ def _of_torch(args: Mapping[str, str]) -> Iterator[str]:
 
 
 def _cuda_images(args: Mapping[str, str], cuda: str | None) -> Iterator[str]:
-    """cuda: PyTorch's, None where it is not known."""
+    """Yield faults of the CUDA images. cuda: PyTorch's CUDA version, None if unknown."""
     devel = f"nvidia/cuda:{cuda or '<version>'}.<patch>-devel-ubuntu24.04"
     base, build = args["BASE_IMAGE"], args.get("BUILD_IMAGE", args["BASE_IMAGE"])
     if build == IMAGE:

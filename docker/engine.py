@@ -1,4 +1,4 @@
-"""A Docker engine to build with: the one that runs, or one of our own for as long as the build takes."""
+"""A Docker engine for builds: the one that runs, or a temporary one."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 STATE = CACHE / "docker"
-"""Layers of our own engine, kept so that the next build finds them."""
+"""Layers of the temporary engine, kept for the next build."""
 KEEP_LAYERS = "12GB"
-"""Twice what one build of all images leaves."""
+"""Twice the size of the layers of one build of all images."""
 START_SECONDS = 60
 ANSWER_SECONDS = 60
 PULL_SECONDS = 3600
@@ -41,18 +41,18 @@ class Engine:
         return run([*self._command, *arguments])
 
     def has(self, image: str) -> bool:
-        """Whether the engine holds the image."""
+        """Return whether the engine has the image."""
         return self.succeeds("image", "inspect", image)
 
     def id_of(self, image: str) -> str | None:
-        """The image's id (`sha256:…`); None when the engine hasn't got it."""
+        """Return the image's id (`sha256:…`); None if the engine does not have the image."""
         try:
             return self.run("image", "inspect", "--format", "{{.Id}}", image).strip()
         except BuildError:
             return None
 
     def pull(self, image: str, *, seconds: float = PULL_SECONDS) -> str | None:
-        """Pull the image; None when it is there now, otherwise why it isn't: docker's last line."""
+        """Pull the image; return None after a success, otherwise docker's last line."""
         try:
             done = subprocess.run(
                 [*self._command, "pull", "--quiet", image],
@@ -79,7 +79,7 @@ class Engine:
         args: dict[str, str],
         labels: dict[str, str] | None = None,
     ) -> None:
-        """Run `docker build`, saying each step; raises BuildError with its last lines when it fails."""
+        """Run `docker build`, and print each step. Raises BuildError with docker's last lines after a failure."""
         command = [*self._command, "build", "--progress=plain", "--network=host", "--tag", tag]
         command += ["--file", str(dockerfile), *(["--target", target] if target else [])]
         for name, value in args.items():
@@ -88,16 +88,16 @@ class Engine:
             command += ["--label", f"{name}={value}"]
         said: set[str] = set()
 
-        def tell(line: str) -> None:
+        def on_line(line: str) -> None:
             step = re.match(r"#\d+ (\[.*\d+/\d+\] .*)", line)
             if step and step[1] not in said:
                 said.add(step[1])
                 say(f"  {re.sub(r'(--mount=[^ ]+)? +', ' ', step[1])[:110]}")
 
-        follow([*command, context], tell, env={"DOCKER_BUILDKIT": "1"}, what=f"docker build of {tag}")
+        follow([*command, context], on_line, env={"DOCKER_BUILDKIT": "1"}, what=f"docker build of {tag}")
 
     def succeeds(self, *arguments: str) -> bool:
-        """Whether `docker ARGUMENTS` ends well within ANSWER_SECONDS."""
+        """Return whether `docker ARGUMENTS` succeeds within ANSWER_SECONDS."""
         try:
             done = subprocess.run(
                 [*self._command, *arguments],
@@ -114,9 +114,9 @@ class Engine:
 
 @contextlib.contextmanager
 def engine() -> Iterator[Engine]:
-    """The engine that answers, or an own one that is stopped afterwards.
+    """Yield the running engine, or a temporary one.
 
-    Raises BuildError where no engine answers and none can be started, saying what to do.
+    Raises BuildError, which names the remedy, if no engine runs and none can be started.
     """
     docker = shutil.which("docker")
     if docker:
@@ -135,9 +135,9 @@ def engine() -> Iterator[Engine]:
 
 @contextlib.contextmanager
 def _own_engine() -> Iterator[Engine]:
-    """Start containerd and dockerd with folders and sockets of their own; no network, no firewall rules.
+    """Start containerd and dockerd with their own folders and sockets, without network and firewall rules.
 
-    dockerd would take a containerd that runs already, such as a cluster's: hence one of its own.
+    Without its own containerd, dockerd would use one that runs already, such as a cluster's.
     """
     run_folder = Path(tempfile.mkdtemp(prefix="dtj-docker-", dir="/run"))
     with contextlib.ExitStack() as stack:
@@ -165,7 +165,7 @@ def _own_engine() -> Iterator[Engine]:
         command += ["--pidfile", run_folder / "docker.pid", "--config-file", _configuration(run_folder)]
         command += ["--bridge=none", "--iptables=false", "--ip-forward=false", "--ip-masq=false"]
         _start(stack, command, run_folder, docker_socket)
-        # The client that belongs to this engine: it has BuildKit inside and needs no plugin.
+        # Debian's client includes BuildKit and needs no plugin.
         own = Engine("/usr/bin/docker", f"unix://{docker_socket}")
         deadline = time.monotonic() + START_SECONDS
         while not own.succeeds("version"):
@@ -176,7 +176,7 @@ def _own_engine() -> Iterator[Engine]:
 
 
 def _cgroups() -> set[Path]:
-    """The cgroups that dockerd and its builder make at the top of each hierarchy."""
+    """Return the cgroups that dockerd and its builder create at the top of each hierarchy."""
     top = Path("/sys/fs/cgroup")
     return {path for pattern in ("docker", "*/docker") for path in top.glob(pattern)}
 
@@ -197,7 +197,7 @@ def _clean(run_folder: Path, cgroups_before: set[Path]) -> None:
 
 
 def _configuration(folder: Path) -> Path:
-    """A configuration file of our own, so that the machine's isn't read: old layers go once there are too many."""
+    """Write a configuration that replaces the machine's, and limits the size of old layers."""
     file = folder / "daemon.json"
     file.write_text(json.dumps({"builder": {"gc": {"enabled": True, "defaultKeepStorage": KEEP_LAYERS}}}))
     return file

@@ -1,4 +1,4 @@
-"""The machine that builds: its packages, its cache, and telling a person how far things are."""
+"""The build machine: its packages, its cache, locks, and progress output."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _START = time.monotonic()
 
 
 class BuildError(Exception):
-    """Something the person who builds has to put right; the message says what."""
+    """An error that the person who builds has to fix. The message names the remedy."""
 
 
 def say(message: str) -> None:
@@ -34,7 +34,7 @@ def say(message: str) -> None:
 
 
 def run(command: Sequence[str | Path], *, cwd: Path | None = None, env: dict[str, str] | None = None) -> str:
-    """Run a command to its end and return what it printed; a failure shows its last lines."""
+    """Run a command and return its output. Raises BuildError with the last lines after a failure."""
     done = subprocess.run(
         [str(part) for part in command],
         cwd=cwd,
@@ -60,7 +60,7 @@ def follow(
     env: dict[str, str] | None = None,
     what: str,
 ) -> None:
-    """Run a long command and hand on each line; BuildError with its last lines when it fails."""
+    """Run a long command and pass each line to `on_line`. Raises BuildError with the last lines after a failure."""
     tail: list[str] = []
     with subprocess.Popen(
         [str(part) for part in command],
@@ -83,23 +83,23 @@ def follow(
 def watch(
     command: Sequence[str | Path], *, cwd: Path | None = None, env: dict[str, str] | None = None, what: str
 ) -> None:
-    """Run a long command and say how far it is: the percentages that it prints, as `[ 40%]`."""
+    """Run a long command and print its progress, from percentages such as `[ 40%]` in its output."""
     said = -1
 
-    def tell(line: str) -> None:
+    def on_line(line: str) -> None:
         nonlocal said
         found = re.search(r"\[\s*(\d+)%\]", line)
         if found and int(found[1]) // 10 > said:
             said = int(found[1]) // 10
             say(f"{what}: {found[1]} %")
 
-    follow(command, tell, cwd=cwd, env=env, what=what)
+    follow(command, on_line, cwd=cwd, env=env, what=what)
 
 
 def need_packages(commands: dict[str, str]) -> None:
-    """Install Debian packages for those commands (or files, with a leading `/`) that are missing.
+    """Install the Debian packages of the commands (or files, with a leading `/`) that are missing.
 
-    Raises BuildError, saying what to install, where there is no apt-get or this isn't root.
+    Raises BuildError, which names the packages, without apt-get or without root access.
     """
     missing = sorted({package for command, package in commands.items() if not _present(command)})
     if not missing:
@@ -123,7 +123,7 @@ def _present(command: str) -> bool:
 
 
 def digest(parts: Iterable[str | bytes | Path]) -> str:
-    """16 hex digits of a hash over strings and files (their content, not their names)."""
+    """Return 16 hex digits of a hash over strings and the contents of files."""
     total = hashlib.sha256()
     for part in parts:
         data = part.read_bytes() if isinstance(part, Path) else part
@@ -135,7 +135,7 @@ def digest(parts: Iterable[str | bytes | Path]) -> str:
 
 @contextlib.contextmanager
 def one_at_a_time(name: str) -> Iterator[None]:
-    """Hold a lock among all builds on this machine; the others wait and then find the work done."""
+    """Hold a lock shared by all builds on this machine. A build that waited should first check for a result."""
     locks = CACHE / "locks"
     locks.mkdir(parents=True, exist_ok=True)
     with (locks / name).open("w") as lock:
@@ -148,13 +148,13 @@ def one_at_a_time(name: str) -> Iterator[None]:
 
 
 def pins() -> dict[str, str]:
-    """Package name -> version, from constraints.txt; names as PyPI normalises them."""
+    """Read versions by package name from constraints.txt; names are normalized as on PyPI."""
     lines = (REPOSITORY / "constraints.txt").read_text().splitlines()
     pairs = [line.split("==") for line in lines if "==" in line and not line.startswith("#")]
     return {re.sub(r"[-_.]+", "-", name).lower(): version for name, version in pairs}
 
 
 def version() -> str:
-    """The project's version, from pyproject.toml."""
+    """Read the project's version from pyproject.toml."""
     project = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())
     return str(project["project"]["version"])

@@ -1,13 +1,13 @@
 # The operator's image: Python and the operator's packages, nothing else.
 #
-# Built by docker/build.py, which puts the context together: wheelhouse/ (every Python package),
-# dtj/ (this repository's operator and the contract it shares with the trainer). It needs BuildKit.
+# docker/build.py builds the image and its context: wheelhouse/ (every Python package),
+# dtj/ (this repository's operator, and the contract that it shares with the trainer). The build needs BuildKit.
 
 ARG BASE_IMAGE=debian:bookworm-slim
 
 
 FROM ${BASE_IMAGE} AS system
-# The versions are the base image's release's: Debian keeps no others.
+# Versions are not pinned: Debian's archive keeps only one version for each release.
 # hadolint ignore=DL3008
 RUN apt-get update \
     && DEBIAN_FRONTEND=noninteractive apt-get install --yes --no-install-recommends ca-certificates python3 \

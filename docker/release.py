@@ -26,7 +26,7 @@ CHART_KEY = r"^(?:v|appV)ersion: "
 
 
 def own(version: str) -> re.Pattern[str]:
-    """A pattern of the places that state `version` as the project's own; group 1 is what stands before it."""
+    """Match the places that state `version` as the project's own; group 1 is the text before the version."""
     places = "|".join((OWN_NAME, LABEL, PROJECT_KEY, CHART_KEY))
     return re.compile(rf"({places}){_number(version)}", re.MULTILINE)
 
@@ -36,7 +36,7 @@ def _number(version: str) -> str:
 
 
 def tracked(repository: Path) -> list[Path]:
-    """The tracked files of the repository that may state the version."""
+    """List the tracked files of the repository that may state the version."""
     listed = subprocess.run(
         ["git", "ls-files", "-z"], cwd=repository, capture_output=True, text=True, check=True
     )
@@ -45,7 +45,7 @@ def tracked(repository: Path) -> list[Path]:
 
 
 def set_version(repository: Path, new: str) -> tuple[list[Path], list[str]]:
-    """Write `new` over the present version. Returns the files that changed and the places that were left alone."""
+    """Replace the current version by `new`. Return the changed files, and the places that were left alone."""
     project = tomllib.loads((repository / "pyproject.toml").read_text())
     old = project["project"]["version"]
     pattern, number = own(old), re.compile(_number(old))
@@ -70,8 +70,8 @@ def set_version(repository: Path, new: str) -> tuple[list[Path], list[str]]:
 
 
 def main() -> int:
-    """Set the version; exit with 2 for a version of another form."""
-    parser = argparse.ArgumentParser(description="Set the project's version everywhere it stands.")
+    """Set the version; exit with 2 for an invalid version."""
+    parser = argparse.ArgumentParser(description="Set the project's version in every file.")
     parser.add_argument("version", help="as in 0.2.0")
     parser.add_argument("--repository", type=Path, default=REPOSITORY)
     options = parser.parse_args()

@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""Write what is in images, as CycloneDX 1.6: the Python distributions and Debian packages of each archive of
-`docker save`. Needs no engine; the same archive makes the same file.
+"""Write the contents of images as CycloneDX 1.6: the Python distributions and Debian packages of each archive of
+`docker save`. The command needs no engine. The same archive gives the same file.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _WHITEOUT, _OPAQUE = ".wh.", ".wh..wh..opq"
 
 
 def bill(archive: Path, tag: str) -> str:
-    """The bill of materials of one image of an archive, as JSON. Raises KeyError for a tag that is not in it."""
+    """Return the bill of materials of one image of an archive, as JSON. Raises KeyError for a missing tag."""
     with tarfile.open(archive) as image:
         entry = next(
             (each for each in _json(image, "manifest.json") if tag in (each["RepoTags"] or [])), None
@@ -46,13 +46,13 @@ def bill(archive: Path, tag: str) -> str:
 
 
 def tags(archive: Path) -> list[str]:
-    """The images of an archive."""
+    """List the images of an archive."""
     with tarfile.open(archive) as image:
         return [tag for entry in _json(image, "manifest.json") for tag in entry["RepoTags"] or []]
 
 
 def _metadata(image: tarfile.TarFile, layers: list[str]) -> dict[str, bytes]:
-    """By path, the files that tell what is installed, as the uppermost layer has them."""
+    """Return, by path, the files that describe installed packages, as in the uppermost layer."""
     found: dict[str, bytes] = {}
     for layer in layers:
         content = image.extractfile(layer)
@@ -65,7 +65,7 @@ def _metadata(image: tarfile.TarFile, layers: list[str]) -> dict[str, bytes]:
                     _forget(found, path.parent)
                 elif path.name.startswith(_WHITEOUT):
                     _forget(found, path.with_name(path.name.removeprefix(_WHITEOUT)))
-                elif file.isfile() and _tells(path):
+                elif file.isfile() and _describes_packages(path):
                     data = files.extractfile(file)
                     assert data is not None
                     added[str(path)] = data.read()
@@ -78,9 +78,9 @@ def _forget(found: dict[str, bytes], gone: PurePosixPath) -> None:
         del found[path]
 
 
-def _tells(path: PurePosixPath) -> bool:
+def _describes_packages(path: PurePosixPath) -> bool:
     distribution = path.name == "METADATA" and path.parent.name.endswith(".dist-info")
-    vendored = "_vendor" in path.parts  # a part of the distribution that has it
+    vendored = "_vendor" in path.parts  # A vendored package belongs to the distribution that contains it.
     return (distribution and not vendored) or str(path) == STATUS
 
 
@@ -115,7 +115,7 @@ def _json(image: tarfile.TarFile, name: str) -> Any:
 
 
 def main() -> None:
-    """The command line."""
+    """Run the command line."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--folder", type=Path, required=True, help="where NAME.cdx.json go")
     parser.add_argument(

@@ -1,14 +1,12 @@
-# The TensorBoard that a job may have (spec.tensorboard): Python, TensorBoard without TensorFlow, boto3, and of
-# dtj_trainer what brings event files from the bucket.
-#
-# Built by docker/build.py, which puts the context together: wheelhouse/ (every Python package),
-# dtj/ (that part of this repository's trainer). It needs BuildKit.
+# The TensorBoard that a job may have (spec.tensorboard): Python, TensorBoard without TensorFlow, boto3, and the part
+# of dtj_trainer that fetches event files from the bucket.  docker/build.py builds the image and its context:
+# wheelhouse/ (every Python package), dtj/ (that part of this repository's trainer). The build needs BuildKit.
 
 ARG BASE_IMAGE=debian:bookworm-slim
 
 
 FROM ${BASE_IMAGE} AS system
-# The versions are the base image's release's: Debian keeps no others.
+# Versions are not pinned: Debian's archive keeps only one version for each release.
 # hadolint ignore=DL3008
 RUN apt-get update \
     && DEBIAN_FRONTEND=noninteractive apt-get install --yes --no-install-recommends ca-certificates python3 \

@@ -1,36 +1,35 @@
 # The trainer's image for Horovod: Python, PyTorch, Open MPI, sshd, Horovod, and dtj_trainer on top.
 #
-# Built by docker/build.py, which puts the context together: wheelhouse/ (every Python package, and
-# Horovod's wheel), horovod/ (Horovod's patched source), dtj/ (this repository's trainer). It needs
-# BuildKit. Targets:
+# docker/build.py builds the image and its context: wheelhouse/ (every Python package, and
+# Horovod's wheel), horovod/ (Horovod's patched source), dtj/ (this repository's trainer). The build
+# needs BuildKit. Targets:
 #
-#   horovod   what a user's own image starts from: no dtj_trainer in it
+#   horovod   the base of a user's own image, without dtj_trainer
 #   trainer   the default: entry point dtj-launch, and the built-in programs
 #
 # For NVIDIA GPUs: docs/gpu-images.md.
 
 ARG BASE_IMAGE=debian:bookworm-slim
-# What compiles Horovod when HOROVOD_FROM=source; for CUDA the `devel` image of PyTorch's version of CUDA.
+# The image that compiles Horovod with HOROVOD_FROM=source; for CUDA the `devel` image of PyTorch's CUDA version.
 ARG BUILD_IMAGE=${BASE_IMAGE}
-# wheelhouse: packages lie in the context. index: pip asks the package index (whose torch is the CUDA one).
+# wheelhouse: packages are in the context. index: pip uses the package index (whose torch is built with CUDA).
 ARG PACKAGES_FROM=wheelhouse
-# wheelhouse: Horovod's wheel lies in the context. source: it is compiled here.
+# wheelhouse: Horovod's wheel is in the context. source: Horovod is compiled here.
 ARG HOROVOD_FROM=wheelhouse
 
 
 FROM ${BASE_IMAGE} AS system
-# The versions are the base image's release's: Debian keeps no others.
+# Versions are not pinned: Debian's archive keeps only one version for each release.
 # hadolint ignore=DL3008
 RUN apt-get update \
     && DEBIAN_FRONTEND=noninteractive apt-get install --yes --no-install-recommends \
         ca-certificates openmpi-bin openssh-client openssh-server python3 tini \
     && rm -rf /var/lib/apt/lists/* /etc/ssh/ssh_host_*
-# - uid 1000 under a name of its own (Ubuntu's images have a user there already); `*` is no password,
-#   where `!` would be a locked account, which sshd turns away
-# - a user of group 0 may write /etc/passwd: OpenShift runs pods as a user that no image knows, and start.sh adds it
-# - /run/sshd: sshd asks for it even when it isn't root
-# - without CAP_SYS_PTRACE ranks of one pod can't read each other's memory: Open MPI is told so, or it warns;
-#   Debian's file has no newline at its end
+# - uid 1000 gets a user name of ours, because Ubuntu's images have another user with this uid. The password `*`
+# allows logins by key; sshd rejects an account that is locked by `!`. - Group 0 may write /etc/passwd: OpenShift runs
+# pods with a uid unknown to the image, and start.sh adds an entry. - sshd needs /run/sshd even without root. -
+# Without CAP_SYS_PTRACE, ranks of one pod can't read each other's memory. The setting keeps Open MPI from warning
+# about it. Debian's file lacks a newline at its end.
 RUN if id 1000 >/dev/null 2>&1; then userdel --remove "$(id -un 1000)"; fi \
     && groupadd --gid 1000 dtj \
     && useradd --uid 1000 --gid 1000 --create-home --shell /bin/bash --password '*' dtj \
@@ -38,10 +37,10 @@ RUN if id 1000 >/dev/null 2>&1; then userdel --remove "$(id -un 1000)"; fi \
     && install --directory --owner=1000 --group=1000 /dtj \
     && install --directory /run/sshd \
     && printf '\nbtl_vader_single_copy_mechanism = none\n' >> /etc/openmpi/openmpi-mca-params.conf
-# - LD_LIBRARY_PATH: where GKE puts the driver of its nodes' GPUs; nothing is there elsewhere
-# - NVIDIA_DRIVER_CAPABILITIES: without it older runtimes of NVIDIA's give a container the GPU without CUDA's driver
-# - NVIDIA_VISIBLE_DEVICES: NVIDIA's images say `all`, by which a pod that asked for no GPU sees every one of its node;
-#   for a pod that did ask the device plugin sets it
+# - LD_LIBRARY_PATH: GKE mounts the GPU driver in these folders; they do not exist elsewhere. -
+# NVIDIA_DRIVER_CAPABILITIES: without it, old NVIDIA runtimes add the GPU without CUDA's driver. -
+# NVIDIA_VISIBLE_DEVICES: NVIDIA's images set `all`, which shows all GPUs of a node to a pod that requested none. For
+# a pod with GPUs, the device plugin sets the variable.
 ENV PATH=/opt/venv/bin:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin \
     LD_LIBRARY_PATH=/usr/local/nvidia/lib:/usr/local/nvidia/lib64 \
     NVIDIA_DRIVER_CAPABILITIES=compute,utility \
@@ -64,9 +63,9 @@ RUN --mount=type=bind,source=wheelhouse,target=/wheelhouse \
         --constraint /requirements/constraints.txt --requirement /requirements/horovod.txt
 
 FROM python AS torch-index
-# Another version or build of PyTorch than the pinned one, as 2.13.0+cu126.
+# Another version or build of PyTorch than the pinned one, for example 2.13.0+cu126.
 ARG TORCH_VERSION=
-# pip's own settings: a mirror, or an index of PyTorch's builds. They show in the image's history: no passwords.
+# pip's own settings: a mirror, or an index of PyTorch's builds. They appear in the image's history: use no passwords.
 ARG PIP_INDEX_URL=
 ARG PIP_EXTRA_INDEX_URL=
 RUN --mount=type=bind,source=requirements,target=/requirements \
@@ -89,9 +88,9 @@ RUN --mount=type=bind,source=wheelhouse,target=/wheelhouse \
     mkdir /wheels && cp /wheelhouse/horovod-*.whl /wheels/
 
 FROM torch AS horovod-source
-# Compute capabilities to compile for, as 80,90; empty: all that nvcc knows.
+# Compute capabilities to compile for, for example 80,90; empty: all that nvcc supports.
 ARG HOROVOD_BUILD_CUDA_CC_LIST=
-# Where NCCL is, and whether it is linked STATIC or SHARED; empty: PyTorch's own, shared, so that a rank has one NCCL.
+# NCCL's folder, and its linkage: STATIC or SHARED; empty: PyTorch's own NCCL, shared, so that a rank loads one NCCL.
 ARG HOROVOD_NCCL_HOME=
 ARG HOROVOD_NCCL_LINK=
 # hadolint ignore=DL3008
@@ -117,7 +116,7 @@ RUN --mount=type=bind,source=horovod,target=/horovod \
 FROM horovod-${HOROVOD_FROM} AS horovod-wheel
 
 FROM torch AS venv
-# Without PyTorch's headers, static libraries and test programs: nothing compiles in the image.
+# Remove PyTorch's headers, static libraries and test programs, because nothing is compiled in the image.
 RUN --mount=type=bind,from=horovod-wheel,source=/wheels,target=/wheels \
     /opt/venv/bin/pip install --no-cache-dir --no-deps --no-index /wheels/horovod-*.whl \
     && rm -rf /opt/venv/lib/python3*/site-packages/torch/include /opt/venv/lib/python3*/site-packages/torch/test \
@@ -126,7 +125,7 @@ RUN --mount=type=bind,from=horovod-wheel,source=/wheels,target=/wheels \
 
 
 FROM python AS dtj
-# Only the trainer's half of the distribution: a change of the operator doesn't touch this image.
+# The wheel contains only the trainer, so that a change of the operator does not change this image.
 RUN --mount=type=bind,source=dtj,target=/source \
     --mount=type=bind,source=wheelhouse,target=/wheelhouse \
     cp -r /source /tmp/dtj && mkdir -p /tmp/dtj/operator \
@@ -136,7 +135,7 @@ RUN --mount=type=bind,source=dtj,target=/source \
 
 FROM system AS horovod
 COPY --from=venv /opt/venv /opt/venv
-# PyTorch and Horovod load here too, and both compute on GPUs or neither does.
+# Verify that PyTorch and Horovod load here, and that both or neither use GPUs.
 RUN --mount=type=bind,source=requirements,target=/requirements \
     python -B /requirements/gpu_check.py image
 USER 1000:1000
@@ -170,6 +169,6 @@ RUN --mount=type=bind,from=dtj,source=/dist,target=/dist \
     pip install --no-cache-dir --no-deps --no-index /dist/dtj-*.whl \
     && rm /opt/venv/bin/dtj /opt/venv/bin/dtj-operator
 USER 1000:1000
-# tini reaps what ranks leave behind. It passes a signal to dtj-launch alone (no -g): that one decides
-# who else gets it, and when.
+# tini reaps orphans of ranks. Without -g, tini forwards a signal to dtj-launch alone, which decides when other
+# processes get a signal.
 ENTRYPOINT ["/usr/bin/tini", "--", "dtj-launch"]

@@ -1,45 +1,45 @@
 # The trainer's images for TensorFlow: Python, TensorFlow and Keras 3, dtj_trainer, and Horovod on top.
 #
-# Built by docker/build.py, which puts the context together: wheelhouse/ (every Python package, and
-# Horovod's wheel), horovod/ (Horovod's patched source), dtj/ (this repository's trainer). It needs
-# BuildKit. Targets, each made from the one before:
+# docker/build.py builds the images and their context: wheelhouse/ (every Python package, and
+# Horovod's wheel), horovod/ (Horovod's patched source), dtj/ (this repository's trainer). The build
+# needs BuildKit. Targets, each made from the one before:
 #
-#   tensorflow        what a user's own image starts from: no dtj_trainer in it
+#   tensorflow        the base of a user's own image, without dtj_trainer
 #   trainer           entry point dtj-launch, and the built-in programs; parameter servers, workers, chief
 #   trainer-horovod   the same with Open MPI, sshd and Horovod
 #
-# TensorBoard is in none of them: it reads no s3:// where TensorFlow is installed.
+# None of the images has TensorBoard, because TensorBoard reads no s3:// where TensorFlow is installed.
 #
-# For NVIDIA GPUs, the first two: docs/gpu-images.md.
+# For NVIDIA GPUs, use the first two: docs/gpu-images.md.
 
 ARG BASE_IMAGE=debian:bookworm-slim
-# What compiles Horovod when HOROVOD_FROM=source.
+# The image that compiles Horovod with HOROVOD_FROM=source.
 ARG BUILD_IMAGE=${BASE_IMAGE}
-# wheelhouse: packages lie in the context. index: pip asks the package index.
+# wheelhouse: packages are in the context. index: pip uses the package index.
 ARG PACKAGES_FROM=wheelhouse
-# wheelhouse: Horovod's wheel lies in the context. source: it is compiled here.
+# wheelhouse: Horovod's wheel is in the context. source: Horovod is compiled here.
 ARG HOROVOD_FROM=wheelhouse
 
 
 FROM ${BASE_IMAGE} AS system
-# The versions are the base image's release's: Debian keeps no others.
+# Versions are not pinned: Debian's archive keeps only one version for each release.
 # hadolint ignore=DL3008
 RUN apt-get update \
     && DEBIAN_FRONTEND=noninteractive apt-get install --yes --no-install-recommends \
         ca-certificates python3 tini \
     && rm -rf /var/lib/apt/lists/*
-# uid 1000 under a name of its own (Ubuntu's images have a user there already); `*` is no password,
-# where `!` would be a locked account, which sshd turns away. A user of group 0 may write /etc/passwd: OpenShift runs pods as a
-# user that no image knows, and start.sh adds it
+# - uid 1000 gets a user name of ours, because Ubuntu's images have another user with this uid. The password `*`
+# allows logins by key; sshd rejects an account that is locked by `!`. - Group 0 may write /etc/passwd: OpenShift runs
+# pods with a uid unknown to the image, and start.sh adds an entry.
 RUN if id 1000 >/dev/null 2>&1; then userdel --remove "$(id -un 1000)"; fi \
     && groupadd --gid 1000 dtj \
     && useradd --uid 1000 --gid 1000 --create-home --shell /bin/bash --password '*' dtj \
     && chmod g=u /etc/passwd \
     && install --directory --owner=1000 --group=1000 /dtj
-# - LD_LIBRARY_PATH: where GKE puts the driver of its nodes' GPUs; nothing is there elsewhere
-# - NVIDIA_DRIVER_CAPABILITIES: without it older runtimes of NVIDIA's give a container the GPU without CUDA's driver
-# - NVIDIA_VISIBLE_DEVICES: NVIDIA's images say `all`, by which a pod that asked for no GPU sees every one of its node;
-#   for a pod that did ask the device plugin sets it
+# - LD_LIBRARY_PATH: GKE mounts the GPU driver in these folders; they do not exist elsewhere. -
+# NVIDIA_DRIVER_CAPABILITIES: without it, old NVIDIA runtimes add the GPU without CUDA's driver. -
+# NVIDIA_VISIBLE_DEVICES: NVIDIA's images set `all`, which shows all GPUs of a node to a pod that requested none. For
+# a pod with GPUs, the device plugin sets the variable.
 ENV PATH=/opt/venv/bin:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin \
     LD_LIBRARY_PATH=/usr/local/nvidia/lib:/usr/local/nvidia/lib64 \
     NVIDIA_DRIVER_CAPABILITIES=compute,utility \
@@ -55,7 +55,7 @@ RUN apt-get update \
     && python3 -m venv /opt/venv
 
 
-# With what Horovod needs, which is little, so that it is compiled in the same environment.
+# Includes Horovod's few dependencies, so that Horovod is compiled in the same environment.
 FROM python AS packages-wheelhouse
 RUN --mount=type=bind,source=wheelhouse,target=/wheelhouse \
     --mount=type=bind,source=requirements,target=/requirements \
@@ -66,7 +66,7 @@ RUN --mount=type=bind,source=wheelhouse,target=/wheelhouse \
 
 FROM python AS packages-index
 ARG TENSORFLOW=tensorflow-cpu
-# pip's own settings, as for a mirror. They show in the image's history: no passwords.
+# pip's own settings, for example a mirror. They appear in the image's history: use no passwords.
 ARG PIP_INDEX_URL=
 ARG PIP_EXTRA_INDEX_URL=
 RUN --mount=type=bind,source=requirements,target=/requirements \
@@ -102,8 +102,8 @@ FROM horovod-${HOROVOD_FROM} AS horovod-wheel
 
 
 FROM packages AS venv
-# Without TensorFlow's headers, the library of its generator of bindings, and its libraries' symbol tables:
-# nothing compiles in the image, and this is 560 MB.
+# Remove TensorFlow's headers, the library of its binding generator, and symbol tables: 560 MB. Nothing is compiled in
+# the image.
 # hadolint ignore=DL3008
 RUN apt-get update \
     && DEBIAN_FRONTEND=noninteractive apt-get install --yes --no-install-recommends binutils \
@@ -113,7 +113,7 @@ RUN apt-get update \
 
 
 FROM python AS dtj
-# Only the trainer's half of the distribution: a change of the operator doesn't touch this image.
+# The wheel contains only the trainer, so that a change of the operator does not change this image.
 RUN --mount=type=bind,source=dtj,target=/source \
     --mount=type=bind,source=wheelhouse,target=/wheelhouse \
     cp -r /source /tmp/dtj && mkdir -p /tmp/dtj/operator \
@@ -154,16 +154,16 @@ RUN --mount=type=bind,from=dtj,source=/dist,target=/dist \
     pip install --no-cache-dir --no-deps --no-index /dist/dtj-*.whl \
     && rm /opt/venv/bin/dtj /opt/venv/bin/dtj-operator
 USER 1000:1000
-# tini reaps what ranks leave behind. It passes a signal to dtj-launch alone (no -g): that one decides
-# who else gets it, and when.
+# tini reaps orphans of ranks. Without -g, tini forwards a signal to dtj-launch alone, which decides when other
+# processes get a signal.
 ENTRYPOINT ["/usr/bin/tini", "--", "dtj-launch"]
 
 
 FROM trainer AS trainer-horovod
 USER 0:0
-# - /run/sshd: sshd asks for it even when it isn't root
-# - without CAP_SYS_PTRACE ranks of one pod can't read each other's memory: Open MPI is told so, or it warns;
-#   Debian's file has no newline at its end
+# - sshd needs /run/sshd even without root.
+# - Without CAP_SYS_PTRACE, ranks of one pod can't read each other's memory. The setting keeps Open MPI from warning
+#   about it. Debian's file lacks a newline at its end.
 # hadolint ignore=DL3008
 RUN apt-get update \
     && DEBIAN_FRONTEND=noninteractive apt-get install --yes --no-install-recommends \

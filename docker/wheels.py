@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
 """Build the wheels that no registry has: Horovod for PyTorch and for TensorFlow, and the images' wheelhouses.
 
-docker/wheels.py              build Horovod's two wheels where they aren't cached, print their paths
-docker/wheels.py --install    and install them for this Python: PyTorch's in its environment, TensorFlow's
-                              in a folder beside (horovod-tensorflow), which goes first on PYTHONPATH
+docker/wheels.py              build Horovod's two wheels if they aren't cached, and print their paths
+docker/wheels.py --install    also install them for this Python: PyTorch's in its environment, TensorFlow's
+                              in a separate folder (horovod-tensorflow), which must be first on PYTHONPATH
 --framework torch             only this one
 """
 
@@ -38,14 +38,16 @@ RUNTIME_NEEDS = ("cloudpickle", "psutil", "pyyaml", "cffi", "packaging", "numpy"
 
 
 class Framework(NamedTuple):
-    """What Horovod is compiled for: a wheel for each, since both at once would need both everywhere."""
+    """A framework that Horovod is compiled for. Each has a wheel, because a common wheel would need both
+    frameworks.
+    """
 
     package: str
     options: dict[str, str]
 
     @property
     def build_options(self) -> dict[str, str]:
-        """The environment of Horovod's setup."""
+        """The environment variables of Horovod's setup."""
         return {**BUILD_OPTIONS, **self.options}
 
 
@@ -67,7 +69,7 @@ SYSTEM_NEEDS = {
 
 
 def horovod_wheel(name: str) -> Path:
-    """Path of the wheel of one of FRAMEWORKS for this Python; built when it isn't cached."""
+    """Return the wheel of one of FRAMEWORKS for this Python; build it if it isn't cached."""
     framework = FRAMEWORKS[name]
     need_packages(SYSTEM_NEEDS)
     mpi = run(["mpirun", "--version"]).splitlines()[0]
@@ -147,9 +149,9 @@ def _build_horovod(framework: Framework, folder: Path) -> None:
 
 
 def wheelhouse(name: str, requirements: Iterable[str], *, alone: bool = False) -> Path:
-    """A folder with the wheels of all `requirements` and, unless `alone`, of what they need, in the pinned versions.
+    """Return a folder with the pinned wheels of all `requirements` and, unless `alone`, of their dependencies.
 
-    Raises BuildError when the package index doesn't have a version that constraints.txt names.
+    Raises BuildError when the package index lacks a version in constraints.txt.
     """
     requirements = sorted(requirements)
     constraints = REPOSITORY / "constraints.txt"
@@ -170,7 +172,7 @@ def wheelhouse(name: str, requirements: Iterable[str], *, alone: bool = False) -
 
 
 def requirements_of(*extras: str) -> list[str]:
-    """What `dtj[extras]` asks for by pyproject.toml, its references to its own extras opened up."""
+    """Return the requirements of `dtj[extras]` in pyproject.toml, with references to its own extras resolved."""
     project = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())["project"]
     found: list[str] = []
     todo = [*extras]
@@ -185,7 +187,7 @@ def requirements_of(*extras: str) -> list[str]:
 
 
 def _publish(made: Path, folder: Path) -> None:
-    """Move a finished folder to its place in the cache in one step."""
+    """Move a finished folder to its place in the cache atomically."""
     folder.parent.mkdir(parents=True, exist_ok=True)
     staged = Path(tempfile.mkdtemp(dir=folder.parent, prefix=".new-"))
     staged.chmod(0o755)
@@ -202,9 +204,9 @@ def _forget_others(folder: Path) -> None:
 
 
 def install(name: str, wheel: Path) -> None:
-    """Install the wheel for this Python, unless this very wheel is installed already.
+    """Install the wheel for this Python, unless this build of the wheel is installed.
 
-    An environment holds one Horovod: PyTorch's. TensorFlow's gets a folder of its own, what it needs does not.
+    An environment holds one Horovod: PyTorch's. TensorFlow's gets a separate folder; its dependencies do not.
     """
     folder = Path(sys.prefix) / f"horovod-{name}" if name != "torch" else None
     place = folder or Path(sys.prefix)
@@ -226,7 +228,7 @@ def install(name: str, wheel: Path) -> None:
 
 
 def main() -> None:
-    """The command line."""
+    """Run the command line."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

@@ -15,7 +15,7 @@ from collections.abc import Callable
 
 import yaml
 
-from dtj.plan.pods import pod_security, secured
+from dtj.plan.pods import pod_security, with_restricted_security
 from dtj_trainer import contract
 from tests import fashion_mnist
 from tests.bench import toll
@@ -86,7 +86,7 @@ def plain_pod() -> Manifest:
         "resources": RESOURCES,
         "volumeMounts": [{"name": "root", "mountPath": root}],
     }
-    return secured(
+    return with_restricted_security(
         {
             "apiVersion": "v1",
             "kind": "Pod",

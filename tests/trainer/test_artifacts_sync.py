@@ -10,7 +10,7 @@ from types import SimpleNamespace
 import pytest
 
 from dtj_trainer.artifacts import backoff, sync_loop
-from dtj_trainer.artifacts.backoff import Patience
+from dtj_trainer.artifacts.backoff import Deadline
 from dtj_trainer.artifacts.manifest import Entry, Manifest, StoredFile
 from dtj_trainer.artifacts.pod_sync import PodSync, SyncSettings
 from dtj_trainer.artifacts.s3 import S3Error
@@ -21,7 +21,7 @@ from dtj_trainer.artifacts.sync_loop import SyncLoop
 def test_patience_begins_anew_with_each_progress(monkeypatch: pytest.MonkeyPatch) -> None:
     now, sent = [0.0], [5]
     monkeypatch.setattr(backoff.time, "monotonic", lambda: now[0])
-    patience, strict = Patience(10, lambda: sent[0]), Patience(10, None)
+    patience, strict = Deadline(10, lambda: sent[0]), Deadline(10, None)
     now[0], sent[0] = 8.0, 6
     assert (patience.left(), strict.left()) == (10, 2)
     now[0], sent[0] = 15.0, 4  # a part is sent again

@@ -18,7 +18,7 @@ import pytest
 from tests.trainer.conftest import until
 
 from dtj_trainer.artifacts.completeness import DEATH_SECONDS, TOGETHER_SECONDS, Completeness
-from dtj_trainer.artifacts.folder_watch import FolderWatch, Happened
+from dtj_trainer.artifacts.folder_watch import EventKind, FolderWatch
 from dtj_trainer.artifacts.local_checkpoints import read_entries
 from dtj_trainer.artifacts.open_files import held_open
 from dtj_trainer.launch.program import Program
@@ -94,7 +94,7 @@ class Run:
         marker = self.folder / ".heard"
         marker.write_text("x")
         watch = self.completeness._watch
-        until(lambda: (seen := watch.last(marker.name)) and seen.what is not Happened.WRITTEN, "the news")
+        until(lambda: (seen := watch.last(marker.name)) and seen.what is not EventKind.WRITTEN, "the news")
         marker.unlink()
 
 

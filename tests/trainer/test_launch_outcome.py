@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from tests.trainer.conftest import pod_variable
 
 from dtj_trainer import contract
-from dtj_trainer.launch.failure import classify, followed_another, told_by_last_lines
+from dtj_trainer.launch.failure import cause_from_last_lines, classify, followed_another
 from dtj_trainer.launch.mpirun import mpirun_command, read_blame
 from dtj_trainer.launch.outcome import decide
 from dtj_trainer.launch.output import LastLines
@@ -205,7 +205,7 @@ def test_classes(end, cause, words):
     ],
 )
 def test_causes_in_the_last_lines(end, lines, cause):
-    found = told_by_last_lines(end, lines)
+    found = cause_from_last_lines(end, lines)
     assert (found and found[0]) == cause
     assert found is None or found[1] in f"a disk is full: {lines[0]}"
 
@@ -230,7 +230,7 @@ NO_MODULE = ["    import torhc", "ModuleNotFoundError: No module named 'torhc'"]
     ],
 )
 def test_a_missing_module_is_told_by_the_end_of_the_traceback(code, lines, missing):
-    found = told_by_last_lines(ProgramEnd(code), lines)
+    found = cause_from_last_lines(ProgramEnd(code), lines)
     assert (found and found[0]) == ("ModuleNotFound" if missing else None)
     assert missing is None or missing in found[1]
 

@@ -290,7 +290,9 @@ def test_what_tensorflow_tells_of_a_result_and_what_is_done_without() -> None:
     from tensorflow.python.distribute.coordinator import values
 
     scheduled = values.RemoteValueImpl(None, None)
-    assert updates.tells_arrival(scheduled), "workers would be idle at times with this release of TensorFlow"
+    assert updates.reports_arrival(scheduled), (
+        "workers would be idle at times with this release of TensorFlow"
+    )
     coordinator = Coordinator(scheduled)
     updates.wait_until_arrived(coordinator, scheduled)
     assert coordinator.asked == ["done"] * 3

@@ -57,22 +57,22 @@ class Reporter:
         """Update the given fields and keep the others; see the module's `report`."""
         now = time.monotonic()
         with self._lock:
-            mine = self._progress
+            fields = self._progress
             if step is not None:
-                mine["step"] = int(step)
+                fields["step"] = int(step)
             if total_steps is not None:
-                mine["totalSteps"] = int(total_steps)
+                fields["totalSteps"] = int(total_steps)
             if epoch is not None:
-                mine["epoch"] = int(epoch)
+                fields["epoch"] = int(epoch)
             # JSON has neither NaN nor infinity: a diverged loss is left out.
             if examples_per_second is not None and math.isfinite(examples_per_second):
-                mine["examplesPerSecond"] = float(examples_per_second)
+                fields["examplesPerSecond"] = float(examples_per_second)
             if loss is not None:
-                mine.pop("loss", None)
+                fields.pop("loss", None)
                 if math.isfinite(loss):
-                    mine["loss"] = float(loss)
+                    fields["loss"] = float(loss)
             if accuracy is not None and math.isfinite(accuracy):
-                mine["accuracy"] = float(accuracy)
+                fields["accuracy"] = float(accuracy)
             self._derive(now, eta_seconds)
             self._unwritten = True
             if final or self._at_end() or now - self._written_at >= INTERVAL_SECONDS:
@@ -100,20 +100,20 @@ class Reporter:
         return total > 0 and self._progress.get("step", 0) >= total
 
     def _derive(self, now: float, eta_seconds: float | None) -> None:
-        mine = self._progress
-        step, total = mine.get("step"), mine.get("totalSteps", 0)
+        fields = self._progress
+        step, total = fields.get("step"), fields.get("totalSteps", 0)
         if eta_seconds is not None and math.isfinite(eta_seconds):
-            mine["etaSeconds"] = max(float(eta_seconds), 0.0)
+            fields["etaSeconds"] = max(float(eta_seconds), 0.0)
         if step is None:
             return
         if self._first is None or step < self._first[1]:
             self._first = (now, step)
         if total <= 0:
             return
-        mine["percent"] = round(min(100.0 * step / total, 100.0), 2)
+        fields["percent"] = round(min(100.0 * step / total, 100.0), 2)
         since, first = self._first
         if eta_seconds is None and step > first and now > since:
-            mine["etaSeconds"] = round(max(total - step, 0) * (now - since) / (step - first), 1)
+            fields["etaSeconds"] = round(max(total - step, 0) * (now - since) / (step - first), 1)
 
     def _write(self, now: float) -> None:
         self._progress["updatedTime"] = now_text()

@@ -13,7 +13,7 @@ _log = logging.getLogger(__name__)
 _TOLERANCE_SECONDS = 2.0
 # A Date header has whole seconds: the server wrote it up to a second after the time in it.
 _RESOLUTION_SECONDS = 1.0
-_TELLING_SECONDS = 600.0
+_WARNING_SECONDS = 600.0
 
 
 class ServerClock:
@@ -28,7 +28,7 @@ class ServerClock:
         self.seconds = seconds
         self._ahead = now.timestamp() - seconds()
         """The Unix time at which the monotonic clock was 0."""
-        self._told = float("-inf")
+        self._warned_at = float("-inf")
 
     def now(self) -> datetime:
         """Return the time in UTC."""
@@ -46,8 +46,8 @@ class ServerClock:
         if earliest - _TOLERANCE_SECONDS <= ahead <= latest + _TOLERANCE_SECONDS:
             return
         self._ahead = min(max(ahead, earliest), latest)
-        if self.seconds() - self._told >= _TELLING_SECONDS:
-            self._told = self.seconds()
+        if self.seconds() - self._warned_at >= _WARNING_SECONDS:
+            self._warned_at = self.seconds()
             moved = self._ahead - ahead
             _log.warning(
                 "the API server's clock is %.0f s %s the operator's: the operator uses the API server's clock",

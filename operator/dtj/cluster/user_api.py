@@ -178,12 +178,12 @@ async def _load(settings: client.Configuration, context: str | None, kubeconfig:
         namespace: str | None = loader.current_context["context"].get("namespace")
         return namespace
     if kubeconfig:
-        raise Unusable(f"there is no kubeconfig {kubeconfig}")
+        raise Unusable(f"the kubeconfig {kubeconfig} does not exist")
     try:
         config.load_incluster_config(client_configuration=settings)
     except config.ConfigException:
         raise Unreachable(
-            f"no cluster is known: there is no {files}, and this is no pod",
+            f"no cluster is configured: {files} does not exist, and this process does not run in a pod",
             "set KUBECONFIG or give --kubeconfig; `dtj run` needs no cluster",
         ) from None
     return own_namespace()

@@ -15,7 +15,7 @@ API_VERSION = "scheduling.x-k8s.io/v1alpha1"
 _WAIT_SECONDS = 60
 
 
-def coscheduled(job: Job, plan: Plan) -> Plan:
+def with_coscheduling(job: Job, plan: Plan) -> Plan:
     """Return the plan with a PodGroup for the coscheduling plugin."""
     every = {"spec": {"schedulerName": COSCHEDULING_SCHEDULER}}
     member = {"labels": {POD_GROUP_LABEL: job.name}}

@@ -7,14 +7,14 @@ from dataclasses import replace
 
 from dtj.api.job import Job, Manifest
 from dtj.api.scheduling import Gang
-from dtj.plan.coscheduling import coscheduled
-from dtj.plan.kueue import queued
+from dtj.plan.coscheduling import with_coscheduling
+from dtj.plan.kueue import with_kueue
 from dtj.plan.merge import merged
 from dtj.plan.model import Plan, Replica
-from dtj.plan.volcano import scheduled_by_volcano
+from dtj.plan.volcano import with_volcano
 
 
-def in_a_gang(job: Job, plan: Plan) -> Plan:
+def with_gang(job: Job, plan: Plan) -> Plan:
     """Return the plan with the additions of the job's schedulingPolicy. Fields of a user's template take
     precedence.
     """
@@ -24,11 +24,11 @@ def in_a_gang(job: Job, plan: Plan) -> Plan:
         plan = replace(plan, pod=_over(base, plan.pod))
     match policy.gang:
         case Gang.COSCHEDULING:
-            return coscheduled(job, plan)
+            return with_coscheduling(job, plan)
         case Gang.VOLCANO:
-            return scheduled_by_volcano(job, plan)
+            return with_volcano(job, plan)
         case Gang.KUEUE:
-            return queued(job, plan)
+            return with_kueue(job, plan)
         case Gang.NONE:
             return plan
 

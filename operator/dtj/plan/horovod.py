@@ -42,7 +42,7 @@ UsePAM no
 PasswordAuthentication no
 KbdInteractiveAuthentication no
 DisableForwarding yes
-# The kubelet's probes connect and hang up, which sshd tells at ERROR; the launcher tells of real trouble.
+# sshd logs the kubelet's probes, which connect and hang up, as errors. The launcher reports real problems.
 LogLevel FATAL
 """
 
@@ -141,9 +141,9 @@ def horovod_plan(job: Job) -> Plan:
         pod=pod,
         decisive=(launchers[0].name,),
         reporter=workers[0].name,
-        answering=frozenset(replica.name for replica in workers),
+        serves_progress=frozenset(replica.name for replica in workers),
         # start.sh waits for the workers. A command of the launcher's own does not.
-        waits_itself=serves_at_once(pod(workers[0])) and not own_program(launcher)[0],
+        next_stage_on_running=serves_at_once(pod(workers[0])) and not own_program(launcher)[0],
     )
 
 

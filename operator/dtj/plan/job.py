@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from dtj.api.job import POD_USER, Job
-from dtj.plan.gang import in_a_gang
+from dtj.plan.gang import with_gang
 from dtj.plan.model import Plan
 from dtj.plan.network_policy import network_policy
 from dtj.plan.strategies import PLANS
@@ -27,7 +27,7 @@ def plan_job(
     the plan has no NetworkPolicy.
     """
     job = replace(job, pod_user=pod_user)
-    plan = in_a_gang(job, plan_without_gang(job, tensorboard_image))
+    plan = with_gang(job, plan_without_gang(job, tensorboard_image))
     if operator_namespace is None:
         return plan
     return replace(plan, network_policy=network_policy(job, operator_namespace))

@@ -21,7 +21,7 @@ from dtj.plan.merge import merged
 from dtj.plan.model import Plan, Replica
 
 
-def queued(job: Job, plan: Plan) -> Plan:
+def with_kueue(job: Job, plan: Plan) -> Plan:
     """Return the plan with its pods in one group of the queue."""
     grouped = [replica for replica in plan.replicas if replica.name != plan.evaluator]
     names = frozenset(replica.name for replica in grouped)

@@ -39,20 +39,21 @@ class Plan:
     """Name of the Secret with the job's ssh key, if the strategy needs one. The key is generated once for each
     job."""
     stages: tuple[tuple[Replica, ...], ...]
-    """Pods by stage. The pods of a stage are created when all earlier stages are ready; see also `waits_itself`."""
+    """Pods by stage. The pods of a stage are created when all earlier stages are ready; see also
+    `next_stage_on_running`."""
     pod: Callable[[Replica], Manifest] = field(compare=False)
     """Generates the manifest of a pod."""
     decisive: tuple[str, ...]
     """Names of the pods whose success is the job's success."""
     reporter: str
     """Name of the pod that runs rank 0 and serves /progress."""
-    answering: frozenset[str] = frozenset()
+    serves_progress: frozenset[str] = frozenset()
     """Names of the pods that serve PROGRESS_PORT."""
     evaluator: str | None = None
     """Name of the pod that measures checkpoints beside the training, if any. The job can succeed without it."""
     evaluator_timeout: float = 0.0
     """Seconds that the evaluator may run after the end of the training."""
-    waits_itself: bool = False
+    next_stage_on_running: bool = False
     """Whether the containers of a stage wait for the earlier stages themselves. The operator then creates the next
     stage when the earlier pods run, if they become ready soon after their start."""
     network_policy: Manifest | None = None
@@ -78,7 +79,7 @@ class Plan:
         names = [replica.name for stage in self.stages for replica in stage]
         if not names or not all(self.stages) or len({*names}) < len(names):
             raise ValueError(f"each stage needs pods, and each pod a name of its own: {names}")
-        named = {*self.decisive, self.reporter, *self.answering, *(self.restarts_with or {})}
+        named = {*self.decisive, self.reporter, *self.serves_progress, *(self.restarts_with or {})}
         if self.evaluator is not None:
             named.add(self.evaluator)
         if unknown := named.difference(names):

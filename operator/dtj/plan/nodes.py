@@ -15,7 +15,7 @@ _PREFERRED = "preferredDuringSchedulingIgnoredDuringExecution"
 _LOST = ("node.kubernetes.io/not-ready", "node.kubernetes.io/unreachable")
 
 
-def leaves_lost_nodes(pod: Manifest) -> Manifest:
+def with_node_tolerations(pod: Manifest) -> Manifest:
     """Add tolerations that make the control plane evict the pod soon from an unreachable node. Tolerations of the
     template for the same taint stay.
     """
@@ -30,7 +30,7 @@ def leaves_lost_nodes(pod: Manifest) -> Manifest:
     return {**pod, "spec": {**pod["spec"], "tolerations": [*tolerations, *added]}}
 
 
-def avoids(pod: Manifest, nodes: Sequence[str]) -> Manifest:
+def with_avoided_nodes(pod: Manifest, nodes: Sequence[str]) -> Manifest:
     """Add a preference against these nodes to the pod; other affinity stays.
 
     The node affinity is preferred, not required: a job must not wait forever where no other node is free.

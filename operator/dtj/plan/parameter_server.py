@@ -55,7 +55,7 @@ def parameter_server_plan(job: Job) -> Plan:
         pod=lambda replica: _pod(job, specs[replica.role], replica),
         decisive=tuple(names[CHIEF]),
         reporter=names[CHIEF][0],
-        answering=frozenset(name for role in names for name in names[role]),
+        serves_progress=frozenset(name for role in names for name in names[role]),
         evaluator=next(iter(names.get(EVALUATOR, ())), None),
         evaluator_timeout=job.spec.parameter_server_options.evaluator_timeout_seconds,
         restarts_with={

@@ -21,7 +21,7 @@ from dtj.api.pod_template import CONFIG_VOLUME, RUN_VOLUME, SHM_VOLUME, TRAINER_
 from dtj.api.spec import ReplicaSpec, Resume
 from dtj.plan.merge import merged
 from dtj.plan.model import Replica
-from dtj.plan.nodes import avoids, leaves_lost_nodes
+from dtj.plan.nodes import with_avoided_nodes, with_node_tolerations
 from dtj_trainer import contract
 
 # With NVIDIA's container runtime as the node's default, a replica without GPUs would otherwise see all of them.
@@ -125,9 +125,8 @@ def replica_pod(
         },
     }
     pod: Manifest = merged(merged(base, {"spec": extra}), spec.template)
-    return avoids(
-        leaves_lost_nodes(secured(pod)), job.spec.run_policy.avoided_nodes(job.status.node_failures)
-    )
+    nodes = job.spec.run_policy.avoided_nodes(job.status.node_failures)
+    return with_avoided_nodes(with_node_tolerations(with_restricted_security(pod)), nodes)
 
 
 def _container(job: Job, replica: ReplicaSpec, command: list[str], env: dict[str, str]) -> Manifest:
@@ -165,7 +164,7 @@ def pod_security(user: int | None = POD_USER) -> Manifest:
     return {"runAsNonRoot": True, **own, "seccompProfile": {"type": "RuntimeDefault"}}
 
 
-def secured(pod: Manifest) -> Manifest:
+def with_restricted_security(pod: Manifest) -> Manifest:
     """Make all containers conform to the `restricted` standard, sidecars too, except in fields that they set."""
     security = {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}}
     spec = dict(pod["spec"])

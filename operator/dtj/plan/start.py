@@ -20,14 +20,14 @@ START = ("/bin/sh", str(contract.CONFIG_DIR / "start.sh"))
 """The command of every container, before the words of the program."""
 
 
-def config_map(job: Job, strategys_own: Mapping[str, str], name: str | None = None) -> Manifest:
+def config_map(job: Job, extra: Mapping[str, str], name: str | None = None) -> Manifest:
     """Return the ConfigMap mounted at /etc/dtj: the start script, the job file, and what the strategy adds."""
     return {
         "apiVersion": "v1",
         "kind": "ConfigMap",
         "metadata": metadata(job, name or config_name(job.name)),
         "data": {
-            **strategys_own,
+            **extra,
             "start.sh": script("start.sh"),
             contract.JOB_FILE: _job_file(job),
         },

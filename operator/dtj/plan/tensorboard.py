@@ -17,8 +17,15 @@ from dtj.api.names import tensorboard_name
 from dtj.api.pod_template import TENSORBOARD_CONTAINER
 from dtj.plan.merge import merged
 from dtj.plan.model import TensorBoard
-from dtj.plan.nodes import leaves_lost_nodes
-from dtj.plan.pods import ON_LINUX, artifacts_uri, credentials, metadata, pod_security, secured
+from dtj.plan.nodes import with_node_tolerations
+from dtj.plan.pods import (
+    ON_LINUX,
+    artifacts_uri,
+    credentials,
+    metadata,
+    pod_security,
+    with_restricted_security,
+)
 from dtj_trainer import contract
 
 DEFAULT_IMAGE = f"dtj-tensorboard:{version('dtj')}"
@@ -108,7 +115,7 @@ def _template(job: Job, default_image: str) -> Manifest:
             **_service_account(job),
         },
     }
-    return leaves_lost_nodes(secured(merged(template, job.spec.tensorboard.template)))
+    return with_node_tolerations(with_restricted_security(merged(template, job.spec.tensorboard.template)))
 
 
 def _container(job: Job, default_image: str) -> Manifest:

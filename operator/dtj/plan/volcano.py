@@ -14,7 +14,7 @@ API_VERSION = "scheduling.volcano.sh/v1beta1"
 _QUEUE = "scheduling.volcano.sh/queue-name"
 
 
-def scheduled_by_volcano(job: Job, plan: Plan) -> Plan:
+def with_volcano(job: Job, plan: Plan) -> Plan:
     """Return the plan with a PodGroup for Volcano."""
     policy = job.spec.run_policy.scheduling_policy
     spec: Manifest = {}

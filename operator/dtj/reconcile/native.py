@@ -144,7 +144,7 @@ def config_actions(plan: Plan, configs: Mapping[str, Owned], pods: Sequence[PodV
 
 def _due(plan: Plan, pods: Mapping[str, PodView], job: Job) -> list[Replica]:
     """Pods of the first stage that is not complete and there."""
-    at_once = plan.waits_itself and not may_restore(job)
+    at_once = plan.next_stage_on_running and not may_restore(job)
     for stage in plan.stages:
         absent = [replica for replica in stage if replica.name not in pods]
         if absent:

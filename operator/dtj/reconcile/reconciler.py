@@ -229,7 +229,7 @@ class Reconciler:
         if seen.plan is None or since in (None, memory.stacks_of):
             return
         memory.stacks_of = since
-        self._progress.ask_for_stacks(addresses(seen.observed.pods, seen.plan.answering))
+        self._progress.ask_for_stacks(addresses(seen.observed.pods, seen.plan.serves_progress))
 
     async def _keep_tensorboard(self, memory: Memory, seen: Snapshot, again: float | None) -> float | None:
         """Seconds until the next pass is due: as without TensorBoard, or sooner."""

@@ -186,14 +186,14 @@ async def test_without_kubeconfig_and_outside_a_pod_no_cluster_is_known(
 ) -> None:
     monkeypatch.setenv("KUBECONFIG", str(tmp_path / "none"))
     monkeypatch.delenv("KUBERNETES_SERVICE_HOST", raising=False)
-    with pytest.raises(Unreachable, match="no cluster is known"):
+    with pytest.raises(Unreachable, match="no cluster is configured"):
         await AsyncClient().__aenter__()
 
 
 async def test_a_context_that_is_not_there_is_told(server: HttpCluster) -> None:
     with pytest.raises(Unusable, match="nowhere"):
         await AsyncClient(context="nowhere").__aenter__()
-    with pytest.raises(Unusable, match="there is no kubeconfig /none"):
+    with pytest.raises(Unusable, match="the kubeconfig /none does not exist"):
         await AsyncClient(kubeconfig="/none").__aenter__()
 
 

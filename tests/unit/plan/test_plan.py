@@ -377,7 +377,7 @@ def test_a_launcher_comes_early_only_where_nothing_is_before_the_workers_sshd(
 
     plan = plan_job(job("mnist", replicaSpecs={"worker": {"replicas": 2, "template": template}}))
 
-    assert plan.waits_itself is at_once
+    assert plan.next_stage_on_running is at_once
 
 
 def test_a_launcher_with_a_command_of_its_own_comes_when_the_workers_are_ready() -> None:
@@ -385,7 +385,7 @@ def test_a_launcher_with_a_command_of_its_own_comes_when_the_workers_are_ready()
 
     plan = plan_job(job("mnist", replicaSpecs={"worker": {"replicas": 2}, "launcher": {"template": own}}))
 
-    assert not plan.waits_itself
+    assert not plan.next_stage_on_running
     environments = [
         {variable["name"] for variable in pod["spec"]["containers"][0]["env"]} for pod in plan.pods
     ]

@@ -1,1 +1,1 @@
-"""What unit tests share."""
+"""Fixtures and fakes that unit tests share."""

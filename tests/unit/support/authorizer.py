@@ -1,4 +1,4 @@
-"""RBAC as the API server does it, for one user, and a book of what that user asked for."""
+"""RBAC for one user, as the API server checks it, with a record of the user's requests."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ _VERBS = {"POST": "create", "PUT": "update", "PATCH": "patch", "DELETE": "delete
 
 @dataclass(frozen=True, order=True)
 class Right:
-    """What a rule allows, or a request needs: one verb on one resource."""
+    """One verb on one resource, which a rule allows or a request needs."""
 
     verb: str
     resource: str
-    """With its subresource, as distributedtrainingjobs/status."""
+    """The resource with its subresource, for example distributedtrainingjobs/status."""
     group: str
     namespace: str = ""
-    """Empty: in every one."""
+    """Empty: every namespace."""
     name: str = ""
-    """Of the object; empty: of any. A rule's name allows no request that has none, as one that creates."""
+    """The object's name; empty: any object. A rule with a name does not allow requests without one, as create."""
 
     def allows(self, asked: Right) -> bool:
-        """Whether it lets a request through."""
+        """Return whether the rule allows a request."""
         same = (self.verb, self.resource, self.group) == (asked.verb, asked.resource, asked.group)
         return same and self.namespace in ("", asked.namespace) and self.name in ("", asked.name)
 
@@ -61,7 +61,7 @@ def rights_of(account: str, objects: Iterable[Manifest]) -> Iterator[Right]:
 
 
 def asked_by(request: web.Request) -> Right | None:
-    """What a request needs; None for discovery, which Kubernetes allows to everyone that it knows."""
+    """Return the right that a request needs; None for discovery, which all authenticated users may read."""
     words = request.path.strip("/").split("/")
     root = 3 if words[0] == "apis" else 2
     if len(words) <= root:
@@ -80,8 +80,8 @@ def asked_by(request: web.Request) -> Right | None:
 
 
 async def owners_of(request: web.Request) -> list[Right]:
-    """What a request needs besides: for each job whose deletion is to wait for the new object, the right to set that
-    job's finalizers. By the admission plugin OwnerReferencesPermissionEnforcement, as OpenShift has it.
+    """Return further rights that a request needs: for each owner whose deletion waits for the new object, the right
+    to set that owner's finalizers, as the admission plugin OwnerReferencesPermissionEnforcement of OpenShift checks.
     """
     if request.method != "POST":
         return []
@@ -95,11 +95,11 @@ async def owners_of(request: web.Request) -> list[Right]:
 
 @dataclass
 class Authorizer:
-    """Answers in the server's place what is not allowed."""
+    """Refuses requests that no right allows."""
 
     rights: frozenset[Right]
     denied: frozenset[Right] = frozenset()
-    """What no right allows, in one namespace for instance."""
+    """Requests that are refused whatever the rights, for example in one namespace."""
     asked: set[Right] = field(default_factory=set)
     forbidden: set[Right] = field(default_factory=set)
 
@@ -118,7 +118,7 @@ class Authorizer:
         return await answer()
 
     def unused(self) -> set[Right]:
-        """Rights without each of which all that was asked would have been allowed."""
+        """Return the rights that no request needed."""
         return {
             right
             for right in self.rights

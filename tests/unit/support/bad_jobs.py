@@ -16,16 +16,16 @@ KINDS = ("kubectl", "status", "server", "pending", "run")
 
 @dataclass(frozen=True)
 class BadJob:
-    """One wrong job and what is said of it."""
+    """An invalid job and the expected messages."""
 
     file: Path
     by: str
     messages: tuple[tuple[str, ...], ...]
-    """Each message as its alternatives."""
+    """Each message as a tuple of alternatives."""
     manifest: Manifest
 
     def unsaid(self, text: str) -> list[str]:
-        """Messages of which no alternative is in a text."""
+        """Return the messages without an alternative in the text."""
         return [
             " || ".join(options) for options in self.messages if not any(option in text for option in options)
         ]
@@ -42,6 +42,6 @@ def read_bad_job(file: Path) -> BadJob:
 
 
 def bad_jobs(*kinds: str) -> list[BadJob]:
-    """All of them, or those of some kinds."""
+    """Return all bad jobs, or those of some kinds."""
     found = [read_bad_job(file) for file in sorted(DIRECTORY.glob("*.yaml"))]
     return [bad for bad in found if not kinds or bad.by in kinds]

@@ -1,4 +1,4 @@
-"""The part of CEL in which the CRD's rules are written, by the rules of Python."""
+"""Evaluates the subset of CEL that the CRD's rules use, by translation to Python."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ _CHOICE = re.compile(r"\(((?:[^?()]|\([^()]*\))*) \? ([^:()]*) : ([^:()]*)\)")
 
 
 def holds(rule: str, new: Any, old: Any) -> bool:
-    """Whether an update of an object keeps to a rule. A rule that reads a field that is not there is broken."""
+    """Return whether an update complies with a rule; False when the rule reads a missing field."""
     python = _CHOICE.sub(r"((\2) if (\1) else (\3))", rule)
     python = re.sub(rf"has\(({_PATH})\)", r"has('\1')", python)
     python = re.sub(rf"(?<!')({_PATH})(?!')", r"at('\1')", python)

@@ -84,22 +84,22 @@ with open({root!r} + "/ranks", "a") as file:
 
 @dataclass(frozen=True)
 class Run:
-    """What a job's launcher did."""
+    """The recorded calls of a job's launcher."""
 
     code: int
     errors: str
     calls: list[Manifest]
-    """Each mpirun: where it is, its words, its environment, and whether it starts for root."""
+    """Each mpirun: path, arguments, environment, and whether it would run as root."""
     ranks: list[Manifest]
-    """Each rank's words and environment."""
+    """The arguments and environment of each rank."""
 
     def pods_of_ranks(self) -> list[str]:
-        """The pod that each rank ran in."""
+        """Return the pod of each rank."""
         return [rank["env"]["POD"] for rank in self.ranks]
 
 
 class Image:
-    """The file system that all containers of a job have."""
+    """The file system of all containers of a job."""
 
     def __init__(self, root: Path, job: Job) -> None:
         self._root, self._plan = root, plan_job(job)
@@ -117,12 +117,12 @@ class Image:
         self._write(self._bin / "hostname", '#!/bin/sh\necho "$POD"\n')
 
     def has_mpirun(self, path: str = "/usr/bin/mpirun") -> None:
-        """The stand-in of Open MPI's mpirun, at a path of the container."""
+        """Install the stand-in of Open MPI's mpirun at a path of the container."""
         text = MPIRUN.format(python=sys.executable, root=str(self._root), name=path)
         self._write(Path(self._here(path)), text)
 
     def has_program(self, path: str) -> None:
-        """A program that notes how it was called, by its name or at a path of the container."""
+        """Install a program that records its calls, on the PATH or at a path of the container."""
         file = Path(self._here(path)) if "/" in path else self._bin / path
         self._write(file, PROGRAM.format(python=sys.executable, root=str(self._root), name=path))
 

@@ -29,7 +29,7 @@ _LARGEST_OBJECT, _LARGEST_CONFIG = 1_572_864, 1_048_576
 
 
 class OperatorDied(BaseException):
-    """The process is gone: nothing in it may catch this."""
+    """The operator's process dies, so that no handler in it may catch this exception."""
 
 
 @dataclass(frozen=True)
@@ -66,15 +66,15 @@ class FakeCluster:
     """Every change, as watches deliver it."""
     calls: list[Call] = field(default_factory=list)
     created_pods: list[tuple[str, str]] = field(default_factory=list)
-    """Name and attempt of every pod that ever was made."""
+    """Name and attempt of every pod that was ever created."""
     served: set[tuple[str, str]] = field(default_factory=set)
-    """Versions and plurals of other people's kinds that are there."""
+    """API versions and plurals of foreign kinds that the server knows."""
     refuse: Callable[[Manifest], ApiError | None] = lambda manifest: None
     die_at: int | None = None
     die_when: Literal["before", "after"] = "before"
     fault: BaseException | None = None
     meanwhile: Callable[[Call, Manifest], None] = lambda call, manifest: None
-    """What others do just before a request arrives."""
+    """Called before each request, to simulate other clients."""
     _counter: int = 0
 
     # --- what the operator asks -------------------------------------------------------------------
@@ -204,7 +204,7 @@ class FakeCluster:
     # --- what others do -----------------------------------------------------------------------------
 
     def add(self, manifest: Manifest) -> Manifest:
-        """Make an object, by whomsoever."""
+        """Create an object, as any client."""
         name = name_of(manifest)
         refusal = self.refuse(manifest)
         if refusal is not None:
@@ -235,7 +235,7 @@ class FakeCluster:
         return self._store(name_of(manifest), copied(manifest | {"metadata": metadata}))
 
     def change(self, name: Name, do: Callable[[Manifest], Any]) -> Manifest:
-        """Change an object, by whomsoever."""
+        """Change an object, as any client."""
         if name not in self.objects:
             raise ApiError(404, "NotFound", f'"{name[2]}" not found')
         there = self.objects[name]
@@ -248,7 +248,7 @@ class FakeCluster:
         return self._store(name, changed)
 
     def remove(self, name: Name) -> None:
-        """Take an object away at once; a pod that a finalizer holds has ended, and stays."""
+        """Remove an object at once. A pod with a finalizer ends, but stays."""
         there = self.objects.get(name)
         if there is not None and there["metadata"].get("finalizers"):
             told = {"deletionTimestamp": written_time(self.now), "deletionGracePeriodSeconds": 0}
@@ -259,7 +259,7 @@ class FakeCluster:
             self.log.append((name, None))
 
     def end_pod(self, pod: Manifest) -> None:
-        """Tell a pod to end; the API server itself removes one that no kubelet has, or that has ended."""
+        """Delete a pod gracefully. The API server itself removes a pod without a node, or one that has ended."""
         name = name_of(pod)
         if not pod["spec"].get("nodeName") or pod["status"]["phase"] in ("Succeeded", "Failed"):
             self.remove(name)
@@ -270,7 +270,7 @@ class FakeCluster:
             self.change(name, lambda p: p["metadata"].update(told))
 
     def collect_garbage(self) -> None:
-        """End what belonged to objects that are gone."""
+        """Delete objects whose owner no longer exists."""
         for name, there in list(self.objects.items()):
             if there["metadata"].get("foreground") and not self._dependents(there):
                 self.remove(name)

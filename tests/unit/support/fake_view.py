@@ -16,13 +16,13 @@ from tests.unit.support.fake_cluster import WATCHED, FakeCluster, Name, name_of
 
 
 class FakeView:
-    """A cache over the cluster's watches: it knows of a kind what was delivered to it."""
+    """A cache over the cluster's watches, which contains only delivered changes."""
 
     def __init__(self, cluster: FakeCluster) -> None:
         self._cluster = cluster
         self._objects: dict[Name, Manifest] = {}
         self._pods: dict[Name, OwnedPod] = {}
-        """Those that were read since they changed last, as the operator's cache reads each change once."""
+        """Views of pods since their last change, because the operator's cache also reads each change once."""
         self._seen: dict[str, int] = {}
 
     def deliver(
@@ -42,18 +42,18 @@ class FakeView:
             self._seen[kind] = end
 
     def lose(self, kind: str) -> None:
-        """The next change of that kind is never delivered."""
+        """Never deliver the next change of that kind."""
         self._seen[kind] = min(self.seen(kind) + 1, sum(name[0] == kind for name, _ in self._cluster.log))
 
     def show_again(self, kind: str, back: int) -> None:
-        """Deliver a change once more, so many before the last: the cache shows that object as it was then."""
+        """Deliver an earlier change again, `back` changes before the last, so that the cache shows an old object."""
         changes = [change for change in self._cluster.log if change[0][0] == kind][: self.seen(kind)]
         if changes:
             name, manifest = changes[max(len(changes) - 1 - back, 0)]
             self._apply(name, manifest)
 
     def relist(self) -> None:
-        """List everything anew."""
+        """Replace the cache by a new list of all objects."""
         self._objects = copied(self._cluster.objects)
         self._pods.clear()
         for kind in WATCHED:
@@ -67,7 +67,7 @@ class FakeView:
             self._objects[name] = manifest
 
     def seen(self, kind: str) -> int:
-        """How many changes of that kind were delivered."""
+        """Return the number of delivered changes of that kind."""
         return self._seen.get(kind, 0)
 
     def job(self, key: Key) -> Mapping[str, Any] | None:

@@ -26,7 +26,7 @@ from tests.unit.support.selection import selection
 from tests.unit.support.streams import PodLogs, Watches
 
 Fault = Callable[[web.Request, Callable[[], Awaitable[web.StreamResponse]]], Awaitable[web.StreamResponse]]
-"""Answers a request in the server's place; may ask the server, too."""
+"""Answers a request instead of the server, which it may also call."""
 _MERGE_PATCH, _JSON_PATCH = "application/merge-patch+json", "application/json-patch+json"
 
 
@@ -69,7 +69,7 @@ class HttpCluster:
         self.listed: set[str] = set()
         """Paths that were listed or watched."""
         self.waiting: set[tuple[str, str]] = set()
-        """Token and method of requests that were held."""
+        """Token and method of requests that waited."""
         # What tests set.
         self.fault: Fault | None = None
         self.refusals: dict[tuple[str, str], list[tuple[int, str, str]]] = {}

@@ -383,13 +383,13 @@ class Jobs(RuleBasedStateMachine):
         assert {controller_uid(manifest) for manifest in kept} <= there
 
     def mend(self) -> None:
-        """Whoever wrote a wrong spec writes a right one."""
+        """Replace an invalid spec by a valid one."""
         if self.job is not None:
             self.world.cluster.change(JOB, lambda job: job["spec"].update(image="trainer:1"))
 
 
 def settings_of(examples: int) -> settings:
-    """Settings of a run: so many examples, always the same ones, or those that DTJ_EXAMPLES asks for."""
+    """Return Hypothesis' settings: so many examples, the same in every run, or DTJ_EXAMPLES random ones."""
     return settings(
         max_examples=MORE_EXAMPLES or examples,
         stateful_step_count=40,

@@ -11,7 +11,7 @@ UID = "5b6a1f0e-8f6d-4c53-9d0f-2a1b3c4d5e6f"
 
 
 def manifest(name: str = "mnist", **spec: Any) -> Manifest:
-    """A job as the API server stores it: small, valid, with two workers; keywords replace fields of its spec."""
+    """A small valid job with two workers, as the API server stores it; keywords replace fields of its spec."""
     return {
         "apiVersion": "dtj.dev/v1alpha1",
         "kind": "DistributedTrainingJob",
@@ -27,7 +27,7 @@ def manifest(name: str = "mnist", **spec: Any) -> Manifest:
 
 
 def job(name: str = "mnist", *, status: Manifest | None = None, **spec: Any) -> Job:
-    """The same, read."""
+    """The same job, parsed."""
     return read_job(manifest(name, **spec) | ({"status": status} if status else {}))
 
 

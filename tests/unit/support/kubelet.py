@@ -16,35 +16,35 @@ Ending = tuple[int, str]
 
 
 def succeed_after_two_steps(pod: Manifest, ran: int) -> Ending | None:
-    """What the launcher of a healthy job does."""
+    """End the launcher of a healthy job."""
     return (0, "") if pod["metadata"]["labels"][LABEL_ROLE] == "launcher" and ran >= 2 else None
 
 
 @dataclass
 class Kubelet:
-    """Moves every pod one step along its way at each `step`."""
+    """Advances every pod by one state at each `step`."""
 
     cluster: FakeCluster
     program: Callable[[Manifest, int], Ending | None] = succeed_after_two_steps
-    """How a pod that has run for so many steps ends, or None when it goes on."""
+    """Returns how a pod ends after it has run for a number of steps; None while it continues."""
     end_steps: int = 1
-    """How many steps a pod that is told to end still takes."""
+    """The steps that a deleted pod takes to end."""
     collect_steps: int = 20
-    """How many steps a pod without a node that is told to end, and that a finalizer holds, stays Pending."""
+    """The steps for which a deleted pod without a node and with a finalizer stays Pending."""
     places: int | None = None
-    """How many pods have a node at most; no node takes the others."""
+    """The largest number of pods with a node; further pods are unschedulable."""
     hold: set[str] = field(default_factory=set)
-    """Names of pods that get a node and no further."""
+    """Names of pods that get a node, but do not start."""
     unready: set[str] = field(default_factory=set)
-    """Names of pods that run and are not ready."""
+    """Names of pods that run without becoming ready."""
     ran: dict[str, int] = field(default_factory=dict)
     ending: dict[str, int] = field(default_factory=dict)
     lost: set[str] = field(default_factory=set)
-    """uids of pods whose node is gone: nothing moves them any more."""
+    """uids of pods on a lost node, whose state no longer changes."""
     most_running: dict[str, int] = field(default_factory=dict)
 
     def step(self) -> bool:
-        """Returns whether anything changed."""
+        """Advance by one second; return whether anything changed."""
         before = len(self.cluster.log)
         self.cluster.now += timedelta(seconds=1)
         self.cluster.collect_garbage()
@@ -57,7 +57,7 @@ class Kubelet:
         name, uid = name_of(pod), pod["metadata"]["uid"]
         phase = pod["status"]["phase"]
         if "deletionTimestamp" in pod["metadata"] and not pod["spec"].get("nodeName") and phase == "Pending":
-            # kube-controller-manager's PodGC ends a pod that no kubelet has, some 20 s later.
+            # kube-controller-manager's PodGC ends a pod without a node about 20 s later.
             self.ending[uid] = self.ending.get(uid, 0) + 1
             if self.ending[uid] > self.collect_steps:
                 self.cluster.change(name, lambda p: p["status"].update(phase="Failed"))

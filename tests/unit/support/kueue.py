@@ -1,4 +1,4 @@
-"""Kueue's part in the life of plain pods, as version 0.19 plays it: gate, admit, evict, and hold what has ended.
+"""Kueue 0.19's handling of plain pods: it gates, admits and evicts pods, and keeps ended pods by a finalizer.
 
 https://kueue.sigs.k8s.io/docs/tasks/run/plain_pods and keps/976-plain-pods of kubernetes-sigs/kueue
 """
@@ -18,7 +18,7 @@ _ENDED = ("Succeeded", "Failed")
 
 
 class Kueue:
-    """One queue, with quota for groups as long as `open` says."""
+    """One queue, whose quota admits groups while `open` is True."""
 
     def __init__(self, cluster: FakeCluster) -> None:
         self.open = True
@@ -47,7 +47,7 @@ class Kueue:
         return made
 
     def step(self) -> None:
-        """Admit groups that are complete; let go of those that are over, because none of them is retriable."""
+        """Admit complete groups, and remove the finalizers of finished groups, which are not retriable."""
         for name, pods in self._groups().items():
             count = int(pods[0]["metadata"]["annotations"][_COUNT])
             assert {pod["metadata"]["annotations"][_COUNT] for pod in pods} == {str(count)}
@@ -71,14 +71,14 @@ class Kueue:
         reason: str = "WorkloadEvictedDueToPreempted",
         message: str = "Preempted to accommodate a workload",
     ) -> None:
-        """Take the running group's pods; by default for one that goes before it."""
+        """Evict the running group's pods, by default for a group of higher priority."""
         condition = {"type": "TerminationTarget", "status": "True", "reason": reason, "message": message}
         for pod in self._groups()[self.admitted[-1]]:
             self._change(pod, lambda it: it["status"].setdefault("conditions", []).append(condition))
             self._cluster.end_pod(self._cluster.pod(pod["metadata"]["name"]))
 
     def deactivate(self) -> None:
-        """What Kueue does when the running group's Workload gets `spec.active: false`."""
+        """Evict the running group as Kueue does after `spec.active: false` on its Workload."""
         self.evict("WorkloadEvictedDueToDeactivated", "The workload is deactivated")
 
     def _groups(self) -> dict[str, list[Manifest]]:

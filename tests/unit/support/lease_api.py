@@ -11,18 +11,18 @@ from tests.unit.support.fake_cluster import FakeCluster
 
 
 class LeaseApi:
-    """Who gives up waiting for an answer has asked all the same: the request arrives, maybe late."""
+    """A request whose client stops waiting still arrives, perhaps late."""
 
     def __init__(self) -> None:
         self.cluster = FakeCluster()
         self.requests: list[str] = []
-        """Verbs of those that were sent."""
+        """Verbs of the requests that were sent."""
         self.delay: Callable[[], float] = lambda: 0.0
-        """Seconds that the next message, request or answer, is under way."""
+        """Returns the delay in seconds of the next message, request or answer."""
         self.away = False
-        """Connections are refused."""
+        """Whether connections are refused."""
         self.lossy: Callable[[], bool] = lambda: False
-        """Whether the next answer gets lost."""
+        """Returns whether the next answer is lost."""
 
     @property
     def lease(self) -> Manifest | None:
@@ -61,7 +61,7 @@ class LeaseApi:
 
 
 class Link:
-    """One candidate's way to the API server, which may be cut."""
+    """A candidate's connection to the API server, which may be cut."""
 
     def __init__(self, server: LeaseApi) -> None:
         self.cut = False

@@ -1,4 +1,4 @@
-"""One job under everything that can happen to it, for a state machine: what is done, and what must always hold."""
+"""One job for a state machine: the actions on the job, and the invariants that must always hold."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ from tests.unit.support.world import KEY, World
 
 JOB = (KIND, *KEY)
 PASSES = 80
-"""A job that is left alone is at rest after so many passes."""
+"""Without further actions, a job is at rest after at most this many passes."""
 DISRUPTED = {"type": "DisruptionTarget", "status": "True", "reason": "DeletionByTaintManager"}
 
 
 def run(pass_: Coroutine[Any, Any, float | None]) -> float | None:
-    """Run a pass to its end: in memory nothing is ever waited for."""
+    """Run a pass to its end. In memory a pass never waits."""
     try:
         pass_.send(None)
     except StopIteration as end:
@@ -37,23 +37,23 @@ def run(pass_: Coroutine[Any, Any, float | None]) -> float | None:
 
 
 class Trial(World):
-    """A world that keeps books: what was done to pods, and whether the operator's requests are right."""
+    """A world that records actions on pods, and checks the operator's requests."""
 
     counts_after = 5.0
     at_once = 1
-    """No pass waits: another one may run within it."""
+    """No pass waits, because a test may run another pass within it."""
 
     def __init__(self, spec: Manifest) -> None:
         self.harmed: dict[str, str] = {}
-        """Pods that ended otherwise than by the operator: uid -> the job's."""
+        """Pods that were ended by others than the operator: the job's uid by the pod's uid."""
         self.suspensions = 0
         self.stalls = 0
         self.followed = 0
         self.stuck: set[str] = set()
-        """Pods whose node is silent: told to end, they don't."""
+        """Pods on an unreachable node, which do not end after a delete."""
         self.foreign: dict[Name, Manifest] = {}
         self.made: dict[tuple[str, ...], str] = {}
-        """The last pod of each place and attempt: job, role, index and attempt -> uid."""
+        """The uid of the last pod by job, role, index and attempt."""
         self.successor: tuple[Mapping[str, int], int] | None = None
         self.checked = self.checked_changes = 0
         super().__init__(**spec)
@@ -62,7 +62,7 @@ class Trial(World):
     # --- what happens -------------------------------------------------------------------------------
 
     def make_pass(self) -> None:
-        """A pass of the operator; one that dies is started again with an empty memory."""
+        """Run a pass. An operator that dies in the pass is restarted with an empty memory."""
         mine, wrote, begun = self.reconciler, False, len(self.cluster.log)
         try:
             self.again = run(mine.reconcile(KEY))
@@ -79,7 +79,7 @@ class Trial(World):
             self._check_echo(mine)
 
     def _take_over(self, behind: Mapping[str, int], passes: int) -> None:
-        """Another operator leads from now on; its passes come before the request that was just under way."""
+        """Let another operator take over, with its passes before the request that is in progress."""
         stopped, self.cluster.die_at = self.cluster.die_at, None
         self.successor = None
         self.start_operator(behind)
@@ -89,7 +89,7 @@ class Trial(World):
         self.cluster.die_at = stopped
 
     def pods(self, *, live: bool = False) -> list[Manifest]:
-        """Pods of jobs of the name, by name. live: only those that have not ended."""
+        """Return the pods of jobs of this name, by name. live: only pods that have not ended."""
         found = [
             pod for pod in self.cluster.of_kind("Pod") if pod["metadata"]["name"] not in self._foreign_names
         ]
@@ -102,16 +102,16 @@ class Trial(World):
         return {name[2] for name in self.foreign if name[0] == "Pod"}
 
     def change(self, pod: Manifest, **status: Any) -> None:
-        """What the kubelet, or a controller, writes of a pod."""
+        """Change a pod's status as the kubelet or a controller does."""
         name = "Pod", "ml", pod["metadata"]["name"]
         self.cluster.change(name, lambda p: p["status"].update(copy.deepcopy(status)))
 
     def harm(self, pod: Manifest) -> None:
-        """Book that a pod ended, or is going to, by something else than the operator."""
+        """Record that a pod ends for a reason other than the operator."""
         self.harmed.setdefault(pod["metadata"]["uid"], controller_uid(pod))
 
     def end_container(self, pod: Manifest, code: int, message: str, reason: str) -> None:
-        """The container that trains ends."""
+        """End the trainer container."""
         self.harm(pod)
         terminated = {
             "exitCode": code,
@@ -129,7 +129,7 @@ class Trial(World):
     # --- what must always hold -----------------------------------------------------------------------
 
     def check_request(self, call: Call, manifest: Manifest) -> None:
-        """Each request is looked at when it arrives, against what is there then."""
+        """Check each request on arrival against the objects at that time."""
         if self.cluster.die_at == 0 and self.successor is not None:
             self._take_over(*self.successor)
         self._check_manager(call, manifest)
@@ -141,9 +141,9 @@ class Trial(World):
             self._check_expiry()
 
     def _check_echo(self, mine: Reconciler) -> None:
-        """A pass that is left out because nothing but the operator's own write came would have done nothing."""
+        """Check that a pass skipped for an echo of the operator's own write would have done nothing."""
         if len(self.cluster.log) % 2:
-            return  # a cache that does not show them yet is to be met too
+            return  # The test also covers a cache that is behind.
         self.view.deliver(KIND)
         job = self.view.job(KEY)
         if job is None or not mine.is_echo(KEY, job["metadata"]["resourceVersion"]):
@@ -151,7 +151,7 @@ class Trial(World):
         made = len(self.cluster.calls)
         again = run(mine.reconcile(KEY))
         more = self.cluster.calls[made:]
-        # What was refused is tried again, but not at once.
+        # A refused request is retried later.
         soon = self.again is not None and self.again <= 10.0
         assert more == [] or soon, f"{more} is asked for at the echo of {self.status}"
         assert again is None or (self.again is not None and (again >= self.again or soon)), (
@@ -160,7 +160,7 @@ class Trial(World):
         )
 
     def _check_manager(self, call: Call, manifest: Manifest) -> None:
-        """Nothing is made for a job of another controller."""
+        """Check that nothing is created for a job of another controller."""
         job = self.cluster.objects.get(JOB)
         if job is None or call.verb in ("get", "list") or not other_manager_of(job):
             return
@@ -182,7 +182,7 @@ class Trial(World):
             for pod in self.pods(live=True)
             if controller_uid(pod) == owner
             and int(pod["metadata"]["labels"][LABEL_ATTEMPT]) < attempt
-            # Of its own name is no matter: the API server refuses this one.
+            # The API server refuses a create while a pod has this name.
             and ("Pod", "ml", manifest["metadata"]["name"]) not in self.cluster.objects
         ]
         assert not alive, (
@@ -190,7 +190,7 @@ class Trial(World):
         )
 
     def _check_affinity(self, job: Manifest, pod: Manifest) -> None:
-        """Nodes that are to be avoided are, by every pod of the present attempt."""
+        """Check that every pod of the current attempt avoids the bad nodes."""
         status, limit = job.get("status", {}), job["spec"]["runPolicy"]["avoidNodeAfterFailures"]
         if not limit or int(pod["metadata"]["labels"][LABEL_ATTEMPT]) != status.get("attempt"):
             return
@@ -218,7 +218,7 @@ class Trial(World):
         ), f"{name} is deleted, which nothing in the status says"
 
     def _check_expiry(self) -> None:
-        """The fake refuses a job that is at another version than the operator has seen."""
+        """Check that only ended jobs with a TTL are deleted. The fake checks the version."""
         job = self.cluster.objects.get(JOB, {})
         if job:
             assert "completionTime" in job["status"], "a job that has not ended is deleted"
@@ -226,11 +226,11 @@ class Trial(World):
 
     @property
     def job_uids(self) -> set[str]:
-        """Of all jobs that there were."""
+        """The uids of all jobs so far."""
         return {m["metadata"]["uid"] for name, m in self.cluster.log if name[0] == KIND and m is not None}
 
     def check(self) -> None:
-        """Look at what was written since the last time."""
+        """Check all changes since the last call."""
         for name, manifest in self.foreign.items():
             assert self.cluster.objects.get(name) == manifest, f"{name} is another's, and was changed"
         self._check_names()
@@ -242,9 +242,9 @@ class Trial(World):
         self.checked = len(history)
 
     def _check_pods(self) -> None:
-        """None is made twice in the present attempt, unless the first was lost, or the spec changed.
+        """Check that no pod is created twice in an attempt, unless the first was lost, or the spec changed.
 
-        An operator whose first list is old may make one of an attempt that is over; the next pass ends it.
+        An operator with an old first list may create a pod of an earlier attempt. The next pass deletes the pod.
         """
         changes = [m for name, m in self.cluster.log[self.checked_changes :] if name[0] == "Pod" and m]
         self.checked_changes = len(self.cluster.log)
@@ -310,7 +310,7 @@ class Trial(World):
     # --- when everything is over ------------------------------------------------------------------------
 
     def calm(self) -> None:
-        """All faults end, and the cache shows what is there."""
+        """End all faults, and synchronize the cache."""
         self.cluster.die_at = self.cluster.fault = None
         self.cluster.refuse = lambda manifest: None
         for name in self.foreign:
@@ -323,7 +323,7 @@ class Trial(World):
         self.view.relist()
 
     def settle(self) -> None:
-        """Passes, each when it was asked for, until none is; then two more that ask nothing of the API server."""
+        """Run passes at the requested times until none is requested. Two further passes must send no request."""
         for _ in range(PASSES):
             before = len(self.cluster.log)
             self.make_pass()
@@ -340,7 +340,7 @@ class Trial(World):
         assert self.cluster.calls == []
 
     def heal(self, *, kubelet: Kubelet) -> None:
-        """Nodes come back, pods run and their programs succeed: the job comes to its end."""
+        """Restore nodes and let all programs succeed, until the job ends."""
         self.stuck.clear()
         for _ in range(10 * PASSES):
             moved = len(self.cluster.log)
@@ -358,7 +358,7 @@ class Trial(World):
 
 
 def ending(pod: Manifest) -> bool:
-    """Whether a pod was told to end."""
+    """Return whether a pod is being deleted."""
     return "deletionTimestamp" in pod["metadata"]
 
 
@@ -367,7 +367,7 @@ def _holds(status: Manifest, kind: str) -> bool:
 
 
 def _followed(status: Manifest) -> bool:
-    """Whether it restarts for a loss that only followed from one that is counted."""
+    """Return whether the job restarts for a loss that follows from one that was counted already."""
     reasons = [
         c["reason"] for c in status["conditions"] if c["type"] == "Restarting" and c["status"] == "True"
     ]
@@ -375,7 +375,7 @@ def _followed(status: Manifest) -> bool:
 
 
 def _attempt_of(job: Manifest, short: str) -> int:
-    """In which attempt a replica is to be, as the job's status says."""
+    """Return the attempt of a replica according to the job's status."""
     status = job.get("status", {})
     alone = (status.get("replicaAttempts") or {}).get(short, 1)
     return int(alone if RULES[job["spec"]["strategy"]].restarts_alone else status.get("attempt", 1))

@@ -1,4 +1,4 @@
-"""Jobs whose metrics are looked at."""
+"""Jobs whose metrics are checked."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ REPORT = """{
 
 
 class MeasuredWorld(World):
-    """A world whose every operator counts from 0, by the world's clock."""
+    """A world in which each new operator starts its metrics from 0, by the world's clock."""
 
     def __init__(self, into: CollectorRegistry | None = None, **spec: Any) -> None:
         """into: the registry of the first operator's metrics, if not one of their own."""
@@ -36,7 +36,7 @@ class MeasuredWorld(World):
         return self.metrics
 
     def value(self, name: str, **labels: str) -> float | None:
-        """Of one series of the job's namespace and strategy."""
+        """Return the value of a series of the job's namespace and strategy."""
         strategy = self.cluster.job()["spec"]["strategy"] if self.there else "Horovod"
         for whose in ({"job_namespace": "ml", "strategy": strategy}, {"strategy": strategy}):
             found = self.registry.get_sample_value(name, whose | labels)
@@ -45,11 +45,11 @@ class MeasuredWorld(World):
         return None
 
     def job_value(self, name: str, **labels: str) -> float | None:
-        """Of a series of the job itself."""
+        """Return the value of a series of the job itself."""
         return self.value(name, job_name="mnist", **labels)
 
     def job_series(self) -> set[str]:
-        """Names of the series that the job has of its own."""
+        """Return the names of the series with the job's name."""
         return {
             sample.name
             for family in self.registry.collect()
@@ -62,13 +62,13 @@ class MeasuredWorld(World):
         return any(name[0] == "DistributedTrainingJob" for name in self.cluster.objects)
 
     def report(self, text: str = REPORT) -> None:
-        """What rank 0 says from now on."""
+        """Set the report of rank 0."""
         report, _ = read_report(text)
         assert report is not None
         self.progress.reports[KEY] = report
 
     def patch(self, **spec: Any) -> None:
-        """What `kubectl patch` does to the job's spec."""
+        """Change the job's spec as `kubectl patch` does."""
 
         def change(job: Manifest) -> None:
             job["spec"] |= spec
@@ -78,7 +78,7 @@ class MeasuredWorld(World):
 
 
 def endless(pod: Manifest, ran: int) -> Ending | None:
-    """A training that goes on."""
+    """A training that never ends."""
     return None
 
 
@@ -92,7 +92,7 @@ def all_told() -> CollectorRegistry:
 
 
 async def trained(into: CollectorRegistry | None = None) -> MeasuredWorld:
-    """A job with eight GPUs and a bucket that lost a worker, and runs again."""
+    """Run a job with eight GPUs and a bucket, which loses a worker and restarts."""
     world = MeasuredWorld(
         into,
         replicaSpecs=GPUS,

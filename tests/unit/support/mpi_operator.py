@@ -53,7 +53,7 @@ def service(mpijob: Manifest) -> Manifest:
 
 
 def config_map(mpijob: Manifest, running: Sequence[str] = ()) -> Manifest:
-    """running: names of the workers that run."""
+    """running: names of the running workers."""
     name, place = mpijob["metadata"]["name"], mpijob["metadata"]["namespace"]
     spec = mpijob["spec"]
     workers = range(spec["mpiReplicaSpecs"]["Worker"]["replicas"])
@@ -215,7 +215,7 @@ class MpiOperator:
                 self.cluster.add(made)
 
     def _suspend(self, job: Manifest, suspended: bool) -> None:
-        """What the Job controller does with a Job that is suspended: its next pod is no retry."""
+        """Suspend or resume a Job as the Job controller does. The next pod does not count as a retry."""
 
         def change(there: Manifest) -> None:
             there["spec"]["suspend"] = suspended

@@ -11,13 +11,13 @@ from pathlib import Path
 
 from tests.unit.support.kubeconfig import write_kubeconfig
 
-# As in the operator's image, which has no kubernetes_validate: kopf imports the Kubernetes client before dtj does.
+# Hide kubernetes_validate, which the operator's image does not have. kopf imports the Kubernetes client before dtj.
 PROGRAM = "import sys; sys.modules['kubernetes_validate'] = None; from dtj.process import main; main()"
 
 
 @asynccontextmanager
 async def operating(url: str, home: Path, *flags: str) -> AsyncIterator[asyncio.subprocess.Process]:
-    """It runs in the block, and is told to end after it. What it logs is shown when a test fails."""
+    """Run the operator within the block, and end it by SIGTERM afterwards. Print its log, for tests that fail."""
     write_kubeconfig(home / "kubeconfig", url)
     process = await asyncio.create_subprocess_exec(
         *(sys.executable, "-c", PROGRAM),

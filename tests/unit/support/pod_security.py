@@ -18,7 +18,7 @@ _SYSCTLS = {
 
 
 def restricted_faults(pod: dict[str, Any]) -> Iterator[str]:
-    """Why a namespace that enforces `restricted` would refuse the pod."""
+    """Yield the reasons for which a namespace with the `restricted` standard would refuse the pod."""
     spec = pod["spec"]
     security = spec.get("securityContext", {})
     for key in ("hostNetwork", "hostPID", "hostIPC"):

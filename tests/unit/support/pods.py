@@ -24,12 +24,12 @@ ALL = (WORKER_0, WORKER_1, LAUNCHER)
 
 
 def at(seconds: float) -> datetime:
-    """The time so long after the start."""
+    """Return the time so many seconds after START."""
     return START + timedelta(seconds=seconds)
 
 
 def pod(name: str, *, attempt: int = 1, **status: Any) -> Manifest:
-    """A pod of job `mnist`, as made."""
+    """A new pod of the job `mnist`."""
     _, role, index = name.rsplit("-", 2)
     labels = {"dtj.dev/role": role, "dtj.dev/index": index, "dtj.dev/attempt": str(attempt)}
     return {
@@ -84,7 +84,7 @@ def ended(
     seconds: float = 0,
     attempt: int = 1,
 ) -> Manifest:
-    """A pod whose container ended; a dict is dtj-launch's termination message."""
+    """A pod whose container ended. A dict as message is dtj-launch's termination message."""
     made = running(name, attempt=attempt, ready=False)
     terminated = {
         "exitCode": code,
@@ -113,7 +113,7 @@ def healthy(attempt: int = 1) -> list[Manifest]:
 
 
 class Life:
-    """A job whose status is evaluated again and again; what is stored is what was said last."""
+    """A job whose status is evaluated repeatedly. Each evaluation is stored as the job's status."""
 
     def __init__(self, *, status: Manifest | None = None, **spec: Any) -> None:
         self.spec = spec
@@ -144,7 +144,7 @@ def views(*pods: Manifest) -> list[PodView]:
 
 
 def kubelet_environment(container: Manifest, config: Manifest) -> dict[str, str]:
-    """The environment that a kubelet gives a container: a variable is put into those after it. config: the job's
+    """Return a container's environment, with variables expanded as the kubelet does. config: the job's
     ConfigMap.
     """
     env: dict[str, str] = {}
@@ -159,5 +159,5 @@ def kubelet_environment(container: Manifest, config: Manifest) -> dict[str, str]
 
 
 def condition(status: Manifest, kind: str) -> Manifest:
-    """The condition of a written status; empty when there is none."""
+    """Return a condition of a serialized status; empty if the status does not have it."""
     return next((c for c in status.get("conditions", []) if c["type"] == kind), {})

@@ -1,4 +1,4 @@
-"""How much work a piece of code does, as a number that is the same on every machine."""
+"""Measures the work of code in function calls, which are equal on every machine."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 
 def steps(do: Callable[[], Any]) -> int:
-    """The calls of functions, those of C included, that this one makes."""
+    """Return the number of function calls that `do` makes, including calls of C functions."""
     count = 0
 
     def counted(_: Any, event: str, __: Any) -> None:

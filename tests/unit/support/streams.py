@@ -70,7 +70,7 @@ class PodLogs:
         """How many lines the next reader gets before the connection breaks."""
 
     def print(self, pod: str, *lines: str) -> None:
-        """A pod prints."""
+        """Append lines to a pod's log."""
         self.lines.setdefault(pod, []).extend(lines)
 
     async def serve(self, request: web.Request) -> web.StreamResponse:

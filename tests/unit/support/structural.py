@@ -1,4 +1,4 @@
-"""What an API server does with a CustomResourceDefinition's schema, as far as this project's needs go."""
+"""The API server's handling of a CustomResourceDefinition's schema, as far as tests need it."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 
 Schema = dict[str, Any]
 
-# JSONSchemaProps of apiextensions.k8s.io/v1, without what a structural schema may not have.
+# The fields of JSONSchemaProps of apiextensions.k8s.io/v1 that a structural schema may have.
 _KEYWORDS = {
     "type", "format", "description", "default", "enum", "nullable", "title",
     "minimum", "maximum", "multipleOf", "minLength", "maxLength", "pattern",
@@ -23,7 +23,7 @@ _TYPES = ("object", "array", "string", "integer", "number", "boolean")
 
 
 def structural_faults(schema: Schema, path: str = "") -> Iterator[str]:
-    """Why an API server would refuse the schema.
+    """Yield the reasons for which an API server would refuse the schema.
 
     https://kubernetes.io/docs/tasks/extend-kubernetes/custom-resources/custom-resource-definitions/
     """
@@ -63,7 +63,7 @@ def structural_faults(schema: Schema, path: str = "") -> Iterator[str]:
 
 
 def schema_faults(schema: Schema, value: Any, path: str = "") -> Iterator[str]:
-    """Why an API server would refuse a value, in its words; unknown fields as fieldValidation=Strict says."""
+    """Yield the API server's messages about an invalid value, with fieldValidation=Strict."""
     name = path or "<nil>"
     if schema.get("x-kubernetes-int-or-string"):
         if isinstance(value, bool) or not isinstance(value, (int, str)):
@@ -132,7 +132,7 @@ def _object_faults(schema: Schema, value: dict[str, Any], path: str) -> Iterator
         yield f"{path}: Too many: {len(value)}: must have at most {schema['maxProperties']} items"
     for name, child in value.items():
         if name in properties:
-            if child is not None:  # null is pruned: the field counts as left out
+            if child is not None:  # The API server prunes null values.
                 yield from schema_faults(properties[name], child, f"{dot}{name}")
         elif isinstance(schema.get("additionalProperties"), dict):
             yield from schema_faults(schema["additionalProperties"], child, f"{dot}{name}")

@@ -1,4 +1,4 @@
-"""A webhook on loopback, and a client of it that trusts what it is told to."""
+"""A client of a webhook on loopback, with configurable trusted CAs."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ HOST = "dtj-operator-webhook.dtj-system.svc"
 
 
 async def post(port: int, authorities: bytes, body: bytes, host: str = HOST) -> tuple[int, str]:
-    """Status and text of the answer, on a connection of its own. Raises aiohttp.ClientConnectorError."""
+    """Send a request on a new connection; return status and text. Raises aiohttp.ClientConnectorError."""
     trusting = ssl.create_default_context(cadata=authorities.decode())
     async with (
         aiohttp.ClientSession() as session,
@@ -24,7 +24,7 @@ async def post(port: int, authorities: bytes, body: bytes, host: str = HOST) -> 
 
 
 async def trusted(port: int, authorities: bytes, host: str = HOST) -> str:
-    """Empty where a client that trusts these CAs takes the server's certificate; else why not."""
+    """Return an empty text if a client with these CAs accepts the server's certificate, else the error."""
     try:
         await post(port, authorities, b"{}", host)
     except aiohttp.ClientConnectorError as error:

@@ -1,4 +1,4 @@
-"""Rows of metrics.jsonl as the programs write them, of trainings that go evenly."""
+"""Lines of metrics.jsonl, as the programs write them, of trainings at constant speed."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def even_run(
     done: int | None = None,
     **facts: Any,
 ) -> Run:
-    """A run whose first step ends after 10 s, and which then makes `steps_per_second`, in ten intervals."""
+    """Return a run whose first step ends after 10 s, followed by ten intervals at `steps_per_second`."""
     always = {"worldSize": facts.get("workers", 1)}
     start = {"model": "cnn", "batchSize": BATCH, "data": "s3://data/it", "trainingExamples": 50000} | facts
     lines = [line("start", 0, 0, examples=0, totalSteps=steps, **always, **start)]

@@ -1,4 +1,4 @@
-"""An event loop whose time passes only while everything waits: hours in milliseconds, the same each time."""
+"""An event loop whose clock advances only while all tasks wait: simulated hours take milliseconds."""
 
 from __future__ import annotations
 
@@ -29,6 +29,6 @@ class _Loop(asyncio.SelectorEventLoop):
 
 
 def run(work: Coroutine[Any, Any, T]) -> T:
-    """As asyncio.run."""
+    """Run a coroutine, as asyncio.run does."""
     with asyncio.Runner(loop_factory=_Loop) as runner:
         return runner.run(work)

@@ -1,4 +1,4 @@
-"""A cluster, its kubelet and an operator, moved together."""
+"""A cluster, its kubelet and an operator, advanced together."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ METRICS = Metrics()
 
 
 class FakeProgress:
-    """Answers what it was given; knows whom it would ask."""
+    """Returns prepared reports, and records the pods to poll."""
 
     def __init__(self) -> None:
         self.reports: dict[Key, Report | dict[str, Report]] = {}
-        """By job, and by pod where several are asked."""
+        """Reports by job, or by job and pod for several pods."""
         self.followed: dict[Key, Mapping[str, str]] = {}
         self.asked_for_stacks: list[list[str]] = []
 
@@ -54,7 +54,7 @@ class FakeProgress:
 
 
 class World:
-    """One job's life. The clock moves one second a step."""
+    """One job with its cluster. The clock advances one second a step."""
 
     plan: Callable[[Job], Plan] = staticmethod(plan_job)
     counts_after = 0.0
@@ -70,14 +70,14 @@ class World:
         self.apply(manifest(**spec))
 
     def apply(self, job: Manifest) -> None:
-        """Make a job as `kubectl apply` does."""
+        """Create a job as `kubectl apply` does."""
         fresh = {key: value for key, value in job["metadata"].items() if key in ("name", "namespace")}
         self.cluster.add(job | {"metadata": fresh})
 
     def start_operator(self, behind: Mapping[str, int] | None = None) -> None:
-        """A new process: it remembers nothing, and its cache is filled before its first pass.
+        """Start an operator with an empty memory, and with a filled cache.
 
-        behind: how many changes of a kind the cache has not got yet.
+        behind: the number of changes of a kind that the cache does not have yet.
         """
         self.view = FakeView(self.cluster)
         self.view.deliver(behind=behind or {})
@@ -99,11 +99,11 @@ class World:
         return (self.cluster.now - START).total_seconds()
 
     def new_metrics(self) -> Metrics:
-        """What a process counts with."""
+        """Return the metrics of a new operator."""
         return METRICS
 
     async def turn(self) -> None:
-        """One pass of the operator; one that dies is started again, one that meets a fault is repeated later."""
+        """Run a pass. An operator that dies is restarted, and a pass with a fault is repeated later."""
         try:
             self.again = await self.reconciler.reconcile(KEY)
         except ApiError:
@@ -115,7 +115,7 @@ class World:
             self.again = 0.0
 
     async def step(self) -> bool:
-        """Let the cache catch up, make a pass, move the pods. Returns whether anything happened."""
+        """Deliver all changes, run a pass, and advance the pods. Return whether anything happened."""
         before = len(self.cluster.log)
         self.view.deliver()
         await self.turn()
@@ -124,7 +124,7 @@ class World:
         return len(self.cluster.log) > before or self.again is not None or ending
 
     async def until(self, condition: Callable[[], bool], steps: int = 200) -> None:
-        """Step until something holds."""
+        """Step until the condition holds."""
         for _ in range(steps):
             if condition():
                 return
@@ -132,14 +132,14 @@ class World:
         raise AssertionError(f"not within {steps} steps; status: {self.status}")
 
     async def rest(self, steps: int = 1500) -> None:
-        """Step until nothing happens any more."""
+        """Step until nothing happens."""
         for _ in range(steps):
             if not await self.step():
                 return
         raise AssertionError(f"no rest within {steps} steps; status: {self.status}")
 
     def lose_node_of(self, name: str, *, noticed: bool = True) -> None:
-        """The node of a pod is gone; noticed: its node controller has said so of the pod."""
+        """Lose the node of a pod. noticed: the node controller has marked the pod."""
         uid = self.cluster.pod(name)["metadata"]["uid"]
         self.kubelet.lost.add(uid)
         if noticed:
@@ -156,12 +156,12 @@ class World:
         return self.status.get("phase")
 
     def condition(self, kind: str) -> Manifest:
-        """The condition of that type; empty when there is none."""
+        """Return the condition of that type; empty if the status does not have it."""
         return next((c for c in self.status.get("conditions", []) if c["type"] == kind), {})
 
     def pod_names(self) -> list[str]:
         return sorted(pod["metadata"]["name"] for pod in self.cluster.of_kind("Pod"))
 
     def events(self) -> list[str]:
-        """Reasons of the events, in the order in which they were told."""
+        """Return the reasons of the events, in the order of their creation."""
         return [event["reason"] for event in self.cluster.of_kind("Event")]

@@ -17,7 +17,7 @@ FIRST_DELAY_SECONDS = 0.5
 LONGEST_DELAY_SECONDS = 15.0
 
 
-class Patience:
+class Deadline:
     """A deadline `timeout` seconds after the start; each rise of `progress`, if given, starts the time again."""
 
     def __init__(self, timeout: float, progress: Callable[[], int] | None) -> None:
@@ -66,13 +66,13 @@ def retry_transient(
     calls, such as the bytes received. `on_wait` gets each error and the seconds until the next attempt. `sleep` may
     raise to end the wait.
     """
-    patience = Patience(timeout, progress)
+    deadline = Deadline(timeout, progress)
     backoff = Backoff()
     while True:
         try:
             return call()
         except S3Error as error:
-            left = patience.left()
+            left = deadline.left()
             if not error.transient or left <= 0:
                 raise
             delay = min(backoff.next_delay(), left)

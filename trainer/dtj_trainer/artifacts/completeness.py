@@ -1,7 +1,7 @@
-"""Which checkpoints of a program are complete: renamed into their place, or closed by whoever wrote them.
+"""Decides which checkpoints of a program are complete: renamed into place, or closed by their writer.
 
-Programs write checkpoints in their own ways, and say nothing when they have done so. Quiet is no proof: a program may
-pause in the middle of a file.
+Programs write checkpoints in their own ways, and do not report when a checkpoint is complete. A file without changes
+may still be incomplete, because a program may pause in the middle of a file.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import time
 import zipfile
 from typing import TYPE_CHECKING
 
-from dtj_trainer.artifacts.folder_watch import FolderWatch, Happened, Seen
+from dtj_trainer.artifacts.folder_watch import EntryEvent, EventKind, FolderWatch
 from dtj_trainer.artifacts.open_files import held_open
 
 if TYPE_CHECKING:
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from dtj_trainer.artifacts.local_checkpoints import LocalEntry
 
 TOGETHER_SECONDS = 1.0
-"""While the program runs, entries of one step that are renamed so shortly one after the other go together."""
+"""While the program runs, entries of one step that are renamed within this time count as one checkpoint."""
 DEATH_SECONDS = 1.0
 """A shell outlives its killed child for a moment: a file closed so shortly before the shell's end may be torn."""
 _ZIP_START = b"PK\x03\x04"
@@ -29,16 +29,16 @@ _ZIP_START = b"PK\x03\x04"
 class Completeness:
     """Judges the entries of a checkpoints folder, pass by pass.
 
-    An entry that `dtj_trainer` saved has a mark. Of others:
+    An entry that `dtj_trainer` saved has a mark, and is complete. Rules for other entries:
 
     - While the program runs: what was renamed into the folder is complete. What was written in its place is complete
       when no process has it open for writing and it did not change for `settle_seconds`: other files of the same step
       may still come. The program must run after these observations, because its death closes files too.
-    - The program ended by itself, with whatever exit code: everything is closed, hence complete.
+    - The program ended by itself, with whatever exit code: it closed its files, so that all entries are complete.
     - The program was killed: complete is what was renamed, and what was closed while the program still ran.
 
-    A zip archive (`torch.save`, `numpy.savez`, Keras) ends with its directory. An archive without that end is never
-    complete. An archive with it is complete even if its writer was killed.
+    A zip archive (`torch.save`, `numpy.savez`, Keras) ends with its directory. An archive without the directory is
+    never complete. An archive with the directory is complete even if its writer was killed.
     """
 
     def __init__(
@@ -50,16 +50,16 @@ class Completeness:
         self._program_runs = program_runs
         self._watch = FolderWatch(folder, program_runs)
         self._held: set[str] = set()
-        """Entries that a process had open for writing when the program was last seen to run."""
+        """Entries that a process had open for writing when the last pass saw the program run."""
 
     def start(self) -> None:
-        """Begin to watch the folder, which is there."""
+        """Start to watch the existing folder."""
         self._watch.start()
 
     def of(self, entries: Iterable[LocalEntry], *, ended: bool, died_ns: int | None) -> set[str]:
-        """The names of those that are complete.
+        """Return the names of the complete entries.
 
-        `ended`: the program ended by itself; `died_ns`: when it was killed (wall clock); neither: it runs.
+        `ended`: the program ended by itself. `died_ns`: when the program was killed (wall clock). Neither: it runs.
         """
         entries = list(entries)
         found = {entry.name for entry in entries if entry.mark is not None}
@@ -75,7 +75,7 @@ class Completeness:
 
     def _renamed(self, entry: LocalEntry) -> bool:
         seen = self._watch.last(entry.name)
-        return seen is not None and seen.what is Happened.RENAMED and entry.changed_ns <= seen.at_ns
+        return seen is not None and seen.what is EventKind.RENAMED and entry.changed_ns <= seen.at_ns
 
     def _while_it_runs(self, entries: Iterable[LocalEntry], now: int) -> list[LocalEntry]:
         found, quiet = [], []
@@ -98,22 +98,22 @@ class Completeness:
             return True
         seen = self._watch.last(entry.name)
         if seen is not None:
-            return seen.what is Happened.CLOSED and _closed_by(seen, died_ns)
+            return seen.what is EventKind.CLOSED and _closed_by(seen, died_ns)
         return entry.changed_ns <= died_ns - self._settle_ns and entry.name not in self._held
 
     def _whole(self, entry: LocalEntry) -> bool | None:
-        """Whether the zip archives of an entry have their ends; None where not all of its files are archives."""
+        """Return whether the zip archives of an entry are complete; None unless all of its files are archives."""
         found = [_whole_archive(self._folder / file.path) for file in entry.files]
         return False if False in found else None if None in found else True
 
 
-def _closed_by(seen: Seen, now_ns: int) -> bool:
+def _closed_by(seen: EntryEvent, now_ns: int) -> bool:
     """Whether an entry was closed long enough before."""
-    return seen.what is not Happened.WRITTEN and seen.at_ns <= now_ns - DEATH_SECONDS * 1e9
+    return seen.what is not EventKind.WRITTEN and seen.at_ns <= now_ns - DEATH_SECONDS * 1e9
 
 
 def _whole_archive(path: Path) -> bool | None:
-    """Whether a zip archive has its end; None for what is none."""
+    """Return whether a zip archive has its directory; None for a file that is no archive."""
     try:
         with path.open("rb") as content:
             if content.read(len(_ZIP_START)) != _ZIP_START:

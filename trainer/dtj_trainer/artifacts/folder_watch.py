@@ -24,7 +24,7 @@ _EVENT = struct.Struct("iIII")
 _READ_BYTES = 64 * 1024
 
 
-class Happened(Enum):
+class EventKind(Enum):
     """The last event of an entry."""
 
     RENAMED = "it was renamed into the folder"
@@ -33,10 +33,10 @@ class Happened(Enum):
     WRITTEN = "it was made or written, and not closed since"
 
 
-class Seen(NamedTuple):
+class EntryEvent(NamedTuple):
     """An event, and when this process received it: wall clock in nanoseconds, at or after the time of the event."""
 
-    what: Happened
+    what: EventKind
     at_ns: int
 
 
@@ -46,7 +46,7 @@ class FolderWatch:
     def __init__(self, folder: Path, program_runs: Callable[[], bool]) -> None:
         self._folder = folder
         self._program_runs = program_runs
-        self._seen: dict[str, Seen] = {}
+        self._seen: dict[str, EntryEvent] = {}
 
     def start(self) -> None:
         """Watch the existing folder in the background. Without inotify, `last` always returns None."""
@@ -54,7 +54,7 @@ class FolderWatch:
         if descriptor is not None:
             threading.Thread(target=self._read, args=(descriptor,), name="watch", daemon=True).start()
 
-    def last(self, name: str) -> Seen | None:
+    def last(self, name: str) -> EntryEvent | None:
         """Return the last event of the entry; None when no event was seen."""
         return self._seen.get(name)
 
@@ -71,15 +71,15 @@ class FolderWatch:
         elif mask & (_DELETE | _MOVED_FROM):
             self._seen.pop(name, None)
         elif mask & _MOVED_TO:
-            self._seen[name] = Seen(Happened.RENAMED, now)
+            self._seen[name] = EntryEvent(EventKind.RENAMED, now)
         elif mask & _IS_DIRECTORY:
             return  # The files in a directory are closed without an event here.
         elif mask & _CLOSE_WRITE:
             # Ask after the event: a program that runs now did not lose the file by its death.
-            closed = Happened.CLOSED if self._program_runs() else Happened.CLOSED_AT_END
-            self._seen[name] = Seen(closed, now)
+            closed = EventKind.CLOSED if self._program_runs() else EventKind.CLOSED_AT_END
+            self._seen[name] = EntryEvent(closed, now)
         elif mask & (_CREATE | _MODIFY):
-            self._seen[name] = Seen(Happened.WRITTEN, now)
+            self._seen[name] = EntryEvent(EventKind.WRITTEN, now)
 
 
 def _watch(folder: Path) -> int | None:

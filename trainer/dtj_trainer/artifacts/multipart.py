@@ -119,21 +119,21 @@ class MultipartUpload:
         when the pace stops being gentle, S3Error, OSError. Before HandedOver is raised, parts in flight arrive.
         """
         size, gentle = part_size(self.version.size), pace.gentle
-        flying: set[Future[None]] = set()
+        in_flight: set[Future[None]] = set()
         with ThreadPoolExecutor(CONNECTIONS, "part") as pool, self.version.path.open("rb") as file:
             for number in range(1, -(-self.version.size // size) + 1):
                 if number in self.parts:
                     continue
-                while len(flying) >= pace.connections:
-                    flying = _landed(flying)
+                while len(in_flight) >= pace.connections:
+                    in_flight = _wait_for_any(in_flight)
                 if gentle and not pace.gentle:
-                    wait(flying)
+                    wait(in_flight)
                     raise HandedOver(self.uri)
                 block = self._read(file.fileno(), number, size)
-                flying.add(pool.submit(self._send_part, number, block, pace, on_bytes))
+                in_flight.add(pool.submit(self._send_part, number, block, pace, on_bytes))
                 del block  # The pool holds the only reference: the memory is freed when the part has arrived.
-            while flying:
-                flying = _landed(flying)
+            while in_flight:
+                in_flight = _wait_for_any(in_flight)
 
     def _read(self, file: int, number: int, size: int) -> bytes:
         """Read a part's content, and add it to the digest when it is the next part in order."""
@@ -168,12 +168,12 @@ class MultipartUpload:
                 part["ChecksumCRC32"] = answer["ChecksumCRC32"]
             return part
 
-        self.parts[number] = patiently(put, self._sentences, pace)
+        self.parts[number] = with_retries(put, self._sentences, pace)
 
     def complete(self, condition: Condition, pace: Pace) -> Put:
         """Join the parts into one object. Raises S3Error."""
         parts: list[CompletedPartTypeDef] = [self.parts[number] for number in sorted(self.parts)]
-        answer = patiently(
+        answer = with_retries(
             lambda: self.client.complete_multipart_upload(
                 Bucket=self.bucket,
                 Key=self.key,
@@ -305,7 +305,7 @@ def part_size(size: int) -> int:
     return max(s3.MULTIPART_BYTES, -(-size // MOST_PARTS))
 
 
-def patiently(
+def with_retries(
     call: Callable[[], Result], sentences: Callable[[], AbstractContextManager[None]], pace: Pace
 ) -> Result:
     """Make one request up to TRIES times, while the error is transient. Raises S3Error, converted by `sentences`."""
@@ -324,11 +324,11 @@ def patiently(
     raise AssertionError
 
 
-def _landed(flying: set[Future[None]]) -> set[Future[None]]:
+def _wait_for_any(in_flight: set[Future[None]]) -> set[Future[None]]:
     """Wait until a part arrives; return the parts still in flight. Raises what the upload of an arrived part
     raised.
     """
-    landed, flying = wait(flying, return_when=FIRST_COMPLETED)
-    for part in landed:
+    arrived, in_flight = wait(in_flight, return_when=FIRST_COMPLETED)
+    for part in arrived:
         part.result()
-    return flying
+    return in_flight

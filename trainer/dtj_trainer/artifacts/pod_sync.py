@@ -1,4 +1,4 @@
-"""All artifacts of one pod: restored at its start, uploaded while it runs and at its end."""
+"""Synchronizes all artifacts of one pod: restore at its start, uploads while it runs and at its end."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from dtj_trainer import contract
-from dtj_trainer.artifacts.backoff import Patience, retry_transient
+from dtj_trainer.artifacts.backoff import Deadline, retry_transient
 from dtj_trainer.artifacts.checkpoint_mirror import POLL_SECONDS, CheckpointMirror
 from dtj_trainer.artifacts.checkpoint_upload import CheckpointUploader, StepAt
 from dtj_trainer.artifacts.fence import Fence, Superseded
@@ -41,15 +41,15 @@ FOLDERS = (
 )
 
 CLAIM_KEYS = {"primary": contract.CLAIM_FILE, "evaluator": contract.EVALUATOR_CLAIM_FILE}
-"""The evaluator is replaced alone, so that its attempts are not the chief's."""
+"""The evaluator restarts alone, so that its attempts differ from the chief's."""
 
 
 @dataclass(frozen=True)
 class SyncSettings:
-    """What a pod keeps, and where. Times in seconds.
+    """The artifacts of a pod, and their places. Times in seconds.
 
-    `uri` is the job's own prefix; None means that nothing is kept. The logs in `log_names` are uploaded
-    (all when None).
+    `uri` is the job's own prefix; None means that no artifacts are kept. The logs in `log_names` are uploaded; None
+    means all logs.
     """
 
     root: Path
@@ -62,11 +62,11 @@ class SyncSettings:
     settle_seconds: float
     log_names: tuple[str, ...] | None = None
     upload_bytes_per_second: float = BYTES_PER_SECOND
-    """While the program runs; 0: no limit."""
+    """The limit while the program runs; 0: no limit."""
 
 
 class PodSync:
-    """Restores, then uploads in background threads; no upload ever blocks the program."""
+    """Restores, then uploads in background threads. No upload ever blocks the program."""
 
     def __init__(
         self,
@@ -97,22 +97,22 @@ class PodSync:
         self._restored: Restored | None = None
         self._metrics_begin: Begin | None = None
         self._known: set[str] = set()
-        """What was restored, on a pod that uploads no checkpoints."""
+        """Names that were restored, on a pod that uploads no checkpoints."""
         self._warned = False
 
     def make_folders(self) -> None:
-        """Make the workspace's folders."""
+        """Create the workspace's folders."""
         for name in FOLDERS:
             (self._settings.root / name).mkdir(parents=True, exist_ok=True)
 
     def restore(self, timeout: float, sleep: Callable[[float], None] = time.sleep) -> Restored | None:
-        """Claim the prefix for this attempt; put back the newest good checkpoint and the pod's metrics so far.
+        """Claim the prefix for this attempt; restore the newest good checkpoint and the pod's metrics.
 
-        The evaluator's checkpoints come while it runs.
+        The evaluator restores no checkpoint, because it mirrors checkpoints while it runs.
 
-        Waits for an S3 that brings no byte for up to `timeout` seconds; raises S3Error when it stays down, and at
-        once when the bucket or the credentials are wrong: a job never starts from 0 by mistake. Raises
-        Superseded when a later attempt has begun already.
+        Waits up to `timeout` seconds without a received byte, and then raises S3Error. A wrong bucket or wrong
+        credentials raise S3Error at once, so that a job never starts from 0 by mistake. Raises Superseded when a
+        later attempt has begun.
         """
         if self._store is None:
             log.info("no artifacts are kept: %s is not set", contract.ENV_ARTIFACTS_URI)
@@ -122,7 +122,8 @@ class PodSync:
         def attempt() -> Restored | None:
             restored = None
             if self._fence:
-                self._fence.hold()  # First: what an earlier attempt completes from now on is not missed.
+                # Claim before the restore lists checkpoints: an earlier attempt starts no upload after the claim.
+                self._fence.hold()
             if settings.part != "evaluator":
                 restored = restore(
                     store.below(contract.CHECKPOINTS), settings.root / contract.CHECKPOINTS, settings.resume
@@ -141,7 +142,7 @@ class PodSync:
         return self._restored
 
     def start(self) -> None:
-        """Begin to upload in the background."""
+        """Start to upload in the background."""
         if self._store is None:
             return
         settings, root, fence = self._settings, self._settings.root, self._fence
@@ -168,20 +169,20 @@ class PodSync:
             self._mirror = CheckpointMirror(
                 root / contract.CHECKPOINTS, self._store.below(contract.CHECKPOINTS), keep=settings.keep
             )
-            # Not among the loops that the end waits for.
+            # The mirror is not in `_loops`, because `finish` must not wait for it.
             SyncLoop("mirroring checkpoints", self._mirror.mirror_pass, POLL_SECONDS).start()
         elif self._restored:
             self._known = {path.name for path in (root / contract.CHECKPOINTS).iterdir()}
         for loop in self._loops:
             loop.start()
 
-    def warn_of_strangers(self) -> None:
-        """Say once when artifacts lie on a pod that does not upload them."""
+    def warn_of_unuploaded(self) -> None:
+        """Warn once of artifacts on a pod that does not upload them."""
         if self._settings.part == "primary" or self._store is None or self._warned:
             return
         others = (contract.CHECKPOINTS, contract.TENSORBOARD) if self._settings.part == "other" else ()
         for folder in (*others, contract.MODEL):
-            with contextlib.suppress(OSError):  # A program may remove even the folders.
+            with contextlib.suppress(OSError):  # A program may remove the folders themselves.
                 for path in (self._settings.root / folder).iterdir():
                     if not path.name.startswith(".") and path.name not in self._known:
                         self._warned = True
@@ -192,7 +193,7 @@ class PodSync:
                         return
 
     def program_died(self, at_ns: int) -> None:
-        """The program was killed at this wall-clock time: what was not complete then never will be."""
+        """Record that the program was killed at this wall-clock time. What was incomplete then stays incomplete."""
         self._died = True
         for loop in self._loops:
             loop.program_died(at_ns)
@@ -201,37 +202,38 @@ class PodSync:
     def finish(self, timeout: float, *, ended: bool, at_most: bool = False) -> None:
         """Upload all that is left; `ended` says that the program ended by itself, with whatever exit code.
 
-        Gives up when no byte more was uploaded for `timeout` seconds, or, with `at_most`, that long after
-        now. Raises S3Error: what could not be uploaded, and why; Superseded when it is not to be.
+        Gives up after `timeout` seconds without an uploaded byte, or, with `at_most`, after `timeout` seconds in all.
+        Raises S3Error, which says what could not be uploaded and why, or Superseded when a later attempt has the
+        claim.
         """
-        patience = Patience(timeout, None if at_most else lambda: self.bytes_uploaded)
+        deadline = Deadline(timeout, None if at_most else lambda: self.bytes_uploaded)
         if not ended:
             self.program_died(time.time_ns())
         asked = [(loop, loop.ask(ended=ended)) for loop in self._loops]
-        self._pace.hurry()  # After `ask`: an upload that is handed over needs the loop's next thread.
+        self._pace.hurry()  # After `ask`: an upload that stops for a handover needs the loop's next thread.
         errors: list[S3Error] = []
         for loop, number in asked:
             try:
-                loop.wait(number, patience.left)
+                loop.wait(number, deadline.left)
             except S3Error as error:
-                errors.append(error)  # The others go on: the last checkpoint may still arrive.
+                errors.append(error)  # Continue: the other loops may still upload the last checkpoint.
         if self.superseded:
             raise self.superseded
         if errors:
             raise errors[0]
 
     def close(self) -> None:
-        """Upload nothing more, and leave no parts of files in the bucket: the process ends."""
+        """Stop uploads, and leave no parts of files in the bucket, because the process ends."""
         if self._store:
             self._store.uploads.close()
 
     @property
     def superseded(self) -> Superseded | None:
-        """Set for good once a later attempt writes instead of this one."""
+        """Set when a later attempt has the claim, and never reset."""
         return self._fence.superseded if self._fence else None
 
     def artifacts(self) -> contract.Artifacts:
-        """What is in the bucket already."""
+        """Return what is in the bucket already."""
         if self._store is None:
             return {}
         found: contract.Artifacts = {"uri": self._store.location.uri}
@@ -252,5 +254,5 @@ class PodSync:
 
     @property
     def failures(self) -> int:
-        """Passes that failed so far."""
+        """The number of failed passes so far."""
         return sum(loop.failures for loop in self._loops)

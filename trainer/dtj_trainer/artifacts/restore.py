@@ -107,9 +107,9 @@ def restore_newest(store: Store, folder: Path) -> Manifest | None:
         damaged[manifest.folder] = fault
         log.warning("checkpoint %s is damaged: %s; skipped", checkpoint.location.uri, fault)
     if damaged:
-        told = "; ".join(f"{folder}: {fault}" for folder, fault in list(damaged.items())[:3])
+        described = "; ".join(f"{folder}: {fault}" for folder, fault in list(damaged.items())[:3])
         raise S3Error(
-            f"no checkpoint below {store.location.uri} can be restored: {len(damaged)} damaged ({told}). "
+            f"no checkpoint below {store.location.uri} can be restored: {len(damaged)} damaged ({described}). "
             f"{_TO_START_ANEW}",
             transient=False,
         )

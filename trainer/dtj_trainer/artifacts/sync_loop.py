@@ -1,4 +1,4 @@
-"""A thread that repeats a pass of uploads, with backoff when S3 fails, until all is uploaded."""
+"""A thread that repeats passes of uploads, with backoff when S3 fails, until everything is uploaded."""
 
 from __future__ import annotations
 
@@ -18,38 +18,38 @@ log = logging.getLogger(__name__)
 
 TICK_SECONDS = 1.0
 FINISHING_DELAY_SECONDS = 2.0
-"""The longest time between two attempts while somebody waits for the end."""
+"""The longest delay between two attempts while a caller waits for the end."""
 LASTING_SECONDS = 15.0
-"""At the end, an error that can't pass by itself (no such bucket) is believed after so long."""
+"""A caller that waits gets an error that is not transient (no such bucket) only after it persisted for this long."""
 
 
 class SyncPass(Protocol):
     """One round of uploads or downloads; see `CheckpointUploader.upload_pass`."""
 
     def __call__(self, *, ended: bool, died_ns: int | None) -> bool:
-        """Move what is due; True when nothing is left. Raises S3Error."""
+        """Transfer what is due; return True when nothing is left. Raises S3Error."""
 
 
 class SyncLoop:
-    """Runs passes in a thread of its own. Errors are logged and tried again for as long as it runs.
+    """Runs passes in a thread of its own. Errors are logged, and passes are repeated as long as the loop runs.
 
-    It ends by itself once a later attempt has taken over: `wait` raises that.
+    The loop ends by itself when a later attempt has taken over; `wait` then raises Superseded.
     """
 
     def __init__(
         self, what: str, sync_pass: SyncPass, interval: float = TICK_SECONDS, *, beside_program: bool = False
     ) -> None:
-        """`what` it does: `uploading files`. `interval`: seconds between passes.
+        """`what` the loop does: `uploading files`. `interval`: seconds between passes.
 
-        `beside_program`: until the end of the program is reported, passes run only while a processor is free.
+        `beside_program`: until the end of the program is reported, passes run only while a processor is idle.
         """
         self._what = what
         self._pass = sync_pass
         self._interval = interval
         self._changed = threading.Condition()
         self._asked = 0
-        """How often `ask` was called, and below: up to which call all is uploaded, and how many calls the pass that
-        failed last knew of."""
+        """The number of `ask` calls. `_answered`: the number of calls whose uploads are done. `_failed_after`: the
+        number of calls that the last failed pass knew of."""
         self._answered = 0
         self._failed_after = 0
         self._ended = False
@@ -61,17 +61,17 @@ class SyncLoop:
         self._thread = threading.Thread(target=self._begin, name=what, daemon=True)
 
     def start(self) -> None:
-        """Begin."""
+        """Start the thread."""
         self._thread.start()
 
     def program_died(self, died_ns: int) -> None:
-        """The program was killed at this wall-clock time; what it left half-written is not uploaded."""
+        """Record that the program was killed at this wall-clock time; incomplete files are not uploaded."""
         with self._changed:
             self._died_ns = self._died_ns or died_ns
             self._hand_over()
 
     def ask(self, *, ended: bool) -> int:
-        """Ask for the upload of all there is at this moment; what to `wait` for.
+        """Ask for the upload of everything that exists now; return the number to `wait` for.
 
         `ended` says that the program ended by itself.
         """
@@ -83,9 +83,10 @@ class SyncLoop:
             return self._asked
 
     def _hand_over(self) -> None:
-        """Have a thread of the usual priority go on after the present pass: the idle one can't leave its priority.
+        """Let a thread of normal priority continue after the current pass, because the idle thread can't leave
+        SCHED_IDLE.
 
-        The caller holds the lock, and has the usual priority itself.
+        The caller holds the lock, and runs with normal priority itself.
         """
         if not self._idle or not self._thread.is_alive():
             return
@@ -107,9 +108,9 @@ class SyncLoop:
             self._run()
 
     def wait(self, asked: int, seconds_left: Callable[[], float]) -> None:
-        """Wait until all is uploaded that was asked for, while there are seconds left.
+        """Wait until everything asked for is uploaded, while `seconds_left` is positive.
 
-        Raises S3Error when something could not be uploaded: it says what went wrong last.
+        Raises S3Error, the last error, when something could not be uploaded.
         """
         with self._changed:
             while self._answered < asked:
@@ -123,7 +124,7 @@ class SyncLoop:
                 self._changed.wait(min(left, 1.0))
 
     def _lasting(self, error: S3Error, asked: int) -> bool:
-        """Whether an error is believed: a pass that began after the question has tried all the other files too."""
+        """Return whether an error is final: a pass that began after the `ask` has tried all other files too."""
         tried = self._failed_after >= asked
         return tried and not error.transient and self._failing_for() >= LASTING_SECONDS
 
@@ -135,7 +136,7 @@ class SyncLoop:
         while True:
             with self._changed:
                 if self._thread is not threading.current_thread():
-                    return  # Another one goes on.
+                    return  # The next thread continues.
                 asked, ended = self._asked, self._ended
                 died_ns = None if ended else self._died_ns
             delay = self._interval

@@ -64,8 +64,8 @@ class Sharding:
             step = order[start : start + self.step_size]
             each, more = divmod(len(step), self._ranks)  # The first ranks get one more.
             first, count = self._rank * each + min(self._rank, more), each + (self._rank < more)
-            mine = step[first : first + count] if count else step[:1]
-            yield Share(mine, count, len(step), start + len(step))
+            own = step[first : first + count] if count else step[:1]
+            yield Share(own, count, len(step), start + len(step))
 
 
 def slice_of(examples: int, *, rank: int, ranks: int) -> np.ndarray:

@@ -100,7 +100,7 @@ class ControlServer:
 
     def _talk(self, connection: socket.socket) -> None:
         rank: Attached | None = None
-        told_end = False
+        reported_end = False
         with connection, connection.makefile("rwb") as stream, contextlib.suppress(OSError, ValueError):
             while line := stream.readline(_LONGEST_LINE_BYTES):
                 call: dict[str, Any] = json.loads(line)
@@ -110,13 +110,13 @@ class ControlServer:
                 elif "died" in call:
                     self._supervision.died(int(call["died"]["atNs"]))
                 elif "ended" in call and rank:
-                    told_end = True
+                    reported_end = True
                     self._supervision.ended(rank, cut_off=bool(call["ended"]["cutOff"]))
                 elif "ready" in call:
                     _write(stream, asdict(self._supervision.ready()))
                 elif "finish" in call:
                     _write(stream, asdict(self._finish()))
-        if rank and not told_end:
+        if rank and not reported_end:
             self._supervision.lost(rank)
 
     def _finish(self) -> Answer:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import get_args
 
 from dtj_trainer import contract
-from dtj_trainer.launch.last_words import closing, missing_module, tells_full_disk
+from dtj_trainer.launch.failure_patterns import closing, missing_module, reports_full_disk
 from dtj_trainer.launch.program import ProgramEnd
 from dtj_trainer.launch.remedies import remedy
 from dtj_trainer.launch.settings import Settings
@@ -27,31 +27,31 @@ _SHUT_DOWN = "HorovodInternalError"
 
 def rank_exit(settings: Settings, end: ProgramEnd, last_lines: Sequence[str] = ()) -> RankExit:
     """Describe a rank's or a replica's end, without progress and artifacts."""
-    told: RankExit = {
+    exit_report: RankExit = {
         "role": settings.pod.role,
         "index": settings.pod.index,
         "host": settings.host,
         "exitCode": end.exit_code,
     }
     if settings.pod.slots:
-        told["rank"] = settings.pod.ranks.start if settings.rank is None else settings.rank
+        exit_report["rank"] = settings.pod.ranks.start if settings.rank is None else settings.rank
     if end.stopped:
-        told["stopped"] = True
+        exit_report["stopped"] = True
     if end.succeeded:
-        return told
-    told["class"], told["message"] = (
-        told_by_program(settings, end) or told_by_last_lines(end, last_lines) or classify(end)
+        return exit_report
+    exit_report["class"], exit_report["message"] = (
+        cause_from_program(settings, end) or cause_from_last_lines(end, last_lines) or classify(end)
     )
-    if told["class"] == "ApplicationError" and (what := remedy(last_lines)):
-        told["message"] += f"; {what}"
+    if exit_report["class"] == "ApplicationError" and (what := remedy(last_lines)):
+        exit_report["message"] += f"; {what}"
     if end.signal is not None:
-        told["signal"] = end.signal
-    return told
+        exit_report["signal"] = end.signal
+    return exit_report
 
 
-def cut_off(end: ProgramEnd, told: RankExit) -> bool:
+def cut_off(end: ProgramEnd, exit_report: RankExit) -> bool:
     """Return whether the last file that a program wrote may be incomplete: after a kill, or with a full disk."""
-    return end.killed or told.get("class") == "DiskFull"
+    return end.killed or exit_report.get("class") == "DiskFull"
 
 
 def unavailable(
@@ -59,9 +59,9 @@ def unavailable(
 ) -> RankExit:
     """Describe the end of a process without something that had to be restored, uploaded or answered."""
     log.error("%s", message)
-    told = rank_exit(settings, ProgramEnd(contract.EXIT_UNAVAILABLE))
-    told["class"], told["message"] = cause, message
-    return told
+    exit_report = rank_exit(settings, ProgramEnd(contract.EXIT_UNAVAILABLE))
+    exit_report["class"], exit_report["message"] = cause, message
+    return exit_report
 
 
 def failure_file(settings: Settings) -> Path:
@@ -69,7 +69,7 @@ def failure_file(settings: Settings) -> Path:
     return settings.root / contract.FAILURE_FILE.format(rank=settings.rank or 0)
 
 
-def told_by_program(settings: Settings, end: ProgramEnd) -> tuple[str, str] | None:
+def cause_from_program(settings: Settings, end: ProgramEnd) -> tuple[str, str] | None:
     """Return the class and message that the program wrote before it exited; None without them."""
     if not end.by_itself:
         return None
@@ -81,14 +81,14 @@ def told_by_program(settings: Settings, end: ProgramEnd) -> tuple[str, str] | No
     return (cause, str(message)) if cause in get_args(contract.FailureClass) else None
 
 
-def told_by_last_lines(end: ProgramEnd, last_lines: Sequence[str]) -> tuple[str, str] | None:
+def cause_from_last_lines(end: ProgramEnd, last_lines: Sequence[str]) -> tuple[str, str] | None:
     """Find the cause in the last lines of a program: a full disk, a missing module, or, for a program that exits with
     one of dtj's codes, a line like `DataCorrupt: what`.
     """
     if not end.by_itself:
         return None
     for line in closing(last_lines):
-        if tells_full_disk(line):
+        if reports_full_disk(line):
             return "DiskFull", f"a disk is full: {line}"
         cause, _, message = line.partition(": ")
         if end.exit_code in _OWN_CODES and cause in get_args(contract.FailureClass):

@@ -82,7 +82,7 @@ class GlooRanks:
         self._exit_code = self._exit_code or (code if code > 0 else 128 - code)
         if code < 0 and not self._stopping:
             message = f"the process of rank {rank} was killed by {signal_name(-code)}"
-            _tell({"class": "Signal", "message": message, "rank": rank, "exitCode": 128 - code})
+            _print_exit({"class": "Signal", "message": message, "rank": rank, "exitCode": 128 - code})
         self._end()
 
     def _end(self) -> None:
@@ -99,8 +99,8 @@ class GlooRanks:
                 os.kill(pid, number)
 
 
-def _tell(told: RankExit) -> None:
-    writer_to(sys.stdout.fileno())(marker_line(told).rstrip("\n").encode())
+def _print_exit(exit_report: RankExit) -> None:
+    writer_to(sys.stdout.fileno())(marker_line(exit_report).rstrip("\n").encode())
 
 
 def main() -> int:
@@ -110,7 +110,9 @@ def main() -> int:
         environments = rank_environments(ranks)
     except ImportError as error:
         message = f"ranks can't be started by gloo: {error}; install horovod, or mpirun (openmpi-bin)"
-        _tell({"class": "CommandNotFound", "message": message, "exitCode": contract.EXIT_COMMAND_NOT_FOUND})
+        _print_exit(
+            {"class": "CommandNotFound", "message": message, "exitCode": contract.EXIT_COMMAND_NOT_FOUND}
+        )
         return contract.EXIT_COMMAND_NOT_FOUND
     return GlooRanks().run(command, environments)
 

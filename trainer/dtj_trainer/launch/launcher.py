@@ -71,9 +71,9 @@ class Launcher:
         return program.start() or program.wait()
 
     def _on_line(self, line: bytes) -> None:
-        text, told = split_marker(line.decode(errors="replace"))
-        if told is not None:
-            self._exits.append(told)
+        text, exit_report = split_marker(line.decode(errors="replace"))
+        if exit_report is not None:
+            self._exits.append(exit_report)
             if not text.strip():
                 return
             line = text.encode()
@@ -88,25 +88,25 @@ class Launcher:
 
     def _end(self, message: contract.Termination, sync: PodSync | None) -> int:
         settings = self._settings
-        told = message.copy()
-        failed = "class" in told
-        told.setdefault("role", settings.pod.role)
-        told.setdefault("index", settings.pod.index)
-        told["phases"] = _merged(told.get("phases", {}), self._phases.times())
+        exit_report = message.copy()
+        failed = "class" in exit_report
+        exit_report.setdefault("role", settings.pod.role)
+        exit_report.setdefault("index", settings.pod.index)
+        exit_report["phases"] = _merged(exit_report.get("phases", {}), self._phases.times())
         if failed:
-            rank = told.get("rank")
+            rank = exit_report.get("rank")
             of_rank = self._rank_lines.get(rank) if rank is not None else None
-            told["lastLogLines"] = (of_rank or self._own_lines).lines()
-            text = f"dtj: {told['class']}: {told.get('message', '')}"
+            exit_report["lastLogLines"] = (of_rank or self._own_lines).lines()
+            text = f"dtj: {exit_report['class']}: {exit_report.get('message', '')}"
             self._log_file.write(text.encode())
             self._pass_on(text.encode())
-        write_termination(settings.termination_log, told)
+        write_termination(settings.termination_log, exit_report)
         if sync:
             try:
                 sync.finish(min(LOG_SYNC_SECONDS, settings.sync_timeout), ended=True)
             except S3Error as error:
                 log.warning("the launcher's log was not uploaded: %s", error)
-        return told["exitCode"] or (1 if failed else 0)
+        return exit_report["exitCode"] or (1 if failed else 0)
 
     def _start_log_sync(self) -> PodSync | None:
         try:

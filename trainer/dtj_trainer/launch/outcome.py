@@ -38,14 +38,14 @@ def decide(
     `exits`: the ranks' reports in the order of arrival. The cause is the first failed rank that was not asked to
     stop. `lost_hosts` returns the hosts that no longer answer with the reason; it is called only for a failed run.
     """
-    stopped = [told for told in exits if told.get("stopped")]
+    stopped = [each for each in exits if each.get("stopped")]
     # An mpirun that is stopped during its start exits with 0 though no rank ran. Only the ranks' reports count then.
     if end.succeeded and (not end.stopped or (exits and not stopped)):
-        first = next((told for told in exits if told.get("rank") == 0), RankExit())
+        first = next((each for each in exits if each.get("rank") == 0), RankExit())
         kept = {name: first[name] for name in ("progress", "artifacts", "phases") if name in first}
         return cast(contract.Termination, {"exitCode": 0, **kept})
-    causes = [told for told in exits if "class" in told and not told.get("stopped")]
-    if stopped and all(told["exitCode"] == _LEFT_AFTER_SIGTERM for told in causes):
+    causes = [each for each in exits if "class" in each and not each.get("stopped")]
+    if stopped and all(each["exitCode"] == _LEFT_AFTER_SIGTERM for each in causes):
         causes = []  # These ranks left only because another rank was asked to stop.
     if end.stop_signal is not None and not causes:
         return {
@@ -59,7 +59,7 @@ def decide(
     lost = {
         host: reason
         for host, reason in lost_hosts().items()
-        if not any(_is_host(host, told.get("host", "")) for told in causes)
+        if not any(_is_host(host, each.get("host", "")) for each in causes)
     }
     if lost:
         return _connection_lost(end, lost, causes)
@@ -68,13 +68,13 @@ def decide(
     return _without_ranks(end, exits, mpirun_lines)
 
 
-def _is_host(in_hostfile: str, told: str) -> bool:
+def _is_host(in_hostfile: str, reported: str) -> bool:
     """Compare hosts: a rank reports its pod's short name, and the hostfile may have the full name."""
-    return in_hostfile == told or in_hostfile.partition(".")[0] == told
+    return in_hostfile == reported or in_hostfile.partition(".")[0] == reported
 
 
-def _without_stopped(told: RankExit) -> contract.Termination:
-    copy = RankExit(**told)
+def _without_stopped(exit_report: RankExit) -> contract.Termination:
+    copy = RankExit(**exit_report)
     copy.pop("stopped", None)
     return copy
 
@@ -85,8 +85,8 @@ def _connection_lost(
     hosts = "; ".join(f"{host} ({reason})" for host, reason in lost.items())
     message = f"connection lost to {hosts}"
     if causes:
-        told = causes[0]
-        message += f"; then rank {told.get('rank')} on {told.get('host')}: {told.get('message')}"
+        exit_report = causes[0]
+        message += f"; then rank {exit_report.get('rank')} on {exit_report.get('host')}: {exit_report.get('message')}"
     code = causes[0]["exitCode"] if causes else end.exit_code
     return {"class": "ConnectionLost", "message": message, "host": next(iter(lost)), "exitCode": code}
 
@@ -104,7 +104,7 @@ def _without_ranks(
             "message": "mpirun: there are not enough slots on the hosts of the hostfile",
             "exitCode": contract.EXIT_CONFIG,
         }
-    stopped = [told for told in exits if told.get("stopped")]
+    stopped = [each for each in exits if each.get("stopped")]
     if not stopped and end.signal is not None:
         cause, message = classify(end)
         return {
@@ -128,18 +128,20 @@ def _without_ranks(
             found["signal"] = blame.signal
         return found
     if stopped:
-        told = stopped[0]
-        message = f"rank {told.get('rank')} on {told.get('host')} was told to stop: its pod ended"
+        exit_report = stopped[0]
+        message = (
+            f"rank {exit_report.get('rank')} on {exit_report.get('host')} was told to stop: its pod ended"
+        )
         return {
             "class": "ConnectionLost",
             "message": message,
-            "rank": told.get("rank", 0),
-            "host": told.get("host", ""),
+            "rank": exit_report.get("rank", 0),
+            "host": exit_report.get("host", ""),
             "exitCode": end.exit_code,
         }
     return {
         "class": "ConnectionLost",
-        "message": f"mpirun ended with exit code {end.exit_code} and no rank told why: a host or its "
+        "message": f"mpirun ended with exit code {end.exit_code} and no rank reported a cause: a host or its "
         "connection was lost, or ranks could not be started",
         "exitCode": end.exit_code,
     }

@@ -51,7 +51,7 @@ def enter(root: Path, command: Sequence[str]) -> list[str]:
             _mount(root)
         except (NoNamespaceError, OSError) as error:
             os.chdir(here)
-            fault = _told(error)
+            fault = _describe(error)
         else:
             return list(command)
     log.warning("command and env name the workspace, but %s is this machine's: %s", contract.ROOT, fault)
@@ -69,7 +69,7 @@ def fault_of_a_trial(root: Path) -> str | None:
         try:
             _mount(root)
         except Exception as error:  # noqa: BLE001 - whatever it is, the program runs without a namespace
-            os.write(writer, _told(error).encode())
+            os.write(writer, _describe(error).encode())
         finally:
             os._exit(0)
     os.close(writer)
@@ -87,7 +87,7 @@ def _moved(text: str, root: Path) -> str:
     return contract.ROOT_IN_TEXT.sub(lambda _: str(root), text)
 
 
-def _told(error: Exception) -> str:
+def _describe(error: Exception) -> str:
     if isinstance(error, OSError):
         return f"{error.strerror} ({error.filename})"
     return str(error) if isinstance(error, NoNamespaceError) else repr(error)

@@ -15,7 +15,7 @@ log = logging.getLogger(__name__)
 CONNECT_SECONDS = 3.0
 FIRST_PAUSE_SECONDS = 0.05
 LONGEST_PAUSE_SECONDS = 2.0
-TELL_EVERY_SECONDS = 15.0
+LOG_EVERY_SECONDS = 15.0
 _CHECKS_AT_A_TIME = 32
 
 
@@ -92,7 +92,7 @@ def wait_for_peers(
 
     `kind`: the noun for the peers, in the plural. `fault`: the predicate for peers that don't answer.
     """
-    started = told = time.monotonic()
+    started = logged_at = time.monotonic()
     waiting = dict.fromkeys(peers, Answer.SILENT)
     pause = FIRST_PAUSE_SECONDS
     while True:
@@ -106,8 +106,8 @@ def wait_for_peers(
             raise PeersUnreachable(
                 f"after {timeout:g} s {len(waiting)} of {len(peers)} {kind} {fault}: {describe(waiting)}"
             )
-        if now - told >= TELL_EVERY_SECONDS:
-            told = now
+        if now - logged_at >= LOG_EVERY_SECONDS:
+            logged_at = now
             log.info("waiting for %d of %d %s: %s", len(waiting), len(peers), kind, describe(waiting))
         time.sleep(max(min(pause, started + timeout - now), 0.0))
         pause = min(pause * 1.5, LONGEST_PAUSE_SECONDS)

@@ -1,4 +1,4 @@
-"""What a pod with user programs in it keeps up: workspace, artifacts, progress and its report."""
+"""The services of a pod with user programs: workspace, artifacts, progress and its report."""
 
 from __future__ import annotations
 
@@ -21,18 +21,18 @@ from dtj_trainer.launch.status_server import StatusServer
 
 log = logging.getLogger(__name__)
 
-STRANGERS_CHECK_SECONDS = 30.0
+UNUPLOADED_CHECK_SECONDS = 30.0
 STOP_SECONDS = 45.0
-"""What programs get to save a checkpoint and end by themselves after SIGTERM."""
-TELL_SECONDS = 10.0
-"""What is left of the pod's grace for the termination message and sshd's end."""
+"""Seconds for programs to save a checkpoint and end by themselves after SIGTERM."""
+REPORT_SECONDS = 10.0
+"""Seconds of the pod's grace period for the termination message and the end of sshd."""
 LOG_SYNC_SECONDS = 60.0
-"""A pod's log is worth so much waiting at its end; where there is more to upload, the sync timeout holds."""
+"""Seconds to wait for the upload of a log at the pod's end. Other artifacts have the sync timeout."""
 
 
 class ArtifactsUnavailable(Exception):
-    """Artifacts could not be restored or uploaded, or something else that a program needs is not there; the message
-    says why, `cause` which class of failure it is.
+    """Artifacts could not be restored or uploaded, or another prerequisite of the program is missing. The message
+    says why; `cause` is the class of the failure.
     """
 
     def __init__(self, message: str, cause: contract.FailureClass = "ArtifactsUnavailable") -> None:
@@ -41,12 +41,12 @@ class ArtifactsUnavailable(Exception):
 
 
 def stop_sync_seconds(sync_timeout: float) -> float:
-    """How long the last sync of a pod that is told to stop may take: it ends before the pod's grace."""
-    return min(sync_timeout, contract.TERMINATION_GRACE_SECONDS - STOP_SECONDS - TELL_SECONDS)
+    """Return the seconds for the last sync of a pod that is asked to stop, within the pod's grace period."""
+    return min(sync_timeout, contract.TERMINATION_GRACE_SECONDS - STOP_SECONDS - REPORT_SECONDS)
 
 
 def sync_settings(settings: Settings, *, log_names: tuple[str, ...] | None) -> SyncSettings:
-    """What a container syncs. `log_names`: the logs to upload, all when None."""
+    """Return the sync settings of a container. `log_names`: the logs to upload; None means all."""
     return SyncSettings(
         root=settings.root,
         config_dir=settings.config_dir,
@@ -62,7 +62,7 @@ def sync_settings(settings: Settings, *, log_names: tuple[str, ...] | None) -> S
 
 
 class Pod:
-    """The services of one pod, made by its supervisor. May be used from several threads once started."""
+    """The services of one pod, created by its supervisor. Thread-safe once started."""
 
     def __init__(
         self,
@@ -71,8 +71,8 @@ class Pod:
         log_names: tuple[str, ...] | None,
         on_superseded: Callable[[], None] = lambda: None,
     ) -> None:
-        """`log_names`: the logs to upload, all when None. `on_superseded`: called once when a later attempt
-        writes instead of this pod's, whose work is for nothing from then on.
+        """`log_names`: the logs to upload; None means all. `on_superseded`: called once when a later attempt has
+        taken over, so that this pod's work is useless.
         """
         self.phases = PhaseLog()
         self.phases.reached("started")
@@ -92,7 +92,7 @@ class Pod:
             raise ArtifactsUnavailable(f"{contract.ENV_ARTIFACTS_URI}: {error}") from error
 
     def prepare(self) -> None:
-        """Make the workspace's folders, and serve the report."""
+        """Create the workspace's folders, and serve the report."""
         self._sync.make_folders()
         self._settings.progress_file.unlink(missing_ok=True)
         if self._settings.progress_port:
@@ -104,10 +104,9 @@ class Pod:
                 log.warning("progress is not served on port %d: %s", self._settings.progress_port, error)
 
     def open(self) -> None:
-        """Restore what the pod is to restore, and begin to upload; the pod is prepared.
+        """Restore the pod's artifacts, and start to upload. Call `prepare` first.
 
-        Raises ArtifactsUnavailable when what is to be restored can't be had, or no accelerator of those that were
-        asked for.
+        Raises ArtifactsUnavailable when the restore fails, or when the pod has none of the requested accelerators.
         """
         self._refuse_without_accelerator(wait=False)
         if self._settings.pod.restores:
@@ -121,14 +120,14 @@ class Pod:
         self._refuse_without_accelerator(wait=True)
         self._sync.start()
         self._watch.start()
-        threading.Thread(target=self._look_for_strangers, daemon=True).start()
+        threading.Thread(target=self._watch_for_unuploaded, daemon=True).start()
 
     def _refuse_without_accelerator(self, *, wait: bool) -> None:
         if fault := self._accelerators.fault(wait=wait):
             raise ArtifactsUnavailable(fault, "NoAccelerator")
 
     def report(self) -> contract.Report:
-        """Progress, artifacts and phases as they are now."""
+        """Return progress, artifacts and phases as they are now."""
         found: contract.Report = {}
         if now := self._watch.now():
             found["progress"] = now
@@ -139,21 +138,23 @@ class Pod:
 
     @property
     def superseded(self) -> ArtifactsUnavailable | None:
-        """That a later attempt writes instead of this pod's; None while none does."""
+        """The failure after a later attempt has taken over; None before."""
         return _superseded(self._sync.superseded) if self._sync.superseded else None
 
     def program_died(self, at_ns: int) -> None:
-        """A program of this pod was killed, or its disk was full: what was not complete then is not uploaded."""
+        """Record that a program was killed, or its disk was full: files that were incomplete then are not
+        uploaded.
+        """
         self._sync.program_died(at_ns)
 
     def finish(self, *, ended: bool, timeout: float | None = None) -> None:
-        """Upload all that is left; `ended` says that the programs ended and closed what they wrote.
+        """Upload all that is left; `ended` says that the programs ended and closed their files.
 
-        Raises ArtifactsUnavailable when that can't be done within `timeout` seconds, or by default when
-        nothing more was uploaded for as long as the sync timeout.
+        Raises ArtifactsUnavailable after `timeout` seconds, or without `timeout` when no byte was uploaded for the
+        sync timeout.
         """
         self._watch.now()
-        self._sync.warn_of_strangers()
+        self._sync.warn_of_unuploaded()
         seconds = self._settings.sync_timeout if timeout is None else timeout
         try:
             self._sync.finish(seconds, ended=ended, at_most=timeout is not None)
@@ -168,7 +169,7 @@ class Pod:
         self.phases.reached("synced")
 
     def close(self) -> None:
-        """Upload nothing more: the process ends."""
+        """Stop uploads, because the process ends."""
         self._sync.close()
 
     def _metrics(self) -> dict[str, float]:
@@ -195,10 +196,10 @@ class Pod:
             ).timestamp()
         return values
 
-    def _look_for_strangers(self) -> None:
+    def _watch_for_unuploaded(self) -> None:
         wait = threading.Event()
-        while not wait.wait(STRANGERS_CHECK_SECONDS):
-            self._sync.warn_of_strangers()
+        while not wait.wait(UNUPLOADED_CHECK_SECONDS):
+            self._sync.warn_of_unuploaded()
 
 
 def _superseded(error: Superseded) -> ArtifactsUnavailable:

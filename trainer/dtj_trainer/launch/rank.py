@@ -34,9 +34,11 @@ def run_rank(settings: Settings, command: Sequence[str]) -> int:
         die_with_parent()()
     supervisor = connect(settings.control_socket)
     if supervisor is None:
-        return _tell(unavailable(settings, f"no worker's supervisor answers at {settings.control_socket}"))
+        return _report_exit(
+            unavailable(settings, f"no worker's supervisor answers at {settings.control_socket}")
+        )
     if (fault := _fault(settings, supervisor)) is not None:
-        return _tell(fault)
+        return _report_exit(fault)
     rank = settings.rank or 0
     failure_file(settings).unlink(missing_ok=True)
     # The launcher recognizes lines of ranks, as opposed to mpirun's own, by the prefix.
@@ -58,15 +60,15 @@ def run_rank(settings: Settings, command: Sequence[str]) -> int:
     if end is None:
         supervisor.attach(Attached(rank, os.getpid(), program.pid or 0))
         end = program.wait(supervisor.died)
-    told = rank_exit(settings, end, program.last_lines.lines())
+    exit_report = rank_exit(settings, end, program.last_lines.lines())
     if program.pid is not None:
-        supervisor.ended(cut_off=cut_off(end, told))
+        supervisor.ended(cut_off=cut_off(end, exit_report))
     if followed_another(end, program.last_lines.lines()):
         time.sleep(CAUSE_SECONDS)
     if end.succeeded:
-        told = _finished(settings, supervisor, told)
+        exit_report = _finished(settings, supervisor, exit_report)
     # Report a failure before any upload: mpirun ends everything as soon as one rank fails.
-    code = _tell(told)
+    code = _report_exit(exit_report)
     # When the launcher stops all ranks, exit with 0, so that mpirun does not kill ranks that still save a checkpoint.
     return 0 if launcher_stops.is_set() else code
 
@@ -80,7 +82,7 @@ def _fault(settings: Settings, supervisor: ControlClient) -> RankExit | None:
     return unavailable(settings, answer.fault, answer.cause) if answer.fault else None
 
 
-def _finished(settings: Settings, supervisor: ControlClient, told: RankExit) -> RankExit:
+def _finished(settings: Settings, supervisor: ControlClient, exit_report: RankExit) -> RankExit:
     """Upload the pod's artifacts after a success; return the end to report."""
     try:
         answer = supervisor.finish()
@@ -88,17 +90,17 @@ def _finished(settings: Settings, supervisor: ControlClient, told: RankExit) -> 
         return unavailable(settings, str(error))
     if answer.fault:
         return unavailable(settings, answer.fault, answer.cause)
-    if told["rank"] == 0:
-        told.update(answer.report)  # type: ignore[typeddict-item]  # a Report's fields are a Termination's
-    return told
+    if exit_report["rank"] == 0:
+        exit_report.update(answer.report)  # type: ignore[typeddict-item]  # a Report's fields are a Termination's
+    return exit_report
 
 
-def _tell(told: RankExit) -> int:
+def _report_exit(exit_report: RankExit) -> int:
     """Report the end to the launcher, on one line; return the exit code."""
     sys.stdout.flush()
     _drain(sys.stdout.fileno())
-    writer_to(sys.stdout.fileno())(marker_line(told).rstrip("\n").encode())
-    return told["exitCode"]
+    writer_to(sys.stdout.fileno())(marker_line(exit_report).rstrip("\n").encode())
+    return exit_report["exitCode"]
 
 
 def _drain(descriptor: int) -> None:

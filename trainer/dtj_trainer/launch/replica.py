@@ -25,10 +25,10 @@ from dtj_trainer.launch.termination import RankExit, write_termination
 log = logging.getLogger(__name__)
 
 QUICK_STOP_SECONDS = 5.0
-"""Of a pod that has no more than a log to save: for its program's end, and again for the log's upload."""
+"""For a pod that uploads only a log: seconds for the program's end, and again for the log's upload."""
 
 MOST_NAMES = 4
-"""Of servers in a message."""
+"""The largest number of servers in a message."""
 
 
 class Replica:
@@ -37,14 +37,15 @@ class Replica:
     def __init__(self, settings: Settings, command: Sequence[str]) -> None:
         self._settings = settings
         self._only_log = settings.pod.uploads == "other"
-        """Whether nothing but the log is uploaded, which is no reason to fail or to wait for long."""
+        """Whether the pod uploads only its log. A failed upload of a log is no failure, and is not waited for
+        long."""
         self._log_name = f"{settings.pod.name}.log"
         self._program = LoggedProgram(
             command, settings.logs / self._log_name, rotated_logs=settings.rotated_logs
         )
 
     def run(self) -> int:
-        """Run the program to its end, then see its artifacts uploaded; the exit code."""
+        """Run the program to its end, then upload its artifacts; return the exit code."""
         failure_file(self._settings).unlink(missing_ok=True)
         try:
             pod = Pod(self._settings, log_names=(self._log_name,), on_superseded=self._stop_program)
@@ -52,7 +53,7 @@ class Replica:
             begin_staging(self._settings)
             pod.open()
         except ArtifactsUnavailable as error:
-            return self._tell(unavailable(self._settings, str(error), error.cause))
+            return self._report_exit(unavailable(self._settings, str(error), error.cause))
         self._program.stop_by_signals(kill_after=QUICK_STOP_SECONDS if self._only_log else STOP_SECONDS)
         pod.phases.reached("programStarted")
         end = self._run_program(pod)
@@ -74,57 +75,60 @@ class Replica:
         self._program.stop_soon(signal.SIGTERM, QUICK_STOP_SECONDS)
 
     def _ended(self, pod: Pod, end: ProgramEnd) -> int:
-        told = rank_exit(self._settings, end, self._program.last_lines.lines())
+        exit_report = rank_exit(self._settings, end, self._program.last_lines.lines())
         if superseded := pod.superseded:
-            # Whatever the program did then, and however it took its end, is nobody's concern any more.
-            told = unavailable(self._settings, str(superseded), superseded.cause)
+            # The program's own end does not matter after a later attempt has taken over.
+            exit_report = unavailable(self._settings, str(superseded), superseded.cause)
         elif end.succeeded and end.stop_signal is not None:
-            # It left because it was told to: its work is not known to be done.
-            told["class"] = "Signal"
-            told["message"] = f"the program ended when it was told to stop ({signal_name(end.stop_signal)})"
-            told["exitCode"], told["signal"] = 128 + end.stop_signal, end.stop_signal
+            # A program that exits with 0 after a stop signal may not have finished its work.
+            exit_report["class"] = "Signal"
+            exit_report["message"] = (
+                f"the program ended when it was told to stop ({signal_name(end.stop_signal)})"
+            )
+            exit_report["exitCode"], exit_report["signal"] = 128 + end.stop_signal, end.stop_signal
         elif (
             self._settings.pod.uploads == "primary"
-            and told.get("class") == "ApplicationError"
+            and exit_report.get("class") == "ApplicationError"
             and not end.stopped
         ):
-            self._explain(told)
-        failed = "class" in told
+            self._explain(exit_report)
+        failed = "class" in exit_report
         if failed:
-            self._tell(told)  # Already now: the pod may be killed during the upload.
+            # Report before the upload, because the pod may be killed during the upload.
+            self._report_exit(exit_report)
         try:
-            pod.finish(ended=not cut_off(end, told), timeout=self._sync_seconds(end))
+            pod.finish(ended=not cut_off(end, exit_report), timeout=self._sync_seconds(end))
         except ArtifactsUnavailable as error:
             if not failed and not self._only_log:
-                return self._tell(unavailable(self._settings, str(error), error.cause))
-            if error.cause != "Superseded":  # Which was told.
+                return self._report_exit(unavailable(self._settings, str(error), error.cause))
+            if error.cause != "Superseded":  # The termination message reports it.
                 log.warning("%s", error)
         if not failed:
-            told.update(pod.report())  # type: ignore[typeddict-item]  # a Report's fields are a Termination's
-            self._tell(told)
-        return told["exitCode"]
+            exit_report.update(pod.report())  # type: ignore[typeddict-item]  # a Report's fields are a Termination's
+            self._report_exit(exit_report)
+        return exit_report["exitCode"]
 
-    def _explain(self, told: RankExit) -> None:
-        """Of a program that says no more than its exit code: whether it may have lost others with their node."""
+    def _explain(self, exit_report: RankExit) -> None:
+        """Extend the message of a bare exit code, if the program may have lost servers together with their node."""
         if silent := silent_servers(os.environ):
-            told["class"] = "ConnectionLost"
-            told["message"] += f", while {', '.join(silent[:MOST_NAMES])} did not answer"
+            exit_report["class"] = "ConnectionLost"
+            exit_report["message"] += f", while {', '.join(silent[:MOST_NAMES])} did not answer"
 
     def _sync_seconds(self, end: ProgramEnd) -> float | None:
-        """The most that the last upload may take; None: as long as the bucket takes bytes."""
+        """Return the limit of the last upload; None: no limit while the bucket accepts bytes."""
         longest = self._settings.sync_timeout
         if self._only_log:
             return min(longest, QUICK_STOP_SECONDS if end.stopped else LOG_SYNC_SECONDS)
         return stop_sync_seconds(longest) if end.stopped else None
 
-    def _tell(self, told: RankExit) -> int:
-        told.pop("stopped", None)
-        if "class" in told:
-            told["lastLogLines"] = self._program.last_lines.lines()
-        write_termination(self._settings.termination_log, told)
-        return told["exitCode"]
+    def _report_exit(self, exit_report: RankExit) -> int:
+        exit_report.pop("stopped", None)
+        if "class" in exit_report:
+            exit_report["lastLogLines"] = self._program.last_lines.lines()
+        write_termination(self._settings.termination_log, exit_report)
+        return exit_report["exitCode"]
 
 
 def run_replica(settings: Settings, command: Sequence[str]) -> int:
-    """Run a replica's program; the exit code is the program's."""
+    """Run a replica's program. The exit code is the program's."""
     return Replica(settings, command).run()

@@ -1,4 +1,4 @@
-"""What the programs of a pod are doing, written to its logs when somebody asks: for a training that stands still."""
+"""Writes the stacks of a pod's programs to its logs on request, for a training without progress."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ from dtj_trainer.launch.running_programs import RunningPrograms
 log = logging.getLogger(__name__)
 
 INTERVAL_SECONDS = 30.0
-"""The least time between two dumps: each stops the programs for a moment."""
+"""The shortest time between two dumps, because each dump stops the programs for a moment."""
 PROCESS_SECONDS = 8.0
-"""What py-spy gets for one process."""
+"""The time limit of py-spy for one process."""
 PROGRAM_SECONDS = 20.0
-"""What it gets for one program with all that it started; of the rest only the kernel is asked."""
+"""The time limit of py-spy for a program and its descendants. The remaining processes get the kernel's view only."""
 _AT_ONCE = 8
 _LINE = 300
 
@@ -42,7 +42,9 @@ class Stacks:
         self._count = 0
 
     def ask(self) -> bool:
-        """Begin to write the stacks of all programs; False when that was begun a moment ago."""
+        """Start to write the stacks of all programs; return False if a dump started less than INTERVAL_SECONDS
+        ago.
+        """
         now = time.monotonic()
         with self._lock:
             if now - self._asked_at < INTERVAL_SECONDS:
@@ -73,7 +75,7 @@ class Stacks:
 
 
 def stacks_of(program: int) -> str:
-    """The stacks of a program's first process and of all that it started; never empty while that runs."""
+    """Return the stacks of a program's first process and of its descendants; never empty while the program runs."""
     deadline = time.monotonic() + PROGRAM_SECONDS
     return "\n".join(
         f"== process {pid}: {_command(pid)}\n{_stack(pid, deadline)}\n" for pid in _with_descendants(program)
@@ -88,12 +90,12 @@ def _stack(pid: int, deadline: float) -> str:
 
 
 def _python_stack(pid: int, deadline: float) -> tuple[str, str]:
-    """What py-spy says, or why it does not."""
+    """Return py-spy's output, or an empty text and the reason."""
     py_spy = _py_spy()
     if py_spy is None:
         return "", "py-spy is not installed here"
     why = "no time was left"
-    # A process that can't be stopped (in a driver, or by a debugger) can still be read.
+    # py-spy can read a process that can't be stopped (by a driver, or under a debugger) without blocking.
     for options in ([], ["--nonblocking"]):
         left = min(deadline - time.monotonic(), PROCESS_SECONDS)
         if left <= 0:
@@ -112,7 +114,7 @@ def _python_stack(pid: int, deadline: float) -> tuple[str, str]:
             why = f"py-spy: {error}"
             if not stopped_before and _state(pid) in "Tt":
                 with contextlib.suppress(ProcessLookupError, PermissionError):
-                    os.kill(pid, signal.SIGCONT)  # py-spy was ended before it could.
+                    os.kill(pid, signal.SIGCONT)  # py-spy was killed before it resumed the process.
             continue
         if done.returncode == 0 and done.stdout.count("\n") > 2:
             return done.stdout, ""
@@ -126,7 +128,7 @@ def _py_spy() -> str | None:
 
 
 def _kernel_view(pid: int) -> Iterator[str]:
-    """Each thread's name and state, and what it waits for in the kernel, as far as that may be read."""
+    """Describe each thread: name, state, and where it waits in the kernel, as far as that is readable."""
     for task in sorted(_numbered(Path(f"/proc/{pid}/task")), key=lambda path: int(path.name)):
         states = [line for line in _read(task / "status").splitlines() if line.startswith("State:")]
         wait = _read(task / "wchan")
@@ -139,7 +141,7 @@ def _kernel_view(pid: int) -> Iterator[str]:
 def _with_descendants(first: int) -> list[int]:
     children: dict[int, list[int]] = {}
     for process in _numbered(Path("/proc")):
-        # After the name, which may hold anything: state, parent.
+        # The fields after the name, which may contain any character, are state and parent.
         rest = _read(process / "stat").rpartition(")")[2].split()
         if rest:
             children.setdefault(int(rest[1]), []).append(int(process.name))

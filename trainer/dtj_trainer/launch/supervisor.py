@@ -1,4 +1,4 @@
-"""Supervises the ranks that run in one pod: knows which run, ends them, and does the final sync."""
+"""Supervises the ranks of one pod: records which ranks run, ends them, and does the final sync."""
 
 from __future__ import annotations
 
@@ -22,25 +22,25 @@ class RankSupervisor:
         self._pod = pod
         self._changed = threading.Condition()
         self._running: dict[int, Attached] = {}
-        """By rank."""
+        """The running ranks, by rank."""
         self._all_closed = True
         self._finishing = threading.Lock()
         self._opened = threading.Event()
         self._closed_by: ArtifactsUnavailable | None = None
 
     def opened(self, error: ArtifactsUnavailable | None = None) -> None:
-        """Let the ranks start, now that the pod is open; with an error tell them that it can't be."""
+        """Let the ranks start after the pod is open; with an error, report that it can't be opened."""
         self._closed_by = error
         self._opened.set()
 
     def ready(self) -> Answer:
-        """Wait until the pod is open, and tell the result."""
+        """Wait until the pod is open, and return the result."""
         self._opened.wait()
         error = self._closed_by
         return Answer(str(error), self._pod.report(), error.cause) if error else Answer(None, {})
 
     def attached(self, rank: Attached) -> None:
-        """A rank's program runs."""
+        """Record that a rank's program runs."""
         self._pod.phases.reached("programStarted")
         self._pod.programs.began(str(rank.rank), rank.program_pid)
         with self._changed:
@@ -48,15 +48,15 @@ class RankSupervisor:
         log.info("rank %d runs as process %d", rank.rank, rank.program_pid)
 
     def died(self, at_ns: int) -> None:
-        """A rank's program was killed: what it wrote last may be half of it."""
+        """Record that a rank's program was killed, so that its last file may be incomplete."""
         self._pod.program_died(at_ns)
 
     def ended(self, rank: Attached, *, cut_off: bool) -> None:
-        """A rank's program ended; with `cut_off` what it wrote last may be half of it."""
+        """Record that a rank's program ended; with `cut_off` its last file may be incomplete."""
         self._gone(rank, cut_off=cut_off)
 
     def lost(self, rank: Attached) -> None:
-        """A wrapper was killed: end its program too."""
+        """Kill the program of a wrapper that was killed."""
         log.warning("the wrapper of rank %d is gone; its processes are ended", rank.rank)
         _signal_group(rank.program_pid, signal.SIGKILL)
         self._gone(rank, cut_off=True)
@@ -73,7 +73,7 @@ class RankSupervisor:
             self._changed.notify_all()
 
     def finish(self) -> Answer:
-        """Wait until no rank runs here any more, upload everything, and tell the result."""
+        """Wait until no rank runs in this pod, upload everything, and return the result."""
         with self._changed:
             self._changed.wait_for(lambda: not self._running)
             ended = self._all_closed
@@ -85,7 +85,7 @@ class RankSupervisor:
         return Answer(None, self._pod.report())
 
     def stop(self) -> bool:
-        """Ask the ranks that still run to end, then make them; whether they closed what they wrote."""
+        """Ask the running ranks to end, then kill them; return whether all closed their files."""
         with self._changed:
             running = list(self._running.values())
         for rank in running:

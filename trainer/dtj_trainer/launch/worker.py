@@ -85,7 +85,7 @@ class Worker:
             )
             self._last_sync(pod, ended=False)
             return code
-        log.info("worker %d is told to stop", settings.pod.index)
+        log.info("worker %d was asked to stop", settings.pod.index)
         all_closed = supervisor.stop()
         complete = self._last_sync(pod, ended=all_closed, timeout=stop_sync_seconds(settings.sync_timeout))
         if sshd:

@@ -72,10 +72,10 @@ def _device() -> str:
         accelerator.need_gpus(len(gpus), without_gpus())
         return "cpu"
     accelerator.need_nccl(len(gpus), hvd.local_size(), built=bool(hvd.nccl_built()))
-    mine = gpus[hvd.local_rank()]
-    tf.config.set_visible_devices(mine, "GPU")
-    tf.config.experimental.set_memory_growth(mine, True)
-    return str(mine.name)
+    gpu = gpus[hvd.local_rank()]
+    tf.config.set_visible_devices(gpu, "GPU")
+    tf.config.experimental.set_memory_growth(gpu, True)
+    return str(gpu.name)
 
 
 if __name__ == "__main__":

@@ -69,7 +69,7 @@ class PictureTest(NamedTuple):
         size, examples = self.ranks.size, len(self.pictures)
         began = met_at = time.monotonic()
         pace = Pace()
-        mine = slice_of(examples, rank=self.ranks.rank, ranks=size)
+        own = slice_of(examples, rank=self.ranks.rank, ranks=size)
         right = loss = 0.0
         # Every rank makes the same number of passes, even if its share is smaller by one example.
         for start in range(0, math.ceil(examples / size), TEST_BATCH):
@@ -81,7 +81,7 @@ class PictureTest(NamedTuple):
                     return None
                 pace.met(met.seconds / size)
                 met_at = now
-            chosen = mine[start : start + TEST_BATCH]
+            chosen = own[start : start + TEST_BATCH]
             if len(chosen):
                 found = self.answer(self.pictures.pixels[chosen], self.pictures.labels[chosen])
                 right, loss = right + found[0], loss + found[1]

@@ -123,8 +123,8 @@ class Training(Generic[Data]):
             self.at.step += self.model.settle()
         seconds, waited = now - self._meeting_at, self.batches.take_waited()
         loss, right, examples = self.model.take_sums()
-        mine = Sums(loss, right, examples, float(stop), float(due), seconds, waited)
-        met = mine.over_all(self.ranks, "meeting")
+        own = Sums(loss, right, examples, float(stop), float(due), seconds, waited)
+        met = own.over_all(self.ranks, "meeting")
         self._pace.met(met.seconds / self.ranks.size)
         self._meeting_at = now
         self._stopping = met.stop > 0

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-TELL_SECONDS = 1.0
+REPORT_SECONDS = 1.0
 """Seconds between two reports of progress, and two points in TensorBoard."""
 
 
@@ -68,20 +68,20 @@ class Report(TrainingReport):
         self._of_job = {"updates": options.updates, "workers": cluster.workers, "ps": cluster.ps}
         self._state = state
         self._watch = BottleneckWatch(cluster.ps)
-        self._told = self._logged = _Window(time.monotonic())
+        self._reported = self._logged = _Window(time.monotonic())
         self._first = True
         self._examples = state.trained
 
     def begin(self, at: Position, total_steps: int) -> None:
         """See TrainingReport. Rates are measured from this moment."""
-        self._told, self._logged = (_Window(time.monotonic()) for _ in range(2))
+        self._reported, self._logged = (_Window(time.monotonic()) for _ in range(2))
         super().begin(at, total_steps)
 
     def add(self, result: StepResult) -> None:
         """Add a finished step."""
         now = time.monotonic()
         self._examples += result.examples
-        self._told.add(result)
+        self._reported.add(result)
         self._logged.add(result)
         for times in result.times:
             self._watch.add(times, now)
@@ -91,8 +91,8 @@ class Report(TrainingReport):
         del now, rate  # `now` has no times of workers, and the learning rate is constant.
         clock = time.monotonic()
         at = replace(at, step=self._state.step)  # `at` also counts steps that have not ended.
-        if self._first or last or clock - self._told.began >= TELL_SECONDS:
-            self._tell(at, total_steps, clock)
+        if self._first or last or clock - self._reported.began >= REPORT_SECONDS:
+            self._report(at, total_steps, clock)
         if self._first or last or clock - self._logged.began >= self._options.log_seconds:
             self._log(at, total_steps, clock)
         self._first = False
@@ -123,8 +123,8 @@ class Report(TrainingReport):
     def _seconds(self) -> float:
         return round(self._state.seconds, 3)
 
-    def _tell(self, at: Position, total_steps: int, now: float) -> None:
-        window, epoch = self._told, at.epoch + 1
+    def _report(self, at: Position, total_steps: int, now: float) -> None:
+        window, epoch = self._reported, at.epoch + 1
         loss, (steps, examples) = window.mean_loss, window.rates(now)
         progress.report(
             step=at.step, total_steps=total_steps, epoch=epoch, loss=loss, examples_per_second=examples
@@ -140,7 +140,7 @@ class Report(TrainingReport):
             },
         )
         progress.bottleneck(self._watch.find(now))
-        self._told = _Window(now)
+        self._reported = _Window(now)
 
     def _log(self, at: Position, total_steps: int, now: float) -> None:
         window, share = self._logged, waiting_share(self._logged.times)
@@ -163,16 +163,16 @@ def of_workers(times: list[StepTimes]) -> dict[str, dict[str, float]]:
     """Return, by worker: the number of batches, and mean, 90th percentile and mean parts of a step in seconds."""
     found = {}
     for worker in sorted({batch.worker for batch in times}):
-        mine = [batch for batch in times if batch.worker == worker]
-        totals = [batch.total for batch in mine]
+        own = [batch for batch in times if batch.worker == worker]
+        totals = [batch.total for batch in own]
         found[str(worker)] = {
-            "batches": len(mine),
+            "batches": len(own),
             "mean": round(statistics.fmean(totals), 6),
             "p90": round(statistics.quantiles(totals, n=10, method="inclusive")[-1], 6)
             if len(totals) > 1
             else round(totals[0], 6),
-            "read": round(statistics.fmean(batch.read for batch in mine), 6),
-            "compute": round(statistics.fmean(batch.compute for batch in mine), 6),
-            "push": round(statistics.fmean(batch.push for batch in mine), 6),
+            "read": round(statistics.fmean(batch.read for batch in own), 6),
+            "compute": round(statistics.fmean(batch.compute for batch in own), 6),
+            "push": round(statistics.fmean(batch.push for batch in own), 6),
         }
     return found

@@ -144,7 +144,7 @@ def wait_until_arrived(coordinator: Any, scheduled: Any) -> None:
     TensorFlow has no public API for this. In a release without the private attribute, the function waits for all
     scheduled functions by the public `join`, which leaves workers idle at times.
     """
-    if not tells_arrival(scheduled):
+    if not reports_arrival(scheduled):
         coordinator.join()
         return
     while not scheduled._has_fetched_to_local:  # noqa: SLF001
@@ -152,7 +152,7 @@ def wait_until_arrived(coordinator: Any, scheduled: Any) -> None:
         time.sleep(_POLL_SECONDS)
 
 
-def tells_arrival(scheduled: Any) -> bool:
+def reports_arrival(scheduled: Any) -> bool:
     """Return whether this release of TensorFlow says when the results of a scheduled function have arrived."""
     return hasattr(scheduled, "_has_fetched_to_local")
 
@@ -194,7 +194,7 @@ class Asynchronous:
     def submit(self, indices: np.ndarray) -> list[StepResult]:
         """See Updates."""
         scheduled = self._coordinator.schedule(self._function, args=(self._iterator, _as_bytes(indices)))
-        if not self._running and not tells_arrival(scheduled):
+        if not self._running and not reports_arrival(scheduled):
             log.warning(
                 "with TensorFlow %s workers are idle at times; see wait_until_arrived", tf.__version__
             )

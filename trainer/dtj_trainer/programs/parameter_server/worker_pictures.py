@@ -1,8 +1,8 @@
-"""The training set in each worker's memory, where the chief's functions find it.
+"""The training set in each worker's memory, as the functions of the chief read it.
 
-A worker writes it as plain files into its workspace before it serves. The chief's functions name them by
-relative paths, and TensorFlow opens those in the process that runs the function, which has made its
-workspace the current folder: the same function works on every worker, also where several share a machine.
+Before it serves, a worker writes the set as plain files into its workspace. The chief's functions contain relative
+paths. TensorFlow opens them in the process that runs the function, which has made its workspace the current folder.
+The same function therefore works on every worker, even if several workers share a machine.
 """
 
 from __future__ import annotations

@@ -33,7 +33,7 @@ def closing(lines: Sequence[str]) -> list[str]:
     return [line.strip() for line in reversed(lines[-_LINES_AFTER_CAUSE:])]
 
 
-def tells_full_disk(line: str) -> bool:
+def reports_full_disk(line: str) -> bool:
     """Return whether this line reports a failed write, as on a full disk."""
     return _NO_SPACE.search(line) is not None
 
