@@ -141,9 +141,9 @@ class CheckpointUploader:
     def _waiting(
         self, index: CheckpointIndex, entries: list[LocalEntry], complete: set[str]
     ) -> list[LocalCheckpoint]:
-        """Complete local checkpoints worth uploading, the newest last.
+        """Return the complete local checkpoints to upload, the newest last.
 
-        Nothing of a step is uploaded before all its numbered entries are complete.
+        A step is not uploaded before all its numbered entries are complete.
         """
         unfinished = {entry.step for entry in entries if entry.name not in complete} - {None}
         ready = [e for e in entries if e.name in complete and e.step not in unfinished]
@@ -163,7 +163,7 @@ class CheckpointUploader:
         return len(names) == 1 and is_state(self._folder / names[0])
 
     def _numbered(self, index: CheckpointIndex, checkpoint: LocalCheckpoint) -> LocalCheckpoint:
-        """Give a checkpoint without a number the step at which it was written, else the next free one."""
+        """Give a checkpoint without a number the step at which it was written, or else the next free step."""
         if checkpoint.step != NO_NUMBER:
             return checkpoint
         content, step = (
@@ -179,7 +179,7 @@ class CheckpointUploader:
         return replace(checkpoint, step=step)
 
     def _upload(self, index: CheckpointIndex, checkpoint: LocalCheckpoint) -> bool:
-        """Upload files, then the manifest; False when the files changed meanwhile."""
+        """Upload files, then the manifest; return False if the files changed meanwhile."""
         self._fence.hold()
         step, claim = checkpoint.step, self._fence.number
         folder = folder_name(step, claim)
