@@ -70,9 +70,9 @@ def _archive() -> Path:
             run(["debootstrap", "--variant=minbase", SUITE, root, sources[0].split()[1]])
             _slim(root)
             (root / "etc/apt/sources.list").write_text("\n".join(sources) + "\n")
-            made = Path(temporary) / "root.tar"
-            run(["tar", "--numeric-owner", "--one-file-system", "-cf", made, "-C", root, "."])
-            made.rename(archive)
+            root_tar = Path(temporary) / "root.tar"
+            run(["tar", "--numeric-owner", "--one-file-system", "-cf", root_tar, "-C", root, "."])
+            root_tar.rename(archive)
         for old in archive.parent.glob(f"{SUITE}-slim-*.tar"):
             if old != archive:
                 old.unlink()

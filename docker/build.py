@@ -63,8 +63,8 @@ def labels(tag: str, base: str, origin: dict[str, str]) -> dict[str, str]:
     origin: `revision` and `source`, if known. A build from a working tree has none, because no commit describes it.
     """
     name, _, of = tag.partition(":")
-    said = {"title": TITLES[name], "version": of, "licenses": LICENSES, "base.name": base, **origin}
-    return {f"org.opencontainers.image.{key}": value for key, value in said.items()}
+    values = {"title": TITLES[name], "version": of, "licenses": LICENSES, "base.name": base, **origin}
+    return {f"org.opencontainers.image.{key}": value for key, value in values.items()}
 
 
 @dataclass(frozen=True)
@@ -298,8 +298,8 @@ def archive_of(image: Image) -> Path:
                 ensure_base(docker, base)
             for tag, target in image.tags.items():
                 say(f"building {tag}")
-                said = labels(tag, image.args["BASE_IMAGE"], image.origin)
-                docker.build(context, image.dockerfile, target, tag, image.args, said)
+                values = labels(tag, image.args["BASE_IMAGE"], image.origin)
+                docker.build(context, image.dockerfile, target, tag, image.args, values)
             _save(docker, list(image.tags), archive)
     return archive
 
@@ -417,8 +417,8 @@ def main() -> None:
             unknown = set(arguments.image or []) - {image.name for image in every}
             if unknown:
                 parser.error(f"no such image: {', '.join(sorted(unknown))}")
-            said = {"revision": arguments.revision, "source": arguments.source}
-            origin = {name: value for name, value in said.items() if value}
+            values = {"revision": arguments.revision, "source": arguments.source}
+            origin = {name: value for name, value in values.items() if value}
             every = [replace(image, origin=origin) for image in every]
             chosen = [image for image in every if not arguments.image or image.name in arguments.image]
             for image in chosen:

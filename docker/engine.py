@@ -86,12 +86,12 @@ class Engine:
             command += ["--build-arg", f"{name}={value}"]
         for name, value in (labels or {}).items():
             command += ["--label", f"{name}={value}"]
-        said: set[str] = set()
+        printed: set[str] = set()
 
         def on_line(line: str) -> None:
             step = re.match(r"#\d+ (\[.*\d+/\d+\] .*)", line)
-            if step and step[1] not in said:
-                said.add(step[1])
+            if step and step[1] not in printed:
+                printed.add(step[1])
                 say(f"  {re.sub(r'(--mount=[^ ]+)? +', ' ', step[1])[:110]}")
 
         follow([*command, context], on_line, env={"DOCKER_BUILDKIT": "1"}, what=f"docker build of {tag}")

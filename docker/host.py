@@ -84,13 +84,13 @@ def watch(
     command: Sequence[str | Path], *, cwd: Path | None = None, env: dict[str, str] | None = None, what: str
 ) -> None:
     """Run a long command and print its progress, from percentages such as `[ 40%]` in its output."""
-    said = -1
+    last_tenth = -1
 
     def on_line(line: str) -> None:
-        nonlocal said
+        nonlocal last_tenth
         found = re.search(r"\[\s*(\d+)%\]", line)
-        if found and int(found[1]) // 10 > said:
-            said = int(found[1]) // 10
+        if found and int(found[1]) // 10 > last_tenth:
+            last_tenth = int(found[1]) // 10
             say(f"{what}: {found[1]} %")
 
     follow(command, on_line, cwd=cwd, env=env, what=what)

@@ -73,8 +73,8 @@ def _metadata(image: tarfile.TarFile, layers: list[str]) -> dict[str, bytes]:
     return found
 
 
-def _forget(found: dict[str, bytes], gone: PurePosixPath) -> None:
-    for path in [path for path in found if PurePosixPath(path).is_relative_to(gone)]:
+def _forget(found: dict[str, bytes], removed: PurePosixPath) -> None:
+    for path in [path for path in found if PurePosixPath(path).is_relative_to(removed)]:
         del found[path]
 
 
@@ -89,8 +89,8 @@ def _components(metadata: dict[str, bytes]) -> Iterator[Component]:
         if path == STATUS:
             yield from _debian(content.decode())
             continue
-        said = BytesHeaderParser().parsebytes(content)
-        name, version = said["Name"], said["Version"]
+        fields = BytesHeaderParser().parsebytes(content)
+        name, version = fields["Name"], fields["Version"]
         # https://packaging.python.org/en/latest/specifications/name-normalization/
         purl = PackageURL("pypi", name=name.lower().replace("_", "-").replace(".", "-"), version=version)
         yield Component(
@@ -100,11 +100,11 @@ def _components(metadata: dict[str, bytes]) -> Iterator[Component]:
 
 def _debian(status: str) -> Iterator[Component]:
     for stanza in status.strip().split("\n\n"):
-        said = HeaderParser().parsestr(stanza)
-        if not said["Status"].endswith(" installed"):
+        fields = HeaderParser().parsestr(stanza)
+        if not fields["Status"].endswith(" installed"):
             continue
-        name, version = said["Package"], said["Version"]
-        purl = PackageURL("deb", "debian", name, version, {"arch": said["Architecture"]})
+        name, version = fields["Package"], fields["Version"]
+        purl = PackageURL("deb", "debian", name, version, {"arch": fields["Architecture"]})
         yield Component(type=ComponentType.LIBRARY, name=name, version=version, purl=purl, bom_ref=str(purl))
 
 

@@ -186,12 +186,12 @@ def requirements_of(*extras: str) -> list[str]:
     return found
 
 
-def _publish(made: Path, folder: Path) -> None:
+def _publish(finished: Path, folder: Path) -> None:
     """Move a finished folder to its place in the cache atomically."""
     folder.parent.mkdir(parents=True, exist_ok=True)
     staged = Path(tempfile.mkdtemp(dir=folder.parent, prefix=".new-"))
     staged.chmod(0o755)
-    for item in made.iterdir():
+    for item in finished.iterdir():
         shutil.move(item, staged / item.name)
     staged.rename(folder)
 

@@ -24,6 +24,6 @@ __all__ = ["api_client", "client", "config"]
 
 def api_client(settings: client.Configuration, user_agent: str) -> client.ApiClient:
     """Make a client whose requests carry this User-Agent. The client's default is the name of its code generator."""
-    made = client.ApiClient(settings)
-    made.user_agent = user_agent
-    return made
+    api = client.ApiClient(settings)
+    api.user_agent = user_agent
+    return api

@@ -36,8 +36,8 @@ def with_gang(job: Job, plan: Plan) -> Plan:
 def _over(base: Manifest, pod: Callable[[Replica], Manifest]) -> Callable[[Replica], Manifest]:
     """Return a function that merges the manifest of each pod over a base."""
 
-    def made(replica: Replica) -> Manifest:
+    def merged_pod(replica: Replica) -> Manifest:
         over: Manifest = merged(base, pod(replica))
         return over
 
-    return made
+    return merged_pod

@@ -33,8 +33,10 @@ def with_kueue(job: Job, plan: Plan) -> Plan:
     }
 
     def pod(replica: Replica) -> Manifest:
-        made: Manifest = merged({"metadata": group if replica.name in names else queue}, plan.pod(replica))
-        return made
+        grouped_pod: Manifest = merged(
+            {"metadata": group if replica.name in names else queue}, plan.pod(replica)
+        )
+        return grouped_pod
 
     restarts = plan.restarts_with
     if restarts is not None:

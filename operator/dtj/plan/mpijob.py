@@ -72,14 +72,14 @@ def mpijob_plan(job: Job) -> Plan:
 
 
 def _mpijob(job: Job, workers: int) -> Manifest:
-    made = metadata(job, job.name, {LABEL_ATTEMPT: str(job.status.current_attempt)})
-    made["labels"] |= _those(QUEUE_LABELS, job.labels)
-    if annotations := _those(QUEUE_ANNOTATIONS, job.annotations):
-        made["annotations"] = annotations
+    own_metadata = metadata(job, job.name, {LABEL_ATTEMPT: str(job.status.current_attempt)})
+    own_metadata["labels"] |= _selected(QUEUE_LABELS, job.labels)
+    if annotations := _selected(QUEUE_ANNOTATIONS, job.annotations):
+        own_metadata["annotations"] = annotations
     return {
         "apiVersion": MPIJOB_API_VERSION,
         "kind": MPIJOB_KIND,
-        "metadata": made,
+        "metadata": own_metadata,
         "spec": {
             "slotsPerWorker": slots_per_worker(job.spec),
             "sshAuthMountPath": str(contract.SSH_DIR),
@@ -102,7 +102,7 @@ def _mpijob(job: Job, workers: int) -> Manifest:
     }
 
 
-def _those(names: tuple[str, ...], given: Mapping[str, str]) -> dict[str, str]:
+def _selected(names: tuple[str, ...], given: Mapping[str, str]) -> dict[str, str]:
     return {name: given[name] for name in names if name in given}
 
 
@@ -152,11 +152,11 @@ def _template(
         },
     )
     labels = {name: value for name, value in pod["metadata"]["labels"].items() if name != LABEL_INDEX}
-    made: Manifest = {"labels": labels | {LABEL_UID: job.uid}}
+    own_metadata: Manifest = {"labels": labels | {LABEL_UID: job.uid}}
     if annotations := pod["metadata"].get("annotations"):
-        made["annotations"] = annotations
+        own_metadata["annotations"] = annotations
     return {
-        "metadata": made,
+        "metadata": own_metadata,
         "spec": {name: value for name, value in pod["spec"].items() if name not in _PODS_OWN},
     }
 

@@ -107,7 +107,7 @@ def _pod(job: Job, spec: ReplicaSpec, replica: Replica) -> Manifest:
     }
     if not spec.gpus and job.spec.accelerator.resource_name not in spec.resources.limits:
         env |= HIDDEN_GPUS
-    made = replica_pod(
+    manifest = replica_pod(
         job,
         replica,
         spec,
@@ -120,13 +120,13 @@ def _pod(job: Job, spec: ReplicaSpec, replica: Replica) -> Manifest:
         "name": contract.ENV_TF_CLUSTER,
         "valueFrom": {"configMapKeyRef": {"name": config_name(job.name), "key": _CLUSTER_FILE}},
     }
-    container = trainer_container(made)
+    container = trainer_container(manifest)
     # dtj-launch also starts a role's own command, so that its artifacts and its exit code are handled as for others.
     container["command"] = [*START, *_program(job, spec)]
     container.pop("args", None)
     # The kubelet expands a variable only in the variables after it.
     container["env"] = [cluster, *container["env"]]
-    return made
+    return manifest
 
 
 def _program(job: Job, spec: ReplicaSpec) -> list[str]:

@@ -37,8 +37,8 @@ def with_pod_group(
 
     def pod(replica: Replica) -> Manifest:
         base = plan.pod(replica)
-        made: Manifest = merged(every, merged(base, {"metadata": member}) if replica in members else base)
-        return made
+        manifest: Manifest = merged(every, merged(base, {"metadata": member}) if replica in members else base)
+        return manifest
 
     return replace(plan, pod=pod, pod_group=group)
 

@@ -63,14 +63,14 @@ class Completeness:
         """
         entries = list(entries)
         found = {entry.name for entry in entries if entry.mark is not None}
-        others = [entry for entry in entries if entry.mark is None]
-        whole = {entry.name: self._whole(entry) for entry in others}
+        unmarked = [entry for entry in entries if entry.mark is None]
+        whole = {entry.name: self._whole(entry) for entry in unmarked}
         if ended:
-            may = others
+            may = unmarked
         elif died_ns is not None:
-            may = [e for e in others if whole[e.name] or self._before_death(e, died_ns)]
+            may = [e for e in unmarked if whole[e.name] or self._before_death(e, died_ns)]
         else:
-            may = self._while_it_runs(others, time.time_ns())
+            may = self._while_it_runs(unmarked, time.time_ns())
         return found | {entry.name for entry in may if whole[entry.name] is not False}
 
     def _renamed(self, entry: LocalEntry) -> bool:

@@ -62,6 +62,8 @@ class FolderNames:
                     folders.append(entry.path)
                 elif entry.is_file():
                     files.append(entry.path)
-        made = _Read(changed_ns, now_ns, tuple(Path(file) for file in sorted(files)), tuple(sorted(folders)))
-        self._read[folder] = made
-        return made
+        listing = _Read(
+            changed_ns, now_ns, tuple(Path(file) for file in sorted(files)), tuple(sorted(folders))
+        )
+        self._read[folder] = listing
+        return listing

@@ -118,12 +118,12 @@ class GrowingUploader:
         if source.fence:
             return Begin()
         try:
-            there = segments_of(key, (item.key for item in self._store.named(key)))
+            stored = segments_of(key, (item.key for item in self._store.named(key)))
         except S3Error as error:
             if error.transient:
                 raise
-            there = []  # The credentials may allow uploads without allowing lists.
-        return Begin(there[-1].number + 1) if there else Begin()
+            stored = []  # The credentials may allow uploads without allowing lists.
+        return Begin(stored[-1].number + 1) if stored else Begin()
 
     def _look_at_quiet(self, count: int) -> None:
         for _ in range(count):

@@ -237,12 +237,12 @@ class Uploads:
         environment: s3.Environment | None,
     ) -> MultipartUpload:
         with self._lock:
-            there = self._unfinished.get(target)
-        if there and there.version == version:
-            log.info("%s resumes after %d parts", target.uri, len(there.parts))
-            return there
-        if there:
-            self._abort(there)
+            unfinished = self._unfinished.get(target)
+        if unfinished and unfinished.version == version:
+            log.info("%s resumes after %d parts", target.uri, len(unfinished.parts))
+            return unfinished
+        if unfinished:
+            self._abort(unfinished)
         bucket, key = target
         with s3.sentences(target.uri, environment):
             answer = client.create_multipart_upload(Bucket=bucket, Key=key)

@@ -35,8 +35,8 @@ def restore_growing(store: Store, key: str, path: Path, *, content: bool) -> Beg
     Without `content` nothing is restored: the local file begins empty, and its upload continues after the stored
     segments. Raises S3Error.
     """
-    there = {item.key: item for item in store.named(key)}
-    parts = segments_of(key, there)
+    stored = {item.key: item for item in store.named(key)}
+    parts = segments_of(key, stored)
     if not parts:
         return None
     last = parts[-1]
@@ -57,4 +57,4 @@ def restore_growing(store: Store, key: str, path: Path, *, content: bool) -> Beg
             at, size = size, size + len(piece)
             mark = (mark + piece)[-MARK_BYTES:]
     arriving.replace(path)
-    return Begin(last.number, at, size, mark, there[last.key].etag)
+    return Begin(last.number, at, size, mark, stored[last.key].etag)

@@ -102,8 +102,8 @@ def _fetch_all(
     return {key: target / name for key, name in chosen.items()}
 
 
-def _choose(uri: str, wanted: Sequence[Sequence[str]], there: Iterable[str]) -> dict[str, str]:
-    names = set(there)
+def _choose(uri: str, wanted: Sequence[Sequence[str]], available: Iterable[str]) -> dict[str, str]:
+    names = set(available)
     chosen: dict[str, str] = {}
     missing: list[str] = []
     for choice in wanted:

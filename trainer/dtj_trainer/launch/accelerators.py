@@ -72,15 +72,15 @@ class AcceleratorCheck:
         )
 
     def _ask(self) -> None:
-        said = self._driver()
-        if said.get("library") is False:
+        answer = self._driver()
+        if answer.get("library") is False:
             log.warning(
                 "%s, and no libcuda.so.1 is found, without which no program can use CUDA: the node's driver is not "
                 "in the container, or not on LD_LIBRARY_PATH",
                 self._asked,
             )
-        elif said.get("devices") == 0 or "error" in said:
-            why = said.get("error", "it counts no devices")
+        elif answer.get("devices") == 0 or "error" in answer:
+            why = answer.get("error", "it counts no devices")
             self._fault = f"{self._asked}, and CUDA's driver offers none: {why}; {_REMEDY}"
 
 
@@ -117,8 +117,8 @@ def _ask_driver() -> Mapping[str, object]:
     command = [sys.executable, "-I", "-S", cuda_driver.__file__]
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=DRIVER_SECONDS)  # noqa: S603
-        said = json.loads(done.stdout)
+        answer = json.loads(done.stdout)
     except (OSError, ValueError, subprocess.SubprocessError) as error:
         log.warning("CUDA's driver could not be asked for its devices: %s", error)
         return {}
-    return said if isinstance(said, dict) else {}
+    return answer if isinstance(answer, dict) else {}

@@ -166,12 +166,12 @@ class ControlClient:
         """
         return self._ask("finish", "the pod's supervisor ended before the artifacts were uploaded")
 
-    def _ask(self, what: str, gone: str) -> Answer:
+    def _ask(self, what: str, message: str) -> Answer:
         try:
             self._send({what: True})
             line = self._stream.readline(_LONGEST_LINE_BYTES)
             if not line:
-                raise SupervisorGone(gone)
+                raise SupervisorGone(message)
             return Answer(**json.loads(line))
         except (OSError, ValueError) as error:
             raise SupervisorGone(f"the pod's supervisor does not answer: {error}") from error
@@ -181,8 +181,8 @@ class ControlClient:
             _write(self._stream, call)
 
 
-def _write(stream: BufferedRWPair, said: dict[str, Any]) -> None:
-    stream.write(json.dumps(said).encode() + b"\n")
+def _write(stream: BufferedRWPair, content: dict[str, Any]) -> None:
+    stream.write(json.dumps(content).encode() + b"\n")
     stream.flush()
 
 

@@ -21,7 +21,7 @@ log = logging.getLogger(__name__)
 PEER_TIMEOUT_SECONDS = 300.0
 _CONNECT_SECONDS = 2.0
 _AGAIN_SECONDS = 0.5
-_SAY_SECONDS = 30.0
+_LOG_SECONDS = 30.0
 
 
 class BadCluster(Exception):
@@ -114,7 +114,7 @@ def wait_for(cluster: Cluster, tasks: Iterable[Task], timeout: float, stopped: C
     Raises PeersUnreachable, with the names of the missing tasks, after `timeout` seconds.
     """
     missing = list(tasks)
-    began = said = time.monotonic()
+    began = logged_at = time.monotonic()
     while True:
         missing = [task for task in missing if not answers(cluster.address(task))]
         now = time.monotonic()
@@ -125,8 +125,8 @@ def wait_for(cluster: Cluster, tasks: Iterable[Task], timeout: float, stopped: C
         if now - began >= timeout:
             named = ", ".join(f"{task} at {cluster.address(task)}" for task in missing)
             raise PeersUnreachable(f"after {timeout:.0f} s no answer from {named}")
-        if now - said >= _SAY_SECONDS:
-            said = now
+        if now - logged_at >= _LOG_SECONDS:
+            logged_at = now
             log.info("waiting for %s", ", ".join(map(str, missing)))
         time.sleep(_AGAIN_SECONDS)
 

@@ -100,9 +100,9 @@ class _Newest:
         if newest is None:
             return None
         try:
-            there = newest.path.stat()
+            status = newest.path.stat()
             # Detect a replacement too: the last checkpoint may be of a step that was saved before.
-            which = (newest.step, there.st_ino, there.st_mtime_ns)
+            which = (newest.step, status.st_ino, status.st_mtime_ns)
             if which == self._read:
                 return None  # Do not read the same checkpoint twice a second.
             saved, vectors = state.load(newest.path)
