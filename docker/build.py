@@ -166,7 +166,7 @@ def images(base: str, args: dict[str, str]) -> list[Image]:
             sources=[
                 *project,
                 *_files(REPOSITORY / "operator/dtj"),
-                *(trainer / name for name in ("__init__.py", "py.typed", "contract.py")),
+                *(trainer / name for name in ("__init__.py", "py.typed", "contract.py", "failure_class.py")),
             ],
         ),
         Image(
@@ -209,7 +209,7 @@ def images(base: str, args: dict[str, str]) -> list[Image]:
             requirements={"tensorboard": [*_pinned("boto3"), *requirements_of("tensorboard")]},
             sources=[
                 *project,
-                *(trainer / name for name in ("__init__.py", "py.typed", "contract.py")),
+                *(trainer / name for name in ("__init__.py", "py.typed", "contract.py", "failure_class.py")),
                 *(trainer / name for name in ("clock.py", "parent_death.py")),
                 *(trainer / name for name in ("tensorboard_pod.py", "tensorboard_program.py")),
                 *_files(trainer / "artifacts"),

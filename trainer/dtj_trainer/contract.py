@@ -267,25 +267,6 @@ EXIT_UNAVAILABLE = 69
 EXIT_DATA = 65
 EXIT_COMMAND_NOT_FOUND = 127
 
-FailureClass = Literal[
-    "ApplicationError",
-    "OOMKilled",
-    "DiskFull",
-    "Signal",
-    "CommandNotFound",
-    "ModuleNotFound",
-    "WorldSizeMismatch",
-    "NoAccelerator",
-    "PeersUnreachable",
-    "DataNotFound",
-    "DataCorrupt",
-    "DataUnavailable",
-    "ArtifactsUnavailable",
-    "Superseded",
-    "ConnectionLost",
-]
-"""Causes a container can know of itself; the operator adds those only the cluster sees (Evicted, ImagePull…)."""
-
 
 class Bottleneck(TypedDict):
     """What holds the training up, as the program measured it."""

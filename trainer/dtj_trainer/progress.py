@@ -182,9 +182,10 @@ def flush() -> None:
         _reporter.flush()
 
 
-def failed(cause: contract.FailureClass, message: str) -> None:
+def failed(cause: str, message: str) -> None:
     """Tell why the program is about to exit with a failure; the job's status shows it.
 
+    cause: a FailureClass. dtj-launch ignores any other word.
     Any rank may call it; the exit code is the program's own.
     """
     path = Path(contract.root()) / contract.FAILURE_FILE.format(rank=contract.rank_of(os.environ) or 0)

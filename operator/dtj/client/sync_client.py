@@ -10,7 +10,7 @@ from threading import Thread
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
-from dtj.api.status import ConditionType
+from dtj.api.condition_types import ConditionType
 from dtj.client.artifacts import Artifacts
 from dtj.client.async_client import AsyncClient
 from dtj.client.resource import DistributedTrainingJob

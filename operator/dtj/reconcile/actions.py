@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from dtj.api.condition_types import ConditionType
 from dtj.api.job import Job, Manifest
 from dtj.api.spec import CleanPodPolicy, Resume
-from dtj.api.status import ConditionType
 from dtj.plan.model import Plan, Replica
 from dtj.reconcile.expectation import stored_attempts
 from dtj.reconcile.view import Owned

@@ -9,10 +9,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from datetime import datetime
 
+from dtj.api.condition_types import ConditionType
 from dtj.api.job import Job, Manifest
 from dtj.api.mpijob import MPIJOB_API_VERSION, MPIJOB_PLURAL
+from dtj.api.reasons import Reason
 from dtj.api.spec import CleanPodPolicy
-from dtj.api.status import ConditionType, JobStatus
+from dtj.api.status import JobStatus
 from dtj.cluster.port import ApiError, Cluster
 from dtj.plan.model import Plan
 from dtj.reconcile.actions import (
@@ -65,7 +67,7 @@ async def find_mpijob(cluster: Cluster, job: Job, plan: Plan | None) -> Manifest
 async def check_served(cluster: Cluster, mpijob: Manifest) -> None:
     """Raises Refused where the cluster has no such objects, and ApiError where that is not known."""
     if not await cluster.serves_kind(MPIJOB_API_VERSION, MPIJOB_PLURAL):
-        raise Refused(ApiError(404, "MPIJobNotServed", NOT_SERVED), mpijob)
+        raise Refused(ApiError(404, Reason.MPIJOB_NOT_SERVED, NOT_SERVED), mpijob)
 
 
 def delegated_actions(

@@ -11,6 +11,7 @@ from prometheus_client.platform_collector import PlatformCollector
 from prometheus_client.process_collector import ProcessCollector
 
 from dtj.api.job import Job
+from dtj.api.reasons import FAILED, Reason
 from dtj.api.status import JobStatus, Phase
 from dtj.reconcile.job_series import JobSeries
 from dtj.reconcile.view import Key
@@ -23,12 +24,8 @@ _PASS_SECONDS = (0.001, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10)
 _START_SECONDS = (1, 2.5, 5, 10, 20, 30, 60, 120, 300, 600, 1800, 3600, 10800, 43200, 86400)
 _CAUSES = ("application", "infrastructure", "evaluator")
 _ENDS = (
-    (Phase.SUCCEEDED, "JobSucceeded"),
-    (Phase.FAILED, "BackoffLimitExceeded"),
-    (Phase.FAILED, "ModuleNotFound"),
-    (Phase.FAILED, "DeadlineExceeded"),
-    (Phase.FAILED, "StartDeadlineExceeded"),
-    (Phase.FAILED, "ValidationFailed"),
+    (Phase.SUCCEEDED, Reason.JOB_SUCCEEDED),
+    *((Phase.FAILED, reason) for reason in FAILED),
 )
 # When a counter was made says nothing that its resets don't, and would be a series for each.
 disable_created_metrics()  # type: ignore[no-untyped-call]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dtj.api.identity import LABEL_ATTEMPT
 from dtj.api.job import Job, Manifest
+from dtj.api.reasons import Reason
 from dtj.api.scheduling_rules import KUEUE_QUEUE
 from dtj.cluster.port import ApiError, Cluster
 from dtj.reconcile.refusal import Refused, holder, refuse
@@ -24,7 +25,7 @@ async def ensure_pod_group(cluster: Cluster, job: Job, manifest: Manifest) -> No
                 f"the cluster does not serve {served}, and runPolicy.schedulingPolicy.gang is {gang}; "
                 "the job goes on once its scheduler is installed"
             )
-            raise Refused(ApiError(404, "SchedulerMissing", missing), manifest) from None
+            raise Refused(ApiError(404, Reason.SCHEDULER_MISSING, missing), manifest) from None
         if error.status != 409 or error.reason != "AlreadyExists":
             refuse(error, manifest)
             return
@@ -32,7 +33,7 @@ async def ensure_pod_group(cluster: Cluster, job: Job, manifest: Manifest) -> No
         if there is None:
             return  # gone in between: the next pass makes it
         if controller_uid(there) != job.uid:
-            raise Refused(ApiError(409, "NameTaken", holder(there, job)), manifest) from None
+            raise Refused(ApiError(409, Reason.NAME_TAKEN, holder(there, job)), manifest) from None
         spec = there.get("spec") or {}
         if any(spec.get(key) != value for key, value in manifest["spec"].items()):
             await cluster.delete(manifest, there["metadata"]["uid"])
@@ -53,7 +54,7 @@ def not_queued(job: Job, made: Manifest) -> Happening | None:
         return None
     return Happening(
         "Warning",
-        "NotQueued",
+        Reason.NOT_QUEUED,
         f"Kueue has not taken the pods of attempt {labels[LABEL_ATTEMPT]}, they run without its quota: is it "
         f"installed, with its pod integration on for namespace {job.namespace}?",
     )

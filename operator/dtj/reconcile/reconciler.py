@@ -18,10 +18,12 @@ from itertools import groupby
 from secrets import token_hex
 from typing import Any, TypeVar
 
+from dtj.api.condition_types import ConditionType
 from dtj.api.job import Fault, Job, Manifest, read_status
 from dtj.api.managed_by import other_manager_of
 from dtj.api.names import ssh_secret_name
-from dtj.api.status import ConditionType, JobStatus, Phase
+from dtj.api.reasons import Reason
+from dtj.api.status import JobStatus, Phase
 from dtj.cluster.port import ApiError, Cluster
 from dtj.plan.horovod import ssh_secret
 from dtj.plan.job import plan_job
@@ -424,7 +426,7 @@ class Reconciler:
                 await self._cluster.delete_pod(job.namespace, name, uid)
             case ForceDeletePod(name, uid, why):
                 now = self._clock()
-                memory.untold.add(job, Happening("Warning", "PodForceDeleted", why), now)
+                memory.untold.add(job, Happening("Warning", Reason.POD_FORCE_DELETED, why), now)
                 await memory.untold.tell(self._cluster, now)
                 await self._cluster.delete_pod(job.namespace, name, uid, force=True)
             case Create(manifest):
@@ -505,7 +507,7 @@ class Reconciler:
             message = (
                 f"the API server refused the status, which is stored without reports of pods: {error.message}"
             )
-            memory.untold.add(job, Happening("Warning", "StatusRefused", message), now)
+            memory.untold.add(job, Happening("Warning", Reason.STATUS_REFUSED, message), now)
             await self._patch(key, job, manifest, memory, status, _status_patch(manifest, status))
         return status
 

@@ -6,6 +6,7 @@ import re
 
 from dtj.api.identity import KIND
 from dtj.api.job import Job, Manifest
+from dtj.api.reasons import Reason
 from dtj.cluster.port import ApiError, Cluster
 from dtj.reconcile.view import controller_uid
 
@@ -31,11 +32,12 @@ class Refused(Exception):
     @property
     def obstacle(self) -> tuple[str, str]:
         """Reason and message for the status."""
+        message = f"{self.what} can't be made: {self.why}"
         if self.error.status == 403:
-            reason = "QuotaExceeded" if "exceeded quota" in self.error.message else "Forbidden"
-        else:
-            reason = self.error.reason if self.error.status else "ApiUnreachable"
-        return reason, f"{self.what} can't be made: {self.why}"
+            # Only the API server's message tells its quotas from its other refusals.
+            over_quota = "exceeded quota" in self.error.message
+            return (Reason.QUOTA_EXCEEDED if over_quota else Reason.FORBIDDEN), message
+        return self.error.reason if self.error.status else Reason.API_UNREACHABLE, message
 
 
 class Unmade(ApiError):
@@ -46,7 +48,7 @@ class Unmade(ApiError):
     def __init__(self, error: ApiError, manifest: Manifest) -> None:
         super().__init__(error.status, error.reason, error.message, error.retry_after)
         what = f"{manifest['kind']} {manifest['metadata']['name']}"
-        self.obstacle = "ApiServerError", f"{what} can't be made, the API server answers {error}"
+        self.obstacle = Reason.API_SERVER_ERROR, f"{what} can't be made, the API server answers {error}"
 
 
 def refuse(error: ApiError, manifest: Manifest) -> None:
@@ -71,7 +73,7 @@ async def make(cluster: Cluster, job: Job, manifest: Manifest) -> Manifest | Non
             there = await cluster.get(manifest)
             if there is None or controller_uid(there) == job.uid:
                 return None  # made by a pass before, or gone in between: the cache will tell
-            raise Refused(ApiError(409, "NameTaken", holder(there, job)), manifest) from None
+            raise Refused(ApiError(409, Reason.NAME_TAKEN, holder(there, job)), manifest) from None
         refuse(error, manifest)
         return None
 

@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
+from dtj.api.condition_types import ConditionType
 from dtj.api.job import Job
+from dtj.api.reasons import STOPPED
 from dtj.api.spec import CleanPodPolicy
-from dtj.api.status import ConditionType, JobStatus
+from dtj.api.status import JobStatus
 from dtj.status.stall import is_stalled
-
-# Reasons for which no pod may go on, whatever cleanPodPolicy says.
-_STOPPED_BY = ("DeadlineExceeded", "StartDeadlineExceeded", "ValidationFailed")
 
 
 def is_stopped(status: JobStatus) -> bool:
     """Whether a job failed for what its pods did not do: they may go on, and must not."""
     failed = status.condition(ConditionType.FAILED)
-    return failed is not None and (failed.reason in _STOPPED_BY or is_stalled(status))
+    return failed is not None and (failed.reason in STOPPED or is_stalled(status))
 
 
 def ends_pods(job: Job, status: JobStatus) -> bool:

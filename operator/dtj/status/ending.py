@@ -5,14 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import cast
 
+from dtj.api.condition_types import ConditionType
+from dtj.api.reasons import Reason
 from dtj.api.spec import CleanPodPolicy
-from dtj.api.status import (
-    ArtifactsStatus,
-    Condition,
-    ConditionType,
-    JobStatus,
-    Phase,
-)
+from dtj.api.status import ArtifactsStatus, Condition, JobStatus, Phase
 from dtj.status.again import evaluator_lost
 from dtj.status.draft import Draft, Evaluation
 from dtj.status.evaluator import has_ended, has_seen, last_step, measured
@@ -21,10 +17,6 @@ from dtj.status.kept import NOTHING_KEPT, is_nothing_kept
 from dtj.status.observed import Expected, Observed
 from dtj.status.pods import PodView
 from dtj.status.times import seconds_since, written_time
-
-EVALUATING, EVALUATED = "Evaluating", "Evaluated"
-"""Reasons of the condition Running when the training is over: until the evaluator has seen its last checkpoint, and
-then until it has ended."""
 
 
 def is_trained(old: JobStatus, expected: Expected, named: Mapping[str, PodView]) -> bool:
@@ -62,7 +54,7 @@ def after_training(
     if deadline is not None:
         left = min(left, deadline)
     last = last_step(artifacts)
-    seen = has_seen(evaluation, artifacts) or (stored is not None and stored.reason == EVALUATED)
+    seen = has_seen(evaluation, artifacts) or (stored is not None and stored.reason == Reason.EVALUATED)
     over = seen or last is None
     may_end = draft.job.spec.run_policy.clean_pod_policy is not CleanPodPolicy.NONE
     ended = evaluator is not None and has_ended(evaluator)
@@ -72,7 +64,7 @@ def after_training(
         return evaluator_lost(draft, lost, expected, [*named.values()])
     if due and not ended and left > 0:
         does = "ends" if over else f"has {timeout:.0f} s to see checkpoint {last}"
-        reason = EVALUATED if over else EVALUATING
+        reason = Reason.EVALUATED if over else Reason.EVALUATING
         message += f"; {expected.evaluator} {does}"
         draft.values["trained_time"] = trained or written_time(draft.now)
         draft.set(ConditionType.RUNNING, True, reason, message)
@@ -85,10 +77,10 @@ def after_training(
         loss = attempt_loss(draft.job.status.attempt, [evaluator] if evaluator else [], ())
         if loss is not None:
             message += f": {told(loss.failure)}"
-    return Evaluation(draft.finish(Phase.SUCCEEDED, "JobSucceeded", message))
+    return Evaluation(draft.finish(Phase.SUCCEEDED, Reason.JOB_SUCCEEDED, message))
 
 
 def _stored(status: JobStatus) -> Condition | None:
     """The condition Running that says that the training is over, once it is stored."""
     running = status.condition(ConditionType.RUNNING)
-    return running if running and running.reason in (EVALUATING, EVALUATED) else None
+    return running if running and running.reason in (Reason.EVALUATING, Reason.EVALUATED) else None

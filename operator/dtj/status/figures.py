@@ -4,30 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import get_args
 
+from dtj.api.condition_types import ConditionType
+from dtj.api.failure_classes import FAILURE_CLASSES
 from dtj.api.job import Job
-from dtj.api.status import ConditionType, JobStatus, Phase, ProgressStatus
+from dtj.api.status import JobStatus, Phase, ProgressStatus
 from dtj.status.backoff import restarted
 from dtj.status.pods import PodView
 from dtj.status.times import read_time
-from dtj.status.waits import OBSTACLE_CLASSES
-from dtj_trainer import contract
-
-FAILURE_CLASSES: frozenset[str] = frozenset(
-    {
-        *get_args(contract.FailureClass),
-        *OBSTACLE_CLASSES,
-        "Evicted",
-        "PodLost",
-        "Stalled",
-        "MPIJobFailed",
-        "StartDeadlineExceeded",
-        "DeadlineExceeded",
-        "ValidationFailed",
-    }
-)
-"""What status.failure.class may be. A program that writes its own termination message may say anything else."""
 
 
 @dataclass(frozen=True)

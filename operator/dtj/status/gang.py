@@ -5,13 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from dtj.api.job import Job
+from dtj.api.reasons import Reason
 from dtj.api.scheduling import Gang
 from dtj.status.observed import GATED, Expected, is_gated
 from dtj.status.pods import PodView
 
-QUEUED = "Queued"
-"""Reason of the condition Running."""
-_UNPLACED = ("Unschedulable", GATED)
+_UNPLACED = (Reason.UNSCHEDULABLE, GATED)
 _KUEUES = "kueue.x-k8s.io/"
 
 
@@ -38,13 +37,13 @@ def group_wait(
         return why
     held = [pod for pod in pods if pod.name in expected.needed and is_gated(pod)]
     if held and (expected.gang is Gang.KUEUE or (why is not None and why[0] == GATED)):
-        return QUEUED, _queue_wait(job, expected, min(held, key=lambda pod: (pod.role, pod.index)))
+        return Reason.QUEUED, _queue_wait(job, expected, min(held, key=lambda pod: (pod.role, pod.index)))
     unplaced = any(pod.name in expected.first and not pod.scheduled for pod in pods)
     if expected.gang in (Gang.NONE, Gang.KUEUE) or not unplaced:
         return why
     queue = f", queue {expected.queue}" if expected.queue else ""
     message = f"waits until {expected.gang} places its {len(expected.stages[0])} pods together{queue}"
-    return QUEUED, message + (f"; {why[1]}" if why else "")
+    return Reason.QUEUED, message + (f"; {why[1]}" if why else "")
 
 
 def _queue_wait(job: Job, expected: Expected, pod: PodView) -> str:

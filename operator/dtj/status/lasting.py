@@ -11,8 +11,8 @@ from dtj.api.job import Job
 from dtj.api.spec import ReplicaSpec
 from dtj.api.status import ArtifactsStatus, Failure, ProgressStatus
 from dtj.api.validation import own_program
+from dtj_trainer.failure_class import FailureClass
 
-MODULE_NOT_FOUND = "ModuleNotFound"
 REMEDY = "no retry can mend that: add the module to the image, or, for dtj run, to this Python environment"
 _PYTHON = re.compile(r"python[\d.]*")
 # Volumes that are the same in each attempt, or empty.
@@ -30,7 +30,7 @@ def is_lasting(
 
     failure: the loss that is to be counted. progress, artifacts: all that is known of the job.
     """
-    if failure.failure_class != MODULE_NOT_FOUND:
+    if failure.failure_class != FailureClass.MODULE_NOT_FOUND:
         return False
     if (progress is not None and progress.step) or (
         artifacts is not None and artifacts.checkpoint is not None
@@ -38,7 +38,7 @@ def is_lasting(
         return False
     before = job.status.failure
     again = before is not None and (before.failure_class, before.message) == (
-        MODULE_NOT_FOUND,
+        FailureClass.MODULE_NOT_FOUND,
         failure.message,
     )
     return again or _is_from_image_alone(job)

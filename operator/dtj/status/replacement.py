@@ -6,8 +6,10 @@ from collections.abc import Collection, Sequence, Set
 from dataclasses import replace
 from datetime import datetime
 
+from dtj.api.condition_types import ConditionType
 from dtj.api.job import Job
-from dtj.api.status import ConditionType, JobStatus, ReplicaStatus
+from dtj.api.reasons import Reason
+from dtj.api.status import JobStatus, ReplicaStatus
 from dtj.status.failure import (
     LOST_OTHERS,
     NODE_SETTLE_SECONDS,
@@ -100,7 +102,7 @@ def _needed_again(attempt: int, expected: Expected, pods: Sequence[PodView]) -> 
     loss = early_end(attempt, ended[0])
     return replace(
         loss,
-        failure=loss.failure.model_copy(update={"failure_class": "Completed"}),
+        failure=loss.failure.model_copy(update={"failure_class": Reason.COMPLETED}),
         others=frozenset(pod.name for pod in ended),
         excuse=f"{name} has started again since, which is counted",
     )

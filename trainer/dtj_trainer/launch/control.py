@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from dtj_trainer import contract
+from dtj_trainer.failure_class import FailureClass
 
 log = logging.getLogger(__name__)
 
@@ -41,7 +42,7 @@ class Answer:
 
     fault: str | None
     report: contract.Report
-    cause: contract.FailureClass = "ArtifactsUnavailable"
+    cause: FailureClass = FailureClass.ARTIFACTS_UNAVAILABLE
 
 
 class Supervision(Protocol):
@@ -171,7 +172,8 @@ class ControlClient:
             line = self._stream.readline(_LONGEST_LINE_BYTES)
             if not line:
                 raise SupervisorGone(gone)
-            return Answer(**json.loads(line))
+            said = json.loads(line)
+            return Answer(said["fault"], said["report"], FailureClass(said["cause"]))
         except (OSError, ValueError) as error:
             raise SupervisorGone(f"the pod's supervisor does not answer: {error}") from error
 

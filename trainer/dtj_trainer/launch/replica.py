@@ -7,6 +7,7 @@ import os
 import signal
 from collections.abc import Sequence
 
+from dtj_trainer.failure_class import FailureClass
 from dtj_trainer.launch.data_ahead import begin_staging
 from dtj_trainer.launch.failure import cut_off, failure_file, rank_exit, signal_name, unavailable
 from dtj_trainer.launch.logged_program import LoggedProgram
@@ -80,12 +81,12 @@ class Replica:
             told = unavailable(self._settings, str(superseded), superseded.cause)
         elif end.succeeded and end.stop_signal is not None:
             # It left because it was told to: its work is not known to be done.
-            told["class"] = "Signal"
+            told["class"] = FailureClass.SIGNAL
             told["message"] = f"the program ended when it was told to stop ({signal_name(end.stop_signal)})"
             told["exitCode"], told["signal"] = 128 + end.stop_signal, end.stop_signal
         elif (
             self._settings.pod.uploads == "primary"
-            and told.get("class") == "ApplicationError"
+            and told.get("class") == FailureClass.APPLICATION_ERROR
             and not end.stopped
         ):
             self._explain(told)
@@ -97,7 +98,7 @@ class Replica:
         except ArtifactsUnavailable as error:
             if not failed and not self._only_log:
                 return self._tell(unavailable(self._settings, str(error), error.cause))
-            if error.cause != "Superseded":  # Which was told.
+            if error.cause is not FailureClass.SUPERSEDED:  # Which was told.
                 log.warning("%s", error)
         if not failed:
             told.update(pod.report())  # type: ignore[typeddict-item]  # a Report's fields are a Termination's
@@ -107,7 +108,7 @@ class Replica:
     def _explain(self, told: RankExit) -> None:
         """Of a program that says no more than its exit code: whether it may have lost others with their node."""
         if silent := silent_servers(os.environ):
-            told["class"] = "ConnectionLost"
+            told["class"] = FailureClass.CONNECTION_LOST
             told["message"] += f", while {', '.join(silent[:MOST_NAMES])} did not answer"
 
     def _sync_seconds(self, end: ProgramEnd) -> float | None:

@@ -11,6 +11,7 @@ import sys
 from typing import NoReturn
 
 from dtj_trainer import contract, progress
+from dtj_trainer.failure_class import FailureClass
 
 log = logging.getLogger("dtj_trainer.programs")
 
@@ -25,8 +26,8 @@ def asked() -> int:
 
 def refuse(message: str) -> NoReturn:
     """End the process, and tell the job's status why."""
-    progress.failed("NoAccelerator", message)
-    print(f"NoAccelerator: {message}", file=sys.stderr, flush=True)
+    progress.failed(FailureClass.NO_ACCELERATOR, message)
+    print(f"{FailureClass.NO_ACCELERATOR}: {message}", file=sys.stderr, flush=True)
     sys.exit(contract.EXIT_UNAVAILABLE)
 
 
