@@ -2,17 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
-from typing import Any
 
-from pydantic import ValidationError
-
-from dtj.api.checking import check
-from dtj.api.job import Fault, Job, Manifest, read_status
-from dtj.api.spec import JobSpec, ReplicaSpecs, RunPolicy
-from dtj.api.strategies import RULES, UNKNOWN
+from dtj.api.job import Fault, Job, Manifest
+from dtj.api.unreadable import AnyJob
 from dtj.plan.model import Plan
 from dtj.reconcile.actions import Action, actions
 from dtj.reconcile.delegation import delegated_actions, look_again
@@ -21,7 +16,7 @@ from dtj.reconcile.tensorboard import told
 from dtj.reconcile.view import Owned, OwnedDeployment
 from dtj.status.draft import Evaluation
 from dtj.status.evaluate import evaluate
-from dtj.status.observed import Observed
+from dtj.status.observed import Expected, Observed
 
 
 @dataclass(frozen=True)
@@ -48,12 +43,15 @@ class Decision:
     """In order, once the status is stored."""
 
 
-def decide(job: Job, plan: Plan | None, faults: Sequence[Fault], seen: Snapshot) -> Decision:
+def decide(job: AnyJob, plan: Plan | None, faults: Sequence[Fault], seen: Snapshot) -> Decision:
     """The status of a job and what is to be done. plan: None where the job has faults."""
     pods = seen.observed.pods
-    expected = expectation(job, plan, pods) if plan else stored_expectation(job, pods)
+    if plan and isinstance(job, Job):
+        expected: Expected | None = expectation(job, plan, pods)
+    else:
+        expected = stored_expectation(job, pods)
     evaluation = evaluate(job, expected, faults, seen.observed, seen.now)
-    if plan:
+    if plan and isinstance(job, Job):
         board = told(job, plan, seen.boards, seen.no_tensorboard)
         status = evaluation.status.model_copy(update={"tensorboard": board})
         evaluation = replace(evaluation, status=status)
@@ -73,39 +71,3 @@ def looked_at(evaluation: Evaluation, *seconds: float | None) -> Evaluation:
 def soonest(*waits: float | None) -> float | None:
     """The shortest of these waits; None where there is none."""
     return min((wait for wait in waits if wait is not None), default=None)
-
-
-def read(manifest: Manifest) -> tuple[Job, list[Fault]]:
-    """The job and its faults; of one that has not the resource's form, what can be read."""
-    job, wrong = check(manifest)
-    if job is None:
-        metadata = manifest["metadata"]
-        status = read_status(manifest.get("status") or {})
-        spec = _readable(manifest.get("spec"))
-        job = Job(
-            metadata["name"], metadata["namespace"], metadata["uid"], metadata["generation"], spec, status
-        )
-    return job, wrong
-
-
-def _readable(spec: Any) -> JobSpec:
-    """A spec that makes no pods: how the job is retried, suspended and cleaned up, as far as that can be read."""
-    given: Mapping[str, Any] = spec if isinstance(spec, dict) else {}
-    strategy = given.get("strategy")
-    # Not validated: a name that is not registered is no valid spec.
-    return JobSpec.model_construct(
-        strategy=strategy if isinstance(strategy, str) and strategy in RULES else UNKNOWN.name,
-        image="unknown",
-        replica_specs=ReplicaSpecs(),
-        run_policy=_run_policy(given.get("runPolicy")),
-    )
-
-
-def _run_policy(value: Any) -> RunPolicy:
-    """The fields of a run policy that can be read."""
-    known: Mapping[str, Any] = value if isinstance(value, dict) else {}
-    try:
-        return RunPolicy.model_validate(known, extra="ignore")
-    except ValidationError as error:
-        unread = {item["loc"][0] for item in error.errors()}
-        return RunPolicy.model_validate({k: v for k, v in known.items() if k not in unread}, extra="ignore")

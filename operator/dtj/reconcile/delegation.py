@@ -10,11 +10,12 @@ from collections.abc import Sequence
 from datetime import datetime
 
 from dtj.api.condition_types import ConditionType
-from dtj.api.job import Job, Manifest
+from dtj.api.job import Manifest
 from dtj.api.mpijob import MPIJOB_API_VERSION, MPIJOB_PLURAL
 from dtj.api.reasons import Reason
 from dtj.api.spec import CleanPodPolicy
 from dtj.api.status import JobStatus
+from dtj.api.unreadable import AnyJob
 from dtj.cluster.port import ApiError, Cluster
 from dtj.plan.model import Plan
 from dtj.reconcile.actions import (
@@ -51,7 +52,7 @@ NOT_SERVED = (
 )
 
 
-async def find_mpijob(cluster: Cluster, job: Job, plan: Plan | None) -> Manifest | None:
+async def find_mpijob(cluster: Cluster, job: AnyJob, plan: Plan | None) -> Manifest | None:
     """The MPIJob that the job was handed over as, if it is and there is one. Raises ApiError."""
     if plan is None or plan.mpijob is None:
         return None
@@ -71,7 +72,7 @@ async def check_served(cluster: Cluster, mpijob: Manifest) -> None:
 
 
 def delegated_actions(
-    job: Job,
+    job: AnyJob,
     plan: Plan,
     evaluation: Evaluation,
     there: Manifest | None,
@@ -90,7 +91,7 @@ def delegated_actions(
         return [*forced, *_clean_up(job, evaluation, there, pods, now), *expired]
     assert plan.mpijob is not None
     if there is not None and mpijob is not None:
-        stops = job.spec.run_policy.suspend or is_suspending(status)
+        stops = job.run_policy.suspend or is_suspending(status)
         over = not mpijob.deleting and (mpijob.attempt < status.attempt or stops)
         return [*forced, *([DeleteMpiJob(there)] if over else [])]
     if pods:
@@ -107,10 +108,10 @@ def delegated_actions(
 
 
 def _clean_up(
-    job: Job, evaluation: Evaluation, there: Manifest | None, pods: Sequence[PodView], now: datetime
+    job: AnyJob, evaluation: Evaluation, there: Manifest | None, pods: Sequence[PodView], now: datetime
 ) -> list[Action]:
     """What cleanPodPolicy asks for; mpi-operator makes no pod anew once it is done with the MPIJob."""
-    status, policy = evaluation.status, job.spec.run_policy.clean_pod_policy
+    status, policy = evaluation.status, job.run_policy.clean_pod_policy
     mpijob = view_mpijob(there) if there else None
     if there is None or mpijob is None:
         return clean_up(job, evaluation, pods)

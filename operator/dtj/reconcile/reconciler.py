@@ -24,6 +24,7 @@ from dtj.api.managed_by import other_manager_of
 from dtj.api.names import ssh_secret_name
 from dtj.api.reasons import Reason
 from dtj.api.status import JobStatus, Phase
+from dtj.api.unreadable import AnyJob, read_stored_job
 from dtj.cluster.port import ApiError, Cluster
 from dtj.plan.horovod import ssh_secret
 from dtj.plan.job import plan_job
@@ -44,7 +45,7 @@ from dtj.reconcile.actions import (
     ForceDeletePod,
     ReplaceData,
 )
-from dtj.reconcile.decision import Decision, Snapshot, decide, looked_at, read, soonest
+from dtj.reconcile.decision import Decision, Snapshot, decide, looked_at, soonest
 from dtj.reconcile.delegation import check_served, find_mpijob
 from dtj.reconcile.lately import Lately
 from dtj.reconcile.live_reads import Unseen, await_earlier, misses_one
@@ -57,7 +58,7 @@ from dtj.reconcile.slow_start import MOST_AT_ONCE, slow_start
 from dtj.reconcile.ssh_keys import new_key_pair
 from dtj.reconcile.telling import Untold
 from dtj.reconcile.tensorboard import keep
-from dtj.reconcile.view import Key, Owned, OwnedDeployment, View
+from dtj.reconcile.view import Key, Owned, OwnedDeployment, View, is_delegated
 from dtj.status.counts import only_counts
 from dtj.status.draft import Evaluation
 from dtj.status.events import Happening, happenings
@@ -94,7 +95,7 @@ class _Memory:
     """What the operator remembers of a job; it is right without it too, only slower to say why."""
 
     uid: str = ""
-    read: tuple[object, Job, list[Fault]] | None = None
+    read: tuple[object, AnyJob, list[Fault]] | None = None
     """What the job and its faults were read from, without its status, and both."""
     cost: float = 0.0
     """Seconds of processor time of the last pass."""
@@ -220,7 +221,7 @@ class Reconciler:
         memory.version = manifest["metadata"]["resourceVersion"]
         begun = time.thread_time()
         job, wrong = _read(memory, manifest)
-        delegates = job.spec.by_mpi_operator
+        delegates = is_delegated(job)
         pods = [
             pod.view
             for pod in self._view.pods(key)
@@ -234,7 +235,7 @@ class Reconciler:
         named = job.status.model_copy(update={"ssh_secret": memory.ssh_secret}) if unnamed else job.status
         plan = (
             None
-            if wrong
+            if wrong or not isinstance(job, Job)
             else await self._aside(memory, job, pods, partial(self._plan, replace(job, status=named)))
         )
         names_secret = unnamed and plan is not None and plan.ssh_secret is not None
@@ -280,6 +281,7 @@ class Reconciler:
             return _BEHIND_SECONDS
         todo = memory.lately.without(todo, now)
         if names_secret:
+            assert isinstance(job, Job)
             if await self._make_ssh_secret(job, memory, todo):
                 todo = [action for action in todo if not isinstance(action, CreateSshSecret)]
             else:
@@ -303,12 +305,13 @@ class Reconciler:
             return 0.0  # the plan of the new attempt is made in a pass of its own
         again = await self._act(key, job, plan, memory, todo, looked_at(evaluation, soon))
         again = soonest(again, memory.lately.due_in(now))
-        if plan is None:
+        if plan is None or not isinstance(job, Job):
             return again
         return await self._keep_tensorboard(job, plan, memory, seen.services, seen.boards, again)
 
-    def _decided(self, job: Job, wrong: list[Fault], seen: Snapshot) -> Decision:
-        return decide(job, None if wrong else self._plan(job), wrong, seen)
+    def _decided(self, job: AnyJob, wrong: list[Fault], seen: Snapshot) -> Decision:
+        plan = None if wrong or not isinstance(job, Job) else self._plan(job)
+        return decide(job, plan, wrong, seen)
 
     async def _keep_tensorboard(
         self,
@@ -335,7 +338,7 @@ class Reconciler:
     async def _aside(
         self,
         memory: _Memory,
-        job: Job,
+        job: AnyJob,
         pods: Sequence[PodView],
         do: Callable[[], T],
     ) -> T:
@@ -345,7 +348,8 @@ class Reconciler:
             begun = time.thread_time()
             return do(), time.thread_time() - begun
 
-        wanted = sum(replica.replicas for replica in job.spec.replica_specs.given().values())
+        roles = job.spec.replica_specs.given() if isinstance(job, Job) else {}
+        wanted = sum(role.replicas for role in roles.values())
         result, cost = await asyncio.to_thread(timed) if max(wanted, len(pods)) > _LARGE else timed()
         memory.cost += cost
         return result
@@ -374,7 +378,7 @@ class Reconciler:
     async def _act(
         self,
         key: Key,
-        job: Job,
+        job: AnyJob,
         plan: Plan | None,
         memory: _Memory,
         todo: list[Action],
@@ -416,7 +420,7 @@ class Reconciler:
         """How many requests for pods of one job may be under way."""
         return min(self._at_once, _BESIDE_OTHERS) if self._crowded() else self._at_once
 
-    async def _carry_out(self, job: Job, plan: Plan | None, memory: _Memory, action: Action) -> None:
+    async def _carry_out(self, job: AnyJob, plan: Plan | None, memory: _Memory, action: Action) -> None:
         match action:
             case ExpireJob():
                 # At this version only: somebody may just have asked for it to stay.
@@ -451,6 +455,7 @@ class Reconciler:
             case DeleteMpiJob(manifest):
                 await self._cluster.delete_tree(manifest)
             case CreateSshSecret():
+                assert isinstance(job, Job)
                 await self._create_own(ssh_secret(job, *new_key_pair()))
                 memory.ssh_secret_made = True
             case CreateOwn(manifest):
@@ -468,7 +473,7 @@ class Reconciler:
 
     def _write_soon(
         self,
-        job: Job,
+        job: AnyJob,
         plan: Plan | None,
         memory: _Memory,
         status: JobStatus,
@@ -488,7 +493,7 @@ class Reconciler:
         return left if left > 0 and only_counts(job.status, status) and job.status != status else None
 
     async def _write(
-        self, key: Key, job: Job, manifest: Any, memory: _Memory, status: JobStatus, now: datetime
+        self, key: Key, job: AnyJob, manifest: Any, memory: _Memory, status: JobStatus, now: datetime
     ) -> JobStatus | None:
         """Store a status, if it is another one, and return what is stored."""
         if memory.plain:
@@ -512,7 +517,7 @@ class Reconciler:
         return status
 
     async def _patch(
-        self, key: Key, job: Job, manifest: Any, memory: _Memory, status: JobStatus, patch: Manifest
+        self, key: Key, job: AnyJob, manifest: Any, memory: _Memory, status: JobStatus, patch: Manifest
     ) -> None:
         version = manifest["metadata"]["resourceVersion"]
         # The cache's version too, besides that of our copy: it is what the cache may still show.
@@ -528,7 +533,9 @@ class Reconciler:
         memory.version = memory.written["metadata"]["resourceVersion"]
         memory.overtaken.discard(memory.version)
 
-    def _learn_of_last_write(self, job: Job, memory: _Memory, pods: Sequence[PodView], now: datetime) -> None:
+    def _learn_of_last_write(
+        self, job: AnyJob, memory: _Memory, pods: Sequence[PodView], now: datetime
+    ) -> None:
         """Tell of a status of which we did not learn that it was stored."""
         if memory.unsure is None or job.status == memory.unsure[0]:
             return
@@ -540,7 +547,7 @@ class Reconciler:
 
     def _tell(
         self,
-        job: Job,
+        job: AnyJob,
         memory: _Memory,
         old: JobStatus,
         new: JobStatus,
@@ -552,13 +559,15 @@ class Reconciler:
         for happening in happenings(old, new):
             memory.untold.add(job, happening, now)
 
-    def _follow(self, key: Key, job: Job, plan: Plan | None, observed: Observed, status: JobStatus) -> None:
+    def _follow(
+        self, key: Key, job: AnyJob, plan: Plan | None, observed: Observed, status: JobStatus
+    ) -> None:
         trains = status.phase is Phase.RUNNING or (plan and plan.restarts_with and not status.finished)
         if plan is None or not trains:
             self._progress.leave(key)
             return
         # A job is called stalled by what is known of it.
-        closely = job.spec.run_policy.stall_timeout_seconds is not None
+        closely = job.run_policy.stall_timeout_seconds is not None
         self._progress.follow(key, _addresses(observed, {plan.reporter, plan.evaluator}), closely=closely)
 
     def _ask_for_stacks(
@@ -592,12 +601,12 @@ def _addresses(observed: Observed, names: Set[str | None]) -> dict[str, str]:
     return {pod.name: pod.ip for pod in observed.pods if pod.name in names and pod.running and pod.ip}
 
 
-def _read(memory: _Memory, manifest: Mapping[str, Any]) -> tuple[Job, list[Fault]]:
+def _read(memory: _Memory, manifest: Mapping[str, Any]) -> tuple[AnyJob, list[Fault]]:
     """The job and its faults. A spec is read once: it changes with its generation alone."""
     metadata = manifest["metadata"]
     source = metadata["generation"], metadata.get("labels"), metadata.get("annotations")
     if memory.read is None or memory.read[0] != source:
-        memory.read = source, *read(dict(manifest))
+        memory.read = source, *read_stored_job(manifest)
     _, job, wrong = memory.read
     return replace(job, status=read_status(manifest.get("status") or {})), wrong
 

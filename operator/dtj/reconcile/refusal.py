@@ -5,8 +5,9 @@ from __future__ import annotations
 import re
 
 from dtj.api.identity import KIND
-from dtj.api.job import Job, Manifest
+from dtj.api.job import Manifest
 from dtj.api.reasons import Reason
+from dtj.api.unreadable import AnyJob
 from dtj.cluster.port import ApiError, Cluster
 from dtj.reconcile.view import controller_uid
 
@@ -64,7 +65,7 @@ def refuse(error: ApiError, manifest: Manifest) -> None:
     raise error
 
 
-async def make(cluster: Cluster, job: Job, manifest: Manifest) -> Manifest | None:
+async def make(cluster: Cluster, job: AnyJob, manifest: Manifest) -> Manifest | None:
     """Create an object of the job; it, where it was not there. Raises Refused, or ApiError for a repeated pass."""
     try:
         return await cluster.create(manifest)
@@ -78,7 +79,7 @@ async def make(cluster: Cluster, job: Job, manifest: Manifest) -> Manifest | Non
         return None
 
 
-def holder(there: Manifest, job: Job) -> str:
+def holder(there: Manifest, job: AnyJob) -> str:
     """Who has a name that the job needs."""
     metadata = there["metadata"]
     owners = metadata.get("ownerReferences") or []

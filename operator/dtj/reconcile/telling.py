@@ -6,7 +6,8 @@ import logging
 from collections import deque
 from datetime import datetime, timedelta
 
-from dtj.api.job import Job, Manifest
+from dtj.api.job import Manifest
+from dtj.api.unreadable import AnyJob
 from dtj.cluster.port import ApiError, Cluster
 from dtj.status.events import Happening, event
 from dtj.status.times import written_time
@@ -37,7 +38,7 @@ class Untold:
         self._told: deque[str] = deque(maxlen=_BURST)
         """Names of the last events."""
 
-    def add(self, job: Job, happening: Happening, now: datetime) -> None:
+    def add(self, job: AnyJob, happening: Happening, now: datetime) -> None:
         """Let something be told after all that waits already, unless the job has told too much lately."""
         made = event(job, happening, written_time(now))
         name = made["metadata"]["name"]

@@ -6,9 +6,9 @@ from dataclasses import dataclass, field
 from datetime import datetime
 
 from dtj.api.condition_types import ConditionType
-from dtj.api.job import Job
 from dtj.api.reasons import Reason
 from dtj.api.status import Condition, ConditionStatus, JobStatus, Phase
+from dtj.api.unreadable import AnyJob
 from dtj.status.times import written_time
 
 LONGEST_CONDITION = 1024
@@ -43,7 +43,7 @@ class Evaluation:
 class Draft:
     """A status in the making."""
 
-    job: Job
+    job: AnyJob
     now: datetime
     values: dict[str, object] = field(default_factory=dict)
     conditions: dict[ConditionType, Condition] = field(default_factory=dict)

@@ -56,7 +56,7 @@ def after_training(
     last = last_step(artifacts)
     seen = has_seen(evaluation, artifacts) or (stored is not None and stored.reason == Reason.EVALUATED)
     over = seen or last is None
-    may_end = draft.job.spec.run_policy.clean_pod_policy is not CleanPodPolicy.NONE
+    may_end = draft.job.run_policy.clean_pod_policy is not CleanPodPolicy.NONE
     ended = evaluator is not None and has_ended(evaluator)
     # One that starts again may not be there yet. Told to end, it is waited for: its files are uploaded first.
     due = evaluator is not None and may_end if over else expected.evaluator is not None

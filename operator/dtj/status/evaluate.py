@@ -14,9 +14,10 @@ from typing import cast
 
 from dtj.api.condition_types import ConditionType
 from dtj.api.failure_classes import OperatorFailureClass
-from dtj.api.job import Fault, Job, in_a_line
+from dtj.api.job import Fault, in_a_line
 from dtj.api.reasons import Reason
 from dtj.api.status import ArtifactsStatus, Failure, JobStatus, Phase, ProgressStatus, ReplicaStatus
+from dtj.api.unreadable import AnyJob
 from dtj.status.again import begin_again, count_nodes, evaluator_lost
 from dtj.status.backoff import pause, pause_left, restarts_in_a_row
 from dtj.status.cleaning import counted_out, ends_pods
@@ -45,7 +46,7 @@ from dtj.status.waits import after_the_end, retry_begins, start_left, too_late
 
 
 def evaluate(
-    job: Job, expected: Expected | None, faults: Sequence[Fault], observed: Observed, now: datetime
+    job: AnyJob, expected: Expected | None, faults: Sequence[Fault], observed: Observed, now: datetime
 ) -> Evaluation:
     """The status that a job has now, and what is to be done for it.
 
@@ -59,7 +60,7 @@ def evaluate(
 
 
 def _evaluate(
-    job: Job, expected: Expected | None, faults: Sequence[Fault], observed: Observed, now: datetime
+    job: AnyJob, expected: Expected | None, faults: Sequence[Fault], observed: Observed, now: datetime
 ) -> Evaluation:
     old = job.status
     if old.finished:
@@ -72,7 +73,7 @@ def _evaluate(
     if faults and not observed.invalid and _is_taken_up(old, observed):
         # An edit of a job that runs, or a rule of a newer operator: no pod is made until the spec is mended.
         draft.set(ConditionType.CREATED, True, Reason.SPEC_INVALID, in_a_line(faults, LONGEST_CONDITION))
-        suspends = job.spec.run_policy.suspend or is_suspending(old)
+        suspends = job.run_policy.suspend or is_suspending(old)
         if expected is None or not (observed.pods or suspends):
             return Evaluation(draft.status(start_time=old.start_time), hold=True)
         return replace(_of_pods(job, expected, observed, draft), hold=True, still_made=frozenset())
@@ -92,7 +93,7 @@ def _is_taken_up(old: JobStatus, observed: Observed) -> bool:
     return bool(observed.pods) or began or old.holds(ConditionType.SUSPENDED)
 
 
-def _of_pods(job: Job, expected: Expected, observed: Observed, draft: Draft) -> Evaluation:
+def _of_pods(job: AnyJob, expected: Expected, observed: Observed, draft: Draft) -> Evaluation:
     """What the pods come to."""
     old, now = job.status, draft.now
     attempt, start = old.current_attempt, old.start_time or written_time(now)
@@ -106,17 +107,17 @@ def _of_pods(job: Job, expected: Expected, observed: Observed, draft: Draft) -> 
     queued = is_queued(job, expected, pods)
     if queued:
         draft.values["start_time"] = None
-    deadline = job.spec.run_policy.active_deadline_seconds
+    deadline = job.run_policy.active_deadline_seconds
     left = None if deadline is None or queued else deadline - seconds_since(start, now)
     missing = vanished(job, expected, pods)
     # Before all ran, a pod that goes is simply made again, unless it is one of a group.
     gone = missing if old.all_running_time or expected.all_or_nothing else ()
-    lost = evaluator_loss(attempt, old, expected, pods, gone, job.spec.run_policy.backoff_limit)
+    lost = evaluator_loss(attempt, old, expected, pods, gone, job.run_policy.backoff_limit)
     mpijob = of_attempt(observed, attempt)
     if is_trained(old, expected, named) or (mpijob is not None and mpijob.succeeded):
         return after_training(draft, expected, observed, named, left, lost)
     evicted = deactivation(expected, pods)
-    if job.spec.run_policy.suspend or is_suspending(old) or evicted is not None:
+    if job.run_policy.suspend or is_suspending(old) or evicted is not None:
         return suspended(draft, expected, observed.pods, evicted)
     if is_held(job):
         return held(draft)
@@ -179,7 +180,7 @@ def _lost(
     gone: Collection[str],
 ) -> Evaluation:
     """Count a loss: what has to starts again, or the job has failed."""
-    limit = draft.job.spec.run_policy.backoff_limit
+    limit = draft.job.run_policy.backoff_limit
     restarts = draft.job.status.restarts
     message = f"attempt {attempt}: {told(loss.failure)}"
     application = not loss.excuse and not loss.infrastructure
@@ -330,7 +331,7 @@ def _settling(loss: Loss, now: datetime) -> float:
     return wait if wait <= 2 * loss.settle else 0.0
 
 
-def _settled(job: Job, expected: Expected | None, observed: Observed) -> JobStatus:
+def _settled(job: AnyJob, expected: Expected | None, observed: Observed) -> JobStatus:
     """The status of a job that has ended: only the pods that are left are counted on."""
     old = job.status
     seen = old.model_copy(update={"observed_generation": job.generation})

@@ -8,9 +8,10 @@ from typing import Literal
 
 from dtj.api.condition_types import ConditionType
 from dtj.api.identity import API_VERSION, KIND, MANAGER
-from dtj.api.job import Job, Manifest
+from dtj.api.job import Manifest
 from dtj.api.reasons import QUIET, Reason
 from dtj.api.status import Condition, ConditionStatus, JobStatus, Phase
+from dtj.api.unreadable import AnyJob
 from dtj.status.failure import told
 from dtj.status.suspension import is_suspending
 
@@ -95,7 +96,7 @@ def _obstacle(old: JobStatus, new: JobStatus) -> list[Happening]:
     return [Happening("Normal" if now.reason == Reason.QUEUED else "Warning", now.reason, now.message)]
 
 
-def event(job: Job, happening: Happening, time: str) -> Manifest:
+def event(job: AnyJob, happening: Happening, time: str) -> Manifest:
     """The Event object. The same happening has the same name: an operator that dies does not tell it twice."""
     digest = sha256(
         "\0".join((job.uid, happening.type, happening.reason, happening.same or happening.message)).encode()

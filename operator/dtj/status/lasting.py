@@ -10,6 +10,7 @@ from typing import Any
 from dtj.api.job import Job
 from dtj.api.spec import ReplicaSpec
 from dtj.api.status import ArtifactsStatus, Failure, ProgressStatus
+from dtj.api.unreadable import AnyJob
 from dtj.api.validation import own_program
 from dtj_trainer.failure_class import FailureClass
 
@@ -20,7 +21,7 @@ _STEADY = frozenset({"configMap", "secret", "downwardAPI", "projected", "emptyDi
 
 
 def is_lasting(
-    job: Job, failure: Failure, progress: ProgressStatus | None, artifacts: ArtifactsStatus | None
+    job: AnyJob, failure: Failure, progress: ProgressStatus | None, artifacts: ArtifactsStatus | None
 ) -> bool:
     """Whether the next attempt would fail by the same module.
 
@@ -44,7 +45,9 @@ def is_lasting(
     return again or _is_from_image_alone(job)
 
 
-def _is_from_image_alone(job: Job) -> bool:
+def _is_from_image_alone(job: AnyJob) -> bool:
+    if not isinstance(job, Job):
+        return False
     roles = [*job.spec.replica_specs.given().values()]
     programs = [own_program(role)[0] for role in roles]
     commands = [command or job.spec.command for command in programs] or [job.spec.command]

@@ -7,9 +7,9 @@ from dataclasses import replace
 from datetime import datetime
 
 from dtj.api.condition_types import ConditionType
-from dtj.api.job import Job
 from dtj.api.reasons import Reason
 from dtj.api.status import JobStatus, ReplicaStatus
+from dtj.api.unreadable import AnyJob
 from dtj.status.failure import (
     LOST_OTHERS,
     NODE_SETTLE_SECONDS,
@@ -29,7 +29,7 @@ FOLLOWS_SECONDS = 180.0
 120 s without a step."""
 
 
-def vanished(job: Job, expected: Expected, pods: Sequence[PodView]) -> list[str]:
+def vanished(job: AnyJob, expected: Expected, pods: Sequence[PodView]) -> list[str]:
     """Names of pods that are gone without a trace: the stored status counted them, or the last stage, which came
     after it was stored, shows that they were there.
 
@@ -50,7 +50,7 @@ def vanished(job: Job, expected: Expected, pods: Sequence[PodView]) -> list[str]
     return gone
 
 
-def _began_uncounted(job: Job, expected: Expected, there: Set[str]) -> bool:
+def _began_uncounted(job: AnyJob, expected: Expected, there: Set[str]) -> bool:
     """Whether pods of the last stage are there of which the stored status does not tell, and the spec is still that
     of which it tells: all pods of the stages before were there when they were made.
     """

@@ -41,7 +41,7 @@ def step_time(draft: Draft) -> str | None:
     The draft has its progress.
     """
     old = draft.job.status
-    if draft.job.spec.run_policy.stall_timeout_seconds is None:
+    if draft.job.run_policy.stall_timeout_seconds is None:
         return None
     step = _step(draft.values["progress"])
     moved = step is not None and step != _step(old.progress)
@@ -50,7 +50,7 @@ def step_time(draft: Draft) -> str | None:
 
 def look(draft: Draft, expected: Expected, observed: Observed) -> Stall:
     """Whether a training of which all pods run stands still. The draft has its step time and condition Running."""
-    policy, known = draft.job.spec.run_policy, draft.conditions.get(ConditionType.STALLED)
+    policy, known = draft.job.run_policy, draft.conditions.get(ConditionType.STALLED)
     timeout = policy.stall_timeout_seconds
     if timeout is None:
         _clear(draft, Reason.NOT_WATCHED, "runPolicy.stallTimeoutSeconds is not set")

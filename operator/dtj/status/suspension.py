@@ -10,9 +10,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from dtj.api.condition_types import ConditionType
-from dtj.api.job import Job
 from dtj.api.reasons import Reason
 from dtj.api.status import ConditionStatus, Failure, JobStatus, Phase
+from dtj.api.unreadable import AnyJob
 from dtj.status.again import in_attempt
 from dtj.status.draft import Draft, Evaluation
 from dtj.status.failure import attempt_loss
@@ -45,7 +45,7 @@ def is_deactivated(status: JobStatus) -> bool:
     )
 
 
-def is_held(job: Job) -> bool:
+def is_held(job: AnyJob) -> bool:
     """Whether the job stays suspended because its Workload was deactivated: until its spec is changed, as by a user
     who suspends and resumes it.
     """
@@ -70,7 +70,7 @@ def suspended(
 
     pods: all that there are, of whichever attempt. evicted: a pod whose Workload was deactivated.
     """
-    suspend, old = draft.job.spec.run_policy.suspend, draft.job.status
+    suspend, old = draft.job.run_policy.suspend, draft.job.status
     attempt, reason = old.current_attempt, _running_reason(old)
     deactivated = not suspend and (
         reason == Reason.WORKLOAD_DEACTIVATED or (evicted is not None and reason != Reason.SUSPENDING)

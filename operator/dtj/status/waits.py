@@ -7,9 +7,9 @@ from datetime import datetime, timedelta
 
 from dtj.api.condition_types import ConditionType
 from dtj.api.failure_classes import OBSTACLES, OperatorFailureClass
-from dtj.api.job import Job
 from dtj.api.reasons import Reason
 from dtj.api.status import Failure, JobStatus, Phase
+from dtj.api.unreadable import AnyJob
 from dtj.status.backoff import pause
 from dtj.status.draft import Draft, Evaluation
 from dtj.status.failure import Loss
@@ -23,7 +23,7 @@ def start_left(draft: Draft) -> float | None:
 
     They count from the start of the job, its resumption, or from `retry_begins`.
     """
-    status, deadline = draft.job.status, draft.job.spec.run_policy.start_deadline_seconds
+    status, deadline = draft.job.status, draft.job.run_policy.start_deadline_seconds
     if (
         deadline is None
         or draft.values["start_time"] is None
@@ -61,7 +61,7 @@ def too_late(
     absent = [pod for pod in pods if pod.name in expected.needed and not (pod.running and pod.ready)]
     known = why is not None and why[0] in OBSTACLES
     pod = hindered(absent) if known and observed.refusal is None else None
-    attempt, deadline = draft.values["attempt"], draft.job.spec.run_policy.start_deadline_seconds
+    attempt, deadline = draft.values["attempt"], draft.job.run_policy.start_deadline_seconds
     message = f"not all pods ran in {deadline} s (runPolicy.startDeadlineSeconds)"
     if why is not None:
         message += f"; it waited for: {why[1]}"
@@ -89,9 +89,9 @@ def _state(pod: PodView) -> str:
     return "which runs but is not ready" if pod.phase == "Running" else f"which {pod.node} has not started"
 
 
-def after_the_end(job: Job, status: JobStatus, now: datetime) -> Evaluation:
+def after_the_end(job: AnyJob, status: JobStatus, now: datetime) -> Evaluation:
     """The status of a job that has ended; with a TTL it is deleted in time, as a Kubernetes Job."""
-    ttl, ended = job.spec.run_policy.ttl_seconds_after_finished, status.completion_time
+    ttl, ended = job.run_policy.ttl_seconds_after_finished, status.completion_time
     if ttl is None or ended is None:
         return Evaluation(status)
     left = ttl - seconds_since(ended, now)
