@@ -28,13 +28,15 @@ import aiohttp
 import yaml
 from aiohttp import web
 
-from dtj.api.identity import LABEL_JOB, LABEL_ROLE, PLURAL
+from dtj.api.identity import LABEL_JOB, LABEL_ROLE
 from dtj.api.job import Manifest
 from dtj.status.times import written_time
 from dtj_trainer import contract
 from tests.dashboard_drawing import Series, picture, series_of
-from tests.unit.support.api_server import stored, write_kubeconfig
-from tests.unit.support.kube_server import KubeServer, Place
+from tests.unit.support.fake_cluster import name_of
+from tests.unit.support.http_cluster import HttpCluster, http_cluster
+from tests.unit.support.jobs import stored
+from tests.unit.support.kubeconfig import write_kubeconfig
 
 ROOT = Path(__file__).parents[1]
 DASHBOARD = ROOT / "charts/dtj-operator/files/dashboard.json"
@@ -46,22 +48,6 @@ _VARIABLE = re.compile(r"\$\w+")
 _STEP_SECONDS = 2
 _CHECKPOINT_SECONDS = 20.0
 _METRICS_PORT, _HEALTH_PORT, _PROMETHEUS_PORT = 18081, 18080, 19090
-
-
-class PlayedServer(KubeServer):
-    """One from which pods can go."""
-
-    async def _item(self, request: web.Request) -> web.Response:
-        place = tuple(request.match_info[part] for part in ("plural", "namespace", "name"))
-        if request.method == "DELETE" and place in self.objects:
-            await self.remove(place)
-            return web.json_response({})
-        return await super()._item(request)
-
-    async def remove(self, place: Place) -> None:
-        """Delete an object."""
-        await self.put(place, self.objects[place], "DELETED")
-        del self.objects[place]
 
 
 @dataclass
@@ -82,27 +68,29 @@ class Training:
 class Play:
     """Nodes, and the programs of the jobs."""
 
-    api: PlayedServer
+    api: HttpCluster
     jobs: dict[str, Training] = field(default_factory=dict)
     starts: dict[str, float] = field(default_factory=dict)
     """When a pod that has a node runs, by its uid."""
 
-    async def apply(self, namespace: str, name: str, training: Training, **spec: Any) -> None:
+    def apply(self, namespace: str, name: str, training: Training, **spec: Any) -> None:
         """Make a job."""
         self.jobs[name] = training
         job = stored(name, **spec)
         job["metadata"] |= {"namespace": namespace, "creationTimestamp": written_time(datetime.now(UTC))}
-        await self.api.put((PLURAL, namespace, name), job, "ADDED")
+        self.api.cluster.put(job)
 
     async def go_on(self) -> None:
         """Move every pod one step along its way, twice a second."""
         while True:
-            for place, pod in list(self.api.objects.items()):
-                if place[0] == "pods" and place in self.api.objects:
-                    await self._move(place, pod)
+            for pod in self.api.cluster.of_kind("Pod"):
+                if "deletionTimestamp" in pod["metadata"]:
+                    self.api.cluster.remove(name_of(pod))
+                else:
+                    self._move(pod)
             await asyncio.sleep(0.5)
 
-    async def _move(self, place: Place, pod: Manifest) -> None:
+    def _move(self, pod: Manifest) -> None:
         now, uid = time.time(), pod["metadata"]["uid"]
         status = pod.get("status") or {}
         phase, name = status.get("phase", "Pending"), pod["metadata"]["labels"][LABEL_JOB]
@@ -110,31 +98,27 @@ class Play:
         if phase == "Pending" and "nodeName" not in pod["spec"]:
             if _gpus(pod) > GPUS - sum(_gpus(other) for other in self._placed()):
                 why = {"reason": "Unschedulable", "message": f"0/3 nodes are available: {GPUS} GPUs in use"}
-                if not status:
-                    await self._tell(
-                        place, pod, {"phase": "Pending", "conditions": [_is("PodScheduled", False, **why)]}
-                    )
+                if "conditions" not in status:
+                    self._tell(pod, {"phase": "Pending", "conditions": [_is("PodScheduled", False, **why)]})
                 return
             self.starts[uid] = now + 3 + hash(uid) % 50 / 10
             pod["spec"]["nodeName"] = f"node-{hash(uid) % 3}"
-            await self._tell(place, pod, {"phase": "Pending", "conditions": [_is("PodScheduled", True)]})
+            self._tell(pod, {"phase": "Pending", "conditions": [_is("PodScheduled", True)]})
         elif phase == "Pending" and now > self.starts[uid]:
             conditions = [*status["conditions"], _is("Ready", True), _is("ContainersReady", True)]
             address = f"127.1.{list(self.jobs).index(name)}.1"
-            await self._tell(place, pod, {"phase": "Running", "podIP": address, "conditions": conditions})
+            self._tell(pod, {"phase": "Running", "podIP": address, "conditions": conditions})
         elif phase == "Running" and role in ("launcher", "chief"):
             if training.fails and now > self.starts[uid] + 4:
-                await self._tell(place, pod, _ended(1))
+                self._tell(pod, _ended(1))
             elif training.step >= training.total:
-                await self._tell(place, pod, _ended(0))
+                self._tell(pod, _ended(0))
             else:
                 self._train(training, now)
 
     def _placed(self) -> list[Manifest]:
         """Pods that hold their node's GPUs."""
-        pods = [
-            pod for place, pod in self.api.objects.items() if place[0] == "pods" and "nodeName" in pod["spec"]
-        ]
+        pods = [pod for pod in self.api.cluster.of_kind("Pod") if "nodeName" in pod["spec"]]
         return [pod for pod in pods if pod["status"]["phase"] in ("Pending", "Running")]
 
     def _train(self, training: Training, now: float) -> None:
@@ -145,14 +129,14 @@ class Play:
         if now - max(training.saved[1], training.runs_since) > _CHECKPOINT_SECONDS:
             training.saved = int(training.step), now
 
-    async def lose(self, namespace: str, pod: str) -> None:
+    def lose(self, namespace: str, pod: str) -> None:
         """A pod is deleted."""
-        training = self.jobs[self.api.objects["pods", namespace, pod]["metadata"]["labels"][LABEL_JOB]]
-        training.runs_since = None
-        await self.api.remove(("pods", namespace, pod))
+        name = ("Pod", namespace, pod)
+        self.jobs[self.api.cluster.objects[name]["metadata"]["labels"][LABEL_JOB]].runs_since = None
+        self.api.cluster.remove(name)
 
-    async def _tell(self, place: Place, pod: Manifest, status: Manifest) -> None:
-        await self.api.put(place, {**pod, "status": status})
+    def _tell(self, pod: Manifest, status: Manifest) -> None:
+        self.api.cluster.put({**pod, "status": status})
 
     async def report(self, request: web.Request) -> web.Response:
         """The answer of /progress, by the address that is asked."""
@@ -197,21 +181,19 @@ async def perform(play: Play) -> None:
     def workers(replicas: int, gpus: int, **roles: Any) -> Manifest:
         return {"replicaSpecs": {"worker": {"replicas": replicas, "gpus": gpus}, **roles}}
 
-    await play.apply("vision", "resnet", Training(2400, 16), **workers(2, 8), **bucket)
+    play.apply("vision", "resnet", Training(2400, 16), **workers(2, 8), **bucket)
     await asyncio.sleep(8)
     ps = {"strategy": "ParameterServer"}
-    await play.apply(
-        "ads", "ranking", Training(3000, 30), **ps, **workers(4, 1, ps={"replicas": 2}), **bucket
-    )
+    play.apply("ads", "ranking", Training(3000, 30), **ps, **workers(4, 1, ps={"replicas": 2}), **bucket)
     await asyncio.sleep(10)
-    await play.apply("vision", "vit", Training(600, 12), **workers(2, 4), **bucket)
+    play.apply("vision", "vit", Training(600, 12), **workers(2, 4), **bucket)
     await asyncio.sleep(15)
     limit = {"runPolicy": {"backoffLimit": 1}}
-    await play.apply("ads", "typo", Training(10, 1, fails=True), **workers(1, 1), **limit)
+    play.apply("ads", "typo", Training(10, 1, fails=True), **workers(1, 1), **limit)
     await asyncio.sleep(45)
-    await play.lose("vision", "resnet-worker-1")
+    play.lose("vision", "resnet-worker-1")
     await asyncio.sleep(40)
-    await play.lose("ads", "ranking-worker-2")
+    play.lose("ads", "ranking-worker-2")
     await asyncio.sleep(end - time.monotonic())
 
 
@@ -257,10 +239,9 @@ async def draw(prometheus: str, folder: Path) -> None:
     scrape = {"job_name": "dtj-operator-metrics", "static_configs": [target]}
     config = {"global": {"scrape_interval": f"{_STEP_SECONDS}s"}, "scrape_configs": [scrape]}
     (folder / "prometheus.yml").write_text(yaml.safe_dump(config))
-    api = PlayedServer()
-    play = Play(api)
     async with AsyncExitStack() as stack:
-        await stack.enter_async_context(api.served())
+        api = await stack.enter_async_context(http_cluster(moves=False))
+        play = Play(api)
         write_kubeconfig(folder / "kubeconfig", api.url)
         app = web.Application()
         app.router.add_get("/progress", play.report)

@@ -238,7 +238,7 @@ class Training:
         if newest is not None:
             state = json.loads((newest.path / STATE_FILE).read_text())
             self._step, self._chain = state["step"], state["chain"]
-            say(f"going on from the checkpoint of step {self._step}, epoch 1")
+            say(f"resuming from the checkpoint of step {self._step}, epoch 1")
 
 
 # --- what each process of a strategy does ------------------------------------------------------------

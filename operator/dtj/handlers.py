@@ -1,6 +1,6 @@
 """kopf's handlers, and kopf's operator within this process.
 
-`on.event` is the only handler of objects: with it alone, kopf writes no finalizer and no annotation to any object.
+`on.event` is the only handler of objects. With this handler alone, kopf writes no finalizer and no annotation.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ def handlers(
     changed: Callable[[Key, str], None],
     stop: Callable[[], Awaitable[None]],
 ) -> kopf.OperatorRegistry:
-    """start, stop: called when kopf starts and ends. changed: called with the key and the version of each job that
-    was created, changed or deleted.
+    """Return kopf's handlers. start, stop: called when kopf starts and ends. changed: called with the key and the
+    version of each job that was created, changed or deleted.
     """
     registry = kopf.OperatorRegistry()
 
@@ -41,7 +41,7 @@ def handlers(
 
     @kopf.on.login(registry=registry)
     async def login(**kwargs: Any) -> kopf.AiohttpSession | None:
-        # As the pod's service account, or by KUBECONFIG where there is none.
+        # Use the pod's service account, or KUBECONFIG outside of a pod.
         account = kopf.login_with_service_account(**kwargs) or kopf.login_with_kubeconfig(**kwargs)
         return trigger_session(account) if account else None
 
@@ -59,7 +59,7 @@ def handlers(
 async def spawn(
     registry: kopf.OperatorRegistry, namespaces: Sequence[str], ending: asyncio.Event
 ) -> Coroutine[Any, Any, None]:
-    """Start kopf's tasks. The coroutine runs them until `ending` is set, and then cancels every task made since."""
+    """Start kopf's tasks. The coroutine runs them until `ending` is set, and then cancels all tasks created since."""
     ours = asyncio.all_tasks()
     tasks = await kopf.spawn_tasks(
         registry=registry,

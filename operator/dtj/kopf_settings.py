@@ -1,4 +1,4 @@
-"""kopf's settings and its session: kopf triggers passes and reads no more of a job than its name and its version."""
+"""kopf's settings and its session. kopf triggers passes, and sees only the name and the version of a job."""
 
 from __future__ import annotations
 
@@ -14,21 +14,21 @@ import kopf
 from dtj.cluster import user_agent
 from dtj.cluster.decoding import decoded
 
-# A connection may die without a sign. The API server writes a bookmark on each watch every minute, so one that says
-# nothing for longer is dead; and none is trusted for ever: the server ends it in time, or else the operator does.
+# A connection may die unnoticed. The API server sends a bookmark on each watch every minute, so that a watch that is
+# silent for longer is dead. Every watch also has a maximum age, which the server or else the operator enforces.
 _CONNECT_SECONDS = 10.0
 _REQUEST_SECONDS = 60.0
 _SILENCE_SECONDS = 70.0
 _WATCH_SECONDS = 600
 _WATCH_SLACK_SECONDS = 30
-# Before kopf repeats a request whose answer was no JSON.
+# Seconds before kopf repeats a request whose answer was not JSON.
 _NO_JSON_SECONDS = 1.0
 _IDENTITY = ("name", "namespace", "uid", "resourceVersion")
 _log = logging.getLogger(__name__)
 
 
 def configure(settings: kopf.OperatorSettings) -> None:
-    """What kopf watches, and how long it waits for it; nothing that matters is left to its defaults."""
+    """Set what kopf watches, and its timeouts. dtj relies on no default that matters."""
     settings.posting.enabled = False
     settings.scanning.disabled = True
     settings.watching.chunk_size = 200
@@ -42,7 +42,7 @@ def configure(settings: kopf.OperatorSettings) -> None:
 
 
 def trigger_session(account: kopf.ConnectionInfo) -> kopf.AiohttpSession:
-    """Kopf's session: as this account, with the operator's User-Agent, and with answers of identities alone."""
+    """Return kopf's session: with this account, the operator's User-Agent, and answers reduced to identities."""
     session = aiohttp.ClientSession(
         connector=aiohttp.TCPConnector(limit=0, ssl=account.as_ssl_context()),
         headers={**account.as_http_headers(), "User-Agent": user_agent.OPERATOR},
@@ -60,10 +60,10 @@ def trigger_session(account: kopf.ConnectionInfo) -> kopf.AiohttpSession:
 
 
 class IdentityResponse(aiohttp.ClientResponse):
-    """An answer of the API server in which each object is its identity alone.
+    """An answer of the API server in which each object is reduced to its identity.
 
-    kopf reads answers with `json.loads` and ends at a RecursionError: in whole objects, one job that is nested too
-    deeply would end the operator. Besides, kopf keeps the last event of each object for a while.
+    kopf decodes answers with `json.loads`, and a RecursionError ends kopf. With complete objects, one job that is
+    nested too deeply would end the operator. kopf also keeps the last event of each object for a while.
     """
 
     async def start(self, connection: Any) -> aiohttp.ClientResponse:
@@ -74,7 +74,9 @@ class IdentityResponse(aiohttp.ClientResponse):
         return self
 
     async def json(self, **options: Any) -> Any:
-        """The body, a list's items as identities. Raises ClientPayloadError where a success has no such body."""
+        """Return the body, with a list's items as identities. Raises ClientPayloadError for a success without such a
+        body.
+        """
         if self.status >= 400:
             return await super().json(**options)
         body = await self.read()
@@ -84,14 +86,14 @@ class IdentityResponse(aiohttp.ClientResponse):
                 answer["items"] = [_identity(item) for item in answer["items"] or ()]
         except ValueError:
             begin = body[:100].decode(errors="replace")
-            _log.warning("GET %s: the answer is no JSON of an object: %r", self.url.path, begin)
+            _log.warning("GET %s: the answer is not a JSON object: %r", self.url.path, begin)
             await asyncio.sleep(_NO_JSON_SECONDS)
-            raise aiohttp.ClientPayloadError("no JSON of an object") from None
+            raise aiohttp.ClientPayloadError("not a JSON object") from None
         return answer
 
 
 class _Events:
-    """The lines of a watch, each event with the identity of its object. A line that is no such event ends them."""
+    """The lines of a watch, with each object reduced to its identity. An invalid line ends the watch."""
 
     def __init__(self, content: aiohttp.StreamReader, path: str) -> None:
         self._content = content
@@ -101,7 +103,7 @@ class _Events:
         return getattr(self._content, name)
 
     async def iter_chunked(self, size: int) -> AsyncIterator[bytes]:
-        """Whole lines; kopf reads a watch by nothing else."""
+        """Yield whole lines. kopf reads a watch only by this method."""
         try:
             async for line in _lines(self._content, size):
                 event = await _object(line)
@@ -109,12 +111,12 @@ class _Events:
                     event["object"] = _identity(event.get("object"))
                 yield json.dumps(event).encode() + b"\n"
         except ValueError as error:
-            _log.warning("GET %s: a line of the watch is no JSON of an object: %s", self._path, error)
-            await asyncio.sleep(_NO_JSON_SECONDS)  # kopf watches anew without a pause
+            _log.warning("GET %s: a line of the watch is not a JSON object: %s", self._path, error)
+            await asyncio.sleep(_NO_JSON_SECONDS)  # kopf starts the next watch without a pause.
 
 
 async def _lines(content: aiohttp.StreamReader, size: int) -> AsyncIterator[bytes]:
-    # Not by the reader's own lines: those have a longest length.
+    # The reader's own `readline` limits the length of a line.
     rest = b""
     async for block in content.iter_chunked(size):
         *lines, rest = (rest + block).split(b"\n")
@@ -125,15 +127,15 @@ async def _lines(content: aiohttp.StreamReader, size: int) -> AsyncIterator[byte
 
 
 def _identity(manifest: Any) -> dict[str, Any]:
-    """Raises ValueError."""
+    """Return name, namespace, uid and version. Raises ValueError."""
     if not isinstance(manifest, dict) or not isinstance(metadata := manifest.get("metadata"), dict):
-        raise ValueError("no object")
+        raise ValueError("not an object")
     return {"metadata": {name: metadata[name] for name in _IDENTITY if name in metadata}}
 
 
 async def _object(text: bytes) -> dict[str, Any]:
-    """Raises ValueError."""
+    """Decode a JSON object. Raises ValueError."""
     read = await decoded(text)
     if not isinstance(read, dict):
-        raise ValueError("another type")
+        raise ValueError("not an object")
     return read

@@ -1,4 +1,4 @@
-"""What runs while this process leads: caches, queue and workers."""
+"""The parts that run while this process is the leader: caches, queue and workers."""
 
 from __future__ import annotations
 
@@ -24,16 +24,16 @@ from dtj.reconcile.queue import WorkQueue
 from dtj.reconcile.reconciler import Reconciler
 from dtj.reconcile.view import Key
 
-# Passes that run when the operator is told to end may finish; a pass takes milliseconds, a hanging request more.
+# Seconds for passes in progress when the operator ends. A pass takes milliseconds, but a request may hang.
 GRACE_SECONDS = 5.0
-# Pods of a job come, start and end one after the other: their counts alone are not written for each.
+# Pods of a job start and end one after the other. A status that changes only in its counts is written this seldom.
 _COUNTS_SECONDS = 5.0
-# A pass makes several objects, of which each comes back as an event.
+# A pass creates several objects, and each causes an event. The rest lets one pass handle several events.
 _REST_SECONDS = 0.02
 
 
 class Leader:
-    """Reconciles jobs. Start it once, and stop it when done."""
+    """Reconciles jobs. Start a leader once, and stop it when done."""
 
     def __init__(
         self, options: Options, cluster: KubernetesApi, metrics: Metrics, clock: ServerClock
@@ -64,25 +64,25 @@ class Leader:
         self._opening: asyncio.Task[None] | None = None
 
     def start(self) -> None:
-        """Start watches and workers; workers get their first job when every first list is cached."""
+        """Start watches and workers. Workers get their first job when the caches have synced."""
         self._controller.start(self._options.workers)
         self._informers.start()
         self._opening = asyncio.create_task(self._open())
 
     async def _open(self) -> None:
-        # Earlier, a pass would take pods that are not listed yet for lost.
+        # Before the caches have synced, a pass would consider pods lost that are not listed yet.
         await self._informers.synced()
         self._controller.queue.open()
 
     def changed(self, key: Key, version: str) -> None:
-        """A job came, changed or went: it has this version now."""
+        """Handle kopf's event of a job: the job was created, changed or deleted at this version."""
         self._controller.changed(key, version)
 
     def _cached(self, key: Key) -> None:
         self._controller.cached(key)
 
     def figures(self) -> dict[str, float]:
-        """For the health check. A figure grows if something of deleted jobs is kept. Raises Stuck."""
+        """Return figures for the health check; a figure that keeps growing shows a leak. Raises Stuck."""
         return {
             **self._controller.check(),
             "objects": self._informers.check(),
@@ -90,11 +90,11 @@ class Leader:
         }
 
     async def stop_passes(self, grace: float) -> None:
-        """Begin no pass any more, and let those that run go on for so many seconds; what they stored holds."""
+        """Begin no more passes, and give those in progress `grace` seconds. Stored statuses stay valid."""
         await self._controller.stop(grace)
 
     async def stop(self) -> None:
-        """Stop everything, and close the connections; the next leader goes on from what is stored."""
+        """Stop everything, and close the connections. The next leader continues from the stored statuses."""
         if self._opening:
             self._opening.cancel()
         await self._controller.stop()

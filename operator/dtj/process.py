@@ -1,4 +1,4 @@
-"""The process of the operator: it waits for its turn, works, and leaves its lease to the next process."""
+"""The operator's process: waits for leadership, works, and releases its Lease to the next process."""
 
 from __future__ import annotations
 
@@ -31,23 +31,23 @@ from dtj.reconcile.metrics_server import serve_metrics
 
 _log = logging.getLogger(__name__)
 _CRD_SECONDS = 3.0
-# A leader whose event loop has not moved for longer serves no job: its Lease is to go to another.
+# A leader whose event loop has not moved for longer serves no job. Its Lease must go to another process.
 _STANDSTILL_SECONDS = 30.0
 
 
 def main() -> None:
-    """`dtj-operator`: run the operator until it is told to end."""
+    """Run `dtj-operator` until a signal ends it."""
     options = read_flags()
     configure_logs(options.log_level)
     try:
         asyncio.run(_run(options))
     except LeaseLost as lost:
-        # Nothing may be written any more; the process that comes after this one waits for its turn.
+        # This process must not write any more. Its successor waits for leadership.
         sys.exit(f"dtj-operator: {lost}")
 
 
 async def _run(options: Options) -> None:
-    """Wait for this process's turn, work, and leave the lease to the next."""
+    """Wait for leadership, work, and release the Lease."""
     ending = asyncio.Event()
     _on_signals(ending.set)
     health = Health()
@@ -55,7 +55,7 @@ async def _run(options: Options) -> None:
         clock = ServerClock(boot_clock, datetime.now(UTC))
         lag = event_loop_lag()
         heartbeat = Heartbeat(boot_clock, lag.observe)
-        # The loop keeps no task that nobody else does.
+        # asyncio holds only a weak reference to a task, hence the variable.
         beating = asyncio.create_task(heartbeat.beat())
         stack.callback(beating.cancel)
         stack.enter_context(Watchdog(heartbeat, boot_clock).watching())
@@ -76,7 +76,7 @@ async def _run(options: Options) -> None:
 async def _elector(
     options: Options, heartbeat: Heartbeat, clock: ServerClock, stack: AsyncExitStack
 ) -> LeaseThread:
-    """A candidate for the lease, which gives that back at the end."""
+    """Start a candidate for the Lease, which releases the Lease at the end."""
     place = {"namespace": options.lease_namespace, "name": options.lease_name}
     identity = f"{socket.gethostname()}_{uuid.uuid4()}"
 
@@ -86,7 +86,7 @@ async def _elector(
     def candidate(leases: Leases) -> Elector:
         return Elector(leases, place, identity, options.timing, boot_clock, clock.now, moves)
 
-    # Its requests show the clock the API server's date also while nothing happens to jobs.
+    # The clock also follows the API server's date from these requests, while no job changes.
     elector = LeaseThread(partial(connect, clock=clock), candidate)
     stack.push_async_callback(elector.close)
     await elector.start()
@@ -95,7 +95,7 @@ async def _elector(
 
 
 async def _turn(elector: LeaseThread | None) -> None:
-    """Wait for the CRD, because kopf looks only once for what it is to watch, and then for the lease."""
+    """Wait for the CRD, because kopf looks up its resources only once, and then for the Lease."""
     cluster = await connect()
     try:
         while not await cluster.serves(API_VERSION):
@@ -120,7 +120,7 @@ async def _work(
         health.check = leader.figures
 
     run = await spawn(handlers(start, leader.changed, leader.stop), options.namespaces, kopf_ending)
-    _on_signals(ending.set)  # kopf has taken the signals for itself
+    _on_signals(ending.set)  # kopf replaced the signal handlers.
     operator = asyncio.create_task(run)
     await asyncio.wait({ended, kept, operator}, return_when=asyncio.FIRST_COMPLETED)
     lost = kept.done()
@@ -129,7 +129,7 @@ async def _work(
         task.cancel()
     await asyncio.wait({ended, kept})
     if elector and not lost:
-        # Before kopf ends: it writes nothing, and takes its time.
+        # Release before kopf ends: kopf writes nothing, and its end takes time.
         await elector.release()
     kopf_ending.set()
     await operator
@@ -138,7 +138,7 @@ async def _work(
 
 
 async def _before(ending: asyncio.Event, work: Coroutine[Any, Any, None]) -> bool:
-    """Whether the work was done before the end came; else it is cancelled. Raises what the work raises."""
+    """Run the work until it is done or the end comes; return whether it is done. Raises what the work raises."""
     task, ended = asyncio.create_task(work), asyncio.create_task(ending.wait())
     await asyncio.wait({task, ended}, return_when=asyncio.FIRST_COMPLETED)
     done = task.done()

@@ -13,7 +13,7 @@ from typing import Any
 
 from aiohttp import web
 
-from dtj.api.validation import TRAINER_CONTAINER
+from dtj.api.pod_template import TRAINER_CONTAINER
 from dtj_trainer import contract
 from tests.bench.api_client import ApiClient, Manifest
 

@@ -18,8 +18,10 @@ from dtj.api.identity import GROUP, PLURAL
 from dtj.api.job import read_job
 from dtj.api.validation import faults
 from tests.chart.helm import NAMESPACE, rendered
-from tests.unit.support.api_server import ApiServer, serving, stored, write_kubeconfig
 from tests.unit.support.fake_cluster import SCHEMA
+from tests.unit.support.http_cluster import HttpCluster, http_cluster
+from tests.unit.support.jobs import stored
+from tests.unit.support.kubeconfig import TOKEN, write_kubeconfig
 from tests.unit.support.structural import schema_faults
 
 # The commands of the script are processes that a busy machine starts slowly.
@@ -76,13 +78,14 @@ def test_the_job_runs_where_the_operator_runs_jobs(values: dict[str, Any], where
 
 
 @pytest.fixture
-async def api() -> AsyncIterator[ApiServer]:
-    async with serving(ApiServer()) as server:
+async def api() -> AsyncIterator[HttpCluster]:
+    async with http_cluster(moves=False) as server:
+        server.tokens = {TOKEN}
         yield server
 
 
 @pytest.fixture
-def run(api: ApiServer, tmp_path: Path) -> Callable[[], Any]:
+def run(api: HttpCluster, tmp_path: Path) -> Callable[[], Any]:
     """The pod's script, with the job's file and a kubeconfig of its own."""
     write_kubeconfig(tmp_path / "kubeconfig", api.url)
     (tmp_path / "job.yaml").write_text(yaml.safe_dump(JOB))
@@ -107,19 +110,19 @@ def run(api: ApiServer, tmp_path: Path) -> Callable[[], Any]:
     return start
 
 
-async def ends(api: ApiServer, phase: str, message: str = "") -> None:
+async def ends(api: HttpCluster, phase: str, message: str = "") -> None:
     """The operator ends the job, once one is there that it has not ended, and somebody waits for that."""
-    while not api.watched or (api.jobs[NAME].get("status") or {}).get("phase"):
+    while not api.watches or (api.jobs[NAME].get("status") or {}).get("phase"):
         await asyncio.sleep(0.02)
     end = {
         "type": phase, "status": "True", "reason": "ItEnded", "message": message,
         "lastTransitionTime": "2026-11-21T12:01:00Z",
     }  # fmt: skip
-    await api.status(NAME, phase=phase, conditions=[end])
+    api.set_status(NAME, phase=phase, conditions=[end])
 
 
 async def test_a_job_that_succeeds_is_deleted_and_the_test_passes(
-    api: ApiServer, run: Callable[[], Any]
+    api: HttpCluster, run: Callable[[], Any]
 ) -> None:
     operator = asyncio.create_task(ends(api, "Succeeded"))
     code, said = await run()
@@ -131,9 +134,9 @@ async def test_a_job_that_succeeds_is_deleted_and_the_test_passes(
 
 
 async def test_a_job_that_fails_is_shown_and_stays_until_the_next_test(
-    api: ApiServer, run: Callable[[], Any]
+    api: HttpCluster, run: Callable[[], Any]
 ) -> None:
-    await api.put(stored(NAME) | {"status": {"phase": "Failed"}})
+    api.cluster.put(stored(NAME) | {"status": {"phase": "Failed"}})
     operator = asyncio.create_task(ends(api, "Failed", "it broke"))
     code, said = await run()
     await operator
@@ -143,7 +146,7 @@ async def test_a_job_that_fails_is_shown_and_stays_until_the_next_test(
     assert f"{NAME} submitted to namespace ml" in said
     assert "it broke" in said
     assert NAME in api.jobs
-    assert {_right(method, path) for method, path in api.requests} == {
+    assert {_right(request.method, request.path) for request in api.requests} == {
         (verb, resource, group)
         for rule in MADE[f"Role/{NAME}"]["rules"]
         for verb in rule["verbs"]

@@ -1,5 +1,10 @@
 """The admission webhook: what kubectl says of a wrong job, and what becomes of one while a certificate is expired.
 
+* wrong and good jobs by kubectl
+* jobs that were stored before the webhook
+* a CA bundle that is lost
+* an expired certificate
+
 It belongs to a second release of the chart, for one namespace, whose operator waits: somebody else has its lease.
 """
 

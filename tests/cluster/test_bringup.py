@@ -1,4 +1,9 @@
-"""The cluster that `make cluster` made is one: names, services, S3 and RBAC work from inside pods on two nodes."""
+"""The cluster that `make cluster` made is one: names, services, S3 and RBAC work from inside pods on two nodes.
+
+* names and Services across nodes
+* the object store
+* RBAC
+"""
 
 from __future__ import annotations
 

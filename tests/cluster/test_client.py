@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from dtj import Client, DistributedTrainingJob
-from dtj.client import ConditionType, NotFound
+from dtj.client import ConditionType, LogQuery, NotFound
 from tests.cluster.jobs import Namespace, example, stub
 from tests.patience import PATIENCE
 
@@ -31,14 +31,14 @@ def test_a_job_from_submit_to_delete(namespace: Namespace, tmp_path: Path) -> No
         pods = [(pod.role, pod.index, pod.running) for pod in client.pods("sdk")]
         assert pods == [("launcher", 0, True), ("worker", 0, True), ("worker", 1, True)]
 
-        followed = list(client.logs("sdk", follow=True))
+        followed = list(client.logs("sdk", LogQuery(follow=True)))
         assert {line.source for line in followed} >= {"rank 0", "rank 1", "launcher-0"}
         assert all(line.time is not None for line in followed)
         ended = client.wait("sdk", timeout=240 * PATIENCE)
         assert ended.status.phase == "Succeeded"
 
         # The launcher's pod is still there.
-        of_rank = [line.text for line in client.logs("sdk", rank=1)]
+        of_rank = [line.text for line in client.logs("sdk", LogQuery(rank=1))]
         assert of_rank == [line.text for line in followed if line.source == "rank 1"]
         assert "JobSucceeded" in [event.reason for event in client.events("sdk")]
 
@@ -50,7 +50,7 @@ def test_a_job_from_submit_to_delete(namespace: Namespace, tmp_path: Path) -> No
         assert [path.name for path in artifacts.get("model", tmp_path)].count("chain") == 1
         namespace.kubectl("delete", "pods", "--all", "--wait=true", timeout=150)
         # The rank's own file has what its program printed, without what `dtj-launch` told of it.
-        kept = [line.text for line in client.logs("sdk", rank=1)]
+        kept = [line.text for line in client.logs("sdk", LogQuery(rank=1))]
         assert kept
         assert set(kept) <= set(of_rank)
 

@@ -23,7 +23,7 @@ def test_a_failed_program_goes_on_from_its_checkpoint(namespace: Namespace) -> N
     assert job.wait(240)["attempt"] == 2
     # The failed attempt's pods went only when its checkpoint of step 40 was in the bucket.
     log = job.artifacts().read("logs/attempt-2/rank-0.log").decode()
-    assert "going on from the checkpoint of step 40," in log
+    assert "resuming from the checkpoint of step 40," in log
     rows = job.artifacts().metrics()
     second = [row["step"] for row in rows if row["attempt"] == 2 and row["kind"] == "train"]
     assert min(second) > 40

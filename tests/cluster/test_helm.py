@@ -1,4 +1,9 @@
-"""Releases by real Helm: what they may do, and jobs that live through an upgrade and an uninstallation."""
+"""Releases by real Helm: what they may do, and jobs that live through an upgrade and an uninstallation.
+
+* `helm test`
+* rights of the operator and of users
+* jobs during an upgrade and an uninstallation
+"""
 
 from __future__ import annotations
 

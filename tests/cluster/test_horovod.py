@@ -1,4 +1,11 @@
-"""The main job: Horovod over MPI trains Fashion-MNIST in real pods, and what it leaves in the bucket is right."""
+"""The main job: Horovod over MPI trains Fashion-MNIST in real pods, and what it leaves in the bucket is right.
+
+* the status and the model of the example
+* artifacts and event files
+* ranks of workers, compared with one process
+* TensorFlow by Horovod
+* ranks on wrong hosts and with unknown users
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,8 @@
-"""Jobs for mpi-operator: the operator and the API server are real, mpi-operator's part is played by these tests."""
+"""Jobs for mpi-operator: the operator and the API server are real, mpi-operator's part is played by these tests.
+
+* a job that waits for mpi-operator, and its training
+* an MPIJob that fails
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,8 @@
-"""Jobs whose pods are placed all together or not at all; what schedulers and queues do is played by the test."""
+"""Jobs whose pods are placed all together or not at all; what schedulers and queues do is played by the test.
+
+* PodGroups: created once their kind is served, and deleted with their jobs
+* a queue: admission, eviction, second admission
+"""
 
 from __future__ import annotations
 

@@ -23,7 +23,7 @@ def test_a_horovod_job_goes_on_with_more_workers_where_it_was(namespace: Namespa
     status = job.wait(300)
     assert status["attempt"] == 2
     assert status["restarts"] == {"application": 0, "infrastructure": 0}
-    assert f"going on from the checkpoint of step {step}," in _log(job, "rank-0")
+    assert f"resuming from the checkpoint of step {step}," in _log(job, "rank-0")
     assert _log(job, "rank-2")
     assert {row["worldSize"] for row in job.artifacts().metrics() if row["attempt"] == 2} == {3}
     assert job.artifacts().stub_steps_are_complete(STEPS)
@@ -38,7 +38,7 @@ def test_a_parameter_server_job_goes_on_where_it_was(namespace: Namespace) -> No
     status = job.wait(300)
     assert status["restarts"] == {"application": 0, "infrastructure": 0}
     assert set(status["replicaAttempts"].values()) == {2}
-    assert f"going on from the checkpoint of step {step}," in _log(job, "chief-0")
+    assert f"resuming from the checkpoint of step {step}," in _log(job, "chief-0")
 
 
 def _suspended_after(job: Job, step: int) -> int:

@@ -112,10 +112,10 @@ def assert_a_large_state_is_resumed_in_little_memory(
     run(1).ended()
     size = (folder / f"run-0/checkpoints/1/{state_file}").stat().st_size
     without = run(2).ended()
-    assert "1 ranks have no copy of the checkpoint of step 1: it is sent" in without.output, without.output
+    assert "1 ranks have no copy of the checkpoint of step 1: sending it" in without.output, without.output
     shutil.copytree(folder / "run-0/checkpoints", folder / "run-1/checkpoints")
     with_copies = run(3).ended()
-    assert "going on from the checkpoint of step 2" in with_copies.output
+    assert "resuming from the checkpoint of step 2" in with_copies.output
     assert "have no copy" not in with_copies.output
     for resumed in (without, with_copies):
         assert len(rises(resumed, "resume")) == 2

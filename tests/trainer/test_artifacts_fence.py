@@ -1,4 +1,10 @@
-"""Attempts that write into one bucket at the same time: whatever the order, the newest one's work stays whole."""
+"""Attempts that write into one bucket at the same time: whatever the order, the newest one's work stays whole.
+
+* writers that stop before any request and return
+* claims: raised, lost, removed, made at the same time
+* files and logs of an attempt that is over
+* checkpoints: uploads and restores under a claim
+"""
 
 from __future__ import annotations
 

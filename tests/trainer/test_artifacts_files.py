@@ -1,4 +1,10 @@
-"""Files uploaded while a program runs: when each is due, and in which pieces."""
+"""Files uploaded while a program runs: when each is due, and in which pieces.
+
+* growing logs
+* segments, event files and rotated logs
+* whole files: models, uploads that are interrupted, backoff
+* keys that the store refuses, and a bucket that is away
+"""
 
 from __future__ import annotations
 

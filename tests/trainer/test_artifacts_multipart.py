@@ -1,4 +1,9 @@
-"""Uploads in parts: what is sent again after an error, and what is left in the bucket."""
+"""Uploads in parts: what is sent again after an error, and what is left in the bucket.
+
+* throttled parts and uploads that resume
+* files that change, and parts that are left over
+* parallel parts, hashes and progress
+"""
 
 import os
 import threading

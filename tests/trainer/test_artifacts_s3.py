@@ -1,4 +1,10 @@
-"""Clients, URIs and errors of S3."""
+"""Clients, URIs and errors of S3.
+
+* URIs, endpoints and environments
+* credentials, certificates and identity providers
+* uploads and downloads: large, interrupted, changed, on a full disk
+* conditional writes
+"""
 
 from __future__ import annotations
 

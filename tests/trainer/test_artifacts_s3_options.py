@@ -1,4 +1,9 @@
-"""Buckets that demand something of each request: encryption, a requester who pays, a form of URLs."""
+"""Buckets that demand something of each request: encryption, a requester who pays, a form of URLs.
+
+* server-side encryption and requester pays
+* path style and virtual-hosted style URLs
+* wrong options
+"""
 
 from __future__ import annotations
 

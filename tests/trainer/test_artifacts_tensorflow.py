@@ -1,4 +1,10 @@
-"""Checkpoints as TensorFlow 2.21 writes them: flat files, and one that names the newest."""
+"""Checkpoints as TensorFlow 2.21 writes them: flat files, and one that names the newest.
+
+* the layout of a session, and the state file
+* mirrors of checkpoint directories, damaged downloads
+* requests while nothing changes
+* a chief that was replaced
+"""
 
 from __future__ import annotations
 

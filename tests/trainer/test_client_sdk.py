@@ -1,9 +1,17 @@
-"""The SDK with a real bucket: artifacts, logs of jobs without pods, credentials, and the examples of docs/sdk.md."""
+"""The SDK with a real bucket: artifacts, logs of jobs without pods, credentials, and the examples of docs/sdk.md.
+
+* lists, copies and segments of artifacts
+* checkpoints, and a bucket that is away
+* credentials of the job's Secret
+* logs from the bucket
+* the examples of docs/sdk.md
+"""
 
 from __future__ import annotations
 
 import asyncio
 import re
+from base64 import b64encode
 from collections.abc import AsyncIterator
 from contextlib import redirect_stdout
 from io import StringIO
@@ -12,9 +20,12 @@ from typing import Any
 
 import pytest
 from tests.trainer.conftest import REPOSITORY, ObjectStore
-from tests.unit.support.api_server import ApiServer, pod, serving, stored, write_kubeconfig
+from tests.unit.support.http_cluster import HttpCluster, http_cluster
+from tests.unit.support.jobs import stored
+from tests.unit.support.kubeconfig import TOKEN, write_kubeconfig
+from tests.unit.support.pods import stored_pod
 
-from dtj.client import Artifacts, AsyncClient, NotFound, Unreachable, Unusable
+from dtj.client import Artifacts, AsyncClient, LogQuery, NotFound, Unreachable, Unusable
 from dtj_trainer.artifacts.manifest import Entry, Manifest, StoredFile
 from dtj_trainer.artifacts.store import Store, StoredObject, open_store
 
@@ -29,8 +40,9 @@ ENDED = {"phase": "Succeeded", "completionTime": "2026-11-21T13:00:00Z", "condit
 
 
 @pytest.fixture
-async def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[ApiServer]:
-    async with serving(ApiServer()) as running:
+async def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[HttpCluster]:
+    async with http_cluster(moves=False) as running:
+        running.tokens = {TOKEN}
         write_kubeconfig(tmp_path / "config", running.url)
         monkeypatch.setenv("KUBECONFIG", str(tmp_path / "config"))
         yield running
@@ -124,7 +136,7 @@ def test_a_store_that_is_away_is_unreachable(job_uri: str) -> None:
 
 
 async def test_the_jobs_secret_opens_the_bucket_where_the_user_has_no_credentials(
-    server: ApiServer, object_store: ObjectStore, monkeypatch: pytest.MonkeyPatch
+    server: HttpCluster, object_store: ObjectStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     environment = dict(object_store.environment)
     for name in list(environment):
@@ -136,15 +148,15 @@ async def test_the_jobs_secret_opens_the_bucket_where_the_user_has_no_credential
         "endpoint": environment["AWS_ENDPOINT_URL_S3"],
         "secretName": "s3-credentials",
     }
-    await server.put(stored(artifacts=store, env=[{"name": "DTJ_S3_SSE", "value": "AES256"}]))
+    server.cluster.put(stored(artifacts=store, env=[{"name": "DTJ_S3_SSE", "value": "AES256"}]))
     async with AsyncClient() as client:
         with pytest.raises(
             Unreachable, match=r"no credentials for s3://training/jobs/ml/mnist-uid: .*not found"
         ):
             await client.artifacts("mnist")
-        server.secrets["s3-credentials"] = {
-            key: value for key, value in environment.items() if "ENDPOINT" not in key
-        } | {"OTHER": "x"}
+        keys = {key: value for key, value in environment.items() if "ENDPOINT" not in key} | {"OTHER": "x"}
+        data = {key: b64encode(value.encode()).decode() for key, value in keys.items()}
+        server.cluster.put({"kind": "Secret", "metadata": {"name": "s3-credentials"}, "data": data})
         artifacts = await client.artifacts("mnist")
         assert "OTHER" not in artifacts.environment
         assert artifacts.environment["DTJ_S3_SSE"] == "AES256"
@@ -156,9 +168,9 @@ async def test_the_jobs_secret_opens_the_bucket_where_the_user_has_no_credential
 
 
 @pytest.fixture
-async def finished(server: ApiServer, object_store: ObjectStore) -> tuple[AsyncClient, Store]:
+async def finished(server: HttpCluster, object_store: ObjectStore) -> tuple[AsyncClient, Store]:
     """Of a Horovod job without pods that was started twice."""
-    await server.put(stored("of-buckets", artifacts={"uri": "s3://training/logs"}) | {"status": ENDED})
+    server.cluster.put(stored("of-buckets", artifacts={"uri": "s3://training/logs"}) | {"status": ENDED})
     store = open_store("s3://training/logs/ml/of-buckets-uid")
     for attempt in (2, 10):
         both = f"starts {attempt}\n[rank 1] one\n[rank 0] zero\n"
@@ -182,10 +194,22 @@ async def test_logs_of_a_job_without_pods_come_from_the_bucket(
     finished: tuple[AsyncClient, Store], choice: dict[str, Any], lines: list[str]
 ) -> None:
     async with finished[0] as client:
-        found = [f"{line.source}: {line.text}" async for line in client.logs("of-buckets", **choice)]
+        found = [
+            f"{line.source}: {line.text}" async for line in client.logs("of-buckets", LogQuery(**choice))
+        ]
         assert found == lines
         with pytest.raises(NotFound, match="no such logs of attempt 3"):
-            await anext(client.logs("of-buckets", attempt=3))
+            await anext(client.logs("of-buckets", LogQuery(attempt=3)))
+
+
+async def test_a_log_without_its_first_segment_begins_with_the_second(
+    finished: tuple[AsyncClient, Store],
+) -> None:
+    client, store = finished
+    for number, line in ((2, b"c\n"), (3, b"d\n")):
+        store.put_bytes(f"logs/attempt-11/launcher-0.log.{number:05}", line)
+    async with client:
+        assert [line.text async for line in client.logs("of-buckets")] == ["c", "d"]
 
 
 @pytest.mark.parametrize("tail", [None, 1, 2, 3, 4, 5, 6, 7])
@@ -202,7 +226,9 @@ async def test_a_log_in_segments_is_one_log_of_which_the_end_is_read_alone(
     get = Store.get_bytes
     monkeypatch.setattr(Store, "get_bytes", lambda store, key: (read.append(key), get(store, key))[1])
     async with client:
-        found = [f"{line.source}: {line.text}" async for line in client.logs("of-buckets", tail=tail)]
+        found = [
+            f"{line.source}: {line.text}" async for line in client.logs("of-buckets", LogQuery(tail=tail))
+        ]
     whole = [
         "launcher-0: a",
         "rank 0: b",
@@ -216,21 +242,22 @@ async def test_a_log_in_segments_is_one_log_of_which_the_end_is_read_alone(
         assert read == [f"{log}.00010"]
 
 
-async def operate(server: ApiServer) -> None:
+async def operate(server: HttpCluster) -> None:
     """The operator and the pods of every job that is made: its log, what it leaves, its end."""
     done: set[str] = set()
     while True:
         for name in [name for name in server.jobs if name not in done]:
             done.add(name)
             launcher = f"{name}-launcher-0"
-            store = open_store(f"s3://training/jobs/ml/{name}-uid")
+            uid = server.jobs[name]["metadata"]["uid"].partition("-")[0]
+            store = open_store(f"s3://training/jobs/ml/{name}-{uid}")
             for key, content in (("model/model.pt", b"weights"), ("metrics.jsonl", b'{"accuracy": 0.9}\n')):
                 await asyncio.to_thread(store.put_bytes, key, content)
-            server.pods[launcher] = pod(launcher)
-            await server.status(name, phase="Running")
-            await server.print(launcher, "2026-11-21T12:00:01Z [rank 0] loss 0.5")
-            server.pods[launcher] = pod(launcher, phase="Succeeded")
-            await server.status(name, **ENDED, progress={"step": 938, "accuracy": 0.9})
+            server.cluster.put(stored_pod(launcher))
+            server.set_status(name, phase="Running")
+            server.logs.print(launcher, "2026-11-21T12:00:01Z [rank 0] loss 0.5")
+            server.cluster.put(stored_pod(launcher, phase="Succeeded"))
+            server.set_status(name, **ENDED, progress={"step": 938, "accuracy": 0.9})
         await asyncio.sleep(0.02)
 
 
@@ -243,7 +270,7 @@ async def operate(server: ApiServer) -> None:
     ],
 )
 async def test_the_examples_of_the_documentation_run(
-    server: ApiServer,
+    server: HttpCluster,
     object_store: ObjectStore,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,

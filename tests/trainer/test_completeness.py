@@ -1,4 +1,9 @@
-"""Which checkpoints of a program count: by how it writes them, and by how it ends. Real processes write them."""
+"""Which checkpoints of a program count: by how it writes them, and by how it ends. Real processes write them.
+
+* programs that end, are killed, or still run
+* renamed files and open files
+* machines without inotify
+"""
 
 from __future__ import annotations
 

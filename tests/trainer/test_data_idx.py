@@ -1,3 +1,5 @@
+"""IDX files: types, gzip, copies and wrong files."""
+
 from __future__ import annotations
 
 import gzip

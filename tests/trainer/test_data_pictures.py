@@ -1,3 +1,5 @@
+"""Sets of pictures: layouts, sizes, class names and URIs."""
+
 from __future__ import annotations
 
 import gzip

@@ -1,3 +1,5 @@
+"""The order of examples: shared among ranks, by epoch and seed, and after a resume."""
+
 from __future__ import annotations
 
 import itertools

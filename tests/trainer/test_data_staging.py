@@ -1,3 +1,12 @@
+"""Data that are downloaded to a pod: once, whole, and again after an interruption.
+
+* interrupted, damaged and changed downloads
+* what later processes of an attempt ask for
+* buckets that are away, empty or slow
+* local folders and wrong URIs
+* ranks of a pod that download once
+"""
+
 from __future__ import annotations
 
 import hashlib

@@ -1,4 +1,9 @@
-"""The object store of `dtj run`: one SeaweedFS for all commands, which outlives none of them."""
+"""The object store of `dtj run`: one SeaweedFS for all commands, which outlives none of them.
+
+* start, reuse and end of the server
+* killed servers, keepers and commands
+* ports and folders in use
+"""
 
 from __future__ import annotations
 

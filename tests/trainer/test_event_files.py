@@ -1,4 +1,8 @@
-"""Event files brought from a bucket, and the program of the TensorBoard image that serves them."""
+"""Event files brought from a bucket, and the program of the TensorBoard image that serves them.
+
+* objects that are new, have grown or were replaced
+* the program of the image: retries, segments, a bucket that is away, its end
+"""
 
 from __future__ import annotations
 
@@ -218,7 +222,7 @@ def test_it_outlives_a_bucket_that_is_away_and_says_so_once(
     lines = iter(serve.stderr.readline, "")
     assert "can't be reached" in next(line for line in lines if "tried again" in line)
     object_store.start()
-    assert any("the bucket answers again" in line for line in lines)
+    assert any("the bucket is available again" in line for line in lines)
 
 
 @pytest.mark.parametrize("uri", ["", "gs://bucket/job"])

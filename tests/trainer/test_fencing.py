@@ -1,4 +1,9 @@
-"""A pod that comes back from the dead, with the real dtj-launch and a real store: it harms nothing, and ends."""
+"""A pod that comes back from the dead, with the real dtj-launch and a real store: it harms nothing, and ends.
+
+* a chief in the middle of an upload
+* a Horovod worker beside its successor
+* a chief and an evaluator that come too late
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,11 @@
-"""The Dockerfiles, as far as they can be judged without building them; the cluster's tests run the images."""
+"""The Dockerfiles, as far as they can be judged without building them; the cluster's tests run the images.
+
+* users, pins and patches
+* rebuilds, bases and build arguments
+* images for CUDA
+* checks of an image while it is built
+* images of users
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,9 @@
-"""A pod that asked for accelerators and has none starts no program, and says what to do."""
+"""A pod that asked for accelerators and has none starts no program, and says what to do.
+
+* missing devices, for a replica and for a Horovod worker
+* drivers that work, crash or lack a library
+* frameworks without CUDA
+"""
 
 from __future__ import annotations
 

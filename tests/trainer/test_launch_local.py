@@ -1,4 +1,10 @@
-"""A whole Horovod job on this machine without ssh: a launcher and workers, ranks started by mpirun and by gloo."""
+"""A whole Horovod job on this machine without ssh: a launcher and workers, ranks started by mpirun and by gloo.
+
+* success, failures and killed ranks
+* SIGTERM and the last checkpoint
+* workers that do not come, missing Horovod
+* workspaces and addresses
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,10 @@
-"""A whole job on loopback: a launcher, two workers with a real sshd each, a real mpirun."""
+"""A whole job on loopback: a launcher, two workers with a real sshd each, a real mpirun.
+
+* success, failures and killed programs
+* SIGTERM at the launcher and at a worker
+* hosts that vanish or do not answer
+* sshd that cannot start
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,10 @@
-"""Which of many ends is the cause, and how it is told."""
+"""Which of many ends is the cause, and how it is told.
+
+* the cause among several failures of ranks
+* classes of causes, and images without reports
+* markers in the output, and termination messages
+* settings, hosts and the command line of mpirun
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,11 @@
-"""The chief under `dtj-launch replica`: exits, signals, output, artifacts."""
+"""The chief under `dtj-launch replica`: exits, signals, output, artifacts.
+
+* exit codes, signals and causes
+* output, termination messages and the report
+* artifacts of a run, of a second attempt, and of killed and failed programs
+* stores that are away, killed or wrong
+* settings
+"""
 
 from __future__ import annotations
 

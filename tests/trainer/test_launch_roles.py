@@ -1,4 +1,9 @@
-"""The roles of a ParameterServer job under `dtj-launch replica`: what each restores, uploads, and how it ends."""
+"""The roles of a ParameterServer job under `dtj-launch replica`: what each restores, uploads, and how it ends.
+
+* servers: restore, SIGTERM, a bucket out of reach
+* the chief after SIGTERM
+* the evaluator: checkpoints, artifacts, SIGTERM
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,10 @@
-"""A worker's supervisor and the wrappers of its ranks, without mpirun."""
+"""A worker's supervisor and the wrappers of its ranks, without mpirun.
+
+* ssh and ranks during the restore
+* data of built-in programs
+* the final sync: all ranks, errors, the grace period
+* memory of either cgroup version
+"""
 
 from __future__ import annotations
 

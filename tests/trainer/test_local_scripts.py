@@ -1,4 +1,9 @@
-"""`dtj run` with scripts that know nothing of dtj: where they save, and what counts when they end in whatever way."""
+"""`dtj run` with scripts that know nothing of dtj: where they save, and what counts when they end in whatever way.
+
+* paths of a container
+* checkpoints by how the program ends
+* missing modules and full disks
+"""
 
 from __future__ import annotations
 

@@ -1,3 +1,5 @@
+"""The models: shapes, sizes, normalisation, seeds, and settings that cannot be built."""
+
 from __future__ import annotations
 
 import pytest

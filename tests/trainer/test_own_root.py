@@ -1,4 +1,8 @@
-"""`/dtj` means the workspace of a program also where that lies elsewhere, for root and for others."""
+"""`/dtj` means the workspace of a program also where that lies elsewhere, for root and for others.
+
+* programs with and without a mount namespace
+* reasons against a namespace, and file systems that hang
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,10 @@
-"""The parts of the training programs that need no second rank."""
+"""The parts of the training programs that need no second rank.
+
+* learning rates
+* data loading, augmentation and models
+* metrics and threads
+* SIGTERM
+"""
 
 from __future__ import annotations
 

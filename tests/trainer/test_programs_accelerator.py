@@ -1,4 +1,9 @@
-"""The built-in programs where GPUs were asked for: what they say without one, and where Horovod can't use them."""
+"""The built-in programs where GPUs were asked for: what they say without one, and where Horovod can't use them.
+
+* frameworks without CUDA
+* Horovod without NCCL
+* GPUs for each rank, and GPUs that no rank uses
+"""
 
 from __future__ import annotations
 
@@ -147,5 +152,5 @@ def test_nccl_needs_a_gpu_for_each_rank(workspace, caplog):
 
 def test_gpus_that_no_rank_takes_are_told(workspace, caplog):
     accelerator.need_nccl(8, 2, built=True)
-    assert "6 of this host's 8 GPUs do nothing" in caplog.text
+    assert "6 of this host's 8 GPUs are idle" in caplog.text
     assert not (workspace / "run").exists()

@@ -1,4 +1,11 @@
-"""The Horovod program with real ranks on this machine."""
+"""The Horovod program with real ranks on this machine.
+
+* two ranks compared with one process
+* stops and resumes, also with another number of ranks
+* wrong data and numbers
+* memory of large checkpoints
+* batch statistics and dropout
+"""
 
 from __future__ import annotations
 
@@ -150,7 +157,7 @@ def test_a_stopped_run_goes_on_at_its_step(small: Path, tmp_path: Path, end: lis
     assert (stopped.root / f"checkpoints/{step}/state.pt").is_file()
     limit = f"--max-steps={step + 30}"
     resumed = Run(tmp_path / "stopped", small, 2, *options, limit).ended()
-    assert f"going on from the checkpoint of step {step}," in resumed.output
+    assert f"resuming from the checkpoint of step {step}," in resumed.output
     straight = Run(tmp_path / "straight", small, 2, *options, limit).ended()
     assert resumed.metrics[-1]["weightsSha256"] == straight.metrics[-1]["weightsSha256"]
     steps = [line["step"] for line in resumed.metrics if line["kind"] == "train"]
@@ -164,7 +171,7 @@ def test_checkpoints_by_steps_resume_on_another_number_of_ranks(tmp_path: Path) 
     kept = sorted(path.name for path in (first.root / "checkpoints").iterdir())
     assert kept == ["2", "4", "5"]
     second = Run(tmp_path / "run", small, 1, *options, "--max-steps=7").ended()
-    assert "going on from the checkpoint of step 5, epoch 1" in second.output
+    assert "resuming from the checkpoint of step 5, epoch 1" in second.output
     assert second.metrics[-1]["steps"] == 7
     other = Run(tmp_path / "run", small, 1, "--model=cnn").ended(1)
     assert "is of a resnet18, not of a cnn: give the same --model, or start anew" in other.output
@@ -271,7 +278,7 @@ def test_a_resume_within_an_epoch_is_exact_with_batch_statistics(tmp_path: Path)
     straight = Run(tmp_path / "straight", data, 2, *options).ended()
     shutil.copytree(tmp_path / "straight/checkpoints/3", tmp_path / "resumed/checkpoints/3")
     resumed = Run(tmp_path / "resumed", data, 2, *options).ended()
-    assert "going on from the checkpoint of step 3, epoch 1" in resumed.output
+    assert "resuming from the checkpoint of step 3, epoch 1" in resumed.output
     assert resumed.metrics[-1]["weightsSha256"] == straight.metrics[-1]["weightsSha256"]
 
 

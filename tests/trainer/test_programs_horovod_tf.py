@@ -1,4 +1,11 @@
-"""The Horovod program with Keras and real ranks on this machine; and what Horovod's wheel refuses of Keras 3."""
+"""The Horovod program with Keras and real ranks on this machine; and what Horovod's wheel refuses of Keras 3.
+
+* two ranks compared with one process
+* stops and resumes
+* Keras 2 and Keras 3
+* memory of large checkpoints
+* batch statistics
+"""
 
 from __future__ import annotations
 
@@ -123,7 +130,7 @@ def test_a_stopped_run_goes_on_at_its_step(small: Path, tmp_path: Path, end: lis
     stopped.ended(143)
     limit = f"--max-steps={step + 30}"
     resumed = Run(tmp_path / "stopped", small, 2, *options, limit).ended()
-    assert f"going on from the checkpoint of step {step}," in resumed.output
+    assert f"resuming from the checkpoint of step {step}," in resumed.output
     straight = Run(tmp_path / "straight", small, 2, *options, limit).ended()
     assert resumed.metrics[-1]["weightsSha256"] == straight.metrics[-1]["weightsSha256"]
 
@@ -210,5 +217,5 @@ def test_a_resume_within_an_epoch_is_exact_with_batch_statistics(tmp_path: Path)
     straight = Run(tmp_path / "straight", data, 2, *options).ended()
     shutil.copytree(tmp_path / "straight/checkpoints/3", tmp_path / "resumed/checkpoints/3")
     resumed = Run(tmp_path / "resumed", data, 2, *options).ended()
-    assert "going on from the checkpoint of step 3, epoch 1" in resumed.output
+    assert "resuming from the checkpoint of step 3, epoch 1" in resumed.output
     assert resumed.metrics[-1]["weightsSha256"] == straight.metrics[-1]["weightsSha256"]

@@ -1,4 +1,9 @@
-"""The parameter server program: real processes on loopback, killed and started again as the operator does."""
+"""The parameter server program: real processes on loopback, killed and started again as the operator does.
+
+* synchronous training compared with one process
+* asynchronous training over losses
+* a program without a cluster or without data
+"""
 
 from __future__ import annotations
 
@@ -221,7 +226,7 @@ def test_synchronous_is_one_process_on_the_whole_batch_whoever_dies(
     assert job.processes["chief-0"].poll() is None
     job.kill("chief-0")
     job.start("chief-0", "worker-1")
-    restored = int(job.says("chief-0", r"going on from the checkpoint of step (\d+)")[1])
+    restored = int(job.says("chief-0", r"resuming from the checkpoint of step (\d+)")[1])
     assert restored >= 20
     assert job.exit_code("chief-0") == 0
 
@@ -281,7 +286,7 @@ def test_asynchronous_goes_on_after_each_loss_and_counts_exactly(make_job: Calla
     job.kill("chief-0")
     saved = job.saved_steps()[-1]
     job.start("chief-0")
-    assert int(job.says("chief-0", r"going on from the checkpoint of step (\d+)")[1]) == saved
+    assert int(job.says("chief-0", r"resuming from the checkpoint of step (\d+)")[1]) == saved
     job.saves_after(saved)
 
     # The ps: the chief says so and ends at once, then both come back; the workers have never left.
@@ -292,7 +297,7 @@ def test_asynchronous_goes_on_after_each_loss_and_counts_exactly(make_job: Calla
     assert re.match(r"parameter server 0 at 127\.0\.0\.1:\d+ does not answer: ", failure["message"])
     again = job.saved_steps()[-1]
     job.start("ps-0", "chief-0")
-    job.says("chief-0", rf"going on from the checkpoint of step {again},")
+    job.says("chief-0", rf"resuming from the checkpoint of step {again},")
     job.saves_after(again)
 
     # SIGTERM: a checkpoint of that very step.

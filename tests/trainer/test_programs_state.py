@@ -1,4 +1,9 @@
-"""How a checkpoint's state is cut, told apart and read, without a second rank."""
+"""How a checkpoint's state is cut, told apart and read, without a second rank.
+
+* pieces of at most 2 GiB, and groups
+* copies of a checkpoint on several ranks
+* refused checkpoints
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,10 @@
-"""The progress file: written seldom, never torn, valid JSON."""
+"""The progress file: written seldom, never torn, valid JSON.
+
+* fields and derived values
+* the interval of writes
+* NaN, damaged files and times
+* which rank writes
+"""
 
 from __future__ import annotations
 

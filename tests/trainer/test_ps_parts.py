@@ -1,4 +1,12 @@
-"""The parameter server program's parts that need no second process."""
+"""The parameter server program's parts that need no second process.
+
+* the division of examples and of parameters
+* update rules
+* checkpoints
+* the cluster of TF_CONFIG, and connections
+* stalls
+* bottlenecks
+"""
 
 from __future__ import annotations
 

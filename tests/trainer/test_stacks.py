@@ -1,4 +1,9 @@
-"""What a program that hangs is doing: asked over HTTP, found in the logs and in the bucket."""
+"""What a program that hangs is doing: asked over HTTP, found in the logs and in the bucket.
+
+* hung replicas and hung ranks
+* machines without py-spy, and a py-spy that hangs
+* processes that are stopped or have ended
+"""
 
 from __future__ import annotations
 

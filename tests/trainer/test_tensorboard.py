@@ -1,3 +1,5 @@
+"""Event files: closed parts, and steps that a retry writes again."""
+
 from __future__ import annotations
 
 from pathlib import Path

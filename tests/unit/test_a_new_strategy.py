@@ -1,37 +1,45 @@
 """A strategy that exists in this test alone works everywhere once it is registered: no other module knows of it.
 
-Cases: validation, CRD, plan, `dtj new`, ranks in the status, `logs --rank`, report, and a life in which the operator
-dies at each of its calls. Not yet: `dtj run`, because dtj-launch still has a list of strategies of its own.
+Cases: validation, CRD, plan, `dtj new`, ranks in the status, `logs --rank`, report, `dtj run`, a life in which the
+operator dies at each of its calls, and the state machine.
 """
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
+from typer.testing import CliRunner
 
 from dtj.api.crd import custom_resource_definition
 from dtj.api.job import Job, Manifest
 from dtj.api.names import host_name
 from dtj.api.strategies import RULES
 from dtj.api.strategy import Role, Starter, StrategyRules
-from dtj.api.validation import faults
+from dtj.api.validation import TRAINER_CONTAINER, faults
 from dtj.cli.job_text import Answers, job_text
+from dtj.cli.main import app
 from dtj.client.log_source import Selection
+from dtj.client.views import LogQuery
 from dtj.plan.job import plan_job
 from dtj.plan.model import Plan, Replica
 from dtj.plan.pods import headless_service, replica_pod, replicas
-from dtj.plan.start import config_map
+from dtj.plan.start import START, config_map
 from dtj.plan.strategies import PLANS, register
 from dtj.report.facts import facts_of
 from dtj.report.run import Run, read_metrics
 from dtj_trainer.contract import PodInfo
-from tests.unit.support.fake_cluster import Kubelet
-from tests.unit.support.jobs import job
+from tests.unit.support import job_machine
+from tests.unit.support.jobs import job, manifest
+from tests.unit.support.kubelet import Kubelet
 from tests.unit.support.training_runs import content, line
 from tests.unit.support.world import World
 
+PORT = 29500
 SPEC: dict[str, Any] = {"strategy": "Symmetric", "replicaSpecs": {"worker": {"replicas": 3}}}
 RANKS = Role(
     required=True,
@@ -54,14 +62,16 @@ def symmetric_plan(job: Job) -> Plan:
 
     def pod(replica: Replica) -> Manifest:
         env = {
-            "COORDINATOR": host_name(job.name, job.namespace, "worker", 0),
+            "COORDINATOR": f"{host_name(job.name, job.namespace, 'worker', 0)}:{PORT}",
             "PROCESSES": str(worker.replicas),
             "PROCESS": str(replica.index),
         }
         info = PodInfo(
             role="worker", index=replica.index, slots=1, part="primary", restores=True, reads_data=True
         )
-        return replica_pod(job, replica, worker, info, command=[*job.spec.command], env=env, extra={})
+        container = {"name": TRAINER_CONTAINER, "ports": [{"containerPort": PORT}]}
+        command, extra = [*START, *job.spec.command], {"containers": [container]}
+        return replica_pod(job, replica, worker, info, command=command, env=env, extra=extra)
 
     return Plan(
         service=headless_service(job),
@@ -98,11 +108,42 @@ def test_it_is_planned_written_shown_and_reported() -> None:
     assert [replica.name for replica in plan_job(given).replicas] == [f"mnist-worker-{n}" for n in range(3)]
     assert "  strategy: Symmetric\n" in job_text(Answers(strategy="Symmetric", workers=3))
     assert SYMMETRIC.ranks_of(given.spec, "worker", 2) == range(2, 3)
-    logs = Selection(given, rank=1)
+    logs = Selection(given, LogQuery(rank=1))
     assert [index for index in range(3) if logs.has_pod("worker", index)] == [1]
     assert logs.files(["worker-0", "worker-1", "worker-2"]) == ["worker-1"]
     rows = read_metrics(content([line("train", 1, 1, worldSize=3)])).rows
     assert facts_of(Run("run", rows, job={"spec": SPEC}))["workers"] == 3
+
+
+PROGRAM = """
+import contextlib, os, pathlib, socket, time
+host, port = os.environ["COORDINATOR"].split(":")
+own = int(os.environ["PROCESS"])
+if own == 0:
+    listener = socket.create_server((host, int(port)))
+    greetings = set()
+    while len(greetings) < int(os.environ["PROCESSES"]) - 1:  # A readiness probe says nothing.
+        greetings |= {peer.recv(9).decode() for peer, _ in [listener.accept()]} - {""}
+    print("heard of", *sorted(greetings))
+    pathlib.Path(os.environ["DTJ_ROOT"], "model", "model.txt").write_text("trained")
+else:
+    while True:
+        with contextlib.suppress(OSError), socket.create_connection((host, port)) as peer:
+            peer.send(b"process %d" % own)
+            break
+        time.sleep(0.05)
+"""
+
+
+def test_it_runs_on_this_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DTJ_HOME", str(tmp_path))
+    file = tmp_path / "job.yaml"
+    command = [sys.executable, "-c", PROGRAM]
+    file.write_text(yaml.safe_dump(manifest(**SPEC, command=command)))
+    result = CliRunner().invoke(app, ["run", str(file)])
+    assert result.exit_code == 0, result.output
+    assert "heard of process 1 process 2" in result.output
+    assert "Succeeded" in result.output
 
 
 @pytest.mark.parametrize("when", ["before", "after"])
@@ -116,3 +157,14 @@ async def test_all_pods_run_wherever_the_operator_dies(call: int, when: Any) -> 
     world.kubelet.program = lambda pod, ran: (0, "")
     await world.until(lambda: world.phase == "Succeeded")
     assert world.status["attempt"] == 1
+
+
+class Jobs(job_machine.Jobs):
+    """The strategy's jobs come and go under one name."""
+
+    specs = job_machine.small_specs().map(lambda spec: {**spec, **SPEC})
+
+
+# A busy machine takes longer than a test may.
+TestJobs = pytest.mark.timeout(0 if job_machine.MORE_EXAMPLES else 600)(Jobs.TestCase)
+TestJobs.settings = job_machine.settings_of(30)

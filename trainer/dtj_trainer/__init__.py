@@ -1,1 +1,1 @@
-"""What runs inside a training container: launching, artifacts, data, models and programs."""
+"""The code inside a training container: launching, artifacts, data, models and programs."""

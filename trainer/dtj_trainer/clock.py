@@ -1,4 +1,4 @@
-"""Times as they are written down. Standard library only."""
+"""The format of times in files and messages. Standard library only."""
 
 from __future__ import annotations
 
@@ -6,5 +6,5 @@ from datetime import UTC, datetime
 
 
 def now_text() -> str:
-    """The present time in RFC 3339, UTC, with milliseconds."""
+    """Return the current time in RFC 3339, UTC, with milliseconds."""
     return datetime.now(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")

@@ -1,4 +1,4 @@
-"""Processes that don't outlive who started them. Linux only."""
+"""Processes that end with their parent. Linux only."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ _PR_SET_PDEATHSIG = 1
 
 
 def die_with_parent() -> Callable[[], None]:
-    """What a child does (first): ask the kernel to be killed when the thread that started it dies."""
-    # Looked up here: after the fork other threads' locks may be held for ever.
+    """Return a function for the child's start: the kernel kills the child when the thread that started it ends."""
+    # Load the function before the fork: in the child, locks of other threads may stay held forever.
     prctl = ctypes.CDLL(None).prctl
 
     def ask() -> None:

@@ -1,11 +1,11 @@
-"""A training program tells how far it is; `dtj-launch` serves it and the job's status shows it.
+"""Reports a program's progress: `dtj-launch` serves it, and the job's status shows it.
 
     from dtj_trainer import progress
 
     progress.report(step=step, total_steps=total, loss=loss, examples_per_second=rate)
 
-Cheap enough to call at every step: at most one write each half second. Only rank 0 writes, so every
-rank may call it. Standard library only.
+Calls are cheap enough for every step, because the file is written at most every half second. Only rank 0 writes, so
+that every rank may call it. Standard library only.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
 INTERVAL_SECONDS = 0.5
-"""The least time between two writes of the file."""
+"""The shortest time between two writes of the file."""
 
 
 class Reporter:
-    """Writes the progress file of one program; may be shared by threads."""
+    """Writes the progress file of one program. Thread-safe."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -54,7 +54,7 @@ class Reporter:
         eta_seconds: float | None = None,
         final: bool = False,
     ) -> None:
-        """Take over what is given and keep the rest; see the module's `report`."""
+        """Update the given fields and keep the others; see the module's `report`."""
         now = time.monotonic()
         with self._lock:
             mine = self._progress
@@ -64,7 +64,7 @@ class Reporter:
                 mine["totalSteps"] = int(total_steps)
             if epoch is not None:
                 mine["epoch"] = int(epoch)
-            # JSON has no NaN and no infinity: a diverged loss leaves its field out.
+            # JSON has neither NaN nor infinity: a diverged loss is left out.
             if examples_per_second is not None and math.isfinite(examples_per_second):
                 mine["examplesPerSecond"] = float(examples_per_second)
             if loss is not None:
@@ -79,7 +79,7 @@ class Reporter:
                 self._write(now)
 
     def bottleneck(self, found: contract.Bottleneck | None) -> None:
-        """Set or clear what holds the training up; see the module's `bottleneck`."""
+        """Set or clear the bottleneck of the training; see the module's `bottleneck`."""
         with self._lock:
             if found == self._progress.get("bottleneck"):
                 return
@@ -90,7 +90,7 @@ class Reporter:
             self._write(time.monotonic())
 
     def flush(self) -> None:
-        """Write what the interval held back."""
+        """Write updates that wait for the interval to pass."""
         with self._lock:
             if self._unwritten:
                 self._write(time.monotonic())
@@ -123,7 +123,7 @@ class Reporter:
             written.write_text(json.dumps(self._progress))
             written.replace(self._path)
         except OSError:
-            return  # Progress is a courtesy: a full or missing disk must not stop the training.
+            return  # A full or missing disk must not stop the training.
         self._written_at = now
         self._unwritten = False
 
@@ -132,7 +132,7 @@ _reporter: Reporter | None = None
 
 
 def progress_file() -> Path:
-    """Where this process's progress is written."""
+    """Return the path of this process's progress file."""
     return Path(contract.root()) / contract.PROGRESS_FILE
 
 
@@ -147,11 +147,11 @@ def report(
     eta_seconds: float | None = None,
     final: bool = False,
 ) -> None:
-    """Tell how far the program is; what is not given keeps its last value.
+    """Report the progress of the program. A field that is not given keeps its last value.
 
-    `step` counts from 1 when the first optimizer step is done. Percent and the remaining time are
-    worked out from `step` and `total_steps` unless `eta_seconds` is given. `final` writes at once;
-    so does the last step, and the end of the program. Does nothing on ranks other than 0.
+    `step` is 1 when the first optimizer step is done. Percent and remaining time are derived from `step` and
+    `total_steps` unless `eta_seconds` is given. The file is written at once with `final`, at the last step, and at
+    the end of the program. Ranks other than 0 do nothing.
     """
     if not _is_rank_0():
         return
@@ -168,25 +168,25 @@ def report(
 
 
 def bottleneck(found: contract.Bottleneck | None) -> None:
-    """Tell what holds the training up, or by None that nothing does; a change is written at once.
+    """Report what slows the training down, or None for nothing. A change is written at once.
 
-    Does nothing on ranks other than 0.
+    Ranks other than 0 do nothing.
     """
     if _is_rank_0():
         _shared_reporter().bottleneck(found)
 
 
 def flush() -> None:
-    """Write what the interval held back: for a program that ends by `os._exit`."""
+    """Write pending updates: for a program that ends by `os._exit`."""
     if _reporter is not None:
         _reporter.flush()
 
 
 def failed(cause: str, message: str) -> None:
-    """Tell why the program is about to exit with a failure; the job's status shows it.
+    """Report why the program is about to exit with a failure. The job's status shows the cause.
 
-    cause: a FailureClass. dtj-launch ignores any other word.
-    Any rank may call it; the exit code is the program's own.
+    Any rank may call it. The program chooses its exit code itself.
+    cause: a FailureClass; dtj-launch ignores any other word.
     """
     path = Path(contract.root()) / contract.FAILURE_FILE.format(rank=contract.rank_of(os.environ) or 0)
     with contextlib.suppress(OSError):
@@ -195,7 +195,7 @@ def failed(cause: str, message: str) -> None:
 
 
 def read(path: Path) -> contract.Progress:
-    """The progress that a program wrote to `path`; empty when there is none that can be read."""
+    """Read the progress file at `path`; empty without a readable file."""
     try:
         content = json.loads(path.read_bytes())
     except (OSError, ValueError):
@@ -224,7 +224,7 @@ def _known_fields(content: Mapping[str, object]) -> contract.Progress:
 
 
 def _time(value: object) -> str | None:
-    """RFC 3339 of a time in any form that Python reads: str(datetime) has a space where RFC 3339 has a T."""
+    """Convert a time in any form that Python parses to RFC 3339: str(datetime) has a space instead of a T."""
     try:
         time = datetime.fromisoformat(value) if isinstance(value, str) else None
         return time.astimezone(UTC).isoformat().replace("+00:00", "Z") if time and time.tzinfo else None

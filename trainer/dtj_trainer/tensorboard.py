@@ -1,7 +1,6 @@
-"""Event files for TensorBoard that are never rewritten: each part is closed after a while, and a new one begun.
+"""Event files for TensorBoard that are never rewritten: a file is closed after a while, and a new one begun.
 
-A finished part is uploaded once and for all; TensorBoard reads the parts of a folder in the order of
-their names.
+A closed part is uploaded once. TensorBoard reads the parts in a folder ordered by name.
 """
 
 from __future__ import annotations
@@ -19,15 +18,15 @@ if TYPE_CHECKING:
 
 ROTATE_SECONDS = 15 * 60.0
 ROTATE_BYTES = 512 * 1024
-"""Below the size and the age at which the uploader closes a segment: each part is one object in the bucket."""
+"""Below the uploader's limits of size and age for a segment, so that each part is one object in the bucket."""
 RECORD_FRAME_BYTES = 16
 
 
 class ScalarWriter:
-    """Writes scalars into parts of `rotate_seconds` or `rotate_bytes` each. For one process of a job: rank 0.
+    """Writes scalars into parts of `rotate_seconds` or `rotate_bytes` each. Only rank 0 of a job writes.
 
-    `first_step` is the step of the checkpoint from which this run goes on: what an attempt before it wrote
-    of later steps is dropped by TensorBoard. A part appears with its first value, so that silence makes no files.
+    `first_step` is the step of the checkpoint from which this run resumes: TensorBoard then drops what an earlier
+    attempt wrote for later steps. A part is created with its first value, so that an idle writer creates no files.
     """
 
     def __init__(
@@ -48,7 +47,7 @@ class ScalarWriter:
         self._parts = 0
 
     def add(self, step: int, values: Mapping[str, float]) -> None:
-        """Write the values (name, such as `train/loss`, to number) of one step."""
+        """Write the values of one step: names, such as `train/loss`, and numbers."""
         now = self._clock()
         part = self._part
         if part and (now - part.begun >= self._rotate_seconds or part.size >= self._rotate_bytes):
@@ -63,7 +62,7 @@ class ScalarWriter:
         self._part.write(step, values)
 
     def close(self) -> None:
-        """Finish the present part; `add` begins another."""
+        """Close the current part. The next `add` begins another part."""
         if self._part:
             self._part.close()
             self._part = None
@@ -77,13 +76,13 @@ class _Part:
 
         self.begun = begun
         self.size = 0
-        """Bytes, without its first record."""
+        """Bytes without the file's first record."""
         self._writer = EventsWriter(str(folder / "events"), filename_suffix=f".{number:05d}")
 
     def write_start(self, step: int) -> None:
         from tensorboardX.proto.event_pb2 import Event, SessionLog
 
-        # TensorBoard drops what it has read of this step and later ones.
+        # A START event makes TensorBoard drop what it has read of this step and later ones.
         self._write(
             Event(wall_time=time.time(), step=step + 1, session_log=SessionLog(status=SessionLog.START))
         )

@@ -1,8 +1,8 @@
 """The program of the TensorBoard image: `python -m dtj_trainer.tensorboard_pod [PORT]` serves the event files of one
-job, on port 6006 unless told otherwise.
+job, on port 6006 by default.
 
-They are brought from the bucket into a folder as they appear and grow, and TensorBoard reads that folder: it would
-not notice new files in a bucket itself. Nothing is ever written to the bucket.
+The program copies event files from the bucket into a folder as they appear and grow, and TensorBoard reads the
+folder. TensorBoard itself does not notice new files in a bucket. The program never writes to the bucket.
 """
 
 from __future__ import annotations
@@ -31,7 +31,9 @@ STOP_SECONDS = 5.0
 
 
 def main() -> None:
-    """Serve until SIGTERM. The exit code is 78 for settings that can't be used, TensorBoard's own if it ends."""
+    """Serve until SIGTERM. Exits with 78 for invalid settings, and with TensorBoard's own code when TensorBoard
+    ends.
+    """
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s", stream=sys.stderr)
     try:
         events, folder = _events(os.environ)
@@ -61,7 +63,7 @@ def main() -> None:
 
 
 def _events(environment: Mapping[str, str]) -> tuple[EventFiles, Path]:
-    """Raises ValueError: what is wrong with the environment."""
+    """Read the environment. Raises ValueError, which says what is wrong."""
     uri = environment.get(contract.ENV_ARTIFACTS_URI)
     if not uri:
         raise ValueError(
@@ -78,17 +80,17 @@ def _events(environment: Mapping[str, str]) -> tuple[EventFiles, Path]:
 
 
 def _follow(events: EventFiles, process: subprocess.Popen[bytes], ending: threading.Event) -> int:
-    """Fetch again and again, until TensorBoard ends or is to; a bucket that is away for a while is told once."""
+    """Fetch repeatedly until TensorBoard or this process ends. Repeated errors of the bucket are logged once."""
     away = ""
     while True:
         try:
             events.fetch()
             if away:
-                log.info("the bucket answers again")
+                log.info("the bucket is available again")
             away = ""
         except S3Error as error:
             if str(error) != away:
-                log.warning("%s; tried again every %.0f s", error, FETCH_SECONDS)
+                log.warning("%s; retrying every %.0f s", error, FETCH_SECONDS)
             away = str(error)
         if ending.wait(FETCH_SECONDS):
             return 0

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
 
 from dtj.api.job import Fault, Job
+from dtj.api.pod_template import object_of, pod_spec
 from dtj.api.scheduling import Gang
 
 COSCHEDULING_SCHEDULER = "scheduler-plugins-scheduler"
@@ -65,10 +65,10 @@ def _template_faults(job: Job, gang: Gang) -> Iterator[Fault]:
     schedulers: dict[str, str] = {}
     for role, replica in job.spec.replica_specs.given().items():
         path = f"spec.replicaSpecs.{role}.template"
-        metadata, spec = _object(replica.template.get("metadata")), _object(replica.template.get("spec"))
+        metadata, spec = object_of(replica.template.get("metadata")), pod_spec(replica)
         for kind in ("labels", "annotations"):
             for key in _WRITTEN[gang]:
-                if key in _object(metadata.get(kind)):
+                if key in object_of(metadata.get(kind)):
                     yield Fault(f"{path}.metadata.{kind}[{key}]", f"set by {_POLICY.removeprefix('spec.')}")
         scheduler = spec.get("schedulerName")
         if scheduler in _WRONG_SCHEDULERS.get(gang, ()):
@@ -83,7 +83,3 @@ def _template_faults(job: Job, gang: Gang) -> Iterator[Fault]:
             f"{list(schedulers)[-1]}.spec.schedulerName",
             "must be that of worker: one scheduler places all pods of a group",
         )
-
-
-def _object(value: Any) -> dict[str, Any]:
-    return value if isinstance(value, dict) else {}

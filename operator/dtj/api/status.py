@@ -168,6 +168,13 @@ class Failure(ApiModel):
     last_log_lines: list[str] | None = None
     """At most 20 lines that it printed last."""
 
+    @property
+    def source(self) -> str:
+        """What failed, in a few words: `rank 1 in mnist-worker-1`."""
+        rank = None if self.rank is None else f"rank {self.rank}"
+        replica = f"{self.role}-{self.index}" if self.role else None
+        return " in ".join(filter(None, (rank, self.pod or replica)))
+
 
 class JobStatus(ApiModel):
     """What became of the job so far."""

@@ -191,15 +191,12 @@ def _limit(text: str) -> None:
             case yaml.DocumentStartEvent():
                 anchors = {}
             case yaml.AliasEvent():
-                of_anchor = anchors.get(str(anchor), 0)
-                if of_anchor is None:
-                    raise _unfit(event, f"*{anchor} is a part of itself")
-                size += of_anchor
+                size += _aliased(event, anchors.get(str(anchor), 0))
             case yaml.ScalarEvent():
-                of_anchor = _OF_A_VALUE + len(event.value)
-                size += of_anchor
+                of_value = _OF_A_VALUE + len(event.value)
+                size += of_value
                 if anchor:
-                    anchors[anchor] = of_anchor
+                    anchors[anchor] = of_value
             case yaml.CollectionStartEvent():
                 around.append((anchor, size))
                 if anchor:
@@ -215,6 +212,13 @@ def _limit(text: str) -> None:
             raise _unfit(
                 event, "too large: the file up to here is too much for a job, its aliases written out"
             )
+
+
+def _aliased(alias: yaml.AliasEvent, size: int | None) -> int:
+    """Return the size of the value for which an alias stands. size: None while the value is not complete."""
+    if size is None:
+        raise _unfit(alias, f"*{alias.anchor} is a part of itself")
+    return size
 
 
 def _write_keys_as_text(loader: _Loader, root: yaml.Node) -> None:

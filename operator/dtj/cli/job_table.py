@@ -12,6 +12,7 @@ from rich.text import Text
 from dtj.api.identity import KIND, SHORT_NAME
 from dtj.api.status import Phase
 from dtj.cli.durations import brief
+from dtj.cli.progress import UNKNOWN, figures, rate
 from dtj.cli.tables import columns
 from dtj.status.times import seconds_since
 
@@ -27,7 +28,6 @@ PHASE_STYLES = {
     Phase.SUCCEEDED: "green",
     Phase.FAILED: "red",
 }
-UNKNOWN = "-"
 
 
 def job_table(jobs: Sequence[DistributedTrainingJob], now: datetime, *, namespaces: bool = False) -> Table:
@@ -68,13 +68,6 @@ def phase_text(job: DistributedTrainingJob) -> Text:
     return Text(phase.value, PHASE_STYLES[phase]) if phase else Text(UNKNOWN)
 
 
-def rate(value: float | None) -> str:
-    """Examples a second: whole ones, where there are many."""
-    if value is None:
-        return UNKNOWN
-    return f"{value:.0f}" if value >= 10 else f"{value:.2f}"
-
-
 def age(job: DistributedTrainingJob, now: datetime) -> str:
     """How long ago it was made."""
     made = job.metadata.creation_timestamp or job.status.start_time
@@ -83,14 +76,13 @@ def age(job: DistributedTrainingJob, now: datetime) -> str:
 
 def _cells(job: DistributedTrainingJob, now: datetime) -> list[str | Text]:
     status = job.status
-    percent = status.progress.percent if status.progress else None
     worker = job.spec.replica_specs.worker
     return [
         job.name,
         phase_text(job),
         job.spec.strategy,
         str(worker.replicas) if worker else UNKNOWN,
-        f"{percent:.1f}%" if percent is not None else UNKNOWN,
+        figures(status).get("percent", UNKNOWN),
         rate(status.progress.examples_per_second if status.progress else None),
         str(status.attempt or UNKNOWN),
         age(job, now),

@@ -275,9 +275,11 @@ def events(
 
 def _follow(client: Client, job: DistributedTrainingJob, to: VisibleConsole) -> None:
     """Print what a job prints until it has ended; Ctrl-C ends this, not the job."""
+    from dtj.client import LogQuery
+
     painter = LinePainter()
     try:
-        for line in client.logs(job.name, follow=True, namespace=job.namespace):
+        for line in client.logs(job.name, LogQuery(follow=True), namespace=job.namespace):
             to.print(painter.painted(line))
     except KeyboardInterrupt:
         errors.print(f"{job.name} goes on; `dtj logs {job.name} -n {job.namespace} -f` follows it again")

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from dtj.api.errors import NotFound
-from dtj.client import Artifacts, DistributedTrainingJob, JobEvent, LogLine, PodView
+from dtj.client import Artifacts, DistributedTrainingJob, JobEvent, LogLine, LogQuery, Pod
 from dtj.client.bucket_logs import bucket_log
 from dtj.client.log_source import Selection, file_line
 from dtj.client.s3_settings import s3_settings
@@ -39,7 +39,7 @@ class LocalPlace:
             return None
         return "nobody carries this run out now: `dtj run FILE --resume` goes on from its checkpoint"
 
-    def pods(self) -> list[PodView]:
+    def pods(self) -> list[Pod]:
         """As Place."""
         return []
 
@@ -65,25 +65,16 @@ class LocalPlace:
             environment["AWS_ENDPOINT_URL_S3"] = found
         yield Artifacts(uri, environment)
 
-    def logs(
-        self,
-        *,
-        role: str | None = None,
-        index: int | None = None,
-        rank: int | None = None,
-        follow: bool = False,
-        tail: int | None = None,
-        attempt: int | None = None,
-    ) -> Iterator[LogLine]:
+    def logs(self, query: LogQuery) -> Iterator[LogLine]:
         """As Place: what the replicas printed over all attempts; one attempt's is in the bucket."""
-        selection = Selection(self._run.job, role, index, rank)
-        if attempt is not None:
+        selection = Selection(self._run.job, query)
+        if query.attempt is not None:
             with self.artifacts() as artifacts:
-                yield from bucket_log(artifacts, selection, attempt=attempt, tail=tail)
+                yield from bucket_log(artifacts, selection)
             return
         outputs = _Outputs(self._run, selection)
-        yield from outputs.last(tail)
-        while follow:
+        yield from outputs.last(query.tail)
+        while query.follow:
             ended = self._run.pid is None
             yield from outputs.fresh()
             if ended:

@@ -54,10 +54,12 @@ def logs(
     dtj logs cifar --role worker --index 0 --attempt 1
     ```
     """
+    from dtj.client import LogQuery
+
+    query = LogQuery(role, index, rank, follow, tail, attempt)
     place = find(name, local=local, namespace=namespace, context=context)
     painter = LinePainter(prefix=prefix, timestamps=timestamps)
-    lines = place.logs(role=role, index=index, rank=rank, follow=follow, tail=tail, attempt=attempt)
-    for line in lines:
+    for line in place.logs(query):
         output.print(painter.painted(line))
 
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Protocol
 from dtj.cli.connection import connect
 
 if TYPE_CHECKING:
-    from dtj.client import Artifacts, Client, DistributedTrainingJob, JobEvent, LogLine, PodView
+    from dtj.client import Artifacts, Client, DistributedTrainingJob, JobEvent, LogLine, LogQuery, Pod
 
 
 class Place(Protocol):
@@ -21,7 +21,7 @@ class Place(Protocol):
     def note(self) -> str | None:
         """What its status does not say, in a sentence."""
 
-    def pods(self) -> list[PodView]:
+    def pods(self) -> list[Pod]:
         """Its pods that are there; none for a run of this machine."""
 
     def events(self) -> list[JobEvent]:
@@ -33,16 +33,7 @@ class Place(Protocol):
         endpoint: URL of the store as seen from here; as for `Client.artifacts`.
         """
 
-    def logs(
-        self,
-        *,
-        role: str | None = None,
-        index: int | None = None,
-        rank: int | None = None,
-        follow: bool = False,
-        tail: int | None = None,
-        attempt: int | None = None,
-    ) -> Iterator[LogLine]:
+    def logs(self, query: LogQuery) -> Iterator[LogLine]:
         """What all ranks, or one, printed; as `Client.logs`."""
 
 
@@ -73,7 +64,7 @@ class ClusterPlace:
         """As Place."""
         return None
 
-    def pods(self) -> list[PodView]:
+    def pods(self) -> list[Pod]:
         """As Place."""
         return self._client.pods(self._name)
 
@@ -86,17 +77,6 @@ class ClusterPlace:
         """As Place."""
         yield self._client.artifacts(self._name, endpoint=endpoint)
 
-    def logs(
-        self,
-        *,
-        role: str | None = None,
-        index: int | None = None,
-        rank: int | None = None,
-        follow: bool = False,
-        tail: int | None = None,
-        attempt: int | None = None,
-    ) -> Iterator[LogLine]:
+    def logs(self, query: LogQuery) -> Iterator[LogLine]:
         """As Place."""
-        return self._client.logs(
-            self._name, role=role, index=index, rank=rank, follow=follow, tail=tail, attempt=attempt
-        )
+        return self._client.logs(self._name, query)

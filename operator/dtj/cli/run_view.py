@@ -17,6 +17,8 @@ from dtj.api.job import Job, Manifest
 from dtj.api.reasons import Reason
 from dtj.api.status import JobStatus, Phase, ProgressStatus
 from dtj.cli.logs import LinePainter
+from dtj.cli.progress import figures
+from dtj.cli.status_view import failure_lines
 from dtj.client.views import LogLine
 
 if TYPE_CHECKING:
@@ -86,7 +88,7 @@ class RunView:
         phase = f"{status.phase or Phase.PENDING}" + (
             f" (attempt {status.attempt})" if status.attempt > 1 else ""
         )
-        text = progress_text(status.progress)
+        text = ", ".join(text for name, text in figures(status).items() if name != "epoch")
         if self._bar and self._task is not None:
             done = status.progress or ProgressStatus()
             self._bar.update(
@@ -102,10 +104,9 @@ class RunView:
         """Print how the job ended, and where its artifacts are."""
         status, name = outcome.status, self._job.name
         good = status.phase is Phase.SUCCEEDED
-        done = status.progress or ProgressStatus()
         parts = [f"{name}: {status.phase}"]
-        if done.accuracy is not None:
-            parts.append(f"test accuracy {done.accuracy:.4f}")
+        if accuracy := figures(status).get("accuracy"):
+            parts.append(f"test {accuracy}")
         if status.start_time and status.completion_time:
             took = datetime.fromisoformat(status.completion_time) - datetime.fromisoformat(status.start_time)
             parts.append(f"{took.total_seconds():.0f} s")
@@ -113,13 +114,8 @@ class RunView:
         parts.append(f"{restarts} restarts" if restarts != 1 else "1 restart")
         self._print(Text(", ".join(parts), "bold green" if good else "bold red"))
         if not good and status.failure is not None:
-            failure = status.failure
-            where = failure.pod or ""
-            where = f"rank {failure.rank} in {where}" if failure.rank is not None else where
-            told = ": ".join(filter(None, (failure.failure_class, where, failure.message)))
-            self._print(Text(told, "red"))
-            for line in failure.last_log_lines or []:
-                self._print(Text(f"  {line}", "dim"))
+            for line in failure_lines(status.failure):
+                self._print(line)
         if status.artifacts and status.artifacts.uri:
             self._print(Text(f"artifacts: {status.artifacts.uri}"))
             if outcome.run.embedded_store:
@@ -132,21 +128,3 @@ class RunView:
         # A terminal that was closed, or a `| head` that has seen enough, must not keep the run from its end.
         with contextlib.suppress(OSError):
             self._console.print(text, highlight=False, soft_wrap=True)
-
-
-def progress_text(progress: ProgressStatus | None) -> str:
-    """How far a training is, in a line; empty when nothing was reported."""
-    if progress is None or progress.step is None:
-        return ""
-    parts = [f"step {progress.step}" + (f"/{progress.total_steps}" if progress.total_steps else "")]
-    if progress.percent is not None:
-        parts.append(f"{progress.percent:.0f} %")
-    if progress.examples_per_second is not None:
-        parts.append(f"{progress.examples_per_second:.0f} examples/s")
-    if progress.loss is not None:
-        parts.append(f"loss {progress.loss:.4g}")
-    if progress.accuracy is not None:
-        parts.append(f"accuracy {progress.accuracy:.4f}")
-    if progress.eta_seconds is not None and progress.percent != 100:
-        parts.append(f"{progress.eta_seconds:.0f} s left")
-    return ", ".join(parts)

@@ -15,22 +15,25 @@ from rich.text import Text
 from dtj.api.condition_types import ConditionType
 from dtj.api.status import Condition, ConditionStatus, Failure, JobStatus
 from dtj.cli.durations import brief
-from dtj.cli.job_table import UNKNOWN, age, event_table, phase_text, rate
+from dtj.cli.job_table import age, event_table, phase_text
+from dtj.cli.progress import UNKNOWN, figures
 from dtj.cli.replica_state import replica_state
 from dtj.cli.tables import columns
 from dtj.status.times import seconds_since
 
 if TYPE_CHECKING:
-    from dtj.client import DistributedTrainingJob, JobEvent, PodView
+    from dtj.client import DistributedTrainingJob, JobEvent, Pod
 
 _BAR_WIDTH = 40
 _MOST_LOG_LINES = 10
+_MEASURES = ("rate", "loss", "accuracy")
+"""What the program measures."""
 _GOOD = {ConditionType.SUCCEEDED, ConditionType.RUNNING, ConditionType.CREATED}
 
 
 def status_view(
     job: DistributedTrainingJob,
-    pods: Sequence[PodView],
+    pods: Sequence[Pod],
     events: Sequence[JobEvent],
     now: datetime,
     *,
@@ -51,12 +54,12 @@ def status_view(
 def one_line(job: DistributedTrainingJob) -> str:
     """The same in one line, for a log."""
     words = [job.name, phase_text(job).plain, f"attempt {job.status.attempt}"]
-    return ", ".join(words + [text for text in _measures(job.status, told=True) if text])
+    return ", ".join(words + _known(job.status, "step", *_MEASURES))
 
 
 def _parts(
     job: DistributedTrainingJob,
-    pods: Sequence[PodView],
+    pods: Sequence[Pod],
     events: Sequence[JobEvent],
     now: datetime,
     most_replicas: int | None,
@@ -72,7 +75,7 @@ def _parts(
         yield _pairs(facts)
     # Of a job that goes on after a restart it says why that was; a success has nothing to explain.
     if status.failure is not None and not status.holds(ConditionType.SUCCEEDED):
-        yield _failure(status.failure)
+        yield Group(*failure_lines(status.failure))
     if events and most_events:
         yield event_table(events[-most_events:], now)
 
@@ -89,38 +92,21 @@ def _progress(status: JobStatus) -> RenderableType:
     progress = status.progress
     assert progress is not None
     line = Table.grid(padding=(0, 2, 0, 0))
-    step = f"step {progress.step}" if progress.step is not None else ""
-    if progress.total_steps:
-        step += f"/{progress.total_steps}"
     cells: list[RenderableType] = []
     if progress.percent is not None:
         bar = ProgressBar(total=100, completed=progress.percent, width=_BAR_WIDTH)
-        cells += [bar, Text(f"{progress.percent:.1f}%", "bold")]
-    cells += [step, f"epoch {progress.epoch}" if progress.epoch is not None else ""]
-    if progress.eta_seconds is not None and not status.finished:
-        cells.append(f"ETA {brief(progress.eta_seconds)}")
-    line.add_row(*cells)
-    return Group(line, Text("   ").join(map(Text, _measures(status))))
+        cells += [bar, *(Text(percent, "bold") for percent in _known(status, "percent"))]
+    line.add_row(*cells, *_known(status, "step", "epoch", "eta"))
+    return Group(line, Text("   ").join(map(Text, _known(status, *_MEASURES))))
 
 
-def _measures(status: JobStatus, *, told: bool = False) -> list[str]:
-    """What the program measured; told: with how far it is."""
-    progress = status.progress
-    if progress is None:
-        return []
-    found = []
-    if told and progress.step is not None:
-        found.append(f"step {progress.step}" + (f"/{progress.total_steps}" if progress.total_steps else ""))
-    if progress.examples_per_second is not None:
-        found.append(f"{rate(progress.examples_per_second)} examples/s")
-    if progress.loss is not None:
-        found.append(f"loss {progress.loss:.4f}")
-    if progress.accuracy is not None:
-        found.append(f"accuracy {progress.accuracy:.4f}")
-    return found
+def _known(status: JobStatus, *names: str) -> list[str]:
+    """Those of the named figures that are known, as text."""
+    found = figures(status)
+    return [found[name] for name in names if name in found]
 
 
-def _replicas(job: DistributedTrainingJob, pods: Sequence[PodView], most: int | None) -> Table:
+def _replicas(job: DistributedTrainingJob, pods: Sequence[Pod], most: int | None) -> Table:
     if not pods:
         return _roles(job.status)
     table = columns("REPLICA", "RANKS", "NODE", "STATE", "ATTEMPT", right=("ATTEMPT",))
@@ -150,7 +136,7 @@ def _roles(status: JobStatus) -> Table:
     return table
 
 
-def ranks_of(job: DistributedTrainingJob, pod: PodView) -> str:
+def ranks_of(job: DistributedTrainingJob, pod: Pod) -> str:
     """The ranks that run in a pod."""
     ranks = job.spec.rules.ranks_of(job.spec, pod.role, pod.index)
     if not ranks:
@@ -200,13 +186,10 @@ def _pairs(facts: Sequence[tuple[str, str]]) -> Table:
     return table
 
 
-def _failure(failure: Failure) -> RenderableType:
-    who = failure.pod or (f"{failure.role}-{failure.index}" if failure.role else "")
-    if failure.rank is not None:
-        who = f"rank {failure.rank} in {who}" if who else f"rank {failure.rank}"
-    if failure.node:
-        who += f" on {failure.node}"
+def failure_lines(failure: Failure) -> list[Text]:
+    """A failure in a sentence, and below it what the program printed last."""
     head = f"Failure of attempt {failure.attempt}" if failure.attempt else "Failure"
-    told = ": ".join(filter(None, (head, failure.failure_class, who, failure.message)))
+    where = " on ".join(filter(None, (failure.source, failure.node)))
+    sentence = ": ".join(filter(None, (head, failure.failure_class, where, failure.message)))
     lines = (failure.last_log_lines or [])[-_MOST_LOG_LINES:]
-    return Group(Text(told, "red"), *(Text(f"  {line}", "dim") for line in lines))
+    return [Text(sentence, "red"), *(Text(f"  {line}", "dim") for line in lines)]

@@ -10,7 +10,8 @@ from rich.console import Group, RenderableType
 from rich.text import Text
 
 from dtj.api.quantities import amount
-from dtj.cli.job_table import UNKNOWN, phase_text
+from dtj.cli.job_table import phase_text
+from dtj.cli.progress import UNKNOWN, figures
 from dtj.cli.replica_state import replica_state
 from dtj.cli.status_view import ranks_of
 from dtj.cli.tables import columns
@@ -18,7 +19,7 @@ from dtj.plan.job import plan_job
 from dtj.plan.pods import trainer_container
 
 if TYPE_CHECKING:
-    from dtj.client import DistributedTrainingJob, PodUsage, PodView
+    from dtj.client import DistributedTrainingJob, Pod, PodUsage
 
 NO_METRICS = (
     "the cluster does not measure CPU and memory in use: it has no metrics-server. Install that to see them"
@@ -26,7 +27,7 @@ NO_METRICS = (
 
 
 def top_view(
-    job: DistributedTrainingJob, pods: Sequence[PodView], usage: Mapping[str, PodUsage] | None
+    job: DistributedTrainingJob, pods: Sequence[Pod], usage: Mapping[str, PodUsage] | None
 ) -> RenderableType:
     """One line a replica, what it uses beside what it may use (its limit, else its request).
 
@@ -55,9 +56,8 @@ def top_view(
 
 def _headline(job: DistributedTrainingJob) -> Text:
     line = Text.assemble((job.name, "bold"), ": ", phase_text(job))
-    progress = job.status.progress
-    if progress is not None and progress.examples_per_second is not None and not job.status.finished:
-        line.append(f", {progress.examples_per_second:.0f} examples/s over all ranks")
+    if (rate := figures(job.status).get("rate")) and not job.status.finished:
+        line.append(f", {rate} over all ranks")
     return line
 
 

@@ -34,8 +34,7 @@ from dtj.api.status import JobStatus, Phase, ProgressStatus
 from dtj.api.strategies import Strategy
 from dtj.client.artifacts import Artifacts, StoredCheckpoint
 from dtj.client.resource import DistributedTrainingJob, InvalidJobError, Metadata
-from dtj.client.views import JobEvent, LogLine, PodUsage
-from dtj.status.pods import PodView
+from dtj.client.views import JobEvent, LogLine, LogQuery, Pod, PodUsage
 
 if TYPE_CHECKING:
     from dtj.client.async_client import AsyncClient
@@ -64,12 +63,13 @@ __all__ = [
     "JobSpec",
     "JobStatus",
     "LogLine",
+    "LogQuery",
     "Metadata",
     "NotFound",
     "ParameterServer",
     "Phase",
+    "Pod",
     "PodUsage",
-    "PodView",
     "ProgressStatus",
     "ReplicaSpec",
     "ReplicaSpecs",

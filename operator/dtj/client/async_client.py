@@ -10,7 +10,7 @@ from types import TracebackType
 from typing import Self
 
 from dtj.api.condition_types import ConditionType
-from dtj.api.errors import DtjError, TimedOut, Unusable
+from dtj.api.errors import DtjError, TimedOut
 from dtj.api.identity import API_VERSION, KIND
 from dtj.api.spec import ROLES
 from dtj.client.artifacts import Artifacts
@@ -20,10 +20,19 @@ from dtj.client.job_logs import lines_of
 from dtj.client.log_source import Selection
 from dtj.client.resource import DistributedTrainingJob, InvalidJobError
 from dtj.client.scaling import check_scaled
-from dtj.client.views import JobEvent, LogLine, PodUsage, events_of, usage_of
+from dtj.client.views import (
+    ALL_LINES,
+    JobEvent,
+    LogLine,
+    LogQuery,
+    Pod,
+    PodUsage,
+    events_of,
+    pod_of,
+    usage_of,
+)
 from dtj.client.watching import changes
 from dtj.cluster.user_api import UserApi, connect
-from dtj.status.pods import PodView, view_pod
 from dtj.status.suspension import is_deactivated
 
 _LOOK_SECONDS = 0.5
@@ -224,12 +233,12 @@ class AsyncClient:
         with self._explained(job.namespace, name):
             return events_of(job, await self._api.list_events(job.namespace))
 
-    async def pods(self, name: str, *, namespace: str | None = None) -> builtins.list[PodView]:
+    async def pods(self, name: str, *, namespace: str | None = None) -> builtins.list[Pod]:
         """Its pods, by role and index."""
         namespace = namespace or self.namespace
         with self._explained(namespace, name):
             found = await self._api.list_pods(namespace, name)
-        return sorted(map(view_pod, found), key=lambda pod: (ROLES.index(pod.role), pod.index))
+        return sorted(map(pod_of, found), key=lambda pod: (ROLES.index(pod.role), pod.index))
 
     async def usage(self, name: str, *, namespace: str | None = None) -> dict[str, PodUsage] | None:
         """What its pods use of CPU and memory, by pod; None where the cluster has no metrics-server."""
@@ -239,29 +248,13 @@ class AsyncClient:
         return None if found is None else usage_of(found)
 
     async def logs(
-        self,
-        name: str,
-        *,
-        role: str | None = None,
-        index: int | None = None,
-        rank: int | None = None,
-        follow: bool = False,
-        tail: int | None = None,
-        attempt: int | None = None,
-        namespace: str | None = None,
+        self, name: str, query: LogQuery = ALL_LINES, *, namespace: str | None = None
     ) -> AsyncGenerator[LogLine, None]:
-        """What all ranks, or one, printed: from the pods while they are there, else from the bucket.
-
-        follow: what comes too, over restarts, until the job has ended. tail: only so many last lines, of each pod.
-        attempt: an earlier one's, from the bucket.
-        """
-        if follow and attempt is not None:
-            raise Unusable("only the present attempt can be followed", "leave out the attempt, or follow")
+        """What all ranks, or one, printed: from the pods while they exist, else from the bucket."""
         job = await self.get(name, namespace=namespace)
-        selection = Selection(job.job, role, index, rank)
+        selection = Selection(job.job, query)
         with self._explained(job.namespace, name):
-            lines = lines_of(self._api, job, selection, follow=follow, tail=tail, attempt=attempt)
-            async with aclosing(lines):
+            async with aclosing(lines_of(self._api, job, selection)) as lines:
                 async for line in lines:
                     yield line
 

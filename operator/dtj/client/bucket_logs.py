@@ -6,42 +6,33 @@ import re
 from collections.abc import Iterator, Sequence
 
 from dtj.api.errors import NotFound
-from dtj.client.artifacts import Artifacts
+from dtj.client.artifacts import Artifacts, joined
 from dtj.client.log_source import Selection, file_line, source_of
 from dtj.client.views import LogLine
 from dtj_trainer import contract
 
-_FILE = re.compile(rf"{contract.LOGS}/attempt-(\d+)/(.+)\.log")
+# A key keeps its segment's number where the first segment is missing: a rule of the bucket may have removed it.
+_FILE = re.compile(rf"{contract.LOGS}/attempt-(\d+)/(.+)\.log(?:\.\d{{5,}})?")
 
 
-def bucket_log(
-    artifacts: Artifacts, selection: Selection, *, attempt: int | None = None, tail: int | None = None
-) -> Iterator[LogLine]:
+def bucket_log(artifacts: Artifacts, selection: Selection) -> Iterator[LogLine]:
     """The lines of an attempt, file by file; of each file the newest where no attempt is given. Raises NotFound.
 
-    tail: only so many last lines of each file; no more of a long file is fetched than that needs.
+    No more of a long file is fetched than the query's `tail` needs.
     """
-    # Not at the top: the operator's image has of the trainer the contract only.
-    from dtj_trainer.artifacts.segments import segment
-
-    newest: dict[str, tuple[int, list[tuple[int, str]]]] = {}
-    for stored in artifacts.ls(contract.LOGS):
-        part = segment(stored.key)
-        found = _FILE.fullmatch(part.file)
-        if not found or attempt not in (None, int(found[1])):
-            continue
-        of, name = int(found[1]), found[2]
-        if name not in newest or of > newest[name][0]:
-            newest[name] = (of, [])
-        if of == newest[name][0]:
-            newest[name][1].append((part.number, stored.key))
-    names = selection.files(sorted(newest))
+    attempt, tail = selection.query.attempt, selection.query.tail
+    logs: dict[str, dict[int, list[str]]] = {}
+    """The keys of a log's segments, by name and attempt."""
+    for file, keys in joined(stored.key for stored in artifacts.ls(contract.LOGS)).items():
+        found = _FILE.fullmatch(file)
+        if found and attempt in (None, int(found[1])):
+            logs.setdefault(found[2], {}).setdefault(int(found[1]), []).extend(keys)
+    names = selection.files(sorted(logs))
     if not names:
         of_attempt = "" if attempt is None else f" of attempt {attempt}"
         raise NotFound(f"there are no such logs{of_attempt} in {artifacts.uri}")
     for name in names:
-        keys = [key for _, key in sorted(newest[name][1])]
-        source = source_of(name)
+        keys, source = logs[name][max(logs[name])], source_of(name)
         if tail is None:
             yield from _wanted(_lines(artifacts.pieces(keys)), source, selection)
         else:

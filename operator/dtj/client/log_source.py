@@ -11,9 +11,8 @@ from functools import cached_property
 from dtj.api.errors import Unusable
 from dtj.api.job import Job
 from dtj.api.validation import faults
-from dtj.client.views import LogLine
+from dtj.client.views import ALL_LINES, LogLine, LogQuery, Pod
 from dtj.plan.job import plan_job
-from dtj.status.pods import PodView
 
 _RANK_PREFIX = re.compile(r"\[rank (\d+)\] ")
 _RANK_FILE = re.compile(r"rank-(\d+)")
@@ -21,37 +20,31 @@ _RANK_FILE = re.compile(r"rank-(\d+)")
 
 @dataclass(frozen=True)
 class Selection:
-    """The lines that are asked for. Raises Unusable for what the job's strategy does not have."""
+    """The lines of a job that a query asks for. Raises Unusable for what the job's strategy does not have."""
 
     job: Job
-    role: str | None = None
-    index: int | None = None
-    rank: int | None = None
+    query: LogQuery = ALL_LINES
 
     def __post_init__(self) -> None:
         rules = self.job.spec.rules
-        if self.role is not None and self.role not in rules.roles:
+        if self.query.role is not None and self.query.role not in rules.roles:
             raise Unusable(
-                f"strategy {rules.name} has no {self.role}: its roles are {', '.join(rules.roles)}"
+                f"strategy {rules.name} has no {self.query.role}: its roles are {', '.join(rules.roles)}"
             )
-        if self.rank is not None and not rules.ranked:
+        if self.query.rank is not None and not rules.ranked:
             raise Unusable(f"a {rules.name} job has no ranks", "choose by role and index")
-        if self.rank is not None and (self.role is not None or self.index is not None):
-            raise Unusable("give a rank, or role and index, not both")
-        if self.index is not None and self.role is None:
-            raise Unusable("an index needs a role", "e.g. role worker, index 1")
 
     def has_pod(self, role: str, index: int) -> bool:
         """Whether the log of this pod has such lines. A collector's log has those of all ranks."""
         if role in self._collectors:
             return True
-        if self._collectors and self.role is None:
+        if self._collectors and self.query.role is None:
             return False
-        if self.rank is not None:
-            return self._runs(self.rank, role, index)
-        return (self.role in (None, role)) and (self.index in (None, index))
+        if self.query.rank is not None:
+            return self._runs(self.query.rank, role, index)
+        return (self.query.role in (None, role)) and (self.query.index in (None, index))
 
-    def has_all(self, pods: Iterable[PodView]) -> bool:
+    def has_all(self, pods: Iterable[Pod]) -> bool:
         """Whether no pod with such lines is missing."""
         if faults(self.job):
             # There is no plan of it, and never was a pod.
@@ -63,28 +56,28 @@ class Selection:
     @property
     def of_whole_pods(self) -> bool:
         """Whether every line of its pods is asked for."""
-        return not self._collectors or (self.role is None and self.rank is None)
+        return not self._collectors or (self.query.role is None and self.query.rank is None)
 
     def wants(self, source: str) -> bool:
         """Whether a line of this source is asked for."""
         ranked = re.fullmatch(r"rank (\d+)", source)
         role, _, index = source.rpartition("-")
-        if self.rank is not None:
+        if self.query.rank is not None:
             # Without a collector, the log of a rank's pod is the log of the rank.
-            own = not self._collectors and index.isdecimal() and self._runs(self.rank, role, int(index))
-            return source == f"rank {self.rank}" or own
-        if self.role is None:
+            own = not self._collectors and index.isdecimal() and self._runs(self.query.rank, role, int(index))
+            return source == f"rank {self.query.rank}" or own
+        if self.query.role is None:
             return True
-        if ranked and self.index is not None:
-            return self._runs(int(ranked[1]), self.role, self.index)
+        if ranked and self.query.index is not None:
+            return self._runs(int(ranked[1]), self.query.role, self.query.index)
         if ranked:
-            return self.job.spec.rules.roles[self.role].ranks is not None
-        return role == self.role and (self.index is None or index == str(self.index))
+            return self.job.spec.rules.roles[self.query.role].ranks is not None
+        return role == self.query.role and (self.query.index is None or index == str(self.query.index))
 
     def files(self, names: Sequence[str]) -> list[str]:
         """Which log files of an attempt have the lines: a collector's alone where it has all that is wanted."""
         for collector in self._collectors:
-            if self.role in (None, collector) and self.rank is None and f"{collector}-0" in names:
+            if self.query.role in (None, collector) and self.query.rank is None and f"{collector}-0" in names:
                 return [f"{collector}-0"]
         return [name for name in names if self.wants(source_of(name))]
 

@@ -8,74 +8,44 @@ from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Sequence
 from datetime import UTC, datetime
 from heapq import merge
 
-from dtj.api.validation import TRAINER_CONTAINER
+from dtj.api.pod_template import TRAINER_CONTAINER
 from dtj.client.log_source import Selection, pod_line
-from dtj.client.views import LogLine
+from dtj.client.views import LogLine, Pod, pod_of
 from dtj.client.watching import Patience
 from dtj.cluster.port import ApiError
 from dtj.cluster.user_api import UserApi
-from dtj.status.pods import PodView, view_pod
 
 _LOOK_SECONDS = 1.0
 """Between looks for pods of a new attempt."""
 _LINES_AHEAD = 10_000
 _NO_TIME = datetime.min.replace(tzinfo=UTC)
+_Lines = asyncio.Queue[LogLine | ApiError | None]
+"""The lines of all pods as they come, an error that ends them, and None after the last."""
 
 
 class PodLogs:
     """The lines of a job that its pods have."""
 
-    def __init__(self, api: UserApi, selection: Selection, tail: int | None = None) -> None:
-        """tail: only so many last lines of what each pod has printed before."""
+    def __init__(self, api: UserApi, selection: Selection) -> None:
         self._api = api
         self._selection = selection
         self._job = selection.job
-        self._tail = tail
+        self._tail = selection.query.tail
 
-    async def pods(self) -> list[PodView]:
+    async def pods(self) -> list[Pod]:
         """The pods with lines that are asked for."""
-        pods = map(view_pod, await self._api.list_pods(self._job.namespace, self._job.name))
+        pods = map(pod_of, await self._api.list_pods(self._job.namespace, self._job.name))
         return [pod for pod in pods if self._selection.has_pod(pod.role, pod.index)]
 
-    async def printed(self, pods: Sequence[PodView]) -> Iterator[LogLine]:
+    async def printed(self, pods: Sequence[Pod]) -> Iterator[LogLine]:
         """What they printed up to now, in the order of time."""
         return in_order(await asyncio.gather(*map(self._printed, pods)))
 
     async def followed(self) -> AsyncGenerator[LogLine, None]:
         """What the pods printed, and what they and those after them print, until the job has ended or is deleted."""
-        lines: asyncio.Queue[LogLine | ApiError | None] = asyncio.Queue(_LINES_AHEAD)
+        lines: _Lines = asyncio.Queue(_LINES_AHEAD)
         readers: dict[str, asyncio.Task[None]] = {}
-
-        async def read(pod: PodView) -> None:
-            try:
-                async for line in self._follow(pod):
-                    await lines.put(line)
-            except ApiError as error:
-                await lines.put(error)
-
-        async def look() -> None:
-            patience = Patience()
-            ended = False
-            while not ended:
-                try:
-                    # Asked before the pods: those of an ended job are the last ones.
-                    ended = await self._has_ended()
-                    for pod in await self.pods():
-                        if pod.uid not in readers and pod.phase != "Pending":
-                            readers[pod.uid] = asyncio.create_task(read(pod))
-                    patience.succeeded()
-                except ApiError as error:
-                    ended = False
-                    try:
-                        await patience.after(error)
-                    except ApiError:
-                        await lines.put(error)
-                if not ended:
-                    await asyncio.sleep(_LOOK_SECONDS)
-            await asyncio.gather(*readers.values())
-            await lines.put(None)
-
-        looking = asyncio.create_task(look())
+        looking = asyncio.create_task(self._read_all(lines, readers))
         try:
             while (line := await lines.get()) is not None:
                 if isinstance(line, ApiError):
@@ -87,7 +57,37 @@ class PodLogs:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
 
-    async def _printed(self, pod: PodView) -> list[LogLine]:
+    async def _read_all(self, lines: _Lines, readers: dict[str, asyncio.Task[None]]) -> None:
+        """Start a reader of each pod that comes, by its uid; after the end of the job and of all readers put None."""
+        patience = Patience()
+        ended = False
+        while not ended:
+            try:
+                # The job is asked for before the pods: the pods of an ended job are the last ones.
+                ended = await self._has_ended()
+                for pod in await self.pods():
+                    if pod.uid not in readers and pod.phase != "Pending":
+                        readers[pod.uid] = asyncio.create_task(self._read(pod, lines))
+                patience.succeeded()
+            except ApiError as error:
+                ended = False
+                try:
+                    await patience.after(error)
+                except ApiError:
+                    await lines.put(error)
+            if not ended:
+                await asyncio.sleep(_LOOK_SECONDS)
+        await asyncio.gather(*readers.values())
+        await lines.put(None)
+
+    async def _read(self, pod: Pod, lines: _Lines) -> None:
+        try:
+            async for line in self._follow(pod):
+                await lines.put(line)
+        except ApiError as error:
+            await lines.put(error)
+
+    async def _printed(self, pod: Pod) -> list[LogLine]:
         # The last lines of one rank are not among as many last ones of its pod.
         tail = self._tail if self._selection.of_whole_pods else None
         lines: deque[LogLine] = deque(maxlen=self._tail)
@@ -102,7 +102,7 @@ class PodLogs:
                 raise
         return list(lines)
 
-    async def _follow(self, pod: PodView) -> AsyncGenerator[LogLine, None]:
+    async def _follow(self, pod: Pod) -> AsyncGenerator[LogLine, None]:
         source = f"{pod.role}-{pod.index}"
         last: datetime | None = None
         if self._tail is not None:
@@ -135,7 +135,7 @@ class PodLogs:
                 return
             await asyncio.sleep(_LOOK_SECONDS)
 
-    async def _has_more(self, pod: PodView, cut: bool) -> bool:
+    async def _has_more(self, pod: Pod, cut: bool) -> bool:
         """Whether that very pod, and not another of its name, still prints, or has what a cut has kept back."""
         patience = Patience()
         while True:
@@ -144,10 +144,10 @@ class PodLogs:
             except ApiError as error:
                 await patience.after(error)
             else:
-                return now is not None and (cut or (now.exit is None and now.phase == "Running"))
+                return now is not None and (cut or (now.exit_code is None and now.phase == "Running"))
 
     def _log(
-        self, pod: PodView, *, follow: bool = False, tail: int | None = None, since: str | None = None
+        self, pod: Pod, *, follow: bool = False, tail: int | None = None, since: str | None = None
     ) -> AsyncIterator[str]:
         namespace = self._job.namespace
         return self._api.pod_log(

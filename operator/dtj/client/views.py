@@ -8,10 +8,74 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
+from dtj.api.errors import Unusable
 from dtj.api.identity import KIND
+from dtj.api.pod_template import TRAINER_CONTAINER
 from dtj.api.spec import ROLES
-from dtj.api.validation import TRAINER_CONTAINER
 from dtj.client.resource import DistributedTrainingJob
+from dtj.status.pods import view_pod
+
+
+@dataclass(frozen=True)
+class Pod:
+    """A pod of a job."""
+
+    name: str
+    uid: str
+    role: str
+    index: int
+    attempt: int
+    """The attempt in which the pod was created."""
+    node: str | None
+    """None until the pod has a node."""
+    phase: str
+    """Kubernetes' phase: Pending, Running, Succeeded, Failed or Unknown."""
+    ready: bool
+    deleting: bool
+    disrupted: bool
+    """Whether the cluster ended the pod, as by an eviction."""
+    exit_code: int | None
+    """Of the container that trains; None while that container has not ended."""
+    signal: int | None
+    """The signal that ended the container."""
+    reason: str
+    """Kubernetes' word for why the pod waits or has ended, as ImagePullBackOff, OOMKilled or Evicted; else empty."""
+    message: str
+    """A sentence that belongs to the reason, where Kubernetes gives one."""
+
+    @property
+    def running(self) -> bool:
+        """Whether the container that trains runs, and nobody has deleted the pod."""
+        return self.phase == "Running" and not self.deleting and self.exit_code is None
+
+
+@dataclass(frozen=True)
+class LogQuery:
+    """Which lines of a job's output are asked for; by default all. Raises Unusable for a query without a meaning."""
+
+    role: str | None = None
+    """Only replicas of this role."""
+    index: int | None = None
+    """Only this replica of the role."""
+    rank: int | None = None
+    """Only this rank."""
+    follow: bool = False
+    """Whether to continue, over restarts, until the job has ended."""
+    tail: int | None = None
+    """How many of the last lines of each pod; None: all."""
+    attempt: int | None = None
+    """The number of an earlier attempt, whose lines are in the bucket."""
+
+    def __post_init__(self) -> None:
+        if self.rank is not None and (self.role is not None or self.index is not None):
+            raise Unusable("give a rank, or role and index, not both")
+        if self.index is not None and self.role is None:
+            raise Unusable("an index needs a role", "e.g. role worker, index 1")
+        if self.follow and self.attempt is not None:
+            raise Unusable("only the present attempt can be followed", "leave out the attempt, or follow")
+
+
+ALL_LINES = LogQuery()
 
 
 @dataclass(frozen=True)
@@ -59,6 +123,32 @@ def events_of(job: DistributedTrainingJob, events: Iterable[Mapping[str, Any]]) 
         if names.fullmatch(event.object) and (event.time or begun) >= begun
     ]
     return sorted(mine, key=lambda event: event.time or begun)
+
+
+def pod_of(manifest: Mapping[str, Any]) -> Pod:
+    """Read a pod's manifest."""
+    seen = view_pod(manifest)
+    reason, message = seen.waiting or ("", "")
+    if seen.exit is not None:
+        reason, message = seen.exit.reason, ""
+    if seen.disrupted:
+        reason, message = seen.reason, seen.message
+    return Pod(
+        name=seen.name,
+        uid=seen.uid,
+        role=seen.role,
+        index=seen.index,
+        attempt=seen.attempt,
+        node=seen.node,
+        phase=seen.phase,
+        ready=seen.ready,
+        deleting=seen.deleting,
+        disrupted=seen.disrupted,
+        exit_code=seen.exit.code if seen.exit else None,
+        signal=seen.exit.signal if seen.exit else None,
+        reason=reason,
+        message=message,
+    )
 
 
 def usage_of(metrics: Iterable[Mapping[str, Any]]) -> dict[str, PodUsage]:

@@ -1,1 +1,1 @@
-"""The Kubernetes API: the only package that imports its client."""
+"""Access to the Kubernetes API. No other package imports the Kubernetes client."""

@@ -1,4 +1,4 @@
-"""JSON of the API server, read in the event loop."""
+"""Decodes JSON from the API server without blocking the event loop."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from dtj.api.nesting import read_json
 
 
 async def decoded(text: str | bytes) -> Any:
-    """The result of `read_json`. Text that is nested too deeply for `json.loads` is read in a thread."""
+    """Return the result of `read_json`. A thread reads JSON that is nested too deeply for `json.loads`."""
     try:
         return json.loads(text)
     except RecursionError:

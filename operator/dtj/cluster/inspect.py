@@ -1,4 +1,4 @@
-"""What `dtj doctor` asks of a cluster, and the pod that it tries things with."""
+"""The requests of `dtj doctor`, including those for its probe pod."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ _REVIEWS = "/apis/authorization.k8s.io/v1/selfsubjectaccessreviews"
 
 
 class Inspector(UserApi):
-    """Reads what is not a job's own; every method raises ApiError."""
+    """Reads objects that belong to no job. Every method raises ApiError."""
 
     @classmethod
     def of(cls, api: UserApi) -> Inspector:
-        """With the connection of another, which is then closed with this one."""
+        """Share the connection of another UserApi. Closing either object closes the connection."""
         return cls(api._api, api.namespace, api._renew)  # noqa: SLF001 - its own base
 
     async def version(self) -> Manifest:
-        """The API server's: major, minor, gitVersion."""
+        """Return the API server's version: major, minor, gitVersion."""
         return await self._request("GET", "/version", "Version")
 
     async def crd(self) -> Manifest | None:
-        """The definition of the resource, if there is one."""
+        """Return the CustomResourceDefinition of jobs; None when it does not exist."""
         path = f"/apis/apiextensions.k8s.io/v1/customresourcedefinitions/{PLURAL}.{GROUP}"
         try:
             return await self._request("GET", path, "CustomResourceDefinition")
@@ -37,11 +37,11 @@ class Inspector(UserApi):
             raise
 
     async def operators(self) -> list[Manifest]:
-        """The operator's Deployments in all namespaces."""
+        """List the operator's Deployments in all namespaces."""
         return (await self._list(_OPERATORS, "Deployment", {"labelSelector": _OPERATOR_LABEL}))[0]
 
     async def allows(self, namespace: str, verb: str, resource: str, group: str) -> bool:
-        """Whether this user may do that in the namespace. resource: as pods, or pods/log."""
+        """Return whether this user may do that in the namespace. resource: `pods` or `pods/log`, for example."""
         name, _, subresource = resource.partition("/")
         review = {
             "apiVersion": "authorization.k8s.io/v1",
@@ -60,22 +60,22 @@ class Inspector(UserApi):
         return bool((answer.get("status") or {}).get("allowed"))
 
     async def nodes(self) -> list[Manifest]:
-        """All nodes."""
+        """List all nodes."""
         return (await self._list("/api/v1/nodes", "Node", {}))[0]
 
     async def scheduled_pods(self) -> list[Manifest]:
-        """The pods of all namespaces that have not ended."""
+        """List the pods of all namespaces that have not ended."""
         query = {"fieldSelector": "status.phase!=Succeeded,status.phase!=Failed"}
         return (await self._list("/api/v1/pods", "Pod", query))[0]
 
     async def quotas(self, namespace: str) -> list[Manifest]:
-        """The ResourceQuotas of a namespace."""
+        """List the ResourceQuotas of a namespace."""
         return (
             await self._list(f"/api/v1/namespaces/{quote(namespace)}/resourcequotas", "ResourceQuota", {})
         )[0]
 
     async def remove_pod(self, pod: Manifest) -> None:
-        """Delete a pod at once; one that is not there is no error."""
+        """Delete a pod without a grace period. A pod that does not exist is not an error."""
         path = f"/api/v1/namespaces/{pod['metadata']['namespace']}/pods/{pod['metadata']['name']}"
         options = {"apiVersion": "v1", "kind": "DeleteOptions", "gracePeriodSeconds": 0}
         try:

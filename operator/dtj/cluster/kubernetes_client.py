@@ -1,7 +1,7 @@
-"""The official asyncio client, imported without what dtj does not use of it.
+"""Imports the official asyncio client without a slow dependency that dtj does not need.
 
-The client imports `kubernetes_validate` wherever that package is installed, as it is for development: four seconds of
-CPU in each process. Only the client's `dynamic` module uses it, which dtj does not.
+The client imports `kubernetes_validate` where that package is installed, as it is for development. The import costs
+four seconds of CPU in each process. Only the client's `dynamic` module needs it, and dtj does not use that module.
 """
 
 from __future__ import annotations
@@ -11,7 +11,8 @@ import sys
 _VALIDATION = "kubernetes_validate"
 _hidden = _VALIDATION not in sys.modules
 if _hidden:
-    sys.modules[_VALIDATION] = None  # type: ignore[assignment]  # An import of the name fails, as if it were absent.
+    # None makes an import of the name fail, as if the package were absent.
+    sys.modules[_VALIDATION] = None  # type: ignore[assignment]
 try:
     from kubernetes.aio import client, config
 finally:
@@ -22,7 +23,7 @@ __all__ = ["api_client", "client", "config"]
 
 
 def api_client(settings: client.Configuration, user_agent: str) -> client.ApiClient:
-    """A client whose requests have this User-Agent. The package's own default is the name of its code generator."""
+    """Make a client whose requests carry this User-Agent. The client's default is the name of its code generator."""
     made = client.ApiClient(settings)
     made.user_agent = user_agent
     return made

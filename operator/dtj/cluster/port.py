@@ -1,4 +1,4 @@
-"""What the operator needs of a cluster, as a Protocol: the real API server or a test's."""
+"""Protocols of the cluster that the operator needs: implemented by the real API server and by tests."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from dtj.api.job import Manifest
 
 
 class ApiError(Exception):
-    """A request that the API server did not carry out.
+    """A request that failed.
 
-    status: HTTP status, 0 when no answer came. reason: the server's one word. message: its sentence.
+    status: HTTP status, 0 without an answer. reason: the server's one-word reason. message: the server's sentence.
     """
 
     def __init__(self, status: int, reason: str, message: str, retry_after: float | None = None) -> None:
@@ -32,59 +32,60 @@ class Selection:
     labels: str = ""
     """A label selector."""
     namespace: str | None = None
-    """None: of every namespace."""
+    """None: objects of every namespace."""
 
 
 class Source(Protocol):
-    """Objects and their changes, as one API server tells them. Each raises ApiError, also in the middle."""
+    """Lists and watches objects. Each method raises ApiError, also in the middle of an iteration."""
 
     def pages(self, selection: Selection) -> AsyncIterator[tuple[list[Manifest], str]]:
-        """All objects that are there now, page by page, each with the version from which to watch."""
+        """List all current objects page by page, each page with the resource version from which to watch."""
 
     def changes(self, selection: Selection, resource_version: str) -> AsyncIterator[tuple[str, Manifest]]:
-        """What happens after that version, until the server ends it after some minutes: ADDED, MODIFIED or DELETED
-        and the object; or BOOKMARK and an object that has a version and nothing else. 410: that version is too old.
+        """Yield the events after that version, until the server ends the watch after some minutes. An event is ADDED,
+        MODIFIED or DELETED with the object, or BOOKMARK with an object that has only a version. Raises ApiError 410
+        for a version that is too old.
         """
 
 
 class Cluster(Protocol):
-    """The requests that the operator makes. Each raises ApiError."""
+    """The requests that the operator makes. Each method raises ApiError."""
 
     async def create(self, manifest: Manifest) -> Manifest:
-        """Make an object; 409 when one of that name is there. Unknown fields are refused where the server can."""
+        """Create an object; 409 when the name exists. The server refuses unknown fields if it supports that."""
 
     async def get(self, manifest: Manifest) -> Manifest | None:
-        """The object of the same kind, namespace and name, if there is one."""
+        """Return the object with the same kind, namespace and name; None when it does not exist."""
 
     async def pods_of(self, namespace: str, job: str) -> list[Manifest]:
-        """The metadata of all pods that carry the job's label, as they are stored now: no cache is asked."""
+        """List the metadata of all pods with the job's label. The request reads the store, not a cache."""
 
     async def replace_data(self, manifest: Manifest) -> Manifest:
         """Replace the data of a ConfigMap."""
 
     async def delete(self, manifest: Manifest, uid: str) -> None:
-        """Delete that very object; one that is gone already is no error."""
+        """Delete the object with this uid. An object that no longer exists is not an error."""
 
     async def update_deployment(self, manifest: Manifest) -> Manifest:
-        """Bring a Deployment's annotations, replicas and pod template to the manifest's, as far as that has them."""
+        """Patch the annotations, replicas and pod template that the manifest contains into a Deployment."""
 
     async def delete_pod(self, namespace: str, name: str, uid: str, *, force: bool = False) -> None:
-        """Tell that very pod to end; one that is gone already is no error. force: it is gone at once, whether or not
-        its node has ended it.
+        """Delete the pod with this uid. A pod that no longer exists is not an error. force: remove the pod from the
+        API at once, whether or not the kubelet has stopped its containers.
         """
 
     async def serves_kind(self, api_version: str, plural: str) -> bool:
-        """Whether the API server has objects of this kind in this very version now."""
+        """Return whether the API server currently serves this kind in this version."""
 
     async def delete_tree(self, manifest: Manifest) -> None:
-        """Delete that very object after all that it owns; one that is gone already is no error."""
+        """Delete the object with this uid in the foreground. An object that no longer exists is not an error."""
 
     async def expire_job(self, namespace: str, name: str, uid: str, resource_version: str) -> None:
-        """Delete that very job, its objects after it; 409 when it is not at that version any more. One that is gone
-        already is no error.
+        """Delete the job with this uid, then its objects; 409 when the job has another version. A job that no longer
+        exists is not an error.
         """
 
     async def patch_status(
         self, namespace: str, name: str, resource_version: str, patch: Manifest
     ) -> Manifest:
-        """Merge a patch into a job's status; 409 when the job is not at that version any more."""
+        """Merge a patch into a job's status; 409 when the job has another version."""

@@ -1,4 +1,4 @@
-"""What time it is by the clock of the API server."""
+"""The current time by the API server's clock."""
 
 from __future__ import annotations
 
@@ -9,37 +9,37 @@ from email.utils import parsedate_to_datetime
 from functools import lru_cache
 
 _log = logging.getLogger(__name__)
-# The clocks of several API servers differ by as much without a fault. Within it, no answer moves the clock.
+# The clocks of healthy API servers differ by up to this much. An answer within the tolerance does not move the clock.
 _TOLERANCE_SECONDS = 2.0
-# A Date has whole seconds: it was written within one after it.
+# A Date header has whole seconds: the server wrote it up to a second after the time in it.
 _RESOLUTION_SECONDS = 1.0
 _TELLING_SECONDS = 600.0
 
 
 class ServerClock:
-    """Begins with the operator's own clock, and follows the Date header of the API server's answers from then on.
+    """Starts with the operator's own clock, and then follows the Date headers of the API server's answers.
 
-    The API server writes the times with which the operator compares: when a pod is to be gone, when a job was made.
-    Several threads may use it.
+    The operator compares the current time with times that the API server wrote, such as creation and deletion times.
+    Thread-safe.
     """
 
     def __init__(self, seconds: Callable[[], float], now: datetime) -> None:
-        """seconds: of a clock that nobody sets. now: the time by the operator's own clock."""
+        """seconds: a monotonic clock. now: the time by the operator's own clock."""
         self.seconds = seconds
         self._ahead = now.timestamp() - seconds()
-        """Seconds from that clock's 0, in Unix time."""
+        """The Unix time at which the monotonic clock was 0."""
         self._told = float("-inf")
 
     def now(self) -> datetime:
-        """The time, in UTC."""
+        """Return the time in UTC."""
         return datetime.fromtimestamp(self.seconds() + self._ahead, UTC)
 
     def see(self, date: str | None, sent: float) -> None:
-        """An answer with this Date header has come. sent: `seconds` when its request left."""
+        """Take the Date header of an answer. sent: the value of `seconds` when the request was sent."""
         written = _written(date)
         if written is None:
             return
-        # The server wrote the header after the request left, and before now.
+        # The server wrote the header between the sending of the request and this moment.
         earliest = written - self.seconds()
         latest = written + _RESOLUTION_SECONDS - sent
         ahead = self._ahead
@@ -50,7 +50,7 @@ class ServerClock:
             self._told = self.seconds()
             moved = self._ahead - ahead
             _log.warning(
-                "the API server's clock is %.0f s %s the operator's: times are by the API server's",
+                "the API server's clock is %.0f s %s the operator's: the operator uses the API server's clock",
                 abs(moved),
                 "ahead of" if moved > 0 else "behind",
             )
@@ -58,7 +58,7 @@ class ServerClock:
 
 @lru_cache(maxsize=16)
 def _written(date: str | None) -> float | None:
-    """A Date header in Unix time; None where it has none that can be read."""
+    """Convert a Date header to Unix time; None for a missing or unreadable header."""
     try:
         return parsedate_to_datetime(date).timestamp() if date else None
     except ValueError:

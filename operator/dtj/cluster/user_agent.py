@@ -1,4 +1,4 @@
-"""Who asks: the User-Agent of requests to the API server, which names a client in audit logs and `managedFields`."""
+"""The User-Agents of requests to the API server. They name the client in audit logs and in `managedFields`."""
 
 from __future__ import annotations
 
@@ -7,6 +7,6 @@ from importlib.metadata import version
 from dtj.api.identity import MANAGER
 
 OPERATOR = f"{MANAGER}/{version('dtj')}"
-"""Of the operator. The API server takes the part before the slash for the field manager."""
+"""The operator's User-Agent. The API server uses the part before the slash as field manager."""
 USER = f"dtj/{version('dtj')}"
-"""Of the `dtj` command and the Python SDK."""
+"""The User-Agent of the `dtj` command and the Python SDK."""

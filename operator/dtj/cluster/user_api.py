@@ -1,4 +1,4 @@
-"""The requests of a person: jobs, their pods, logs and events."""
+"""The requests of a user: jobs, their pods, logs and events."""
 
 from __future__ import annotations
 
@@ -17,52 +17,54 @@ from dtj.api.errors import Unreachable, Unusable
 from dtj.api.identity import GROUP, KIND, LABEL_JOB, PLURAL, VERSION
 from dtj.api.job import Manifest
 from dtj.cluster import user_agent
-from dtj.cluster.api import MERGE_PATCH, KubernetesApi
+from dtj.cluster.api import KubernetesApi, own_namespace
 from dtj.cluster.kubernetes_client import api_client, client, config
 from dtj.cluster.port import ApiError
+from dtj.cluster.rest_client import MERGE_PATCH
 
 _PAGE = 500
 _WATCH_SECONDS = 240
-# No total: they last as long as there is something to tell. A watch is silent for at most _WATCH_SECONDS.
+# Without a total timeout, because watches and logs last arbitrarily long. A watch is silent for _WATCH_SECONDS at
+# most.
 _WATCH_TIMEOUT = aiohttp.ClientTimeout(total=None, sock_connect=30, sock_read=_WATCH_SECONDS + 30)
 _LOG_TIMEOUT = aiohttp.ClientTimeout(total=None, sock_connect=30)
-_NAMESPACE_FILE = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
 
 
 class UserApi(KubernetesApi):
-    """What a person may do, with that person's own credentials; every method raises ApiError. Close it when done."""
+    """The requests of a user, with the user's own credentials. Every method raises ApiError. Close it after use."""
 
     def __init__(
         self, api: client.ApiClient, namespace: str | None, renew: Callable[[], Awaitable[None]]
     ) -> None:
-        """namespace: the context's own. renew: gets credentials anew, which may be good for minutes only."""
+        """namespace: the kubeconfig context's. renew: fetches new credentials, because some expire after minutes."""
         super().__init__(api)
         self.namespace = namespace
         self._renew = renew
 
     @property
     def host(self) -> str:
-        """URL of the API server."""
+        """Return the URL of the API server."""
         return str(self._api.configuration.host)
 
     async def list_jobs(self, namespace: str | None, name: str | None = None) -> tuple[list[Manifest], str]:
-        """The jobs of a namespace (None: all), or the one of that name; and the version from which to watch."""
+        """List the jobs of a namespace (None: all), or the job of that name, with the version from which to watch."""
         query = {"fieldSelector": f"metadata.name={name}"} if name else {}
         return await self._list(_jobs(namespace), KIND, query)
 
     async def watch_job(
         self, namespace: str, name: str, resource_version: str
     ) -> AsyncIterator[tuple[str, Manifest]]:
-        """Changes of a job since a version: ADDED, MODIFIED or DELETED, and the job. Ends after some minutes.
+        """Yield the changes of a job since a version: ADDED, MODIFIED or DELETED, and the job. Ends after some
+        minutes.
 
-        Raises ApiError, also in the middle; 410 where that version is too old.
+        Raises ApiError, also in the middle of the iteration; 410 for a version that is too old.
         """
         query = {
             "fieldSelector": f"metadata.name={name}",
             "resourceVersion": resource_version,
             "timeoutSeconds": str(_WATCH_SECONDS),
         }
-        async for change in self._changes(_jobs(namespace), KIND, query, _WATCH_TIMEOUT):
+        async for change in self._watch(_jobs(namespace), KIND, query, _WATCH_TIMEOUT):
             yield change
 
     async def patch_job(self, namespace: str, name: str, patch: Manifest) -> Manifest:
@@ -70,17 +72,17 @@ class UserApi(KubernetesApi):
         return await self._request("PATCH", f"{_jobs(namespace)}/{quote(name)}", KIND, patch, MERGE_PATCH)
 
     async def delete_job(self, namespace: str, name: str) -> None:
-        """Delete a job; the cluster deletes what it owns after it."""
+        """Delete a job. Kubernetes then deletes the objects that the job owns."""
         options = {"apiVersion": "v1", "kind": "DeleteOptions", "propagationPolicy": "Background"}
         await self._request("DELETE", f"{_jobs(namespace)}/{quote(name)}", KIND, options)
 
     async def list_pods(self, namespace: str, job: str) -> list[Manifest]:
-        """The pods of a job."""
+        """List the pods of a job."""
         query = {"labelSelector": f"{LABEL_JOB}={job}"}
         return (await self._list(f"/api/v1/namespaces/{quote(namespace)}/pods", "Pod", query))[0]
 
     async def list_pod_metrics(self, namespace: str, job: str) -> list[Manifest] | None:
-        """What the pods of a job use now; None where the cluster does not measure it (metrics-server)."""
+        """List what the pods of a job use now; None where the cluster has no metrics-server."""
         query = {"labelSelector": f"{LABEL_JOB}={job}"}
         path = f"/apis/metrics.k8s.io/v1beta1/namespaces/{quote(namespace)}/pods"
         try:
@@ -91,7 +93,7 @@ class UserApi(KubernetesApi):
             raise
 
     async def list_events(self, namespace: str) -> list[Manifest]:
-        """All events of a namespace."""
+        """List all events of a namespace."""
         return (await self._list(f"/api/v1/namespaces/{quote(namespace)}/events", "Event", {}))[0]
 
     async def pod_log(
@@ -104,7 +106,7 @@ class UserApi(KubernetesApi):
         tail: int | None = None,
         since: str | None = None,
     ) -> AsyncIterator[str]:
-        """Lines of a container, each with the time of the kubelet before it. since: RFC 3339, whole seconds."""
+        """Yield lines of a container, each after the kubelet's timestamp. since: RFC 3339 with whole seconds."""
         query = {"container": container, "timestamps": "true"}
         query |= {"follow": "true"} if follow else {}
         query |= {} if tail is None else {"tailLines": str(tail)}
@@ -114,7 +116,7 @@ class UserApi(KubernetesApi):
             yield line.decode(errors="replace")
 
     async def secret(self, namespace: str, name: str) -> dict[str, str]:
-        """The data of a Secret."""
+        """Read the data of a Secret."""
         path = f"/api/v1/namespaces/{quote(namespace)}/secrets/{quote(name)}"
         data = (await self._request("GET", path, "Secret")).get("data") or {}
         return {key: b64decode(value).decode(errors="replace") for key, value in data.items()}
@@ -144,9 +146,9 @@ class UserApi(KubernetesApi):
 
 
 async def connect(context: str | None = None, kubeconfig: str | None = None) -> UserApi:
-    """Connect as kubectl does: by the kubeconfig (KUBECONFIG, ~/.kube/config), else as the pod's service account.
+    """Connect as kubectl does: with the kubeconfig (KUBECONFIG, ~/.kube/config), else as the pod's service account.
 
-    Raises Unusable for a context or file that is not there, Unreachable where there is neither.
+    Raises Unusable for a missing context or file, Unreachable without a kubeconfig and a service account.
     """
     settings = client.Configuration()
     namespace = await _load(settings, context, kubeconfig)
@@ -161,7 +163,7 @@ async def connect(context: str | None = None, kubeconfig: str | None = None) -> 
 
 
 async def _load(settings: client.Configuration, context: str | None, kubeconfig: str | None) -> str | None:
-    """Put address and credentials into the settings; the namespace that belongs to them."""
+    """Set address and credentials in the settings; return the namespace that belongs to them."""
     files = kubeconfig or os.environ.get("KUBECONFIG") or "~/.kube/config"
     if any(Path(file).expanduser().is_file() for file in files.split(os.pathsep)):
         try:
@@ -184,7 +186,7 @@ async def _load(settings: client.Configuration, context: str | None, kubeconfig:
             f"no cluster is known: there is no {files}, and this is no pod",
             "set KUBECONFIG or give --kubeconfig; `dtj run` needs no cluster",
         ) from None
-    return _NAMESPACE_FILE.read_text().strip() if _NAMESPACE_FILE.exists() else None
+    return own_namespace()
 
 
 def _jobs(namespace: str | None) -> str:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from dtj.api.job import Manifest
-from dtj.api.validation import TRAINER_CONTAINER
+from dtj.api.pod_template import TRAINER_CONTAINER
 from dtj.convert.form import Container, Replica
 from dtj.convert.notes import Notes
 from dtj_trainer import contract

@@ -8,11 +8,9 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 
-from dtj.api.horovod import LAUNCHER, WORKER
-from dtj.api.identity import LABEL_INDEX, LABEL_ROLE
 from dtj.api.job import Manifest
 from dtj.api.names import host_name
-from dtj.api.validation import TRAINER_CONTAINER
+from dtj.api.pod_template import TRAINER_CONTAINER
 from dtj.plan.model import Plan
 from dtj.plan.pods import trainer_container
 from dtj.plan.start import START
@@ -48,17 +46,9 @@ class Place:
         """The folder of the ConfigMap's files."""
         return self.run / "config"
 
-    def root(self, pod: Manifest) -> Path:
+    def root(self, pod: contract.PodInfo) -> Path:
         """The workspace of a replica, `/dtj` in a container."""
-        labels = pod["metadata"]["labels"]
-        return self.run / f"{labels[LABEL_ROLE]}-{labels[LABEL_INDEX]}"
-
-    def workspace(self, pod: Manifest) -> Path:
-        """The folder that is `/dtj` for the programs that a replica starts itself."""
-        if pod["metadata"]["labels"][LABEL_ROLE] == LAUNCHER and not _is_started_by_dtj(pod):
-            # The job's own mpirun starts all ranks from the launcher. Only the files of rank 0 are uploaded.
-            return self.run / f"{WORKER}-0"
-        return self.root(pod)
+        return self.run / pod.name
 
 
 def local_plan(plan: Plan, place: Place) -> Plan:
@@ -68,12 +58,13 @@ def local_plan(plan: Plan, place: Place) -> Plan:
         host_name(service["name"], service["namespace"], replica.role, replica.index): replica.name
         for replica in plan.replicas
     }
+    first = next((info for info in map(_info, plan.pods) if 0 in info.ranks), None)
     return replace(
         plan,
         ssh_secret=None,
         tensorboard=None,
         mpijob=None,  # the plan has the same pods
-        pod=lambda replica: _pod(plan.pod(replica), plan.config, place, addresses),
+        pod=lambda replica: _pod(plan.pod(replica), plan.config, place, addresses, first),
     )
 
 
@@ -122,7 +113,20 @@ def left_out(plan: Plan) -> list[str]:
     return notes
 
 
-def _pod(pod: Manifest, config: Manifest, place: Place, addresses: Mapping[str, str]) -> Manifest:
+def _info(pod: Manifest) -> contract.PodInfo:
+    """What the plan says to the trainer in a pod."""
+    variables = trainer_container(pod)["env"]
+    return contract.PodInfo.from_json(next(v["value"] for v in variables if v["name"] == contract.ENV_POD))
+
+
+def _pod(
+    pod: Manifest,
+    config: Manifest,
+    place: Place,
+    addresses: Mapping[str, str],
+    first: contract.PodInfo | None,
+) -> Manifest:
+    """The pod for this machine. first: the pod with rank 0."""
     container, name = trainer_container(pod), pod["metadata"]["name"]
 
     def moved(text: str) -> str:
@@ -137,7 +141,7 @@ def _pod(pod: Manifest, config: Manifest, place: Place, addresses: Mapping[str, 
     for variable, value in _variables(container, config, place):
         if not _MPI_PLACES.match(variable):
             env[variable] = moved(_expanded(value, env))
-    own = _own_environment(pod, place)
+    own = _own_environment(pod, place, first)
     if named := [
         name for name, value in env.items() if contract.ROOT_IN_TEXT.search(value) and name not in own
     ]:
@@ -173,33 +177,29 @@ def _in_config(variable: Manifest, config: Manifest) -> str | None:
     return config["data"].get(key.get("key")) if own else None
 
 
-def _own_environment(pod: Manifest, place: Place) -> dict[str, str]:
-    root, name = place.root(pod), pod["metadata"]["name"]
+def _own_environment(pod: Manifest, place: Place, first: contract.PodInfo | None) -> dict[str, str]:
+    info, name = _info(pod), pod["metadata"]["name"]
+    # A command of the job's own in a pod without ranks starts all ranks from there, as mpirun in a launcher. Only the
+    # files of rank 0 are uploaded.
+    workspace = first if first and not info.slots and not _is_started_by_dtj(pod) else info
     env = {
-        contract.ENV_ROOT: str(place.workspace(pod)),
+        contract.ENV_ROOT: str(place.root(workspace)),
         contract.ENV_CONFIG_DIR: str(place.config),
-        contract.ENV_TERMINATION_LOG: str(root / "termination.json"),
+        contract.ENV_TERMINATION_LOG: str(place.root(info) / "termination.json"),
         "CUDA_VISIBLE_DEVICES": ",".join(place.gpus.get(name, ())),
         ENV_RUN: place.run_id,
         # A pod without a progress port serves no progress.
         contract.ENV_PROGRESS_PORT: str(place.ports.get((name, contract.PROGRESS_PORT), "")),
         **place.environment,
     }
-    if _is_horovod(pod):
-        env[contract.ENV_LOCAL_WORKERS] = str(place.run / "worker-")
+    if first:
+        env[contract.ENV_LOCAL_WORKERS] = str(place.run / f"{first.role}-")
     return env
 
 
 def _is_started_by_dtj(pod: Manifest) -> bool:
     """Whether the container runs dtj's start script. Otherwise the template sets a command."""
     return tuple(trainer_container(pod).get("command", ())[: len(START)]) == START
-
-
-def _is_horovod(pod: Manifest) -> bool:
-    return any(
-        variable["name"] == contract.ENV_SLOTS_PER_WORKER
-        for variable in trainer_container(pod).get("env", [])
-    )
 
 
 def _probe(container: Manifest, name: str, place: Place) -> Manifest | None:

@@ -1,1 +1,1 @@
-"""From a job to the objects that should exist. Pure: data in, data out."""
+"""Turns a job into the objects that should exist. Pure: data in, data out."""

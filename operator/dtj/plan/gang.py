@@ -1,4 +1,4 @@
-"""A plan whose pods are placed all together or not at all, by whomever `schedulingPolicy.gang` names."""
+"""Adds gang scheduling to a plan: the system in `schedulingPolicy.gang` admits all pods together or none."""
 
 from __future__ import annotations
 
@@ -15,7 +15,9 @@ from dtj.plan.volcano import scheduled_by_volcano
 
 
 def in_a_gang(job: Job, plan: Plan) -> Plan:
-    """The plan with what the job's schedulingPolicy adds to it; what a template says stays."""
+    """Return the plan with the additions of the job's schedulingPolicy. Fields of a user's template take
+    precedence.
+    """
     policy = job.spec.run_policy.scheduling_policy
     if policy.priority_class_name is not None:
         base = {"spec": {"priorityClassName": policy.priority_class_name}}
@@ -32,7 +34,7 @@ def in_a_gang(job: Job, plan: Plan) -> Plan:
 
 
 def _over(base: Manifest, pod: Callable[[Replica], Manifest]) -> Callable[[Replica], Manifest]:
-    """The same pods, merged over a base."""
+    """Return a function that merges the manifest of each pod over a base."""
 
     def made(replica: Replica) -> Manifest:
         over: Manifest = merged(base, pod(replica))

@@ -1,7 +1,7 @@
-"""Horovod over MPI: workers that run sshd, then a launcher that runs mpirun over them.
+"""Horovod over MPI: workers run sshd, and a launcher runs mpirun on the workers.
 
-The environment is that of mpi-operator v2beta1 (`OMPI_MCA_*`), with the `PRTE_MCA_*` names that Open MPI 5
-reads in its place.
+The environment is that of mpi-operator v2beta1 (`OMPI_MCA_*`), and the `PRTE_MCA_*` names that Open MPI 5 reads
+instead.
 """
 
 from __future__ import annotations
@@ -9,21 +9,21 @@ from __future__ import annotations
 from dtj.api.horovod import LAUNCHER, SSH_VOLUME, WORKER, slots_per_worker
 from dtj.api.job import Job, Manifest
 from dtj.api.names import host_name, ssh_secret_name
+from dtj.api.pod_template import CONFIG_VOLUME, TRAINER_CONTAINER, own_program
 from dtj.api.spec import ReplicaSpec, Resources
-from dtj.api.validation import CONFIG_VOLUME, TRAINER_CONTAINER, own_program
 from dtj.plan.model import Plan, Replica
 from dtj.plan.pods import HIDDEN_GPUS, headless_service, metadata, replica_pod, replicas, trainer_container
 from dtj.plan.start import START, config_map, script
 from dtj_trainer import contract
 
 SCRIPTS = {"strategy.sh": script("horovod.sh"), "rank.sh": script("rank.sh")}
-"""What start.sh reads, and what the launcher starts as each rank."""
+"""The scripts of the strategy: start.sh sources strategy.sh, and the launcher starts each rank by rank.sh."""
 HOSTFILE = contract.CONFIG_DIR / "hostfile"
 SSH_CONFIG_FILE = contract.CONFIG_DIR / "ssh_config"
-# Where scripts written for mpi-operator look for the hostfile.
+# Scripts written for mpi-operator look for the hostfile in this folder.
 _MPI_DIR = "/etc/mpi"
 _SSH_ARGS = f"-F {SSH_CONFIG_FILE} -o ConnectionAttempts=10"
-# Read by start.sh, where no dtj-launch is in the image that would wait anyway.
+# start.sh reads the variable in images without dtj-launch. dtj-launch always waits.
 LAUNCHER_WAITS = {"DTJ_LAUNCHER_WAITS": "yes"}
 DEFAULT_LAUNCHER = ReplicaSpec(
     resources=Resources(requests={"cpu": "100m", "memory": "128Mi"}, limits={"memory": "1Gi"})
@@ -31,7 +31,7 @@ DEFAULT_LAUNCHER = ReplicaSpec(
 
 
 def sshd_config(key: str) -> str:
-    """Settings of the workers' sshd. key: the file with its private key."""
+    """Return the configuration of the workers' sshd. key: path of the private key."""
     return f"""\
 Port {contract.SSH_PORT}
 PidFile none
@@ -48,8 +48,8 @@ LogLevel FATAL
 
 
 def ssh_config(key: str, known_hosts: str, unknown: str = "yes") -> str:
-    """Settings of the launcher's ssh. key: the file with its private key. known_hosts: that with the hosts' key.
-    unknown: StrictHostKeyChecking.
+    """Return the configuration of the launcher's ssh. key: path of the private key. known_hosts: path of the file
+    with the hosts' key. unknown: the value of StrictHostKeyChecking.
     """
     return f"""\
 Host *
@@ -71,7 +71,7 @@ SSH_CONFIG = ssh_config(f"{contract.SSH_DIR}/ssh_key", f"{contract.SSH_DIR}/know
 
 
 def sizes(job: Job) -> dict[str, str]:
-    """Variables that say how many ranks there are."""
+    """Return the variables with the number of ranks and of slots."""
     worker = job.spec.worker
     return {
         contract.ENV_WORLD_SIZE: str(worker.replicas * slots_per_worker(job.spec)),
@@ -80,13 +80,15 @@ def sizes(job: Job) -> dict[str, str]:
 
 
 def ranks_that_do_not_wait(job: Job) -> dict[str, str]:
-    """What workers get whose ranks a launcher's own command starts: these do not wait for the restore."""
+    """Return the variables of workers whose ranks the launcher's own command starts. Such ranks don't wait for the
+    restore, so that sshd has to wait.
+    """
     own = own_program(job.spec.replica_specs.launcher)[0]
     return {contract.ENV_SSH_AFTER_RESTORE: "yes"} if own else {}
 
 
 def pod_info(job: Job, role: str, index: int) -> contract.PodInfo:
-    """What a pod is: ranks run in the workers alone."""
+    """Return the PodInfo of a pod. Only workers run ranks."""
     if role == LAUNCHER:
         return contract.PodInfo(role=role, index=index)
     return contract.PodInfo(
@@ -100,7 +102,7 @@ def pod_info(job: Job, role: str, index: int) -> contract.PodInfo:
 
 
 def horovod_plan(job: Job) -> Plan:
-    """The objects of the job's present attempt; it must be free of faults."""
+    """Return the objects of the job's current attempt. The job must have no faults."""
     attempt = job.status.current_attempt
     worker = job.spec.worker
     launcher = job.spec.replica_specs.launcher or DEFAULT_LAUNCHER
@@ -140,19 +142,19 @@ def horovod_plan(job: Job) -> Plan:
         decisive=(launchers[0].name,),
         reporter=workers[0].name,
         answering=frozenset(replica.name for replica in workers),
-        # A command of the launcher's own, unlike start.sh, waits for nobody.
+        # start.sh waits for the workers. A command of the launcher's own does not.
         waits_itself=serves_at_once(pod(workers[0])) and not own_program(launcher)[0],
     )
 
 
 def secret_name(job: Job) -> str:
-    """Name of the Secret with the job's key pair; by its uid for one that a former operator began."""
+    """Return the name of the Secret with the job's key pair. The status of a job holds the name if it differs."""
     return job.status.ssh_secret or ssh_secret_name(job.name, job.short_uid)
 
 
 def ssh_secret(job: Job, private_key: str, public_key: str) -> Manifest:
-    """The Secret with the job's key pair: it opens the workers' sshd, and is the key of their host too, so that
-    the launcher checks whom it talks to.
+    """Return the Secret with the job's key pair. The key authorizes logins at the workers' sshd, and is also the
+    workers' host key, so that the launcher verifies the hosts.
 
     private_key: OpenSSH private key. public_key: one line, `ssh-ed25519 AAAA…`.
     """
@@ -170,7 +172,7 @@ def ssh_secret(job: Job, private_key: str, public_key: str) -> Manifest:
 
 
 def hostfile(job: Job, workers: int) -> str:
-    """Open MPI's list of hosts."""
+    """Return Open MPI's list of hosts."""
     slots = slots_per_worker(job.spec)
     return "".join(
         f"{host_name(job.name, job.namespace, WORKER, index)} slots={slots}\n" for index in range(workers)
@@ -178,7 +180,7 @@ def hostfile(job: Job, workers: int) -> str:
 
 
 def worker_container() -> Manifest:
-    """What a worker's container has besides that of any replica."""
+    """Return the fields of a worker's container that other replicas don't have."""
     return {
         "name": TRAINER_CONTAINER,
         "ports": [
@@ -194,7 +196,7 @@ def worker_container() -> Manifest:
 
 
 def serves_at_once(worker: Manifest) -> bool:
-    """Whether a worker that runs is soon ready: nothing of its template comes before its sshd."""
+    """Return whether a running worker is soon ready: the template does not delay or replace the start of sshd."""
     container = trainer_container(worker)
     probe = worker_container()["readinessProbe"]
     return bool(container["command"] == [*START] and container.get("readinessProbe") == probe)
@@ -227,7 +229,7 @@ def _ssh_mount() -> Manifest:
 
 
 def _ssh_volume(job: Job) -> Manifest:
-    # 0440 with fsGroup: sshd and ssh refuse a key that its own user shares, not one that root owns.
+    # 0440 with fsGroup: ssh and sshd refuse a group-readable key of their own user, but accept one that root owns.
     return {
         "name": SSH_VOLUME,
         "secret": {"secretName": secret_name(job), "defaultMode": 0o440},

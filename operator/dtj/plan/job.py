@@ -1,4 +1,4 @@
-"""The plan of a job, whatever its strategy."""
+"""The plan of a job of any strategy."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from dtj.plan.tensorboard import DEFAULT_IMAGE, tensorboard
 
 
 def plan_job(job: Job, tensorboard_image: str = DEFAULT_IMAGE, pod_user: int | None = POD_USER) -> Plan:
-    """The objects that a job without faults needs now, in the attempt that its status says.
+    """Return the objects that a job without faults needs in the attempt of its status.
 
-    pod_user: user and group of pods whose template names none; None: they name none.
+    pod_user: user and group of pods whose template sets none; None: pods set no user.
     """
     job = replace(job, pod_user=pod_user)
     return in_a_gang(job, plan_without_gang(job, tensorboard_image))
 
 
 def plan_without_gang(job: Job, tensorboard_image: str = DEFAULT_IMAGE) -> Plan:
-    """The same where nobody else places the pods, whatever the job's schedulingPolicy says."""
+    """Return the same plan without gang scheduling, whatever the job's schedulingPolicy says."""
     return replace(PLANS[job.spec.strategy](job), tensorboard=tensorboard(job, tensorboard_image))

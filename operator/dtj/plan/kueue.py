@@ -1,13 +1,13 @@
-"""Kueue: all pods of an attempt are one group, which Kueue holds by a scheduling gate until its quota admits it.
+"""Kueue: the pods of an attempt form one group, whose scheduling gates Kueue removes when its quota admits the group.
 
-https://kueue.sigs.k8s.io/docs/tasks/run/plain_pods, version 0.19. What follows from how it works:
+https://kueue.sigs.k8s.io/docs/tasks/run/plain_pods, version 0.19. Consequences for the plan:
 
-- A group is admitted when all of its pods are there: the launcher is made together with the workers, is counted, and
-  waits for them in its container.
-- Kueue keeps a pod that has ended, by a finalizer, until another one took its place or the group is over. A replica
-  that starts again has the name of the one before: so a loss is the end of the group (`retriable-in-group`), and each
-  attempt is a group of its own.
-- The evaluator, without which the training goes on, is queued alone.
+- Kueue admits a group when all its pods exist: the operator creates the launcher together with the workers, the
+  launcher counts for the quota, and it waits for the workers in its container.
+- Kueue keeps a pod that has ended, by a finalizer, until another pod replaces it or the group is finished. A replica
+  that starts again has the same pod name as before, so that it can't replace the old pod. A lost pod therefore ends
+  the group (`retriable-in-group`), and each attempt is a group of its own.
+- The evaluator, which the training does not need, is queued alone.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from dtj.plan.model import Plan, Replica
 
 
 def queued(job: Job, plan: Plan) -> Plan:
-    """The plan with its pods in one group of the queue."""
+    """Return the plan with its pods in one group of the queue."""
     grouped = [replica for replica in plan.replicas if replica.name != plan.evaluator]
     names = frozenset(replica.name for replica in grouped)
     queue = {"labels": {KUEUE_QUEUE: job.spec.run_policy.scheduling_policy.queue}}
@@ -45,6 +45,6 @@ def queued(job: Job, plan: Plan) -> Plan:
 
 
 def group_name(job: Job, attempt: int) -> str:
-    """Name of an attempt's group, and of Kueue's Workload: another one for each job of a name."""
+    """Return the name of an attempt's group and of Kueue's Workload. The uid keeps later jobs of that name apart."""
     ending = f"-{job.short_uid}-{attempt}"
     return job.name[: LABEL_LENGTH - len(ending)].rstrip("-") + ending

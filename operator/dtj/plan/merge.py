@@ -1,7 +1,7 @@
 """Strategic merge of a partial pod template over the operator's own.
 
-The merge keys are those of the Kubernetes API (`x-kubernetes-patch-merge-key` of PodSpec and Container);
-a list without one is replaced as a whole, null removes a field.
+The merge keys are those of the Kubernetes API (`x-kubernetes-patch-merge-key` of PodSpec and Container). A list
+without a merge key is replaced as a whole. A null removes a field.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _MERGE_KEYS = {
 
 
 def merged(base: Any, patch: Any, field: str = "") -> Any:
-    """`patch` merged over `base`; neither is changed."""
+    """Return `patch` merged over `base`. Neither argument is changed."""
     if isinstance(base, dict) and isinstance(patch, dict):
         result = {key: value for key, value in base.items() if patch.get(key, value) is not None}
         for key, value in patch.items():
@@ -38,7 +38,7 @@ def merged(base: Any, patch: Any, field: str = "") -> Any:
 
 
 def _has_keys(entries: Any, key: str) -> bool:
-    """Whether it is a list that can be merged; what has not the API's form is left for the server to refuse."""
+    """Return whether a list can be merged by the key. The API server refuses values of another form later."""
     return isinstance(entries, list) and all(
         isinstance(entry, dict) and isinstance(entry.get(key), (str, int)) for entry in entries
     )

@@ -1,9 +1,9 @@
-"""Horovod handed over to Kubeflow's mpi-operator: the MPIJob whose pods are like those that dtj would make.
+"""Horovod delegated to Kubeflow's mpi-operator: an MPIJob whose pods are like those that dtj would create.
 
-mpi-operator gives its pods their names, the hostfile, a key pair, and Open MPI 4's variables for them. It keeps no
-count of its own: an MPIJob is one attempt, of which no launcher is started again, and what comes after it (another
-attempt, a deadline, a suspension) is dtj's. So the operator only ever makes and deletes an MPIJob, and its
-`runPolicy.suspend` is left to Kueue.
+mpi-operator sets the pods' names, the hostfile, a key pair, and the variables of Open MPI 4. An MPIJob is one
+attempt, and mpi-operator restarts no launcher. dtj's status counts the attempts, and dtj handles restarts, deadlines
+and suspension. Therefore the operator only ever creates and deletes an MPIJob, and leaves its `runPolicy.suspend` to
+Kueue.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from dtj.api.mpijob import (
     QUEUE_LABELS,
 )
 from dtj.api.names import mpijob_config_name
+from dtj.api.pod_template import CONFIG_VOLUME, TRAINER_CONTAINER, own_program
 from dtj.api.spec import ReplicaSpec
-from dtj.api.validation import CONFIG_VOLUME, TRAINER_CONTAINER, own_program
 from dtj.plan.horovod import (
     DEFAULT_LAUNCHER,
     LAUNCHER_WAITS,
@@ -47,15 +47,15 @@ from dtj_trainer import contract
 _START = ("/bin/sh", str(contract.CONFIG_DIR / "mpijob.sh"))
 _KEY = f"{contract.SSH_DIR}/id_rsa"
 _KNOWN_HOSTS = str(contract.ROOT / contract.RUN / "known_hosts")
-# Of a pod, not of a template: mpi-operator gives them.
+# Fields of a pod spec that mpi-operator sets itself.
 _PODS_OWN = ("hostname", "subdomain", "restartPolicy")
 
 
 def mpijob_plan(job: Job) -> Plan:
-    """The MPIJob of the job's present attempt, and what its pods need of dtj; the job must be free of faults."""
+    """Return the MPIJob of the job's current attempt, and what its pods need of dtj. The job must have no faults."""
     native = horovod_plan(job)
     workers = len(native.stages[0])
-    # A launcher with a command of its own does not run mpijob.sh, which tells it of the hosts' key.
+    # A launcher with its own command does not run mpijob.sh, which writes known_hosts.
     unknown = "accept-new" if own_program(job.spec.replica_specs.launcher)[0] else "yes"
     config = config_map(
         job,
@@ -84,14 +84,14 @@ def _mpijob(job: Job, workers: int) -> Manifest:
             "slotsPerWorker": slots_per_worker(job.spec),
             "sshAuthMountPath": str(contract.SSH_DIR),
             "mpiImplementation": "OpenMPI",
-            # Else the launcher would wait for workers that have no node yet, and give up. It holds only for an MPIJob
-            # that is made unsuspended.
+            # Without it the launcher would wait for workers that are not scheduled yet, and give up. mpi-operator
+            # heeds the field only for an MPIJob that is not suspended when it is created.
             "launcherCreationPolicy": "WaitForWorkersReady",
             "runPolicy": {
-                # Workers that mpi-operator ends after a failure would look like the cause of it.
+                # Workers that mpi-operator deletes after a failure would look like the cause of the failure.
                 "cleanPodPolicy": "None",
                 "backoffLimit": 0,
-                # A gang of the workers alone: the launcher is made when they run, with it none would be whole.
+                # The gang has the workers alone, because the launcher is created when the workers run.
                 "schedulingPolicy": {"minAvailable": workers},
             },
             "mpiReplicaSpecs": {
@@ -115,13 +115,13 @@ def _worker(job: Job) -> Manifest:
 
 
 def _with_own_index(variable: Manifest) -> Manifest:
-    """All workers have one template: each worker takes its index from the label that mpi-operator gives it."""
+    """Take the index from the label that mpi-operator sets, because all workers share one template."""
     match variable:
         case {"name": contract.ENV_INDEX}:
             index = {"fieldRef": {"fieldPath": f"metadata.labels['{INDEX_LABEL}']"}}
             return {"name": contract.ENV_INDEX, "valueFrom": index}
         case {"name": contract.ENV_POD, "value": value}:
-            # The kubelet puts the index in: a variable refers to those before it.
+            # The kubelet expands a variable that is defined earlier in the list.
             return {**variable, "value": value.replace('"index": 0', f'"index": $({contract.ENV_INDEX})')}
         case _:
             return variable
@@ -130,7 +130,7 @@ def _with_own_index(variable: Manifest) -> Manifest:
 def _launcher(job: Job) -> Manifest:
     program = [*job.spec.command, *job.spec.args]
     replica = job.spec.replica_specs.launcher or DEFAULT_LAUNCHER
-    # mpi-operator starts the launcher of an MPIJob that was suspended, as by Kueue, together with the workers.
+    # Kueue creates the MPIJob suspended. mpi-operator then starts the launcher together with the workers.
     env = _mpi_environment(job) | LAUNCHER_WAITS
     return _template(job, LAUNCHER, replica, [*_START, *program], env, {"name": TRAINER_CONTAINER})
 
@@ -162,7 +162,7 @@ def _template(
 
 
 def _mpi_environment(job: Job) -> dict[str, str]:
-    """Besides what mpi-operator sets, for which it knows Open MPI 4 only, and of ssh no settings."""
+    """Add what mpi-operator does not set: variables of Open MPI 5, and the configuration file of ssh."""
     agent = f"ssh -F {SSH_CONFIG_FILE}"
     return {
         "OMPI_MCA_plm_rsh_agent": agent,

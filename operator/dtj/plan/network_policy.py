@@ -1,6 +1,6 @@
-"""A wall around a job's pods: only they reach each other, and the operator asks for their progress.
+"""A NetworkPolicy for a job's pods: only these pods reach each other, and the operator reads their progress.
 
-What goes out stays open: DNS, S3, data and the package index are wherever a cluster has them.
+Egress stays open, because DNS, S3, data and package indexes may be anywhere.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from dtj.plan.pods import metadata
 from dtj_trainer import contract
 
 OPERATOR_LABELS = {"app.kubernetes.io/name": "dtj-operator"}
-"""Of the operator's pods, as the chart makes them."""
+"""The labels of the operator's pods, as the chart sets them."""
 
 
 def fenced(plan: Callable[[Job], Plan], operator_namespace: str) -> Callable[[Job], Plan]:
-    """The same plans with a NetworkPolicy each."""
+    """Return a function that adds a NetworkPolicy to each plan."""
 
     def with_policy(job: Job) -> Plan:
         return replace(plan(job), network_policy=network_policy(job, operator_namespace))
@@ -29,7 +29,7 @@ def fenced(plan: Callable[[Job], Plan], operator_namespace: str) -> Callable[[Jo
 
 
 def network_policy(job: Job, operator_namespace: str) -> Manifest:
-    """The NetworkPolicy of a job: sshd, ps, rendezvous and the ports that MPI takes at random are for its pods."""
+    """Return the job's NetworkPolicy: sshd, ps, rendezvous and MPI's random ports accept the job's pods only."""
     own = {"matchLabels": {LABEL_MANAGED_BY: MANAGER, LABEL_JOB: job.name}}
     operator = {
         "namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": operator_namespace}},

@@ -1,4 +1,4 @@
-"""Which nodes a pod avoids, and how long it stays on one that is lost."""
+"""Which nodes a pod avoids, and how long a pod stays bound to an unreachable node."""
 
 from __future__ import annotations
 
@@ -9,19 +9,19 @@ from dtj.api.job import Manifest
 from dtj.plan.merge import merged
 
 LOST_NODE_SECONDS = 60
-"""How long a pod stays on a node that has gone silent, after the control plane has noticed; Kubernetes' own 300 s are
-a service's, of which other replicas go on."""
+"""Seconds that a pod stays bound to an unreachable node after the control plane marked the node. Kubernetes' default
+of 300 s suits services with several replicas; a training stands still while one pod is missing."""
 _PREFERRED = "preferredDuringSchedulingIgnoredDuringExecution"
 _LOST = ("node.kubernetes.io/not-ready", "node.kubernetes.io/unreachable")
 
 
 def leaves_lost_nodes(pod: Manifest) -> Manifest:
-    """The pod with tolerations by which the control plane soon gives it up with its node, unless it says itself how
-    long it stays there.
+    """Add tolerations that make the control plane evict the pod soon from an unreachable node. Tolerations of the
+    template for the same taint stay.
     """
     tolerations = pod["spec"].get("tolerations") or []
     if not isinstance(tolerations, list):
-        return pod  # left for the API server to refuse
+        return pod  # The API server refuses it.
     added = [
         {"key": key, "operator": "Exists", "effect": "NoExecute", "tolerationSeconds": LOST_NODE_SECONDS}
         for key in _LOST
@@ -31,9 +31,9 @@ def leaves_lost_nodes(pod: Manifest) -> Manifest:
 
 
 def avoids(pod: Manifest, nodes: Sequence[str]) -> Manifest:
-    """The pod, which goes to none of these nodes while another one takes it; the affinity that it has stays.
+    """Add a preference against these nodes to the pod; other affinity stays.
 
-    Preferred, not required: a job must not wait for ever where there is no other node, or none that is free.
+    The node affinity is preferred, not required: a job must not wait forever where no other node is free.
     """
     if not nodes:
         return pod
@@ -48,7 +48,7 @@ def avoids(pod: Manifest, nodes: Sequence[str]) -> Manifest:
 
 
 def _is_about(toleration: Any, key: str) -> bool:
-    """As the API server decides whether a pod needs its default of 300 s: one without a key is about all taints."""
+    """Match as the API server does for its default of 300 s: a toleration without a key matches all taints."""
     return (
         isinstance(toleration, dict)
         and (toleration.get("key") or key) == key

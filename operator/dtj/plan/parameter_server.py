@@ -1,7 +1,7 @@
-"""TensorFlow parameter servers: a chief, workers, ps and an evaluator, each told of the others by TF_CONFIG.
+"""TensorFlow parameter servers: a chief, workers, ps and an evaluator, which learn the cluster from TF_CONFIG.
 
 TF_CONFIG is that of Kubeflow's TFJob (`genTFConfigJSONStr`): roles in lower case, port 2222, environment `cloud`, and
-the evaluator outside the cluster, so that scripts written for it run unchanged.
+an evaluator that is not in the cluster. Scripts written for TFJob run unchanged.
 """
 
 from __future__ import annotations
@@ -12,43 +12,45 @@ from collections.abc import Mapping
 from dtj.api.job import Job, Manifest
 from dtj.api.names import config_name, host_name
 from dtj.api.parameter_server import CHIEF, EVALUATOR, PS, WORKER
+from dtj.api.pod_template import TRAINER_CONTAINER, own_program
 from dtj.api.spec import ChiefSpec, ReplicaSpec, Resources
-from dtj.api.validation import TRAINER_CONTAINER, own_program
 from dtj.plan.model import Plan, Replica
 from dtj.plan.pods import HIDDEN_GPUS, headless_service, replica_pod, replicas, trainer_container
 from dtj.plan.start import START, config_map
 from dtj_trainer import contract
 
 _DEFAULT_CHIEF = ChiefSpec(resources=Resources(requests={"cpu": "500m", "memory": "1Gi"}))
-# gRPC as TensorFlow sets it up: it gives a connection up when what was sent is not acknowledged for so long, and not
-# after 15 minutes. The time of its pings is never: a server ends connections for them.
+# gRPC options for TensorFlow: a connection breaks when sent data stays unacknowledged for this time, instead of after
+# 15 minutes. Keepalive pings are off, because a server closes connections that ping too often.
 _GIVE_UP_SILENT = (
     "grpc.keepalive_time_ms=2147483646,"
     f"grpc.keepalive_timeout_ms={contract.TENSORFLOW_SILENCE_SECONDS * 1000}"
 )
 _CLUSTER_FILE = "tf_cluster.json"
 _PARTS: dict[str, contract.Part] = {CHIEF: "primary", EVALUATOR: "evaluator"}
-# Those that run a TensorFlow server; the chief and the evaluator are clients.
+# The roles that run a TensorFlow server. The chief and the evaluator are clients.
 _SERVERS = (WORKER, PS)
 
 
 def parameter_server_plan(job: Job) -> Plan:
-    """The objects that the job needs now, each replica in the attempt that its status says; it is free of faults."""
+    """Return the objects that the job needs now. The job must have no faults. The status says each replica's
+    attempt.
+    """
     specs = {CHIEF: _DEFAULT_CHIEF} | job.spec.replica_specs.given()
     pods = {
         role: replicas(job, role, spec.replicas, 1, job.status.replica_attempts)
         for role, spec in specs.items()
     }
     names = {role: [replica.name for replica in of_role] for role, of_role in pods.items()}
-    # Variables are lost with any ps, and the chief can't go on without; a chief that failed leaves on the ps what its
-    # successor trips over (the closed token queue of a SyncReplicasOptimizer). So all ps and the chief begin together
-    # from the newest checkpoint. Workers hold nothing.
+    # The loss of any ps loses variables, and the chief can't continue without them. A failed chief leaves state on
+    # the ps that breaks its successor (the closed token queue of a SyncReplicasOptimizer). Therefore all ps and the
+    # chief restart together from the newest checkpoint. Workers hold no state.
     state = frozenset(names[PS] + names[CHIEF])
     return Plan(
         service=headless_service(job),
         config=config_map(job, {_CLUSTER_FILE: tf_cluster(job, specs)}),
         ssh_secret=None,
-        # The chief's patience with servers begins when they run, however long a node was waited for.
+        # The chief starts when the servers run, so that its connection timeout does not include the wait for nodes.
         stages=(pods[WORKER] + pods[PS], pods[CHIEF] + pods.get(EVALUATOR, ())),
         pod=lambda replica: _pod(job, specs[replica.role], replica),
         decisive=tuple(names[CHIEF]),
@@ -65,7 +67,7 @@ def parameter_server_plan(job: Job) -> Plan:
 
 
 def tf_cluster(job: Job, specs: Mapping[str, ReplicaSpec]) -> str:
-    """The part of TF_CONFIG that all replicas share, as JSON."""
+    """Return the part of TF_CONFIG that all replicas share, as JSON."""
     cluster = {
         role: [
             f"{host_name(job.name, job.namespace, role, index)}:{contract.TENSORFLOW_PORT}"
@@ -78,8 +80,8 @@ def tf_cluster(job: Job, specs: Mapping[str, ReplicaSpec]) -> str:
 
 
 def _tf_config(replica: Replica) -> str:
-    """TF_CONFIG of one replica, in which the kubelet puts the cluster: a pod that held all hosts would make the pods
-    of a job grow with the square of their number, and each change of one is stored whole.
+    """Return TF_CONFIG of one replica with a variable in place of the cluster, which the kubelet expands. With all
+    hosts in every pod, the size of a job's pods would grow with the square of their number.
     """
     task = json.dumps({"type": replica.role, "index": replica.index})
     return f'{{"cluster": $({contract.ENV_TF_CLUSTER}), "task": {task}, "environment": "cloud"}}'
@@ -90,7 +92,7 @@ def _pod_info(role: str, index: int) -> contract.PodInfo:
         role=role,
         index=index,
         part=_PARTS.get(role, "other"),
-        # A `compat.v1` Saver, which TFJob scripts have, is run by the chief, but reads on the disk of each ps.
+        # The chief runs the `compat.v1` Saver of TFJob scripts, but each ps reads the checkpoint from its own disk.
         restores=role != WORKER,
         reads_data=role != PS,
     )
@@ -119,16 +121,16 @@ def _pod(job: Job, spec: ReplicaSpec, replica: Replica) -> Manifest:
         "valueFrom": {"configMapKeyRef": {"name": config_name(job.name), "key": _CLUSTER_FILE}},
     }
     container = trainer_container(made)
-    # Also a role's own program is started by dtj: its artifacts and its end count as the others'.
+    # dtj-launch also starts a role's own command, so that its artifacts and its exit code are handled as for others.
     container["command"] = [*START, *_program(job, spec)]
     container.pop("args", None)
-    # A variable is put into those after it.
+    # The kubelet expands a variable only in the variables after it.
     container["env"] = [cluster, *container["env"]]
     return made
 
 
 def _program(job: Job, spec: ReplicaSpec) -> list[str]:
-    """The words of a role's program; as in a container, a command of its own goes without the job's args."""
+    """Return the words of a role's program. As in a container, a role's own command does not get the job's args."""
     command, args = own_program(spec)
     return [*command, *args] if command else [*job.spec.command, *(args or job.spec.args)]
 

@@ -15,16 +15,17 @@ from dtj.plan.pods import metadata
 def with_pod_group(
     job: Job, plan: Plan, api_version: str, spec: Manifest, every: Manifest, member: Manifest
 ) -> Plan:
-    """The plan with a PodGroup of the first stage's pods.
+    """Return the plan with a PodGroup of the first stage's pods.
 
-    A launcher or chief that waits until those are ready is no member: the group would wait for it, and it for the
-    group. spec: of the group, without what is counted here. every: what all pods have unless they say otherwise: one
-    scheduler knows what it holds for them. member: the metadata of those in the group.
+    A launcher or chief is created when the first stage is ready, and therefore is no member: the group would wait for
+    a pod that waits for the group. spec: fields of the group besides the counted ones. every: fields of all pods
+    unless the template sets them; all pods use one scheduler, so that it knows their resources. member: metadata of
+    members.
     """
     first, least = plan.stages[0], job.spec.run_policy.scheduling_policy.min_available
     group_spec: Manifest = {"minMember": least or len(first), **spec}
     if least is None:
-        # With what the launcher needs: the workers are not to begin where no room is left for it.
+        # Include the launcher's resources: the workers must not start where no room is left for the launcher.
         group_spec |= {"minResources": resources} if (resources := _resources(plan)) else {}
     group = {
         "apiVersion": api_version,
@@ -43,15 +44,15 @@ def with_pod_group(
 
 
 def _resources(plan: Plan) -> dict[str, str]:
-    """What the pods but the evaluator request together, as quantities; empty where a template has what is none, which
-    the API server refuses.
+    """Return what all pods except the evaluator request together; empty where a template has an invalid quantity,
+    which the API server refuses later.
     """
     roles: dict[str, list[Replica]] = {}
     for replica in plan.replicas:
         if replica.name != plan.evaluator:
             roles.setdefault(replica.role, []).append(replica)
     try:
-        # The pods of a role are alike: one of each is made.
+        # Pods of a role are alike, so that one manifest of each role suffices.
         requests = ((pod_requests(plan.pod(role[0])), len(role)) for role in roles.values())
         amounts = total({name: value * count for name, value in each.items()} for each, count in requests)
     except (ValueError, TypeError, AttributeError):

@@ -1,4 +1,4 @@
-"""What every replica's pod has, whatever the strategy."""
+"""What the pods of every strategy have in common."""
 
 from __future__ import annotations
 
@@ -17,27 +17,21 @@ from dtj.api.identity import (
 )
 from dtj.api.job import POD_USER, Job, Manifest
 from dtj.api.names import config_name, pod_name, service_name
+from dtj.api.pod_template import CONFIG_VOLUME, RUN_VOLUME, SHM_VOLUME, TRAINER_CONTAINER, WORKSPACE_VOLUME
 from dtj.api.spec import ReplicaSpec, Resume
-from dtj.api.validation import (
-    CONFIG_VOLUME,
-    RUN_VOLUME,
-    SHM_VOLUME,
-    TRAINER_CONTAINER,
-    WORKSPACE_VOLUME,
-)
 from dtj.plan.merge import merged
 from dtj.plan.model import Replica
 from dtj.plan.nodes import avoids, leaves_lost_nodes
 from dtj_trainer import contract
 
-# Where the node's runtime is NVIDIA's, a replica that asked for no GPU would see every one.
+# With NVIDIA's container runtime as the node's default, a replica without GPUs would otherwise see all of them.
 HIDDEN_GPUS = {"NVIDIA_VISIBLE_DEVICES": "void"}
 ON_LINUX = {"kubernetes.io/os": "linux"}
-"""Of a node: a cluster may have nodes with Windows, which a cluster's scheduler does not keep pods from."""
+"""A node selector: a cluster may have Windows nodes, and no taint keeps pods from these nodes by default."""
 
 
 def metadata(job: Job, name: str, labels: dict[str, str] | None = None) -> Manifest:
-    """Metadata of an object of the job: found by its labels, deleted with the job."""
+    """Return metadata of an object of the job. Its labels identify it, and Kubernetes deletes it with the job."""
     return {
         "name": name,
         "namespace": job.namespace,
@@ -49,7 +43,7 @@ def metadata(job: Job, name: str, labels: dict[str, str] | None = None) -> Manif
                 "name": job.name,
                 "uid": job.uid,
                 "controller": True,
-                # `kubectl delete --cascade=foreground` waits for them.
+                # `kubectl delete --cascade=foreground` waits for objects with this flag.
                 "blockOwnerDeletion": True,
             }
         ],
@@ -57,7 +51,7 @@ def metadata(job: Job, name: str, labels: dict[str, str] | None = None) -> Manif
 
 
 def headless_service(job: Job) -> Manifest:
-    """The Service that gives every pod a DNS name, also before it is ready."""
+    """Return the Service that gives every pod a DNS name, also before the pod is ready."""
     return {
         "apiVersion": "v1",
         "kind": "Service",
@@ -73,7 +67,7 @@ def headless_service(job: Job) -> Manifest:
 def replicas(
     job: Job, role: str, count: int, attempt: int, apart: Mapping[str, int] | None = None
 ) -> tuple[Replica, ...]:
-    """The pods of a role, in an attempt. apart: other attempts, by <role>-<index>."""
+    """Return the pods of a role in an attempt. apart: other attempts, by `<role>-<index>`."""
     apart = apart or {}
     return tuple(
         Replica(pod_name(job.name, role, index), role, index, apart.get(f"{role}-{index}", attempt))
@@ -82,7 +76,7 @@ def replicas(
 
 
 def trainer_container(pod: Manifest) -> Manifest:
-    """The container of a pod, or of a pod template, in which the training runs."""
+    """Return the container of a pod, or of a pod template, that runs the training."""
     container: Manifest = next(c for c in pod["spec"]["containers"] if c["name"] == TRAINER_CONTAINER)
     return container
 
@@ -97,7 +91,7 @@ def replica_pod(
     env: dict[str, str],
     extra: Manifest,
 ) -> Manifest:
-    """One pod: the common base, then the strategy's `extra` pod spec, then the user's template, each merged over.
+    """Return one pod: the common base, with the strategy's `extra` pod spec and the user's template merged over it.
 
     info: what the trainer in the pod needs to know of the strategy.
     """
@@ -158,7 +152,7 @@ def _container(job: Job, replica: ReplicaSpec, command: list[str], env: dict[str
 
 
 def credentials(job: Job) -> Manifest:
-    """Of a container: where its key of the bucket is, unless its pod's service account has it."""
+    """Return the container fields that refer to the bucket's credentials; empty if a service account has access."""
     artifacts = job.spec.artifacts
     if artifacts is None or artifacts.secret_name is None:
         return {}
@@ -166,13 +160,13 @@ def credentials(job: Job) -> Manifest:
 
 
 def pod_security(user: int | None = POD_USER) -> Manifest:
-    """Of a pod that passes the `restricted` Pod Security Standard, which wants a number. None: none."""
+    """Return a security context for the `restricted` Pod Security Standard. user: uid and gid; None sets neither."""
     own = {} if user is None else {"runAsUser": user, "runAsGroup": user, "fsGroup": user}
     return {"runAsNonRoot": True, **own, "seccompProfile": {"type": "RuntimeDefault"}}
 
 
 def secured(pod: Manifest) -> Manifest:
-    """The pod, of which all containers pass that standard, sidecars too, unless they say otherwise themselves."""
+    """Make all containers conform to the `restricted` standard, sidecars too, except in fields that they set."""
     security = {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}}
     spec = dict(pod["spec"])
     for kind in {"initContainers", "containers"} & spec.keys():
@@ -189,7 +183,7 @@ def _resources(job: Job, replica: ReplicaSpec) -> Manifest:
 
 
 def _accelerators(job: Job, replica: ReplicaSpec) -> dict[str, str]:
-    """What tells a container of the accelerators that it asked for, so that it fails where it has none."""
+    """Return variables that name the requested accelerators, so that a container without them fails."""
     name = job.spec.accelerator.resource_name
     count = str(replica.gpus or replica.resources.limits.get(name, 0))
     if not count.isdecimal() or not int(count):
@@ -215,7 +209,7 @@ def _placement(job: Job, replica: ReplicaSpec) -> Manifest:
 
 
 def artifacts_uri(job: Job) -> str | None:
-    """The job's own prefix in the bucket."""
+    """Return the job's own prefix in the bucket."""
     if job.spec.artifacts is None:
         return None
     return f"{job.spec.artifacts.uri.rstrip('/')}/{job.namespace}/{job.name}-{job.short_uid}"

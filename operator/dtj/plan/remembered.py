@@ -1,4 +1,4 @@
-"""Plans that were made a moment ago: most passes over a job need the one before."""
+"""Caches plans, because most passes over a job need the plan of the pass before."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from dtj.api.status import JobStatus
 from dtj.plan.model import Plan
 
 MOST_REPLICAS = 20_000
-"""In all plans that are remembered together; each takes less than 1 kB. Ten kilobytes of a ConfigMap count as one."""
+"""The size limit of the cache, in replicas of less than 1 kB each. 10 kB of a ConfigMap count as one replica."""
 
 
 def remembered(plan: Callable[[Job], Plan], most_replicas: int = MOST_REPLICAS) -> Callable[[Job], Plan]:
@@ -29,7 +29,7 @@ def remembered(plan: Callable[[Job], Plan], most_replicas: int = MOST_REPLICAS) 
     def planned(job: Job) -> Plan:
         nonlocal replicas
         status = JobStatus(
-            # No plan tells a job that was not begun from its first attempt.
+            # Plans of a job that has not begun and of its first attempt are equal.
             attempt=job.status.current_attempt,
             replica_attempts=job.status.replica_attempts,
             node_failures=job.status.node_failures,

@@ -1,4 +1,4 @@
-"""How a container starts, and the ConfigMap that says so."""
+"""How a container starts, and the ConfigMap with its start scripts."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from dtj.plan.pods import metadata
 from dtj_trainer import contract
 
 _MOST_REMEMBERED = 16_384
-"""Characters of a job whose file is remembered: thousands of jobs may be as large as the API server takes."""
+"""Longer job files are not cached, because thousands of jobs may be as large as the API server accepts."""
 START = ("/bin/sh", str(contract.CONFIG_DIR / "start.sh"))
-"""What every container runs; the program's words follow."""
+"""The command of every container, before the words of the program."""
 
 
 def config_map(job: Job, strategys_own: Mapping[str, str], name: str | None = None) -> Manifest:
-    """The ConfigMap mounted at /etc/dtj: the start script, the job as written, and what its strategy adds."""
+    """Return the ConfigMap mounted at /etc/dtj: the start script, the job file, and what the strategy adds."""
     return {
         "apiVersion": "v1",
         "kind": "ConfigMap",
@@ -41,11 +41,13 @@ def _job_file(job: Job) -> str:
 
 @lru_cache(maxsize=4096)
 def _as_yaml(job: str) -> str:
-    """Most of the work of a plan, so it is done once. Interned: who reads the ConfigMap has the same text."""
+    """Cached, because it is most of the work of a plan. Interned, so that caches of the ConfigMap share the
+    string.
+    """
     return intern(dump(json.loads(job), width=80))
 
 
 @cache
 def script(name: str) -> str:
-    """A shell script of this package."""
+    """Read a shell script of this package."""
     return files("dtj.plan").joinpath("scripts", name).read_text()

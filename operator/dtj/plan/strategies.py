@@ -1,4 +1,4 @@
-"""The plan of each strategy, and the registration of a strategy."""
+"""The plan function of each strategy, and the registration of a strategy."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ PLANS: dict[str, Callable[[Job], Plan]] = {
     HOROVOD.name: lambda job: mpijob_plan(job) if job.spec.by_mpi_operator else horovod_plan(job),
     PARAMETER_SERVER.name: parameter_server_plan,
 }
-"""What makes the plan of a job without faults, by the name of the strategy."""
+"""The function that plans a job without faults, by the name of the strategy."""
 
 
 def register(rules: StrategyRules, plan: Callable[[Job], Plan]) -> None:
-    """Add a strategy. Everything that dtj does with a job follows from its rules and its plan."""
+    """Register a strategy. Generic code derives all behavior from its rules and its plan."""
     RULES[rules.name], PLANS[rules.name] = rules, plan

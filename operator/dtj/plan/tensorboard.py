@@ -1,6 +1,7 @@
-"""A job's own TensorBoard: a Deployment of one pod, and its Service.
+"""A job's own TensorBoard: a Deployment with one pod, and its Service.
 
-It is no replica of the training: it reads what is in the bucket, and is deleted with the job, not with its pods.
+TensorBoard is not a replica of the training: it reads the bucket, and is deleted with the job, not with the job's
+pods.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from typing import Any
 from dtj.api.identity import GROUP, LABEL_MANAGED_BY, LABEL_TENSORBOARD, MANAGER
 from dtj.api.job import Job, Manifest
 from dtj.api.names import tensorboard_name
-from dtj.api.validation import TENSORBOARD_CONTAINER
+from dtj.api.pod_template import TENSORBOARD_CONTAINER
 from dtj.plan.merge import merged
 from dtj.plan.model import TensorBoard
 from dtj.plan.nodes import leaves_lost_nodes
@@ -22,24 +23,24 @@ from dtj_trainer import contract
 
 DEFAULT_IMAGE = f"dtj-tensorboard:{version('dtj')}"
 ANNOTATION_DIGEST = f"{GROUP}/spec-digest"
-"""Of the spec that a Deployment was made of: it tells a changed one, which the server's defaults would not."""
+"""A digest of the Deployment's spec. The server adds defaults, so that the stored spec can't be compared itself."""
 OFF = "off"
-"""The digest of one that was turned off."""
+"""The digest of a Deployment that was turned off."""
 _DEFAULT_RESOURCES = {"requests": {"cpu": "100m", "memory": "256Mi"}, "limits": {"memory": "1Gi"}}
-# Event files are small; a job that writes more must not fill its node's disk.
+# Event files are small. The limit keeps a job that writes more from filling its node's disk.
 _FILES_LIMIT = "10Gi"
 _PROXIES = ("HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY")
 
 
 def tensorboard(job: Job, default_image: str) -> TensorBoard | None:
-    """The TensorBoard of a job without faults, if it asks for one."""
+    """Return the TensorBoard of a job without faults, if the job asks for one."""
     if not job.spec.tensorboard.enabled:
         return None
     name, selector = tensorboard_name(job.name), {LABEL_TENSORBOARD: job.name}
     spec = {
         "replicas": 1,
         "revisionHistoryLimit": 0,
-        # Two at a time may not fit into a quota.
+        # Recreate: two pods at a time may exceed a quota.
         "strategy": {"type": "Recreate"},
         "selector": {"matchLabels": selector},
         "template": _template(job, default_image),
@@ -65,7 +66,7 @@ def tensorboard(job: Job, default_image: str) -> TensorBoard | None:
 
 
 def turned_off(job: Job) -> Manifest:
-    """The change of a Deployment that is not wanted any more, or not now: it stays, without a pod."""
+    """Return the patch for a Deployment that is not wanted, or not now: the Deployment stays without a pod."""
     return {
         "apiVersion": "apps/v1",
         "kind": "Deployment",
@@ -79,13 +80,13 @@ def turned_off(job: Job) -> Manifest:
 
 
 def tensorboard_url(job: Job) -> str:
-    """Where it is in the cluster, whatever the cluster's domain is."""
+    """Return TensorBoard's URL within the cluster, valid for any cluster domain."""
     return f"http://{tensorboard_name(job.name)}.{job.namespace}.svc:{contract.TENSORBOARD_PORT}"
 
 
 def _template(job: Job, default_image: str) -> Manifest:
     template: Manifest = {
-        # Without LABEL_JOB: it is not among the job's pods, and not behind the Service of those.
+        # Without LABEL_JOB, so that the pod does not count as a pod of the job and is not behind the job's Service.
         "metadata": {
             "labels": {
                 "app.kubernetes.io/name": "dtj-tensorboard",
@@ -135,7 +136,7 @@ def _container(job: Job, default_image: str) -> Manifest:
 
 
 def _of_the_bucket(job: Job) -> list[dict[str, Any]]:
-    """Of the replicas' environment what the way to the bucket may need; the rest is none of its business."""
+    """Select the variables of the replicas that access to the bucket may need: AWS, S3 settings, proxies."""
     return [
         variable.model_dump(by_alias=True, exclude_none=True)
         for variable in job.spec.env
@@ -146,7 +147,7 @@ def _of_the_bucket(job: Job) -> list[dict[str, Any]]:
 
 
 def _service_account(job: Job) -> Manifest:
-    """The replicas' own, where that is what opens the bucket (IRSA, Pod Identity)."""
+    """Use the replicas' service account, if the bucket is accessed with its role (IRSA, Pod Identity)."""
     if job.spec.artifacts is None or job.spec.artifacts.secret_name:
         return {}
     specs = (replica.template.get("spec") or {} for replica in job.spec.replica_specs.given().values())

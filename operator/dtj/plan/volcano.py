@@ -1,4 +1,4 @@
-"""Volcano: a PodGroup in a queue, named by an annotation of its pods.
+"""Volcano: a PodGroup in a queue, which its pods name in an annotation.
 
 https://github.com/volcano-sh/volcano/blob/v1.9.0/config/crd/volcano/bases/scheduling.volcano.sh_podgroups.yaml
 """
@@ -15,13 +15,13 @@ _QUEUE = "scheduling.volcano.sh/queue-name"
 
 
 def scheduled_by_volcano(job: Job, plan: Plan) -> Plan:
-    """The plan with its PodGroup."""
+    """Return the plan with a PodGroup for Volcano."""
     policy = job.spec.run_policy.scheduling_policy
     spec: Manifest = {}
     every: Manifest = {"spec": {"schedulerName": VOLCANO_SCHEDULER}}
     if policy.queue is not None:
         spec["queue"] = policy.queue
-        # Volcano makes a PodGroup of its own for a pod that is in none, as the launcher.
+        # Volcano creates a PodGroup of its own for a pod without one, such as the launcher.
         every["metadata"] = {"annotations": {_QUEUE: policy.queue}}
     if policy.priority_class_name is not None:
         spec["priorityClassName"] = policy.priority_class_name

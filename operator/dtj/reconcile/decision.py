@@ -2,65 +2,42 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from datetime import datetime
 
-from dtj.api.job import Fault, Job, Manifest
-from dtj.api.unreadable import AnyJob
-from dtj.plan.model import Plan
-from dtj.reconcile.actions import Action, actions
-from dtj.reconcile.delegation import delegated_actions, look_again
+from dtj.api.job import Job
+from dtj.reconcile.actions import Action
 from dtj.reconcile.expectation import expectation, stored_expectation
+from dtj.reconcile.snapshot import Snapshot
 from dtj.reconcile.tensorboard import told
-from dtj.reconcile.view import Owned, OwnedDeployment
 from dtj.status.draft import Evaluation
 from dtj.status.evaluate import evaluate
-from dtj.status.observed import Expected, Observed
+from dtj.status.observed import Expected
 
 
 @dataclass(frozen=True)
-class Snapshot:
-    """What is known of a job at one moment."""
+class Decided:
+    """What a pass is to do."""
 
-    observed: Observed
-    services: Sequence[Owned]
-    configs: Sequence[Owned]
-    boards: Sequence[OwnedDeployment]
-    """The Deployments of its TensorBoard."""
-    mpijob: Manifest | None
-    no_tensorboard: str | None
-    """Why the API server would not have the job's TensorBoard."""
-    now: datetime
-
-
-@dataclass(frozen=True)
-class Decision:
-    """What comes of it."""
-
-    evaluation: Evaluation
+    decision: Evaluation
     todo: list[Action]
     """In order, once the status is stored."""
 
 
-def decide(job: AnyJob, plan: Plan | None, faults: Sequence[Fault], seen: Snapshot) -> Decision:
-    """The status of a job and what is to be done. plan: None where the job has faults."""
-    pods = seen.observed.pods
+def decide(seen: Snapshot) -> Decided:
+    """The status of a job and what follows from it."""
+    job, plan, pods = seen.job, seen.plan, seen.observed.pods
     if plan and isinstance(job, Job):
-        expected: Expected | None = expectation(job, plan, pods)
+        expected: Expected | None = seen.delegate.expected(
+            expectation(job, plan), pods, job.status.current_attempt
+        )
     else:
         expected = stored_expectation(job, pods)
-    evaluation = evaluate(job, expected, faults, seen.observed, seen.now)
+    decision = evaluate(job, expected, seen.faults, seen.observed, seen.now)
     if plan and isinstance(job, Job):
         board = told(job, plan, seen.boards, seen.no_tensorboard)
-        status = evaluation.status.model_copy(update={"tensorboard": board})
-        evaluation = replace(evaluation, status=status)
-    if plan and plan.mpijob:
-        evaluation = looked_at(evaluation, look_again(evaluation.status, seen.mpijob, seen.now))
-        todo = delegated_actions(job, plan, evaluation, seen.mpijob, pods, seen.configs, seen.now)
-    else:
-        todo = actions(job, plan, evaluation, pods, seen.services, seen.configs)
-    return Decision(evaluation, todo)
+        decision = replace(decision, status=decision.status.model_copy(update={"tensorboard": board}))
+    decision = looked_at(decision, seen.delegate.look_again(decision.status, seen.now))
+    return Decided(decision, seen.delegate.actions(seen, plan, decision))
 
 
 def looked_at(evaluation: Evaluation, *seconds: float | None) -> Evaluation:

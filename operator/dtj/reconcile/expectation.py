@@ -16,9 +16,9 @@ from dtj.status.observed import Expected
 from dtj.status.pods import PodView
 
 
-def expectation(job: Job, plan: Plan, pods: Sequence[PodView]) -> Expected:
-    """What is expected of the job's pods. pods: those that are there."""
-    expected = Expected(
+def expectation(job: Job, plan: Plan) -> Expected:
+    """What is expected of the job's pods."""
+    return Expected(
         replicas=plan.roles,
         stages=plan.stage_names,
         decisive=plan.decisive,
@@ -34,7 +34,6 @@ def expectation(job: Job, plan: Plan, pods: Sequence[PodView]) -> Expected:
         created_last=plan.created_last,
         evaluator_timeout=plan.evaluator_timeout,
     )
-    return with_launcher(expected, pods, job.status.current_attempt) if plan.mpijob else expected
 
 
 def stored_expectation(job: AnyJob, pods: Sequence[PodView]) -> Expected | None:

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from datetime import datetime, timedelta
+from collections.abc import Callable, Sequence
 
 from dtj.reconcile.actions import (
     Action,
@@ -24,24 +23,27 @@ _Key = tuple[str, ...]
 class Lately:
     """The requests that the API server has taken for one job and whose effect was not seen so far."""
 
-    def __init__(self) -> None:
-        self._until: dict[_Key, datetime] = {}
+    def __init__(self, elapsed: Callable[[], float]) -> None:
+        """elapsed: seconds that never step back."""
+        self._elapsed = elapsed
+        self._until: dict[_Key, float] = {}
 
-    def add(self, action: Action, now: datetime) -> None:
+    def add(self, action: Action) -> None:
         """An action was carried out."""
         key = _key(action)
         if key is not None:
-            self._until[key] = now + timedelta(seconds=_SECONDS)
+            self._until[key] = self._elapsed() + _SECONDS
 
-    def without(self, todo: Sequence[Action], now: datetime) -> list[Action]:
+    def without(self, todo: Sequence[Action]) -> list[Action]:
         """Those that are still to be done. What nobody asks for any more has been seen."""
-        wanted = {_key(action) for action in todo}
+        wanted, now = {_key(action) for action in todo}, self._elapsed()
         self._until = {key: time for key, time in self._until.items() if key in wanted and time > now}
         return [action for action in todo if _key(action) not in self._until]
 
-    def due_in(self, now: datetime) -> float | None:
+    def due_in(self) -> float | None:
         """Seconds until one would be done again; None when there is none."""
-        return min(((time - now).total_seconds() for time in self._until.values()), default=None)
+        soonest = min(self._until.values(), default=None)
+        return None if soonest is None else soonest - self._elapsed()
 
 
 def _key(action: Action) -> _Key | None:

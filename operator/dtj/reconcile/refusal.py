@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import re
+from dataclasses import dataclass
 
 from dtj.api.identity import KIND
-from dtj.api.job import Manifest
+from dtj.api.job import Fault, Manifest
 from dtj.api.reasons import Reason
 from dtj.api.unreadable import AnyJob
 from dtj.cluster.port import ApiError, Cluster
 from dtj.reconcile.view import controller_uid
 
-_TOO_LARGE, _SERVER_ERROR = 413, 500
+_CONFLICT, _TOO_LARGE, _SERVER_ERROR = 409, 413, 500
 
 
 class Refused(Exception):
@@ -52,6 +53,37 @@ class Unmade(ApiError):
         self.obstacle = Reason.API_SERVER_ERROR, f"{what} can't be made, the API server answers {error}"
 
 
+@dataclass
+class Refusals:
+    """What the API server does not take of one job, as the last pass met it."""
+
+    obstacle: tuple[str, str] | None = None
+    """Reason and message for the status."""
+    invalid: tuple[Fault, ...] = ()
+    """What is wrong with an object of the plan."""
+    _unmade: bool = False
+    _unmade_before: bool = False
+
+    def begin(self) -> tuple[tuple[str, str] | None, tuple[Fault, ...]]:
+        """Forget the last pass. Returns its obstacle and what was invalid."""
+        before = self.obstacle, self.invalid
+        self.obstacle, self.invalid = None, ()
+        self._unmade, self._unmade_before = False, self._unmade
+        return before
+
+    def refused(self, refused: Refused) -> None:
+        """Note a refusal."""
+        if refused.invalid:
+            self.invalid = (Fault(refused.what, refused.why),)
+        else:
+            self.obstacle = refused.obstacle
+
+    def unmade(self, error: Unmade) -> None:
+        """Note that the API server could not make an object, for the status only when it is so again."""
+        self._unmade = True
+        self.obstacle = error.obstacle if self._unmade_before else None
+
+
 def refuse(error: ApiError, manifest: Manifest) -> None:
     """Tell a refusal, which the status shows, from trouble that a repeated pass gets over."""
     if error.status == 403 and "not found" in error.message and "serviceaccount" in error.message:
@@ -77,6 +109,18 @@ async def make(cluster: Cluster, job: AnyJob, manifest: Manifest) -> Manifest | 
             raise Refused(ApiError(409, Reason.NAME_TAKEN, holder(there, job)), manifest) from None
         refuse(error, manifest)
         return None
+
+
+async def create_own(cluster: Cluster, manifest: Manifest) -> None:
+    """Create an object whose name carries the job's uid, unless it exists: then it is this job's.
+
+    Raises as `make`.
+    """
+    try:
+        await cluster.create(manifest)
+    except ApiError as error:
+        if error.status != _CONFLICT or error.reason != "AlreadyExists":
+            refuse(error, manifest)
 
 
 def holder(there: Manifest, job: AnyJob) -> str:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import logging
 from collections import deque
-from datetime import datetime, timedelta
 
 from dtj.api.job import Manifest
 from dtj.api.unreadable import AnyJob
 from dtj.cluster.port import ApiError, Cluster
+from dtj.reconcile.boot_clock import Clock
 from dtj.status.events import Happening, event
 from dtj.status.times import written_time
 
@@ -29,32 +29,34 @@ class Untold:
     They are in memory only: an operator that dies may lose one, a request that fails does not.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
         self._waiting: deque[Manifest] = deque(maxlen=_MOST_WAITING)
         self._pause = 0.0
-        self._not_before: datetime | None = None
+        self._not_before: float | None = None
         self._tokens = float(_BURST)
-        self._refilled: datetime | None = None
+        self._refilled: float | None = None
         self._told: deque[str] = deque(maxlen=_BURST)
         """Names of the last events."""
 
-    def add(self, job: AnyJob, happening: Happening, now: datetime) -> None:
+    def add(self, job: AnyJob, happening: Happening) -> None:
         """Let something be told after all that waits already, unless the job has told too much lately."""
-        made = event(job, happening, written_time(now))
+        made = event(job, happening, written_time(self._clock.now()))
         name = made["metadata"]["name"]
         if name in self._told:
             return
-        if not happening.final and not self._take(now):
+        if not happening.final and not self._take():
             _log.debug("%s/%s: no event, too many lately: %s", job.namespace, job.name, happening.reason)
             return
         self._told.append(name)
         _log.info("%s/%s: %s: %s", job.namespace, job.name, happening.reason, happening.message)
         self._waiting.append(made)
 
-    def _take(self, now: datetime) -> bool:
+    def _take(self) -> bool:
         """Take a token of the job's, if there is one."""
+        now = self._clock.elapsed()
         if self._refilled is not None:
-            gained = max((now - self._refilled).total_seconds(), 0.0) / _REFILL_SECONDS
+            gained = (now - self._refilled) / _REFILL_SECONDS
             self._tokens = min(self._tokens + gained, _BURST)
         self._refilled = now
         if self._tokens < 1:
@@ -62,9 +64,9 @@ class Untold:
         self._tokens -= 1
         return True
 
-    async def tell(self, cluster: Cluster, now: datetime) -> None:
+    async def tell(self, cluster: Cluster) -> None:
         """Create the events that wait; after one that fails, no other is tried before a pause is over."""
-        if self._not_before is not None and now < self._not_before:
+        if self._not_before is not None and self._clock.elapsed() < self._not_before:
             return
         while self._waiting:
             made = self._waiting[0]
@@ -76,11 +78,11 @@ class Untold:
                 if error.status in _PASSING or error.status >= 500:
                     self._pause = min(2 * self._pause or _FIRST_PAUSE_SECONDS, _LONGEST_PAUSE_SECONDS)
                     wait = max(self._pause, error.retry_after or 0.0)
-                    self._not_before = now + timedelta(seconds=wait)
+                    self._not_before = self._clock.elapsed() + wait
                     return
             self._waiting.popleft()
         self._pause, self._not_before = 0.0, None
 
-    def due_in(self, now: datetime) -> float | None:
+    def due_in(self) -> float | None:
         """Seconds until events are to be tried again; None when none waits."""
-        return max((self._not_before - now).total_seconds(), 0.0) if self._not_before else None
+        return None if self._not_before is None else max(self._not_before - self._clock.elapsed(), 0.0)

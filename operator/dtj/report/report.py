@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from dtj.report.comparison import AS_MUCH, compare, find_baseline
@@ -53,7 +53,7 @@ def make_report(
         )
     if not group_by and len(groups) == len(entries):
         groups = []
-    notes = _notes(summaries, groups or entries, total_time=total_time, price=price)
+    notes = [*_notes(summaries, groups or entries, total_time=total_time, price=price)]
     return Report(summaries, entries, groups, fields, total_time, price, notes)
 
 
@@ -68,31 +68,42 @@ def _notes(
     *,
     total_time: bool,
     price: Price | None,
-) -> list[str]:
-    notes = ["± of a run is the deviation over its intervals, of a group that over its runs."]
+) -> Iterator[str]:
+    yield "± of a run is the deviation over its intervals, of a group that over its runs."
+    yield from _on_runs(runs)
+    yield from _on_groups(entries)
+    yield from _on_comparisons(entries, "total" if total_time else "training")
+    if price:
+        yield (
+            f"Cost: time × workers × {price.currency}{price.amount:g} an hour, of one node a worker, no other node; "
+            "the time is the total time, where it is not known that of the training."
+        )
+
+
+def _on_runs(runs: Sequence[Summary]) -> Iterator[str]:
     if empty := [run.name for run in runs if run.steps_per_second is None]:
-        notes.append(f"{_list(empty)} has no two rows of training: no rate is known.")
+        yield f"{_list(empty)} has no two rows of training: no rate is known."
     if unfinished := [run.name for run in runs if not run.ended]:
-        notes.append(
+        yield (
             f"{_list(unfinished)} has not come to an end: counted in the rates, not in accuracy and cost; "
             "its training time, where given, is an estimate at the rate so far."
         )
     for run in runs:
         if run.left_out:
             lines = "1 line" if run.left_out == 1 else f"{run.left_out} lines"
-            notes.append(f"{run.name} has {lines} of metrics that can't be read: left out.")
+            yield f"{run.name} has {lines} of metrics that can't be read: left out."
     for run in runs:
         ranks = {row.ranks for start in run.starts for row in start.rows} - {None}
         if len(ranks) > 1:
-            notes.append(
-                f"{run.name} ran on {_list(sorted(map(str, ranks)))} ranks in turn; the tables have the last."
-            )
-    kinds = {run.facts.get("updates") for run in runs} - {None}
-    if len(kinds) > 1:
-        notes.append(
+            yield f"{run.name} ran on {_list(sorted(map(str, ranks)))} ranks in turn; the tables have the last."
+    if len({run.facts.get("updates") for run in runs} - {None}) > 1:
+        yield (
             "A step of synchronous updates is a batch of every worker, one of asynchronous updates the batch of a "
             "single worker: compare examples/s."
         )
+
+
+def _on_groups(entries: Sequence[Entry]) -> Iterator[str]:
     for entry in entries:
         names = ("model", "batch", "workers", "ps", "data", "trainingExamples")
         mixed = [name for name in names if len({run.facts.get(name) for run in entry.runs}) > 1]
@@ -100,26 +111,22 @@ def _notes(
         if amounts and max(amounts) > min(amounts) * (1 + AS_MUCH):
             mixed.append("numbers of examples trained on")
         if mixed:
-            notes.append(f"The group {entry.label} has runs of different {_list(mixed)}.")
+            yield f"The group {entry.label} has runs of different {_list(mixed)}."
+
+
+def _on_comparisons(entries: Sequence[Entry], time: str) -> Iterator[str]:
     if any(entry.comparison for entry in entries):
-        which = "total" if total_time else "training"
-        notes.append(
-            f"Speed-up is that of examples/s, speed-up of time that of the {which} time; efficiency is the "
+        yield (
+            f"Speed-up is that of examples/s, speed-up of time that of the {time} time; efficiency is the "
             "speed-up divided by how many times as many ranks there are."
         )
     for entry in entries:
         comparison = entry.comparison
         if comparison and comparison.differences:
-            notes.append(
+            yield (
                 f"{entry.label} is not the training of {comparison.baseline} made faster: "
                 f"{_list(comparison.differences)}."
             )
-    if price:
-        notes.append(
-            f"Cost: time × workers × {price.currency}{price.amount:g} an hour, of one node a worker, no other node; "
-            "the time is the total time, where it is not known that of the training."
-        )
-    return notes
 
 
 def _list(words: Iterable[str]) -> str:

@@ -257,11 +257,8 @@ def _put_down_to(pod: PodView, failure: Failure) -> Failure:
 def told(failure: Failure) -> str:
     """A failure in a sentence: where, what, and what the program said last."""
     message = failure.message or failure.failure_class or "failed"
-    where = failure.pod or ""
-    if where and failure.rank is not None:
-        where = f"rank {failure.rank} in {where}"
-    if where and where not in message and (failure.pod or "") not in message:
-        message = f"{where}: {message}"
+    if failure.pod and failure.pod not in message:
+        message = f"{failure.source}: {message}"
     if failure.failure_class == FailureClass.APPLICATION_ERROR and failure.last_log_lines:
         message += f"; its last line: {failure.last_log_lines[-1].strip()[:300]}"
     return message

@@ -8,10 +8,10 @@ from pathlib import PurePosixPath
 from typing import Any
 
 from dtj.api.job import Job
+from dtj.api.pod_template import own_program
 from dtj.api.spec import ReplicaSpec
 from dtj.api.status import ArtifactsStatus, Failure, ProgressStatus
 from dtj.api.unreadable import AnyJob
-from dtj.api.validation import own_program
 from dtj_trainer.failure_class import FailureClass
 
 REMEDY = "no retry can mend that: add the module to the image, or, for dtj run, to this Python environment"

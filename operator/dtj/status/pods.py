@@ -9,9 +9,9 @@ from typing import Any
 
 from dtj.api.identity import LABEL_ATTEMPT, LABEL_INDEX, LABEL_ROLE
 from dtj.api.mpijob import INDEX_LABEL
+from dtj.api.pod_template import TRAINER_CONTAINER
 from dtj.api.reasons import Reason
 from dtj.api.scheduling_rules import KUEUE_QUEUE
-from dtj.api.validation import TRAINER_CONTAINER
 from dtj.status.times import read_time
 
 # `status.reason` of pods that the cluster ended, and reasons of the DisruptionTarget condition.

@@ -1,4 +1,10 @@
-"""The webhook's certificates: made, kept, trusted, renewed and repaired."""
+"""The webhook's certificates: made, kept, trusted, renewed and repaired.
+
+* the validity, the renewal and the CA bundle of a certificate
+* the Secret: filled, shared by two replicas, repaired, never shown before API servers trust its CA
+* a folder of certificates that somebody else renews
+* TLS handshakes with a good, an expired and a missing certificate
+"""
 
 from __future__ import annotations
 
@@ -19,7 +25,7 @@ from dtj.admission.server import Server
 from dtj.admission.serving import Serving, Unusable
 from dtj.api.job import Manifest
 from dtj.cluster.port import ApiError
-from tests.unit.support.object_store import ObjectStore
+from tests.unit.support.fake_cluster import Call, FakeCluster
 from tests.unit.support.tls import HOST, trusted
 
 NAME, NAMESPACE = "dtj-operator-webhook", "dtj-system"
@@ -124,7 +130,9 @@ class World:
     """An API server, a clock, and the operator's replicas."""
 
     def __init__(self, *objects: Manifest) -> None:
-        self.api = ObjectStore(*objects)
+        self.api = FakeCluster()
+        for manifest in objects:
+            self.api.put(manifest)
         self.now = NOW
 
     def replica(self) -> Replica:
@@ -132,17 +140,22 @@ class World:
 
     @property
     def stored(self) -> Pair:
-        data = self.api.objects["Secret", NAME]["data"]
+        data = self.api.objects["Secret", NAMESPACE, NAME]["data"]
         return Pair(*(base64.b64decode(data[key]) for key in ("tls.crt", "tls.key", "ca.crt")))
 
     @property
+    def webhooks(self) -> list[Manifest]:
+        (configuration,) = self.api.of_kind("ValidatingWebhookConfiguration")
+        return list(configuration["webhooks"])
+
+    @property
     def bundle(self) -> bytes:
-        (webhook,) = self.api.objects["ValidatingWebhookConfiguration", NAME]["webhooks"]
+        (webhook,) = self.webhooks
         return base64.b64decode(webhook["clientConfig"]["caBundle"])
 
     def overwrite(self, manifest: Manifest) -> None:
         """As somebody else does."""
-        self.api._store(manifest)
+        self.api.put(manifest)
 
 
 class Replica:
@@ -176,8 +189,8 @@ async def test_an_empty_secret_is_filled_and_trusted() -> None:
     assert fit(replica.shown, world)
     assert world.stored == replica.shown
     assert world.bundle == world.stored.authorities
-    assert world.api.objects["Secret", NAME]["metadata"]["labels"], "what the chart wrote stays"
-    (webhook,) = world.api.objects["ValidatingWebhookConfiguration", NAME]["webhooks"]
+    assert world.api.objects["Secret", NAMESPACE, NAME]["metadata"]["labels"], "what the chart wrote stays"
+    (webhook,) = world.webhooks
     assert webhook["clientConfig"]["service"]["path"] == "/validate"
     assert replica.registry.get_sample_value(EXPIRY) == (NOW + LIFE).timestamp()
 
@@ -209,7 +222,9 @@ async def test_two_replicas_that_begin_at_once_agree() -> None:
 
     assert one.shown == two.shown == world.stored
     assert fit(one.shown, world)
-    assert world.api.writes.count("replace Secret") == 1
+    assert [name[0] for name, _ in world.api.log].count("Secret") == 2, (
+        "one put by the test, one by a replica"
+    )
 
 
 async def test_every_replica_is_trusted_all_the_time_that_certificates_change() -> None:
@@ -259,13 +274,13 @@ async def test_what_was_served_stays_trusted_while_a_lost_secret_is_repaired() -
     one, two = world.replica(), world.replica()
     await one.look(2)
     await two.look(2)
-    del world.api.objects["Secret", NAME]
+    world.api.remove(("Secret", NAMESPACE, NAME))
     for replica in (one, two, one, two):
         await replica.look()
         assert fit(one.shown, world)
         assert fit(two.shown, world)
 
-    assert world.api.writes[0] == "create Secret"
+    assert world.api.writes[0] == Call("create", "Secret", NAME)
     assert one.shown == two.shown == world.stored != ONE
 
 
@@ -297,8 +312,7 @@ async def test_every_webhook_of_the_configuration_trusts_the_ca() -> None:
     world = World(secret(), two)
     await world.replica().look()
 
-    written = world.api.objects["ValidatingWebhookConfiguration", NAME]["webhooks"]
-    assert len({webhook["clientConfig"]["caBundle"] for webhook in written}) == 1
+    assert len({webhook["clientConfig"]["caBundle"] for webhook in world.webhooks}) == 1
 
 
 async def test_without_a_configuration_it_serves_and_says_what_is_missing() -> None:
@@ -318,10 +332,11 @@ async def test_a_right_that_is_missing_is_told_and_what_is_served_goes_on(verb: 
     await replica.look(2)
     world.now = NOW + LIFE * 0.6
 
-    def refuse(asked: str, of: str) -> ApiError | None:
-        return ApiError(403, "Forbidden", f"cannot {verb} {kind}") if (asked, of) == (verb, kind) else None
+    def refuse(call: Call, _: Manifest) -> None:
+        if (call.verb, call.kind) == (verb, kind):
+            raise ApiError(403, "Forbidden", f"cannot {verb} {kind}")
 
-    world.api.refuse = refuse
+    world.api.meanwhile = refuse
     with pytest.raises(ApiError, match=f"cannot {verb} {kind}"):
         await replica.look()
 
@@ -330,7 +345,12 @@ async def test_a_right_that_is_missing_is_told_and_what_is_served_goes_on(verb: 
 
 async def test_a_secret_that_changes_at_every_write_is_told() -> None:
     world = World(secret(), configuration())
-    world.api.refuse = lambda verb, _: ApiError(409, "Conflict", "modified") if verb == "replace" else None
+
+    def refuse(call: Call, _: Manifest) -> None:
+        if call.verb == "replace":
+            raise ApiError(409, "Conflict", "modified")
+
+    world.api.meanwhile = refuse
     with pytest.raises(ApiError, match="changed 3 times"):
         await world.replica().look()
 

@@ -1,4 +1,11 @@
-"""Reviews: what an AdmissionReview is answered, as a pure function of what was sent."""
+"""Reviews: what an AdmissionReview is answered, as a pure function of what was sent.
+
+* creations: a good job, a job with several faults, a dry run
+* updates: immutable fields, allowed changes, an old job that is wrong
+* requests that are not judged: deletions, the status, other kinds
+* the work for large and for hostile requests
+* random JSON in place of a review, of an object and of a field
+"""
 
 from __future__ import annotations
 

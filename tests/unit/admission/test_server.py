@@ -1,4 +1,11 @@
-"""The webhook's server: what it is sent over a real TLS connection, and what it answers."""
+"""The webhook's server: what it is sent over a real TLS connection, and what it answers.
+
+* verdicts over TLS, and their metrics
+* malformed, deeply nested, too large and unfinished requests
+* an error inside the webhook, and plain HTTP on its port
+* the flags of the webhook
+* a replica that waits for the Lease while it serves the webhook
+"""
 
 from __future__ import annotations
 
@@ -26,7 +33,7 @@ from dtj.admission.serving import Serving
 from dtj.api.job import Manifest
 from dtj.operator_flags import read_flags
 from tests.unit.support.admission import WRONG, job, request
-from tests.unit.support.api_server import write_kubeconfig
+from tests.unit.support.kubeconfig import write_kubeconfig
 from tests.unit.support.operator_process import PROGRAM
 from tests.unit.support.tls import HOST, post, trusted
 

@@ -1,4 +1,10 @@
-"""The CustomResourceDefinition: what is committed, and whether an API server would take it."""
+"""The CustomResourceDefinition: what is committed, and whether an API server would take it.
+
+* the committed file is generated from the models
+* the schema is structural, and small enough for the annotation of `kubectl apply`
+* defaults, required fields, immutable fields and patterns
+* printer columns, short names and descriptions
+"""
 
 from __future__ import annotations
 

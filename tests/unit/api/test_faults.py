@@ -1,4 +1,10 @@
-"""The operator's own process against an API server in trouble, over real HTTP: no pod twice, no storm."""
+"""The operator's own process against an API server in trouble, over real HTTP: no pod twice, no storm.
+
+* 429, 500, HTML, no answer, and connections cut before and after the request is carried out
+* watches that are cut again and again
+* lists and watches of an old version
+* pods and a job that are deleted while no watch is open
+"""
 
 from __future__ import annotations
 
@@ -12,11 +18,12 @@ from aiohttp import web
 
 from dtj.api.identity import KIND
 from dtj.api.job import Manifest
-from tests.unit.support.api_server import refused, until
-from tests.unit.support.fake_cluster import Ending
+from tests.unit.support.api_answers import refused
 from tests.unit.support.http_cluster import Fault, HttpCluster, http_cluster
 from tests.unit.support.jobs import manifest
+from tests.unit.support.kubelet import Ending
 from tests.unit.support.operator_process import operating
+from tests.unit.support.waiting import until
 
 JOB = (KIND, "ml", "mnist")
 PODS = ["mnist-launcher-0", "mnist-worker-0", "mnist-worker-1"]
@@ -36,7 +43,7 @@ async def server(tmp_path: Path) -> AsyncIterator[HttpCluster]:
     """An API server, and the operator that works on it."""
     async with http_cluster() as made:
         async with operating(made.url, tmp_path) as process:
-            await until(lambda: made.watched == WATCHES, PATIENCE)
+            await until(lambda: len(made.watches) == WATCHES, PATIENCE)
             yield made
             assert process.returncode is None, "the operator gave up"
         assert process.returncode == 0
@@ -78,12 +85,19 @@ async def trouble(server: HttpCluster, fault: Fault) -> int:
     """A time of trouble; how many requests came in it."""
     before = len(server.requests)
     server.fault = fault
-    server.cut()
+    server.watches.cut()
     await asyncio.sleep(FAULT_SECONDS)
     server.fault = None
     made = len(server.requests) - before
     print(f"{made / FAULT_SECONDS:.1f} requests a second")
     return made
+
+
+def lists(server: HttpCluster, since: int) -> int:
+    """How many lists were asked for since a request."""
+    collections = ("distributedtrainingjobs", "pods", "services", "configmaps", "deployments")
+    paths = [one.path.partition("?")[0] for one in server.requests[since:] if not one.watches]
+    return sum(path.endswith(collections) for path in paths)
 
 
 async def too_many(request: web.Request, answer: Answer) -> web.StreamResponse:
@@ -143,7 +157,7 @@ async def test_watches_that_are_cut_again_and_again_lose_nothing(server: HttpClu
 
     cuts = 0
     while status(server).get("phase") != "Succeeded" and cuts < 200:
-        cuts += bool(server.cut())
+        cuts += bool(server.watches.cut())
         await asyncio.sleep(0.15)
 
     await succeeds(server)
@@ -155,10 +169,13 @@ async def test_lists_and_watches_of_an_old_version_make_no_pod_twice_and_count_n
     server: HttpCluster, tmp_path: Path
 ) -> None:
     await runs(server)
+    before = len(server.requests)
     server.stale = int(server.cluster.history[2][0])
-    server.forget()
-    server.cut()
-    server.oldest = 0  # once told 410, watches go on from the old list
+    server.cluster.forget()
+    server.watches.cut()
+    # Each watch is answered 410 and lists anew, at the old version; then the watches go on from there.
+    await until(lambda: lists(server, before) >= WATCHES, PATIENCE)
+    server.cluster.oldest = 0
 
     await asyncio.sleep(FAULT_SECONDS)
     server.stale = None
@@ -173,10 +190,10 @@ async def test_what_went_while_nobody_could_watch_is_noticed(server: HttpCluster
     await runs(server)
 
     server.fault = broken
-    server.cut()
+    server.watches.cut()
     for name in PODS:
         server.cluster.remove(("Pod", "ml", name))
-    server.forget()
+    server.cluster.forget()
     server.fault = None
     server.kubelet.program = launcher_ends
 
@@ -189,12 +206,12 @@ async def test_a_job_that_went_while_nobody_could_watch_is_left_alone(server: Ht
     await runs(server)
 
     server.fault = broken
-    server.cut()
+    server.watches.cut()
     for name in [name for name in server.cluster.objects if name[0] != "Event"]:
         server.cluster.remove(name)
-    server.forget()
+    server.cluster.forget()
     server.fault = None
-    await until(lambda: server.watched == WATCHES, PATIENCE)
+    await until(lambda: len(server.watches) == WATCHES, PATIENCE)
     asked = -1
     async with asyncio.timeout(PATIENCE):
         while asked != len(server.requests):

@@ -11,7 +11,7 @@ from kubernetes.aio import client
 
 from dtj.cluster.api import KubernetesApi
 from dtj.cluster.port import ApiError
-from tests.unit.support.api_server import refused
+from tests.unit.support.api_answers import refused
 
 
 async def deleted(status: int, *, force: bool) -> list[tuple[str, Any]]:

@@ -1,4 +1,11 @@
-"""Job files: every fault with its line, and the operator's own words for it."""
+"""Job files: every fault with its line, and the operator's own words for it.
+
+* the order and the lines of faults
+* unknown, missing and repeated fields, and values of another type
+* several jobs, other objects and lists in one file
+* files that are no job files
+* YAML as Kubernetes reads it: anchors, dates, numbers, empty fields; JSON
+"""
 
 from __future__ import annotations
 

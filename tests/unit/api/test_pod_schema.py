@@ -1,4 +1,10 @@
-"""Templates are checked against Kubernetes' own schema of pods."""
+"""Templates are checked against Kubernetes' own schema of pods.
+
+* the schema file and the package that it is generated from
+* templates that are valid, pods of every plan among them
+* templates that are wrong, each with its line and a suggestion
+* the work to check a template
+"""
 
 from __future__ import annotations
 
@@ -14,7 +20,8 @@ from dtj.api.checking import check
 from dtj.api.job import Manifest, read_job
 from dtj.api.job_file import read_job_file
 from dtj.api.pod_schema import _definition, _definitions, pod_faults
-from dtj.api.validation import _REPLICAS_POD, _TENSORBOARDS_POD, faults
+from dtj.api.pod_template_rules import REPLICA_POD, TENSORBOARD_POD
+from dtj.api.validation import faults
 from dtj.cli.plan_summary import print_summary
 from dtj.plan.job import plan_job
 from tests import pod_schema_file
@@ -121,8 +128,8 @@ def test_a_template_may_leave_out_what_the_operators_pods_have() -> None:
     def within(given: Any, pod: Any) -> bool:
         return all(key in pod and within(child, pod[key]) for key, child in given.items())
 
-    assert within(_REPLICAS_POD, by_key(pods.pods[0]["spec"]))
-    assert within(_TENSORBOARDS_POD, by_key(board))
+    assert within(REPLICA_POD.given, by_key(pods.pods[0]["spec"]))
+    assert within(TENSORBOARD_POD.given, by_key(board))
 
 
 # --- what is wrong -----------------------------------------------------------------------------------

@@ -1,4 +1,11 @@
-"""What pods say passes one gate: nothing that a program writes keeps its job from ending."""
+"""What pods say passes one gate: nothing that a program writes keeps its job from ending.
+
+* times, numbers and texts that a program reports
+* reports that are no object
+* a status that the API server refuses because of a report
+* conditions of other controllers
+* the number of events of a job
+"""
 
 from __future__ import annotations
 
@@ -14,11 +21,13 @@ from dtj.api.job import Manifest
 from dtj.api.reported import take
 from dtj.api.status import ArtifactsStatus, ProgressStatus
 from dtj.cluster.port import ApiError
+from dtj.reconcile.boot_clock import Clock
 from dtj.reconcile.telling import Untold
 from dtj.status.events import Happening
 from dtj.status.pod_report import Report, read_report
-from tests.unit.support.fake_cluster import SCHEMA, Call, Ending, FakeCluster
+from tests.unit.support.fake_cluster import SCHEMA, Call, FakeCluster
 from tests.unit.support.jobs import job
+from tests.unit.support.kubelet import Ending
 from tests.unit.support.pods import at
 from tests.unit.support.structural import schema_faults
 from tests.unit.support.world import KEY, World
@@ -235,11 +244,14 @@ async def test_a_program_that_reports_another_bottleneck_each_time_makes_one_eve
 
 
 async def test_a_job_tells_25_events_at_once_then_one_each_five_minutes_and_always_its_end() -> None:
-    cluster, untold = FakeCluster(), Untold()
+    passed = 0.0
+    cluster, untold = FakeCluster(), Untold(Clock(lambda: at(passed), lambda: passed))
 
     async def tell(message: str, seconds: float, *, final: bool = False) -> None:
-        untold.add(job(), Happening("Warning", "Unschedulable", message, final=final), at(seconds))
-        await untold.tell(cluster, at(seconds))
+        nonlocal passed
+        passed = seconds
+        untold.add(job(), Happening("Warning", "Unschedulable", message, final=final))
+        await untold.tell(cluster)
 
     for number in range(40):
         await tell(f"0/{number} nodes", number)

@@ -1,5 +1,10 @@
 """Validation beyond the schema: right things pass, wrong ones are named, and nothing makes it raise.
 
+* random templates, specs and metadata
+* images and quantities
+* launchers, mounts and labels of a template
+* several faults at once, and long values
+
 The exact messages of wrong jobs are in tests/bad_jobs.
 """
 

@@ -1,4 +1,9 @@
-"""The commands on job files."""
+"""The commands on job files.
+
+* `dtj validate`: faults with lines, exit codes, JSON
+* `dtj plan`: objects, later attempts, summaries of Horovod and ParameterServer jobs
+* `dtj crd`
+"""
 
 from __future__ import annotations
 

@@ -9,8 +9,8 @@ import pytest
 
 from dtj.cluster.api import connect
 from dtj.reconcile.informers import Informers
-from tests.unit.support.api_server import write_kubeconfig
-from tests.unit.support.kube_server import KubeServer
+from tests.unit.support.http_cluster import http_cluster
+from tests.unit.support.kubeconfig import write_kubeconfig
 
 
 def reach(url: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -50,15 +50,15 @@ async def test_the_environment_is_asked_at_each_request_only_where_it_names_a_pr
 async def test_requests_are_answered_beside_the_watches_of_many_namespaces(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    server, namespaces = KubeServer(), [f"team-{number}" for number in range(30)]
+    namespaces = [f"team-{number}" for number in range(30)]
     pod = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "mnist-worker-0", "namespace": "team-0"}}
-    async with asyncio.timeout(180), server.served():
+    async with asyncio.timeout(180), http_cluster(moves=False) as server:
         reach(server.url, tmp_path, monkeypatch)
         api = await connect()
         informers = Informers(api, namespaces, *3 * [lambda key: None])
         informers.start()
         await informers.synced()
-        while server.watches < 5 * len(namespaces):
+        while len(server.watches) < 5 * len(namespaces):
             await asyncio.sleep(0.01)
 
         await api.create(pod)

@@ -1,4 +1,9 @@
-"""`dtj` without a command: help, version, completion, and how little each imports."""
+"""`dtj` without a command: help, version, completion, and how little each imports.
+
+* modules that help, version and completion import
+* the help of every command, its width and groups
+* `-h`, `--version`, and `dtj` without arguments
+"""
 
 from __future__ import annotations
 

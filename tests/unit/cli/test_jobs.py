@@ -1,4 +1,12 @@
-"""Commands on the jobs of a cluster, with a client that has no cluster."""
+"""Commands on the jobs of a cluster, with a client that has no cluster.
+
+* `submit` with `--wait` and `--follow`
+* `list`, `status`, `events`, `logs`, `top` and `artifacts`
+* `wait`, `suspend`, `resume`, `scale` and `delete`
+* live views with and without a terminal
+* control characters of a cluster or a bucket
+* jobs that do not exist, and completion
+"""
 
 from __future__ import annotations
 
@@ -20,10 +28,11 @@ from dtj.api.errors import NotFound, Unreachable
 from dtj.api.spec import RunPolicy
 from dtj.cli import connection, status
 from dtj.cli.terminal import output
-from dtj.client import DistributedTrainingJob, JobEvent, LogLine
+from dtj.client import DistributedTrainingJob, JobEvent, LogLine, LogQuery
+from dtj.client.views import pod_of
 from tests.unit.support.fake_client import FakeArtifacts, FakeClient, call, job
 from tests.unit.support.jobs import manifest
-from tests.unit.support.pods import START, WORKER_0, healthy, views
+from tests.unit.support.pods import START, WORKER_0, healthy
 
 pytestmark = pytest.mark.usefixtures("client")
 
@@ -57,7 +66,7 @@ def test_submit_and_follow_prints_the_lines_and_ends_with_the_jobs_outcome(
     assert (first, line) == ("fresh submitted to namespace team", "[rank 0] step 1")
     assert last.startswith("fresh")
     assert result.exit_code == 1  # A job without a status has not succeeded.
-    assert ("logs", {"follow": True, "namespace": "team"}) in client.calls
+    assert ("logs", LogQuery(follow=True), "team") in client.calls
     assert ("wait", "fresh", None) in client.calls
 
 
@@ -241,8 +250,7 @@ def test_a_live_view_stays_while_the_cluster_is_away(
 def test_logs_are_whole_lines_with_their_source(client: type[FakeClient]) -> None:
     result = call("logs", "mnist", "--rank", "1", "--tail", "5", "-f")
     assert result.stdout == f"[rank 0] step 1\n[rank 1] [bold]{'x' * 200}\n"
-    chosen = {"role": None, "index": None, "rank": 1, "follow": True, "tail": 5, "attempt": None}
-    assert ("logs", chosen) in client.calls
+    assert ("logs", LogQuery(rank=1, tail=5, follow=True), None) in client.calls
     assert call("logs", "mnist", "--no-prefix").stdout.startswith("step 1\n")
 
 
@@ -263,7 +271,7 @@ def test_no_text_of_a_cluster_or_a_bucket_commands_the_terminal(
     made["status"]["artifacts"] = {"model": HOSTILE}
     client.jobs = {"mnist": DistributedTrainingJob.from_cluster(made)}
     event = JobEvent(START, "Warning", HOSTILE, HOSTILE, 1, f"Pod/{HOSTILE}")
-    pods = [replace(pod, node=HOSTILE, waiting=(HOSTILE, "")) for pod in views(*healthy())]
+    pods = [replace(pod_of(pod), node=HOSTILE, reason=HOSTILE) for pod in healthy()]
     monkeypatch.setattr(client, "events", lambda *_: [event])
     monkeypatch.setattr(client, "pods", lambda *_: pods)
     monkeypatch.setattr(client, "logs", lambda *_, **__: iter([LogLine(HOSTILE, HOSTILE)]))

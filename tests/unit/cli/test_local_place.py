@@ -7,6 +7,7 @@ import os
 import threading
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from typer.testing import CliRunner, Result
@@ -14,6 +15,7 @@ from typer.testing import CliRunner, Result
 from dtj.api.errors import NotFound
 from dtj.cli.local_place import LocalPlace
 from dtj.cli.main import app
+from dtj.client import LogQuery
 from dtj.local.runs import Run, Runs
 from dtj.status.events import Happening, event
 from dtj.status.times import written_time
@@ -44,9 +46,9 @@ def call(*words: str) -> Result:
     return CliRunner().invoke(app, [*words, "--local"])
 
 
-def lines(run: Run, **chosen: int | str | bool) -> list[tuple[str, str]]:
+def lines(run: Run, **query: Any) -> list[tuple[str, str]]:
     place = LocalPlace(run, run.folder)
-    return [(line.source, line.text) for line in place.logs(**chosen)]  # type: ignore[arg-type]
+    return [(line.source, line.text) for line in place.logs(LogQuery(**query))]
 
 
 def test_runs_are_listed_with_their_namespace(run: Run) -> None:
@@ -87,7 +89,7 @@ def test_following_ends_with_the_run_and_waits_for_whole_lines(run: Run) -> None
     arrived = threading.Event()
 
     def follow() -> Iterator[None]:
-        for line in LocalPlace(run, run.folder).logs(follow=True, tail=1):
+        for line in LocalPlace(run, run.folder).logs(LogQuery(follow=True, tail=1)):
             seen.append(line.text)
             arrived.set()
             yield

@@ -1,4 +1,11 @@
-"""`dtj new`: what it writes is valid, and nothing is overwritten."""
+"""`dtj new`: what it writes is valid, and nothing is overwritten.
+
+* every combination of flags gives a valid file
+* comments, and the lines that are commented out
+* flags that are missing or make no valid job
+* files that exist
+* questions on a terminal
+"""
 
 from __future__ import annotations
 

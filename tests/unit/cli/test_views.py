@@ -1,4 +1,11 @@
-"""What is shown of jobs: tables and the view of `dtj status`, as text of a fixed width."""
+"""What is shown of jobs: tables and the view of `dtj status`, as text of a fixed width.
+
+* durations and ages
+* the table of jobs
+* the status: running, ended, not yet seen, of another controller, on a narrow terminal
+* events and `dtj top`
+* log lines: sources, colours, progress bars
+"""
 
 from __future__ import annotations
 
@@ -16,8 +23,8 @@ from dtj.cli.replica_state import replica_state
 from dtj.cli.status_view import one_line, status_view
 from dtj.cli.terminal import VisibleConsole
 from dtj.cli.top_view import NO_METRICS, top_view
-from dtj.client import DistributedTrainingJob, JobEvent, LogLine, PodUsage
-from dtj.status.pods import view_pod
+from dtj.client import DistributedTrainingJob, JobEvent, LogLine, Pod, PodUsage
+from dtj.client.views import pod_of
 from dtj.status.times import written_time
 from tests.unit.support.jobs import manifest
 from tests.unit.support.pods import (
@@ -32,7 +39,6 @@ from tests.unit.support.pods import (
     running,
     scheduled,
     unschedulable,
-    views,
     waiting,
 )
 
@@ -83,6 +89,10 @@ def job(status: dict[str, Any] | None = None, **spec: Any) -> DistributedTrainin
     made = manifest(**spec)
     made["metadata"]["creationTimestamp"] = written_time(START)
     return DistributedTrainingJob.from_cluster(made | ({"status": status} if status else {}))
+
+
+def views(*pods: dict[str, Any]) -> list[Pod]:
+    return [pod_of(pod) for pod in pods]
 
 
 def rendered(view: RenderableType, width: int = 110) -> list[str]:
@@ -224,7 +234,21 @@ def test_a_status_fits_a_narrow_terminal() -> None:
     ],
 )
 def test_the_state_of_a_replica_is_told_in_a_few_words(made: dict[str, Any], state: str) -> None:
-    assert replica_state(view_pod(made)).plain == state
+    assert replica_state(pod_of(made)).plain == state
+
+
+def test_a_pod_says_why_it_waits_or_ended() -> None:
+    running_pod, waits, killed, gone = views(
+        running(WORKER_0),
+        unschedulable(WORKER_0, "0/3 nodes"),
+        ended(WORKER_0, 137, reason="OOMKilled"),
+        evicted(WORKER_0),
+    )
+    assert [pod.running for pod in (running_pod, waits, killed, gone)] == [True, False, False, False]
+    assert (running_pod.node, running_pod.reason, running_pod.exit_code) == (f"node-of-{WORKER_0}", "", None)
+    assert (waits.node, waits.reason, waits.message) == (None, "Unschedulable", "0/3 nodes")
+    assert (killed.exit_code, killed.signal, killed.reason) == (137, 9, "OOMKilled")
+    assert (gone.disrupted, gone.reason) == (True, "Evicted")
 
 
 def test_events_without_a_time_are_shown_too() -> None:

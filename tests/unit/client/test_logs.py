@@ -1,21 +1,28 @@
-"""Whose lines a log has, in which order, and how a reader follows pods over cuts and restarts."""
+"""Whose lines a log has, in which order, and how a reader follows pods over cuts and restarts.
+
+* lines of a pod, of a file, and their order by time
+* pods and files for a role, an index or a rank
+* following over a restart, a cut connection and the deletion of the job
+* jobs without pods and without artifacts
+"""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
 from datetime import UTC, datetime
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 from dtj.api.job import Job
-from dtj.client import AsyncClient, LogLine, NotFound, Unusable, pod_logs, watching
+from dtj.client import AsyncClient, LogLine, LogQuery, NotFound, Unusable
 from dtj.client.log_source import Selection, file_line, pod_line
 from dtj.client.pod_logs import in_order
 from tests.unit.support import jobs
-from tests.unit.support.api_server import ApiServer, pod, serving, stored, until, write_kubeconfig
+from tests.unit.support.http_cluster import HttpCluster
+from tests.unit.support.jobs import stored
+from tests.unit.support.pods import stored_pod
+from tests.unit.support.waiting import until
 
 PS = {
     "strategy": "ParameterServer",
@@ -26,29 +33,13 @@ ENDED = {"phase": "Succeeded", "completionTime": "2026-11-21T13:00:00Z", "condit
 ]}  # fmt: skip
 
 
-@pytest.fixture
-async def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[ApiServer]:
-    monkeypatch.setattr(watching, "_FIRST_WAIT_SECONDS", 0.02)
-    monkeypatch.setattr(pod_logs, "_LOOK_SECONDS", 0.02)
-    async with serving(ApiServer()) as running:
-        write_kubeconfig(tmp_path / "config", running.url)
-        monkeypatch.setenv("KUBECONFIG", str(tmp_path / "config"))
-        yield running
-
-
-@pytest.fixture
-async def client(server: ApiServer) -> AsyncIterator[AsyncClient]:
-    async with AsyncClient() as made:
-        yield made
-
-
 def stamp(second: float, text: str) -> str:
     whole, part = divmod(second, 1)
     return f"2026-11-21T12:00:{int(whole):02}.{round(part * 1e9):09}Z {text}"
 
 
-async def read(client: AsyncClient, **selection: Any) -> list[tuple[str, str]]:
-    return [(line.source, line.text) async for line in client.logs("mnist", **selection)]
+async def read(client: AsyncClient, **query: Any) -> list[tuple[str, str]]:
+    return [(line.source, line.text) async for line in client.logs("mnist", LogQuery(**query))]
 
 
 def test_a_line_is_apart_from_its_time_and_its_rank() -> None:
@@ -89,7 +80,7 @@ PS_FILES = ["chief-0", "ps-0", "worker-0", "worker-1"]
 def test_what_is_read_for_a_choice(
     job: dict[str, Any], choice: dict[str, Any], pods: list[str], files: list[str]
 ) -> None:
-    selection = Selection(a_job(**job), **choice)
+    selection = Selection(a_job(**job), LogQuery(**choice))
     names = PS_FILES if job else ["launcher-0", "worker-0", "worker-1"]
     assert [name for name in names if selection.has_pod(*split(name))] == pods
     assert selection.files(PS_FILES if job else HOROVOD_FILES) == files
@@ -101,7 +92,7 @@ def test_the_ranks_files_are_read_where_the_launchers_is_missing() -> None:
 
 def test_a_worker_that_the_job_has_no_longer_keeps_its_lines() -> None:
     smaller = a_job(replicaSpecs={"worker": {"replicas": 2}})
-    assert Selection(smaller, role="worker", index=3).files(["rank-1", "rank-3"]) == ["rank-3"]
+    assert Selection(smaller, LogQuery("worker", 3)).files(["rank-1", "rank-3"]) == ["rank-3"]
 
 
 @pytest.mark.parametrize(
@@ -117,20 +108,21 @@ def test_a_choice_that_means_nothing_is_refused(
     job: dict[str, Any], choice: dict[str, Any], message: str
 ) -> None:
     with pytest.raises(Unusable, match=message):
-        Selection(a_job(**job), **choice)
+        Selection(a_job(**job), LogQuery(**choice))
 
 
-async def test_the_launchers_log_has_all_ranks(server: ApiServer, client: AsyncClient) -> None:
-    await server.put(stored())
-    server.pods = {name: pod(name) for name in ("mnist-launcher-0", "mnist-worker-0", "mnist-worker-1")}
-    await server.print(
+async def test_the_launchers_log_has_all_ranks(server: HttpCluster, client: AsyncClient) -> None:
+    server.cluster.put(stored())
+    for name in ("mnist-launcher-0", "mnist-worker-0", "mnist-worker-1"):
+        server.cluster.put(stored_pod(name))
+    server.logs.print(
         "mnist-launcher-0",
         stamp(1, "starts"),
         stamp(2, "[rank 1] one"),
         stamp(3, "[rank 0] zero"),
         stamp(4, "[rank 1] two"),
     )
-    await server.print("mnist-worker-1", stamp(2.5, "ssh"))
+    server.logs.print("mnist-worker-1", stamp(2.5, "ssh"))
     ranks = [("rank 1", "one"), ("rank 0", "zero"), ("rank 1", "two")]
     assert await read(client) == [("launcher-0", "starts"), *ranks]
     assert await read(client, tail=2) == ranks[1:]
@@ -140,32 +132,32 @@ async def test_the_launchers_log_has_all_ranks(server: ApiServer, client: AsyncC
     assert await read(client, role="worker", index=1) == [ranks[0], ("worker-1", "ssh"), ranks[2]]
 
 
-async def test_replicas_logs_are_merged_by_time(server: ApiServer, client: AsyncClient) -> None:
-    await server.put(stored(**PS))
-    server.pods = {f"mnist-{name}": pod(f"mnist-{name}") for name in PS_FILES[:3]}
-    server.pods["mnist-worker-1"] = pod("mnist-worker-1", phase="Pending")
-    await server.print("mnist-worker-0", stamp(1, "w1"), stamp(3, "w2"))
-    await server.print("mnist-chief-0", stamp(2, "c1"))
+async def test_replicas_logs_are_merged_by_time(server: HttpCluster, client: AsyncClient) -> None:
+    server.cluster.put(stored(**PS))
+    for name in PS_FILES[:3]:
+        server.cluster.put(stored_pod(f"mnist-{name}"))
+    server.cluster.put(stored_pod("mnist-worker-1", phase="Pending"))
+    server.logs.print("mnist-worker-0", stamp(1, "w1"), stamp(3, "w2"))
+    server.logs.print("mnist-chief-0", stamp(2, "c1"))
     assert await read(client) == [("worker-0", "w1"), ("chief-0", "c1"), ("worker-0", "w2")]
 
 
 async def test_a_log_is_followed_over_a_restart_until_the_job_has_ended(
-    server: ApiServer, client: AsyncClient
+    server: HttpCluster, client: AsyncClient
 ) -> None:
-    await server.put(stored())
+    server.cluster.put(stored())
     following = asyncio.create_task(read(client, follow=True))
     # Its pods are still to come.
-    await until(lambda: any("/pods?" in path for _, path in server.requests))
-    server.pods["mnist-launcher-0"] = pod("mnist-launcher-0")
-    await server.print("mnist-launcher-0", stamp(1, "[rank 0] first"))
-    await until(lambda: any("follow=true" in path for _, path in server.requests))
-    await server.print("mnist-launcher-0", stamp(2, "[rank 0] dies"))
-    server.pods["mnist-launcher-0"] = pod("mnist-launcher-0", attempt=2)
-    server.logs["mnist-launcher-0"] = []
-    await server.tell()
-    await server.print("mnist-launcher-0", stamp(10, "[rank 0] again"))
-    server.pods["mnist-launcher-0"] = pod("mnist-launcher-0", attempt=2, phase="Succeeded")
-    await server.status("mnist", **ENDED)
+    await until(lambda: any("/pods?" in path for path in server.paths))
+    server.cluster.put(stored_pod("mnist-launcher-0"))
+    server.logs.print("mnist-launcher-0", stamp(1, "[rank 0] first"))
+    await until(lambda: any("follow=true" in path for path in server.paths))
+    server.logs.print("mnist-launcher-0", stamp(2, "[rank 0] dies"))
+    server.cluster.put(stored_pod("mnist-launcher-0", attempt=2))
+    server.logs.lines["mnist-launcher-0"] = []
+    server.logs.print("mnist-launcher-0", stamp(10, "[rank 0] again"))
+    server.cluster.put(stored_pod("mnist-launcher-0", attempt=2, phase="Succeeded"))
+    server.set_status("mnist", **ENDED)
     assert await asyncio.wait_for(following, 20) == [
         ("rank 0", "first"),
         ("rank 0", "dies"),
@@ -174,50 +166,50 @@ async def test_a_log_is_followed_over_a_restart_until_the_job_has_ended(
 
 
 async def test_a_follower_that_is_cut_misses_nothing_and_tells_nothing_twice(
-    server: ApiServer, client: AsyncClient
+    server: HttpCluster, client: AsyncClient
 ) -> None:
-    await server.put(stored())
-    server.pods["mnist-launcher-0"] = pod("mnist-launcher-0")
+    server.cluster.put(stored())
+    server.cluster.put(stored_pod("mnist-launcher-0"))
     # Several in the second in which it is cut: the kubelet can only be asked from a whole second on.
-    await server.print("mnist-launcher-0", *(stamp(1 + n / 10, f"line {n}") for n in range(5)))
-    server.log_cut_after = 3
+    server.logs.print("mnist-launcher-0", *(stamp(1 + n / 10, f"line {n}") for n in range(5)))
+    server.logs.cut_after = 3
     following = asyncio.create_task(read(client, follow=True))
-    await until(lambda: any("sinceTime" in path for _, path in server.requests))
-    server.pods["mnist-launcher-0"] = pod("mnist-launcher-0", phase="Succeeded")
-    await server.status("mnist", **ENDED)
+    await until(lambda: any("sinceTime" in path for path in server.paths))
+    server.cluster.put(stored_pod("mnist-launcher-0", phase="Succeeded"))
+    server.set_status("mnist", **ENDED)
     assert await asyncio.wait_for(following, 20) == [("launcher-0", f"line {n}") for n in range(5)]
 
 
-async def test_following_from_the_last_lines_on(server: ApiServer, client: AsyncClient) -> None:
-    await server.put(stored())
-    server.pods["mnist-launcher-0"] = pod("mnist-launcher-0")
-    await server.print("mnist-launcher-0", *(stamp(n, f"[rank {n % 2}] {n}") for n in range(6)))
+async def test_following_from_the_last_lines_on(server: HttpCluster, client: AsyncClient) -> None:
+    server.cluster.put(stored())
+    server.cluster.put(stored_pod("mnist-launcher-0"))
+    server.logs.print("mnist-launcher-0", *(stamp(n, f"[rank {n % 2}] {n}") for n in range(6)))
     following = asyncio.create_task(read(client, follow=True, rank=1, tail=1))
-    await until(lambda: any("follow=true" in path for _, path in server.requests))
-    await server.print("mnist-launcher-0", stamp(7, "[rank 1] 7"))
-    server.pods["mnist-launcher-0"] = pod("mnist-launcher-0", phase="Succeeded")
-    await server.status("mnist", **ENDED)
+    await until(lambda: any("follow=true" in path for path in server.paths))
+    server.logs.print("mnist-launcher-0", stamp(7, "[rank 1] 7"))
+    server.cluster.put(stored_pod("mnist-launcher-0", phase="Succeeded"))
+    server.set_status("mnist", **ENDED)
     assert await asyncio.wait_for(following, 20) == [("rank 1", "5"), ("rank 1", "7")]
 
 
-async def test_a_follower_ends_when_the_job_is_deleted(server: ApiServer, client: AsyncClient) -> None:
-    await server.put(stored())
-    server.pods["mnist-launcher-0"] = pod("mnist-launcher-0")
-    await server.print("mnist-launcher-0", stamp(1, "x"))
+async def test_a_follower_ends_when_the_job_is_deleted(server: HttpCluster, client: AsyncClient) -> None:
+    server.cluster.put(stored())
+    server.cluster.put(stored_pod("mnist-launcher-0"))
+    server.logs.print("mnist-launcher-0", stamp(1, "x"))
     following = asyncio.create_task(read(client, follow=True))
-    await until(lambda: any("follow=true" in path for _, path in server.requests))
-    await server.delete("mnist")
+    await until(lambda: any("follow=true" in path for path in server.paths))
+    server.delete_job("mnist")
     assert await asyncio.wait_for(following, 20) == [("launcher-0", "x")]
 
 
-async def test_a_job_without_pods_and_artifacts_has_no_log(server: ApiServer, client: AsyncClient) -> None:
-    await server.put(stored())
+async def test_a_job_without_pods_and_artifacts_has_no_log(server: HttpCluster, client: AsyncClient) -> None:
+    server.cluster.put(stored())
     with pytest.raises(NotFound, match="mnist keeps no artifacts"):
         await read(client)
     with pytest.raises(Unusable, match="only the present attempt"):
         await read(client, follow=True, attempt=1)
     # What the operator has refused has no plan either.
-    await server.put(stored(image="no image"))
+    server.cluster.put(stored(image="no image"))
     with pytest.raises(NotFound, match="mnist keeps no artifacts"):
         await read(client)
 

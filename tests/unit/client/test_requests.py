@@ -1,9 +1,16 @@
-"""The client against an API server that speaks HTTP: jobs made, read, changed and deleted, refusals in one line."""
+"""The client against an API server that speaks HTTP: jobs made, read, changed and deleted, refusals in one line.
+
+* submission, names in use, namespaces
+* lists by page, and jobs of a newer operator
+* refusals, clusters without dtj or out of reach, wrong and expired credentials
+* kubeconfigs and the service account of a pod
+* suspend, resume, scale and delete
+* events and pods of a job
+"""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
 from importlib.metadata import version
 from pathlib import Path
 
@@ -25,21 +32,11 @@ from dtj.client import (
     Unusable,
 )
 from dtj.cluster import user_api
-from tests.unit.support.api_server import ApiServer, pod, serving, stored, until, write_kubeconfig
-
-
-@pytest.fixture
-async def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[ApiServer]:
-    async with serving(ApiServer()) as running:
-        write_kubeconfig(tmp_path / "config", running.url)
-        monkeypatch.setenv("KUBECONFIG", str(tmp_path / "config"))
-        yield running
-
-
-@pytest.fixture
-async def client(server: ApiServer) -> AsyncIterator[AsyncClient]:
-    async with AsyncClient() as made:
-        yield made
+from tests.unit.support.http_cluster import HttpCluster
+from tests.unit.support.jobs import stored
+from tests.unit.support.kubeconfig import write_kubeconfig
+from tests.unit.support.pods import stored_pod
+from tests.unit.support.waiting import until
 
 
 def a_job(name: str = "mnist", image: str = "trainer:1") -> DistributedTrainingJob:
@@ -54,10 +51,11 @@ def a_job(name: str = "mnist", image: str = "trainer:1") -> DistributedTrainingJ
     )
 
 
-async def test_a_submitted_job_is_stored_as_it_was_written(server: ApiServer, client: AsyncClient) -> None:
+async def test_a_submitted_job_is_stored_as_it_was_written(server: HttpCluster, client: AsyncClient) -> None:
     job = await client.submit(a_job())
-    assert (job.name, job.namespace, job.uid) == ("mnist", "ml", "uid-of-mnist")
-    sent = server.jobs["mnist"]
+    uid = server.jobs["mnist"]["metadata"]["uid"]
+    assert (job.name, job.namespace, job.uid) == ("mnist", "ml", uid)
+    (sent,) = [request.body for request in server.requests if request.method == "POST"]
     assert sent["spec"] == stored()["spec"]
     assert sent["metadata"]["labels"] == {"team": "vision"}
     assert "status" not in sent
@@ -65,16 +63,17 @@ async def test_a_submitted_job_is_stored_as_it_was_written(server: ApiServer, cl
 
 
 async def test_what_another_cluster_gave_a_job_is_not_submitted(
-    server: ApiServer, client: AsyncClient
+    server: HttpCluster, client: AsyncClient
 ) -> None:
     elsewhere = DistributedTrainingJob.from_cluster(stored() | {"status": {"phase": "Succeeded"}})
     await client.submit(elsewhere)
-    assert "status" not in server.jobs["mnist"]
+    (sent,) = [request.body for request in server.requests if request.method == "POST"]
+    assert "status" not in sent
     assert "generation" not in elsewhere.to_manifest()["spec"]
 
 
 async def test_every_fault_of_a_job_is_told_before_anything_is_sent(
-    server: ApiServer, client: AsyncClient
+    server: HttpCluster, client: AsyncClient
 ) -> None:
     with pytest.raises(InvalidJobError) as caught:
         await client.submit(a_job("Mnist", image="not an image"))
@@ -97,7 +96,7 @@ async def test_the_namespace_is_the_jobs_own_then_the_clients(client: AsyncClien
     assert (await client.submit(elsewhere)).namespace == "vision"
 
 
-async def test_another_context_may_name_no_namespace(server: ApiServer) -> None:
+async def test_another_context_may_name_no_namespace(server: HttpCluster) -> None:
     async with AsyncClient(context="bare") as client:
         assert client.namespace == "default"
     async with AsyncClient(context="bare", namespace="mine") as client:
@@ -111,18 +110,18 @@ async def test_a_job_that_is_not_there_is_not_found(client: AsyncClient) -> None
 
 
 async def test_lists_are_read_page_by_page(
-    server: ApiServer, client: AsyncClient, monkeypatch: pytest.MonkeyPatch
+    server: HttpCluster, client: AsyncClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(user_api, "_PAGE", 2)
     for name in ("c", "a", "e", "b", "d"):
-        await server.put(stored(name))
+        server.cluster.put(stored(name))
     assert [job.name for job in await client.list()] == ["a", "b", "c", "d", "e"]
     assert len(await client.list(all_namespaces=True)) == 5
-    assert server.requests[-1][1].startswith("/apis/dtj.dev/v1alpha1/distributedtrainingjobs?")
+    assert server.paths[-1].startswith("/apis/dtj.dev/v1alpha1/distributedtrainingjobs?")
 
 
-async def test_what_a_newer_operator_wrote_can_be_read(server: ApiServer, client: AsyncClient) -> None:
-    await server.put(
+async def test_what_a_newer_operator_wrote_can_be_read(server: HttpCluster, client: AsyncClient) -> None:
+    server.cluster.put(
         stored(fromTheFuture=1) | {"status": {"phase": "Dreaming", "attempt": 3, "mood": "good"}}
     )
     job = await client.get("mnist")
@@ -140,7 +139,7 @@ async def test_what_a_newer_operator_wrote_can_be_read(server: ApiServer, client
     ],
 )
 async def test_a_refusal_is_told_in_one_line(
-    server: ApiServer, client: AsyncClient, refusal: tuple[int, str, str], message: str
+    server: HttpCluster, client: AsyncClient, refusal: tuple[int, str, str], message: str
 ) -> None:
     server.refusals["GET", "distributedtrainingjobs"] = [refusal]
     with pytest.raises(Unreachable) as caught:
@@ -149,7 +148,7 @@ async def test_a_refusal_is_told_in_one_line(
     assert "\n" not in caught.value.message
 
 
-async def test_a_cluster_without_dtj_says_so(server: ApiServer, client: AsyncClient) -> None:
+async def test_a_cluster_without_dtj_says_so(server: HttpCluster, client: AsyncClient) -> None:
     server.installed = False
     for request in (client.list(), client.submit(a_job()), client.delete("mnist"), client.wait("mnist")):
         with pytest.raises(Unreachable, match="does not know DistributedTrainingJobs") as caught:
@@ -167,16 +166,16 @@ async def test_a_cluster_that_is_away_is_told_at_once(tmp_path: Path) -> None:
                 await request
 
 
-async def test_wrong_credentials_are_told(server: ApiServer, client: AsyncClient) -> None:
+async def test_wrong_credentials_are_told(server: HttpCluster, client: AsyncClient) -> None:
     server.tokens = set()
     with pytest.raises(Unreachable, match="does not accept your credentials"):
         await client.get("mnist")
 
 
 async def test_credentials_that_expired_are_loaded_again(
-    server: ApiServer, client: AsyncClient, tmp_path: Path
+    server: HttpCluster, client: AsyncClient, tmp_path: Path
 ) -> None:
-    await server.put(stored())
+    server.cluster.put(stored())
     server.tokens = {"the next one"}
     write_kubeconfig(tmp_path / "config", server.url, "the next one")
     assert (await client.get("mnist")).name == "mnist"
@@ -191,7 +190,7 @@ async def test_without_kubeconfig_and_outside_a_pod_no_cluster_is_known(
         await AsyncClient().__aenter__()
 
 
-async def test_a_context_that_is_not_there_is_told(server: ApiServer) -> None:
+async def test_a_context_that_is_not_there_is_told(server: HttpCluster) -> None:
     with pytest.raises(Unusable, match="nowhere"):
         await AsyncClient(context="nowhere").__aenter__()
     with pytest.raises(Unusable, match="there is no kubeconfig /none"):
@@ -212,7 +211,7 @@ async def test_a_kubeconfig_that_is_damaged_is_told(tmp_path: Path) -> None:
 
 
 async def test_a_service_account_is_taken_where_there_is_no_kubeconfig(
-    server: ApiServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    server: HttpCluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def in_cluster(client_configuration: object) -> None:
         client_configuration.host = server.url  # type: ignore[attr-defined]
@@ -227,15 +226,15 @@ async def test_a_service_account_is_taken_where_there_is_no_kubeconfig(
         assert await client.list() == []
 
 
-async def test_suspend_and_resume_change_one_field(server: ApiServer, client: AsyncClient) -> None:
-    await server.put(stored(runPolicy={"backoffLimit": 5}))
+async def test_suspend_and_resume_change_one_field(server: HttpCluster, client: AsyncClient) -> None:
+    server.cluster.put(stored(runPolicy={"backoffLimit": 5}))
     assert (await client.suspend("mnist")).spec.run_policy.suspend
     assert not (await client.resume("mnist")).spec.run_policy.suspend
     assert server.jobs["mnist"]["spec"]["runPolicy"] == {"backoffLimit": 5, "suspend": False}
 
 
 async def test_resume_changes_a_job_that_is_suspended_although_its_spec_says_nothing(
-    server: ApiServer, client: AsyncClient
+    server: HttpCluster, client: AsyncClient
 ) -> None:
     """Only a change of the spec lets a job go on whose Workload Kueue has deactivated."""
     suspended = {
@@ -244,15 +243,15 @@ async def test_resume_changes_a_job_that_is_suspended_although_its_spec_says_not
         "reason": "WorkloadDeactivated",
         "lastTransitionTime": "2026-11-21T12:00:00Z",
     }
-    await server.put(stored() | {"status": {"phase": "Suspended", "conditions": [suspended]}})
+    server.cluster.put(stored() | {"status": {"phase": "Suspended", "conditions": [suspended]}})
 
     await client.resume("mnist")
 
     assert [patch["spec"]["runPolicy"]["suspend"] for patch in server.patches] == [True, False]
 
 
-async def test_a_job_that_has_ended_is_not_suspended(server: ApiServer, client: AsyncClient) -> None:
-    await server.put(stored() | {"status": ended("Succeeded")})
+async def test_a_job_that_has_ended_is_not_suspended(server: HttpCluster, client: AsyncClient) -> None:
+    server.cluster.put(stored() | {"status": ended("Succeeded")})
     with pytest.raises(DtjError, match="mnist is Succeeded"):
         await client.suspend("mnist")
     with pytest.raises(DtjError, match="mnist is Succeeded"):
@@ -260,16 +259,16 @@ async def test_a_job_that_has_ended_is_not_suspended(server: ApiServer, client: 
 
 
 async def test_a_running_job_is_suspended_while_its_size_changes(
-    server: ApiServer, client: AsyncClient
+    server: HttpCluster, client: AsyncClient
 ) -> None:
-    await server.put(stored())
+    server.cluster.put(stored())
     scaling = asyncio.create_task(client.scale("mnist", {"worker": 4}, timeout=20))
     await until(lambda: bool(server.patches))
     # Of the spec before: not what is waited for.
-    await server.status("mnist", observedGeneration=1, conditions=[condition("Suspended")])
-    await until(lambda: bool(server.watched))
+    server.set_status("mnist", observedGeneration=1, conditions=[condition("Suspended")])
+    await until(lambda: bool(server.watches))
     assert len(server.patches) == 1
-    await server.status("mnist", phase="Suspended", observedGeneration=2)
+    server.set_status("mnist", phase="Suspended", observedGeneration=2)
     job = await scaling
     assert server.patches == [
         {"spec": {"runPolicy": {"suspend": True}}},
@@ -281,9 +280,9 @@ async def test_a_running_job_is_suspended_while_its_size_changes(
 
 
 async def test_a_job_that_does_not_get_suspended_in_time_goes_on(
-    server: ApiServer, client: AsyncClient
+    server: HttpCluster, client: AsyncClient
 ) -> None:
-    await server.put(stored())
+    server.cluster.put(stored())
     with pytest.raises(TimedOut, match="its condition Suspended"):
         await client.scale("mnist", {"worker": 4}, timeout=0.2)
     assert not server.jobs["mnist"]["spec"]["runPolicy"]["suspend"]
@@ -294,36 +293,38 @@ async def test_a_job_that_does_not_get_suspended_in_time_goes_on(
     [({"ps": 1}, "mnist has no ps"), ({"worker": 0}, "worker.replicas"), ({}, "no role")],
 )
 async def test_a_size_that_a_job_cant_have_is_refused_before_it_is_suspended(
-    server: ApiServer, client: AsyncClient, replicas: dict[str, int], message: str
+    server: HttpCluster, client: AsyncClient, replicas: dict[str, int], message: str
 ) -> None:
-    await server.put(stored())
+    server.cluster.put(stored())
     with pytest.raises(DtjError, match=message):
         await client.scale("mnist", replicas)
     assert server.patches == []
 
 
-async def test_delete_may_wait_until_the_pods_are_gone(server: ApiServer, client: AsyncClient) -> None:
-    await server.put(stored())
+async def test_delete_may_wait_until_the_pods_are_gone(server: HttpCluster, client: AsyncClient) -> None:
+    server.cluster.put(stored())
     await client.delete("mnist", wait=True, timeout=10)
     assert server.jobs == {}
-    await server.put(stored())
-    server.pods = {"mnist-worker-0": pod("mnist-worker-0")}
+    server.cluster.put(stored())
+    server.cluster.put(stored_pod("mnist-worker-0"))
     server.refusals["DELETE", "distributedtrainingjobs"] = [(200, "", "")]
     with pytest.raises(TimedOut):
         await client.delete("mnist", wait=True, timeout=0.2)
 
 
 async def test_events_are_those_of_this_job_and_its_pods_in_order(
-    server: ApiServer, client: AsyncClient
+    server: HttpCluster, client: AsyncClient
 ) -> None:
-    await server.put(stored())
-    server.events = [
+    server.cluster.put(stored())
+    events = [
         event("Pod", "mnist-worker-0", "12:00:05", "Scheduled"),
         event("DistributedTrainingJob", "mnist", "12:00:01", "JobRunning"),
         event("DistributedTrainingJob", "mnist", "11:00:00", "OfTheOneBefore"),
         event("Pod", "mnist-two-worker-0", "12:00:06", "OfAnother"),
         event("DistributedTrainingJob", "mnist-two", "12:00:06", "OfAnother"),
     ]
+    for number, one in enumerate(events):
+        server.cluster.put({"kind": "Event", "metadata": {"name": f"event-{number}"}, **one})
     found = await client.events("mnist")
     assert [(e.reason, e.object) for e in found] == [
         ("JobRunning", "DistributedTrainingJob/mnist"),
@@ -331,9 +332,10 @@ async def test_events_are_those_of_this_job_and_its_pods_in_order(
     ]
 
 
-async def test_pods_come_by_role_and_index(server: ApiServer, client: AsyncClient) -> None:
+async def test_pods_come_by_role_and_index(server: HttpCluster, client: AsyncClient) -> None:
     names = ["mnist-worker-10", "mnist-worker-2", "mnist-launcher-0"]
-    server.pods = {name: pod(name) for name in names}
+    for name in names:
+        server.cluster.put(stored_pod(name))
     assert [p.name for p in await client.pods("mnist")] == names[::-1]
 
 

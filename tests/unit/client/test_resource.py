@@ -1,4 +1,9 @@
-"""A job as an object: made in Python, read from files, written as a manifest."""
+"""A job as an object: made in Python, read from files, written as a manifest.
+
+* jobs built in Python and jobs of files
+* faults, values of another type and wrong files
+* what the package exports and when modules are imported
+"""
 
 from __future__ import annotations
 

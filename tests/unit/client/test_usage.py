@@ -9,7 +9,7 @@ from aiohttp import web
 from aiohttp.test_utils import TestServer
 
 from dtj.client import AsyncClient, PodUsage
-from tests.unit.support.api_server import write_kubeconfig
+from tests.unit.support.kubeconfig import write_kubeconfig
 
 METRICS = "/apis/metrics.k8s.io/v1beta1/namespaces/ml/pods"
 

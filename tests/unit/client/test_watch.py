@@ -1,4 +1,10 @@
-"""Watching and waiting, over cut connections and an API server that is away, with and without an event loop."""
+"""Watching and waiting, over cut connections and an API server that is away, with and without an event loop.
+
+* watches that are cut, refused or too old
+* a job that is deleted or replaced by another of its name
+* waiting for an end, a condition or a timeout
+* the client without an event loop
+"""
 
 from __future__ import annotations
 
@@ -20,7 +26,9 @@ from dtj.client import (
     Unreachable,
     watching,
 )
-from tests.unit.support.api_server import ApiServer, serving, stored, until, write_kubeconfig
+from tests.unit.support.http_cluster import HttpCluster
+from tests.unit.support.jobs import stored
+from tests.unit.support.waiting import until
 
 ENDED = {
     "phase": "Succeeded",
@@ -32,174 +40,164 @@ ENDED = {
 }
 
 
-@pytest.fixture
-async def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[ApiServer]:
-    monkeypatch.setattr(watching, "_FIRST_WAIT_SECONDS", 0.02)
-    async with serving(ApiServer()) as running:
-        write_kubeconfig(tmp_path / "config", running.url)
-        monkeypatch.setenv("KUBECONFIG", str(tmp_path / "config"))
-        yield running
-
-
-@pytest.fixture
-async def client(server: ApiServer) -> AsyncIterator[AsyncClient]:
-    async with AsyncClient() as made:
-        yield made
-
-
 async def collect(states: AsyncIterator[DistributedTrainingJob]) -> list[str | None]:
     return [job.status.phase async for job in states]
 
 
 async def test_a_watch_gives_the_present_state_and_each_change_until_the_job_is_deleted(
-    server: ApiServer, client: AsyncClient
+    server: HttpCluster, client: AsyncClient
 ) -> None:
-    await server.put(stored())
+    server.cluster.put(stored())
     seen = asyncio.create_task(collect(client.watch("mnist")))
-    await until(lambda: server.watched == 1)
-    await server.put(stored("another"))
+    await until(lambda: len(server.watches) == 1)
+    server.cluster.put(stored("another"))
     for phase in ("Starting", "Running", "Succeeded"):
-        await server.status("mnist", phase=phase)
-    await server.delete("mnist")
+        server.set_status("mnist", phase=phase)
+    server.delete_job("mnist")
     assert await asyncio.wait_for(seen, 10) == [None, "Starting", "Running", "Succeeded"]
 
 
 async def test_a_watch_that_is_cut_goes_on_and_tells_nothing_twice(
-    server: ApiServer, client: AsyncClient
+    server: HttpCluster, client: AsyncClient
 ) -> None:
-    await server.put(stored())
+    server.cluster.put(stored())
     seen = asyncio.create_task(collect(client.watch("mnist")))
-    await until(lambda: server.watched == 1)
-    await server.status("mnist", phase="Starting")
-    server.cut()
-    await until(lambda: server.watched == 0)
-    await until(lambda: server.watched == 1)
-    await server.status("mnist", phase="Running")
-    await server.delete("mnist")
+    await until(lambda: len(server.watches) == 1)
+    server.set_status("mnist", phase="Starting")
+    server.watches.cut()
+    await until(lambda: len(server.watches) == 0)
+    await until(lambda: len(server.watches) == 1)
+    server.set_status("mnist", phase="Running")
+    server.delete_job("mnist")
     assert await asyncio.wait_for(seen, 10) == [None, "Starting", "Running"]
 
 
-async def test_a_change_while_the_watch_was_cut_is_not_missed(server: ApiServer, client: AsyncClient) -> None:
-    await server.put(stored())
+async def test_a_change_while_the_watch_was_cut_is_not_missed(
+    server: HttpCluster, client: AsyncClient
+) -> None:
+    server.cluster.put(stored())
     seen = asyncio.create_task(collect(client.watch("mnist")))
-    await until(lambda: server.watched == 1)
+    await until(lambda: len(server.watches) == 1)
     server.refusals["GET", "distributedtrainingjobs"] = [(503, "ServiceUnavailable", "starting")] * 3
-    server.cut()
-    await server.status("mnist", phase="Running")
+    server.watches.cut()
+    server.set_status("mnist", phase="Running")
     await until(lambda: not server.refusals["GET", "distributedtrainingjobs"])
-    await until(lambda: server.watched == 1)
-    await server.delete("mnist")
+    await until(lambda: len(server.watches) == 1)
+    server.delete_job("mnist")
     assert await asyncio.wait_for(seen, 10) == [None, "Running"]
 
 
 async def test_a_version_that_the_server_has_forgotten_is_asked_for_anew(
-    server: ApiServer, client: AsyncClient
+    server: HttpCluster, client: AsyncClient
 ) -> None:
-    await server.put(stored())
+    server.cluster.put(stored())
     seen = asyncio.create_task(collect(client.watch("mnist")))
-    await until(lambda: server.watched == 1)
-    server.forget()
-    await server.tell()
-    await until(lambda: len([1 for _, path in server.requests if "watch=true" in path]) == 2)
-    await until(lambda: server.watched == 1)
-    await server.status("mnist", phase="Running")
-    await server.delete("mnist")
+    await until(lambda: len(server.watches) == 1)
+    server.cluster.forget()
+    await until(lambda: len([1 for path in server.paths if "watch=true" in path]) == 2)
+    await until(lambda: len(server.watches) == 1)
+    server.set_status("mnist", phase="Running")
+    server.delete_job("mnist")
     assert await asyncio.wait_for(seen, 10) == [None, "Running"]
 
 
-async def test_another_job_of_the_name_ends_the_watch(server: ApiServer, client: AsyncClient) -> None:
-    await server.put(stored())
+async def test_another_job_of_the_name_ends_the_watch(server: HttpCluster, client: AsyncClient) -> None:
+    server.cluster.put(stored())
     seen = asyncio.create_task(collect(client.watch("mnist")))
-    await until(lambda: server.watched == 1)
+    await until(lambda: len(server.watches) == 1)
     again = stored()
     again["metadata"]["uid"] = "of another"
     server.refusals["GET", "distributedtrainingjobs"] = [(503, "ServiceUnavailable", "starting")]
-    server.cut()
-    server.jobs.clear()
-    await server.put(again)
+    server.watches.cut()
+    server.delete_job("mnist")
+    server.cluster.put(again)
     assert await asyncio.wait_for(seen, 10) == [None]
 
 
 async def test_a_server_that_stays_away_ends_the_watch(
-    server: ApiServer, client: AsyncClient, monkeypatch: pytest.MonkeyPatch
+    server: HttpCluster, client: AsyncClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(watching, "PATIENCE_SECONDS", 0.1)
-    await server.put(stored())
+    server.cluster.put(stored())
     seen = asyncio.create_task(collect(client.watch("mnist")))
-    await until(lambda: server.watched == 1)
+    await until(lambda: len(server.watches) == 1)
     server.refusals["GET", "distributedtrainingjobs"] = [(503, "ServiceUnavailable", "gone")] * 1000
-    server.cut()
+    server.watches.cut()
     with pytest.raises(Unreachable, match="503 ServiceUnavailable: gone"):
         await asyncio.wait_for(seen, 10)
 
 
-async def test_wait_returns_the_job_that_has_ended(server: ApiServer, client: AsyncClient) -> None:
-    await server.put(stored())
+async def test_wait_returns_the_job_that_has_ended(server: HttpCluster, client: AsyncClient) -> None:
+    server.cluster.put(stored())
     waiting = asyncio.create_task(client.wait("mnist", timeout=20))
-    await until(lambda: server.watched == 1)
-    await server.status("mnist", phase="Running")
-    await server.status("mnist", **ENDED)
+    await until(lambda: len(server.watches) == 1)
+    server.set_status("mnist", phase="Running")
+    server.set_status("mnist", **ENDED)
     assert (await waiting).status.phase == "Succeeded"
-    await until(lambda: server.watched == 0)
+    await until(lambda: len(server.watches) == 0)
 
 
-async def test_wait_bears_with_a_server_that_is_away_at_first(server: ApiServer, client: AsyncClient) -> None:
-    await server.put(stored())
-    await server.status("mnist", **ENDED)
+async def test_wait_bears_with_a_server_that_is_away_at_first(
+    server: HttpCluster, client: AsyncClient
+) -> None:
+    server.cluster.put(stored())
+    server.set_status("mnist", **ENDED)
     server.refusals["GET", "distributedtrainingjobs"] = [(503, "ServiceUnavailable", "starting")] * 3
     assert (await client.wait("mnist", timeout=30)).status.phase == "Succeeded"
 
 
 async def test_wait_tells_that_the_server_was_away_all_the_time(
-    server: ApiServer, client: AsyncClient
+    server: HttpCluster, client: AsyncClient
 ) -> None:
     server.refusals["GET", "distributedtrainingjobs"] = [(503, "ServiceUnavailable", "starting")] * 1000
     with pytest.raises(TimedOut, match=r"the API server did not tell of mnist within 0\.2 s"):
         await client.wait("mnist", timeout=0.2)
 
 
-async def test_wait_ends_in_time_and_when_the_job_is_deleted(server: ApiServer, client: AsyncClient) -> None:
-    await server.put(stored() | {"status": {"phase": "Running"}})
+async def test_wait_ends_in_time_and_when_the_job_is_deleted(
+    server: HttpCluster, client: AsyncClient
+) -> None:
+    server.cluster.put(stored() | {"status": {"phase": "Running"}})
     with pytest.raises(TimedOut, match=r"mnist is Running after 0\.1 s: waited for its end"):
         await client.wait("mnist", timeout=0.1)
-    await until(lambda: server.watched == 0)
+    await until(lambda: len(server.watches) == 0)
     waiting = asyncio.create_task(client.wait("mnist"))
-    await until(lambda: server.watched == 1)
-    await server.delete("mnist")
+    await until(lambda: len(server.watches) == 1)
+    server.delete_job("mnist")
     with pytest.raises(NotFound, match="mnist was deleted while waiting for its end") as gone:
         await waiting
     assert gone.value.remedy is None
 
 
 async def test_a_job_that_goes_by_its_ttl_is_waited_for_all_the_same(
-    server: ApiServer, client: AsyncClient
+    server: HttpCluster, client: AsyncClient
 ) -> None:
-    await server.put(stored(runPolicy={"ttlSecondsAfterFinished": 0}) | {"status": {"phase": "Running"}})
+    server.cluster.put(stored(runPolicy={"ttlSecondsAfterFinished": 0}) | {"status": {"phase": "Running"}})
     waiting = asyncio.create_task(client.wait("mnist"))
-    await until(lambda: server.watched == 1)
-    await server.put(server.jobs["mnist"] | {"status": ENDED})
-    await server.delete("mnist")
+    await until(lambda: len(server.watches) == 1)
+    server.cluster.put(server.jobs["mnist"] | {"status": ENDED})
+    server.delete_job("mnist")
     assert (await waiting).status.phase == "Succeeded"
 
-    await until(lambda: server.watched == 0)
-    await server.put(stored(runPolicy={"ttlSecondsAfterFinished": 0}) | {"status": {"phase": "Running"}})
+    await until(lambda: len(server.watches) == 0)
+    server.cluster.put(stored(runPolicy={"ttlSecondsAfterFinished": 0}) | {"status": {"phase": "Running"}})
     waiting = asyncio.create_task(client.wait("mnist"))
-    await until(lambda: server.watched == 1)
-    await server.delete("mnist")
+    await until(lambda: len(server.watches) == 1)
+    server.delete_job("mnist")
     with pytest.raises(NotFound, match="mnist was deleted while waiting for its end") as gone:
         await waiting
     assert gone.value.remedy == "it may have ended: its runPolicy.ttlSecondsAfterFinished is 0"
 
 
-async def test_a_condition_that_never_comes_ends_the_wait(server: ApiServer, client: AsyncClient) -> None:
-    await server.put(stored() | {"status": ENDED})
+async def test_a_condition_that_never_comes_ends_the_wait(server: HttpCluster, client: AsyncClient) -> None:
+    server.cluster.put(stored() | {"status": ENDED})
     with pytest.raises(DtjError, match="mnist is Succeeded and will never be Suspended"):
         await client.wait_for("mnist", ConditionType.SUSPENDED)
     assert (await client.wait_for("mnist", ConditionType.SUCCEEDED)).name == "mnist"
 
 
-async def test_the_client_without_a_loop_does_the_same(server: ApiServer) -> None:
-    await server.put(stored())
+async def test_the_client_without_a_loop_does_the_same(server: HttpCluster) -> None:
+    server.cluster.put(stored())
 
     def program() -> list[str | None]:
         phases: list[str | None] = []
@@ -219,9 +217,9 @@ async def test_the_client_without_a_loop_does_the_same(server: ApiServer) -> Non
         return phases
 
     done = asyncio.create_task(asyncio.to_thread(program))
-    await until(lambda: server.watched == 1)
-    await server.status("mnist", phase="Running")
-    await server.status("mnist", **ENDED)
+    await until(lambda: len(server.watches) == 1)
+    server.set_status("mnist", phase="Running")
+    server.set_status("mnist", **ENDED)
     assert await done == [None, "Running", "Succeeded"]
     assert server.jobs == {}
 

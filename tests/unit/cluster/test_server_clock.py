@@ -105,7 +105,7 @@ def test_a_difference_is_told_once_in_a_while(caplog: pytest.LogCaptureFixture) 
         machine.ask(differs=60 * (number % 2))
 
     assert caplog.messages == [
-        "the API server's clock is 3600 s ahead of the operator's: times are by the API server's"
+        "the API server's clock is 3600 s ahead of the operator's: the operator uses the API server's clock"
     ]
 
 

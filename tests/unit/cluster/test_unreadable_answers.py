@@ -1,4 +1,9 @@
-"""Answers of success that are no JSON of an object, or JSON that Python can't read."""
+"""Answers of success that are no JSON of an object, or JSON that Python can't read.
+
+* answers, lists and watch events that are no objects
+* an informer behind a proxy that answers in the API server's place
+* objects that are nested too deeply or too large
+"""
 
 from __future__ import annotations
 

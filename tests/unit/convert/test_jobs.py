@@ -1,4 +1,10 @@
-"""Kubeflow's jobs as DistributedTrainingJobs: inputs in tests/convert_jobs, what comes of each in its `expected`."""
+"""Kubeflow's jobs as DistributedTrainingJobs: inputs in tests/convert_jobs, what comes of each in its `expected`.
+
+* published jobs of Kubeflow and their plans
+* artifacts, controllers, programs, ranks and sidecars
+* random jobs
+* `dtj convert`: notes, lists, jobs without equivalent
+"""
 
 from __future__ import annotations
 
@@ -16,7 +22,8 @@ from typer.testing import CliRunner
 
 from dtj.api.errors import Unusable
 from dtj.api.job import Job, Manifest, read_job
-from dtj.api.validation import TRAINER_CONTAINER, faults
+from dtj.api.pod_template import TRAINER_CONTAINER
+from dtj.api.validation import faults
 from dtj.cli import convert as command
 from dtj.convert.job import convert
 from dtj.convert.mpirun import NoProgram, taken_apart

@@ -1,4 +1,12 @@
-"""What a conversion makes of ranks, hosts, users, queues and versions, each by itself."""
+"""What a conversion makes of ranks, hosts, users, queues and versions, each by itself.
+
+* ranks, and the options of mpirun and horovodrun
+* launchers with a command of their own
+* host names of replicas
+* users and privileges
+* queues and gangs
+* versions and defaults of Kubeflow
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,10 @@
-"""What a converted MPIJob runs: its containers' commands, with stand-ins for mpirun, ssh and the program."""
+"""What a converted MPIJob runs: its containers' commands, with stand-ins for mpirun, ssh and the program.
+
+* ranks of each worker
+* launchers with their own mpirun, with and without dtj_trainer in the image
+* launchers as root
+* hosts: by name, in mpi-operator's hostfile, in the environment
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,11 @@
-"""The checks of `dtj doctor`, over data as a cluster gives it."""
+"""The checks of `dtj doctor`, over data as a cluster gives it.
+
+* the API server, the CRD, the operator and permissions
+* quantities
+* nodes, accelerators, taints and pods that are in use
+* quotas and the Secret of the bucket
+* the pod of the check: made, explained, deleted
+"""
 
 from __future__ import annotations
 

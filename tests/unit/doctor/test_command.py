@@ -1,4 +1,10 @@
-"""`dtj doctor` against an API server on loopback."""
+"""`dtj doctor` against an API server on loopback.
+
+* clusters that are well, without dtj, or out of reach
+* a job with its pod, and the pod's deletion
+* objects that the user may not read
+* text, JSON and YAML, and exit codes
+"""
 
 from __future__ import annotations
 
@@ -21,8 +27,9 @@ from dtj.doctor import examine as examination
 from dtj.doctor.check import Check, failed, ok, warning
 from dtj.doctor.examine import examine
 from tests.unit.support import jobs
-from tests.unit.support.api_server import refused, write_kubeconfig
+from tests.unit.support.api_answers import refused
 from tests.unit.support.doctor import KEYS, deployment, node, told
+from tests.unit.support.kubeconfig import write_kubeconfig
 
 CRD = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions/distributedtrainingjobs.dtj.dev"
 REVIEWS = "/apis/authorization.k8s.io/v1/selfsubjectaccessreviews"

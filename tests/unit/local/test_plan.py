@@ -1,4 +1,9 @@
-"""The plan for one machine: the same environment as on a cluster, addresses apart."""
+"""The plan for one machine: the same environment as on a cluster, addresses apart.
+
+* the environment of each replica, TF_CONFIG and progress ports
+* workspaces, config folders and references to variables
+* GPUs, Secrets, ssh and sidecars
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,10 @@
-"""`dtj run` where the disk, the shell or the program's output is not as it should be."""
+"""`dtj run` where the disk, the shell or the program's output is not as it should be.
+
+* a full disk, and a home that cannot be written
+* Ctrl-C before the first replica runs
+* variables of another job in the shell
+* output without line ends, and of several replicas
+"""
 
 from __future__ import annotations
 

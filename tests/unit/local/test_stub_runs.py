@@ -1,4 +1,10 @@
-"""`dtj run` from the command line to its end, with programs that only pretend to train."""
+"""`dtj run` from the command line to its end, with programs that only pretend to train.
+
+* success, failures, retries and the backoff limit
+* start deadlines, the TTL and time between two runs
+* Ctrl-C once and twice, a killed `dtj`, and `--resume`
+* a machine that lacks what the job needs
+"""
 
 from __future__ import annotations
 

@@ -1,5 +1,9 @@
 """The plans of jobs whose pods are placed all together or not at all, and what can't work of a schedulingPolicy.
 
+* policies, schedulers and templates that are refused
+* PodGroups of Coscheduling and Volcano
+* pods for Kueue
+
 Whole objects are in tests/golden.
 """
 

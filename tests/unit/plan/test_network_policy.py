@@ -1,4 +1,9 @@
-"""The NetworkPolicy of a job: who reaches its pods, and when it is made."""
+"""The NetworkPolicy of a job: who reaches its pods, and when it is made.
+
+* which pods the policy selects, and what it opens
+* when it is created, also for MPIJobs
+* a refusal, a deletion, and the flag
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,9 @@
-"""The plan of a ParameterServer job."""
+"""The plan of a ParameterServer job.
+
+* pods of each role, and their TF_CONFIG
+* connections, GPUs and readiness
+* which replica restarts with which
+"""
 
 from __future__ import annotations
 

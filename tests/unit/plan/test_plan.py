@@ -1,4 +1,12 @@
-"""What holds of every plan. What plans look like is in tests/golden."""
+"""What holds of every plan. What plans look like is in tests/golden.
+
+* users, node selectors and templates
+* invariants of random plans
+* accelerators, slots, artifacts and the job's file
+* the private key of ssh
+* pod security
+* when the launcher is created
+"""
 
 from __future__ import annotations
 

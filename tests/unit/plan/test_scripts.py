@@ -1,4 +1,9 @@
-"""The start scripts, run by a real shell with a PATH of stand-ins."""
+"""The start scripts, run by a real shell with a PATH of stand-ins.
+
+* start.sh: dtj-launch, tini, sshd, mpirun, users, the workspace
+* rank.sh: the environment through ssh, the exit code
+* the configuration of sshd
+"""
 
 from __future__ import annotations
 

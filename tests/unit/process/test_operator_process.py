@@ -1,4 +1,12 @@
-"""`dtj-operator` as a process: two of them take turns, and each ends when it is told to."""
+"""`dtj-operator` as a process: two of them take turns, and each ends when it is told to.
+
+* two replicas: takeover after a kill, a normal end, a freeze
+* a leader that cannot renew its Lease, and a pass that blocks the event loop
+* the CRD that is missing at first
+* one replica without a Lease
+* jobs nested too deeply, clocks that differ, namespaces
+* flags, tolerations and the role of the Lease
+"""
 
 from __future__ import annotations
 
@@ -17,15 +25,16 @@ import aiohttp
 import pytest
 import yaml
 
-from dtj.api.identity import PLURAL
+from dtj.api.identity import KIND, PLURAL
 from dtj.cluster.api import KubernetesApi
 from dtj.cluster.kubernetes_client import client
 from dtj.cluster.port import ApiError
 from dtj.local.machine import free_ports
 from dtj.operator_flags import read_flags
 from dtj.plan.nodes import LOST_NODE_SECONDS
-from tests.unit.support.api_server import stored, write_kubeconfig
-from tests.unit.support.kube_server import KubeServer
+from tests.unit.support.http_cluster import HttpCluster, http_cluster
+from tests.unit.support.jobs import stored
+from tests.unit.support.kubeconfig import write_kubeconfig
 from tests.unit.support.operator_process import PROGRAM
 
 PATIENCE = 200.0
@@ -85,14 +94,13 @@ Start = Callable[..., "asyncio.Future[Operator]"]
 
 
 @pytest.fixture
-async def api() -> AsyncIterator[KubeServer]:
-    server = KubeServer()
-    async with server.served():
+async def api() -> AsyncIterator[HttpCluster]:
+    async with http_cluster(moves=False) as server:
         yield server
 
 
 @pytest.fixture
-async def start(api: KubeServer, tmp_path: Path) -> AsyncIterator[Callable[..., object]]:
+async def start(api: HttpCluster, tmp_path: Path) -> AsyncIterator[Callable[..., object]]:
     begun: list[Process] = []
 
     async def begin(token: str, *flags: str, program: str = PROGRAM) -> Operator:
@@ -131,31 +139,30 @@ async def until(there: Callable[[], object]) -> None:
             await asyncio.sleep(0.02)
 
 
-async def apply(api: KubeServer, name: str) -> None:
-    await api.put((PLURAL, "ml", name), stored(name, artifacts=None), "ADDED")
+def apply(api: HttpCluster, name: str) -> None:
+    api.cluster.put(stored(name, artifacts=None))
 
 
-def pods(api: KubeServer, job: str) -> dict[str, str]:
+def pods(api: HttpCluster, job: str) -> dict[str, str]:
     """Their uids by name."""
     return {
         name: manifest["metadata"]["uid"]
-        for (plural, _, name), manifest in api.objects.items()
-        if plural == "pods" and name.startswith(f"{job}-")
+        for (kind, _, name), manifest in api.cluster.objects.items()
+        if kind == "Pod" and name.startswith(f"{job}-")
     }
 
 
-async def expire(api: KubeServer) -> None:
+def expire(api: HttpCluster) -> None:
     """Let the lease run out a second after the others see it. Its holder must not run any more."""
-    place = ("leases", "dtj-system", LEASE)
-    lease = api.objects[place]
-    await api.put(place, lease | {"spec": lease["spec"] | {"leaseDurationSeconds": 1}})
+    lease = ("Lease", "dtj-system", LEASE)
+    api.cluster.change(lease, lambda there: there["spec"].update(leaseDurationSeconds=1))
 
 
-async def test_two_operators_take_turns_and_make_no_pod_twice(api: KubeServer, start: Start) -> None:
+async def test_two_operators_take_turns_and_make_no_pod_twice(api: HttpCluster, start: Start) -> None:
     first = await start("first", *ELECT)
     await until(lambda: "first" in api.watchers)
     second = await start("second", *ELECT)
-    await apply(api, "one")
+    apply(api, "one")
     await until(lambda: len(pods(api, "one")) == 2)
     before = pods(api, "one")
 
@@ -174,18 +181,18 @@ async def test_two_operators_take_turns_and_make_no_pod_twice(api: KubeServer, s
 
     holder = api.holder(LEASE)
     await first.end(signal.SIGKILL)
-    await expire(api)
-    await apply(api, "two")
+    expire(api)
+    apply(api, "two")
     await until(lambda: pods(api, "two"))
 
     assert api.holder(LEASE) != holder
-    assert api.objects["leases", "dtj-system", LEASE]["spec"]["leaseTransitions"] == 1
+    assert api.cluster.objects["Lease", "dtj-system", LEASE]["spec"]["leaseTransitions"] == 1
     assert "dtj_leader 1.0" in await second.metrics()
     assert pods(api, "one") == before
     assert not any(token == "second" and "/pods/one-" in path for token, path in api.posts)
 
 
-async def test_a_leader_that_is_told_to_end_gives_the_lease_back(api: KubeServer, start: Start) -> None:
+async def test_a_leader_that_is_told_to_end_gives_the_lease_back(api: HttpCluster, start: Start) -> None:
     # The lease does not expire in the time of this test.
     first = await start("first", *ELECT)
     await until(lambda: "first" in api.watchers)
@@ -198,7 +205,7 @@ async def test_a_leader_that_is_told_to_end_gives_the_lease_back(api: KubeServer
     assert (await second.end())[0] == 0
 
 
-async def test_a_standby_that_is_told_to_end_does(api: KubeServer, start: Start) -> None:
+async def test_a_standby_that_is_told_to_end_does(api: HttpCluster, start: Start) -> None:
     await start("first", *ELECT)
     await until(lambda: api.holder(LEASE))
     second = await start("second", *ELECT)
@@ -209,7 +216,7 @@ async def test_a_standby_that_is_told_to_end_does(api: KubeServer, start: Start)
     assert api.holder(LEASE)
 
 
-async def test_a_leader_that_can_not_renew_ends_with_an_error(api: KubeServer, start: Start) -> None:
+async def test_a_leader_that_can_not_renew_ends_with_an_error(api: HttpCluster, start: Start) -> None:
     first = await start("first", *ELECT, "--renew-deadline=3")
     # A busy machine makes a leader's renewals late, which only brings the same end sooner.
     await until(lambda: "first" in api.watchers or first.process.returncode is not None)
@@ -222,7 +229,7 @@ async def test_a_leader_that_can_not_renew_ends_with_an_error(api: KubeServer, s
 
 
 async def test_a_leader_that_was_frozen_past_its_lease_writes_nothing_when_it_wakes(
-    api: KubeServer, start: Start
+    api: HttpCluster, start: Start
 ) -> None:
     first = await start("first", *ELECT, "--lease-duration=8", "--renew-deadline=7")
     await until(lambda: "first" in api.watchers)
@@ -230,7 +237,7 @@ async def test_a_leader_that_was_frozen_past_its_lease_writes_nothing_when_it_wa
     # In the middle of a pass, which has made the ssh Secret and writes the status: the answer lies there when it
     # wakes, before it has looked at a clock. The lease is renewed until then.
     api.held["first"] = f"/{PLURAL}/one"
-    await apply(api, "one")
+    apply(api, "one")
     await until(lambda: ("first", "PATCH") in api.waiting)
     first.process.send_signal(signal.SIGSTOP)
     before = [path for token, path in api.posts if token == "first"]
@@ -246,7 +253,7 @@ async def test_a_leader_that_was_frozen_past_its_lease_writes_nothing_when_it_wa
 
 
 async def test_a_pass_that_holds_the_event_loop_loses_no_lease_and_is_told(
-    api: KubeServer, start: Start, tmp_path: Path
+    api: HttpCluster, start: Start, tmp_path: Path
 ) -> None:
     go_on = tmp_path / "go-on"
     held = f"""
@@ -260,7 +267,7 @@ signal.signal(signal.SIGUSR1, a_long_pass)  # Python runs it in the thread of th
     await until(lambda: "first" in api.watchers)
 
     def version() -> int:
-        return int(api.objects["leases", "dtj-system", LEASE]["metadata"]["resourceVersion"])
+        return int(api.cluster.objects["Lease", "dtj-system", LEASE]["metadata"]["resourceVersion"])
 
     first.process.send_signal(signal.SIGUSR1)
     before = version()
@@ -268,7 +275,7 @@ signal.signal(signal.SIGUSR1, a_long_pass)  # Python runs it in the thread of th
     await until(lambda: version() >= before + 6)
     go_on.touch()
     await first.healthy()
-    await apply(api, "one")
+    apply(api, "one")
     await until(lambda: pods(api, "one"))
 
     code, said = await first.end()
@@ -278,7 +285,7 @@ signal.signal(signal.SIGUSR1, a_long_pass)  # Python runs it in the thread of th
 
 
 async def test_who_waits_for_the_resource_is_healthy_and_ends_when_told_to(
-    api: KubeServer, start: Start
+    api: HttpCluster, start: Start
 ) -> None:
     api.installed = False
     operator = await start("first", *ELECT)
@@ -289,40 +296,40 @@ async def test_who_waits_for_the_resource_is_healthy_and_ends_when_told_to(
     assert not api.holder(LEASE)
 
 
-async def test_one_that_runs_by_hand_needs_no_lease(api: KubeServer, start: Start) -> None:
+async def test_one_that_runs_by_hand_needs_no_lease(api: HttpCluster, start: Start) -> None:
     operator = await start("first")
-    await apply(api, "one")
+    apply(api, "one")
     await until(lambda: pods(api, "one"))
 
     assert "dtj_leader 1.0" in await operator.metrics()
-    assert not any(plural == "leases" for plural, _, _ in api.objects)
+    assert not api.cluster.of_kind("Lease")
     assert api.user_agents == {f"dtj-operator/{version('dtj')}"}, "of its requests and of kopf's"
     code, said = await operator.end(signal.SIGINT)
     assert (code, "Traceback" in said) == (0, False), said
 
 
-async def test_a_job_that_is_nested_without_end_hides_no_other(api: KubeServer, start: Start) -> None:
+async def test_a_job_that_is_nested_without_end_hides_no_other(api: HttpCluster, start: Start) -> None:
     for levels in (250, 950, 9_000):
         api.texts[f"nested-{levels}"] = '{"a":' * levels + "1" + "}" * levels
 
-    async def nested(name: str, levels: int) -> None:
+    def nested(name: str, levels: int) -> None:
         job = stored(name, artifacts=None)
         job["spec"]["replicaSpecs"]["worker"]["template"] = f"nested-{levels}"
-        await api.put((PLURAL, "ml", name), job, "ADDED")
+        api.cluster.put(job)
 
     def failed(name: str) -> bool:
-        status = api.objects[PLURAL, "ml", name].get("status", {})
+        status = api.cluster.objects[KIND, "ml", name].get("status", {})
         return status.get("phase") == "Failed" and "spec.replicaSpecs.worker.template: nested" in str(status)
 
-    await apply(api, "listed")
-    await nested("listed-deep", 9_000)
-    await nested("listed-less-deep", 950)
+    apply(api, "listed")
+    nested("listed-deep", 9_000)
+    nested("listed-less-deep", 950)
     operator = await start("first")
     await until(lambda: pods(api, "listed") and failed("listed-deep") and failed("listed-less-deep"))
-    await nested("watched-deep", 9_000)
-    await nested("watched-less-deep", 950)
-    await nested("watched-even-less-deep", 250)
-    await apply(api, "watched")
+    nested("watched-deep", 9_000)
+    nested("watched-less-deep", 950)
+    nested("watched-even-less-deep", 250)
+    apply(api, "watched")
     await until(lambda: pods(api, "watched"))
     for depth in ("deep", "less-deep", "even-less-deep"):
         await until(lambda depth=depth: failed(f"watched-{depth}"))  # type: ignore[misc]
@@ -332,29 +339,29 @@ async def test_a_job_that_is_nested_without_end_hides_no_other(api: KubeServer, 
 
 
 @pytest.mark.parametrize("hours", [-5, 5])
-async def test_times_are_those_of_the_api_server(api: KubeServer, start: Start, hours: int) -> None:
+async def test_times_are_those_of_the_api_server(api: HttpCluster, start: Start, hours: int) -> None:
     api.ahead = timedelta(hours=hours)
     begin = datetime.now(UTC).replace(microsecond=0)
     await start("first")
-    await apply(api, "one")
-    await until(lambda: api.objects[PLURAL, "ml", "one"].get("status", {}).get("startTime"))
+    apply(api, "one")
+    await until(lambda: api.cluster.objects[KIND, "ml", "one"].get("status", {}).get("startTime"))
 
-    written = datetime.fromisoformat(api.objects[PLURAL, "ml", "one"]["status"]["startTime"])
+    written = datetime.fromisoformat(api.cluster.objects[KIND, "ml", "one"]["status"]["startTime"])
     slack = timedelta(seconds=2)  # a Date has whole seconds
     assert begin + api.ahead - slack <= written <= datetime.now(UTC) + api.ahead + slack
 
 
 async def test_one_of_two_namespaces_asks_nothing_of_the_rest_of_the_cluster(
-    api: KubeServer, start: Start
+    api: HttpCluster, start: Start
 ) -> None:
     await start("first", "--namespace=ml", "--namespace=vision")
     for namespace in ("ml", "elsewhere", "vision"):
         job = stored("one", artifacts=None)
         job["metadata"] = job["metadata"] | {"namespace": namespace, "uid": f"uid-{namespace}"}
-        await api.put((PLURAL, namespace, "one"), job, "ADDED")
-    await until(lambda: {"ml", "vision"} <= {place[1] for place in api.objects if place[0] == "pods"})
+        api.cluster.put(job)
+    await until(lambda: {"ml", "vision"} <= {name[1] for name in api.cluster.objects if name[0] == "Pod"})
 
-    assert not [place for place in api.objects if place[1] == "elsewhere" and place[0] != PLURAL]
+    assert not [name for name in api.cluster.objects if name[1] == "elsewhere" and name[0] != KIND]
     assert {path.split("/namespaces/")[-1].split("/")[0] for path in api.listed} == {"ml", "vision"}
 
 
@@ -404,8 +411,8 @@ def test_the_role_opens_the_lease_that_the_deployment_asks_for() -> None:
     assert [rule.get("resourceNames") for rule in role["rules"]] == [None, [flags.lease_name]]
 
 
-async def test_a_replica_that_does_not_lead_writes_nothing(api: KubeServer) -> None:
-    await apply(api, "one")
+async def test_a_replica_that_does_not_lead_writes_nothing(api: HttpCluster) -> None:
+    apply(api, "one")
     told: list[object] = []
     cluster = KubernetesApi(
         client.ApiClient(client.Configuration(host=api.url)),
@@ -426,5 +433,5 @@ async def test_a_replica_that_does_not_lead_writes_nothing(api: KubeServer) -> N
     await cluster.close()
 
     assert api.posts == []
-    assert "phase" not in api.objects[PLURAL, "ml", "one"].get("status", {})
+    assert "phase" not in api.cluster.objects[KIND, "ml", "one"].get("status", {})
     assert told == [("get", "DistributedTrainingJob", 200)], "what is not asked is not answered"

@@ -1,4 +1,9 @@
-"""The operator's roles allow what it asks for and nothing else: each right is taken away in turn, and is missed."""
+"""The operator's roles allow what it asks for and nothing else: each right is taken away in turn, and is missed.
+
+* every scenario of the operator's life with exactly its rights
+* every right of docs/security.md taken away
+* all namespaces, two namespaces, the webhook
+"""
 
 from __future__ import annotations
 
@@ -17,12 +22,12 @@ from dtj.api.identity import KIND
 from dtj.api.job import Manifest
 from dtj.api.mpijob import MPIJOB_KIND
 from dtj.api.names import config_name, pod_name, service_name
-from tests.unit.support.api_server import until
 from tests.unit.support.authorizer import Authorizer, Right, rights_of
-from tests.unit.support.fake_cluster import Ending, succeed_after_two_steps
 from tests.unit.support.http_cluster import HttpCluster, http_cluster
 from tests.unit.support.jobs import manifest
+from tests.unit.support.kubelet import Ending, succeed_after_two_steps
 from tests.unit.support.operator_process import operating
+from tests.unit.support.waiting import until
 
 ROOT = Path(__file__).parents[3]
 PATIENCE = 120.0

@@ -1,4 +1,9 @@
-"""The pure parts of the benchmarks: what is made of their measurements."""
+"""The pure parts of the benchmarks: what is made of their measurements.
+
+* percentiles, slopes, tables and verdicts
+* targets of control plane, big jobs, neighbours and checkpoints
+* hostile reports, and rate limits of a client
+"""
 
 from __future__ import annotations
 

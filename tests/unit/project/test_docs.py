@@ -1,4 +1,10 @@
-"""What the documentation shows is what the repository has."""
+"""What the documentation shows is what the repository has.
+
+* examples, fields, variables, metrics and make targets of the pages
+* the length of pages
+* links and anchors
+* tests and decisions that pages name
+"""
 
 from __future__ import annotations
 

@@ -65,7 +65,7 @@ def test_a_training_that_was_told_to_end_goes_on_where_it_was(tmp_path: Path, st
     assert (first.returncode, other.wait()) == (143, 143)
 
     again, other = start(tmp_path, started, attempt=2)
-    assert "going on from the checkpoint of step 1" in again.communicate()[0]
+    assert "resuming from the checkpoint of step 1" in again.communicate()[0]
     assert (again.returncode, other.wait()) == (0, 0)
     assert model(tmp_path) == stub_training.chain_of(STEPS)
 

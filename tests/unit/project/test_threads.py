@@ -1,9 +1,15 @@
-"""docs/threads.md names tests that there are; here are also those of its threads that belong nowhere else."""
+"""docs/threads.md names tests that there are; here are also those of its threads that belong nowhere else.
+
+* the table of docs/threads.md and the tests that it names
+* Services, sidecars, webhooks and rights of the operator
+* watches that fall silent, and timeouts
+"""
 
 from __future__ import annotations
 
 import asyncio
 import re
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
@@ -14,14 +20,14 @@ import yaml
 from aiohttp import web
 from kubernetes.aio import client
 
-from dtj.api.identity import LABEL_JOB
+from dtj.api.identity import LABEL_JOB, LABEL_MANAGED_BY, MANAGER
 from dtj.api.job import Manifest
 from dtj.cluster import api
 from dtj.kopf_settings import configure
 from dtj.plan.job import plan_job
 from dtj.reconcile.informers import Informers
+from tests.unit.support.http_cluster import http_cluster
 from tests.unit.support.jobs import job
-from tests.unit.support.kube_server import KubeServer
 from tests.unit.support.pods import running
 
 ROOT = Path(__file__).parents[3]
@@ -116,18 +122,21 @@ def test_the_operators_role_names_each_right() -> None:
         assert {"pods/exec", "pods/log", "nodes"}.isdisjoint(rule["resources"])
 
 
-class DeafLine(KubeServer):
+class DeafLine:
     """The first watch of pods is taken, and nothing ever comes on it: a router has forgotten the connection."""
 
-    deaf = False
+    def __init__(self) -> None:
+        self.deaf = False
 
-    async def _list(self, request: web.Request) -> web.StreamResponse:
+    async def __call__(
+        self, request: web.Request, answer: Callable[[], Awaitable[web.StreamResponse]]
+    ) -> web.StreamResponse:
         if request.query.get("watch") and request.match_info["plural"] == "pods" and not self.deaf:
             response = web.StreamResponse()
             await response.prepare(request)
             self.deaf = True
             await asyncio.Event().wait()
-        return await super()._list(request)
+        return await answer()
 
 
 def test_no_request_and_no_watch_is_waited_for_longer_than_a_healthy_one_takes() -> None:
@@ -149,7 +158,7 @@ async def test_a_watch_of_jobs_that_falls_silent_is_opened_anew() -> None:
     settings = kopf.OperatorSettings()
     configure(settings)
     settings.watching.inactivity_timeout = 0.3
-    server, registry, seen, stop = DeafLine(), kopf.OperatorRegistry(), asyncio.Event(), asyncio.Event()
+    registry, seen, stop = kopf.OperatorRegistry(), asyncio.Event(), asyncio.Event()
 
     async def login(**_: Any) -> kopf.ConnectionInfo:
         return kopf.ConnectionInfo(server=server.url)
@@ -159,17 +168,16 @@ async def test_a_watch_of_jobs_that_falls_silent_is_opened_anew() -> None:
 
     kopf.on.login(registry=registry)(login)
     kopf.on.event("", "v1", "pods", registry=registry)(event)
-    async with asyncio.timeout(360), server.served():
+    async with asyncio.timeout(360), http_cluster(moves=False) as server:
+        line = server.fault = DeafLine()
         operator = asyncio.create_task(
             kopf.operator(
                 registry=registry, settings=settings, standalone=True, clusterwide=True, stop_flag=stop
             )
         )
-        while not server.deaf:
+        while not line.deaf:
             await asyncio.sleep(0.01)
-        pod = running("mnist-worker-0")
-        pod["metadata"]["namespace"] = "ml"
-        await server.put(("pods", "ml", "mnist-worker-0"), pod, "ADDED")
+        server.cluster.put({"kind": "Pod", **running("mnist-worker-0")})
 
         await seen.wait()
         stop.set()
@@ -180,16 +188,17 @@ async def test_a_watch_of_their_pods_that_falls_silent_is_opened_anew(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(api, "_WATCH_TIMEOUT", aiohttp.ClientTimeout(sock_read=0.3))
-    server, seen = DeafLine(), asyncio.Event()
-    async with asyncio.timeout(360), server.served():
+    seen = asyncio.Event()
+    async with asyncio.timeout(360), http_cluster(moves=False) as server:
+        line = server.fault = DeafLine()
         cluster = api.KubernetesApi(client.ApiClient(client.Configuration(host=server.url)))
         informers = Informers(cluster, [], *3 * [lambda key: seen.set()])
         informers.start()
-        while not server.deaf:
+        while not line.deaf:
             await asyncio.sleep(0.01)
         pod = running("mnist-worker-0")
-        pod["metadata"] |= {"namespace": "ml", "labels": pod["metadata"]["labels"] | {LABEL_JOB: "mnist"}}
-        await server.put(("pods", "ml", "mnist-worker-0"), pod, "ADDED")
+        pod["metadata"]["labels"] |= {LABEL_JOB: "mnist", LABEL_MANAGED_BY: MANAGER}
+        server.cluster.put({"kind": "Pod", **pod})
 
         await seen.wait()
         assert [pod.view.name for pod in informers.pods.of(("ml", "mnist"))] == ["mnist-worker-0"]

@@ -106,11 +106,16 @@ def test_every_make_target_and_module_is_there() -> None:
         assert (ROOT / path).exists(), path
 
 
-def test_a_release_has_every_image_that_is_built() -> None:
+def test_a_release_pushes_every_image_that_is_built() -> None:
     built = set(re.findall(r'f"(dtj-[a-z-]+):\{version\(\)\}"', (ROOT / "docker/build.py").read_text()))
     release = (ROOT / ".github/workflows/release.yaml").read_text()
-    pushed = re.search(r"for image in ([^;]+); do", release)
-    assert pushed
-    assert set(pushed[1].replace("\\", "").split()) == built
+    loaded = "".join(f"Loaded image: {image}:1.2.3\n" for image in built)
+    program = re.search(r"for image in \$\((sed .*) loaded\.txt\); do", release)
+    assert program
+    pushed = subprocess.run(
+        ["/bin/sh", "-c", program[1]], input=loaded, capture_output=True, text=True, check=True
+    )
+    assert set(pushed.stdout.split()) == built
+    assert set(re.findall(r"steps\.push\.outputs\.(dtj-[a-z-]+)", release)) <= built
     titles = re.findall(r'^    "(dtj-[a-z-]+)": ', (ROOT / "docker/build.py").read_text(), re.MULTILINE)
     assert set(titles) == built, "each has a title for its label"

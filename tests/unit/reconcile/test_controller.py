@@ -1,4 +1,11 @@
-"""The controller: its workers outlive every pass, and its health check tells when they don't."""
+"""The controller: its workers outlive every pass, and its health check tells when they don't.
+
+* passes that fail, break, or ask for another pass
+* jobs that are gone
+* the health check and the metrics of the queue
+* the end of the operator while passes run
+* triggers of kopf and changes of the cache
+"""
 
 from __future__ import annotations
 

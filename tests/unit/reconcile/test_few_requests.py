@@ -1,13 +1,20 @@
-"""What an undisturbed job costs the API server: nothing is asked for twice, and counts of pods come together."""
+"""What an undisturbed job costs the API server: nothing is asked for twice, and counts of pods come together.
+
+* requests of a whole life and of a restart
+* a cache that lags behind
+* counts of pods that are written together
+* passes over the operator's own writes
+"""
 
 from __future__ import annotations
 
 from collections import Counter
+from datetime import timedelta
 
 from dtj.api.identity import KIND
 from dtj.api.status import ProgressStatus
 from dtj.status.pod_report import Report
-from tests.unit.support.fake_cluster import succeed_after_two_steps
+from tests.unit.support.kubelet import succeed_after_two_steps
 from tests.unit.support.world import KEY, World
 
 JOB = (KIND, *KEY)
@@ -17,6 +24,11 @@ class ThriftyWorld(World):
     """As the operator's process has it."""
 
     counts_after = 5.0
+    passed: float | None = None
+    """Seconds of the boot clock; None: as many as of the other clock."""
+
+    def elapsed(self) -> float:
+        return super().elapsed() if self.passed is None else self.passed
 
     def asked(self, since: int = 0) -> Counter[tuple[str, str]]:
         return Counter((call.verb, call.kind) for call in self.cluster.calls[since:])
@@ -81,6 +93,21 @@ async def test_what_went_before_the_cache_showed_it_is_made_again() -> None:
     world.view.deliver()
 
     await world.until(lambda: "mnist-worker-0" in world.pod_names())
+
+
+async def test_a_clock_that_is_set_back_makes_no_wait_longer() -> None:
+    world = ThriftyWorld()
+    world.passed = 0.0
+    world.view.deliver()
+    await world.turn()
+    world.cluster.remove(("Pod", "ml", "mnist-worker-0"))
+    world.view.deliver()
+
+    world.cluster.now -= timedelta(hours=1)
+    world.passed = 3.0
+    await world.turn()
+
+    assert "mnist-worker-0" in world.pod_names(), "what went before the cache showed it is made again"
 
 
 async def test_a_pod_is_told_to_end_once() -> None:

@@ -1,4 +1,9 @@
-"""Jobs whose pods others place: their PodGroups, and whole lives in a queue of Kueue."""
+"""Jobs whose pods others place: their PodGroups, and whole lives in a queue of Kueue.
+
+* PodGroups: before the pods, of another size, not served, of somebody else
+* Kueue: admission, eviction, deactivation, finalizers, deletion
+* an operator that dies while it creates the group
+"""
 
 from __future__ import annotations
 
@@ -9,7 +14,7 @@ import pytest
 
 from dtj.api.job import Manifest
 from dtj.cluster.port import ApiError
-from tests.unit.support.fake_cluster import Ending
+from tests.unit.support.kubelet import Ending
 from tests.unit.support.kueue import Kueue
 from tests.unit.support.world import World
 

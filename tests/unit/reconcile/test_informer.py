@@ -1,4 +1,9 @@
-"""Caches that follow an API server: what is there, what changes, and what went while nobody looked."""
+"""Caches that follow an API server: what is there, what changes, and what went while nobody looked.
+
+* caches: which job hears of which change
+* lists, watches, bookmarks and 410
+* refusals, backoff and objects that nobody can read
+"""
 
 from __future__ import annotations
 

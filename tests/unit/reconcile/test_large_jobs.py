@@ -1,4 +1,10 @@
-"""A job of thousands of pods: work grows with its size, and other jobs get their turn."""
+"""A job of thousands of pods: work grows with its size, and other jobs get their turn.
+
+* the size of pods, and the work of a pass
+* batches of creations, refusals and rate limits
+* other jobs beside a large one
+* lists in place of single requests
+"""
 
 from __future__ import annotations
 
@@ -60,7 +66,7 @@ async def test_a_manifest_is_made_when_its_pod_is_and_a_row_of_the_plan_once_an_
         monkeypatch.setattr(f"dtj.plan.{module}.replicas", replicas)
     view_pod = pod_views.view_pod
     monkeypatch.setattr(
-        "tests.unit.support.fake_cluster.view_pod",
+        "tests.unit.support.fake_view.view_pod",
         lambda pod: (viewed.append(pod["metadata"]["name"]), view_pod(pod))[1],
     )
     world = World(**spec(60))
@@ -113,7 +119,7 @@ async def test_a_pass_makes_500_pods_at_most_and_goes_on_at_once() -> None:
 async def test_a_large_job_is_told_of_each_answer() -> None:
     world = World(**workers(30))
     moved: list[tuple[str, str]] = []
-    world.reconciler._moves = moved.append
+    world.reconciler._executor._moves = moved.append
 
     world.view.deliver()
     await world.turn()
@@ -172,7 +178,7 @@ async def test_a_large_job_leaves_other_jobs_most_of_the_api_server() -> None:
         return await create(manifest)
 
     world.cluster.create = counted  # type: ignore[method-assign]
-    world.reconciler._crowded = lambda: True
+    world.reconciler._executor._crowded = lambda: True
 
     world.view.deliver()
     await world.turn()

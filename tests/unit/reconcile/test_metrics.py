@@ -1,4 +1,10 @@
-"""What the operator tells Prometheus of jobs."""
+"""What the operator tells Prometheus of jobs.
+
+* phases, starts, losses and recoveries
+* steps, checkpoints and stalls
+* GPUs that are held, and GPUs that are idle
+* names, labels, and the number of series
+"""
 
 from __future__ import annotations
 
@@ -13,8 +19,8 @@ from prometheus_client.parser import text_string_to_metric_families
 from dtj.api.status import Phase
 from dtj.reconcile.metrics import event_loop_lag, process_registry
 from dtj.status.times import read_time
-from tests.unit.support.fake_cluster import Ending
 from tests.unit.support.jobs import manifest
+from tests.unit.support.kubelet import Ending
 from tests.unit.support.measured import GPUS, MeasuredWorld, endless, trained
 from tests.unit.support.world import KEY
 

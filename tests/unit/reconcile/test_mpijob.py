@@ -1,4 +1,11 @@
-"""A Horovod job that is handed over to mpi-operator."""
+"""A Horovod job that is handed over to mpi-operator.
+
+* the MPIJob and the pods that mpi-operator creates of it
+* success, failure, retries, lost workers and deadlines
+* suspension and queues
+* MPIJobs that are not served, refused or of somebody else
+* an operator that dies at any request
+"""
 
 from __future__ import annotations
 
@@ -22,8 +29,8 @@ from dtj.status.mpijob import view_mpijob
 from dtj.status.pod_report import Report
 from dtj.status.pods import view_pod
 from tests.unit.support import mpi_operator
-from tests.unit.support.fake_cluster import Ending
 from tests.unit.support.jobs import job, manifest
+from tests.unit.support.kubelet import Ending
 from tests.unit.support.mpi_operator import MpiOperator, condition
 from tests.unit.support.mpijob_crd import MPIJOB_SCHEMA, mpijob_crd
 from tests.unit.support.pod_security import restricted_faults

@@ -1,4 +1,9 @@
-"""How many passes a job's life takes, where events and timers alone call for them."""
+"""How many passes a job's life takes, where events and timers alone call for them.
+
+* passes of a small job
+* which changes are urgent
+* events and timers without a resync
+"""
 
 from __future__ import annotations
 
@@ -21,7 +26,7 @@ from dtj.reconcile.urgency import PodUrgency
 from dtj.reconcile.view import OwnedPod, owned_pod
 from dtj.status.pods import view_pod
 from tests.unit.support import pods, virtual_time
-from tests.unit.support.fake_cluster import Ending
+from tests.unit.support.kubelet import Ending
 from tests.unit.support.programs import fails
 from tests.unit.support.world import KEY, World
 
@@ -55,6 +60,7 @@ class Driven(World):
             self.metrics,
             lambda: self.cluster.now,
             self.plan,
+            elapsed=self.elapsed,
             counts_after=self.counts_after,
         )
         self.controller = Controller(self.queue, self.reconciler, lister, self.metrics)

@@ -1,4 +1,9 @@
-"""The question to a job's pods how far they are: whatever they answer, nothing follows from it but the progress."""
+"""The question to a job's pods how far they are: whatever they answer, nothing follows from it but the progress.
+
+* pods that answer wrongly, slowly or in pieces
+* the request for stacks
+* intervals for few pods, for many pods and for pods under close watch
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,11 @@
-"""The work queue. Time is a hand-turned clock: nothing here waits."""
+"""The work queue. Time is a hand-turned clock: nothing here waits.
+
+* keys: order, duplicates, keys in work
+* workers that wait
+* timers, backoff and pauses that the API server asks for
+* turns of namespaces
+* a queue that is not open yet
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,15 @@
-"""Whole lives of jobs against a strict API server in memory."""
+"""Whole lives of jobs against a strict API server in memory.
+
+* the happy path and its requests
+* failures, retries, evictions and deadlines
+* an operator that dies at any request
+* a cache that lags behind
+* refusals and errors of the API server
+* jobs that are deleted, created again or edited
+* progress
+* ssh keys and pods of somebody else
+* the fake API server itself
+"""
 
 from __future__ import annotations
 
@@ -15,7 +26,7 @@ import pytest
 from dtj.api.job import Manifest, read_job
 from dtj.api.status import ArtifactsStatus, ProgressStatus
 from dtj.cluster.port import ApiError
-from dtj.reconcile.actions import may_restore
+from dtj.reconcile.native import may_restore
 from dtj.status.pod_report import Report, read_report
 from tests.unit.support.fake_cluster import Call, FakeCluster
 from tests.unit.support.jobs import manifest

@@ -1,4 +1,10 @@
-"""`spec.tensorboard`: a Deployment and a Service beside the training, and never in its way."""
+"""`spec.tensorboard`: a Deployment and a Service beside the training, and never in its way.
+
+* the Deployment and the Service that are created
+* the end, suspension, edits and deletions
+* refusals, and names in use
+* faults of the spec
+"""
 
 from __future__ import annotations
 
@@ -12,8 +18,8 @@ from dtj.cluster.port import ApiError
 from dtj.local.plan import left_out
 from dtj.plan.job import plan_job
 from dtj.plan.tensorboard import DEFAULT_IMAGE
-from tests.unit.support.fake_cluster import Ending
 from tests.unit.support.jobs import job
+from tests.unit.support.kubelet import Ending
 from tests.unit.support.world import World
 
 ARTIFACTS = {"uri": "s3://training/jobs", "endpoint": "http://store:8333", "secretName": "s3-credentials"}

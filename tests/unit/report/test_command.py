@@ -1,4 +1,9 @@
-"""`dtj report` as a command."""
+"""`dtj report` as a command.
+
+* runs of folders and files, and the formats that are written
+* jobs of a cluster by name
+* wrong arguments
+"""
 
 from __future__ import annotations
 

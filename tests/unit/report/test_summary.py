@@ -1,4 +1,10 @@
-"""What one run came to, worked out by hand."""
+"""What one run came to, worked out by hand.
+
+* rates, and time between attempts
+* repeated steps and suspensions
+* runs that go on
+* real rows of both strategies
+"""
 
 from __future__ import annotations
 

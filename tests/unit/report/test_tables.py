@@ -1,4 +1,10 @@
-"""Groups, comparisons and the tables that are made of them."""
+"""Groups, comparisons and the tables that are made of them.
+
+* groups, means and deviations
+* speedups over a baseline
+* groups that are unlike, scaled or single
+* CSV: numbers, formulas, carriage returns
+"""
 
 from __future__ import annotations
 

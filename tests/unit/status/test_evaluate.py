@@ -1,4 +1,13 @@
-"""The status of a job, from what is observed of it."""
+"""The status of a job, from what is observed of it.
+
+* from creation to Running
+* losses, and their causes
+* attempts, retries and backoff
+* deadlines
+* success, and the end of a failed or an invalid job
+* statuses of another version
+* random observations
+"""
 
 from __future__ import annotations
 

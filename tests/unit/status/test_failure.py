@@ -1,4 +1,11 @@
-"""Why an attempt failed."""
+"""Why an attempt failed.
+
+* the cause among several failures
+* termination messages, log lines and the kubelet's reasons
+* nodes that are lost, and GPUs that are missing
+* wrong termination messages
+* sidecars
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,10 @@
-"""What is said of a job in a queue, and what its time there, an admission and an eviction count for."""
+"""What is said of a job in a queue, and what its time there, an admission and an eviction count for.
+
+* waiting for a quota, a group or a scheduler
+* pods that Kueue gates one by one
+* evictions, preemptions and deactivated Workloads
+* a group that is never complete
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,10 @@
-"""Nodes that go silent: their pods are given up, taken away by force when their time is over, and made elsewhere."""
+"""Nodes that go silent: their pods are given up, taken away by force when their time is over, and made elsewhere.
+
+* when a node is silent
+* tolerations of pods
+* restarts elsewhere, suspension and deletion with a pod on a silent node
+* pods of other owners
+"""
 
 from __future__ import annotations
 
@@ -12,8 +18,8 @@ from dtj.plan.nodes import LOST_NODE_SECONDS
 from dtj.status.overdue import FORCE_SLACK_SECONDS, force_in
 from dtj.status.pods import view_pod
 from dtj.status.times import written_time
-from tests.unit.support.fake_cluster import Ending
 from tests.unit.support.jobs import job, manifest, with_template
+from tests.unit.support.kubelet import Ending
 from tests.unit.support.pods import WORKER_0, at, running
 from tests.unit.support.world import KEY, World
 

@@ -1,4 +1,9 @@
-"""Nodes on which a job loses pods again and again are avoided; pauses grow only while nothing trains."""
+"""Nodes on which a job loses pods again and again are avoided; pauses grow only while nothing trains.
+
+* which losses count against a node
+* node affinity after repeated losses
+* backoff after an attempt that trained
+"""
 
 from __future__ import annotations
 
@@ -11,8 +16,8 @@ from dtj.plan.job import plan_job
 from dtj.status.backoff import GOOD_RUN_SECONDS
 from dtj.status.events import happenings
 from dtj.status.offenders import MOST_NODES, counted, told_avoided
-from tests.unit.support.fake_cluster import Ending
 from tests.unit.support.jobs import job
+from tests.unit.support.kubelet import Ending
 from tests.unit.support.pods import (
     LAUNCHER,
     WORKER_0,

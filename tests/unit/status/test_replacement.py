@@ -1,4 +1,11 @@
-"""The life of a ParameterServer job: who starts again after which loss, how it is counted, how it ends."""
+"""The life of a ParameterServer job: who starts again after which loss, how it is counted, how it ends.
+
+* which replica restarts after which loss
+* losses that follow from another loss
+* the evaluator, during the training and at the end
+* bottlenecks
+* whole lives in the fake cluster
+"""
 
 from __future__ import annotations
 
@@ -13,7 +20,7 @@ from dtj.status.events import happenings
 from dtj.status.pod_report import Report, read_report
 from dtj.status.replacement import FOLLOWS_SECONDS
 from dtj.status.times import written_time
-from tests.unit.support.fake_cluster import Ending
+from tests.unit.support.kubelet import Ending
 from tests.unit.support.pods import Life, at, condition, deleting, ended, evicted, running, unschedulable
 from tests.unit.support.world import KEY, World
 

@@ -1,4 +1,9 @@
-"""How long a job may take to start, how long it stays after its end, and whose it is."""
+"""How long a job may take to start, how long it stays after its end, and whose it is.
+
+* startDeadlineSeconds: obstacles, retries, suspensions, partial starts
+* ttlSecondsAfterFinished: deletion, changes of the TTL, an operator that dies
+* managedBy: jobs of other controllers
+"""
 
 from __future__ import annotations
 
@@ -18,8 +23,10 @@ from dtj.reconcile.informers import Informers
 from dtj.reconcile.lister import Lister
 from dtj.reconcile.patch import merged
 from dtj.status.pods import view_pod
-from tests.unit.support.api_server import ApiServer, serving, stored, write_kubeconfig
-from tests.unit.support.fake_cluster import Ending
+from tests.unit.support.http_cluster import http_cluster
+from tests.unit.support.jobs import stored
+from tests.unit.support.kubeconfig import write_kubeconfig
+from tests.unit.support.kubelet import Ending
 from tests.unit.support.pods import (
     LAUNCHER,
     WORKER_0,
@@ -503,9 +510,9 @@ async def test_an_operator_that_dies_at_any_call_deletes_the_job_all_the_same(
 
 
 async def test_a_delete_is_of_one_version_of_one_job(tmp_path: Path) -> None:
-    async with serving(ApiServer()) as server:
+    async with http_cluster(moves=False) as server:
         write_kubeconfig(tmp_path / "config", server.url)
-        job = await server.put(stored())
+        job = server.cluster.put(stored())
         uid, version = job["metadata"]["uid"], job["metadata"]["resourceVersion"]
         api = await connect(None, str(tmp_path / "config"))
         try:

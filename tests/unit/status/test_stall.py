@@ -1,4 +1,10 @@
-"""Trainings that stand still: when that is said, what follows from it, and when it is no stall."""
+"""Trainings that stand still: when that is said, what follows from it, and when it is no stall.
+
+* when a training counts as stalled, and when it does not
+* operators that take over
+* stallPolicy Report and Restart
+* stacks of hung programs
+"""
 
 from __future__ import annotations
 
@@ -11,7 +17,7 @@ from dtj.api.job import Manifest
 from dtj.api.status import ArtifactsStatus, ProgressStatus
 from dtj.status.pod_report import Report
 from dtj.status.stall import STACKS_SECONDS
-from tests.unit.support.fake_cluster import Ending
+from tests.unit.support.kubelet import Ending
 from tests.unit.support.pods import ALL, LAUNCHER, Life, condition, ended, healthy, running
 from tests.unit.support.world import KEY, World
 

@@ -1,4 +1,11 @@
-"""Jobs that are suspended and go on: pods end first, nothing counts as a loss, and the time does not count."""
+"""Jobs that are suspended and go on: pods end first, nothing counts as a loss, and the time does not count.
+
+* pods end before the job is Suspended
+* checkpoints and the order of the end
+* changes of the spec during a suspension
+* deadlines and the TTL during a suspension
+* an operator that dies at any request
+"""
 
 from __future__ import annotations
 
@@ -8,7 +15,7 @@ import pytest
 
 from dtj.api.job import Manifest
 from dtj.api.status import ArtifactsStatus, CheckpointStatus
-from tests.unit.support.fake_cluster import Ending
+from tests.unit.support.kubelet import Ending
 from tests.unit.support.pods import ALL, Life, condition, deleting, ended, healthy, running
 from tests.unit.support.world import KEY, World
 

@@ -1,4 +1,9 @@
-"""Pods that the cluster tells to end (drain, preemption, spot notice): however they end, no program has failed."""
+"""Pods that the cluster tells to end (drain, preemption, spot notice): however they end, no program has failed.
+
+* drains and preemptions of each role
+* exit codes after SIGTERM
+* failures beside a silent node
+"""
 
 from __future__ import annotations
 

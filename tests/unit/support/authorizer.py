@@ -9,7 +9,7 @@ from aiohttp import web
 
 from dtj.api.identity import GROUP, KIND, PLURAL
 from dtj.api.job import Manifest
-from tests.unit.support.api_server import refused
+from tests.unit.support.api_answers import refused
 
 _VERBS = {"POST": "create", "PUT": "update", "PATCH": "patch", "DELETE": "delete"}
 

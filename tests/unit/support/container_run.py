@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from dtj.api.job import Job, Manifest
-from dtj.api.validation import TRAINER_CONTAINER
+from dtj.api.pod_template import TRAINER_CONTAINER
 from dtj.plan.job import plan_job
 from tests.patience import PATIENCE
 from tests.unit.support.pods import kubelet_environment

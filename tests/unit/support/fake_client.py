@@ -12,10 +12,11 @@ from typer.testing import CliRunner, Result
 from dtj.api.condition_types import ConditionType
 from dtj.api.errors import DtjError, NotFound, TimedOut
 from dtj.cli.main import app
-from dtj.client import DistributedTrainingJob, JobEvent, LogLine, PodUsage, PodView
+from dtj.client import DistributedTrainingJob, JobEvent, LogLine, LogQuery, Pod, PodUsage
+from dtj.client.views import ALL_LINES, pod_of
 from dtj.status.times import written_time
 from tests.unit.support.jobs import manifest
-from tests.unit.support.pods import START, WORKER_0, healthy, views
+from tests.unit.support.pods import START, WORKER_0, healthy
 
 
 class FakeClient:
@@ -85,14 +86,16 @@ class FakeClient:
             JobEvent(START, "Normal", "JobRunning", "all 3 pods run", 1, f"DistributedTrainingJob/{name}")
         ]
 
-    def pods(self, name: str) -> list[PodView]:
-        return views(*healthy())
+    def pods(self, name: str) -> list[Pod]:
+        return [pod_of(pod) for pod in healthy()]
 
     def usage(self, name: str) -> dict[str, PodUsage] | None:
         return {WORKER_0: PodUsage("1500m", "1Gi")}
 
-    def logs(self, name: str, **chosen: Any) -> Iterator[LogLine]:
-        self.calls.append(("logs", chosen))
+    def logs(
+        self, name: str, query: LogQuery = ALL_LINES, *, namespace: str | None = None
+    ) -> Iterator[LogLine]:
+        self.calls.append(("logs", query, namespace))
         yield LogLine("rank 0", "step 1")
         yield LogLine("rank 1", "[bold]" + "x" * 200)
 

@@ -1,22 +1,19 @@
-"""An API server in memory, as strict as the operator has to expect, with a kubelet and a garbage collector."""
+"""An API server in memory, as strict as the operator has to expect, with a garbage collector."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
-from types import MappingProxyType
 from typing import Any, Literal
 
 from dtj.api.crd import custom_resource_definition
-from dtj.api.identity import KIND, LABEL_ATTEMPT, LABEL_JOB, LABEL_ROLE
+from dtj.api.identity import KIND, LABEL_ATTEMPT, LABEL_JOB
 from dtj.api.job import Manifest
 from dtj.api.mpijob import MPIJOB_KIND
 from dtj.cluster.port import ApiError
-from dtj.reconcile.tensorboard import view_deployment
-from dtj.reconcile.view import Key, Owned, OwnedDeployment, OwnedPod, controller_uid, owned_pod
-from dtj.status.pods import view_pod
+from dtj.reconcile.view import controller_uid
 from dtj.status.times import written_time
 from tests.unit.support.copies import copied
 from tests.unit.support.mpijob_crd import MPIJOB_SCHEMA
@@ -26,7 +23,7 @@ Name = tuple[str, str, str]
 """Kind, namespace and name."""
 SCHEMA = custom_resource_definition()["spec"]["versions"][0]["schema"]["openAPIV3Schema"]
 WATCHED = (KIND, "Pod", "Service", "ConfigMap", "Deployment")
-WRITES = ("create", "patch", "delete")
+WRITES = ("create", "replace", "patch", "delete")
 # Of a request to etcd, and of the values of a ConfigMap, in bytes.
 _LARGEST_OBJECT, _LARGEST_CONFIG = 1_572_864, 1_048_576
 
@@ -86,7 +83,7 @@ class FakeCluster:
         return self._carry_out("create", manifest, lambda: self.add(manifest))
 
     async def get(self, manifest: Manifest) -> Manifest | None:
-        return self._carry_out("get", manifest, lambda: copied(self.objects.get(_name(manifest))))
+        return self._carry_out("get", manifest, lambda: copied(self.objects.get(name_of(manifest))))
 
     async def pods_of(self, namespace: str, job: str) -> list[Manifest]:
         def found() -> list[Manifest]:
@@ -100,17 +97,25 @@ class FakeCluster:
         asked = {"kind": "Pod", "metadata": {"name": job}}
         return list(self._carry_out("list", asked, found))
 
+    async def replace(self, manifest: Manifest) -> Manifest:
+        def update(there: Manifest) -> None:
+            if there["metadata"]["resourceVersion"] != manifest["metadata"]["resourceVersion"]:
+                raise ApiError(409, "Conflict", "the object has been modified")
+            there.update(copied(manifest))
+
+        return self._carry_out("replace", manifest, lambda: self.change(name_of(manifest), update))
+
     async def replace_data(self, manifest: Manifest) -> Manifest:
         def replace() -> Manifest:
-            return self.change(_name(manifest), lambda there: there.update(data=copied(manifest["data"])))
+            return self.change(name_of(manifest), lambda there: there.update(data=copied(manifest["data"])))
 
         return self._carry_out("patch", manifest, replace)
 
     async def delete(self, manifest: Manifest, uid: str) -> None:
         def delete() -> None:
-            there = self.objects.get(_name(manifest))
+            there = self.objects.get(name_of(manifest))
             if there is not None and there["metadata"]["uid"] == uid:
-                self.remove(_name(manifest))
+                self.remove(name_of(manifest))
 
         self._carry_out("delete", manifest, delete)
 
@@ -127,7 +132,7 @@ class FakeCluster:
             refusal = self.refuse(manifest)
             if refusal is not None:
                 raise refusal
-            return self.change(_name(manifest), update)
+            return self.change(name_of(manifest), update)
 
         return self._carry_out("patch", manifest, patch)
 
@@ -144,9 +149,9 @@ class FakeCluster:
 
     async def delete_tree(self, manifest: Manifest) -> None:
         def delete() -> None:
-            there = self.objects.get(_name(manifest))
+            there = self.objects.get(name_of(manifest))
             if there is not None and there["metadata"]["uid"] == manifest["metadata"]["uid"]:
-                self._end_after_dependents(_name(manifest))
+                self._end_after_dependents(name_of(manifest))
 
         self._carry_out("delete", manifest, delete)
 
@@ -200,7 +205,7 @@ class FakeCluster:
 
     def add(self, manifest: Manifest) -> Manifest:
         """Make an object, by whomsoever."""
-        name = _name(manifest)
+        name = name_of(manifest)
         refusal = self.refuse(manifest)
         if refusal is not None:
             raise refusal
@@ -223,6 +228,11 @@ class FakeCluster:
             stored["status"] = {"phase": "Pending"}
             self.created_pods.append((name[2], stored["metadata"].get("labels", {}).get(LABEL_ATTEMPT, "")))
         return self._store(name, stored)
+
+    def put(self, manifest: Manifest) -> Manifest:
+        """Create or replace an object of any form, without the checks of `add`; the object may have a uid."""
+        metadata = {"namespace": "ml", "uid": self._number("uid"), "generation": 1} | manifest["metadata"]
+        return self._store(name_of(manifest), copied(manifest | {"metadata": metadata}))
 
     def change(self, name: Name, do: Callable[[Manifest], Any]) -> Manifest:
         """Change an object, by whomsoever."""
@@ -250,7 +260,7 @@ class FakeCluster:
 
     def end_pod(self, pod: Manifest) -> None:
         """Tell a pod to end; the API server itself removes one that no kubelet has, or that has ended."""
-        name = _name(pod)
+        name = name_of(pod)
         if not pod["spec"].get("nodeName") or pod["status"]["phase"] in ("Succeeded", "Failed"):
             self.remove(name)
         elif "deletionTimestamp" not in pod["metadata"]:
@@ -315,209 +325,6 @@ class FakeCluster:
         return [call for call in self.calls if call.verb in WRITES]
 
 
-class FakeView:
-    """A cache over the cluster's watches: it knows of a kind what was delivered to it."""
-
-    def __init__(self, cluster: FakeCluster) -> None:
-        self._cluster = cluster
-        self._objects: dict[Name, Manifest] = {}
-        self._pods: dict[Name, OwnedPod] = {}
-        """Those that were read since they changed last, as the operator's cache reads each change once."""
-        self._seen: dict[str, int] = {}
-
-    def deliver(
-        self, *kinds: str, count: int | None = None, behind: Mapping[str, int] = MappingProxyType({})
-    ) -> None:
-        """Deliver all changes, or the next `count`, of these kinds (of every kind when none is named).
-
-        behind: how many of the last changes of a kind are held back.
-        """
-        for kind in kinds or WATCHED:
-            changes = [change for change in self._cluster.log if change[0][0] == kind]
-            begin = self._seen.get(kind, 0)
-            end = len(changes) if count is None else min(begin + count, len(changes))
-            end = max(begin, end - behind.get(kind, 0))
-            for name, manifest in changes[begin:end]:
-                self._apply(name, manifest)
-            self._seen[kind] = end
-
-    def lose(self, kind: str) -> None:
-        """The next change of that kind is never delivered."""
-        self._seen[kind] = min(self.seen(kind) + 1, sum(name[0] == kind for name, _ in self._cluster.log))
-
-    def show_again(self, kind: str, back: int) -> None:
-        """Deliver a change once more, so many before the last: the cache shows that object as it was then."""
-        changes = [change for change in self._cluster.log if change[0][0] == kind][: self.seen(kind)]
-        if changes:
-            name, manifest = changes[max(len(changes) - 1 - back, 0)]
-            self._apply(name, manifest)
-
-    def relist(self) -> None:
-        """List everything anew."""
-        self._objects = copied(self._cluster.objects)
-        self._pods.clear()
-        for kind in WATCHED:
-            self._seen[kind] = sum(name[0] == kind for name, _ in self._cluster.log)
-
-    def _apply(self, name: Name, manifest: Manifest | None) -> None:
-        self._pods.pop(name, None)
-        if manifest is None:
-            self._objects.pop(name, None)
-        else:
-            self._objects[name] = manifest
-
-    def seen(self, kind: str) -> int:
-        """How many changes of that kind were delivered."""
-        return self._seen.get(kind, 0)
-
-    def job(self, key: Key) -> Mapping[str, Any] | None:
-        return copied(self._objects.get((KIND, *key)))
-
-    def _children(self, kind: str, key: Key) -> list[Manifest]:
-        return [
-            there
-            for name, there in self._objects.items()
-            if name[:2] == (kind, key[0]) and there["metadata"].get("labels", {}).get(LABEL_JOB) == key[1]
-        ]
-
-    def pods(self, key: Key) -> Sequence[OwnedPod]:
-        return [self._pod(_name(pod), pod) for pod in self._children("Pod", key)]
-
-    def _pod(self, name: Name, pod: Manifest) -> OwnedPod:
-        if name not in self._pods:
-            self._pods[name] = owned_pod(pod, view_pod(pod))
-        return self._pods[name]
-
-    def services(self, key: Key) -> Sequence[Owned]:
-        return [Owned(s["metadata"]["name"], controller_uid(s)) for s in self._children("Service", key)]
-
-    def configs(self, key: Key) -> Sequence[Owned]:
-        return [
-            Owned(c["metadata"]["name"], controller_uid(c), c["data"])
-            for c in self._children("ConfigMap", key)
-        ]
-
-    def deployments(self, key: Key) -> Sequence[OwnedDeployment]:
-        return [view_deployment(deployment) for deployment in self._children("Deployment", key)]
-
-    def active(self) -> Sequence[Key]:
-        return [(name[1], name[2]) for name in self._objects if name[0] == KIND]
-
-
-Ending = tuple[int, str]
-"""Exit code and termination message."""
-
-
-def succeed_after_two_steps(pod: Manifest, ran: int) -> Ending | None:
-    """What the launcher of a healthy job does."""
-    return (0, "") if pod["metadata"]["labels"][LABEL_ROLE] == "launcher" and ran >= 2 else None
-
-
-@dataclass
-class Kubelet:
-    """Moves every pod one step along its way at each `step`."""
-
-    cluster: FakeCluster
-    program: Callable[[Manifest, int], Ending | None] = succeed_after_two_steps
-    """How a pod that has run for so many steps ends, or None when it goes on."""
-    end_steps: int = 1
-    """How many steps a pod that is told to end still takes."""
-    collect_steps: int = 20
-    """How many steps a pod without a node that is told to end, and that a finalizer holds, stays Pending."""
-    places: int | None = None
-    """How many pods have a node at most; no node takes the others."""
-    hold: set[str] = field(default_factory=set)
-    """Names of pods that get a node and no further."""
-    unready: set[str] = field(default_factory=set)
-    """Names of pods that run and are not ready."""
-    ran: dict[str, int] = field(default_factory=dict)
-    ending: dict[str, int] = field(default_factory=dict)
-    lost: set[str] = field(default_factory=set)
-    """uids of pods whose node is gone: nothing moves them any more."""
-    most_running: dict[str, int] = field(default_factory=dict)
-
-    def step(self) -> bool:
-        """Returns whether anything changed."""
-        before = len(self.cluster.log)
-        self.cluster.now += timedelta(seconds=1)
-        self.cluster.collect_garbage()
-        for pod in self.cluster.of_kind("Pod"):
-            if pod["metadata"]["uid"] not in self.lost:
-                self._move(pod)
-        return len(self.cluster.log) > before
-
-    def _move(self, pod: Manifest) -> None:
-        name, uid = _name(pod), pod["metadata"]["uid"]
-        phase = pod["status"]["phase"]
-        if "deletionTimestamp" in pod["metadata"] and not pod["spec"].get("nodeName") and phase == "Pending":
-            # kube-controller-manager's PodGC ends a pod that no kubelet has, some 20 s later.
-            self.ending[uid] = self.ending.get(uid, 0) + 1
-            if self.ending[uid] > self.collect_steps:
-                self.cluster.change(name, lambda p: p["status"].update(phase="Failed"))
-        elif "deletionTimestamp" in pod["metadata"]:
-            self.ending[uid] = self.ending.get(uid, 0) + 1
-            if self.ending[uid] > self.end_steps:
-                self.cluster.remove(name)
-        elif pod["spec"].get("schedulingGates"):
-            pass
-        elif not pod["spec"].get("nodeName"):
-            self.cluster.change(name, self._schedule)
-        elif phase == "Pending" and name[2] not in self.hold:
-            self.cluster.change(name, _running)
-        elif phase == "Running" and name[2] not in self.unready:
-            self.ran[uid] = self.ran.get(uid, 0) + 1
-            ending = self.program(pod, self.ran[uid])
-            if ending is not None:
-                finished = written_time(self.cluster.now)
-                self.cluster.change(name, lambda p: _ended(p, ending, finished))
-            elif self.ran[uid] == 1:
-                self.cluster.change(name, _ready)
-
-    def _schedule(self, pod: Manifest) -> None:
-        placed = [there for there in self.cluster.of_kind("Pod") if there["spec"].get("nodeName")]
-        held = [there for there in placed if there["status"]["phase"] not in ("Succeeded", "Failed")]
-        if self.places is None or len(held) < self.places:
-            _scheduled(pod)
-            pod["status"]["conditions"][0]["lastTransitionTime"] = written_time(self.cluster.now)
-        elif "conditions" not in pod["status"]:
-            refused = {
-                "type": "PodScheduled",
-                "status": "False",
-                "reason": "Unschedulable",
-                "message": "full",
-            }
-            pod["status"]["conditions"] = [refused | {"lastTransitionTime": written_time(self.cluster.now)}]
-
-
-def _scheduled(pod: Manifest) -> None:
-    pod["spec"]["nodeName"] = f"node-{pod['metadata']['name'][-1]}"
-    pod["status"] = {"phase": "Pending", "conditions": [{"type": "PodScheduled", "status": "True"}]}
-
-
-def _running(pod: Manifest) -> None:
-    pod["status"] |= {"phase": "Running", "podIP": "10.0.0.7"}
-    pod["status"]["containerStatuses"] = [
-        {"name": container["name"], "state": {"running": {}}} for container in pod["spec"]["containers"]
-    ]
-
-
-def _ready(pod: Manifest) -> None:
-    pod["status"]["conditions"].append({"type": "Ready", "status": "True"})
-
-
-def _ended(pod: Manifest, ending: Ending, finished: str) -> None:
-    code, message = ending
-    pod["status"]["phase"] = "Failed" if code else "Succeeded"
-    pod["status"]["conditions"] = [c for c in pod["status"]["conditions"] if c["type"] != "Ready"]
-    terminated = {
-        "exitCode": code,
-        "reason": "Error" if code else "Completed",
-        "message": message,
-        "finishedAt": finished,
-    }
-    pod["status"]["containerStatuses"] = [{"name": "trainer", "state": {"terminated": terminated}}]
-
-
-def _name(manifest: Manifest) -> Name:
+def name_of(manifest: Manifest) -> Name:
     metadata = manifest["metadata"]
     return manifest["kind"], metadata.get("namespace", "ml"), metadata["name"]

@@ -1,4 +1,4 @@
-"""The API server in memory behind real HTTP, as far as the operator's process asks it, with faults on demand."""
+"""The API server in memory behind HTTP, with faults on demand: for the operator, kopf, the command and the SDK."""
 
 from __future__ import annotations
 
@@ -6,122 +6,150 @@ import asyncio
 import json
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
-from datetime import UTC, datetime
-from functools import partial
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from email.utils import format_datetime
 from typing import Any
 
 from aiohttp import web
 
-from dtj.api.identity import API_VERSION, GROUP, KIND, LABEL_JOB, PLURAL, VERSION
+from dtj.api.identity import API_VERSION, KIND, LABEL_JOB
 from dtj.api.job import Manifest
-from dtj.api.mpijob import MPIJOB_API_VERSION, MPIJOB_KIND, MPIJOB_PLURAL
 from dtj.cluster.port import ApiError
-from tests.unit.support.api_server import refused
+from tests.unit.support.api_answers import DISCOVERY, KINDS, RESOURCES, discovered, refused
 from tests.unit.support.copies import copied
-from tests.unit.support.fake_cluster import FakeCluster, Kubelet, Name
+from tests.unit.support.fake_cluster import Name, apply_merge_patch, name_of
+from tests.unit.support.history import History
+from tests.unit.support.kubelet import Kubelet
 from tests.unit.support.mpi_operator import MpiOperator
+from tests.unit.support.selection import selection
+from tests.unit.support.streams import PodLogs, Watches
 
-KINDS = {
-    "pods": "Pod",
-    "services": "Service",
-    "configmaps": "ConfigMap",
-    "secrets": "Secret",
-    "events": "Event",
-    "leases": "Lease",
-    "podgroups": "PodGroup",
-    "validatingwebhookconfigurations": "ValidatingWebhookConfiguration",
-    "networkpolicies": "NetworkPolicy",
-}
-LEASES = "coordination.k8s.io/v1"
-POD_GROUPS = ("scheduling.x-k8s.io/v1alpha1", "scheduling.volcano.sh/v1beta1")
-WEBHOOKS = "/apis/admissionregistration.k8s.io/v1/{plural}/{name}"
-APPS = "apps/v1"
-POLICIES = "networking.k8s.io/v1"
-OTHERS = {PLURAL: KIND, MPIJOB_PLURAL: MPIJOB_KIND, "deployments": "Deployment"}
-VERBS = ["create", "delete", "get", "list", "patch", "watch"]
 Fault = Callable[[web.Request, Callable[[], Awaitable[web.StreamResponse]]], Awaitable[web.StreamResponse]]
 """Answers a request in the server's place; may ask the server, too."""
+_MERGE_PATCH, _JSON_PATCH = "application/merge-patch+json", "application/json-patch+json"
 
 
-@dataclass
-class History(FakeCluster):
-    """Remembers every change with its version and what the object was, as watches tell it."""
+@dataclass(frozen=True)
+class Received:
+    """A request."""
 
-    history: list[tuple[int, str, Name, Manifest]] = field(default_factory=list)
-    version: int = 0
+    method: str
+    path: str
+    """With the query."""
+    token: str
+    user_agent: str
+    content: bytes
 
-    def _store(self, name: Name, manifest: Manifest) -> Manifest:
-        kind = "MODIFIED" if name in self.objects else "ADDED"
-        stored = super()._store(name, manifest)
-        self._remember(kind, name, stored)
-        return stored
+    @property
+    def body(self) -> Any:
+        """The JSON that the client sent."""
+        return json.loads(self.content)
 
-    def remove(self, name: Name) -> None:
-        there = self.objects.get(name)
-        super().remove(name)
-        if there is not None:
-            there["metadata"]["resourceVersion"] = self._number("")
-            self._remember("DELETED", name, there)
-
-    def _remember(self, kind: str, name: Name, manifest: Manifest) -> None:
-        self.version = int(manifest["metadata"]["resourceVersion"])
-        self.history.append((self.version, kind, name, copied(manifest)))
-
-    def at(self, version: int) -> dict[Name, Manifest]:
-        """What was there at a version."""
-        there: dict[Name, Manifest] = {}
-        for number, kind, name, manifest in self.history:
-            if number > version:
-                break
-            there[name] = manifest
-            if kind == "DELETED":
-                del there[name]
-        return there
+    @property
+    def watches(self) -> bool:
+        """Whether the request opens a watch."""
+        return "watch=true" in self.path
 
 
 class HttpCluster:
-    """Serves a cluster whose pods move by themselves."""
+    """Serves a cluster."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, moves: bool = True) -> None:
+        """moves: whether kubelet, garbage collector and mpi-operator work."""
         self.cluster = History(now=datetime.now(UTC))
         self.kubelet = Kubelet(self.cluster)
         self.mpi_operator = MpiOperator(self.cluster)
-        self.fault: Fault | None = None
-        self.requests: list[tuple[float, str, str]] = []
-        """Time, method and path of each."""
-        self.stale: int | None = None
-        """The version that lists show, but those of one job's objects; None: the newest."""
-        self.oldest = 0
-        """Watches from an older version are told 410."""
-        self.deaf = False
-        """Nobody can watch."""
-        self.moves = True
+        self.logs = PodLogs(self.cluster)
+        self.watches = Watches(self.cluster, self._written)
+        self.moves = moves
         self.url = ""
-        self._watches: list[web.Request] = []
-
-    @property
-    def watched(self) -> int:
-        """How many watches are open."""
-        return len(self._watches)
+        # What tests read.
+        self.requests: list[Received] = []
+        self.listed: set[str] = set()
+        """Paths that were listed or watched."""
+        self.waiting: set[tuple[str, str]] = set()
+        """Token and method of requests that were held."""
+        # What tests set.
+        self.fault: Fault | None = None
+        self.refusals: dict[tuple[str, str], list[tuple[int, str, str]]] = {}
+        """Status, reason and message of the next answers, by method and resource."""
+        self.tokens: set[str] | None = None
+        """Other tokens are answered 401; None: every client is known."""
+        self.held: dict[str, str] = {}
+        """By token, a part of the paths of the requests that wait."""
+        self.stale: int | None = None
+        """The version that lists show, except lists of one job's objects; None: the newest."""
+        self.installed = True
+        """Whether the API server knows the resource DistributedTrainingJob."""
+        self.ahead = timedelta()
+        """How far the server's clock is ahead of this machine's."""
+        self.texts: dict[str, str] = {}
+        """JSON that stands in place of such strings in answers: for what Python's json cannot write."""
 
     # --- what tests do ---------------------------------------------------------------------------------
 
-    def cut(self) -> int:
-        """Break every watch's connection; how many there were."""
-        watches = list(self._watches)
-        for request in watches:
-            assert request.transport is not None
-            request.transport.abort()
-        return len(watches)
+    def set_status(self, job: str, **status: Any) -> None:
+        """Change the status of a job in namespace ml, as the operator does."""
 
-    def forget(self) -> None:
-        """Forget the changes up to now, as an API server does after some minutes."""
-        self.cluster._number("")
-        self.oldest = self.cluster._counter
+        def change(manifest: Manifest) -> None:
+            manifest["status"] = apply_merge_patch(manifest.get("status"), status)
+
+        self.cluster.change((KIND, "ml", job), change)
+
+    def delete_job(self, name: str, namespace: str = "ml") -> None:
+        """Delete a job; without a garbage collector and a kubelet, the job's pods go at once."""
+        self.cluster.remove((KIND, namespace, name))
+        for pod in [] if self.moves else self.cluster.of_kind("Pod"):
+            metadata = pod["metadata"]
+            if metadata["namespace"] == namespace and metadata.get("labels", {}).get(LABEL_JOB) == name:
+                self.cluster.remove(name_of(pod))
+
+    # --- what tests ask --------------------------------------------------------------------------------
+
+    @property
+    def jobs(self) -> dict[str, Manifest]:
+        """All jobs, by name."""
+        return {job["metadata"]["name"]: job for job in self.cluster.of_kind(KIND)}
+
+    def holder(self, lease: str) -> str:
+        """Who holds a Lease of dtj-system."""
+        found = self.cluster.objects.get(("Lease", "dtj-system", lease), {})
+        return str(found.get("spec", {}).get("holderIdentity", ""))
+
+    @property
+    def paths(self) -> list[str]:
+        """Those of all requests, each with its query."""
+        return [request.path for request in self.requests]
+
+    @property
+    def posts(self) -> list[tuple[str, str]]:
+        """Token, and path with name, of each object that was to be created, also where one existed."""
+        return [
+            (request.token, f"{request.path.partition('?')[0]}/{request.body['metadata']['name']}")
+            for request in self.requests
+            if request.method == "POST"
+        ]
+
+    @property
+    def patches(self) -> list[Any]:
+        """The bodies of all patches."""
+        return [request.body for request in self.requests if request.method == "PATCH"]
+
+    @property
+    def watchers(self) -> set[str]:
+        """Tokens of clients that have opened a watch."""
+        return {request.token for request in self.requests if request.watches}
+
+    @property
+    def user_agents(self) -> set[str]:
+        """The user agents of all requests."""
+        return {request.user_agent for request in self.requests}
+
+    # --- HTTP --------------------------------------------------------------------------------------------
 
     async def live(self) -> None:
-        """Let pods live, a step at a time."""
+        """Let time pass, and pods live, a step at a time."""
         while True:
             await asyncio.sleep(0.05)
             if self.moves:
@@ -129,205 +157,184 @@ class HttpCluster:
                 self.mpi_operator.step()
             self.cluster.now = datetime.now(UTC)
 
-    # --- HTTP --------------------------------------------------------------------------------------------
-
     def app(self) -> web.Application:
-        app = web.Application(middlewares=[self._check])
-        for path, known in DISCOVERY.items():
-            app.router.add_get(path, partial(self._discover, known))
-        app.router.add_get(WEBHOOKS, self._get)
-        app.router.add_put(WEBHOOKS, self._replace)
-        for root in (
-            "/api/v1",
-            f"/apis/{API_VERSION}",
-            f"/apis/{LEASES}",
-            f"/apis/{APPS}",
-            f"/apis/{POLICIES}",
-            f"/apis/{MPIJOB_API_VERSION}",
-            *(f"/apis/{v}" for v in POD_GROUPS),
-        ):
-            one = root + "/namespaces/{namespace}/{plural}"
-            app.router.add_get(root + "/{plural}", self._list)
-            app.router.add_get(one, self._list)
-            app.router.add_post(one, self._create)
-            app.router.add_put(one + "/{name}", self._replace)
-            app.router.add_get(one + "/{name}", self._get)
-            app.router.add_patch(one + "/{name}", self._patch_data)
-            app.router.add_patch(one + "/{name}/status", self._patch_status)
-            app.router.add_delete(one + "/{name}", self._delete)
+        """The routes of the API server."""
+        app = web.Application(middlewares=[self._enter])
+        app.on_response_prepare.append(self._date)
+        for path in DISCOVERY:
+            app.router.add_get(path, self._discover)
+        app.router.add_get("/api/v1/namespaces/{namespace}/pods/{name}/log", self.logs.serve)
+        for root, kinds in RESOURCES.items():
+            everywhere = f"{root}/{{plural:{'|'.join(kinds)}}}"
+            namespaced = f"{root}/namespaces/{{namespace}}/{{plural:{'|'.join(kinds)}}}"
+            app.router.add_get(everywhere, self._list)
+            app.router.add_get(namespaced, self._list)
+            app.router.add_post(namespaced, self._create)
+            app.router.add_patch(namespaced + "/{name}/status", self._patch_status)
+            for path in (everywhere + "/{name}", namespaced + "/{name}"):
+                app.router.add_get(path, self._get)
+                app.router.add_put(path, self._replace)
+                app.router.add_patch(path, self._patch)
+                app.router.add_delete(path, self._delete)
         return app
 
-    async def _discover(self, known: Manifest, request: web.Request) -> web.Response:
-        return web.json_response(known)
-
     @web.middleware
-    async def _check(self, request: web.Request, handler: Any) -> web.StreamResponse:
-        self.requests.append((asyncio.get_running_loop().time(), request.method, request.path_qs))
+    async def _enter(self, request: web.Request, handler: Any) -> web.StreamResponse:
+        token, content = _token(request), await request.read()
+        agent = request.headers.get("User-Agent", "")
+        self.requests.append(Received(request.method, request.path_qs, token, agent, content))
+        while token in self.held and self.held[token] in request.path:
+            self.waiting.add((token, request.method))
+            await asyncio.sleep(0.01)
         if self.fault is not None:
             return await self.fault(request, lambda: self._answer(request, handler))
         return await self._answer(request, handler)
 
     async def _answer(self, request: web.Request, handler: Any) -> web.StreamResponse:
+        if self.tokens is not None and _token(request) not in self.tokens:
+            return refused(401, "Unauthorized", "Unauthorized")
+        if refusals := self.refusals.get((request.method, request.match_info.get("plural", ""))):
+            return refused(*refusals.pop(0))
+        if not self.installed and request.path.startswith(f"/apis/{API_VERSION}"):
+            return web.Response(status=404, text="404 page not found\n")
         try:
             answer: web.StreamResponse = await handler(request)
         except ApiError as error:
             return refused(error.status, error.reason, error.message)
         return answer
 
+    async def _date(self, _: web.Request, response: web.StreamResponse) -> None:
+        response.headers["Date"] = format_datetime(datetime.now(UTC) + self.ahead, usegmt=True)
+
+    def _written(self, data: Manifest) -> str:
+        text = json.dumps(data)
+        for word, other in self.texts.items():
+            text = text.replace(json.dumps(word), other)
+        return text
+
+    def _answered(self, data: Manifest, status: int = 200) -> web.Response:
+        return web.json_response(data, status=status, dumps=self._written)
+
+    async def _discover(self, request: web.Request) -> web.Response:
+        return web.json_response(discovered(request.path, installed=self.installed))
+
+    # --- collections -------------------------------------------------------------------------------------
+
     async def _list(self, request: web.Request) -> web.StreamResponse:
-        kind, namespace = _kind(request), request.match_info.get("namespace")
-        selector = request.query.get("labelSelector", "")
-
-        def asked(name: Name, manifest: Manifest) -> bool:
-            labels = manifest["metadata"].get("labels", {})
-            return name[0] == kind and namespace in (None, name[1]) and _selected(labels, selector)
-
+        self.listed.add(request.path)
+        asked = selection(request)
         if request.query.get("watch"):
-            return await self._watch(request, asked)
-        of_one_job = f"{LABEL_JOB}=" in selector
-        version = self.cluster._counter if self.stale is None or of_one_job else self.stale
-        items = [manifest for name, manifest in self.cluster.at(version).items() if asked(name, manifest)]
-        metadata_only = "PartialObjectMetadataList" in request.headers["Accept"]
-        found = {"metadata": {"resourceVersion": str(version)}, "items": items}
-        # So do real ones answer.
-        return web.json_response({**found, "items": None} if metadata_only and not items else found)
-
-    async def _watch(
-        self, request: web.Request, asked: Callable[[Name, Manifest], bool]
-    ) -> web.StreamResponse:
-        version = int(request.query["resourceVersion"])
-        response = web.StreamResponse()
-        response.enable_chunked_encoding()
-        await response.prepare(request)
-        if version < self.oldest:
-            gone = {"code": 410, "reason": "Expired", "message": "too old resource version"}
-            await response.write(json.dumps({"type": "ERROR", "object": gone}).encode() + b"\n")
-            return response
-        self._watches.append(request)
-        try:
-            while True:
-                for number, change, name, manifest in self.cluster.history:
-                    if number > version and asked(name, manifest):
-                        line = json.dumps({"type": change, "object": manifest}).encode() + b"\n"
-                        await response.write(line)
-                        version = number
-                await asyncio.sleep(0.02)
-        finally:
-            self._watches.remove(request)
+            return await self.watches.serve(request, asked)
+        version, objects = self.cluster.version, self.cluster.objects
+        if self.stale is not None and f"{LABEL_JOB}=" not in request.query.get("labelSelector", ""):
+            version, objects = self.stale, self.cluster.at(self.stale)
+        items = [manifest for name, manifest in objects.items() if asked(name, manifest)]
+        metadata = {"resourceVersion": str(version)}
+        begin, limit = int(request.query.get("continue") or 0), int(request.query.get("limit") or len(items))
+        if len(items) > begin + limit:
+            metadata["continue"] = str(begin + limit)
+        page = items[begin : begin + limit]
+        # A real API server answers null where it lists no metadata.
+        empty = not page and "PartialObjectMetadataList" in request.headers.get("Accept", "")
+        return self._answered({"metadata": metadata, "items": None if empty else page})
 
     async def _create(self, request: web.Request) -> web.Response:
-        return web.json_response(await self.cluster.create(await request.json()), status=201)
+        manifest = await request.json()
+        manifest["metadata"].setdefault("namespace", request.match_info["namespace"])
+        return self._answered(self.cluster.add(manifest), 201)
 
-    def _named(self, request: web.Request, **known: str) -> Manifest:
-        namespace = request.match_info.get("namespace", "")
-        return {
-            "kind": _kind(request),
-            "metadata": {"namespace": namespace, "name": request.match_info["name"], **known},
-        }
+    # --- objects -----------------------------------------------------------------------------------------
+
+    def _there(self, request: web.Request) -> Manifest:
+        """The object that the request names. Raises ApiError."""
+        manifest = self.cluster.objects.get(_name(request))
+        if manifest is None:
+            raise ApiError(404, "NotFound", f'{_resource(request)} "{request.match_info["name"]}" not found')
+        return manifest
 
     async def _get(self, request: web.Request) -> web.Response:
-        there = await self.cluster.get(self._named(request))
-        if there is None:
-            return refused(404, "NotFound", "not found")
-        if not there["metadata"].get("namespace"):
-            there["metadata"].pop("namespace", None)  # as a server, which leaves out what is empty
-        return web.json_response(there)
+        manifest = copied(self._there(request))
+        if not manifest["metadata"].get("namespace"):
+            manifest["metadata"].pop("namespace", None)  # The API server leaves out what is empty.
+        return self._answered(manifest)
 
     async def _replace(self, request: web.Request) -> web.Response:
         manifest = await request.json()
+        _check(self._there(request), manifest["metadata"], "resourceVersion")
+        return self._answered(self.cluster.change(_name(request), lambda there: there.update(manifest)))
 
-        def replace(there: Manifest) -> None:
-            if there["metadata"]["resourceVersion"] != manifest["metadata"]["resourceVersion"]:
-                raise ApiError(409, "Conflict", "the object has been modified")
-            there.update(manifest)
-
-        place = request.match_info.get("namespace", ""), request.match_info["name"]
-        return web.json_response(self.cluster.change((_kind(request), *place), replace))
-
-    async def _patch_data(self, request: web.Request) -> web.Response:
-        patch = json.loads(await request.read())
-        if isinstance(patch, list):
-            return web.json_response(await self.cluster.update_deployment(self._updated(request, patch)))
-        return web.json_response(await self.cluster.replace_data(self._named(request) | patch))
-
-    def _updated(self, request: web.Request, operations: list[Manifest]) -> Manifest:
-        """What a JSON patch of a Deployment asks for."""
-        made = self._named(request)
-        made["metadata"]["annotations"], made["spec"] = {}, {}
-        for operation in operations:
-            *above, last = operation["path"].removeprefix("/").split("/")
-            place = made
-            for name in above:
-                place = place[name]
-            place[last.replace("~1", "/")] = operation["value"]
-        return made
+    async def _patch(self, request: web.Request) -> web.Response:
+        there, patch = self._there(request), await request.json()
+        if request.content_type == _JSON_PATCH:
+            return self._answered(
+                self.cluster.change(_name(request), lambda manifest: _add_all(manifest, patch))
+            )
+        assert request.content_type == _MERGE_PATCH
+        _check(there, patch.get("metadata", {}), "resourceVersion")
+        return self._answered(self.cluster.change(_name(request), lambda manifest: _merge(manifest, patch)))
 
     async def _patch_status(self, request: web.Request) -> web.Response:
-        patch = json.loads(await request.read())
-        place = request.match_info["namespace"], request.match_info["name"]
-        changed = await self.cluster.patch_status(
-            *place, patch["metadata"]["resourceVersion"], patch["status"]
-        )
-        return web.json_response(changed)
+        patch = await request.json()
+        _, namespace, name = _name(request)
+        version = patch["metadata"]["resourceVersion"]
+        return self._answered(await self.cluster.patch_status(namespace, name, version, patch["status"]))
 
     async def _delete(self, request: web.Request) -> web.Response:
-        place = request.match_info["namespace"], request.match_info["name"]
-        options = await request.json()
-        wanted = options["preconditions"]
-        if _kind(request) == KIND:
-            await self.cluster.expire_job(*place, wanted["uid"], wanted["resourceVersion"])
-        elif _kind(request) == "PodGroup":
-            await self.cluster.delete(self._named(request), wanted["uid"])
-        elif _kind(request) == MPIJOB_KIND:
-            await self.cluster.delete_tree(self._named(request, uid=wanted["uid"]))
+        there, options = self._there(request), await request.json()
+        _check(there, options.get("preconditions", {}), "uid", "resourceVersion")
+        kind, namespace, name = _name(request)
+        if kind == KIND:
+            self.delete_job(name, namespace)
+        elif options.get("propagationPolicy") == "Foreground":
+            await self.cluster.delete_tree(there)
+        elif kind == "Pod" and options.get("gracePeriodSeconds") != 0:
+            self.cluster.end_pod(there)
         else:
-            force = options.get("gracePeriodSeconds") == 0
-            await self.cluster.delete_pod(*place, wanted["uid"], force=force)
+            self.cluster.remove((kind, namespace, name))
         return web.json_response({"kind": "Status", "status": "Success"})
 
 
-def _selected(labels: Mapping[str, str], selector: str) -> bool:
-    wanted = [requirement.partition("=") for requirement in selector.split(",") if requirement]
-    return all(labels.get(key) == value if equals else key in labels for key, equals, value in wanted)
+def _token(request: web.Request) -> str:
+    return request.headers.get("Authorization", "").removeprefix("Bearer ")
 
 
-def _kind(request: web.Request) -> str:
-    plural = request.match_info["plural"]
-    return (KINDS | OTHERS)[plural]
+def _name(request: web.Request) -> Name:
+    place = request.match_info
+    return KINDS[place["plural"]], place.get("namespace", ""), place["name"]
 
 
-def _group(name: str, version: str) -> Manifest:
-    known = {"groupVersion": f"{name}/{version}", "version": version}
-    return {"name": name, "versions": [known], "preferredVersion": known}
+def _resource(request: web.Request) -> str:
+    """As messages of the API server name it: the plural, with the group."""
+    words = request.path.strip("/").split("/")
+    return ".".join([request.match_info["plural"], *words[1:2]] if words[0] == "apis" else words[-2:-1])
 
 
-def _resources(version: str, kinds: Mapping[str, str]) -> Manifest:
-    entries = [
-        {"name": plural, "singularName": kind.lower(), "kind": kind, "namespaced": True, "verbs": VERBS}
-        for plural, kind in kinds.items()
-    ]
-    return {"kind": "APIResourceList", "groupVersion": version, "resources": entries}
+def _check(there: Manifest, wanted: Mapping[str, str], *fields: str) -> None:
+    """Raise a conflict where the client means another object, or another version of the object."""
+    if any(field in wanted and wanted[field] != there["metadata"][field] for field in fields):
+        raise ApiError(409, "Conflict", "the object has been modified")
 
 
-_EXTENSIONS = "apiextensions.k8s.io"
-# kopf wants to know namespaces and CRDs, though it watches none of them here.
-DISCOVERY: dict[str, Manifest] = {
-    "/api": {"versions": ["v1"]},
-    "/apis": {"groups": [_group(GROUP, VERSION), _group("apps", "v1"), _group(_EXTENSIONS, "v1")]},
-    "/api/v1": _resources("v1", {**KINDS, "namespaces": "Namespace"}),
-    f"/apis/{APPS}": _resources(APPS, {"deployments": "Deployment"}),
-    f"/apis/{API_VERSION}": _resources(API_VERSION, {PLURAL: KIND}),
-    f"/apis/{MPIJOB_API_VERSION}": _resources(MPIJOB_API_VERSION, {MPIJOB_PLURAL: MPIJOB_KIND}),
-    f"/apis/{_EXTENSIONS}/v1": _resources(
-        f"{_EXTENSIONS}/v1", {"customresourcedefinitions": "CustomResourceDefinition"}
-    ),
-}
+def _merge(manifest: Manifest, patch: Manifest) -> None:
+    patched = apply_merge_patch(manifest, patch)
+    manifest.clear()
+    manifest.update(patched)
+
+
+def _add_all(manifest: Manifest, operations: list[Manifest]) -> None:
+    """Carry out the operations `add` and `replace` of a JSON patch."""
+    for operation in operations:
+        *above, last = operation["path"].removeprefix("/").split("/")
+        place = manifest
+        for name in above:
+            place = place[name]
+        place[last.replace("~1", "/")] = operation["value"]
 
 
 @asynccontextmanager
-async def http_cluster() -> AsyncIterator[HttpCluster]:
-    """Serve on a free port."""
-    server = HttpCluster()
+async def http_cluster(*, moves: bool = True) -> AsyncIterator[HttpCluster]:
+    """Serve a cluster on a free port. moves: as HttpCluster's."""
+    server = HttpCluster(moves=moves)
     runner = web.AppRunner(server.app(), handler_cancellation=True, shutdown_timeout=0.1)
     await runner.setup()
     site = web.TCPSite(runner, "127.0.0.1", 0)

@@ -31,6 +31,17 @@ def job(name: str = "mnist", *, status: Manifest | None = None, **spec: Any) -> 
     return read_job(manifest(name, **spec) | ({"status": status} if status else {}))
 
 
+def stored(name: str = "mnist", **spec: Any) -> Manifest:
+    """A job as the API server returns it, with what it adds to metadata; each name has its own uid."""
+    made = manifest(name, **spec)
+    made["metadata"] |= {
+        "uid": f"uid-of-{name}",
+        "creationTimestamp": "2026-11-21T12:00:00Z",
+        "managedFields": [{"manager": "kubectl"}],
+    }
+    return made
+
+
 def with_template(template: Manifest, role: str = "worker") -> Manifest:
     """A job whose role has this template."""
     roles = {"worker": {"replicas": 2}}

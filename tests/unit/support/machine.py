@@ -12,10 +12,12 @@ from typing import Any
 from dtj.api.identity import KIND, LABEL_ATTEMPT
 from dtj.api.job import Manifest
 from dtj.api.managed_by import other_manager_of
+from dtj.api.strategies import RULES
 from dtj.cluster.port import ApiError
 from dtj.reconcile.reconciler import Reconciler
 from dtj.reconcile.view import controller_uid
-from tests.unit.support.fake_cluster import Call, Kubelet, Name, OperatorDied
+from tests.unit.support.fake_cluster import Call, Name, OperatorDied
+from tests.unit.support.kubelet import Kubelet
 from tests.unit.support.world import KEY, World
 
 JOB = (KIND, *KEY)
@@ -171,7 +173,7 @@ class Trial(World):
         if job is None or job["metadata"]["uid"] != owner:
             return
         self._check_affinity(job, manifest)
-        if job["spec"]["strategy"] != "Horovod":
+        if RULES[job["spec"]["strategy"]].restarts_alone:
             return
         status = job.get("status", {})
         assert attempt <= max(status.get("attempt", 0), 1), "a pod of an attempt that is not stored"
@@ -376,7 +378,7 @@ def _attempt_of(job: Manifest, short: str) -> int:
     """In which attempt a replica is to be, as the job's status says."""
     status = job.get("status", {})
     alone = (status.get("replicaAttempts") or {}).get(short, 1)
-    return int(status.get("attempt", 1) if job["spec"]["strategy"] == "Horovod" else alone)
+    return int(alone if RULES[job["spec"]["strategy"]].restarts_alone else status.get("attempt", 1))
 
 
 def _restarts(status: Manifest) -> dict[str, int]:

@@ -12,7 +12,7 @@ from dtj.admission.serving import Serving
 from dtj.api.job import Manifest
 from dtj.reconcile.metrics import Metrics, event_loop_lag, process_registry
 from dtj.status.pod_report import read_report
-from tests.unit.support.fake_cluster import Ending
+from tests.unit.support.kubelet import Ending
 from tests.unit.support.world import KEY, World
 
 GPUS = {"worker": {"replicas": 2, "gpus": 4}}

@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
-from tests.unit.support.api_server import write_kubeconfig
+from tests.unit.support.kubeconfig import write_kubeconfig
 
 # As in the operator's image, which has no kubernetes_validate: kopf imports the Kubernetes client before dtj does.
 PROGRAM = "import sys; sys.modules['kubernetes_validate'] = None; from dtj.process import main; main()"

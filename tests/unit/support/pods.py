@@ -39,6 +39,16 @@ def pod(name: str, *, attempt: int = 1, **status: Any) -> Manifest:
     }
 
 
+def stored_pod(name: str, *, phase: str = "Running", attempt: int = 1) -> Manifest:
+    """A pod of any job in namespace ml, `<job>-<role>-<index>`, as the API server returns it."""
+    made = pod(name, attempt=attempt, phase=phase)
+    state = {"running": {}} if phase == "Running" else {"terminated": {"exitCode": int(phase == "Failed")}}
+    made["metadata"]["labels"]["dtj.dev/job"] = name.rsplit("-", 2)[0]
+    made["spec"]["nodeName"] = "node-1"
+    made["status"]["containerStatuses"] = [{"name": "trainer", "state": state}] if phase != "Pending" else []
+    return made | {"apiVersion": "v1", "kind": "Pod"}
+
+
 def scheduled(name: str, *, attempt: int = 1) -> Manifest:
     made = pod(name, attempt=attempt, conditions=[{"type": "PodScheduled", "status": "True"}])
     made["spec"]["nodeName"] = f"node-of-{name}"
@@ -116,7 +126,7 @@ class Life:
 
     @property
     def expected(self) -> Expected:
-        return expectation(self.job, self.plan, [])
+        return expectation(self.job, self.plan)
 
     def see(self, *pods: Manifest, seconds: float = 0, **observed: Any) -> Manifest:
         """Evaluate with these pods, store the status through JSON, return it as written."""

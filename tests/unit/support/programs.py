@@ -6,7 +6,7 @@ import json
 from typing import Any
 
 from dtj.api.job import Manifest
-from tests.unit.support.fake_cluster import Ending
+from tests.unit.support.kubelet import Ending
 
 
 def fails(attempts: int, code: int = 3) -> Any:

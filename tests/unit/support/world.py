@@ -16,8 +16,11 @@ from dtj.reconcile.reconciler import Reconciler
 from dtj.reconcile.slow_start import MOST_AT_ONCE
 from dtj.reconcile.view import Key
 from dtj.status.pod_report import Report
-from tests.unit.support.fake_cluster import FakeCluster, FakeView, Kubelet, OperatorDied
+from tests.unit.support.fake_cluster import FakeCluster, OperatorDied
+from tests.unit.support.fake_view import FakeView
 from tests.unit.support.jobs import manifest
+from tests.unit.support.kubelet import Kubelet
+from tests.unit.support.pods import START
 
 KEY = ("ml", "mnist")
 METRICS = Metrics()
@@ -86,9 +89,14 @@ class World:
             self.new_metrics(),
             lambda: self.cluster.now,
             remembered(self.plan),
+            elapsed=self.elapsed,
             counts_after=self.counts_after,
             at_once=self.at_once,
         )
+
+    def elapsed(self) -> float:
+        """Seconds on a clock that nobody sets."""
+        return (self.cluster.now - START).total_seconds()
 
     def new_metrics(self) -> Metrics:
         """What a process counts with."""

@@ -1,4 +1,4 @@
-"""Waiting between attempts: exponential, with jitter, bounded."""
+"""Retries with a delay that grows exponentially up to a limit, with jitter."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ LONGEST_DELAY_SECONDS = 15.0
 
 
 class Patience:
-    """How long a bucket is waited for: `timeout` seconds, from the last progress on where that counts."""
+    """A deadline `timeout` seconds after the start; each rise of `progress`, if given, starts the time again."""
 
     def __init__(self, timeout: float, progress: Callable[[], int] | None) -> None:
         self._timeout = timeout
@@ -27,7 +27,7 @@ class Patience:
         self._deadline = time.monotonic() + timeout
 
     def left(self) -> float:
-        """Seconds until it ends."""
+        """Return the seconds until the deadline."""
         if self._progress and (now := self._progress()) > self._most:
             self._most = now
             self._deadline = time.monotonic() + self._timeout
@@ -35,14 +35,14 @@ class Patience:
 
 
 class Backoff:
-    """The delay before the next attempt, in seconds; doubles with each failure up to a limit."""
+    """The delay before the next attempt, in seconds. The delay doubles with each failure, up to a limit."""
 
     def __init__(self, longest: float = LONGEST_DELAY_SECONDS) -> None:
         self._longest = longest
         self._failures = 0
 
     def next_delay(self) -> float:
-        """Count one more failure; a random time between half and all of the present delay."""
+        """Count one more failure, and return a random time between half of the current delay and all of it."""
         delay = min(self._longest, FIRST_DELAY_SECONDS * 2.0 ** min(self._failures, 16))
         self._failures += 1
         return delay * random.uniform(0.5, 1.0)  # noqa: S311 - not for secrets
@@ -62,8 +62,9 @@ def retry_transient(
 ) -> Result:
     """Call until it succeeds, for at most `timeout` seconds without progress.
 
-    An error that can't pass is raised at once. `progress` is a number that grows with what the calls bring, such as
-    bytes. `on_wait` hears of each error and the seconds until the next attempt. `sleep` may raise to end the wait.
+    An error that is not transient is raised at once. `progress` returns a number that grows with the work of the
+    calls, such as the bytes received. `on_wait` gets each error and the seconds until the next attempt. `sleep` may
+    raise to end the wait.
     """
     patience = Patience(timeout, progress)
     backoff = Backoff()

@@ -1,4 +1,4 @@
-"""The checkpoints in a bucket, as their manifests tell."""
+"""The index of the checkpoints in a bucket, read from their manifests."""
 
 from __future__ import annotations
 
@@ -19,15 +19,16 @@ log = logging.getLogger(__name__)
 
 @dataclass
 class CheckpointIndex:
-    """Manifests by folder, and the folders without a manifest that can be read."""
+    """The readable manifests by folder, and the folders that have none."""
 
     manifests: dict[str, Manifest] = field(default_factory=dict)
     torn: set[str] = field(default_factory=set)
-    """Folders without a manifest, and those of `damaged`: what is removed once there is something newer."""
+    """Folders without a manifest, and the folders in `damaged`. The uploader removes them once a newer upload
+    exists."""
     damaged: dict[str, str] = field(default_factory=dict)
-    """By folder: what is wrong with its manifest."""
+    """What is wrong with a manifest, by folder."""
     newer: dict[str, tuple[int, int]] = field(default_factory=dict)
-    """Folders whose manifest a later release wrote, with their age as `age` tells it. Nothing removes them."""
+    """Folders whose manifest a later release wrote, with their `age`. Nothing removes these folders."""
 
     def newest_first(self) -> list[Manifest]:
         """The manifests in the order in which a restore tries them."""
@@ -35,17 +36,17 @@ class CheckpointIndex:
 
 
 def age(manifest: Manifest) -> tuple[int, int]:
-    """Greater for a newer checkpoint: a later writer's is newer whatever its step."""
+    """Return a key that is greater for a newer checkpoint: a later claim is newer, whatever its step."""
     return manifest.claim, manifest.step
 
 
 def candidate_of(manifest: Manifest) -> Candidate:
-    """The manifest as a candidate for keeping."""
+    """Return the manifest as a candidate for retention."""
     return Candidate(manifest.claim, manifest.step, manifest.metric, manifest.metric_mode)
 
 
 def read_index(store: Store, *, warn: bool = False) -> CheckpointIndex:
-    """Read every manifest below a checkpoints prefix; `warn` tells the log about each torn checkpoint."""
+    """Read every manifest below a checkpoints prefix. `warn`: log a warning about each torn or damaged checkpoint."""
     index = CheckpointIndex()
     for folder in store.folders():
         expected = step_and_claim(folder)

@@ -1,4 +1,4 @@
-"""Follows the newest complete checkpoint in the bucket: an evaluator finds it in its own checkpoints folder."""
+"""Mirrors the newest complete checkpoint of the bucket into the evaluator's own checkpoints folder."""
 
 from __future__ import annotations
 
@@ -24,14 +24,15 @@ log = logging.getLogger(__name__)
 
 POLL_SECONDS = 3.0
 LONGEST_RETRY_SECONDS = 60.0
-"""Between two attempts at a checkpoint that did not arrive whole, while nothing else changes."""
+"""The longest delay in seconds before a checkpoint that did not arrive completely is fetched again."""
 
 
 class CheckpointMirror:
     """Brings the newest checkpoint below `store` into `folder`, pass by pass, from one thread.
 
-    The `keep` last ones stay, as the program may still read them. It sees whole files and directories only, and
-    TensorFlow's state file not before what it names; the files of one checkpoint come and go one by one.
+    The newest `keep` checkpoints stay in `folder`, because the program may still read them. The program sees complete
+    files and directories only, and never sees TensorFlow's state file before the files that the state file names. The
+    files of one checkpoint appear and disappear one by one.
     """
 
     def __init__(
@@ -42,17 +43,17 @@ class CheckpointMirror:
         self._keep = keep
         self._now = now
         self._listed: dict[str, str] = {}
-        """The manifests of the last pass: ETags by keys."""
+        """The ETags of the manifests at the last pass, by key."""
         self._retry_at = math.inf
         self._backoff = Backoff(LONGEST_RETRY_SECONDS)
         self._mirrored: list[Manifest] = []
         self.newest: contract.CheckpointRef | None = None
-        """The one mirrored last; may be read by other threads."""
+        """The checkpoint mirrored last. Other threads may read it."""
 
     def mirror_pass(self, *, ended: bool, died_ns: int | None) -> bool:
-        """Look for a newer checkpoint, and fetch it; True as for an upload pass. Raises S3Error.
+        """Fetch the newest checkpoint if it is newer than the last one; always return True. Raises S3Error.
 
-        One request while nothing changed, unless a checkpoint is to be tried again.
+        While no manifest changed and no retry is due, a pass costs one request.
         """
         del ended, died_ns
         manifests = f"/{contract.MANIFEST_FILE}"
@@ -60,14 +61,14 @@ class CheckpointMirror:
         if listed != self._listed or self._now() >= self._retry_at:
             skipped = self._fetch_newest()
             self._listed = listed
-            # After the last checkpoint of a run no manifest changes any more.
+            # No manifest changes after the last checkpoint of a run. A timer starts the retry instead.
             self._retry_at = self._now() + self._backoff.next_delay() if skipped else math.inf
             if not skipped:
                 self._backoff.reset()
         return True
 
     def _fetch_newest(self) -> bool:
-        """Bring the newest checkpoint that arrives whole; whether a newer one did not."""
+        """Fetch the newest checkpoint that arrives completely. Return whether a newer one could not be fetched."""
         skipped = False
         last = _age(self._mirrored[-1]) if self._mirrored else None
         for manifest in read_index(self._store).newest_first():
@@ -77,13 +78,14 @@ class CheckpointMirror:
             if fault is None:
                 self._take(manifest)
                 break
-            # Or the chief has removed it meanwhile; then the next pass finds a newer one.
+            # The chief may have removed the checkpoint during the download. The next pass then reads a newer
+            # manifest.
             log.warning("checkpoint %s is not mirrored: %s", manifest.folder, fault)
             skipped = True
         return skipped
 
     def _take(self, manifest: Manifest) -> None:
-        # What an attempt before left behind a step that was gone back to is no more part of the run.
+        # A resume from an earlier step makes later steps of the previous attempt obsolete. Drop them.
         kept = [*(m for m in self._mirrored if m.step < manifest.step), manifest][-self._keep :]
         wanted = {STATE_FILE, *(entry.name for m in kept for entry in m.entries)}
         for name in {entry.name for m in self._mirrored for entry in m.entries} - wanted:

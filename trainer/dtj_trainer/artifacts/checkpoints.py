@@ -6,8 +6,8 @@
     checkpoints.save(step, write, metric=accuracy)
     newest = checkpoints.newest()
 
-`dtj-launch` uploads what `save` made while training goes on, and puts the newest good checkpoint
-back before a retry. Only one process of a job writes checkpoints: rank 0.
+`dtj-launch` uploads the checkpoints that `save` wrote while training continues, and restores the newest good
+checkpoint before a retry. Only one process of a job writes checkpoints: rank 0.
 """
 
 from __future__ import annotations
@@ -34,11 +34,12 @@ if TYPE_CHECKING:
 
 DEFAULT_KEEP = 3
 FULL_BYTES = 256 * 1024
-"""Less is left on a disk that was written to until it was full, whatever size the last write had."""
+"""A disk counts as full below this free space, because the write that failed may have asked for more than was
+left."""
 
 
 _TEMPORARY = re.compile(r"\.\d+\.\d+(\.replaced)?\.tmp")
-"""What `save` calls a folder before it is whole, and one that is being replaced: the step and the process."""
+"""Names of temporary folders: a checkpoint that `save` is still writing, or one that `save` is replacing."""
 
 
 class SavedCheckpoint(NamedTuple):
@@ -49,7 +50,7 @@ class SavedCheckpoint(NamedTuple):
 
 
 def folder() -> Path:
-    """Where the checkpoints of this process lie."""
+    """Return the folder of this process's checkpoints."""
     return Path(contract.root()) / contract.CHECKPOINTS
 
 
@@ -61,11 +62,11 @@ def save(
 ) -> Path:
     """Write a checkpoint into the directory `checkpoints/<step>` and return it.
 
-    `write` gets an empty directory and puts the files there; when it raises, nothing is left. The
-    checkpoint appears under its name at once, with its content on disk. The best checkpoint by
-    `metric` is kept besides the newest ones; `metric_mode` says whether more or less is better.
-    An older checkpoint of the same step is replaced. Raises what `write` raises, OSError (ENOSPC) when the
-    disk is full, in whatever words `write` says so.
+    `write` gets an empty directory and puts the files there; when `write` raises, `save` removes the directory. The
+    checkpoint gets its final name only after all its content is on disk. The checkpoint with the best `metric` is
+    kept in addition to the newest ones; `metric_mode` says whether a greater or a smaller metric is better. An older
+    checkpoint of the same step is replaced. Raises what `write` raises, but OSError (ENOSPC) when the disk is full,
+    because libraries report a full disk in many ways.
     """
     if step < 0:
         raise ValueError(f"a checkpoint's step can't be negative: {step}")
@@ -97,7 +98,7 @@ def save(
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(parent / str(step))) from error
         raise
     if not os.environ.get(contract.ENV_ARTIFACTS_URI):
-        _prune()  # With a bucket, dtj-launch prunes, once the others are uploaded.
+        _prune()  # With a bucket, dtj-launch prunes after it has uploaded the checkpoints that stay.
     return target
 
 
@@ -112,18 +113,20 @@ def saved() -> list[SavedCheckpoint]:
 
 
 def newest() -> SavedCheckpoint | None:
-    """The newest complete checkpoint made by `save`: after a restore the one to go on from."""
+    """Return the newest complete checkpoint made by `save`. After a restore, training continues from this
+    checkpoint.
+    """
     return max(saved(), default=None)
 
 
 def keep_from_environment() -> int:
-    """How many of the newest checkpoints to keep; at least 1."""
+    """Return how many of the newest checkpoints to keep, at least 1."""
     text = os.environ.get(contract.ENV_CHECKPOINTS_KEEP, "")
     return max(int(text), 1) if text.strip().isdecimal() else DEFAULT_KEEP
 
 
 def _remove_leftovers(parent: Path) -> None:
-    """Remove the folders of killed saves. A save that still goes on holds the lock of its folder."""
+    """Remove the temporary folders of killed processes. A save in progress holds the lock of its folder."""
     for path in parent.glob(".*.tmp"):
         if _TEMPORARY.fullmatch(path.name):
             with contextlib.suppress(OSError), _locked(path):
@@ -132,7 +135,7 @@ def _remove_leftovers(parent: Path) -> None:
 
 @contextlib.contextmanager
 def _locked(folder: Path) -> Iterator[None]:
-    """Hold the folder's lock, which the kernel frees when the process is killed.
+    """Hold the folder's lock. The kernel releases the lock when the process is killed.
 
     Raises BlockingIOError where another thread or process holds the lock.
     """
@@ -143,7 +146,7 @@ def _locked(folder: Path) -> Iterator[None]:
         except BlockingIOError:
             raise
         except OSError:
-            pass  # Some file systems of the network lock no folders. One process writes checkpoints in any case.
+            pass  # Some network file systems cannot lock folders. Only one process writes checkpoints in any case.
         yield
     finally:
         os.close(descriptor)

@@ -1,4 +1,4 @@
-"""The event files of a job, brought from the bucket into a folder as they appear and grow: TensorBoard reads them."""
+"""Mirrors the event files of a job from the bucket into a folder that TensorBoard reads."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 FETCH_SECONDS = 5.0
-"""From one look at the bucket to the next."""
+"""Seconds from the end of one pass over the bucket to the next."""
 
 
 class EventFiles:
@@ -28,15 +28,19 @@ class EventFiles:
         listed: Callable[[str], Iterable[StoredObject]],
         fetch_growth: Callable[[str, Path], None],
     ) -> None:
-        """Listed: the objects below a folder, as `Store.objects`. fetch_growth: as `Store.get_growth`."""
+        """`listed` lists the objects below a folder, as `Store.objects`; `fetch_growth` works as
+        `Store.get_growth`.
+        """
         self._folder = folder.resolve()
         self._listed = listed
         self._fetch_growth = fetch_growth
         self._fetched: dict[str, str] = {}
-        """ETags by key."""
+        """ETags of the fetched objects, by key."""
 
     def fetch(self) -> int:
-        """Bring what is new or has changed; how many files that were. Raises what the two callables raise."""
+        """Fetch the files that are new or have changed, and return their number. Raises what the two callables
+        raise.
+        """
         fresh = [
             item for item in self._listed(contract.TENSORBOARD) if self._fetched.get(item.key) != item.etag
         ]
@@ -45,7 +49,7 @@ class EventFiles:
             file = (self._folder / item.key.removeprefix(f"{contract.TENSORBOARD}/")).resolve()
             self._fetched[item.key] = item.etag
             if item.key.endswith("/") or not file.is_relative_to(self._folder):
-                log.warning("%s is no event file's key: left out", item.key)
+                log.warning("%s is not the key of an event file and is ignored", item.key)
                 continue
             file.parent.mkdir(parents=True, exist_ok=True)
             try:

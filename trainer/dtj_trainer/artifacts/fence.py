@@ -1,14 +1,15 @@
-"""The fence between the attempts of a job: only the newest one may write what they share in the bucket.
+"""The fence between the attempts of a job: only the newest attempt may write to keys that attempts share.
 
-The pod that writes for its attempt claims the job's prefix at its start, by compare-and-swap on one small
-object; a claim is only ever replaced by a later one. What a claim then protects, and how:
+The pod that writes for its attempt claims the job's prefix at its start, by compare-and-swap on one small object. A
+claim is replaced by a later claim only. A claim protects two kinds of objects:
 
-- Checkpoints: each claim writes, prunes and cleans up below folders of its own (`<step>-<claim>`), and
-  removes those of earlier claims. No key is ever shared, so that a writer that was stopped between its look
-  at the claim and a put or delete can't hurt a later one, with any store. What it may still do in that
-  moment is to complete a checkpoint of its own: a whole one of the same training, older than any of the
-  later attempts, and as good as another to go on from.
-- Other files: each put names the ETag of what it replaces. The one that lost the race looks at the claim.
+- Checkpoints: each claim writes, prunes and cleans up below folders of its own (`<step>-<claim>`), and removes the
+  folders of earlier claims. No two claims share a key. A writer that was stopped after it checked its claim, and
+  that continues later with a put or a delete, therefore cannot damage a later writer's checkpoint, with any store.
+  Such a writer may still complete one checkpoint of its own. That checkpoint is intact, belongs to the same
+  training, counts as older than those of later attempts, and is valid to resume from.
+- Other files: each put names the ETag of the object that it replaces. A writer whose put fails because the object
+  changed checks the claim before it tries again.
 """
 
 from __future__ import annotations
@@ -32,23 +33,23 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 TRIES = 5
-"""Of a compare-and-swap, one after the other: more writers than that never start at once."""
+"""Compare-and-swaps in a row before `hold` gives up. Fewer writers than this start at the same time."""
 
 
 _NO_OBJECT = f'"{"0" * 32}"'
-"""An ETag that no claim has."""
+"""An ETag that no object has."""
 
 
 class Superseded(LastingS3Error):
-    """A later attempt writes now: this one may write no more, ever."""
+    """A later attempt has the claim. This attempt must never write again."""
 
 
 @dataclass(frozen=True)
 class Claim:
-    """Who may write. `number` rises with each claim, and is that of the attempt wherever possible.
+    """Which process may write. `number` rises with each claim, and equals the attempt's number wherever possible.
 
-    `writer` is unique to a process: two pods of one attempt are told apart, and a claim that arrived although its
-    answer was lost is recognized. `time` is RFC 3339 in UTC.
+    `writer` is unique to a process. It distinguishes two pods of the same attempt, and it identifies a claim that the
+    store accepted although the response was lost. `time` is RFC 3339 in UTC.
     """
 
     attempt: int
@@ -58,12 +59,12 @@ class Claim:
 
 
 class Fence:
-    """One process's claim. May be used by several threads."""
+    """The claim of one process. Thread-safe."""
 
     def __init__(
         self, store: Store, key: str, attempt: int, on_superseded: Callable[[], None] = lambda: None
     ) -> None:
-        """`store` is the job's prefix; `on_superseded` is called once, from the thread that finds it out."""
+        """`store` is the job's prefix. `on_superseded` is called once, by the thread that detects a later attempt."""
         self._store = store
         self._key = key
         self._attempt = attempt
@@ -73,23 +74,23 @@ class Fence:
         self._conditional = True
         self._lock = threading.Lock()
         self.superseded: Superseded | None = None
-        """Set for good once a later attempt was seen."""
+        """Set when a later attempt was seen, and never reset."""
 
     @property
     def attempt(self) -> int:
-        """The attempt that it claims for."""
+        """The attempt for which this process claims the prefix."""
         return self._attempt
 
     @property
     def number(self) -> int:
-        """The number of the claim, which was held at least once."""
+        """The number of the claim. Call `hold` successfully before reading it."""
         assert self._own is not None
         return self._own.number
 
     def hold(self) -> None:
-        """Make sure that the claim is this process's, and make it so at first; one small request as a rule.
+        """Verify that this process has the claim, or take the claim. Usually one small request.
 
-        Raises Superseded when a later attempt has claimed, S3Error when that can't be found out.
+        Raises Superseded when a later attempt has claimed, S3Error when the store does not say who has the claim.
         """
         with self._lock:
             if self.superseded:
@@ -106,14 +107,16 @@ class Fence:
             raise S3Error(f"{self._store.uri(self._key)} is being changed all the time", transient=True)
 
     def expecting(self, replaces: str) -> str | None:
-        """The condition for a put over an object with that ETag (or ABSENT); None where the store knows none."""
+        """Return the condition of a put over the object with that ETag (or ABSENT), or None without conditional
+        writes.
+        """
         return replaces if self._conditional else None
 
     def without_conditions(self) -> None:
-        """Go on without conditional writes, as this store does not have them."""
+        """Continue without conditional writes, because this store does not support them."""
         if self._conditional:
             log.warning(
-                "the store of %s has no conditional writes: a lost pod that comes back is noticed only "
+                "the store of %s has no conditional writes: a pod from a lost node that reconnects is detected only "
                 "between its uploads",
                 self._store.location.uri,
             )
@@ -137,7 +140,7 @@ class Fence:
     def _is_later(self, found: Claim) -> bool:
         if found.attempt != self._attempt:
             return found.attempt > self._attempt
-        # Of one attempt the pod that was started last has it.
+        # Within one attempt, the pod that started last has the claim.
         return self._own is not None and found.number >= self._own.number
 
     def _lost(self, found: Claim) -> Superseded:
@@ -149,7 +152,7 @@ class Fence:
         return self.superseded
 
     def _claim(self, found: Claim | None, etag: str) -> bool:
-        """Replace what was found; False when that is to be tried again."""
+        """Replace the claim that was read; return False when the caller must read again."""
         numbers = [self._attempt, found.number + 1 if found else 1, self._own.number if self._own else 1]
         wanted = Claim(self._attempt, max(numbers), self._writer, now_text())
         content = json.dumps(asdict(wanted)).encode()
@@ -169,9 +172,9 @@ class Fence:
         return True
 
     def _refuses_to_replace(self, content: bytes) -> bool:
-        """Whether the store heeds both conditions, where the claim of another is in the way.
+        """Return whether the store enforces both conditions, If-None-Match and If-Match, while another claim exists.
 
-        Some stores ignore conditions. Others heed If-None-Match and ignore If-Match.
+        Some stores ignore both conditions. Others enforce If-None-Match and ignore If-Match.
         """
         for impossible in (ABSENT, _NO_OBJECT):
             try:

@@ -1,4 +1,4 @@
-"""Puts an object over what this process knows to be there, and over anything else only as the claim's holder."""
+"""Replaces an object only while it has the expected ETag, or while this process holds the claim of its attempt."""
 
 from __future__ import annotations
 
@@ -14,16 +14,18 @@ if TYPE_CHECKING:
     from dtj_trainer.artifacts.store import Store
 
 CONDITIONAL_TRIES = 3
-"""Of a put over what others put there: none of them may write any more, so that the second one succeeds."""
+"""Writers of earlier attempts may not write any more, so that the second of these puts usually succeeds."""
 
 
 def put_fenced(
     store: Store, fence: Fence, key: str, etag: str, put: Callable[[str | None], str | None]
 ) -> str:
-    """Call `put` with the condition for replacing the object of that ETag (or ABSENT); the ETag of the new one.
+    """Call `put` with the condition for replacing the object of that ETag (or ABSENT); return the ETag of the new
+    object.
 
-    What is in the way may be an earlier attempt's, or this put itself, its answer lost: with the claim in
-    hand both may be replaced, and who has lost the claim learns it before any put. Raises Superseded, S3Error.
+    When the condition fails, the object may stem from an earlier attempt, or from this very put if its response was
+    lost. The holder of the claim may replace either object. A process that lost the claim gets Superseded before the
+    put. Raises Superseded, S3Error.
     """
     for _ in range(CONDITIONAL_TRIES):
         fence.hold()

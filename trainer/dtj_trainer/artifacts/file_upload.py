@@ -1,4 +1,4 @@
-"""Uploads what a pod's program leaves in its workspace: files that are whole, and files that grow."""
+"""Uploads what a pod's program writes to its workspace: complete files as a whole, and growing files in segments."""
 
 from __future__ import annotations
 
@@ -22,28 +22,28 @@ if TYPE_CHECKING:
 
 
 class Clock(Protocol):
-    """The two clocks of the module `time`."""
+    """The two clocks of the module `time`, so that tests can replace them."""
 
     def monotonic(self) -> float:
-        """Seconds that never go back."""
+        """Return monotonic seconds."""
 
     def time(self) -> float:
-        """Seconds since 1970."""
+        """Return seconds since 1970."""
 
 
 @dataclass
 class _Known:
-    """What is known of one file that is uploaded as a whole; times are monotonic seconds."""
+    """The state of one file that is uploaded as a whole. Times are monotonic seconds."""
 
     uploaded: State | None = None
     uploaded_at: float = -math.inf
     duration: float = 0.0
     etag: str = ABSENT
-    """What this process put there, or found there."""
+    """The ETag that this process's last put returned, or ABSENT."""
 
 
 class FileUploader:
-    """Brings the files of some sources into the bucket, pass by pass, from one thread."""
+    """Uploads the files of some sources into the bucket, pass by pass, from one thread."""
 
     def __init__(self, store: Store, sources: list[Source], clock: Clock = time) -> None:
         self.store = store
@@ -57,13 +57,13 @@ class FileUploader:
         self._lock = threading.Lock()
 
     def upload_pass(self, *, ended: bool, died_ns: int | None) -> bool:
-        """Upload what is due. After the program's end all that is left is due, except files that must be whole and
-        were not yet quiet when it was killed.
+        """Upload what is due. After the program's end every file is due, except `unbroken` files that changed shortly
+        before the program was killed.
 
-        True when nothing is left to do for the files of this moment. A key that the store refuses keeps no other
-        file from its upload; the pass raises its S3Error at the end. An error that may pass by itself ends the
-        source, not the pass. What a later attempt has taken over is left alone, without an error: the others are
-        still this pod's.
+        Returns True when nothing is left to upload at this moment. A key that the store refuses does not prevent the
+        upload of other files; the pass raises the S3Error at its end. A transient error ends the pass over that
+        source, and the pass continues with the other sources. A source that a later attempt has taken over is skipped
+        without an error, because the other sources still belong to this pod.
         """
         over = ended or died_ns is not None
         self.store.uploads.abort_changed()
@@ -77,13 +77,13 @@ class FileUploader:
         return all_done
 
     def uploaded_below(self, key_prefix: str) -> bool:
-        """Whether something of the source with that key is in the bucket by this process."""
+        """Return whether this process has uploaded something of the source with that key."""
         return key_prefix in self._uploaded or key_prefix in self._growing.uploaded
 
     def _upload_source(
         self, source: Source, rule: Rule, over: bool, died_ns: int | None, errors: PassErrors
     ) -> bool:
-        """Upload what is due of a source; whether all of it is done for now."""
+        """Upload what is due of a source; return whether nothing more is due for now."""
         done = True
         for path, key in source.files(self._names):
             if errors.over(source):
@@ -95,13 +95,13 @@ class FileUploader:
     def _consider(
         self, source: Source, rule: Rule, path: Path, key: str, over: bool, died_ns: int | None
     ) -> bool:
-        """Upload one file if it is due; whether it is done for now."""
+        """Upload one file if it is due; return whether nothing more of it is due for now."""
         known = self._known.setdefault(path, _Known())
         state = state_of(path.stat())
         if state == known.uploaded or (rule.only_once and known.uploaded):
             return True
         if died_ns is not None and rule.unbroken and state.changed_ns > died_ns - rule.quiet * 1e9:
-            return True  # Cut off in the middle, perhaps.
+            return True  # The program may have been killed in the middle of this file.
         if not over and not self._due(rule, known, state):
             return False
         started = self._clock.monotonic()

@@ -1,4 +1,4 @@
-"""The names of the files below a folder, read again only where a folder has changed."""
+"""Lists the files below a folder, and reads a folder again only when it has changed."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from pathlib import Path
 from dtj_trainer.artifacts.store import usable_name
 
 SETTLED_NS = 2 * 10**9
-"""A folder that changed just now may change again within the same tick of the file system's clock."""
+"""A listing is reused only if it began this long after the folder's last change (file system clocks are coarse)."""
 LONGEST_NS = 60 * 10**9
-"""A folder is read again after so long in any case: not every file system keeps a folder's time."""
+"""A listing is reused for at most this time, because some file systems do not update a folder's time."""
 
 
 @dataclass(frozen=True)
@@ -29,19 +29,19 @@ class _Read:
 
 @dataclass
 class FolderNames:
-    """Remembers what it has read. For one thread."""
+    """A cache of folder listings. Not thread-safe."""
 
     _read: dict[str, _Read] = field(default_factory=dict)
 
     def files(self, folder: Path) -> list[Path]:
-        """All files below a folder in the order of their names; hidden and temporary ones are not artifacts."""
+        """List all files below a folder, ordered by name, without hidden and temporary files."""
         found: list[Path] = []
         waiting = [str(folder)]
         while waiting:
             name = waiting.pop()
             try:
                 read = self._names(name)
-            except OSError:  # It is not there, or not any more.
+            except OSError:  # The folder does not exist, or was removed meanwhile.
                 self._read.pop(name, None)
                 continue
             found += read.files

@@ -1,4 +1,4 @@
-"""What happened last to the entries of a folder, as the kernel tells it: inotify(7)."""
+"""Records the last event of each entry of a folder, by inotify(7)."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _READ_BYTES = 64 * 1024
 
 
 class Happened(Enum):
-    """The last that happened to an entry."""
+    """The last event of an entry."""
 
     RENAMED = "it was renamed into the folder"
     CLOSED = "its writer closed it while the program ran"
@@ -34,14 +34,14 @@ class Happened(Enum):
 
 
 class Seen(NamedTuple):
-    """What happened, and when this process heard of it: wall clock, nanoseconds, never earlier than it happened."""
+    """An event, and when this process received it: wall clock in nanoseconds, at or after the time of the event."""
 
     what: Happened
     at_ns: int
 
 
 class FolderWatch:
-    """Watches the direct entries of one folder; what lies within its directories is not watched."""
+    """Watches the direct entries of one folder. Entries of its subdirectories are not watched."""
 
     def __init__(self, folder: Path, program_runs: Callable[[], bool]) -> None:
         self._folder = folder
@@ -49,13 +49,13 @@ class FolderWatch:
         self._seen: dict[str, Seen] = {}
 
     def start(self) -> None:
-        """Watch the folder, which is there, in the background. Without inotify nothing is ever `last` seen."""
+        """Watch the existing folder in the background. Without inotify, `last` always returns None."""
         descriptor = _watch(self._folder)
         if descriptor is not None:
             threading.Thread(target=self._read, args=(descriptor,), name="watch", daemon=True).start()
 
     def last(self, name: str) -> Seen | None:
-        """What happened last to the entry; None when nothing is known of it."""
+        """Return the last event of the entry; None when no event was seen."""
         return self._seen.get(name)
 
     def _read(self, descriptor: int) -> None:
@@ -73,7 +73,7 @@ class FolderWatch:
         elif mask & _MOVED_TO:
             self._seen[name] = Seen(Happened.RENAMED, now)
         elif mask & _IS_DIRECTORY:
-            return  # Its files are closed one by one, unseen.
+            return  # The files in a directory are closed without an event here.
         elif mask & _CLOSE_WRITE:
             # Ask after the event: a program that runs now did not lose the file by its death.
             closed = Happened.CLOSED if self._program_runs() else Happened.CLOSED_AT_END
@@ -83,7 +83,7 @@ class FolderWatch:
 
 
 def _watch(folder: Path) -> int | None:
-    """A descriptor that tells of the folder's entries; None where the kernel gives none (gVisor, no watch left)."""
+    """Return an inotify descriptor for the folder, or None where the kernel offers none (gVisor, no watch left)."""
     libc = ctypes.CDLL(None, use_errno=True)
     descriptor = libc.inotify_init1(os.O_CLOEXEC)
     mask = _MODIFY | _CLOSE_WRITE | _MOVED_TO | _CREATE | _MOVED_FROM | _DELETE
@@ -96,7 +96,7 @@ def _watch(folder: Path) -> int | None:
 
 
 def _parse(events: bytes) -> Iterator[tuple[int, str]]:
-    """The mask and the name of each event."""
+    """Yield the mask and the name of each event."""
     at = 0
     while at < len(events):
         _, mask, _, length = _EVENT.unpack_from(events, at)

@@ -1,4 +1,4 @@
-"""One file that grows while a program writes it, and how far it is in the bucket."""
+"""The upload state of one file that grows while a program writes it."""
 
 from __future__ import annotations
 
@@ -22,18 +22,18 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 COSTLY_SHARE = 10
-"""A file that took t seconds to upload rests for this many times t, so that uploads stay a small share."""
+"""A file that took t seconds to upload is not uploaded again for this many times t, to keep the load small."""
 
 
 class Put(Protocol):
-    """Puts content to a key over the object of that ETag (or ABSENT); the new ETag. Raises S3Error."""
+    """Puts content to a key over the object with that ETag (or ABSENT); returns the new ETag. Raises S3Error."""
 
     def __call__(self, key: str, content: bytes, etag: str) -> str:
-        """Put it."""
+        """Put the content."""
 
 
 class State(NamedTuple):
-    """What tells that a file has changed."""
+    """The size, change time and inode of a file; one of them differs after a change."""
 
     size: int
     changed_ns: int
@@ -41,18 +41,18 @@ class State(NamedTuple):
 
 
 _ROTATED_ONLY = State(-1, 0, 0)
-"""Of a log whose present file is missing at the moment."""
+"""The state of a log whose current file does not exist at the moment, between two rotations."""
 
 
 def state_of(status: os.stat_result) -> State:
-    """From what `stat` says."""
+    """Take the state from the result of `stat`."""
     return State(status.st_size, status.st_ctime_ns, status.st_ino)
 
 
 class GrowingFile:
-    """A file, or a log with all its rotated files (see `rotation`), as one sequence of segments. For one thread.
+    """A file, or a log with all its rotated files (see `rotation`), as one sequence of segments. Not thread-safe.
 
-    A file that was begun anew (shorter, or another one of the same name) replaces the segment that is open.
+    A file that starts again (it is shorter, or another file has its name) replaces the content of the open segment.
     """
 
     __slots__ = (
@@ -80,22 +80,23 @@ class GrowingFile:
         self._key = key
         self._rule = rule
         self._number, self._etag = begin.number, begin.etag
-        # Of the local file: where the open segment begins, up to where it is in the bucket, and what stands before.
+        # Offsets in the local file: where the open segment begins, the end of what is uploaded, and the bytes before
+        # that.
         self._at, self._sent, self._mark = begin.at, begin.sent, begin.mark
         self._closed = begin.at
         self._opened_at = math.inf
-        # Which file of the log is read: the former one of that number if there is one, else the present one.
+        # The number of the log file to read: the oldest rotated file, or the number that the current file will get.
         self._rotation = min(rotated_numbers(path), default=FIRST)
         self._inode = 0
-        # The state in which the present file was when all of it was in the bucket.
+        # The state of the current file when all of it was uploaded.
         self._whole: State | None = None
         self._duration = 0.0
         self.put_at = -math.inf
-        """When something was put last."""
+        """When the last put ended, in monotonic seconds."""
         self.quiet_since = now
-        """Since when nothing more came."""
+        """The time of the last growth, in monotonic seconds."""
         self.remains = True
-        """Whether something was not in the bucket yet when that was looked at last."""
+        """Whether the last pass left something that is not uploaded."""
 
     def close_segments(self, put: Put, now: float, *, over: bool, age: float) -> None:
         """Put the segments that are full, or older than `age` seconds. Raises S3Error, OSError."""
@@ -112,20 +113,21 @@ class GrowingFile:
             self.remains = state is not None and state != self._whole
 
     def open_due(self, now: float) -> bool:
-        """Whether the open segment may be put again."""
+        """Return whether the open segment may be put again."""
         return now - self.put_at >= max(self._rule.interval, COSTLY_SHARE * self._duration)
 
     def put_open(self, put: Put, clock: Callable[[], float], *, over: bool, at_most: float) -> int | None:
-        """Put the open segment if it has at most so many bytes; how many were put. None: it has more.
+        """Put the open segment if it has at most `at_most` bytes; return the bytes put, or None if the segment is
+        larger.
 
-        While the program runs it ends with a whole line or record. Raises S3Error, OSError.
+        While the program runs, the segment ends with a complete line or record. Raises S3Error, OSError.
         """
         if self._sent - self._at > at_most:
             return None
         with ExitStack() as stack:
             file, former = self._open(stack)
             if former:
-                return 0  # It was rotated just now: the next pass closes it.
+                return 0  # The file was rotated just now: the next pass closes the segment.
             state = state_of(os.fstat(file.fileno()))
             left = state.size - self._at
             content = _read(file, self._at, left if over else min(left, segment_bytes(self._closed)))
@@ -145,7 +147,7 @@ class GrowingFile:
 
     @property
     def _never_put(self) -> bool:
-        """A log that stayed empty is there too at the end."""
+        """Whether a log that stayed empty has no object yet. Its object is written at the end of the program."""
         return self._number == FIRST and self._sent == 0 and self.put_at == -math.inf
 
     def _look(self) -> State | None:
@@ -174,11 +176,13 @@ class GrowingFile:
             self._at, self._sent, self._mark = 0, 0, b""
             self._opened_at = now
             remove_up_to(self.path, self._rotation - 1 - KEPT_ROTATED)
-            if self._look() is None:  # The log's writer ended just there.
+            if (
+                self._look() is None
+            ):  # The writer ended right after the rotation, so that no current file exists.
                 return
 
     def _close_former(self, file: BinaryIO, put: Put) -> None:
-        """Put the rest of a rotated file, to which nothing is added any more."""
+        """Put the rest of a rotated file. A rotated file does not grow any more."""
         size = os.fstat(file.fileno()).st_size
         while (left := size - self._at) > 0:
             limit = segment_bytes(self._closed)
@@ -204,7 +208,7 @@ class GrowingFile:
             self._whole = state
 
     def _full(self, file: BinaryIO, left: int, limit: int) -> bytes:
-        """A segment of about `limit` bytes; empty while its one line or record is not whole."""
+        """Return a segment of about `limit` bytes; empty while its only line or record is incomplete."""
         window = limit
         while True:
             content = _read(file, self._at, min(window, left))
@@ -230,9 +234,12 @@ class GrowingFile:
         self._mark = _read(file, max(0, self._sent - MARK_BYTES), min(self._sent, MARK_BYTES))
 
     def _open(self, stack: ExitStack) -> tuple[BinaryIO, bool]:
-        """The file to be read from `_at` on, and whether it is a former one. Raises FileNotFoundError."""
+        """Open the file to read from `_at` on; the second value says whether the file is rotated. Raises
+        FileNotFoundError.
+        """
         present = former = None
-        # In this order: what is present may become the former one of that number meanwhile, not the other way round.
+        # Open the current file first: a rotation in between renames it to the rotated file, never the other way
+        # round.
         with suppress(FileNotFoundError):
             present = stack.enter_context(self.path.open("rb"))
         with suppress(FileNotFoundError):
@@ -248,11 +255,11 @@ class GrowingFile:
         return file, former is not None
 
     def _skip_what_was_removed(self) -> bool:
-        """Go on with the oldest file of a log whose files were removed before they were uploaded."""
+        """Continue with the oldest file of a log whose earlier files were removed before they were uploaded."""
         numbers = [number for number in rotated_numbers(self.path) if number > self._rotation]
         if not numbers:
             return False
-        log.warning("%s: what was rotated first was removed before it could be uploaded", self.path)
+        log.warning("%s: the oldest rotated file was removed before it could be uploaded", self.path)
         if self._sent > self._at:
             self._number += 1
             self._etag = ABSENT

@@ -1,7 +1,7 @@
-"""Uploads files that grow for as long as a program runs, in segments: what a week sends is what a week writes.
+"""Uploads growing files in segments, so that a pod uploads about as many bytes as its program writes.
 
-Closed segments go once. The open segment of each file is put again while it grows, as far as an allowance of the pod
-lasts: at first each few seconds, after hours of much output more seldom.
+A closed segment is uploaded once. The open segment of each file is uploaded again while it grows, within an allowance
+of the pod: every few seconds at first, and less often after hours of much output.
 """
 
 from __future__ import annotations
@@ -27,35 +27,35 @@ if TYPE_CHECKING:
     from dtj_trainer.artifacts.upload_rules import Source
 
 AGAIN_BYTES_PER_SECOND = 1000.0
-"""So much a pod may send that it will send again: 0.6 GB a week."""
+"""The rate of repeated uploads that a pod may reach: 0.6 GB a week."""
 AGAIN_AT_ONCE_BYTES = 128 * 1024 * 1024
-"""As much may be saved up, and is there at the start: the first hours are seen at once."""
+"""The largest balance of the allowance, and the balance at the start: output of the first hours appears quickly."""
 AGAIN_SHARE = 0.1
-"""And this share of what is new."""
+"""The allowance also grows by this share of the bytes that are uploaded for good."""
 QUIET_SECONDS = 60.0
-"""A file that was quiet for so long is looked at once in QUIET_PASSES."""
+"""A file that did not grow for this many seconds is checked only once in QUIET_PASSES passes."""
 QUIET_PASSES = 60
 
 
 class Allowance:
-    """The bytes that may be sent although they will be sent again."""
+    """The bytes that may be uploaded although a later pass uploads them again."""
 
     def __init__(self, now: float) -> None:
         self.bytes = float(AGAIN_AT_ONCE_BYTES)
         self._at = now
 
     def refill(self, now: float) -> None:
-        """Count the time since the last call. `now`: monotonic seconds."""
+        """Add the allowance for the time since the last call. `now`: monotonic seconds."""
         more = max(0.0, now - self._at) * AGAIN_BYTES_PER_SECOND
         self.bytes = min(float(AGAIN_AT_ONCE_BYTES), self.bytes + more)
         self._at = now
 
     def sent(self, amount: int) -> None:
-        """Count what was sent for good."""
+        """Add the share for bytes that no later pass uploads again."""
         self.bytes += AGAIN_SHARE * amount
 
     def spend(self, amount: int) -> None:
-        """Count what will be sent again."""
+        """Subtract bytes that a later pass uploads again."""
         self.bytes -= amount
 
 
@@ -65,15 +65,15 @@ class _Known(NamedTuple):
 
     @property
     def is_ours(self) -> bool:
-        """Whether no later attempt has taken over what the file's key belongs to."""
+        """Return whether no later attempt has taken over the file's key."""
         return not (self.source.fence and self.source.fence.superseded)
 
 
 class GrowingUploader:
-    """The growing files of some sources. For one thread."""
+    """Uploads the growing files of some sources. Not thread-safe."""
 
     def __init__(self, store: Store, clock: Callable[[], float], count_bytes: Callable[[int], None]) -> None:
-        """`clock`: monotonic seconds. `count_bytes` gets the size of each put."""
+        """`clock` returns monotonic seconds. `count_bytes` gets the size of each put."""
         self._store = store
         self._clock = clock
         self._count_bytes = count_bytes
@@ -81,14 +81,16 @@ class GrowingUploader:
         self._growing: dict[Path, _Known] = {}
         self._quiet: dict[Path, _Known] = {}
         self._turns: deque[Path] = deque()
-        """The quiet files in the order in which they are looked at."""
+        """The quiet files in the order in which passes check them."""
         self.uploaded: set[str] = set()
-        """The keys of the sources of which something is in the bucket by this process."""
+        """The keys of the sources of which this process has uploaded something."""
 
     def upload(
         self, sources: Iterable[Source], names: FolderNames, errors: PassErrors, *, over: bool
     ) -> bool:
-        """Upload what is due; whether nothing is left to do for now. `over`: all that is left is due."""
+        """Upload what is due; return whether nothing is left for now. `over`: the program ended, and everything is
+        due.
+        """
         self._allowance.refill(self._clock())
         for source in sources:
             self._find(source, names, errors, over=over)
@@ -110,7 +112,9 @@ class GrowingUploader:
                     self._growing[path] = _Known(file, source)
 
     def _begin(self, source: Source, key: str) -> Begin:
-        """Behind what another pod of this attempt left there; what attempts share is known from its restore."""
+        """Return where to begin: after segments of another pod of this attempt. For shared keys, the restore
+        decides.
+        """
         if source.fence:
             return Begin()
         try:
@@ -118,7 +122,7 @@ class GrowingUploader:
         except S3Error as error:
             if error.transient:
                 raise
-            there = []  # Listing is not allowed: uploading may be.
+            there = []  # The credentials may allow uploads without allowing lists.
         return Begin(there[-1].number + 1) if there else Begin()
 
     def _look_at_quiet(self, count: int) -> None:
@@ -144,7 +148,7 @@ class GrowingUploader:
         now = self._clock()
         due = [known for known in self._growing.values() if known.file.remains]
         due = [known for known in due if over or known.file.open_due(now)]
-        # Who waits longest is first: once there is enough for it.
+        # The file that waits longest is first. If the allowance does not suffice for it, no other file is put either.
         for file, source in sorted(due, key=lambda known: known.file.put_at):
             at_most = math.inf if over else self._allowance.bytes
             put = self._put(source, self._allowance.spend)

@@ -1,4 +1,4 @@
-"""Runs threads only while a processor is free, so that they take no slice from the program beside them."""
+"""Runs threads only while a processor is idle, so that they take no processor time from the program beside them."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ log = logging.getLogger(__name__)
 
 
 def run_when_idle() -> None:
-    """Put the calling thread under SCHED_IDLE; threads that it starts are, too.
+    """Put the calling thread, and threads that it starts, under SCHED_IDLE.
 
-    A thread gets out of SCHED_IDLE only with permissions that a pod does not have: work that must not wait any more
-    needs a thread which another one starts. Where the platform or the container refuses, nothing changes.
+    A thread can leave SCHED_IDLE only with permissions that a pod does not have. Urgent work needs a new thread that
+    a thread of normal priority starts. Where the platform or the container refuses SCHED_IDLE, nothing changes.
     """
     try:
         os.sched_setscheduler(threading.get_native_id(), os.SCHED_IDLE, os.sched_param(0))

@@ -1,4 +1,4 @@
-"""The checkpoints folder as it lies on disk: entries, and the checkpoints they form."""
+"""Reads the checkpoints folder on disk: entries, and the checkpoints that they form."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ if TYPE_CHECKING:
     from dtj_trainer.artifacts.manifest import EntryKind, MetricMode
 
 MARK_FILE = ".dtj-checkpoint.json"
-"""In a directory made by `dtj_trainer.artifacts.checkpoints.save`: complete, with its step and metric."""
+"""The mark that `dtj_trainer.artifacts.checkpoints.save` writes into a complete directory, with step and metric."""
 
 
 @dataclass(frozen=True)
 class FileState:
-    """What changes when a file's content does. Sizes in bytes, times in nanoseconds."""
+    """Properties that change with a file's content. Sizes in bytes, times in nanoseconds."""
 
     path: str
     size: int
@@ -32,7 +32,7 @@ class FileState:
 
 @dataclass(frozen=True)
 class Mark:
-    """What `save` wrote into its directory."""
+    """The content of the mark file that `save` writes into a checkpoint's directory."""
 
     step: int
     metric: float | None
@@ -47,13 +47,13 @@ class LocalEntry:
     kind: EntryKind
     files: tuple[FileState, ...]
     changed_ns: int
-    """The kernel's change time (ctime), the last of all it holds: a program can't set it, unlike the modification
-    time."""
+    """The latest change time (ctime) of the entry and of all files below it. Unlike the modification time, a program
+    can't set the change time."""
     mark: Mark | None
 
     @property
     def step(self) -> int | None:
-        """The step that its mark or its name tells."""
+        """The step from the mark, or from the name."""
         return self.mark.step if self.mark else step_of(self.name)
 
 
@@ -76,7 +76,7 @@ class LocalCheckpoint:
 
 
 def read_entry(folder: Path, name: str) -> LocalEntry | None:
-    """The entry as it is now; None when it is gone, empty, or changes while it is read."""
+    """Read an entry; None when it does not exist, is empty, or changes during the read."""
     path = folder / name
     try:
         if path.is_symlink():
@@ -99,7 +99,7 @@ def read_entry(folder: Path, name: str) -> LocalEntry | None:
 
 
 def read_entries(folder: Path) -> list[LocalEntry]:
-    """All entries of the folder by name, without hidden and temporary ones."""
+    """List the entries of the folder by name, without hidden and temporary ones."""
     try:
         names = sorted(path.name for path in folder.iterdir() if _is_entry(path.name))
     except OSError:
@@ -108,12 +108,13 @@ def read_entries(folder: Path) -> list[LocalEntry]:
 
 
 def _is_entry(name: str) -> bool:
-    # TensorFlow's sessions write events and the graph among their checkpoints: a time in a name is no step.
+    # TensorFlow's sessions write events and the graph beside checkpoints. The number in an event file's name is a
+    # time.
     return usable_name(name) and ".tfevents." not in name and name != "graph.pbtxt"
 
 
 def read_mark(directory: Path) -> Mark | None:
-    """The mark that `save` left in a directory, if any."""
+    """Read the mark that `save` left in a directory; None when the directory has none."""
     try:
         content = json.loads((directory / MARK_FILE).read_bytes())
         metric = content.get("metric")
@@ -132,11 +133,11 @@ def _state(folder: Path, file: Path) -> FileState:
 
 
 def by_step(entries: Iterable[LocalEntry], without_number: int) -> list[LocalCheckpoint]:
-    """Entries grouped into checkpoints, the oldest step first.
+    """Group entries into checkpoints, ordered from the oldest step.
 
-    Entries of one step belong together (`model-100.pt`, `optimizer-100.pt`). One without a number
-    (`latest.pt`, TensorFlow's `checkpoint`) belongs to the newest step among the others, or to
-    `without_number` when there are no others.
+    Entries of one step belong together (`model-100.pt`, `optimizer-100.pt`). An entry without a number (`latest.pt`,
+    TensorFlow's `checkpoint`) belongs to the newest step among the other entries, or to the step `without_number`
+    when no other entry has a number.
     """
     numbered: dict[int, list[LocalEntry]] = {}
     unnumbered: list[LocalEntry] = []

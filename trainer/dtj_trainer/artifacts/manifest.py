@@ -1,4 +1,4 @@
-"""The manifest of a checkpoint: written last, it is what makes the files in the bucket a checkpoint."""
+"""The manifest of a checkpoint. It is written last: files in the bucket are a checkpoint only with a manifest."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ EntryKind = Literal["file", "directory"]
 MetricMode = Literal["max", "min"]
 
 VERSION = 1
-"""Of the manifests that are written, and the newest that is read."""
+"""The version of new manifests, and the newest version that this release reads."""
 _HASH_BLOCK_BYTES = 1024 * 1024
 
 
@@ -21,12 +21,12 @@ class ManifestError(ValueError):
 
 
 class NewerManifest(ManifestError):
-    """A manifest of a version that a later release writes: its checkpoint may well be whole."""
+    """A manifest that a later release wrote. Its checkpoint may be intact."""
 
 
 @dataclass(frozen=True)
 class Entry:
-    """One thing directly below the checkpoints folder, as the program wrote it."""
+    """One file or directory directly below the checkpoints folder, as the program wrote it."""
 
     name: str
     kind: EntryKind
@@ -48,7 +48,7 @@ class StoredFile:
 
 @dataclass(frozen=True)
 class Manifest:
-    """A complete checkpoint in the bucket. `time` is RFC 3339 in UTC; `claim` is its writer's (see `fence`)."""
+    """A complete checkpoint in the bucket. `time` is RFC 3339 in UTC; `claim` is the number of its writer's claim."""
 
     step: int
     time: str
@@ -61,7 +61,7 @@ class Manifest:
 
     @property
     def folder(self) -> str:
-        """What its prefix below the checkpoints is called."""
+        """The folder's name below the checkpoints prefix."""
         return folder_name(self.step, self.claim)
 
     @property
@@ -70,7 +70,7 @@ class Manifest:
         return sum(file.size for file in self.files)
 
     def to_json(self) -> bytes:
-        """The manifest as it lies in the bucket."""
+        """Serialize the manifest as it is stored in the bucket."""
         content: dict[str, Any] = {
             "version": VERSION,
             "step": self.step,
@@ -92,8 +92,8 @@ class Manifest:
     def from_json(content: bytes) -> Manifest:
         """Read a manifest back.
 
-        Raises NewerManifest: of a version above VERSION. Raises ManifestError: not JSON, a field missing or of
-        another type, a path that leaves the checkpoints folder, or a file that belongs to none of the entries.
+        Raises NewerManifest for a version above VERSION. Raises ManifestError for content that is not JSON, a missing
+        field or one of another type, a path outside the checkpoints folder, or a file that belongs to no entry.
         """
         try:
             read = json.loads(content)
@@ -124,12 +124,12 @@ class Manifest:
 
 
 def folder_name(step: int, claim: int) -> str:
-    """`500` of the first claim, `500-2` of the second: no two writers share a folder."""
+    """Return `500` for the first claim and `500-2` for the second, so that no two writers share a folder."""
     return str(step) if claim == 1 else f"{step}-{claim}"
 
 
 def step_and_claim(folder: str) -> tuple[int, int] | None:
-    """Of a checkpoint's folder; None for any other."""
+    """Read step and claim from a checkpoint folder's name; None for the name of any other folder."""
     step, dash, claim = folder.partition("-")
     parts = [step, claim] if dash else [step]
     if not all(part.isascii() and part.isdecimal() for part in parts):
@@ -178,9 +178,9 @@ def sha256_of(path: Path) -> str:
 
 
 def fault_of(path: Path, expected: StoredFile, sha256: str | None = None) -> str | None:
-    """What distinguishes a downloaded file from its manifest, in words; None when nothing does.
+    """Describe how a downloaded file differs from its manifest; None when it does not differ.
 
-    `sha256` is the file's, where it is known.
+    `sha256` is the file's checksum, if the caller knows it.
     """
     size = path.stat().st_size
     if size != expected.size:

@@ -1,7 +1,7 @@
-"""Sends files in parts, several at a time, and goes on with what an earlier pass of uploads left.
+"""Uploads files in parts, several at a time, and resumes an upload that an earlier pass could not finish.
 
-A part that is throttled or cut off is sent again by itself. Where that fails for long, the parts that have arrived
-are kept with their upload, and the next put of the same file under the same key sends only the others.
+A part that is throttled or cut off is retried alone. When retries fail for long, the upload keeps the parts that have
+arrived, and the next put of the same file under the same key sends only the missing parts.
 """
 
 from __future__ import annotations
@@ -32,30 +32,33 @@ log = logging.getLogger(__name__)
 Result = TypeVar("Result")
 
 MOST_PARTS = 10_000
-"""Of one object."""
+"""The largest number of parts of one object in S3."""
 TRIES = 8
-"""Of one part, beside those of botocore: with a tenth of the requests throttled, one part in 10^8 fails."""
+"""Tries of one part, each with botocore's own retries: with a tenth of the requests throttled, 1 part in 10^8
+fails."""
 LONGEST_DELAY_SECONDS = 8.0
 CLOSING_SECONDS = 5.0
-"""How long the end of a process waits for parts that are on their way, so that the store can forget them."""
+"""Seconds to wait at the end of a process for parts in flight, before the upload is aborted in the store."""
 
 
 class Condition(TypedDict, total=False):
-    """What must be there for a put to succeed."""
+    """The condition headers of a put."""
 
     IfMatch: str
     IfNoneMatch: str
 
 
 class Put(NamedTuple):
-    """A file that has arrived: the object's ETag, and the SHA-256 of what was sent."""
+    """The result of an upload: the object's ETag, and the SHA-256 of the bytes sent."""
 
     etag: str
     sha256: str
 
 
 class FileVersion(NamedTuple):
-    """A file, and what changes when its content does: size in bytes, change time in nanoseconds, inode."""
+    """A path with properties that change with the file's content: size in bytes, change time in nanoseconds,
+    inode.
+    """
 
     path: Path
     size: int
@@ -64,7 +67,7 @@ class FileVersion(NamedTuple):
 
     @classmethod
     def of(cls, path: Path) -> FileVersion:
-        """The file as it is now. Raises OSError."""
+        """Read the file's current version. Raises OSError."""
         status = path.stat()
         return cls(path, status.st_size, status.st_ctime_ns, status.st_ino)
 
@@ -78,10 +81,10 @@ class FileVersion(NamedTuple):
 
 
 class HandedOver(s3.S3Error):
-    """An upload that a thread of low priority began goes on in another thread, with what is missing."""
+    """An upload by a thread of low priority stopped, so that a thread of normal priority sends the missing parts."""
 
     def __init__(self, uri: str) -> None:
-        super().__init__(f"{uri} is handed over", transient=True)
+        super().__init__(f"{uri} is handed over to another thread", transient=True)
 
 
 @dataclass
@@ -94,26 +97,26 @@ class MultipartUpload:
     version: FileVersion
     upload_id: str
     environment: s3.Environment | None
-    """What the client was made from, as for `s3.explain`."""
+    """The environment that the client was made from, as for `s3.explain`."""
     parts: dict[int, CompletedPartTypeDef] = field(default_factory=dict)
     sending: threading.Lock = field(default_factory=threading.Lock)
     _sha256: hashlib._Hash = field(default_factory=hashlib.sha256)
     _hashed: int = 0
-    """So many parts, from the first one, are in the digest."""
+    """The number of parts, from the first one, whose bytes are in the digest."""
 
     @property
     def uri(self) -> str:
-        """Where it goes."""
+        """The URI of the object."""
         return s3.S3Location(self.bucket, self.key).uri
 
     def _sentences(self) -> AbstractContextManager[None]:
         return s3.sentences(self.uri, self.environment)
 
     def send(self, pace: Pace, on_bytes: Callable[[int], None]) -> None:
-        """Send the parts that are missing; at most `pace.connections` of them are in memory.
+        """Send the missing parts; at most `pace.connections` parts are in memory.
 
-        `on_bytes` gets the bytes that are sent for the first time, from several threads. Raises HandedOver when the
-        pace stops to be gentle, S3Error, OSError; parts that are on their way then arrive first.
+        `on_bytes` gets the number of bytes that are sent for the first time, from several threads. Raises HandedOver
+        when the pace stops being gentle, S3Error, OSError. Before HandedOver is raised, parts in flight arrive.
         """
         size, gentle = part_size(self.version.size), pace.gentle
         flying: set[Future[None]] = set()
@@ -128,12 +131,12 @@ class MultipartUpload:
                     raise HandedOver(self.uri)
                 block = self._read(file.fileno(), number, size)
                 flying.add(pool.submit(self._send_part, number, block, pace, on_bytes))
-                del block  # The pool has the only reference, and drops it with the part's arrival.
+                del block  # The pool holds the only reference: the memory is freed when the part has arrived.
             while flying:
                 flying = _landed(flying)
 
     def _read(self, file: int, number: int, size: int) -> bytes:
-        """A part's content, which goes into the digest when it is the next one for it."""
+        """Read a part's content, and add it to the digest when it is the next part in order."""
         start = (number - 1) * size
         wanted = min(size, self.version.size - start)
         block = os.pread(file, wanted, start)
@@ -168,7 +171,7 @@ class MultipartUpload:
         self.parts[number] = patiently(put, self._sentences, pace)
 
     def complete(self, condition: Condition, pace: Pace) -> Put:
-        """Make the parts one object. Raises S3Error."""
+        """Join the parts into one object. Raises S3Error."""
         parts: list[CompletedPartTypeDef] = [self.parts[number] for number in sorted(self.parts)]
         answer = patiently(
             lambda: self.client.complete_multipart_upload(
@@ -184,19 +187,18 @@ class MultipartUpload:
         return Put(answer["ETag"], self._sha256.hexdigest())
 
     def abort(self) -> None:
-        """Have the store forget the parts. Raises S3Error."""
+        """Abort the upload: the store deletes its parts. Raises S3Error."""
         with self._sentences():
             self.client.abort_multipart_upload(Bucket=self.bucket, Key=self.key, UploadId=self.upload_id)
 
 
 class Uploads:
-    """The uploads of a process that are not complete, by where they go. May be used by several threads.
-
-    One key is put by one thread at a time.
+    """The incomplete uploads of a process, by bucket and key. Thread-safe, but one key is put by one thread at a
+    time.
     """
 
     def __init__(self, pace: Pace | None = None, *, resumable: bool = True) -> None:
-        """`resumable`: a put that fails, but may succeed later, leaves its parts for the next one."""
+        """`resumable`: a put that fails with a transient error keeps its parts for the next put."""
         self.pace = pace or Pace()
         self._resumable = resumable
         self._unfinished: dict[tuple[str, str], MultipartUpload] = {}
@@ -211,7 +213,7 @@ class Uploads:
         condition: Condition,
         environment: s3.Environment | None = None,
     ) -> Put:
-        """Send a file in parts, going on with what is there of the same version. Raises S3Error, OSError.
+        """Upload a file in parts, and reuse parts of the same version that have arrived. Raises S3Error, OSError.
 
         `environment` is the one that the client was made from.
         """
@@ -237,7 +239,7 @@ class Uploads:
         with self._lock:
             there = self._unfinished.get(target)
         if there and there.version == version:
-            log.info("%s goes on after %d parts", target.uri, len(there.parts))
+            log.info("%s resumes after %d parts", target.uri, len(there.parts))
             return there
         if there:
             self._abort(there)
@@ -250,7 +252,7 @@ class Uploads:
         return upload
 
     def abort_changed(self) -> None:
-        """Abort what waits to go on although its file is another one now, or gone."""
+        """Abort the uploads that wait to be resumed although their file has changed or was removed."""
         with self._lock:
             waiting = list(self._unfinished.values())
         for upload in waiting:
@@ -258,7 +260,7 @@ class Uploads:
                 self._abort(upload)
 
     def abort_below(self, location: s3.S3Location) -> None:
-        """Abort what waits to go on below a prefix, or under that key."""
+        """Abort the uploads that wait to be resumed below a prefix, or under that key."""
         start = f"{location.prefix}/".lstrip("/")
         with self._lock:
             waiting = list(self._unfinished.values())
@@ -267,7 +269,7 @@ class Uploads:
                 self._abort(upload)
 
     def close(self) -> None:
-        """Send nothing more, and abort all there is: the process ends, and none will go on."""
+        """Send nothing more, and abort all uploads, because the process ends and can't resume them."""
         self.pace.close()
         with self._lock:
             waiting = list(self._unfinished.values())
@@ -277,7 +279,9 @@ class Uploads:
             self._abort(upload)
 
     def _abort(self, upload: MultipartUpload) -> None:
-        """Abort an upload. A store that can't be reached keeps the parts until its lifecycle rule removes them."""
+        """Abort an upload. If the store can't be reached, the parts stay until a lifecycle rule of the bucket removes
+        them.
+        """
         try:
             upload.abort()
         except s3.S3Error as error:
@@ -292,19 +296,19 @@ class Uploads:
 
 
 def _may_go_on(error: s3.S3Error) -> bool:
-    """Whether the parts that have arrived may be of use: another try, or another condition, may succeed."""
+    """Return whether the parts may be reused: a retry, or a put with another condition, may succeed."""
     return error.transient or isinstance(error, (s3.Changed, s3.NotSupported))
 
 
 def part_size(size: int) -> int:
-    """The bytes of each part but the last of an object of so many bytes."""
+    """Return the size in bytes of each part but the last, for an object of `size` bytes."""
     return max(s3.MULTIPART_BYTES, -(-size // MOST_PARTS))
 
 
 def patiently(
     call: Callable[[], Result], sentences: Callable[[], AbstractContextManager[None]], pace: Pace
 ) -> Result:
-    """Make one request up to TRIES times, while its error may pass. Raises S3Error, which `sentences` makes."""
+    """Make one request up to TRIES times, while the error is transient. Raises S3Error, converted by `sentences`."""
     backoff = Backoff(LONGEST_DELAY_SECONDS)
     for left in reversed(range(TRIES)):
         if pace.closed:
@@ -321,7 +325,9 @@ def patiently(
 
 
 def _landed(flying: set[Future[None]]) -> set[Future[None]]:
-    """Wait for one or more; those still on their way. Raises what one of the others raised."""
+    """Wait until a part arrives; return the parts still in flight. Raises what the upload of an arrived part
+    raised.
+    """
     landed, flying = wait(flying, return_when=FIRST_COMPLETED)
     for part in landed:
         part.result()

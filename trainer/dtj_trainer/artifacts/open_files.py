@@ -1,4 +1,4 @@
-"""Which files some process holds open for writing, as /proc tells it."""
+"""Lists the files that processes hold open for writing, from /proc."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ if TYPE_CHECKING:
 
 
 def held_open(device: int) -> set[int]:
-    """The inodes of all files on a device that a process of this container has open for writing.
+    """Return the inodes of all files on a device that a process of this container has open for writing.
 
-    Processes of other users are left out where this one may not look at them.
+    Processes of other users are left out where this process may not read their descriptors.
     """
     found = set()
     for process in _listed("/proc"):

@@ -1,4 +1,4 @@
-"""A part of an upload as a file, so that its bytes count when they are sent and not when all of them have arrived."""
+"""A part of an upload as a file object. Bytes count when botocore reads them, not when the whole part has arrived."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 BLOCK_BYTES = 256 * 1024
-"""At least so much is handed to the connection at once: http.client asks for 16 KiB, which costs processor time."""
+"""The smallest read by the connection. http.client asks for 16 KiB, and so many small reads cost processor time."""
 
 
 class PartBody:
-    """Reads a part again from its start for each try. Bytes that an earlier try has read count once.
+    """Rereads a part from its start for each try. Bytes that an earlier try has read are counted once.
 
-    Whoever waits for an upload that makes progress waits no longer than the part is large, should the network take
-    bytes and deliver none.
+    A network may accept bytes and deliver none. As repeated bytes are not counted as progress, a caller that waits
+    while an upload makes progress waits at most for the size of the part.
     """
 
     def __init__(self, content: bytes, on_bytes: Callable[[int], None]) -> None:
@@ -28,11 +28,11 @@ class PartBody:
         self._at = self._most = 0
 
     def __len__(self) -> int:
-        """The bytes of the part."""
+        """Return the bytes of the part."""
         return len(self._content)
 
     def read(self, amount: int = -1) -> memoryview:
-        """The next bytes: `amount`, or BLOCK_BYTES if that is more; empty at the end."""
+        """Return the next bytes: `amount`, or BLOCK_BYTES if that is more; empty at the end."""
         end = len(self) if amount < 0 else min(self._at + max(amount, BLOCK_BYTES), len(self))
         block = self._content[self._at : end]
         self._at = end
@@ -42,15 +42,17 @@ class PartBody:
         return block
 
     def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
-        """As of a file."""
+        """Seek as in a file."""
         self._at = offset + {os.SEEK_SET: 0, os.SEEK_CUR: self._at, os.SEEK_END: len(self)}[whence]
         return self._at
 
     def tell(self) -> int:
-        """As of a file."""
+        """Return the position as in a file."""
         return self._at
 
 
 def crc32_of(content: bytes) -> str:
-    """The CRC32 in S3's form. Of a request that has it botocore does not read the body for a checksum of its own."""
+    """Return the CRC32 in S3's form. With it in the request, botocore does not read the body to compute a
+    checksum.
+    """
     return base64.b64encode(zlib.crc32(content).to_bytes(4, "big")).decode()

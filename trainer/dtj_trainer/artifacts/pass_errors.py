@@ -1,4 +1,4 @@
-"""What failed in a pass of uploads: one key that the store refuses keeps no other from its upload."""
+"""Collects the errors of a pass, so that a key that the store refuses does not prevent the upload of other keys."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ class PassErrors:
 
     @contextmanager
     def of(self, source: Source) -> Iterator[None]:
-        """Note an S3Error of this block, or that a file can't be read. A file that went away is no error."""
+        """Record an S3Error of this block, or that a file can't be read. A file that was removed is not an error."""
         try:
             yield
-        except Superseded:  # Other sources are still this pod's.
+        except Superseded:  # The other sources still belong to this pod.
             self._over.add(source)
         except S3Error as error:
             self._errors.append(error)
-            if error.transient:  # With the bucket away each file would wait for its timeout.
+            if error.transient:  # With the bucket down, each file would wait for its timeout.
                 self._over.add(source)
         except FileNotFoundError as error:
             log.debug("a file of %s was not uploaded: %s", source.path, error)
@@ -41,10 +41,10 @@ class PassErrors:
             self._errors.append(S3Error(f"a file can't be uploaded: {error}", transient=False))
 
     def over(self, source: Source) -> bool:
-        """Whether nothing more of a source can be uploaded in this pass."""
+        """Return whether nothing more of a source can be uploaded in this pass."""
         return source in self._over
 
     def raise_worst(self) -> None:
-        """Raise what failed, if something did; rather what can't pass by itself."""
+        """Raise an error of this pass if there is one; an error that is not transient takes precedence."""
         if self._errors:
             raise min(self._errors, key=lambda error: error.transient)

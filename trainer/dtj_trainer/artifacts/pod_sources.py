@@ -1,4 +1,4 @@
-"""What a pod uploads besides checkpoints, by its part in the job."""
+"""What a pod uploads besides checkpoints, depending on its part in the job."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ METRICS_KEYS = {"primary": contract.METRICS_FILE, "evaluator": contract.EVALUATO
 
 @dataclass(frozen=True)
 class PodFiles:
-    """Where they are. The logs in `log_names` are uploaded (all when None)."""
+    """Where a pod's files are. The logs in `log_names` are uploaded; None means all logs."""
 
     root: Path
     config_dir: Path
@@ -40,11 +40,11 @@ class PodFiles:
 
 
 def pod_sources(files: PodFiles, fence: Fence | None, metrics: Begin | None = None) -> list[Source]:
-    """The sources of a pod. `metrics`: where those of earlier attempts end."""
+    """Return the sources of a pod. `metrics`: where the stored metrics of earlier attempts end."""
     root = files.root
     sources = _logs(files)
     if key := METRICS_KEYS.get(files.part):
-        # Chief and evaluator share the folder: the names of event files tell the host and the time.
+        # Chief and evaluator share the folder: the names of event files contain host and time, so that keys differ.
         events = Source(root / contract.TENSORBOARD, contract.TENSORBOARD, EVENTS, fence, is_event_file)
         sources += [
             Source(root / contract.METRICS_FILE, key, METRICS, fence, begin=metrics),

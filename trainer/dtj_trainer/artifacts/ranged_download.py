@@ -21,29 +21,29 @@ if TYPE_CHECKING:
 PART_BYTES = 8 * 2**20
 CONNECTIONS = 10
 AHEAD = CONNECTIONS + 2
-"""So many parts are on their way or not hashed yet: else hashing, one thread's work, would be left for the end."""
+"""Parts in flight or not hashed yet. One thread hashes: without a limit, hashing would lag behind the download."""
 TRIES = 5
-"""Of each part, which goes on where the connection broke."""
+"""Tries of each part. A try resumes at the byte where the connection broke."""
 _BLOCK_BYTES = 2**18
 _HASHED_BYTES = 2**22
-"""At once, outside of Python's lock."""
+"""Bytes hashed in one call, which releases Python's global lock."""
 
 
 class ByteCount:
-    """Bytes that have arrived so far, counted by several threads."""
+    """The number of bytes received so far. Thread-safe."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self.total = 0
 
     def add(self, amount: int) -> None:
-        """Count so many more."""
+        """Add to the count."""
         with self._lock:
             self.total += amount
 
 
 class Version(NamedTuple):
-    """An object as it is at one moment: with another ETag it is another one."""
+    """One version of an object, identified by its ETag."""
 
     bucket: str
     key: str
@@ -52,11 +52,11 @@ class Version(NamedTuple):
 
 
 def download(client: S3Client, version: Version, path: Path, received: ByteCount) -> str:
-    """Fetch this version of an object, whole or not at all; the SHA-256 of the file.
+    """Fetch this version of an object, completely or not at all; return the SHA-256 of the file.
 
     `received` counts the bytes as they arrive.
 
-    Raises what botocore does, 412 when the object is another one by now, and OSError of the disk.
+    Raises botocore's errors (412 when the object has changed), and OSError for errors of the disk.
     """
     arriving = path.with_name(f"{path.name}.part")
     try:
@@ -68,7 +68,9 @@ def download(client: S3Client, version: Version, path: Path, received: ByteCount
             try:
                 while parts:
                     end = parts.popleft().result()
-                    while file.tell() < end:  # Written a moment ago: the disk is not read.
+                    while (
+                        file.tell() < end
+                    ):  # The page cache holds these bytes, so that the disk is not read.
                         digest.update(read[: file.readinto(read[: end - file.tell()])])
                     parts.extend(pool.submit(fetch, start) for start in islice(starts, 1))
             except BaseException:
@@ -81,7 +83,7 @@ def download(client: S3Client, version: Version, path: Path, received: ByteCount
 
 
 def _fetch_part(client: S3Client, version: Version, file: FileIO, received: ByteCount, start: int) -> int:
-    """Where the part ends."""
+    """Fetch one part; return the offset of its end."""
     from botocore import exceptions
 
     broken = (
@@ -107,7 +109,7 @@ def _fetch_part(client: S3Client, version: Version, file: FileIO, received: Byte
 
 
 def _write(file: FileIO, block: bytes, at: int) -> int:
-    """Where the block ends in the file."""
+    """Write a block; return the offset of its end in the file."""
     left = memoryview(block)
     try:
         while left:

@@ -1,4 +1,4 @@
-"""Bring the newest good checkpoint from the bucket back into the checkpoints folder."""
+"""Restores the newest good checkpoint from the bucket into the checkpoints folder."""
 
 from __future__ import annotations
 
@@ -24,24 +24,24 @@ _TO_START_ANEW = "To start from 0 instead, set spec.artifacts.resume: Never"
 
 
 class Restored(NamedTuple):
-    """A checkpoint that was put back, and where it came from."""
+    """A restored checkpoint, and its URI."""
 
     manifest: Manifest
     uri: str
     own: bool
-    """Whether it lies in the job's own prefix."""
+    """Whether the checkpoint is below the job's own prefix."""
 
 
 def restore(own: Store, folder: Path, resume: str) -> Restored | None:
-    """Put the newest good checkpoint into `folder`; None when there is none and training starts from 0.
+    """Restore the newest good checkpoint into `folder`; None when there is none and training starts from 0.
 
-    `resume` is `Auto` (the job's own checkpoints below `own`), `Never`, or the `s3://` prefix of another
-    job's checkpoints, used when the job has none itself. A torn or damaged checkpoint is skipped with a
-    warning, and the one before it used.
+    `resume` is `Auto` (the job's own checkpoints below `own`), `Never`, or the `s3://` prefix of another job's
+    checkpoints, which is used when the job has no checkpoint. A torn or damaged checkpoint is skipped with a warning,
+    and the next older one is restored.
 
-    Raises S3Error: the bucket can't be read; there are checkpoints and none of them can be restored; or the
-    other prefix holds no good checkpoint.
-    Raises ValueError: `resume` is none of these.
+    Raises S3Error: the bucket can't be read; none of the existing checkpoints can be restored; or the other prefix
+    holds no good checkpoint.
+    Raises ValueError: `resume` has another value.
     """
     if resume == RESUME_NEVER:
         log.info("resume is Never: training starts from 0")
@@ -68,7 +68,7 @@ def _restore_other(other: Store, folder: Path) -> Restored:
 
 
 def _restore_exactly(checkpoint: Store, folder: Path) -> Manifest | None:
-    """Restore the checkpoint that the prefix itself is, if it is one."""
+    """Restore the checkpoint directly below the prefix; None when the prefix has no manifest of its own."""
     try:
         manifest = Manifest.from_json(checkpoint.get_bytes(contract.MANIFEST_FILE))
     except NoSuchKey:
@@ -82,10 +82,10 @@ def _restore_exactly(checkpoint: Store, folder: Path) -> Manifest | None:
 
 
 def restore_newest(store: Store, folder: Path) -> Manifest | None:
-    """Restore the newest checkpoint below a checkpoints prefix whose files are what its manifest says.
+    """Restore the newest checkpoint below a checkpoints prefix whose files match its manifest.
 
-    None: no upload below the prefix was ever completed. Raises S3Error where all that were are damaged, or where
-    a later release wrote the newest: training from 0 would put new checkpoints in their place.
+    Returns None when no upload below the prefix was ever completed. Raises S3Error when all checkpoints are damaged,
+    or when a later release wrote the newest one: training from 0 would replace them with new checkpoints.
     """
     index = read_index(store, warn=True)
     waiting = index.newest_first()
@@ -101,7 +101,7 @@ def restore_newest(store: Store, folder: Path) -> Manifest | None:
             log.info("restored checkpoint %s (%d bytes)", checkpoint.location.uri, manifest.size)
             return manifest
         now = read_index(store)
-        if now != index:  # Another one wrote a newer checkpoint, and removed this one.
+        if now != index:  # Another process uploaded a newer checkpoint and removed this one.
             index, waiting, damaged = now, now.newest_first(), dict(now.damaged)
             continue
         damaged[manifest.folder] = fault
@@ -117,7 +117,7 @@ def restore_newest(store: Store, folder: Path) -> Manifest | None:
 
 
 def _refuse_newer(store: Store, index: CheckpointIndex, manifest: Manifest | None) -> None:
-    """Raise S3Error where a later release wrote a checkpoint after `manifest` (None: at any time)."""
+    """Raise S3Error when a later release wrote a checkpoint newer than `manifest` (None: any checkpoint)."""
     after = [folder for folder, when in index.newer.items() if manifest is None or when > age(manifest)]
     if after:
         newest = max(after, key=lambda folder: index.newer[folder])
@@ -129,10 +129,10 @@ def _refuse_newer(store: Store, index: CheckpointIndex, manifest: Manifest | Non
 
 
 def fetch(checkpoint: Store, manifest: Manifest, folder: Path) -> str | None:
-    """Download, verify and move a checkpoint into place; the fault in words, or None.
+    """Download, verify and move a checkpoint into place; return a description of the fault, or None.
 
-    Files that an interrupted call already brought are not fetched again. A program that looks into `folder`
-    meanwhile sees whole files only, and TensorFlow's state file not before what it names.
+    Files that an interrupted call already fetched are not fetched again. A program that reads `folder` meanwhile sees
+    complete files only, and sees TensorFlow's state file only after the files that the state file names.
     """
     arriving = folder / f".restore-{manifest.step}"
     for file in manifest.files:
@@ -140,7 +140,7 @@ def fetch(checkpoint: Store, manifest: Manifest, folder: Path) -> str | None:
         path.parent.mkdir(parents=True, exist_ok=True)
         if path.is_file() and fault_of(path, file) is None:
             continue
-        # Once more: the damage may have happened on the way.
+        # Fetch a damaged file once more: the transfer may have damaged it.
         fault = _fetch_file(checkpoint, file, path) and _fetch_file(checkpoint, file, path)
         if fault:
             shutil.rmtree(arriving)
@@ -157,7 +157,7 @@ def fetch(checkpoint: Store, manifest: Manifest, folder: Path) -> str | None:
 
 
 def _fetch_file(checkpoint: Store, file: StoredFile, path: Path) -> str | None:
-    """Download one file and verify it; the fault in words, or None."""
+    """Download one file and verify it; return a description of the fault, or None."""
     try:
         sha256 = checkpoint.get_with_sha256(file.key, path)
     except NoSuchKey:
@@ -168,10 +168,10 @@ def _fetch_file(checkpoint: Store, file: StoredFile, path: Path) -> str | None:
 
 
 def remove(path: Path) -> None:
-    """Remove a file or a directory, if it is there; a reader sees all of it or nothing."""
+    """Remove a file or a directory if it exists. A reader sees all of a directory or nothing."""
     if path.is_dir() and not path.is_symlink():
         hidden = path.with_name(f".removed-{path.name}")
-        if hidden.exists():  # left by a call that was interrupted
+        if hidden.exists():  # An interrupted call left the folder.
             shutil.rmtree(hidden)
         path.rename(hidden)
         shutil.rmtree(hidden)

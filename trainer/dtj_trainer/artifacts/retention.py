@@ -1,4 +1,4 @@
-"""Which checkpoints are kept: the newest few and the best one."""
+"""Decides which checkpoints are kept: the newest few and the best one."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, order=True)
 class Candidate:
-    """A checkpoint as far as keeping it is concerned; ordered from the oldest to the newest.
+    """The properties of a checkpoint that decide whether to keep it; ordered from the oldest to the newest.
 
-    What a later claim wrote (that is, a later attempt; see `fence`) is newer whatever its step: one that
-    starts again from 0 must not lose its first checkpoints to those of the attempt before.
+    A checkpoint of a later claim (that is, of a later attempt; see `fence`) is newer, whatever its step: an attempt
+    that starts again from 0 must not lose its first checkpoints to those of the previous attempt.
     """
 
     claim: int
@@ -26,12 +26,12 @@ class Candidate:
 
 
 def kept(candidates: Iterable[Candidate], newest: int) -> set[Candidate]:
-    """The `newest` newest candidates (at least one) and the best by metric; of equals the newest."""
+    """Keep the `newest` newest candidates (at least one) and the best one by metric; the newer of two equal ones."""
     ordered = sorted(candidates, key=lambda candidate: (candidate.claim, candidate.step))
     keep = set(ordered[-max(newest, 1) :])
     measured = [candidate for candidate in ordered if candidate.metric is not None]
     if measured:
-        # The newest one says which way is better.
+        # The newest candidate with a metric decides whether a greater or a smaller metric is better.
         sign = 1.0 if measured[-1].metric_mode == "max" else -1.0
         keep.add(max(measured, key=lambda c: (sign * (c.metric or 0.0), c.claim, c.step)))
     return keep

@@ -1,7 +1,7 @@
-"""Logs of bounded size on a pod's disk: `rank-0.log` is what is written now, `.rank-0.log.00001` was before it.
+"""Logs of bounded size on a pod's disk: `rank-0.log` is the current file, `.rank-0.log.00001` a rotated one.
 
-Hidden names are no artifacts: the upload of a log goes on over all its files (see `growing`), and removes those that
-are whole in the bucket.
+Hidden files are not artifacts of their own. The upload of a log reads all its files in order (see `growing`), and
+removes the rotated files that are completely uploaded.
 """
 
 from __future__ import annotations
@@ -12,20 +12,21 @@ from pathlib import Path
 
 ROTATE_BYTES = 64 * 1024 * 1024
 KEPT_ROTATED = 1
-"""So many of a log's former files stay when they are in the bucket, or where nothing is uploaded."""
+"""The rotated files of a log that stay after their upload, or where nothing is uploaded."""
 MOST_ROTATED = 16
-"""Of one log, 1 GiB, where the bucket takes nothing. The oldest is lost then, rather than the disk filled."""
+"""The limit of one log, 1 GiB, while the bucket takes nothing. Beyond it the oldest file is lost; the disk stays
+free."""
 
 _ROTATED = re.compile(r"\.(?P<name>.+)\.(?P<number>\d{5,})", re.DOTALL)
 
 
 def rotated(log: Path, number: int) -> Path:
-    """The n-th former file of a log, from 1 on."""
+    """Return the path of a log's rotated file with that number, from 1 on."""
     return log.with_name(f".{log.name}.{number:05d}")
 
 
 def rotated_numbers(log: Path) -> list[int]:
-    """Which former files of a log there are, the oldest first."""
+    """List the numbers of a log's rotated files, from the oldest."""
     try:
         names = [path.name for path in log.parent.iterdir()]
     except OSError:
@@ -35,7 +36,7 @@ def rotated_numbers(log: Path) -> list[int]:
 
 
 def remove_up_to(log: Path, last: int) -> None:
-    """Remove the former files of a log whose numbers are `last` or lower."""
+    """Remove the rotated files of a log whose numbers are `last` or lower."""
     for number in rotated_numbers(log):
         if number <= last:
             with contextlib.suppress(OSError):

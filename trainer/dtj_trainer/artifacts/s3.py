@@ -1,7 +1,7 @@
-"""S3 clients from the standard AWS environment, `s3://` URIs, and errors in sentences a user can act on.
+"""S3 clients from the standard AWS environment, `s3://` URIs, and errors as sentences that tell a user what to do.
 
-Importing this module is cheap: boto3 is loaded by the first call that needs it. Make a client in
-the process that uses it, never before a fork; a client may be shared by threads.
+Importing this module is cheap: the first call that needs boto3 loads it. Make a client in the process that uses the
+client, never before a fork. Threads may share a client.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ MULTIPART_BYTES = 16 * MEBIBYTE
 CONNECT_TIMEOUT_SECONDS = 5
 READ_TIMEOUT_SECONDS = 60
 ATTEMPTS = 3
-"""How often botocore tries one request, with exponential backoff, before an error reaches us."""
+"""How often botocore tries one request, with exponential backoff, before it raises the error."""
 
 _BUCKET = re.compile(rf"(?P<bucket>{contract.S3_BUCKET})(/(?P<prefix>.*))?", re.DOTALL)
 
@@ -54,7 +54,7 @@ TRANSIENT_CODES = {
 
 
 _CUT_OFF_REASONS = {"TLSV1_ALERT_INTERNAL_ERROR", "DECRYPTION_FAILED_OR_BAD_RECORD_MAC"}
-"""Of errors of TLS that may be gone at the next attempt, as OpenSSL names them."""
+"""OpenSSL's names of TLS errors that may be transient."""
 
 
 class S3Location(NamedTuple):
@@ -74,9 +74,9 @@ class S3Location(NamedTuple):
 
 
 class S3Error(Exception):
-    """A failed S3 operation, told in one sentence without secrets.
+    """A failed S3 operation, described in one sentence without secrets.
 
-    `transient` says that the same call may succeed later (the endpoint is down, throttled, slow).
+    `transient`: the same call may succeed later (the endpoint is down, throttled or slow).
     """
 
     def __init__(self, sentence: str, *, transient: bool) -> None:
@@ -85,32 +85,32 @@ class S3Error(Exception):
 
 
 class LastingS3Error(S3Error):
-    """The same call will fail again."""
+    """An error that is not transient: the same call will fail again."""
 
     def __init__(self, sentence: str) -> None:
         super().__init__(sentence, transient=False)
 
 
 class NoSuchKey(LastingS3Error):
-    """The object is not there, while its bucket answered."""
+    """The object does not exist, although its bucket answered."""
 
 
 class DamagedObject(LastingS3Error):
-    """What arrived is not what the object's checksum says."""
+    """The received bytes do not match the object's checksum."""
 
 
 class Changed(LastingS3Error):
-    """The object is not, or no longer, what a conditional request expected."""
+    """The object does not match the condition of a conditional request."""
 
 
 class NotSupported(LastingS3Error):
-    """The store does not know such a request, a conditional one for example."""
+    """The store does not support a kind of request, for example conditional requests."""
 
 
 def parse_s3_uri(uri: str) -> S3Location:
     """Split `s3://bucket/some/prefix`. The bucket may be `tenant:bucket`, or the ARN of an access point.
 
-    Raises ValueError: the URI has another scheme, no bucket, or a name that no bucket can have.
+    Raises ValueError: the URI has another scheme, no bucket, or an invalid bucket name.
     """
     scheme, separator, rest = uri.partition("://")
     if not separator or scheme != "s3":
@@ -124,7 +124,7 @@ def parse_s3_uri(uri: str) -> S3Location:
 def _bucket_of(uri: str) -> str:
     try:
         return parse_s3_uri(uri).bucket
-    except ValueError:  # several buckets, or none
+    except ValueError:  # The URI names several buckets, or none.
         return uri.removeprefix("s3://").partition("/")[0]
 
 
@@ -133,17 +133,18 @@ Environment = Mapping[str, str]
 
 
 def endpoint(environment: Environment | None = None) -> str | None:
-    """The custom S3 endpoint of an environment (default: this process's); None means AWS itself."""
+    """Return the custom S3 endpoint of an environment (default: this process's); None means AWS."""
     values = os.environ if environment is None else environment
     return values.get("AWS_ENDPOINT_URL_S3") or values.get("AWS_ENDPOINT_URL") or None
 
 
 def make_client(environment: Environment | None = None) -> S3Client:
-    """A client with timeouts and retries, and with the options of `contract.S3_SETTINGS`; no proxy for loopback.
+    """Make a client with timeouts, retries and the options of `contract.S3_SETTINGS`, and without a proxy for
+    loopback.
 
-    Without such an option and a setting in the AWS configuration file, a custom endpoint gets path-style URLs.
-    Endpoint, region and credentials are those of `environment` (default: this process's); credentials that it
-    does not have are looked for where boto3 looks. Raises S3Error: a setting can't be used.
+    If neither an option nor the AWS configuration file sets the addressing style, a custom endpoint gets path-style
+    URLs. Endpoint, region and credentials come from `environment` (default: this process's); boto3 searches its usual
+    places for credentials that `environment` does not have. Raises S3Error: a setting can't be used.
     """
     import boto3
     import botocore.config
@@ -169,11 +170,11 @@ def make_client(environment: Environment | None = None) -> S3Client:
         retries={"mode": "standard", "total_max_attempts": ATTEMPTS},
         max_pool_connections=16,
         tcp_keepalive=True,
-        # A request over http is signed without its payload, as botocore does over https: the CRC32 of each request
-        # finds damage, and a second SHA-256 of all that is sent costs as much as the rest of the upload.
+        # Do not sign the payload over http either, as botocore does not over https. The CRC32 of each request detects
+        # damage, and a SHA-256 of all payload costs as much as the rest of the upload.
         s3={"addressing_style": style, "payload_signing_enabled": False},
         proxies={} if url and _is_loopback(url) else None,
-        # Without an endpoint a given environment means AWS, whatever this process's own variables say.
+        # A given environment without an endpoint means AWS, even if this process's own variables set an endpoint.
         ignore_configured_endpoint_urls=environment is not None,  # type: ignore[call-arg]  # not in the stubs
     )
     own = environment or {}
@@ -187,7 +188,7 @@ def make_client(environment: Environment | None = None) -> S3Client:
         client = session.client("s3", region_name=region, endpoint_url=url, config=config)
     except (botocore.exceptions.BotoCoreError, ValueError) as error:
         raise _unusable(error) from error
-    # It refuses `tenant:bucket`. S3Location has a name that parse_s3_uri has looked at.
+    # botocore's check refuses `tenant:bucket`. parse_s3_uri has validated the name.
     client.meta.events.unregister("before-parameter-build.s3", botocore.handlers.validate_bucket_name)
     options.add_to(client)
     return client
@@ -201,12 +202,12 @@ def _is_loopback(url: str) -> bool:
     try:
         host = urlsplit(url).hostname or ""
         return host == "localhost" or ipaddress.ip_address(host).is_loopback
-    except ValueError:  # A name, or no URL at all.
+    except ValueError:  # The host is a name, or the URL is invalid.
         return False
 
 
 def transfer_config() -> TransferConfig:
-    """How large objects travel: in parts, by boto3's own threads."""
+    """Return how boto3 transfers large objects: in parts, with threads of its own."""
     from boto3.s3.transfer import TransferConfig
 
     return TransferConfig(
@@ -218,7 +219,7 @@ def transfer_config() -> TransferConfig:
 
 
 def explain(error: Exception, uri: str, environment: Environment | None = None) -> S3Error | None:
-    """What a boto3 error at `uri` means; None when it is no error of S3.
+    """Convert a boto3 error at `uri` to an S3Error; None when it is not an error of S3.
 
     `environment` is the one that the client was made from.
     """
@@ -230,7 +231,7 @@ def explain(error: Exception, uri: str, environment: Environment | None = None) 
     if isinstance(error, S3Error):
         return error
     if isinstance(error, boto3.exceptions.Boto3Error):
-        # S3UploadFailedError and its like carry the cause as their context.
+        # S3UploadFailedError and similar errors carry the cause as their context.
         cause = error.__cause__ or error.__context__
         found = explain(cause, uri, environment) if isinstance(cause, Exception) else None
         return found or S3Error(f"S3 at {where} failed for {uri}: {error}", transient=True)
@@ -264,7 +265,7 @@ def explain(error: Exception, uri: str, environment: Environment | None = None) 
 
 
 def _is_cut_off(error: BaseException) -> bool:
-    """Whether TLS failed because the connection ended or broke, and not because the two ends can't agree."""
+    """Return whether TLS failed because the connection broke, and not because the peers can't agree."""
     import ssl
 
     causes = [error]
@@ -308,7 +309,7 @@ def _explain_answer(error: object, uri: str, bucket: str, where: str) -> S3Error
 
 @contextmanager
 def sentences(uri: str, environment: Environment | None = None) -> Iterator[None]:
-    """Turn boto3's errors in this block into `S3Error`s about `uri`."""
+    """Convert boto3's errors in this block to `S3Error`s about `uri`."""
     try:
         yield
     except Exception as error:

@@ -1,4 +1,4 @@
-"""What a bucket demands of each request, as the job's variables say it: encryption, who pays, the form of URLs."""
+"""Options that a bucket may require of each request, from the job's variables: encryption, payer, form of URLs."""
 
 from __future__ import annotations
 
@@ -20,20 +20,22 @@ _ALLOWED = {
     contract.ENV_S3_ADDRESSING_STYLE: ("path", "virtual", "auto"),
 }
 _PUTS = {"PutObject", "CreateMultipartUpload", "CopyObject"}
-"""The operations that make an object, and so decide about its encryption."""
+"""The operations that create an object, and therefore set its encryption."""
 
 
 @dataclass(frozen=True)
 class S3Options:
-    """`put` goes with each operation that makes an object, `every` with each operation that knows the parameter."""
+    """`put` holds parameters of operations that create an object, `every` those of any operation that has the
+    parameter.
+    """
 
     put: Mapping[str, str] = field(default_factory=dict)
     every: Mapping[str, str] = field(default_factory=dict)
     addressing_style: AddressingStyle | None = None
-    """None: the AWS configuration decides, then `path` for an endpoint of its own."""
+    """None: the AWS configuration decides; without it, a custom endpoint gets `path`."""
 
     def add_to(self, client: S3Client) -> None:
-        """Have `client` send these parameters with all its requests, those of boto3's own transfers too."""
+        """Add these parameters to all requests of `client`, including the requests of boto3's own transfers."""
         if not self.put and not self.every:
             return
 
@@ -48,7 +50,7 @@ class S3Options:
 
 
 def read_options(environment: Mapping[str, str]) -> S3Options:
-    """The options that an environment sets. Raises ValueError with a sentence that names the variable."""
+    """Read the options from an environment. Raises ValueError with a sentence that names the variable."""
     values = {name: environment.get(name, "").strip() for name in contract.S3_SETTINGS}
     for name, allowed in _ALLOWED.items():
         if values[name] and values[name] not in allowed:

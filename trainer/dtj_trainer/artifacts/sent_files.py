@@ -1,4 +1,4 @@
-"""The files of checkpoints that have arrived in the bucket before their manifest: no later pass sends them again."""
+"""Remembers the checkpoint files that were uploaded before their manifest, so that no later pass sends them again."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ if TYPE_CHECKING:
 
 
 class SentFiles:
-    """Files by the checkpoint's folder in the bucket and by their local state. For one thread."""
+    """Uploaded files by the checkpoint's folder in the bucket and by their local state. Not thread-safe."""
 
     def __init__(self) -> None:
         self._sent: dict[tuple[str, FileState], StoredFile] = {}
 
     def get(self, folder: str, state: FileState) -> StoredFile | None:
-        """What a local file is in that folder; None when it has not arrived."""
+        """Return the stored file of a local file in that folder; None when it has not arrived."""
         return self._sent.get((folder, state))
 
     def add(self, folder: str, state: FileState, stored: StoredFile) -> StoredFile:
@@ -25,9 +25,9 @@ class SentFiles:
         return stored
 
     def forget(self, folder: str) -> None:
-        """Forget a folder: its manifest is written, or its objects are removed."""
+        """Forget a folder whose manifest is written, or whose objects are removed."""
         self._sent = {sent: file for sent, file in self._sent.items() if sent[0] != folder}
 
     def keep_only(self, states: set[FileState]) -> None:
-        """Forget the files that are not in those states any more."""
+        """Forget the files whose local state is not among `states`."""
         self._sent = {sent: file for sent, file in self._sent.items() if sent[1] in states}

@@ -1,4 +1,4 @@
-"""The step that a checkpoint's file name tells."""
+"""Reads the step from a checkpoint's file name."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ _MOST_DIGITS = 18
 
 
 def step_of(name: str) -> int | None:
-    """The step in a name like `100`, `checkpoint-100`, `ckpt-100.pt`, `ckpt-100.data-00000-of-00001`.
+    """Return the step in a name like `100`, `checkpoint-100`, `ckpt-100.pt`, `ckpt-100.data-00000-of-00001`.
 
-    A number after a word like `step` wins, `step` over `epoch`; then the last number set apart
-    (`resnet18-100.pt` is 100), then any last number. None when the name holds none.
+    A number after a word like `step` takes precedence, `step` over `epoch`; next the last number between separators
+    (`resnet18-100.pt` is 100), then the last number of any kind. None when the name contains no number.
     """
     stem = _SHARD.sub("", name)
     while stem != (shorter := _EXTENSION.sub("", stem)) and shorter:

@@ -23,15 +23,15 @@ if TYPE_CHECKING:
     from dtj_trainer.artifacts.multipart import Condition
 
 DELETE_BATCH = 1000
-"""As many keys as one DeleteObjects request may name."""
+"""The largest number of keys in one DeleteObjects request."""
 GROWTH_OVERLAP = 64
-"""So many bytes of a file are compared before what the object has grown by is appended to it."""
+"""Bytes at the end of the local file that must equal the object's, before the object's growth is appended."""
 ABSENT = "*"
-"""What a conditional put replaces when nothing may be there."""
+"""The condition of a put that may not replace any object."""
 
 
 class StoredObject(NamedTuple):
-    """A key relative to the store's prefix, its size in bytes, and the ETag, which changes with its content."""
+    """A key relative to the store's prefix, its size in bytes, and the ETag, which changes with the content."""
 
     key: str
     size: int
@@ -39,11 +39,11 @@ class StoredObject(NamedTuple):
 
 
 class Store:
-    """Reads and writes objects below `location`. May be shared by threads, not by processes.
+    """Reads and writes objects below `location`. Threads may share a store, processes may not.
 
-    The client is made from `environment`, as `s3.make_client` does, unless one is given. `received` counts the bytes
-    of files that arrive, and is a new count unless one is given. `uploads` are those that may go on in a later put;
-    unless they are given, a put that fails leaves nothing.
+    The store makes its client from `environment`, as `s3.make_client` does, unless `client` is given. `received`
+    counts the bytes of files that arrive. `uploads` holds incomplete uploads that a later put resumes; without it, a
+    put that fails leaves nothing in the bucket.
     """
 
     def __init__(
@@ -65,24 +65,24 @@ class Store:
         return self._given or s3.make_client(self._environment)
 
     def below(self, name: str) -> Store:
-        """The store of the prefix `name` below this one, with the same client and count."""
+        """Return the store of the prefix `name` below this one, with the same client and the same counts."""
         return Store(self.location / name, self._client, self._environment, self.received, self.uploads)
 
     def _sentences(self, uri: str) -> AbstractContextManager[None]:
         return s3.sentences(uri, self._environment)
 
     def uri(self, key: str) -> str:
-        """The whole URI of a key."""
+        """Return the complete URI of a key."""
         return (self.location / key).uri
 
     def _name(self, key: str) -> str:
         return (self.location / key).prefix
 
     def put_bytes(self, key: str, content: bytes, *, replaces: str | None = None) -> str:
-        """Write one small object; its ETag.
+        """Write one small object; return its ETag.
 
-        `replaces` is the ETag of what it may replace, or ABSENT; None: whatever is there. Raises `Changed`
-        when something else is there, `NotSupported` by a store that knows no conditions.
+        `replaces`: the ETag of the object that the put may replace, or ABSENT; None allows any object. Raises
+        `Changed` when the key holds another object, `NotSupported` when the store has no conditional writes.
         """
         with self._sentences(self.uri(key)), self._conditional(key, replaces) as condition:
             answer = self._client.put_object(
@@ -98,7 +98,7 @@ class Store:
             else:
                 yield {"IfNoneMatch": ABSENT} if replaces == ABSENT else {"IfMatch": replaces}
         except Exception as error:
-            # AWS says so when there is nothing to match.
+            # AWS answers NoSuchKey when If-Match has no object to compare with.
             if replaces is not None and isinstance(s3.explain(error, self.uri(key)), s3.NoSuchKey):
                 raise s3.Changed(f"{self.uri(key)} does not exist any more") from error
             raise
@@ -111,14 +111,14 @@ class Store:
         *,
         replaces: str | None = None,
     ) -> str:
-        """Upload a file that does not change meanwhile; its ETag. `replaces`: as for `put_bytes`.
+        """Upload a file that does not change meanwhile; return its ETag. `replaces`: as for `put_bytes`.
 
-        A large file goes in parts; see `multipart.Uploads` about those that have arrived when it raises S3Error.
+        A large file is sent in parts; see `multipart.Uploads` for the parts that have arrived when S3Error is raised.
         """
         return self._put(key, path, on_bytes, replaces).etag
 
     def put_with_sha256(self, key: str, path: Path, on_bytes: Callable[[int], None] | None = None) -> str:
-        """Upload a file as `put_file` does; the SHA-256 of what was sent."""
+        """Upload a file as `put_file` does; return the SHA-256 of the bytes sent."""
         return self._put(key, path, on_bytes, None).sha256
 
     def _put(self, key: str, path: Path, on_bytes: Callable[[int], None] | None, replaces: str | None) -> Put:
@@ -134,26 +134,26 @@ class Store:
             return self.uploads.put(self._client, target, path, sent, condition, self._environment)
 
     def abort_uploads(self, key: str) -> None:
-        """Abort what an earlier `put_file` of that key, or of one below it, has left to be continued."""
+        """Abort the incomplete uploads that earlier `put_file` calls left for that key, or below it."""
         self.uploads.abort_below(self.location / key)
 
     def etag(self, key: str) -> str:
-        """The present ETag of an object; `NoSuchKey` when it is not there."""
+        """Return the current ETag of an object. Raises `NoSuchKey` when it does not exist."""
         with self._sentences(self.uri(key)):
             return self._client.head_object(Bucket=self.location.bucket, Key=self._name(key))["ETag"]
 
     def get_with_etag(self, key: str) -> tuple[bytes, str]:
-        """One small object and its ETag; `NoSuchKey` when it is not there."""
+        """Read one small object and its ETag. Raises `NoSuchKey` when it does not exist."""
         with self._sentences(self.uri(key)):
             answer = self._client.get_object(Bucket=self.location.bucket, Key=self._name(key))
             return answer["Body"].read(), answer["ETag"]
 
     def get_bytes(self, key: str) -> bytes:
-        """Read one small object; `NoSuchKey` when it is not there."""
+        """Read one small object. Raises `NoSuchKey` when it does not exist."""
         return self.get_with_etag(key)[0]
 
     def get_file(self, key: str, path: Path) -> None:
-        """Download an object to `path`, in parts if it is large; `NoSuchKey` when it is not there."""
+        """Download an object to `path`, in parts if it is large. Raises `NoSuchKey` when it does not exist."""
         with self._sentences(self.uri(key)):
             self._client.download_file(
                 self.location.bucket,
@@ -164,9 +164,9 @@ class Store:
             )
 
     def get_with_sha256(self, key: str, path: Path) -> str:
-        """Download an object to `path`; the SHA-256 of the file.
+        """Download an object to `path`; return the SHA-256 of the file.
 
-        `Changed` when it becomes another one meanwhile, `NoSuchKey` when it is not there.
+        Raises `Changed` when the object changes during the download, `NoSuchKey` when it does not exist.
         """
         with self._sentences(self.uri(key)):
             bucket, name = self.location.bucket, self._name(key)
@@ -175,17 +175,17 @@ class Store:
             return download(self._client, version, path, self.received)
 
     def get_growth(self, key: str, path: Path) -> None:
-        """Bring a file up to an object to which others only append: no more is fetched than it has grown by.
+        """Update a local file from an object that grows by appending; only the new bytes are fetched.
 
-        A file that is not the object's beginning is fetched anew, in its place; of a long one only the end is
-        compared. `NoSuchKey` when the object is not there.
+        If the end of the local file does not match the object, the whole object is fetched again in its place. Raises
+        `NoSuchKey` when the object does not exist.
         """
         if not self._append_growth(key, path):
             path.write_bytes(b"")
             self._append_growth(key, path)
 
     def _append_growth(self, key: str, path: Path) -> bool:
-        """Whether the object goes on as the file ends; if so, what is new is appended."""
+        """Append the object's new bytes; return False when the object does not continue the local file."""
         with self._sentences(self.uri(key)), path.open("ab+") as file:
             size = file.tell()
             start = file.seek(max(0, size - GROWTH_OVERLAP))
@@ -195,7 +195,7 @@ class Store:
                     Bucket=self.location.bucket, Key=self._name(key), Range=f"bytes={start}-"
                 )
             except Exception as error:
-                if _is_out_of_range(error):  # It is empty, or shorter than the file.
+                if _is_out_of_range(error):  # The object is empty, or shorter than the file.
                     return not size
                 raise
             with contextlib.closing(answer["Body"]) as body:
@@ -206,13 +206,13 @@ class Store:
             return True
 
     def objects(self, prefix: str = "") -> Iterator[StoredObject]:
-        """All objects below `prefix` (a folder), in the order of their keys."""
+        """List all objects below `prefix` (a folder), ordered by key."""
         own = f"{self.location.prefix}/" if self.location.prefix else ""
         folder = own + (f"{prefix.strip('/')}/" if prefix else "")
         return self._listed(folder, self.uri(prefix))
 
     def named(self, start: str) -> Iterator[StoredObject]:
-        """All objects whose keys begin so, in the order of their keys."""
+        """List all objects whose keys begin with `start`, ordered by key."""
         return self._listed(self._name(start), self.uri(start))
 
     def _listed(self, start: str, uri: str) -> Iterator[StoredObject]:
@@ -226,7 +226,7 @@ class Store:
                     yield StoredObject(item["Key"][len(own) :], item["Size"], item["ETag"])
 
     def folders(self) -> list[str]:
-        """Names of the folders directly below the prefix."""
+        """List the names of the folders directly below the prefix."""
         own = f"{self.location.prefix}/" if self.location.prefix else ""
         with self._sentences(self.location.uri):
             pages = self._client.get_paginator("list_objects_v2").paginate(
@@ -239,7 +239,9 @@ class Store:
             ]
 
     def delete(self, keys: list[str]) -> None:
-        """Delete objects; keys that are not there are no error. Raises S3Error when the store keeps one of them."""
+        """Delete objects; a missing key is not an error. Raises S3Error when the store refuses to delete one of
+        them.
+        """
         for start in range(0, len(keys), DELETE_BATCH):
             batch = keys[start : start + DELETE_BATCH]
             with self._sentences(self.uri(batch[0])):
@@ -266,13 +268,13 @@ def open_store(
     received: ByteCount | None = None,
     uploads: Uploads | None = None,
 ) -> Store:
-    """The store at an `s3://` URI; no request is made yet. Raises ValueError for a malformed URI.
+    """Open the store at an `s3://` URI, without a request. Raises ValueError for a malformed URI.
 
-    `environment`: as for `s3.make_client`; the others: as for `Store`.
+    `environment`: as for `s3.make_client`; the other parameters: as for `Store`.
     """
     return Store(s3.parse_s3_uri(uri), environment=environment, received=received, uploads=uploads)
 
 
 def usable_name(name: str) -> bool:
-    """Whether a file of this name is an artifact: hidden and temporary ones are not."""
+    """Return whether a file of this name is an artifact. Hidden and temporary files are not."""
     return not name.startswith(".") and not name.endswith((".tmp", ".part")) and os.sep not in name

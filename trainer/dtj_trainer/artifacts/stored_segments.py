@@ -1,4 +1,4 @@
-"""Reads files that are kept in segments, several requests at a time, and restores one for a retry."""
+"""Reads files that are stored in segments, with several requests at a time, and restores one for a retry."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ if TYPE_CHECKING:
 
 REQUESTS_AT_ONCE = 8
 SEGMENTS_AT_ONCE = 16
-"""So many are in memory at most."""
+"""The largest number of segments in memory."""
 
 
 def fetched(get: Callable[[str], bytes], keys: Sequence[str]) -> Iterator[bytes]:
-    """The contents of some keys in their order. `get` is called by several threads; raises what that raises."""
+    """Yield the contents of some keys in their order. Several threads call `get`. Raises what `get` raises."""
     if len(keys) == 1:
         yield get(keys[0])
         return
@@ -30,10 +30,10 @@ def fetched(get: Callable[[str], bytes], keys: Sequence[str]) -> Iterator[bytes]
 
 
 def restore_growing(store: Store, key: str, path: Path, *, content: bool) -> Begin | None:
-    """Bring the file of that key to `path`, and say where its upload goes on; None when there is no such file.
+    """Restore the file of that key to `path`; return where its upload continues, or None when no such file is stored.
 
-    Without `content` nothing is brought: the local file begins empty, and goes to segments after those that are
-    there. Raises S3Error.
+    Without `content` nothing is restored: the local file begins empty, and its upload continues after the stored
+    segments. Raises S3Error.
     """
     there = {item.key: item for item in store.named(key)}
     parts = segments_of(key, there)

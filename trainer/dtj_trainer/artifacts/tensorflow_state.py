@@ -1,4 +1,4 @@
-"""TensorFlow's state file, `checkpoint`: the name of the newest of the checkpoints that lie beside it."""
+"""TensorFlow's state file, `checkpoint`, which names the newest checkpoint in its folder."""
 
 from __future__ import annotations
 
@@ -14,15 +14,17 @@ _NEWEST = re.compile(rb'^model_checkpoint_path: "([^"\n]+)"')
 
 
 def is_state(path: Path) -> bool:
-    """Whether it is such a file, not somebody's checkpoint of that name."""
+    """Return whether the file is TensorFlow's state file, and not a checkpoint of that name."""
     return _named_by(path) is not None
 
 
 def write_state(folder: Path, names: Sequence[str]) -> bool:
-    """See that the state file in `folder` names a checkpoint among the files `names`; whether it had to be written.
+    """Ensure that the state file in `folder` names a checkpoint among the files `names`; return whether it was
+    written.
 
-    What the program wrote may be missing, or name a later checkpoint, where it saves faster than files settle:
-    TensorFlow would then find nothing and start from 0. Does nothing where no file is TensorFlow's.
+    The program's state file may be missing, or may name a later checkpoint, when the program saves faster than
+    checkpoints become complete. TensorFlow would then find no checkpoint and start from 0. Without TensorFlow's files
+    the function does nothing.
     """
     prefixes = [
         prefix
@@ -37,7 +39,7 @@ def write_state(folder: Path, names: Sequence[str]) -> bool:
 
 
 def _named_by(state: Path) -> str | None:
-    """The checkpoint's name without its folder."""
+    """Return the checkpoint's name without its folder."""
     try:
         with state.open("rb") as file:
             found = _NEWEST.match(file.read(4096))

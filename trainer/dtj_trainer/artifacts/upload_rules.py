@@ -1,4 +1,4 @@
-"""What of a pod's workspace is uploaded, to which keys, and when."""
+"""Rules that say which files of a pod's workspace are uploaded, to which keys, and when."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ if TYPE_CHECKING:
 
 MARK_BYTES = 64
 EVENT_FILE_MARK = "tfevents"
-"""In the name of every event file: TensorBoard finds them by it."""
+"""Part of the name of every event file. TensorBoard recognizes event files by it."""
 
 
 @dataclass(frozen=True)
 class Rule:
-    """When a file is uploaded (again) as a whole; all times in seconds.
+    """When a file is uploaded as a whole. All times in seconds.
 
-    `interval`: at most so often. `quiet`: only when unchanged for so long. `unbroken`: a part of it is of no use; a
-    file that changed less than `quiet` before the program was killed is left out. `only_once`: never again after the
-    first time.
+    `interval`: the shortest time between two uploads. `quiet`: how long the file must be unchanged. `unbroken`: an
+    incomplete file is useless; a file that changed less than `quiet` before the program was killed is left out.
+    `only_once`: never upload the file again.
     """
 
     interval: float = 0.0
@@ -37,10 +37,10 @@ class Rule:
 
 @dataclass(frozen=True)
 class Growing:
-    """A file to which others only append, uploaded in segments (see `segments`).
+    """A file that its writer only appends to, uploaded in segments (see `segments`).
 
-    `interval`: what is new goes at most so often, in seconds. `cut`: between which bytes the file may be divided.
-    `longest`: a unit of so many bytes may make a segment larger; a longer one is divided.
+    `interval`: the shortest time between two uploads of new bytes, in seconds. `cut`: finds the places where the file
+    may be divided. `longest`: a unit of up to this many bytes enlarges a segment; a longer unit is divided.
     """
 
     interval: float = 0.0
@@ -49,53 +49,54 @@ class Growing:
 
 
 EVENTS = Growing(interval=10.0, cut=whole_records, longest=64 * 1024 * 1024)
-"""With what fetching it and TensorBoard itself take, a new event is seen within 30 s at first."""
+"""A new event appears in TensorBoard within 30 s, including the time to fetch and load it, while uploads are
+frequent."""
 METRICS = Growing(interval=10.0)
 LOG = Growing(interval=15.0)
 MODEL = Rule(interval=30.0, quiet=5.0, unbroken=True)
 BESIDE_EVENTS = Rule(interval=30.0, quiet=5.0)
-"""What libraries keep beside event files: profiles, embeddings."""
+"""Files that libraries keep beside event files: profiles, embeddings."""
 ONCE = Rule(only_once=True)
 
 
 @dataclass(frozen=True)
 class Begin:
-    """Where the upload of a growing file goes on that an earlier attempt began."""
+    """Where to continue the upload of a growing file that an earlier attempt began."""
 
     number: int = FIRST
-    """Of the segment that is still open."""
+    """The number of the open segment."""
     at: int = 0
-    """The byte of the local file with which that segment begins."""
+    """The offset in the local file where the open segment begins."""
     sent: int = 0
-    """So many bytes of the local file are in the bucket."""
+    """The bytes of the local file that are uploaded."""
     mark: bytes = b""
-    """The last of them, at most MARK_BYTES: by these the file is known to be the same one."""
+    """The last of the uploaded bytes, at most MARK_BYTES, to verify that the local file is still the same."""
     etag: str = ABSENT
-    """Of the open segment."""
+    """The ETag of the open segment."""
 
 
 def any_name(name: str) -> bool:
-    """Takes every file."""
+    """Accept every file."""
     del name
     return True
 
 
 def is_event_file(name: str) -> bool:
-    """Whether TensorBoard takes a file of this name for an event file."""
+    """Return whether TensorBoard treats a file of this name as an event file."""
     return EVENT_FILE_MARK in name
 
 
 def is_no_event_file(name: str) -> bool:
-    """The others."""
+    """Return whether the file is not an event file."""
     return not is_event_file(name)
 
 
 @dataclass(frozen=True)
 class Source:
-    """A file, or a folder with all that lies below it, and the key (prefix) it goes to.
+    """A file, or a folder with all files below it, and the key or key prefix of its objects.
 
-    `fence`: for keys that other attempts have too; None: the keys are this pod's own. `takes`: which names of a
-    folder's files. `begin`: of a growing file; None where nothing is known of an earlier one.
+    `fence`: guards keys that attempts share; None means that the keys are this pod's own. `takes`: selects files of a
+    folder by name. `begin`: where to continue a growing file; None when nothing is known of an earlier upload.
     """
 
     path: Path
@@ -106,7 +107,7 @@ class Source:
     begin: Begin | None = None
 
     def files(self, names: FolderNames) -> Iterator[tuple[Path, str]]:
-        """The files there are now with their keys; hidden and temporary ones are not artifacts."""
+        """List the existing files with their keys, without hidden and temporary files."""
         if self.path.is_file():
             yield self.path, self.key
             return

@@ -1,1 +1,1 @@
-"""Data sets: brought to the pod once, read, and shared out among the ranks."""
+"""Data sets: fetched to the pod once, read, and distributed among the ranks."""

@@ -1,4 +1,4 @@
-"""What is wrong with the data, told so that the job's failure shows it."""
+"""Errors of the data, printed so that the job's failure shows them."""
 
 from __future__ import annotations
 
@@ -13,28 +13,28 @@ if TYPE_CHECKING:
 
 
 class DataError(Exception):
-    """The data can't be used; the message is for the user."""
+    """The data can't be used. The message is for the user."""
 
     exit_code = contract.EXIT_DATA
 
 
 class DataNotFound(DataError):
-    """Something that should be at the data's URI is not there, or may not be read."""
+    """A file does not exist at the data's URI, or access is denied."""
 
 
 class DataCorrupt(DataError):
-    """A file is there but is not what its format says."""
+    """A file exists but does not conform to its format."""
 
 
 class DataUnavailable(DataError):
-    """The place where the data lies did not answer for a long time; trying again later may help."""
+    """The data's store did not answer for a long time. A later try may succeed."""
 
     exit_code = contract.EXIT_UNAVAILABLE
 
 
 @contextmanager
 def exit_on_data_error() -> Iterator[None]:
-    """End the process on a DataError in this block: its class and message are stderr's last line."""
+    """End the process on a DataError in this block, with its class and message as stderr's last line."""
     try:
         yield
     except DataError as error:

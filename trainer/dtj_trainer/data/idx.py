@@ -23,9 +23,9 @@ _GZIP_MAGIC = b"\x1f\x8b"
 
 
 def read_idx(path: Path) -> np.ndarray:
-    """The array in an idx file, in the machine's byte order, not to be written to; gzip is recognised by content.
+    """Read the array of an idx file, in native byte order and read-only. Gzip is recognized by its magic bytes.
 
-    Raises DataCorrupt, naming the file and what is wrong with it; OSError when it can't be read.
+    Raises DataCorrupt, which names the file and the fault; OSError when the file can't be read.
     """
     content = path.read_bytes()
     if content.startswith(_GZIP_MAGIC):

@@ -1,4 +1,4 @@
-"""Labelled pictures: the published layouts, read into memory."""
+"""Reads labelled pictures in published layouts into memory."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ class Pictures:
     labels: np.ndarray
 
     def __len__(self) -> int:
-        """The number of examples."""
+        """Return the number of examples."""
         return len(self.labels)
 
 
 @dataclass(frozen=True)
 class PictureSet:
-    """A data set with its usual split; labels run from 0 to `classes` - 1."""
+    """A data set with its published split. Labels run from 0 to `classes` - 1."""
 
     train: Pictures
     test: Pictures
@@ -46,7 +46,7 @@ class PictureSet:
 
 
 def data_uri(given: str | None) -> str:
-    """The URI given, else the job's; raises DataNotFound when there is neither."""
+    """Return the given URI, else the job's. Raises DataNotFound without either."""
     uri = given or os.environ.get(contract.ENV_DATA_URI)
     if not uri:
         raise DataNotFound(

@@ -1,11 +1,11 @@
-"""Which rank sees which examples: every example exactly once an epoch, in the same steps on all ranks.
+"""Distributes examples among ranks: every example exactly once an epoch, with the same number of steps on all ranks.
 
-An epoch is one permutation, by seed and epoch alone. Each step takes the next `batch_size * ranks`
-examples of it and deals them out in order, so that the ranks' batches of a step, one after the other,
-are the batch that a single process with the whole batch size would see.
+An epoch is one permutation, which depends on seed and epoch only. Each step takes the next `batch_size * ranks`
+examples and assigns them to ranks in order. The concatenated batches of all ranks in a step are therefore the batch
+that a single process with the whole batch size would see.
 
-The last step of an epoch has fewer: they are dealt out as evenly as can be, and nothing is repeated or
-left out. A rank left with none gets one example at weight 0, so that every rank makes every step.
+The last step of an epoch may have fewer examples. They are distributed as evenly as possible; none is repeated or
+left out. A rank without an example gets one of weight 0, so that every rank makes every step.
 """
 
 from __future__ import annotations
@@ -22,11 +22,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Share:
-    """What one rank does in one step.
+    """The work of one rank in one step.
 
-    `indices` are its examples, of which the first `count` count (all of them, or none of one).
-    `total` is how many examples the step has over all ranks; `position` how many of the epoch are done
-    after it.
+    `indices` are the rank's examples, of which the first `count` count (all, or none of one). `total` is the number
+    of examples of the step over all ranks; `position` is the number of the epoch's examples done after the step.
     """
 
     indices: np.ndarray
@@ -36,7 +35,7 @@ class Share:
 
 
 class Sharding:
-    """How `examples` are dealt out to `ranks`; `batch_size` is that of each rank, `step_size` that of all."""
+    """Distributes `examples` among `ranks`. `batch_size` is the batch of one rank, `step_size` that of all ranks."""
 
     def __init__(self, examples: int, batch_size: int, *, rank: int, ranks: int, seed: int) -> None:
         if examples < 1 or batch_size < 1 or not 0 <= rank < ranks:
@@ -51,24 +50,24 @@ class Sharding:
         self._seed = seed
 
     def steps(self, position: int = 0) -> int:
-        """Steps of an epoch that are left when `position` examples are done."""
+        """Return the steps left in an epoch after `position` examples."""
         return math.ceil((self.examples - position) / self.step_size)
 
     def order(self, epoch: int) -> np.ndarray:
-        """The epoch's permutation of all examples, the same on every rank."""
+        """Return the epoch's permutation of all examples, the same on every rank."""
         return np.random.default_rng([self._seed, epoch]).permutation(self.examples)
 
     def epoch(self, epoch: int, position: int = 0) -> Iterator[Share]:
-        """The shares of this rank, from the example at `position` on: a resumed run goes on exactly there."""
+        """Yield this rank's shares from the example at `position` on: a resumed run continues exactly there."""
         order = self.order(epoch)
         for start in range(position, self.examples, self.step_size):
             step = order[start : start + self.step_size]
-            each, more = divmod(len(step), self._ranks)  # The first ones get one more.
+            each, more = divmod(len(step), self._ranks)  # The first ranks get one more.
             first, count = self._rank * each + min(self._rank, more), each + (self._rank < more)
             mine = step[first : first + count] if count else step[:1]
             yield Share(mine, count, len(step), start + len(step))
 
 
 def slice_of(examples: int, *, rank: int, ranks: int) -> np.ndarray:
-    """A rank's examples of a pass without batches over all ranks, such as a test: each example once."""
+    """Return a rank's examples of a pass without common batches, such as a test. Each example has one rank."""
     return np.arange(rank, examples, ranks)

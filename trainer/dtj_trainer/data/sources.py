@@ -1,4 +1,4 @@
-"""Where data lies: a folder of this machine, or a prefix in S3."""
+"""Where data may be: a folder of this machine, or a prefix in S3."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ CHUNK_BYTES = MEBIBYTE
 
 
 class RemoteFile(NamedTuple):
-    """A file as it lies in the store; `etag` changes with its content. Size in bytes."""
+    """A file in the store. `etag` changes with the content. Size in bytes."""
 
     name: str
     size: int
@@ -28,16 +28,16 @@ class RemoteFile(NamedTuple):
 
 
 class Source(Protocol):
-    """Files that have to be fetched."""
+    """A place from which files are fetched."""
 
     def list(self, pages: int | None = None) -> dict[str, RemoteFile]:
-        """Files directly at the URI, by name; of so many pages of the listing, all when None."""
+        """List the files directly at the URI, by name. `pages`: pages of the listing to read; None: all."""
 
     def read(self, file: RemoteFile, start: int) -> Iterator[bytes]:
-        """The file's bytes from `start` on; an error when its content is no longer that of `etag`."""
+        """Yield the file's bytes from `start` on. Fails when the content no longer has the `etag`."""
 
     def keeps_md5(self, file: RemoteFile) -> bool:
-        """Whether an `etag` that looks like an MD5 is that of the content."""
+        """Return whether an `etag` that looks like an MD5 is the MD5 of the content."""
 
 
 class S3Source:
@@ -70,14 +70,14 @@ class S3Source:
             "Key": where.prefix,
             "IfMatch": file.etag,
         }
-        if start:  # of a whole object botocore compares the checksum, of a range it can't
+        if start:  # botocore verifies the checksum of a whole object only.
             request["Range"] = f"bytes={start}-"
         with sentences(where.uri):
             answer = self._client.get_object(**request)
             yield from answer["Body"].iter_chunks(CHUNK_BYTES)
 
     def keeps_md5(self, file: RemoteFile) -> bool:
-        """See Source: not so when the object is encrypted under a key of KMS or of the customer."""
+        """See Source. False for an object that is encrypted with a key of KMS or of the customer."""
         where = self._location / file.name
         with sentences(where.uri):
             answer = self._client.head_object(Bucket=where.bucket, Key=where.prefix, IfMatch=file.etag)
@@ -86,9 +86,9 @@ class S3Source:
 
 
 def local_folder(uri: str) -> Path | None:
-    """The folder that a plain path or a `file://` URI names; None for other URIs.
+    """Return the folder of a plain path or a `file://` URI; None for other URIs.
 
-    Raises DataNotFound when there is no such folder, or the scheme is unknown.
+    Raises DataNotFound when the folder does not exist, or the scheme is unknown.
     """
     parts = urlsplit(uri)
     if parts.scheme == "s3":
@@ -102,7 +102,7 @@ def local_folder(uri: str) -> Path | None:
 
 
 def s3_location(uri: str) -> S3Location:
-    """What an `s3://` URI names; raises DataNotFound when that is no bucket."""
+    """Parse an `s3://` URI. Raises DataNotFound for an invalid bucket."""
     try:
         return parse_s3_uri(uri)
     except ValueError as error:
@@ -110,5 +110,5 @@ def s3_location(uri: str) -> S3Location:
 
 
 def s3_source(uri: str) -> S3Source:
-    """The source at an `s3://` URI; raises DataNotFound when it names no valid bucket."""
+    """Return the source at an `s3://` URI. Raises DataNotFound for an invalid bucket."""
     return S3Source(s3_location(uri))

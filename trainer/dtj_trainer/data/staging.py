@@ -1,9 +1,9 @@
-"""Bringing data to the pod once, however many ranks it has.
+"""Fetches data to the pod once, however many ranks the pod has.
 
-The first process downloads under a lock, the others wait for it. A download that was killed goes on where
-it stopped; a finished file gets its name only after its checksum was compared, and keeps a record of
-what it is beside it, so that later starts of the pod find it in place. Within an attempt the record is
-believed without a request: all ranks of a pod read the same files, and one of them at most needs S3.
+The first process downloads under a lock, and the others wait for it. An interrupted download resumes at the byte
+where it stopped. A file gets its name only after its checksum was compared, together with a record of its version, so
+that later starts of the pod reuse the file. Within an attempt, processes trust the record without a request: all
+ranks of a pod read the same files, and only one rank has to reach S3.
 """
 
 from __future__ import annotations
@@ -32,17 +32,16 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 TIMEOUT_SECONDS = 600.0
-"""How long a store is tried again that gives no byte."""
+"""Seconds without a received byte after which `stage` gives up."""
 _RECORD = ".staged.json"
 
 
 def stage(uri: str, wanted: Sequence[Sequence[str]], *, timeout: float = TIMEOUT_SECONDS) -> dict[str, Path]:
-    """Have the files at `uri` on this machine and return their paths by the first name of each choice.
+    """Make the files at `uri` available on this machine; return their paths by the first name of each choice.
 
-    `wanted` holds one choice of names for each file (`[["images.gz", "images"], …]`): the first that is
-    there is taken. Folders of this machine are used in place; `s3://` is copied to the workspace.
-    Raises DataNotFound, DataUnavailable (after `timeout` seconds in which no byte came) or DataCorrupt, naming
-    URI and files.
+    `wanted` holds the accepted names of each file (`[["images.gz", "images"], …]`), of which the first existing one
+    is used. Local folders are used in place; `s3://` is copied to the workspace. Raises DataNotFound, DataCorrupt or
+    DataUnavailable (after `timeout` seconds without a received byte), which name the URI and the files.
     """
     folder = local_folder(uri)
     if folder is not None:
@@ -56,9 +55,9 @@ def stage(uri: str, wanted: Sequence[Sequence[str]], *, timeout: float = TIMEOUT
 
 
 def stage_ahead(uri: str, wanted: Sequence[Sequence[str]]) -> None:
-    """Fetch the files, where all of them are there, before a program asks for them.
+    """Fetch the files, if all of them exist, before a program asks for them.
 
-    Raises nothing and tries nothing twice: what is wrong, or missing, the program that needs the files says.
+    Raises nothing and retries nothing: the program that needs the files reports errors and missing files.
     """
     try:
         if local_folder(uri) is None:
@@ -77,7 +76,7 @@ def _stage_remote(
         return _fetch_all(uri, source, wanted, target, received)
 
     def on_wait(error: S3Error, delay: float) -> None:
-        log.warning("the data wait %.1f s for S3: %s", delay, error)
+        log.warning("fetching data: retry in %.1f s: %s", delay, error)
 
     try:
         return retry_transient(attempt, timeout=timeout, progress=lambda: received.total, on_wait=on_wait)
@@ -95,7 +94,7 @@ def _fetch_all(
     received: ByteCount,
     pages: int | None = None,
 ) -> dict[str, Path]:
-    """One try. `pages`: as for `Source.list`."""
+    """Fetch all files, in one try. `pages`: as for `Source.list`."""
     remote = source.list(pages)
     chosen = _choose(uri, wanted, remote)
     for name in chosen.values():
@@ -120,7 +119,7 @@ def _choose(uri: str, wanted: Sequence[Sequence[str]], there: Iterable[str]) -> 
 
 
 def _fetch(source: Source, file: RemoteFile, target: Path, received: ByteCount) -> None:
-    """Have `file` in `target`, whole and checked; goes on with what an earlier attempt left.
+    """Fetch `file` into `target` and verify it; an interrupted download resumes.
 
     `received` counts the bytes as they arrive.
     """
@@ -147,7 +146,7 @@ def _fetch(source: Source, file: RemoteFile, target: Path, received: ByteCount) 
                     output.write(chunk)
                     received.add(len(chunk))
             except DamagedObject as error:
-                partial.unlink()  # or the next attempt would find it whole
+                partial.unlink()  # Otherwise the next try would take it for complete.
                 raise DataCorrupt(str(error)) from error
         output.flush()
         os.fsync(output.fileno())
@@ -162,7 +161,7 @@ def _fetch(source: Source, file: RemoteFile, target: Path, received: ByteCount) 
 
 
 def _check(source: Source, path: Path, file: RemoteFile) -> str:
-    """The file's sha256; raises DataCorrupt, and removes it, when size or MD5 are not those of the store."""
+    """Return the file's sha256. If size or MD5 differ from the store's, remove the file and raise DataCorrupt."""
     sha256 = hashlib.sha256()
     md5 = hashlib.md5(usedforsecurity=False)
     size = 0
@@ -172,23 +171,23 @@ def _check(source: Source, path: Path, file: RemoteFile) -> str:
             md5.update(chunk)
             size += len(chunk)
     etag = file.etag.strip('"')
-    # A file sent in one piece has its MD5 as its ETag; one sent in parts has another with a `-` in it.
-    # That of an encrypted file only looks like an MD5: the store is asked, but not before they differ.
+    # The ETag of a file uploaded in one piece is its MD5. The ETag of a multipart upload contains a `-`. The ETag of
+    # an encrypted file may look like an MD5 without being one: ask the store, but only if the digests differ.
     differs = re.fullmatch(r"[0-9a-f]{32}", etag) is not None and md5.hexdigest() != etag
     if size != file.size or (differs and source.keeps_md5(file)):
         path.unlink()
-        raise DataCorrupt(f"{file.name} arrived with another content than the store says it has")
+        raise DataCorrupt(f"{file.name} arrived with content that differs from the store's checksum")
     return sha256.hexdigest()
 
 
 def _target(uri: str) -> Path:
-    """A folder of the URI's own in the workspace, with a name that a person recognises."""
+    """Return the URI's own folder in the workspace, with a recognizable name."""
     last = re.sub(r"[^A-Za-z0-9._-]", "_", uri.rstrip("/").rsplit("/", 1)[-1]) or "data"
     return Path(contract.root()) / contract.DATA / f"{last}-{hashlib.sha256(uri.encode()).hexdigest()[:8]}"
 
 
 def _attempt() -> str | None:
-    """Which attempt of which job this process is of; None outside of a job."""
+    """Return the job and attempt of this process; None outside of a job."""
     job, attempt = os.environ.get(contract.ENV_UID), os.environ.get(contract.ENV_ATTEMPT)
     return f"{job}/{attempt}" if job and attempt else None
 
@@ -204,9 +203,9 @@ def _staged_in_this_attempt(target: Path) -> set[str]:
 
 @contextmanager
 def _locked_target(uri: str) -> Iterator[Path]:
-    """The URI's own folder, with its lock held; the kernel frees the lock when the process is killed.
+    """Hold the lock of the URI's own folder. The kernel releases the lock when the process is killed.
 
-    Raises DataNotFound, and makes no folder, for a URI that names no bucket.
+    Raises DataNotFound, and creates no folder, for a URI without a valid bucket.
     """
     s3_location(uri)
     target = _target(uri)

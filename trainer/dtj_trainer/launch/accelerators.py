@@ -1,7 +1,7 @@
-"""Whether a pod that asked for accelerators has any, found out before its program starts and without a framework.
+"""Checks for accelerators before a pod's program starts, without a framework.
 
-Only what is certain is a fault: accelerators of an unknown make, a driver that gives no answer in time, and a
-driver's library that is not on the search path let the program start.
+The check fails only in certain cases. With accelerators of an unknown vendor, with a driver that does not answer in
+time, or with a driver library outside the search path, the program starts.
 """
 
 from __future__ import annotations
@@ -21,18 +21,18 @@ from dtj_trainer.launch import cuda_driver
 log = logging.getLogger(__name__)
 
 DRIVER_SECONDS = 60.0
-"""Without persistence mode a driver sets up each GPU of the node first, which takes seconds."""
+"""Without persistence mode, a driver first initializes each GPU of the node, which takes seconds."""
 _WAIT_SECONDS = DRIVER_SECONDS + 5.0
-"""Longer: a process that hangs in the driver can't always be killed, and so is not waited for."""
+"""Longer than DRIVER_SECONDS: a process that hangs in the driver can't always be killed, so the check gives up."""
 _REMEDY = "docs/gpu-images.md says what a node and an image need; gpus: 0 trains on CPUs"
 
 Driver = Callable[[], Mapping[str, object]]
 
 
 class AcceleratorCheck:
-    """A check that begins when it is made, and asks CUDA's driver meanwhile.
+    """A check that starts with the object, and queries CUDA's driver in the background.
 
-    `asked`: how many accelerators the pod asked for. `resource`: under which name of Kubernetes, as nvidia.com/gpu.
+    `asked`: how many accelerators the pod requested. `resource`: their resource name, for example nvidia.com/gpu.
     `devices`: the folder of device files.
     """
 
@@ -56,9 +56,10 @@ class AcceleratorCheck:
             self._fault = self._without_devices(f"no device of AMD ({devices}/kfd)")
 
     def fault(self, *, wait: bool) -> str | None:
-        """Why no program can use an accelerator here; None when one can, or when that is not known (yet).
+        """Return why no program can use an accelerator here; None when one can, or when the result is not known
+        (yet).
 
-        wait: until the driver has answered, _WAIT_SECONDS at most.
+        wait: wait for the driver's answer, _WAIT_SECONDS at most.
         """
         if wait and self._thread is not None:
             self._thread.join(_WAIT_SECONDS)
@@ -84,9 +85,9 @@ class AcceleratorCheck:
 
 
 def _has_nvidia(devices: Path) -> bool:
-    """Whether there is a device file of any of NVIDIA's drivers: of servers, of WSL, or of Jetson.
+    """Return whether a device file of any NVIDIA driver exists: for servers, WSL or Jetson.
 
-    NVIDIA_VISIBLE_DEVICES proves nothing: where devices come by CDI, its value is `void`.
+    NVIDIA_VISIBLE_DEVICES is no proof: with devices from CDI, its value is `void`.
     """
     return any((devices / name).exists() for name in ("dxg", "nvgpu", "nvhost-gpu")) or any(
         path.name.removeprefix("nvidia").isdecimal() for path in devices.glob("nvidia[0-9]*")
@@ -94,9 +95,9 @@ def _has_nvidia(devices: Path) -> bool:
 
 
 def _without_gpus() -> str | None:
-    """Of the PyTorch beside this Python, if there is one, that it is built for CPUs alone; it is not imported.
+    """Say that this Python's PyTorch is built for CPUs only; None otherwise. PyTorch is not imported.
 
-    Only a warning: a program may have an environment of its own, or another framework.
+    The result is a warning only: the program may use another environment or another framework.
     """
     found = find_spec("torch")
     if found is None or found.origin is None:
@@ -112,7 +113,7 @@ def _without_gpus() -> str | None:
 
 
 def _ask_driver() -> Mapping[str, object]:
-    """What `cuda_driver` prints; empty when it is not to be had."""
+    """Return what `cuda_driver` prints; empty on an error."""
     command = [sys.executable, "-I", "-S", cuda_driver.__file__]
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=DRIVER_SECONDS)  # noqa: S603

@@ -1,7 +1,8 @@
-"""How rank wrappers and their pod's supervisor talk: JSON lines over a socket in the pod's own folder.
+"""The protocol between rank wrappers and their pod's supervisor: JSON lines over a Unix socket in the pod's
+workspace.
 
-A wrapper waits until its pod is ready, attaches when its program runs, tells its end, and may ask for the final
-sync. A connection that breaks before the end was told means that the wrapper was killed.
+A wrapper waits until its pod is ready, attaches when its program runs, reports the program's end, and may request the
+final sync. A connection that breaks before the report of the end means that the wrapper was killed.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ _LONGEST_LINE_BYTES = 1024 * 1024
 
 @dataclass(frozen=True)
 class Attached:
-    """A rank's wrapper and the leader of its program's process group."""
+    """The wrapper of a rank, and the process of the rank's program, which leads a process group."""
 
     rank: int
     wrapper_pid: int
@@ -38,7 +39,7 @@ class Attached:
 
 @dataclass(frozen=True)
 class Answer:
-    """The answer to a wrapper that asked for something; `fault` when it could not be done, of which class."""
+    """The answer to a wrapper's request; `fault` describes a failure of the class `cause`."""
 
     fault: str | None
     report: contract.Report
@@ -46,22 +47,22 @@ class Answer:
 
 
 class Supervision(Protocol):
-    """What a supervisor does with the calls of wrappers, each from a thread of its own."""
+    """The supervisor's side of the protocol. Each call comes from a thread of its own."""
 
     def ready(self) -> Answer:
-        """Answer once programs may start, or can't."""
+        """Answer when programs may start, or when it is certain that they can't."""
 
     def attached(self, rank: Attached) -> None:
-        """A rank's program runs."""
+        """Record that a rank's program runs."""
 
     def died(self, at_ns: int) -> None:
-        """A rank's program was killed at this wall-clock time; its output may not be read to the end yet."""
+        """Record that a rank's program was killed at this wall-clock time; its output may still be read."""
 
     def ended(self, rank: Attached, *, cut_off: bool) -> None:
-        """A rank's program ended; with `cut_off` what it wrote last may be half of it."""
+        """Record that a rank's program ended; `cut_off`: the last file that it wrote may be incomplete."""
 
     def lost(self, rank: Attached) -> None:
-        """A wrapper is gone without having told its program's end."""
+        """Record that a wrapper disappeared before it reported its program's end."""
 
     def finish(self) -> Answer:
         """Upload everything, then answer."""
@@ -69,7 +70,7 @@ class Supervision(Protocol):
 
 @contextmanager
 def _short_path(path: Path) -> Iterator[str]:
-    """A name for the socket that fits into the 107 bytes that a socket's address holds."""
+    """Yield a path of the socket that fits into the 107 bytes of a socket's address."""
     folder = os.open(path.parent, os.O_PATH | os.O_DIRECTORY)
     try:
         yield f"/proc/self/fd/{folder}/{path.name}"
@@ -78,7 +79,7 @@ def _short_path(path: Path) -> Iterator[str]:
 
 
 class ControlServer:
-    """Listens on a Unix socket and hands what wrappers say to the supervision."""
+    """Listens on a Unix socket, and passes the wrappers' messages to the supervision."""
 
     def __init__(self, path: Path, supervision: Supervision) -> None:
         self._supervision = supervision
@@ -120,7 +121,7 @@ class ControlServer:
             self._supervision.lost(rank)
 
     def _finish(self) -> Answer:
-        """The supervision's answer; what it failed with is an answer too, not a broken connection."""
+        """Return the supervision's answer. An exception becomes an answer too, instead of a broken connection."""
         try:
             return self._supervision.finish()
         except Exception as error:
@@ -139,30 +140,30 @@ class ControlClient:
         self._stream = connection.makefile("rwb")
 
     def close(self) -> None:
-        """End the connection of one that has not attached and only asked whether the pod is ready."""
+        """Close a connection that did not attach and only asked whether the pod is ready."""
         self._stream.close()
 
     def ready(self) -> Answer:
-        """Wait until the pod has restored what programs need; raises SupervisorGone."""
+        """Wait until the pod has restored what programs need. Raises SupervisorGone."""
         return self._ask("ready", "the pod's supervisor ended before the artifacts were restored")
 
     def attach(self, rank: Attached) -> None:
-        """Tell that the program runs."""
+        """Report that the program runs."""
         self._send({"attach": asdict(rank)})
 
     def died(self, at_ns: int) -> None:
-        """Tell at once that the program was killed; see `Supervision.died`."""
+        """Report at once that the program was killed; see `Supervision.died`."""
         self._send({"died": {"atNs": at_ns}})
 
     def ended(self, *, cut_off: bool) -> None:
-        """Tell that it ended; see `Supervision.ended`."""
+        """Report that the program ended; see `Supervision.ended`."""
         self._send({"ended": {"cutOff": cut_off}})
 
     def finish(self) -> Answer:
-        """Ask for the final sync and wait for it; raises SupervisorGone.
+        """Request the final sync and wait for it. Raises SupervisorGone.
 
-        It begins when the pod's other ranks have ended, whenever that is; then the supervisor's own
-        time-out holds.
+        The sync begins when the pod's other ranks have ended, however long that takes. Then the supervisor's own
+        timeout applies.
         """
         return self._ask("finish", "the pod's supervisor ended before the artifacts were uploaded")
 
@@ -188,7 +189,7 @@ def _write(stream: BufferedRWPair, said: dict[str, Any]) -> None:
 
 
 def connect(path: Path) -> ControlClient | None:
-    """Reach the supervisor of this pod; None when there is none."""
+    """Connect to the supervisor of this pod; None without a supervisor."""
     connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
         with _short_path(path) as name:

@@ -1,7 +1,7 @@
-"""Asks CUDA's driver for its devices, in a process of its own: a broken driver may hang or crash whoever asks.
+"""Queries CUDA's driver for its devices, in a separate process, because a broken driver may hang or crash its caller.
 
-Run as a file, by any Python 3 and without packages. Prints one line of JSON: `{"library": false}` where the
-driver's library is not to be had, `{"devices": 2}`, or `{"error": "CUDA_ERROR_NO_DEVICE (100)"}`.
+Run it as a file, with any Python 3 and without packages. It prints one line of JSON: `{"library": false}` without the
+driver's library, `{"devices": 2}`, or `{"error": "CUDA_ERROR_NO_DEVICE (100)"}`.
 """
 
 from __future__ import annotations
@@ -11,14 +11,14 @@ import json
 
 LIBRARIES = (
     "libcuda.so.1",
-    # Where GKE and WSL put the library; not every image has these folders on its search path.
+    # GKE and WSL install the library here. Not every image has these folders on its search path.
     "/usr/local/nvidia/lib64/libcuda.so.1",
     "/usr/lib/wsl/lib/libcuda.so.1",
 )
 
 
 def answer() -> dict[str, object]:
-    """What the driver says; see the module."""
+    """Return the line to print; see the module."""
     driver = _library()
     if driver is None:
         return {"library": False}

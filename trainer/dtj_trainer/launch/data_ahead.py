@@ -1,4 +1,4 @@
-"""Brings the data of a built-in program to the pod while the program still imports."""
+"""Fetches the data of a built-in program while the program still imports its modules."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ _BUILT_IN, _OTHER_DATA = "dtj_trainer.programs.", "--data"
 
 
 def begin_staging(settings: Settings) -> None:
-    """Fetch the job's data in the background, where a built-in program of this pod is going to read the data.
+    """Fetch the job's data in the background, if a built-in program of this pod is going to read it.
 
-    Any other program may read its data in whatever way, and the data may be larger than the disk.
+    Other programs are left alone: they read data in their own ways, and their data may be larger than the disk.
     """
     wanted = settings.pod.reads_data and settings.data_uri
     if wanted and _reads_the_jobs_data(settings.config_dir / contract.JOB_FILE):
@@ -30,7 +30,7 @@ def begin_staging(settings: Settings) -> None:
 
 
 def _reads_the_jobs_data(job_file: Path) -> bool:
-    """Whether the job as written names a built-in program and gives the program no other data."""
+    """Return whether the job file names a built-in program without other data."""
     try:
         text = job_file.read_text()
     except (OSError, UnicodeDecodeError):

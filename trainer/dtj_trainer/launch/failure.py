@@ -1,4 +1,4 @@
-"""From the end of a program to the class and the message that a user reads."""
+"""Turns the end of a program into the failure class and the message for the user."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ log = logging.getLogger(__name__)
 _OWN_CODES = {contract.EXIT_DATA, contract.EXIT_UNAVAILABLE, contract.EXIT_CONFIG}
 _CLASSES = frozenset[str](FailureClass)
 _UNCAUGHT = 1
-"""Python's exit code after an exception that nothing handles."""
+"""Python's exit code after an unhandled exception."""
 _SHUT_DOWN = "HorovodInternalError"
-"""What Horovod raises in all ranks when one of them has ended."""
+"""The exception that Horovod raises in all ranks when one rank has ended."""
 
 
 def rank_exit(settings: Settings, end: ProgramEnd, last_lines: Sequence[str] = ()) -> RankExit:
-    """What a rank or a replica tells about its program's end, without reports."""
+    """Describe a rank's or a replica's end, without progress and artifacts."""
     told: RankExit = {
         "role": settings.pod.role,
         "index": settings.pod.index,
@@ -51,14 +51,14 @@ def rank_exit(settings: Settings, end: ProgramEnd, last_lines: Sequence[str] = (
 
 
 def cut_off(end: ProgramEnd, told: RankExit) -> bool:
-    """Whether what a program wrote last may be half of it: it was killed, or a disk was full."""
+    """Return whether the last file that a program wrote may be incomplete: after a kill, or with a full disk."""
     return end.killed or told.get("class") == FailureClass.DISK_FULL
 
 
 def unavailable(
     settings: Settings, message: str, cause: FailureClass = FailureClass.ARTIFACTS_UNAVAILABLE
 ) -> RankExit:
-    """The end for want of something that was to be restored, uploaded or asked."""
+    """Describe the end of a process without something that had to be restored, uploaded or answered."""
     log.error("%s", message)
     told = rank_exit(settings, ProgramEnd(contract.EXIT_UNAVAILABLE))
     told["class"], told["message"] = cause, message
@@ -66,12 +66,12 @@ def unavailable(
 
 
 def failure_file(settings: Settings) -> Path:
-    """Where this rank's program tells the cause of its failure."""
+    """Return the file in which this rank's program may describe the cause of its failure."""
     return settings.root / contract.FAILURE_FILE.format(rank=settings.rank or 0)
 
 
 def told_by_program(settings: Settings, end: ProgramEnd) -> tuple[str, str] | None:
-    """The class and message that the program wrote before it exited, if it did."""
+    """Return the class and message that the program wrote before it exited; None without them."""
     if not end.by_itself:
         return None
     try:
@@ -82,8 +82,8 @@ def told_by_program(settings: Settings, end: ProgramEnd) -> tuple[str, str] | No
 
 
 def told_by_last_lines(end: ProgramEnd, last_lines: Sequence[str]) -> tuple[str, str] | None:
-    """The cause in the last lines of a program: that a disk is full, that a module is missing, or, of a program that
-    exits with one of dtj's codes, `DataCorrupt: what`.
+    """Find the cause in the last lines of a program: a full disk, a missing module, or, for a program that exits with
+    one of dtj's codes, a line like `DataCorrupt: what`.
     """
     if not end.by_itself:
         return None
@@ -99,14 +99,17 @@ def told_by_last_lines(end: ProgramEnd, last_lines: Sequence[str]) -> tuple[str,
 
 
 def followed_another(end: ProgramEnd, last_lines: Sequence[str]) -> bool:
-    """Whether a rank's program failed only because another rank has ended, by what it said last."""
+    """Return whether the last lines show that a rank's program failed only because another rank had ended."""
     if end.succeeded or not end.by_itself:
         return False
     return any(_SHUT_DOWN in line for line in closing(last_lines))
 
 
 def classify(end: ProgramEnd, who: str = "the program") -> tuple[FailureClass, str]:
-    """The class and the message of a program's failure. who: what the message calls the program."""
+    """Derive the class and the message of a failure from the exit code and the signal.
+
+    who: what the message calls the program.
+    """
     if end.missing is not None:
         return FailureClass.COMMAND_NOT_FOUND, end.missing
     if end.signal is not None:
@@ -127,7 +130,7 @@ def classify(end: ProgramEnd, who: str = "the program") -> tuple[FailureClass, s
 
 
 def signal_name(number: int) -> str:
-    """`SIGKILL` for 9."""
+    """Return the name of a signal: `SIGKILL` for 9."""
     try:
         return signal.Signals(number).name
     except ValueError:

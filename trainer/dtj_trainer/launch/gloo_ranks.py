@@ -1,8 +1,8 @@
-"""Starts all ranks on this machine and lets Horovod connect them by gloo: does without mpirun.
+"""Starts all ranks on this machine, and lets Horovod connect them by gloo, without mpirun.
 
-`python -m dtj_trainer.launch.gloo_ranks RANKS COMMAND…`. Horovod's own horovodrun does the same, but it shows
-the environment with its secrets in the list of processes, listens on all interfaces, and gives ranks 5 s to
-save a checkpoint.
+`python -m dtj_trainer.launch.gloo_ranks RANKS COMMAND…`. Horovod's own horovodrun would do the same, but it shows the
+environment with its secrets in the process list, listens on all interfaces, and gives ranks only 5 s to save a
+checkpoint.
 """
 
 from __future__ import annotations
@@ -24,15 +24,15 @@ from dtj_trainer.launch.termination import RankExit, marker_line
 from dtj_trainer.parent_death import die_with_parent
 
 KILL_SECONDS = 5.0
-"""From the SIGTERM after another rank's failure to SIGKILL."""
+"""Seconds from the SIGTERM after another rank's failure to SIGKILL."""
 LOOPBACK = "127.0.0.1"
 LOOPBACK_INTERFACE = "lo"
 
 
 def rank_environments(ranks: int) -> list[Mapping[str, str]]:
-    """What each rank's environment needs so that they find each other; serves their rendezvous from now on.
+    """Start the ranks' rendezvous server; return the variables by which each rank finds the others.
 
-    Raises ImportError where Horovod is not installed.
+    Raises ImportError without Horovod.
     """
     from horovod.runner.common.util.hosts import HostInfo, get_host_assignments
     from horovod.runner.gloo_run import create_run_env_vars, create_slot_env_vars
@@ -56,7 +56,7 @@ class GlooRanks:
         self._exit_code = 0
 
     def run(self, command: Sequence[str], environments: Sequence[Mapping[str, str]]) -> int:
-        """Run until all have ended; the exit code of the first that failed."""
+        """Run until all ranks have ended; return the exit code of the first rank that failed."""
         signal.signal(STOP_ALL_RANKS, lambda number, _: self._stop(number))
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, lambda *_: self._end())
@@ -87,7 +87,7 @@ class GlooRanks:
         self._end()
 
     def _end(self) -> None:
-        """One has failed, or there is no more time: the others end too."""
+        """End all ranks, after a failure of one rank or after a signal."""
         self._stop(signal.SIGTERM)
         killing = threading.Timer(KILL_SECONDS, self._stop, (signal.SIGKILL,))
         killing.daemon = True
@@ -105,7 +105,7 @@ def _tell(told: RankExit) -> None:
 
 
 def main() -> int:
-    """Carry out the command line; the exit code."""
+    """Run the command line; return the exit code."""
     ranks, command = int(sys.argv[1]), sys.argv[2:]
     try:
         environments = rank_environments(ranks)

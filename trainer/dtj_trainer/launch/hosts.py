@@ -1,4 +1,4 @@
-"""Where the ranks of a Horovod job run, and what starts them there: hosts reached by ssh, or this machine."""
+"""Where the ranks of a Horovod job run, and how they are started: on hosts by ssh, or on this machine."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from dtj_trainer.launch.settings import Settings, control_socket
 
 
 class Start(NamedTuple):
-    """The command that starts all ranks and ends with them, and its environment."""
+    """The command that starts all ranks and ends after them, and its environment."""
 
     command: list[str]
     environment: dict[str, str]
@@ -33,34 +33,34 @@ class RankHosts(Protocol):
     """The hosts of one job."""
 
     def wait(self) -> None:
-        """Return when all are ready; raises HostfileError or PeersUnreachable."""
+        """Return when all hosts are ready. Raises HostfileError or PeersUnreachable."""
 
     def lost(self) -> dict[str, str]:
-        """Those that are no longer there, with the reason."""
+        """Return the hosts that no longer answer, with the reason."""
 
     def start(self, program: Sequence[str]) -> Start:
-        """What starts the program as every rank."""
+        """Return the command that starts the program as every rank."""
 
 
 class SshHosts:
-    """The hosts of the hostfile: mpirun starts ranks there by ssh."""
+    """The hosts of the hostfile, where mpirun starts ranks by ssh."""
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
 
     def wait(self) -> None:
-        """Return when all answer; raises HostfileError or PeersUnreachable."""
+        """Return when all hosts answer. Raises HostfileError or PeersUnreachable."""
         settings = self._settings
         self._names = read_hosts(settings.config_dir / HOSTFILE)
         fault = f"can't be reached by ssh on port {settings.ssh_port}"
         wait_for_peers(self._names, self._ask, settings.peer_timeout, "hosts", fault)
 
     def lost(self) -> dict[str, str]:
-        """Those that no longer answer, with the reason."""
+        """Return the hosts that no longer answer, with the reason."""
         return _not_ready(self._ask(self._names))
 
     def start(self, program: Sequence[str]) -> Start:
-        """An mpirun with the hostfile."""
+        """Return an mpirun command with the hostfile."""
         command = mpirun_command(self._settings, program, os.environ)
         return Start(command, mpirun_environment(os.environ))
 
@@ -69,24 +69,24 @@ class SshHosts:
 
 
 class LocalWorkers:
-    """Workers that are processes of this machine: mpirun or gloo starts all ranks here."""
+    """Workers that are processes of this machine, where mpirun or gloo starts all ranks."""
 
     def __init__(self, settings: Settings, workspaces: str) -> None:
-        """`workspaces`: what the workspaces of all workers begin with."""
+        """`workspaces`: the common prefix of all workers' workspaces."""
         self._settings = settings
         count = settings.world_size // settings.slots_per_worker
         self._roots = {f"worker-{index}": Path(f"{workspaces}{index}") for index in range(count)}
 
     def wait(self) -> None:
-        """Return when all supervisors answer; raises PeersUnreachable."""
+        """Return when all supervisors answer. Raises PeersUnreachable."""
         wait_for_peers(list(self._roots), self._ask, self._settings.peer_timeout, "workers", "are not ready")
 
     def lost(self) -> dict[str, str]:
-        """Those whose supervisor no longer answers."""
+        """Return the workers whose supervisor no longer answers."""
         return _not_ready(self._ask(list(self._roots)))
 
     def start(self, program: Sequence[str]) -> Start:
-        """An mpirun where it is installed, else gloo, unless the job says which."""
+        """Return an mpirun command if mpirun is installed, else gloo, unless the job chooses."""
         settings = self._settings
         ranks_by = settings.ranks_by or ("mpi" if shutil.which("mpirun") else "gloo")
         if ranks_by == "mpi":
@@ -102,7 +102,7 @@ class LocalWorkers:
         if supervisor is None:
             return Answer.NO_SUPERVISOR
         try:
-            # gloo gives up when some ranks come half a minute later than others, as after a longer restore.
+            # gloo gives up when ranks start half a minute apart, as they would after restores of different lengths.
             supervisor.ready()
         except SupervisorGone:
             return Answer.NO_SUPERVISOR
@@ -116,5 +116,5 @@ def _not_ready(answers: dict[str, Answer]) -> dict[str, str]:
 
 
 def rank_hosts(settings: Settings) -> RankHosts:
-    """The hosts of this process's job."""
+    """Return the hosts of this process's job."""
     return LocalWorkers(settings, settings.local_workers) if settings.local_workers else SshHosts(settings)

@@ -1,4 +1,4 @@
-"""What process 1 of a container does for all others, where the image has no tini: reap orphans, pass signals on."""
+"""A minimal init as process 1 of a container without tini: it reaps orphans and forwards signals."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import os
 import signal
 from collections.abc import Collection
 
-# The kernel raises these in the process at fault, or lets nobody wait for them.
+# Signals that the kernel raises in the faulty process itself, or that can't be waited for.
 _NOT_PASSED_ON = {
     *(signal.SIGKILL, signal.SIGSTOP),
     *(
@@ -23,11 +23,11 @@ _NOT_PASSED_ON = {
 
 
 def leave_process_1() -> None:
-    """Go on in a child where this is process 1, which stays behind as a small init; elsewhere do nothing.
+    """If this is process 1, continue in a child, and run a small init in process 1; otherwise do nothing.
 
-    Processes whose parent has ended become children of process 1. dtj-launch waits for its own children alone, so as
-    process 1 it would collect the zombies of all others: in a week of data loaders that may be all the pids of a pod.
-    Call it before any thread is started.
+    Processes whose parent has ended become children of process 1. dtj-launch waits only for its own children. As
+    process 1 it would accumulate zombies of all others: a week of data loaders may use up all pids of a pod. Call the
+    function before any thread is started.
     """
     if os.getpid() != 1:
         return
@@ -38,12 +38,12 @@ def leave_process_1() -> None:
     if child == 0:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
         return
-    # The kernel ends what is left in the container.
+    # The kernel then kills all other processes of the container.
     os._exit(_look_after(child, waited_for))
 
 
 def _look_after(child: int, waited_for: Collection[int]) -> int:
-    """Serve until the child has ended; its exit code, as a shell tells it."""
+    """Serve until the child has ended; return its exit code, as a shell reports it."""
     while True:
         number = signal.sigwaitinfo(waited_for).si_signo
         if number != signal.SIGCHLD:
@@ -55,7 +55,7 @@ def _look_after(child: int, waited_for: Collection[int]) -> int:
 
 
 def _reaped(child: int) -> int | None:
-    """Reap whatever has ended, as one signal may stand for several; the child's status if it was among them."""
+    """Reap all ended processes, as one signal may stand for several; return the child's status if it ended."""
     found = None
     while True:
         try:

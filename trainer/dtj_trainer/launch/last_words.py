@@ -1,4 +1,4 @@
-"""What the last lines of a program say about why it failed, in the words of Python and of libraries."""
+"""Recognizes the cause of a failure in the last lines of a program's output."""
 
 from __future__ import annotations
 
@@ -8,18 +8,18 @@ import re
 from collections.abc import Sequence
 
 _LINES_AFTER_CAUSE = 5
-"""Libraries may have their say at a program's exit too."""
+"""The cause may be followed by lines that libraries print at a program's exit."""
 _NO_SPACE = re.compile(
     "|".join(
         (
-            # What every program says that could not write, in its own words or in those of an exception.
+            # The operating system's message, which most programs print in their own error or in an exception.
             *(re.escape(os.strerror(number)) for number in (errno.ENOSPC, errno.EDQUOT)),
-            # Of torch.save: its writer finds fewer bytes in the file than it has written.
+            # torch.save: its writer finds fewer bytes in the file than it has written.
             r"unexpected pos \d+ vs \d+",
             r"PytorchStreamWriter failed writing",
-            # Of ndarray.tofile, and so of numpy.save.
+            # ndarray.tofile, and therefore numpy.save.
             r"OSError: \d+ requested and \d+ written",
-            # Of SQLite.
+            # SQLite.
             r"database or disk is full",
         )
     )
@@ -29,17 +29,17 @@ _EXCEPTION = re.compile(r"[\w.]+(Error|Exception|Interrupt|Exit)\b")
 
 
 def closing(lines: Sequence[str]) -> list[str]:
-    """The lines in which the cause may stand, the last one first."""
+    """Return the lines that may contain the cause, from the last one."""
     return [line.strip() for line in reversed(lines[-_LINES_AFTER_CAUSE:])]
 
 
 def tells_full_disk(line: str) -> bool:
-    """Whether a program says in this line that it could not write, as on a disk without space."""
+    """Return whether this line reports a failed write, as on a full disk."""
     return _NO_SPACE.search(line) is not None
 
 
 def missing_module(lines: Sequence[str]) -> str | None:
-    """`No module named 'x'`, where the last traceback ends with that, or Python did not find the program itself."""
+    """Return `No module named 'x'` if the last traceback ends so, or if Python did not find the program itself."""
     for line in closing(lines):
         if found := _NO_MODULE.fullmatch(line):
             return found[1]

@@ -1,4 +1,4 @@
-"""The launcher of a Horovod job: waits for the hosts, starts the ranks, and tells how the run ended."""
+"""The launcher of a Horovod job: waits for the hosts, starts the ranks, and reports how the run ended."""
 
 from __future__ import annotations
 
@@ -38,11 +38,11 @@ class Launcher:
         self._phases = PhaseLog()
         self._exits: list[RankExit] = []
         self._own_lines = LastLines(200)
-        """Lines that carry no rank: of what started the ranks."""
+        """Lines without a rank's prefix: the output of mpirun or gloo."""
         self._rank_lines: dict[int, LastLines] = {}
 
     def run(self) -> int:
-        """Wait for the hosts, run, and write the termination message; the exit code."""
+        """Wait for the hosts, run, and write the termination message; return the exit code."""
         settings = self._settings
         self._phases.reached("started")
         self._log_file = LogFile(settings.logs / LOG_NAME, kept=settings.rotated_logs)
@@ -67,7 +67,7 @@ class Launcher:
         program = Program(*hosts.start(self._command), self._on_line, stop_whole_group=False)
 
         def stop(number: int, _: object) -> None:
-            # SIGTERM would have mpirun kill the ranks a second later, in the middle of a checkpoint.
+            # SIGTERM makes mpirun kill the ranks a second later, in the middle of a checkpoint.
             program.stop(number, STOP_ALL_RANKS)
             threading.Timer(STOP_SECONDS, program.stop, (number, signal.SIGTERM)).start()
 
@@ -128,11 +128,11 @@ def _own_failure(cause: FailureClass, message: str, code: int) -> contract.Termi
 
 
 def _merged(of_rank: contract.Phases, own: contract.Phases) -> contract.Phases:
-    """The phases of rank 0's pod and the launcher's; of what both have, the earlier."""
+    """Merge the phases of rank 0's pod and of the launcher; a phase in both keeps the earlier time."""
     names = [*of_rank, *(name for name in own if name not in of_rank)]
     return {name: min(p[name] for p in (of_rank, own) if name in p) for name in names}
 
 
 def run_launcher(settings: Settings, command: Sequence[str]) -> int:
-    """Run a launcher pod; its exit code is the failing rank's own where known."""
+    """Run a launcher pod. The exit code is that of the failed rank, if known."""
     return Launcher(settings, command).run()

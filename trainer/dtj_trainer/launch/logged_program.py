@@ -1,4 +1,4 @@
-"""The user's program with its output kept in a log, passed on, and its last lines remembered."""
+"""The user's program: its output goes to a log and to stdout, and its last lines are remembered."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from dtj_trainer.launch.program import Program
 
 
 class LoggedProgram(Program):
-    """One run of the user's command. `prefix` stands before each line that is passed on.
+    """One run of the user's command. `prefix` precedes each line on stdout.
 
-    `rotated_logs`: so many former files of the log are kept.
+    `rotated_logs`: the number of rotated files of the log to keep.
     """
 
     def __init__(self, command: Sequence[str], log: Path, *, rotated_logs: int, prefix: str = "") -> None:
@@ -32,13 +32,13 @@ class LoggedProgram(Program):
         super().__init__(command, os.environ, on_line)
 
     def stop_soon(self, number: int, kill_after: float | None = None) -> None:
-        """Tell the program to stop by a signal; `kill_after` seconds later it is killed."""
+        """Ask the program by a signal to stop; kill it after `kill_after` seconds."""
         self.stop(number)
         if kill_after is not None:
             threading.Timer(kill_after, self.kill).start()
 
     def stop_by_signals(self, kill_after: float | None = None) -> None:
-        """Pass SIGTERM and SIGINT on to the program; `kill_after` seconds later it is killed."""
+        """Forward SIGTERM and SIGINT to the program; kill it `kill_after` seconds later."""
 
         def stop(number: int, _: object) -> None:
             self.stop_soon(number, kill_after)

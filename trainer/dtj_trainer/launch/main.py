@@ -28,7 +28,7 @@ Runs one process of a distributed training job, by its kind:
   rank       runs COMMAND as one rank in a worker's pod
   command    runs COMMAND as it is: a container's own command, where the workspace is not at /dtj (dtj run)
 
-What it needs to know it takes from the environment (DTJ_…, AWS_…); docs/contract.md names it all.
+dtj-launch reads its settings from the environment (DTJ_…, AWS_…); docs/contract.md describes the variables.
 """
 
 Kind = Callable[[Settings, Sequence[str]], int]
@@ -76,13 +76,13 @@ KINDS: dict[str, Kind] = {
 NEEDS_NO_COMMAND = {"worker"}
 RUN_PROGRAMS = {"rank", "replica", "command"}
 NO_POD = {contract.ENV_POD: contract.PodInfo(role="command", index=0).to_json()}
-"""For `command` by hand: a command needs no pod of a job."""
+"""The PodInfo of `command` outside of a job's pod."""
 EXIT_SOFTWARE = 70
-"""A fault of dtj-launch itself (sysexits.h)."""
+"""The exit code of an error in dtj-launch itself (sysexits.h)."""
 
 
 def run(arguments: Sequence[str]) -> int:
-    """Carry out one command line; the exit code."""
+    """Run one command line; return the exit code."""
     words, command = _split(arguments)
     if words in (["-h"], ["--help"]):
         sys.stdout.write(USAGE)
@@ -99,7 +99,7 @@ def run(arguments: Sequence[str]) -> int:
         return contract.EXIT_CONFIG
     _log_to_stderr(f"[rank {settings.rank}] " if name == "rank" and settings.rank is not None else "")
     for number in (signal.SIGTERM, signal.SIGINT):
-        # Process 1 of a container ignores what it does not handle. The kinds take over once they run.
+        # Process 1 of a container ignores signals without a handler. Each kind installs its own handlers later.
         signal.signal(number, _leave)
     try:
         if name in RUN_PROGRAMS and settings.root != Path(contract.ROOT):
@@ -139,7 +139,7 @@ def _log_to_stderr(prefix: str) -> None:
 
 
 def main() -> NoReturn:
-    """The console script."""
+    """Run the console script."""
     leave_process_1()
     try:
         code = run(sys.argv[1:])
@@ -148,7 +148,7 @@ def main() -> NoReturn:
     logging.shutdown()
     sys.stdout.flush()
     sys.stderr.flush()
-    # Threads that still upload must not hold up the end: what is not complete has no manifest.
+    # Do not wait for threads that still upload: an incomplete checkpoint has no manifest and does no harm.
     os._exit(code)
 
 

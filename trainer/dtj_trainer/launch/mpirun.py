@@ -1,4 +1,4 @@
-"""Open MPI's mpirun: its command line, and what its own messages mean."""
+"""Open MPI's mpirun: its command line, and the meaning of its messages."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from dtj_trainer.launch.settings import Settings
 
 RANK_SCRIPT = "rank.sh"
 HOSTFILE = "hostfile"
-# openib warns where there is no InfiniBand. ofi is for one-sided access alone, which Horovod does not use, and polls
-# sockets whenever a rank waits: a tenth of a training on two cores.
+# openib warns without InfiniBand. ofi serves one-sided communication only, which Horovod does not use, and polls
+# sockets while a rank waits, which costs a tenth of a training on two cores.
 NOT_USED = "^openib,ofi"
 
 
 def mpirun_command(settings: Settings, command: Sequence[str], environment: Mapping[str, str]) -> list[str]:
-    """The mpirun that starts every rank by `rank.sh`.
+    """Return the mpirun command that starts every rank by `rank.sh`.
 
-    Options with two dashes are understood by Open MPI 4 and 5 alike.
+    Options with two dashes work in Open MPI 4 and 5.
     """
     hostfile = settings.config_dir / HOSTFILE
     given = {"OMPI_MCA_orte_default_hostfile", "PRTE_MCA_prte_default_hostfile"} & set(environment)
@@ -34,14 +34,14 @@ def mpirun_command(settings: Settings, command: Sequence[str], environment: Mapp
 
 
 def rank_command(settings: Settings, command: Sequence[str]) -> list[str]:
-    """What starts one rank."""
+    """Return the command that starts one rank."""
     return ["/bin/sh", str(settings.config_dir / RANK_SCRIPT), *command]
 
 
 def local_mpirun_command(settings: Settings, command: Sequence[str]) -> list[str]:
-    """The mpirun that starts every rank on this machine; ranks reach each other in shared memory.
+    """Return the mpirun command that starts every rank on this machine. Ranks communicate by shared memory.
 
-    The machine is named so that neither a default hostfile nor a batch system gives other hosts.
+    `--host` overrides a default hostfile and the hosts of a batch system.
     """
     return [
         *("mpirun", "--host", f"localhost:{settings.world_size}", "--oversubscribe"),
@@ -54,17 +54,17 @@ def local_mpirun_command(settings: Settings, command: Sequence[str]) -> list[str
 
 
 def local_mpirun_environment(environment: Mapping[str, str]) -> dict[str, str]:
-    """The environment of that mpirun: ranks that wait leave the processors, which may be few, to others."""
+    """Return the environment of a local mpirun: ranks that wait yield the processors, which may be few."""
     settings = {"OMPI_MCA_mpi_yield_when_idle": "1"}
     if os.geteuid() != 0:
-        # Each rank has its `/dtj` by a user namespace of its own (own_root.py), and the kernel lets no process read
-        # another's memory across user namespaces: Open MPI would warn of that in each run.
+        # Each rank has a user namespace for its `/dtj` (own_root.py), and the kernel forbids reading another
+        # process's memory across user namespaces. Open MPI would warn about it in each run.
         settings["OMPI_MCA_btl_vader_single_copy_mechanism"] = "none"
     return {**settings, **mpirun_environment(environment)}
 
 
 def mpirun_environment(environment: Mapping[str, str]) -> dict[str, str]:
-    """The environment of mpirun: it refuses to run as root unless told twice."""
+    """Return the environment of mpirun. mpirun runs as root only with both variables."""
     allowed = dict(environment)
     if os.geteuid() == 0:
         allowed |= {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
@@ -73,7 +73,7 @@ def mpirun_environment(environment: Mapping[str, str]) -> dict[str, str]:
 
 
 class Blame(NamedTuple):
-    """What mpirun said about the process that ended the job; None where it said nothing."""
+    """What mpirun printed about the process that ended the job; None for what it did not print."""
 
     rank: int | None = None
     host: str | None = None
@@ -90,9 +90,9 @@ _TOO_FEW_SLOTS = re.compile(r"There are not enough slots available")
 
 
 def read_blame(lines: Sequence[str], own_exit_code: int) -> Blame:
-    """Read mpirun's closing message: for images whose ranks tell nothing themselves.
+    """Parse mpirun's final message, for images whose ranks report nothing themselves.
 
-    `own_exit_code` is mpirun's: that of the first process that failed, where the message names none.
+    `own_exit_code` is mpirun's own code, which is that of the first failed process.
     """
     text = "\n".join(lines)
     if _TOO_FEW_SLOTS.search(text):

@@ -1,4 +1,4 @@
-"""How often the kernel killed a process of this container for its memory limit."""
+"""Counts the processes of this container that the kernel killed because of its memory limit."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ OWN_CGROUPS = Path("/proc/self/cgroup")
 
 
 def oom_kills(cgroups: Path = CGROUPS, own_cgroups: Path = OWN_CGROUPS) -> int | None:
-    """The cgroup's `oom_kill` counter (v1 or v2); None where it can't be read.
+    """Return the cgroup's `oom_kill` counter (v1 or v2); None if it can't be read.
 
-    Only a rise means something: the counter is as old as the container.
+    Compare two readings: the counter starts with the container, not with the program.
     """
     for path in _candidates(cgroups, own_cgroups):
         try:
@@ -26,7 +26,9 @@ def oom_kills(cgroups: Path = CGROUPS, own_cgroups: Path = OWN_CGROUPS) -> int |
 
 
 def _candidates(cgroups: Path, own_cgroups: Path) -> list[Path]:
-    """A container sees its own cgroup as the root; elsewhere the process's path leads to it."""
+    """List the files to try: a container's own cgroup appears as the root; elsewhere the process has a path below
+    it.
+    """
     v1_path = v2_path = ""
     try:
         for line in own_cgroups.read_text().splitlines():

@@ -1,4 +1,4 @@
-"""From what ranks told and how mpirun ended to the cause of the whole run."""
+"""Derives the cause of the whole run from the ranks' reports and from mpirun's end."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _OWN_CHECKS: Set[str] = {
     FailureClass.ARTIFACTS_UNAVAILABLE,
     FailureClass.SUPERSEDED,
 }
-"""Classes that are certain, whatever happened to other hosts."""
+"""Classes that are certain causes, even if other hosts were lost too."""
 
 _LEFT_AFTER_SIGTERM = 128 + signal.SIGTERM
 
@@ -34,21 +34,20 @@ def decide(
     mpirun_lines: Sequence[str],
     lost_hosts: Callable[[], dict[str, str]],
 ) -> contract.Termination:
-    """The termination message of a launcher, without its last log lines.
+    """Return the launcher's termination message, without last log lines.
 
-    `exits` is what ranks told, in the order of arrival: the first that failed without having been told
-    to stop is the cause. `lost_hosts` tells which hosts no longer answer and why; it is asked only
-    when the run failed.
+    `exits`: the ranks' reports in the order of arrival. The cause is the first failed rank that was not asked to
+    stop. `lost_hosts` returns the hosts that no longer answer with the reason; it is called only for a failed run.
     """
     stopped = [told for told in exits if told.get("stopped")]
-    # Told to stop while it starts, mpirun ends with 0 though no rank ran: only ranks' own words count then.
+    # An mpirun that is stopped during its start exits with 0 though no rank ran. Only the ranks' reports count then.
     if end.succeeded and (not end.stopped or (exits and not stopped)):
         first = next((told for told in exits if told.get("rank") == 0), RankExit())
         kept = {name: first[name] for name in ("progress", "artifacts", "phases") if name in first}
         return cast(contract.Termination, {"exitCode": 0, **kept})
     causes = [told for told in exits if "class" in told and not told.get("stopped")]
     if stopped and all(told["exitCode"] == _LEFT_AFTER_SIGTERM for told in causes):
-        causes = []  # They only left together with the rank that was told to stop.
+        causes = []  # These ranks left only because another rank was asked to stop.
     if end.stop_signal is not None and not causes:
         return {
             "class": FailureClass.SIGNAL,
@@ -71,7 +70,7 @@ def decide(
 
 
 def _is_host(in_hostfile: str, told: str) -> bool:
-    """A pod tells its short name, the hostfile may have the whole one."""
+    """Compare hosts: a rank reports its pod's short name, and the hostfile may have the full name."""
     return in_hostfile == told or in_hostfile.partition(".")[0] == told
 
 
@@ -101,7 +100,7 @@ def _connection_lost(
 def _without_ranks(
     end: ProgramEnd, exits: Sequence[RankExit], mpirun_lines: Sequence[str]
 ) -> contract.Termination:
-    """No rank told a cause: mpirun's own words, or a host that went away with all that ran on it."""
+    """Derive the cause without a rank's report: from mpirun's messages, or the loss of a host with all its ranks."""
     if end.missing is not None:
         return {"class": FailureClass.COMMAND_NOT_FOUND, "message": end.missing, "exitCode": end.exit_code}
     blame = read_blame(mpirun_lines, end.exit_code)

@@ -1,4 +1,4 @@
-"""A program's output, line by line: kept in a file, passed on, its last lines remembered."""
+"""A program's output by line: written to a file, passed on, and its last lines remembered."""
 
 from __future__ import annotations
 
@@ -23,17 +23,17 @@ from dtj_trainer.launch.termination import LAST_LOG_LINES
 LONGEST_LINE_BYTES = 16 * 1024
 """A longer line is passed on in pieces."""
 PROGRESS_BAR_SECONDS = 10.0
-"""From one state of a progress bar to the next one that is kept."""
+"""Seconds between two recorded states of a progress bar."""
 _READ_BYTES = 64 * 1024
 
 
 def lines_of(descriptor: int) -> Iterator[bytes]:
-    """Lines read from a pipe, without their ends; of a progress bar now and then one: see `Lines`."""
+    """Yield lines from a pipe without line ends, and only some states of a progress bar; see `Lines`."""
     lines = Lines()
     while True:
         try:
             block = os.read(descriptor, _READ_BYTES)
-        except OSError:  # A pseudo-terminal's other end was closed.
+        except OSError:  # The other end of a pseudo-terminal was closed.
             block = b""
         if not block:
             break
@@ -44,8 +44,8 @@ def lines_of(descriptor: int) -> Iterator[bytes]:
 class Lines:
     """Divides output into lines.
 
-    A carriage return takes a terminal back to the begin of the line, where a progress bar writes its next state over
-    the last one, ten times a second perhaps. The line is its last state; while it lasts, it is passed on as it is
+    A carriage return moves a terminal's cursor to the start of the line, where a progress bar overwrites its state,
+    perhaps ten times a second. The line is its last state. While a progress bar lasts, its current state is passed on
     every PROGRESS_BAR_SECONDS.
     """
 
@@ -55,12 +55,12 @@ class Lines:
         self._shown_at = -math.inf
 
     def take(self, block: bytes) -> Iterator[bytes]:
-        """The lines that end in this block."""
+        """Yield the lines that end in this block."""
         *whole, rest = (self._pending + block).replace(b"\r\n", b"\n").split(b"\n")
         for line in whole:
             yield _last_state(line.split(b"\r"))
         *states, newest = rest.split(b"\r")
-        if states and not newest:  # A line's end may follow.
+        if states and not newest:  # A line feed may follow.
             newest = states.pop() + b"\r"
         if (state := _last_state(states)) and self._clock() - self._shown_at >= PROGRESS_BAR_SECONDS:
             self._shown_at = self._clock()
@@ -71,21 +71,21 @@ class Lines:
         self._pending = newest
 
     def end(self) -> Iterator[bytes]:
-        """What was not ended."""
+        """Yield the last line if it has no line feed."""
         if line := _last_state(self._pending.split(b"\r")):
             yield line
         self._pending = b""
 
 
 def _last_state(states: Sequence[bytes]) -> bytes:
-    """What a terminal shows of a line, unless a bar has wiped itself out."""
+    """Return the last visible state of a line, unless the progress bar has erased itself."""
     return next((state for state in reversed(states) if state.strip()), states[-1] if states else b"")
 
 
 class LogFile:
-    """Appends lines to a log, which is rotated; a disk that is full must not stop the program it logs.
+    """Appends lines to a rotated log. Errors of a full disk are ignored, so that they don't stop the program.
 
-    `kept`: so many former files are kept. Where logs are uploaded, the uploader removes them before.
+    `kept`: the number of rotated files to keep. Where logs are uploaded, the uploader removes rotated files earlier.
     """
 
     def __init__(self, path: Path, *, kept: int = MOST_ROTATED) -> None:
@@ -128,17 +128,17 @@ class LastLines:
         self._lines: deque[str] = deque(maxlen=count)
 
     def add(self, line: str) -> None:
-        """Take one more line."""
+        """Add one line."""
         if line.strip():
             self._lines.append(line)
 
     def lines(self) -> list[str]:
-        """The lines, the oldest first."""
+        """Return the lines, from the oldest."""
         return list(self._lines)
 
 
 def writer_to(descriptor: int, prefix: bytes = b"") -> Callable[[bytes], None]:
-    """A function that writes lines to a descriptor, each in one piece; one that nobody reads is no error."""
+    """Return a function that writes each line to a descriptor in one piece. A closed reader is not an error."""
 
     def write(line: bytes) -> None:
         left = prefix + line + b"\n"

@@ -1,8 +1,8 @@
-"""`/dtj` where the workspace lies elsewhere, as under `dtj run`: programs find their workspace by that name.
+"""Makes `/dtj` the workspace where the workspace lies elsewhere, as under `dtj run`.
 
-The program gets a mount namespace (mount_namespaces(7)) whose root directory has the entries of this machine's root
-directory, and the workspace as `/dtj`. Nobody outside of the namespace sees these mounts, and the mounts end with the
-program. The new root directory itself is read-only: a file that a program made there would vanish with the namespace.
+The program gets a mount namespace (mount_namespaces(7)). Its root directory has the entries of this machine's root
+directory, and the workspace as `/dtj`. Processes outside the namespace do not see its mounts, and the mounts end with
+the program. The new root directory is read-only, because a file in it would vanish with the namespace.
 """
 
 from __future__ import annotations
@@ -31,18 +31,18 @@ _UNBINDABLE, _SLAVE = 0x20000, 0x80000
 _DETACH = 2
 
 TRIAL_SECONDS = 30.0
-"""For what takes milliseconds, unless a network file system is mounted in `/` whose server does not answer."""
+"""The trial takes milliseconds, unless a network file system in `/` has a server that does not answer."""
 
 
 class NoNamespaceError(Exception):
-    """Why a program can't have a `/dtj` of its own."""
+    """The reason why a program can't have its own `/dtj`."""
 
 
 def enter(root: Path, command: Sequence[str]) -> list[str]:
-    """Make `/dtj` mean the workspace `root` for this process and what it starts; the command to run then.
+    """Mount the workspace `root` at `/dtj` for this process and its children; return the command to run.
 
-    Call it before any thread is started. Where that can't be done, the workspace's path takes the place of `/dtj` in
-    the command and in the variables that `contract.ENV_ROOT_VARIABLES` names.
+    Call it before any thread is started. Where mounting is impossible, the workspace's path replaces `/dtj` in the
+    command and in the variables that `contract.ENV_ROOT_VARIABLES` names.
     """
     fault = fault_of_a_trial(root)
     if fault is None:
@@ -62,7 +62,7 @@ def enter(root: Path, command: Sequence[str]) -> list[str]:
 
 
 def fault_of_a_trial(root: Path) -> str | None:
-    """Why `enter` can't make a namespace; None where it can. A child tries, as half of a namespace would do harm."""
+    """Try `enter` in a child, because a half-made namespace would do harm; return the fault, or None."""
     reader, writer = os.pipe()
     child = os.fork()
     if child == 0:
@@ -75,7 +75,7 @@ def fault_of_a_trial(root: Path) -> str | None:
     os.close(writer)
     with open(reader, "rb") as answer:  # noqa: PTH123 - a descriptor
         if not select.select([answer], [], [], TRIAL_SECONDS)[0]:
-            # It may hang in the kernel, where no signal reaches it: nobody waits for its end.
+            # The child may hang in the kernel, where no signal reaches it. Do not wait for its end.
             os.kill(child, signal.SIGKILL)
             return f"a file system of this machine has not answered for {TRIAL_SECONDS:.0f} s"
         fault = answer.read().decode()
@@ -94,7 +94,7 @@ def _told(error: Exception) -> str:
 
 
 def _mount(root: Path) -> None:
-    """Enter a mount namespace. Raises NoNamespaceError and OSError; the root directory is the old one then."""
+    """Enter a mount namespace. Raises NoNamespaceError and OSError, and then leaves the root directory as it was."""
     here = Path.cwd()
     for what, path in (("folder", here), ("run's folder", root), ("Python environment", Path(sys.prefix))):
         if path.is_relative_to(contract.ROOT):
@@ -104,7 +104,7 @@ def _mount(root: Path) -> None:
     new = root / contract.RUN / "root"
     new.mkdir(parents=True, exist_ok=True)
     _call("mount", b"tmpfs", os.fsencode(new), b"tmpfs", 0, b"mode=755")
-    # Else the new root would be in the copy of what holds it.
+    # Otherwise the recursive bind mount of its parent would contain the new root.
     _call("mount", b"none", os.fsencode(new), None, _UNBINDABLE, None)
     with os.scandir("/") as entries:
         for entry in entries:
@@ -115,7 +115,7 @@ def _mount(root: Path) -> None:
     _call("mount", os.fsencode(root), os.fsencode(own), None, _BIND | _RECURSIVE, None)
     _call("mount", b"none", os.fsencode(new), None, _REMOUNT | _BIND | _READ_ONLY, None)
     os.chdir(new)
-    # The old root is put over the new one, and taken away: pivot_root(2).
+    # Stack the old root on the new one and detach the old one: pivot_root(2).
     _call("pivot_root", b".", b".")
     _call("umount2", b".", _DETACH)
     os.chdir(here)
@@ -133,7 +133,7 @@ def _take_over(entry: os.DirEntry[str], place: Path) -> None:
 
 
 def _leave_the_machines_mounts() -> None:
-    """Have mounts of one's own: root may; others, and root without the capability, in a user namespace."""
+    """Unshare the mounts. Without CAP_SYS_ADMIN, use a user namespace."""
     user, group = os.geteuid(), os.getegid()
     try:
         _call("unshare", _NEW_MOUNTS)
@@ -156,7 +156,7 @@ def _call(name: str, *arguments: bytes | int | None) -> None:
 
 
 def main() -> None:
-    """Print why workspaces in the folder that the argument names can't be `/dtj`; nothing where they can."""
+    """Print why a workspace in the given folder can't be mounted at `/dtj`; nothing if it can."""
     with tempfile.TemporaryDirectory(dir=sys.argv[1]) as folder:
         sys.stdout.write(fault_of_a_trial(Path(folder)) or "")
 

@@ -20,7 +20,7 @@ _CHECKS_AT_A_TIME = 32
 
 
 class Answer(Enum):
-    """What a host does when asked on its ssh port, or a worker of this machine at its socket."""
+    """The result of connecting to a host's ssh port, or to the socket of a worker on this machine."""
 
     READY = "answers"
     UNRESOLVED = "its name does not resolve"
@@ -31,7 +31,7 @@ class Answer(Enum):
 
 
 class PeersUnreachable(Exception):
-    """The time is over and some hosts do not answer; the message names them."""
+    """Hosts did not answer within the timeout. The message names them."""
 
 
 class HostfileError(ValueError):
@@ -39,7 +39,7 @@ class HostfileError(ValueError):
 
 
 def read_hosts(hostfile: Path) -> list[str]:
-    """The hosts of an Open MPI hostfile, each once, in its order."""
+    """List the hosts of an Open MPI hostfile, each once, in the file's order."""
     try:
         lines = hostfile.read_text().splitlines()
     except OSError as error:
@@ -76,7 +76,7 @@ def ask(host: str, port: int) -> Answer:
 
 
 def ask_all(hosts: list[str], port: int) -> dict[str, Answer]:
-    """Ask many hosts at a time."""
+    """Ask many hosts in parallel."""
     with ThreadPoolExecutor(_CHECKS_AT_A_TIME) as pool:
         return dict(zip(hosts, pool.map(lambda host: ask(host, port), hosts), strict=True))
 
@@ -88,9 +88,9 @@ def wait_for_peers(
     kind: str,
     fault: str,
 ) -> None:
-    """Return when all peers answer; raises PeersUnreachable after `timeout` seconds.
+    """Return when all peers answer. Raises PeersUnreachable after `timeout` seconds.
 
-    `kind` is what they are, in the plural, and `fault` what those do that don't answer.
+    `kind`: the noun for the peers, in the plural. `fault`: the predicate for peers that don't answer.
     """
     started = told = time.monotonic()
     waiting = dict.fromkeys(peers, Answer.SILENT)
@@ -114,7 +114,7 @@ def wait_for_peers(
 
 
 def describe(waiting: dict[str, Answer]) -> str:
-    """Hosts by what is wrong with them."""
+    """Group hosts by what is wrong with them."""
     reasons: dict[Answer, list[str]] = {}
     for host, answer in waiting.items():
         reasons.setdefault(answer, []).append(host)

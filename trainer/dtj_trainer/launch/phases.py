@@ -1,4 +1,4 @@
-"""When what happened: the times of a pod's phases."""
+"""The times at which a pod reached its phases."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ Phase = Literal["started", "restored", "peersReady", "programStarted", "firstSte
 
 
 class PhaseLog:
-    """Notes when a phase was first reached; may be shared by threads."""
+    """Records when each phase was first reached. Thread-safe."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._times: contract.Phases = {}
 
     def reached(self, phase: Phase) -> None:
-        """Note the present time, unless the phase was reached before."""
+        """Record the current time, unless the phase was reached before."""
         with self._lock:
             self._times.setdefault(phase, now_text())
 
     def times(self) -> contract.Phases:
-        """What was reached so far."""
+        """Return the times of the phases reached so far."""
         with self._lock:
             return dict(self._times)

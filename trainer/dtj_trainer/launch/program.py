@@ -1,4 +1,4 @@
-"""Runs the user's program in a process group of its own and tells how it ended."""
+"""Runs the user's program in a process group of its own, and describes how it ended."""
 
 from __future__ import annotations
 
@@ -18,57 +18,57 @@ from dtj_trainer.launch.output import lines_of
 from dtj_trainer.parent_death import die_with_parent
 
 OUTPUT_END_SECONDS = 5.0
-"""How long the output of a program that ended is still read when something keeps it open."""
+"""Seconds to read the output of an ended program, if another process keeps the output open."""
 NOT_EXECUTABLE = 126
 STOP_ALL_RANKS = signal.SIGUSR1
-"""By which a launcher stops its ranks: mpirun passes it on and waits for them. After SIGTERM it
-gives them a second, too little for a checkpoint."""
+"""The signal by which a launcher stops its ranks: mpirun forwards it and waits for the ranks. After SIGTERM mpirun
+gives the ranks only a second, too little for a checkpoint."""
 _KILLS = {signal.SIGKILL, signal.SIGABRT, signal.SIGSEGV, signal.SIGBUS, signal.SIGILL, signal.SIGFPE}
 _PR_SET_PTRACER, _PR_SET_PTRACER_ANY = 0x59616D61, 2**64 - 1
 
 
 @dataclass(frozen=True)
 class ProgramEnd:
-    """How a program ended: by an exit code, or by a signal, or never started (`missing`)."""
+    """How a program ended: by an exit code, by a signal, or without a start (`missing`)."""
 
     exit_code: int
     signal: int | None = None
     missing: str | None = None
     oom_killed: bool = False
     stop_signal: int | None = None
-    """The signal by which it was told to stop while it ran."""
+    """The signal that asked the program to stop."""
 
     @property
     def stopped(self) -> bool:
-        """Whether it was told to stop."""
+        """Whether the program was asked to stop."""
         return self.stop_signal is not None
 
     @property
     def succeeded(self) -> bool:
-        """Exit code 0."""
+        """Whether the exit code is 0."""
         return self.exit_code == 0
 
     @property
     def killed(self) -> bool:
-        """Whether it, or a process of it, was killed, perhaps in the middle of a write.
+        """Whether the program or one of its processes was killed, perhaps in the middle of a write.
 
-        A shell tells of its child's signal by its own exit code. Programs that save when they are told to stop exit
-        with the code of that signal themselves.
+        A shell reports the signal of its child by its own exit code. A program that saves after a stop signal may
+        also exit with a code of that form, so that only signals of a kill count.
         """
         by_shell = self.exit_code - 128 in _KILLS
         return self.signal is not None or self.oom_killed or by_shell
 
     @property
     def by_itself(self) -> bool:
-        """It left by its own exit, hence what it says about the cause may be believed.
+        """Whether the program chose its exit code, so that its own description of the cause counts.
 
-        Nothing follows for what it wrote: see `killed`.
+        The files that it wrote may be incomplete all the same: see `killed`.
         """
         return self.signal is None and (self.succeeded or not self.stopped)
 
 
 class Program:
-    """One run of a command. Make it and call `run` in the main thread."""
+    """One run of a command. Construct it and call `run` in the main thread."""
 
     def __init__(
         self,
@@ -78,7 +78,7 @@ class Program:
         *,
         stop_whole_group: bool = True,
     ) -> None:
-        """`stop_whole_group`: `stop` reaches all processes it started, not only the first one."""
+        """`stop_whole_group`: `stop` signals all processes of the program, not only the first one."""
         self._command = list(command)
         self._environment = {"PYTHONUNBUFFERED": "1", **environment}
         self._on_line = on_line
@@ -90,13 +90,13 @@ class Program:
 
     @property
     def pid(self) -> int | None:
-        """The process, which leads its group."""
+        """The program's first process, which leads the process group."""
         return self._process.pid if self._process else None
 
     def stop(self, number: int, sent: int | None = None) -> None:
-        """Tell the program to stop, now or as soon as it starts. For signal handlers.
+        """Ask the program to stop, now or as soon as it starts. For signal handlers.
 
-        `number` is the signal that asks for it; the program gets `sent` where that is another.
+        `number` is the signal that asks to stop; `sent` is the signal for the program, if it differs.
         """
         self._stop_signal, self._sent_signal = number, sent
         if self._process is None or self._process.returncode is not None:
@@ -107,12 +107,12 @@ class Program:
             self._process.send_signal(sent or number)
 
     def kill(self) -> None:
-        """End it and all that it started at once, if it still runs."""
+        """Kill the program's process group, if the program still runs."""
         if self._process is not None and self._process.returncode is None:
             self._signal_group(signal.SIGKILL)
 
     def start(self) -> ProgramEnd | None:
-        """Start it; an end at once when there is no such command."""
+        """Start the program; return the end at once when the command does not exist."""
         try:
             self._process = subprocess.Popen(  # noqa: S603 - running the user's command is the purpose
                 self._command,
@@ -135,10 +135,10 @@ class Program:
         return None
 
     def wait(self, on_killed: Callable[[int], None] = lambda _: None) -> ProgramEnd:
-        """Pass its output on until it ends, and end what is left of its group.
+        """Pass on the output until the program ends, then kill the rest of its process group.
 
-        `on_killed` gets the wall-clock time in nanoseconds at which the program was killed, at once: a process that
-        outlives the program may still hold the output open.
+        `on_killed` gets the wall-clock time in nanoseconds at which the program was killed, without delay: a process
+        that outlives the program may still hold the output open.
         """
         process = self._process
         assert process is not None
@@ -187,8 +187,8 @@ def _not_found(command: str, error: FileNotFoundError) -> str:
 
 
 def _first_of_all() -> Callable[[], None]:
-    """What the program's process does before it becomes the program: it dies with its parent, and may be looked at
-    by py-spy, which is no ancestor of it, where Yama would forbid that.
+    """Return the first action of the program's process: it dies with its parent, and lets py-spy trace it, which Yama
+    otherwise forbids to processes that are no ancestors.
     """
     die_with_this, prctl = die_with_parent(), ctypes.CDLL(None).prctl
     anybody = ctypes.c_ulong(_PR_SET_PTRACER_ANY)

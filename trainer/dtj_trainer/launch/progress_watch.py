@@ -1,4 +1,4 @@
-"""Follows the program's progress file: when the first step was done, and which step it was when."""
+"""Follows the program's progress file: the time of the first step, and the step at a given time."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ class ProgressWatch:
         self._steps: deque[tuple[int, int]] = deque(maxlen=_SAMPLES)
 
     def start(self) -> None:
-        """Begin."""
+        """Start the sampling thread."""
         threading.Thread(target=self._follow, name="progress", daemon=True).start()
 
     def now(self) -> contract.Progress:
-        """The present progress; takes a sample too."""
+        """Return the current progress, and take a sample."""
         present = progress.read(self._path)
         step = present.get("step")
         if step is not None:
@@ -40,7 +40,7 @@ class ProgressWatch:
         return present
 
     def step_at(self, time_ns: int) -> int | None:
-        """The step at a wall-clock time, the first known one for times before it; None if none was told."""
+        """Return the step at a wall-clock time, or the first known step for earlier times; None without any step."""
         self.now()
         with self._lock:
             if not self._steps:

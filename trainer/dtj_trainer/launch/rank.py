@@ -1,4 +1,4 @@
-"""Runs one rank's program in a worker's pod: passes its output on, forwards signals, tells how it ended."""
+"""Runs one rank's program in a worker's pod: passes on its output, forwards signals, and reports its end."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ from dtj_trainer.parent_death import die_with_parent
 
 DRAIN_SECONDS = 0.5
 CAUSE_SECONDS = 5.0
-"""What the rank at fault gets to end and tell why: it may take longer than those that only followed, and
-mpirun ends all ranks with the first one."""
+"""Seconds for the faulty rank to end and report the cause. It may end later than ranks that failed because of it, and
+mpirun ends all ranks after the first one."""
 
 
 def run_rank(settings: Settings, command: Sequence[str]) -> int:
-    """Run one rank's program; the exit code of the wrapper is the program's."""
+    """Run one rank's program. The exit code of the wrapper is the program's."""
     if settings.local_workers:
-        # On other hosts the ranks of a launcher that was killed end with the connection.
+        # On other hosts, the ranks of a killed launcher end with its connection.
         die_with_parent()()
     supervisor = connect(settings.control_socket)
     if supervisor is None:
@@ -39,7 +39,7 @@ def run_rank(settings: Settings, command: Sequence[str]) -> int:
         return _tell(fault)
     rank = settings.rank or 0
     failure_file(settings).unlink(missing_ok=True)
-    # The launcher tells the ranks' lines from mpirun's own by the prefix.
+    # The launcher recognizes lines of ranks, as opposed to mpirun's own, by the prefix.
     program = LoggedProgram(
         command,
         settings.logs / f"rank-{rank}.log",
@@ -65,14 +65,14 @@ def run_rank(settings: Settings, command: Sequence[str]) -> int:
         time.sleep(CAUSE_SECONDS)
     if end.succeeded:
         told = _finished(settings, supervisor, told)
-    # A failure is told before any upload: mpirun ends everything as soon as one rank fails.
+    # Report a failure before any upload: mpirun ends everything as soon as one rank fails.
     code = _tell(told)
-    # That must not befall the ranks that still save a checkpoint because the launcher stops them all.
+    # When the launcher stops all ranks, exit with 0, so that mpirun does not kill ranks that still save a checkpoint.
     return 0 if launcher_stops.is_set() else code
 
 
 def _fault(settings: Settings, supervisor: ControlClient) -> RankExit | None:
-    """Why the program can't start, once the pod has restored its artifacts; None when it can."""
+    """Wait until the pod has restored its artifacts; return why the program can't start, or None."""
     try:
         answer = supervisor.ready()
     except SupervisorGone as error:
@@ -81,7 +81,7 @@ def _fault(settings: Settings, supervisor: ControlClient) -> RankExit | None:
 
 
 def _finished(settings: Settings, supervisor: ControlClient, told: RankExit) -> RankExit:
-    """The end of a program that succeeded, once its pod's artifacts are uploaded."""
+    """Upload the pod's artifacts after a success; return the end to report."""
     try:
         answer = supervisor.finish()
     except SupervisorGone as error:
@@ -94,7 +94,7 @@ def _finished(settings: Settings, supervisor: ControlClient, told: RankExit) -> 
 
 
 def _tell(told: RankExit) -> int:
-    """Tell the end to the launcher, in one piece; the exit code."""
+    """Report the end to the launcher, on one line; return the exit code."""
     sys.stdout.flush()
     _drain(sys.stdout.fileno())
     writer_to(sys.stdout.fileno())(marker_line(told).rstrip("\n").encode())
@@ -102,7 +102,7 @@ def _tell(told: RankExit) -> int:
 
 
 def _drain(descriptor: int) -> None:
-    """Wait until mpirun has read what was printed so far, so that the next line travels in one piece."""
+    """Wait until mpirun has read all earlier output, so that the next line arrives in one piece."""
     deadline = time.monotonic() + DRAIN_SECONDS
     while time.monotonic() < deadline:
         try:

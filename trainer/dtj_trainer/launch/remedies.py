@@ -1,4 +1,4 @@
-"""What to do about errors of programs whose own words don't say it."""
+"""Remedies for errors whose messages do not name the remedy."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ _REMEDIES = {
         " (docs/own-script.md)"
     ),
 }
-"""By what a program's last lines have in them."""
+"""Remedies by a part of a program's last lines."""
 _LINES = 5
-"""Libraries may have their say after the error."""
+"""Libraries may print further lines after the error."""
 
 
 def remedy(last_lines: Sequence[str]) -> str | None:
-    """What to do about the error in a program's last lines; None when nothing is known of it."""
+    """Return the remedy for the error in a program's last lines; None for an unknown error."""
     text = "\n".join(last_lines[-_LINES:])
     return next((what for error, what in _REMEDIES.items() if error in text), None)

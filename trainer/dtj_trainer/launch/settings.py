@@ -1,4 +1,4 @@
-"""What `dtj-launch` reads from the environment, checked once."""
+"""The settings of `dtj-launch`, read from the environment and validated once."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ RanksBy = Literal["mpi", "gloo"]
 
 
 class SettingsError(ValueError):
-    """A variable of the environment that can't be used; the message names it."""
+    """A variable of the environment is invalid. The message names the variable."""
 
 
 @dataclass(frozen=True)
 class Settings:
-    """One process's place in its job. Times in seconds."""
+    """The settings of one process of a job. Times in seconds."""
 
     job: str
     pod: contract.PodInfo
@@ -45,23 +45,23 @@ class Settings:
     world_size: int
     slots_per_worker: int
     gpus: int
-    """Accelerators that this pod asked for."""
+    """The number of accelerators that this pod requested."""
     gpu_resource: str
     rank: int | None
-    """Of the program's process; None where no variable says it."""
+    """The rank of the program's process; None where no variable sets a rank."""
     peer_timeout: float
     sync_timeout: float
     settle: float
     keep: int
     ssh_after_restore: bool
-    """Whether a worker serves ssh only once it has restored its artifacts."""
+    """Whether a worker serves ssh only after it has restored its artifacts."""
     upload_bytes_per_second: float
-    """While the program runs; 0: no limit."""
+    """The limit while the program runs; 0: no limit."""
     mpirun: str
-    """What starts the ranks on other hosts: a name on the PATH, or a path."""
+    """The command that starts the ranks on other hosts: a name on the PATH, or a path."""
     mpi_args: tuple[str, ...]
     local_workers: str | None
-    """What the workspaces of all workers begin with, where ranks are started on this machine without ssh."""
+    """The common prefix of all workers' workspaces, if ranks are started on this machine without ssh."""
     ranks_by: RanksBy | None
 
     @property
@@ -71,22 +71,22 @@ class Settings:
 
     @property
     def rotated_logs(self) -> int:
-        """How many former files of a log its writer keeps: more where they may have to wait for their upload."""
+        """How many rotated files of a log its writer keeps: more where they may have to wait for their upload."""
         return MOST_ROTATED if self.artifacts_uri else KEPT_ROTATED
 
     @property
     def progress_file(self) -> Path:
-        """What the program writes."""
+        """The file that the program writes."""
         return self.root / contract.PROGRESS_FILE
 
     @property
     def control_socket(self) -> Path:
-        """Where rank wrappers reach their pod's supervisor."""
+        """The socket by which rank wrappers reach their pod's supervisor."""
         return control_socket(self.root)
 
 
 def control_socket(root: Path) -> Path:
-    """Where the supervisor of the pod with this workspace listens."""
+    """Return the socket of the supervisor of the pod with this workspace."""
     return root / contract.RUN / "supervisor.sock"
 
 
@@ -104,7 +104,7 @@ def _read_pod(environment: Mapping[str, str]) -> contract.PodInfo:
 
 
 def read_settings(environment: Mapping[str, str]) -> Settings:
-    """Read the environment; raises SettingsError for a value that can't be used, those of S3_SETTINGS included."""
+    """Read the environment. Raises SettingsError for an invalid value, including those of S3_SETTINGS."""
 
     def integer(name: str, default: int, least: int = 0) -> int:
         text = environment.get(name, "").strip()

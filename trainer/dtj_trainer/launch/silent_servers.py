@@ -1,4 +1,4 @@
-"""Whether a TensorFlow program may have failed for a ps or a worker that fell silent: it tells only an error."""
+"""Finds the tasks of a TensorFlow cluster that do not answer: TensorFlow reports their loss only as some error."""
 
 from __future__ import annotations
 
@@ -12,16 +12,17 @@ from dtj_trainer import contract
 
 CONNECT_SECONDS = 3.0
 _CHECKS_AT_A_TIME = 32
-_SERVERS = ("ps", "worker")
 
 
 def silent_servers(environment: Mapping[str, str]) -> list[str]:
-    """The host:port of those in TF_CONFIG from whose node nothing comes back. Who refuses a connection is not silent:
-    its node lives, and tells itself what became of it.
+    """Return the host:port of the tasks in TF_CONFIG whose nodes do not answer.
+
+    A task that refuses the connection is not silent: its node runs, and its pod reports its own end. The task of this
+    pod refuses the connection too, because its program has ended.
     """
     try:
         cluster = json.loads(environment.get(contract.ENV_TF_CONFIG, ""))["cluster"]
-        servers = [str(address) for role in _SERVERS for address in cluster.get(role, ())]
+        servers = [str(address) for addresses in cluster.values() for address in addresses]
     except (ValueError, KeyError, TypeError, AttributeError):
         return []
     with ThreadPoolExecutor(_CHECKS_AT_A_TIME) as pool:
@@ -35,5 +36,5 @@ def _is_silent(address: str) -> bool:
     except OSError as error:
         return isinstance(error, TimeoutError) or error.errno == errno.EHOSTUNREACH
     except (ValueError, OverflowError):
-        pass  # no address: that is another fault
+        pass  # An invalid address is another fault.
     return False

@@ -1,4 +1,4 @@
-"""A worker's sshd, by which mpirun starts ranks on another host."""
+"""A worker's sshd, by which mpirun starts ranks from another host."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 from dtj_trainer.parent_death import die_with_parent
 
 SSHD_FOLDERS = "/usr/sbin:/usr/local/sbin"
-"""Where sshd lies, which is not on the PATH of everyone."""
+"""Folders of sshd that are not on every user's PATH."""
 STOP_SECONDS = 5.0
 
 
@@ -19,10 +19,10 @@ class SshdMissing(Exception):
 
 
 class Sshd:
-    """A running sshd. Make it in the main thread: it ends with the thread that made it."""
+    """A running sshd. Start it in the main thread, because sshd ends with the thread that started it."""
 
     def __init__(self, config_dir: Path) -> None:
-        """Start it with the job's `sshd_config`; raises SshdMissing."""
+        """Start sshd with the job's `sshd_config`. Raises SshdMissing."""
         program = shutil.which("sshd", path=f"{os.environ.get('PATH', '')}:{SSHD_FOLDERS}")
         if program is None:
             raise SshdMissing("the image has no sshd, which a Horovod worker needs: install openssh-server")
@@ -34,16 +34,16 @@ class Sshd:
 
     @property
     def ended(self) -> bool:
-        """Whether it has ended by itself."""
+        """Whether sshd has ended by itself."""
         return self._process.poll() is not None
 
     @property
     def exit_code(self) -> int | None:
-        """Its exit code once it has ended."""
+        """The exit code of an sshd that has ended."""
         return self._process.returncode
 
     def stop(self) -> None:
-        """End it."""
+        """End sshd."""
         self._process.terminate()
         try:
             self._process.wait(STOP_SECONDS)

@@ -1,4 +1,4 @@
-"""Answers `GET /progress` with the report, `GET /metrics` with Prometheus text, and takes `POST /stacks`."""
+"""Answers `GET /progress` with the report, `GET /metrics` with Prometheus text, and accepts `POST /stacks`."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ REQUEST_TIMEOUT_SECONDS = 10
 
 
 class StatusServer:
-    """An HTTP server on all addresses of the pod. It tells nothing secret; all that can be asked for is a dump of
-    stacks, into the pod's own logs, now and then.
+    """An HTTP server on all addresses of the pod. It exposes no secrets. Its only action is a dump of stacks into the
+    pod's own logs, at a limited rate.
     """
 
     def __init__(
@@ -28,7 +28,7 @@ class StatusServer:
         metrics: Callable[[], dict[str, float]],
         ask_for_stacks: Callable[[], bool],
     ) -> None:
-        """ask_for_stacks: False when it was asked a moment ago. Raises OSError when the port is taken."""
+        """ask_for_stacks: returns False when a dump was requested a moment ago. Raises OSError for a port in use."""
 
         class Handler(BaseHTTPRequestHandler):
             timeout = REQUEST_TIMEOUT_SECONDS
@@ -60,7 +60,7 @@ class StatusServer:
                 self.wfile.write(content)
 
             def log_message(self, *_: object) -> None:
-                """Polls are not worth a line."""
+                """Do not log requests, because the operator polls."""
 
         self._server = _listen(port, Handler)
 
@@ -90,7 +90,7 @@ def _listen(port: int, handler: type[BaseHTTPRequestHandler]) -> ThreadingHTTPSe
 
 
 def prometheus_text(values: dict[str, float]) -> str:
-    """Gauges, and counters where the name ends in `_total`, in Prometheus' text format."""
+    """Format gauges, and counters where the name ends in `_total`, in Prometheus' text format."""
     lines = []
     for name, value in values.items():
         lines.append(f"# TYPE {name} {'counter' if name.endswith('_total') else 'gauge'}")

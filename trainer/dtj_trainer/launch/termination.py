@@ -1,4 +1,4 @@
-"""How a process's end is told: a rank's line to the launcher, and the container's termination message."""
+"""Formats of a process's end: a rank's line for the launcher, and the container's termination message."""
 
 from __future__ import annotations
 
@@ -13,29 +13,29 @@ log = logging.getLogger(__name__)
 
 LAST_LOG_LINES = 20
 LONGEST_LOG_LINE = 400
-"""Characters kept of one of the last log lines; fewer when the whole would grow too long."""
+"""The longest log line in a termination message, in characters. A message that is too long gets shorter lines."""
 SHORTEST_LOG_LINE = 60
 LONGEST_MARKER_BYTES = 3500
-"""A marker goes through pipes as one piece, which holds up to 4096 bytes."""
+"""A write of up to 4096 bytes to a pipe stays in one piece."""
 
 
 class RankExit(contract.Termination, total=False):
-    """What a rank tells its launcher."""
+    """A rank's report to its launcher."""
 
     stopped: bool
-    """The rank was told to stop (by mpirun, or because its pod ends): it is no cause of anything."""
+    """The rank was asked to stop (by mpirun, or because its pod ends), so that it is not the cause of a failure."""
 
 
 def marker_line(rank_exit: RankExit) -> str:
-    """The line by which a rank's wrapper tells its end, with the newline."""
+    """Return the line by which a rank's wrapper reports its end, with the line feed."""
     fitted = cast(RankExit, fitted_to(rank_exit, LONGEST_MARKER_BYTES))
     return f"{contract.RANK_EXIT_MARKER}{encode(fitted).decode()}\n"
 
 
 def split_marker(line: str) -> tuple[str, RankExit | None]:
-    """Take a marker out of a line of mpirun's output: the text around it, and what it says.
+    """Extract a marker from a line of mpirun's output; return the rest of the line, and the marker's content.
 
-    Other ranks' output may stand before and behind it on the same line.
+    Output of other ranks may precede and follow the marker on the same line.
     """
     before, marker, after = line.partition(contract.RANK_EXIT_MARKER)
     if not marker:
@@ -50,9 +50,9 @@ def split_marker(line: str) -> tuple[str, RankExit | None]:
 
 
 def fitted_to(message: contract.Termination, limit: int) -> contract.Termination:
-    """The message so that its JSON has at most `limit` bytes.
+    """Shorten the message until its JSON has at most `limit` bytes.
 
-    First the oldest log lines go, with long lines cut; then the text is cut; then the reports go.
+    Long log lines are cut first, then the oldest log lines and the reports are dropped, then the message is cut.
     """
     fitted = cast(contract.Termination, dict(message))
     lines = [line[:LONGEST_LOG_LINE] for line in message.get("lastLogLines", [])][-LAST_LOG_LINES:]
@@ -60,7 +60,7 @@ def fitted_to(message: contract.Termination, limit: int) -> contract.Termination
         fitted["lastLogLines"] = lines
     width = LONGEST_LOG_LINE
     while lines and _size(fitted) > limit and width > SHORTEST_LOG_LINE:
-        # Rather many lines cut short than few long ones.
+        # Prefer many shortened lines to a few long ones.
         width = max(width * 3 // 4, SHORTEST_LOG_LINE)
         fitted["lastLogLines"] = lines = [line[:width] for line in lines]
     while lines and _size(fitted) > limit:
@@ -80,12 +80,12 @@ def _size(message: contract.Termination) -> int:
 
 
 def encode(message: contract.Termination) -> bytes:
-    """The message as the kubelet reads it."""
+    """Encode the message as the kubelet reads it."""
     return json.dumps(message, ensure_ascii=False, separators=(",", ":")).encode(errors="replace")
 
 
 def write_termination(path: Path, message: contract.Termination) -> None:
-    """Write the container's termination message; a path that can't be written is only warned of."""
+    """Write the container's termination message. An unwritable path causes only a warning."""
     content = encode(fitted_to(message, contract.TERMINATION_MESSAGE_BYTES))
     try:
         path.write_bytes(content)

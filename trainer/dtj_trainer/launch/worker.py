@@ -1,4 +1,4 @@
-"""A worker that ranks run in: serves ssh, restores before their programs start, and uploads while they run."""
+"""A worker whose pod runs ranks: serves ssh, restores before programs start, and uploads while they run."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ POLL_SECONDS = 0.2
 
 
 class Worker:
-    """One worker pod, until it is told to stop."""
+    """One worker pod, until a signal stops it."""
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
         self._stopping = False
 
     def run(self) -> int:
-        """Serve until SIGTERM, then upload what is left; the exit code."""
+        """Serve until SIGTERM, then upload what is left; return the exit code."""
         settings = self._settings
         try:
             pod = Pod(settings, log_names=None)
@@ -51,7 +51,7 @@ class Worker:
         sshd: Sshd | None = None
         try:
             if not settings.ssh_after_restore:
-                # mpirun reaches the hosts meanwhile, and the ranks wait for the restore's end.
+                # mpirun may connect during the restore: the ranks wait for its end.
                 sshd = self._let_ranks_in()
             pod.open()
             if settings.ssh_after_restore:
@@ -72,7 +72,7 @@ class Worker:
         if superseded := pod.superseded:
             supervisor.stop()
             code = self._fail(superseded.cause, str(superseded), contract.EXIT_UNAVAILABLE)
-            with contextlib.suppress(ArtifactsUnavailable):  # The ranks' logs are uploaded.
+            with contextlib.suppress(ArtifactsUnavailable):  # The ranks' logs are uploaded all the same.
                 pod.finish(ended=False, timeout=LOG_SYNC_SECONDS)
             if sshd:
                 sshd.stop()
@@ -94,7 +94,7 @@ class Worker:
         return 0 if complete else contract.EXIT_UNAVAILABLE
 
     def _let_ranks_in(self) -> Sshd | None:
-        """Start sshd, unless the ranks are started on this machine; raises SshdMissing."""
+        """Start sshd, unless ranks are started on this machine without ssh. Raises SshdMissing."""
         settings = self._settings
         sshd = None if settings.local_workers else Sshd(settings.config_dir)
         by = f"ssh on port {settings.ssh_port}" if sshd else "ranks of this machine"
@@ -129,6 +129,6 @@ class Worker:
 
 
 def run_worker(settings: Settings, command: Sequence[str]) -> int:
-    """Run a worker pod; the user's command comes later, with the ranks."""
+    """Run a worker pod. The user's command arrives later, with the ranks."""
     del command
     return Worker(settings).run()

@@ -1,4 +1,4 @@
-"""Networks for small pictures: those named here in PyTorch, `keras_pictures` in Keras."""
+"""Networks for small pictures: PyTorch networks under the names here, Keras networks in `keras_pictures`."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ __all__ = ["MODELS", "PictureClassifier", "build"]
 
 
 def __getattr__(name: str) -> Any:
-    # On first use: an image with TensorFlow imports keras_pictures from here and has no PyTorch.
+    # Import lazily: an image with TensorFlow imports keras_pictures from this package and has no PyTorch.
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return getattr(import_module("dtj_trainer.models.classifier"), name)

@@ -1,4 +1,4 @@
-"""A network together with what its pictures need, so that it takes them as they lie in the data set."""
+"""A network with its normalization, so that the model takes pixels as they are in the data set."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ MODELS = ("cnn", "resnet18")
 
 
 class PictureClassifier(nn.Module):
-    """Scales the pixels, subtracts the data set's mean, divides by its deviation, applies the network.
+    """Scales the pixels, normalizes them by the data set's mean and deviation, and applies the network.
 
-    Takes uint8 (or float, 0 to 255) of shape (batch, channels, height, width), gives logits of shape
-    (batch, classes). Mean and deviation, one a channel on the scale 0 to 1, are saved with the weights.
+    Takes uint8 (or float, 0 to 255) of shape (batch, channels, height, width); returns logits of shape
+    (batch, classes). Mean and deviation, one for each channel on the scale 0 to 1, are saved with the weights.
     """
 
     mean: Tensor
@@ -33,7 +33,7 @@ class PictureClassifier(nn.Module):
         self.register_buffer("deviation", torch.tensor(deviation, dtype=torch.float32).view(1, -1, 1, 1))
 
     def forward(self, pixels: Tensor) -> Tensor:
-        """Logits of each class."""
+        """Return the logits of each class."""
         logits: Tensor = self.network((pixels.float() / 255.0 - self.mean) / self.deviation)
         return logits
 
@@ -45,9 +45,9 @@ def build(
     mean: Sequence[float] | None = None,
     deviation: Sequence[float] | None = None,
 ) -> PictureClassifier:
-    """A fresh model of one of MODELS for pictures of `shape` (channels, height, width).
+    """Build a new model, one of MODELS, for pictures of `shape` (channels, height, width).
 
-    Raises ValueError for an unknown name, or pictures too small for the network.
+    Raises ValueError for an unknown name, or for pictures too small for the network.
     """
     channels, height, width = shape
     if min(height, width) < 8:

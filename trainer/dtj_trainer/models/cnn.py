@@ -6,11 +6,11 @@ from torch import Tensor, nn
 
 
 class Cnn(nn.Module):
-    """Two convolutions with pooling, two dense layers; no normalisation over the batch.
+    """Two convolutions with pooling, two dense layers, no batch normalization.
 
-    Smooth throughout (SiLU, average pooling): the rounding by which n ranks differ from one process stays
-    rounding, where a ReLU's or a maximum's switch to the other side makes it a thousand times larger.
-    Takes (batch, channels, height, width), gives (batch, classes).
+    The functions are smooth (SiLU, average pooling). Rounding differences between n ranks and one process therefore
+    stay small, whereas a ReLU or a maximum that switches sides enlarges them a thousand times. Takes (batch,
+    channels, height, width); returns (batch, classes).
     """
 
     def __init__(self, channels: int, height: int, width: int, classes: int) -> None:
@@ -36,6 +36,6 @@ class Cnn(nn.Module):
                     nn.init.zeros_(layer.bias)
 
     def forward(self, pictures: Tensor) -> Tensor:
-        """Logits of each class."""
+        """Return the logits of each class."""
         logits: Tensor = self.head(self.features(pictures))
         return logits

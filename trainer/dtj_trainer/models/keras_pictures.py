@@ -1,4 +1,4 @@
-"""Keras networks for small pictures: what the TensorFlow programs train."""
+"""Keras networks for small pictures, which the TensorFlow programs train."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ MODELS = ("cnn", "resnet20")
 
 
 def build(name: str, shape: tuple[int, int, int], classes: int, seed: int) -> keras.Model:
-    """A fresh model of one of MODELS for pictures of `shape` (height, width, channels).
+    """Build a new model, one of MODELS, for pictures of `shape` (height, width, channels).
 
-    Takes float32 pixels as they lie in the data set, 0 to 255, of shape (batch, height, width, channels),
-    gives logits of shape (batch, classes). The same seed gives the same weights, on every machine.
-    Raises ValueError for an unknown name, or pictures too small for the network.
+    Takes float32 pixels as in the data set, 0 to 255, of shape (batch, height, width, channels); returns logits of
+    shape (batch, classes). The same seed gives the same weights on every machine. Raises ValueError for an unknown
+    name, or for pictures too small for the network.
     """
     if name not in MODELS:
         raise ValueError(f"no model {name!r}: there are {', '.join(MODELS)}")
@@ -27,17 +27,17 @@ def build(name: str, shape: tuple[int, int, int], classes: int, seed: int) -> ke
         raise ValueError(f"{name} needs pictures of at least 8x8, these are {height}x{width}")
     pixels = keras.Input(shape, dtype="float32", name="pixels")
     scaled = keras.layers.Rescaling(1 / 127.5, offset=-1.0, name="scaling")(pixels)
-    # Each layer draws from a seed of its own: layers of the same shape must not start alike.
+    # Each layer uses a seed of its own, because layers of the same shape must not start with equal weights.
     seeds = itertools.count(seed * 1000)
     logits = _cnn(scaled, classes, seeds) if name == "cnn" else _resnet20(scaled, classes, seeds)
     return keras.Model(pixels, logits, name=name)
 
 
 def _cnn(values: Any, classes: int, seeds: Iterator[int]) -> Any:
-    """Two convolutions with pooling, two dense layers; the twin of `dtj_trainer.models.cnn`.
+    """Two convolutions with pooling, two dense layers; the counterpart of `dtj_trainer.models.cnn`.
 
-    Without normalisation over the batch, so that n shards of a batch are one batch, and smooth throughout
-    (SiLU, average pooling): the rounding by which they differ stays rounding.
+    Without batch normalization, n shards of a batch are equivalent to the batch. The functions are smooth (SiLU,
+    average pooling), so that rounding differences between them stay small.
     """
     for number, filters in enumerate((16, 32), start=1):
         values = keras.layers.Conv2D(
@@ -69,13 +69,15 @@ def _resnet20(values: Any, classes: int, seeds: Iterator[int]) -> Any:
 
 
 def _block(values: Any, filters: int, stride: int, seeds: Iterator[int], name: str) -> Any:
-    """Two 3x3 convolutions and the shortcut: every `stride`-th pixel, and zeros as the further channels."""
+    """Two 3x3 convolutions and a shortcut, which takes every `stride`-th pixel and pads further channels with
+    zeros.
+    """
     inner = _normalised(_convolution(values, filters, stride, seeds, f"{name}_a"), f"{name}_a")
     inner = keras.layers.ReLU(name=f"{name}_a_relu")(inner)
     inner = _normalised(_convolution(inner, filters, 1, seeds, f"{name}_b"), f"{name}_b")
     missing = filters - values.shape[-1]
     if stride > 1:
-        # "same": what a strided convolution with padding leaves of an odd number of rows.
+        # padding="same" gives the size of a padded, strided convolution also for an odd number of rows.
         values = keras.layers.AveragePooling2D(1, stride, padding="same", name=f"{name}_strided")(values)
     if missing:
         values = keras.ops.pad(values, [(0, 0), (0, 0), (0, 0), (missing // 2, missing - missing // 2)])

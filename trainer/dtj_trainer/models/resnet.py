@@ -1,4 +1,4 @@
-"""ResNet-18 for small pictures: a 3x3 stem without pooling, as it is used on CIFAR-10 (He et al., 2015)."""
+"""ResNet-18 for small pictures: a 3x3 stem without pooling, as for CIFAR-10 (He et al., 2015)."""
 
 from __future__ import annotations
 
@@ -7,16 +7,16 @@ from torch.nn import functional
 
 
 class _BatchNorm(nn.BatchNorm2d):
-    """BatchNorm2d that also takes a single value a channel while it is trained.
+    """BatchNorm2d that also accepts a single value for each channel during training.
 
-    One value has no variance: it is normalised by the statistics that were gathered before, which stay as they are.
+    One value has no variance: it is normalized by the running statistics, which stay unchanged.
     """
 
     def forward(self, values: Tensor) -> Tensor:
         if not self.training or values.numel() > self.num_features:
             return super().forward(values)
         assert self.num_batches_tracked is not None
-        self.num_batches_tracked.add_(1)  # The same on all ranks, whatever each was given.
+        self.num_batches_tracked.add_(1)  # Equal on all ranks, whatever examples each rank got.
         return functional.batch_norm(
             values, self.running_mean, self.running_var, self.weight, self.bias, eps=self.eps
         )
@@ -67,6 +67,6 @@ class ResNet18(nn.Module):
                 nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
 
     def forward(self, pictures: Tensor) -> Tensor:
-        """Logits of each class."""
+        """Return the logits of each class."""
         logits: Tensor = self.head(self.body(pictures))
         return logits

@@ -1,1 +1,1 @@
-"""Training programs ready to run: `python -m dtj_trainer.programs.<name>`."""
+"""Built-in training programs: `python -m dtj_trainer.programs.<name>`."""

@@ -1,6 +1,6 @@
-"""Whether a program has the accelerators that its replica asked for, and can use them; else it ends and says why.
+"""Ends a program whose replica requested accelerators that the program can't use, with the reason.
 
-What is asked of the frameworks is in the programs: nothing is imported here.
+The programs themselves query their frameworks: this module imports no framework.
 """
 
 from __future__ import annotations
@@ -19,22 +19,22 @@ _PAGE = "docs/gpu-images.md"
 
 
 def asked() -> int:
-    """How many accelerators this replica asked for."""
+    """Return how many accelerators this replica requested."""
     text = os.environ.get(contract.ENV_GPUS, "").strip()
     return int(text) if text.isdecimal() else 0
 
 
 def refuse(message: str) -> NoReturn:
-    """End the process, and tell the job's status why."""
+    """End the process, and report the reason to the job's status."""
     progress.failed(FailureClass.NO_ACCELERATOR, message)
     print(f"{FailureClass.NO_ACCELERATOR}: {message}", file=sys.stderr, flush=True)
     sys.exit(contract.EXIT_UNAVAILABLE)
 
 
 def need_gpus(found: int, why_none: str) -> None:
-    """End the process when the replica asked for accelerators and the framework has found no GPU.
+    """End the process if the replica requested accelerators and the framework found no GPU.
 
-    found: GPUs that the framework can use. why_none: why there are none, as `PyTorch 2.13.0 is built without CUDA`.
+    found: GPUs that the framework can use. why_none: the reason for none, as `PyTorch 2.13.0 is built without CUDA`.
     """
     if found or not asked():
         return
@@ -46,9 +46,9 @@ def need_gpus(found: int, why_none: str) -> None:
 
 
 def need_nccl(gpus: int, ranks: int, *, built: bool) -> None:
-    """End the process when Horovod can't average the gradients of this host's ranks on its GPUs.
+    """End the process if Horovod can't average the gradients of this host's ranks on its GPUs.
 
-    gpus: those of this host that its ranks see. ranks: those of this host. built: whether Horovod has NCCL.
+    gpus: visible GPUs of this host. ranks: ranks on this host. built: whether Horovod is built with NCCL.
     """
     if not built:
         refuse(
@@ -62,7 +62,7 @@ def need_nccl(gpus: int, ranks: int, *, built: bool) -> None:
         )
     if gpus > ranks:
         log.warning(
-            "%d of this host's %d GPUs do nothing: each rank takes one, horovod.slotsPerWorker is %d",
+            "%d of this host's %d GPUs are idle: each rank uses one, horovod.slotsPerWorker is %d",
             gpus - ranks,
             gpus,
             ranks,

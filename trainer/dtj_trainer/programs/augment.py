@@ -1,15 +1,15 @@
-"""Pictures changed at random, so that a network sees more of them than there are."""
+"""Random augmentation of pictures."""
 
 from __future__ import annotations
 
 import numpy as np
 
 _PADDING = 4
-"""Pixels by which a picture is shifted at most."""
+"""The largest shift of a picture, in pixels."""
 
 
 def shift_and_flip(pixels: np.ndarray, chance: np.random.Generator) -> np.ndarray:
-    """Each picture shifted by up to _PADDING pixels (black comes in), and mirrored half of the time.
+    """Shift each picture by up to _PADDING pixels (black fills the border), and mirror it with probability 0.5.
 
     `pixels`: (batch, channels, height, width).
     """
@@ -22,6 +22,6 @@ def shift_and_flip(pixels: np.ndarray, chance: np.random.Generator) -> np.ndarra
     rows = down[:, None] + np.arange(height)
     columns = right[:, None] + np.arange(width)
     columns = np.where(mirrored[:, None], columns[:, ::-1], columns)
-    # Advanced indices around the slice put (batch, rows, columns) first and channels last.
+    # With advanced indices around the slice, numpy returns (batch, rows, columns, channels).
     each = np.arange(count)[:, None, None]
     return np.ascontiguousarray(padded[each, :, rows[:, :, None], columns[:, None, :]].transpose(0, 3, 1, 2))

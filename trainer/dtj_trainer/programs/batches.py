@@ -1,7 +1,7 @@
-"""Batches, made ahead of time by threads where that pays, as whatever the framework takes.
+"""Batches in a framework's form, prepared ahead by threads where that saves time.
 
-Threads, not worker processes: forking after MPI has started is not safe, and what is done here runs
-outside of Python's lock anyway.
+Threads instead of worker processes: a fork after the start of MPI is unsafe, and the work here runs outside of
+Python's global lock anyway.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ if TYPE_CHECKING:
 Data = TypeVar("Data")
 
 IN_LINE_BYTES = 2**18
-"""Batches with fewer bytes of pictures, not augmented, are made when they are asked for: that takes less time than
-to wake a thread, and to share Python's lock with it."""
+"""Batches with fewer bytes, without augmentation, are prepared in the caller's thread: that is faster than waking a
+thread and sharing Python's global lock with it."""
 
 
 class Batch(NamedTuple, Generic[Data]):
@@ -38,7 +38,7 @@ class Batch(NamedTuple, Generic[Data]):
 class Batches(Generic[Data]):
     """One rank's batches of an epoch, in order.
 
-    At most `workers` threads call `make`, with the number of the epoch and a share; 0: the caller's thread does.
+    Up to `workers` threads call `make` with the number of the epoch and a share; with 0 the caller's thread does.
     """
 
     def __init__(
@@ -50,7 +50,7 @@ class Batches(Generic[Data]):
         self._waited = 0.0
 
     def epoch(self, epoch: int, position: int) -> Iterator[Batch[Data]]:
-        """The batches from the example at `position` on; augmented the same however often they are made."""
+        """Yield the batches from the example at `position` on. Repeated calls give the same augmentation."""
         batches = self._epoch(epoch, position)
         while True:
             began = time.monotonic()
@@ -61,7 +61,7 @@ class Batches(Generic[Data]):
             yield batch
 
     def take_waited(self) -> float:
-        """Seconds that were spent waiting for batches since the last call."""
+        """Return the seconds spent waiting for batches since the last call."""
         waited, self._waited = self._waited, 0.0
         return waited
 
@@ -90,7 +90,7 @@ def picture_batches(
     augment: bool,
     seed: int,
 ) -> Batches[Data]:
-    """Batches of `pictures`, augmented or not.
+    """Make batches of `pictures`, augmented or not.
 
     `prepare` gets pixels (uint8; batch, channels, height, width) and labels (int64; batch).
     """

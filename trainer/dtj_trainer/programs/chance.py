@@ -1,4 +1,4 @@
-"""What a step leaves to chance, as a function of where it is: nothing to save, nothing to restore."""
+"""Random numbers of a step as a function of its position, so that no generator state must be saved."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ import numpy as np
 
 
 def seed_of(seed: int, step: int, rank: int) -> int:
-    """The seed of a rank's generators in a step, 64 bits.
+    """Return the seed of a rank's generators in a step, 64 bits.
 
-    Ranks and steps draw independently. A resumed run draws what the uninterrupted one would; on another number of
-    ranks each rank that both have draws the same in the same step.
+    Ranks and steps have independent seeds. A resumed run uses the same seeds as an uninterrupted one. After a change
+    of the number of ranks, a rank that exists in both runs has the same seed in the same step.
     """
     return int(np.random.SeedSequence([seed, step, rank]).generate_state(1, np.uint64)[0])

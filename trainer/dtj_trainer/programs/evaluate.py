@@ -1,6 +1,6 @@
-"""Load a trained model in a process of its own and count its right answers on the test set.
+"""Load a trained model in a process of its own and measure its accuracy on the test set.
 
-Prints one JSON object: `accuracy`, `reported` (what the training said), `examples`, `model`, `loaded`.
+Prints one JSON object: `accuracy`, `reported` (the training's own accuracy), `examples`, `model`, `loaded`.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ BATCH = 500
 
 
 def accuracy(model: torch.nn.Module, pictures: Pictures) -> float:
-    """The fraction of `pictures` whose label has the highest logit; `model` takes uint8 pixels."""
+    """Return the fraction of `pictures` whose label has the highest logit; `model` takes uint8 pixels."""
     right = 0
     with torch.inference_mode():
         for start in range(0, len(pictures), BATCH):
@@ -33,7 +33,7 @@ def accuracy(model: torch.nn.Module, pictures: Pictures) -> float:
 
 
 def main(arguments: list[str] | None = None) -> None:
-    """The command line."""
+    """Run the command line."""
     parser = argparse.ArgumentParser(prog="python -m dtj_trainer.programs.evaluate", description=__doc__)
     parser.add_argument(
         "--model-dir", type=Path, required=True, help="folder with model.json and the model's files"

@@ -1,9 +1,9 @@
 """Checkpoints and the final model of a training whose whole state rank 0 writes into a single file.
 
-How a training goes on: rank 0 chooses the checkpoint, each rank reads the copy of it on its own disk.
+On a resume, rank 0 chooses the checkpoint, and each rank loads the copy on its own disk.
 
-Every pod has restored the job's newest checkpoint before its ranks started. Only where a rank has no copy, or
-another one, do rank 0's weights travel.
+Every pod has restored the job's newest checkpoint before its ranks started. Rank 0 sends its state only if a rank has
+no copy, or a different one.
 """
 
 from __future__ import annotations
@@ -30,19 +30,19 @@ log = logging.getLogger(__name__)
 
 
 class Offer(NamedTuple):
-    """The checkpoint from which rank 0 wants all ranks to go on."""
+    """The checkpoint that rank 0 proposes to all ranks for the resume."""
 
     step: int
     identity: str
     run: dict[str, Any]
-    """What the checkpoint says of its run; see `FileSaver.write_state`."""
+    """The checkpoint's description of its run; see `FileSaver.write_state`."""
 
 
 class FileSaver(ABC):
-    """See Saver. A subclass for each framework writes, reads and sends the state."""
+    """See Saver. Each framework has a subclass that writes, reads and sends the state."""
 
     file: ClassVar[str]
-    """The name of the file, a zip archive, in a checkpoint."""
+    """The name of the state file, a zip archive, in a checkpoint."""
 
     _ranks: Ranks
 
@@ -55,13 +55,13 @@ class FileSaver(ABC):
 
     @abstractmethod
     def read_run(self, path: Path) -> dict[str, Any]:
-        """The `run` that `write_state` was given, without the rest, whatever its size."""
+        """Read the `run` of `write_state` without the rest of the file, whatever its size."""
 
     @abstractmethod
     def load_state(self, path: Path) -> None:
-        """Take over weights and optimizer from what `write_state` wrote.
+        """Load weights and optimizer from a file of `write_state`.
 
-        Ends the process when the state is of another optimizer.
+        Ends the process if the state belongs to another optimizer.
         """
 
     @abstractmethod
@@ -70,7 +70,7 @@ class FileSaver(ABC):
 
     @abstractmethod
     def digest(self) -> str:
-        """The sha256 of all weights and statistics, byte for byte, in the order of their names."""
+        """Return the sha256 of the bytes of all weights and statistics, ordered by name."""
 
     @abstractmethod
     def write_model(self, folder: Path, facts: Mapping[str, object]) -> None:
@@ -78,7 +78,7 @@ class FileSaver(ABC):
 
     def save(self, at: Position, ramp: Ramp, accuracy: float | None, *, final: bool) -> None:
         """See Saver."""
-        del final  # The position says whether anything is left to train.
+        del final  # The position shows whether the training is complete.
         run = {
             "name": self._options.model,
             "optimizer": self._options.optimizer,
@@ -108,24 +108,24 @@ class FileSaver(ABC):
         return facts
 
     def resume(self) -> tuple[Position, dict[str, Any] | None]:
-        """See Saver. Ends the process when the newest checkpoint of rank 0 is of another training."""
+        """See Saver. Ends the process if rank 0's newest checkpoint belongs to another training."""
         offer: Offer | None = self._ranks.broadcast(self._offer() if self._ranks.rank == 0 else None)
         if offer is None:
             self.share_state()
             return Position(), None
         loaded = self._load_copy(offer)
         if self._ranks.rank == 0 and not loaded:
-            raise SystemExit(f"the checkpoint of step {offer.step} can't be read any more")
+            raise SystemExit(f"the checkpoint of step {offer.step} can no longer be read")
         without = self._ranks.size - round(self._ranks.total([float(loaded)], "checkpoint")[0])
         if without:
             if self._ranks.rank == 0:
                 log.info(
-                    "%d ranks have no copy of the checkpoint of step %d: it is sent", without, offer.step
+                    "%d ranks have no copy of the checkpoint of step %d: sending it", without, offer.step
                 )
             self.share_state()
         at = Position(*offer.run["position"])
         if self._ranks.rank == 0:
-            log.info("going on from the checkpoint of step %d, epoch %d", at.step, at.epoch + 1)
+            log.info("resuming from the checkpoint of step %d, epoch %d", at.step, at.epoch + 1)
         return at, offer.run.get("ramp")
 
     def _offer(self) -> Offer | None:
@@ -145,7 +145,7 @@ class FileSaver(ABC):
         return Offer(newest.step, identity(path), run)
 
     def _load_copy(self, offer: Offer) -> bool:
-        """Load this rank's own copy of the offered checkpoint; whether it has one."""
+        """Load this rank's own copy of the proposed checkpoint; return whether it has one."""
         path = _copy_of(offer, self.file)
         if path is None:
             return False
@@ -160,10 +160,10 @@ class FileSaver(ABC):
 
 
 def why_not(run: dict[str, Any], options: Options, training_examples: int) -> str | None:
-    """Why a training can't go on from a checkpoint of `run`, and what to do; None when it can."""
+    """Return why a training can't resume from a checkpoint of `run`, with the remedy; None if it can."""
     if run["name"] != options.model:
         return f"is of a {run['name']}, not of a {options.model}: give the same --model"
-    # Releases before did not write the optimizer, and still earlier ones not the number of examples.
+    # Checkpoints of old releases have no optimizer, and those of the oldest no number of examples.
     if run.get("optimizer", options.optimizer) != options.optimizer:
         return "was written with another --optimizer: give the same"
     _, _, examples = run["position"]

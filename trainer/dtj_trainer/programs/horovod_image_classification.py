@@ -1,8 +1,8 @@
 """Train a picture classifier by Horovod, on one rank or many, on CPUs or GPUs, without change.
 
-Reads a data set in MNIST's layout (four idx files) from a folder or from S3, trains, tests at the end
-of each epoch over all ranks, and writes checkpoints, TensorBoard scalars, metrics.jsonl and the final
-model into the workspace, from where they are uploaded. A retry goes on from the newest checkpoint.
+Reads a data set in MNIST's layout (four idx files) from a folder or from S3, trains, tests over all ranks at the end
+of each epoch, and writes checkpoints, TensorBoard scalars, metrics.jsonl and the final model into the workspace,
+which dtj-launch uploads. A retry resumes from the newest checkpoint.
 """
 
 from __future__ import annotations
@@ -28,13 +28,11 @@ log = logging.getLogger("dtj_trainer.programs.horovod_image_classification")
 
 
 def main(arguments: list[str] | None = None) -> None:
-    """The program; ends the process with 143 after SIGTERM, 65 when the data can't be used, 69 without a GPU that was
-    asked for.
-    """
+    """Run the program. Exits with 143 after SIGTERM, 65 when the data can't be used, 69 without a requested GPU."""
     assert __doc__ is not None
     options = parse(arguments, "dtj_trainer.programs.horovod_image_classification", __doc__, MODELS)
     hvd.init()
-    # dtj-launch says of each line which rank printed it.
+    # dtj-launch adds the rank to each line.
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s", stream=sys.stdout)
     logging.getLogger("botocore.credentials").setLevel(logging.WARNING)
     device = _device()
@@ -60,7 +58,7 @@ def main(arguments: list[str] | None = None) -> None:
 
 
 def _device() -> torch.device:
-    """The GPU of this rank among those of its host; the CPU where there is none and none was asked for."""
+    """Select this rank's GPU on its host, or the CPU if there is no GPU and none was requested."""
     gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
     if not gpus:
         accelerator.need_gpus(gpus, _without_gpus())
@@ -72,7 +70,7 @@ def _device() -> torch.device:
 
 
 def _without_gpus() -> str:
-    """Why PyTorch finds no GPU."""
+    """Return why PyTorch finds no GPU."""
     if torch.version.cuda is None and torch.version.hip is None:
         return f"PyTorch {torch.__version__} is built without CUDA"
     try:
@@ -83,7 +81,7 @@ def _without_gpus() -> str:
 
 
 def _connected_by(device: torch.device) -> str:
-    """What the ranks' gradients travel by, and what started and connected the ranks."""
+    """Name the libraries that exchange the gradients and that connected the ranks."""
     by = "MPI" if hvd.mpi_enabled() else "gloo"
     return by if device.type == "cpu" else f"NCCL and {by}"
 

@@ -35,7 +35,7 @@ class HorovodRanks(Ranks):
         return summed
 
     def average(self, tensor: Any, name: str) -> Any:
-        """The average of a tensor over all ranks."""
+        """Average a tensor over all ranks."""
         return self._hvd.allreduce(tensor, op=self._hvd.Average, name=name)
 
     def broadcast(self, value: Any) -> Any:
@@ -58,12 +58,12 @@ class TorchRanks(HorovodRanks):
         super().__init__(hvd, torch.from_numpy)
 
     def averaging(self, optimizer: torch.optim.Optimizer, model: torch.nn.Module) -> Any:
-        """Wrap the optimizer so that each step takes the average of all ranks' gradients."""
+        """Wrap the optimizer so that each step uses the average of all ranks' gradients."""
         named = model.named_parameters()
         return self._hvd.DistributedOptimizer(optimizer, named_parameters=named, op=self._hvd.Average)
 
     def overwrite(self, tensors: Mapping[str, torch.Tensor]) -> None:
-        """Overwrite tensors, of the same names and shapes on all ranks, by those of rank 0."""
+        """Overwrite tensors, which have equal names and shapes on all ranks, by rank 0's."""
         under_way: list[int] = []
         size = 0
         for name, tensor in tensors.items():
@@ -73,7 +73,7 @@ class TorchRanks(HorovodRanks):
                 named = f"{name}.{piece.start}"
                 under_way.append(self._hvd.broadcast_async_(part, root_rank=0, name=named))
                 size += part.numel() * part.element_size()
-                if size >= PIECE_BYTES:  # On GPUs each of them may have a copy in the host's memory.
+                if size >= PIECE_BYTES:  # On GPUs, each transfer may hold a copy in host memory.
                     self._wait(under_way)
                     size = 0
             if flat.data_ptr() != tensor.data_ptr():
@@ -87,7 +87,7 @@ class TorchRanks(HorovodRanks):
 
 
 class KerasRanks(HorovodRanks):
-    """The ranks of a job with Keras. Horovod takes TensorFlow's variable, the `value` of a Keras variable."""
+    """The ranks of a Keras job. Horovod needs TensorFlow's variable, which is the `value` of a Keras variable."""
 
     def __init__(self) -> None:
         import horovod.tensorflow as hvd
@@ -96,7 +96,7 @@ class KerasRanks(HorovodRanks):
         super().__init__(hvd, tf.constant)
 
     def overwrite(self, variables: Mapping[str, keras.Variable]) -> None:
-        """Overwrite the variables by those of rank 0, a few or a piece of one at a time."""
+        """Overwrite the variables by rank 0's, in groups or in pieces of limited size."""
         small = []
         for name, variable in variables.items():
             held = variable.value
@@ -111,7 +111,7 @@ class KerasRanks(HorovodRanks):
 
 
 def rows_of(held: tf.Variable) -> Iterator[slice]:
-    """A variable of at least one axis in pieces along the first."""
+    """Divide a variable of at least one axis into pieces along the first axis."""
     return pieces(held.shape[0], held.dtype.size * held.shape[1:].num_elements())
 
 

@@ -1,8 +1,8 @@
 """Train a picture classifier in Keras by Horovod, on one rank or many, on CPUs or GPUs, without change.
 
-Reads a data set in MNIST's layout (four idx files) from a folder or from S3, trains, tests at the end
-of each epoch over all ranks, and writes checkpoints, TensorBoard scalars, metrics.jsonl and the final
-model into the workspace, from where they are uploaded. A retry goes on from the newest checkpoint.
+Reads a data set in MNIST's layout (four idx files) from a folder or from S3, trains, tests over all ranks at the end
+of each epoch, and writes checkpoints, TensorBoard scalars, metrics.jsonl and the final model into the workspace,
+which dtj-launch uploads. A retry resumes from the newest checkpoint.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import os
 import socket
 import sys
 
-# Before the import: TensorFlow's own lines say what it was compiled for, on every rank.
+# Set before the import: otherwise TensorFlow prints its build options on every rank.
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 
 import horovod.tensorflow as hvd
@@ -34,14 +34,12 @@ log = logging.getLogger("dtj_trainer.programs.horovod_tf_image_classification")
 
 
 def main(arguments: list[str] | None = None) -> None:
-    """The program; ends the process with 143 after SIGTERM, 65 when the data can't be used, 69 without a GPU that was
-    asked for.
-    """
+    """Run the program. Exits with 143 after SIGTERM, 65 when the data can't be used, 69 without a requested GPU."""
     assert __doc__ is not None
     name = "dtj_trainer.programs.horovod_tf_image_classification"
     options = parse(arguments, name, __doc__, MODELS, mixed_precision=False)
     hvd.init()
-    # dtj-launch says of each line which rank printed it.
+    # dtj-launch adds the rank to each line.
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s", stream=sys.stdout)
     logging.getLogger("botocore.credentials").setLevel(logging.WARNING)
     device = _device()
@@ -68,7 +66,7 @@ def main(arguments: list[str] | None = None) -> None:
 
 
 def _device() -> str:
-    """Make this rank's GPU, of those of its host, the only one that it sees; the CPU where none was asked for."""
+    """Make this rank's GPU the only visible one of its host; return `cpu` if no GPU was requested."""
     gpus = tf.config.list_physical_devices("GPU")
     if not gpus:
         accelerator.need_gpus(len(gpus), without_gpus())

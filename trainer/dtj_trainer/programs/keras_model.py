@@ -1,7 +1,7 @@
 """A picture classifier in Keras 3 on TensorFlow, whose ranks average their gradients by Horovod.
 
-Keras 3 calls nothing of what Horovod's DistributedOptimizer overrides, so `fit` would train each rank
-alone. What is right is DistributedGradientTape over TensorFlow's own variables, in a step of our own.
+Keras 3 does not call the methods that Horovod's DistributedOptimizer overrides, so that `fit` would train each rank
+alone. This module uses DistributedGradientTape over TensorFlow's variables in a training step of its own.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 
 _RUN = "run.json"
-"""The entry of a checkpoint that is no variable."""
+"""The entry of a checkpoint that is not a variable."""
 
 
 class KerasModel(PictureModel[tuple[np.ndarray, np.ndarray]]):
@@ -57,12 +57,12 @@ class KerasModel(PictureModel[tuple[np.ndarray, np.ndarray]]):
 
     def train(self, data: tuple[np.ndarray, np.ndarray], share: Share, rate: float, step: int) -> None:
         """See Model."""
-        del step  # No layer of these networks draws.
+        del step  # These networks have no layer with random numbers, such as dropout.
         self.optimizer.learning_rate = rate
-        # What counts for nothing enters no statistics either.
+        # A share of weight 0 must not change the statistics either.
         kept = [] if share.count else [(each, each.numpy()) for each in statistics(self.network)]
-        # Averaged over the ranks, this is the mean over the whole step's examples, also where the
-        # ranks have not all equally many.
+        # Averaged over the ranks, this is the mean over all examples of the step, also when ranks have different
+        # counts.
         self._step(*data, np.int32(share.count), np.float32(self._ranks.size / share.total))
         for each, before in kept:
             each.assign(before)
@@ -79,7 +79,7 @@ class KerasModel(PictureModel[tuple[np.ndarray, np.ndarray]]):
         return float(right), float(loss)
 
     def average_statistics(self) -> None:
-        """See Model. By a single exchange."""
+        """See Model. Uses a single exchange."""
         variables = statistics(self.network)
         if not variables:
             return
@@ -151,7 +151,7 @@ class KerasSaver(FileSaver):
 
 
 def statistics(model: keras.Model) -> list[keras.Variable]:
-    """What is not trained but gathered from each rank's own batches: BatchNorm's mean and variance."""
+    """Return the variables that each rank gathers from its own batches: BatchNorm's mean and variance."""
     return [variable for variable in model.non_trainable_variables if variable.dtype.startswith("float")]
 
 
@@ -162,7 +162,7 @@ def _step(
     shape: tuple[int, int, int],
     weight_decay: float,
 ) -> Callable[..., None]:
-    """A training step as one graph; with a signature, so that a last, smaller batch is no other graph."""
+    """Compile a training step as one graph. Its signature lets a smaller last batch use the same graph."""
     variables = [variable.value for variable in model.trainable_variables]
 
     def step(pixels: tf.Tensor, labels: tf.Tensor, count: tf.Tensor, scale: tf.Tensor) -> None:
@@ -173,7 +173,7 @@ def _step(
             loss = tf.reduce_sum(losses)
             scaled = loss * scale
         gradients = hvd.DistributedGradientTape(tape, op=hvd.Average).gradient(scaled, variables)
-        # As an L2 penalty, which is not what the optimizers' own `weight_decay` does.
+        # An L2 penalty, unlike the optimizers' own `weight_decay`.
         penalised = [
             gradient + weight_decay * variable
             for gradient, variable in zip(gradients, variables, strict=True)
@@ -195,7 +195,7 @@ def _step(
 
 
 def _test(model: keras.Model, shape: tuple[int, int, int]) -> Callable[..., tuple[Any, Any]]:
-    """Right answers and the sum of the losses, as one graph."""
+    """Compile a test as one graph; it returns right answers and the sum of the losses."""
 
     def test(pixels: tf.Tensor, labels: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
         logits = model(tf.cast(pixels, tf.float32), training=False)
@@ -215,13 +215,13 @@ def _optimizer(options: Options) -> keras.optimizers.Optimizer:
 
 
 def _array(variable: keras.Variable) -> Array:
-    """A variable as a checkpoint holds it, read when it is written."""
+    """Return a variable as a checkpoint stores it. Its values are read only when they are written."""
     held = variable.value
     return Array(tuple(held.shape), np.dtype(held.dtype.as_numpy_dtype), _parts(variable))
 
 
 def _parts(variable: keras.Variable) -> Iterator[np.ndarray]:
-    """The values of a variable, a piece at a time."""
+    """Yield the values of a variable in pieces."""
     held = variable.value
     for piece in rows_of(held) if held.shape.rank else [...]:
         yield held[piece].numpy()

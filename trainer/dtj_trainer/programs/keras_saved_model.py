@@ -1,4 +1,4 @@
-"""The final model as a file that Keras alone loads, and what it is."""
+"""The final model as a file that Keras alone loads, and its description."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def write(
     classes: int,
     facts: Mapping[str, object],
 ) -> None:
-    """Write the model and its description into `folder`, each whole or not at all.
+    """Write the model and its description into `folder`, each file atomically.
 
     `shape` is height, width and channels of a picture; `facts` go into the description (accuracy, steps).
     """

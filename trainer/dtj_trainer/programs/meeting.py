@@ -1,4 +1,4 @@
-"""What the ranks tell each other while they train and test, and how often."""
+"""What the ranks exchange while they train and test, and how often."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ if TYPE_CHECKING:
     from dtj_trainer.programs.protocols import Ranks
 
 MEETING_SECONDS = 0.5
-"""About how often the ranks tell each other how they do, and whether one of them has to stop."""
+"""The approximate interval at which the ranks exchange their sums and stop requests."""
 MEETING_STEPS_MAX = 200
 
 
 @dataclass(frozen=True)
 class Sums:
-    """What the ranks did since they last met: of one rank, or added up over all.
+    """The work of the ranks since their last meeting: of one rank, or added up over all.
 
     `loss` and `right` are sums over `examples`. `stop` counts ranks that were asked to stop, `save` those whose clock
     asks for a checkpoint. `seconds` have passed, of which `waited` were spent waiting for data.
@@ -30,14 +30,14 @@ class Sums:
     waited: float = 0.0
 
     def over_all(self, ranks: Ranks, name: str) -> Sums:
-        """The sums over all ranks, the same on each: what follows from them every rank decides alike."""
+        """Return the sums over all ranks. They are equal on every rank, so that all ranks decide alike."""
         return Sums(*ranks.total(astuple(self), name))
 
 
 class Pace:
-    """When the ranks meet next: after a number of steps that takes about so many seconds; 0: after each one.
+    """Decides when the ranks meet next: after a number of steps that takes about `seconds`; 0: after each step.
 
-    It follows from sums over all ranks, hence is the same on all of them.
+    The decision follows from sums over all ranks, so that it is the same on every rank.
     """
 
     def __init__(self, seconds: float = MEETING_SECONDS) -> None:
@@ -46,12 +46,12 @@ class Pace:
         self._since = 0
 
     def step(self) -> bool:
-        """Count a step; whether the ranks meet after it."""
+        """Count a step; return whether the ranks meet after it."""
         self._since += 1
         return self._since >= self._steps
 
     def met(self, seconds: float) -> None:
-        """The ranks have met; `seconds`, the mean over the ranks, have passed since they did before."""
+        """Record a meeting. `seconds` since the meeting before, averaged over the ranks."""
         per_step = seconds / max(self._since, 1)
         self._steps = max(1, min(int(self._seconds / max(per_step, 1e-9)), MEETING_STEPS_MAX))
         self._since = 0

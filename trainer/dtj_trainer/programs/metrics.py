@@ -1,7 +1,7 @@
-"""metrics.jsonl: one JSON object a line, for people, for `dtj report` and for whatever else plots.
+"""metrics.jsonl: one JSON object a line, for people, for `dtj report` and for other plots.
 
-Kinds: `start` (each time that a training begins or goes on: of what, from which step), `train`, `test` and `end`
-(when it is complete). `examples` are those of all ranks since the first step.
+Kinds: `start` (at each start and resume of a training, with its model and step), `train`, `test` and `end` (when the
+training is complete). `examples` are those of all ranks since the first step.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ if TYPE_CHECKING:
 
 
 class MetricsFile:
-    """Appends to the job's metrics.jsonl. For one process of a job: rank 0.
+    """Appends to the job's metrics.jsonl. Only rank 0 of a job writes.
 
-    Every line has `kind`, `time` (RFC 3339, UTC), `attempt`, `worldSize` and what `add` is given.
+    Every line has `kind`, `time` (RFC 3339, UTC), `attempt`, `worldSize` and the values of `add`.
     """
 
     def __init__(self, world_size: int, path: Path | None = None) -> None:
@@ -31,7 +31,7 @@ class MetricsFile:
         self._always = {"attempt": int(attempt) if attempt.isdecimal() else 1, "worldSize": world_size}
 
     def add(self, kind: str, values: Mapping[str, object]) -> None:
-        """Append a line; numbers that JSON doesn't have (NaN, infinity) become null."""
+        """Append a line. Numbers that JSON does not have (NaN, infinity) become null."""
         finite = {name: _finite(value) for name, value in values.items()}
         self._path.parent.mkdir(parents=True, exist_ok=True)
         with self._path.open("a") as file:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, fields
 
 @dataclass(frozen=True)
 class Options:
-    """What the user chose; see `parse` for the meaning of each."""
+    """The user's choices; see `parse` for the meaning of each."""
 
     model: str
     data: str | None
@@ -40,10 +40,10 @@ def parse(
     *,
     mixed_precision: bool = True,
 ) -> Options:
-    """Read the command line; ends the process with a usage message when it is wrong.
+    """Read the command line; a usage message ends the process if it is wrong.
 
-    `models` are the names that --model takes: a small one, the default, and one that is not.
-    Without `mixed_precision` there is no --amp.
+    `models` are the names that --model accepts: a small model, which is the default, and a larger one. Without
+    `mixed_precision` there is no --amp.
     """
     parser = new_parser(program, description)
     what = add_what_is_trained(parser, models)
@@ -98,14 +98,14 @@ def parse(
 
 
 def new_parser(program: str, description: str) -> argparse.ArgumentParser:
-    """The parser of a program run by `python -m`."""
+    """Make the parser of a program run by `python -m`."""
     return argparse.ArgumentParser(
         prog=f"python -m {program}", description=description, formatter_class=_WithDefaults
     )
 
 
 def add_what_is_trained(parser: argparse.ArgumentParser, models: tuple[str, ...]) -> argparse._ArgumentGroup:
-    """Model, data, and how long; `models`: see `parse`."""
+    """Add options of model, data and duration; `models`: see `parse`."""
     what = parser.add_argument_group("what is trained")
     what.add_argument(
         "--model", choices=models, default=models[0], help=f"{models[0]} is small, {models[1]} is not"
@@ -127,7 +127,7 @@ def add_what_is_trained(parser: argparse.ArgumentParser, models: tuple[str, ...]
 def add_what_is_kept(
     parser: argparse.ArgumentParser, *, checkpoint_seconds: float, log_seconds: float
 ) -> None:
-    """How often checkpoints, event files and lines are written, with these defaults in seconds."""
+    """Add options of the intervals of checkpoints, event files and log lines, with these defaults in seconds."""
     keep = parser.add_argument_group("what is kept")
     keep.add_argument("--checkpoint-steps", type=positive(int), help="also save every so many steps")
     keep.add_argument(
@@ -145,21 +145,21 @@ def add_what_is_kept(
 
 
 class _WithDefaults(argparse.ArgumentDefaultsHelpFormatter):
-    """Adds the default to an option's help, where there is one that says something."""
+    """Adds an option's default to its help, if the default is not None."""
 
     def _get_help_string(self, action: argparse.Action) -> str | None:
         return action.help if action.default is None else super()._get_help_string(action)
 
 
 class _Number:
-    """A number with a lower bound, as argparse's `type`."""
+    """A number with a lower bound, for argparse's `type`."""
 
     def __init__(self, kind: type[int] | type[float], *, zero: bool) -> None:
         self._kind = kind
         self._zero = zero
 
     def __call__(self, text: str) -> float:
-        """Convert, or tell argparse why not."""
+        """Convert the text, or raise argparse's error."""
         try:
             value = self._kind(text)
         except ValueError:
@@ -170,10 +170,10 @@ class _Number:
 
 
 def positive(kind: type[int] | type[float]) -> _Number:
-    """More than 0, as argparse's `type`."""
+    """Accept numbers greater than 0, for argparse's `type`."""
     return _Number(kind, zero=False)
 
 
 def not_negative(kind: type[int] | type[float]) -> _Number:
-    """0 or more, as argparse's `type`."""
+    """Accept numbers of 0 or more, for argparse's `type`."""
     return _Number(kind, zero=True)

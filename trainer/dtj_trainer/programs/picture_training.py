@@ -1,4 +1,4 @@
-"""Training of a picture classifier by ranks that each hold the whole data set."""
+"""Training of a picture classifier on ranks that each hold the whole data set."""
 
 from __future__ import annotations
 
@@ -32,14 +32,14 @@ TEST_BATCH = 500
 def train(options: Options, data: PictureSet, model: PictureModel[Data], ranks: Ranks, saver: Saver) -> None:
     """Train to the end, from the newest checkpoint if there is one.
 
-    Ends the process with 143 after SIGTERM, 1 when the training went wrong.
+    Ends the process with 143 after SIGTERM, with 1 when the training failed.
     """
     rank, seed, train = ranks.rank, options.seed, data.train
     sharding = Sharding(len(train), options.batch_size, rank=rank, ranks=ranks.size, seed=seed)
     workers, augment = options.data_workers, options.augment
     batches = picture_batches(train, sharding, model.prepare, workers=workers, augment=augment, seed=seed)
     at, ramp = saver.resume()
-    # Until here SIGTERM ends a process at once, also one that waits for others: there is nothing to save.
+    # Before this barrier, SIGTERM ends a process at once, even one that waits for others: it has nothing to save.
     ranks.barrier()
     stop = StopRequest()
     report = TrainingReport(options, ranks.size, len(train), at.step) if rank == 0 else None
@@ -62,16 +62,16 @@ class PictureTest(NamedTuple):
     report: TrainingReport | None
 
     def accuracy(self, at: Position, stop: StopRequest) -> float | None:
-        """The fraction of right answers over the whole set; None, on every rank, when one of them has to stop.
+        """Return the fraction of right answers over the whole set; None, on every rank, if a rank has to stop.
 
-        A test may take longer than a program gets to end.
+        The test can be interrupted, because it may take longer than the grace period.
         """
         size, examples = self.ranks.size, len(self.pictures)
         began = met_at = time.monotonic()
         pace = Pace()
         mine = slice_of(examples, rank=self.ranks.rank, ranks=size)
         right = loss = 0.0
-        # The same number on every rank, also where its share is smaller by an example.
+        # Every rank makes the same number of passes, even if its share is smaller by one example.
         for start in range(0, math.ceil(examples / size), TEST_BATCH):
             if start and pace.step():
                 now = time.monotonic()

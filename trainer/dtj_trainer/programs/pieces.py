@@ -1,4 +1,4 @@
-"""How an array is cut for the ranks' exchange. MPI counts in 32 bits, and a buffer for a piece is memory, too."""
+"""Divides arrays for the ranks' exchange. MPI counts in 32 bits, and the buffer of each piece costs memory."""
 
 from __future__ import annotations
 
@@ -8,18 +8,18 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
 PIECE_BYTES = 2**27
-"""The most that travels, or is read or written, as one. A rank may hold up to three copies of it."""
+"""The largest piece to send, read or write at once. A rank may hold up to three copies of a piece."""
 
 
 def pieces(length: int, item_bytes: int, limit: int = PIECE_BYTES) -> Iterator[slice]:
-    """Cut `length` items of so many bytes into runs of at most `limit` bytes, or of one item where that is larger."""
+    """Divide `length` items of `item_bytes` into slices of at most `limit` bytes, or of one larger item."""
     step = max(limit // max(item_bytes, 1), 1)
     for start in range(0, length, step):
         yield slice(start, min(start + step, length))
 
 
 def groups(sizes: Sequence[int], limit: int = PIECE_BYTES) -> Iterator[slice]:
-    """Which neighbours of so many bytes travel together: at most `limit` bytes, or a single one."""
+    """Group neighbours of these sizes for one transfer: at most `limit` bytes, or a single larger item."""
     start = total = 0
     for at, size in enumerate(sizes):
         if at > start and total + size > limit:

@@ -14,10 +14,10 @@ if TYPE_CHECKING:
 
 
 class Precision:
-    """How a step computes. Weights and gradients stay float32, so that ranks average in float32.
+    """The precision of a step. Weights and gradients stay float32, so that ranks average in float32.
 
-    `enabled`: None means on GPUs only. Where the device has bfloat16 that is used; else float16, whose
-    loss is scaled so that small gradients don't vanish.
+    `enabled`: None means on GPUs only. bfloat16 is used if the device supports it; otherwise float16, with a scaled
+    loss so that small gradients don't vanish.
     """
 
     def __init__(self, device: torch.device, enabled: bool | None) -> None:
@@ -31,29 +31,29 @@ class Precision:
                 self._scaler = torch.amp.GradScaler(device.type)
 
     def autocast(self) -> AbstractContextManager[object]:
-        """The block in which the forward pass runs."""
+        """Return the context in which the forward pass runs."""
         return torch.autocast(self._device, dtype=self.dtype) if self.dtype else nullcontext()
 
     def step(self, loss: Tensor, optimizer: Any) -> None:
-        """Backward pass, average over the ranks and update; `optimizer` is Horovod's."""
+        """Run backward pass, average over the ranks, and update; `optimizer` is Horovod's."""
         optimizer.zero_grad()
         if self._scaler is None:
             torch.autograd.backward(loss)
             optimizer.step()
             return
         torch.autograd.backward(self._scaler.scale(loss))
-        # The gradients must be averaged before the scaler looks for infinities in them, so that all
-        # ranks take or skip the step together.
+        # Average the gradients before the scaler checks them for infinities, so that all ranks take or skip the
+        # step together.
         optimizer.synchronize()
         with optimizer.skip_synchronize():
             self._scaler.step(optimizer)
         self._scaler.update()
 
     def state(self) -> dict[str, Any]:
-        """What a checkpoint keeps."""
+        """Return the state for a checkpoint."""
         return self._scaler.state_dict() if self._scaler else {}
 
     def restore(self, state: dict[str, Any]) -> None:
-        """Take over what a checkpoint kept."""
+        """Restore the state of a checkpoint."""
         if self._scaler and state:
             self._scaler.load_state_dict(state)

@@ -1,4 +1,4 @@
-"""What the training loop asks of a framework and of a cluster: a model, the ranks and a saver."""
+"""Protocols between the training loop and the frameworks: a model, the ranks and a saver."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ DataIn = TypeVar("DataIn", contravariant=True)
 
 
 class RanksDiverged(Exception):
-    """The ranks' weights are not the same, although every step averaged their gradients."""
+    """The ranks' weights differ, although every step averaged their gradients."""
 
 
 @dataclass
 class Position:
-    """How far a run is: steps made, the epoch, and how many examples of it are done over all ranks."""
+    """The position of a run: steps made, the epoch, and how many examples of it are done over all ranks."""
 
     step: int = 0
     epoch: int = 0
@@ -34,31 +34,31 @@ class Model(Protocol[DataIn]):
     """A network with its optimizer, as one rank trains it."""
 
     def train(self, data: DataIn, share: Share, rate: float, step: int) -> None:
-        """Make a step with the mean gradient over all examples that the ranks have in the step.
+        """Make a step with the mean gradient over all examples of the step on all ranks.
 
-        `step` counts the steps before this one. What the network leaves to chance, such as dropout, follows from
-        seed, step and rank.
+        `step` counts the steps before this one. The network's random numbers, as for dropout, follow from seed, step
+        and rank.
         """
 
     def settle(self) -> int:
-        """Wait until every step that `train` began has ended; the number of steps that were applied twice."""
+        """Wait until every step that `train` began has ended; return the number of steps that were applied twice."""
         return 0
 
     def take_sums(self) -> Sequence[float]:
-        """Loss, right answers and examples of this rank's steps that have ended since the last call."""
+        """Return loss, right answers and examples of this rank's steps that have ended since the last call."""
 
     def average_statistics(self) -> None:
-        """Make what each rank has gathered from its own batches, BatchNorm's statistics, the same on all ranks."""
+        """Average over the ranks what each rank gathered from its own batches, such as BatchNorm's statistics."""
 
 
 class PictureModel(Model[Data], Protocol[Data]):
     """A picture classifier. Pixels are uint8, (batch, channels, height, width)."""
 
     def prepare(self, pixels: np.ndarray, labels: np.ndarray) -> Data:
-        """A batch as `train` takes it. Called by threads, ahead of time."""
+        """Convert a batch to the form that `train` takes. Threads call the method ahead of time."""
 
     def test(self, pixels: np.ndarray, labels: np.ndarray) -> tuple[float, float]:
-        """How many right answers, and the sum of the losses."""
+        """Return the number of right answers, and the sum of the losses."""
 
 
 class Ranks:
@@ -67,16 +67,16 @@ class Ranks:
     rank, size = 0, 1
 
     def total(self, values: Sequence[float], name: str) -> list[float]:
-        """The sum of each value over all ranks, bit for bit the same on each of them."""
-        del name  # Several ranks match their calls by name.
+        """Return the sum of each value over all ranks, bit for bit the same on each of them."""
+        del name  # Subclasses with several ranks match calls by name.
         return list(values)
 
     def broadcast(self, value: Any) -> Any:
-        """Rank 0's `value`, on every rank. For small objects: `value` is pickled, and copied several times."""
+        """Return rank 0's `value` on every rank. For small objects: `value` is pickled and copied several times."""
         return value
 
     def gather(self, value: Any, name: str) -> list[Any]:
-        """The `value` of each rank, in the order of ranks. For small objects."""
+        """Return the `value` of each rank, ordered by rank. For small objects."""
         del name
         return [value]
 
@@ -85,7 +85,7 @@ class Ranks:
         self.total([0.0], "barrier")
 
     def same_on_all(self, digest: str) -> None:
-        """Raise RanksDiverged, on every rank, unless all ranks give the same digest of their weights."""
+        """Raise RanksDiverged on every rank unless all ranks give the same digest of their weights."""
         digests = self.gather(digest, "weights")
         if len(set(digests)) > 1:
             listed = ", ".join(f"rank {rank}: {each[:12]}" for rank, each in enumerate(digests))
@@ -96,10 +96,10 @@ class Saver(Protocol):
     """Checkpoints and the final model. All ranks make each call; the saver decides which ranks write."""
 
     def resume(self) -> tuple[Position, dict[str, Any] | None]:
-        """Load the newest checkpoint, or rank 0's first weights, on all ranks; position and `Ramp.plain`."""
+        """Load the newest checkpoint, or rank 0's initial weights, on all ranks; return position and `Ramp.plain`."""
 
     def save(self, at: Position, ramp: Ramp, accuracy: float | None, *, final: bool) -> None:
-        """Write a checkpoint. `accuracy` is that of a test at this step. No checkpoint follows a `final` one."""
+        """Write a checkpoint. `accuracy` is from a test at this step. No checkpoint follows a `final` one."""
 
     def export(self, at: Position, accuracy: float | None) -> Mapping[str, object]:
-        """Write the final model; the facts in its description. Raises RanksDiverged."""
+        """Write the final model; return the facts in its description. Raises RanksDiverged."""

@@ -1,9 +1,9 @@
-"""Train a picture classifier on parameter servers: the same program in every role, which TF_CONFIG tells it.
+"""Train a picture classifier on parameter servers: one program for all roles, which TF_CONFIG assigns.
 
-Parameter servers hold the variables, workers compute gradients, each on a batch of its own or all together
-on one, the chief hands out the batches and writes checkpoints, TensorBoard scalars, metrics.jsonl and the
-final model into the workspace, an evaluator tests each checkpoint. Reads a data set in MNIST's layout from
-a folder or from S3. A retry goes on from the newest checkpoint.
+Parameter servers hold the variables. Workers compute gradients, each on a batch of its own, or all together on one
+batch. The chief distributes the batches and writes checkpoints, TensorBoard scalars, metrics.jsonl and the final
+model into the workspace. An evaluator tests each checkpoint. The program reads a data set in MNIST's layout from a
+folder or from S3. A retry resumes from the newest checkpoint.
 """
 
 from __future__ import annotations
@@ -38,10 +38,10 @@ log = logging.getLogger("dtj_trainer.programs.ps_image_classification")
 
 
 def main(arguments: list[str] | None = None) -> None:
-    """The program, of whichever role.
+    """Run the program in its role.
 
-    Ends the process with 143 after SIGTERM, 65 when the data can't be used, 69 when others don't answer or a GPU
-    that was asked for is not there, 78 when TF_CONFIG is wrong.
+    Exits with 143 after SIGTERM, 65 when the data can't be used, 69 when replicas don't answer or a requested GPU is
+    missing, 78 for an invalid TF_CONFIG.
     """
     assert __doc__ is not None
     options = parse(arguments, "dtj_trainer.programs.ps_image_classification", __doc__)
@@ -80,9 +80,9 @@ def main(arguments: list[str] | None = None) -> None:
 
 
 def _coordinate(options: Options, cluster: clusters.Cluster) -> int:
-    """The chief, from the first wait to the last file; the exit code."""
+    """Run the chief, from the wait for servers to the final files; return the exit code."""
     stop = StopRequest()
-    # A checkpoint can't be made while no worker answers.
+    # The chief can't save a checkpoint while no worker answers.
     end_when_stopped(stop, "no checkpoint was made")
     try:
         if not clusters.wait_for(
@@ -112,13 +112,15 @@ def _coordinate(options: Options, cluster: clusters.Cluster) -> int:
 
 
 def _lost(cluster: clusters.Cluster, error: Exception) -> list[clusters.Task]:
-    """Whose loss this error tells of: it comes as whatever was done at that moment, wrapped or not."""
+    """List the tasks whose loss caused this error. The error depends on the interrupted operation, and may be
+    wrapped.
+    """
     servers = clusters.silent(cluster, "ps")
     if servers:
         return servers
     kinds = (tf.errors.UnavailableError, tf.errors.AbortedError, tf.errors.CancelledError)
     message = str(error)
-    # Who was replaced before anybody asked for him answers, and knows nothing of what he was given.
+    # A task that was replaced before the check answers, but does not know the objects of the former task.
     replaced = (
         "Unable to find the relevant tensor remote_handle" in message or "unknown device" in message.lower()
     )
@@ -134,7 +136,7 @@ def _failed(cause: FailureClass, message: str) -> int:
 
 
 def _end(code: int) -> NoReturn:
-    """End at once: the coordinator's threads may wait for a worker that is gone."""
+    """End at once, because the coordinator's threads may wait for a lost worker."""
     progress.flush()
     logging.shutdown()
     sys.stdout.flush()

@@ -1,4 +1,4 @@
-"""The final model as files that load without this package, and as what this package loads."""
+"""The final model as files that load without this package, and the loading of these files."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def write(
     classes: int,
     facts: Mapping[str, object],
 ) -> None:
-    """Write weights, the exported program and a description into `folder`, each whole or not at all.
+    """Write weights, the exported program and a description into `folder`, each file atomically.
 
     `shape` is channels, height and width of a picture; `facts` go into the description (accuracy, steps).
     """
@@ -58,13 +58,13 @@ def write(
 
 
 def describe(folder: Path) -> dict[str, Any]:
-    """The content of model.json. Raises OSError or ValueError when it isn't there or isn't JSON."""
+    """Read model.json. Raises OSError or ValueError for a missing or invalid file."""
     content: dict[str, Any] = json.loads((folder / DESCRIPTION).read_bytes())
     return content
 
 
 def load(folder: Path) -> PictureClassifier:
-    """The model rebuilt from its description and weights, ready for inference."""
+    """Rebuild the model from its description and weights, ready for inference."""
     description = describe(folder)
     _, channels, height, width = description["input"]["shape"]
     model = build(description["model"], (channels, height, width), description["classes"])
@@ -73,6 +73,6 @@ def load(folder: Path) -> PictureClassifier:
 
 
 def load_exported(folder: Path) -> torch.nn.Module:
-    """The exported program as a module: no class of this package takes part."""
+    """Load the exported program as a module, without classes of this package."""
     module: torch.nn.Module = torch.export.load(folder / EXPORTED).module()
     return module

@@ -1,4 +1,4 @@
-"""The learning rate, as a function of how much of the training is done."""
+"""The learning rate as a function of the progress of the training."""
 
 from __future__ import annotations
 
@@ -8,20 +8,20 @@ from typing import Any
 
 
 def rate_scale(optimizer: str, ranks: int) -> float:
-    """By what the rate of one rank is multiplied for a batch that is `ranks` times as large.
+    """Return the factor of the learning rate for a batch that is `ranks` times as large.
 
-    For SGD by as much (Goyal et al., 2017, "Accurate, Large Minibatch SGD"). Adam divides by the gradients' size, of
-    which the noise shrinks with the square root of the batch: hence that root (Malladi et al., 2022, "On the SDEs
-    and Scaling Rules for Adaptive Gradient Algorithms").
+    For SGD the factor is `ranks` (Goyal et al., 2017, "Accurate, Large Minibatch SGD"). Adam divides by the size of
+    the gradients, whose noise shrinks with the square root of the batch size: the factor is that root (Malladi et
+    al., 2022, "On the SDEs and Scaling Rules for Adaptive Gradient Algorithms").
     """
     return math.sqrt(ranks) if optimizer == "adam" else float(ranks)
 
 
 @dataclass(frozen=True)
 class Ramp:
-    """A warm-up: when so many epochs were done, the scale began to go from one value to another.
+    """A warm-up: from the epoch `begun` on, the scale changes from `start` to `end`.
 
-    What a checkpoint keeps of the schedule.
+    Checkpoints store the ramp.
     """
 
     begun: float
@@ -29,14 +29,14 @@ class Ramp:
     end: float
 
     def at(self, epochs_done: float, length: float) -> float:
-        """The scale of the rate, `length` being the warm-up's epochs."""
+        """Return the scale of the rate. `length` is the warm-up's length in epochs."""
         done = (epochs_done - self.begun) / length if length > 0 else 1.0
         return self.start + (self.end - self.start) * done if done < 1 else self.end
 
     def to(self, scale: float, epochs_done: float, length: float) -> Ramp:
-        """What the ramp becomes when the training goes on with another scale.
+        """Return the ramp for a training that resumes with another scale.
 
-        To a larger scale there is another warm-up, from the present one on. A smaller one holds at once.
+        A larger scale gets another warm-up, which begins at the current scale. A smaller scale applies at once.
         """
         if scale == self.end:
             return self
@@ -44,15 +44,15 @@ class Ramp:
         return Ramp(epochs_done, min(now, scale), scale)
 
     def plain(self) -> dict[str, Any]:
-        """As plain data."""
+        """Return the ramp as plain data."""
         return asdict(self)
 
 
 @dataclass(frozen=True)
 class Schedule:
-    """The rate of one rank times the ramp's scale, then a decay.
+    """The rate of one rank times the ramp's scale, followed by a decay.
 
-    Lengths in epochs; the decay begins when `warmup_epochs` are done and ends with `epochs`.
+    Lengths in epochs. The decay begins after `warmup_epochs` and ends at `epochs`.
     """
 
     rate: float
@@ -62,7 +62,7 @@ class Schedule:
     decay: str = "constant"
 
     def at(self, epochs_done: float) -> float:
-        """The learning rate when so many epochs are done, as a fraction where one is not over."""
+        """Return the learning rate after so many epochs, which may be a fraction."""
         rate = self.rate * self.ramp.at(epochs_done, self.warmup_epochs)
         if self.decay == "constant" or epochs_done < self.warmup_epochs:
             return rate
@@ -71,8 +71,9 @@ class Schedule:
 
 
 def ramp_of(saved: dict[str, Any] | None, scale: float, epochs_done: float, warmup_epochs: float) -> Ramp:
-    """The ramp of a training with this scale that goes on where `epochs_done` are done; `saved`: its `plain`.
+    """Return the ramp of a training with this scale that resumes after `epochs_done`. `saved`: the checkpoint's
+    `plain`.
 
-    None at the beginning, and for a checkpoint of a release that did not write it.
+    `saved` is None at the beginning, and for a checkpoint of a release that did not store it.
     """
     return Ramp(**saved).to(scale, epochs_done, warmup_epochs) if saved else Ramp(0.0, 1.0, scale)

@@ -1,6 +1,6 @@
-"""The file of a checkpoint as an archive: what tells two copies apart, and arrays that are never whole in memory.
+"""The state file of a checkpoint as a zip archive: its identity, and arrays that are read and written in pieces.
 
-Both frameworks' state files are zip archives, which hold a checksum of each of their entries.
+Both frameworks' state files are zip archives, which contain a checksum of each entry.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ if TYPE_CHECKING:
 
 
 def identity(path: Path) -> str:
-    """A digest of names, sizes and checksums of all entries: the same for copies of the same file.
+    """Return a digest of names, sizes and checksums of all entries: equal for copies of the same file.
 
-    Reads the archive's directory only, hence takes as long for 10 GB as for 10 kB. Raises zipfile.BadZipFile or
-    OSError.
+    The function reads only the archive's directory, so that its duration does not depend on the file's size. Raises
+    zipfile.BadZipFile or OSError.
     """
     digest = hashlib.sha256()
     with zipfile.ZipFile(path) as archive:
@@ -34,7 +34,7 @@ def identity(path: Path) -> str:
 
 
 class Array(NamedTuple):
-    """An array to be written, as parts along its first axis."""
+    """An array to write, as parts along its first axis."""
 
     shape: tuple[int, ...]
     dtype: np.dtype
@@ -42,7 +42,7 @@ class Array(NamedTuple):
 
 
 def write_arrays(path: Path, arrays: Iterable[tuple[str, Array]]) -> None:
-    """Write what `numpy.savez` would of arrays with these names, and ask for one part at a time."""
+    """Write the file that `numpy.savez` would write for these arrays, with one part in memory at a time."""
     with zipfile.ZipFile(path, "w", zipfile.ZIP_STORED) as archive:
         for name, array in arrays:
             with archive.open(f"{name}.npy", "w", force_zip64=True) as entry:
@@ -54,9 +54,9 @@ def write_arrays(path: Path, arrays: Iterable[tuple[str, Array]]) -> None:
 
 
 def read_array(archive: zipfile.ZipFile, name: str) -> Iterator[tuple[slice | None, np.ndarray]]:
-    """The array of this name by its parts, and where each belongs along the first axis; None: it is all of it.
+    """Yield the array's parts with their slices along the first axis; the slice is None for the whole array.
 
-    Raises ValueError for what is no array of numbers, or ends too soon.
+    Raises ValueError for an entry that is not an array of numbers, or is too short.
     """
     with archive.open(f"{name}.npy") as entry:
         shape, fortran_order, dtype = _header(entry)

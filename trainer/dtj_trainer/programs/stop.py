@@ -1,4 +1,4 @@
-"""SIGTERM as a question that the training loop asks, in place of the end of the process."""
+"""Makes SIGTERM a flag that the training loop checks, instead of the end of the process."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ log = logging.getLogger(__name__)
 
 EXIT_CODE = 128 + signal.SIGTERM
 STOP_SECONDS = 40.0
-"""From SIGTERM to the end of a program that can't save any more. Less than STOP_SECONDS of dtj_trainer.launch.pod:
-dtj-launch kills what hasn't ended by then, and its exit code isn't that of a stop."""
+"""Seconds from SIGTERM to the exit of a program that can't save any more. The value is less than STOP_SECONDS of
+dtj_trainer.launch.pod, after which dtj-launch kills the program, with an exit code that does not mean a stop."""
 _LOOK_SECONDS = 0.5
 
 
 class StopRequest:
-    """Whether this process got SIGTERM since it was made. For the main thread."""
+    """Records whether this process received SIGTERM. Construct it in the main thread."""
 
     def __init__(self) -> None:
         self.requested = False
@@ -34,7 +34,7 @@ class StopRequest:
 
 
 def end_when_stopped(stop: StopRequest, what: str) -> None:
-    """Have this process end with EXIT_CODE some time after SIGTERM whatever it does; `what` is logged then."""
+    """Make this process exit with EXIT_CODE some time after SIGTERM in any case; `what` is logged then."""
 
     def watch() -> None:
         while not stop.requested:

@@ -1,4 +1,4 @@
-"""The GPUs that TensorFlow finds, beside those that the replica asked for."""
+"""Compares the GPUs that TensorFlow finds with those that the replica requested."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ log = logging.getLogger("dtj_trainer.programs")
 
 
 def need_what_was_asked_for() -> None:
-    """End the process when the replica asked for accelerators and TensorFlow finds none.
+    """End the process if the replica requested accelerators and TensorFlow finds none.
 
-    Without accelerators nothing is asked of TensorFlow.
+    Without a request, TensorFlow is not queried.
     """
     asked = accelerator.asked()
     if not asked:
@@ -28,7 +28,7 @@ def need_what_was_asked_for() -> None:
 
 
 def without_gpus() -> str:
-    """Why TensorFlow finds no GPU, as far as it is known."""
+    """Return why TensorFlow finds no GPU, if the reason is known."""
     if not tf.test.is_built_with_cuda():
         return f"TensorFlow {tf.__version__} is built without CUDA"
     return f"TensorFlow {tf.__version__} finds none: its first lines with TF_CPP_MIN_LOG_LEVEL=0 say why"

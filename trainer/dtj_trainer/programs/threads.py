@@ -1,4 +1,4 @@
-"""How many threads a rank may use, when several share a machine."""
+"""The number of threads of a rank, if several ranks share a machine."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ _PERIOD_V1 = Path("/sys/fs/cgroup/cpu/cpu.cfs_period_us")
 
 
 def threads_per_rank(ranks_here: int) -> int | None:
-    """The container's processors shared among its ranks; None where OMP_NUM_THREADS has decided."""
+    """Divide the container's processors among its ranks; None where OMP_NUM_THREADS is set."""
     if os.environ.get("OMP_NUM_THREADS"):
         return None
     return max(int(available_processors() / ranks_here), 1)
 
 
 def available_processors() -> float:
-    """Processors this process may use: those it may run on, less what the container's limit leaves."""
+    """Return the processors that this process may use: the smaller of its CPU affinity and the container's limit."""
     usable = float(len(os.sched_getaffinity(0)))
     return min(usable, _quota() or usable)
 

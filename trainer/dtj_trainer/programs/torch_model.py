@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import torch
-import torch._dynamo  # The first optimizer imports it, for two seconds: here all ranks do before they meet.
+import torch._dynamo  # Optimizers import it, which takes 2 s: all ranks load it before their first meeting.
 from torch import Tensor, nn
 from torch.nn import functional
 
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 
 _STATE = ("model", "optimizer", "precision")
-"""The entries of a checkpoint that are no plain data."""
+"""The entries of a checkpoint that are not plain data."""
 
 
 class TorchModel(PictureModel[tuple[Tensor, Tensor]]):
@@ -55,7 +55,7 @@ class TorchModel(PictureModel[tuple[Tensor, Tensor]]):
         """See Model."""
         self._draw_anew(step)
         self.network.train()
-        # What counts for nothing enters no statistics either.
+        # A share of weight 0 must not change the statistics either.
         kept = [] if share.count else [(each, each.clone()) for each in statistics(self.network).values()]
         pixels, labels = (each.to(self._device, non_blocking=True) for each in data)
         for group in self.optimizer.param_groups:
@@ -63,8 +63,8 @@ class TorchModel(PictureModel[tuple[Tensor, Tensor]]):
         with self.precision.autocast():
             logits = self.network(pixels)
         losses = functional.cross_entropy(logits.float(), labels, reduction="none")[: share.count]
-        # Averaged over the ranks, this is the mean over the whole step's examples, also where the
-        # ranks have not all equally many.
+        # Averaged over the ranks, this is the mean over all examples of the step, also when ranks have different
+        # counts.
         self.precision.step(losses.sum() * (self._ranks.size / share.total), self.optimizer)
         with torch.no_grad():
             for each, before in kept:
@@ -75,7 +75,7 @@ class TorchModel(PictureModel[tuple[Tensor, Tensor]]):
             )
 
     def _draw_anew(self, step: int) -> None:
-        """Seed the generators from which dropout draws; `torch.manual_seed` takes ten times as long."""
+        """Seed the generators that dropout uses. `torch.manual_seed` would take ten times as long."""
         seed = seed_of(self._seed, step, self._ranks.rank)
         torch.default_generator.manual_seed(seed)
         if self._device.type == "cuda":
@@ -97,7 +97,7 @@ class TorchModel(PictureModel[tuple[Tensor, Tensor]]):
             return float((logits.argmax(1) == wanted).sum().item()), loss
 
     def average_statistics(self) -> None:
-        """See Model. By a single exchange."""
+        """See Model. Uses a single exchange."""
         buffers = list(statistics(self.network).values())
         if not buffers:
             return
@@ -138,7 +138,7 @@ class TorchSaver(FileSaver):
         saved = _mapped(path)
         self._network.load_state_dict(saved["model"])
         optimizer = saved["optimizer"]
-        # The optimizer takes tensors as they are: as its own they must not be the file's.
+        # The optimizer keeps the given tensors. They must be copies, because the originals are mapped from the file.
         for of_parameter in optimizer["state"].values():
             for name, value in of_parameter.items():
                 if isinstance(value, Tensor):
@@ -147,11 +147,11 @@ class TorchSaver(FileSaver):
         self._precision.restore(saved["precision"])
 
     def share_state(self) -> None:
-        """See FileSaver. Tensor by tensor, in place.
+        """See FileSaver. Sends one tensor after the other, in place.
 
-        Horovod's own `broadcast_optimizer_state` makes a step with zero gradients where there is no state yet, which
-        moves the weights under weight decay and counts as a step for Adam. Its `broadcast_object` can't send 2 GiB,
-        and holds several copies of what it sends.
+        Horovod's own `broadcast_optimizer_state` makes a step with zero gradients if the optimizer has no state yet.
+        The step changes the weights under weight decay, and counts as a step for Adam. Its `broadcast_object` can't
+        send 2 GiB, and holds several copies of the object.
         """
         ranks, optimizer = self._ranks, self._optimizer
         empty = ranks.broadcast(without_values(optimizer.state_dict()) if ranks.rank == 0 else None)
@@ -177,7 +177,7 @@ class TorchSaver(FileSaver):
 
 
 def statistics(model: nn.Module) -> dict[str, torch.Tensor]:
-    """What is not trained but gathered from each rank's own batches, by name: BatchNorm's mean and variance."""
+    """Return the buffers that each rank gathers from its own batches, by name: BatchNorm's mean and variance."""
     return {
         name: buffer
         for name, buffer in sorted(model.named_buffers())
@@ -186,9 +186,9 @@ def statistics(model: nn.Module) -> dict[str, torch.Tensor]:
 
 
 def _statistics(data: PictureSet) -> tuple[list[float], list[float]]:
-    """Mean and standard deviation of each channel over the training set, on the scale 0 to 1.
+    """Return mean and standard deviation of each channel over the training set, on the scale 0 to 1.
 
-    From counts of the 256 values: exact, the same on every rank, and without a copy as floats.
+    The function counts the 256 values, so that the result is exact, equal on every rank, and needs no copy as floats.
     """
     means, deviations = [], []
     values = np.arange(256) / 255
@@ -211,13 +211,13 @@ def _optimizer(options: Options, model: torch.nn.Module) -> torch.optim.Optimize
 
 
 def _mapped(path: Path) -> dict[str, Any]:
-    """A checkpoint whose tensors are read from the file where they are used, and take no memory of their own."""
+    """Map a checkpoint: its tensors are read from the file on use, and need no memory of their own."""
     state: dict[str, Any] = torch.load(path, weights_only=True, map_location="cpu", mmap=True)
     return state
 
 
 class Empty(NamedTuple):
-    """In place of a tensor: what it takes to make one like it."""
+    """A placeholder with the properties needed to make a tensor like the original."""
 
     shape: tuple[int, ...]
     dtype: torch.dtype
@@ -225,7 +225,7 @@ class Empty(NamedTuple):
 
 
 def without_values(state: Any) -> Any:
-    """A state dict of dicts and lists with an Empty in place of each tensor."""
+    """Return a state dict of dicts and lists with an Empty in place of each tensor."""
     if isinstance(state, torch.Tensor):
         return Empty(tuple(state.shape), state.dtype, state.device.type)
     if isinstance(state, dict):
@@ -234,7 +234,7 @@ def without_values(state: Any) -> Any:
 
 
 def with_values(state: Any) -> Any:
-    """The opposite of `without_values`; the tensors' values are any."""
+    """Replace each Empty by a tensor with arbitrary values, the opposite of `without_values`."""
     if isinstance(state, Empty):
         return torch.empty(state.shape, dtype=state.dtype, device=state.device)
     if isinstance(state, dict):
@@ -243,7 +243,7 @@ def with_values(state: Any) -> Any:
 
 
 def tensors_in(state: Mapping[Any, Any], prefix: str = "") -> Iterator[tuple[str, torch.Tensor]]:
-    """The tensors of a state dict with names, in an order that is the same on all ranks."""
+    """Yield the tensors of a state dict with names, in the same order on all ranks."""
     for key, value in state.items():
         if isinstance(value, torch.Tensor):
             yield f"{prefix}{key}", value

@@ -25,22 +25,23 @@ log = logging.getLogger(__name__)
 
 
 class Stopped(Exception):
-    """A rank was asked to stop; the checkpoint is written."""
+    """A rank was asked to stop, and the checkpoint is written."""
 
 
 class LossNotFinite(Exception):
-    """The loss is NaN or infinite: training on is pointless."""
+    """The loss is NaN or infinite, so that more training is pointless."""
 
 
 def check_loss(loss: float, step: int) -> None:
-    """Raise LossNotFinite unless the loss is a number."""
+    """Raise LossNotFinite unless the loss is finite."""
     if not math.isfinite(loss):
         raise LossNotFinite(f"the loss is {loss} at step {step}: try a lower --lr")
 
 
 @dataclass
 class Training(Generic[Data]):
-    """One rank's part of a run, from position `at` on. `ramp` is `Ramp.plain` of a checkpoint. Rank 0 has a report.
+    """One rank's part of a run, from position `at` on. `ramp` is a checkpoint's `Ramp.plain`. Only rank 0 has a
+    report.
 
     Without a `test` no epoch is tested. The ranks meet about every `meeting_seconds`; 0: after each step.
     """
@@ -58,7 +59,7 @@ class Training(Generic[Data]):
     meeting_seconds: InitVar[float] = MEETING_SECONDS
 
     def __post_init__(self, ramp: dict[str, Any] | None, meeting_seconds: float) -> None:
-        """Set what changes during the run."""
+        """Initialize the state that changes during the run."""
         self._schedule = self._make_schedule(ramp)
         self._accuracy: float | None = None
         self._rate = math.nan
@@ -69,8 +70,7 @@ class Training(Generic[Data]):
     def run(self) -> None:
         """Train to the end and write the final model.
 
-        Raises Stopped (after SIGTERM, the checkpoint written), LossNotFinite or RanksDiverged, on every
-        rank alike.
+        Raises Stopped (after SIGTERM and a checkpoint), LossNotFinite or RanksDiverged. Every rank raises the same.
         """
         if self.report:
             self.report.begin(self.at, self._total_steps())
@@ -91,7 +91,7 @@ class Training(Generic[Data]):
                 self.report.close()
 
     def _train_epoch(self) -> None:
-        """Train to the end of the epoch, or of the run; saves on the way."""
+        """Train to the end of the epoch, or of the run, with checkpoints at their intervals."""
         every, at = self.options.checkpoint_steps, self.at
         self._accuracy = None
         self._meeting_at = time.monotonic()
@@ -104,19 +104,20 @@ class Training(Generic[Data]):
             if self._pace.step() or self._last or save:
                 save = self._meet(save=save)
             if self._last:
-                break  # It is saved with the result of the test.
+                break  # The checkpoint is written after the test, with its accuracy.
             if save:
-                # A resumed rank goes on with rank 0's statistics: so must those that were not interrupted.
+                # A resumed rank gets rank 0's statistics. Ranks that are not interrupted must continue with the same
+                # ones.
                 self.model.average_statistics()
                 self._save()
             if self._stopping:
                 self._leave()
 
     def _meet(self, *, save: bool) -> bool:
-        """Add up and report the ranks' work since their last meeting; whether all ranks save now."""
+        """Add up and report the ranks' work since their last meeting; return whether all ranks save now."""
         now = time.monotonic()
         stop = self.stop.requested
-        # One clock decides: a save is something that all ranks do together.
+        # Only rank 0's clock decides, because all ranks save together.
         due = self.ranks.rank == 0 and now - self._saved_at >= self.options.checkpoint_seconds
         if save or stop or due or self._last:
             self.at.step += self.model.settle()
@@ -134,7 +135,7 @@ class Training(Generic[Data]):
         return save or self._stopping or met.save > 0
 
     def _test(self) -> None:
-        """Test the model. Save and raise Stopped when a rank has to stop before the end of the test."""
+        """Test the model. Save and raise Stopped if a rank has to stop before the end of the test."""
         if self.test is None:
             return
         self.model.average_statistics()
@@ -145,7 +146,7 @@ class Training(Generic[Data]):
             self._leave()
 
     def _end_epoch(self) -> None:
-        """Count the epoch, if it was one, once it is tested: a resume before that goes on with the test."""
+        """Count a complete epoch after its test, so that a resume before that repeats the test."""
         if self.at.examples >= self.batches.sharding.examples:
             self.at.epoch, self.at.examples = self.at.epoch + 1, 0
 
@@ -154,11 +155,11 @@ class Training(Generic[Data]):
         self.saver.save(self.at, self._schedule.ramp, self._accuracy, final=self._done())
 
     def _leave(self) -> NoReturn:
-        self.ranks.barrier()  # A rank that leaves earlier would have the others killed.
+        self.ranks.barrier()  # If a rank exited earlier, mpirun would kill the other ranks.
         raise Stopped(f"stopped at step {self.at.step}, with a checkpoint")
 
     def _finish(self) -> None:
-        """Write the final model; all that it is made from is saved."""
+        """Write the final model. The checkpoint that it is made from is saved."""
         end_when_stopped(self.stop, "the final model is not written")
         facts = self.saver.export(self.at, self._accuracy)
         if self.report:
@@ -172,14 +173,14 @@ class Training(Generic[Data]):
         return self.at.epoch + self.at.examples / self.batches.sharding.examples
 
     def _make_schedule(self, saved: dict[str, Any] | None) -> Schedule:
-        """The schedule from here on; `saved` is what the checkpoint says of its ramp."""
+        """Return the schedule from this position on; `saved` is the ramp from the checkpoint."""
         options = self.options
         scale = rate_scale(options.optimizer, self.ranks.size) if options.scale_lr else 1.0
         ramp = ramp_of(saved, scale, self._epochs_done, options.warmup_epochs)
         return Schedule(options.lr, ramp, options.warmup_epochs, self._end_in_epochs(), options.schedule)
 
     def _end_in_epochs(self) -> float:
-        """When the training ends, in epochs: all of them, or where `--max-steps` are made."""
+        """Return the end of the training in epochs: all epochs, or the position of step `--max-steps`."""
         at, options, sharding = self.at, self.options, self.batches.sharding
         if options.max_steps is None:
             return options.epochs
@@ -193,14 +194,14 @@ class Training(Generic[Data]):
 
     @property
     def _last(self) -> bool:
-        """Whether the last step of the epoch, or of the run, is made."""
+        """Whether the last step of the epoch, or of the run, is done."""
         return self.at.examples >= self.batches.sharding.examples or self._steps_done()
 
     def _done(self) -> bool:
         return self.at.epoch >= self.options.epochs or self._steps_done()
 
     def _steps_done(self) -> bool:
-        """Whether `--max-steps` are made, or more: a checkpoint may be of a run that was to make more."""
+        """Return whether `--max-steps` is reached or exceeded, as by the checkpoint of a run with a higher limit."""
         limit = self.options.max_steps
         return limit is not None and self.at.step >= limit
 

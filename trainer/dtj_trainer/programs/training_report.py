@@ -1,4 +1,4 @@
-"""What a training tells: progress, TensorBoard's scalars, metrics.jsonl and its log. Rank 0 has one."""
+"""The reports of a training: progress, TensorBoard's scalars, metrics.jsonl and the log. Only rank 0 reports."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ log = logging.getLogger(__name__)
 
 
 class TrainingReport:
-    """Tells of one attempt, from `first_step` on."""
+    """Reports one attempt, from `first_step` on."""
 
     def __init__(
         self, options: Options, ranks: int, training_examples: int, first_step: int, subfolder: str = ""
@@ -34,10 +34,10 @@ class TrainingReport:
         folder = Path(contract.root()) / contract.TENSORBOARD / subfolder
         self._writer = ScalarWriter(folder, rotate_seconds=options.tensorboard_seconds, first_step=first_step)
         self._started = time.monotonic()
-        self._logged_at = -math.inf  # The first is written: where the loss began.
+        self._logged_at = -math.inf  # Log the first report, which shows the initial loss.
 
     def begin(self, at: Position, total_steps: int) -> None:
-        """What this attempt trains, and from where on."""
+        """Report what this attempt trains, and its first step."""
         options = self._options
         self._metrics.add(
             "start",
@@ -52,7 +52,7 @@ class TrainingReport:
         )
 
     def trained(self, at: Position, total_steps: int, now: Sums, rate: float, *, last: bool) -> None:
-        """How the training goes, by what all ranks did since the last call; `last` of an epoch or of the run.
+        """Report the work of all ranks since the last call; `last` of an epoch or of the run.
 
         `rate` is the learning rate.
         """
@@ -83,19 +83,19 @@ class TrainingReport:
         )
 
     def tested(self, at: Position, loss: float, accuracy: float, examples_per_second: float) -> None:
-        """What a test has found."""
+        """Report the result of a test."""
         progress.report(accuracy=accuracy)
         self._writer.add(at.step, {"test/accuracy": accuracy, "test/loss": loss})
         self._add("test", at, loss, accuracy, examples_per_second)
         log.info("step %d: test accuracy %.4f, loss %.4f", at.step, accuracy, loss)
 
     def end(self, at: Position, accuracy: float | None, facts: Mapping[str, object]) -> None:
-        """That the training is done, and `facts` of its model."""
+        """Report the end of the training, with `facts` about its model."""
         self._metrics.add("end", {**facts, "step": at.step, "seconds": self._seconds()})
         progress.report(step=at.step, total_steps=at.step, accuracy=accuracy, final=True)
 
     def close(self) -> None:
-        """Write what is not written yet."""
+        """Write pending data."""
         self._writer.close()
 
     def _add(
@@ -122,11 +122,11 @@ class TrainingReport:
         )
 
     def _of_what(self) -> dict[str, object]:
-        """What is trained."""
+        """Return what is trained."""
         return {"model": self._options.model, "batchSize": self._options.batch_size}
 
     def _trained(self, at: Position) -> int:
-        """Examples of all epochs so far, over all ranks."""
+        """Return the examples of all epochs so far, over all ranks."""
         return at.epoch * self._training_examples + at.examples
 
     def _seconds(self) -> float:

@@ -1,4 +1,4 @@
-"""Files that are there whole or not at all, whatever ends the process that writes them."""
+"""Writes files atomically: after an interruption, a file is complete or missing."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ if TYPE_CHECKING:
 
 
 def write_whole(path: Path, write_to: Callable[[Path], object]) -> None:
-    """Have `write_to` write another file beside `path`, and give it that name once it is on disk."""
-    # The suffix says what it is to those who upload this folder, and torch.export and Keras look at it too.
+    """Let `write_to` write a temporary file beside `path`, and rename it to `path` once it is on disk."""
+    # Uploaders skip the temporary name. The suffix stays, because torch.export and Keras check it.
     written = path.with_name(f".{path.stem}.tmp{path.suffix}")
     write_to(written)
     descriptor = os.open(written, os.O_RDONLY)

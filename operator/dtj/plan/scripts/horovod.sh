@@ -1,8 +1,8 @@
-# Horovod's strategy.sh, which start.sh reads: workers serve ssh, and the launcher starts the ranks there by mpirun.
+# Horovod's strategy.sh, sourced by start.sh: workers serve ssh, and the launcher starts the ranks by mpirun.
 launch=$DTJ_ROLE
 umask 077
-# A session opened by ssh has none of the pod's environment: rank.sh reads it back from here.
-# (`command`: else a shell that can't write there ends at once, with an exit code of its own.)
+# An ssh session does not inherit the pod's environment. rank.sh reads it from this file.
+# (`command`: without it, a shell that can't write the file would exit at once with its own code.)
 command export -p > "${DTJ_ROOT:-/dtj}/run/environment" || exit 78
 umask 022
 if [ -n "$uid" ] && ! id -un > /dev/null 2>&1; then
@@ -11,7 +11,7 @@ if [ -n "$uid" ] && ! id -un > /dev/null 2>&1; then
     exit 78
 fi
 if [ -n "$uid" ] && [ -z "${DTJ_LOCAL_WORKERS:-}" ] && [ -r /etc/passwd ]; then
-    # The entry that CRI-O adds for an unknown uid, where none can be added above, has no shell: sshd refuses its user.
+    # Where no entry could be added above, CRI-O's entry for an unknown uid has no shell, and sshd refuses its user.
     while IFS=: read -r name _ entry _ _ _ shell; do
         if [ "$entry" = "$uid" ] && [ "${shell##*/}" = nologin ]; then
             echo "dtj: user $name (uid $uid) has no shell, which sshd needs: give it one in the image's /etc/passwd, or \
@@ -29,7 +29,7 @@ without_dtj_launch() {
         }
         exec "$sshd" -De -f "$config/sshd_config"
     fi
-    # A launcher that is made together with the workers: they may still get their nodes and images.
+    # The launcher may have been created together with the workers, which may still wait for nodes and images.
     if [ -n "${DTJ_LAUNCHER_WAITS:-}" ]; then
         seconds=${DTJ_PEER_TIMEOUT_SECONDS:-300}
         until=$(($(date +%s) + ${seconds%%.*}))
@@ -43,13 +43,13 @@ without_dtj_launch() {
             done
         done < "$config/hostfile"
     fi
-    # By its full path, mpirun finds its own daemon on the workers too, wherever it is installed.
+    # Started by its full path, mpirun finds its own daemon on the workers, wherever Open MPI is installed.
     mpirun=$(command -v "${DTJ_MPIRUN:-mpirun}") || {
         echo "dtj: the image has no ${DTJ_MPIRUN:-mpirun}, which a Horovod launcher needs: install openmpi-bin\
 ${DTJ_MPIRUN:+, or set DTJ_MPIRUN to where its mpirun is}" >&2
         exit 127
     }
-    # Open MPI 4 takes its hosts and its ssh from the environment that the operator gives.
+    # Open MPI 4 reads hosts and ssh options from variables that the operator sets.
     exec "$mpirun" -np "$DTJ_WORLD_SIZE" --bind-to none --map-by slot --mca pml ob1 --mca btl ^openib,ofi \
         /bin/sh "$config/rank.sh" "$@"
 }

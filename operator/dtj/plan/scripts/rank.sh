@@ -4,16 +4,17 @@ set -u
 root="${DTJ_ROOT:-/dtj}"
 rank="${OMPI_COMM_WORLD_RANK:-${HOROVOD_RANK:-0}}"
 if [ -n "${DTJ_LOCAL_WORKERS:-}" ]; then
-    # All workers are on this machine: the rank's number tells in whose workspace it runs.
+    # All workers are on this machine: the rank's number decides whose workspace it uses.
     root="$DTJ_LOCAL_WORKERS$((rank / DTJ_SLOTS_PER_WORKER))"
 fi
-# Read back what ssh left out; what mpirun gave this rank (OMPI_*, PMIX_*) is not in there and stays.
+# Restore the variables that ssh dropped. mpirun's variables of this rank (OMPI_*, PMIX_*) are not in the file and
+# stay.
 if [ -r "$root/run/environment" ]; then
     . "$root/run/environment"
 fi
 
-# Open MPI 5 ignores the settings of version 4 and then runs every rank on one host: never train on less than
-# was asked for.
+# Open MPI 5 ignores the settings of version 4 and would run every rank on one host. Refuse to train with fewer ranks
+# than requested.
 fault=""
 size="${OMPI_COMM_WORLD_SIZE:-${HOROVOD_SIZE:-1}}"
 local_size="${OMPI_COMM_WORLD_LOCAL_SIZE:-${HOROVOD_LOCAL_SIZE:-1}}"

@@ -1,26 +1,27 @@
 #!/bin/sh
-# Starts a replica: dtj-launch does the work where the image has it, else the program runs as it is. A strategy whose
-# pods need more than that has a strategy.sh.
+# Starts a replica. dtj-launch does the work if the image has it; otherwise the program runs without it. A strategy
+# whose pods need more has a strategy.sh.
 # Arguments: the program (of each rank).
 set -u
 config="${DTJ_CONFIG_DIR:-/etc/dtj}"
 uid=""
 if command -v id > /dev/null 2>&1; then
     uid=$(id -u)
-    # OpenShift gives each namespace a uid of its own, which no image knows: ssh, sshd and programs ask for its name.
-    # An image is prepared for that by `chmod g=u /etc/passwd`, as such a user is in group 0.
+    # OpenShift gives each namespace a uid that no image knows, and ssh, sshd and programs look up its name. The user
+    # is in group 0, so that an image prepared by `chmod g=u /etc/passwd` lets this script add an entry.
     if ! id -un > /dev/null 2>&1 && [ -z "${DTJ_LOCAL_RUN:-}" ] && [ -w /etc/passwd ]; then
         echo "dtj-$uid:*:$uid:$(id -g)::${DTJ_ROOT:-/dtj}:/bin/sh" >> /etc/passwd
     fi
 fi
 
-# What a strategy.sh may set: the kind of process that dtj-launch runs, and what runs without dtj-launch.
+# A strategy.sh may override both: the kind of process that dtj-launch runs, and what runs without dtj-launch.
 launch=replica
 without_dtj_launch() {
     if command -v tini > /dev/null 2>&1; then
         exec tini -- "$@"
     fi
-    # As process 1 a program would ignore SIGTERM, unless it handles it, and be in the way for its whole grace.
+    # Process 1 ignores SIGTERM unless it handles it. A program as process 1 would use up the pod's whole grace
+    # period.
     program="" told=""
     trap 'told=yes; [ -z "$program" ] || kill -TERM "$program"' TERM INT
     "$@" &

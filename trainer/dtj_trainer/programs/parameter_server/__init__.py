@@ -1,6 +1,6 @@
-"""Training on parameter servers with TensorFlow: what each role of such a job does."""
+"""Training on parameter servers with TensorFlow: the work of each role of such a job."""
 
 import os
 
-# Read when TensorFlow is loaded: its C++ side says a lot, and what matters comes as exceptions.
+# TensorFlow reads the variable when it is loaded. Its C++ logs are verbose, and errors also come as exceptions.
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")

@@ -1,4 +1,4 @@
-"""What holds a parameter server training up: the servers, or one worker. Pure: times in, a finding out."""
+"""Detects the bottleneck of a parameter server training: the servers, or one worker. Pure: times in, finding out."""
 
 from __future__ import annotations
 
@@ -10,26 +10,26 @@ if TYPE_CHECKING:
     from dtj_trainer import contract
 
 SHARE = 0.5
-"""Of a step, waited for the parameter servers: from here on they are the bottleneck. Two workers and a server
-that share two processors, with others at work on them, were seen between 0.22 and 0.42; with a tenth of a
-processor for the server between 0.53 and 0.69."""
+"""The servers are the bottleneck when workers wait for them for at least this share of a step. Measured shares: 0.22
+to 0.42 for two workers and a server on two busy processors; 0.53 to 0.69 with a tenth of a processor for the
+server."""
 SHARE_OVER = 0.42
-"""Below this they are no longer."""
+"""The servers stop being the bottleneck below this share."""
 SLOWER = 2.0
-"""As many times slower than the others computes a worker that holds the training up."""
+"""A worker that computes this many times slower than the others is the bottleneck."""
 SLOWER_OVER = 1.5
 SUSTAINED_SECONDS = 10.0
-"""How long it has to be so, either way, before it is told."""
+"""Seconds for which a change must last before it is reported."""
 BATCHES = 200
-"""The newest of each worker that count."""
+"""The number of each worker's newest batches that count."""
 BATCHES_LEAST = 5
-"""With fewer of a worker nothing is said of it."""
+"""A worker with fewer batches is ignored."""
 _GONE_SECONDS = 30.0
 _GONE_STEPS = 5
 
 
 class StepTimes(NamedTuple):
-    """One batch: which worker, and the seconds to read the variables, to compute, and to have them updated."""
+    """One batch: its worker, and the seconds to read the variables, to compute, and to update the variables."""
 
     worker: int
     read: float
@@ -38,17 +38,17 @@ class StepTimes(NamedTuple):
 
     @property
     def total(self) -> float:
-        """The whole step, in seconds."""
+        """The duration of the whole step, in seconds."""
         return self.read + self.compute + self.push
 
     @property
     def waiting(self) -> float:
-        """Seconds spent waiting for the parameter servers."""
+        """The seconds spent waiting for the parameter servers."""
         return self.read + self.push
 
 
 class _Finding(NamedTuple):
-    """What holds the training up; `worker` when it is one."""
+    """A bottleneck; `worker` is set for a slow worker."""
 
     kind: Literal["ParameterServers", "Worker"]
     worker: int | None
@@ -56,7 +56,7 @@ class _Finding(NamedTuple):
 
 
 class BottleneckWatch:
-    """Looks at the newest batches of each worker. Times are in seconds, `now` of any clock that only goes on."""
+    """Evaluates the newest batches of each worker. Times are in seconds; `now` is of any monotonic clock."""
 
     def __init__(self, ps: int) -> None:
         self._ps = ps
@@ -64,17 +64,17 @@ class BottleneckWatch:
         self._seen: dict[int, float] = {}
         self._found: _Finding | None = None
         self._other: _Finding | None = None
-        self._since: float | None = None  # `_other` was found in place of `_found`
+        self._since: float | None = None  # when `_other` replaced `_found` as the candidate
 
     def add(self, times: StepTimes, now: float) -> None:
-        """Take a finished batch into account."""
+        """Add a finished batch."""
         self._batches.setdefault(times.worker, deque(maxlen=BATCHES)).append(times)
         self._seen[times.worker] = now
 
     def find(self, now: float) -> contract.Bottleneck | None:
-        """What holds the training up, with present figures.
+        """Return the bottleneck with current figures.
 
-        It becomes another one, or none, only after it was so for SUSTAINED_SECONDS.
+        A change of the bottleneck, also to none, is reported only after it lasted SUSTAINED_SECONDS.
         """
         present = self._present(now)
         candidate = (
@@ -89,7 +89,7 @@ class BottleneckWatch:
         return {"kind": self._found.kind, "message": self._found.message} if self._found else None
 
     def _keeps(self, present: dict[int, list[StepTimes]]) -> _Finding | None:
-        """What was found, as it is now, while it isn't over: a little better is not good."""
+        """Update the known bottleneck while it stays above the lower threshold (hysteresis)."""
         if self._found is None:
             return None
         if self._found.kind == "ParameterServers":
@@ -98,7 +98,7 @@ class BottleneckWatch:
         return finding if _who(finding) == _who(self._found) else None
 
     def _present(self, now: float) -> dict[int, list[StepTimes]]:
-        """The batches of workers that still bring some: not of one that was lost."""
+        """Return the batches of workers that still deliver some, and therefore are not lost."""
         present = {}
         for worker, batches in self._batches.items():
             usual = sum(times.total for times in batches) / len(batches)
@@ -141,7 +141,7 @@ class BottleneckWatch:
 
 
 def waiting_share(batches: list[StepTimes]) -> float:
-    """The fraction of these batches' time that was waited for the parameter servers."""
+    """Return the fraction of these batches' time that was spent waiting for the parameter servers."""
     whole = sum(times.total for times in batches)
     return sum(times.waiting for times in batches) / whole if whole > 0 else 0.0
 

@@ -1,4 +1,4 @@
-"""The chief: hands out the work, keeps the results, and is the only one that writes."""
+"""The chief: distributes the work, collects the results, and is the only one that writes files."""
 
 from __future__ import annotations
 
@@ -43,17 +43,18 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 STALL_SECONDS = 120.0
-"""Without the end of a step, after the first: longer than most steps take, also one that is compiled anew."""
+"""The longest time without the end of a step, after the first step: more than most steps take, even with a
+compilation."""
 STALL_STEPS = 10
-"""As many times the longest step so far, where that is more."""
+"""If longer, a step may take this many times the longest step so far."""
 FIRST_STALL_SECONDS = 600.0
-"""To make the variables, and to the end of the first step: nothing tells yet how long a step takes."""
+"""The longest time to create the variables, and to the end of the first step, whose duration is unknown."""
 
 
 class Pulse:
-    """When the training last went on, by time.monotonic, and how many seconds it may take to go on again.
+    """When the training last made progress, by time.monotonic, and how many seconds the next progress may take.
 
-    `at` is None when nothing is waited for any more.
+    `at` is None when no more progress is expected.
     """
 
     def __init__(self) -> None:
@@ -62,24 +63,24 @@ class Pulse:
         self._longest = 0.0
 
     def beat(self) -> None:
-        """It goes on."""
+        """Record progress."""
         self.at = time.monotonic()
 
     def step_ended(self, seconds: float) -> None:
-        """A step has ended that took a worker so long."""
-        self.beat()  # first: the limit may become less
+        """Record the end of a step that took a worker `seconds`."""
+        self.beat()  # First, because the limit may become smaller.
         self._longest = max(self._longest, seconds)
         self.limit = max(STALL_SECONDS, STALL_STEPS * self._longest)
 
     def stop(self) -> None:
-        """From now on it may take any time."""
+        """Expect no more progress."""
         self.at = None
 
 
 def train(options: Options, cluster: Cluster, stop: StopRequest, pulse: Pulse) -> None:
     """Train on servers that answer. Raises what `Training.run` raises, NotOurCheckpoint or an error of TensorFlow."""
-    # Not a few errors of a lost worker name a server that waited for it. The coordinator passes over as many
-    # as this in all, and then takes the server for lost; when it is, they come within a second.
+    # Many errors of a lost worker name a server that waited for that worker. The coordinator ignores this many
+    # errors in all before it considers the server lost. Errors of a server that is lost arrive within a second.
     os.environ.setdefault("TF_COORDINATOR_IGNORE_TRANSIENT_PS_FAILURES", "20")
     resolver = tf.distribute.cluster_resolver.TFConfigClusterResolver()
     strategy = tf.distribute.ParameterServerStrategy(resolver)
@@ -120,12 +121,12 @@ class ChiefModel(Model[np.ndarray]):
 
     def train(self, data: np.ndarray, share: Share, rate: float, step: int) -> None:
         """See Model."""
-        del rate, step  # The optimizer on the servers has both.
+        del rate, step  # The optimizer on the servers knows both.
         self._take(self._updates.submit(data))
         self._state.trained += share.count
 
     def settle(self) -> int:
-        """See Model. Variables, step and position then belong together."""
+        """See Model. Afterwards variables, step and position are consistent."""
         self._take(self._updates.drain())
         counted = int(self._parameters.step.numpy())
         twice = counted - self._state.step
@@ -154,7 +155,7 @@ class ChiefModel(Model[np.ndarray]):
             self._sums = [before + more for before, more in zip(self._sums, found, strict=True)]
 
     def _count_time(self) -> None:
-        """Add up the seconds, from the end of the first step on: before it TensorFlow compiles."""
+        """Add up the seconds from the end of the first step, because TensorFlow compiles before."""
         now = time.monotonic()
         if self._counted_at is not None:
             self._state.seconds += now - self._counted_at
@@ -162,7 +163,7 @@ class ChiefModel(Model[np.ndarray]):
 
 
 class ChiefSaver:
-    """See Saver. ChiefModel updates `state`, too."""
+    """See Saver. ChiefModel also updates `state`."""
 
     def __init__(
         self, options: Options, here: State, network: keras.Model, parameters: Parameters, pulse: Pulse
@@ -179,11 +180,13 @@ class ChiefSaver:
         state.check(saved, self.state, newest.path)
         self._parameters.restore(vectors)
         self.state = replace(saved, training_examples=self.state.training_examples)
-        log.info("going on from the checkpoint of step %d, epoch %d", saved.step, saved.epoch + 1)
+        log.info("resuming from the checkpoint of step %d, epoch %d", saved.step, saved.epoch + 1)
         return Position(saved.step, saved.epoch, saved.examples), None
 
     def save(self, at: Position, ramp: Ramp, accuracy: float | None, *, final: bool) -> None:
-        """See Saver. Raises LossNotFinite: a step's loss is of the variables before its update."""
+        """See Saver. Raises LossNotFinite, because the loss of a step does not show the update of the variables after
+        it.
+        """
         del ramp, accuracy  # The learning rate is constant, and the evaluator tests each checkpoint.
         self._pulse.beat()
         vectors = self._parameters.vectors()
@@ -211,10 +214,10 @@ class ChiefSaver:
 
 
 def end_when_stalled(pulse: Pulse, cluster: Cluster, end: Callable[[str], NoReturn]) -> None:
-    """Call `end` with what happened when there is no pulse for its limit although servers and a worker answer.
+    """Call `end` with the reason when no progress came within the limit although the servers and a worker answer.
 
-    TensorFlow now and then waits for ever for something of a lost worker; another chief doesn't. While nobody
-    answers who could compute, or a server is lost, there is nothing to call a stall.
+    TensorFlow sometimes waits forever for something of a lost worker, and a new chief does not. While no worker
+    answers, or a server is lost, the lack of progress is not a stall.
     """
 
     def watch() -> None:

@@ -1,4 +1,4 @@
-"""Who takes part in the job: TF_CONFIG, and whether the others answer."""
+"""The members of the job from TF_CONFIG, and whether they answer."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ _SAY_SECONDS = 30.0
 
 
 class BadCluster(Exception):
-    """TF_CONFIG is missing or is not what this program runs on; the message is for the user."""
+    """TF_CONFIG is missing or unsuitable. The message is for the user."""
 
 
 class PeersUnreachable(Exception):
-    """Replicas that did not answer in time; the message names them."""
+    """Replicas did not answer in time. The message names them."""
 
 
 @dataclass(frozen=True)
@@ -53,25 +53,25 @@ class Cluster:
 
     @property
     def workers(self) -> int:
-        """How many workers the job has, whether or not they run at the moment."""
+        """The number of the job's workers, whether or not they run at the moment."""
         return len(self.addresses["worker"])
 
     @property
     def ps(self) -> int:
-        """How many parameter servers the job has."""
+        """The number of the job's parameter servers."""
         return len(self.addresses["ps"])
 
     def address(self, task: Task) -> str:
-        """The host:port of a task in the cluster."""
+        """Return host:port of a task in the cluster."""
         return self.addresses[task.type][task.index]
 
     def tasks(self, *types: str) -> list[Task]:
-        """The tasks of these types, in the order of their numbers."""
+        """List the tasks of these types, ordered by number."""
         return [Task(kind, index) for kind in types for index in range(len(self.addresses[kind]))]
 
 
 def from_environment() -> Cluster:
-    """The cluster in TF_CONFIG. Raises BadCluster."""
+    """Read the cluster from TF_CONFIG. Raises BadCluster."""
     text = os.environ.get(contract.ENV_TF_CONFIG, "")
     if not text:
         raise BadCluster(f"{contract.ENV_TF_CONFIG} is not set: this program runs on chief, workers and ps")
@@ -100,7 +100,7 @@ def _has_port(address: str) -> bool:
 
 
 def peer_timeout() -> float:
-    """How long to wait for the others, in seconds."""
+    """Return the seconds to wait for the other replicas."""
     text = os.environ.get(contract.ENV_PEER_TIMEOUT_SECONDS, "")
     try:
         return float(text) if text.strip() else PEER_TIMEOUT_SECONDS
@@ -109,9 +109,9 @@ def peer_timeout() -> float:
 
 
 def wait_for(cluster: Cluster, tasks: Iterable[Task], timeout: float, stopped: Callable[[], bool]) -> bool:
-    """Wait until all `tasks` take connections; False when `stopped` became true before.
+    """Wait until all `tasks` accept connections; return False when `stopped` became true earlier.
 
-    Raises PeersUnreachable, naming those that don't, after `timeout` seconds.
+    Raises PeersUnreachable, with the names of the missing tasks, after `timeout` seconds.
     """
     missing = list(tasks)
     began = said = time.monotonic()
@@ -132,12 +132,12 @@ def wait_for(cluster: Cluster, tasks: Iterable[Task], timeout: float, stopped: C
 
 
 def silent(cluster: Cluster, *types: str) -> list[Task]:
-    """Those of these types who take no connection at this moment."""
+    """List the tasks of these types that accept no connection at this moment."""
     return [task for task in cluster.tasks(*types) if not answers(cluster.address(task))]
 
 
 def blamed(message: str) -> list[Task]:
-    """The parameter servers that an error message of TensorFlow names, else the workers."""
+    """List the parameter servers that an error message of TensorFlow names; without any, the workers."""
     for kind in ("ps", "worker"):
         found = {int(index) for index in re.findall(rf"/job:{kind}/(?:replica:\d+/)?task:(\d+)", message)}
         if found:
@@ -146,7 +146,7 @@ def blamed(message: str) -> list[Task]:
 
 
 def answers(address: str) -> bool:
-    """Whether somebody takes a connection at host:port; a name that does not resolve is nobody."""
+    """Return whether host:port accepts a connection; False for a name that does not resolve."""
     host, _, port = address.rpartition(":")
     try:
         with socket.create_connection((host.strip("[]"), int(port)), _CONNECT_SECONDS):

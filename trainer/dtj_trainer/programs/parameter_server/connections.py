@@ -1,9 +1,9 @@
-"""Connections to replicas that fell silent are given up soon.
+"""Breaks connections to silent replicas soon.
 
-TensorFlow waits for an answer as long as the connection stands, and one to a node that died or was cut off stands
-until the kernel gives it up: after 15 minutes, or never when nothing is left to be sent. gRPC's own pings are no
-help: a server takes them for abuse when an operation lasts three minutes, and TensorFlow has no setting against
-that. So the kernel asks, and a kernel answers, also for a process that is only busy.
+TensorFlow waits for an answer while the connection stands. A connection to a node that died or was cut off stands
+until the kernel breaks it: after 15 minutes, or never if no data is left to send. gRPC's keepalive pings do not help:
+a server rejects them as abuse when an operation lasts three minutes, and TensorFlow has no setting for that. TCP
+keepalive works, because the peer's kernel answers it, even for a process that is busy.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _OPEN = Path("/proc/self/fd")
 
 
 def give_up_when_silent(cluster: Cluster) -> None:
-    """See to it, from now on, that connections to the cluster's servers break when they fall silent."""
+    """Start a thread that makes connections to the cluster's servers break when the peer falls silent."""
     ports = {int(address.rpartition(":")[2]) for hosts in cluster.addresses.values() for address in hosts}
     if not _OPEN.is_dir():
         log.warning("%s is missing: a replica that falls silent is noticed after 15 minutes or later", _OPEN)
@@ -42,7 +42,7 @@ def give_up_when_silent(cluster: Cluster) -> None:
     def watch() -> None:
         while True:
             for connection in connections(ports):
-                with connection, suppress(OSError):  # it may end meanwhile
+                with connection, suppress(OSError):  # The connection may end meanwhile.
                     probe(connection)
             time.sleep(_LOOK_SECONDS)
 
@@ -50,16 +50,16 @@ def give_up_when_silent(cluster: Cluster) -> None:
 
 
 def connections(ports: set[int]) -> Iterator[socket.socket]:
-    """The TCP connections that this process has to one of these ports, as duplicates to be closed.
+    """Yield the TCP connections of this process to one of these ports, as duplicates that the caller closes.
 
-    TensorFlow opens, closes and opens them meanwhile, in threads of its own: what a number stands for is asked of
-    the duplicate, which nobody else closes.
+    TensorFlow opens and closes connections meanwhile, in threads of its own. Therefore the function examines the
+    duplicate of a descriptor, which no other thread closes.
     """
     for file in _OPEN.iterdir():
         try:
             duplicate = os.dup(int(file.name))
         except OSError:
-            continue  # closed meanwhile
+            continue  # TensorFlow closed the descriptor meanwhile.
         if not stat.S_ISSOCK(os.fstat(duplicate).st_mode):
             os.close(duplicate)
             continue
@@ -75,15 +75,15 @@ def _port_of_peer(found: socket.socket) -> int | None:
     try:
         return int(found.getpeername()[1]) if internet else None
     except OSError:
-        return None  # it listens, or is over
+        return None  # The socket listens, or its connection has ended.
 
 
 def probe(connection: socket.socket) -> None:
-    """Have the kernel ask the other side while nothing is sent, and break the connection without an answer."""
+    """Enable TCP keepalive, so that the kernel breaks a connection whose peer does not answer."""
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, _PROBE_SECONDS)
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, _PROBE_SECONDS)
-    # Also for what was sent and is not acknowledged; it goes before a count of probes.
+    # The user timeout also covers unacknowledged data, and takes precedence over the count of keepalive probes.
     connection.setsockopt(
         socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, contract.TENSORFLOW_SILENCE_SECONDS * 1000
     )

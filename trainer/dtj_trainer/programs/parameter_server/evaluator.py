@@ -1,4 +1,4 @@
-"""The evaluator: tests each checkpoint that appears in its workspace on the whole test set."""
+"""The evaluator: tests each new checkpoint in its workspace on the whole test set."""
 
 from __future__ import annotations
 
@@ -31,9 +31,9 @@ POLL_SECONDS = 0.5
 
 
 def run(options: Options, data: PictureSet, workers: int) -> None:
-    """Test the newest checkpoint whenever there is another; returns after the training's last.
+    """Test each new newest checkpoint; return after the training's last one.
 
-    Raises NotOurCheckpoint when one is of another program.
+    Raises NotOurCheckpoint for a checkpoint of another program.
     """
     pixels = channels_last(data.test)
     metrics = MetricsFile(workers)
@@ -77,7 +77,7 @@ def run(options: Options, data: PictureSet, workers: int) -> None:
 
 
 def test(model: keras.Model, pixels: np.ndarray, pictures: Pictures) -> tuple[float, float]:
-    """Mean loss and the fraction of right answers; `pixels` are those of `pictures`, channels last."""
+    """Return mean loss and fraction of right answers; `pixels` are those of `pictures`, channels last."""
     loss = right = 0.0
     for start in range(0, len(pictures), BATCH):
         labels = tf.constant(pictures.labels[start : start + BATCH], tf.int32)
@@ -88,26 +88,26 @@ def test(model: keras.Model, pixels: np.ndarray, pictures: Pictures) -> tuple[fl
 
 
 class _Newest:
-    """The newest checkpoint, each once."""
+    """Returns each newest checkpoint once."""
 
     def __init__(self) -> None:
         self._read: tuple[int, int, int] | None = None
         self._given: tuple[int, bool] | None = None
 
     def another(self) -> tuple[state.State, dict[str, np.ndarray]] | None:
-        """The newest checkpoint, unless it was given last time."""
+        """Return the newest checkpoint; None if it is the same as last time."""
         newest = checkpoints.newest()
         if newest is None:
             return None
         try:
             there = newest.path.stat()
-            # Also when it is replaced: the last checkpoint can be of a step that was saved before.
+            # Detect a replacement too: the last checkpoint may be of a step that was saved before.
             which = (newest.step, there.st_ino, there.st_mtime_ns)
             if which == self._read:
-                return None  # without reading it again, twice a second for as long as it is the newest
+                return None  # Do not read the same checkpoint twice a second.
             saved, vectors = state.load(newest.path)
         except FileNotFoundError:
-            return None  # just pruned, for a newer one
+            return None  # The chief just pruned it, after a newer one.
         self._read = which
         if self._given == (saved.step, saved.final):
             return None

@@ -1,7 +1,7 @@
-"""Update rules that run where the variables are: one operation a parameter server, under the variable's lock.
+"""Optimizers that run where the variables are: one operation for each parameter server, under the variable's lock.
 
-Not Keras's optimizers: under a coordinator these lose updates, as they read, compute and assign in separate
-steps, and carry their slots to the worker and back.
+Keras's optimizers are unsuitable: with a coordinator they lose updates, because they read, compute and assign in
+separate steps, and they transfer their slots to the worker and back.
 """
 
 from __future__ import annotations
@@ -18,13 +18,15 @@ if TYPE_CHECKING:
 
 
 class Optimizer(Protocol):
-    """A rule with its own slots, each a vector as long as the variables', beside them."""
+    """An optimizer with its slots. Each slot is a vector as long as the variables' vector, on the same servers."""
 
     name: str
     slots: dict[str, ShardedVector]
 
     def apply(self, gradient: tf.Tensor, step: tf.Tensor) -> list[tf.Operation]:
-        """Update the variables by the gradient (a vector) of the global step `step`, from 0; the operations."""
+        """Update the variables by the gradient (a vector) of the global step `step`, from 0; return the
+        operations.
+        """
 
 
 class Momentum:
@@ -60,7 +62,7 @@ class Momentum:
 
 
 class Adam:
-    """Kingma and Ba (2014), with its own betas and epsilon 1e-7 as in Keras."""
+    """Kingma and Ba (2014), with the paper's betas, and epsilon 1e-7 as in Keras."""
 
     name = "adam"
     _BETA1, _BETA2, _EPSILON = 0.9, 0.999, 1e-7
@@ -73,7 +75,7 @@ class Adam:
 
     def apply(self, gradient: tf.Tensor, step: tf.Tensor) -> list[tf.Operation]:
         """See Optimizer."""
-        # The powers follow from the global step: as variables of their own they would be updated apart from it.
+        # Derive the powers from the global step. Variables of their own would not be updated together with it.
         done = tf.cast(step + 1, tf.float32)
         return [
             tf.raw_ops.ResourceApplyAdam(
@@ -100,7 +102,7 @@ class Adam:
 
 
 def make(options: Options, variables: ShardedVector) -> Optimizer:
-    """The optimizer the user chose."""
+    """Make the optimizer that the user chose."""
     if options.optimizer == "adam":
         return Adam(variables, rate=options.lr)
     return Momentum(variables, rate=options.lr, momentum=options.momentum)

@@ -23,13 +23,13 @@ UPDATES: tuple[Updates, ...] = ("Asynchronous", "Synchronous")
 
 @dataclass(frozen=True)
 class Options(options.Options):
-    """What the user chose; see `parse` for the meaning of each. The rate is constant, and workers read the data."""
+    """The user's choices; see `parse`. The learning rate is constant, and workers read the data."""
 
     updates: Updates
 
 
 def parse(arguments: list[str] | None, program: str, description: str) -> Options:
-    """Read the command line; ends the process with a usage message when it is wrong."""
+    """Read the command line; a usage message ends the process if it is wrong."""
     parser = new_parser(program, description)
     add_what_is_trained(parser, MODELS)
 

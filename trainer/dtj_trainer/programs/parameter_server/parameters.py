@@ -1,4 +1,4 @@
-"""All that the parameter servers hold of a training, and how it is copied there and back."""
+"""The state of a training on the parameter servers, and its transfer from and to them."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ if TYPE_CHECKING:
 class Parameters:
     """The variables of `model`, the optimizer's slots and the global step, on `ps` parameter servers.
 
-    The model itself stays what it is: a function of variables that it is given.
+    The model itself is used as a function of variables that it is given.
     """
 
     def __init__(self, model: keras.Model, options: Options, ps: int) -> None:
         self.trainable_layout = Layout([variable.shape for variable in model.trainable_variables])
         self.other_layout = Layout([variable.shape for variable in model.non_trainable_variables])
         self.trainable = ShardedVector(_joined(model.trainable_variables), ps, "trainable")
-        # What is not trained but gathered, such as the statistics of BatchNorm; of many models nothing.
+        # Variables that are gathered instead of trained, such as BatchNorm's statistics. Many models have none.
         self.other = (
             ShardedVector(_joined(model.non_trainable_variables), ps, "other")
             if self.other_layout.total
@@ -39,22 +39,22 @@ class Parameters:
             self.step = tf.Variable(0, dtype=tf.int64, trainable=False, name="global_step")
 
     def read_other(self) -> tf.Tensor:
-        """The vector of what is not trained; in a function."""
+        """Read the vector of the variables that are not trained. Call it within a tf.function."""
         return self.other.read() if self.other else tf.zeros([0])
 
     def assign_other(self, vector: tf.Tensor) -> list[tf.Operation]:
-        """Overwrite what is not trained; the operations."""
+        """Overwrite the variables that are not trained; return the operations."""
         return self.other.assign(vector) if self.other else []
 
     def vectors(self) -> dict[str, np.ndarray]:
-        """Everything as vectors by name, copied here. Exact only while nobody updates."""
+        """Copy everything to this process, as vectors by name. Consistent only while no worker updates."""
         held = {name: vector.value() for name, vector in self._vectors().items()}
         return held | {"step": np.array(int(self.step.numpy()), np.int64)}
 
     def restore(self, held: Mapping[str, np.ndarray]) -> None:
-        """Put back what `vectors` gave, also when it came from another number of servers.
+        """Restore a result of `vectors`, also from another number of servers.
 
-        Raises KeyError or ValueError when it is of another model or optimizer.
+        Raises KeyError or ValueError for another model or optimizer.
         """
         for name, vector in self._vectors().items():
             values = held[name]
@@ -71,7 +71,7 @@ class Parameters:
 
 
 def set_weights(model: keras.Model, held: Mapping[str, np.ndarray]) -> None:
-    """Give a model in this process the variables in `held`, of a checkpoint or of `Parameters.vectors`."""
+    """Set the variables of a model in this process to `held`, from a checkpoint or from `Parameters.vectors`."""
     for variables, name in (
         (model.trainable_variables, "trainable"),
         (model.non_trainable_variables, "other"),

@@ -1,4 +1,4 @@
-"""What TensorFlow's Python side writes into the log, as short as it can be."""
+"""Shortens the log of TensorFlow's Python side."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ _GOOD_NEWS = "has been recovered"
 
 
 def quieten_tensorflow() -> None:
-    """Have TensorFlow log only errors and workers that are back, once, and a line each.
+    """Make TensorFlow log only errors and the recovery of workers, with one line each.
 
-    The coordinator tells of a lost worker by pages of nested messages.
+    The coordinator reports a lost worker by pages of nested messages.
     """
     logging.getLogger("absl").setLevel(logging.WARNING)
     logger = logging.getLogger("tensorflow")
-    logger.handlers.clear()  # the root logger has one
+    logger.handlers.clear()  # The root logger has a handler.
     logger.setLevel(logging.INFO)
     logger.addFilter(_shorten)
 

@@ -1,4 +1,4 @@
-"""What the chief tells while it trains: progress, TensorBoard, metrics.jsonl, the log and the bottleneck."""
+"""The chief's reports while it trains: progress, TensorBoard, metrics.jsonl, the log and the bottleneck."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 TELL_SECONDS = 1.0
-"""Between two reports of progress, and two points in TensorBoard."""
+"""Seconds between two reports of progress, and two points in TensorBoard."""
 
 
 @dataclass
 class _Window:
-    """What was done since a moment."""
+    """Sums over the steps since a point in time."""
 
     began: float
     steps: int = 0
@@ -55,13 +55,13 @@ class _Window:
         return self.right / max(self.examples, 1)
 
     def rates(self, now: float) -> tuple[float, float]:
-        """Global steps and examples a second."""
+        """Return global steps and examples a second."""
         seconds = max(now - self.began, 1e-9)
         return self.steps / seconds, self.examples / seconds
 
 
 class Report(TrainingReport):
-    """See TrainingReport. `add` takes each step that has ended. ChiefModel updates `state`."""
+    """See TrainingReport. `add` takes each finished step. ChiefModel updates `state`."""
 
     def __init__(self, options: Options, cluster: Cluster, state: State) -> None:
         super().__init__(options, cluster.workers, state.training_examples, state.step, "train")
@@ -73,12 +73,12 @@ class Report(TrainingReport):
         self._examples = state.trained
 
     def begin(self, at: Position, total_steps: int) -> None:
-        """See TrainingReport. Rates count from here."""
+        """See TrainingReport. Rates are measured from this moment."""
         self._told, self._logged = (_Window(time.monotonic()) for _ in range(2))
         super().begin(at, total_steps)
 
     def add(self, result: StepResult) -> None:
-        """Take a finished step into account."""
+        """Add a finished step."""
         now = time.monotonic()
         self._examples += result.examples
         self._told.add(result)
@@ -90,7 +90,7 @@ class Report(TrainingReport):
         """See TrainingReport. Reports at intervals, over the steps given to `add`."""
         del now, rate  # `now` has no times of workers, and the learning rate is constant.
         clock = time.monotonic()
-        at = replace(at, step=self._state.step)  # `at` counts steps that have not ended, too.
+        at = replace(at, step=self._state.step)  # `at` also counts steps that have not ended.
         if self._first or last or clock - self._told.began >= TELL_SECONDS:
             self._tell(at, total_steps, clock)
         if self._first or last or clock - self._logged.began >= self._options.log_seconds:
@@ -109,7 +109,7 @@ class Report(TrainingReport):
         super().end(at, accuracy, {**facts, **rates, **self._of_what()})
 
     def close(self) -> None:
-        """Finish the event file and write what progress held back."""
+        """Finish the event file and write pending progress."""
         super().close()
         progress.flush()
 
@@ -117,7 +117,7 @@ class Report(TrainingReport):
         return super()._of_what() | self._of_job
 
     def _trained(self, at: Position) -> int:
-        del at  # It counts the examples of steps that have not ended, too.
+        del at  # `at` also counts examples of steps that have not ended.
         return self._examples
 
     def _seconds(self) -> float:
@@ -160,7 +160,7 @@ class Report(TrainingReport):
 
 
 def of_workers(times: list[StepTimes]) -> dict[str, dict[str, float]]:
-    """By worker: how many batches, and the seconds of a step, mean, 90th percentile and mean of each part."""
+    """Return, by worker: the number of batches, and mean, 90th percentile and mean parts of a step in seconds."""
     found = {}
     for worker in sorted({batch.worker for batch in times}):
         mine = [batch for batch in times if batch.worker == worker]

@@ -1,4 +1,4 @@
-"""What a parameter server and a worker do: hold a TensorFlow server that the chief uses."""
+"""The work of a parameter server or a worker: run a TensorFlow server for the chief."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ log = logging.getLogger(__name__)
 
 
 def end_at_sigterm() -> None:
-    """From now on SIGTERM ends this process at once with 143: it keeps nothing that has to be saved."""
+    """Make SIGTERM end this process at once with 143, because the process has nothing to save."""
 
     def end(_signal: int, _frame: FrameType | None) -> None:
         os._exit(EXIT_CODE)
@@ -30,7 +30,7 @@ def end_at_sigterm() -> None:
 
 
 def warn_of_idle_gpus(gpus: int) -> None:
-    """Tell of GPUs that this program leaves idle: a worker computes on its first one."""
+    """Warn of idle GPUs: a worker computes on its first GPU only."""
     if gpus > 1:
         log.warning(
             "this replica has %d GPUs and computes on the first one alone: give each worker one GPU "
@@ -40,13 +40,13 @@ def warn_of_idle_gpus(gpus: int) -> None:
 
 
 def serve(cluster: Cluster) -> None:
-    """Serve the chief, and each chief that comes after it; never returns."""
+    """Serve the chief, and any later chief; never returns."""
     if cluster.task.type == "worker":
         warn_of_idle_gpus(len(tf.config.list_physical_devices("GPU")))
     processors = max(int(available_processors()), 1)
     config = tf.compat.v1.ConfigProto(
         intra_op_parallelism_threads=processors,
-        # Operations that wait for another task hold a thread: with fewer than there are tasks they lock up.
+        # An operation that waits for another task holds a thread. With fewer threads than tasks, operations deadlock.
         inter_op_parallelism_threads=max(processors, cluster.workers + cluster.ps + 2),
     )
     server = tf.distribute.Server(
@@ -58,5 +58,5 @@ def serve(cluster: Cluster) -> None:
     )
     log.info("%s serves at %s", cluster.task, server.target)
     while True:
-        # Not server.join(): that never comes back to Python, and SIGTERM would wait for it.
+        # server.join() never returns to Python, so that the handler of SIGTERM would not run.
         signal.pause()

@@ -1,8 +1,8 @@
 """The model's variables as vectors on the parameter servers.
 
-All of a model's variables, one after the other, are one vector, cut into as many equal pieces as there
-are parameter servers: reading or updating it is one transfer and one operation a server, however many
-layers the model has, and the servers have equally much to do.
+All variables of a model are concatenated to one vector, which is cut into as many equal pieces as there are parameter
+servers. Reading or updating the vector is one transfer and one operation for each server, whatever the number of
+layers, and the servers share the load equally.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 class Layout:
-    """Where each of `shapes` lies in the vector that holds them all."""
+    """The position of each of `shapes` in their common vector."""
 
     def __init__(self, shapes: Sequence[tuple[int, ...]]) -> None:
         self.shapes = [tuple(shape) for shape in shapes]
@@ -25,26 +25,26 @@ class Layout:
         self.total = sum(self.sizes)
 
     def split(self, vector: tf.Tensor) -> list[tf.Tensor]:
-        """The vector's values as tensors of the shapes."""
+        """Split the vector into tensors of the shapes."""
         if not self.shapes:
             return []
         parts = tf.split(vector, self.sizes)
         return [tf.reshape(part, shape) for part, shape in zip(parts, self.shapes, strict=True)]
 
     def join(self, tensors: Sequence[Any]) -> tf.Tensor:
-        """The vector of these tensors, float32."""
+        """Join the tensors to a float32 vector."""
         if not self.shapes:
             return tf.zeros([0])
         return tf.concat([tf.reshape(tensor, [-1]) for tensor in tensors], 0)
 
     def split_array(self, vector: np.ndarray) -> list[np.ndarray]:
-        """As `split`, for numpy."""
+        """Split as `split` does, in numpy."""
         parts = np.split(vector, np.cumsum(self.sizes)[:-1]) if self.shapes else []
         return [part.reshape(shape) for part, shape in zip(parts, self.shapes, strict=True)]
 
 
 def cuts(total: int, pieces: int) -> list[int]:
-    """The sizes of `pieces` pieces of `total` values, equal but for one value."""
+    """Return the sizes of `pieces` pieces of `total` values. Sizes differ by one value at most."""
     return [total * (piece + 1) // pieces - total * piece // pieces for piece in range(pieces)]
 
 
@@ -59,15 +59,15 @@ class ShardedVector:
                 self.pieces.append(tf.Variable(values.astype(np.float32), trainable=False, name=name))
 
     def read(self) -> tf.Tensor:
-        """The whole vector; in a function, on the device that runs it."""
+        """Read the whole vector; within a tf.function, on the device that runs it."""
         return tf.concat([piece.read_value() for piece in self.pieces], 0)
 
     def split(self, vector: tf.Tensor) -> list[tf.Tensor]:
-        """The parts of a vector of the same length that belong to each piece."""
+        """Split a vector of the same length into the parts of the pieces."""
         return list(tf.split(vector, self.sizes))
 
     def assign(self, vector: Any) -> list[tf.Operation]:
-        """Overwrite the whole vector; the operations that do it."""
+        """Overwrite the whole vector; return the operations."""
         parts = self.split(tf.convert_to_tensor(vector, tf.float32))
         return [
             tf.raw_ops.AssignVariableOp(resource=piece.handle, value=part)
@@ -75,10 +75,10 @@ class ShardedVector:
         ]
 
     def value(self) -> np.ndarray:
-        """The vector as it is now, copied to this process."""
+        """Copy the current vector to this process."""
         return np.concatenate([piece.numpy() for piece in self.pieces])
 
 
 def ps_device(server: int) -> str:
-    """The processors of a parameter server."""
+    """Return the CPU device of a parameter server."""
     return f"/job:ps/replica:0/task:{server}/device:CPU:0"

@@ -19,15 +19,15 @@ TRAINING = "training.json"
 
 
 class NotOurCheckpoint(Exception):
-    """A checkpoint that can't be used for this training; the message says why and what to do."""
+    """A checkpoint can't be used for this training. The message says why and names the remedy."""
 
 
 @dataclass
 class State:
-    """How far a training is, and of what it is.
+    """The position of a training, and what is trained.
 
-    `examples` of the epoch `epoch` (from 0) are done; `trained` and `seconds` are those of all attempts so far,
-    less what was lost between checkpoints. `final`: nothing comes after it. `shape` is (height, width, channels).
+    `examples` of the epoch `epoch` (from 0) are done. `trained` and `seconds` are totals of all attempts, without
+    what was lost between checkpoints. `final`: no checkpoint follows. `shape` is (height, width, channels).
     """
 
     model: str
@@ -44,7 +44,7 @@ class State:
 
 
 def save(state: State, vectors: Mapping[str, np.ndarray]) -> Path:
-    """Write a checkpoint of the vectors of `Parameters.vectors`."""
+    """Write a checkpoint with the result of `Parameters.vectors`."""
 
     def write(folder: Path) -> None:
         with (folder / VARIABLES).open("wb") as file:
@@ -55,7 +55,7 @@ def save(state: State, vectors: Mapping[str, np.ndarray]) -> Path:
 
 
 def load(folder: Path) -> tuple[State, dict[str, np.ndarray]]:
-    """What `save` wrote. Raises NotOurCheckpoint; OSError when it is being removed meanwhile."""
+    """Read a checkpoint of `save`. Raises NotOurCheckpoint; OSError if the checkpoint is being removed."""
     if not (folder / TRAINING).is_file() and folder.is_dir():
         raise NotOurCheckpoint(
             f"the checkpoint {folder} was not written by this program: it has no {TRAINING}"
@@ -70,7 +70,7 @@ def load(folder: Path) -> tuple[State, dict[str, np.ndarray]]:
 
 
 def check(saved: State, present: State, folder: Path) -> None:
-    """Raise NotOurCheckpoint when `saved` is not of the training that `present` describes."""
+    """Raise NotOurCheckpoint if `saved` does not belong to the training that `present` describes."""
     if saved.model != present.model:
         why = f"is of a {saved.model}, not of a {present.model}: give the same --model"
     elif saved.optimizer != present.optimizer:

@@ -1,4 +1,4 @@
-"""One global step after the other on whichever workers are there: asynchronous, or exact and synchronous."""
+"""Runs global steps on the available workers: asynchronously, or synchronously with an exact result."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 AHEAD = 4
-"""Batches scheduled ahead for each worker: enough that none waits for the chief."""
+"""Batches scheduled ahead for each worker, so that no worker waits for the chief."""
 
 
 _POLL_SECONDS = 0.002
 _HOST = "/device:CPU:0"
-"""In a function on a worker: the processors of that worker."""
+"""Within a function on a worker: that worker's CPU."""
 
 
 class StepResult(NamedTuple):
-    """What a global step found. `loss` and `right` are sums over its `examples`; a time for each batch."""
+    """The result of a global step. `loss` and `right` are sums over its `examples`; `times` has each batch."""
 
     loss: float
     right: float
@@ -41,17 +41,17 @@ class Updates(Protocol):
     """A way to update the variables."""
 
     shards: int
-    """How many batches of a worker make a global step."""
+    """The number of worker batches in a global step."""
 
     def submit(self, indices: np.ndarray) -> list[StepResult]:
-        """Begin a global step on the examples at `indices`; the steps that have ended meanwhile."""
+        """Begin a global step on the examples at `indices`; return the steps that have ended meanwhile."""
 
     def drain(self) -> list[StepResult]:
-        """Wait until every step begun has ended; those not told before."""
+        """Wait until every step has ended; return the steps not returned before."""
 
 
 class Forward(NamedTuple):
-    """A batch through the model: `loss` and `right` are sums, `gradient` that of the sum of losses."""
+    """The result of a forward pass: `loss` and `right` are sums; `gradient` is that of the sum of losses."""
 
     loss: tf.Tensor
     right: tf.Tensor
@@ -60,7 +60,7 @@ class Forward(NamedTuple):
 
 
 class Computed(NamedTuple):
-    """A batch that a worker has computed: who and at which global step, and the times by the worker's clock."""
+    """A batch that a worker has computed: worker, global step, and times by the worker's clock."""
 
     worker: tf.Tensor
     number: tf.Tensor
@@ -71,7 +71,7 @@ class Computed(NamedTuple):
 
 
 class WorkerStep:
-    """What a worker computes, as parts of a function that runs there; times by the worker's own clock."""
+    """A worker's computation, as parts of a function that runs on the worker. Times are by the worker's clock."""
 
     def __init__(self, model: keras.Model, parameters: Parameters, shape: tuple[int, int, int]) -> None:
         self._model = model
@@ -79,7 +79,7 @@ class WorkerStep:
         self._shape = shape
 
     def read(self) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
-        """What is trained, what is not, and the global step, once they have come from the servers."""
+        """Read trained variables, other variables, and the global step from the servers."""
         return (
             self._parameters.trainable.read(),
             self._parameters.read_other(),
@@ -89,7 +89,7 @@ class WorkerStep:
     def forward(
         self, trainable: tf.Tensor, other: tf.Tensor, pixels: tf.Tensor, labels: tf.Tensor
     ) -> Forward:
-        """The model's loss on a batch and its gradient."""
+        """Compute the model's loss on a batch and its gradient."""
         weights = self._parameters.trainable_layout.split(trainable)
         with tf.GradientTape() as tape:
             tape.watch(weights)
@@ -98,13 +98,13 @@ class WorkerStep:
             )
             loss = tf.reduce_sum(tf.nn.sparse_softmax_cross_entropy_with_logits(labels, logits))
         gradient = self._parameters.trainable_layout.join(tape.gradient(loss, weights))
-        with tf.device(_HOST):  # a GPU's results are there when they have been copied, not before
+        with tf.device(_HOST):  # The copy ends when the GPU has computed.
             gradient = tf.identity(gradient)
         right = tf.reduce_sum(tf.cast(tf.argmax(logits, 1, tf.int32) == labels, tf.int32))
         return Forward(loss, right, gradient, self._parameters.other_layout.join(statistics))
 
     def compute(self, iterator: Any, packed: tf.Tensor) -> Computed:
-        """Read the variables, take the batch whose indices are `packed`, and put it through the model."""
+        """Read the variables, take the batch whose indices are `packed`, and run the forward pass."""
         indices = tf.io.decode_raw(packed, tf.int64)
         begun = tf.timestamp()
         with tf.control_dependencies([begun]):
@@ -116,32 +116,33 @@ class WorkerStep:
         return Computed(worker, number, tf.shape(indices)[0], done, begun, read)
 
     def batch(self, iterator: Any, indices: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
-        """Pixels and labels at `indices` of the worker's training set, and the worker's number."""
+        """Return pixels and labels at `indices` of the worker's training set, and the worker's number."""
         pixels, labels, worker = next(iterator)
-        with tf.device(_HOST):  # where the whole set lies: only the batch goes to a GPU
+        with tf.device(_HOST):  # The whole set is in host memory. Only the batch goes to a GPU.
             pixels = tf.gather(tf.ensure_shape(pixels, [None, *self._shape]), indices)
             labels = tf.gather(labels, indices)
         return tf.cast(pixels, tf.float32), labels, worker
 
 
 def shares(indices: np.ndarray, workers: int) -> list[np.ndarray]:
-    """A global batch as one part for each worker, as even as can be; fewer where there are fewer examples."""
+    """Divide a global batch evenly into one part for each worker; fewer parts if there are fewer examples."""
     return [part for part in np.array_split(indices, workers) if len(part)]
 
 
 def _as_bytes(indices: np.ndarray) -> tf.Tensor:
-    """Indices as a function on a worker takes them: of one type however many, so that it is compiled once."""
+    """Pack indices into one type for any number of them, so that a function on a worker is compiled once."""
     return tf.constant(indices.astype("<i8").tobytes())
 
 
 def wait_until_arrived(coordinator: Any, scheduled: Any) -> None:
-    """Wait until the results of a scheduled function have come to the chief. Raises what a step has failed with.
+    """Wait until the chief has the results of a scheduled function. Raises the error of a failed step.
 
-    `fetch` must wait for that: it takes part in copying them, and when the worker is lost meanwhile the error, or
-    a wait without end, meets who fetches, and not the coordinator, which computes them again.
+    `fetch` must not be called earlier: it takes part in copying the results. If the worker is lost meanwhile, the
+    caller of `fetch` gets the error, or waits forever, instead of the coordinator, which would compute the results
+    again.
 
-    TensorFlow has no public way to ask. Where a release does not tell it by this attribute any more, all functions
-    that are scheduled are waited for, by what is public: then workers are idle at times.
+    TensorFlow has no public API for this. In a release without the private attribute, the function waits for all
+    scheduled functions by the public `join`, which leaves workers idle at times.
     """
     if not tells_arrival(scheduled):
         coordinator.join()
@@ -152,7 +153,7 @@ def wait_until_arrived(coordinator: Any, scheduled: Any) -> None:
 
 
 def tells_arrival(scheduled: Any) -> bool:
-    """Whether this release of TensorFlow tells of a scheduled function that its results have come."""
+    """Return whether this release of TensorFlow says when the results of a scheduled function have arrived."""
     return hasattr(scheduled, "_has_fetched_to_local")
 
 
@@ -162,15 +163,15 @@ def _now_after(*values: Any) -> tf.Tensor:
 
 
 def _count(parameters: Parameters) -> Any:
-    """Add a global step where it lies: none is lost, however many workers do so at once."""
+    """Increment the global step on its server. No increment is lost when several workers do so at once."""
     return tf.raw_ops.AssignAddVariableOp(resource=parameters.step.handle, value=tf.constant(1, tf.int64))
 
 
 class Asynchronous:
-    """Each batch is a global step: the worker that computed it updates the variables at once.
+    """Each batch is a global step: the worker that computed the batch updates the variables at once.
 
-    A batch whose worker is lost is computed by another, or by the same when it is back. When it had updated
-    the variables already they are updated twice, and the global step says so.
+    Another worker, or the same one after its return, repeats the batch of a lost worker. If the lost worker had
+    already updated the variables, the batch is applied twice, and the global step counts both.
     """
 
     shards = 1
@@ -240,11 +241,11 @@ def _asynchronous_function(step: WorkerStep, parameters: Parameters) -> Any:
 
 
 class Synchronous:
-    """A global step is a batch of every worker, and its result that of one process on all these examples.
+    """A global step is a batch of every worker, with the same result as one process on all these examples.
 
-    Workers send their gradients to the chief, which adds them up in a fixed order and applies them once. A
-    gradient is a value that follows from the variables and the examples alone: a lost worker's part is
-    computed by another, or by the same when it is back, and counts once.
+    Workers send their gradients to the chief, which adds them up in a fixed order and applies the sum once. A
+    gradient depends only on variables and examples: another worker, or the same one after its return, repeats the
+    part of a lost worker, and the part counts once.
     """
 
     def __init__(
@@ -270,7 +271,7 @@ class Synchronous:
             self._coordinator.schedule(self._function, args=(self._iterator, _as_bytes(part)))
             for part in parts
         ]
-        self._coordinator.join()  # returns when all results are here; see wait_until_arrived
+        self._coordinator.join()  # Returns when all results have arrived; see wait_until_arrived.
         found = [part.fetch() for part in scheduled]
         gradient = sum(gradient for _, gradient, _ in found) / len(indices)
         other = sum(other * len(part) for part, (_, _, other) in zip(parts, found, strict=True)) / len(
@@ -290,7 +291,7 @@ class Synchronous:
         ]
 
     def drain(self) -> list[StepResult]:
-        """See Updates: no step is ever left running."""
+        """See Updates. No step is ever left running."""
         return []
 
 

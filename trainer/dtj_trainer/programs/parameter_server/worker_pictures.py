@@ -27,7 +27,7 @@ _LABELS = f"{contract.DATA}/training-labels.int32"
 
 
 class Facts(NamedTuple):
-    """How many training examples there are, and what they look like."""
+    """The number of training examples, and the form of the pictures."""
 
     examples: int
     height: int
@@ -42,12 +42,12 @@ class Facts(NamedTuple):
 
 
 def channels_last(pictures: Pictures) -> np.ndarray:
-    """The pixels as Keras takes them: uint8, (examples, height, width, channels)."""
+    """Return the pixels as Keras takes them: uint8, (examples, height, width, channels)."""
     return np.ascontiguousarray(pictures.pixels.transpose(0, 2, 3, 1))
 
 
 def write(uri: str) -> None:
-    """Stage the data set at `uri` and write its training half where this process's functions find it.
+    """Stage the data set at `uri` and write its training split for functions that run in this process.
 
     Makes the workspace the current folder. Raises DataError.
     """
@@ -63,17 +63,17 @@ def write(uri: str) -> None:
 
 
 def facts(coordinator: Any) -> Facts:
-    """What a worker says of its training set."""
+    """Return a worker's facts about its training set."""
     read = tf.function(_read_facts).get_concrete_function(tf.TensorSpec([], tf.string))
     scheduled = coordinator.schedule(read, args=(tf.constant(_FACTS),))
-    coordinator.join()  # returns when the result is here: see wait_until_arrived in updates.py
+    coordinator.join()  # Returns when the result has arrived: see wait_until_arrived.
     return Facts(*scheduled.fetch().tolist())
 
 
 def dataset() -> tf.data.Dataset:
-    """Endlessly the same element: pixels (examples, height, width, channels), labels, the worker's number.
+    """Repeat one element endlessly: pixels (examples, height, width, channels), labels, the worker's number.
 
-    For `create_per_worker_dataset`. The element stays in memory; taking it copies nothing.
+    For `create_per_worker_dataset`. The element stays in memory, and taking it copies nothing.
     """
     worker = tf.distribute.coordinator.experimental_get_current_worker_index()
 
@@ -82,11 +82,11 @@ def dataset() -> tf.data.Dataset:
         labels = tf.io.decode_raw(tf.io.read_file(names[2]), tf.int32)
         return tf.reshape(pixels, _read_facts(names[0])[:4]), labels
 
-    # The names as an element, not as constants: reading a file of a constant name is itself a constant to
-    # TensorFlow, which would look for the file on the chief and keep its content in the function.
+    # The file names are an element instead of constants. TensorFlow would evaluate reading a constant file name as a
+    # constant: it would read the file on the chief and embed its content in the function.
     held = tf.data.Dataset.from_tensors([_FACTS, _PIXELS, _LABELS]).map(load).cache().repeat()
     options = tf.data.Options()
-    options.autotune.enabled = False  # nothing to tune: one element, made once
+    options.autotune.enabled = False  # One element, computed once, needs no tuning.
     options.threading.private_threadpool_size = 1
     return held.map(lambda pixels, labels: (pixels, labels, worker)).with_options(options)
 

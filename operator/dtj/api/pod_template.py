@@ -1,0 +1,58 @@
+"""Names of the operator's pods that pod templates refer to; functions that read a template without checking it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from dtj.api.horovod import SSH_VOLUME
+from dtj.api.spec import ReplicaSpec
+from dtj_trainer import contract
+
+TRAINER_CONTAINER = "trainer"
+TENSORBOARD_CONTAINER = "tensorboard"
+WORKSPACE_VOLUME = "dtj-workspace"
+RUN_VOLUME = "dtj-run"
+CONFIG_VOLUME = "dtj-config"
+SHM_VOLUME = "dtj-shm"
+RESERVED_VOLUMES = (WORKSPACE_VOLUME, RUN_VOLUME, CONFIG_VOLUME, SSH_VOLUME)
+RESERVED_MOUNTS = (str(contract.ROOT / contract.RUN), str(contract.CONFIG_DIR), str(contract.SSH_DIR))
+RESERVED_VARIABLES = frozenset(v for k, v in vars(contract).items() if k.startswith("ENV_")) - {
+    # A job may set these variables of the contract.
+    contract.ENV_PEER_TIMEOUT_SECONDS,
+    contract.ENV_SYNC_TIMEOUT_SECONDS,
+    contract.ENV_CHECKPOINTS_KEEP,
+    contract.ENV_CHECKPOINT_SETTLE_SECONDS,
+    contract.ENV_UPLOAD_MB_PER_SECOND,
+    contract.ENV_MPI_ARGS,
+    contract.ENV_MPIRUN,
+    contract.ENV_GPUS,
+    *contract.S3_SETTINGS,
+}
+
+
+def object_of(value: Any) -> dict[str, Any]:
+    """Return the value if it is an object, else an empty object."""
+    return value if isinstance(value, dict) else {}
+
+
+def list_of(value: Any) -> list[Any]:
+    """Return the value if it is a list, else an empty list."""
+    return value if isinstance(value, list) else []
+
+
+def objects_of(value: Any) -> list[dict[str, Any]]:
+    """Return those entries of a list that are objects."""
+    return [entry for entry in list_of(value) if isinstance(entry, dict)]
+
+
+def pod_spec(replica: ReplicaSpec) -> dict[str, Any]:
+    """Return `spec` of the replica's pod template."""
+    return object_of(replica.template.get("spec"))
+
+
+def own_program(replica: ReplicaSpec | None) -> tuple[list[str], list[str]]:
+    """Return command and args of the container `trainer` in a role's own template; empty lists where it has none."""
+    for container in objects_of(pod_spec(replica).get("containers")) if replica else ():
+        if container.get("name") == TRAINER_CONTAINER:
+            return container.get("command") or [], container.get("args") or []
+    return [], []

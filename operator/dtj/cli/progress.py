@@ -1,0 +1,35 @@
+"""The figures of a training's progress, as text. Pure."""
+
+from __future__ import annotations
+
+from dtj.api.status import JobStatus
+from dtj.cli.durations import brief
+
+UNKNOWN = "-"
+
+
+def figures(status: JobStatus) -> dict[str, str]:
+    """The known figures by name, in the order in which a line shows them."""
+    progress = status.progress
+    if progress is None:
+        return {}
+    total = f"/{progress.total_steps}" if progress.total_steps else ""
+    speed, left = progress.examples_per_second, progress.eta_seconds
+    over = status.finished or progress.percent == 100
+    given = {
+        "step": (f"step {{}}{total}", progress.step),
+        "percent": ("{:.1f}%", progress.percent),
+        "epoch": ("epoch {}", progress.epoch),
+        "rate": ("{} examples/s", None if speed is None else rate(speed)),
+        "loss": ("loss {:.4f}", progress.loss),
+        "accuracy": ("accuracy {:.4f}", progress.accuracy),
+        "eta": ("ETA {}", None if over or left is None else brief(left)),
+    }
+    return {name: form.format(value) for name, (form, value) in given.items() if value is not None}
+
+
+def rate(value: float | None) -> str:
+    """Examples a second: whole ones, where there are many."""
+    if value is None:
+        return UNKNOWN
+    return f"{value:.0f}" if value >= 10 else f"{value:.2f}"

@@ -1,0 +1,165 @@
+"""The end of a pass: its requests, a few at a time, and what the API server refuses of them."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from itertools import groupby
+
+from dtj.api.reasons import Reason
+from dtj.api.unreadable import AnyJob
+from dtj.cluster.port import Cluster
+from dtj.plan.model import Plan
+from dtj.reconcile.actions import (
+    Action,
+    AwaitEarlier,
+    ControllerAction,
+    Create,
+    CreateMpiJob,
+    CreateOwn,
+    CreatePod,
+    CreateSshSecret,
+    DeleteMpiJob,
+    DeletePod,
+    DeletePodGroup,
+    EnsurePodGroup,
+    ExpireJob,
+    ForceDeletePod,
+    ObjectAction,
+    PodAction,
+    ReplaceData,
+)
+from dtj.reconcile.delegation import check_served
+from dtj.reconcile.live_reads import Unseen, await_earlier
+from dtj.reconcile.memory import Memory
+from dtj.reconcile.pod_groups import delete_pod_group, ensure_pod_group, not_queued
+from dtj.reconcile.refusal import Refused, Unmade, create_own, make
+from dtj.reconcile.slow_start import MOST_AT_ONCE, slow_start
+from dtj.reconcile.view import Key
+from dtj.status.events import Happening
+
+_log = logging.getLogger(__name__)
+REFUSED_SECONDS = 10.0
+"""How often an object that the API server refuses for now (quota, a policy, a name that is taken) is tried again."""
+BEHIND_SECONDS = 1.0
+"""How soon a cache that is behind is looked at again, should no event come."""
+# The most requests that follow from one pass. The next pass sends the rest, after other jobs have had their turn.
+_MOST_ACTIONS = 500
+# The most requests for pods of one job at a time, while other jobs have passes.
+_BESIDE_OTHERS = 4
+
+
+class Executor:
+    """Carries out the actions of passes."""
+
+    def __init__(
+        self,
+        cluster: Cluster,
+        moves: Callable[[Key], None],
+        at_once: int = MOST_AT_ONCE,
+        crowded: Callable[[], bool] = lambda: False,
+    ) -> None:
+        """See `Reconciler`."""
+        self._cluster = cluster
+        self._moves = moves
+        self._at_once = at_once
+        self._crowded = crowded
+
+    async def act(
+        self, job: AnyJob, plan: Plan | None, memory: Memory, todo: list[Action], look_again: float | None
+    ) -> float | None:
+        """Carry out the actions in order. Returns seconds until the next pass is due; raises ApiError.
+
+        look_again: seconds until it is due where the API server takes everything.
+        """
+        before = memory.refusals.begin()
+
+        async def carry_out(action: Action) -> None:
+            await self._carry_out(job, plan, memory, action)
+            memory.lately.add(action)
+            self._moves((job.namespace, job.name))
+
+        try:
+            for parallel, some in groupby(todo[:_MOST_ACTIONS], _is_of_a_pod):
+                await slow_start(carry_out, list(some), self._share if parallel else lambda: 1)
+        except Unseen as unseen:
+            _log.info("%s/%s: %s", job.namespace, job.name, unseen)
+            look_again = min(BEHIND_SECONDS, BEHIND_SECONDS if look_again is None else look_again)
+        except Unmade as error:
+            memory.refusals.unmade(error)
+            raise
+        except Refused as refused:
+            _log.info("%s/%s: %s", job.namespace, job.name, refused)
+            memory.refusals.refused(refused)
+        obstacle = memory.refusals.obstacle
+        if before != (obstacle, memory.refusals.invalid):
+            # To say so in the status; not at once, for a message that is another one each time.
+            return 0.0 if obstacle is None or before[0] is None else 1.0
+        if obstacle is not None:
+            return min(REFUSED_SECONDS, look_again or REFUSED_SECONDS)
+        return 0.0 if todo[_MOST_ACTIONS:] else look_again
+
+    def _share(self) -> int:
+        """How many requests for pods of one job may be under way."""
+        return min(self._at_once, _BESIDE_OTHERS) if self._crowded() else self._at_once
+
+    async def _carry_out(self, job: AnyJob, plan: Plan | None, memory: Memory, action: Action) -> None:
+        match action:
+            case CreatePod() | DeletePod() | ForceDeletePod():
+                await self._on_pod(job, plan, memory, action)
+            case AwaitEarlier() | EnsurePodGroup() | DeletePodGroup() | CreateMpiJob() | DeleteMpiJob():
+                await self._with_controller(job, memory, action)
+            case _:
+                await self._on_object(job, memory, action)
+
+    async def _on_pod(self, job: AnyJob, plan: Plan | None, memory: Memory, action: PodAction) -> None:
+        match action:
+            case CreatePod(replica):
+                assert plan is not None
+                created = await make(self._cluster, job, plan.pod(replica))
+                if created is not None and (unqueued := not_queued(job, created)) is not None:
+                    memory.untold.add(job, unqueued)
+            case DeletePod(name, uid):
+                await self._cluster.delete_pod(job.namespace, name, uid)
+            case ForceDeletePod(name, uid, why):
+                memory.untold.add(job, Happening("Warning", Reason.POD_FORCE_DELETED, why))
+                await memory.untold.tell(self._cluster)
+                await self._cluster.delete_pod(job.namespace, name, uid, force=True)
+
+    async def _on_object(self, job: AnyJob, memory: Memory, action: ObjectAction) -> None:
+        match action:
+            case Create(manifest):
+                await make(self._cluster, job, manifest)
+            case CreateOwn(manifest):
+                await create_own(self._cluster, manifest)
+            case CreateSshSecret():
+                await memory.ssh_secret.make(self._cluster, job)
+            case ReplaceData(manifest):
+                await self._cluster.replace_data(manifest)
+            case ExpireJob():
+                # At this version only: somebody may just have asked for it to stay.
+                version = memory.stored.version
+                await self._cluster.expire_job(job.namespace, job.name, job.uid, version)
+                _log.info("%s/%s: deleted by runPolicy.ttlSecondsAfterFinished", job.namespace, job.name)
+
+    async def _with_controller(self, job: AnyJob, memory: Memory, action: ControllerAction) -> None:
+        match action:
+            case AwaitEarlier(attempt):
+                await await_earlier(self._cluster, job, attempt)
+            case EnsurePodGroup(manifest):
+                memory.ungrouped = False
+                await ensure_pod_group(self._cluster, job, manifest)
+            case DeletePodGroup(manifest):
+                if not memory.ungrouped:
+                    await delete_pod_group(self._cluster, job, manifest)
+                memory.ungrouped = True
+            case CreateMpiJob(manifest):
+                await check_served(self._cluster, manifest)
+                await make(self._cluster, job, manifest)
+            case DeleteMpiJob(manifest):
+                await self._cluster.delete_tree(manifest)
+
+
+def _is_of_a_pod(action: Action) -> bool:
+    """Whether it may be done for many pods at a time, in whichever order."""
+    return isinstance(action, (CreatePod, DeletePod))

@@ -1,0 +1,48 @@
+"""What the operator remembers of a job from one pass to the next."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from dtj.api.job import Fault, read_status
+from dtj.api.unreadable import AnyJob, read_stored_job
+from dtj.reconcile.cost import Cost
+from dtj.reconcile.lately import Lately
+from dtj.reconcile.refusal import Refusals
+from dtj.reconcile.ssh_secret import SshSecret
+from dtj.reconcile.stored_status import StoredStatus
+from dtj.reconcile.telling import Untold
+
+
+@dataclass
+class Memory:
+    """A pass over a job without this is right too: it takes more requests, and says less of refusals."""
+
+    uid: str
+    stored: StoredStatus
+    untold: Untold
+    lately: Lately
+    refusals: Refusals = field(default_factory=Refusals)
+    ssh_secret: SshSecret = field(default_factory=SshSecret)
+    cost: Cost = field(default_factory=Cost)
+    over: bool = False
+    """Whether the job has ended."""
+    stacks_of: str | None = None
+    """Since when the job stood still when its ranks were last asked for their stacks."""
+    ungrouped: bool = False
+    """Whether the job's PodGroup was deleted."""
+    no_tensorboard: str | None = None
+    """Why the API server refused the job's TensorBoard."""
+    _read: tuple[object, AnyJob, list[Fault]] | None = None
+    """What the job and its faults were read from, without its status, and both."""
+
+    def read(self, manifest: Mapping[str, Any]) -> tuple[AnyJob, list[Fault]]:
+        """The job and its faults. A spec is read once: it changes with its generation alone."""
+        metadata = manifest["metadata"]
+        source = metadata["generation"], metadata.get("labels"), metadata.get("annotations")
+        if self._read is None or self._read[0] != source:
+            self._read = source, *read_stored_job(manifest)
+        _, job, faults = self._read
+        return replace(job, status=read_status(manifest.get("status") or {})), faults

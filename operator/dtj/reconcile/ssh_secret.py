@@ -1,0 +1,57 @@
+"""The Secret with a job's ssh key, before the status has its name."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from secrets import token_hex
+
+from dtj.api.job import Job, Manifest
+from dtj.api.names import ssh_secret_name
+from dtj.api.unreadable import AnyJob
+from dtj.cluster.port import ApiError, Cluster
+from dtj.plan.horovod import ssh_secret
+from dtj.reconcile.refusal import Refused, Unmade, create_own, refuse
+from dtj.reconcile.ssh_keys import new_key_pair
+
+_CONFLICT = 409
+
+
+class SshSecret:
+    """Chooses the Secret's name, and creates it."""
+
+    def __init__(self) -> None:
+        self._name: str | None = None
+        self.made = False
+        """Whether this process has created the Secret, or seen that it exists."""
+
+    def name(self, job: AnyJob) -> str:
+        """The name for a job whose status has none. Nobody can guess it and create the Secret with another key."""
+        self._name = self._name or ssh_secret_name(job.name, token_hex(4))
+        return self._name
+
+    async def make_first(self, cluster: Cluster, job: AnyJob) -> bool:
+        """Create the Secret before the status tells its name. Returns whether that went well; raises ApiError."""
+        manifest = _manifest(job)
+        try:
+            await cluster.create(manifest)
+        except ApiError as error:
+            if error.status == _CONFLICT:
+                self._name = None  # taken by somebody else: the next pass chooses another name
+                raise
+            with suppress(
+                Refused, Unmade
+            ):  # the action CreateSshSecret meets the same refusal, and reports it
+                refuse(error, manifest)
+            return False
+        self.made = True
+        return True
+
+    async def make(self, cluster: Cluster, job: AnyJob) -> None:
+        """Create the Secret that the status names, unless it exists. Raises Refused and ApiError."""
+        await create_own(cluster, _manifest(job))
+        self.made = True
+
+
+def _manifest(job: AnyJob) -> Manifest:
+    assert isinstance(job, Job)  # It has a plan.
+    return ssh_secret(job, *new_key_pair())

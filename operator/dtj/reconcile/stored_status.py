@@ -1,0 +1,139 @@
+"""The status of one job as the API server has it, also while the cache is behind this process's own writes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from dtj.api.condition_types import ConditionType
+from dtj.api.job import Manifest
+from dtj.api.status import JobStatus
+from dtj.api.unreadable import AnyJob
+from dtj.cluster.port import ApiError, Cluster
+from dtj.reconcile.patch import merge_patch
+from dtj.status.counts import only_counts
+from dtj.status.events import happenings
+from dtj.status.plain import plain
+
+# The API server's answer to an object that does not have the form of its schema.
+_INVALID = 422
+_SERVER_ERROR = 500
+_CONDITIONS = frozenset(kind.value for kind in ConditionType)
+
+
+@dataclass(frozen=True)
+class Written:
+    """A status that the API server has stored."""
+
+    status: JobStatus
+    refusal: str | None = None
+    """Why the API server refused the status with the reports of pods, told once."""
+
+
+class StoredStatus:
+    """Writes the status of one job, and shows each write at once. Nothing here outlives the process."""
+
+    def __init__(self, elapsed: Callable[[], float], counts_after: float = 0.0) -> None:
+        """elapsed: seconds that never step back. counts_after: seconds after a write in which a status that only
+        counts pods waits for the next write.
+        """
+        self._elapsed = elapsed
+        self._counts_after = counts_after
+        self._latest: Mapping[str, Any] = {}
+        self._written: Manifest | None = None
+        """The job as the last write left it."""
+        self._written_at: float | None = None
+        self._overtaken: set[str] = set()
+        """Versions of the job that the writes have replaced since the cache last caught up."""
+        self._echo: str | None = None
+        self._unanswered: tuple[JobStatus, JobStatus] | None = None
+        """Status before and after a write that got no answer: the API server may have stored it all the same."""
+        self._refusal: str | None = None
+        self._plain = False
+        """Whether the API server has refused a status with reports of pods. From then on, none is written."""
+
+    @property
+    def version(self) -> str:
+        """The latest version of the job that this process knows."""
+        return str(self._latest["metadata"]["resourceVersion"])
+
+    def latest(self, shown: Mapping[str, Any]) -> Mapping[str, Any]:
+        """The job as it is stored. shown: the job in the cache, which may not have the last write yet."""
+        if self._written is not None and shown["metadata"]["resourceVersion"] in self._overtaken:
+            self._latest = self._written
+        else:
+            self._overtaken.clear()
+            self._latest = shown
+        return self._latest
+
+    def wait(self, old: JobStatus, new: JobStatus) -> float | None:
+        """Seconds for which `new` can wait because it only counts pods; None: write it now."""
+        if self._written_at is None or old == new or not only_counts(old, new):
+            return None
+        left = self._written_at + self._counts_after - self._elapsed()
+        return left if left > 0 else None
+
+    async def write(self, cluster: Cluster, job: AnyJob, status: JobStatus) -> Written | None:
+        """Store a status unless it is stored already. Raises ApiError: 409 where `latest` was not the latest.
+
+        job: as `latest` has it.
+        """
+        if self._plain:
+            status = plain(status, job.status)
+        patch = self._patch(status)
+        if not patch:
+            return None
+        try:
+            await self._store(cluster, job, status, patch)
+        except ApiError as error:
+            if error.status != _INVALID or self._plain:
+                raise
+            # Nothing that a pod says may keep the rest from being stored.
+            self._plain, status = True, plain(status, job.status)
+            self._refusal = (
+                f"the API server refused the status, which is stored without reports of pods: {error.message}"
+            )
+            await self._store(cluster, job, status, self._patch(status))
+        refusal, self._refusal = self._refusal, None
+        return Written(status, refusal)
+
+    def expect_echo(self, *, settled: bool) -> None:
+        """Note what a pass over the version just written would do. settled: nothing that is not being done."""
+        self._echo = self.version if settled else None
+
+    def is_echo(self, version: str) -> bool:
+        """Whether this version of the job is the last write, and needs no pass of its own."""
+        return self._echo == version
+
+    def confirmed(self, stored: JobStatus) -> JobStatus | None:
+        """The status before a write that got no answer, once `stored` shows that the API server has taken it."""
+        if self._unanswered is None or stored == self._unanswered[0]:
+            return None
+        before, wanted = self._unanswered
+        self._unanswered = None
+        # Compare without timestamps: the stored status may stem from an earlier retry of the same write.
+        return before if happenings(before, stored) == happenings(before, wanted) else None
+
+    def _patch(self, status: JobStatus) -> Manifest:
+        """What changes the stored status to this one."""
+        stored = self._latest.get("status") or {}
+        new = status.model_dump(by_alias=True, mode="json", exclude_none=True)
+        # A merge patch replaces the whole list: conditions that other controllers set stay.
+        new["conditions"] += [
+            condition for condition in stored.get("conditions") or () if condition["type"] not in _CONDITIONS
+        ]
+        return merge_patch(stored, new)
+
+    async def _store(self, cluster: Cluster, job: AnyJob, status: JobStatus, patch: Manifest) -> None:
+        version = self.version
+        try:
+            self._written = await cluster.patch_status(job.namespace, job.name, version, patch)
+        except ApiError as error:
+            if error.status == 0 or error.status >= _SERVER_ERROR:
+                self._unanswered = job.status, status
+            raise
+        self._unanswered = None
+        self._latest, self._written_at = self._written, self._elapsed()
+        self._overtaken.add(version)
+        self._overtaken.discard(self.version)

@@ -1,0 +1,104 @@
+"""The watch cache of the operator over the fake cluster: tests deliver its events."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
+from typing import Any
+
+from dtj.api.identity import KIND, LABEL_JOB
+from dtj.api.job import Manifest
+from dtj.reconcile.tensorboard import view_deployment
+from dtj.reconcile.view import Key, Owned, OwnedDeployment, OwnedPod, controller_uid, owned_pod
+from dtj.status.pods import view_pod
+from tests.unit.support.copies import copied
+from tests.unit.support.fake_cluster import WATCHED, FakeCluster, Name, name_of
+
+
+class FakeView:
+    """A cache over the cluster's watches: it knows of a kind what was delivered to it."""
+
+    def __init__(self, cluster: FakeCluster) -> None:
+        self._cluster = cluster
+        self._objects: dict[Name, Manifest] = {}
+        self._pods: dict[Name, OwnedPod] = {}
+        """Those that were read since they changed last, as the operator's cache reads each change once."""
+        self._seen: dict[str, int] = {}
+
+    def deliver(
+        self, *kinds: str, count: int | None = None, behind: Mapping[str, int] = MappingProxyType({})
+    ) -> None:
+        """Deliver all changes, or the next `count`, of these kinds (of every kind when none is named).
+
+        behind: how many of the last changes of a kind are held back.
+        """
+        for kind in kinds or WATCHED:
+            changes = [change for change in self._cluster.log if change[0][0] == kind]
+            begin = self._seen.get(kind, 0)
+            end = len(changes) if count is None else min(begin + count, len(changes))
+            end = max(begin, end - behind.get(kind, 0))
+            for name, manifest in changes[begin:end]:
+                self._apply(name, manifest)
+            self._seen[kind] = end
+
+    def lose(self, kind: str) -> None:
+        """The next change of that kind is never delivered."""
+        self._seen[kind] = min(self.seen(kind) + 1, sum(name[0] == kind for name, _ in self._cluster.log))
+
+    def show_again(self, kind: str, back: int) -> None:
+        """Deliver a change once more, so many before the last: the cache shows that object as it was then."""
+        changes = [change for change in self._cluster.log if change[0][0] == kind][: self.seen(kind)]
+        if changes:
+            name, manifest = changes[max(len(changes) - 1 - back, 0)]
+            self._apply(name, manifest)
+
+    def relist(self) -> None:
+        """List everything anew."""
+        self._objects = copied(self._cluster.objects)
+        self._pods.clear()
+        for kind in WATCHED:
+            self._seen[kind] = sum(name[0] == kind for name, _ in self._cluster.log)
+
+    def _apply(self, name: Name, manifest: Manifest | None) -> None:
+        self._pods.pop(name, None)
+        if manifest is None:
+            self._objects.pop(name, None)
+        else:
+            self._objects[name] = manifest
+
+    def seen(self, kind: str) -> int:
+        """How many changes of that kind were delivered."""
+        return self._seen.get(kind, 0)
+
+    def job(self, key: Key) -> Mapping[str, Any] | None:
+        return copied(self._objects.get((KIND, *key)))
+
+    def _children(self, kind: str, key: Key) -> list[Manifest]:
+        return [
+            there
+            for name, there in self._objects.items()
+            if name[:2] == (kind, key[0]) and there["metadata"].get("labels", {}).get(LABEL_JOB) == key[1]
+        ]
+
+    def pods(self, key: Key) -> Sequence[OwnedPod]:
+        return [self._pod(name_of(pod), pod) for pod in self._children("Pod", key)]
+
+    def _pod(self, name: Name, pod: Manifest) -> OwnedPod:
+        if name not in self._pods:
+            self._pods[name] = owned_pod(pod, view_pod(pod))
+        return self._pods[name]
+
+    def services(self, key: Key) -> Sequence[Owned]:
+        return [Owned(s["metadata"]["name"], controller_uid(s)) for s in self._children("Service", key)]
+
+    def configs(self, key: Key) -> Sequence[Owned]:
+        return [
+            Owned(c["metadata"]["name"], controller_uid(c), c["data"])
+            for c in self._children("ConfigMap", key)
+        ]
+
+    def deployments(self, key: Key) -> Sequence[OwnedDeployment]:
+        return [view_deployment(deployment) for deployment in self._children("Deployment", key)]
+
+    def active(self) -> Sequence[Key]:
+        return [(name[1], name[2]) for name in self._objects if name[0] == KIND]
