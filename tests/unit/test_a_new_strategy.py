@@ -18,9 +18,10 @@ from typer.testing import CliRunner
 from dtj.api.crd import custom_resource_definition
 from dtj.api.job import Job, Manifest
 from dtj.api.names import host_name
+from dtj.api.pod_template import TRAINER_CONTAINER
 from dtj.api.strategies import RULES
 from dtj.api.strategy import Role, Starter, StrategyRules
-from dtj.api.validation import TRAINER_CONTAINER, faults
+from dtj.api.validation import faults
 from dtj.cli.job_text import Answers, job_text
 from dtj.cli.main import app
 from dtj.client.log_source import Selection

@@ -197,6 +197,8 @@ class JobStatus(ApiModel):
     trained_time: Time | None = None
     """When the training came to its end, where an evaluator is waited for since:
     parameterServer.evaluatorTimeoutSeconds counts from then."""
+    nothing_kept: bool | None = None
+    """True where an evaluator is waited for, and the training has left neither a checkpoint nor a model."""
     completion_time: Time | None = None
     """When the job succeeded or failed."""
     attempt: int = 0

@@ -45,8 +45,9 @@ def after_training(
     message = f"{', '.join(expected.decisive)} ended with exit code 0"
     stored = _stored(draft.job.status)
     ends = [end for name in expected.decisive if name in named and (end := named[name].exit) is not None]
-    # The pod that told may be gone by the time the evaluator has ended.
-    if is_nothing_kept(ends, artifacts) or (stored is not None and NOTHING_KEPT in stored.message):
+    # The pod that reported it may be gone by the time the evaluator has ended.
+    nothing_kept = is_nothing_kept(ends, artifacts) or draft.job.status.nothing_kept
+    if nothing_kept:
         message += f"; {NOTHING_KEPT}"
     timeout = expected.evaluator_timeout
     trained = draft.job.status.trained_time or (stored.last_transition_time if stored else None)
@@ -67,6 +68,7 @@ def after_training(
         reason = Reason.EVALUATED if over else Reason.EVALUATING
         message += f"; {expected.evaluator} {does}"
         draft.values["trained_time"] = trained or written_time(draft.now)
+        draft.values["nothing_kept"] = nothing_kept or None
         draft.set(ConditionType.RUNNING, True, reason, message)
         draft.set(ConditionType.RESTARTING, False, reason, message)
         needed = frozenset() if over else frozenset({expected.evaluator or ""})
