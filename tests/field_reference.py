@@ -1,13 +1,20 @@
-"""`make crd`: docs/reference.md, every field of a DistributedTrainingJob, from the CRD."""
+"""`make crd`: docs/reference.md, fields of a DistributedTrainingJob, from the CRD; conditions and reasons."""
 
 from __future__ import annotations
 
+import ast
+import inspect
 import json
 from collections.abc import Iterator
+from enum import StrEnum
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import yaml
+
+from dtj.api.condition_types import ConditionType
+from dtj.api.reasons import Reason
 
 ROOT = Path(__file__).parents[1]
 CRD = ROOT / "manifests/crd/distributedtrainingjobs.yaml"
@@ -22,6 +29,11 @@ _HEAD = """\
 - A field without a default may be left out, unless it is required. Times are RFC 3339 in UTC.
 - Write a quantity that is not a whole number as a string: `cpu: "0.5"` or `cpu: 500m`.
 """
+_REASONS = """\
+Conditions and events have these reasons. `Running` may have another one: a word of the kubelet or of the API
+server, or one of the [failure classes](troubleshooting.md#failure-classes).
+
+"""
 _TABLE = "| field | type | default | description |\n| --- | --- | --- | --- |"
 _UNBOUNDED = 2**31
 Schema = dict[str, Any]
@@ -32,7 +44,8 @@ def reference() -> str:
     (version,) = yaml.safe_load(CRD.read_text())["spec"]["versions"]
     parts = version["schema"]["openAPIV3Schema"]["properties"]
     spec, status = parts["spec"], parts["status"]
-    return "\n".join([_HEAD, *_part("spec", spec), *_rules(spec), *_part("status", status)])
+    words = [*_words("Conditions", "type", ConditionType), *_words("Reasons", "reason", Reason, _REASONS)]
+    return "\n".join([_HEAD, *_part("spec", spec), *_rules(spec), *_part("status", status), *words])
 
 
 def _part(name: str, schema: Schema) -> Iterator[str]:
@@ -55,6 +68,29 @@ def _rows(path: str, schema: Schema) -> Iterator[str]:
         below = f"{path}{field}"
         yield _row(below, each, field in inner.get("required", ()))
         yield from _rows(f"{below}[]." if "items" in each else f"{below}.", each)
+
+
+def _words(title: str, what: str, words: type[StrEnum], text: str = "") -> Iterator[str]:
+    """A table of the members of an enum, each with its docstring."""
+    yield f"## {title}\n\n{text}| {what} | meaning |\n| --- | --- |"
+    meanings = member_docstrings(words)
+    yield from (f"| `{word}` | {meanings[word.name]} |" for word in words)
+    yield ""
+
+
+def member_docstrings(words: type[StrEnum]) -> dict[str, str]:
+    """The docstring below each member of an enum, by the member's name."""
+    (body,) = ast.parse(inspect.getsource(words)).body
+    assert isinstance(body, ast.ClassDef)
+    return {
+        member.targets[0].id: " ".join(text.value.value.split())
+        for member, text in pairwise(body.body)
+        if isinstance(member, ast.Assign)
+        and isinstance(member.targets[0], ast.Name)
+        and isinstance(text, ast.Expr)
+        and isinstance(text.value, ast.Constant)
+        and isinstance(text.value.value, str)
+    }
 
 
 def _rules(spec: Schema) -> Iterator[str]:

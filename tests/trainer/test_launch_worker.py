@@ -136,7 +136,7 @@ def test_ranks_that_do_not_wait_are_let_in_after_the_restore(
 def test_programs_of_a_pod_that_can_not_restore_never_start(worker_sshd, object_store, job_uri):
     object_store.kill()
     worker = worker_sshd.launch("worker", DTJ_ARTIFACTS_URI=job_uri, DTJ_SYNC_TIMEOUT_SECONDS="2")
-    worker.says("restore waits")
+    worker.says("is ready for ssh")
     wrapper = rank(worker_sshd, 0, "print('ran')")
     assert wrapper.ended() == 69
     assert '"class":"ArtifactsUnavailable"' in wrapper.output

@@ -182,10 +182,11 @@ def flush() -> None:
         _reporter.flush()
 
 
-def failed(cause: contract.FailureClass, message: str) -> None:
+def failed(cause: str, message: str) -> None:
     """Report why the program is about to exit with a failure. The job's status shows the cause.
 
     Any rank may call it. The program chooses its exit code itself.
+    cause: a FailureClass; dtj-launch ignores any other word.
     """
     path = Path(contract.root()) / contract.FAILURE_FILE.format(rank=contract.rank_of(os.environ) or 0)
     with contextlib.suppress(OSError):

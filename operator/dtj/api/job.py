@@ -15,8 +15,9 @@ from dtj.api.identity import API_VERSION, KIND
 from dtj.api.places import Place
 from dtj.api.sentences import sentence
 from dtj.api.shown import is_text, key_shown, shown
-from dtj.api.spec import JobSpec
+from dtj.api.spec import JobSpec, RunPolicy
 from dtj.api.status import JobStatus
+from dtj.api.strategy import StrategyRules
 
 Manifest = dict[str, Any]
 """A Kubernetes object as plain data."""
@@ -62,6 +63,16 @@ class Job:
     annotations: Mapping[str, str] = field(default_factory=dict)
     pod_user: int | None = POD_USER
     """User and group of its pods where templates name none; None: the cluster chooses them, as OpenShift does."""
+
+    @property
+    def run_policy(self) -> RunPolicy:
+        """How the job is retried, suspended and cleaned up."""
+        return self.spec.run_policy
+
+    @property
+    def rules(self) -> StrategyRules:
+        """The rules of its strategy."""
+        return self.spec.rules
 
     @property
     def short_uid(self) -> str:

@@ -28,7 +28,7 @@ from dtj.api.managed_by import DOMAIN_PATH, MAX_LENGTH, other_manager
 from dtj.api.parameter_server import ParameterServer
 from dtj.api.scheduling import SchedulingPolicy
 from dtj.api.shown import enumerated
-from dtj.api.strategies import RULES, UNKNOWN
+from dtj.api.strategies import RULES
 from dtj.api.strategy import StrategyRules
 from dtj_trainer import contract
 
@@ -314,8 +314,8 @@ class JobSpec(ApiModel):
 
     @property
     def rules(self) -> StrategyRules:
-        """The rules of the job's strategy; UNKNOWN for a spec that could not be read."""
-        return RULES.get(self.strategy, UNKNOWN)
+        """The rules of the job's strategy."""
+        return RULES[self.strategy]
 
     @property
     def worker(self) -> ReplicaSpec:

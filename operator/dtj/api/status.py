@@ -8,7 +8,10 @@ from typing import Annotated
 from pydantic import Field, WithJsonSchema
 
 from dtj.api.base import ApiModel
+from dtj.api.condition_types import ConditionType
+from dtj.api.failure_classes import FAILURE_CLASSES
 from dtj.api.reported import Count, Measured, Percent, ReportedTime, ReportedUri
+from dtj.api.shown import enumerated
 
 Time = Annotated[str, WithJsonSchema({"type": "string", "format": "date-time"})]
 """RFC 3339, UTC, whole seconds."""
@@ -26,19 +29,6 @@ class Phase(StrEnum):
     FAILED = "Failed"
 
 
-class ConditionType(StrEnum):
-    """The conditions a job can have."""
-
-    CREATED = "Created"
-    RUNNING = "Running"
-    RESTARTING = "Restarting"
-    SUSPENDED = "Suspended"
-    SUCCEEDED = "Succeeded"
-    FAILED = "Failed"
-    BOTTLENECK = "Bottleneck"
-    STALLED = "Stalled"
-
-
 class ConditionStatus(StrEnum):
     """Whether a condition holds."""
 
@@ -50,9 +40,11 @@ class ConditionStatus(StrEnum):
 class Condition(ApiModel):
     """One condition, as metav1.Condition."""
 
-    type: Annotated[ConditionType, WithJsonSchema({"type": "string", "minLength": 1, "maxLength": 316})]
-    """Created, Running, Restarting, Suspended, Succeeded, Failed, Bottleneck or Stalled. Other controllers may set
-    conditions of other types."""
+    type: Annotated[ConditionType, WithJsonSchema({"type": "string", "minLength": 1, "maxLength": 316})] = (
+        Field(
+            description=f"{enumerated(ConditionType, 'or')}. Other controllers may set conditions of other types."
+        )
+    )
     status: ConditionStatus
     """True, False or Unknown."""
     reason: Annotated[str, Field(max_length=1024)]
@@ -168,12 +160,9 @@ class Failure(ApiModel):
     """0 to 255; 128+n by signal n."""
     signal: int | None = None
     """The signal that ended it."""
-    failure_class: str | None = Field(default=None, alias="class")
-    """ApplicationError, OOMKilled, DiskFull, Signal, CommandNotFound, ModuleNotFound, WorldSizeMismatch,
-    NoAccelerator, PeersUnreachable, DataNotFound, DataCorrupt, DataUnavailable, ArtifactsUnavailable, Superseded,
-    ConnectionLost, Evicted, PodLost, ImagePull, Unschedulable, QuotaExceeded, Forbidden,
-    CreateContainerConfigError, CreateContainerError, RunContainerError, CrashLoopBackOff, SidecarEnded, Stalled,
-    MPIJobFailed, StartDeadlineExceeded, DeadlineExceeded or ValidationFailed."""
+    failure_class: str | None = Field(
+        default=None, alias="class", description=f"{enumerated(FAILURE_CLASSES, 'or')}."
+    )
     message: str | None = None
     """The cause in a sentence."""
     last_log_lines: list[str] | None = None
@@ -192,10 +181,8 @@ class JobStatus(ApiModel):
 
     observed_generation: int | None = None
     """The generation of the spec that this was computed from."""
-    phase: Phase | None = None
-    """Pending, Starting, Running, Restarting, Suspended, Succeeded or Failed."""
-    conditions: list[Condition] = []
-    """Created, Running, Restarting, Suspended, Succeeded, Failed, Bottleneck, Stalled."""
+    phase: Phase | None = Field(default=None, description=f"{enumerated(Phase, 'or')}.")
+    conditions: list[Condition] = Field(default=[], description=f"{', '.join(ConditionType)}.")
     replica_statuses: dict[str, ReplicaStatus] = {}
     """Pods by role."""
     start_time: Time | None = None
@@ -210,6 +197,8 @@ class JobStatus(ApiModel):
     trained_time: Time | None = None
     """When the training came to its end, where an evaluator is waited for since:
     parameterServer.evaluatorTimeoutSeconds counts from then."""
+    nothing_kept: bool | None = None
+    """True where an evaluator is waited for, and the training has left neither a checkpoint nor a model."""
     completion_time: Time | None = None
     """When the job succeeded or failed."""
     attempt: int = 0

@@ -6,7 +6,7 @@ from enum import StrEnum
 
 from dtj.api.horovod import HOROVOD
 from dtj.api.parameter_server import PARAMETER_SERVER
-from dtj.api.strategy import Starter, StrategyRules
+from dtj.api.strategy import StrategyRules
 
 RULES: dict[str, StrategyRules] = {rules.name: rules for rules in (HOROVOD, PARAMETER_SERVER)}
 """The rules of each strategy, by the name that `spec.strategy` gives. `dtj.plan.strategies` has the plan of each."""
@@ -17,9 +17,3 @@ class Strategy(StrEnum):
 
     HOROVOD = HOROVOD.name
     PARAMETER_SERVER = PARAMETER_SERVER.name
-
-
-UNKNOWN = StrategyRules(
-    name="unknown", description="not registered", roles={}, starter=Starter(image="", module="")
-)
-"""The rules of a job whose strategy can't be read."""

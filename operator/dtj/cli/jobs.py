@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from dtj.api.condition_types import ConditionType
 from dtj.api.errors import Unusable
-from dtj.api.status import ConditionType, Phase
+from dtj.api.status import Phase
 from dtj.cli import places
 from dtj.cli.connection import ContextOption, JobName, LocalOption, NamespaceOption, complete_name, connect
 from dtj.cli.durations import seconds_of

@@ -14,12 +14,12 @@ from rich.progress import BarColumn, Progress, TextColumn
 from rich.text import Text
 
 from dtj.api.job import Job, Manifest
+from dtj.api.reasons import Reason
 from dtj.api.status import JobStatus, Phase, ProgressStatus
 from dtj.cli.logs import LinePainter
 from dtj.cli.progress import figures
 from dtj.cli.status_view import failure_lines
 from dtj.client.views import LogLine
-from dtj.status.suspension import SUSPENDED, SUSPENDING
 
 if TYPE_CHECKING:
     from dtj.local.runner import Outcome
@@ -69,7 +69,7 @@ class RunView:
 
     def event(self, event: Manifest) -> None:
         """Print what happened to the job."""
-        if event["reason"] in (SUSPENDING, SUSPENDED):
+        if event["reason"] in (Reason.SUSPENDING, Reason.JOB_SUSPENDED):
             return  # what the user has asked for by Ctrl-C, and is told of in those words
         style = "yellow" if event["type"] == "Warning" else "bold"
         self._print(Text(f"dtj: {event['reason']}: {event['message']}", style))

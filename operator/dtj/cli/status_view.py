@@ -12,7 +12,8 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from dtj.api.status import Condition, ConditionStatus, ConditionType, Failure, JobStatus
+from dtj.api.condition_types import ConditionType
+from dtj.api.status import Condition, ConditionStatus, Failure, JobStatus
 from dtj.cli.durations import brief
 from dtj.cli.job_table import age, event_table, phase_text
 from dtj.cli.progress import UNKNOWN, figures

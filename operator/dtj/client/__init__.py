@@ -5,6 +5,7 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from dtj.api.condition_types import ConditionType
 from dtj.api.errors import DtjError, NotFound, TimedOut, Unreachable, Unusable
 from dtj.api.horovod import Horovod, HorovodLauncher
 from dtj.api.job import Fault
@@ -27,7 +28,7 @@ from dtj.api.spec import (
     StallPolicy,
     TensorBoard,
 )
-from dtj.api.status import ConditionType, JobStatus, Phase, ProgressStatus
+from dtj.api.status import JobStatus, Phase, ProgressStatus
 from dtj.api.strategies import Strategy
 from dtj.client.artifacts import Artifacts, StoredCheckpoint
 from dtj.client.resource import DistributedTrainingJob, InvalidJobError, Metadata

@@ -9,10 +9,10 @@ from contextlib import AbstractContextManager, aclosing
 from types import TracebackType
 from typing import Self
 
+from dtj.api.condition_types import ConditionType
 from dtj.api.errors import DtjError, TimedOut
 from dtj.api.identity import API_VERSION, KIND
 from dtj.api.spec import ROLES
-from dtj.api.status import ConditionType
 from dtj.client.artifacts import Artifacts
 from dtj.client.credentials import artifacts_of
 from dtj.client.failures import deleted, explained, missing

@@ -10,10 +10,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
 
-from dtj.api.job import Job, Manifest
+from dtj.api.condition_types import ConditionType
+from dtj.api.job import Manifest
 from dtj.api.mpijob import MPIJOB_API_VERSION, MPIJOB_PLURAL
+from dtj.api.reasons import Reason
 from dtj.api.spec import CleanPodPolicy
-from dtj.api.status import ConditionType, JobStatus
+from dtj.api.status import JobStatus
+from dtj.api.unreadable import AnyJob
 from dtj.cluster.port import ApiError, Cluster
 from dtj.plan.model import Plan
 from dtj.reconcile.actions import (
@@ -51,7 +54,7 @@ NOT_SERVED = (
 )
 
 
-async def find_delegate(cluster: Cluster, job: Job, plan: Plan | None) -> Delegate:
+async def find_delegate(cluster: Cluster, job: AnyJob, plan: Plan | None) -> Delegate:
     """Who creates the pods of this plan, asked of the API server where that is not this operator. Raises ApiError."""
     if plan is None or plan.mpijob is None:
         return Native()
@@ -67,7 +70,7 @@ async def find_delegate(cluster: Cluster, job: Job, plan: Plan | None) -> Delega
 async def check_served(cluster: Cluster, mpijob: Manifest) -> None:
     """Raises Refused where the cluster has no such objects, and ApiError where that is not known."""
     if not await cluster.serves_kind(MPIJOB_API_VERSION, MPIJOB_PLURAL):
-        raise Refused(ApiError(404, "MPIJobNotServed", NOT_SERVED), mpijob)
+        raise Refused(ApiError(404, Reason.MPIJOB_NOT_SERVED, NOT_SERVED), mpijob)
 
 
 @dataclass(frozen=True)
@@ -94,7 +97,7 @@ class HandedOver:
             expired: list[Action] = [ExpireJob()] if decision.expired else []
             return [*forced, *self._clean_up(job, decision, pods, seen.now), *expired]
         if self.manifest is not None and mpijob is not None:
-            stops = job.spec.run_policy.suspend or is_suspending(status)
+            stops = job.run_policy.suspend or is_suspending(status)
             over = not mpijob.deleting and (mpijob.attempt < status.attempt or stops)
             return [*forced, *([DeleteMpiJob(self.manifest)] if over else [])]
         if pods:
@@ -110,10 +113,10 @@ class HandedOver:
         return [*forced, *earlier, *config_actions(plan, known, pods), *fence, CreateMpiJob(plan.mpijob)]
 
     def _clean_up(
-        self, job: Job, decision: Evaluation, pods: Sequence[PodView], now: datetime
+        self, job: AnyJob, decision: Evaluation, pods: Sequence[PodView], now: datetime
     ) -> list[Action]:
         """What cleanPodPolicy asks for; mpi-operator makes no pod anew once it is done with the MPIJob."""
-        status, policy, mpijob = decision.status, job.spec.run_policy.clean_pod_policy, self.mpijob
+        status, policy, mpijob = decision.status, job.run_policy.clean_pod_policy, self.mpijob
         if self.manifest is None or mpijob is None:
             return clean_up(job, decision, pods)
         if mpijob.deleting:

@@ -6,7 +6,8 @@ import logging
 from collections.abc import Callable
 from itertools import groupby
 
-from dtj.api.job import Job
+from dtj.api.reasons import Reason
+from dtj.api.unreadable import AnyJob
 from dtj.cluster.port import Cluster
 from dtj.plan.model import Plan
 from dtj.reconcile.actions import (
@@ -65,7 +66,7 @@ class Executor:
         self._crowded = crowded
 
     async def act(
-        self, job: Job, plan: Plan | None, memory: Memory, todo: list[Action], look_again: float | None
+        self, job: AnyJob, plan: Plan | None, memory: Memory, todo: list[Action], look_again: float | None
     ) -> float | None:
         """Carry out the actions in order. Returns seconds until the next pass is due; raises ApiError.
 
@@ -102,7 +103,7 @@ class Executor:
         """How many requests for pods of one job may be under way."""
         return min(self._at_once, _BESIDE_OTHERS) if self._crowded() else self._at_once
 
-    async def _carry_out(self, job: Job, plan: Plan | None, memory: Memory, action: Action) -> None:
+    async def _carry_out(self, job: AnyJob, plan: Plan | None, memory: Memory, action: Action) -> None:
         match action:
             case CreatePod() | DeletePod() | ForceDeletePod():
                 await self._on_pod(job, plan, memory, action)
@@ -111,7 +112,7 @@ class Executor:
             case _:
                 await self._on_object(job, memory, action)
 
-    async def _on_pod(self, job: Job, plan: Plan | None, memory: Memory, action: PodAction) -> None:
+    async def _on_pod(self, job: AnyJob, plan: Plan | None, memory: Memory, action: PodAction) -> None:
         match action:
             case CreatePod(replica):
                 assert plan is not None
@@ -121,11 +122,11 @@ class Executor:
             case DeletePod(name, uid):
                 await self._cluster.delete_pod(job.namespace, name, uid)
             case ForceDeletePod(name, uid, why):
-                memory.untold.add(job, Happening("Warning", "PodForceDeleted", why))
+                memory.untold.add(job, Happening("Warning", Reason.POD_FORCE_DELETED, why))
                 await memory.untold.tell(self._cluster)
                 await self._cluster.delete_pod(job.namespace, name, uid, force=True)
 
-    async def _on_object(self, job: Job, memory: Memory, action: ObjectAction) -> None:
+    async def _on_object(self, job: AnyJob, memory: Memory, action: ObjectAction) -> None:
         match action:
             case Create(manifest):
                 await make(self._cluster, job, manifest)
@@ -141,7 +142,7 @@ class Executor:
                 await self._cluster.expire_job(job.namespace, job.name, job.uid, version)
                 _log.info("%s/%s: deleted by runPolicy.ttlSecondsAfterFinished", job.namespace, job.name)
 
-    async def _with_controller(self, job: Job, memory: Memory, action: ControllerAction) -> None:
+    async def _with_controller(self, job: AnyJob, memory: Memory, action: ControllerAction) -> None:
         match action:
             case AwaitEarlier(attempt):
                 await await_earlier(self._cluster, job, attempt)

@@ -8,6 +8,7 @@ from dtj.api.job import Job
 from dtj.api.names import pod_name
 from dtj.api.status import JobStatus
 from dtj.api.strategy import Role
+from dtj.api.unreadable import AnyJob
 from dtj.plan.model import Plan
 from dtj.plan.pods import artifacts_uri
 from dtj.status.delegated import with_launcher
@@ -26,8 +27,8 @@ def expectation(job: Job, plan: Plan) -> Expected:
         attempts=plan.attempts,
         restarts_with=plan.restarts_with,
         evaluator=plan.evaluator,
-        gang=job.spec.run_policy.scheduling_policy.gang,
-        queue=job.spec.run_policy.scheduling_policy.queue,
+        gang=job.run_policy.scheduling_policy.gang,
+        queue=job.run_policy.scheduling_policy.queue,
         workload=plan.workload,
         all_or_nothing=plan.all_or_nothing,
         created_last=plan.created_last,
@@ -35,7 +36,7 @@ def expectation(job: Job, plan: Plan) -> Expected:
     )
 
 
-def stored_expectation(job: Job, pods: Sequence[PodView]) -> Expected | None:
+def stored_expectation(job: AnyJob, pods: Sequence[PodView]) -> Expected | None:
     """The same from the stored status, of a job that has pods and can't be planned any more; None where the status
     tells of no pods.
 
@@ -43,7 +44,9 @@ def stored_expectation(job: Job, pods: Sequence[PodView]) -> Expected | None:
     """
     status, attempt = job.status, job.status.current_attempt
     roles = {role: count.desired for role, count in status.replica_statuses.items() if count.desired}
-    rules = job.spec.rules
+    rules = job.rules
+    if rules is None:
+        return None
     names = {role: [pod_name(job.name, role, index) for index in range(roles[role])] for role in roles}
 
     def of(rule: Callable[[Role], object]) -> list[str]:
@@ -72,9 +75,9 @@ def stored_expectation(job: Job, pods: Sequence[PodView]) -> Expected | None:
     return with_launcher(expected, pods, attempt)
 
 
-def stored_attempts(job: Job, status: JobStatus, pods: Iterable[str]) -> dict[str, int]:
+def stored_attempts(job: AnyJob, status: JobStatus, pods: Iterable[str]) -> dict[str, int]:
     """The attempt of each pod by the status, for a job without a plan."""
     known = status.replica_attempts or {}
-    alone = job.spec.rules.restarts_alone or status.replica_attempts is not None
+    alone = (job.rules is not None and job.rules.restarts_alone) or status.replica_attempts is not None
     attempt = status.current_attempt
     return {name: known.get(name.removeprefix(f"{job.name}-"), 1) if alone else attempt for name in pods}

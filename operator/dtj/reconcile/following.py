@@ -19,7 +19,7 @@ def follow(progress: ProgressPoller, key: Key, seen: Snapshot, status: JobStatus
         progress.leave(key)
         return
     # A job is called stalled by what is known of it.
-    closely = seen.job.spec.run_policy.stall_timeout_seconds is not None
+    closely = seen.job.run_policy.stall_timeout_seconds is not None
     pods = addresses(seen.observed.pods, {plan.reporter, plan.evaluator})
     progress.follow(key, pods, closely=closely)
 

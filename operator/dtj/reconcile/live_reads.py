@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Set
 
-from dtj.api.job import Job
+from dtj.api.unreadable import AnyJob
 from dtj.cluster.port import Cluster
 from dtj.plan.model import Plan
 from dtj.reconcile.view import is_of
@@ -19,7 +19,7 @@ class Unseen(Exception):
     """A pod is there that the cache misses and that stands in the way."""
 
 
-async def misses_one(cluster: Cluster, job: Job, plan: Plan, seen: Set[str]) -> bool:
+async def misses_one(cluster: Cluster, job: AnyJob, plan: Plan, seen: Set[str]) -> bool:
     """Whether a pod of the plan is there, not among those seen: no attempt is given up for what only looks lost.
 
     So after another operator's status was seen before its pods were.
@@ -33,7 +33,7 @@ async def misses_one(cluster: Cluster, job: Job, plan: Plan, seen: Set[str]) -> 
     )
 
 
-async def await_earlier(cluster: Cluster, job: Job, attempt: int) -> None:
+async def await_earlier(cluster: Cluster, job: AnyJob, attempt: int) -> None:
     """Raises Unseen while a pod of an attempt before this one is there: two attempts never run at once.
 
     All are listed: an earlier attempt may have had more of them than the plan has now.

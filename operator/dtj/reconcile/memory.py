@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from dtj.api.job import Fault, Job, read_status
+from dtj.api.job import Fault, read_status
+from dtj.api.unreadable import AnyJob, read_stored_job
 from dtj.reconcile.cost import Cost
-from dtj.reconcile.decision import read
 from dtj.reconcile.lately import Lately
 from dtj.reconcile.refusal import Refusals
 from dtj.reconcile.ssh_secret import SshSecret
@@ -35,14 +35,14 @@ class Memory:
     """Whether the job's PodGroup was deleted."""
     no_tensorboard: str | None = None
     """Why the API server refused the job's TensorBoard."""
-    _read: tuple[object, Job, list[Fault]] | None = None
+    _read: tuple[object, AnyJob, list[Fault]] | None = None
     """What the job and its faults were read from, without its status, and both."""
 
-    def read(self, manifest: Mapping[str, Any]) -> tuple[Job, list[Fault]]:
+    def read(self, manifest: Mapping[str, Any]) -> tuple[AnyJob, list[Fault]]:
         """The job and its faults. A spec is read once: it changes with its generation alone."""
         metadata = manifest["metadata"]
         source = metadata["generation"], metadata.get("labels"), metadata.get("annotations")
         if self._read is None or self._read[0] != source:
-            self._read = source, *read(dict(manifest))
+            self._read = source, *read_stored_job(manifest)
         _, job, faults = self._read
         return replace(job, status=read_status(manifest.get("status") or {})), faults

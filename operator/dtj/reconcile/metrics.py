@@ -10,11 +10,12 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, disa
 from prometheus_client.platform_collector import PlatformCollector
 from prometheus_client.process_collector import ProcessCollector
 
-from dtj.api.job import Job
+from dtj.api.reasons import FAILED, Reason
 from dtj.api.status import JobStatus, Phase
+from dtj.api.unreadable import AnyJob
 from dtj.reconcile.job_series import JobSeries
 from dtj.reconcile.view import Key
-from dtj.status.figures import failures, job_figures, recovered, started
+from dtj.status.figures import failures, job_figures, recovered, started, strategy_label
 from dtj.status.pods import PodView
 
 _LAG_SECONDS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30)
@@ -23,12 +24,8 @@ _PASS_SECONDS = (0.001, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10)
 _START_SECONDS = (1, 2.5, 5, 10, 20, 30, 60, 120, 300, 600, 1800, 3600, 10800, 43200, 86400)
 _CAUSES = ("application", "infrastructure", "evaluator")
 _ENDS = (
-    (Phase.SUCCEEDED, "JobSucceeded"),
-    (Phase.FAILED, "BackoffLimitExceeded"),
-    (Phase.FAILED, "ModuleNotFound"),
-    (Phase.FAILED, "DeadlineExceeded"),
-    (Phase.FAILED, "StartDeadlineExceeded"),
-    (Phase.FAILED, "ValidationFailed"),
+    (Phase.SUCCEEDED, Reason.JOB_SUCCEEDED),
+    *((Phase.FAILED, reason) for reason in FAILED),
 )
 # The series `_created` of each counter would only repeat what the counter's resets say.
 disable_created_metrics()  # type: ignore[no-untyped-call]
@@ -148,7 +145,7 @@ class Metrics:
         """Count a request. code: the HTTP status; 0 when no answer came."""
         self._requests.labels(verb, kind, str(code)).inc()
 
-    def see(self, key: Key, job: Job, status: JobStatus, pods: Sequence[PodView]) -> None:
+    def see(self, key: Key, job: AnyJob, status: JobStatus, pods: Sequence[PodView]) -> None:
         """Replace the figures of a job's series."""
         figures = job_figures(job, status, pods)
         whose = figures.namespace, figures.strategy
@@ -161,9 +158,9 @@ class Metrics:
             for histogram in (self._queued, self._running, self._recovery):
                 histogram.labels(figures.strategy)
 
-    def count(self, job: Job, old: JobStatus, new: JobStatus, pods: Sequence[PodView]) -> None:
+    def count(self, job: AnyJob, old: JobStatus, new: JobStatus, pods: Sequence[PodView]) -> None:
         """Count the changes from the old status to the status that was just stored."""
-        strategy = job.spec.strategy
+        strategy = strategy_label(job)
         whose = job.namespace, strategy
         if new.finished and not old.finished:
             ended = next(c for c in new.conditions if c.type.value == (new.phase or ""))

@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from datetime import datetime
 
+from dtj.api.condition_types import ConditionType
 from dtj.api.job import Job
 from dtj.api.spec import CleanPodPolicy, Resume
-from dtj.api.status import ConditionType, JobStatus
+from dtj.api.status import JobStatus
+from dtj.api.unreadable import AnyJob
 from dtj.plan.model import Plan, Replica
 from dtj.reconcile.actions import (
     Action,
@@ -57,7 +59,7 @@ class Native:
 
 
 def actions(
-    job: Job,
+    job: AnyJob,
     plan: Plan | None,
     evaluation: Evaluation,
     pods: Sequence[PodView],
@@ -73,7 +75,7 @@ def actions(
         attempts = plan.attempts
     else:
         attempts = stored_attempts(job, evaluation.status, [pod.name for pod in pods])
-    keep = job.spec.run_policy.clean_pod_policy is CleanPodPolicy.NONE
+    keep = job.run_policy.clean_pod_policy is CleanPodPolicy.NONE
     result = forced + [
         DeletePod(pod.name, pod.uid)
         for pod in pods
@@ -123,12 +125,12 @@ def to_be_forced(evaluation: Evaluation, pods: Sequence[PodView]) -> list[Action
     ]
 
 
-def clean_up(job: Job, evaluation: Evaluation, pods: Sequence[PodView]) -> list[Action]:
+def clean_up(job: AnyJob, evaluation: Evaluation, pods: Sequence[PodView]) -> list[Action]:
     """End the pods that are left of a job that has ended, as its cleanPodPolicy says."""
     if not ends_pods(job, evaluation.status):
         return []
     leftover = [pod for pod in pods if not pod.deleting]
-    if job.spec.run_policy.clean_pod_policy is not CleanPodPolicy.ALL:
+    if job.run_policy.clean_pod_policy is not CleanPodPolicy.ALL:
         leftover = [pod for pod in leftover if not pod.ended]
     return [DeletePod(pod.name, pod.uid) for pod in leftover]
 
@@ -142,7 +144,7 @@ def config_actions(plan: Plan, configs: Mapping[str, Owned], pods: Sequence[PodV
     return [ReplaceData(plan.config)] if known.data != plan.config["data"] and not pods else []
 
 
-def _due(plan: Plan, pods: Mapping[str, PodView], job: Job) -> list[Replica]:
+def _due(plan: Plan, pods: Mapping[str, PodView], job: AnyJob) -> list[Replica]:
     """Pods of the first stage that is not complete and there."""
     at_once = plan.next_stage_on_running and not may_restore(job)
     for stage in plan.stages:
@@ -161,9 +163,9 @@ def _there(pod: PodView, at_once: bool) -> bool:
     return pod.succeeded or (pod.running and (pod.ready or at_once))
 
 
-def may_restore(job: Job) -> bool:
+def may_restore(job: AnyJob) -> bool:
     """Whether its pods may have a checkpoint to restore before they are ready, which takes as long as it takes."""
-    status, artifacts = job.status, job.spec.artifacts
+    status, artifacts = job.status, job.spec.artifacts if isinstance(job, Job) else None
     return (
         status.attempt > 1
         or (status.artifacts is not None and status.artifacts.checkpoint is not None)

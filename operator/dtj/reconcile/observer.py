@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from dtj.api.job import Job
+from dtj.api.job import Fault, Job
+from dtj.api.unreadable import AnyJob
 from dtj.cluster.port import Cluster
 from dtj.plan.model import Plan
 from dtj.reconcile.boot_clock import Clock
@@ -16,7 +17,7 @@ from dtj.reconcile.delegation import find_delegate
 from dtj.reconcile.memory import Memory
 from dtj.reconcile.progress import ProgressPoller
 from dtj.reconcile.snapshot import Snapshot, size
-from dtj.reconcile.view import Key, View
+from dtj.reconcile.view import Key, View, is_delegated
 from dtj.status.mpijob import not_taken_up
 from dtj.status.observed import Observed
 from dtj.status.pod_report import Report
@@ -43,7 +44,7 @@ class Observer:
         """Take a snapshot of a job. manifest: the job as it is stored. Raises ApiError."""
         begun = time.thread_time()
         job, faults = memory.read(manifest)
-        delegates = job.spec.by_mpi_operator
+        delegates = is_delegated(job)
         pods = [
             pod.view
             for pod in self._view.pods(key)
@@ -53,7 +54,7 @@ class Observer:
         # The status of a job with pods had the name of its Secret before the pods.
         unnamed = job.status.ssh_secret is None and not pods and not faults
         named = self._named(memory, job) if unnamed else job
-        plan = None if faults else await memory.cost.count(partial(self._plan, named), size(job, pods))
+        plan = await memory.cost.count(partial(self._planned, named, faults), size(job, pods))
         names_secret = unnamed and plan is not None and plan.ssh_secret is not None
         if names_secret:
             job = named
@@ -79,11 +80,14 @@ class Observer:
             names_secret=names_secret,
         )
 
-    def planned_again(self, seen: Snapshot, job: Job) -> Snapshot:
+    def planned_again(self, seen: Snapshot, job: AnyJob) -> Snapshot:
         """The same snapshot with another status of the job."""
-        return replace(seen, job=job, plan=None if seen.faults else self._plan(job))
+        return replace(seen, job=job, plan=self._planned(job, seen.faults))
 
-    def _named(self, memory: Memory, job: Job) -> Job:
+    def _planned(self, job: AnyJob, faults: Sequence[Fault]) -> Plan | None:
+        return self._plan(job) if isinstance(job, Job) and not faults else None
+
+    def _named(self, memory: Memory, job: AnyJob) -> AnyJob:
         name = memory.ssh_secret.name(job)
         return replace(job, status=job.status.model_copy(update={"ssh_secret": name}))
 

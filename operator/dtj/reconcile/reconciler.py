@@ -14,7 +14,9 @@ from typing import Any
 
 from dtj.api.job import Job
 from dtj.api.managed_by import other_manager_of
+from dtj.api.reasons import Reason
 from dtj.api.status import JobStatus
+from dtj.api.unreadable import AnyJob
 from dtj.cluster.port import ApiError, Cluster
 from dtj.plan.job import plan_job
 from dtj.plan.model import Plan
@@ -163,7 +165,7 @@ class Reconciler:
             self._report(memory, seen, before, seen.job.status)
         self._metrics.see(key, seen.job, seen.job.status, seen.observed.pods)
 
-    async def _decide(self, memory: Memory, seen: Snapshot, job: Job | None = None) -> Decided:
+    async def _decide(self, memory: Memory, seen: Snapshot, job: AnyJob | None = None) -> Decided:
         """What is to be done. job: with another status than the one that was seen."""
 
         def decided() -> Decided:
@@ -212,7 +214,7 @@ class Reconciler:
             return
         if written.refusal is not None:
             self._metrics.refused_statuses.inc()
-            memory.untold.add(seen.job, Happening("Warning", "StatusRefused", written.refusal))
+            memory.untold.add(seen.job, Happening("Warning", Reason.STATUS_REFUSED, written.refusal))
         follows = await self._decide(memory, seen, replace(seen.job, status=written.status))
         memory.stored.expect_echo(settled=follows == decided)
         self._report(memory, seen, seen.job.status, written.status)
@@ -234,7 +236,7 @@ class Reconciler:
     async def _keep_tensorboard(self, memory: Memory, seen: Snapshot, again: float | None) -> float | None:
         """Seconds until the next pass is due: as without TensorBoard, or sooner."""
         job, before = seen.job, memory.no_tensorboard
-        if seen.plan is None:
+        if seen.plan is None or not isinstance(job, Job):
             return again
         try:
             memory.no_tensorboard = await keep(self._cluster, job, seen.plan, seen.services, seen.boards)

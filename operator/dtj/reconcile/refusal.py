@@ -6,7 +6,9 @@ import re
 from dataclasses import dataclass
 
 from dtj.api.identity import KIND
-from dtj.api.job import Fault, Job, Manifest
+from dtj.api.job import Fault, Manifest
+from dtj.api.reasons import Reason
+from dtj.api.unreadable import AnyJob
 from dtj.cluster.port import ApiError, Cluster
 from dtj.reconcile.view import controller_uid
 
@@ -32,11 +34,12 @@ class Refused(Exception):
     @property
     def obstacle(self) -> tuple[str, str]:
         """Reason and message for the status."""
+        message = f"{self.what} can't be made: {self.why}"
         if self.error.status == 403:
-            reason = "QuotaExceeded" if "exceeded quota" in self.error.message else "Forbidden"
-        else:
-            reason = self.error.reason if self.error.status else "ApiUnreachable"
-        return reason, f"{self.what} can't be made: {self.why}"
+            # Only the API server's message tells its quotas from its other refusals.
+            over_quota = "exceeded quota" in self.error.message
+            return (Reason.QUOTA_EXCEEDED if over_quota else Reason.FORBIDDEN), message
+        return self.error.reason if self.error.status else Reason.API_UNREACHABLE, message
 
 
 class Unmade(ApiError):
@@ -47,7 +50,7 @@ class Unmade(ApiError):
     def __init__(self, error: ApiError, manifest: Manifest) -> None:
         super().__init__(error.status, error.reason, error.message, error.retry_after)
         what = f"{manifest['kind']} {manifest['metadata']['name']}"
-        self.obstacle = "ApiServerError", f"{what} can't be made, the API server answers {error}"
+        self.obstacle = Reason.API_SERVER_ERROR, f"{what} can't be made, the API server answers {error}"
 
 
 @dataclass
@@ -94,7 +97,7 @@ def refuse(error: ApiError, manifest: Manifest) -> None:
     raise error
 
 
-async def make(cluster: Cluster, job: Job, manifest: Manifest) -> Manifest | None:
+async def make(cluster: Cluster, job: AnyJob, manifest: Manifest) -> Manifest | None:
     """Create an object of the job; it, where it was not there. Raises Refused, or ApiError for a repeated pass."""
     try:
         return await cluster.create(manifest)
@@ -103,7 +106,7 @@ async def make(cluster: Cluster, job: Job, manifest: Manifest) -> Manifest | Non
             there = await cluster.get(manifest)
             if there is None or controller_uid(there) == job.uid:
                 return None  # made by a pass before, or gone in between: the cache will tell
-            raise Refused(ApiError(409, "NameTaken", holder(there, job)), manifest) from None
+            raise Refused(ApiError(409, Reason.NAME_TAKEN, holder(there, job)), manifest) from None
         refuse(error, manifest)
         return None
 
@@ -120,7 +123,7 @@ async def create_own(cluster: Cluster, manifest: Manifest) -> None:
             refuse(error, manifest)
 
 
-def holder(there: Manifest, job: Job) -> str:
+def holder(there: Manifest, job: AnyJob) -> str:
     """Who has a name that the job needs."""
     metadata = there["metadata"]
     owners = metadata.get("ownerReferences") or []

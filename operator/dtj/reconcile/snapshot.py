@@ -9,6 +9,7 @@ from typing import Protocol
 
 from dtj.api.job import Fault, Job
 from dtj.api.status import JobStatus
+from dtj.api.unreadable import AnyJob
 from dtj.plan.model import Plan
 from dtj.reconcile.actions import Action
 from dtj.reconcile.view import Owned, OwnedDeployment
@@ -39,7 +40,7 @@ class Delegate(Protocol):
 class Snapshot:
     """What is known of a job at one moment."""
 
-    job: Job
+    job: AnyJob
     """With the name of its ssh Secret, also before that is stored."""
     faults: Sequence[Fault]
     plan: Plan | None
@@ -57,7 +58,8 @@ class Snapshot:
     """Whether the stored status does not have the name of the ssh Secret yet."""
 
 
-def size(job: Job, pods: Sequence[PodView]) -> int:
+def size(job: AnyJob, pods: Sequence[PodView]) -> int:
     """How many pods a job wants or has, whichever is more: what a pass costs grows with it."""
-    wanted = sum(replica.replicas for replica in job.spec.replica_specs.given().values())
+    roles = job.spec.replica_specs.given() if isinstance(job, Job) else {}
+    wanted = sum(role.replicas for role in roles.values())
     return max(wanted, len(pods))

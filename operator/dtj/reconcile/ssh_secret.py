@@ -7,6 +7,7 @@ from secrets import token_hex
 
 from dtj.api.job import Job, Manifest
 from dtj.api.names import ssh_secret_name
+from dtj.api.unreadable import AnyJob
 from dtj.cluster.port import ApiError, Cluster
 from dtj.plan.horovod import ssh_secret
 from dtj.reconcile.refusal import Refused, Unmade, create_own, refuse
@@ -23,12 +24,12 @@ class SshSecret:
         self.made = False
         """Whether this process has created the Secret, or seen that it exists."""
 
-    def name(self, job: Job) -> str:
+    def name(self, job: AnyJob) -> str:
         """The name for a job whose status has none. Nobody can guess it and create the Secret with another key."""
         self._name = self._name or ssh_secret_name(job.name, token_hex(4))
         return self._name
 
-    async def make_first(self, cluster: Cluster, job: Job) -> bool:
+    async def make_first(self, cluster: Cluster, job: AnyJob) -> bool:
         """Create the Secret before the status tells its name. Returns whether that went well; raises ApiError."""
         manifest = _manifest(job)
         try:
@@ -45,11 +46,12 @@ class SshSecret:
         self.made = True
         return True
 
-    async def make(self, cluster: Cluster, job: Job) -> None:
+    async def make(self, cluster: Cluster, job: AnyJob) -> None:
         """Create the Secret that the status names, unless it exists. Raises Refused and ApiError."""
         await create_own(cluster, _manifest(job))
         self.made = True
 
 
-def _manifest(job: Job) -> Manifest:
+def _manifest(job: AnyJob) -> Manifest:
+    assert isinstance(job, Job)  # It has a plan.
     return ssh_secret(job, *new_key_pair())

@@ -6,8 +6,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from dtj.api.job import Job, Manifest
-from dtj.api.status import ConditionType, JobStatus
+from dtj.api.condition_types import ConditionType
+from dtj.api.job import Manifest
+from dtj.api.status import JobStatus
+from dtj.api.unreadable import AnyJob
 from dtj.cluster.port import ApiError, Cluster
 from dtj.reconcile.patch import merge_patch
 from dtj.status.counts import only_counts
@@ -72,7 +74,7 @@ class StoredStatus:
         left = self._written_at + self._counts_after - self._elapsed()
         return left if left > 0 else None
 
-    async def write(self, cluster: Cluster, job: Job, status: JobStatus) -> Written | None:
+    async def write(self, cluster: Cluster, job: AnyJob, status: JobStatus) -> Written | None:
         """Store a status unless it is stored already. Raises ApiError: 409 where `latest` was not the latest.
 
         job: as `latest` has it.
@@ -123,7 +125,7 @@ class StoredStatus:
         ]
         return merge_patch(stored, new)
 
-    async def _store(self, cluster: Cluster, job: Job, status: JobStatus, patch: Manifest) -> None:
+    async def _store(self, cluster: Cluster, job: AnyJob, status: JobStatus, patch: Manifest) -> None:
         version = self.version
         try:
             self._written = await cluster.patch_status(job.namespace, job.name, version, patch)

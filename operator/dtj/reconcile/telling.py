@@ -5,7 +5,8 @@ from __future__ import annotations
 import logging
 from collections import deque
 
-from dtj.api.job import Job, Manifest
+from dtj.api.job import Manifest
+from dtj.api.unreadable import AnyJob
 from dtj.cluster.port import ApiError, Cluster
 from dtj.reconcile.boot_clock import Clock
 from dtj.status.events import Happening, event
@@ -38,7 +39,7 @@ class Untold:
         self._told: deque[str] = deque(maxlen=_BURST)
         """Names of the last events."""
 
-    def add(self, job: Job, happening: Happening) -> None:
+    def add(self, job: AnyJob, happening: Happening) -> None:
         """Let something be told after all that waits already, unless the job has told too much lately."""
         made = event(job, happening, written_time(self._clock.now()))
         name = made["metadata"]["name"]

@@ -70,7 +70,7 @@ async def keep(
 
 def _wanted(job: Job, plan: Plan) -> TensorBoard | None:
     """What is to be there now: a suspended job keeps nothing, one that has ended keeps it until it is deleted."""
-    suspended = job.spec.run_policy.suspend and not job.status.finished
+    suspended = job.run_policy.suspend and not job.status.finished
     return None if suspended else plan.tensorboard
 
 

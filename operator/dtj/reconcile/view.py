@@ -9,6 +9,7 @@ from typing import Any, Protocol
 from dtj.api.identity import LABEL_UID
 from dtj.api.job import Job
 from dtj.api.mpijob import MPIJOB_KIND
+from dtj.api.unreadable import AnyJob
 from dtj.status.pods import PodView
 
 # The controllers of an MPIJob's pods: the workers', and the launcher's.
@@ -93,9 +94,14 @@ def owned_pod(pod: Mapping[str, Any], view: PodView) -> OwnedPod:
     return OwnedPod(uid, view, delegated=uid != controller_uid(pod))
 
 
-def is_of(pod: Mapping[str, Any], job: Job) -> bool:
+def is_delegated(job: AnyJob) -> bool:
+    """Whether mpi-operator creates the job's pods."""
+    return isinstance(job, Job) and job.spec.by_mpi_operator
+
+
+def is_of(pod: Mapping[str, Any], job: AnyJob) -> bool:
     """Whether a pod was made for the job."""
-    return (_job_uid(pod) if job.spec.by_mpi_operator else controller_uid(pod)) == job.uid
+    return (_job_uid(pod) if is_delegated(job) else controller_uid(pod)) == job.uid
 
 
 def _job_uid(pod: Mapping[str, Any]) -> str:

@@ -9,7 +9,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from dtj.api.spec import JobSpec
-from dtj.api.strategies import RULES, UNKNOWN
+from dtj.api.strategies import RULES
 from dtj.report.run import MOST, Row, Run
 
 Fact = str | int | None
@@ -36,7 +36,8 @@ def facts_of(run: Run) -> dict[str, Fact]:
         "ps": _replicas(roles, "ps"),
         "updates": None,
     }
-    facts |= RULES.get(str(facts["strategy"]), UNKNOWN).facts(spec)
+    if (rules := RULES.get(str(facts["strategy"]))) is not None:
+        facts |= rules.facts(spec)
     if run.rows:
         facts["ranks"] = run.rows[-1].ranks
     for row in run.rows:
@@ -44,9 +45,9 @@ def facts_of(run: Run) -> dict[str, Fact]:
             facts |= _told(row)
     if not facts["strategy"]:
         facts["strategy"] = next((r.name for r in RULES.values() if any(facts[f] for f in r.facts({}))), None)
-    rules = RULES.get(str(facts["strategy"]), UNKNOWN)
+    rules = RULES.get(str(facts["strategy"]))
     ranks = facts.get("ranks")
-    if isinstance(ranks, int) and (rules is UNKNOWN or rules.ranked):
+    if isinstance(ranks, int) and (rules is None or rules.ranked):
         # A job may have gone on with another number of workers than it began with.
         facts["workers"] = ranks // _slots(spec)
     elif facts["workers"] is None:

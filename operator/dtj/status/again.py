@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 
-from dtj.api.job import Job
+from dtj.api.unreadable import AnyJob
 from dtj.status.draft import Draft, Evaluation
 from dtj.status.failure import Loss
 from dtj.status.observed import Expected
@@ -17,7 +17,7 @@ def count_nodes(draft: Draft, loss: Loss) -> str:
     """Count a loss against the nodes at fault; which nodes are avoided from now on, in words."""
     lost = counted(draft.job.status.node_failures, loss.nodes)
     draft.values["node_failures"] = lost
-    return told_avoided(draft.job.spec.run_policy.avoided_nodes(lost))
+    return told_avoided(draft.job.run_policy.avoided_nodes(lost))
 
 
 def evaluator_lost(draft: Draft, loss: Loss, expected: Expected, pods: Sequence[PodView]) -> Evaluation:
@@ -32,7 +32,7 @@ def evaluator_lost(draft: Draft, loss: Loss, expected: Expected, pods: Sequence[
     return Evaluation(draft.status(), look_again=0.0, hold=True)
 
 
-def in_attempt(job: Job, pods: Collection[str], attempt: int) -> dict[str, int]:
+def in_attempt(job: AnyJob, pods: Collection[str], attempt: int) -> dict[str, int]:
     """`replicaAttempts` of these pods, given by name, when they are of that attempt."""
     return {name.removeprefix(f"{job.name}-"): attempt for name in sorted(pods)}
 

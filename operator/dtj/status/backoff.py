@@ -7,7 +7,8 @@ from __future__ import annotations
 
 from datetime import datetime
 
-from dtj.api.status import ConditionType, JobStatus
+from dtj.api.condition_types import ConditionType
+from dtj.api.status import JobStatus
 from dtj.status.times import seconds_since
 
 _FIRST_SECONDS = 10.0

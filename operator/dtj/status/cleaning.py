@@ -2,24 +2,23 @@
 
 from __future__ import annotations
 
-from dtj.api.job import Job
+from dtj.api.condition_types import ConditionType
+from dtj.api.reasons import STOPPED
 from dtj.api.spec import CleanPodPolicy
-from dtj.api.status import ConditionType, JobStatus
+from dtj.api.status import JobStatus
+from dtj.api.unreadable import AnyJob
 from dtj.status.stall import is_stalled
-
-# Reasons for which no pod may go on, whatever cleanPodPolicy says.
-_STOPPED_BY = ("DeadlineExceeded", "StartDeadlineExceeded", "ValidationFailed")
 
 
 def is_stopped(status: JobStatus) -> bool:
     """Whether a job failed for what its pods did not do: they may go on, and must not."""
     failed = status.condition(ConditionType.FAILED)
-    return failed is not None and (failed.reason in _STOPPED_BY or is_stalled(status))
+    return failed is not None and (failed.reason in STOPPED or is_stalled(status))
 
 
-def ends_pods(job: Job, status: JobStatus) -> bool:
+def ends_pods(job: AnyJob, status: JobStatus) -> bool:
     """Whether the pods that still run are told to end, now that the job has ended."""
-    return job.spec.run_policy.clean_pod_policy is not CleanPodPolicy.NONE or is_stopped(status)
+    return job.run_policy.clean_pod_policy is not CleanPodPolicy.NONE or is_stopped(status)
 
 
 def counted_out(status: JobStatus) -> JobStatus:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from dtj.api.status import Condition, ConditionStatus, ConditionType, JobStatus, Phase
+from dtj.api.condition_types import ConditionType
+from dtj.api.reasons import Reason
+from dtj.api.status import Condition, ConditionStatus, JobStatus, Phase
 
 _STARTING = (Phase.PENDING, Phase.STARTING)
 
@@ -22,4 +24,4 @@ def _without_counts(status: JobStatus) -> JobStatus:
 
 def _counts(told: Condition) -> bool:
     waits = told.type is ConditionType.RUNNING and told.status is ConditionStatus.FALSE
-    return waits and told.reason == "PodsStarting"
+    return waits and told.reason == Reason.PODS_STARTING

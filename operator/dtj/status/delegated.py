@@ -5,8 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
+from dtj.api.condition_types import ConditionType
+from dtj.api.failure_classes import OperatorFailureClass
 from dtj.api.horovod import LAUNCHER
-from dtj.api.status import ConditionType, Failure, JobStatus, Phase
+from dtj.api.reasons import Reason
+from dtj.api.status import Failure, JobStatus, Phase
 from dtj.status.draft import Draft, Evaluation
 from dtj.status.failure import SETTLE_SECONDS, Loss
 from dtj.status.mpijob import MpiJob
@@ -14,8 +17,7 @@ from dtj.status.observed import Expected, Observed
 from dtj.status.overdue import told_ending
 from dtj.status.pods import PodView
 
-HELD = "MPIJobSuspended"
-"""Reason of the conditions Suspended and Running while a queue holds the MPIJob."""
+# The reason of mpi-operator for an MPIJob whose pods were evicted.
 _EVICTED = "MPIJobEvicted"
 
 
@@ -50,9 +52,9 @@ def mpijob_held(draft: Draft, mpijob: MpiJob, pods: Sequence[PodView]) -> Evalua
     )
     if pods:
         message += f"; {told_ending(pods)} end"
-    draft.set(ConditionType.RESTARTING, False, HELD, message)
-    draft.set(ConditionType.RUNNING, False, HELD, message)
-    draft.set(ConditionType.SUSPENDED, True, HELD, message)
+    draft.set(ConditionType.RESTARTING, False, Reason.MPIJOB_SUSPENDED, message)
+    draft.set(ConditionType.RUNNING, False, Reason.MPIJOB_SUSPENDED, message)
+    draft.set(ConditionType.SUSPENDED, True, Reason.MPIJOB_SUSPENDED, message)
     status = draft.status(phase=Phase.SUSPENDED, start_time=None, all_running_time=None)
     return Evaluation(status, hold=True)
 
@@ -60,12 +62,16 @@ def mpijob_held(draft: Draft, mpijob: MpiJob, pods: Sequence[PodView]) -> Evalua
 def was_held(old: JobStatus) -> bool:
     """Whether a queue held the job until now."""
     suspended = old.condition(ConditionType.SUSPENDED)
-    return suspended is not None and old.holds(ConditionType.SUSPENDED) and suspended.reason == HELD
+    return (
+        suspended is not None
+        and old.holds(ConditionType.SUSPENDED)
+        and suspended.reason == Reason.MPIJOB_SUSPENDED
+    )
 
 
 def released(draft: Draft) -> Evaluation:
     """The queue lets the job go on, or its MPIJob is gone and another is made."""
-    draft.set(ConditionType.SUSPENDED, False, "MPIJobResumed", "the MPIJob is suspended no more")
+    draft.set(ConditionType.SUSPENDED, False, Reason.MPIJOB_RESUMED, "the MPIJob is suspended no more")
     return Evaluation(draft.status(phase=Phase.PENDING), look_again=0.0, hold=True)
 
 
@@ -77,7 +83,7 @@ def mpijob_loss(attempt: int, mpijob: MpiJob | None) -> Loss | None:
     evicted = said.reason == _EVICTED
     failure = Failure(
         attempt=attempt,
-        failure_class="Evicted" if evicted else "MPIJobFailed",
+        failure_class=OperatorFailureClass.EVICTED if evicted else OperatorFailureClass.MPIJOB_FAILED,
         message=f"MPIJob {mpijob.name}: {said.reason}: {said.message}",
     )
     return Loss(failure, infrastructure=evicted, settle=SETTLE_SECONDS, finished=said.time)

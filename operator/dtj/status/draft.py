@@ -5,8 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from datetime import datetime
 
-from dtj.api.job import Job
-from dtj.api.status import Condition, ConditionStatus, ConditionType, JobStatus, Phase
+from dtj.api.condition_types import ConditionType
+from dtj.api.reasons import Reason
+from dtj.api.status import Condition, ConditionStatus, JobStatus, Phase
+from dtj.api.unreadable import AnyJob
 from dtj.status.times import written_time
 
 LONGEST_CONDITION = 1024
@@ -41,7 +43,7 @@ class Evaluation:
 class Draft:
     """A status in the making."""
 
-    job: Job
+    job: AnyJob
     now: datetime
     values: dict[str, object] = field(default_factory=dict)
     conditions: dict[ConditionType, Condition] = field(default_factory=dict)
@@ -81,10 +83,12 @@ class Draft:
         running = self.conditions.get(ConditionType.RUNNING)
         stalled = self.conditions.get(ConditionType.STALLED)
         runs = (
-            running is not None and running.status is ConditionStatus.TRUE and running.reason == "JobRunning"
+            running is not None
+            and running.status is ConditionStatus.TRUE
+            and running.reason == Reason.JOB_RUNNING
         )
         if stalled is not None and stalled.status is not ConditionStatus.FALSE and not runs:
-            self.set(ConditionType.STALLED, False, "NotRunning", "not all of the training runs")
+            self.set(ConditionType.STALLED, False, Reason.NOT_RUNNING, "not all of the training runs")
         return self.job.status.model_copy(
             update={
                 **self.values,

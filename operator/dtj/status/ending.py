@@ -5,14 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import cast
 
+from dtj.api.condition_types import ConditionType
+from dtj.api.reasons import Reason
 from dtj.api.spec import CleanPodPolicy
-from dtj.api.status import (
-    ArtifactsStatus,
-    Condition,
-    ConditionType,
-    JobStatus,
-    Phase,
-)
+from dtj.api.status import ArtifactsStatus, Condition, JobStatus, Phase
 from dtj.status.again import evaluator_lost
 from dtj.status.draft import Draft, Evaluation
 from dtj.status.evaluator import has_ended, has_seen, last_step, measured
@@ -21,10 +17,6 @@ from dtj.status.kept import NOTHING_KEPT, is_nothing_kept
 from dtj.status.observed import Expected, Observed
 from dtj.status.pods import PodView
 from dtj.status.times import seconds_since, written_time
-
-EVALUATING, EVALUATED = "Evaluating", "Evaluated"
-"""Reasons of the condition Running when the training is over: until the evaluator has seen its last checkpoint, and
-then until it has ended."""
 
 
 def is_trained(old: JobStatus, expected: Expected, named: Mapping[str, PodView]) -> bool:
@@ -53,8 +45,9 @@ def after_training(
     message = f"{', '.join(expected.decisive)} ended with exit code 0"
     stored = _stored(draft.job.status)
     ends = [end for name in expected.decisive if name in named and (end := named[name].exit) is not None]
-    # The pod that told may be gone by the time the evaluator has ended.
-    if is_nothing_kept(ends, artifacts) or (stored is not None and NOTHING_KEPT in stored.message):
+    # The pod that reported it may be gone by the time the evaluator has ended.
+    nothing_kept = is_nothing_kept(ends, artifacts) or draft.job.status.nothing_kept
+    if nothing_kept:
         message += f"; {NOTHING_KEPT}"
     timeout = expected.evaluator_timeout
     trained = draft.job.status.trained_time or (stored.last_transition_time if stored else None)
@@ -62,9 +55,9 @@ def after_training(
     if deadline is not None:
         left = min(left, deadline)
     last = last_step(artifacts)
-    seen = has_seen(evaluation, artifacts) or (stored is not None and stored.reason == EVALUATED)
+    seen = has_seen(evaluation, artifacts) or (stored is not None and stored.reason == Reason.EVALUATED)
     over = seen or last is None
-    may_end = draft.job.spec.run_policy.clean_pod_policy is not CleanPodPolicy.NONE
+    may_end = draft.job.run_policy.clean_pod_policy is not CleanPodPolicy.NONE
     ended = evaluator is not None and has_ended(evaluator)
     # One that starts again may not be there yet. Told to end, it is waited for: its files are uploaded first.
     due = evaluator is not None and may_end if over else expected.evaluator is not None
@@ -72,9 +65,10 @@ def after_training(
         return evaluator_lost(draft, lost, expected, [*named.values()])
     if due and not ended and left > 0:
         does = "ends" if over else f"has {timeout:.0f} s to see checkpoint {last}"
-        reason = EVALUATED if over else EVALUATING
+        reason = Reason.EVALUATED if over else Reason.EVALUATING
         message += f"; {expected.evaluator} {does}"
         draft.values["trained_time"] = trained or written_time(draft.now)
+        draft.values["nothing_kept"] = nothing_kept or None
         draft.set(ConditionType.RUNNING, True, reason, message)
         draft.set(ConditionType.RESTARTING, False, reason, message)
         needed = frozenset() if over else frozenset({expected.evaluator or ""})
@@ -85,10 +79,10 @@ def after_training(
         loss = attempt_loss(draft.job.status.attempt, [evaluator] if evaluator else [], ())
         if loss is not None:
             message += f": {told(loss.failure)}"
-    return Evaluation(draft.finish(Phase.SUCCEEDED, "JobSucceeded", message))
+    return Evaluation(draft.finish(Phase.SUCCEEDED, Reason.JOB_SUCCEEDED, message))
 
 
 def _stored(status: JobStatus) -> Condition | None:
     """The condition Running that says that the training is over, once it is stored."""
     running = status.condition(ConditionType.RUNNING)
-    return running if running and running.reason in (EVALUATING, EVALUATED) else None
+    return running if running and running.reason in (Reason.EVALUATING, Reason.EVALUATED) else None

@@ -12,16 +12,12 @@ from dataclasses import replace
 from datetime import datetime
 from typing import cast
 
-from dtj.api.job import Fault, Job, in_a_line
-from dtj.api.status import (
-    ArtifactsStatus,
-    ConditionType,
-    Failure,
-    JobStatus,
-    Phase,
-    ProgressStatus,
-    ReplicaStatus,
-)
+from dtj.api.condition_types import ConditionType
+from dtj.api.failure_classes import OperatorFailureClass
+from dtj.api.job import Fault, in_a_line
+from dtj.api.reasons import Reason
+from dtj.api.status import ArtifactsStatus, Failure, JobStatus, Phase, ProgressStatus, ReplicaStatus
+from dtj.api.unreadable import AnyJob
 from dtj.status.again import begin_again, count_nodes, evaluator_lost
 from dtj.status.backoff import pause, pause_left, restarts_in_a_row
 from dtj.status.cleaning import counted_out, ends_pods
@@ -30,7 +26,7 @@ from dtj.status.draft import LONGEST_CONDITION, Draft, Evaluation
 from dtj.status.ending import after_training, is_trained
 from dtj.status.failure import Loss, attempt_loss, early_end, told
 from dtj.status.gang import group_wait, is_queued
-from dtj.status.lasting import MODULE_NOT_FOUND, REMEDY, is_lasting
+from dtj.status.lasting import REMEDY, is_lasting
 from dtj.status.observed import Expected, Observed, obstacle
 from dtj.status.overdue import told_ending, with_overdue
 from dtj.status.pods import PodView
@@ -50,7 +46,7 @@ from dtj.status.waits import after_the_end, retry_begins, start_left, too_late
 
 
 def evaluate(
-    job: Job, expected: Expected | None, faults: Sequence[Fault], observed: Observed, now: datetime
+    job: AnyJob, expected: Expected | None, faults: Sequence[Fault], observed: Observed, now: datetime
 ) -> Evaluation:
     """The status that a job has now, and what is to be done for it.
 
@@ -64,7 +60,7 @@ def evaluate(
 
 
 def _evaluate(
-    job: Job, expected: Expected | None, faults: Sequence[Fault], observed: Observed, now: datetime
+    job: AnyJob, expected: Expected | None, faults: Sequence[Fault], observed: Observed, now: datetime
 ) -> Evaluation:
     old = job.status
     if old.finished:
@@ -73,17 +69,19 @@ def _evaluate(
     attempt = old.current_attempt
     start = old.start_time or written_time(now)
     draft.values |= {"attempt": attempt, "start_time": start}
-    draft.set(ConditionType.CREATED, True, "JobCreated", "the operator has taken the job up")
+    draft.set(ConditionType.CREATED, True, Reason.JOB_CREATED, "the operator has taken the job up")
     if faults and not observed.invalid and _is_taken_up(old, observed):
         # An edit of a job that runs, or a rule of a newer operator: no pod is made until the spec is mended.
-        draft.set(ConditionType.CREATED, True, "SpecInvalid", in_a_line(faults, LONGEST_CONDITION))
-        suspends = job.spec.run_policy.suspend or is_suspending(old)
+        draft.set(ConditionType.CREATED, True, Reason.SPEC_INVALID, in_a_line(faults, LONGEST_CONDITION))
+        suspends = job.run_policy.suspend or is_suspending(old)
         if expected is None or not (observed.pods or suspends):
             return Evaluation(draft.status(start_time=old.start_time), hold=True)
         return replace(_of_pods(job, expected, observed, draft), hold=True, still_made=frozenset())
     if observed.invalid and expected and expected.restarts_with and old.all_running_time:
         # Only a replica that was to start again can't be made; the others go on.
-        draft.set(ConditionType.CREATED, True, "SpecInvalid", in_a_line(observed.invalid, LONGEST_CONDITION))
+        draft.set(
+            ConditionType.CREATED, True, Reason.SPEC_INVALID, in_a_line(observed.invalid, LONGEST_CONDITION)
+        )
     elif faults or observed.invalid or expected is None:
         return Evaluation(_invalid(draft, [*faults, *observed.invalid]))
     return _of_pods(job, expected, observed, draft)
@@ -95,7 +93,7 @@ def _is_taken_up(old: JobStatus, observed: Observed) -> bool:
     return bool(observed.pods) or began or old.holds(ConditionType.SUSPENDED)
 
 
-def _of_pods(job: Job, expected: Expected, observed: Observed, draft: Draft) -> Evaluation:
+def _of_pods(job: AnyJob, expected: Expected, observed: Observed, draft: Draft) -> Evaluation:
     """What the pods come to."""
     old, now = job.status, draft.now
     attempt, start = old.current_attempt, old.start_time or written_time(now)
@@ -109,17 +107,17 @@ def _of_pods(job: Job, expected: Expected, observed: Observed, draft: Draft) -> 
     queued = is_queued(job, expected, pods)
     if queued:
         draft.values["start_time"] = None
-    deadline = job.spec.run_policy.active_deadline_seconds
+    deadline = job.run_policy.active_deadline_seconds
     left = None if deadline is None or queued else deadline - seconds_since(start, now)
     missing = vanished(job, expected, pods)
     # Before all ran, a pod that goes is simply made again, unless it is one of a group.
     gone = missing if old.all_running_time or expected.all_or_nothing else ()
-    lost = evaluator_loss(attempt, old, expected, pods, gone, job.spec.run_policy.backoff_limit)
+    lost = evaluator_loss(attempt, old, expected, pods, gone, job.run_policy.backoff_limit)
     mpijob = of_attempt(observed, attempt)
     if is_trained(old, expected, named) or (mpijob is not None and mpijob.succeeded):
         return after_training(draft, expected, observed, named, left, lost)
     evicted = deactivation(expected, pods)
-    if job.spec.run_policy.suspend or is_suspending(old) or evicted is not None:
+    if job.run_policy.suspend or is_suspending(old) or evicted is not None:
         return suspended(draft, expected, observed.pods, evicted)
     if is_held(job):
         return held(draft)
@@ -142,7 +140,7 @@ def _of_pods(job: Job, expected: Expected, observed: Observed, draft: Draft) -> 
     if loss is not None:
         wait = _settling(loss, now)
         if wait > 0:
-            draft.set(ConditionType.RUNNING, False, "RankLost", loss.failure.message or "")
+            draft.set(ConditionType.RUNNING, False, Reason.RANK_LOST, loss.failure.message or "")
             return Evaluation(draft.status(phase=old.phase or Phase.PENDING), wait)
         return _lost(draft, attempt, loss, expected, pods, gone)
     if lost is not None:
@@ -151,8 +149,10 @@ def _of_pods(job: Job, expected: Expected, observed: Observed, draft: Draft) -> 
 
 
 def _invalid(draft: Draft, faults: Sequence[Fault]) -> JobStatus:
-    draft.values["failure"] = Failure(failure_class="ValidationFailed", message=in_a_line(faults))
-    return draft.finish(Phase.FAILED, "ValidationFailed", in_a_line(faults, LONGEST_CONDITION))
+    draft.values["failure"] = Failure(
+        failure_class=OperatorFailureClass.VALIDATION_FAILED, message=in_a_line(faults)
+    )
+    return draft.finish(Phase.FAILED, Reason.VALIDATION_FAILED, in_a_line(faults, LONGEST_CONDITION))
 
 
 def _overdue(
@@ -163,11 +163,12 @@ def _overdue(
     why = None if runs else group_wait(draft.job, expected, pods, obstacle(pods, observed.refusal))
     if why is not None:
         message += f"; it waited for: {why[1]}"
-    kind = why[0] if why and why[0] in ("ImagePull", "Unschedulable") else "DeadlineExceeded"
+    known = why is not None and why[0] in (Reason.IMAGE_PULL, Reason.UNSCHEDULABLE)
+    kind = why[0] if why and known else OperatorFailureClass.DEADLINE_EXCEEDED
     draft.values["failure"] = Failure(
         attempt=draft.job.status.current_attempt, failure_class=kind, message=message
     )
-    return draft.finish(Phase.FAILED, "DeadlineExceeded", message)
+    return draft.finish(Phase.FAILED, Reason.DEADLINE_EXCEEDED, message)
 
 
 def _lost(
@@ -179,7 +180,7 @@ def _lost(
     gone: Collection[str],
 ) -> Evaluation:
     """Count a loss: what has to starts again, or the job has failed."""
-    limit = draft.job.spec.run_policy.backoff_limit
+    limit = draft.job.run_policy.backoff_limit
     restarts = draft.job.status.restarts
     message = f"attempt {attempt}: {told(loss.failure)}"
     application = not loss.excuse and not loss.infrastructure
@@ -193,9 +194,9 @@ def _lost(
         cast(ProgressStatus | None, draft.values["progress"]),
         cast(ArtifactsStatus | None, draft.values["artifacts"]),
     ):
-        return Evaluation(draft.finish(Phase.FAILED, MODULE_NOT_FOUND, f"{message}; {REMEDY}"))
+        return Evaluation(draft.finish(Phase.FAILED, Reason.MODULE_NOT_FOUND, f"{message}; {REMEDY}"))
     if application and restarts.application >= limit:
-        return Evaluation(draft.finish(Phase.FAILED, "BackoffLimitExceeded", message))
+        return Evaluation(draft.finish(Phase.FAILED, Reason.BACKOFF_LIMIT_EXCEEDED, message))
     draft.values["restarts"] = restarts.model_copy(
         update={
             "application": restarts.application + application,
@@ -217,7 +218,7 @@ def _lost(
         message += f"; {told_again(again, len(expected.attempts))}"
         begin_again(draft, expected, pods, again, attempt + 1)
     message += count_nodes(draft, loss)
-    reason = "InfrastructureFailure" if loss.infrastructure else "ApplicationFailure"
+    reason: str = Reason.INFRASTRUCTURE_FAILURE if loss.infrastructure else Reason.APPLICATION_FAILURE
     if loss.excuse:
         reason = loss.failure.failure_class or reason
     draft.set(ConditionType.RUNNING, False, reason, message)
@@ -251,11 +252,11 @@ def _going_on(
     needed = [name for name in expected.needed if not fixed or name in named]
     if all(map(runs, needed)):
         message = f"all {len(needed)} pods run"
-        draft.set(ConditionType.RESTARTING, False, "JobRunning", message)
+        draft.set(ConditionType.RESTARTING, False, Reason.JOB_RUNNING, message)
         if expected.evaluator is not None and not runs(expected.evaluator):
             why = obstacle([pod for pod in pods if pod.name == expected.evaluator], observed.refusal)
             message += f" but {expected.evaluator}" + (f": {why[1]}" if why else "")
-        draft.set(ConditionType.RUNNING, True, "JobRunning", message)
+        draft.set(ConditionType.RUNNING, True, Reason.JOB_RUNNING, message)
         stall = look(draft, expected, observed)
         if stall.loss is not None:
             return _lost(draft, old.current_attempt, stall.loss, expected, pods, expected.needed)
@@ -267,17 +268,17 @@ def _going_on(
     why = group_wait(draft.job, expected, pods, why)
     if ending:
         why = (
-            "PodsEnding",
+            Reason.PODS_ENDING,
             f"waits until {told_ending(ending)} of the attempt before ended: checkpoints are uploaded first",
         )
     elif wait > 0:
         # The whole pause, not what is left of it: the sentence stays the same while it waits.
-        why = "Backoff", f"waits {pause(old):.0f} s before the next attempt"
+        why = Reason.BACKOFF, f"waits {pause(old):.0f} s before the next attempt"
     due = start_left(draft)
     if due is not None and due <= 0:
         return Evaluation(too_late(draft, expected, observed, pods, why))
     reason, message = why or (
-        "RankLost" if began else "PodsStarting",
+        Reason.RANK_LOST if began else Reason.PODS_STARTING,
         f"{sum(p.running for p in pods)} of {len(expected.attempts)} pods run",
     )
     draft.set(ConditionType.RUNNING, False, reason, message)
@@ -297,7 +298,7 @@ def _tell_bottleneck(draft: Draft, observed: Observed) -> None:
     found = observed.bottleneck
     if found is None:
         if observed.progress is not None:
-            draft.set(ConditionType.BOTTLENECK, False, "NoBottleneck", "the last report names none")
+            draft.set(ConditionType.BOTTLENECK, False, Reason.NO_BOTTLENECK, "the last report names none")
         return
     reason, message = found
     draft.set(ConditionType.BOTTLENECK, True, reason, message)
@@ -330,7 +331,7 @@ def _settling(loss: Loss, now: datetime) -> float:
     return wait if wait <= 2 * loss.settle else 0.0
 
 
-def _settled(job: Job, expected: Expected | None, observed: Observed) -> JobStatus:
+def _settled(job: AnyJob, expected: Expected | None, observed: Observed) -> JobStatus:
     """The status of a job that has ended: only the pods that are left are counted on."""
     old = job.status
     seen = old.model_copy(update={"observed_generation": job.generation})

@@ -6,15 +6,14 @@ from dataclasses import dataclass
 from hashlib import sha256
 from typing import Literal
 
+from dtj.api.condition_types import ConditionType
 from dtj.api.identity import API_VERSION, KIND, MANAGER
-from dtj.api.job import Job, Manifest
-from dtj.api.status import Condition, ConditionStatus, ConditionType, JobStatus, Phase
+from dtj.api.job import Manifest
+from dtj.api.reasons import QUIET, Reason
+from dtj.api.status import Condition, ConditionStatus, JobStatus, Phase
+from dtj.api.unreadable import AnyJob
 from dtj.status.failure import told
-from dtj.status.gang import QUEUED
-from dtj.status.suspension import DEACTIVATED, SUSPENDED, is_suspending
-
-# Reasons of a false Running condition that are the normal course of things.
-_QUIET = frozenset({"PodsStarting", "PodsEnding", "Backoff", "JobSucceeded", "RankLost", SUSPENDED})
+from dtj.status.suspension import is_suspending
 
 
 @dataclass(frozen=True)
@@ -42,7 +41,11 @@ def happenings(old: JobStatus, new: JobStatus) -> list[Happening]:
         return [Happening(kind, condition.reason, condition.message, final=True)]
     result = []
     created, before = new.condition(ConditionType.CREATED), old.condition(ConditionType.CREATED)
-    if created and created.reason == "SpecInvalid" and (not before or before.message != created.message):
+    if (
+        created
+        and created.reason == Reason.SPEC_INVALID
+        and (not before or before.message != created.message)
+    ):
         result.append(Happening("Warning", created.reason, created.message))
     slow, before = new.condition(ConditionType.BOTTLENECK), old.condition(ConditionType.BOTTLENECK)
     # Once an attempt and kind: a program chooses kind and figures with every report.
@@ -53,7 +56,7 @@ def happenings(old: JobStatus, new: JobStatus) -> list[Happening]:
         result.append(Happening("Warning" if stands else "Normal", stalled.reason, stalled.message))
     if new.restarts.evaluator != old.restarts.evaluator and new.failure is not None:
         message = f"attempt {old.attempt}: {told(new.failure)}; it starts again, the training goes on"
-        result.append(Happening("Warning", "EvaluatorRestarting", message))
+        result.append(Happening("Warning", Reason.EVALUATOR_RESTARTING, message))
     elif new.holds(ConditionType.SUSPENDED) != old.holds(ConditionType.SUSPENDED):
         condition = new.condition(ConditionType.SUSPENDED)
         assert condition is not None
@@ -63,11 +66,13 @@ def happenings(old: JobStatus, new: JobStatus) -> list[Happening]:
             result.append(_suspension(running))
     elif new.attempt > old.current_attempt and not new.holds(ConditionType.SUSPENDED):
         condition = new.condition(ConditionType.RESTARTING)
-        result.append(Happening("Warning", "JobRestarting", condition.message if condition else ""))
+        result.append(Happening("Warning", Reason.JOB_RESTARTING, condition.message if condition else ""))
     elif new.phase is Phase.RUNNING and old.phase is not Phase.RUNNING:
         running = new.condition(ConditionType.RUNNING)
         result.append(
-            Happening("Normal", "JobRunning", f"attempt {new.attempt}: {running.message if running else ''}")
+            Happening(
+                "Normal", Reason.JOB_RUNNING, f"attempt {new.attempt}: {running.message if running else ''}"
+            )
         )
     else:
         result += _obstacle(old, new)
@@ -76,20 +81,22 @@ def happenings(old: JobStatus, new: JobStatus) -> list[Happening]:
 
 def _suspension(condition: Condition) -> Happening:
     # A job whose Workload was deactivated goes on only when the user sees to it.
-    kind: Literal["Normal", "Warning"] = "Warning" if condition.reason == DEACTIVATED else "Normal"
+    kind: Literal["Normal", "Warning"] = (
+        "Warning" if condition.reason == Reason.WORKLOAD_DEACTIVATED else "Normal"
+    )
     return Happening(kind, condition.reason, condition.message)
 
 
 def _obstacle(old: JobStatus, new: JobStatus) -> list[Happening]:
     before, now = old.condition(ConditionType.RUNNING), new.condition(ConditionType.RUNNING)
-    if now is None or now.status == ConditionStatus.TRUE or now.reason in _QUIET:
+    if now is None or now.status == ConditionStatus.TRUE or now.reason in QUIET:
         return []
     if before is not None and (before.reason, before.message) == (now.reason, now.message):
         return []
-    return [Happening("Normal" if now.reason == QUEUED else "Warning", now.reason, now.message)]
+    return [Happening("Normal" if now.reason == Reason.QUEUED else "Warning", now.reason, now.message)]
 
 
-def event(job: Job, happening: Happening, time: str) -> Manifest:
+def event(job: AnyJob, happening: Happening, time: str) -> Manifest:
     """The Event object. The same happening has the same name: an operator that dies does not tell it twice."""
     digest = sha256(
         "\0".join((job.uid, happening.type, happening.reason, happening.same or happening.message)).encode()

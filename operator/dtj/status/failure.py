@@ -3,25 +3,29 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from dtj.api.failure_classes import OperatorFailureClass
 from dtj.api.status import Failure
 from dtj.status.pods import Exit, PodView
 from dtj.status.termination import last_lines, read_termination
 from dtj.status.times import seconds_since
 from dtj_trainer.contract import EXIT_COMMAND_NOT_FOUND
+from dtj_trainer.contract.failure_class import FailureClass
 
 # How long a failure that may only have followed from another waits for that other to be seen.
 SETTLE_SECONDS = 5.0
 # A node that died shows only when its kubelet has been silent for the node monitor's grace, 40 to 50 s.
 NODE_SETTLE_SECONDS = 60.0
 # Classes that may be only what another loss led to: the true cause is looked for elsewhere first.
-_CONSEQUENCES = {
-    "ConnectionLost": NODE_SETTLE_SECONDS,
-    "PeersUnreachable": SETTLE_SECONDS,
-    "Signal": SETTLE_SECONDS,
+_CONSEQUENCES: Mapping[str, float] = {
+    FailureClass.CONNECTION_LOST: NODE_SETTLE_SECONDS,
+    FailureClass.PEERS_UNREACHABLE: SETTLE_SECONDS,
+    FailureClass.SIGNAL: SETTLE_SECONDS,
 }
+# The kubelet's reason for a pod that it evicts.
+_EVICTED = "Evicted"
 # Evictions that a pod brought on itself, by what its program wrote.
 _OWN_EVICTION = re.compile(r"ephemeral.(local )?storage|EmptyDir volume", re.IGNORECASE)
 # How reasons begin for a pod that makes room for others, or leaves a node that is drained: those of the kubelet, of
@@ -41,9 +45,9 @@ _UNWANTED = (
 # Reasons of containerd and of the kubelet for a container whose end nobody saw: its node or its runtime restarted.
 _END_UNSEEN = frozenset({"Unknown", "ContainerStatusUnknown"})
 # What a program says that others do not answer any more.
-LOST_OTHERS = frozenset({"ConnectionLost", "PeersUnreachable"})
+LOST_OTHERS = frozenset[str]({FailureClass.CONNECTION_LOST, FailureClass.PEERS_UNREACHABLE})
 # Also a program that fails by itself may do so because a node is gone, once it is known that one is.
-_MAY_FOLLOW = frozenset({*_CONSEQUENCES, "ApplicationError"})
+_MAY_FOLLOW = frozenset[str]({*_CONSEQUENCES, FailureClass.APPLICATION_ERROR})
 # By how much the clocks of a node and of the API server may differ; each writes whole seconds.
 _CLOCK_SECONDS = 5.0
 
@@ -82,7 +86,7 @@ def attempt_loss(
             Failure(
                 attempt=attempt,
                 pod=name,
-                failure_class="PodLost",
+                failure_class=OperatorFailureClass.POD_LOST,
                 message=f"pod {name} is gone: it was deleted, or its node was",
             ),
             infrastructure=True,
@@ -149,7 +153,7 @@ def _pod_loss(attempt: int, pod: PodView, decisive: Collection[str] = ()) -> Los
     if pod.disrupted:
         return _failed(attempt, pod, decisive)
     if ended_as_told(pod):
-        failure = _failure(attempt, pod, "PodLost", f"pod {pod.name} was told to end")
+        failure = _failure(attempt, pod, OperatorFailureClass.POD_LOST, f"pod {pod.name} was told to end")
         return Loss(failure, infrastructure=True)
     if pod.succeeded:
         return None
@@ -162,15 +166,16 @@ def _failed(attempt: int, pod: PodView, decisive: Collection[str]) -> Loss:
     if pod.disrupted or pod.exit is None:
         reason = pod.reason or "Failed"
         message = f"pod {pod.name}: {reason}" + (f": {pod.message}" if pod.message else "")
-        kind = "Evicted" if reason == "Evicted" else "PodLost"
-        own = kind == "Evicted" and _OWN_EVICTION.search(pod.message) is not None
+        evicted = reason == _EVICTED
+        kind = OperatorFailureClass.EVICTED if evicted else OperatorFailureClass.POD_LOST
+        own = evicted and _OWN_EVICTION.search(pod.message) is not None
         return Loss(_failure(attempt, pod, kind, message), infrastructure=not own)
     said = read_termination(pod.exit)
     finished = pod.exit.finished
     if said is None or "class" not in said:
         if pod.exit.reason in _END_UNSEEN:
             message = f"{pod.role} {pod.index} was lost: node {pod.node} or its container runtime restarted"
-            failure = _failure(attempt, pod, "PodLost", message)
+            failure = _failure(attempt, pod, OperatorFailureClass.POD_LOST, message)
             return Loss(
                 failure.model_copy(update={"exit_code": pod.exit.code}),
                 infrastructure=True,
@@ -179,8 +184,8 @@ def _failed(attempt: int, pod: PodView, decisive: Collection[str]) -> Loss:
         # Without dtj-launch nothing says whether a decisive pod failed for another one's failure.
         settle = SETTLE_SECONDS if pod.name in decisive else 0.0
         return Loss(_unsaid(attempt, pod, pod.exit), False, settle=settle, finished=finished)
-    kind = said["class"]
-    failure = _failure(attempt, pod, kind, said.get("message", kind)).model_copy(
+    told_class = said["class"]
+    failure = _failure(attempt, pod, told_class, said.get("message", told_class)).model_copy(
         update={
             "rank": said.get("rank"),
             "exit_code": said.get("exitCode", pod.exit.code),
@@ -188,23 +193,26 @@ def _failed(attempt: int, pod: PodView, decisive: Collection[str]) -> Loss:
             "last_log_lines": said.get("lastLogLines"),
         }
     )
-    settle = _CONSEQUENCES.get(kind, 0.0)
+    settle = _CONSEQUENCES.get(told_class, 0.0)
     # Superseded: a pod that the operator had given up already. It's no program's fault.
-    infrastructure = kind == "Superseded"
+    infrastructure = told_class == FailureClass.SUPERSEDED
     return Loss(failure, infrastructure, settle=settle, finished=finished, host=said.get("host"))
 
 
 def _unsaid(attempt: int, pod: PodView, end: Exit) -> Failure:
     """A container that left no message of dtj's: an image without dtj_trainer, or a kill from outside."""
     if end.reason == "OOMKilled":
-        kind, what = "OOMKilled", "ran out of memory: raise its memory limit or use smaller batches"
+        kind, what = (
+            FailureClass.OOM_KILLED,
+            "ran out of memory: raise its memory limit or use smaller batches",
+        )
     elif end.reason in ("ContainerCannotRun", "StartError") or end.code == EXIT_COMMAND_NOT_FOUND:
-        kind, what = "CommandNotFound", f"could not start its command (exit code {end.code})"
+        kind, what = FailureClass.COMMAND_NOT_FOUND, f"could not start its command (exit code {end.code})"
     elif end.signal:
-        kind, what = "Signal", f"was ended by signal {end.signal}"
+        kind, what = FailureClass.SIGNAL, f"was ended by signal {end.signal}"
     else:
         why = "" if end.reason in ("", "Error") else f" ({end.reason})"
-        kind, what = "ApplicationError", f"ended with exit code {end.code}{why}"
+        kind, what = FailureClass.APPLICATION_ERROR, f"ended with exit code {end.code}{why}"
     lines = last_lines(end.message.splitlines())
     return _failure(attempt, pod, kind, f"{pod.role} {pod.index} {what}").model_copy(
         update={"exit_code": end.code, "signal": end.signal, "last_log_lines": lines}
@@ -214,7 +222,9 @@ def _unsaid(attempt: int, pod: PodView, end: Exit) -> Failure:
 def early_end(attempt: int, pod: PodView) -> Loss:
     """The end, without a failure, of a pod that the rest of the attempt still needs."""
     message = f"{pod.role} {pod.index} ended with exit code 0 while the others needed it"
-    failure = _failure(attempt, pod, "ApplicationError", message).model_copy(update={"exit_code": 0})
+    failure = _failure(attempt, pod, FailureClass.APPLICATION_ERROR, message).model_copy(
+        update={"exit_code": 0}
+    )
     return Loss(failure, infrastructure=False, finished=pod.exit.finished if pod.exit else None)
 
 
@@ -249,6 +259,6 @@ def told(failure: Failure) -> str:
     message = failure.message or failure.failure_class or "failed"
     if failure.pod and failure.pod not in message:
         message = f"{failure.source}: {message}"
-    if failure.failure_class == "ApplicationError" and failure.last_log_lines:
+    if failure.failure_class == FailureClass.APPLICATION_ERROR and failure.last_log_lines:
         message += f"; its last line: {failure.last_log_lines[-1].strip()[:300]}"
     return message

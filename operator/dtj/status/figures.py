@@ -4,30 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import get_args
 
+from dtj.api.condition_types import ConditionType
+from dtj.api.failure_classes import FAILURE_CLASSES
 from dtj.api.job import Job
-from dtj.api.status import ConditionType, JobStatus, Phase, ProgressStatus
+from dtj.api.spec import Accelerator
+from dtj.api.status import JobStatus, Phase, ProgressStatus
+from dtj.api.unreadable import AnyJob
 from dtj.status.backoff import restarted
 from dtj.status.pods import PodView
 from dtj.status.times import read_time
-from dtj.status.waits import OBSTACLE_CLASSES
-from dtj_trainer import contract
-
-FAILURE_CLASSES: frozenset[str] = frozenset(
-    {
-        *get_args(contract.FailureClass),
-        *OBSTACLE_CLASSES,
-        "Evicted",
-        "PodLost",
-        "Stalled",
-        "MPIJobFailed",
-        "StartDeadlineExceeded",
-        "DeadlineExceeded",
-        "ValidationFailed",
-    }
-)
-"""What status.failure.class may be. A program that writes its own termination message may say anything else."""
 
 
 @dataclass(frozen=True)
@@ -64,7 +50,12 @@ class Started:
     """Until the last of its workers and parameter servers had a node; None where no pod says when."""
 
 
-def job_figures(job: Job, status: JobStatus, pods: Sequence[PodView]) -> JobFigures:
+def strategy_label(job: AnyJob) -> str:
+    """The strategy of a job, as metrics name it."""
+    return job.rules.name if job.rules else "unknown"
+
+
+def job_figures(job: AnyJob, status: JobStatus, pods: Sequence[PodView]) -> JobFigures:
     """A job in figures. pods: all that are its own, of whichever attempt."""
     phase = status.phase or Phase.PENDING
     runs = phase is Phase.RUNNING
@@ -74,17 +65,17 @@ def job_figures(job: Job, status: JobStatus, pods: Sequence[PodView]) -> JobFigu
     running = status.condition(ConditionType.RUNNING)
     at_risk = artifacts is not None and artifacts.uri is not None and running is not None
     stalled = status.holds(ConditionType.STALLED)
-    watched = runs and job.spec.run_policy.stall_timeout_seconds is not None
+    watched = runs and job.run_policy.stall_timeout_seconds is not None
     gpus = [(_gpus(job, pod), pod.running) for pod in pods if pod.has_node]
     # Where replicas restart alone, the training goes on while one of them is replaced.
-    partly = job.spec.rules.restarts_alone and phase is Phase.RESTARTING
+    partly = job.rules is not None and job.rules.restarts_alone and phase is Phase.RESTARTING
     trains = not stalled and (
         status.holds(ConditionType.RUNNING) or (partly and status.all_running_time is not None)
     )
     return JobFigures(
         namespace=job.namespace,
         name=job.name,
-        strategy=job.spec.strategy,
+        strategy=strategy_label(job),
         phase=phase,
         finished=status.finished,
         progress=status.progress if runs else None,
@@ -98,14 +89,14 @@ def job_figures(job: Job, status: JobStatus, pods: Sequence[PodView]) -> JobFigu
     )
 
 
-def started(job: Job, old: JobStatus, new: JobStatus, pods: Sequence[PodView]) -> Started | None:
+def started(job: AnyJob, old: JobStatus, new: JobStatus, pods: Sequence[PodView]) -> Started | None:
     """How long the start took that `new` says is done; None where it says no such thing, or where something had
     failed before: that is a recovery.
     """
     done, begun = new.all_running_time, new.start_time
     if old.all_running_time or old.holds(ConditionType.RESTARTING) or done is None or begun is None:
         return None
-    begin, first = _unix(begun), job.spec.rules.created_first()
+    begin, first = _unix(begun), job.rules.created_first() if job.rules else ()
     placed = [_unix(pod.scheduled_at) for pod in pods if pod.role in first and pod.scheduled_at]
     return Started(max(_unix(done) - begin, 0.0), max(max(placed) - begin, 0.0) if placed else None)
 
@@ -131,8 +122,9 @@ def failures(old: JobStatus, new: JobStatus) -> tuple[str, int]:
     return kind if kind in FAILURE_CLASSES else "Other", max(after - before, 0) + ended
 
 
-def _gpus(job: Job, pod: PodView) -> int:
-    return sum(count for name, count in pod.devices if name == job.spec.accelerator.resource_name)
+def _gpus(job: AnyJob, pod: PodView) -> int:
+    accelerator = job.spec.accelerator if isinstance(job, Job) else Accelerator()
+    return sum(count for name, count in pod.devices if name == accelerator.resource_name)
 
 
 def _unix(time: str) -> float:

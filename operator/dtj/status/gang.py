@@ -4,18 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from dtj.api.job import Job
+from dtj.api.reasons import Reason
 from dtj.api.scheduling import Gang
+from dtj.api.unreadable import AnyJob
 from dtj.status.observed import GATED, Expected, is_gated
 from dtj.status.pods import PodView
 
-QUEUED = "Queued"
-"""Reason of the condition Running."""
-_UNPLACED = ("Unschedulable", GATED)
+_UNPLACED = (Reason.UNSCHEDULABLE, GATED)
 _KUEUES = "kueue.x-k8s.io/"
 
 
-def is_queued(job: Job, expected: Expected, pods: Sequence[PodView]) -> bool:
+def is_queued(job: AnyJob, expected: Expected, pods: Sequence[PodView]) -> bool:
     """Whether the job waits in a queue: no time of the job's runs then, as with a Kubernetes Job that Kueue suspends.
 
     Pods that are admitted one by one hold quota while others wait: time runs from the first of them on, so that
@@ -29,7 +28,7 @@ def is_queued(job: Job, expected: Expected, pods: Sequence[PodView]) -> bool:
 
 
 def group_wait(
-    job: Job, expected: Expected, pods: Sequence[PodView], why: tuple[str, str] | None
+    job: AnyJob, expected: Expected, pods: Sequence[PodView], why: tuple[str, str] | None
 ) -> tuple[str, str] | None:
     """Reason and message of a wait in a queue or for the group's place, or `why`, what else keeps the pods from
     running.
@@ -38,16 +37,16 @@ def group_wait(
         return why
     held = [pod for pod in pods if pod.name in expected.needed and is_gated(pod)]
     if held and (expected.gang is Gang.KUEUE or (why is not None and why[0] == GATED)):
-        return QUEUED, _queue_wait(job, expected, min(held, key=lambda pod: (pod.role, pod.index)))
+        return Reason.QUEUED, _queue_wait(job, expected, min(held, key=lambda pod: (pod.role, pod.index)))
     unplaced = any(pod.name in expected.first and not pod.scheduled for pod in pods)
     if expected.gang in (Gang.NONE, Gang.KUEUE) or not unplaced:
         return why
     queue = f", queue {expected.queue}" if expected.queue else ""
     message = f"waits until {expected.gang} places its {len(expected.stages[0])} pods together{queue}"
-    return QUEUED, message + (f"; {why[1]}" if why else "")
+    return Reason.QUEUED, message + (f"; {why[1]}" if why else "")
 
 
-def _queue_wait(job: Job, expected: Expected, pod: PodView) -> str:
+def _queue_wait(job: AnyJob, expected: Expected, pod: PodView) -> str:
     """What a pod waits for that a scheduling gate holds, and where to look."""
     if expected.gang is Gang.KUEUE:
         return (

@@ -11,8 +11,9 @@ from dtj.api.job import Job
 from dtj.api.pod_template import own_program
 from dtj.api.spec import ReplicaSpec
 from dtj.api.status import ArtifactsStatus, Failure, ProgressStatus
+from dtj.api.unreadable import AnyJob
+from dtj_trainer.contract.failure_class import FailureClass
 
-MODULE_NOT_FOUND = "ModuleNotFound"
 REMEDY = "no retry can mend that: add the module to the image, or, for dtj run, to this Python environment"
 _PYTHON = re.compile(r"python[\d.]*")
 # Volumes that are the same in each attempt, or empty.
@@ -20,7 +21,7 @@ _STEADY = frozenset({"configMap", "secret", "downwardAPI", "projected", "emptyDi
 
 
 def is_lasting(
-    job: Job, failure: Failure, progress: ProgressStatus | None, artifacts: ArtifactsStatus | None
+    job: AnyJob, failure: Failure, progress: ProgressStatus | None, artifacts: ArtifactsStatus | None
 ) -> bool:
     """Whether the next attempt would fail by the same module.
 
@@ -30,7 +31,7 @@ def is_lasting(
 
     failure: the loss that is to be counted. progress, artifacts: all that is known of the job.
     """
-    if failure.failure_class != MODULE_NOT_FOUND:
+    if failure.failure_class != FailureClass.MODULE_NOT_FOUND:
         return False
     if (progress is not None and progress.step) or (
         artifacts is not None and artifacts.checkpoint is not None
@@ -38,13 +39,15 @@ def is_lasting(
         return False
     before = job.status.failure
     again = before is not None and (before.failure_class, before.message) == (
-        MODULE_NOT_FOUND,
+        FailureClass.MODULE_NOT_FOUND,
         failure.message,
     )
     return again or _is_from_image_alone(job)
 
 
-def _is_from_image_alone(job: Job) -> bool:
+def _is_from_image_alone(job: AnyJob) -> bool:
+    if not isinstance(job, Job):
+        return False
     roles = [*job.spec.replica_specs.given().values()]
     programs = [own_program(role)[0] for role in roles]
     commands = [command or job.spec.command for command in programs] or [job.spec.command]

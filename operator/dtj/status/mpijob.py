@@ -13,6 +13,7 @@ from datetime import datetime
 from typing import Any
 
 from dtj.api.identity import LABEL_ATTEMPT
+from dtj.api.reasons import Reason
 from dtj.status.times import seconds_since
 
 TAKE_UP_SECONDS = 30.0
@@ -79,7 +80,7 @@ def not_taken_up(mpijob: MpiJob | None, now: datetime) -> tuple[str, str] | None
         return None
     if seconds_since(mpijob.created, now) < TAKE_UP_SECONDS:
         return None
-    return "MPIJobNotTakenUp", (
+    return Reason.MPIJOB_NOT_TAKEN_UP, (
         f"MPIJob {mpijob.name} has no condition {TAKE_UP_SECONDS:.0f} s after it was made: does mpi-operator run, "
         "and in this namespace too? What it finds wrong with an MPIJob, it tells in that one's events only"
     )

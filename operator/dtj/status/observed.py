@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from dtj.api.job import Fault
+from dtj.api.reasons import Reason
 from dtj.api.scheduling import Gang
 from dtj.api.status import ArtifactsStatus, ProgressStatus
 from dtj.status.mpijob import MpiJob
@@ -109,9 +110,9 @@ def obstacle(pods: Sequence[PodView], refusal: tuple[str, str] | None) -> tuple[
     reason, message = pod.waiting
     what = f"{pod.name}: {message}" if message else f"{pod.name}: {reason}"
     if reason in _IMAGE:
-        return "ImagePull", f"the image can't be pulled: {what}"
-    if reason == "Unschedulable":
-        return "Unschedulable", f"no node takes {what}"
+        return Reason.IMAGE_PULL, f"the image can't be pulled: {what}"
+    if reason == Reason.UNSCHEDULABLE:
+        return Reason.UNSCHEDULABLE, f"no node takes {what}"
     return reason, what
 
 

@@ -7,10 +7,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from dtj.api.reasons import Reason
 from dtj.api.reported import take, text
 from dtj.api.status import ArtifactsStatus, ProgressStatus
 
-_BOTTLENECKS = {"ParameterServers": "ParameterServersSlow", "Worker": "StragglingWorker"}
+_BOTTLENECKS = {"ParameterServers": Reason.PARAMETER_SERVERS_SLOW, "Worker": Reason.STRAGGLING_WORKER}
 """Kind of a bottleneck in a report -> reason of the condition."""
 _BOTTLENECK_LENGTH = 1024
 

@@ -10,6 +10,7 @@ from typing import Any
 from dtj.api.identity import LABEL_ATTEMPT, LABEL_INDEX, LABEL_ROLE
 from dtj.api.mpijob import INDEX_LABEL
 from dtj.api.pod_template import TRAINER_CONTAINER
+from dtj.api.reasons import Reason
 from dtj.api.scheduling_rules import KUEUE_QUEUE
 from dtj.status.times import read_time
 
@@ -183,20 +184,20 @@ def _waiting(
     scheduled: Mapping[str, Any], init: Iterable[Mapping[str, Any]], containers: Iterable[Mapping[str, Any]]
 ) -> tuple[str, str] | None:
     if scheduled.get("status") == "False":
-        return str(scheduled.get("reason") or "Unschedulable"), str(scheduled.get("message") or "")
+        return str(scheduled.get("reason") or Reason.UNSCHEDULABLE), str(scheduled.get("message") or "")
     for container in (*init, *containers):
         waiting = (container.get("state") or {}).get("waiting") or {}
         reason = waiting.get("reason") or ""
         if reason and reason not in ("ContainerCreating", "PodInitializing"):
             last = _exit({"state": container.get("lastState")})
-            if reason == "CrashLoopBackOff" and last is not None:
+            if reason == Reason.CRASH_LOOP_BACK_OFF and last is not None:
                 # The kubelet's own message is another one after each crash.
                 return reason, f"container {container['name']} ends again and again, last {_how(last)}"
             return str(reason), str(waiting.get("message") or "")
     ends = {container["name"]: end for container in containers if (end := _exit(container)) is not None}
     if ends and TRAINER_CONTAINER not in ends:
         name, end = next(iter(ends.items()))
-        return "SidecarEnded", f"container {name} ended {_how(end)}: the pod is not ready without it"
+        return Reason.SIDECAR_ENDED, f"container {name} ended {_how(end)}: the pod is not ready without it"
     return None
 
 

@@ -6,8 +6,10 @@ from collections.abc import Collection, Sequence, Set
 from dataclasses import replace
 from datetime import datetime
 
-from dtj.api.job import Job
-from dtj.api.status import ConditionType, JobStatus, ReplicaStatus
+from dtj.api.condition_types import ConditionType
+from dtj.api.reasons import Reason
+from dtj.api.status import JobStatus, ReplicaStatus
+from dtj.api.unreadable import AnyJob
 from dtj.status.failure import (
     LOST_OTHERS,
     NODE_SETTLE_SECONDS,
@@ -27,7 +29,7 @@ FOLLOWS_SECONDS = 180.0
 120 s without a step."""
 
 
-def vanished(job: Job, expected: Expected, pods: Sequence[PodView]) -> list[str]:
+def vanished(job: AnyJob, expected: Expected, pods: Sequence[PodView]) -> list[str]:
     """Names of pods that are gone without a trace: the stored status counted them, or the last stage, which came
     after it was stored, shows that they were there.
 
@@ -48,7 +50,7 @@ def vanished(job: Job, expected: Expected, pods: Sequence[PodView]) -> list[str]
     return gone
 
 
-def _began_uncounted(job: Job, expected: Expected, there: Set[str]) -> bool:
+def _began_uncounted(job: AnyJob, expected: Expected, there: Set[str]) -> bool:
     """Whether pods of the last stage are there of which the stored status does not tell, and the spec is still that
     of which it tells: all pods of the stages before were there when they were made.
     """
@@ -100,7 +102,7 @@ def _needed_again(attempt: int, expected: Expected, pods: Sequence[PodView]) -> 
     loss = early_end(attempt, ended[0])
     return replace(
         loss,
-        failure=loss.failure.model_copy(update={"failure_class": "Completed"}),
+        failure=loss.failure.model_copy(update={"failure_class": Reason.COMPLETED}),
         others=frozenset(pod.name for pod in ended),
         excuse=f"{name} has started again since, which is counted",
     )

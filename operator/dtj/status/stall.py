@@ -8,8 +8,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from dtj.api.condition_types import ConditionType
+from dtj.api.failure_classes import OperatorFailureClass
+from dtj.api.reasons import Reason
 from dtj.api.spec import StallPolicy
-from dtj.api.status import ConditionStatus, ConditionType, Failure, JobStatus, ProgressStatus
+from dtj.api.status import ConditionStatus, Failure, JobStatus, ProgressStatus
 from dtj.status.draft import Draft
 from dtj.status.failure import Loss
 from dtj.status.observed import Expected, Observed
@@ -38,7 +41,7 @@ def step_time(draft: Draft) -> str | None:
     The draft has its progress.
     """
     old = draft.job.status
-    if draft.job.spec.run_policy.stall_timeout_seconds is None:
+    if draft.job.run_policy.stall_timeout_seconds is None:
         return None
     step = _step(draft.values["progress"])
     moved = step is not None and step != _step(old.progress)
@@ -47,10 +50,10 @@ def step_time(draft: Draft) -> str | None:
 
 def look(draft: Draft, expected: Expected, observed: Observed) -> Stall:
     """Whether a training of which all pods run stands still. The draft has its step time and condition Running."""
-    policy, known = draft.job.spec.run_policy, draft.conditions.get(ConditionType.STALLED)
+    policy, known = draft.job.run_policy, draft.conditions.get(ConditionType.STALLED)
     timeout = policy.stall_timeout_seconds
     if timeout is None:
-        _clear(draft, "NotWatched", "runPolicy.stallTimeoutSeconds is not set")
+        _clear(draft, Reason.NOT_WATCHED, "runPolicy.stallTimeoutSeconds is not set")
         return Stall()
     step = _step(draft.values["progress"])
     still_since = max(
@@ -58,19 +61,19 @@ def look(draft: Draft, expected: Expected, observed: Observed) -> Stall:
     )
     still_for = seconds_since(still_since, draft.now)
     if still_for < timeout:
-        _clear(draft, "ProgressResumed", f"the training goes on: it is at step {step}")
+        _clear(draft, Reason.PROGRESS_RESUMED, f"the training goes on: it is at step {step}")
         return Stall(look_again=timeout - still_for)
     if observed.program_ended:
-        _clear(draft, "ProgramEnded", "the program has ended, its files are uploaded")
+        _clear(draft, Reason.PROGRAM_ENDED, "the program has ended, its files are uploaded")
         return Stall()
     if not observed.answers:
         if observed.answers is False and not (known and known.status is ConditionStatus.TRUE):
-            draft.set(ConditionType.STALLED, None, "NoAnswer", _unknown(expected))
+            draft.set(ConditionType.STALLED, None, Reason.NO_ANSWER, _unknown(expected))
         return Stall()  # Its answer calls for another look.
     where = "no step was reported" if step is None else f"the step has stayed at {step}"
     stacks = f"the stacks of all ranks are in {_stacks(expected)}"
     message = f"all pods run, but {where} for {timeout} s (runPolicy.stallTimeoutSeconds); {stacks}"
-    draft.set(ConditionType.STALLED, True, "NoProgress", message)
+    draft.set(ConditionType.STALLED, True, Reason.NO_PROGRESS, message)
     since = draft.conditions[ConditionType.STALLED].last_transition_time
     left = STACKS_SECONDS - seconds_since(since, draft.now)
     restart = policy.stall_policy is StallPolicy.RESTART
@@ -80,7 +83,7 @@ def look(draft: Draft, expected: Expected, observed: Observed) -> Stall:
         return Stall()
     failure = Failure(
         attempt=draft.job.status.current_attempt,
-        failure_class="Stalled",
+        failure_class=OperatorFailureClass.STALLED,
         message=f"{where} for {still_for:.0f} s though all pods ran (runPolicy.stallTimeoutSeconds); {stacks}",
     )
     return Stall(loss=Loss(failure, infrastructure=False))
@@ -94,7 +97,7 @@ def _clear(draft: Draft, reason: str, message: str) -> None:
 
 def is_stalled(status: JobStatus) -> bool:
     """Whether the last failure of a job is that it stood still: then its programs have not ended by themselves."""
-    return status.failure is not None and status.failure.failure_class == "Stalled"
+    return status.failure is not None and status.failure.failure_class == OperatorFailureClass.STALLED
 
 
 def _step(progress: object) -> int | None:

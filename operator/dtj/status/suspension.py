@@ -9,8 +9,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from dtj.api.job import Job
-from dtj.api.status import ConditionStatus, ConditionType, Failure, JobStatus, Phase
+from dtj.api.condition_types import ConditionType
+from dtj.api.reasons import Reason
+from dtj.api.status import ConditionStatus, Failure, JobStatus, Phase
+from dtj.api.unreadable import AnyJob
 from dtj.status.again import in_attempt
 from dtj.status.draft import Draft, Evaluation
 from dtj.status.failure import attempt_loss
@@ -18,17 +20,13 @@ from dtj.status.observed import Expected
 from dtj.status.overdue import told_ending
 from dtj.status.pods import PodView
 
-SUSPENDING, SUSPENDED = "Suspending", "JobSuspended"
-"""Reasons of the condition Running: while pods end, and when all have."""
-DEACTIVATED = "WorkloadDeactivated"
-"""Reason of the condition Running while pods end because Kueue's Workload was deactivated, and then of Suspended."""
 # How Kueue's reason begins: of version 0.19, and before 0.10.
 _DEACTIVATIONS = ("WorkloadEvictedDueToDeactivated", "WorkloadEvictedDueToInactiveWorkload")
 
 
 def is_suspending(status: JobStatus) -> bool:
     """Whether its pods were told to end: then all of them do, also when it is resumed meanwhile."""
-    return _running_reason(status) in (SUSPENDING, DEACTIVATED)
+    return _running_reason(status) in (Reason.SUSPENDING, Reason.WORKLOAD_DEACTIVATED)
 
 
 def deactivation(expected: Expected, pods: Sequence[PodView]) -> PodView | None:
@@ -41,11 +39,13 @@ def is_deactivated(status: JobStatus) -> bool:
     """Whether the job is suspended because its Workload was deactivated."""
     suspended = status.condition(ConditionType.SUSPENDED)
     return (
-        suspended is not None and suspended.status is ConditionStatus.TRUE and suspended.reason == DEACTIVATED
+        suspended is not None
+        and suspended.status is ConditionStatus.TRUE
+        and suspended.reason == Reason.WORKLOAD_DEACTIVATED
     )
 
 
-def is_held(job: Job) -> bool:
+def is_held(job: AnyJob) -> bool:
     """Whether the job stays suspended because its Workload was deactivated: until its spec is changed, as by a user
     who suspends and resumes it.
     """
@@ -70,20 +70,23 @@ def suspended(
 
     pods: all that there are, of whichever attempt. evicted: a pod whose Workload was deactivated.
     """
-    suspend, old = draft.job.spec.run_policy.suspend, draft.job.status
+    suspend, old = draft.job.run_policy.suspend, draft.job.status
     attempt, reason = old.current_attempt, _running_reason(old)
-    deactivated = not suspend and (reason == DEACTIVATED or (evicted is not None and reason != SUSPENDING))
-    if deactivated and reason != DEACTIVATED and evicted is not None:
+    deactivated = not suspend and (
+        reason == Reason.WORKLOAD_DEACTIVATED or (evicted is not None and reason != Reason.SUSPENDING)
+    )
+    if deactivated and reason != Reason.WORKLOAD_DEACTIVATED and evicted is not None:
         loss = attempt_loss(attempt, [evicted], ())
         draft.values["failure"] = loss.failure if loss else None
     why = _deactivated(draft) if deactivated else "suspended by runPolicy.suspend"
-    after = DEACTIVATED if deactivated else SUSPENDED
+    after = Reason.WORKLOAD_DEACTIVATED if deactivated else Reason.JOB_SUSPENDED
     draft.set(ConditionType.RESTARTING, False, after, why)
     if pods:
         there = {pod.name for pod in pods}
         names = told_ending(pods)
         message = f"{why}: attempt {attempt} is over when {names} ended: checkpoints are uploaded first"
-        draft.set(ConditionType.RUNNING, False, DEACTIVATED if deactivated else SUSPENDING, message)
+        meanwhile = Reason.WORKLOAD_DEACTIVATED if deactivated else Reason.SUSPENDING
+        draft.set(ConditionType.RUNNING, False, meanwhile, message)
         # In the reverse order of their making: the chief can save only while its parameter servers are there.
         stages = (there.intersection(stage) for stage in reversed(expected.stages))
         return Evaluation(draft.status(), hold=True, end=frozenset(next(filter(None, stages), there)))
@@ -95,7 +98,7 @@ def suspended(
         message += (
             ": it is queued once the job is resumed (dtj resume, or runPolicy.suspend: true, then false)"
         )
-    draft.set(ConditionType.RUNNING, False, SUSPENDED, message)
+    draft.set(ConditionType.RUNNING, False, Reason.JOB_SUSPENDED, message)
     draft.set(ConditionType.SUSPENDED, True, after, message)
     status = draft.status(phase=Phase.SUSPENDED, start_time=None, all_running_time=None)
     return Evaluation(status, look_again=None if suspend or deactivated else 0.0, hold=True)
@@ -118,5 +121,5 @@ def resumed(draft: Draft, expected: Expected) -> Evaluation:
     if expected.restarts_with is not None and attempt > 1:
         draft.values["replica_attempts"] = in_attempt(draft.job, expected.attempts, attempt)
     message = f"runPolicy.suspend is false: attempt {attempt} begins"
-    draft.set(ConditionType.SUSPENDED, False, "JobResumed", message)
+    draft.set(ConditionType.SUSPENDED, False, Reason.JOB_RESUMED, message)
     return Evaluation(draft.status(phase=Phase.PENDING), look_again=0.0, hold=True)

@@ -5,8 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from datetime import datetime, timedelta
 
-from dtj.api.job import Job
-from dtj.api.status import ConditionType, Failure, JobStatus, Phase
+from dtj.api.condition_types import ConditionType
+from dtj.api.failure_classes import OBSTACLES, OperatorFailureClass
+from dtj.api.reasons import Reason
+from dtj.api.status import Failure, JobStatus, Phase
+from dtj.api.unreadable import AnyJob
 from dtj.status.backoff import pause
 from dtj.status.draft import Draft, Evaluation
 from dtj.status.failure import Loss
@@ -14,28 +17,13 @@ from dtj.status.observed import Expected, Observed, hindered
 from dtj.status.pods import PodView
 from dtj.status.times import seconds_since, written_time
 
-OBSTACLE_CLASSES: frozenset[str] = frozenset(
-    {
-        "ImagePull",
-        "Unschedulable",
-        "QuotaExceeded",
-        "Forbidden",
-        "CreateContainerConfigError",
-        "CreateContainerError",
-        "RunContainerError",
-        "CrashLoopBackOff",
-        "SidecarEnded",
-    }
-)
-"""Obstacles that are the class of a failure."""
-
 
 def start_left(draft: Draft) -> float | None:
     """Seconds until all needed replicas have to run; None when they may take any time, or have run.
 
     They count from the start of the job, its resumption, or from `retry_begins`.
     """
-    status, deadline = draft.job.status, draft.job.spec.run_policy.start_deadline_seconds
+    status, deadline = draft.job.status, draft.job.run_policy.start_deadline_seconds
     if (
         deadline is None
         or draft.values["start_time"] is None
@@ -67,13 +55,13 @@ def too_late(
 ) -> JobStatus:
     """The status of a job whose replicas did not all run in time. why: reason and message of what it waited for."""
     told = draft.job.status.condition(ConditionType.RUNNING)
-    if why is None and told is not None and told.reason in OBSTACLE_CLASSES:
+    if why is None and told is not None and told.reason in OBSTACLES:
         # An operator that was just started has not been refused anything yet.
         why = told.reason, told.message
     absent = [pod for pod in pods if pod.name in expected.needed and not (pod.running and pod.ready)]
-    known = why is not None and why[0] in OBSTACLE_CLASSES
+    known = why is not None and why[0] in OBSTACLES
     pod = hindered(absent) if known and observed.refusal is None else None
-    attempt, deadline = draft.values["attempt"], draft.job.spec.run_policy.start_deadline_seconds
+    attempt, deadline = draft.values["attempt"], draft.job.run_policy.start_deadline_seconds
     message = f"not all pods ran in {deadline} s (runPolicy.startDeadlineSeconds)"
     if why is not None:
         message += f"; it waited for: {why[1]}"
@@ -89,10 +77,10 @@ def too_late(
         index=pod.index if pod else None,
         pod=pod.name if pod else None,
         node=pod.node if pod else None,
-        failure_class=why[0] if why and known else "StartDeadlineExceeded",
+        failure_class=why[0] if why and known else OperatorFailureClass.START_DEADLINE_EXCEEDED,
         message=message,
     )
-    return draft.finish(Phase.FAILED, "StartDeadlineExceeded", message)
+    return draft.finish(Phase.FAILED, Reason.START_DEADLINE_EXCEEDED, message)
 
 
 def _state(pod: PodView) -> str:
@@ -101,9 +89,9 @@ def _state(pod: PodView) -> str:
     return "which runs but is not ready" if pod.phase == "Running" else f"which {pod.node} has not started"
 
 
-def after_the_end(job: Job, status: JobStatus, now: datetime) -> Evaluation:
+def after_the_end(job: AnyJob, status: JobStatus, now: datetime) -> Evaluation:
     """The status of a job that has ended; with a TTL it is deleted in time, as a Kubernetes Job."""
-    ttl, ended = job.spec.run_policy.ttl_seconds_after_finished, status.completion_time
+    ttl, ended = job.run_policy.ttl_seconds_after_finished, status.completion_time
     if ttl is None or ended is None:
         return Evaluation(status)
     left = ttl - seconds_since(ended, now)

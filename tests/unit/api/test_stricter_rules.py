@@ -1,4 +1,8 @@
-"""Jobs that run while a newer operator calls their spec wrong: what is there goes on, ends and is cleaned up."""
+"""Jobs that run while another version of the operator calls their spec wrong, or can't read it: the pods continue,
+end and are cleaned up.
+
+Both cases: a rule that the image breaks, and a field that this version does not have.
+"""
 
 from __future__ import annotations
 
@@ -17,12 +21,17 @@ SERVERS = {
 }
 
 
-async def running(**spec: Any) -> World:
-    """A job that runs, before an operator that calls its image wrong."""
+WRONG = pytest.mark.parametrize(
+    "wrong", [{"image": "No Image"}, {"newField": 1}], ids=["a wrong image", "an unknown field"]
+)
+
+
+async def running(wrong: dict[str, Any], **spec: Any) -> World:
+    """A job that runs, before an operator that calls its spec wrong."""
     world = World(**spec)
     world.kubelet.program = endless
     await world.until(lambda: world.phase == "Running")
-    world.cluster.change(JOB, lambda job: job["spec"].update(image="No Image"))
+    world.cluster.change(JOB, lambda job: job["spec"].update(wrong))
     world.start_operator()
     await world.step()
     assert world.condition("Created")["reason"] == "SpecInvalid"
@@ -30,9 +39,10 @@ async def running(**spec: Any) -> World:
     return world
 
 
+@WRONG
 @pytest.mark.parametrize("spec", [{}, SERVERS], ids=["Horovod", "ParameterServer"])
-async def test_the_end_is_seen_and_cleaned_up_after(spec: Any) -> None:
-    world = await running(**spec)
+async def test_the_end_is_seen_and_cleaned_up_after(spec: Any, wrong: dict[str, Any]) -> None:
+    world = await running(wrong, **spec)
     deciding = "launcher" if not spec else "chief"
     world.kubelet.program = lambda pod, ran: (
         (0, "") if pod["metadata"]["labels"]["dtj.dev/role"] == deciding else None
@@ -44,23 +54,26 @@ async def test_the_end_is_seen_and_cleaned_up_after(spec: Any) -> None:
     assert world.pod_names() == [f"mnist-{deciding}-0"]
 
 
-async def test_its_deadline_holds() -> None:
-    world = await running(runPolicy={"activeDeadlineSeconds": 60})
+@WRONG
+async def test_its_deadline_holds(wrong: dict[str, Any]) -> None:
+    world = await running(wrong, runPolicy={"activeDeadlineSeconds": 60})
 
     await world.rest()
 
     assert (world.phase, world.status["failure"]["class"]) == ("Failed", "DeadlineExceeded")
 
 
-async def test_it_can_be_suspended() -> None:
-    world = await running()
+@WRONG
+async def test_it_can_be_suspended(wrong: dict[str, Any]) -> None:
+    world = await running(wrong)
     world.cluster.change(JOB, lambda job: job["spec"].setdefault("runPolicy", {}).update(suspend=True))
 
     await world.until(lambda: world.phase == "Suspended" and not world.pod_names())
 
 
-async def test_a_failure_is_told_and_no_pod_is_made_before_the_spec_is_mended() -> None:
-    world = await running(runPolicy={"backoffLimit": 1})
+@WRONG
+async def test_a_failure_is_told_and_no_pod_is_made_before_the_spec_is_mended(wrong: dict[str, Any]) -> None:
+    world = await running(wrong, runPolicy={"backoffLimit": 1})
     world.kubelet.program = fails(1)
     await world.until(lambda: world.status["attempt"] == 2)
     await world.rest()
@@ -68,7 +81,11 @@ async def test_a_failure_is_told_and_no_pod_is_made_before_the_spec_is_mended() 
     assert world.status["failure"]["message"] == "it broke"
     assert world.pod_names() == []
 
-    world.cluster.change(JOB, lambda job: job["spec"].update(image="mended:1"))
+    def mend(job: dict[str, Any]) -> None:
+        job["spec"].pop("newField", None)
+        job["spec"]["image"] = "mended:1"
+
+    world.cluster.change(JOB, mend)
     await world.rest()
 
     assert world.phase == "Succeeded"

@@ -15,8 +15,10 @@ from typing import Any
 import pytest
 import yaml
 
+from dtj.api.failure_classes import FAILURE_CLASSES
 from dtj.api.identity import KIND
 from dtj.api.job import read_job
+from dtj.api.reasons import Reason
 from dtj.api.validation import faults
 from dtj_trainer import contract
 from tests.cluster.docs_blocks import outputs, with_files
@@ -98,9 +100,31 @@ def test_every_variable_of_the_contract_is_described() -> None:
     assert {name for name in names if f"`{name}`" not in text} == set()
 
 
-def test_every_failure_class_is_described() -> None:
-    text = (ROOT / "docs/troubleshooting.md").read_text()
-    assert {name for name in contract.FailureClass.__args__ if f"`{name}`" not in text} == set()
+def first_column(table: str) -> set[str]:
+    """The names in the first cell of each row."""
+    cells = re.findall(r"^\| (`.*?) \|", table, re.MULTILINE)
+    return {name for cell in cells for name in re.findall(r"`(\w+)`", cell)}
+
+
+def test_the_table_of_failure_classes_has_all_of_them() -> None:
+    _, _, after = (ROOT / "docs/troubleshooting.md").read_text().partition("\n## Failure classes\n")
+    assert first_column(after.partition("\n## ")[0]) == {*FAILURE_CLASSES}
+
+
+def test_every_reason_that_the_docs_name_exists() -> None:
+    named = {
+        name
+        for page in PAGES
+        for names in re.findall(
+            r"(?<!pods with )\breasons? ((?:`[A-Z]\w+`(?:, | and | or )?)+)", page.read_text()
+        )
+        for name in re.findall(r"\w+", names)
+        if name not in ("and", "or")
+    }
+    _, _, after = (ROOT / "docs/troubleshooting.md").read_text().partition("| reason of `Running` |")
+    named |= first_column(after.partition("\n\n")[0])
+    assert len(named) > 20
+    assert named - {*Reason} == set()
 
 
 def test_every_output_is_filled_in() -> None:

@@ -16,9 +16,8 @@ import prometheus_client
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from dtj.api.status import Failure, Phase
+from dtj.api.status import Phase
 from dtj.reconcile.metrics import event_loop_lag, process_registry
-from dtj.status.figures import FAILURE_CLASSES
 from dtj.status.times import read_time
 from tests.unit.support.jobs import manifest
 from tests.unit.support.kubelet import Ending
@@ -139,11 +138,6 @@ async def test_a_programs_own_words_make_no_series(said: str, told: str) -> None
     ended = {"result": "failed", "reason": "BackoffLimitExceeded"}
     assert world.value("dtj_jobs_finished_total", **ended) == 1.0
     assert world.job_series() == set(), "it has ended"
-
-
-def test_the_classes_are_those_of_the_status() -> None:
-    text = Failure.model_fields["failure_class"].description or ""
-    assert set(re.findall(r"\b[A-Z]\w+", text)) == FAILURE_CLASSES
 
 
 async def test_a_running_job_tells_its_steps_and_its_checkpoint() -> None:

@@ -21,9 +21,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from dtj.api.condition_types import ConditionType
 from dtj.api.crd import custom_resource_definition
 from dtj.api.job import Fault, Manifest, read_status
-from dtj.api.status import ArtifactsStatus, ConditionType, Phase, ProgressStatus
+from dtj.api.status import ArtifactsStatus, Phase, ProgressStatus
 from dtj.status.evaluate import evaluate
 from dtj.status.events import happenings
 from dtj.status.failure import NODE_SETTLE_SECONDS

@@ -497,7 +497,7 @@ def test_that_the_chief_left_nothing_is_still_told_when_only_the_evaluator_is_th
     life = ran()
     nothing = {"artifacts": {"uri": "s3://bucket/jobs/ml/x"}, "exitCode": 0}
     status = lost(life, ended(CHIEF, 0, nothing, seconds=50), seconds=60)
-    assert status["phase"] == "Running"
+    assert (status["phase"], status["nothingKept"]) == ("Running", True)
 
     status = life.see(ended(EVALUATOR, 143), seconds=75)
 

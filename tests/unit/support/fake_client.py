@@ -9,8 +9,8 @@ from typing import Any
 
 from typer.testing import CliRunner, Result
 
+from dtj.api.condition_types import ConditionType
 from dtj.api.errors import DtjError, NotFound, TimedOut
-from dtj.api.status import ConditionType
 from dtj.cli.main import app
 from dtj.client import DistributedTrainingJob, JobEvent, LogLine, LogQuery, Pod, PodUsage
 from dtj.client.views import ALL_LINES, pod_of

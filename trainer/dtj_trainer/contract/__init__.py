@@ -181,25 +181,6 @@ EXIT_UNAVAILABLE = 69
 EXIT_DATA = 65
 EXIT_COMMAND_NOT_FOUND = 127
 
-FailureClass = Literal[
-    "ApplicationError",
-    "OOMKilled",
-    "DiskFull",
-    "Signal",
-    "CommandNotFound",
-    "ModuleNotFound",
-    "WorldSizeMismatch",
-    "NoAccelerator",
-    "PeersUnreachable",
-    "DataNotFound",
-    "DataCorrupt",
-    "DataUnavailable",
-    "ArtifactsUnavailable",
-    "Superseded",
-    "ConnectionLost",
-]
-"""Causes that a container can detect; the operator adds causes that only the cluster shows (Evicted, ImagePull…)."""
-
 
 class Bottleneck(TypedDict):
     """What slows the training down, as measured by the program."""

@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from dtj_trainer import contract
+from dtj_trainer.contract.failure_class import FailureClass
 
 log = logging.getLogger(__name__)
 
@@ -42,7 +43,7 @@ class Answer:
 
     fault: str | None
     report: contract.Report
-    cause: contract.FailureClass = "ArtifactsUnavailable"
+    cause: FailureClass = FailureClass.ARTIFACTS_UNAVAILABLE
 
 
 class Supervision(Protocol):
@@ -172,7 +173,8 @@ class ControlClient:
             line = self._stream.readline(_LONGEST_LINE_BYTES)
             if not line:
                 raise SupervisorGone(message)
-            return Answer(**json.loads(line))
+            answer = json.loads(line)
+            return Answer(answer["fault"], answer["report"], FailureClass(answer["cause"]))
         except (OSError, ValueError) as error:
             raise SupervisorGone(f"the pod's supervisor does not answer: {error}") from error
 

@@ -7,9 +7,9 @@ import logging
 import signal
 from collections.abc import Sequence
 from pathlib import Path
-from typing import get_args
 
 from dtj_trainer import contract
+from dtj_trainer.contract.failure_class import FailureClass
 from dtj_trainer.launch.failure_patterns import closing, missing_module, reports_full_disk
 from dtj_trainer.launch.program import ProgramEnd
 from dtj_trainer.launch.remedies import remedy
@@ -19,6 +19,7 @@ from dtj_trainer.launch.termination import RankExit
 log = logging.getLogger(__name__)
 
 _OWN_CODES = {contract.EXIT_DATA, contract.EXIT_UNAVAILABLE, contract.EXIT_CONFIG}
+_CLASSES = frozenset[str](FailureClass)
 _UNCAUGHT = 1
 """Python's exit code after an unhandled exception."""
 _SHUT_DOWN = "HorovodInternalError"
@@ -42,7 +43,7 @@ def rank_exit(settings: Settings, end: ProgramEnd, last_lines: Sequence[str] = (
     exit_report["class"], exit_report["message"] = (
         cause_from_program(settings, end) or cause_from_last_lines(end, last_lines) or classify(end)
     )
-    if exit_report["class"] == "ApplicationError" and (what := remedy(last_lines)):
+    if exit_report["class"] == FailureClass.APPLICATION_ERROR and (what := remedy(last_lines)):
         exit_report["message"] += f"; {what}"
     if end.signal is not None:
         exit_report["signal"] = end.signal
@@ -51,11 +52,11 @@ def rank_exit(settings: Settings, end: ProgramEnd, last_lines: Sequence[str] = (
 
 def cut_off(end: ProgramEnd, exit_report: RankExit) -> bool:
     """Return whether the last file that a program wrote may be incomplete: after a kill, or with a full disk."""
-    return end.killed or exit_report.get("class") == "DiskFull"
+    return end.killed or exit_report.get("class") == FailureClass.DISK_FULL
 
 
 def unavailable(
-    settings: Settings, message: str, cause: contract.FailureClass = "ArtifactsUnavailable"
+    settings: Settings, message: str, cause: FailureClass = FailureClass.ARTIFACTS_UNAVAILABLE
 ) -> RankExit:
     """Describe the end of a process without something that had to be restored, uploaded or answered."""
     log.error("%s", message)
@@ -75,10 +76,9 @@ def cause_from_program(settings: Settings, end: ProgramEnd) -> tuple[str, str] |
         return None
     try:
         content = json.loads(failure_file(settings).read_bytes())
-        cause, message = content["class"], content["message"]
+        return FailureClass(content["class"]), str(content["message"])
     except (OSError, ValueError, KeyError, TypeError):
         return None
-    return (cause, str(message)) if cause in get_args(contract.FailureClass) else None
 
 
 def cause_from_last_lines(end: ProgramEnd, last_lines: Sequence[str]) -> tuple[str, str] | None:
@@ -89,12 +89,12 @@ def cause_from_last_lines(end: ProgramEnd, last_lines: Sequence[str]) -> tuple[s
         return None
     for line in closing(last_lines):
         if reports_full_disk(line):
-            return "DiskFull", f"a disk is full: {line}"
+            return FailureClass.DISK_FULL, f"a disk is full: {line}"
         cause, _, message = line.partition(": ")
-        if end.exit_code in _OWN_CODES and cause in get_args(contract.FailureClass):
+        if end.exit_code in _OWN_CODES and cause in _CLASSES:
             return cause, message
     if end.exit_code == _UNCAUGHT and (missing := missing_module(last_lines)):
-        return "ModuleNotFound", f"the program did not find a module of Python: {missing}"
+        return FailureClass.MODULE_NOT_FOUND, f"the program did not find a module of Python: {missing}"
     return None
 
 
@@ -105,24 +105,28 @@ def followed_another(end: ProgramEnd, last_lines: Sequence[str]) -> bool:
     return any(_SHUT_DOWN in line for line in closing(last_lines))
 
 
-def classify(end: ProgramEnd) -> tuple[contract.FailureClass, str]:
-    """Derive the class and the message of a failure from the exit code and the signal."""
+def classify(end: ProgramEnd, who: str = "the program") -> tuple[FailureClass, str]:
+    """Derive the class and the message of a failure from the exit code and the signal.
+
+    who: what the message calls the program.
+    """
     if end.missing is not None:
-        return "CommandNotFound", end.missing
+        return FailureClass.COMMAND_NOT_FOUND, end.missing
     if end.signal is not None:
         name = signal_name(end.signal)
         if end.oom_killed:
-            return "OOMKilled", "the program was killed because the container reached its memory limit"
-        return "Signal", f"the program was killed by {name}"
+            return FailureClass.OOM_KILLED, f"{who} was killed because the container reached its memory limit"
+        return FailureClass.SIGNAL, f"{who} was killed by {name}"
     if end.oom_killed:
         return (
-            "OOMKilled",
-            f"the program exited with code {end.exit_code} after the kernel killed one of its processes "
+            FailureClass.OOM_KILLED,
+            f"{who} exited with code {end.exit_code} after the kernel killed one of its processes "
             "because the container reached its memory limit",
         )
     if end.exit_code > 128 and (name := signal_name(end.exit_code - 128)).startswith("SIG"):
-        return "ApplicationError", f"the program exited with code {end.exit_code} (a child ended by {name}?)"
-    return "ApplicationError", f"the program exited with code {end.exit_code}"
+        message = f"{who} exited with code {end.exit_code} (a child ended by {name}?)"
+        return FailureClass.APPLICATION_ERROR, message
+    return FailureClass.APPLICATION_ERROR, f"{who} exited with code {end.exit_code}"
 
 
 def signal_name(number: int) -> str:

@@ -16,6 +16,7 @@ import threading
 from collections.abc import Mapping, Sequence
 
 from dtj_trainer import contract
+from dtj_trainer.contract.failure_class import FailureClass
 from dtj_trainer.launch.failure import signal_name
 from dtj_trainer.launch.output import writer_to
 from dtj_trainer.launch.program import STOP_ALL_RANKS
@@ -82,7 +83,9 @@ class GlooRanks:
         self._exit_code = self._exit_code or (code if code > 0 else 128 - code)
         if code < 0 and not self._stopping:
             message = f"the process of rank {rank} was killed by {signal_name(-code)}"
-            _print_exit({"class": "Signal", "message": message, "rank": rank, "exitCode": 128 - code})
+            _print_exit(
+                {"class": FailureClass.SIGNAL, "message": message, "rank": rank, "exitCode": 128 - code}
+            )
         self._end()
 
     def _end(self) -> None:
@@ -111,7 +114,11 @@ def main() -> int:
     except ImportError as error:
         message = f"ranks can't be started by gloo: {error}; install horovod, or mpirun (openmpi-bin)"
         _print_exit(
-            {"class": "CommandNotFound", "message": message, "exitCode": contract.EXIT_COMMAND_NOT_FOUND}
+            {
+                "class": FailureClass.COMMAND_NOT_FOUND,
+                "message": message,
+                "exitCode": contract.EXIT_COMMAND_NOT_FOUND,
+            }
         )
         return contract.EXIT_COMMAND_NOT_FOUND
     return GlooRanks().run(command, environments)

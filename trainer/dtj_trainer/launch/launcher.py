@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from dtj_trainer import contract
 from dtj_trainer.artifacts.pod_sync import PodSync
 from dtj_trainer.artifacts.s3 import S3Error
+from dtj_trainer.contract.failure_class import FailureClass
 from dtj_trainer.launch.hosts import RankHosts, rank_hosts
 from dtj_trainer.launch.outcome import decide
 from dtj_trainer.launch.output import LastLines, LogFile, writer_to
@@ -51,9 +52,13 @@ class Launcher:
         try:
             hosts.wait()
         except HostfileError as error:
-            return self._end(_own_failure("ApplicationError", str(error), contract.EXIT_CONFIG), sync)
+            return self._end(
+                _own_failure(FailureClass.APPLICATION_ERROR, str(error), contract.EXIT_CONFIG), sync
+            )
         except PeersUnreachable as error:
-            return self._end(_own_failure("PeersUnreachable", str(error), contract.EXIT_UNAVAILABLE), sync)
+            return self._end(
+                _own_failure(FailureClass.PEERS_UNREACHABLE, str(error), contract.EXIT_UNAVAILABLE), sync
+            )
         self._phases.reached("peersReady")
         end = self._run_ranks(hosts)
         return self._end(decide(end, self._exits, self._own_lines.lines(), hosts.lost), sync)
@@ -118,7 +123,7 @@ class Launcher:
         return sync
 
 
-def _own_failure(cause: contract.FailureClass, message: str, code: int) -> contract.Termination:
+def _own_failure(cause: FailureClass, message: str, code: int) -> contract.Termination:
     return {"class": cause, "message": message, "exitCode": code}
 
 

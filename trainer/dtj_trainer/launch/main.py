@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from dtj_trainer import contract
+from dtj_trainer.contract.failure_class import FailureClass
 from dtj_trainer.launch import own_root
 from dtj_trainer.launch.init import leave_process_1
 from dtj_trainer.launch.settings import Settings, SettingsError, read_settings
@@ -109,7 +110,7 @@ def run(arguments: Sequence[str]) -> int:
         write_termination(
             settings.termination_log,
             {
-                "class": "ApplicationError",
+                "class": FailureClass.APPLICATION_ERROR,
                 "message": f"dtj-launch itself failed: {error!r}",
                 "role": settings.pod.role,
                 "index": settings.pod.index,

@@ -3,24 +3,25 @@
 from __future__ import annotations
 
 import signal
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Sequence, Set
 from typing import cast
 
 from dtj_trainer import contract
+from dtj_trainer.contract.failure_class import FailureClass
 from dtj_trainer.launch.failure import classify, signal_name
 from dtj_trainer.launch.mpirun import read_blame
 from dtj_trainer.launch.program import ProgramEnd
 from dtj_trainer.launch.termination import RankExit
 
-_OWN_CHECKS = {
-    "WorldSizeMismatch",
-    "NoAccelerator",
-    "CommandNotFound",
-    "ModuleNotFound",
-    "OOMKilled",
-    "DiskFull",
-    "ArtifactsUnavailable",
-    "Superseded",
+_OWN_CHECKS: Set[str] = {
+    FailureClass.WORLD_SIZE_MISMATCH,
+    FailureClass.NO_ACCELERATOR,
+    FailureClass.COMMAND_NOT_FOUND,
+    FailureClass.MODULE_NOT_FOUND,
+    FailureClass.OOM_KILLED,
+    FailureClass.DISK_FULL,
+    FailureClass.ARTIFACTS_UNAVAILABLE,
+    FailureClass.SUPERSEDED,
 }
 """Classes that are certain causes, even if other hosts were lost too."""
 
@@ -49,7 +50,7 @@ def decide(
         causes = []  # These ranks left only because another rank was asked to stop.
     if end.stop_signal is not None and not causes:
         return {
-            "class": "Signal",
+            "class": FailureClass.SIGNAL,
             "message": f"the launcher was told to stop ({signal_name(end.stop_signal)})",
             "exitCode": 128 + end.stop_signal,
             "signal": end.stop_signal,
@@ -88,7 +89,12 @@ def _connection_lost(
         exit_report = causes[0]
         message += f"; then rank {exit_report.get('rank')} on {exit_report.get('host')}: {exit_report.get('message')}"
     code = causes[0]["exitCode"] if causes else end.exit_code
-    return {"class": "ConnectionLost", "message": message, "host": next(iter(lost)), "exitCode": code}
+    return {
+        "class": FailureClass.CONNECTION_LOST,
+        "message": message,
+        "host": next(iter(lost)),
+        "exitCode": code,
+    }
 
 
 def _without_ranks(
@@ -96,20 +102,20 @@ def _without_ranks(
 ) -> contract.Termination:
     """Derive the cause without a rank's report: from mpirun's messages, or the loss of a host with all its ranks."""
     if end.missing is not None:
-        return {"class": "CommandNotFound", "message": end.missing, "exitCode": end.exit_code}
+        return {"class": FailureClass.COMMAND_NOT_FOUND, "message": end.missing, "exitCode": end.exit_code}
     blame = read_blame(mpirun_lines, end.exit_code)
     if blame.too_few_slots:
         return {
-            "class": "WorldSizeMismatch",
+            "class": FailureClass.WORLD_SIZE_MISMATCH,
             "message": "mpirun: there are not enough slots on the hosts of the hostfile",
             "exitCode": contract.EXIT_CONFIG,
         }
     stopped = [each for each in exits if each.get("stopped")]
     if not stopped and end.signal is not None:
-        cause, message = classify(end)
+        cause, message = classify(end, "mpirun")
         return {
             "class": cause,
-            "message": message.replace("the program", "mpirun"),
+            "message": message,
             "exitCode": end.exit_code,
             "signal": end.signal,
         }
@@ -133,14 +139,14 @@ def _without_ranks(
             f"rank {exit_report.get('rank')} on {exit_report.get('host')} was told to stop: its pod ended"
         )
         return {
-            "class": "ConnectionLost",
+            "class": FailureClass.CONNECTION_LOST,
             "message": message,
             "rank": exit_report.get("rank", 0),
             "host": exit_report.get("host", ""),
             "exitCode": end.exit_code,
         }
     return {
-        "class": "ConnectionLost",
+        "class": FailureClass.CONNECTION_LOST,
         "message": f"mpirun ended with exit code {end.exit_code} and no rank reported a cause: a host or its "
         "connection was lost, or ranks could not be started",
         "exitCode": end.exit_code,

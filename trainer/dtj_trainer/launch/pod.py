@@ -11,6 +11,7 @@ from dtj_trainer import contract
 from dtj_trainer.artifacts.fence import Superseded
 from dtj_trainer.artifacts.pod_sync import PodSync, SyncSettings
 from dtj_trainer.artifacts.s3 import S3Error
+from dtj_trainer.contract.failure_class import FailureClass
 from dtj_trainer.launch.accelerators import AcceleratorCheck
 from dtj_trainer.launch.phases import PhaseLog
 from dtj_trainer.launch.progress_watch import ProgressWatch
@@ -35,7 +36,7 @@ class ArtifactsUnavailable(Exception):
     says why; `cause` is the class of the failure.
     """
 
-    def __init__(self, message: str, cause: contract.FailureClass = "ArtifactsUnavailable") -> None:
+    def __init__(self, message: str, cause: FailureClass = FailureClass.ARTIFACTS_UNAVAILABLE) -> None:
         super().__init__(message)
         self.cause = cause
 
@@ -124,7 +125,7 @@ class Pod:
 
     def _refuse_without_accelerator(self, *, wait: bool) -> None:
         if fault := self._accelerators.fault(wait=wait):
-            raise ArtifactsUnavailable(fault, "NoAccelerator")
+            raise ArtifactsUnavailable(fault, FailureClass.NO_ACCELERATOR)
 
     def report(self) -> contract.Report:
         """Return progress, artifacts and phases as they are now."""
@@ -203,4 +204,4 @@ class Pod:
 
 
 def _superseded(error: Superseded) -> ArtifactsUnavailable:
-    return ArtifactsUnavailable(str(error), "Superseded")
+    return ArtifactsUnavailable(str(error), FailureClass.SUPERSEDED)

@@ -7,6 +7,7 @@ import os
 import signal
 from collections.abc import Sequence
 
+from dtj_trainer.contract.failure_class import FailureClass
 from dtj_trainer.launch.data_ahead import begin_staging
 from dtj_trainer.launch.failure import cut_off, failure_file, rank_exit, signal_name, unavailable
 from dtj_trainer.launch.logged_program import LoggedProgram
@@ -81,14 +82,14 @@ class Replica:
             exit_report = unavailable(self._settings, str(superseded), superseded.cause)
         elif end.succeeded and end.stop_signal is not None:
             # A program that exits with 0 after a stop signal may not have finished its work.
-            exit_report["class"] = "Signal"
+            exit_report["class"] = FailureClass.SIGNAL
             exit_report["message"] = (
                 f"the program ended when it was told to stop ({signal_name(end.stop_signal)})"
             )
             exit_report["exitCode"], exit_report["signal"] = 128 + end.stop_signal, end.stop_signal
         elif (
             self._settings.pod.uploads == "primary"
-            and exit_report.get("class") == "ApplicationError"
+            and exit_report.get("class") == FailureClass.APPLICATION_ERROR
             and not end.stopped
         ):
             self._explain(exit_report)
@@ -101,7 +102,7 @@ class Replica:
         except ArtifactsUnavailable as error:
             if not failed and not self._only_log:
                 return self._report_exit(unavailable(self._settings, str(error), error.cause))
-            if error.cause != "Superseded":  # The termination message reports it.
+            if error.cause != FailureClass.SUPERSEDED:  # The termination message reports it.
                 log.warning("%s", error)
         if not failed:
             exit_report.update(pod.report())  # type: ignore[typeddict-item]  # a Report's fields are a Termination's
@@ -111,7 +112,7 @@ class Replica:
     def _explain(self, exit_report: RankExit) -> None:
         """Extend the message of a bare exit code, if the program may have lost servers together with their node."""
         if silent := silent_servers(os.environ):
-            exit_report["class"] = "ConnectionLost"
+            exit_report["class"] = FailureClass.CONNECTION_LOST
             exit_report["message"] += f", while {', '.join(silent[:MOST_NAMES])} did not answer"
 
     def _sync_seconds(self, end: ProgramEnd) -> float | None:

@@ -9,6 +9,7 @@ import time
 from collections.abc import Sequence
 
 from dtj_trainer import contract
+from dtj_trainer.contract.failure_class import FailureClass
 from dtj_trainer.launch.control import ControlServer
 from dtj_trainer.launch.data_ahead import begin_staging
 from dtj_trainer.launch.pod import LOG_SYNC_SECONDS, ArtifactsUnavailable, Pod, stop_sync_seconds
@@ -56,7 +57,7 @@ class Worker:
             if settings.ssh_after_restore:
                 sshd = self._let_ranks_in()
         except SshdMissing as error:
-            return self._fail("CommandNotFound", str(error), contract.EXIT_COMMAND_NOT_FOUND)
+            return self._fail(FailureClass.COMMAND_NOT_FOUND, str(error), contract.EXIT_COMMAND_NOT_FOUND)
         except ArtifactsUnavailable as error:
             code = self._fail(error.cause, str(error), contract.EXIT_UNAVAILABLE)
             supervisor.opened(error)
@@ -79,7 +80,7 @@ class Worker:
         if sshd and not self._stopping:
             supervisor.stop()
             code = self._fail(
-                "ApplicationError",
+                FailureClass.APPLICATION_ERROR,
                 f"sshd ended with exit code {sshd.exit_code}; its log says why",
                 contract.EXIT_CONFIG,
             )
@@ -111,7 +112,7 @@ class Worker:
             return False
         return True
 
-    def _fail(self, cause: contract.FailureClass, message: str, code: int) -> int:
+    def _fail(self, cause: FailureClass, message: str, code: int) -> int:
         log.error("%s", message)
         write_termination(
             self._settings.termination_log,

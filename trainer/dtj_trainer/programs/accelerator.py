@@ -11,6 +11,7 @@ import sys
 from typing import NoReturn
 
 from dtj_trainer import contract, progress
+from dtj_trainer.contract.failure_class import FailureClass
 
 log = logging.getLogger("dtj_trainer.programs")
 
@@ -25,8 +26,8 @@ def asked() -> int:
 
 def refuse(message: str) -> NoReturn:
     """End the process, and report the reason to the job's status."""
-    progress.failed("NoAccelerator", message)
-    print(f"NoAccelerator: {message}", file=sys.stderr, flush=True)
+    progress.failed(FailureClass.NO_ACCELERATOR, message)
+    print(f"{FailureClass.NO_ACCELERATOR}: {message}", file=sys.stderr, flush=True)
     sys.exit(contract.EXIT_UNAVAILABLE)
 
 

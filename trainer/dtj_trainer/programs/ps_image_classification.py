@@ -16,6 +16,7 @@ from typing import NoReturn
 import tensorflow as tf
 
 from dtj_trainer import contract, progress
+from dtj_trainer.contract.failure_class import FailureClass
 from dtj_trainer.data.errors import exit_on_data_error
 from dtj_trainer.data.pictures import data_uri, load_pictures
 from dtj_trainer.programs import tensorflow_gpus
@@ -89,13 +90,13 @@ def _coordinate(options: Options, cluster: clusters.Cluster) -> int:
         ):
             return EXIT_CODE
         pulse = chief.Pulse()
-        chief.end_when_stalled(pulse, cluster, lambda what: _end(_failed("ConnectionLost", what)))
+        chief.end_when_stalled(pulse, cluster, lambda what: _end(_failed(FailureClass.CONNECTION_LOST, what)))
         chief.train(options, cluster, stop, pulse)
     except Stopped as stopped:
         log.info("%s", stopped)
         return EXIT_CODE
     except clusters.PeersUnreachable as error:
-        return _failed("PeersUnreachable", str(error))
+        return _failed(FailureClass.PEERS_UNREACHABLE, str(error))
     except (LossNotFinite, NotOurCheckpoint) as error:
         print(f"{type(error).__name__}: {error}", file=sys.stderr, flush=True)
         return 1
@@ -104,7 +105,9 @@ def _coordinate(options: Options, cluster: clusters.Cluster) -> int:
         if not lost:
             raise
         named = ", ".join(f"{task} at {cluster.address(task)}" for task in lost)
-        return _failed("ConnectionLost", f"{named} does not answer: {str(error).splitlines()[0][:300]}")
+        return _failed(
+            FailureClass.CONNECTION_LOST, f"{named} does not answer: {str(error).splitlines()[0][:300]}"
+        )
     return 0
 
 
@@ -126,7 +129,7 @@ def _lost(cluster: clusters.Cluster, error: Exception) -> list[clusters.Task]:
     return clusters.silent(cluster, "worker") or clusters.blamed(message)
 
 
-def _failed(cause: contract.FailureClass, message: str) -> int:
+def _failed(cause: FailureClass, message: str) -> int:
     progress.failed(cause, message)
     print(f"{cause}: {message}", file=sys.stderr, flush=True)
     return contract.EXIT_UNAVAILABLE

@@ -1,0 +1,70 @@
+"""A job whose manifest does not have the resource's form.
+
+The API server stores such a job where its schema is older or newer than this operator, and so the job may have pods.
+Of the spec only the run policy and the strategy are read: with them the pods continue, and end, as the user asked.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from pydantic import ValidationError
+
+from dtj.api.checking import check
+from dtj.api.job import Fault, Job, read_status
+from dtj.api.spec import RunPolicy
+from dtj.api.status import JobStatus
+from dtj.api.strategies import RULES
+from dtj.api.strategy import StrategyRules
+
+
+@dataclass(frozen=True)
+class UnreadableJob:
+    """What is known of such a job. No pod of it is created until the spec is correct."""
+
+    name: str
+    namespace: str
+    uid: str
+    generation: int
+    status: JobStatus
+    faults: Sequence[Fault]
+    run_policy: RunPolicy
+    """The fields that can be read; the others have their defaults."""
+    rules: StrategyRules | None
+    """The rules of its strategy; None where the spec names no registered strategy."""
+
+
+AnyJob = Job | UnreadableJob
+"""A job as the API server stores it."""
+
+
+def read_stored_job(manifest: Mapping[str, Any]) -> tuple[AnyJob, list[Fault]]:
+    """Read a job that the API server has stored, and its faults."""
+    job, faults = check(manifest)
+    if job is not None:
+        return job, faults
+    metadata, spec = manifest["metadata"], manifest.get("spec")
+    given: Mapping[str, Any] = spec if isinstance(spec, dict) else {}
+    strategy = given.get("strategy")
+    unreadable = UnreadableJob(
+        name=metadata["name"],
+        namespace=metadata["namespace"],
+        uid=metadata["uid"],
+        generation=metadata["generation"],
+        status=read_status(manifest.get("status") or {}),
+        faults=faults,
+        run_policy=_run_policy(given.get("runPolicy")),
+        rules=RULES.get(strategy) if isinstance(strategy, str) else None,
+    )
+    return unreadable, faults
+
+
+def _run_policy(value: Any) -> RunPolicy:
+    known: Mapping[str, Any] = value if isinstance(value, dict) else {}
+    try:
+        return RunPolicy.model_validate(known, extra="ignore")
+    except ValidationError as error:
+        unread = {item["loc"][0] for item in error.errors()}
+        return RunPolicy.model_validate({k: v for k, v in known.items() if k not in unread}, extra="ignore")
