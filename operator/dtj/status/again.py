@@ -1,8 +1,9 @@
-"""What starts again, stored in the status."""
+"""The beginning of the next attempt, and what of the job starts again in it."""
 
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
+from typing import Literal
 
 from dtj.api.unreadable import AnyJob
 from dtj.status.draft import Draft, Evaluation
@@ -22,14 +23,10 @@ def count_nodes(draft: Draft, loss: Loss) -> str:
 
 def evaluator_lost(draft: Draft, loss: Loss, expected: Expected, pods: Sequence[PodView]) -> Evaluation:
     """The evaluator starts again; the training does not notice."""
-    attempt = draft.job.status.current_attempt + 1
-    restarts = draft.job.status.restarts
     draft.values["failure"] = loss.failure
-    draft.values["restarts"] = restarts.model_copy(update={"evaluator": (restarts.evaluator or 0) + 1})
-    draft.values["attempt"] = attempt
     count_nodes(draft, loss)
-    begin_again(draft, expected, pods, {expected.evaluator or ""}, attempt)
-    return Evaluation(draft.status(), look_again=0.0, hold=True)
+    next_attempt(draft, expected, pods, "evaluator", {expected.evaluator or ""})
+    return Evaluation(draft.status(), look_again=0.0)
 
 
 def in_attempt(job: AnyJob, pods: Collection[str], attempt: int) -> dict[str, int]:
@@ -37,10 +34,26 @@ def in_attempt(job: AnyJob, pods: Collection[str], attempt: int) -> dict[str, in
     return {name.removeprefix(f"{job.name}-"): attempt for name in sorted(pods)}
 
 
-def begin_again(
-    draft: Draft, expected: Expected, pods: Sequence[PodView], again: Collection[str], attempt: int
+def next_attempt(
+    draft: Draft,
+    expected: Expected,
+    pods: Sequence[PodView],
+    cause: Literal["application", "infrastructure", "evaluator"] | None,
+    again: Collection[str] | None = None,
 ) -> None:
-    """Store in which attempt these replicas are from now on."""
+    """Begin the next attempt. Nothing else does.
+
+    cause: as what the restart counts; None: it does not count. again: names of the pods that start again while the
+    others go on; None: all pods start again.
+    """
+    attempt, restarts = draft.job.status.current_attempt + 1, draft.job.status.restarts
+    draft.values["attempt"] = attempt
+    if cause is not None:
+        counted_before: int | None = getattr(restarts, cause)
+        draft.values["restarts"] = restarts.model_copy(update={cause: (counted_before or 0) + 1})
+    if again is None:
+        draft.values["all_running_time"] = None
+        return
     draft.values["replica_attempts"] = {
         **(draft.job.status.replica_attempts or {}),
         **in_attempt(draft.job, again, attempt),

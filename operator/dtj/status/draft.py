@@ -17,22 +17,27 @@ _STATUSES = {True: ConditionStatus.TRUE, False: ConditionStatus.FALSE, None: Con
 
 
 @dataclass(frozen=True)
+class Pods:
+    """What is decided of a job's pods, by their names."""
+
+    make: frozenset[str] = frozenset()
+    """Pods to create."""
+    end: frozenset[str] = frozenset()
+    """Pods to delete, with their grace."""
+    force: frozenset[str] = frozenset()
+    """Pods that were deleted and have not ended in time, to be deleted by force."""
+
+
+@dataclass(frozen=True)
 class Evaluation:
-    """A status and when to look again although nothing happened."""
+    """The decision of a pass: the status, what becomes of the pods, and when to look again."""
 
     status: JobStatus
     look_again: float | None = None
-    """Seconds."""
-    hold: bool = False
-    """No pod is to be made now, but for those `still_made`."""
-    still_made: frozenset[str] = frozenset()
-    """Names of pods."""
-    done: frozenset[str] = frozenset()
-    """Names of pods that are to end before the job does."""
-    end: frozenset[str] = frozenset()
-    """Names of pods to delete, whatever became of them."""
-    force: frozenset[str] = frozenset()
-    """Names of pods that were told to end and did not, to be taken away by force."""
+    """Seconds until the next pass is due although nothing happens."""
+    pods: Pods = Pods()
+    prepare: bool = False
+    """Whether the attempt begins or goes on, so that its pods need the plan's other objects."""
     stalled_since: str | None = None
     """Since when the training stands still, while the stacks of its ranks are wanted."""
     expired: bool = False

@@ -10,7 +10,7 @@ from dtj.api.reasons import Reason
 from dtj.api.spec import CleanPodPolicy
 from dtj.api.status import ArtifactsStatus, Condition, JobStatus, Phase
 from dtj.status.again import evaluator_lost
-from dtj.status.draft import Draft, Evaluation
+from dtj.status.draft import Draft, Evaluation, Pods
 from dtj.status.evaluator import has_ended, has_seen, last_step, measured
 from dtj.status.failure import Loss, attempt_loss, is_complete, told
 from dtj.status.kept import NOTHING_KEPT, is_nothing_kept
@@ -72,8 +72,12 @@ def after_training(
         draft.set(ConditionType.RUNNING, True, reason, message)
         draft.set(ConditionType.RESTARTING, False, reason, message)
         needed = frozenset() if over else frozenset({expected.evaluator or ""})
-        done = frozenset(expected.attempts) - {*expected.decisive} - needed
-        return Evaluation(draft.status(phase=Phase.RUNNING), left, hold=True, done=done, still_made=needed)
+        done = frozenset(expected.attempts) - {*expected.decisive} - needed if may_end else frozenset()
+        pods = Pods(
+            make=needed - {pod.name for pod in observed.pods},
+            end=frozenset(pod.name for pod in observed.pods if pod.name in done and not pod.ended),
+        )
+        return Evaluation(draft.status(phase=Phase.RUNNING), left, pods)
     if expected.evaluator and not over:
         message += f"; {expected.evaluator} has not seen checkpoint {last}"
         loss = attempt_loss(draft.job.status.attempt, [evaluator] if evaluator else [], ())
