@@ -44,9 +44,9 @@ def superseded(job: AnyJob, expected: Expected | None, pods: Sequence[PodView]) 
     """Names of the pods of an earlier attempt, and of those that a job with less replicas does not want any more."""
     attempt = job.status.current_attempt
     if expected is None or not expected.planned:
-        attempts = stored_attempts(job, [pod.name for pod in pods])
-        return frozenset(pod.name for pod in pods if pod.attempt < attempts[pod.name])
-    alone, attempts = expected.restarts_with is not None, {**expected.attempts}
+        stored = stored_attempts(job, [pod.name for pod in pods])
+        return frozenset(pod.name for pod in pods if pod.attempt < stored[pod.name])
+    alone, attempts = expected.restarts_with is not None, expected.attempts
     return frozenset(
         pod.name
         for pod in pods
