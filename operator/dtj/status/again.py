@@ -17,13 +17,13 @@ from dtj.status.reports import replica_statuses
 def count_nodes(draft: Draft, loss: Loss) -> str:
     """Count a loss against the nodes at fault; which nodes are avoided from now on, in words."""
     lost = counted(draft.job.status.node_failures, loss.nodes)
-    draft.values["node_failures"] = lost
+    draft.node_failures = lost
     return told_avoided(draft.job.run_policy.avoided_nodes(lost))
 
 
 def evaluator_lost(draft: Draft, loss: Loss, expected: Expected, pods: Sequence[PodView]) -> Evaluation:
     """The evaluator starts again; the training does not notice."""
-    draft.values["failure"] = loss.failure
+    draft.failure = loss.failure
     count_nodes(draft, loss)
     next_attempt(draft, expected, pods, "evaluator", {expected.evaluator or ""})
     return Evaluation(draft.status(), look_again=0.0)
@@ -47,17 +47,17 @@ def next_attempt(
     others go on; None: all pods start again.
     """
     attempt, restarts = draft.job.status.current_attempt + 1, draft.job.status.restarts
-    draft.values["attempt"] = attempt
+    draft.attempt = attempt
     if cause is not None:
         counted_before: int | None = getattr(restarts, cause)
-        draft.values["restarts"] = restarts.model_copy(update={cause: (counted_before or 0) + 1})
+        draft.restarts = restarts.model_copy(update={cause: (counted_before or 0) + 1})
     if again is None:
-        draft.values["all_running_time"] = None
+        draft.all_running_time = None
         return
-    draft.values["replica_attempts"] = {
+    draft.replica_attempts = {
         **(draft.job.status.replica_attempts or {}),
         **in_attempt(draft.job, again, attempt),
     }
     # Those that start again are not counted: one that was, and is not there, is lost.
     stay = [pod for pod in pods if pod.name not in again]
-    draft.values["replica_statuses"] = replica_statuses(expected, stay)
+    draft.replica_statuses = replica_statuses(expected, stay)

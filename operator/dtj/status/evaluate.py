@@ -10,13 +10,13 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from dataclasses import replace
 from datetime import datetime
-from typing import Literal, cast
+from typing import Literal
 
 from dtj.api.condition_types import ConditionType
 from dtj.api.failure_classes import OperatorFailureClass
 from dtj.api.job import Fault, in_a_line
 from dtj.api.reasons import Reason
-from dtj.api.status import ArtifactsStatus, Failure, JobStatus, Phase, ProgressStatus, ReplicaStatus
+from dtj.api.status import Failure, JobStatus, Phase, ReplicaStatus
 from dtj.api.unreadable import AnyJob
 from dtj.status.again import count_nodes, evaluator_lost, next_attempt
 from dtj.status.backoff import pause, pause_left, restarts_in_a_row
@@ -79,7 +79,7 @@ def _evaluate(
     draft = Draft(job, now)
     attempt = old.current_attempt
     start = old.start_time or written_time(now)
-    draft.values |= {"attempt": attempt, "start_time": start}
+    draft.attempt, draft.start_time = attempt, start
     draft.set(ConditionType.CREATED, True, Reason.JOB_CREATED, "the operator has taken the job up")
     if faults and not observed.invalid and _is_taken_up(old, observed):
         # An edit of a job that runs, or a rule of a newer operator: no pod is made until the spec is mended.
@@ -111,14 +111,14 @@ def _of_pods(job: AnyJob, expected: Expected, observed: Observed, draft: Draft) 
     attempt, start = old.current_attempt, old.start_time or written_time(now)
     pods = present(expected, observed.pods, attempt)
     named = {pod.name: pod for pod in pods}
-    draft.values["replica_statuses"] = replica_statuses(expected, pods)
+    draft.replica_statuses = replica_statuses(expected, pods)
     take_reports(draft, expected, observed, named)
-    draft.values["step_time"] = step_time(draft)
+    draft.step_time = step_time(draft)
     _tell_bottleneck(draft, observed)
 
     queued = is_queued(job, expected, pods)
     if queued:
-        draft.values["start_time"] = None
+        draft.start_time = None
     deadline = job.run_policy.active_deadline_seconds
     left = None if deadline is None or queued else deadline - seconds_since(start, now)
     missing = vanished(job, expected, pods)
@@ -164,9 +164,7 @@ def _suspended(
 
 
 def _invalid(draft: Draft, faults: Sequence[Fault]) -> JobStatus:
-    draft.values["failure"] = Failure(
-        failure_class=OperatorFailureClass.VALIDATION_FAILED, message=in_a_line(faults)
-    )
+    draft.failure = Failure(failure_class=OperatorFailureClass.VALIDATION_FAILED, message=in_a_line(faults))
     return draft.finish(Phase.FAILED, Reason.VALIDATION_FAILED, in_a_line(faults, LONGEST_CONDITION))
 
 
@@ -180,9 +178,7 @@ def _overdue(
         message += f"; it waited for: {why[1]}"
     known = why is not None and why[0] in (Reason.IMAGE_PULL, Reason.UNSCHEDULABLE)
     kind = why[0] if why and known else OperatorFailureClass.DEADLINE_EXCEEDED
-    draft.values["failure"] = Failure(
-        attempt=draft.job.status.current_attempt, failure_class=kind, message=message
-    )
+    draft.failure = Failure(attempt=draft.job.status.current_attempt, failure_class=kind, message=message)
     return draft.finish(Phase.FAILED, Reason.DEADLINE_EXCEEDED, message)
 
 
@@ -202,23 +198,23 @@ def _lost(
     if loss.excuse:
         message += f"; {loss.excuse}"
     else:
-        draft.values["failure"] = loss.failure
+        draft.failure = loss.failure
     if application and is_lasting(
         draft.job,
         loss.failure,
-        cast(ProgressStatus | None, draft.values["progress"]),
-        cast(ArtifactsStatus | None, draft.values["artifacts"]),
+        draft.progress,
+        draft.artifacts,
     ):
         return Evaluation(draft.finish(Phase.FAILED, Reason.MODULE_NOT_FOUND, f"{message}; {REMEDY}"))
     if application and restarts.application >= limit:
         return Evaluation(draft.finish(Phase.FAILED, Reason.BACKOFF_LIMIT_EXCEEDED, message))
     # Where the others go on, a replica that the cluster took is made again without a pause.
-    draft.values["restarts_in_a_row"] = restarts_in_a_row(
+    draft.restarts_in_a_row = restarts_in_a_row(
         draft.job.status,
         draft.now,
         counts=expected.restarts_with is None or expected.all_or_nothing or application,
     )
-    draft.values["retry_time"] = retry_begins(draft, loss)
+    draft.retry_time = retry_begins(draft, loss)
     again = None
     if expected.restarts_with is not None:
         again = start_again(expected, pods, [*gone, *loss.others, loss.failure.pod or ""])
@@ -233,7 +229,7 @@ def _lost(
         reason = loss.failure.failure_class or reason
     draft.set(ConditionType.RUNNING, False, reason, message)
     draft.set(ConditionType.RESTARTING, True, reason, message)
-    draft.values["restart_time"] = written_time(draft.now)
+    draft.restart_time = written_time(draft.now)
     return Evaluation(draft.status(phase=Phase.RESTARTING), look_again=0.0)
 
 

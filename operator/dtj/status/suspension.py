@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 from dtj.api.condition_types import ConditionType
 from dtj.api.reasons import Reason
-from dtj.api.status import ConditionStatus, Failure, JobStatus, Phase
+from dtj.api.status import ConditionStatus, JobStatus, Phase
 from dtj.api.unreadable import AnyJob
 from dtj.status.again import in_attempt, next_attempt
 from dtj.status.draft import Draft, Evaluation, Pods
@@ -77,7 +77,7 @@ def suspended(
     )
     if deactivated and reason != Reason.WORKLOAD_DEACTIVATED and evicted is not None:
         loss = attempt_loss(attempt, [evicted], ())
-        draft.values["failure"] = loss.failure if loss else None
+        draft.failure = loss.failure if loss else None
     why = _deactivated(draft) if deactivated else "suspended by runPolicy.suspend"
     after = Reason.WORKLOAD_DEACTIVATED if deactivated else Reason.JOB_SUSPENDED
     draft.set(ConditionType.RESTARTING, False, after, why)
@@ -106,8 +106,8 @@ def suspended(
 
 
 def _deactivated(draft: Draft) -> str:
-    failure = draft.values.get("failure", draft.job.status.failure)
-    said = f" ({failure.message})" if isinstance(failure, Failure) and failure.message else ""
+    failure = draft.failure
+    said = f" ({failure.message})" if failure is not None and failure.message else ""
     return f"Kueue has deactivated its Workload{said}"
 
 
@@ -120,7 +120,7 @@ def resumed(draft: Draft, expected: Expected) -> Evaluation:
     """The job goes on with all its replicas, also those that it has only now, in one attempt."""
     attempt = draft.job.status.attempt
     if expected.restarts_with is not None and attempt > 1:
-        draft.values["replica_attempts"] = in_attempt(draft.job, expected.attempts, attempt)
+        draft.replica_attempts = in_attempt(draft.job, expected.attempts, attempt)
     message = f"runPolicy.suspend is false: attempt {attempt} begins"
     draft.set(ConditionType.SUSPENDED, False, Reason.JOB_RESUMED, message)
     return Evaluation(draft.status(phase=Phase.PENDING), look_again=0.0)
