@@ -21,7 +21,7 @@ from dtj.cluster.server_clock import ServerClock
 from dtj.handlers import configure_logs, handlers, spawn
 from dtj.leader import GRACE_SECONDS, Leader
 from dtj.operator_flags import Options, read_flags
-from dtj.reconcile.boot_clock import boot_clock
+from dtj.reconcile.boot_clock import BootLoop, boot_clock
 from dtj.reconcile.election import Elector, LeaseLost, Leases
 from dtj.reconcile.health import Health
 from dtj.reconcile.heartbeat import Heartbeat, Watchdog
@@ -40,7 +40,8 @@ def main() -> None:
     options = read_flags()
     configure_logs(options.log_level)
     try:
-        asyncio.run(_run(options))
+        with asyncio.Runner(loop_factory=BootLoop) as runner:
+            runner.run(_run(options))
     except LeaseLost as lost:
         # This process must not write any more. Its successor waits for leadership.
         sys.exit(f"dtj-operator: {lost}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -17,6 +18,14 @@ def boot_clock() -> float:
     This clock goes on while a virtual machine is suspended; `time.monotonic` stops.
     """
     return time.clock_gettime(_CLOCK)
+
+
+class BootLoop(asyncio.SelectorEventLoop):
+    """An event loop whose timers count the time in which the machine was suspended."""
+
+    def time(self) -> float:
+        """Seconds, by the clock of all waits."""
+        return boot_clock()
 
 
 @dataclass(frozen=True)

@@ -37,7 +37,7 @@ def decide(seen: Snapshot) -> Decided:
         board = told(job, plan, seen.boards, seen.no_tensorboard)
         decision = replace(decision, status=decision.status.model_copy(update={"tensorboard": board}))
     decision = looked_at(decision, seen.delegate.look_again(decision.status, seen.now))
-    return Decided(decision, seen.delegate.actions(seen, plan, decision))
+    return Decided(decision, seen.delegate.actions(seen, decision))
 
 
 def looked_at(evaluation: Evaluation, *seconds: float | None) -> Evaluation:

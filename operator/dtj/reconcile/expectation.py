@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 
 from dtj.api.job import Job
 from dtj.api.names import pod_name
-from dtj.api.status import JobStatus
 from dtj.api.strategy import Role
 from dtj.api.unreadable import AnyJob
 from dtj.plan.model import Plan
 from dtj.plan.pods import artifacts_uri
+from dtj.status.cleaning import stored_attempts
 from dtj.status.delegated import with_launcher
 from dtj.status.observed import Expected
 from dtj.status.pods import PodView
@@ -31,6 +31,7 @@ def expectation(job: Job, plan: Plan) -> Expected:
         queue=job.run_policy.scheduling_policy.queue,
         workload=plan.workload,
         all_or_nothing=plan.all_or_nothing,
+        next_stage_on_running=plan.next_stage_on_running,
         created_last=plan.created_last,
         evaluator_timeout=plan.evaluator_timeout,
     )
@@ -65,19 +66,12 @@ def stored_expectation(job: AnyJob, pods: Sequence[PodView]) -> Expected | None:
         decisive=decisive,
         reporter=next(iter(of(lambda role: role.reports)), decisive[0]),
         artifacts_uri=status.artifacts.uri if status.artifacts else None,
-        attempts=stored_attempts(job, status, first + last),
+        attempts=stored_attempts(job, first + last),
         restarts_with={name: state if name in state else frozenset({name}) for name in first + last}
         if rules.restarts_alone
         else None,
         evaluator=next(iter(evaluators), None),
+        planned=False,
         created_last=frozenset(last or first) - {*evaluators},
     )
     return with_launcher(expected, pods, attempt)
-
-
-def stored_attempts(job: AnyJob, status: JobStatus, pods: Iterable[str]) -> dict[str, int]:
-    """The attempt of each pod by the status, for a job without a plan."""
-    known = status.replica_attempts or {}
-    alone = (job.rules is not None and job.rules.restarts_alone) or status.replica_attempts is not None
-    attempt = status.current_attempt
-    return {name: known.get(name.removeprefix(f"{job.name}-"), 1) if alone else attempt for name in pods}

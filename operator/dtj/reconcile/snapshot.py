@@ -29,7 +29,7 @@ class Delegate(Protocol):
     def expected(self, expected: Expected, pods: Sequence[PodView], attempt: int) -> Expected:
         """What the plan asks for, with the names that the job's pods have."""
 
-    def actions(self, seen: Snapshot, plan: Plan | None, decision: Evaluation) -> list[Action]:
+    def actions(self, seen: Snapshot, decision: Evaluation) -> list[Action]:
         """The requests that follow from a decision, in order, once its status is stored."""
 
     def look_again(self, status: JobStatus, now: datetime) -> float | None:

@@ -1,8 +1,9 @@
-"""What starts again, stored in the status."""
+"""The beginning of the next attempt, and what of the job starts again in it."""
 
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
+from typing import Literal
 
 from dtj.api.unreadable import AnyJob
 from dtj.status.draft import Draft, Evaluation
@@ -16,20 +17,16 @@ from dtj.status.reports import replica_statuses
 def count_nodes(draft: Draft, loss: Loss) -> str:
     """Count a loss against the nodes at fault; which nodes are avoided from now on, in words."""
     lost = counted(draft.job.status.node_failures, loss.nodes)
-    draft.values["node_failures"] = lost
+    draft.node_failures = lost
     return told_avoided(draft.job.run_policy.avoided_nodes(lost))
 
 
 def evaluator_lost(draft: Draft, loss: Loss, expected: Expected, pods: Sequence[PodView]) -> Evaluation:
     """The evaluator starts again; the training does not notice."""
-    attempt = draft.job.status.current_attempt + 1
-    restarts = draft.job.status.restarts
-    draft.values["failure"] = loss.failure
-    draft.values["restarts"] = restarts.model_copy(update={"evaluator": (restarts.evaluator or 0) + 1})
-    draft.values["attempt"] = attempt
+    draft.failure = loss.failure
     count_nodes(draft, loss)
-    begin_again(draft, expected, pods, {expected.evaluator or ""}, attempt)
-    return Evaluation(draft.status(), look_again=0.0, hold=True)
+    next_attempt(draft, expected, pods, "evaluator", {expected.evaluator or ""})
+    return Evaluation(draft.status(), look_again=0.0)
 
 
 def in_attempt(job: AnyJob, pods: Collection[str], attempt: int) -> dict[str, int]:
@@ -37,14 +34,30 @@ def in_attempt(job: AnyJob, pods: Collection[str], attempt: int) -> dict[str, in
     return {name.removeprefix(f"{job.name}-"): attempt for name in sorted(pods)}
 
 
-def begin_again(
-    draft: Draft, expected: Expected, pods: Sequence[PodView], again: Collection[str], attempt: int
+def next_attempt(
+    draft: Draft,
+    expected: Expected,
+    pods: Sequence[PodView],
+    cause: Literal["application", "infrastructure", "evaluator"] | None,
+    again: Collection[str] | None = None,
 ) -> None:
-    """Store in which attempt these replicas are from now on."""
-    draft.values["replica_attempts"] = {
+    """Begin the next attempt. Nothing else does.
+
+    cause: as what the restart counts; None: it does not count. again: names of the pods that start again while the
+    others go on; None: all pods start again.
+    """
+    attempt, restarts = draft.job.status.current_attempt + 1, draft.job.status.restarts
+    draft.attempt = attempt
+    if cause is not None:
+        counted_before: int | None = getattr(restarts, cause)
+        draft.restarts = restarts.model_copy(update={cause: (counted_before or 0) + 1})
+    if again is None:
+        draft.all_running_time = None
+        return
+    draft.replica_attempts = {
         **(draft.job.status.replica_attempts or {}),
         **in_attempt(draft.job, again, attempt),
     }
     # Those that start again are not counted: one that was, and is not there, is lost.
     stay = [pod for pod in pods if pod.name not in again]
-    draft.values["replica_statuses"] = replica_statuses(expected, stay)
+    draft.replica_statuses = replica_statuses(expected, stay)

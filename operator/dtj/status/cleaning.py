@@ -1,12 +1,16 @@
-"""Which pods end with their job."""
+"""Which pods end with their job, or with their attempt."""
 
 from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
 
 from dtj.api.condition_types import ConditionType
 from dtj.api.reasons import STOPPED
 from dtj.api.spec import CleanPodPolicy
 from dtj.api.status import JobStatus
 from dtj.api.unreadable import AnyJob
+from dtj.status.observed import Expected
+from dtj.status.pods import PodView
 from dtj.status.stall import is_stalled
 
 
@@ -26,3 +30,34 @@ def counted_out(status: JobStatus) -> JobStatus:
     gone = {"active": 0, "ready": 0}
     counts = {role: count.model_copy(update=gone) for role, count in status.replica_statuses.items()}
     return status.model_copy(update={"replica_statuses": counts})
+
+
+def left_over(job: AnyJob, status: JobStatus, pods: Sequence[PodView]) -> frozenset[str]:
+    """Names of the pods of a job that has ended that cleanPodPolicy ends."""
+    if not ends_pods(job, status):
+        return frozenset()
+    every = job.run_policy.clean_pod_policy is CleanPodPolicy.ALL
+    return frozenset(pod.name for pod in pods if every or not pod.ended)
+
+
+def superseded(job: AnyJob, expected: Expected | None, pods: Sequence[PodView]) -> frozenset[str]:
+    """Names of the pods of an earlier attempt, and of those that a job with less replicas does not want any more."""
+    attempt = job.status.current_attempt
+    if expected is None or not expected.planned:
+        stored = stored_attempts(job, [pod.name for pod in pods])
+        return frozenset(pod.name for pod in pods if pod.attempt < stored[pod.name])
+    alone, attempts = expected.restarts_with is not None, expected.attempts
+    return frozenset(
+        pod.name
+        for pod in pods
+        if pod.attempt < attempts.get(pod.name, attempt) or (alone and pod.name not in attempts)
+    )
+
+
+def stored_attempts(job: AnyJob, pods: Iterable[str]) -> dict[str, int]:
+    """The attempt of each pod by the status, for a job without a plan."""
+    status = job.status
+    known = status.replica_attempts or {}
+    alone = (job.rules is not None and job.rules.restarts_alone) or status.replica_attempts is not None
+    attempt = status.current_attempt
+    return {name: known.get(name.removeprefix(f"{job.name}-"), 1) if alone else attempt for name in pods}

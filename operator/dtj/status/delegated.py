@@ -4,19 +4,27 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from datetime import datetime
 
 from dtj.api.condition_types import ConditionType
 from dtj.api.failure_classes import OperatorFailureClass
 from dtj.api.horovod import LAUNCHER
 from dtj.api.reasons import Reason
+from dtj.api.spec import CleanPodPolicy
 from dtj.api.status import Failure, JobStatus, Phase
+from dtj.api.unreadable import AnyJob
+from dtj.status.cleaning import is_stopped, left_over
 from dtj.status.draft import Draft, Evaluation
 from dtj.status.failure import SETTLE_SECONDS, Loss
 from dtj.status.mpijob import MpiJob
 from dtj.status.observed import Expected, Observed
 from dtj.status.overdue import told_ending
 from dtj.status.pods import PodView
+from dtj.status.suspension import is_suspending
+from dtj.status.times import seconds_since
 
+END_SECONDS = 60.0
+"""How long mpi-operator has, after the job's end, to end its MPIJob too and to clean up."""
 # The reason of mpi-operator for an MPIJob whose pods were evicted.
 _EVICTED = "MPIJobEvicted"
 
@@ -56,7 +64,7 @@ def mpijob_held(draft: Draft, mpijob: MpiJob, pods: Sequence[PodView]) -> Evalua
     draft.set(ConditionType.RUNNING, False, Reason.MPIJOB_SUSPENDED, message)
     draft.set(ConditionType.SUSPENDED, True, Reason.MPIJOB_SUSPENDED, message)
     status = draft.status(phase=Phase.SUSPENDED, start_time=None, all_running_time=None)
-    return Evaluation(status, hold=True)
+    return Evaluation(status)
 
 
 def was_held(old: JobStatus) -> bool:
@@ -72,7 +80,7 @@ def was_held(old: JobStatus) -> bool:
 def released(draft: Draft) -> Evaluation:
     """The queue lets the job go on, or its MPIJob is gone and another is made."""
     draft.set(ConditionType.SUSPENDED, False, Reason.MPIJOB_RESUMED, "the MPIJob is suspended no more")
-    return Evaluation(draft.status(phase=Phase.PENDING), look_again=0.0, hold=True)
+    return Evaluation(draft.status(phase=Phase.PENDING), look_again=0.0)
 
 
 def mpijob_loss(attempt: int, mpijob: MpiJob | None) -> Loss | None:
@@ -87,3 +95,37 @@ def mpijob_loss(attempt: int, mpijob: MpiJob | None) -> Loss | None:
         message=f"MPIJob {mpijob.name}: {said.reason}: {said.message}",
     )
     return Loss(failure, infrastructure=evicted, settle=SETTLE_SECONDS, finished=said.time)
+
+
+def ends_mpijob(job: AnyJob, status: JobStatus, mpijob: MpiJob, now: datetime) -> bool:
+    """Whether the MPIJob is to be deleted, with all that mpi-operator made of it."""
+    policy = job.run_policy
+    if mpijob.deleting:
+        return False
+    if not status.finished:
+        return mpijob.attempt < status.attempt or policy.suspend or is_suspending(status)
+    if policy.clean_pod_policy is CleanPodPolicy.ALL or is_stopped(status):
+        return True
+    # An MPIJob without an end of its own gets new pods from mpi-operator for ever.
+    lingers = policy.clean_pod_policy is not CleanPodPolicy.NONE and end_left(status, now) <= 0
+    return lingers and not mpijob.completed
+
+
+def abandoned(
+    job: AnyJob, status: JobStatus, mpijob: MpiJob | None, pods: Sequence[PodView], now: datetime
+) -> frozenset[str]:
+    """Names of the pods to delete because mpi-operator does not."""
+    if status.finished:
+        done = mpijob is None or (
+            mpijob.completed and not mpijob.deleting and not ends_mpijob(job, status, mpijob, now)
+        )
+        return left_over(job, status, pods) if done else frozenset()
+    if mpijob is not None:
+        return frozenset()
+    # Somebody has deleted the MPIJob, and not its pods.
+    return frozenset(pod.name for pod in pods if pod.attempt < status.attempt)
+
+
+def end_left(status: JobStatus, now: datetime) -> float:
+    """Seconds that mpi-operator still has to end the MPIJob of a job that has ended."""
+    return END_SECONDS - seconds_since(status.completion_time, now) if status.completion_time else 0.0

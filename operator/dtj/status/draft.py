@@ -2,12 +2,22 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from datetime import datetime
 
 from dtj.api.condition_types import ConditionType
 from dtj.api.reasons import Reason
-from dtj.api.status import Condition, ConditionStatus, JobStatus, Phase
+from dtj.api.status import (
+    ArtifactsStatus,
+    Condition,
+    ConditionStatus,
+    Failure,
+    JobStatus,
+    Phase,
+    ProgressStatus,
+    ReplicaStatus,
+    Restarts,
+)
 from dtj.api.unreadable import AnyJob
 from dtj.status.times import written_time
 
@@ -17,22 +27,27 @@ _STATUSES = {True: ConditionStatus.TRUE, False: ConditionStatus.FALSE, None: Con
 
 
 @dataclass(frozen=True)
+class Pods:
+    """What is decided of a job's pods, by their names."""
+
+    make: frozenset[str] = frozenset()
+    """Pods to create."""
+    end: frozenset[str] = frozenset()
+    """Pods to delete, with their grace."""
+    force: frozenset[str] = frozenset()
+    """Pods that were deleted and have not ended in time, to be deleted by force."""
+
+
+@dataclass(frozen=True)
 class Evaluation:
-    """A status and when to look again although nothing happened."""
+    """The decision of a pass: the status, what becomes of the pods, and when to look again."""
 
     status: JobStatus
     look_again: float | None = None
-    """Seconds."""
-    hold: bool = False
-    """No pod is to be made now, but for those `still_made`."""
-    still_made: frozenset[str] = frozenset()
-    """Names of pods."""
-    done: frozenset[str] = frozenset()
-    """Names of pods that are to end before the job does."""
-    end: frozenset[str] = frozenset()
-    """Names of pods to delete, whatever became of them."""
-    force: frozenset[str] = frozenset()
-    """Names of pods that were told to end and did not, to be taken away by force."""
+    """Seconds until the next pass is due although nothing happens."""
+    pods: Pods = Pods()
+    prepare: bool = False
+    """Whether the attempt begins or goes on, so that its pods need the plan's other objects."""
     stalled_since: str | None = None
     """Since when the training stands still, while the stacks of its ranks are wanted."""
     expired: bool = False
@@ -41,15 +56,32 @@ class Evaluation:
 
 @dataclass
 class Draft:
-    """A status in the making."""
+    """A status in the making: what is stored, until something else is assigned."""
 
     job: AnyJob
     now: datetime
-    values: dict[str, object] = field(default_factory=dict)
-    conditions: dict[ConditionType, Condition] = field(default_factory=dict)
+    conditions: dict[ConditionType, Condition] = field(init=False)
+    replica_statuses: dict[str, ReplicaStatus] = field(init=False)
+    start_time: str | None = field(init=False)
+    all_running_time: str | None = field(init=False)
+    retry_time: str | None = field(init=False)
+    restart_time: str | None = field(init=False)
+    trained_time: str | None = field(init=False)
+    nothing_kept: bool | None = field(init=False)
+    attempt: int = field(init=False)
+    replica_attempts: dict[str, int] | None = field(init=False)
+    restarts: Restarts = field(init=False)
+    restarts_in_a_row: int | None = field(init=False)
+    node_failures: dict[str, int] | None = field(init=False)
+    progress: ProgressStatus | None = field(init=False)
+    step_time: str | None = field(init=False)
+    artifacts: ArtifactsStatus | None = field(init=False)
+    failure: Failure | None = field(init=False)
 
     def __post_init__(self) -> None:
-        self.conditions = {c.type: c for c in self.job.status.conditions}
+        for name in _VALUES:
+            setattr(self, name, getattr(self.job.status, name))
+        self.conditions = {condition.type: condition for condition in self.job.status.conditions}
 
     def set(self, kind: ConditionType, holds: bool | None, reason: str, message: str) -> None:
         """Set a condition; its transition time moves only when it flips.
@@ -91,9 +123,13 @@ class Draft:
             self.set(ConditionType.STALLED, False, Reason.NOT_RUNNING, "not all of the training runs")
         return self.job.status.model_copy(
             update={
-                **self.values,
+                **{name: getattr(self, name) for name in _VALUES},
                 **values,
                 "conditions": [self.conditions[kind] for kind in ConditionType if kind in self.conditions],
                 "observed_generation": self.job.generation,
             }
         )
+
+
+_VALUES = tuple(each.name for each in fields(Draft) if not each.init and each.name != "conditions")
+"""The fields of a status that a draft has as its own."""

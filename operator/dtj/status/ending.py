@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import cast
 
 from dtj.api.condition_types import ConditionType
 from dtj.api.reasons import Reason
 from dtj.api.spec import CleanPodPolicy
-from dtj.api.status import ArtifactsStatus, Condition, JobStatus, Phase
+from dtj.api.status import Condition, JobStatus, Phase
 from dtj.status.again import evaluator_lost
-from dtj.status.draft import Draft, Evaluation
+from dtj.status.draft import Draft, Evaluation, Pods
 from dtj.status.evaluator import has_ended, has_seen, last_step, measured
 from dtj.status.failure import Loss, attempt_loss, is_complete, told
 from dtj.status.kept import NOTHING_KEPT, is_nothing_kept
@@ -40,8 +39,8 @@ def after_training(
     """
     evaluator = named.get(expected.evaluator or "")
     evaluation = measured(evaluator, observed.evaluation)
-    artifacts = cast(ArtifactsStatus | None, draft.values["artifacts"])
-    draft.values["all_running_time"] = draft.job.status.all_running_time or written_time(draft.now)
+    artifacts = draft.artifacts
+    draft.all_running_time = draft.job.status.all_running_time or written_time(draft.now)
     message = f"{', '.join(expected.decisive)} ended with exit code 0"
     stored = _stored(draft.job.status)
     ends = [end for name in expected.decisive if name in named and (end := named[name].exit) is not None]
@@ -67,13 +66,17 @@ def after_training(
         does = "ends" if over else f"has {timeout:.0f} s to see checkpoint {last}"
         reason = Reason.EVALUATED if over else Reason.EVALUATING
         message += f"; {expected.evaluator} {does}"
-        draft.values["trained_time"] = trained or written_time(draft.now)
-        draft.values["nothing_kept"] = nothing_kept or None
+        draft.trained_time = trained or written_time(draft.now)
+        draft.nothing_kept = nothing_kept or None
         draft.set(ConditionType.RUNNING, True, reason, message)
         draft.set(ConditionType.RESTARTING, False, reason, message)
         needed = frozenset() if over else frozenset({expected.evaluator or ""})
-        done = frozenset(expected.attempts) - {*expected.decisive} - needed
-        return Evaluation(draft.status(phase=Phase.RUNNING), left, hold=True, done=done, still_made=needed)
+        done = frozenset(expected.attempts) - {*expected.decisive} - needed if may_end else frozenset()
+        pods = Pods(
+            make=needed - {pod.name for pod in observed.pods},
+            end=frozenset(pod.name for pod in observed.pods if pod.name in done and not pod.ended),
+        )
+        return Evaluation(draft.status(phase=Phase.RUNNING), left, pods)
     if expected.evaluator and not over:
         message += f"; {expected.evaluator} has not seen checkpoint {last}"
         loss = attempt_loss(draft.job.status.attempt, [evaluator] if evaluator else [], ())

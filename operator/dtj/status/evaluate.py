@@ -7,37 +7,33 @@ an operator that dies at any point goes on where things are.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence, Set
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 from datetime import datetime
-from typing import cast
+from typing import Literal
 
 from dtj.api.condition_types import ConditionType
 from dtj.api.failure_classes import OperatorFailureClass
 from dtj.api.job import Fault, in_a_line
 from dtj.api.reasons import Reason
-from dtj.api.status import ArtifactsStatus, Failure, JobStatus, Phase, ProgressStatus, ReplicaStatus
+from dtj.api.status import Failure, JobStatus, Phase, ReplicaStatus
 from dtj.api.unreadable import AnyJob
-from dtj.status.again import begin_again, count_nodes, evaluator_lost
+from dtj.status.again import count_nodes, evaluator_lost, next_attempt
 from dtj.status.backoff import pause, pause_left, restarts_in_a_row
-from dtj.status.cleaning import counted_out, ends_pods
-from dtj.status.delegated import mpijob_held, mpijob_loss, of_attempt, released, was_held
-from dtj.status.draft import LONGEST_CONDITION, Draft, Evaluation
+from dtj.status.cleaning import counted_out, ends_pods, left_over, superseded
+from dtj.status.creation import due, is_begun
+from dtj.status.delegated import abandoned, mpijob_held, mpijob_loss, of_attempt, released, was_held
+from dtj.status.draft import LONGEST_CONDITION, Draft, Evaluation, Pods
 from dtj.status.ending import after_training, is_trained
-from dtj.status.failure import Loss, attempt_loss, early_end, told
+from dtj.status.failure import Loss, told
 from dtj.status.gang import group_wait, is_queued
 from dtj.status.lasting import REMEDY, is_lasting
+from dtj.status.losses import pods_loss, settle_left
+from dtj.status.mpijob import MpiJob
 from dtj.status.observed import Expected, Observed, obstacle
 from dtj.status.overdue import told_ending, with_overdue
 from dtj.status.pods import PodView
-from dtj.status.replacement import (
-    evaluator_loss,
-    replica_loss,
-    start_again,
-    told_again,
-    told_apart,
-    vanished,
-)
+from dtj.status.replacement import evaluator_loss, start_again, told_again, vanished
 from dtj.status.reports import present, replica_statuses, take_reports
 from dtj.status.stall import look, step_time
 from dtj.status.suspension import deactivation, held, is_held, is_suspending, resumed, suspended
@@ -56,7 +52,22 @@ def evaluate(
     # The pods of an MPIJob end when mpi-operator sees to it.
     if evaluation.status.finished and observed.mpijob is None and ends_pods(job, evaluation.status):
         evaluation = replace(evaluation, status=counted_out(evaluation.status))
+    evaluation = replace(evaluation, pods=_pods(job, expected, observed, evaluation, now))
     return with_overdue(evaluation, observed.pods, now)
+
+
+def _pods(
+    job: AnyJob, expected: Expected | None, observed: Observed, evaluation: Evaluation, now: datetime
+) -> Pods:
+    """Which pods are created and ended: as the evaluation says, and by the rules that hold for every job."""
+    status, pods, make = evaluation.status, observed.pods, evaluation.pods.make
+    if expected is not None and expected.handed_over:
+        make, end = frozenset[str](), abandoned(job, status, observed.mpijob, pods, now)
+    elif status.finished:
+        end = left_over(job, status, pods)
+    else:
+        end = evaluation.pods.end | superseded(job, expected, pods)
+    return Pods(make, end - {pod.name for pod in pods if pod.deleting})
 
 
 def _evaluate(
@@ -68,15 +79,16 @@ def _evaluate(
     draft = Draft(job, now)
     attempt = old.current_attempt
     start = old.start_time or written_time(now)
-    draft.values |= {"attempt": attempt, "start_time": start}
+    draft.attempt, draft.start_time = attempt, start
     draft.set(ConditionType.CREATED, True, Reason.JOB_CREATED, "the operator has taken the job up")
     if faults and not observed.invalid and _is_taken_up(old, observed):
         # An edit of a job that runs, or a rule of a newer operator: no pod is made until the spec is mended.
         draft.set(ConditionType.CREATED, True, Reason.SPEC_INVALID, in_a_line(faults, LONGEST_CONDITION))
         suspends = job.run_policy.suspend or is_suspending(old)
         if expected is None or not (observed.pods or suspends):
-            return Evaluation(draft.status(start_time=old.start_time), hold=True)
-        return replace(_of_pods(job, expected, observed, draft), hold=True, still_made=frozenset())
+            return Evaluation(draft.status(start_time=old.start_time))
+        evaluation = _of_pods(job, expected, observed, draft)
+        return replace(evaluation, pods=replace(evaluation.pods, make=frozenset()), prepare=False)
     if observed.invalid and expected and expected.restarts_with and old.all_running_time:
         # Only a replica that was to start again can't be made; the others go on.
         draft.set(
@@ -99,14 +111,14 @@ def _of_pods(job: AnyJob, expected: Expected, observed: Observed, draft: Draft) 
     attempt, start = old.current_attempt, old.start_time or written_time(now)
     pods = present(expected, observed.pods, attempt)
     named = {pod.name: pod for pod in pods}
-    draft.values["replica_statuses"] = replica_statuses(expected, pods)
+    draft.replica_statuses = replica_statuses(expected, pods)
     take_reports(draft, expected, observed, named)
-    draft.values["step_time"] = step_time(draft)
+    draft.step_time = step_time(draft)
     _tell_bottleneck(draft, observed)
 
     queued = is_queued(job, expected, pods)
     if queued:
-        draft.values["start_time"] = None
+        draft.start_time = None
     deadline = job.run_policy.active_deadline_seconds
     left = None if deadline is None or queued else deadline - seconds_since(start, now)
     missing = vanished(job, expected, pods)
@@ -116,6 +128,29 @@ def _of_pods(job: AnyJob, expected: Expected, observed: Observed, draft: Draft) 
     mpijob = of_attempt(observed, attempt)
     if is_trained(old, expected, named) or (mpijob is not None and mpijob.succeeded):
         return after_training(draft, expected, observed, named, left, lost)
+    suspension = _suspended(draft, expected, observed, pods, mpijob)
+    if suspension is not None:
+        return suspension
+    loss = pods_loss(draft, expected, pods, missing, gone) or mpijob_loss(attempt, mpijob)
+    if left is not None and left <= 0 and loss is None:
+        return Evaluation(_overdue(draft, expected, deadline or 0, pods, observed))
+    if loss is not None:
+        wait = settle_left(loss, now)
+        if wait > 0:
+            draft.set(ConditionType.RUNNING, False, Reason.RANK_LOST, loss.failure.message or "")
+            status = draft.status(phase=old.phase or Phase.PENDING)
+            return Evaluation(status, wait, Pods(due(job, expected, observed.pods)), prepare=True)
+        return _lost(draft, attempt, loss, expected, pods, gone)
+    if lost is not None:
+        return evaluator_lost(draft, lost, expected, pods)
+    return _going_on(draft, expected, observed, pods, left)
+
+
+def _suspended(
+    draft: Draft, expected: Expected, observed: Observed, pods: Sequence[PodView], mpijob: MpiJob | None
+) -> Evaluation | None:
+    """What a job comes to that is suspended, or was until now; None: it is not."""
+    job, old = draft.job, draft.job.status
     evicted = deactivation(expected, pods)
     if job.run_policy.suspend or is_suspending(old) or evicted is not None:
         return suspended(draft, expected, observed.pods, evicted)
@@ -125,33 +160,11 @@ def _of_pods(job: AnyJob, expected: Expected, observed: Observed, draft: Draft) 
         return mpijob_held(draft, mpijob, pods)
     if was_held(old):
         return released(draft)
-    if old.holds(ConditionType.SUSPENDED):
-        return resumed(draft, expected)
-    if expected.restarts_with is not None:
-        loss = replica_loss(attempt, old, expected, pods, gone)
-        loss = loss and told_apart(loss, old, expected, now)
-    elif (expected.all_or_nothing and named) or is_begun(old, expected.created_last, named):
-        loss = attempt_loss(attempt, pods, missing, expected.decisive)
-    else:
-        loss = _early(attempt, expected, pods)
-    loss = loss or mpijob_loss(attempt, mpijob)
-    if left is not None and left <= 0 and loss is None:
-        return Evaluation(_overdue(draft, expected, deadline or 0, pods, observed))
-    if loss is not None:
-        wait = _settling(loss, now)
-        if wait > 0:
-            draft.set(ConditionType.RUNNING, False, Reason.RANK_LOST, loss.failure.message or "")
-            return Evaluation(draft.status(phase=old.phase or Phase.PENDING), wait)
-        return _lost(draft, attempt, loss, expected, pods, gone)
-    if lost is not None:
-        return evaluator_lost(draft, lost, expected, pods)
-    return _going_on(draft, expected, observed, pods, left)
+    return resumed(draft, expected) if old.holds(ConditionType.SUSPENDED) else None
 
 
 def _invalid(draft: Draft, faults: Sequence[Fault]) -> JobStatus:
-    draft.values["failure"] = Failure(
-        failure_class=OperatorFailureClass.VALIDATION_FAILED, message=in_a_line(faults)
-    )
+    draft.failure = Failure(failure_class=OperatorFailureClass.VALIDATION_FAILED, message=in_a_line(faults))
     return draft.finish(Phase.FAILED, Reason.VALIDATION_FAILED, in_a_line(faults, LONGEST_CONDITION))
 
 
@@ -165,9 +178,7 @@ def _overdue(
         message += f"; it waited for: {why[1]}"
     known = why is not None and why[0] in (Reason.IMAGE_PULL, Reason.UNSCHEDULABLE)
     kind = why[0] if why and known else OperatorFailureClass.DEADLINE_EXCEEDED
-    draft.values["failure"] = Failure(
-        attempt=draft.job.status.current_attempt, failure_class=kind, message=message
-    )
+    draft.failure = Failure(attempt=draft.job.status.current_attempt, failure_class=kind, message=message)
     return draft.finish(Phase.FAILED, Reason.DEADLINE_EXCEEDED, message)
 
 
@@ -187,44 +198,39 @@ def _lost(
     if loss.excuse:
         message += f"; {loss.excuse}"
     else:
-        draft.values["failure"] = loss.failure
+        draft.failure = loss.failure
     if application and is_lasting(
         draft.job,
         loss.failure,
-        cast(ProgressStatus | None, draft.values["progress"]),
-        cast(ArtifactsStatus | None, draft.values["artifacts"]),
+        draft.progress,
+        draft.artifacts,
     ):
         return Evaluation(draft.finish(Phase.FAILED, Reason.MODULE_NOT_FOUND, f"{message}; {REMEDY}"))
     if application and restarts.application >= limit:
         return Evaluation(draft.finish(Phase.FAILED, Reason.BACKOFF_LIMIT_EXCEEDED, message))
-    draft.values["restarts"] = restarts.model_copy(
-        update={
-            "application": restarts.application + application,
-            "infrastructure": restarts.infrastructure + loss.infrastructure,
-        }
-    )
     # Where the others go on, a replica that the cluster took is made again without a pause.
-    draft.values["restarts_in_a_row"] = restarts_in_a_row(
+    draft.restarts_in_a_row = restarts_in_a_row(
         draft.job.status,
         draft.now,
         counts=expected.restarts_with is None or expected.all_or_nothing or application,
     )
-    draft.values["retry_time"] = retry_begins(draft, loss)
-    draft.values["attempt"] = attempt + 1
-    if expected.restarts_with is None:
-        draft.values["all_running_time"] = None
-    else:
+    draft.retry_time = retry_begins(draft, loss)
+    again = None
+    if expected.restarts_with is not None:
         again = start_again(expected, pods, [*gone, *loss.others, loss.failure.pod or ""])
         message += f"; {told_again(again, len(expected.attempts))}"
-        begin_again(draft, expected, pods, again, attempt + 1)
+    cause: Literal["infrastructure", "application"] = (
+        "infrastructure" if loss.infrastructure else "application"
+    )
+    next_attempt(draft, expected, pods, None if loss.excuse else cause, again)
     message += count_nodes(draft, loss)
     reason: str = Reason.INFRASTRUCTURE_FAILURE if loss.infrastructure else Reason.APPLICATION_FAILURE
     if loss.excuse:
         reason = loss.failure.failure_class or reason
     draft.set(ConditionType.RUNNING, False, reason, message)
     draft.set(ConditionType.RESTARTING, True, reason, message)
-    draft.values["restart_time"] = written_time(draft.now)
-    return Evaluation(draft.status(phase=Phase.RESTARTING), look_again=0.0, hold=True)
+    draft.restart_time = written_time(draft.now)
+    return Evaluation(draft.status(phase=Phase.RESTARTING), look_again=0.0)
 
 
 def _going_on(
@@ -238,7 +244,8 @@ def _going_on(
     ending = [pod for pod in observed.pods if pod.attempt < expected.attempts.get(pod.name, old.attempt)]
     waits = [seconds for seconds in (left, wait) if seconds is not None and seconds > 0]
     # A replica that starts alone waits for its own old pod only, whose name it takes.
-    hold = wait > 0 or (bool(ending) and not alone)
+    begins = wait <= 0 and (alone or not ending)
+    made = Pods(due(draft.job, expected, observed.pods) if begins else frozenset())
 
     def runs(name: str) -> bool:
         pod = named.get(name)
@@ -263,7 +270,7 @@ def _going_on(
         waits += [stall.look_again] if stall.look_again is not None else []
         running = old.all_running_time or written_time(draft.now)
         status = draft.status(phase=Phase.RUNNING, all_running_time=running)
-        return Evaluation(status, min(waits, default=None), hold, stalled_since=stall.since)
+        return Evaluation(status, min(waits, default=None), made, begins, stalled_since=stall.since)
     why = obstacle([pod for pod in pods if pod.name in expected.needed], observed.refusal)
     why = group_wait(draft.job, expected, pods, why)
     if ending:
@@ -274,8 +281,8 @@ def _going_on(
     elif wait > 0:
         # The whole pause, not what is left of it: the sentence stays the same while it waits.
         why = Reason.BACKOFF, f"waits {pause(old):.0f} s before the next attempt"
-    due = start_left(draft)
-    if due is not None and due <= 0:
+    start = start_left(draft)
+    if start is not None and start <= 0:
         return Evaluation(too_late(draft, expected, observed, pods, why))
     reason, message = why or (
         Reason.RANK_LOST if began else Reason.PODS_STARTING,
@@ -290,8 +297,8 @@ def _going_on(
         phase = Phase.STARTING
     else:
         phase = Phase.PENDING
-    waits += [due] if due is not None else []
-    return Evaluation(draft.status(phase=phase), min(waits, default=None), hold)
+    waits += [start] if start is not None else []
+    return Evaluation(draft.status(phase=phase), min(waits, default=None), made, begins)
 
 
 def _tell_bottleneck(draft: Draft, observed: Observed) -> None:
@@ -302,33 +309,6 @@ def _tell_bottleneck(draft: Draft, observed: Observed) -> None:
         return
     reason, message = found
     draft.set(ConditionType.BOTTLENECK, True, reason, message)
-
-
-def is_begun(old: JobStatus, created_last: Set[str], existing: Collection[str]) -> bool:
-    """Whether every pod of the attempt has been created, so that its ranks may have started: from then on no pod is
-    replaced alone.
-
-    created_last: see `Expected`. existing: names of the attempt's pods.
-    """
-    return old.all_running_time is not None or all(name in existing for name in created_last)
-
-
-def _early(attempt: int, expected: Expected, pods: Sequence[PodView]) -> Loss | None:
-    """A loss before any rank started: a pod that ended by itself. A pod that is deleted is simply created again."""
-    staying = [pod for pod in pods if not pod.deleting]
-    done = (pod for pod in staying if pod.succeeded and pod.name not in expected.decisive)
-    return attempt_loss(attempt, staying, (), expected.decisive) or next(
-        (early_end(attempt, pod) for pod in done), None
-    )
-
-
-def _settling(loss: Loss, now: datetime) -> float:
-    """Seconds until an uncertain loss is taken for what it looks like."""
-    if not loss.settle or loss.finished is None:
-        return 0.0
-    wait = loss.settle - seconds_since(loss.finished, now)
-    # A node whose clock is ahead of ours must not make us wait for its time to come.
-    return wait if wait <= 2 * loss.settle else 0.0
 
 
 def _settled(job: AnyJob, expected: Expected | None, observed: Observed) -> JobStatus:

@@ -49,6 +49,12 @@ class Expected:
     """Name of Kueue's Workload of the attempt, where one group of pods is queued."""
     all_or_nothing: bool = False
     """A scheduler admits the pods as one group: no member is created again alone."""
+    next_stage_on_running: bool = False
+    """Whether the containers of the last stage wait for the stages before: see `Plan`."""
+    planned: bool = True
+    """Whether a plan asks for this; else it is what the stored status tells of."""
+    handed_over: bool = False
+    """Whether mpi-operator creates the pods."""
     created_last: frozenset[str] = frozenset()
     """Names of the pods that are created last: while all of them exist, every pod of the attempt has been created."""
 

@@ -47,7 +47,9 @@ def with_overdue(evaluation: Evaluation, pods: Sequence[PodView], now: datetime)
     """The evaluation, with the pods that are overdue and a look when the next one will be."""
     looks = [look for look in (evaluation.look_again, next_due(pods, now)) if look is not None]
     force = frozenset(pod.name for pod in overdue(pods, now))
-    return replace(evaluation, look_again=min(looks, default=None), force=force)
+    return replace(
+        evaluation, look_again=min(looks, default=None), pods=replace(evaluation.pods, force=force)
+    )
 
 
 def told_overdue(pod: PodView) -> str:

@@ -47,7 +47,7 @@ def take_reports(draft: Draft, expected: Expected, observed: Observed, named: Ma
     for new in [(observed.progress, observed.artifacts), *said]:
         progress = _progress(expected, progress, new[0], evaluation)
         artifacts = _artifacts(expected, artifacts, new[1])
-    draft.values |= {"progress": progress, "artifacts": artifacts}
+    draft.progress, draft.artifacts = progress, artifacts
 
 
 def _progress(

@@ -43,7 +43,7 @@ def step_time(draft: Draft) -> str | None:
     old = draft.job.status
     if draft.job.run_policy.stall_timeout_seconds is None:
         return None
-    step = _step(draft.values["progress"])
+    step = _step(draft.progress)
     moved = step is not None and step != _step(old.progress)
     return written_time(draft.now) if moved or old.step_time is None else old.step_time
 
@@ -55,10 +55,8 @@ def look(draft: Draft, expected: Expected, observed: Observed) -> Stall:
     if timeout is None:
         _clear(draft, Reason.NOT_WATCHED, "runPolicy.stallTimeoutSeconds is not set")
         return Stall()
-    step = _step(draft.values["progress"])
-    still_since = max(
-        draft.conditions[ConditionType.RUNNING].last_transition_time, str(draft.values["step_time"])
-    )
+    step = _step(draft.progress)
+    still_since = max(draft.conditions[ConditionType.RUNNING].last_transition_time, draft.step_time or "")
     still_for = seconds_since(still_since, draft.now)
     if still_for < timeout:
         _clear(draft, Reason.PROGRESS_RESUMED, f"the training goes on: it is at step {step}")
@@ -100,8 +98,8 @@ def is_stalled(status: JobStatus) -> bool:
     return status.failure is not None and status.failure.failure_class == OperatorFailureClass.STALLED
 
 
-def _step(progress: object) -> int | None:
-    return progress.step if isinstance(progress, ProgressStatus) else None
+def _step(progress: ProgressStatus | None) -> int | None:
+    return progress.step if progress else None
 
 
 def _stacks(expected: Expected) -> str:

@@ -11,10 +11,10 @@ from collections.abc import Sequence
 
 from dtj.api.condition_types import ConditionType
 from dtj.api.reasons import Reason
-from dtj.api.status import ConditionStatus, Failure, JobStatus, Phase
+from dtj.api.status import ConditionStatus, JobStatus, Phase
 from dtj.api.unreadable import AnyJob
-from dtj.status.again import in_attempt
-from dtj.status.draft import Draft, Evaluation
+from dtj.status.again import in_attempt, next_attempt
+from dtj.status.draft import Draft, Evaluation, Pods
 from dtj.status.failure import attempt_loss
 from dtj.status.observed import Expected
 from dtj.status.overdue import told_ending
@@ -59,7 +59,7 @@ def is_held(job: AnyJob) -> bool:
 
 def held(draft: Draft) -> Evaluation:
     """The job stays suspended, as its conditions already say."""
-    return Evaluation(draft.status(start_time=None), hold=True)
+    return Evaluation(draft.status(start_time=None))
 
 
 def suspended(
@@ -77,7 +77,7 @@ def suspended(
     )
     if deactivated and reason != Reason.WORKLOAD_DEACTIVATED and evicted is not None:
         loss = attempt_loss(attempt, [evicted], ())
-        draft.values["failure"] = loss.failure if loss else None
+        draft.failure = loss.failure if loss else None
     why = _deactivated(draft) if deactivated else "suspended by runPolicy.suspend"
     after = Reason.WORKLOAD_DEACTIVATED if deactivated else Reason.JOB_SUSPENDED
     draft.set(ConditionType.RESTARTING, False, after, why)
@@ -89,9 +89,10 @@ def suspended(
         draft.set(ConditionType.RUNNING, False, meanwhile, message)
         # In the reverse order of their making: the chief can save only while its parameter servers are there.
         stages = (there.intersection(stage) for stage in reversed(expected.stages))
-        return Evaluation(draft.status(), hold=True, end=frozenset(next(filter(None, stages), there)))
-    attempt += is_suspending(old)
-    draft.values["attempt"] = attempt
+        return Evaluation(draft.status(), pods=Pods(end=frozenset(next(filter(None, stages), there))))
+    if is_suspending(old):
+        attempt += 1
+        next_attempt(draft, expected, pods, cause=None)
     # With its attempt: an event is told once, and each suspension has its own.
     message = f"{why}; attempt {attempt} is next"
     if deactivated:
@@ -101,12 +102,12 @@ def suspended(
     draft.set(ConditionType.RUNNING, False, Reason.JOB_SUSPENDED, message)
     draft.set(ConditionType.SUSPENDED, True, after, message)
     status = draft.status(phase=Phase.SUSPENDED, start_time=None, all_running_time=None)
-    return Evaluation(status, look_again=None if suspend or deactivated else 0.0, hold=True)
+    return Evaluation(status, look_again=None if suspend or deactivated else 0.0)
 
 
 def _deactivated(draft: Draft) -> str:
-    failure = draft.values.get("failure", draft.job.status.failure)
-    said = f" ({failure.message})" if isinstance(failure, Failure) and failure.message else ""
+    failure = draft.failure
+    said = f" ({failure.message})" if failure is not None and failure.message else ""
     return f"Kueue has deactivated its Workload{said}"
 
 
@@ -119,7 +120,7 @@ def resumed(draft: Draft, expected: Expected) -> Evaluation:
     """The job goes on with all its replicas, also those that it has only now, in one attempt."""
     attempt = draft.job.status.attempt
     if expected.restarts_with is not None and attempt > 1:
-        draft.values["replica_attempts"] = in_attempt(draft.job, expected.attempts, attempt)
+        draft.replica_attempts = in_attempt(draft.job, expected.attempts, attempt)
     message = f"runPolicy.suspend is false: attempt {attempt} begins"
     draft.set(ConditionType.SUSPENDED, False, Reason.JOB_RESUMED, message)
-    return Evaluation(draft.status(phase=Phase.PENDING), look_again=0.0, hold=True)
+    return Evaluation(draft.status(phase=Phase.PENDING), look_again=0.0)

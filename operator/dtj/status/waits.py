@@ -26,11 +26,11 @@ def start_left(draft: Draft) -> float | None:
     status, deadline = draft.job.status, draft.job.run_policy.start_deadline_seconds
     if (
         deadline is None
-        or draft.values["start_time"] is None
+        or draft.start_time is None
         or (status.all_running_time and not status.holds(ConditionType.RESTARTING))
     ):
         return None
-    waited = seconds_since(str(draft.values["start_time"]), draft.now)
+    waited = seconds_since(draft.start_time, draft.now)
     if status.retry_time is not None:
         # A job that was resumed, or a run of this machine that goes on, began later than its last retry.
         waited = min(waited, seconds_since(status.retry_time, draft.now))
@@ -61,7 +61,7 @@ def too_late(
     absent = [pod for pod in pods if pod.name in expected.needed and not (pod.running and pod.ready)]
     known = why is not None and why[0] in OBSTACLES
     pod = hindered(absent) if known and observed.refusal is None else None
-    attempt, deadline = draft.values["attempt"], draft.job.run_policy.start_deadline_seconds
+    attempt, deadline = draft.attempt, draft.job.run_policy.start_deadline_seconds
     message = f"not all pods ran in {deadline} s (runPolicy.startDeadlineSeconds)"
     if why is not None:
         message += f"; it waited for: {why[1]}"
@@ -71,7 +71,7 @@ def too_late(
     again = draft.job.status.condition(ConditionType.RESTARTING)
     if again is not None and draft.job.status.holds(ConditionType.RESTARTING):
         message += f"; before, {again.message}"
-    draft.values["failure"] = Failure(
+    draft.failure = Failure(
         attempt=attempt,
         role=pod.role if pod else None,
         index=pod.index if pod else None,

@@ -26,7 +26,7 @@ import pytest
 from dtj.api.job import Manifest, read_job
 from dtj.api.status import ArtifactsStatus, ProgressStatus
 from dtj.cluster.port import ApiError
-from dtj.reconcile.native import may_restore
+from dtj.status.creation import may_restore
 from dtj.status.pod_report import Report, read_report
 from tests.unit.support.fake_cluster import Call, FakeCluster
 from tests.unit.support.jobs import manifest

@@ -207,7 +207,7 @@ def test_a_pod_taken_away_restarts_the_attempt_and_is_not_counted_against_the_li
     assert condition(status, "Restarting")["reason"] == "InfrastructureFailure"
     assert "allRunningTime" not in status
     assert life.evaluation is not None
-    assert life.evaluation.hold
+    assert (life.evaluation.prepare, life.evaluation.pods.make) == (False, frozenset())
 
 
 @pytest.mark.parametrize(
@@ -356,10 +356,10 @@ def test_pauses_before_attempts_grow() -> None:
         life.see(seconds=seconds)
         assert life.evaluation is not None
         found.append(life.evaluation.look_again or 0.0)
-        assert life.evaluation.hold == (found[-1] > 0)
+        assert life.evaluation.prepare == (found[-1] == 0)
         seconds += found[-1]
         life.see(seconds=seconds)
-        assert not life.evaluation.hold
+        assert (life.evaluation.prepare, life.evaluation.pods.make) == (True, {WORKER_0, WORKER_1})
 
     assert found == [0, 10, 20, 40, 80, 160, 300, 300]
 
@@ -385,7 +385,7 @@ def test_no_pod_is_made_while_pods_of_the_last_attempt_end() -> None:
     assert condition(status, "Running")["reason"] == "PodsEnding"
     assert "mnist-worker-0, mnist-worker-1" in condition(status, "Running")["message"]
     assert life.evaluation is not None
-    assert life.evaluation.hold
+    assert (life.evaluation.prepare, life.evaluation.pods.make) == (False, frozenset())
 
 
 def test_a_job_that_runs_again_is_restarting_no_more_and_keeps_the_last_failure() -> None:

@@ -255,7 +255,7 @@ def test_a_deactivated_workload_suspends_the_job(gang: str, words: tuple[str, st
     assert (status["phase"], status["attempt"], ends["reason"]) == ("Running", 1, "WorkloadDeactivated")
     assert words[1] in ends["message"]
     assert life.evaluation is not None
-    assert life.evaluation.end == ({LAUNCHER, WORKER_0, WORKER_1} if gang == "Kueue" else {LAUNCHER})
+    assert life.evaluation.pods.end == ({LAUNCHER, WORKER_0, WORKER_1} if gang == "Kueue" else {LAUNCHER})
     status = life.see(seconds=110)
     assert (status["phase"], status["attempt"], status["failure"]["class"]) == ("Suspended", 2, "PodLost")
     assert condition(status, "Suspended")["reason"] == "WorkloadDeactivated"

@@ -403,7 +403,7 @@ def test_a_pod_that_does_not_end_holds_back_only_its_own_successor() -> None:
     life.see(deleting(running(WORKER_0)), *pods(without=WORKER_0), seconds=110)
 
     assert life.evaluation is not None
-    assert not life.evaluation.hold
+    assert life.evaluation.prepare
 
 
 def test_pods_that_the_cluster_takes_again_and_again_cost_no_pause() -> None:
@@ -415,7 +415,7 @@ def test_pods_that_the_cluster_takes_again_and_again_cost_no_pause() -> None:
 
     assert life.job.status.restarts.infrastructure == 5
     assert life.evaluation is not None
-    assert not life.evaluation.hold
+    assert life.evaluation.prepare
 
 
 def test_a_replica_that_can_not_be_made_leaves_the_others_at_work() -> None:
@@ -477,14 +477,14 @@ def test_the_job_waits_until_the_evaluator_has_seen_the_last_checkpoint() -> Non
     status = lost(life, end, seconds=60)
     assert (status["phase"], condition(status, "Running")["reason"]) == ("Running", "Evaluating")
     assert life.evaluation is not None
-    assert life.evaluation.done == {PS, WORKER_0, WORKER_1}, "what the chief leaves is not taken away"
-    assert (life.evaluation.hold, life.evaluation.look_again) == (True, 300)
+    assert life.evaluation.pods.end == {PS, WORKER_0, WORKER_1}, "what the chief leaves is not taken away"
+    assert (life.evaluation.prepare, life.evaluation.look_again) == (False, 300)
 
     status = life.see(end, running(EVALUATOR), seconds=65, evaluation=ProgressStatus(step=299, accuracy=0.7))
     assert status["phase"] == "Running"
     status = life.see(end, running(EVALUATOR), seconds=70, evaluation=ProgressStatus(step=300, accuracy=0.9))
     assert (status["phase"], condition(status, "Running")["reason"]) == ("Running", "Evaluated")
-    assert life.evaluation.done == {PS, WORKER_0, WORKER_1, EVALUATOR}
+    assert life.evaluation.pods.end == {EVALUATOR}, "the others have ended"
     status = life.see(end, ended(EVALUATOR, 143), seconds=75)
 
     assert status["phase"] == "Succeeded"
@@ -564,7 +564,7 @@ def test_an_evaluator_that_is_taken_away_at_the_end_starts_again_within_its_time
     status = life.see(end, seconds=61)
     assert (status["phase"], condition(status, "Running")["reason"]) == ("Running", "Evaluating")
     assert life.evaluation is not None
-    assert (life.evaluation.hold, life.evaluation.still_made) == (True, {EVALUATOR})
+    assert (life.evaluation.prepare, life.evaluation.pods.make) == (False, {EVALUATOR})
     status = life.see(end, seconds=361)
 
     assert status["phase"] == "Succeeded"

@@ -1,0 +1,57 @@
+"""Which pods of an attempt are created now."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence, Set
+
+from dtj.api.job import Job
+from dtj.api.spec import Resume
+from dtj.api.status import JobStatus
+from dtj.api.unreadable import AnyJob
+from dtj.status.observed import Expected
+from dtj.status.pods import PodView
+
+
+def due(job: AnyJob, expected: Expected, pods: Sequence[PodView]) -> frozenset[str]:
+    """Names of the pods to create: those of the first stage that is not complete, once the stages before are ready.
+
+    pods: all pods of the job. A pod of an earlier attempt keeps its name until it has ended.
+    """
+    named = {pod.name: pod for pod in pods if pod.attempt == expected.attempts.get(pod.name)}
+    if expected.restarts_with is None and is_begun(job.status, expected.created_last, named):
+        # Whatever a changed spec asks for besides is for the next attempt.
+        return frozenset()
+    at_once = expected.next_stage_on_running and not may_restore(job)
+    for stage in expected.stages:
+        absent = frozenset(name for name in stage if name not in named)
+        if absent:
+            return absent - {pod.name for pod in pods}
+        if not all(_lets_next_stage_come(named[name], at_once) for name in stage):
+            break
+    return frozenset()
+
+
+def is_begun(old: JobStatus, created_last: Set[str], existing: Collection[str]) -> bool:
+    """Whether every pod of the attempt has been created, so that its ranks may have started: from then on no pod is
+    replaced alone.
+
+    created_last: see `Expected`. existing: names of the attempt's pods.
+    """
+    return old.all_running_time is not None or all(name in existing for name in created_last)
+
+
+def may_restore(job: AnyJob) -> bool:
+    """Whether its pods may have a checkpoint to restore before they are ready, which takes as long as it takes."""
+    status, artifacts = job.status, job.spec.artifacts if isinstance(job, Job) else None
+    return (
+        status.attempt > 1
+        or (status.artifacts is not None and status.artifacts.checkpoint is not None)
+        or (artifacts is not None and artifacts.resume is Resume.FROM_URI)
+    )
+
+
+def _lets_next_stage_come(pod: PodView, at_once: bool) -> bool:
+    """Whether the pods of the next stage may come. at_once: they need not be told that this one is ready: a probe
+    says so a second or more after it is.
+    """
+    return pod.succeeded or (pod.running and (pod.ready or at_once))

@@ -1,0 +1,49 @@
+"""Whether an attempt, or replicas of it, can't go on."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import datetime
+
+from dtj.status.creation import is_begun
+from dtj.status.draft import Draft
+from dtj.status.failure import Loss, attempt_loss, early_end
+from dtj.status.observed import Expected
+from dtj.status.pods import PodView
+from dtj.status.replacement import replica_loss, told_apart
+from dtj.status.times import seconds_since
+
+
+def pods_loss(
+    draft: Draft, expected: Expected, pods: Sequence[PodView], missing: Sequence[str], gone: Sequence[str]
+) -> Loss | None:
+    """Why the attempt, or replicas of it, can't go on, as far as pods say.
+
+    missing: names of pods that are gone without a trace. gone: those of them whose loss counts.
+    """
+    old, attempt = draft.job.status, draft.job.status.current_attempt
+    if expected.restarts_with is not None:
+        loss = replica_loss(attempt, old, expected, pods, gone)
+        return loss and told_apart(loss, old, expected, draft.now)
+    existing = {pod.name for pod in pods}
+    if (expected.all_or_nothing and existing) or is_begun(old, expected.created_last, existing):
+        return attempt_loss(attempt, pods, missing, expected.decisive)
+    return _early(attempt, expected, pods)
+
+
+def _early(attempt: int, expected: Expected, pods: Sequence[PodView]) -> Loss | None:
+    """A loss before any rank started: a pod that ended by itself. A pod that is deleted is simply created again."""
+    staying = [pod for pod in pods if not pod.deleting]
+    done = (pod for pod in staying if pod.succeeded and pod.name not in expected.decisive)
+    return attempt_loss(attempt, staying, (), expected.decisive) or next(
+        (early_end(attempt, pod) for pod in done), None
+    )
+
+
+def settle_left(loss: Loss, now: datetime) -> float:
+    """Seconds until an uncertain loss is taken for what it looks like."""
+    if not loss.settle or loss.finished is None:
+        return 0.0
+    wait = loss.settle - seconds_since(loss.finished, now)
+    # A node whose clock is ahead of ours must not make us wait for its time to come.
+    return wait if wait <= 2 * loss.settle else 0.0
