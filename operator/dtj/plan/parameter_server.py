@@ -1,4 +1,4 @@
-"""TensorFlow parameter servers: a chief, workers, ps and an evaluator, each told of the others by TF_CONFIG.
+"""TensorFlow in the forms of a TFJob: chief or master, workers, ps and evaluator, whose addresses TF_CONFIG has.
 
 TF_CONFIG is that of Kubeflow's TFJob (`genTFConfigJSONStr`): roles in lower case, port 2222, environment `cloud`, and
 the evaluator outside the cluster, so that scripts written for it run unchanged.
@@ -7,12 +7,14 @@ the evaluator outside the cluster, so that scripts written for it run unchanged.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 from dtj.api.job import Job, Manifest
 from dtj.api.names import config_name, host_name
-from dtj.api.parameter_server import CHIEF, EVALUATOR, PS, WORKER
+from dtj.api.parameter_server import EVALUATOR, PS, WORKER
 from dtj.api.spec import ChiefSpec, ReplicaSpec, Resources
+from dtj.api.strategy import pods_of
 from dtj.api.validation import TRAINER_CONTAINER, own_program
 from dtj.plan.model import Plan, Replica
 from dtj.plan.pods import HIDDEN_GPUS, headless_service, replica_pod, replicas, trainer_container
@@ -27,41 +29,76 @@ _GIVE_UP_SILENT = (
     f"grpc.keepalive_timeout_ms={contract.TENSORFLOW_SILENCE_SECONDS * 1000}"
 )
 _CLUSTER_FILE = "tf_cluster.json"
-_PARTS: dict[str, contract.Part] = {CHIEF: "primary", EVALUATOR: "evaluator"}
-# Those that run a TensorFlow server; the chief and the evaluator are clients.
+# The roles that run a TensorFlow server; chief, master and evaluator are clients.
 _SERVERS = (WORKER, PS)
 
 
 def parameter_server_plan(job: Job) -> Plan:
     """The objects that the job needs now, each replica in the attempt that its status says; it is free of faults."""
-    specs = {CHIEF: _DEFAULT_CHIEF} | job.spec.replica_specs.given()
+    rules, given = job.spec.rules, job.spec.replica_specs.given()
+    specs = {role: given.get(role, _DEFAULT_CHIEF) for role, _ in pods_of(job.spec)}
     pods = {
         role: replicas(job, role, spec.replicas, 1, job.status.replica_attempts)
         for role, spec in specs.items()
     }
     names = {role: [replica.name for replica in of_role] for role, of_role in pods.items()}
-    # Variables are lost with any ps, and the chief can't go on without; a chief that failed leaves on the ps what its
-    # successor trips over (the closed token queue of a SyncReplicasOptimizer). So all ps and the chief begin together
-    # from the newest checkpoint. Workers hold nothing.
-    state = frozenset(names[PS] + names[CHIEF])
+    leader = rules.names(lambda role: role.decides)[0]
+    decisive = names[leader][0]
+    # A leader that failed leaves on the ps what its successor trips over: the closed token queue of a
+    # SyncReplicasOptimizer. So the ps start again with it.
+    groups = rules.restart_groups(names) or {}
+    # A leader that is created last waits for servers that run, however long a node was waited for.
+    stages = (
+        [replica for role in pods if rules.roles[role].created_first is first for replica in pods[role]]
+        for first in (True, False)
+    )
+    form = _Form(job, names, decisive, groups[decisive], probed=not rules.roles[leader].created_first)
     return Plan(
         service=headless_service(job),
         config=config_map(job, {_CLUSTER_FILE: tf_cluster(job, specs)}),
         ssh_secret=None,
-        # The chief's patience with servers begins when they run, however long a node was waited for.
-        stages=(pods[WORKER] + pods[PS], pods[CHIEF] + pods.get(EVALUATOR, ())),
-        pod=lambda replica: _pod(job, specs[replica.role], replica),
-        decisive=tuple(names[CHIEF]),
-        reporter=names[CHIEF][0],
-        answering=frozenset(name for role in names for name in names[role]),
+        stages=tuple(tuple(stage) for stage in stages if stage),
+        pod=lambda replica: _pod(form, specs[replica.role], replica),
+        decisive=(decisive,),
+        reporter=decisive,
+        answering=frozenset(groups),
         evaluator=next(iter(names.get(EVALUATOR, ())), None),
         evaluator_timeout=job.spec.parameter_server_options.evaluator_timeout_seconds,
-        restarts_with={
-            name: state if role in (PS, CHIEF) else frozenset({name})
-            for role in names
-            for name in names[role]
-        },
+        restarts_with=groups,
     )
+
+
+@dataclass(frozen=True)
+class _Form:
+    """What the pods of a job depend on besides their role."""
+
+    job: Job
+    names: Mapping[str, Sequence[str]]
+    """Names of the pods by role."""
+    decisive: str
+    """Name of the pod that leads the training."""
+    together: frozenset[str]
+    """Names of the pods that start again from a checkpoint together."""
+    probed: bool
+    """Whether another pod is created once the servers answer."""
+
+    @property
+    def alone(self) -> bool:
+        """Whether the job has one pod: such a TFJob has no TF_CONFIG."""
+        return sum(map(len, self.names.values())) == 1
+
+    def info(self, replica: Replica) -> contract.PodInfo:
+        """What the trainer in the pod needs to know."""
+        evaluates = replica.role == EVALUATOR
+        return contract.PodInfo(
+            role=replica.role,
+            index=replica.index,
+            part="primary" if replica.name == self.decisive else "evaluator" if evaluates else "other",
+            # A `compat.v1` Saver, which TFJob scripts have, is run by the leader, but reads on the disk of each ps.
+            # Without ps every worker reads the checkpoint.
+            restores=evaluates or replica.name in self.together,
+            reads_data=replica.role != PS,
+        )
 
 
 def tf_cluster(job: Job, specs: Mapping[str, ReplicaSpec]) -> str:
@@ -85,22 +122,11 @@ def _tf_config(replica: Replica) -> str:
     return f'{{"cluster": $({contract.ENV_TF_CLUSTER}), "task": {task}, "environment": "cloud"}}'
 
 
-def _pod_info(role: str, index: int) -> contract.PodInfo:
-    return contract.PodInfo(
-        role=role,
-        index=index,
-        part=_PARTS.get(role, "other"),
-        # A `compat.v1` Saver, which TFJob scripts have, is run by the chief, but reads on the disk of each ps.
-        restores=role != WORKER,
-        reads_data=role != PS,
-    )
-
-
-def _pod(job: Job, spec: ReplicaSpec, replica: Replica) -> Manifest:
-    own = job.spec.parameter_server_options
+def _pod(form: _Form, spec: ReplicaSpec, replica: Replica) -> Manifest:
+    job = form.job
     env = {
-        contract.ENV_UPDATES: own.updates.value,
-        contract.ENV_TF_CONFIG: _tf_config(replica),
+        contract.ENV_UPDATES: job.spec.parameter_server_options.updates.value,
+        **({} if form.alone else {contract.ENV_TF_CONFIG: _tf_config(replica)}),
         "TF_GRPC_DEFAULT_OPTIONS": _GIVE_UP_SILENT,
     }
     if not spec.gpus and job.spec.accelerator.resource_name not in spec.resources.limits:
@@ -109,21 +135,22 @@ def _pod(job: Job, spec: ReplicaSpec, replica: Replica) -> Manifest:
         job,
         replica,
         spec,
-        _pod_info(replica.role, replica.index),
+        form.info(replica),
         command=[*START],
         env=env,
-        extra={"containers": [_container(replica.role)]},
+        extra={"containers": [_container(probed=form.probed and replica.role in _SERVERS)]},
     )
-    cluster = {
-        "name": contract.ENV_TF_CLUSTER,
-        "valueFrom": {"configMapKeyRef": {"name": config_name(job.name), "key": _CLUSTER_FILE}},
-    }
     container = trainer_container(made)
     # Also a role's own program is started by dtj: its artifacts and its end count as the others'.
     container["command"] = [*START, *_program(job, spec)]
     container.pop("args", None)
-    # A variable is put into those after it.
-    container["env"] = [cluster, *container["env"]]
+    if not form.alone:
+        cluster = {
+            "name": contract.ENV_TF_CLUSTER,
+            "valueFrom": {"configMapKeyRef": {"name": config_name(job.name), "key": _CLUSTER_FILE}},
+        }
+        # The kubelet expands a variable only in the variables after it.
+        container["env"] = [cluster, *container["env"]]
     return made
 
 
@@ -133,12 +160,12 @@ def _program(job: Job, spec: ReplicaSpec) -> list[str]:
     return [*command, *args] if command else [*job.spec.command, *(args or job.spec.args)]
 
 
-def _container(role: str) -> Manifest:
+def _container(*, probed: bool) -> Manifest:
     ports = [
         {"name": "tfjob-port", "containerPort": contract.TENSORFLOW_PORT},
         {"name": "progress", "containerPort": contract.PROGRESS_PORT},
     ]
-    if role not in _SERVERS:
+    if not probed:
         return {"name": TRAINER_CONTAINER, "ports": ports}
     probe = {"tcpSocket": {"port": contract.TENSORFLOW_PORT}, "periodSeconds": 2, "failureThreshold": 10}
     return {"name": TRAINER_CONTAINER, "ports": ports, "readinessProbe": probe}
