@@ -6,6 +6,7 @@ Every day's examples are few and always the same. To look for more, DTJ_EXAMPLES
 
 from __future__ import annotations
 
+import copy
 import json
 import os
 from datetime import timedelta
@@ -23,6 +24,7 @@ from dtj.api.status import ProgressStatus
 from dtj.cluster.port import ApiError
 from dtj.reconcile.view import controller_uid
 from dtj.status.pod_report import Report
+from dtj_trainer.contract import PodInfo
 from tests.unit.support.fake_cluster import Kubelet
 from tests.unit.support.jobs import manifest
 from tests.unit.support.machine import DISRUPTED, JOB, Trial, ending
@@ -61,7 +63,7 @@ EXITS = st.sampled_from(
 
 @st.composite
 def specs(draw: st.DrawFn) -> Manifest:
-    """Small jobs of both strategies."""
+    """Small jobs of both strategies, those of ParameterServer in each form of a TFJob."""
     policy: Manifest = {
         "backoffLimit": draw(st.sampled_from([3, 2, 1, 0])),
         "cleanPodPolicy": draw(st.sampled_from(["Running", "All", "None"])),
@@ -82,10 +84,20 @@ def specs(draw: st.DrawFn) -> Manifest:
         spec["artifacts"] = {"uri": "s3://bucket/jobs"}
     if draw(st.booleans()):
         spec["strategy"] = "ParameterServer"
-        spec["replicaSpecs"]["ps"] = {"replicas": draw(SCALE)}
+        leader = draw(st.sampled_from([{}, {}, {"chief": {"replicas": 0}}, {"chief": {}}, {"master": {}}]))
+        spec["replicaSpecs"] |= copy.deepcopy(leader)
+        if not leader or draw(st.booleans()):
+            spec["replicaSpecs"]["ps"] = {"replicas": draw(SCALE)}
         if draw(st.booleans()) and "artifacts" in spec:
             spec["replicaSpecs"]["evaluator"] = {}
     return spec
+
+
+def decides(pod: Manifest) -> bool:
+    """Whether the success of the pod is the job's."""
+    env = {variable["name"]: variable.get("value", "") for variable in pod["spec"]["containers"][0]["env"]}
+    info = PodInfo.from_json(env["DTJ_POD"])
+    return info.role == "launcher" or (info.part == "primary" and not info.slots)
 
 
 class Jobs(RuleBasedStateMachine):
@@ -228,7 +240,7 @@ class Jobs(RuleBasedStateMachine):
     @rule(end=EXITS)
     def end_rank_0s_pod(self, end: tuple[int, str, str]) -> None:
         for pod in self.world.pods():
-            rank_0 = pod["metadata"]["name"] in ("mnist-launcher-0", "mnist-chief-0")
+            rank_0 = decides(pod)
             if rank_0 and pod["status"]["phase"] == "Running":
                 self.world.end_container(pod, *end)
 
@@ -313,7 +325,9 @@ class Jobs(RuleBasedStateMachine):
     @rule(step=st.integers(0, 3), seconds=st.sampled_from([0, 31, 61]))
     def report_a_step_and_stand_still(self, step: int, seconds: int) -> None:
         report = Report(progress=ProgressStatus(step=step))
-        self.world.progress.reports[KEY] = dict.fromkeys(["mnist-worker-0", "mnist-chief-0"], report)
+        self.world.progress.reports[KEY] = dict.fromkeys(
+            ["mnist-worker-0", "mnist-chief-0", "mnist-master-0"], report
+        )
         self.make_passes_in_time(1)
         self.world.cluster.now += timedelta(seconds=seconds)
         self.make_passes_in_time(1)
@@ -375,9 +389,7 @@ class Jobs(RuleBasedStateMachine):
 
 def succeed(pod: Manifest, ran: int) -> tuple[int, str] | None:
     """Every program does what it should."""
-    return (
-        (0, "") if pod["metadata"]["labels"]["dtj.dev/role"] in ("launcher", "chief") and ran >= 2 else None
-    )
+    return (0, "") if decides(pod) and ran >= 2 else None
 
 
 def test_no_attempt_begins_beside_pods_that_a_new_operator_has_not_seen() -> None:
