@@ -50,7 +50,8 @@ def test_a_script_like_dist_mnist_trains_with_ps(
     assert f"JobSucceeded: digits-{primary.replace(' ', '-')} ended with exit code 0" in output
     (slope,) = re.findall(rf"{primary} of {re.escape(str(roles))}: step \d+, slope ([\d.]+)", output)
     assert float(slope) == pytest.approx(3, abs=0.1)
-    assert "checkpoints/200/" in kept(run, "digits")
+    # The other worker may take one more step before it sees the end.
+    assert re.search(r"checkpoints/20\d/", kept(run, "digits"))
     assert run.status("digits").attempt == 1
 
 
