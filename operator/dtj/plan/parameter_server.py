@@ -34,7 +34,9 @@ _SERVERS = (WORKER, PS)
 
 
 def parameter_server_plan(job: Job) -> Plan:
-    """The objects that the job needs now, each replica in the attempt that its status says; it is free of faults."""
+    """Return the objects that the job needs now. The job must have no faults. The status says each replica's
+    attempt.
+    """
     rules, given = job.spec.rules, job.spec.replica_specs.given()
     specs = {role: given.get(role, _DEFAULT_CHIEF) for role, _ in pods_of(job.spec)}
     pods = {
@@ -44,10 +46,11 @@ def parameter_server_plan(job: Job) -> Plan:
     names = {role: [replica.name for replica in of_role] for role, of_role in pods.items()}
     leader = rules.names(lambda role: role.decides)[0]
     decisive = names[leader][0]
-    # A leader that failed leaves on the ps what its successor trips over: the closed token queue of a
-    # SyncReplicasOptimizer. So the ps start again with it.
+    # A failed leader leaves state on the ps that breaks its successor (the closed token queue of a
+    # SyncReplicasOptimizer). Therefore all ps and the leader restart together.
     groups = rules.restart_groups(names) or {}
-    # A leader that is created last waits for servers that run, however long a node was waited for.
+    # A leader that is created last starts when the servers run, so that its connection timeout does not include the
+    # wait for nodes.
     stages = (
         [replica for role in pods if rules.roles[role].created_first is first for replica in pods[role]]
         for first in (True, False)
@@ -80,11 +83,11 @@ class _Form:
     together: frozenset[str]
     """Names of the pods that start again from a checkpoint together."""
     probed: bool
-    """Whether another pod is created once the servers answer."""
+    """Whether the leader is created when the servers answer."""
 
     @property
     def alone(self) -> bool:
-        """Whether the job has one pod: such a TFJob has no TF_CONFIG."""
+        """Whether the job has one pod only. TFJob sets no TF_CONFIG then."""
         return sum(map(len, self.names.values())) == 1
 
     def info(self, replica: Replica) -> contract.PodInfo:
@@ -94,8 +97,8 @@ class _Form:
             role=replica.role,
             index=replica.index,
             part="primary" if replica.name == self.decisive else "evaluator" if evaluates else "other",
-            # A `compat.v1` Saver, which TFJob scripts have, is run by the leader, but reads on the disk of each ps.
-            # Without ps every worker reads the checkpoint.
+            # The leader runs the `compat.v1` Saver of TFJob scripts, but each ps reads the checkpoint from its own
+            # disk. Without ps, each worker reads the checkpoint.
             restores=evaluates or replica.name in self.together,
             reads_data=replica.role != PS,
         )
