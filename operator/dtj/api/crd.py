@@ -80,17 +80,7 @@ def _root() -> Manifest:
     _explain_patterns(spec)
     spec["x-kubernetes-validations"] = [
         {"rule": "self.strategy == oldSelf.strategy", "message": immutable.fixed("strategy")},
-        *(
-            {
-                # A role that went could come back with another number.
-                "rule": f"has(self.replicaSpecs.{role}) == has(oldSelf.replicaSpecs.{role})"
-                f" && (!has(self.replicaSpecs.{role})"
-                f" || self.replicaSpecs.{role}.replicas == oldSelf.replicaSpecs.{role}.replicas)"
-                f" || ({_SUSPENDED})",
-                "message": message,
-            }
-            for role, message in immutable.SIZES.items()
-        ),
+        *({"rule": _size_rule(role), "message": message} for role, message in immutable.SIZES.items()),
         *(
             {
                 "rule": f"({_PLACE.format('self', field)}) == ({_PLACE.format('oldSelf', field)}) || ({_SUSPENDED})",
@@ -130,6 +120,20 @@ def _root() -> Manifest:
             "status": status,
         },
     }
+
+
+def _size_rule(role: str) -> str:
+    """In CEL: the number of a role's replicas only changes while the job is suspended."""
+    entry = f"replicaSpecs.{role}"
+    if role in immutable.IMPLIED_SIZES:
+        size = f"has({{0}}.{entry}) ? {{0}}.{entry}.replicas : {immutable.IMPLIED_SIZES[role]}"
+        return f"({size.format('self')}) == ({size.format('oldSelf')}) || ({_SUSPENDED})"
+    # An entry that is removed could come back with another number.
+    return (
+        f"has(self.{entry}) == has(oldSelf.{entry})"
+        f" && (!has(self.{entry}) || self.{entry}.replicas == oldSelf.{entry}.replicas)"
+        f" || ({_SUSPENDED})"
+    )
 
 
 def _schema(model: type[ApiModel]) -> Manifest:

@@ -20,11 +20,18 @@ FIXED = {
 """Fields of spec that never change, and what they are when they are not given."""
 SIZES = {
     role: f"the number of {name} can only be changed while the job is suspended"
-    for role, name in (("worker", "workers"), ("ps", "parameter servers"))
+    for role, name in (
+        ("worker", "workers"),
+        ("ps", "parameter servers"),
+        ("chief", "chiefs"),
+        ("master", "masters"),
+    )
 }
 """Roles whose number of replicas only changes while the job is suspended, and what is said of another change. A role
-that comes or goes is such a change.
+that comes or goes is such a change, unless IMPLIED_SIZES has the role.
 """
+IMPLIED_SIZES = {"chief": 1, "master": 0}
+"""The number of replicas of a role without an entry, where the entry may come and go."""
 PLACES = {
     field: f"{field} can only be changed while the job is suspended"
     for field in ("artifacts.uri", "artifacts.endpoint")
@@ -55,9 +62,9 @@ def fixed(field: str) -> str:
 
 
 def _size(spec: Any, role: str) -> Any:
-    """The replicas of a role; None where the spec has no such role."""
+    """The replicas of a role; None where the spec has no entry, and the entry may not come or go."""
     if _at(spec, f"replicaSpecs.{role}") is None:
-        return None
+        return IMPLIED_SIZES.get(role)
     replicas = _at(spec, f"replicaSpecs.{role}.replicas")
     return 1 if replicas is None else replicas
 

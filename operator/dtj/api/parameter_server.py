@@ -1,12 +1,17 @@
 """The rules of strategy ParameterServer, and its block of the spec.
 
-The roles are those of TensorFlow's TF_CONFIG, by which the replicas find each other.
+The roles are those of a TFJob, which get the addresses of each other in TF_CONFIG. A job has one of the forms of a
+TFJob. A chief, or a master, leads the training: its end decides the job. A job that names neither gets a chief. Where
+the job names a chief of 0 replicas, worker 0 leads. A job that names its chief or master, whatever the number of
+replicas, may do without ps: the workers then hold the variables.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from enum import StrEnum
+from functools import cache
 from typing import TYPE_CHECKING, Annotated, Any
 
 from pydantic import Field
@@ -18,8 +23,9 @@ from dtj_trainer import contract
 
 if TYPE_CHECKING:
     from dtj.api.job import Job
+    from dtj.api.spec import JobSpec
 
-CHIEF, WORKER, PS, EVALUATOR = "chief", "worker", "ps", "evaluator"
+CHIEF, MASTER, WORKER, PS, EVALUATOR = "chief", "master", "worker", "ps", "evaluator"
 
 
 class Updates(StrEnum):
@@ -42,7 +48,7 @@ class ParameterServer(ApiModel):
 def tf_config_bytes(job: Job) -> int:
     """Bytes of the longest `TF_CONFIG=…` of a job, with its end."""
     hosts, most = 0, 1
-    for role, count in pods_of(job.spec, PARAMETER_SERVER):
+    for role, count in pods_of(job.spec):
         most = max(most, count)
         if role != EVALUATOR:
             # A host in JSON: quotes, port, comma and space; and the role's own key and brackets.
@@ -56,15 +62,43 @@ def _facts(spec: Mapping[str, Any]) -> dict[str, str]:
     return {"updates": (spec.get("parameterServer") or {}).get("updates", "Asynchronous")}
 
 
+def _roles(leader: str | None, *, named: bool, with_ps: bool) -> dict[str, Role]:
+    """The roles of a form.
+
+    leader: the role that leads the training; None: worker 0 does. named: whether the job names its chief or master.
+    """
+    # A leader stops waiting for ps after a while, so it is created after them.
+    leads = Role(decides=True, reports=True, created_first=not with_ps)
+    roles = {
+        CHIEF: Role(implied=not named),
+        MASTER: Role(instead_of=CHIEF),
+        WORKER: Role(required=True, option="workers"),
+        PS: Role(required=not named, unless="chief or master is given", holds_state=True, option="ps"),
+        EVALUATOR: Role(created_first=False, evaluates=True, option="evaluator"),
+    }
+    if leader is None:
+        return roles | {WORKER: replace(roles[WORKER], decides=True, reports=True)}
+    own = roles[leader]
+    return roles | {leader: replace(leads, implied=own.implied, instead_of=own.instead_of)}
+
+
+def _form(spec: JobSpec) -> StrategyRules:
+    given = spec.replica_specs.given()
+    named = [role for role in (MASTER, CHIEF) if role in given]
+    leader = next((role for role in named if given[role].replicas), None) if named else CHIEF
+    return _rules(leader, named=bool(named), with_ps=not named or PS in given)
+
+
+@cache
+def _rules(leader: str | None, *, named: bool, with_ps: bool) -> StrategyRules:
+    return replace(PARAMETER_SERVER, roles=_roles(leader, named=named, with_ps=with_ps))
+
+
 PARAMETER_SERVER = StrategyRules(
     name="ParameterServer",
     description="TensorFlow with TF_CONFIG, as a TFJob",
-    roles={
-        CHIEF: Role(implied=True, created_first=False, decides=True, reports=True, holds_state=True),
-        WORKER: Role(required=True, option="workers"),
-        PS: Role(required=True, holds_state=True, option="ps"),
-        EVALUATOR: Role(created_first=False, evaluates=True, option="evaluator"),
-    },
+    roles=_roles(CHIEF, named=False, with_ps=True),
+    form=_form,
     starter=Starter(
         image="dtj-trainer-tensorflow", module="ps_image_classification", block={"updates": "Asynchronous"}
     ),

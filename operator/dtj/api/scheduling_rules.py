@@ -7,6 +7,8 @@ from collections.abc import Iterator
 from dtj.api.job import Fault, Job
 from dtj.api.pod_template import object_of, pod_spec
 from dtj.api.scheduling import Gang
+from dtj.api.spec import JobSpec
+from dtj.api.strategy import pods_of
 
 COSCHEDULING_SCHEDULER = "scheduler-plugins-scheduler"
 """What scheduler-plugins calls its scheduler when it is installed beside the cluster's own."""
@@ -32,10 +34,10 @@ _WRONG_SCHEDULERS = {
 }
 
 
-def members(job: Job) -> int:
-    """How many pods a job begins with: a launcher, a chief and an evaluator are made when those are ready."""
-    given = job.spec.replica_specs.given()
-    return sum(given[role].replicas for role in job.spec.rules.created_first() if role in given)
+def members(spec: JobSpec) -> int:
+    """The number of pods that are created first: a gang consists of them."""
+    first = spec.rules.created_first()
+    return sum(count for role, count in pods_of(spec) if role in first)
 
 
 def scheduling_faults(job: Job) -> Iterator[Fault]:
@@ -53,7 +55,7 @@ def scheduling_faults(job: Job) -> Iterator[Fault]:
         )
     elif least is not None and gang is Gang.NONE:
         yield Fault(f"{_POLICY}.minAvailable", "needs gang: Coscheduling or Volcano, and gang is None")
-    elif least is not None and least > (most := members(job)):
+    elif least is not None and least > (most := members(job.spec)):
         yield Fault(
             f"{_POLICY}.minAvailable",
             f"must be at most {most}, the pods that the job begins with, got {least}: they would wait for ever",

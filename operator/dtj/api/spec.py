@@ -137,10 +137,10 @@ class ReplicaSpec(ApiModel):
 
 
 class ChiefSpec(ReplicaSpec):
-    """The one chief."""
+    """The chief or the master, if the job has one."""
 
-    replicas: Annotated[int, Field(ge=1, le=1), Number] = 1
-    """1: one chief drives the training."""
+    replicas: Annotated[int, Field(ge=0, le=1), Number] = 1
+    """1, or 0 for none."""
 
 
 class EvaluatorSpec(ReplicaSpec):
@@ -152,7 +152,8 @@ class EvaluatorSpec(ReplicaSpec):
 
 class ReplicaSpecs(ApiModel):
     """The roles of a job. A Horovod job has workers and one launcher, which needs no entry. A ParameterServer job
-    has workers, ps, one chief, which needs no entry, and an evaluator if it has an entry.
+    has workers, ps, one chief, which needs no entry, and an evaluator if it has an entry. A ParameterServer job that
+    names its chief or master may have no ps.
     """
 
     launcher: ReplicaSpec | None = None
@@ -161,7 +162,9 @@ class ReplicaSpecs(ApiModel):
     """The pods that compute: the ranks of Horovod, the workers of ParameterServer."""
     chief: ChiefSpec | None = None
     """Drives the training of ParameterServer, and saves its checkpoints; its exit code is the job's. One pod with
-    500m CPU and 1Gi when not given."""
+    500m CPU and 1Gi when neither chief nor master is given. With replicas 0, worker 0 has the chief's part."""
+    master: ChiefSpec | None = None
+    """The chief of ParameterServer, called master in TF_CONFIG, as in older TFJobs. Not together with a chief."""
     ps: ReplicaSpec | None = None
     """The parameter servers, which hold the variables."""
     evaluator: EvaluatorSpec | None = None
@@ -314,8 +317,8 @@ class JobSpec(ApiModel):
 
     @property
     def rules(self) -> StrategyRules:
-        """The rules of the job's strategy."""
-        return RULES[self.strategy]
+        """The rules of the job's strategy, for the job's form."""
+        return RULES[self.strategy].of(self)
 
     @property
     def worker(self) -> ReplicaSpec:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -17,8 +17,12 @@ class Role:
 
     required: bool = False
     """The job must give an entry."""
+    unless: str = ""
+    """When the job needs no entry of a required role, for the message of a missing entry."""
     implied: bool = False
     """The role has pods also where the job gives no entry."""
+    instead_of: str | None = None
+    """Name of a role that can't have pods in the same job."""
     single: bool = False
     """The role has exactly one pod."""
     without_gpus: str | None = None
@@ -28,13 +32,14 @@ class Role:
     runs_program: bool = True
     """The pods run the job's command. Other pods run what the strategy gives them."""
     decides: bool = False
-    """The success of the pods is the job's success."""
+    """The success of the pod of index 0 is the job's success."""
     reports: bool = False
     """The pod of index 0 reports the progress."""
     evaluates: bool = False
     """The training goes on without the pods."""
     holds_state: bool = False
-    """Where replicas restart one by one: the training can't go on when a pod of the role is lost."""
+    """The pods hold a part of the training's state. Such a pod must not end before the training, and the training
+    can't go on without it."""
     collects_ranks: bool = False
     """The log of the pod has the lines of all ranks."""
     option: str | None = None
@@ -66,8 +71,10 @@ class StrategyRules:
     starter: Starter
     block: str | None = None
     """The block of the spec that only this strategy has, by the name of the model's field."""
+    form: Callable[[JobSpec], StrategyRules] | None = None
+    """The rules of a job whose roles depend on what its spec names; None: every job has these rules."""
     restarts_alone: bool = False
-    """A lost replica restarts alone, or with those that hold state; else every replica restarts."""
+    """A lost replica restarts alone, or with its group (`restart_groups`); else every replica restarts."""
     volumes: Callable[[JobSpec], tuple[str, ...]] = lambda _: ()
     """Names of the volumes that the strategy adds to each pod."""
     peer_list_bytes: Callable[[Job], int] = lambda _: 0
@@ -94,6 +101,35 @@ class StrategyRules:
         """Names of the roles whose pods are created first."""
         return self.names(lambda role: role.created_first)
 
+    def of(self, spec: JobSpec) -> StrategyRules:
+        """The rules of one job."""
+        return self.form(spec) if self.form is not None else self
+
+    def restart_groups(self, pods: Mapping[str, Sequence[str]]) -> dict[str, frozenset[str]] | None:
+        """The pods that start again when a pod is lost, by its name; None: every pod, whichever is lost.
+
+        pods: names of the job's pods by role. The pods that hold the state and the pod that decides start again
+        together, from the newest checkpoint, and any other pod alone. Where no role holds the state, every pod that
+        trains holds it: all of them start again.
+        """
+        if not self.restarts_alone:
+            return None
+
+        def of(rule: Callable[[Role], object]) -> list[str]:
+            return [name for role in self.names(rule) for name in pods.get(role, ())]
+
+        together = frozenset(of(lambda role: role.holds_state))
+        if together:
+            together |= {*of(lambda role: role.decides)[:1]}
+        else:
+            together = frozenset(name for names in pods.values() for name in names)
+            together -= {*of(lambda role: role.evaluates)}
+        return {
+            name: together if name in together else frozenset({name})
+            for names in pods.values()
+            for name in names
+        }
+
     def role_of_option(self, option: str) -> str | None:
         """Name of the role for which an option of `dtj new` asks."""
         return next(iter(self.names(lambda role: role.option == option)), None)
@@ -109,11 +145,11 @@ def count_of_digits(count: int) -> int:
     return sum(max(count - (10**power if power else 0), 0) for power in range(len(str(count))))
 
 
-def pods_of(spec: JobSpec, rules: StrategyRules) -> Iterator[tuple[str, int]]:
-    """The roles of a job with their number of pods, the implied roles among them."""
+def pods_of(spec: JobSpec) -> Iterator[tuple[str, int]]:
+    """The roles that have pods in a job, the implied roles among them, and the number of pods."""
     given = spec.replica_specs.given()
-    for name, role in rules.roles.items():
-        if name in given:
+    for name, role in spec.rules.roles.items():
+        if name in given and given[name].replicas:
             yield name, given[name].replicas
-        elif role.implied:
+        elif name not in given and role.implied:
             yield name, 1

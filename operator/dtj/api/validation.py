@@ -24,6 +24,7 @@ from dtj.api.scheduling_rules import scheduling_faults
 from dtj.api.shown import enumerated, key_shown, shown
 from dtj.api.spec import EnvVar, JobSpec, Resources, Resume, StallPolicy
 from dtj.api.strategies import RULES
+from dtj.api.strategy import pods_of
 
 # The reference grammar of the distribution project, without its length rules.
 _IMAGE = re.compile(
@@ -91,7 +92,8 @@ def _roles(job: Job) -> Iterator[Fault]:
         )
     for name in job.spec.rules.names(lambda role: role.required):
         if name not in given:
-            yield Fault(f"spec.replicaSpecs.{name}", f"required by strategy {strategy}")
+            unless = f", unless {roles[name].unless}" if roles[name].unless else ""
+            yield Fault(f"spec.replicaSpecs.{name}", f"required by strategy {strategy}{unless}")
     for own in RULES.values():
         if own.name != strategy and own.block is not None and getattr(job.spec, own.block) is not None:
             yield Fault(
@@ -101,6 +103,13 @@ def _roles(job: Job) -> Iterator[Fault]:
     for name, role in roles.items():
         if (replica := given.get(name)) is None:
             continue
+        other = given.get(role.instead_of or "")
+        if other is not None and other.replicas and replica.replicas:
+            yield Fault(
+                f"spec.replicaSpecs.{name}",
+                f"takes the place of {role.instead_of}: give one of the two, or set "
+                f"spec.replicaSpecs.{role.instead_of}.replicas to 0",
+            )
         if role.single and replica.replicas != 1:
             yield Fault(f"spec.replicaSpecs.{name}.replicas", f"must be 1, got {replica.replicas}")
         if role.without_gpus and replica.gpus:
@@ -121,11 +130,7 @@ def _image(path: str, image: str) -> Iterator[Fault]:
 def _each_has_a_command(job: Job) -> bool:
     """Return whether the template of every role that runs the job's program has its own command."""
     given, roles = job.spec.replica_specs.given(), job.spec.rules.roles
-    return all(
-        own_program(given.get(name))[0]
-        for name, role in roles.items()
-        if role.runs_program and (role.implied or name in given)
-    )
+    return all(own_program(given.get(name))[0] for name, _ in pods_of(job.spec) if roles[name].runs_program)
 
 
 def _environment(job: Job) -> Iterator[Fault]:

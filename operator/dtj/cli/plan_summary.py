@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import shlex
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -254,15 +254,7 @@ def _restarts(job: Job, plan: Plan) -> list[str]:
     if plan.restarts_with is None:
         lines.append("when a pod is lost: all pods start again")
     else:
-        roles = {replica.name: replica.role for replica in plan.replicas}
-        together = {roles[name]: frozenset(map(roles.__getitem__, gone)) for name, gone in _several(plan)}
-        for role in dict.fromkeys(roles.values()):
-            again = (
-                f"all {' and '.join(sorted(together[role]))} pods start"
-                if role in together
-                else "it alone starts"
-            )
-            lines.append(f"when a pod of {role} is lost: {again} again")
+        lines += _lost_pods(plan, plan.restarts_with)
     if artifacts is None:
         lines.append("from the beginning: without artifacts there are no checkpoints")
     elif artifacts.resume.value == "Never":
@@ -279,9 +271,27 @@ def _restarts(job: Job, plan: Plan) -> list[str]:
     return lines
 
 
-def _several(plan: Plan) -> list[tuple[str, frozenset[str]]]:
-    """The pods with which others start again too."""
-    return [(name, gone) for name, gone in (plan.restarts_with or {}).items() if gone - {name}]
+def _lost_pods(plan: Plan, groups: Mapping[str, frozenset[str]]) -> Iterator[str]:
+    """What starts again after the loss of a pod, for each role; pod by pod where the pods of a role differ."""
+    for role, replicas in _by_role(plan.replicas).items():
+        alone = [replica for replica in replicas if len(groups[replica.name]) == 1]
+        together = [replica for replica in replicas if replica not in alone]
+        if together:
+            who = f"pod {together[0].name}" if alone else f"a pod of {role}"
+            yield f"when {who} is lost: {_group(plan, groups[together[0].name])} start again"
+        if alone:
+            yield f"when {'another' if together else 'a'} pod of {role} is lost: it alone starts again"
+
+
+def _group(plan: Plan, group: frozenset[str]) -> str:
+    whole, parts = [], []
+    for role, replicas in _by_role(plan.replicas).items():
+        members = [replica.name for replica in replicas if replica.name in group]
+        if len(members) == len(replicas):
+            whole.append(role)
+        else:
+            parts += members
+    return " and ".join([*parts, f"all {' and '.join(sorted(whole))} pods"])
 
 
 def _names(environments: Iterable[Mapping[str, str]]) -> list[str]:

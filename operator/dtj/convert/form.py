@@ -1,5 +1,5 @@
 """The parts of Kubeflow's jobs that a conversion reads (`kubeflow.org/v1`, `v2beta1`, and what came before v1 in the
-same form); the rest stays in `model_extra`, and is taken over or told.
+same form). Other fields stay in `model_extra`; the conversion takes them over or notes that it does not.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from dtj.api.spec import Quantity
 
 
 class Form(BaseModel):
-    """camelCase outside, any more fields."""
+    """An object with camelCase names in YAML, and any number of other fields."""
 
     model_config = ConfigDict(alias_generator=to_camel, extra="allow", frozen=True)
 
@@ -96,11 +96,21 @@ class Spec(Form):
 
     run_policy: RunPolicy = RunPolicy()
 
+    @property
+    def replicas(self) -> dict[str, Replica]:
+        """The replicas by role."""
+        raise NotImplementedError
+
 
 class TFJobSpec(Spec):
     """TFJob."""
 
     tf_replica_specs: dict[str, Replica]
+
+    @property
+    def replicas(self) -> dict[str, Replica]:
+        """The replicas by role."""
+        return self.tf_replica_specs
 
 
 class MPIJobSpec(Spec):
@@ -113,9 +123,14 @@ class MPIJobSpec(Spec):
     main_container: str | None = None
     ssh_auth_mount_path: str | None = None
 
+    @property
+    def replicas(self) -> dict[str, Replica]:
+        """The replicas by role."""
+        return self.mpi_replica_specs
+
 
 def without_nulls(value: Any) -> Any:
-    """As the API server reads it: a field that is null was not given."""
+    """The value without fields that are null: for the API server such a field is not given."""
     if isinstance(value, dict):
         return {key: without_nulls(entry) for key, entry in value.items() if entry is not None}
     if isinstance(value, list):

@@ -14,18 +14,19 @@ _ROLES = {
     "mpiReplicaSpecs": ("launcher", "worker"),
     "tfReplicaSpecs": ("chief", "master", "worker", "ps", "evaluator"),
 }
-# How mpi-operator's releases called the Service of a job's pods, besides the job's own name.
+# Releases of mpi-operator call the Service of a job's pods <job>, <job>-worker or <job>-launcher.
 _SERVICES = ("worker", "launcher")
 
 
 class _Unknown(Exception):
-    """A name that dtj's pods don't have an exact equivalent of."""
+    """A host name without an exact equivalent in dtj."""
 
 
 def with_dtjs_hosts(manifest: Manifest, field: str, notes: Notes) -> Manifest:
     """The job with the host names of its replicas rewritten in commands, args and env.
 
-    field: `mpiReplicaSpecs` or `tfReplicaSpecs`. Notes tell of each name, and refuse one that can't be rewritten.
+    field: `mpiReplicaSpecs` or `tfReplicaSpecs`. Each rewritten name gets a note. A name that can't be rewritten
+    refuses the conversion.
     """
     spec, metadata = _object(manifest.get("spec")), _object(manifest.get("metadata"))
     job, replicas = metadata.get("name"), _object(spec.get(field))
@@ -40,7 +41,7 @@ def with_dtjs_hosts(manifest: Manifest, field: str, notes: Notes) -> Manifest:
 
 
 class _Names:
-    """The names of one job."""
+    """The host names of one job's replicas."""
 
     def __init__(
         self, job: str, namespace: object, field: str, replicas: Manifest, launcher_works: bool
@@ -51,19 +52,19 @@ class _Names:
             str(key).lower(): _object(replica).get("replicas", 1) for key, replica in replicas.items()
         }
         roles = "|".join(_ROLES[field])
-        # Job, role, index, domain, and what a shell or a template would put in place of an index.
+        # Job, role, index, domain, and what a shell or a template would expand to an index.
         self._pattern = re.compile(
             rf"(?<![\w.-]){re.escape(job)}-({roles})(-[0-9]+)?((?:\.[a-zA-Z0-9][-a-zA-Z0-9]*)*)"
             r"(-?[$`{*\[<%]\S*)?(?![\w-])"
         )
 
     def renamed(self, text: str) -> tuple[str, dict[str, str]]:
-        """The text with dtj's names, and which were changed. Raises _Unknown."""
+        """The text with dtj's names, and the new name of each old one. Raises _Unknown."""
         changed: dict[str, str] = {}
 
         def new(found: re.Match[str]) -> str:
             if text[: found.start()].endswith("/") and not text[: found.start()].endswith("//"):
-                return found[0]  # Part of a path: pods are called as in Kubeflow.
+                return found[0]  # A part of a path: pods have the same name as in Kubeflow.
             if (host := self._host(found)) != found[0]:
                 changed[found[0]] = host
             return host
@@ -73,24 +74,24 @@ class _Names:
     def _host(self, found: re.Match[str]) -> str:
         role, index, rest = found[1], found[2], found[3].split(".")[1:]
         if found[4]:
-            raise _Unknown(f"{found[0]} is put together when the program runs")
+            raise _Unknown(f"the program puts {found[0]} together when it runs")
         if (index is None) != (role == "launcher"):
             return found[0]
         if self._launcher_works:
             raise _Unknown(
                 f"{found[0]} may be another replica: with runLauncherAsWorker rank 0 runs in the launcher, "
-                "and in dtj in worker 0"
+                "and with dtj in worker 0"
             )
         number = int((index or "-0")[1:])
         count = self._counts.get(role, 0)
         if not isinstance(count, int) or number >= count:
-            raise _Unknown(f"{found[0]} is none of the job's replicas")
+            raise _Unknown(f"the job has no replica {found[0]}")
         if self._field == "mpiReplicaSpecs" and rest:
             service, *rest = rest
             if service not in (self._job, *(f"{self._job}-{name}" for name in _SERVICES)):
-                raise _Unknown(f"{found[0]} is in no Service that mpi-operator makes")
+                raise _Unknown(f"mpi-operator creates no Service for {found[0]}")
         if rest and rest[1:2] != ["svc"] and (len(rest) > 1 or rest[0] != self._namespace):
-            raise _Unknown(f"{found[0]} is no name of a pod that dtj knows")
+            raise _Unknown(f"{found[0]} is not the host name of a replica")
         return ".".join([pod_name(self._job, role, number), service_name(self._job), *rest])
 
 
@@ -118,10 +119,12 @@ def _with_texts(container: Any, names: _Names, path: str, notes: Notes) -> Any:
         try:
             written[key, index], changed = names.renamed(text)
         except _Unknown as unknown:
-            notes.refuse(where, text, f"{unknown}; dtj's names are <job>-<role>-<index>.<job>: write that")
+            notes.refuse(
+                where, text, f"{unknown}; write dtj's name of the replica, <job>-<role>-<index>.<job>"
+            )
             continue
         for before, now in changed.items():
-            notes.tell(where, before, f"now {now}, the host's name in dtj")
+            notes.add(where, before, f"now {now}, the host's name in dtj")
     return container | {
         key: [_written(key, entry, written.get((key, index))) for index, entry in enumerate(container[key])]
         for key in {key for key, _ in texts}

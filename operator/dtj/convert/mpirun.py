@@ -1,5 +1,5 @@
-"""The program in a launcher's `mpirun … python train.py` or `horovodrun … python train.py`, and what its options mean
-for a job whose mpirun is dtj's own.
+"""Parsing of a launcher's `mpirun … python train.py` or `horovodrun … python train.py`: the program, and the options
+as far as they mean something for dtj's own mpirun.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ MPIRUN = ("mpirun", "mpiexec", "mpiexec.hydra", "orterun", "prterun")
 HOROVODRUN = ("horovodrun",)
 _SHELLS = ("sh", "bash", "dash")
 
-# How many words follow an option. Of an option that is not here, nobody can say whether the word after it is its
+# The number of words that follow an option as its values. After an option that is not listed, the next word may be a
 # value or the program.
 _MPIRUN_VALUES = {
     0: "allow-run-as-root v verbose q quiet tag-output timestamp-output oversubscribe nooversubscribe nolocal "
@@ -37,7 +37,7 @@ _HYDRA = (
     *("genv", "genvall", "genvlist", "genvnone", "envlist", "env", "ppn", "perhost", "hosts", "f"),
     *("bootstrap", "iface", "launcher", "prepend-rank", "l"),
 )
-"""Options that only the mpirun of MPICH and of Intel has."""
+"""Options that only MPICH's and Intel's mpirun have."""
 _HOROVOD_ENV = {
     "timeline-filename": "HOROVOD_TIMELINE",
     "timeline-mark-cycles": "HOROVOD_TIMELINE_MARK_CYCLES",
@@ -51,25 +51,25 @@ _HOROVOD_ENV = {
     "hierarchical-allgather": "HOROVOD_HIERARCHICAL_ALLGATHER",
 }
 _ELASTIC = ("min-np", "min-num-proc", "max-np", "max-num-proc", "host-discovery-script", "reset-limit")
-# What dtj's own mpirun has: the same on its command line and in the environment would contradict it.
+# Parameters that dtj sets on the command line of its mpirun: the environment must not set them too.
 _DTJS_MCA = ("pml", "btl")
 _DTJS_MCA_PREFIXES = ("plm_", "orte_", "prte_", "rmaps_", "ras_")
 _COUNTS = ("n", "np", "c", "num-proc")
 _A_NODE = ("npernode", "N", "ppn", "perhost", "slots", "slots-per-host")
 _HOSTS = ("H", "host", "hosts")
 _HOSTFILES = ("hostfile", "machinefile", "f")
-# They say where each rank runs, in a way that dtj does not.
+# Options that place ranks in a way that dtj does not support.
 _PLACING = ("rf", "rankfile", "npersocket", "launch-agent", "nolocal")
 _REFERENCE = re.compile(r"\$\(([-._a-zA-Z][-._a-zA-Z0-9]*)\)")
 
 
 class NoProgram(ValueError):
-    """The program can't be told from the words around it."""
+    """The words do not show which of them are the program."""
 
 
 @dataclass
 class Launch:
-    """A launcher's command, taken apart."""
+    """The parts of a launcher's command."""
 
     program: list[str] = field(default_factory=list)
     starter: list[str] = field(default_factory=list)
@@ -79,25 +79,25 @@ class Launch:
     dropped: list[list[str]] = field(default_factory=list)
     """The options that have no effect on dtj's mpirun, each with its values."""
     ranks: int | None = None
-    """As -np says."""
+    """The number after -np."""
     a_node: int | None = None
-    """Ranks on each node, as -npernode says."""
+    """The number of ranks on each node, after -npernode."""
     by_node: bool = False
-    """Whether ranks go round the nodes, and do not fill one after the other."""
+    """Whether successive ranks go to successive nodes, instead of filling one node after another."""
     oversubscribes: bool = False
     """Whether there may be more ranks than slots."""
     hosts: dict[str, int | None] | None = None
-    """As -H says: ranks by host, None where it says no number."""
+    """The hosts after -H and the number of ranks on each; None where a host has no number."""
     hostfile: str | None = None
     as_root: bool = False
     odd: list[str] = field(default_factory=list)
-    """Options that decide how many ranks run where in a way that this program does not follow."""
+    """Options that place or count ranks in a way that the conversion does not follow."""
     hydra: list[str] = field(default_factory=list)
-    """Options, or a name of the program, that Open MPI does not have."""
+    """Options, or a name of mpirun, that Open MPI does not have."""
     env: dict[str, str] = field(default_factory=dict)
-    """What its options set for the ranks."""
+    """Variables that the options set for the ranks."""
     exported: list[str] = field(default_factory=list)
-    """Names of variables that the ranks get from the launcher."""
+    """Names of variables that mpirun copies from the launcher to the ranks."""
     workdir: str | None = None
     elastic: dict[str, str] = field(default_factory=dict)
     """Options that only an elastic run has."""
@@ -109,14 +109,14 @@ class Launch:
 
     @property
     def path(self) -> str | None:
-        """Where mpirun is, if the launcher says it."""
+        """The path of mpirun, if the command has one."""
         return self.starter[0] if "/" in self.starter[0] and not self.by_horovodrun else None
 
 
-def taken_apart(words: Sequence[str], env: Mapping[str, str | None] | None = None) -> Launch:
-    """Read a launcher's words. Raises NoProgram where that would be a guess.
+def parse_launch(words: Sequence[str], env: Mapping[str, str | None] | None = None) -> Launch:
+    """Parse a launcher's words. Raises NoProgram where the result would be a guess.
 
-    env: the launcher's variables, which the kubelet puts in place of `$(NAME)`; None for a value that is not known.
+    env: the launcher's variables, by which the kubelet expands `$(NAME)`; None for an unknown value.
     """
     words = _without_shell(words)
     first = posixpath.basename(_expanded(words[0], env or {})[0]) if words else ""
@@ -125,7 +125,7 @@ def taken_apart(words: Sequence[str], env: Mapping[str, str | None] | None = Non
     elif first in HOROVODRUN:
         table = _HOROVODRUN_VALUES
     else:
-        raise NoProgram(f"begins with {first or 'nothing'}, and not with mpirun or horovodrun")
+        raise NoProgram(f"begins with {first or 'nothing'}, not with mpirun or horovodrun")
     arities = {option: count for count, options in table.items() for option in options.split()}
     launch = Launch(hydra=[first] if first.endswith(".hydra") else [])
     index = 1
@@ -136,7 +136,7 @@ def taken_apart(words: Sequence[str], env: Mapping[str, str | None] | None = Non
             break
         name, equals, value = option.lstrip("-").partition("=")
         if name not in arities:
-            raise NoProgram(f"has the option {option}, of which dtj can't tell where it ends")
+            raise NoProgram(f"has the option {option}, whose values dtj does not know")
         values = [value] if equals else list(words[index : index + arities[name]])
         index += 0 if equals else arities[name]
         _read(launch, words[begin:index], name, values, env or {}, horovodrun=first in HOROVODRUN)
@@ -156,11 +156,11 @@ def _without_shell(words: Sequence[str]) -> list[str]:
     if len(words) != 3 or not (words[1].startswith("-") and words[1].endswith("c")):
         raise NoProgram("is a shell script")
     if set(words[1]) & {"l", "i"}:
-        raise NoProgram("is run by a shell that first reads its profile")
+        raise NoProgram("runs in a shell that first reads its profile")
     script = words[2].strip().replace("\\\n", " ").removeprefix("exec ")
-    # What a shell would expand, or more than one command: a list of words would not do the same.
+    # A shell would expand these signs, or run more than one command; a list of words would not.
     if any(sign in script for sign in "$`;&|<>*?~#{}[]\n("):
-        raise NoProgram("is a shell script that does more than to start mpirun")
+        raise NoProgram("is a shell script that does more than start mpirun")
     try:
         return shlex.split(script)
     except ValueError:
@@ -168,7 +168,7 @@ def _without_shell(words: Sequence[str]) -> list[str]:
 
 
 def _expanded(word: str, env: Mapping[str, str | None]) -> tuple[str, bool]:
-    """The word as the kubelet gives it to the program, and whether all of it is known."""
+    """The word as the kubelet expands it, and whether every value in it is known."""
     names = [name for name in _REFERENCE.findall(word) if name in env]
     values = {name: value for name in names if (value := env[name]) is not None and "$(" not in value}
     known = len(values) == len(names) and not (names and "$$" in word)
@@ -207,7 +207,7 @@ def _read(
 
 
 def _read_number_of_ranks(launch: Launch, words: list[str], name: str, values: list[str]) -> bool:
-    """Whether the option says nothing but how many ranks there are."""
+    """Read an option about ranks and hosts. Returns whether the option only counts ranks."""
     value = values[0] if values else ""
     if name in (*_COUNTS, *_A_NODE):
         number = int(value) if re.fullmatch("[1-9][0-9]{0,6}", value) else None
@@ -250,7 +250,7 @@ def _read_mapping(launch: Launch, words: list[str], policy: str) -> None:
 
 
 def _hosts(value: str) -> dict[str, int | None]:
-    """`-H a:2,b:2`; a host that is named twice has a slot for each time."""
+    """The value of `-H`, such as `a:2,b:2`. Each mention of a host adds to its slots."""
     hosts: dict[str, int | None] = {}
     for entry in filter(None, value.split(",")):
         host, _, slots = entry.partition(":")
@@ -260,7 +260,7 @@ def _hosts(value: str) -> dict[str, int | None]:
 
 
 def _read_variables(launch: Launch, name: str, values: list[str]) -> bool:
-    """Whether the option gives the ranks a variable of the environment."""
+    """Read an option that gives the ranks a variable. Returns whether the option does so."""
     value = values[0] if values else ""
     if name == "x":
         variable, equals, content = value.partition("=")

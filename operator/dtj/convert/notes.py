@@ -1,4 +1,4 @@
-"""What a conversion tells of the fields it could not take over as they are."""
+"""The notes of a conversion: fields that the conversion left out, changed or refused."""
 
 from __future__ import annotations
 
@@ -16,49 +16,49 @@ class Note:
     field: str
     """Its path in the input, e.g. spec.runPolicy.suspend."""
     was: Any
-    """Its value there; None where the input does not have it."""
+    """The field's value there; None where the input does not have the field."""
     now: str
-    """What happens now, or what is to be done."""
+    """What dtj does instead, or what the user has to do."""
     refused: bool = False
-    """Whether the job can't be converted because of it."""
+    """Whether the field makes the conversion impossible."""
 
     def __str__(self) -> str:
         value = "" if self.was is None else f": {_whole(self.was)}"
-        # On one line, whatever the input's keys are: notes become YAML comments.
+        # Notes become YAML comments, so a note has one line, whatever the keys of the input are.
         return " ".join(f"{self.field}{value}: {self.now}".split())
 
 
 @dataclass
 class Notes:
-    """The notes of one conversion, in the order in which they come up."""
+    """The notes of one conversion, in the order in which they are added."""
 
     all: list[Note] = field(default_factory=list)
 
-    def tell(self, field: str, was: Any, now: str) -> None:
-        """A field that was left out or changed."""
+    def add(self, field: str, was: Any, now: str) -> None:
+        """Note a field that was left out or changed."""
         self.all.append(Note(field, was, now))
 
     def refuse(self, field: str, was: Any, why: str) -> None:
-        """A field for which no valid job can be made."""
+        """Note a field that makes the conversion impossible."""
         self.all.append(Note(field, was, why, refused=True))
 
     @property
     def refused(self) -> bool:
-        """Whether there is a reason against the conversion."""
+        """Whether a field makes the conversion impossible."""
         return any(note.refused for note in self.all)
 
 
 @dataclass(frozen=True)
 class Conversion:
-    """What came out for one job of the input."""
+    """The result for one job of the input."""
 
     kind: str
     name: str
     manifest: Manifest | None
-    """A valid DistributedTrainingJob; None where the notes have a reason against it."""
+    """A valid DistributedTrainingJob; None where a note refuses the conversion."""
     notes: tuple[Note, ...]
 
 
 def _whole(value: Any) -> str:
-    """All of it, however long: what is cut would be lost without a word."""
+    """The whole value, however long: the output may not have it anywhere else."""
     return value if isinstance(value, str) else json.dumps(value, default=str)

@@ -7,38 +7,38 @@ from collections.abc import Sequence
 from dtj.convert.mpirun import Launch
 
 HOSTFILES = ("/etc/mpi/hostfile", "$OMPI_MCA_orte_default_hostfile")
-"""What mpi-operator lets mpirun know of its workers, in its own place."""
+"""Words for the hostfile of mpi-operator; dtj's hostfile is at the same path."""
 
 
 class Uneven(Exception):
-    """The ranks are not equally many in all workers, or nobody can say it before the launcher starts."""
+    """The workers do not have the same number of ranks, or the number is not known before the launcher starts."""
 
 
 class NeverStarts(Exception):
-    """The launcher would not start in Kubeflow's operator or in dtj as it is written."""
+    """The launcher would not start as written, with Kubeflow's operator or with dtj."""
 
 
 def ranks_of_each_worker(launch: Launch, workers: Sequence[str], slots: int) -> int:
-    """How many ranks run in each worker.
+    """The number of ranks in each worker.
 
     workers: their names. slots: `slotsPerWorker`. Raises Uneven where dtj's mpirun can't start as many ranks in the
     same places, and NeverStarts where mpirun refuses its options.
     """
     if launch.hostfile not in (None, *HOSTFILES):
         raise NeverStarts(
-            f"takes its hosts from {launch.hostfile}, which can't name dtj's pods; their list is /etc/mpi/hostfile"
+            f"takes its hosts from {launch.hostfile}, which can't name dtj's pods; use /etc/mpi/hostfile"
         )
     count = len(workers)
     slots = _slots_by_hosts(launch, workers, slots)
     if launch.elastic:
         return _elastic(launch, count, slots)
     if launch.odd:
-        raise Uneven(f"{launch.odd[0]} says where ranks run in a way that dtj's mpirun does not")
+        raise Uneven(f"{launch.odd[0]} places ranks in a way that dtj's mpirun does not support")
     total, most = count * slots, launch.a_node
     ranks = launch.ranks or count * (most or slots)
     if ranks > total and not launch.oversubscribes:
         raise NeverStarts(
-            f"starts {ranks} ranks where the workers have {total} slots, which mpirun does not without "
+            f"starts {ranks} ranks where the workers have {total} slots, which mpirun refuses without "
             "--oversubscribe; set slotsPerWorker, or the number of ranks"
         )
     if most is not None:
@@ -46,7 +46,7 @@ def ranks_of_each_worker(launch: Launch, workers: Sequence[str], slots: int) -> 
             raise NeverStarts(f"starts {ranks} ranks, and at most {most} in each of {count} workers")
         if most > slots and not launch.oversubscribes:
             raise NeverStarts(
-                f"starts {most} ranks in a worker that has {slots} slots, which mpirun does not without "
+                f"starts {most} ranks in a worker that has {slots} slots, which mpirun refuses without "
                 "--oversubscribe; set slotsPerWorker"
             )
         if ranks < count * most:
@@ -64,19 +64,19 @@ def _slots_by_hosts(launch: Launch, workers: Sequence[str], slots: int) -> int:
     numbers = {number or (slots if launch.by_horovodrun else 1) for number in launch.hosts.values()}
     if set(launch.hosts) != set(workers) or len(numbers) != 1:
         raise NeverStarts(
-            f"names the hosts {', '.join(launch.hosts)}, where dtj's ranks run on all workers, equally many on each; "
-            "leave the option out, and set replicas and slotsPerWorker"
+            f"names the hosts {', '.join(launch.hosts)}, and dtj runs the same number of ranks on every worker; "
+            "remove the option, and set replicas and slotsPerWorker"
         )
     return numbers.pop()
 
 
 def _elastic(launch: Launch, workers: int, slots: int) -> int:
-    """An elastic run takes all slots that it finds, up to its highest number."""
+    """Ranks of each worker of an elastic run, which takes every slot up to its highest number of ranks."""
     slots = launch.a_node or slots
     highest = launch.elastic.get("max-np") or launch.elastic.get("max-num-proc") or ""
     if highest.isdecimal() and int(highest) < workers * slots:
         raise NeverStarts(
-            f"runs at most {highest} ranks elastically, and dtj would start {workers * slots}: one in each slot; set "
+            f"runs at most {highest} ranks elastically, and dtj would start {workers * slots}, one in each slot; set "
             "replicas and slotsPerWorker"
         )
     return slots

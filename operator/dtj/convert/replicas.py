@@ -1,4 +1,4 @@
-"""One role's replicas: what dtj has fields for, and the rest of its pod template."""
+"""The replicas of one role: the fields that dtj has, and the rest of the pod template."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from dtj.convert.notes import Notes
 from dtj_trainer import contract
 
 _BY_OPERATOR = {
-    "hostname": "left out: peers find the pod by the operator's",
-    "subdomain": "left out: peers find the pod by the operator's",
+    "hostname": "left out: peers find the pod by the operator's host name",
+    "subdomain": "left out: peers find the pod by the operator's subdomain",
     "restartPolicy": "left out: the operator restarts pods itself",
-    "hostNetwork": "left out: two replicas on one node would want the same ports",
+    "hostNetwork": "left out: two replicas on one node would use the same ports",
     "nodeName": "left out: use nodeSelector or affinity",
 }
 _OF_TERMINATION = ("terminationMessagePath", "terminationMessagePolicy")
@@ -26,11 +26,11 @@ _LAST_APPLIED = "kubectl.kubernetes.io/last-applied-configuration"
 
 @dataclass
 class Role:
-    """One role on its way: image, program and env are compared with the other roles' at the end."""
+    """One role during the conversion. `common_spec` moves what all roles share into the spec of the job."""
 
     name: str
     path: str
-    """Of the role in the input."""
+    """The field of the role in the input."""
     replicas: int
     image: str
     program: tuple[list[str], list[str]]
@@ -40,13 +40,13 @@ class Role:
     accelerators: dict[str, int]
     template: Manifest
     container: Manifest = field(default_factory=dict)
-    """The trainer's own fields in the template, besides those above."""
+    """The other fields of the trainer's container."""
     keeps_command: bool = False
-    """Whether its program is the command of its container, which dtj runs as it is written."""
+    """Whether the program stays the command of the container, which dtj runs as written."""
 
 
 def read_role(name: str, path: str, replica: Replica, wanted: str | None, notes: Notes) -> Role:
-    """A role of the input. wanted: what its container that trains is called; else it is the first."""
+    """A role of the input. wanted: name of the container that trains, by default the first container."""
     containers = replica.template.spec.containers
     names = [container.name for container in containers]
     index = names.index(wanted) if wanted in names else 0
@@ -54,7 +54,7 @@ def read_role(name: str, path: str, replica: Replica, wanted: str | None, notes:
     where = f"{pod_path}.containers[{index}]"
     env = {variable.name: variable.model_dump(by_alias=True) for variable in main.env}
     if contract.ENV_TF_CONFIG in env:
-        notes.tell(
+        notes.add(
             f"{where}.env[TF_CONFIG]",
             env.pop(contract.ENV_TF_CONFIG).get("value"),
             "left out: the operator sets it",
@@ -75,7 +75,7 @@ def read_role(name: str, path: str, replica: Replica, wanted: str | None, notes:
 
 
 def _resources(container: Container) -> tuple[dict[str, int], Manifest]:
-    """Accelerators by their resource's name, and what else the container wants."""
+    """The accelerators by the name of their resource, and the container's other resources."""
     limits, requests = dict(container.resources.limits), dict(container.resources.requests)
     accelerators = {
         name: int(amount)
@@ -93,14 +93,18 @@ def _container(main: Container, where: str, notes: Notes) -> Manifest:
     made = main.rest
     for key in _OF_TERMINATION:
         if key in made:
-            notes.tell(
-                f"{where}.{key}", made.pop(key), "left out: the operator reads the reason of a failure there"
+            notes.add(
+                f"{where}.{key}",
+                made.pop(key),
+                "left out: the operator reads the cause of a failure from its own path",
             )
     ports = [port for port in main.ports if port.get("name") != "tfjob-port"]
     for port in main.ports:
         if port.get("name") == "tfjob-port" and port.get("containerPort") != contract.TENSORFLOW_PORT:
-            notes.tell(
-                f"{where}.ports[tfjob-port]", port, f"left out: it is {contract.TENSORFLOW_PORT} in every job"
+            notes.add(
+                f"{where}.ports[tfjob-port]",
+                port,
+                f"left out: the port is {contract.TENSORFLOW_PORT} in every job",
             )
     return made | ({"ports": ports} if ports else {})
 
@@ -110,15 +114,15 @@ def _template(replica: Replica, sidecars: Sequence[Container], path: str, notes:
     spec = replica.template.spec.rest
     for key, now in _BY_OPERATOR.items():
         if key in spec:
-            notes.tell(f"{path}.template.spec.{key}", spec.pop(key), now)
+            notes.add(f"{path}.template.spec.{key}", spec.pop(key), now)
     if "serviceAccountName" in spec and "automountServiceAccountToken" not in spec:
-        notes.tell(
+        notes.add(
             f"{path}.template.spec.serviceAccountName",
             spec["serviceAccountName"],
-            "kept; its token is only mounted with automountServiceAccountToken: true",
+            "kept; the pod has the account's token only with automountServiceAccountToken: true",
         )
     if any(container.name == TRAINER_CONTAINER for container in sidecars):
-        why = "can't be a sidecar's: the container that trains is called so; rename it"
+        why = "is the name of the container that trains; rename the sidecar"
         notes.refuse(f"{path}.template.spec.containers.name", TRAINER_CONTAINER, why)
     if sidecars:
         spec["containers"] = [
@@ -134,9 +138,9 @@ def kept_metadata(labels: dict[str, str], annotations: dict[str, str]) -> Manife
 
 
 def common_spec(roles: Sequence[Role]) -> Manifest:
-    """The fields of a job's spec that the roles share, and the roles with what each has of its own."""
+    """The fields of a job's spec that the roles share, and replicaSpecs with the fields that they do not share."""
     image = _most_common([role.image for role in roles if role.image])
-    # A program without a command is the image's entrypoint, and dtj starts its own.
+    # A container without a command runs the image's entrypoint, which dtj does not start.
     programs = [role.program for role in roles if role.program[0] and not role.keeps_command]
     program: tuple[list[str], list[str]] = _most_common(programs) or ([], [])
     shared = [

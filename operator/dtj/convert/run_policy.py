@@ -11,7 +11,7 @@ from dtj.api.managed_by import other_manager
 from dtj.convert.form import RunPolicy
 from dtj.convert.notes import Notes
 
-# Kubeflow's own operators.
+# The names of Kubeflow's operators.
 _OF_KUBEFLOW = re.compile(r"([a-z0-9.-]+\.)?kubeflow\.org/")
 _CLEAN_POD_POLICIES = ("Running", "All", "None")
 _OF_SPEC = ("cleanPodPolicy", "ttlSecondsAfterFinished", "activeDeadlineSeconds", "backoffLimit")
@@ -20,17 +20,17 @@ _PATH = "spec.runPolicy"
 
 @dataclass(frozen=True)
 class Defaults:
-    """What a version of a kind does where a job says nothing."""
+    """The defaults of a version of a kind."""
 
     clean_pod_policy: str
     backoff_limit: int | None = None
-    """Retries by the operator, whatever `restartPolicy` says; None where `restartPolicy` alone decides, whose default
-    is Never.
+    """The operator's retries, whatever `restartPolicy` says; None where `restartPolicy` alone decides about retries
+    (default: Never).
     """
 
 
 def moved_into_run_policy(spec: Manifest) -> Manifest:
-    """The spec with the fields in `runPolicy` that MPIJob and early TFJobs also had beside it."""
+    """The spec with all fields of the run policy in `runPolicy`; MPIJobs and early TFJobs have some in `spec`."""
     beside = {key: spec[key] for key in _OF_SPEC if key in spec}
     policy = spec.get("runPolicy", {})
     if not beside or not isinstance(policy, dict):
@@ -42,7 +42,11 @@ def run_policy(policy: RunPolicy, defaults: Defaults, queued: bool, notes: Notes
     """The `runPolicy` of dtj. queued: whether Kueue queues the job."""
     made: dict[str, Any] = {}
     if policy.suspend and queued:
-        notes.tell(f"{_PATH}.suspend", True, "left out: Kueue sets it, and in dtj holds the pods instead")
+        notes.add(
+            f"{_PATH}.suspend",
+            True,
+            "left out: Kueue suspends the MPIJob or TFJob, and holds the pods of a job of dtj",
+        )
     elif policy.suspend:
         made["suspend"] = True
     if policy.backoff_limit is not None:
@@ -55,68 +59,70 @@ def run_policy(policy: RunPolicy, defaults: Defaults, queued: bool, notes: Notes
     if other_manager(policy.managed_by) and not _OF_KUBEFLOW.match(policy.managed_by or ""):
         made["managedBy"] = policy.managed_by
     elif policy.managed_by is not None:
-        notes.tell(f"{_PATH}.managedBy", policy.managed_by, "left out: dtj's operator carries the job out")
+        notes.add(f"{_PATH}.managedBy", policy.managed_by, "left out: dtj's operator runs the job")
     for key, value in policy.rest.items():
-        notes.tell(f"{_PATH}.{key}", value, "left out: dtj has no such field")
+        notes.add(f"{_PATH}.{key}", value, "left out: dtj has no such field")
     return made
 
 
 def _clean_pod_policy(given: str | None, default: str, notes: Notes) -> Manifest:
     field = f"{_PATH}.cleanPodPolicy"
     if given is None and default != "Running":
-        notes.tell(
+        notes.add(
             field,
             None,
-            f"not given: {default}, Kubeflow's default, is written out; the pods that still run at the end keep "
-            "their nodes. Running ends them",
+            f"not given: now {default}, Kubeflow's default; pods that still run at the end of the job keep their "
+            "nodes. Set Running to end these pods",
         )
         given = default
     if given in _CLEAN_POD_POLICIES[1:]:
         return {"cleanPodPolicy": given}
     if given not in (None, "Running"):
-        notes.tell(field, given, "left out: Running, dtj's default, holds")
+        notes.add(field, given, "left out: dtj has no such policy; its default is Running")
     return {}
 
 
 def retries_of(
     restart_policy: str | None, path: str, policy: Manifest, defaults: Defaults, notes: Notes
 ) -> Manifest:
-    """The run policy with the retries that the role whose end is the job's has in Kubeflow."""
+    """The run policy with the retries that Kubeflow gives the role that decides the end of the job."""
     given = "backoffLimit" in policy
     if defaults.backoff_limit is not None:
         if restart_policy is not None:
             other_role_restarts(restart_policy, path, notes)
         if given:
             return policy
-        notes.tell(
+        notes.add(
             f"{_PATH}.backoffLimit",
             None,
-            f"not given: {defaults.backoff_limit}, Kubeflow's default, is written out",
+            f"not given: now {defaults.backoff_limit}, Kubeflow's default",
         )
         return {**policy, "backoffLimit": defaults.backoff_limit}
     if given:
         other_role_restarts(restart_policy, path, notes)
         return policy
     if restart_policy in (None, "Never"):
-        said = "now" if restart_policy else "not given: Never, Kubeflow's default, is now"
-        notes.tell(
-            f"{path}.restartPolicy", restart_policy, f"{said} runPolicy.backoffLimit: 0, for the whole job"
+        given_as = "" if restart_policy else "not given, and Never is Kubeflow's default: "
+        notes.add(
+            f"{path}.restartPolicy",
+            restart_policy,
+            f"{given_as}now runPolicy.backoffLimit: 0, for the whole job",
         )
         return {**policy, "backoffLimit": 0}
-    notes.tell(
+    notes.add(
         f"{path}.restartPolicy",
         restart_policy,
-        "now up to 3 retries of the whole job, dtj's default, where Kubeflow sets no limit; set "
-        "runPolicy.backoffLimit for more",
+        "now up to 3 retries of the whole job, dtj's default; Kubeflow sets no limit. Set runPolicy.backoffLimit for "
+        "more",
     )
     return policy
 
 
 def other_role_restarts(restart_policy: str | None, path: str, notes: Notes) -> None:
-    """Tell of a `restartPolicy` that does not decide over the job."""
+    """Note the `restartPolicy` of a role that does not decide about the job's retries."""
     if restart_policy is not None:
-        notes.tell(
+        notes.add(
             f"{path}.restartPolicy",
             restart_policy,
-            "left out: the operator restarts pods, by runPolicy.backoffLimit",
+            "left out: the operator restarts pods, and runPolicy.backoffLimit limits the restarts",
         )

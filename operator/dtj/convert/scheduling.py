@@ -14,15 +14,15 @@ from dtj.convert.notes import Notes
 _PATH = "spec.runPolicy.schedulingPolicy"
 _PRIORITY = "kueue.x-k8s.io/priority-class"
 _LEFT_OUT = {
-    "minResources": "left out: dtj counts what the pods request",
-    "scheduleTimeoutSeconds": "left out: runPolicy.startDeadlineSeconds ends a job that does not get its nodes",
+    "minResources": "left out: dtj sums up the requests of the pods",
+    "scheduleTimeoutSeconds": "left out: runPolicy.startDeadlineSeconds ends a job whose pods get no nodes in time",
 }
 
 
 def scheduling(
     metadata: Metadata, policy: RunPolicy, templates: Iterable[Template], members: int, notes: Notes
 ) -> Manifest:
-    """The job's `schedulingPolicy`. members: how many pods it begins with, which is all that minAvailable counts."""
+    """The job's `schedulingPolicy`. members: number of pods in the gang of the job."""
     given, templates = dict(policy.scheduling_policy), list(templates)
     made = _queue(metadata, given, templates, notes)
     least = given.pop("minAvailable", None)
@@ -30,19 +30,19 @@ def scheduling(
         made |= _least(least, made.get("gang"), members, notes)
     if priority := given.pop("priorityClass", None):
         made["priorityClassName"] = priority
-        notes.tell(f"{_PATH}.priorityClass", priority, f"now {_PATH}.priorityClassName")
+        notes.add(f"{_PATH}.priorityClass", priority, f"now {_PATH}.priorityClassName")
     for key, value in given.items():
-        notes.tell(f"{_PATH}.{key}", value, _LEFT_OUT.get(key, "left out: dtj has no such field"))
+        notes.add(f"{_PATH}.{key}", value, _LEFT_OUT.get(key, "left out: dtj has no such field"))
     return made
 
 
 def waits_in_kueue(metadata: Metadata) -> bool:
-    """Whether Kueue queues the job."""
+    """Whether the job has the label of a queue of Kueue."""
     return bool(metadata.labels.get(KUEUE_QUEUE))
 
 
 def moved_labels(metadata: Metadata) -> tuple[dict[str, str], dict[str, str], dict[str, str]]:
-    """What stays of the job's labels and annotations, and the labels that each pod gets from them."""
+    """The labels and annotations that the job keeps, and the labels that move to every pod."""
     if not waits_in_kueue(metadata):
         return metadata.labels, metadata.annotations, {}
     kept = {key: value for key, value in metadata.labels.items() if key not in (KUEUE_QUEUE, _PRIORITY)}
@@ -53,12 +53,12 @@ def moved_labels(metadata: Metadata) -> tuple[dict[str, str], dict[str, str], di
 def _queue(metadata: Metadata, given: Manifest, templates: list[Template], notes: Notes) -> Manifest:
     queue = given.pop("queue", None)
     if kueue := metadata.labels.get(KUEUE_QUEUE):
-        now = f"now {_PATH}: {{gang: Kueue, queue: {kueue}}}; Kueue must have its integration of pods switched on"
-        notes.tell(f"metadata.labels[{KUEUE_QUEUE}]", kueue, now)
+        now = f"now {_PATH}: {{gang: Kueue, queue: {kueue}}}; Kueue's integration with plain pods must be on"
+        notes.add(f"metadata.labels[{KUEUE_QUEUE}]", kueue, now)
         if priority := metadata.labels.get(_PRIORITY):
-            notes.tell(f"metadata.labels[{_PRIORITY}]", priority, "now a label of every pod")
+            notes.add(f"metadata.labels[{_PRIORITY}]", priority, "now a label of every pod")
         if queue is not None:
-            notes.tell(f"{_PATH}.queue", queue, f"left out: Kueue's queue {kueue} holds")
+            notes.add(f"{_PATH}.queue", queue, f"left out: the label names Kueue's queue {kueue}")
         return {"gang": "Kueue", "queue": kueue}
     field = f"{_PATH}.queue"
     schedulers = [template.spec.rest.get("schedulerName") for template in templates]
@@ -70,14 +70,14 @@ def _queue(metadata: Metadata, given: Manifest, templates: list[Template], notes
     if queue is not None or VOLCANO_SCHEDULER in schedulers:
         made = {"gang": "Volcano"} | ({"queue": queue} if queue else {})
         shown = ", ".join(f"{key}: {value}" for key, value in made.items())
-        notes.tell(
+        notes.add(
             field if queue is not None else "template.spec.schedulerName",
             queue if queue is not None else VOLCANO_SCHEDULER,
             f"now {_PATH}: {{{shown}}}",
         )
         return made
     if COSCHEDULING_SCHEDULER in schedulers:
-        notes.tell(
+        notes.add(
             "template.spec.schedulerName", COSCHEDULING_SCHEDULER, f"now {_PATH}: {{gang: Coscheduling}}"
         )
         return {"gang": "Coscheduling"}
@@ -87,17 +87,17 @@ def _queue(metadata: Metadata, given: Manifest, templates: list[Template], notes
 def _least(least: Any, gang: str | None, members: int, notes: Notes) -> Manifest:
     field = f"{_PATH}.minAvailable"
     if gang == "Kueue":
-        notes.tell(field, least, "left out: Kueue admits all pods or none")
+        notes.add(field, least, "left out: Kueue admits all pods of a job or none")
     elif gang is None:
-        notes.tell(
+        notes.add(
             field,
             least,
-            "left out: the job does not say which scheduler it is for; set "
+            "left out: the job does not name a scheduler of gangs; set "
             f"{_PATH}.gang to Coscheduling, Volcano or Kueue",
         )
     elif not isinstance(least, int) or isinstance(least, bool) or least >= members:
-        notes.tell(field, least, f"left out: the gang is all {members} pods that the job begins with")
+        notes.add(field, least, f"left out: the gang has {members} pods, and dtj waits for all of them")
     else:
-        notes.tell(field, least, "kept; the launcher, or the chief, is not counted in dtj")
+        notes.add(field, least, "kept; dtj does not count the launcher or chief")
         return {"minAvailable": max(least, 1)}
     return {}

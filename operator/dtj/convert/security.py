@@ -1,4 +1,4 @@
-"""As which user the converted pods run, where Kubeflow leaves that to the image."""
+"""The user of converted pods, which Kubeflow leaves to the image."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ _POLICY = "the namespace's policy must allow it (Pod Security baseline, on OpenS
 
 
 def secure(roles: Sequence[Role], as_root: bool, notes: Notes) -> None:
-    """Let each role's pods run as the user that the job says.
+    """Let the pods of each role run as the user that the job names.
 
-    as_root: whether the job's program says that it runs as root. dtj's pods run as user 1000 and without
-    capabilities unless a template says otherwise: sshd can't serve root like that.
+    as_root: whether the options of the job's program allow root. dtj's pods run as user 1000 and without capabilities
+    unless a template says otherwise, and an sshd of user 1000 can't open sessions of root.
     """
     unsaid, root = [], []
     for role in roles:
@@ -28,31 +28,31 @@ def secure(roles: Sequence[Role], as_root: bool, notes: Notes) -> None:
         elif user is None:
             unsaid.append(role)
     if root:
-        notes.tell(
+        notes.add(
             f"{root[0].path}.template.spec.securityContext",
             None,
             f"the container trainer of {' and '.join(role.name for role in root)} runs as root, with the "
             f"runtime's default capabilities: {_POLICY}",
         )
     if unsaid:
-        notes.tell(
+        notes.add(
             f"{unsaid[0].path}.template.spec.securityContext.runAsUser",
             None,
-            "not given: pods that name no user run as user 1000, whatever the image's user is; for another, set "
-            "runAsUser in each replica's template, and for root runAsUser: 0, runAsNonRoot: false and, of the "
-            "container trainer, capabilities: {drop: []}",
+            "not given: the pods run as user 1000, whatever the image's user is. For another user, set runAsUser in "
+            "each replica's template; for root, set runAsUser: 0, runAsNonRoot: false and, in the container trainer, "
+            "capabilities: {drop: []}",
         )
 
 
 def _contexts(role: Role) -> tuple[Manifest, Manifest]:
-    """The securityContext of the pod and of its container."""
+    """The securityContext of the pod, and that of the container that trains."""
     pod = role.template.get("spec", {}).get("securityContext")
     own = role.container.get("securityContext")
     return pod if isinstance(pod, dict) else {}, own if isinstance(own, dict) else {}
 
 
 def _user(role: Role) -> Any:
-    """The user that the role's template names; None where it leaves that to the image."""
+    """The user that the role's template names; None: the image decides."""
     pod, own = _contexts(role)
     user = own.get("runAsUser", pod.get("runAsUser"))
     not_root = own.get("runAsNonRoot", pod.get("runAsNonRoot"))
@@ -61,7 +61,7 @@ def _user(role: Role) -> Any:
 
 def _run_as_root(role: Role) -> None:
     pod, own = _contexts(role)
-    # What runs in the pod beside the trainer keeps dtj's user unless it names one itself.
+    # A sidecar keeps dtj's user, unless the sidecar names a user.
     made: Manifest = {"runAsUser": 0, "runAsGroup": 0, "runAsNonRoot": False} | own | {"runAsNonRoot": False}
     if "runAsUser" not in own and "runAsGroup" in pod:
         made["runAsGroup"] = pod["runAsGroup"]
@@ -71,7 +71,7 @@ def _run_as_root(role: Role) -> None:
 
 
 def _allow_privileges(role: Role) -> None:
-    """Let a container that asks for more privileges have them: the API server refuses both settings together."""
+    """Allow privilege escalation where a container asks for more privileges: the API server requires it."""
     _, own = _contexts(role)
     added = own.get("capabilities")
     added = added.get("add") if isinstance(added, dict) else None

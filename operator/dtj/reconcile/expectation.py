@@ -26,6 +26,9 @@ def expectation(job: Job, plan: Plan) -> Expected:
         artifacts_uri=artifacts_uri(job),
         attempts=plan.attempts,
         restarts_with=plan.restarts_with,
+        holds_state=frozenset(
+            replica.name for replica in plan.replicas if job.spec.rules.roles[replica.role].holds_state
+        ),
         evaluator=plan.evaluator,
         gang=job.run_policy.scheduling_policy.gang,
         queue=job.run_policy.scheduling_policy.queue,
@@ -53,13 +56,12 @@ def stored_expectation(job: AnyJob, pods: Sequence[PodView]) -> Expected | None:
     def of(rule: Callable[[Role], object]) -> list[str]:
         return [name for role in rules.names(rule) for name in names.get(role, ())]
 
-    decisive, evaluators = of(lambda role: role.decides), of(lambda role: role.evaluates)
+    decisive, evaluators = of(lambda role: role.decides)[:1], of(lambda role: role.evaluates)
     if not decisive:
         return None
     # The stored status may name roles that the strategy does not have: their pods end with the job.
     last = of(lambda role: not role.created_first)
     first = [name for role in roles for name in names[role] if name not in last]
-    state = frozenset(of(lambda role: role.holds_state))
     expected = Expected(
         replicas=roles,
         stages=[stage for stage in (first, last) if stage],
@@ -67,9 +69,8 @@ def stored_expectation(job: AnyJob, pods: Sequence[PodView]) -> Expected | None:
         reporter=next(iter(of(lambda role: role.reports)), decisive[0]),
         artifacts_uri=status.artifacts.uri if status.artifacts else None,
         attempts=stored_attempts(job, first + last),
-        restarts_with={name: state if name in state else frozenset({name}) for name in first + last}
-        if rules.restarts_alone
-        else None,
+        restarts_with=rules.restart_groups(names),
+        holds_state=frozenset(of(lambda role: role.holds_state)),
         evaluator=next(iter(evaluators), None),
         planned=False,
         created_last=frozenset(last or first) - {*evaluators},

@@ -37,6 +37,8 @@ class Expected:
     """In which attempt each pod is to be, by its name."""
     restarts_with: Mapping[str, frozenset[str]] | None = None
     """The pods that are started again when one is lost, by its name; None: all of them, whichever it is."""
+    holds_state: frozenset[str] = frozenset()
+    """Names of the pods that must not end before the training, because they hold its state."""
     evaluator: str | None = None
     """Name of the pod that measures checkpoints: the training goes on without it."""
     evaluator_timeout: float = 0.0

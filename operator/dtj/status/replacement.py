@@ -78,7 +78,7 @@ def replica_loss(
     )
     if loss is not None:
         return loss
-    ended = (pod for pod in mine if pod.succeeded and _holds_state(expected, pod.name))
+    ended = (pod for pod in mine if pod.succeeded and pod.name in expected.holds_state)
     # Its end may be part of everything's: the decisive pod's is then not far.
     early = next((replace(early_end(attempt, pod), settle=NODE_SETTLE_SECONDS) for pod in ended), None)
     return early or _needed_again(attempt, expected, mine)
@@ -172,12 +172,6 @@ def start_again(expected: Expected, pods: Sequence[PodView], gone: Collection[st
 def _staying(old: JobStatus, expected: Expected, pods: Sequence[PodView]) -> list[PodView]:
     """Before all ran, a pod that is deleted is simply made again, unless it is one of a group."""
     return [pod for pod in pods if old.all_running_time or expected.all_or_nothing or not pod.deleting]
-
-
-def _holds_state(expected: Expected, name: str) -> bool:
-    """Whether the decisive pods can't go on without this one."""
-    groups = expected.restarts_with or {}
-    return name not in expected.decisive and groups.get(name, frozenset()).issuperset(expected.decisive)
 
 
 def told_again(names: Collection[str], of: int) -> str:

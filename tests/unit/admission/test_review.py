@@ -120,6 +120,16 @@ FORBIDDEN: dict[str, tuple[Manifest, Manifest, str]] = {
         job(strategy="ParameterServer", replicaSpecs={"worker": {}, "ps": {"replicas": 2}}),
         "the number of parameter servers can only be changed while the job is suspended",
     ),
+    "no chief any more": (
+        job(strategy="ParameterServer", replicaSpecs={"worker": {}, "ps": {}}),
+        job(strategy="ParameterServer", replicaSpecs={"worker": {}, "ps": {}, "chief": {"replicas": 0}}),
+        "spec.replicaSpecs.chief.replicas: the number of chiefs can only be changed while the job is suspended",
+    ),
+    "a master in the chief's place": (
+        job(strategy="ParameterServer", replicaSpecs={"worker": {}, "ps": {}}),
+        job(strategy="ParameterServer", replicaSpecs={"worker": {}, "ps": {}, "master": {}}),
+        "spec.replicaSpecs.master.replicas: the number of masters can only be changed while the job is suspended",
+    ),
     "no workers any more": (
         sized(2),
         job(replicaSpecs={}),

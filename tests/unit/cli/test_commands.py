@@ -245,6 +245,18 @@ def test_the_summary_of_parameter_servers_has_their_tf_config(dtj: Dtj) -> None:
         assert line in lines
 
 
+def test_the_summary_tells_worker_0_from_the_others_where_worker_0_leads(dtj: Dtj) -> None:
+    text = PS_EXAMPLE.read_text().replace("  replicaSpecs:\n", "  replicaSpecs:\n    chief: {replicas: 0}\n")
+    lines = [" ".join(line.split()) for line in dtj("plan", "-", stdin=text)[1].splitlines()]
+
+    for line in (
+        "The job succeeds with fashion-mnist-ps-worker-0; fashion-mnist-ps-worker-0 tells its progress.",
+        "when pod fashion-mnist-ps-worker-0 is lost: fashion-mnist-ps-worker-0 and all ps pods start again",
+        "when another pod of worker is lost: it alone starts again",
+    ):
+        assert any(line in shown for shown in lines), line
+
+
 def test_a_large_job_has_a_short_summary(dtj: Dtj) -> None:
     text = EXAMPLE.read_text().replace("replicas: 2", "replicas: 500")
 

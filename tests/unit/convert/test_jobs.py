@@ -26,7 +26,7 @@ from dtj.api.pod_template import TRAINER_CONTAINER
 from dtj.api.validation import faults
 from dtj.cli import convert as command
 from dtj.convert.job import convert
-from dtj.convert.mpirun import NoProgram, taken_apart
+from dtj.convert.mpirun import NoProgram, parse_launch
 from dtj.convert.notes import Conversion
 from dtj.plan.job import plan_job
 from dtj.plan.start import START
@@ -127,7 +127,7 @@ def test_who_carries_a_job_out_is_kept_but_for_kubeflow_itself(manager: str, kep
     manifest["spec"]["runPolicy"] = {"managedBy": manager}
     made = convert(manifest)
     assert valid(made).spec.run_policy.managed_by == (manager if kept else None)
-    told = f"spec.runPolicy.managedBy: {manager}: left out: dtj's operator carries the job out"
+    told = f"spec.runPolicy.managedBy: {manager}: left out: dtj's operator runs the job"
     assert (told in map(str, made.notes)) == (not kept)
 
 
@@ -153,7 +153,7 @@ def test_who_carries_a_job_out_is_kept_but_for_kubeflow_itself(manager: str, kep
 def test_the_program_is_found_behind_the_options(
     words: list[str], program: list[str], env: dict[str, str]
 ) -> None:
-    launch = taken_apart(words)
+    launch = parse_launch(words)
     assert (launch.program, launch.env) == (program, env)
 
 
@@ -174,7 +174,7 @@ def test_the_program_is_found_behind_the_options(
 )
 def test_a_program_that_would_be_a_guess_is_refused(words: list[str]) -> None:
     with pytest.raises(NoProgram):
-        taken_apart(words)
+        parse_launch(words)
 
 
 def notes_of(made: Conversion) -> set[str]:
@@ -348,7 +348,7 @@ def test_standard_input_may_be_a_list_and_other_objects_stay() -> None:
 def test_a_job_without_equivalent_ends_with_1_and_writes_nothing() -> None:
     code, out, errors = dtj(JOBS / "torch-simple.yaml")
     assert (code, out) == (1, "")
-    assert "no equivalent yet: there is no strategy for torch.distributed" in errors
+    assert "no equivalent yet: dtj has no strategy for torch.distributed" in errors
 
 
 def test_a_date_is_text_as_in_kubernetes() -> None:

@@ -11,6 +11,7 @@
 from __future__ import annotations
 
 import copy
+import json
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,7 @@ import yaml
 from dtj.api.job import Job, Manifest, read_job
 from dtj.api.validation import faults
 from dtj.convert.job import convert
-from dtj.convert.mpirun import taken_apart
+from dtj.convert.mpirun import parse_launch
 from dtj.convert.notes import Conversion
 from dtj.convert.ranks import NeverStarts, Uneven, ranks_of_each_worker
 from dtj.plan.job import plan_job
@@ -68,7 +69,7 @@ def told(made: Conversion) -> str:
 
 @pytest.mark.parametrize(("options", "slots", "each"), [*EVEN, ("-np $(COUNT)", 2, 2)])
 def test_ranks_of_each_worker(options: str, slots: int, each: int) -> None:
-    launch = taken_apart(["mpirun", *options.split(), "./a"], {"COUNT": "4"})
+    launch = parse_launch(["mpirun", *options.split(), "./a"], {"COUNT": "4"})
     assert ranks_of_each_worker(launch, WORKERS, slots) == each
 
 
@@ -89,7 +90,7 @@ def test_ranks_of_each_worker(options: str, slots: int, each: int) -> None:
 def test_ranks_that_dtjs_mpirun_can_not_start_like_that(
     options: str, slots: int, error: type[Exception]
 ) -> None:
-    launch = taken_apart(["mpirun", *options.split(), "./a"], {"SECRET": None})
+    launch = parse_launch(["mpirun", *options.split(), "./a"], {"SECRET": None})
     with pytest.raises(error):
         ranks_of_each_worker(launch, WORKERS, slots)
 
@@ -377,7 +378,7 @@ def test_what_a_job_leaves_to_kubeflow_is_written_out_or_told(
     own = read(made).spec.run_policy
     assert (own.clean_pod_policy, own.backoff_limit) == policy
     if policy[1] == 3:
-        assert "up to 3 retries of the whole job, dtj's default, where Kubeflow sets no limit" in told(made)
+        assert "up to 3 retries of the whole job, dtj's default; Kubeflow sets no limit" in told(made)
     if version not in ("v1", "v2beta1"):
         assert f"apiVersion: kubeflow.org/{version}: read as v1" in told(made)
 
@@ -385,8 +386,12 @@ def test_what_a_job_leaves_to_kubeflow_is_written_out_or_told(
 @pytest.mark.parametrize(
     ("name", "version", "why"),
     [
-        ("mpi-digits", "v3", "it has spec.mpiReplicaSpecs, as kubeflow.org/v2beta1: change apiVersion to"),
-        ("mpi-v1alpha1", "v1alpha1", "write it in the form of kubeflow.org/v2beta1"),
+        (
+            "mpi-digits",
+            "v3",
+            "the job has spec.mpiReplicaSpecs, as kubeflow.org/v2beta1: change apiVersion to",
+        ),
+        ("mpi-v1alpha1", "v1alpha1", "write the job in the form of kubeflow.org/v2beta1"),
         ("tf-dist-digits", "v2", "change apiVersion to kubeflow.org/v1"),
     ],
 )
@@ -399,12 +404,57 @@ def test_another_version_says_what_to_change_and_not_that_there_is_no_strategy(
     assert "strategies" not in said
 
 
-@pytest.mark.parametrize("name", ["tf-worker-0-is-chief", "tf-session", "tf-master", "tf-multi-worker"])
-def test_a_tfjob_whose_program_would_see_another_cluster_is_refused(name: str) -> None:
-    assert any("a later release" in why for why in refusals(convert(manifest(name))))
+@pytest.mark.parametrize(
+    ("name", "cluster", "decisive"),
+    [
+        ("tf-dist-digits", {"chief", "worker", "ps"}, "chief-0"),
+        ("tf-worker-0-is-chief", {"worker", "ps"}, "worker-0"),
+        ("tf-session", {"worker", "ps"}, "worker-0"),
+        ("tf-master", {"master", "worker", "ps"}, "master-0"),
+        ("tf-multi-worker-keras", {"worker"}, "worker-0"),
+        ("tf-chief-workers", {"chief", "worker"}, "chief-0"),
+    ],
+)
+def test_the_program_of_a_tfjob_sees_the_same_cluster(name: str, cluster: set[str], decisive: str) -> None:
+    plan = plan_job(read(convert(manifest(name))))
+
+    assert json.loads(plan.config["data"]["tf_cluster.json"]).keys() == cluster
+    assert plan.decisive == (f"{name}-{decisive}",)
 
 
-def test_a_master_without_replicas_is_nobody() -> None:
+@pytest.mark.parametrize(
+    ("more", "why"),
+    [
+        (
+            {"Master": "PS"},
+            "spec.tfReplicaSpecs.Master: the job has a Chief already: Master is an older name of Chief",
+        ),
+        ({"Gateway": "PS"}, "spec.tfReplicaSpecs.Gateway: a TFJob has no such role"),
+        ({"ps": "PS"}, "spec.tfReplicaSpecs.ps: the job has the role PS already"),
+    ],
+)
+def test_a_role_that_no_tfjob_has_is_refused(more: dict[str, str], why: str) -> None:
+    job = manifest("tf-dist-digits")
+    roles = job["spec"]["tfReplicaSpecs"]
+    roles |= {key: copy.deepcopy(roles[like]) for key, like in more.items()}
+    assert refusals(convert(job)) == [why]
+
+
+def test_a_tfjob_without_workers_is_refused() -> None:
+    job = manifest("tf-dist-digits")
+    del job["spec"]["tfReplicaSpecs"]["Worker"]
+    (why,) = refusals(convert(job))
+    assert why.endswith(": must have Worker")
+
+
+def test_the_worker_that_decides_sets_the_retries_where_no_chief_does() -> None:
+    job = manifest("tf-session")
+    for policy, limit in (("Never", 0), ("OnFailure", 3)):
+        job["spec"]["tfReplicaSpecs"]["Worker"]["restartPolicy"] = policy
+        assert read(convert(job)).spec.run_policy.backoff_limit == limit
+
+
+def test_a_role_without_replicas_is_left_out() -> None:
     job = manifest("tf-dist-digits")
     job["spec"]["tfReplicaSpecs"]["Master"] = copy.deepcopy(job["spec"]["tfReplicaSpecs"]["PS"]) | {
         "replicas": 0

@@ -16,6 +16,7 @@ from dtj.api.job import Job, Manifest
 from dtj.api.validation import faults
 from dtj.plan.job import plan_job
 from dtj.plan.model import Plan
+from dtj.reconcile.expectation import expectation, stored_expectation
 from dtj_trainer.contract import PodInfo
 from tests.unit.support.jobs import job as any_job
 from tests.unit.support.pods import kubelet_environment
@@ -178,3 +179,131 @@ def test_what_starts_again_with_what() -> None:
     assert groups["mnist-ps-1"] == groups["mnist-chief-0"] == state
     for name in ("mnist-worker-1", "mnist-evaluator-0"):
         assert groups[name] == {name}
+
+
+# --- the forms of a TFJob without a chief ---------------------------------------------------------
+
+FORMS: dict[str, dict[str, Any]] = {
+    "no chief": {"chief": {"replicas": 0}, "worker": {"replicas": 2}, "ps": {}},
+    "workers alone": {"chief": {"replicas": 0}, "worker": {"replicas": 2}},
+    "master": {"master": {}, "worker": {"replicas": 2}, "ps": {}},
+    "chief and workers": {"chief": {}, "worker": {"replicas": 2}},
+}
+
+
+def form(name: str, **roles: Any) -> Plan:
+    return planned(replicaSpecs=FORMS[name] | roles)
+
+
+@pytest.mark.parametrize(
+    ("name", "cluster", "leader", "stages"),
+    [
+        ("no chief", {"worker": 2, "ps": 1}, "worker-0", [3]),
+        ("workers alone", {"worker": 2}, "worker-0", [2]),
+        ("master", {"master": 1, "worker": 2, "ps": 1}, "master-0", [3, 1]),
+        ("chief and workers", {"chief": 1, "worker": 2}, "chief-0", [3]),
+    ],
+)
+def test_the_leader_and_tf_config_of_each_form_are_a_tfjobs(
+    name: str, cluster: dict[str, int], leader: str, stages: list[int]
+) -> None:
+    plan = form(name)
+
+    assert plan.decisive == (f"mnist-{leader}",)
+    assert plan.reporter == f"mnist-{leader}"
+    assert [len(stage) for stage in plan.stages] == stages
+    role, _, index = leader.partition("-")
+    config = json.loads(environment(plan, leader)["TF_CONFIG"])
+    assert config["task"] == {"type": role, "index": int(index)}
+    assert {role: len(hosts) for role, hosts in config["cluster"].items()} == cluster
+    assert config["cluster"][role][0] == f"mnist-{leader}.mnist.ml.svc:2222"
+    primary = [
+        pod["metadata"]["name"]
+        for pod in plan.pods
+        if PodInfo.from_json(kubelet_environment(container(pod), plan.config)["DTJ_POD"]).part == "primary"
+    ]
+    assert primary == [f"mnist-{leader}"]
+
+
+@pytest.mark.parametrize(
+    ("name", "together"),
+    [
+        ("no chief", {"mnist-worker-0", "mnist-ps-0"}),
+        ("workers alone", {"mnist-worker-0", "mnist-worker-1"}),
+        ("master", {"mnist-master-0", "mnist-ps-0"}),
+        ("chief and workers", {"mnist-chief-0", "mnist-worker-0", "mnist-worker-1"}),
+    ],
+)
+def test_in_each_form_those_that_restart_together_restore_the_checkpoint(
+    name: str, together: set[str]
+) -> None:
+    plan = form(name, evaluator={})
+
+    assert plan.restarts_with == {
+        replica.name: together if replica.name in together else {replica.name} for replica in plan.replicas
+    }
+    restoring = {
+        pod["metadata"]["name"]
+        for pod in plan.pods
+        if PodInfo.from_json(kubelet_environment(container(pod), plan.config)["DTJ_POD"]).restores
+    }
+    assert restoring == together | {"mnist-evaluator-0"}
+
+
+@pytest.mark.parametrize("name", ["no chief", "workers alone", "chief and workers"])
+def test_where_no_pod_waits_for_the_servers_a_pod_is_ready_when_it_runs(name: str) -> None:
+    assert not any("readinessProbe" in container(pod) for pod in form(name).pods)
+
+
+def test_an_evaluator_comes_after_the_training_also_without_a_chief() -> None:
+    plan = form("workers alone", evaluator={})
+
+    assert [len(stage) for stage in plan.stages] == [2, 1]
+    assert plan.evaluator == "mnist-evaluator-0"
+    assert json.loads(environment(plan, "evaluator-0")["TF_CONFIG"])["cluster"].keys() == {"worker"}
+
+
+def test_one_pod_alone_has_no_tf_config_as_in_a_tfjob() -> None:
+    plan = planned(replicaSpecs={"chief": {"replicas": 0}, "worker": {}})
+
+    assert not environment(plan, "worker-0").keys() & {"TF_CONFIG", "DTJ_TF_CLUSTER"}
+
+
+def test_a_chief_of_0_replicas_needs_no_command() -> None:
+    own = {"template": {"spec": {"containers": [{"name": "trainer", "command": ["python", "a.py"]}]}}}
+
+    assert planned(command=[], replicaSpecs={"chief": {"replicas": 0}, "worker": own}).pods
+
+
+@pytest.mark.parametrize(
+    ("roles", "said"),
+    [
+        (
+            {"worker": {}},
+            "spec.replicaSpecs.ps: required by strategy ParameterServer, unless chief or master",
+        ),
+        ({"chief": {"replicas": 0}}, "spec.replicaSpecs.worker: required by strategy ParameterServer"),
+        ({"chief": {}, "master": {}, "worker": {}}, "spec.replicaSpecs.master: takes the place of chief"),
+    ],
+)
+def test_a_form_that_is_no_tfjobs_is_refused(roles: dict[str, Any], said: str) -> None:
+    (fault,) = faults(any_job(strategy="ParameterServer", replicaSpecs=roles))
+
+    assert str(fault).startswith(said)
+
+
+@pytest.mark.parametrize("roles", [*FORMS.values(), {"chief": {"replicas": 0}, "master": {}, "worker": {}}])
+def test_the_status_of_a_job_that_can_not_be_planned_any_more_follows_the_same_rules(
+    roles: dict[str, Any],
+) -> None:
+    roles = roles | {"evaluator": {}}
+    made = job(replicaSpecs=roles)
+    plan = plan_job(made)
+    counts = {role: {"desired": count} for role, count in plan.roles.items()}
+    stored = stored_expectation(job(replicaSpecs=roles, status={"attempt": 1, "replicaStatuses": counts}), [])
+    planned_now = expectation(made, plan, [])
+
+    assert stored is not None
+    for field in ("decisive", "reporter", "restarts_with", "holds_state", "evaluator", "needed"):
+        stored_value, now = getattr(stored, field), getattr(planned_now, field)
+        assert (tuple(stored_value) if field == "decisive" else stored_value) == now, field

@@ -773,3 +773,53 @@ def test_artifacts_of_the_chief_are_the_jobs() -> None:
     status = ran().see(*pods(), artifacts=ArtifactsStatus(model="s3://bucket/model"))
 
     assert status["artifacts"]["model"] == "s3://bucket/model"
+
+
+# --- the forms without a chief --------------------------------------------------------------------
+
+WORKERS_ALONE = {"replicaSpecs": {"chief": {"replicas": 0}, "worker": {"replicas": 2}}}
+NO_CHIEF = {"replicaSpecs": {"chief": {"replicas": 0}, "worker": {"replicas": 2}, "ps": {}}}
+
+
+def ran_without_chief(form: dict[str, Any]) -> tuple[Life, tuple[str, ...]]:
+    life = Life(**SPEC | form)
+    names = tuple(replica.name for replica in life.plan.replicas)
+    assert life.see(*map(running, names))["phase"] == "Running"
+    return life, names
+
+
+@pytest.mark.parametrize(
+    ("form", "name", "again"),
+    [
+        (NO_CHIEF, WORKER_1, {"worker-1"}),
+        (NO_CHIEF, WORKER_0, {"worker-0", "ps-0"}),
+        (NO_CHIEF, PS, {"worker-0", "ps-0"}),
+        (WORKERS_ALONE, WORKER_1, {"worker-0", "worker-1"}),
+    ],
+)
+def test_without_a_chief_worker_0_or_all_workers_start_again(
+    form: dict[str, Any], name: str, again: set[str]
+) -> None:
+    life, names = ran_without_chief(form)
+
+    others = [running(other) for other in names if other != name]
+    status = life.see(ended(name, 137, KILLED), *others, seconds=100)
+
+    assert status["phase"] == "Restarting"
+    assert status["replicaAttempts"] == dict.fromkeys(sorted(again), 2)
+
+
+@pytest.mark.parametrize("form", [NO_CHIEF, WORKERS_ALONE])
+def test_without_a_chief_the_end_of_worker_0_is_the_jobs_and_that_of_another_worker_no_loss(
+    form: dict[str, Any],
+) -> None:
+    life, names = ran_without_chief(form)
+
+    others = [running(name) for name in names if name not in (WORKER_0, WORKER_1)]
+    for seconds in (100, 400):
+        status = life.see(running(WORKER_0), ended(WORKER_1, 0), *others, seconds=seconds)
+        assert status["phase"] == "Running"
+    status = life.see(ended(WORKER_0, 0), ended(WORKER_1, 0), *others, seconds=401)
+
+    assert status["phase"] == "Succeeded"
+    assert condition(status, "Succeeded")["message"].startswith("mnist-worker-0 ended with exit code 0")

@@ -5,6 +5,7 @@ From any state that a job can come to, repeated passes converge and then change 
 
 from __future__ import annotations
 
+import copy
 import json
 import os
 from datetime import timedelta
@@ -15,10 +16,9 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from dtj.api.identity import KIND, LABEL_INDEX, LABEL_ROLE
-from dtj.api.job import Manifest
+from dtj.api.job import Manifest, read_job
 from dtj.api.managed_by import other_manager_of
 from dtj.api.status import ProgressStatus
-from dtj.api.strategies import RULES
 from dtj.cluster.port import ApiError
 from dtj.reconcile.view import controller_uid
 from dtj.status.pod_report import Report
@@ -60,7 +60,7 @@ EXITS = st.sampled_from(
 
 @st.composite
 def small_specs(draw: st.DrawFn) -> Manifest:
-    """Small jobs of Horovod and ParameterServer."""
+    """Small jobs of both strategies, those of ParameterServer in each form of a TFJob."""
     policy: Manifest = {
         "backoffLimit": draw(st.sampled_from([3, 2, 1, 0])),
         "cleanPodPolicy": draw(st.sampled_from(["Running", "All", "None"])),
@@ -81,7 +81,10 @@ def small_specs(draw: st.DrawFn) -> Manifest:
         spec["artifacts"] = {"uri": "s3://bucket/jobs"}
     if draw(st.booleans()):
         spec["strategy"] = "ParameterServer"
-        spec["replicaSpecs"]["ps"] = {"replicas": draw(SCALE)}
+        leader = draw(st.sampled_from([{}, {}, {"chief": {"replicas": 0}}, {"chief": {}}, {"master": {}}]))
+        spec["replicaSpecs"] |= copy.deepcopy(leader)
+        if not leader or draw(st.booleans()):
+            spec["replicaSpecs"]["ps"] = {"replicas": draw(SCALE)}
         if draw(st.booleans()) and "artifacts" in spec:
             spec["replicaSpecs"]["evaluator"] = {}
     return spec
@@ -231,17 +234,15 @@ class Jobs(RuleBasedStateMachine):
     @rule(end=EXITS)
     def end_rank_0s_pod(self, end: tuple[int, str, str]) -> None:
         for pod in self.world.pods():
-            if (
-                self.decides(pod)
-                and pod["metadata"]["labels"][LABEL_INDEX] == "0"
-                and pod["status"]["phase"] == "Running"
-            ):
+            if self.decides(pod) and pod["status"]["phase"] == "Running":
                 self.world.end_container(pod, *end)
 
     def decides(self, pod: Manifest) -> bool:
-        """Whether a pod's end may be its job's end."""
-        roles = RULES[self.job["spec"]["strategy"]].roles if self.job else {}
-        return pod["metadata"]["labels"][LABEL_ROLE] in {name for name, role in roles.items() if role.decides}
+        """Return whether the success of the pod is the job's success."""
+        if self.job is None or pod["metadata"]["labels"][LABEL_INDEX] != "0":
+            return False
+        role = read_job(self.job).rules.roles.get(pod["metadata"]["labels"][LABEL_ROLE])
+        return role is not None and role.decides
 
     def succeed(self, pod: Manifest, ran: int) -> tuple[int, str] | None:
         """Every program does what it should."""
@@ -328,7 +329,9 @@ class Jobs(RuleBasedStateMachine):
     @rule(step=st.integers(0, 3), seconds=st.sampled_from([0, 31, 61]))
     def report_a_step_and_stand_still(self, step: int, seconds: int) -> None:
         report = Report(progress=ProgressStatus(step=step))
-        self.world.progress.reports[KEY] = dict.fromkeys(["mnist-worker-0", "mnist-chief-0"], report)
+        self.world.progress.reports[KEY] = dict.fromkeys(
+            ["mnist-worker-0", "mnist-chief-0", "mnist-master-0"], report
+        )
         self.make_passes_in_time(1)
         self.world.cluster.now += timedelta(seconds=seconds)
         self.make_passes_in_time(1)
