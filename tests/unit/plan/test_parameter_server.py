@@ -301,7 +301,7 @@ def test_the_status_of_a_job_that_can_not_be_planned_any_more_follows_the_same_r
     plan = plan_job(made)
     counts = {role: {"desired": count} for role, count in plan.roles.items()}
     stored = stored_expectation(job(replicaSpecs=roles, status={"attempt": 1, "replicaStatuses": counts}), [])
-    planned_now = expectation(made, plan, [])
+    planned_now = expectation(made, plan)
 
     assert stored is not None
     for field in ("decisive", "reporter", "restarts_with", "holds_state", "evaluator", "needed"):
