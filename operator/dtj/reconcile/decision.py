@@ -6,9 +6,9 @@ from dataclasses import dataclass, replace
 
 from dtj.api.job import Job
 from dtj.reconcile.actions import Action
-from dtj.reconcile.expectation import expectation, stored_expectation
+from dtj.reconcile.expected_pods import expected_pods, stored_expected_pods
 from dtj.reconcile.snapshot import Snapshot
-from dtj.reconcile.tensorboard import told
+from dtj.reconcile.tensorboard import tensorboard_status
 from dtj.status.draft import Evaluation
 from dtj.status.evaluate import evaluate
 from dtj.status.observed import Expected
@@ -28,13 +28,13 @@ def decide(seen: Snapshot) -> Decided:
     job, plan, pods = seen.job, seen.plan, seen.observed.pods
     if plan and isinstance(job, Job):
         expected: Expected | None = seen.delegate.expected(
-            expectation(job, plan), pods, job.status.current_attempt
+            expected_pods(job, plan), pods, job.status.current_attempt
         )
     else:
-        expected = stored_expectation(job, pods)
+        expected = stored_expected_pods(job, pods)
     decision = evaluate(job, expected, seen.faults, seen.observed, seen.now)
     if plan and isinstance(job, Job):
-        board = told(job, plan, seen.boards, seen.no_tensorboard)
+        board = tensorboard_status(job, plan, seen.boards, seen.no_tensorboard)
         decision = replace(decision, status=decision.status.model_copy(update={"tensorboard": board}))
     decision = looked_at(decision, seen.delegate.look_again(decision.status, seen.now))
     return Decided(decision, seen.delegate.actions(seen, decision))

@@ -76,7 +76,7 @@ class Executor:
 
         async def carry_out(action: Action) -> None:
             await self._carry_out(job, plan, memory, action)
-            memory.lately.add(action)
+            memory.expectations.add(action)
             self._moves((job.namespace, job.name))
 
         try:
@@ -118,12 +118,12 @@ class Executor:
                 assert plan is not None
                 created = await make(self._cluster, job, plan.pod(replica))
                 if created is not None and (unqueued := not_queued(job, created)) is not None:
-                    memory.untold.add(job, unqueued)
+                    memory.recorder.record(job, unqueued)
             case DeletePod(name, uid):
                 await self._cluster.delete_pod(job.namespace, name, uid)
             case ForceDeletePod(name, uid, why):
-                memory.untold.add(job, Happening("Warning", Reason.POD_FORCE_DELETED, why))
-                await memory.untold.tell(self._cluster)
+                memory.recorder.record(job, Happening("Warning", Reason.POD_FORCE_DELETED, why))
+                await memory.recorder.flush(self._cluster)
                 await self._cluster.delete_pod(job.namespace, name, uid, force=True)
 
     async def _on_object(self, job: AnyJob, memory: Memory, action: ObjectAction) -> None:

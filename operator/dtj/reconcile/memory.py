@@ -9,11 +9,11 @@ from typing import Any
 from dtj.api.job import Fault, read_status
 from dtj.api.unreadable import AnyJob, read_stored_job
 from dtj.reconcile.cost import Cost
-from dtj.reconcile.lately import Lately
+from dtj.reconcile.event_recorder import EventRecorder
+from dtj.reconcile.expectations import Expectations
 from dtj.reconcile.refusal import Refusals
 from dtj.reconcile.ssh_secret import SshSecret
 from dtj.reconcile.stored_status import StoredStatus
-from dtj.reconcile.telling import Untold
 
 
 @dataclass
@@ -22,8 +22,8 @@ class Memory:
 
     uid: str
     stored: StoredStatus
-    untold: Untold
-    lately: Lately
+    recorder: EventRecorder
+    expectations: Expectations
     refusals: Refusals = field(default_factory=Refusals)
     ssh_secret: SshSecret = field(default_factory=SshSecret)
     cost: Cost = field(default_factory=Cost)

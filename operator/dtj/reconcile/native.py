@@ -26,7 +26,7 @@ from dtj.reconcile.snapshot import Snapshot
 from dtj.status.draft import Evaluation, Pods
 from dtj.status.mpijob import MpiJob
 from dtj.status.observed import Expected
-from dtj.status.overdue import told_overdue
+from dtj.status.overdue import describe_overdue
 from dtj.status.pods import PodView
 
 
@@ -66,7 +66,11 @@ class Native:
 def ends(pods: Sequence[PodView], decided: Pods) -> list[Action]:
     """Delete the pods that are to end: first those that are deleted by force."""
     return [
-        *(ForceDeletePod(pod.name, pod.uid, told_overdue(pod)) for pod in pods if pod.name in decided.force),
+        *(
+            ForceDeletePod(pod.name, pod.uid, describe_overdue(pod))
+            for pod in pods
+            if pod.name in decided.force
+        ),
         *(DeletePod(pod.name, pod.uid) for pod in pods if pod.name in decided.end),
     ]
 

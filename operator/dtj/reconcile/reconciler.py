@@ -23,9 +23,10 @@ from dtj.plan.model import Plan
 from dtj.reconcile.actions import Action, Create, CreatePod, CreateSshSecret
 from dtj.reconcile.boot_clock import Clock, boot_clock
 from dtj.reconcile.decision import Decided, decide, soonest
+from dtj.reconcile.event_recorder import EventRecorder
 from dtj.reconcile.executor import BEHIND_SECONDS, REFUSED_SECONDS, Executor
+from dtj.reconcile.expectations import Expectations
 from dtj.reconcile.following import addresses, follow
-from dtj.reconcile.lately import Lately
 from dtj.reconcile.live_reads import misses_one
 from dtj.reconcile.memory import Memory
 from dtj.reconcile.metrics import Metrics
@@ -34,11 +35,10 @@ from dtj.reconcile.progress import ProgressPoller
 from dtj.reconcile.slow_start import MOST_AT_ONCE
 from dtj.reconcile.snapshot import Snapshot, size
 from dtj.reconcile.stored_status import StoredStatus
-from dtj.reconcile.telling import Untold
 from dtj.reconcile.tensorboard import keep
 from dtj.reconcile.view import Key, View
 from dtj.status.events import Happening, happenings
-from dtj.status.overdue import next_due, overdue, told_overdue
+from dtj.status.overdue import describe_overdue, next_due, overdue
 
 _log = logging.getLogger(__name__)
 # The pause before a job's next pass, in processor times of the last pass: one job takes a tenth of a core at most.
@@ -98,7 +98,7 @@ class Reconciler:
             self._forget(key)
             return strays
         again = await self._pass(key, manifest)
-        return soonest(strays, again, self._memory[key].untold.due_in())
+        return soonest(strays, again, self._memory[key].recorder.due_in())
 
     def rest(self, key: Key) -> float:
         """Seconds for which a job is to be left alone after its last pass."""
@@ -120,7 +120,7 @@ class Reconciler:
         pods = [pod.view for pod in self._view.pods(key) if pod.owner and pod.owner != uid]
         now = self._clock.now()
         for pod in overdue(pods, now):
-            _log.info("%s/%s: %s", *key, told_overdue(pod))
+            _log.info("%s/%s: %s", *key, describe_overdue(pod))
             await self._cluster.delete_pod(key[0], pod.name, pod.uid, force=True)
         return next_due(pods, now)
 
@@ -132,20 +132,20 @@ class Reconciler:
         memory.over = decided.decision.status.finished
         if await self._is_cache_behind(seen, decided):
             return BEHIND_SECONDS
-        todo = memory.lately.without(decided.todo)
+        todo = memory.expectations.without(decided.todo)
         if seen.names_secret:
             decided, todo = await self._name_secret(memory, seen, decided, todo)
         wait = self._wait_to_store(memory, seen, decided, todo)
         if wait is None:
             await self._store(key, memory, seen, decided)
-        await memory.untold.tell(self._cluster)
+        await memory.recorder.flush(self._cluster)
         follow(self._progress, key, seen, decided.decision.status)
         self._ask_for_stacks(memory, seen, decided.decision.stalled_since)
         if decided.decision.status.attempt != seen.job.status.current_attempt:
             return 0.0  # the plan of the new attempt is made in a pass of its own
         look_again = soonest(decided.decision.look_again, wait)
         again = await self._executor.act(seen.job, seen.plan, memory, todo, look_again)
-        again = soonest(again, memory.lately.due_in())
+        again = soonest(again, memory.expectations.due_in())
         return await self._keep_tensorboard(memory, seen, again)
 
     def _remembered(self, key: Key, uid: str) -> Memory:
@@ -153,7 +153,7 @@ class Reconciler:
         memory = self._memory.get(key)
         if memory is None or memory.uid != uid:
             stored = StoredStatus(self._clock.elapsed, self._counts_after)
-            memory = Memory(uid, stored, Untold(self._clock), Lately(self._clock.elapsed))
+            memory = Memory(uid, stored, EventRecorder(self._clock), Expectations(self._clock.elapsed))
             self._memory[key] = memory
             self._progress.leave(key)
         return memory
@@ -185,7 +185,7 @@ class Reconciler:
         """Create the Secret with the ssh key, if it is due, before the status tells its name: see `SshSecret`."""
         secret = memory.ssh_secret
         if not secret.made and CreateSshSecret() in todo and await secret.make_first(self._cluster, seen.job):
-            memory.lately.add(CreateSshSecret())
+            memory.expectations.add(CreateSshSecret())
         if secret.made:
             return decided, [action for action in todo if not isinstance(action, CreateSshSecret)]
         status = decided.decision.status.model_copy(update={"ssh_secret": None})
@@ -214,7 +214,7 @@ class Reconciler:
             return
         if written.refusal is not None:
             self._metrics.refused_statuses.inc()
-            memory.untold.add(seen.job, Happening("Warning", Reason.STATUS_REFUSED, written.refusal))
+            memory.recorder.record(seen.job, Happening("Warning", Reason.STATUS_REFUSED, written.refusal))
         follows = await self._decide(memory, seen, replace(seen.job, status=written.status))
         memory.stored.expect_echo(settled=follows == decided)
         self._report(memory, seen, seen.job.status, written.status)
@@ -224,7 +224,7 @@ class Reconciler:
         """Events and metrics of what was just stored."""
         self._metrics.count(seen.job, old, new, seen.observed.pods)
         for happening in happenings(old, new):
-            memory.untold.add(seen.job, happening)
+            memory.recorder.record(seen.job, happening)
 
     def _ask_for_stacks(self, memory: Memory, seen: Snapshot, since: str | None) -> None:
         """Ask all ranks of a job that stands still since then what they do, once."""

@@ -12,7 +12,7 @@ from dtj.api.status import JobStatus
 from dtj.api.unreadable import AnyJob
 from dtj.cluster.port import ApiError, Cluster
 from dtj.reconcile.patch import merge_patch
-from dtj.status.counts import only_counts
+from dtj.status.coalescing import only_counts
 from dtj.status.events import happenings
 from dtj.status.plain import plain
 

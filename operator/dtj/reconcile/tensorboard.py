@@ -38,7 +38,7 @@ def view_deployment(manifest: Mapping[str, Any]) -> OwnedDeployment:
     )
 
 
-def told(
+def tensorboard_status(
     job: Job, plan: Plan, there: Sequence[OwnedDeployment], refusal: str | None
 ) -> TensorBoardStatus | None:
     """How it is. there: the job's own; refusal: why the API server would not have it."""

@@ -18,7 +18,7 @@ from dtj.status.draft import Draft, Evaluation
 from dtj.status.failure import SETTLE_SECONDS, Loss
 from dtj.status.mpijob import MpiJob
 from dtj.status.observed import Expected, Observed
-from dtj.status.overdue import told_ending
+from dtj.status.overdue import describe_ending
 from dtj.status.pods import PodView
 from dtj.status.suspension import is_suspending
 from dtj.status.times import seconds_since
@@ -59,7 +59,7 @@ def mpijob_held(draft: Draft, mpijob: MpiJob, pods: Sequence[PodView]) -> Evalua
         f"MPIJob {mpijob.name} is suspended (its runPolicy.suspend), as Kueue does with one that is to wait"
     )
     if pods:
-        message += f"; {told_ending(pods)} end"
+        message += f"; {describe_ending(pods)} end"
     draft.set(ConditionType.RESTARTING, False, Reason.MPIJOB_SUSPENDED, message)
     draft.set(ConditionType.RUNNING, False, Reason.MPIJOB_SUSPENDED, message)
     draft.set(ConditionType.SUSPENDED, True, Reason.MPIJOB_SUSPENDED, message)

@@ -8,11 +8,11 @@ from dtj.api.condition_types import ConditionType
 from dtj.api.reasons import Reason
 from dtj.api.spec import CleanPodPolicy
 from dtj.api.status import Condition, JobStatus, Phase
-from dtj.status.again import evaluator_lost
 from dtj.status.draft import Draft, Evaluation, Pods
 from dtj.status.evaluator import has_ended, has_seen, last_step, measured
-from dtj.status.failure import Loss, attempt_loss, is_complete, told
+from dtj.status.failure import Loss, attempt_loss, describe, is_complete
 from dtj.status.kept import NOTHING_KEPT, is_nothing_kept
+from dtj.status.next_attempt import evaluator_lost
 from dtj.status.observed import Expected, Observed
 from dtj.status.pods import PodView
 from dtj.status.times import seconds_since, written_time
@@ -81,7 +81,7 @@ def after_training(
         message += f"; {expected.evaluator} has not seen checkpoint {last}"
         loss = attempt_loss(draft.job.status.attempt, [evaluator] if evaluator else [], ())
         if loss is not None:
-            message += f": {told(loss.failure)}"
+            message += f": {describe(loss.failure)}"
     return Evaluation(draft.finish(Phase.SUCCEEDED, Reason.JOB_SUCCEEDED, message))
 
 

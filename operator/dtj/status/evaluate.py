@@ -18,20 +18,20 @@ from dtj.api.job import Fault, in_a_line
 from dtj.api.reasons import Reason
 from dtj.api.status import Failure, JobStatus, Phase, ReplicaStatus
 from dtj.api.unreadable import AnyJob
-from dtj.status.again import count_nodes, evaluator_lost, next_attempt
 from dtj.status.backoff import pause, pause_left, restarts_in_a_row
 from dtj.status.cleaning import counted_out, ends_pods, left_over, superseded
 from dtj.status.creation import due, is_begun
 from dtj.status.delegated import abandoned, mpijob_held, mpijob_loss, of_attempt, released, was_held
 from dtj.status.draft import LONGEST_CONDITION, Draft, Evaluation, Pods
 from dtj.status.ending import after_training, is_trained
-from dtj.status.failure import Loss, told
+from dtj.status.failure import Loss, describe
 from dtj.status.gang import group_wait, is_queued
 from dtj.status.lasting import REMEDY, is_lasting
 from dtj.status.losses import pods_loss, settle_left
 from dtj.status.mpijob import MpiJob
+from dtj.status.next_attempt import count_nodes, evaluator_lost, next_attempt
 from dtj.status.observed import Expected, Observed, obstacle
-from dtj.status.overdue import told_ending, with_overdue
+from dtj.status.overdue import describe_ending, with_overdue
 from dtj.status.pods import PodView
 from dtj.status.replacement import evaluator_loss, start_again, told_again, vanished
 from dtj.status.reports import present, replica_statuses, take_reports
@@ -193,7 +193,7 @@ def _lost(
     """Count a loss: what has to starts again, or the job has failed."""
     limit = draft.job.run_policy.backoff_limit
     restarts = draft.job.status.restarts
-    message = f"attempt {attempt}: {told(loss.failure)}"
+    message = f"attempt {attempt}: {describe(loss.failure)}"
     application = not loss.excuse and not loss.infrastructure
     if loss.excuse:
         message += f"; {loss.excuse}"
@@ -276,7 +276,7 @@ def _going_on(
     if ending:
         why = (
             Reason.PODS_ENDING,
-            f"waits until {told_ending(ending)} of the attempt before ended: checkpoints are uploaded first",
+            f"waits until {describe_ending(ending)} of the attempt before ended: checkpoints are uploaded first",
         )
     elif wait > 0:
         # The whole pause, not what is left of it: the sentence stays the same while it waits.

@@ -12,7 +12,7 @@ from dtj.api.job import Manifest
 from dtj.api.reasons import QUIET, Reason
 from dtj.api.status import Condition, ConditionStatus, JobStatus, Phase
 from dtj.api.unreadable import AnyJob
-from dtj.status.failure import told
+from dtj.status.failure import describe
 from dtj.status.suspension import is_suspending
 
 
@@ -55,7 +55,7 @@ def happenings(old: JobStatus, new: JobStatus) -> list[Happening]:
     if stalled and stands != old.holds(ConditionType.STALLED) and new.phase is Phase.RUNNING:
         result.append(Happening("Warning" if stands else "Normal", stalled.reason, stalled.message))
     if new.restarts.evaluator != old.restarts.evaluator and new.failure is not None:
-        message = f"attempt {old.attempt}: {told(new.failure)}; it starts again, the training goes on"
+        message = f"attempt {old.attempt}: {describe(new.failure)}; it starts again, the training goes on"
         result.append(Happening("Warning", Reason.EVALUATOR_RESTARTING, message))
     elif new.holds(ConditionType.SUSPENDED) != old.holds(ConditionType.SUSPENDED):
         condition = new.condition(ConditionType.SUSPENDED)

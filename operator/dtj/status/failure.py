@@ -254,7 +254,7 @@ def _put_down_to(pod: PodView, failure: Failure) -> Failure:
     return failure.model_copy(update=update)
 
 
-def told(failure: Failure) -> str:
+def describe(failure: Failure) -> str:
     """A failure in a sentence: where, what, and what the program said last."""
     message = failure.message or failure.failure_class or "failed"
     if failure.pod and failure.pod not in message:

@@ -52,7 +52,7 @@ def with_overdue(evaluation: Evaluation, pods: Sequence[PodView], now: datetime)
     )
 
 
-def told_overdue(pod: PodView) -> str:
+def describe_overdue(pod: PodView) -> str:
     """Why a pod is taken away, in a sentence that stays the same for it."""
     why = "does not answer" if pod.silent else f"has not ended it within {pod.grace_seconds:.0f} s"
     return (
@@ -61,7 +61,7 @@ def told_overdue(pod: PodView) -> str:
     )
 
 
-def told_ending(pods: Iterable[PodView]) -> str:
+def describe_ending(pods: Iterable[PodView]) -> str:
     """The pods for whose end a job waits, in words."""
     # Those whose node is silent first: a person can do something about them.
     ordered = sorted(pods, key=lambda pod: (not pod.silent, pod.name))

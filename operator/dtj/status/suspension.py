@@ -13,11 +13,11 @@ from dtj.api.condition_types import ConditionType
 from dtj.api.reasons import Reason
 from dtj.api.status import ConditionStatus, JobStatus, Phase
 from dtj.api.unreadable import AnyJob
-from dtj.status.again import in_attempt, next_attempt
 from dtj.status.draft import Draft, Evaluation, Pods
 from dtj.status.failure import attempt_loss
+from dtj.status.next_attempt import in_attempt, next_attempt
 from dtj.status.observed import Expected
-from dtj.status.overdue import told_ending
+from dtj.status.overdue import describe_ending
 from dtj.status.pods import PodView
 
 # How Kueue's reason begins: of version 0.19, and before 0.10.
@@ -83,7 +83,7 @@ def suspended(
     draft.set(ConditionType.RESTARTING, False, after, why)
     if pods:
         there = {pod.name for pod in pods}
-        names = told_ending(pods)
+        names = describe_ending(pods)
         message = f"{why}: attempt {attempt} is over when {names} ended: checkpoints are uploaded first"
         meanwhile = Reason.WORKLOAD_DEACTIVATED if deactivated else Reason.SUSPENDING
         draft.set(ConditionType.RUNNING, False, meanwhile, message)

@@ -22,7 +22,7 @@ from dtj.api.reported import take
 from dtj.api.status import ArtifactsStatus, ProgressStatus
 from dtj.cluster.port import ApiError
 from dtj.reconcile.boot_clock import Clock
-from dtj.reconcile.telling import Untold
+from dtj.reconcile.event_recorder import EventRecorder
 from dtj.status.events import Happening
 from dtj.status.pod_report import Report, read_report
 from tests.unit.support.fake_cluster import SCHEMA, Call, FakeCluster
@@ -245,7 +245,7 @@ async def test_a_program_that_reports_another_bottleneck_each_time_makes_one_eve
 
 async def test_a_job_tells_25_events_at_once_then_one_each_five_minutes_and_always_its_end() -> None:
     passed = 0.0
-    cluster, untold = FakeCluster(), Untold(Clock(lambda: at(passed), lambda: passed))
+    cluster, untold = FakeCluster(), EventRecorder(Clock(lambda: at(passed), lambda: passed))
 
     async def tell(message: str, seconds: float, *, final: bool = False) -> None:
         nonlocal passed

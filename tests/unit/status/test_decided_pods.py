@@ -13,10 +13,10 @@ from dataclasses import replace
 import pytest
 
 from dtj.api.job import Manifest
-from dtj.status.again import next_attempt
 from dtj.status.delegated import END_SECONDS, abandoned, ends_mpijob
 from dtj.status.draft import Draft
 from dtj.status.mpijob import MpiJob, Said
+from dtj.status.next_attempt import next_attempt
 from tests.unit.support.pods import (
     ALL,
     LAUNCHER,

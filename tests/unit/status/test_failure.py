@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 
 from dtj.api.job import Manifest
 from dtj.api.status import Failure
-from dtj.status.failure import attempt_loss, told
+from dtj.status.failure import attempt_loss, describe
 from dtj.status.pods import Exit
 from dtj.status.termination import LOG_LINES, read_termination, reported
 from tests.unit.support.pods import LAUNCHER, WORKER_0, WORKER_1, ended, evicted, running, views
@@ -219,10 +219,10 @@ def test_a_failure_told_in_a_sentence_has_the_place_and_the_last_line() -> None:
         pod="mnist-worker-1", rank=3, failure_class="ApplicationError",
         message="the program exited with code 2", last_log_lines=["Traceback", "KeyError: 'label'"],
     )  # fmt: skip
-    assert told(failure) == (
+    assert describe(failure) == (
         "rank 3 in mnist-worker-1: the program exited with code 2; its last line: KeyError: 'label'"
     )
-    assert told(Failure(pod="a-worker-0", message="pod a-worker-0 is gone")) == "pod a-worker-0 is gone"
+    assert describe(Failure(pod="a-worker-0", message="pod a-worker-0 is gone")) == "pod a-worker-0 is gone"
 
 
 @pytest.mark.parametrize(

@@ -14,8 +14,8 @@ import pytest
 from dtj.api.job import Manifest, read_status
 from dtj.plan.job import plan_job
 from dtj.status.backoff import GOOD_RUN_SECONDS
+from dtj.status.bad_nodes import MOST_NODES, counted, describe_avoided
 from dtj.status.events import happenings
-from dtj.status.offenders import MOST_NODES, counted, told_avoided
 from tests.unit.support.jobs import job
 from tests.unit.support.kubelet import Ending
 from tests.unit.support.pods import (
@@ -196,9 +196,9 @@ def test_an_affinity_that_says_nothing_is_in_no_ones_way(affinity: Any) -> None:
 
 
 def test_a_message_names_a_few_nodes() -> None:
-    assert told_avoided([]) == ""
-    assert told_avoided(["a", "b"]) == "; avoids a, b, where pods were lost before"
-    assert told_avoided(list("abcdef")) == "; avoids a, b, c, d and 2 more, where pods were lost before"
+    assert describe_avoided([]) == ""
+    assert describe_avoided(["a", "b"]) == "; avoids a, b, where pods were lost before"
+    assert describe_avoided(list("abcdef")) == "; avoids a, b, c, d and 2 more, where pods were lost before"
 
 
 async def test_an_operator_that_is_started_again_still_avoids_it() -> None:

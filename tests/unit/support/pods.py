@@ -10,7 +10,7 @@ from typing import Any
 from dtj.api.job import Job, Manifest
 from dtj.plan.job import plan_job
 from dtj.plan.model import Plan
-from dtj.reconcile.expectation import expectation
+from dtj.reconcile.expected_pods import expected_pods
 from dtj.status.draft import Evaluation
 from dtj.status.evaluate import evaluate
 from dtj.status.observed import Expected, Observed
@@ -126,7 +126,7 @@ class Life:
 
     @property
     def expected(self) -> Expected:
-        return expectation(self.job, self.plan)
+        return expected_pods(self.job, self.plan)
 
     def see(self, *pods: Manifest, seconds: float = 0, **observed: Any) -> Manifest:
         """Evaluate with these pods, store the status through JSON, return it as written."""

@@ -16,7 +16,7 @@ from dtj.status.observed import Expected
 from dtj.status.pods import PodView
 
 
-def expectation(job: Job, plan: Plan) -> Expected:
+def expected_pods(job: Job, plan: Plan) -> Expected:
     """What is expected of the job's pods."""
     return Expected(
         replicas=plan.roles,
@@ -40,7 +40,7 @@ def expectation(job: Job, plan: Plan) -> Expected:
     )
 
 
-def stored_expectation(job: AnyJob, pods: Sequence[PodView]) -> Expected | None:
+def stored_expected_pods(job: AnyJob, pods: Sequence[PodView]) -> Expected | None:
     """The same from the stored status, of a job that has pods and can't be planned any more; None where the status
     tells of no pods.
 

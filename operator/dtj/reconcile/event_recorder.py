@@ -23,7 +23,7 @@ _LONGEST_PAUSE_SECONDS = 300.0
 _PASSING = (0, 401, 429)
 
 
-class Untold:
+class EventRecorder:
     """Events of one job that wait for the API server, oldest first.
 
     They are in memory only: an operator that dies may lose one, a request that fails does not.
@@ -36,19 +36,19 @@ class Untold:
         self._not_before: float | None = None
         self._tokens = float(_BURST)
         self._refilled: float | None = None
-        self._told: deque[str] = deque(maxlen=_BURST)
+        self._recorded: deque[str] = deque(maxlen=_BURST)
         """Names of the last events."""
 
-    def add(self, job: AnyJob, happening: Happening) -> None:
+    def record(self, job: AnyJob, happening: Happening) -> None:
         """Let something be told after all that waits already, unless the job has told too much lately."""
         made = event(job, happening, written_time(self._clock.now()))
         name = made["metadata"]["name"]
-        if name in self._told:
+        if name in self._recorded:
             return
         if not happening.final and not self._take():
             _log.debug("%s/%s: no event, too many lately: %s", job.namespace, job.name, happening.reason)
             return
-        self._told.append(name)
+        self._recorded.append(name)
         _log.info("%s/%s: %s: %s", job.namespace, job.name, happening.reason, happening.message)
         self._waiting.append(made)
 
@@ -64,7 +64,7 @@ class Untold:
         self._tokens -= 1
         return True
 
-    async def tell(self, cluster: Cluster) -> None:
+    async def flush(self, cluster: Cluster) -> None:
         """Create the events that wait; after one that fails, no other is tried before a pause is over."""
         if self._not_before is not None and self._clock.elapsed() < self._not_before:
             return

@@ -16,7 +16,7 @@ def counted(known: Mapping[str, int] | None, nodes: Collection[str]) -> dict[str
     return {node: counts[node] for node in sorted(kept)} or None
 
 
-def told_avoided(nodes: Sequence[str]) -> str:
+def describe_avoided(nodes: Sequence[str]) -> str:
     """Which nodes are avoided, in words; empty when none is."""
     if not nodes:
         return ""

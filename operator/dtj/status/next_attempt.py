@@ -6,10 +6,10 @@ from collections.abc import Collection, Sequence
 from typing import Literal
 
 from dtj.api.unreadable import AnyJob
+from dtj.status.bad_nodes import counted, describe_avoided
 from dtj.status.draft import Draft, Evaluation
 from dtj.status.failure import Loss
 from dtj.status.observed import Expected
-from dtj.status.offenders import counted, told_avoided
 from dtj.status.pods import PodView
 from dtj.status.reports import replica_statuses
 
@@ -18,7 +18,7 @@ def count_nodes(draft: Draft, loss: Loss) -> str:
     """Count a loss against the nodes at fault; which nodes are avoided from now on, in words."""
     lost = counted(draft.job.status.node_failures, loss.nodes)
     draft.node_failures = lost
-    return told_avoided(draft.job.run_policy.avoided_nodes(lost))
+    return describe_avoided(draft.job.run_policy.avoided_nodes(lost))
 
 
 def evaluator_lost(draft: Draft, loss: Loss, expected: Expected, pods: Sequence[PodView]) -> Evaluation:

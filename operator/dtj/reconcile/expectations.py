@@ -20,7 +20,7 @@ _SECONDS = 3.0
 _Key = tuple[str, ...]
 
 
-class Lately:
+class Expectations:
     """The requests that the API server has taken for one job and whose effect was not seen so far."""
 
     def __init__(self, elapsed: Callable[[], float]) -> None:
