@@ -220,7 +220,7 @@ def test_it_outlives_a_bucket_that_is_away_and_says_so_once(
     object_store.kill()
     assert serve.stderr
     lines = iter(serve.stderr.readline, "")
-    assert "can't be reached" in next(line for line in lines if "tried again" in line)
+    assert "can't be reached" in next(line for line in lines if "retrying every" in line)
     object_store.start()
     assert any("the bucket is available again" in line for line in lines)
 
