@@ -148,7 +148,7 @@ class Runs:
     """All runs of this machine."""
 
     def __init__(self, folder: Path) -> None:
-        """folder: dtj's home."""
+        """folder: where dtj keeps its files on this machine, DTJ_HOME."""
         self._folder = folder / "runs"
 
     def run(self, name: str, namespace: str) -> Run:

@@ -78,7 +78,7 @@ class Plan:
         """Raise ValueError for a plan that contradicts itself, which is a bug in the strategy's module."""
         names = [replica.name for stage in self.stages for replica in stage]
         if not names or not all(self.stages) or len({*names}) < len(names):
-            raise ValueError(f"each stage needs pods, and each pod a name of its own: {names}")
+            raise ValueError(f"each stage of a plan needs pods, and each pod a name of its own: {names}")
         named = {*self.decisive, self.reporter, *self.serves_progress, *(self.restarts_with or {})}
         if self.evaluator is not None:
             named.add(self.evaluator)

@@ -21,7 +21,7 @@ def with_node_tolerations(pod: Manifest) -> Manifest:
     """
     tolerations = pod["spec"].get("tolerations") or []
     if not isinstance(tolerations, list):
-        return pod  # The API server refuses it.
+        return pod  # The API server refuses a pod whose tolerations are not a list.
     added = [
         {"key": key, "operator": "Exists", "effect": "NoExecute", "tolerationSeconds": LOST_NODE_SECONDS}
         for key in _LOST

@@ -19,7 +19,7 @@ class Cost:
         self.seconds = 0.0
 
     def begin(self, seconds: float) -> None:
-        """Begin a pass that has cost so much already."""
+        """Begin to count the processor time of a pass, which has taken `seconds` already."""
         self.seconds = seconds
 
     async def count(self, do: Callable[[], T], pods: int) -> T:

@@ -28,7 +28,7 @@ class PartBody:
         self._at = self._most = 0
 
     def __len__(self) -> int:
-        """Return the bytes of the part."""
+        """Return the size in bytes of this part of a multipart upload."""
         return len(self._content)
 
     def read(self, amount: int = -1) -> memoryview:

@@ -40,7 +40,7 @@ class PodFiles:
 
 
 def pod_sources(files: PodFiles, fence: Fence | None, metrics: Begin | None = None) -> list[Source]:
-    """Return the sources of a pod. `metrics`: where the stored metrics of earlier attempts end."""
+    """Return the files of a pod that are uploaded. `metrics`: where the stored metrics of earlier attempts end."""
     root = files.root
     sources = _logs(files)
     if key := METRICS_KEYS.get(files.part):

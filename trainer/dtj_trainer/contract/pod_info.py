@@ -43,7 +43,7 @@ class PodInfo:
         return "other" if self.slots and 0 not in self.ranks else self.part
 
     def to_json(self) -> str:
-        """Return the value of ENV_POD."""
+        """Return these fields as JSON, the value of the variable ENV_POD."""
         return json.dumps(
             {
                 "role": self.role,

@@ -36,5 +36,5 @@ def _is_silent(address: str) -> bool:
     except OSError as error:
         return isinstance(error, TimeoutError) or error.errno == errno.EHOSTUNREACH
     except (ValueError, OverflowError):
-        pass  # An invalid address is another fault.
+        pass  # An invalid address says nothing about a node.
     return False

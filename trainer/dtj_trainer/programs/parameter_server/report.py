@@ -78,7 +78,7 @@ class Report(TrainingReport):
         super().begin(at, total_steps)
 
     def add(self, result: StepResult) -> None:
-        """Add a finished step."""
+        """Count a finished training step for the next report."""
         now = time.monotonic()
         self._examples += result.examples
         self._reported.add(result)
