@@ -58,7 +58,7 @@ COMMANDS = {
         "Print what the ranks and replicas of a job printed, all together, each in its colour.",
         _JOBS,
     ),
-    "events": Listed("jobs", "Print what the operator and Kubernetes told of a job and its pods.", _JOBS),
+    "events": Listed("jobs", "Print the events of a job and its pods.", _JOBS),
     "top": Listed(
         "top", "Show the CPU and memory that each replica of a job uses, beside what it may use.", _JOBS
     ),

@@ -38,7 +38,7 @@ def convert(
 ) -> None:
     """Make DistributedTrainingJobs of Kubeflow's TFJobs and MPIJobs.
 
-    Every field that has no equivalent, or means something else now, is told on standard error and in the comments of
+    Every field that has no equivalent, or means something else now, is noted on standard error and in the comments of
     the YAML. Other objects of the files stay as they are. Exit code 0: all were converted, 1: some have no
     equivalent.
 

@@ -33,6 +33,6 @@ def read_text(path: Path) -> str:
 def read_one_job(path: Path) -> tuple[Manifest, Job]:
     """The one job of a file, as it is written and read.
 
-    Raises Unusable where there is not one job in it, FaultyFile with every fault where it has some.
+    Raises Unusable if the file does not contain exactly one job, and FaultyFile with every fault of the file.
     """
     return job_file.read_one_job(read_text(path), str(path))

@@ -69,9 +69,9 @@ def phase_text(job: DistributedTrainingJob) -> Text:
 
 
 def age(job: DistributedTrainingJob, now: datetime) -> str:
-    """How long ago it was made."""
-    made = job.metadata.creation_timestamp or job.status.start_time
-    return brief(seconds_since(made, now)) if made else UNKNOWN
+    """Return the age of a job."""
+    created = job.metadata.creation_timestamp or job.status.start_time
+    return brief(seconds_since(created, now)) if created else UNKNOWN
 
 
 def _cells(job: DistributedTrainingJob, now: datetime) -> list[str | Text]:

@@ -62,7 +62,7 @@ def submit(
 ) -> None:
     """Run a job file on the cluster; `dtj run` runs it on this machine.
 
-    Other than `kubectl apply` it refuses a job whose name is taken, and tells every fault of the file with its line.
+    Unlike `kubectl apply`, it refuses a job whose name is taken, and reports every fault of the file with its line.
 
     ```
     dtj submit job.yaml
@@ -84,19 +84,19 @@ def submit(
             "leave one of them out",
         )
     client = connect(namespace, context)
-    made = client.submit(job, namespace=namespace)
+    submitted = client.submit(job, namespace=namespace)
     if format_ is None:
-        echo(f"{made.name} submitted to namespace {made.namespace}")
+        echo(f"{submitted.name} submitted to namespace {submitted.namespace}")
     if follow:
-        _follow(client, made, errors if format_ else output)
+        _follow(client, submitted, errors if format_ else output)
     if wait or follow:
-        made = client.wait(made.name, timeout=timeout, namespace=made.namespace)
+        submitted = client.wait(submitted.name, timeout=timeout, namespace=submitted.namespace)
         if format_ is None:
-            echo(one_line(made))
+            echo(one_line(submitted))
     if format_:
-        print_data(made.to_manifest(), format_)
+        print_data(submitted.to_manifest(), format_)
     if wait or follow:
-        raise typer.Exit(0 if made.status.phase is Phase.SUCCEEDED else 1)
+        raise typer.Exit(0 if submitted.status.phase is Phase.SUCCEEDED else 1)
 
 
 @app.command("list")
@@ -158,7 +158,7 @@ def wait(
     ```
     """
     client = connect(namespace, context)
-    # The wait bears with an API server that is away; who named a wrong cluster or job is told at once.
+    # `wait` retries while the API server does not answer. Read the job first: a wrong name then fails at once.
     client.get(name)
     if goal is Goal.ENDED:
         job = client.wait(name, timeout=timeout)
@@ -256,7 +256,7 @@ def events(
     context: ContextOption = None,
     format_: FormatOption = None,
 ) -> None:
-    """Print what the operator and Kubernetes told of a job and its pods.
+    """Print the events of a job and its pods.
 
     The oldest comes first. Most clusters keep events for an hour.
 
@@ -264,11 +264,11 @@ def events(
     dtj events fashion-mnist
     ```
     """
-    found = places.find(name, local=local, namespace=namespace, context=context).events()
+    listed = places.find(name, local=local, namespace=namespace, context=context).events()
     if format_:
-        print_data([_plain(event) for event in found], format_)
-    elif found:
-        print_table(event_table(found, datetime.now(UTC)))
+        print_data([_plain(event) for event in listed], format_)
+    elif listed:
+        print_table(event_table(listed, datetime.now(UTC)))
     else:
         errors.print(f"no events of {name} are kept any more")
 

@@ -88,12 +88,12 @@ class _Outputs:
         """Bytes read, by replica."""
 
     def last(self, tail: int | None) -> Iterator[LogLine]:
-        """What is there now: of each replica the last `tail` lines."""
+        """Return the present output: the last `tail` lines of each replica."""
         for replica, file in self._wanted():
             yield from deque(self._lines(replica, file), tail)
 
     def fresh(self) -> Iterator[LogLine]:
-        """What came since."""
+        """Return the lines since the last read."""
         for replica, file in self._wanted():
             yield from self._lines(replica, file)
 
@@ -107,7 +107,7 @@ class _Outputs:
         with file.open("rb") as opened:
             opened.seek(self._read.get(replica, 0))
             block = opened.read()
-        # A line that is being written waits for its end.
+        # Leave an incomplete line for the next read.
         whole = block[: block.rfind(b"\n") + 1]
         self._read[replica] = self._read.get(replica, 0) + len(whole)
         for text in whole.decode(errors="replace").split("\n")[:-1]:

@@ -1,4 +1,4 @@
-"""`dtj`: every command, and how each tells a failure."""
+"""The `dtj` command line and its error messages."""
 
 from __future__ import annotations
 
@@ -51,42 +51,42 @@ def options(
 
 
 def main() -> NoReturn:
-    """The console script: errors in one line with what to do, no traceback unless asked for."""
+    """Run the console script. Print an error in one line with a remedy, and a traceback only with --debug."""
     try:
         code = app(prog_name=_called(), standalone_mode=False)
     except typer.TyperException as error:
         # Typer ends so, without a message, after it printed the help of what was called without arguments.
         if message := error.format_message():
-            _tell(message, f"`{_path_of(error)} --help` shows how to use it")
+            _print_error(message, f"`{_path_of(error)} --help` shows how to use it")
         sys.exit(error.exit_code)
     except (typer.Abort, KeyboardInterrupt):
         sys.exit(EXIT_INTERRUPTED)
     except DtjError as error:
         _raise_if_debugging()
-        _tell(error.message, error.remedy)
+        _print_error(error.message, error.remedy)
         sys.exit(error.exit_code)
-    except Exception as error:  # noqa: BLE001 - the last one to tell it
+    except Exception as error:  # noqa: BLE001 - no caller reports the error
         _raise_if_debugging()
-        told = f"a fault of dtj itself: {type(error).__name__}: {error}"
-        _tell(told, "`dtj --debug …` shows where; please report it")
+        message = f"a fault of dtj itself: {type(error).__name__}: {error}"
+        _print_error(message, "`dtj --debug …` shows where; please report it")
         sys.exit(EXIT_SOFTWARE)
     sys.exit(code if isinstance(code, int) else 0)
 
 
-def _tell(message: str, remedy: str | None) -> None:
+def _print_error(message: str, remedy: str | None) -> None:
     errors.print(f"dtj: {message}", style="red")
     if remedy:
         errors.print(f"     {remedy}")
 
 
 def _path_of(error: typer.TyperException) -> str:
-    """The command that was called wrongly, as far as it was understood."""
+    """Return the path of the command that the user called with wrong arguments."""
     context = getattr(error, "ctx", None)
     return str(context.command_path) if context else _called()
 
 
 def _called() -> str:
-    """What the usage line calls it: kubectl calls its plugin `kubectl-dtj`."""
+    """Return the name of the program in the usage line. kubectl calls its plugin `kubectl-dtj`."""
     return "kubectl dtj" if Path(sys.argv[0]).stem == "kubectl-dtj" else "dtj"
 
 

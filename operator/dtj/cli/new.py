@@ -117,7 +117,7 @@ def _given_as(field: str) -> str:
 
 
 def has_terminal() -> bool:
-    """Whether there is someone to ask."""
+    """Return whether a person can answer questions on the terminal."""
     return sys.stdin.isatty()
 
 

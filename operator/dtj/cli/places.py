@@ -19,13 +19,13 @@ class Place(Protocol):
         """The job as it is now."""
 
     def note(self) -> str | None:
-        """What its status does not say, in a sentence."""
+        """Return a sentence about a state that the status of the job does not show."""
 
     def pods(self) -> list[Pod]:
-        """Its pods that are there; none for a run of this machine."""
+        """List the present pods of the job. A local run has no pods."""
 
     def events(self) -> list[JobEvent]:
-        """What happened to it, oldest first."""
+        """List the events of the job, oldest first."""
 
     def artifacts(self, endpoint: str | None = None) -> AbstractContextManager[Artifacts]:
         """What it left in its bucket, whose store answers inside of the `with`.
@@ -38,7 +38,7 @@ class Place(Protocol):
 
 
 def find(name: str, *, local: bool, namespace: str | None, context: str | None) -> Place:
-    """Where a job is. Raises NotFound when it is not there, Unreachable when the cluster does not answer."""
+    """Find a job. Raises NotFound if the job does not exist, and Unreachable if the cluster does not answer."""
     if local:
         from dtj.cli.local_place import LocalPlace
         from dtj.local.runs import Runs, home

@@ -1,4 +1,4 @@
-"""The plan of a job, to be read by people."""
+"""The plan of a job as text for people."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ def _lines(lines: Iterable[str]) -> None:
 
 _VARIABLE = "  variable"
 _NEVER_FOLDED = ("  stage", "role", "index", "gpus")
-"""Columns with a short word each."""
+"""The columns whose cells have one short word."""
 
 
 def _table(*columns: str) -> Table:
@@ -136,12 +136,12 @@ def _container_cells(pod: Manifest, accelerator: str) -> tuple[str, str, str]:
     container = trainer_container(pod)
     requests, limits = (dict(container.get("resources", {}).get(kind, {})) for kind in ("requests", "limits"))
     gpus = str(limits.pop(accelerator, "-"))
-    told = [
+    resources = [
         f"{kind}: " + ", ".join(f"{name} {quantity}" for name, quantity in quantities.items())
         for kind, quantities in (("requests", requests), ("limits", limits))
         if quantities
     ]
-    return str(container["image"]), gpus, "; ".join(told) or "-"
+    return str(container["image"]), gpus, "; ".join(resources) or "-"
 
 
 def _order(plan: Plan) -> list[str]:
@@ -150,7 +150,7 @@ def _order(plan: Plan) -> list[str]:
     later = (
         [f"Pods of a stage are made when those of the stages before {state}."] if len(plan.stages) > 1 else []
     )
-    return [*later, f"The job succeeds with {decisive}; {plan.reporter} tells its progress."]
+    return [*later, f"The job succeeds with {decisive}; {plan.reporter} reports its progress."]
 
 
 def _programs(pods: Mapping[str, Manifest]) -> list[str]:

@@ -1,4 +1,4 @@
-"""`dtj run`: a job file carried out as processes of this machine."""
+"""`dtj run` runs a job file as processes of this machine."""
 
 from __future__ import annotations
 
@@ -66,13 +66,13 @@ def run(
     if s3 not in list(S3Store):
         raise Unusable(f"--s3 is embedded or job, not {s3!r}")
     job = _job_in(file, name)
-    # What a machine reads is alone on standard output.
+    # With --output, standard output contains only the manifest.
     view = RunView(job, errors if format_ else output, quiet=quiet)
     try:
         with view:
             outcome = run_job(job, view, home=home(), s3=S3Store(s3), data=data, resume=resume)
     except KeyboardInterrupt:
-        # While there are replicas, the run takes Ctrl-C itself.
+        # run_job handles Ctrl-C itself while replicas run.
         view.note("interrupted before a replica was started: nothing of the job runs")
         raise typer.Exit(130) from None
     if outcome.interrupted:
@@ -80,18 +80,18 @@ def run(
     else:
         view.ended(outcome)
     if format_:
-        print_data(_told(outcome.run.manifest), format_)
+        print_data(_printable(outcome.run.manifest), format_)
     if outcome.interrupted:
         raise typer.Exit(130)
     raise typer.Exit(0 if outcome.status.phase is Phase.SUCCEEDED else 1)
 
 
 def _job_in(path: Path, name: str | None) -> Job:
-    """The one job of a file. Raises DtjError with every fault that it has."""
+    """Return the only job of a file. Raises DtjError with every fault of the file."""
     file = read_job_file(read_text(path), str(path))
     if file.faults:
         raise FaultyFile(file)
-    jobs = [found.job for found in file.jobs if found.job is not None]
+    jobs = [entry.job for entry in file.jobs if entry.job is not None]
     if len(jobs) != 1:
         raise Unusable(f"{path} has {len(jobs)} jobs", "dtj run takes a file with one")
     if name is None:
@@ -106,6 +106,6 @@ def _again(file: Path, name: str | None) -> str:
     return " ".join(["dtj run", str(file), *(["--name", name] if name else []), "--resume"])
 
 
-def _told(manifest: dict[str, Any]) -> dict[str, Any]:
+def _printable(manifest: dict[str, Any]) -> dict[str, Any]:
     metadata = {key: manifest["metadata"][key] for key in ("name", "namespace", "uid")}
     return {**manifest, "metadata": metadata}

@@ -1,4 +1,4 @@
-"""What `dtj run` shows: events and output as lines, and below them, on a terminal, a live progress bar."""
+"""The view of `dtj run`: events and output as lines, and on a terminal a live progress bar below the lines."""
 
 from __future__ import annotations
 
@@ -29,15 +29,15 @@ _PLAIN_SECONDS = 5.0
 
 
 class RunView:
-    """Implements `dtj.local.runner.Watcher` on a console. Use it as a context manager while the job runs."""
+    """Implements `dtj.local.runner.Watcher` on a console. Use the view as a context manager while the job runs."""
 
     def __init__(self, job: Job, console: Console, *, quiet: bool) -> None:
-        """quiet: leave out what the replicas print."""
+        """Create the view. quiet: whether to leave out the output of the replicas."""
         self._job = job
         self._console = console
         self._quiet = quiet
         self._painter = LinePainter()
-        self._told = (0.0, "")
+        self._last_status = (0.0, "")
         self._bar = (
             Progress(
                 TextColumn("{task.fields[phase]}", style="bold"),
@@ -70,7 +70,7 @@ class RunView:
     def event(self, event: Manifest) -> None:
         """Print what happened to the job."""
         if event["reason"] in (Reason.SUSPENDING, Reason.JOB_SUSPENDED):
-            return  # what the user has asked for by Ctrl-C, and is told of in those words
+            return  # `dtj run` prints its own message after Ctrl-C
         style = "yellow" if event["type"] == "Warning" else "bold"
         self._print(Text(f"dtj: {event['reason']}: {event['message']}", style))
 
@@ -78,13 +78,13 @@ class RunView:
         """Print a replica's line, in the colour of its rank."""
         if self._quiet or not text.strip():
             return
-        # The launcher's lines name their rank.
-        found = _RANK.match(text)
-        said = LogLine(found[1], text[found.end() :]) if found else LogLine(replica, text)
+        # In the output of the launcher, the line of a rank begins with the number of the rank.
+        match = _RANK.match(text)
+        said = LogLine(match[1], text[match.end() :]) if match else LogLine(replica, text)
         self._print(self._painter.painted(said))
 
     def status(self, status: JobStatus) -> None:
-        """Show how far the job is."""
+        """Show the progress of the job."""
         phase = f"{status.phase or Phase.PENDING}" + (
             f" (attempt {status.attempt})" if status.attempt > 1 else ""
         )
@@ -95,9 +95,9 @@ class RunView:
                 self._task, completed=done.step or 0, total=done.total_steps, phase=phase, text=text
             )
             return
-        at, before = self._told
+        at, before = self._last_status
         if text and text != before and time.monotonic() - at >= _PLAIN_SECONDS:
-            self._told = time.monotonic(), text
+            self._last_status = time.monotonic(), text
             self._print(Text(f"dtj: {phase}: {text}"))
 
     def ended(self, outcome: Outcome) -> None:
@@ -125,6 +125,6 @@ class RunView:
             self._print(Text(f"files: {outcome.run.folder}"))
 
     def _print(self, text: Text) -> None:
-        # A terminal that was closed, or a `| head` that has seen enough, must not keep the run from its end.
+        # A closed terminal or pipe must not interrupt the run.
         with contextlib.suppress(OSError):
             self._console.print(text, highlight=False, soft_wrap=True)

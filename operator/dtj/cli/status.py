@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 app = typer.Typer()
 _LOOK_SECONDS = 1.0
 _EVENT_LOOKS = 5
-"""Events are looked at once in so many looks."""
+"""The view fetches events once in this many refreshes."""
 _LINES_BESIDE_REPLICAS = 22
 _FEWEST_REPLICAS = 6
 
@@ -63,7 +63,7 @@ def status(
     elif output.is_terminal:
         _show_live(place)
     else:
-        _tell_changes(place)
+        _print_changes(place)
 
 
 def _show_live(place: Place) -> None:
@@ -75,7 +75,7 @@ def _show_live(place: Place) -> None:
 
 
 def _views(place: Place) -> Iterator[RenderableType]:
-    """The view again and again, until the job has ended; while the cluster is away the last one that there was."""
+    """Yield the refreshed view until the job has finished. Without an answer, repeat the last state."""
     job, pods = place.job(), place.pods()
     events: list[JobEvent] = []
     for look in count():
@@ -94,12 +94,12 @@ def _views(place: Place) -> Iterator[RenderableType]:
         time.sleep(_LOOK_SECONDS)
 
 
-def _tell_changes(place: Place) -> None:
-    told, job = "", place.job()
+def _print_changes(place: Place) -> None:
+    printed, job = "", place.job()
     while True:
-        if (line := one_line(job)) != told:
+        if (line := one_line(job)) != printed:
             echo(f"{datetime.now(UTC):%H:%M:%S} {line}")
-            told = line
+            printed = line
         if _over(job, place):
             return
         time.sleep(_LOOK_SECONDS)
@@ -107,7 +107,7 @@ def _tell_changes(place: Place) -> None:
 
 
 def _again(place: Place, before: DistributedTrainingJob) -> DistributedTrainingJob:
-    """The job as it is now. Raises NotFound with what became of it."""
+    """Return the current state of the job. Raises NotFound if the job was deleted, with the possible cause."""
     try:
         return place.job()
     except NotFound:
@@ -117,5 +117,5 @@ def _again(place: Place, before: DistributedTrainingJob) -> DistributedTrainingJ
 
 
 def _over(job: DistributedTrainingJob, place: Place) -> bool:
-    """Whether nothing more will happen: it has ended, or nobody carries it out."""
+    """Return whether the job has finished, or no process runs the job."""
     return job.status.finished or place.note() is not None

@@ -1,4 +1,4 @@
-"""What is going on in a job, for a person. Pure."""
+"""The view of `dtj status`. All functions are pure."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 _BAR_WIDTH = 40
 _MOST_LOG_LINES = 10
 _MEASURES = ("rate", "loss", "accuracy")
-"""What the program measures."""
+"""The figures that the program measures."""
 _GOOD = {ConditionType.SUCCEEDED, ConditionType.RUNNING, ConditionType.CREATED}
 
 
@@ -41,7 +41,10 @@ def status_view(
     most_replicas: int | None = None,
     most_events: int = 5,
 ) -> RenderableType:
-    """The whole view. note: a sentence above all. most_replicas: no more lines of them than this; None: all."""
+    """Return the whole view of a job.
+
+    note: a sentence at the top. most_replicas: the maximum number of lines for replicas; None means no limit.
+    """
     parts: list[RenderableType] = [_headline(job, now)]
     if note:
         parts.append(Text(note, "yellow"))
@@ -52,7 +55,7 @@ def status_view(
 
 
 def one_line(job: DistributedTrainingJob) -> str:
-    """The same in one line, for a log."""
+    """Return the state of a job in one line, for a log."""
     words = [job.name, phase_text(job).plain, f"attempt {job.status.attempt}"]
     return ", ".join(words + _known(job.status, "step", *_MEASURES))
 
@@ -73,7 +76,7 @@ def _parts(
         yield _conditions(status.conditions, now)
     if facts := list(_facts(job, now)):
         yield _pairs(facts)
-    # Of a job that goes on after a restart it says why that was; a success has nothing to explain.
+    # The failure explains the last restart of a running job. A succeeded job needs no explanation.
     if status.failure is not None and not status.holds(ConditionType.SUCCEEDED):
         yield Group(*failure_lines(status.failure))
     if events and most_events:
@@ -101,9 +104,9 @@ def _progress(status: JobStatus) -> RenderableType:
 
 
 def _known(status: JobStatus, *names: str) -> list[str]:
-    """Those of the named figures that are known, as text."""
-    found = figures(status)
-    return [found[name] for name in names if name in found]
+    """Return the known figures among the names, as text."""
+    known = figures(status)
+    return [known[name] for name in names if name in known]
 
 
 def _replicas(job: DistributedTrainingJob, pods: Sequence[Pod], most: int | None) -> Table:
@@ -125,19 +128,19 @@ def _replicas(job: DistributedTrainingJob, pods: Sequence[Pod], most: int | None
 
 
 def _roles(status: JobStatus) -> Table:
-    """How many of each role, where the pods are not there to be asked."""
+    """Return the number of replicas of each role, for a job without pods."""
     table = columns(
         "ROLE", "DESIRED", "ACTIVE", "READY", "SUCCEEDED", "FAILED",
         right=("DESIRED", "ACTIVE", "READY", "SUCCEEDED", "FAILED"),
     )  # fmt: skip
-    for role, found in status.replica_statuses.items():
-        counts = (found.desired, found.active, found.ready, found.succeeded, found.failed)
+    for role, replicas in status.replica_statuses.items():
+        counts = (replicas.desired, replicas.active, replicas.ready, replicas.succeeded, replicas.failed)
         table.add_row(role, *map(str, counts))
     return table
 
 
 def ranks_of(job: DistributedTrainingJob, pod: Pod) -> str:
-    """The ranks that run in a pod."""
+    """Return the ranks that run in a pod."""
     ranks = job.spec.rules.ranks_of(job.spec, pod.role, pod.index)
     if not ranks:
         return UNKNOWN
@@ -162,8 +165,8 @@ def _facts(job: DistributedTrainingJob, now: datetime) -> Iterator[tuple[str, st
     if manager := job.spec.run_policy.other_manager:
         yield "Managed by", f"{manager}: dtj's operator leaves the job alone"
     restarts = job.status.restarts
-    if told := [f"{count} {cause}" for cause, count in restarts.model_dump().items() if count]:
-        yield "Restarts", ", ".join(told)
+    if counts := [f"{count} {cause}" for cause, count in restarts.model_dump().items() if count]:
+        yield "Restarts", ", ".join(counts)
     if job.status.start_time and job.status.completion_time:
         took = seconds_since(job.status.start_time, datetime.fromisoformat(job.status.completion_time))
         yield "Took", brief(took)
@@ -187,7 +190,7 @@ def _pairs(facts: Sequence[tuple[str, str]]) -> Table:
 
 
 def failure_lines(failure: Failure) -> list[Text]:
-    """A failure in a sentence, and below it what the program printed last."""
+    """Return a sentence about a failure, and below the sentence the last lines that the program printed."""
     head = f"Failure of attempt {failure.attempt}" if failure.attempt else "Failure"
     where = " on ".join(filter(None, (failure.source, failure.node)))
     sentence = ": ".join(filter(None, (head, failure.failure_class, where, failure.message)))

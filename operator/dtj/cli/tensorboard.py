@@ -70,7 +70,7 @@ def tensorboard(
     with ExitStack() as stack:
         artifacts = stack.enter_context(place.artifacts(endpoint))
         where = folder or Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="dtj-tensorboard-")))
-        # Not at the top: the operator's image has the command, and of the trainer the contract only.
+        # Import here: the operator's image contains this command, but only the contract of dtj_trainer.
         from dtj_trainer.artifacts.event_files import FETCH_SECONDS, EventFiles
 
         events = EventFiles(where, artifacts.ls, artifacts.get_growth)
@@ -86,7 +86,7 @@ def tensorboard(
 
 
 def _follow(events: EventFiles, pause: float) -> None:
-    """Fetch again and again; a bucket that is away for a while is told once."""
+    """Fetch new events periodically. Print one message when the bucket stops answering."""
     away = ""
     while True:
         time.sleep(pause)
@@ -101,10 +101,10 @@ def _follow(events: EventFiles, pause: float) -> None:
 
 @contextmanager
 def _served(folder: Path, port: int) -> Iterator[str]:
-    """TensorBoard as a process of its own, with its URL once it answers. It ends with the `with`."""
+    """Run TensorBoard as a process for the duration of the block. Yield its URL after TensorBoard answers."""
     command = [sys.executable, "-m", "dtj_trainer.tensorboard_program", str(os.getpid())]
     command += [f"--logdir={folder}", f"--host={_HOST}", f"--port={port}"]
-    # SIGTERM is to end TensorBoard too.
+    # Convert SIGTERM into an exit, so that the block also ends TensorBoard.
     before = signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     with tempfile.TemporaryFile() as log:
         process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log)  # noqa: S603

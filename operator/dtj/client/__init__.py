@@ -1,4 +1,4 @@
-"""The Python SDK: jobs of a cluster, from a program."""
+"""The Python SDK, with which a program manages the jobs of a cluster."""
 
 from __future__ import annotations
 
@@ -85,12 +85,12 @@ __all__ = [
     "Updates",
 ]
 
-# Imported when asked for, as Kubernetes' client takes half a second of CPU: who reads a job file or a run of this
-# machine needs none.
-_OF_A_CLUSTER = {"AsyncClient": "dtj.client.async_client", "Client": "dtj.client.sync_client"}
+# Import these classes on first use: the Kubernetes client takes half a second of CPU to import. A program that reads
+# a job file or a local run does not need the Kubernetes client.
+_LAZY_MODULES = {"AsyncClient": "dtj.client.async_client", "Client": "dtj.client.sync_client"}
 
 
 def __getattr__(name: str) -> Any:
-    if name in _OF_A_CLUSTER:
-        return getattr(import_module(_OF_A_CLUSTER[name]), name)
+    if name in _LAZY_MODULES:
+        return getattr(import_module(_LAZY_MODULES[name]), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -1,4 +1,4 @@
-"""What a job left in its bucket."""
+"""The artifacts of a job in its bucket."""
 
 from __future__ import annotations
 
@@ -30,31 +30,38 @@ class StoredCheckpoint:
     step: int
     time: datetime
     size: int
-    """Bytes of its files."""
+    """Total size of the files of the checkpoint in bytes."""
     uri: str
 
 
 class Artifacts:
-    """The objects below a job's prefix. Synchronous. Raises NotFound for what is not there, Unreachable for a bucket
-    that does not answer or refuses.
+    """Read the objects below a job's prefix. All methods block.
+
+    Every method raises NotFound if an object does not exist, and Unreachable if the bucket does not answer or denies
+    access.
     """
 
     def __init__(self, uri: str, environment: Mapping[str, str]) -> None:
-        """uri: s3://bucket/prefix. environment: AWS variables, as for every AWS program."""
+        """Store the location.
+
+        uri: `s3://bucket/prefix`. environment: AWS_* variables, which mean the same as for every AWS program.
+        """
         self.uri = uri
         self.environment = environment
 
     def ls(self, prefix: str = "") -> list[StoredObject]:
-        """Objects (key, size in bytes, etag) below a folder; of the whole job by default."""
+        """List the objects (key, size in bytes, etag) below a folder. The default is all objects of the job."""
         with _explained():
             return list(self._store.objects(prefix.strip("/")))
 
     def get(self, key_or_prefix: str, folder: str | Path) -> list[Path]:
-        """Copy an object, or all below a prefix (`checkpoints/938`, `model`, `""`: all), into a folder, which keeps
-        their keys as paths. The segments of a file that grew become one file. Returns the files.
+        """Copy an object, or all objects below a prefix, into a folder. Returns the paths of the files.
+
+        The key of an object is the path of the file in the folder. The segments of a segmented file become one file.
+        key_or_prefix: e.g. `checkpoints/938` or `model`; `""` means all objects.
         """
         wanted = key_or_prefix.strip("/")
-        below = joined(found.key for found in self.ls(wanted)) or {wanted: self._parts(wanted)}
+        below = joined(stored.key for stored in self.ls(wanted)) or {wanted: self._parts(wanted)}
         root = Path(folder).resolve()
         files = []
         for key, parts in below.items():
@@ -65,51 +72,53 @@ class Artifacts:
         return files
 
     def cp(self, key: str, path: str | Path) -> Path:
-        """Copy one object, or a file that grew, to a file, or under its own name into a folder that is there."""
+        """Copy one object, or a segmented file, to a file. In a folder, the copy keeps the name of the object."""
         target = Path(path)
         file = target / PurePosixPath(key).name if target.is_dir() else target
         return self._copy(self._parts(key.strip("/")), file)
 
     def get_growth(self, key: str, file: Path) -> None:
-        """Bring a file up to an object to which others only append, as a log or an event file."""
+        """Append the new bytes of an append-only object, such as a log or an event file, to its local copy."""
         with _explained():
             self._store.get_growth(key, file)
 
     def read(self, key: str) -> bytes:
-        """The content of one object, or of all segments of a file that grew."""
+        """Return the content of one object, or of all segments of a segmented file."""
         return b"".join(self.pieces(self._parts(key)))
 
     def pieces(self, keys: Sequence[str]) -> Iterator[bytes]:
-        """The contents of some objects in the order of the keys, several requests at a time."""
+        """Yield the contents of objects in the order of the keys. Several requests run at a time."""
         from dtj_trainer.artifacts.stored_segments import fetched
 
         with _explained():
             yield from fetched(self._store.get_bytes, keys)
 
     def checkpoints(self) -> list[StoredCheckpoint]:
-        """The complete checkpoints, oldest step first."""
+        """List the complete checkpoints, ordered by step."""
         from dtj_trainer.artifacts.checkpoint_index import read_index
 
         store = self._store.below(contract.CHECKPOINTS)
         with _explained():
             manifests = read_index(store).manifests
         return [
-            StoredCheckpoint(made.step, datetime.fromisoformat(made.time), made.size, store.uri(folder))
-            for folder, made in sorted(manifests.items(), key=lambda item: (item[1].step, item[1].claim))
+            StoredCheckpoint(
+                manifest.step, datetime.fromisoformat(manifest.time), manifest.size, store.uri(folder)
+            )
+            for folder, manifest in sorted(manifests.items(), key=lambda item: (item[1].step, item[1].claim))
         ]
 
     def metrics(self, kind: str = contract.METRICS_FILE) -> list[dict[str, Any]]:
-        """The rows of a metrics file; `metrics-evaluator.jsonl` has those of the evaluator."""
+        """Return the rows of a metrics file. `metrics-evaluator.jsonl` has the rows of the evaluator."""
         return [json.loads(line) for line in self.read(kind).splitlines() if line.strip()]
 
     def job(self) -> dict[str, Any]:
-        """The job as it was written (job.yaml). Raises Unusable where somebody replaced the file."""
+        """Return the manifest of the job in job.yaml. Raises Unusable if job.yaml contains no object."""
         name = f"{self.uri}/{contract.JOB_FILE}"
         documents = read_documents(self.read(contract.JOB_FILE).decode(errors="replace"), name)
-        found = [document.data for document in documents if isinstance(document.data, dict)]
-        if not found:
+        manifests = [document.data for document in documents if isinstance(document.data, dict)]
+        if not manifests:
             raise Unusable(f"{name}: has no object")
-        return found[0]
+        return manifests[0]
 
     @cached_property
     def _store(self) -> Store:
@@ -118,9 +127,9 @@ class Artifacts:
         return open_store(self.uri, self.environment)
 
     def _parts(self, key: str) -> list[str]:
-        """The keys of a file's segments; its own key where there are none."""
+        """Return the keys of the segments of a file, or only the key of the file if the file has no segments."""
         with _explained():
-            return joined(found.key for found in self._store.named(key)).get(key, [key])
+            return joined(stored.key for stored in self._store.named(key)).get(key, [key])
 
     def _copy(self, parts: Sequence[str], file: Path) -> Path:
         with _explained():
@@ -135,16 +144,16 @@ class Artifacts:
 
 
 def joined(keys: Iterable[str]) -> dict[str, list[str]]:
-    """The keys by the files that they are segments of, in the order in which they are joined.
+    """Group keys by the file of which they are segments, in the order of the segments.
 
-    A key that looks like a segment's is a file of its own where there is no first segment.
+    A key with the form of a segment's key counts as a separate file if the first segment does not exist.
     """
     from dtj_trainer.artifacts.segments import FIRST, segment
 
-    there = list(keys)
-    firsts = set(there)
+    all_keys = list(keys)
+    firsts = set(all_keys)
     files: dict[str, list[tuple[int, str]]] = {}
-    for key in there:
+    for key in all_keys:
         part = segment(key)
         name, number = (part.file, part.number) if part.file in firsts else (key, FIRST)
         files.setdefault(name, []).append((number, key))
@@ -153,7 +162,7 @@ def joined(keys: Iterable[str]) -> dict[str, list[str]]:
 
 @contextmanager
 def _explained() -> Iterator[None]:
-    """Raise an S3Error of this block as a DtjError."""
+    """Convert an S3Error or OSError of the block into a DtjError."""
     from dtj_trainer.artifacts.s3 import NoSuchKey, S3Error
 
     try:

@@ -39,17 +39,19 @@ _LOOK_SECONDS = 0.5
 
 
 class AsyncClient:
-    """The jobs of a cluster. Use it as `async with AsyncClient() as client`.
+    """Manage the jobs of a cluster. Use the client as `async with AsyncClient() as client`.
 
-    Every method raises Unreachable where the cluster does not answer or does not allow it, and NotFound where
-    there is no such job. `namespace` is the client's own where a method is not given one.
+    Every method raises Unreachable if the cluster does not answer or denies the request, and NotFound if the job does
+    not exist. namespace: by default the namespace of the client.
     """
 
     def __init__(
         self, *, namespace: str | None = None, context: str | None = None, kubeconfig: str | None = None
     ) -> None:
-        """namespace: by default the context's own. context: by default the current one.
-        kubeconfig: a file; by default KUBECONFIG, ~/.kube/config, or the pod's service account.
+        """Store the settings. The client connects at the beginning of the `async with`.
+
+        namespace: by default the namespace of the context. context: by default the current context.
+        kubeconfig: path of a file; by default KUBECONFIG, ~/.kube/config, or the service account of the pod.
         """
         self._namespace = namespace
         self._context = context
@@ -74,22 +76,22 @@ class AsyncClient:
 
     @property
     def namespace(self) -> str:
-        """The namespace of methods that are not given one."""
+        """The namespace that methods use by default."""
         return self._namespace or "default"
 
     async def submit(
         self, job: DistributedTrainingJob, *, namespace: str | None = None
     ) -> DistributedTrainingJob:
-        """Make a job; returns it as stored. Raises InvalidJobError with every fault, DtjError where one of that
-        name is there.
+        """Create a job. Returns the job as the API server stores it.
 
-        namespace: by default the job's own, then the client's.
+        namespace: by default the namespace of the job, else the namespace of the client.
+        Raises InvalidJobError with every fault of the job, and DtjError if a job of the same name exists.
         """
         namespace = namespace or job.metadata.namespace or self.namespace
         metadata = job.metadata.model_copy(update={"namespace": namespace})
         job = job.model_copy(update={"metadata": metadata})
-        if found := job.faults():
-            raise InvalidJobError(job.name, found)
+        if job_faults := job.faults():
+            raise InvalidJobError(job.name, job_faults)
         manifest = job.to_manifest()
         manifest["metadata"] = metadata.model_dump(
             include={"name", "namespace", "labels", "annotations"}, exclude_unset=True
@@ -99,7 +101,7 @@ class AsyncClient:
             return DistributedTrainingJob.from_cluster(await self._api.create(manifest))
 
     async def get(self, name: str, *, namespace: str | None = None) -> DistributedTrainingJob:
-        """The job as it is now."""
+        """Return the current state of a job."""
         namespace = namespace or self.namespace
         about = {"apiVersion": API_VERSION, "kind": KIND, "metadata": {"name": name, "namespace": namespace}}
         with self._explained(namespace, name):
@@ -111,20 +113,21 @@ class AsyncClient:
     async def list(
         self, *, all_namespaces: bool = False, namespace: str | None = None
     ) -> list[DistributedTrainingJob]:
-        """The jobs of a namespace or of all, by name."""
+        """List the jobs of one namespace or of all namespaces, sorted by namespace and name."""
         where = None if all_namespaces else namespace or self.namespace
         with self._explained(where):
-            found, _ = await self._api.list_jobs(where)
+            manifests, _ = await self._api.list_jobs(where)
         return sorted(
-            map(DistributedTrainingJob.from_cluster, found), key=lambda job: (job.namespace, job.name)
+            map(DistributedTrainingJob.from_cluster, manifests), key=lambda job: (job.namespace, job.name)
         )
 
     async def watch(
         self, name: str, *, namespace: str | None = None
     ) -> AsyncGenerator[DistributedTrainingJob, None]:
-        """The job as it is now, then after each change; ends when it is deleted.
+        """Yield the current state of a job, then the state after each change, until the job is deleted.
 
-        Goes on over cut connections; raises Unreachable when the API server is away for two minutes.
+        The watch reconnects after connection failures. Raises Unreachable if the API server does not answer for two
+        minutes.
         """
         async with aclosing(self._states(name, namespace)) as states:
             async for job in states:
@@ -133,8 +136,9 @@ class AsyncClient:
     async def wait(
         self, name: str, *, timeout: float | None = None, namespace: str | None = None
     ) -> DistributedTrainingJob:
-        """Wait until it has succeeded or failed; returns it then. timeout: in seconds. Raises TimedOut, and
-        Unreachable when the API server is away for two minutes.
+        """Wait until a job has succeeded or failed. Returns the finished job.
+
+        timeout: seconds until TimedOut. Raises Unreachable if the API server does not answer for two minutes.
         """
         return await self._until(
             lambda job: job.status.finished, name, "its end", timeout=timeout, namespace=namespace
@@ -148,16 +152,17 @@ class AsyncClient:
         timeout: float | None = None,
         namespace: str | None = None,
     ) -> DistributedTrainingJob:
-        """Wait until a condition holds, of the job's present spec. timeout: in seconds. Raises DtjError where the job
-        ended otherwise, TimedOut.
+        """Wait until a condition holds for the current spec of a job.
+
+        timeout: seconds until TimedOut. Raises DtjError if the job finished without the condition.
         """
 
-        def there(job: DistributedTrainingJob) -> bool:
+        def reached(job: DistributedTrainingJob) -> bool:
             seen = (job.status.observed_generation or 0) >= job.metadata.generation
             return job.status.finished or (seen and job.status.holds(condition))
 
         job = await self._until(
-            there,
+            reached,
             name,
             f"its condition {condition}",
             timeout=timeout,
@@ -168,14 +173,14 @@ class AsyncClient:
         return job
 
     async def suspend(self, name: str, *, namespace: str | None = None) -> DistributedTrainingJob:
-        """Ask for its pods to end, with a checkpoint in the bucket. `wait_for` its condition Suspended."""
+        """Request a checkpoint and the end of the pods. `wait_for` the condition Suspended to wait for the end."""
         return await self._set_suspend(name, True, namespace)
 
     async def resume(self, name: str, *, namespace: str | None = None) -> DistributedTrainingJob:
-        """Let a suspended job go on from its newest checkpoint; also one whose Workload was deactivated in Kueue."""
+        """Resume a suspended job, or a job whose Workload Kueue deactivated, from the newest checkpoint."""
         job = await self.get(name, namespace=namespace)
         if is_deactivated(job.status) and not job.spec.run_policy.suspend:
-            # Its spec asks for no suspension: only a change of the spec says that the user wants it to go on.
+            # The spec of the deactivated job has suspend=false. Only a change of the spec requests the resumption.
             await self._set_suspend(name, True, namespace)
         return await self._set_suspend(name, False, namespace)
 
@@ -187,8 +192,10 @@ class AsyncClient:
         timeout: float | None = None,
         namespace: str | None = None,
     ) -> DistributedTrainingJob:
-        """Change the number of replicas of roles, e.g. {"worker": 4}. A job that runs is suspended for it, and goes
-        on from its checkpoint with the new size. timeout: seconds until it is suspended.
+        """Change the number of replicas of roles.
+
+        The client suspends a running job, changes the replicas, and resumes the job from its checkpoint.
+        replicas: the number by role, e.g. {"worker": 4}. timeout: seconds until the job must be suspended.
         """
         namespace = namespace or self.namespace
         job = await self.get(name, namespace=namespace)
@@ -204,7 +211,7 @@ class AsyncClient:
             with self._explained(namespace, name):
                 job = DistributedTrainingJob.from_cluster(await self._api.patch_job(namespace, name, patch))
         finally:
-            # Also with the old size, when something went wrong.
+            # After an error, resume the job with the old number of replicas.
             if suspend:
                 await self.resume(name, namespace=namespace)
         return await self.get(name, namespace=namespace) if suspend else job
@@ -212,7 +219,11 @@ class AsyncClient:
     async def delete(
         self, name: str, *, wait: bool = False, timeout: float | None = None, namespace: str | None = None
     ) -> None:
-        """Delete a job with its pods; what is in the bucket stays. wait: until job and pods are gone."""
+        """Delete a job and its pods. The bucket keeps the artifacts of the job.
+
+        wait: whether to wait until the job and its pods no longer exist.
+        timeout: seconds of that wait until TimedOut.
+        """
         namespace = namespace or self.namespace
         with self._explained(namespace, name):
             await self._api.delete_job(namespace, name)
@@ -228,29 +239,32 @@ class AsyncClient:
                 raise TimedOut(f"{name} and its pods are not gone after {timeout:g} s") from None
 
     async def events(self, name: str, *, namespace: str | None = None) -> builtins.list[JobEvent]:
-        """What the operator and Kubernetes told of the job and its pods, oldest first."""
+        """List the events of a job and its pods, oldest first."""
         job = await self.get(name, namespace=namespace)
         with self._explained(job.namespace, name):
             return events_of(job, await self._api.list_events(job.namespace))
 
     async def pods(self, name: str, *, namespace: str | None = None) -> builtins.list[Pod]:
-        """Its pods, by role and index."""
+        """List the pods of a job, sorted by role and index."""
         namespace = namespace or self.namespace
         with self._explained(namespace, name):
-            found = await self._api.list_pods(namespace, name)
-        return sorted(map(pod_of, found), key=lambda pod: (ROLES.index(pod.role), pod.index))
+            manifests = await self._api.list_pods(namespace, name)
+        return sorted(map(pod_of, manifests), key=lambda pod: (ROLES.index(pod.role), pod.index))
 
     async def usage(self, name: str, *, namespace: str | None = None) -> dict[str, PodUsage] | None:
-        """What its pods use of CPU and memory, by pod; None where the cluster has no metrics-server."""
+        """Return the CPU and memory usage by name of the pod, or None if the cluster has no metrics-server."""
         namespace = namespace or self.namespace
         with self._explained(namespace, name):
-            found = await self._api.list_pod_metrics(namespace, name)
-        return None if found is None else usage_of(found)
+            metrics = await self._api.list_pod_metrics(namespace, name)
+        return None if metrics is None else usage_of(metrics)
 
     async def logs(
         self, name: str, query: LogQuery = ALL_LINES, *, namespace: str | None = None
     ) -> AsyncGenerator[LogLine, None]:
-        """What all ranks, or one, printed: from the pods while they exist, else from the bucket."""
+        """Yield the output of all ranks, or of the ranks in the query.
+
+        The lines stem from the pods while the pods exist, else from the bucket.
+        """
         job = await self.get(name, namespace=namespace)
         selection = Selection(job.job, query)
         with self._explained(job.namespace, name):
@@ -265,10 +279,11 @@ class AsyncClient:
         endpoint: str | None = None,
         namespace: str | None = None,
     ) -> Artifacts:
-        """What it left in its bucket.
+        """Open the artifacts of a job in its bucket.
 
-        endpoint: URL of the S3 store as seen from here; by default AWS_ENDPOINT_URL_S3, then the job's. Credentials:
-        AWS_ACCESS_KEY_ID or AWS_PROFILE, then the job's Secret, then what else the AWS SDK finds.
+        The first available credentials are used: AWS_ACCESS_KEY_ID or AWS_PROFILE, then the job's Secret, then other
+        credentials that the AWS SDK finds.
+        endpoint: URL of the S3 store for this machine; by default AWS_ENDPOINT_URL_S3, else the endpoint of the job.
         """
         if isinstance(job, str):
             job = await self.get(job, namespace=namespace)
@@ -296,7 +311,7 @@ class AsyncClient:
 
     async def _until(
         self,
-        there: Callable[[DistributedTrainingJob], bool],
+        reached: Callable[[DistributedTrainingJob], bool],
         name: str,
         what: str,
         *,
@@ -308,12 +323,12 @@ class AsyncClient:
             async with asyncio.timeout(timeout):
                 async with aclosing(self._states(name, namespace, patient=True)) as states:
                     async for job in states:
-                        if there(job):
+                        if reached(job):
                             return job
         except TimeoutError:
             if job is None:
                 raise TimedOut(
-                    f"the API server did not tell of {name} within {timeout:g} s: waited for {what}"
+                    f"the API server did not report {name} within {timeout:g} s: waited for {what}"
                 ) from None
             raise TimedOut(
                 f"{name} is {job.status.phase or 'not begun'} after {timeout:g} s: waited for {what}"

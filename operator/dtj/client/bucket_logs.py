@@ -11,22 +11,23 @@ from dtj.client.log_source import Selection, file_line, source_of
 from dtj.client.views import LogLine
 from dtj_trainer import contract
 
-# A key keeps its segment's number where the first segment is missing: a rule of the bucket may have removed it.
+# The pattern allows a segment number. If a lifecycle rule of the bucket removed the first segment, `joined` treats
+# each other segment as a separate file.
 _FILE = re.compile(rf"{contract.LOGS}/attempt-(\d+)/(.+)\.log(?:\.\d{{5,}})?")
 
 
 def bucket_log(artifacts: Artifacts, selection: Selection) -> Iterator[LogLine]:
-    """The lines of an attempt, file by file; of each file the newest where no attempt is given. Raises NotFound.
+    """Yield the lines of an attempt, file by file. Without an attempt, yield the newest log of each replica or rank.
 
-    No more of a long file is fetched than the query's `tail` needs.
+    The query's `tail` limits how many segments of a log are fetched. Raises NotFound if the bucket has no such log.
     """
     attempt, tail = selection.query.attempt, selection.query.tail
     logs: dict[str, dict[int, list[str]]] = {}
     """The keys of a log's segments, by name and attempt."""
     for file, keys in joined(stored.key for stored in artifacts.ls(contract.LOGS)).items():
-        found = _FILE.fullmatch(file)
-        if found and attempt in (None, int(found[1])):
-            logs.setdefault(found[2], {}).setdefault(int(found[1]), []).extend(keys)
+        match = _FILE.fullmatch(file)
+        if match and attempt in (None, int(match[1])):
+            logs.setdefault(match[2], {}).setdefault(int(match[1]), []).extend(keys)
     names = selection.files(sorted(logs))
     if not names:
         of_attempt = "" if attempt is None else f" of attempt {attempt}"
@@ -42,9 +43,10 @@ def bucket_log(artifacts: Artifacts, selection: Selection) -> Iterator[LogLine]:
 def _last(
     artifacts: Artifacts, keys: Sequence[str], source: str, selection: Selection, count: int
 ) -> list[LogLine]:
-    """The last lines of a log, whose segments are read from the last one on."""
+    """Return the last lines of a log. Read its segments from the last segment backwards."""
     lines: list[LogLine] = []
-    begin = b""  # Of what is read already: it may be the end of a line of the segment before.
+    # The first line of the segments read so far. The preceding segment may contain the start of that line.
+    begin = b""
     for key in reversed(keys):
         content = b"".join(artifacts.pieces([key])) + begin
         line, end, rest = content.partition(b"\n")
@@ -65,7 +67,7 @@ def _wanted(lines: Iterator[bytes], source: str, selection: Selection) -> Iterat
 
 
 def _lines(pieces: Iterator[bytes] | Sequence[bytes]) -> Iterator[bytes]:
-    # Not splitlines(): a line of text may have a form feed or such.
+    # splitlines() would also split at form feeds and other separators inside a line.
     rest = b""
     for piece in pieces:
         *whole, rest = (rest + piece).split(b"\n")

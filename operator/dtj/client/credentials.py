@@ -11,11 +11,15 @@ from dtj.cluster.port import ApiError
 from dtj.cluster.user_api import UserApi
 
 _CHOSEN = ("AWS_ACCESS_KEY_ID", "AWS_PROFILE")
-"""Who sets one of these wants those credentials."""
+"""If the user sets one of these variables, the client uses the credentials of the user."""
 
 
 async def artifacts_of(api: UserApi, job: DistributedTrainingJob, endpoint: str | None = None) -> Artifacts:
-    """What a job has in its bucket. endpoint: the store's, where not the job's own. Raises NotFound, Unreachable."""
+    """Open the artifacts of a job.
+
+    endpoint: URL of the store; by default the endpoint of the job.
+    Raises NotFound if the job has no bucket, and Unreachable if no credentials exist.
+    """
     if job.spec.artifacts is None or job.artifacts_uri is None:
         raise NotFound(f"{job.name} keeps no artifacts", "spec.artifacts.uri says where to")
     environment = await _environment(api, job, job.spec.artifacts, endpoint=endpoint)
@@ -29,8 +33,10 @@ async def _environment(
     *,
     endpoint: str | None,
 ) -> dict[str, str]:
-    """The variables for the job's store: the user's own, with the job's S3 settings, its endpoint and, where the
-    user has chosen no credentials, those of the job's Secret. Raises Unreachable where there are none at all.
+    """Return the AWS variables for the job's store.
+
+    The variables of the user take precedence over the S3 settings and the endpoint of the job. If the user chose no
+    credentials, the credentials of the job's Secret are used. Raises Unreachable if no credentials exist.
     """
     environment = store_environment(job.spec, endpoint)
     if any(environment.get(name) for name in _CHOSEN):
@@ -43,7 +49,7 @@ async def _environment(
             refusal = f"the job's Secret {store.secret_name} can't be read: {' '.join(error.message.split())}"
         else:
             return environment | {key: value for key, value in secret.items() if key.startswith("AWS_")}
-    if not _found_elsewhere():
+    if not _sdk_has_credentials():
         raise Unreachable(
             f"no credentials for {job.artifacts_uri}: {refusal}",
             "set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or AWS_PROFILE",
@@ -51,8 +57,8 @@ async def _environment(
     return environment
 
 
-def _found_elsewhere() -> bool:
-    """Whether the AWS SDK has credentials of a file, a role or the machine."""
+def _sdk_has_credentials() -> bool:
+    """Return whether the AWS SDK finds credentials in a file, a role or the metadata of the machine."""
     import boto3
 
     return boto3.session.Session().get_credentials() is not None

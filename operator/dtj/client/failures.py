@@ -1,4 +1,4 @@
-"""What a refusal of the API server means to the person who asked."""
+"""Errors of the API server as errors with a remedy for the user."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from dtj.cluster.port import ApiError
 
 @contextmanager
 def explained(host: str, namespace: str | None = None, name: str | None = None) -> Iterator[None]:
-    """Raise an ApiError of this block as a DtjError. name: of the job that it is about."""
+    """Convert an ApiError of the block into a DtjError. name: name of the job in the request."""
     try:
         yield
     except ApiError as error:
@@ -22,7 +22,7 @@ def explained(host: str, namespace: str | None = None, name: str | None = None) 
 def explanation(
     error: ApiError, host: str, namespace: str | None = None, name: str | None = None
 ) -> DtjError:
-    """An ApiError as a DtjError."""
+    """Return the DtjError for an ApiError."""
     message = " ".join(error.message.split())
     match error.status:
         case 0:
@@ -41,7 +41,7 @@ def explanation(
                 "ask those who run the cluster for this permission",
             )
         case 404 if error.reason != "NotFound":
-            # Of a path that it does not know, where a job that is not there has reason NotFound.
+            # The API server does not know the path of the request. For a missing job, the reason would be NotFound.
             return Unreachable(
                 f"the cluster at {host} does not know DistributedTrainingJobs",
                 "dtj is not installed there: `dtj doctor` says what is missing",
@@ -62,17 +62,17 @@ def explanation(
 
 
 def deleted(job: DistributedTrainingJob, when: str) -> NotFound:
-    """A job is gone that was there."""
+    """Return the error for a deleted job. when: the rest of the sentence, e.g. `while waiting for its end`."""
     ttl = job.spec.run_policy.ttl_seconds_after_finished
     return NotFound(
         f"{job.name} was deleted {when}",
-        # Soon enough, nobody sees the end before.
+        # With a short TTL, the job can be deleted before a client sees that the job has finished.
         None if ttl is None else f"it may have ended: its runPolicy.ttlSecondsAfterFinished is {ttl}",
     )
 
 
 def missing(name: str, namespace: str | None) -> NotFound:
-    """There is no such job."""
+    """Return the error for a job that does not exist."""
     return NotFound(
         f"there is no job {name} in namespace {namespace}", "`dtj list -A` lists those of all namespaces"
     )

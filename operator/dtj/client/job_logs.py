@@ -1,4 +1,4 @@
-"""The lines of a job, from where they are: its pods or its bucket."""
+"""The output of a job, from its pods or its bucket."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from dtj.cluster.user_api import UserApi
 async def lines_of(
     api: UserApi, job: DistributedTrainingJob, selection: Selection
 ) -> AsyncGenerator[LogLine, None]:
-    """What a job printed, and with `follow` prints, as AsyncClient.logs says. Raises ApiError and DtjError."""
+    """Yield the output of a job, as AsyncClient.logs documents. Raises ApiError and DtjError."""
     logs = PodLogs(api, selection)
     if selection.query.follow and not job.status.finished:
         async with aclosing(logs.followed()) as lines:
@@ -27,15 +27,19 @@ async def lines_of(
                 yield line
         return
     pods = [pod for pod in await logs.pods() if selection.query.attempt in (None, pod.attempt)]
-    kept = await _kept(api, job, selection, pods)
-    for line in await logs.printed(pods) if kept is None else kept:
+    stored = await _bucket_lines(api, job, selection, pods)
+    for line in await logs.printed(pods) if stored is None else stored:
         yield line
 
 
-async def _kept(
+async def _bucket_lines(
     api: UserApi, job: DistributedTrainingJob, selection: Selection, pods: Sequence[Pod]
 ) -> list[LogLine] | None:
-    """The lines in the bucket, where pods don't have them; None where they do, or have at least some."""
+    """Return the lines in the bucket, or None if the caller must read the lines of the pods.
+
+    The pods are the source if the pods have all lines. If at least one selected pod exists, the pods are also the
+    source while the job runs, or if the bucket can't be read.
+    """
     if selection.has_all(pods) or (pods and not job.status.finished):
         return None
     try:

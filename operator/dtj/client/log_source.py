@@ -1,4 +1,4 @@
-"""Who printed what: which pods and files have the lines that are asked for, and the lines apart from their marks."""
+"""The pods and log files that contain the lines of a query, and the source of each line."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _RANK_FILE = re.compile(r"rank-(\d+)")
 
 @dataclass(frozen=True)
 class Selection:
-    """The lines of a job that a query asks for. Raises Unusable for what the job's strategy does not have."""
+    """The lines of a job that a query selects. Raises Unusable if the query names a role that the strategy lacks."""
 
     job: Job
     query: LogQuery = ALL_LINES
@@ -35,7 +35,7 @@ class Selection:
             raise Unusable(f"a {rules.name} job has no ranks", "choose by role and index")
 
     def has_pod(self, role: str, index: int) -> bool:
-        """Whether the log of this pod has such lines. A collector's log has those of all ranks."""
+        """Return whether the log of a pod has selected lines. The log of a collector has the lines of all ranks."""
         if role in self._collectors:
             return True
         if self._collectors and self.query.role is None:
@@ -45,21 +45,21 @@ class Selection:
         return (self.query.role in (None, role)) and (self.query.index in (None, index))
 
     def has_all(self, pods: Iterable[Pod]) -> bool:
-        """Whether no pod with such lines is missing."""
+        """Return whether `pods` includes every pod with selected lines."""
         if faults(self.job):
-            # There is no plan of it, and never was a pod.
+            # An invalid job has no plan, and the operator never created a pod of the job.
             return False
-        there = {(pod.role, pod.index) for pod in pods}
+        present = {(pod.role, pod.index) for pod in pods}
         wanted = ((replica.role, replica.index) for replica in plan_job(self.job).replicas)
-        return all(pod in there for pod in wanted if self.has_pod(*pod))
+        return all(pod in present for pod in wanted if self.has_pod(*pod))
 
     @property
     def of_whole_pods(self) -> bool:
-        """Whether every line of its pods is asked for."""
+        """Whether the query selects every line of each pod."""
         return not self._collectors or (self.query.role is None and self.query.rank is None)
 
     def wants(self, source: str) -> bool:
-        """Whether a line of this source is asked for."""
+        """Return whether the query selects the lines of a source."""
         ranked = re.fullmatch(r"rank (\d+)", source)
         role, _, index = source.rpartition("-")
         if self.query.rank is not None:
@@ -75,7 +75,10 @@ class Selection:
         return role == self.query.role and (self.query.index is None or index == str(self.query.index))
 
     def files(self, names: Sequence[str]) -> list[str]:
-        """Which log files of an attempt have the lines: a collector's alone where it has all that is wanted."""
+        """Return the log files with selected lines.
+
+        If the file of a collector has all of the lines, return only that file.
+        """
         for collector in self._collectors:
             if self.query.role in (None, collector) and self.query.rank is None and f"{collector}-0" in names:
                 return [f"{collector}-0"]
@@ -83,22 +86,22 @@ class Selection:
 
     @cached_property
     def _collectors(self) -> tuple[str, ...]:
-        """The roles whose log has the lines of all ranks."""
+        """The roles whose log contains the lines of all ranks."""
         return self.job.spec.rules.names(lambda role: role.collects_ranks)
 
     def _runs(self, rank: int, role: str, index: int) -> bool:
-        """Whether a rank runs in a pod."""
+        """Return whether a rank runs in a pod."""
         return rank in self.job.spec.rules.ranks_of(self.job.spec, role, index)
 
 
 def source_of(file: str) -> str:
-    """The source of a log file's lines, by its name without suffix: rank-0, launcher-0, worker-1."""
+    """Return the source of the lines of a log file. file: the name without suffix, e.g. rank-0 or worker-1."""
     ranked = _RANK_FILE.fullmatch(file)
     return f"rank {ranked[1]}" if ranked else file
 
 
 def file_line(text: str, source: str) -> LogLine:
-    """A line of a log file. In the launcher's, ranks' lines say whose they are."""
+    """Parse a line of a log file. In the log of the launcher, the line of a rank begins with its number."""
     ranked = _RANK_PREFIX.match(text)
     if ranked:
         return LogLine(f"rank {ranked[1]}", text[ranked.end() :])
@@ -106,11 +109,11 @@ def file_line(text: str, source: str) -> LogLine:
 
 
 def pod_line(text: str, source: str) -> LogLine:
-    """A line of a pod's log, which begins with the kubelet's time."""
+    """Parse a line of a pod's log, which begins with the timestamp of the kubelet."""
     stamp, _, rest = text.partition(" ")
     line = file_line(rest, source)
     try:
-        # Nanoseconds are more than datetime has.
+        # The kubelet writes nanoseconds. datetime supports only microseconds.
         time = datetime.fromisoformat(re.sub(r"(\.\d{6})\d+", r"\1", stamp))
     except ValueError:
         return file_line(text, source)

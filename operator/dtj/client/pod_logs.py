@@ -1,4 +1,4 @@
-"""The logs of a job's pods: what is there, and what comes, over restarts."""
+"""The logs of the pods of a job, read once or followed over restarts."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ from dtj.cluster.port import ApiError
 from dtj.cluster.user_api import UserApi
 
 _LOOK_SECONDS = 1.0
-"""Between looks for pods of a new attempt."""
+"""Seconds between two requests for the pods of a new attempt."""
 _LINES_AHEAD = 10_000
 _NO_TIME = datetime.min.replace(tzinfo=UTC)
 _Lines = asyncio.Queue[LogLine | ApiError | None]
-"""The lines of all pods as they come, an error that ends them, and None after the last."""
+"""The lines of all pods in the order of arrival, an error that ends the stream, and None after the last line."""
 
 
 class PodLogs:
-    """The lines of a job that its pods have."""
+    """Reads the output of a job from its pods."""
 
     def __init__(self, api: UserApi, selection: Selection) -> None:
         self._api = api
@@ -33,16 +33,16 @@ class PodLogs:
         self._tail = selection.query.tail
 
     async def pods(self) -> list[Pod]:
-        """The pods with lines that are asked for."""
+        """List the pods with selected lines."""
         pods = map(pod_of, await self._api.list_pods(self._job.namespace, self._job.name))
         return [pod for pod in pods if self._selection.has_pod(pod.role, pod.index)]
 
     async def printed(self, pods: Sequence[Pod]) -> Iterator[LogLine]:
-        """What they printed up to now, in the order of time."""
+        """Return the lines that the pods have printed so far, ordered by time."""
         return in_order(await asyncio.gather(*map(self._printed, pods)))
 
     async def followed(self) -> AsyncGenerator[LogLine, None]:
-        """What the pods printed, and what they and those after them print, until the job has ended or is deleted."""
+        """Yield the lines of the present pods and of later pods, until the job has finished or is deleted."""
         lines: _Lines = asyncio.Queue(_LINES_AHEAD)
         readers: dict[str, asyncio.Task[None]] = {}
         looking = asyncio.create_task(self._read_all(lines, readers))
@@ -58,12 +58,15 @@ class PodLogs:
             await asyncio.gather(*tasks, return_exceptions=True)
 
     async def _read_all(self, lines: _Lines, readers: dict[str, asyncio.Task[None]]) -> None:
-        """Start a reader of each pod that comes, by its uid; after the end of the job and of all readers put None."""
+        """Start one reader for each pod. Put None after the job has finished and all readers have ended.
+
+        readers: the readers by uid of the pod.
+        """
         patience = Patience()
         ended = False
         while not ended:
             try:
-                # The job is asked for before the pods: the pods of an ended job are the last ones.
+                # Read the job before the pods: a finished job gets no more pods, so the list of pods is complete.
                 ended = await self._has_ended()
                 for pod in await self.pods():
                     if pod.uid not in readers and pod.phase != "Pending":
@@ -88,7 +91,7 @@ class PodLogs:
             await lines.put(error)
 
     async def _printed(self, pod: Pod) -> list[LogLine]:
-        # The last lines of one rank are not among as many last ones of its pod.
+        # If the query selects only some lines of the pod, the last lines of the pod may lack the last selected lines.
         tail = self._tail if self._selection.of_whole_pods else None
         lines: deque[LogLine] = deque(maxlen=self._tail)
         try:
@@ -97,7 +100,7 @@ class PodLogs:
                 if self._selection.wants(line.source):
                     lines.append(line)
         except ApiError as error:
-            # 400: its container has not started.
+            # Status 400 means that the container has not started.
             if error.status not in (400, 404):
                 raise
         return list(lines)
@@ -127,7 +130,7 @@ class PodLogs:
             except ApiError as error:
                 if error.status == 404:
                     return
-                # 400: its container has not started.
+                # Status 400 means that the container has not started.
                 if error.status != 400:
                     await patience.after(error)
                 cut = True
@@ -136,7 +139,10 @@ class PodLogs:
             await asyncio.sleep(_LOOK_SECONDS)
 
     async def _has_more(self, pod: Pod, cut: bool) -> bool:
-        """Whether that very pod, and not another of its name, still prints, or has what a cut has kept back."""
+        """Return whether the pod with this uid still runs, or has lines that the reader missed.
+
+        cut: whether the connection was cut before the end of the log.
+        """
         patience = Patience()
         while True:
             try:
@@ -155,15 +161,16 @@ class PodLogs:
         )
 
     async def _has_ended(self) -> bool:
-        found, _ = await self._api.list_jobs(self._job.namespace, self._job.name)
-        if not found or found[0]["metadata"]["uid"] != self._job.uid:
+        manifests, _ = await self._api.list_jobs(self._job.namespace, self._job.name)
+        if not manifests or manifests[0]["metadata"]["uid"] != self._job.uid:
             return True
-        return bool((found[0].get("status") or {}).get("completionTime"))
+        return bool((manifests[0].get("status") or {}).get("completionTime"))
 
 
 def in_order(logs: Sequence[Sequence[LogLine]]) -> Iterator[LogLine]:
-    """The lines of several logs by time. Those of one log keep their order; one without a time stays with the line
-    before it.
+    """Merge the lines of several logs by time.
+
+    The lines of one log keep their order. A line without a time stays with the preceding line of the same log.
     """
     return (line for _, line in merge(*map(_timed, logs), key=lambda pair: pair[0]))
 

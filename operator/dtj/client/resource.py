@@ -1,4 +1,4 @@
-"""A DistributedTrainingJob as programs work with it."""
+"""The DistributedTrainingJob of the Python SDK."""
 
 from __future__ import annotations
 
@@ -29,26 +29,26 @@ class InvalidJobError(DtjError):
 
 
 class Metadata(ApiModel):
-    """What a job is called, and what the API server knows of it."""
+    """The metadata of a job."""
 
     name: str
     namespace: str | None = None
-    """Not given: that of the client which submits the job."""
+    """Without a namespace, the job gets the namespace of the client that submits the job."""
     labels: dict[str, str] = Field(default_factory=dict)
     annotations: dict[str, str] = Field(default_factory=dict)
     uid: str = ""
-    """Given by the API server, as what follows."""
+    """The API server sets this field and the fields below."""
     generation: int = 0
-    """One more with each change of the spec."""
+    """The API server increments the generation at each change of the spec."""
     creation_timestamp: str | None = None
     """RFC 3339, UTC."""
     deletion_timestamp: str | None = None
-    """When it was told to be deleted."""
+    """The time of the request to delete the job; RFC 3339, UTC."""
     resource_version: str | None = None
 
 
 class DistributedTrainingJob(ApiModel):
-    """A job: what is to be trained, and what became of it. It can't be changed; `model_copy` makes another."""
+    """A job with its spec and status. The object is immutable; `model_copy` creates a changed copy."""
 
     metadata: Metadata
     spec: JobSpec
@@ -56,7 +56,7 @@ class DistributedTrainingJob(ApiModel):
 
     @classmethod
     def from_manifest(cls, manifest: Mapping[str, Any]) -> Self:
-        """Read a job file's content. Raises InvalidJobError where it does not have the resource's form."""
+        """Parse the manifest of a job. Raises InvalidJobError if the manifest does not match the schema."""
         try:
             job = read_job(manifest)
         except InvalidJob as error:
@@ -67,7 +67,10 @@ class DistributedTrainingJob(ApiModel):
 
     @classmethod
     def from_cluster(cls, manifest: Mapping[str, Any]) -> Self:
-        """Read what the API server has. What only a newer version knows is left out. Raises DtjError."""
+        """Parse a job from the API server. Ignore unknown fields, which a newer version may have added.
+
+        Raises DtjError if the spec can't be read.
+        """
         metadata = _metadata(manifest)
         try:
             spec = JobSpec.model_validate(manifest.get("spec"), extra="ignore")
@@ -82,9 +85,10 @@ class DistributedTrainingJob(ApiModel):
 
     @classmethod
     def from_file(cls, path: str | Path) -> Self:
-        """Read a YAML file with one job; objects of other kinds, such as its Secret, are passed over.
+        """Read a YAML file with one job. Ignore objects of other kinds, such as the job's Secret.
 
-        Raises Unusable for another content, InvalidJobError for a wrong job.
+        Raises Unusable if the file can't be read or does not contain exactly one job, and InvalidJobError if the job
+        does not match the schema.
         """
         try:
             text = Path(path).read_text(encoding="utf-8-sig")
@@ -92,44 +96,44 @@ class DistributedTrainingJob(ApiModel):
             raise Unusable(f"{path} can't be read: {error.strerror}") from None
         except UnicodeDecodeError:
             raise Unusable(f"{path} can't be read: not text in UTF-8") from None
-        found = read_job_file(text, str(path)).jobs
-        if len(found) > 1:
-            raise Unusable(f"{path} has {len(found)} jobs; one {KIND} is wanted")
-        return cls.from_manifest(found[0].manifest)
+        jobs = read_job_file(text, str(path)).jobs
+        if len(jobs) > 1:
+            raise Unusable(f"{path} has {len(jobs)} jobs; one {KIND} is wanted")
+        return cls.from_manifest(jobs[0].manifest)
 
     @property
     def name(self) -> str:
-        """Its name."""
+        """The name of the job."""
         return self.metadata.name
 
     @property
     def namespace(self) -> str:
-        """Its namespace; `default` where none is given yet."""
+        """The namespace of the job; `default` if the metadata has no namespace."""
         return self.metadata.namespace or "default"
 
     @property
     def uid(self) -> str:
-        """What tells it from an earlier job of the same name; empty before it is submitted."""
+        """The uid, which distinguishes the job from an earlier job of the same name; empty before submission."""
         return self.metadata.uid
 
     @property
     def artifacts_uri(self) -> str | None:
-        """Its own prefix in the bucket; None where it keeps nothing, or has no uid yet."""
+        """The prefix of the job in the bucket; None if the job keeps no artifacts, or has no uid yet."""
         return artifacts_uri(self.job) if self.uid else None
 
     @property
     def job(self) -> Job:
-        """The job as the plan and the operator take it."""
+        """The job in the form that the plan and the operator use."""
         return Job(
             self.name, self.namespace, self.uid, self.metadata.generation, spec=self.spec, status=self.status
         )
 
     def faults(self) -> list[Fault]:
-        """Everything for which the operator would refuse it."""
+        """Return every fault for which the operator would reject the job."""
         return faults(self.job)
 
     def to_manifest(self) -> Manifest:
-        """The whole object as plain data, with what was set: without uid and status before it is submitted."""
+        """Return the object as plain data without unset fields, such as the uid before submission."""
         manifest = {
             "apiVersion": API_VERSION,
             "kind": KIND,

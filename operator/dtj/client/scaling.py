@@ -1,4 +1,4 @@
-"""A job of another size."""
+"""Validation of a changed number of replicas."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from dtj.client.resource import DistributedTrainingJob, InvalidJobError
 
 
 def check_scaled(job: DistributedTrainingJob, replicas: Mapping[str, int]) -> None:
-    """Raise Unusable or InvalidJobError where the job can't have these numbers of replicas."""
+    """Raise Unusable or InvalidJobError if the job can't have these numbers of replicas."""
     manifest = job.to_manifest()
     roles = manifest["spec"]["replicaSpecs"]
     if not replicas:
@@ -19,5 +19,5 @@ def check_scaled(job: DistributedTrainingJob, replicas: Mapping[str, int]) -> No
             raise Unusable(f"{job.name} has no {role}: its roles are {', '.join(roles)}")
         roles[role] = {**roles[role], "replicas": count}
     scaled = DistributedTrainingJob.from_manifest(manifest)
-    if found := scaled.faults():
-        raise InvalidJobError(job.name, found)
+    if job_faults := scaled.faults():
+        raise InvalidJobError(job.name, job_faults)

@@ -19,7 +19,7 @@ T = TypeVar("T")
 def _blocking(
     method: Callable[Concatenate[AsyncClient, P], Coroutine[Any, Any, T]],
 ) -> Callable[Concatenate[Client, P], T]:
-    """Make a method of Client that returns when the one of AsyncClient has ended."""
+    """Return a method of Client that blocks until the method of AsyncClient has returned."""
 
     @wraps(method)
     def call(self: Client, /, *args: P.args, **kwargs: P.kwargs) -> T:
@@ -31,7 +31,7 @@ def _blocking(
 def _iterating(
     method: Callable[Concatenate[AsyncClient, P], AsyncGenerator[T, None]],
 ) -> Callable[Concatenate[Client, P], Generator[T, None, None]]:
-    """Make a method of Client that gives what the one of AsyncClient gives."""
+    """Return a method of Client that yields the items of the method of AsyncClient."""
 
     @wraps(method)
     def call(self: Client, /, *args: P.args, **kwargs: P.kwargs) -> Generator[T, None, None]:
@@ -41,15 +41,18 @@ def _iterating(
 
 
 class Client:
-    """`AsyncClient` without `await`: the same methods, arguments and errors. Use it as `with Client() as client`."""
+    """Manage the jobs of a cluster without `await`. Use the client as `with Client() as client`.
+
+    The methods, their arguments and their errors are those of `AsyncClient`.
+    """
 
     def __init__(
         self, *, namespace: str | None = None, context: str | None = None, kubeconfig: str | None = None
     ) -> None:
-        """As AsyncClient."""
+        """Connect to the cluster. AsyncClient documents the parameters."""
         self._client = AsyncClient(namespace=namespace, context=context, kubeconfig=kubeconfig)
         self._loop = asyncio.new_event_loop()
-        # A daemon: a program that forgets close() ends all the same.
+        # A daemon thread does not keep a program alive that does not call close().
         self._thread = Thread(target=self._loop.run_forever, name="dtj-client", daemon=True)
         self._thread.start()
         try:
@@ -80,7 +83,7 @@ class Client:
 
     @property
     def namespace(self) -> str:
-        """The namespace of methods that are not given one."""
+        """The namespace that methods use by default."""
         return self._client.namespace
 
     submit = _blocking(AsyncClient.submit)
@@ -118,7 +121,7 @@ class Client:
                 except StopAsyncIteration:
                     return
         finally:
-            # RuntimeError: the iterator was interrupted while it waited, and ends by itself.
+            # aclose() raises RuntimeError if the iterator was interrupted during a wait. That iterator then ends.
             if not self._loop.is_closed():
                 with suppress(RuntimeError):
                     self._run(items.aclose())

@@ -1,4 +1,4 @@
-"""What the client tells of a job besides the job itself."""
+"""The pods, events, usage and log lines of a job."""
 
 from __future__ import annotations
 
@@ -29,29 +29,29 @@ class Pod:
     node: str | None
     """None until the pod has a node."""
     phase: str
-    """Kubernetes' phase: Pending, Running, Succeeded, Failed or Unknown."""
+    """The phase in Kubernetes: Pending, Running, Succeeded, Failed or Unknown."""
     ready: bool
     deleting: bool
     disrupted: bool
-    """Whether the cluster ended the pod, as by an eviction."""
+    """Whether the cluster ended the pod, e.g. by an eviction."""
     exit_code: int | None
-    """Of the container that trains; None while that container has not ended."""
+    """The exit code of the container that trains; None until that container has ended."""
     signal: int | None
-    """The signal that ended the container."""
+    """The signal that ended the container that trains; None if no signal ended the container."""
     reason: str
-    """Kubernetes' word for why the pod waits or has ended, as ImagePullBackOff, OOMKilled or Evicted; else empty."""
+    """Why the pod waits or has ended, in the words of Kubernetes, e.g. ImagePullBackOff or OOMKilled; else empty."""
     message: str
-    """A sentence that belongs to the reason, where Kubernetes gives one."""
+    """The message of Kubernetes for the reason; else empty."""
 
     @property
     def running(self) -> bool:
-        """Whether the container that trains runs, and nobody has deleted the pod."""
+        """Whether the container that trains runs, and no deletion of the pod has begun."""
         return self.phase == "Running" and not self.deleting and self.exit_code is None
 
 
 @dataclass(frozen=True)
 class LogQuery:
-    """Which lines of a job's output are asked for; by default all. Raises Unusable for a query without a meaning."""
+    """Selects lines of the output of a job; by default all lines. Raises Unusable for contradictory fields."""
 
     role: str | None = None
     """Only replicas of this role."""
@@ -60,9 +60,9 @@ class LogQuery:
     rank: int | None = None
     """Only this rank."""
     follow: bool = False
-    """Whether to continue, over restarts, until the job has ended."""
+    """Whether to follow the output, over restarts, until the job has finished."""
     tail: int | None = None
-    """How many of the last lines of each pod; None: all."""
+    """The number of last lines of each pod; None means all lines."""
     attempt: int | None = None
     """The number of an earlier attempt, whose lines are in the bucket."""
 
@@ -83,7 +83,7 @@ class JobEvent:
     """One Kubernetes event of a job or one of its pods."""
 
     time: datetime | None
-    """When it happened last."""
+    """The time of the last occurrence."""
     type: str
     """Normal or Warning."""
     reason: str
@@ -95,7 +95,7 @@ class JobEvent:
 
 @dataclass(frozen=True)
 class PodUsage:
-    """What the container that trains uses of a pod's node, as Kubernetes quantities, e.g. 250m and 512Mi."""
+    """The usage of the container that trains, as Kubernetes quantities, e.g. 250m and 512Mi."""
 
     cpu: str
     memory: str
@@ -106,27 +106,27 @@ class LogLine:
     """One line that a job printed."""
 
     source: str
-    """Who printed it: `rank 0`, `launcher-0`, `worker-1`."""
+    """The rank or replica that printed the line: `rank 0`, `launcher-0`, `worker-1`."""
     text: str
     time: datetime | None = None
-    """None for a line from the bucket."""
+    """The time of the line; None for a line from the bucket."""
 
 
 def events_of(job: DistributedTrainingJob, events: Iterable[Mapping[str, Any]]) -> list[JobEvent]:
-    """Those of a namespace's events that are of a job or its pods, oldest first."""
+    """Select the events of a job and its pods from the events of a namespace, oldest first."""
     names = re.compile(rf"{KIND}/{job.name}|Pod/{job.name}-({'|'.join(ROLES)})-\d+")
     begun = datetime.fromisoformat(job.metadata.creation_timestamp or "0001-01-01T00:00:00Z")
-    # An earlier job of this name may have left events.
-    mine = [
+    # Leave out the events of an earlier job with the same name.
+    own = [
         event
         for event in map(read_event, events)
         if names.fullmatch(event.object) and (event.time or begun) >= begun
     ]
-    return sorted(mine, key=lambda event: event.time or begun)
+    return sorted(own, key=lambda event: event.time or begun)
 
 
 def pod_of(manifest: Mapping[str, Any]) -> Pod:
-    """Read a pod's manifest."""
+    """Parse the manifest of a pod."""
     seen = view_pod(manifest)
     reason, message = seen.waiting or ("", "")
     if seen.exit is not None:
@@ -152,7 +152,7 @@ def pod_of(manifest: Mapping[str, Any]) -> Pod:
 
 
 def usage_of(metrics: Iterable[Mapping[str, Any]]) -> dict[str, PodUsage]:
-    """PodMetrics by the name of the pod."""
+    """Return the usage by name of the pod. metrics: PodMetrics of metrics-server."""
     return {
         pod["metadata"]["name"]: PodUsage(container["usage"]["cpu"], container["usage"]["memory"])
         for pod in metrics
@@ -162,7 +162,7 @@ def usage_of(metrics: Iterable[Mapping[str, Any]]) -> dict[str, PodUsage]:
 
 
 def read_event(event: Mapping[str, Any]) -> JobEvent:
-    """Read an event's manifest, of either version of the events API."""
+    """Parse the manifest of an event of either version of the events API."""
     series = event.get("series") or {}
     about = event["involvedObject"]
     time = series.get("lastObservedTime") or event.get("lastTimestamp") or event.get("eventTime")

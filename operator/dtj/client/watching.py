@@ -1,4 +1,4 @@
-"""The changes of a job, over cut connections."""
+"""A watch of one job, which reconnects after connection failures."""
 
 from __future__ import annotations
 
@@ -12,23 +12,23 @@ from dtj.cluster.port import ApiError
 from dtj.cluster.user_api import UserApi
 
 PATIENCE_SECONDS = 120.0
-"""How long the API server may be away."""
+"""Seconds for which the API server may fail to answer."""
 _FIRST_WAIT_SECONDS, _LONGEST_WAIT_SECONDS = 0.5, 10.0
 
 
 class Patience:
-    """Waits between tries of what may fail for a while: `spent` after PATIENCE_SECONDS without success."""
+    """Waits between retries of a request, with a backoff, for up to PATIENCE_SECONDS without success."""
 
     def __init__(self) -> None:
         self.succeeded()
 
     def succeeded(self) -> None:
-        """All is well: the time counts anew."""
+        """Restart the time limit and the backoff after a success."""
         self._since = time.monotonic()
         self._wait = _FIRST_WAIT_SECONDS
 
     async def after(self, error: ApiError) -> None:
-        """Wait before the next try; raises the error where it won't go away, or all time is spent."""
+        """Wait before the next retry. Raises the error if the error is permanent, or after PATIENCE_SECONDS."""
         passing = error.status in (0, 410, 429) or error.status >= 500
         if not passing or time.monotonic() - self._since > PATIENCE_SECONDS:
             raise error
@@ -39,22 +39,24 @@ class Patience:
 async def changes(
     api: UserApi, namespace: str, name: str, *, patient: bool = False
 ) -> AsyncGenerator[DistributedTrainingJob, None]:
-    """The job as it is now, then after each change; ends when it is deleted, also if another has its name then.
+    """Yield the current state of a job, then the state after each change, until the job is deleted.
 
-    Raises NotFound where there is none at first, ApiError when the API server is away for PATIENCE_SECONDS, or at
-    first where the caller is not patient.
+    The watch also ends if another job with the same name replaced the job.
+    patient: whether to retry if the first request fails.
+    Raises NotFound if the job does not exist at first, and ApiError if the API server does not answer for
+    PATIENCE_SECONDS.
     """
     last: DistributedTrainingJob | None = None
     patience = Patience()
     while True:
         try:
-            found, version = await api.list_jobs(namespace, name)
+            manifests, version = await api.list_jobs(namespace, name)
             patience.succeeded()
-            if not found and last is None:
+            if not manifests and last is None:
                 raise missing(name, namespace)
-            if not found or (last and found[0]["metadata"]["uid"] != last.uid):
+            if not manifests or (last and manifests[0]["metadata"]["uid"] != last.uid):
                 return
-            job = DistributedTrainingJob.from_cluster(found[0])
+            job = DistributedTrainingJob.from_cluster(manifests[0])
             if last is None or job.metadata.resource_version != last.metadata.resource_version:
                 last = job
                 yield job
@@ -64,7 +66,7 @@ async def changes(
                     return
                 last = DistributedTrainingJob.from_cluster(manifest)
                 yield last
-            # A proxy may end every watch at once.
+            # Wait before the next watch, because a proxy may end every watch immediately.
             await asyncio.sleep(_FIRST_WAIT_SECONDS)
         except ApiError as error:
             if last is None and not patient:

@@ -9,13 +9,13 @@ from dtj.api.errors import NotFound
 from dtj.report.entries import Comparison, Entry
 
 _ALIKE = {"model": "model", "data": "data", "trainingExamples": "training examples", "batch": "batch size"}
-"""What must be the same for a speed-up to be one, and what people call it."""
+"""The facts that must be equal for a meaningful speed-up, and their names in messages."""
 
 AS_MUCH = 0.01
-"""Numbers of examples that differ by no more than this part are the same training, for a comparison of times."""
+"""Compare times only if the numbers of examples differ by at most this fraction."""
 
 Baseline = Callable[[Entry], Entry | None]
-"""What an entry is compared with; None: with nothing."""
+"""Returns the baseline of an entry, or None if the entry has no baseline."""
 
 
 def find_baseline(given: str, runs: Sequence[Entry], groups: Sequence[Entry]) -> Baseline:
@@ -48,11 +48,11 @@ def compare(entry: Entry, baseline: Entry, *, total_time: bool) -> Comparison:
     speedup = time_speedup = efficiency = None
     if entry.examples_per_second and baseline.examples_per_second and baseline.examples_per_second.mean:
         speedup = entry.examples_per_second.mean / baseline.examples_per_second.mean
-    mine, theirs = (each.total_seconds if total_time else each.training_seconds for each in (entry, baseline))
+    own, theirs = (each.total_seconds if total_time else each.training_seconds for each in (entry, baseline))
     done, before = entry.examples, baseline.examples
     as_much = not done or not before or math.isclose(done.mean, before.mean, rel_tol=AS_MUCH)
-    if mine and theirs and mine.mean and as_much:
-        time_speedup = theirs.mean / mine.mean
+    if own and theirs and own.mean and as_much:
+        time_speedup = theirs.mean / own.mean
     ranks, fewer = entry.facts.get("ranks"), baseline.facts.get("ranks")
     if speedup is not None and isinstance(ranks, int) and isinstance(fewer, int):
         efficiency = speedup * fewer / ranks

@@ -36,13 +36,13 @@ class Comparison:
 
     baseline: str
     speedup: float | None
-    """Of examples/s."""
+    """The ratio of the examples per second."""
     time_speedup: float | None
-    """Of the time to the end: how many times shorter. None where the two trained on other amounts of examples."""
+    """The ratio of the times to the end; None if the two trained on different numbers of examples."""
     efficiency: float | None
-    """speedup, divided by how many times as many ranks."""
+    """speedup divided by the ratio of the numbers of ranks."""
     differences: Sequence[str]
-    """What is not alike: then it is no speed-up of the same training."""
+    """The facts that differ. With a difference, the speed-up does not compare the same training."""
 
 
 @dataclass(frozen=True)
@@ -53,7 +53,7 @@ class Entry:
     facts: Mapping[str, Fact]
     runs: Sequence[Summary]
     examples: Spread | None
-    """On how many they trained."""
+    """The number of examples in the training."""
     steps_per_second: Spread | None
     examples_per_second: Spread | None
     training_seconds: Spread | None
@@ -65,9 +65,9 @@ class Entry:
     cost: Spread | None
     restarts: int
     key: Mapping[str, Fact] = field(default_factory=dict)
-    """Of a group: what its runs have in common."""
+    """The common facts of the runs of a group; empty for a single run."""
     comparison: Comparison | None = None
-    """None: there is nothing to compare it with."""
+    """The comparison with the baseline; None without a baseline."""
 
 
 def entry_of_run(run: Summary, price: Price | None) -> Entry:
@@ -148,9 +148,11 @@ def _label(key: Mapping[str, Fact]) -> str:
 
 
 def _common(values: Sequence[Fact]) -> Fact:
-    """The value of all, or those that there are in one text."""
-    there = sorted(set(values), key=_order)
-    return there[0] if len(there) == 1 else ", ".join("–" if value is None else str(value) for value in there)
+    """Return the common value, or a text with all distinct values."""
+    distinct = sorted(set(values), key=_order)
+    if len(distinct) == 1:
+        return distinct[0]
+    return ", ".join("–" if value is None else str(value) for value in distinct)
 
 
 def _order(value: Fact) -> tuple[int, int, str]:

@@ -14,9 +14,9 @@ from dtj.report.run import MOST, Row, Run
 
 Fact = str | int | None
 FIELDS = ("strategy", "updates", "model", "batch", "workers", "ps")
-"""What tells kinds of runs apart: of runs alike in these a mean makes sense."""
+"""The facts that distinguish kinds of runs. Runs with equal facts form a group with a meaningful mean."""
 _NAMES = {"batchSize": "batch", "worldSize": "ranks"}
-"""Of rows, where we say it otherwise."""
+"""Names of facts in reports, by the names of the same facts in rows."""
 _OF_WHAT_HAPPENED = {"kind", "time", "attempt", "step", "steps", "examples", "seconds", "accuracy", "epochs"}
 _OF_WHAT_HAPPENED |= {"totalSteps", "weightsSha256"}
 
@@ -42,13 +42,13 @@ def facts_of(run: Run) -> dict[str, Fact]:
         facts["ranks"] = run.rows[-1].ranks
     for row in run.rows:
         if row.kind in ("start", "end"):
-            facts |= _told(row)
+            facts |= _program_facts(row)
     if not facts["strategy"]:
         facts["strategy"] = next((r.name for r in RULES.values() if any(facts[f] for f in r.facts({}))), None)
     rules = RULES.get(str(facts["strategy"]))
     ranks = facts.get("ranks")
     if isinstance(ranks, int) and (rules is None or rules.ranked):
-        # A job may have gone on with another number of workers than it began with.
+        # `dtj scale` may have changed the number of workers during the job, so use the number of the last row.
         facts["workers"] = ranks // _slots(spec)
     elif facts["workers"] is None:
         facts["workers"] = ranks
@@ -56,21 +56,21 @@ def facts_of(run: Run) -> dict[str, Fact]:
 
 
 def arguments_of(run: Run) -> str | None:
-    """The arguments of its program, as a shell takes them; None where its job is not known or gives none."""
+    """Return the arguments of the program in shell syntax, or None if the job is unknown or has no arguments."""
     words = ((run.job or {}).get("spec") or {}).get("args") or []
     return shlex.join(map(str, words)) or None
 
 
-def _told(row: Row) -> dict[str, Fact]:
-    """What the program says of itself."""
-    told: dict[str, Fact] = {
+def _program_facts(row: Row) -> dict[str, Fact]:
+    """Return the facts that the program writes in its `start` and `end` rows."""
+    facts: dict[str, Fact] = {
         _NAMES.get(name, name): value
         for name, value in row.values.items()
         if name not in _OF_WHAT_HAPPENED
         and (isinstance(value, str) or (isinstance(value, int) and abs(value) <= MOST))
     }
-    told.pop("ranks", None)
-    return told | ({} if row.ranks is None else {"ranks": row.ranks})
+    facts.pop("ranks", None)
+    return facts | ({} if row.ranks is None else {"ranks": row.ranks})
 
 
 def _replicas(roles: Mapping[str, Any], role: str) -> int | None:

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#000000")
-"""Told apart also by people who don't see all colours (Okabe and Ito)."""
+"""The palette of Okabe and Ito, which people with colour blindness can distinguish."""
 DOTS_PER_INCH = 150
 SIZE = (10.0, 5.0)
 """In inches."""
@@ -108,10 +108,10 @@ def _bars(
 
 
 def _differing(entries: Sequence[Entry], names: Sequence[str]) -> list[str]:
-    """The fields in which bars differ, for the legend; [""], their label, where no field tells them apart."""
+    """The fields in which bars differ, for the legend; [""], their label, if no field differs."""
     differing = [name for name in names if len({entry.facts.get(name) for entry in entries}) > 1]
-    told_apart = {(_fact(entry, "model"), _kind(entry, differing)) for entry in entries}
-    return differing if len(told_apart) == len(entries) else [""]
+    distinct_kinds = {(_fact(entry, "model"), _kind(entry, differing)) for entry in entries}
+    return differing if len(distinct_kinds) == len(entries) else [""]
 
 
 def _kind(entry: Entry, names: Sequence[str]) -> str:
@@ -174,7 +174,7 @@ def _rates(run: Summary, unit: float) -> tuple[list[float], list[float]]:
     rates: list[float] = []
     intervals = [each for each in run.intervals() if each.examples is not None]
     usual = statistics.median([each.seconds for each in intervals]) if intervals else 0.0
-    # The steps of a few milliseconds say nothing of a rate: two workers may have come to their end at once.
+    # Leave out intervals of a few milliseconds, whose rate has no meaning: two workers may have finished together.
     intervals = [each for each in intervals if each.seconds > usual / 20]
     for before, here in pairwise([None, *intervals]):
         assert here is not None

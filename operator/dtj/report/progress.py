@@ -1,4 +1,4 @@
-"""What of a run counts: each step once, as its last attempt made it, and no time in which nothing was trained."""
+"""The steps and times of a run that count: each step once, in its last repetition, and only time of training."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from dtj.report.run import Row
 
 @dataclass(frozen=True)
 class Interval:
-    """Between two rows while it trained. Times are seconds since 1970."""
+    """The training between two rows. Times are in seconds since 1970."""
 
     begin: float
     end: float
     steps: float
     examples: float | None
-    """None where the program does not say."""
+    """The number of examples; None if the rows do not contain that number."""
 
     @property
     def seconds(self) -> float:
-        """How long it took."""
+        """The duration in seconds."""
         return self.end - self.begin
 
 
@@ -31,12 +31,12 @@ class Start:
 
     rows: Sequence[Row]
     kept_steps: float
-    """Steps after this one were made again by a later start."""
+    """A later start repeated the steps after this step."""
 
     @property
     def seconds(self) -> float:
-        """From its first row to its last."""
-        # A machine's clock may be set back.
+        """Seconds from the first row to the last row."""
+        # The clock of the machine may have been set back.
         return max(self.rows[-1].time - self.rows[0].time, 0.0)
 
     def losses(self) -> list[tuple[float, float]]:
@@ -45,7 +45,7 @@ class Start:
         return [(row.time, loss) for row in rows if (loss := row.number("loss")) is not None]
 
     def intervals(self) -> Iterator[Interval]:
-        """Between rows of training; from the first of them on, since a framework compiles before it."""
+        """Yield the intervals between training rows. Frameworks compile before the first training row."""
         for before, after in pairwise(self.rows):
             trained = after.kind == "train" and before.kind != "start" and after.step > before.step
             if not trained or after.time <= before.time or before.step >= self.kept_steps:
@@ -53,7 +53,7 @@ class Start:
             share = min(1.0, (self.kept_steps - before.step) / (after.step - before.step))
             seconds = (after.time - before.time) * share
             if before.time + seconds <= before.time:
-                # Shorter than the times are exact.
+                # The interval is shorter than the precision of the times.
                 continue
             examples = _examples(before, after)
             yield Interval(
@@ -65,18 +65,18 @@ class Start:
 
 
 def starts(rows: Sequence[Row]) -> list[Start]:
-    """The rows by start of the program. What a later one made again does not count for those before it."""
+    """Group the rows by start of the program. A repeated step counts only for the last start that ran the step."""
     parts: list[list[Row]] = []
     for row in rows:
         if not parts or _begins_anew(parts[-1][-1], row):
             parts.append([])
         parts[-1].append(row)
-    found: list[Start] = []
+    kept_starts: list[Start] = []
     kept = float("inf")
     for part in reversed(parts):
-        found.insert(0, Start(part, kept))
+        kept_starts.insert(0, Start(part, kept))
         kept = min(kept, part[0].step)
-    return found
+    return kept_starts
 
 
 def _begins_anew(last: Row, row: Row) -> bool:

@@ -14,12 +14,12 @@ from dtj.report.summary import Summary, summarise
 
 @dataclass(frozen=True)
 class Report:
-    """What is shown, in whatever form."""
+    """The content of a report, independent of the form."""
 
     summaries: Sequence[Summary]
     runs: Sequence[Entry]
     groups: Sequence[Entry]
-    """Empty where each would be of one run, and no grouping was asked for."""
+    """The groups; empty if each group would have one run and the user requested no grouping."""
     group_fields: Sequence[str]
     total_time: bool
     """The jobs' times are known, and are what is compared; otherwise those of the trainings."""
@@ -34,9 +34,9 @@ def make_report(
     baseline: str | None = None,
     price: Price | None = None,
 ) -> Report:
-    """Make a report of runs. group_by: fields; by default those that tell kinds of runs apart.
+    """Make a report of runs. group_by: fields; by default the fields that distinguish kinds of runs.
 
-    Raises Unusable for a field that no run has, NotFound for a baseline that is not there.
+    Raises Unusable for a field that no run has, NotFound for a baseline that does not exist.
     """
     summaries = [summarise(run) for run in runs]
     fields = tuple(group_by) or FIELDS

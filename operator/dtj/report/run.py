@@ -39,7 +39,7 @@ class Row:
 
     @property
     def ranks(self) -> int | None:
-        """How many ranks there were."""
+        """The number of ranks at this row."""
         value = self.values.get("worldSize")
         return value if isinstance(value, int) and value is not True and 0 < value <= MOST else None
 
@@ -50,16 +50,16 @@ class Run:
 
     name: str
     rows: Sequence[Row]
-    """In the order in which they were written."""
+    """The rows in the order of writing."""
     evaluator_rows: Sequence[Row] = ()
     job: Mapping[str, Any] | None = None
     """The job's manifest; None for a program that was started without one."""
     status: JobStatus | None = None
-    """None where only files are left."""
+    """The status of the job; None if only files exist."""
     labels: Mapping[str, str] = field(default_factory=dict)
-    """Of the job."""
+    """The labels of the job."""
     left_out: int = 0
-    """How many lines of its metrics files can't be read."""
+    """The number of unreadable lines in the metrics files."""
 
 
 class Metrics(NamedTuple):
@@ -67,7 +67,7 @@ class Metrics(NamedTuple):
 
     rows: list[Row]
     left_out: int
-    """How many of its lines are no rows."""
+    """The number of lines that are not rows."""
 
 
 def read_metrics(content: bytes) -> Metrics:

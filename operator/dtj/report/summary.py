@@ -1,4 +1,4 @@
-"""What one run came to."""
+"""The summary of one run."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ class Summary:
     name: str
     facts: dict[str, Fact]
     started: float | None
-    """When it began, in seconds since 1970; None where nothing is known of it yet."""
+    """The start of the run in seconds since 1970; None if the start is unknown."""
     arguments: str | None
-    """Of its program; None where its job is not known or gives none."""
+    """The arguments of the program; None if the job is unknown or has no arguments."""
     ended: bool
-    """Whether the training came to its end."""
+    """Whether the training completed."""
     steps: int
     examples: float | None
-    """On which it trained so far, each step once."""
+    """The number of examples in the training so far. Each step counts once."""
     steps_per_second: Spread | None
     """Global steps. The deviation is over the run's intervals, weighted by their length."""
     examples_per_second: Spread | None
@@ -47,12 +47,12 @@ class Summary:
     total_seconds: float | None
     """From the job's start to its completion. None where no status is known, or it has not completed."""
     accuracy: float | None
-    """The last on test data: the evaluator's, where there is one."""
+    """The last accuracy on test data, from the evaluator if the job has an evaluator."""
     attempts: int
     restarts: int
     starts: Sequence[Start]
     left_out: int
-    """How many lines of its metrics files can't be read."""
+    """The number of unreadable lines in the metrics files."""
 
     @property
     def seconds(self) -> float | None:
@@ -65,7 +65,7 @@ class Summary:
 
 
 def summarise(run: Run) -> Summary:
-    """Work out what a run came to."""
+    """Return the summary of a run."""
     parts = starts(run.rows)
     intervals = [interval for part in parts for interval in part.intervals()]
     status = run.status

@@ -250,7 +250,7 @@ def test_the_summary_tells_worker_0_from_the_others_where_worker_0_leads(dtj: Dt
     lines = [" ".join(line.split()) for line in dtj("plan", "-", stdin=text)[1].splitlines()]
 
     for line in (
-        "The job succeeds with fashion-mnist-ps-worker-0; fashion-mnist-ps-worker-0 tells its progress.",
+        "The job succeeds with fashion-mnist-ps-worker-0; fashion-mnist-ps-worker-0 reports its progress.",
         "when pod fashion-mnist-ps-worker-0 is lost: fashion-mnist-ps-worker-0 and all ps pods start again",
         "when another pod of worker is lost: it alone starts again",
     ):

@@ -150,7 +150,7 @@ async def test_wait_tells_that_the_server_was_away_all_the_time(
     server: HttpCluster, client: AsyncClient
 ) -> None:
     server.refusals["GET", "distributedtrainingjobs"] = [(503, "ServiceUnavailable", "starting")] * 1000
-    with pytest.raises(TimedOut, match=r"the API server did not tell of mnist within 0\.2 s"):
+    with pytest.raises(TimedOut, match=r"the API server did not report mnist within 0\.2 s"):
         await client.wait("mnist", timeout=0.2)
 
 
