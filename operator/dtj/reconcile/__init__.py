@@ -1,1 +1,1 @@
-"""Desired against observed: the actions that bring them together, and the queue that carries them out."""
+"""Compare the desired state of jobs with the observed state, and carry out the actions that close the gap."""

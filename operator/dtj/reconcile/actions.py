@@ -1,4 +1,4 @@
-"""The requests of a pass as data. Each is idempotent."""
+"""The requests of a pass as data. Each request is idempotent."""
 
 from __future__ import annotations
 
@@ -10,61 +10,61 @@ from dtj.plan.model import Replica
 
 @dataclass(frozen=True)
 class Create:
-    """Make an object."""
+    """Create an object."""
 
     manifest: Manifest
 
 
 @dataclass(frozen=True)
 class CreatePod:
-    """Make a pod of the plan; its manifest is made at that moment."""
+    """Create a pod of the plan. The executor builds the manifest when it carries out the action."""
 
     replica: Replica
 
 
 @dataclass(frozen=True)
 class AwaitEarlier:
-    """Go on once no pod of an attempt before this one is there: a cache may miss one that is."""
+    """Stop the pass while a pod of an earlier attempt exists. Ask the API server: the cache may miss a pod."""
 
     attempt: int
 
 
 @dataclass(frozen=True)
 class EnsurePodGroup:
-    """Make the PodGroup, in place of one that says something else."""
+    """Create the PodGroup. Replace a PodGroup of the job that has another spec."""
 
     manifest: Manifest
 
 
 @dataclass(frozen=True)
 class DeletePodGroup:
-    """Take the PodGroup away: a scheduler keeps room for one that is there."""
+    """Delete the PodGroup: a scheduler reserves resources for a PodGroup that exists."""
 
     manifest: Manifest
 
 
 @dataclass(frozen=True)
 class CreateOwn:
-    """Make an object whose name carries the job's uid, unless there is one."""
+    """Create an object whose name contains the job's uid, unless the object exists."""
 
     manifest: Manifest
 
 
 @dataclass(frozen=True)
 class CreateSshSecret:
-    """Make the Secret with a new ssh key, unless there is one."""
+    """Create the Secret with a new ssh key, unless the Secret exists."""
 
 
 @dataclass(frozen=True)
 class ReplaceData:
-    """Bring a ConfigMap to what the plan says."""
+    """Replace the data of a ConfigMap with the data in the plan."""
 
     manifest: Manifest
 
 
 @dataclass(frozen=True)
 class DeletePod:
-    """Tell a pod to end."""
+    """Delete a pod with its grace period."""
 
     name: str
     uid: str
@@ -72,7 +72,7 @@ class DeletePod:
 
 @dataclass(frozen=True)
 class ForceDeletePod:
-    """Take a pod away that was told to end and did not."""
+    """Delete a pod without a grace period: the pod was deleted before and has not ended in time."""
 
     name: str
     uid: str
@@ -81,21 +81,21 @@ class ForceDeletePod:
 
 @dataclass(frozen=True)
 class CreateMpiJob:
-    """Hand the job over, if the cluster has MPIJobs."""
+    """Create the MPIJob, if the cluster serves MPIJobs."""
 
     manifest: Manifest
 
 
 @dataclass(frozen=True)
 class DeleteMpiJob:
-    """Delete the MPIJob after all that mpi-operator made of it."""
+    """Delete first the objects that mpi-operator created for the MPIJob, then the MPIJob."""
 
     manifest: Manifest
 
 
 @dataclass(frozen=True)
 class ExpireJob:
-    """Delete the job itself; the garbage collector ends what it owns."""
+    """Delete the job itself. The garbage collector deletes the objects that the job owns."""
 
 
 PodAction = CreatePod | DeletePod | ForceDeletePod
@@ -103,5 +103,5 @@ PodAction = CreatePod | DeletePod | ForceDeletePod
 ObjectAction = Create | CreateOwn | CreateSshSecret | ReplaceData | ExpireJob
 """An action on another object that every job may have, or on the job itself."""
 ControllerAction = AwaitEarlier | EnsurePodGroup | DeletePodGroup | CreateMpiJob | DeleteMpiJob
-"""An action that a scheduler or another operator has a part in, or that waits for one."""
+"""An action on an object of a scheduler or of another operator, or a wait for pods to end."""
 Action = PodAction | ObjectAction | ControllerAction

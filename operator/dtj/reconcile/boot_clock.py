@@ -1,4 +1,4 @@
-"""The clocks of the operator: one for waits within the process, one for times that people and other programs read."""
+"""Clocks of the operator: one for waits within the process, and one for times that people and other programs read."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ _CLOCK = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
 
 
 def boot_clock() -> float:
-    """Seconds since the machine started. Nobody can set this clock.
+    """Return the seconds since the machine started. Nobody can set this clock.
 
-    This clock goes on while a virtual machine is suspended; `time.monotonic` stops.
+    This clock runs while a virtual machine is suspended. `time.monotonic` stops in that time.
     """
     return time.clock_gettime(_CLOCK)
 
@@ -24,15 +24,15 @@ class BootLoop(asyncio.SelectorEventLoop):
     """An event loop whose timers count the time in which the machine was suspended."""
 
     def time(self) -> float:
-        """Seconds, by the clock of all waits."""
+        """Return the seconds of `boot_clock`, which all waits use."""
         return boot_clock()
 
 
 @dataclass(frozen=True)
 class Clock:
-    """What time it is, and how much time has passed."""
+    """The current time, and a clock for elapsed time."""
 
     now: Callable[[], datetime]
-    """The time of the API server, for statuses and events. It may be set back."""
+    """The time of the API server, for statuses and events. Somebody may set this time back."""
     elapsed: Callable[[], float] = boot_clock
-    """Seconds that never step back, for waits within the process."""
+    """Seconds of a monotonic clock, for waits within the process."""

@@ -1,4 +1,4 @@
-"""The controller: workers that take keys from the queue and make a pass over each."""
+"""The controller: workers that take keys from the queue and run a pass over each job."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ from dtj.reconcile.stuck import Stuck
 from dtj.reconcile.view import Key, View
 
 _log = logging.getLogger(__name__)
-# Every job that has not ended is looked at this often, whatever was missed.
+# The resync runs a pass over every unfinished job this often, in case the operator has missed an event.
 _RESYNC_SECONDS = 300.0
-# A key that waits, or a pass without an answer to a request, longer than this means that the operator is stuck.
+# The operator is stuck when a key waits longer than this, or when a pass gets no answer to a request for longer.
 STUCK_SECONDS = 120.0
 _CONFLICT = 409
-# By how much the trigger may be later than the cache.
+# The trigger may report a change of a job by this much later than the cache.
 _TRIGGER_SECONDS = 0.1
 
 
 class Controller:
-    """Runs passes until it is stopped."""
+    """Runs passes until `stop`."""
 
     def __init__(self, queue: WorkQueue, reconciler: Reconciler, view: View, metrics: Metrics) -> None:
         self.queue = queue
@@ -44,15 +44,15 @@ class Controller:
         self._tasks.append(asyncio.create_task(self._resync(), name="dtj-resync"))
 
     def changed(self, key: Key, version: str) -> None:
-        """Run a pass at once over a job that has this version now, unless the cache does not have the version yet."""
+        """Run a pass at once over a job whose newest version is `version`, if the cache has this version."""
         if version == self._version(key):
             self._add_if_unread(key)
 
     def cached(self, key: Key) -> None:
-        """Run a pass over a job whose cache has changed, unless `changed` has called for the pass in the meantime.
+        """Run a pass over a job that changed in the cache, unless `changed` requests the pass in the meantime.
 
-        `changed` alone would lose changes: it may be called before the cache has one, and is never called for a job
-        that was deleted in a gap of the trigger's watch.
+        `changed` alone would lose changes: the trigger may call `changed` before the cache has the change, and never
+        calls `changed` for a job that was deleted while the trigger's watch was interrupted.
         """
         asyncio.get_running_loop().call_later(_TRIGGER_SECONDS, self._add_if_unread, key)
 
@@ -67,7 +67,7 @@ class Controller:
         return str(job["metadata"]["resourceVersion"]) if job else None
 
     async def stop(self, grace: float = 0.0) -> None:
-        """Begin no pass any more, and let those that run go on for so many seconds; what they stored holds."""
+        """Begin no more passes. Running passes have `grace` seconds to end; stored statuses remain stored."""
         self._ending = True
         for task in self._tasks:
             if task not in self._passing:
@@ -79,7 +79,7 @@ class Controller:
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
     def check(self) -> dict[str, float]:
-        """Figures for the health check. Raises Stuck."""
+        """Return figures for the health check. Raises Stuck when a task has ended or a job has waited too long."""
         ended = [task.get_name() for task in self._tasks if task.done()]
         if ended:
             raise Stuck(f"{', '.join(ended)} ended")
@@ -129,6 +129,6 @@ class Controller:
     async def _resync(self) -> None:
         while True:
             await asyncio.sleep(_RESYNC_SECONDS)
-            # Before that the view may know jobs and not yet their pods.
+            # Before the queue opens, the caches may have jobs without their pods.
             for key in self._view.active() if self.queue.opened else ():
                 self.queue.add(key)

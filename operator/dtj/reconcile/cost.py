@@ -1,4 +1,4 @@
-"""What a pass costs this process, and where its costly parts are done."""
+"""The processor time of a pass, and the thread in which its costly parts run."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable
 from typing import TypeVar
 
-# A job with more pods than this is planned and evaluated in a thread, so that the event loop goes on.
+# A thread plans and evaluates a job with more pods than this, so that the event loop is not blocked.
 _LARGE = 200
 T = TypeVar("T")
 
@@ -19,12 +19,14 @@ class Cost:
         self.seconds = 0.0
 
     def begin(self, seconds: float) -> None:
-        """Begin to count the processor time of a pass, which has taken `seconds` already."""
+        """Begin to count the processor time of a pass. seconds: the processor time that the pass has taken."""
         self.seconds = seconds
 
     async def count(self, do: Callable[[], T], pods: int) -> T:
-        """Do a part of a pass over a job with so many pods, in a thread if they are many: what `do` reads must never
-        change.
+        """Run a part of a pass and count its processor time.
+
+        do: runs in a thread for a large job, so nothing may change the data that `do` reads.
+        pods: the number of pods of the job.
         """
 
         def timed() -> tuple[T, float]:

@@ -1,4 +1,4 @@
-"""What a pass over a job decides, from a snapshot of what is known. Pure: a large job's is made in a thread."""
+"""The decision of a pass over a job, from a snapshot. Pure: for a large job, this code runs in a thread."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ from dtj.status.observed import Expected
 
 @dataclass(frozen=True)
 class Decided:
-    """What a pass is to do."""
+    """The evaluation of a job, and the actions that follow from the evaluation."""
 
     decision: Evaluation
     todo: list[Action]
-    """In order, once the status is stored."""
+    """The actions in order. The pass carries them out after it has stored the status."""
 
 
 def decide(seen: Snapshot) -> Decided:
-    """The status of a job and what follows from it."""
+    """Compute the status of a job and the actions that follow from the status."""
     job, plan, pods = seen.job, seen.plan, seen.observed.pods
     if plan and isinstance(job, Job):
         expected: Expected | None = seen.delegate.expected(
@@ -41,10 +41,10 @@ def decide(seen: Snapshot) -> Decided:
 
 
 def looked_at(evaluation: Evaluation, *seconds: float | None) -> Evaluation:
-    """The same, to be looked at again as soon as any of these says, too."""
+    """Return the evaluation with `look_again` lowered to the shortest of these waits in seconds."""
     return replace(evaluation, look_again=soonest(evaluation.look_again, *seconds))
 
 
 def soonest(*waits: float | None) -> float | None:
-    """The shortest of these waits; None where there is none."""
+    """Return the shortest of these waits in seconds, or None when all are None."""
     return min((wait for wait in waits if wait is not None), default=None)

@@ -1,7 +1,8 @@
-"""A job that is handed over as an MPIJob: how that is found, and which requests bring it to what the status says.
+"""A job that the operator hands over as an MPIJob: the read of the MPIJob, and the requests that follow.
 
-The operator makes and deletes the MPIJob, and never changes one: mpi-operator has its status, Kueue its `suspend`.
-It is asked for by name in each pass rather than watched, so that its CRD may come and go while the operator runs.
+The operator creates and deletes the MPIJob and never changes an MPIJob: mpi-operator writes the status of the MPIJob,
+and Kueue writes the field `suspend`. Each pass reads the MPIJob by name. The operator does not watch MPIJobs, so that
+an administrator can install or delete the CRD of MPIJobs while the operator runs.
 """
 
 from __future__ import annotations
@@ -37,9 +38,9 @@ from dtj.status.observed import Expected
 from dtj.status.pods import PodView
 
 LOOK_SECONDS = 10.0
-"""How often an MPIJob is looked at while its pods say nothing new."""
+"""Seconds between two reads of an MPIJob while its pods do not change."""
 ENDING_SECONDS = 2.0
-"""How often one that is to go is looked for."""
+"""Seconds between two reads of an MPIJob that is being deleted."""
 
 NOT_SERVED = (
     f"the cluster does not serve {MPIJOB_PLURAL} of {MPIJOB_API_VERSION} (those of v1 are training-operator's): "
@@ -48,7 +49,7 @@ NOT_SERVED = (
 
 
 async def find_delegate(cluster: Cluster, job: AnyJob, plan: Plan | None) -> Delegate:
-    """Who creates the pods of this plan, asked of the API server where that is not this operator. Raises ApiError."""
+    """Return the creator of this plan's pods. For an MPIJob, read the MPIJob from the API server. Raises ApiError."""
     if plan is None or plan.mpijob is None:
         return Native()
     try:
@@ -56,12 +57,17 @@ async def find_delegate(cluster: Cluster, job: AnyJob, plan: Plan | None) -> Del
     except ApiError as error:
         if error.status != 403:
             raise
-        manifest = None  # creating it is refused too, which the status says
+        manifest = (
+            None  # The API server refuses the creation of the MPIJob too. The status shows this refusal.
+        )
     return HandedOver(manifest if manifest is not None and controller_uid(manifest) == job.uid else None)
 
 
 async def check_served(cluster: Cluster, mpijob: Manifest) -> None:
-    """Raises Refused where the cluster has no such objects, and ApiError where that is not known."""
+    """Check that the cluster serves MPIJobs.
+
+    Raises Refused when the cluster does not serve MPIJobs, and ApiError when the check fails.
+    """
     if not await cluster.serves_kind(MPIJOB_API_VERSION, MPIJOB_PLURAL):
         raise Refused(ApiError(404, Reason.MPIJOB_NOT_SERVED, NOT_SERVED), mpijob)
 
@@ -71,7 +77,7 @@ class HandedOver:
     """See `Delegate`."""
 
     manifest: Manifest | None
-    """The MPIJob."""
+    """The MPIJob; None when the job has no MPIJob."""
 
     @property
     def mpijob(self) -> MpiJob | None:
@@ -79,7 +85,7 @@ class HandedOver:
         return view_mpijob(self.manifest) if self.manifest else None
 
     def expected(self, expected: Expected, pods: Sequence[PodView], attempt: int) -> Expected:
-        """A Job of mpi-operator's names the launcher's pod."""
+        """Add the launcher's pod: mpi-operator runs the launcher as a Job, which chooses the pod's name."""
         return replace(with_launcher(expected, pods, attempt), handed_over=True)
 
     def actions(self, seen: Snapshot, decision: Evaluation) -> list[Action]:
@@ -97,7 +103,7 @@ class HandedOver:
         if not decision.prepare or mpijob is not None or pods or plan is None or plan.mpijob is None:
             return result
         earlier = [AwaitEarlier(status.attempt)] if status.attempt > 1 else []
-        # Once for each attempt: one that is there costs a request.
+        # Create the NetworkPolicy once for each attempt: the request is sent even if the NetworkPolicy exists.
         fence = [CreateOwn(plan.network_policy)] if plan.network_policy else []
         return [*result, *earlier, *config_actions(seen, plan), *fence, CreateMpiJob(plan.mpijob)]
 

@@ -1,4 +1,4 @@
-"""Leader election: at most one of the operator's replicas works, and it stops before another may begin."""
+"""Leader election: at most one replica of the operator works, and that replica stops before another one may begin."""
 
 from __future__ import annotations
 
@@ -21,17 +21,17 @@ class Leases(Protocol):
     """The requests of an election. Each raises ApiError."""
 
     async def get(self, manifest: Manifest) -> Manifest | None:
-        """The object of the same kind, namespace and name, if there is one."""
+        """Return the object of the same kind, namespace and name, or None when the object does not exist."""
 
     async def create(self, manifest: Manifest) -> Manifest:
-        """Make an object; 409 when one of that name is there."""
+        """Create an object. Raises ApiError 409 when an object of that name exists."""
 
     async def replace(self, manifest: Manifest) -> Manifest:
-        """Replace an object; 409 when it is not at the manifest's resourceVersion any more."""
+        """Replace an object. Raises ApiError 409 when the object has a newer resourceVersion than the manifest."""
 
 
 class LeaseLost(Exception):
-    """Another may lead now: the process has to end, and what it was about to write is not its to do."""
+    """Another process may lead now. This process must end, without the writes that it has not sent yet."""
 
 
 class Elector:
@@ -47,9 +47,11 @@ class Elector:
         now: Callable[[], datetime],
         alive: Callable[[], bool] = lambda: True,
     ) -> None:
-        """place: namespace and name of the lease. clock: seconds, never set back, that go on while the machine is
-        suspended. now: for people to read. alive: whether this process can do the work that the lease is for; while
-        the process can't, the lease is neither taken nor renewed.
+        """place: namespace and name of the lease.
+        clock: returns seconds of a monotonic clock that runs while the machine is suspended.
+        now: returns the time that the lease shows to people.
+        alive: returns whether this process can do the leader's work. While `alive` returns False, the elector neither
+        takes nor renews the lease.
         """
         self._leases = leases
         self._place = place
@@ -60,16 +62,19 @@ class Elector:
         self._alive = alive
         self._observed = Observed()
         self._lease: Manifest | None = None
-        """The lease as it is stored, as far as known."""
+        """The lease as this process last wrote it; None when the stored lease is not known."""
         self._leads_until = float("-inf")
         self._claimed = False
 
     def leading(self) -> bool:
-        """Whether this process may write now. Others wait longer than this is true without a renewal."""
+        """Return whether this process may write now.
+
+        Without a renewal, this method returns False before another candidate may take the lease.
+        """
         return self._clock() < self._leads_until
 
     async def acquire(self) -> None:
-        """Wait until this process leads; then `keep` has to run."""
+        """Wait until this process leads. The caller must run `keep` from then on."""
         shown = ""
         while True:
             begin = self._clock()
@@ -88,7 +93,7 @@ class Elector:
             await asyncio.sleep(max(wake - now, _SHORTEST_PAUSE))
 
     async def keep(self) -> NoReturn:
-        """Renew the lease for as long as that succeeds. Raises LeaseLost."""
+        """Renew the lease until this process loses the lease. Raises LeaseLost then."""
         begin = self._clock()
         while True:
             wake = min(begin + self._timing.retry_period, self._leads_until)
@@ -107,13 +112,13 @@ class Elector:
                 raise LeaseLost(f"the lease was not renewed for {self._timing.renew_deadline:g} s")
 
     async def release(self) -> None:
-        """Lead no more, and let another take over at once. Everything that writes must have stopped before."""
+        """Release the lease, so that another candidate can take the lease at once. Stop all writes before."""
         self._leads_until = float("-inf")
         if not self._claimed:
             return
         self._claimed = False
         try:
-            # Asked anew: a claim of which the answer never came may have been stored.
+            # Read the lease again: the API server may have stored a claim whose answer got lost.
             lease = await self._in_time(self._leases.get(self._wanted()))
             if lease is not None and lease["spec"].get("holderIdentity") == self._identity:
                 await self._in_time(self._leases.replace(released(lease, self._now())))
@@ -122,7 +127,10 @@ class Elector:
             _log.warning("the lease was not released, it expires by itself: %s", _said(error))
 
     async def _attempt(self) -> bool:
-        """Take or renew the lease, if that is this process's to do. Raises ApiError and TimeoutError."""
+        """Take or renew the lease, and return whether this process holds it. Raises ApiError and TimeoutError.
+
+        This process neither takes nor renews a lease that another candidate holds and that has not expired.
+        """
         known, self._lease = self._lease, None
         if known is None or self._observed.holder != self._identity:
             known = await self._in_time(self._leases.get(self._wanted()))
@@ -131,7 +139,7 @@ class Elector:
                 return False
         wanted = claimed(known, self._place, self._identity, self._now(), self._timing)
         self._claimed = True
-        # From when the request leaves: others count from when they see it stored, which is later.
+        # Count the deadline from before the request. Other candidates count from when they see the stored lease.
         sent = self._clock()
         write = self._leases.create if known is None else self._leases.replace
         self._lease = await self._in_time(write(wanted))

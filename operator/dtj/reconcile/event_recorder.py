@@ -1,4 +1,4 @@
-"""Events of a job: each is told once and in order, also when the API server does not take it at once."""
+"""Events of a job: each event is created once and in order. A request that fails is repeated."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ from dtj.status.times import written_time
 
 _log = logging.getLogger(__name__)
 _MOST_WAITING = 20
-# As client-go's EventSourceObjectSpamFilter: so many events of a job at once, and one more in so many seconds. A
-# program that reports another state each time would otherwise fill etcd.
+# The limits of client-go's EventSourceObjectSpamFilter: a job may have _BURST events at once, and one more event
+# every _REFILL_SECONDS. Without the limits, a program that reports another state each time would fill etcd.
 _BURST, _REFILL_SECONDS = 25, 300.0
 _FIRST_PAUSE_SECONDS = 1.0
 _LONGEST_PAUSE_SECONDS = 300.0
-# The answers after which the same request may do: none, an expired token, too many requests; and all from 500 on.
+# Repeat a request after status 0 (no answer), 401 (expired token), 429 (too many requests), and from 500 on.
 _PASSING = (0, 401, 429)
 
 
 class EventRecorder:
-    """Events of one job that wait for the API server, oldest first.
+    """The events of one job that are not created yet, oldest first.
 
-    They are in memory only: an operator that dies may lose one, a request that fails does not.
+    The events are in memory only: an event may get lost when the operator dies. A request that fails loses no event.
     """
 
     def __init__(self, clock: Clock) -> None:
@@ -37,23 +37,23 @@ class EventRecorder:
         self._tokens = float(_BURST)
         self._refilled: float | None = None
         self._recorded: deque[str] = deque(maxlen=_BURST)
-        """Names of the last events."""
+        """Names of the last events of the job."""
 
     def record(self, job: AnyJob, happening: Happening) -> None:
-        """Let something be told after all that waits already, unless the job has told too much lately."""
-        made = event(job, happening, written_time(self._clock.now()))
-        name = made["metadata"]["name"]
+        """Queue an event behind those that wait, unless the job has no token left. A final event needs none."""
+        manifest = event(job, happening, written_time(self._clock.now()))
+        name = manifest["metadata"]["name"]
         if name in self._recorded:
             return
         if not happening.final and not self._take():
-            _log.debug("%s/%s: no event, too many lately: %s", job.namespace, job.name, happening.reason)
+            _log.debug("%s/%s: no event, the job had too many: %s", job.namespace, job.name, happening.reason)
             return
         self._recorded.append(name)
         _log.info("%s/%s: %s: %s", job.namespace, job.name, happening.reason, happening.message)
-        self._waiting.append(made)
+        self._waiting.append(manifest)
 
     def _take(self) -> bool:
-        """Take a token of the job's, if there is one."""
+        """Take a token of the job, and return whether the job had a token."""
         now = self._clock.elapsed()
         if self._refilled is not None:
             gained = (now - self._refilled) / _REFILL_SECONDS
@@ -65,16 +65,16 @@ class EventRecorder:
         return True
 
     async def flush(self, cluster: Cluster) -> None:
-        """Create the events that wait; after one that fails, no other is tried before a pause is over."""
+        """Create the events that wait. After a request that may succeed later, pause before the next request."""
         if self._not_before is not None and self._clock.elapsed() < self._not_before:
             return
         while self._waiting:
-            made = self._waiting[0]
+            manifest = self._waiting[0]
             try:
-                await cluster.create(made)
+                await cluster.create(manifest)
             except ApiError as error:
-                if error.status != 409:  # told before, or by an answer that was lost
-                    _log.warning("event %s: %s", made["metadata"]["name"], error)
+                if error.status != 409:  # 409: the event exists. An earlier request created the event.
+                    _log.warning("event %s: %s", manifest["metadata"]["name"], error)
                 if error.status in _PASSING or error.status >= 500:
                     self._pause = min(2 * self._pause or _FIRST_PAUSE_SECONDS, _LONGEST_PAUSE_SECONDS)
                     wait = max(self._pause, error.retry_after or 0.0)
@@ -84,5 +84,5 @@ class EventRecorder:
         self._pause, self._not_before = 0.0, None
 
     def due_in(self) -> float | None:
-        """Seconds until events are to be tried again; None when none waits."""
+        """Return the seconds until `flush` may send requests again, or None when `flush` is not paused."""
         return None if self._not_before is None else max(self._not_before - self._clock.elapsed(), 0.0)

@@ -1,4 +1,4 @@
-"""The end of a pass: its requests, a few at a time, and what the API server refuses of them."""
+"""The end of a pass: send the requests, a few at a time, and record the requests that the API server refuses."""
 
 from __future__ import annotations
 
@@ -40,12 +40,12 @@ from dtj.status.events import Happening
 
 _log = logging.getLogger(__name__)
 REFUSED_SECONDS = 10.0
-"""How often an object that the API server refuses for now (quota, a policy, a name that is taken) is tried again."""
+"""Seconds between two tries to create an object that the API server refuses: a quota, a policy, or a name in use."""
 BEHIND_SECONDS = 1.0
-"""How soon a cache that is behind is looked at again, should no event come."""
-# The most requests that follow from one pass. The next pass sends the rest, after other jobs have had their turn.
+"""Seconds until the next pass when the cache is behind and no event causes an earlier pass."""
+# One pass sends at most this many requests. The next pass sends the rest, after passes over other jobs.
 _MOST_ACTIONS = 500
-# The most requests for pods of one job at a time, while other jobs have passes.
+# While other jobs have passes, at most this many requests for pods of one job run at a time.
 _BESIDE_OTHERS = 4
 
 
@@ -70,7 +70,7 @@ class Executor:
     ) -> float | None:
         """Carry out the actions in order. Returns seconds until the next pass is due; raises ApiError.
 
-        look_again: seconds until it is due where the API server takes everything.
+        look_again: seconds until the next pass is due if the API server refuses nothing.
         """
         before = memory.refusals.begin()
 
@@ -93,14 +93,15 @@ class Executor:
             memory.refusals.refused(refused)
         obstacle = memory.refusals.obstacle
         if before != (obstacle, memory.refusals.invalid):
-            # To say so in the status; not at once, for a message that is another one each time.
+            # The next pass shows the change in the status. Wait a second if the pass before met an obstacle too: the
+            # message may change each time.
             return 0.0 if obstacle is None or before[0] is None else 1.0
         if obstacle is not None:
             return min(REFUSED_SECONDS, look_again or REFUSED_SECONDS)
         return 0.0 if todo[_MOST_ACTIONS:] else look_again
 
     def _share(self) -> int:
-        """How many requests for pods of one job may be under way."""
+        """Return how many requests for pods of one job may run at a time."""
         return min(self._at_once, _BESIDE_OTHERS) if self._crowded() else self._at_once
 
     async def _carry_out(self, job: AnyJob, plan: Plan | None, memory: Memory, action: Action) -> None:
@@ -137,7 +138,7 @@ class Executor:
             case ReplaceData(manifest):
                 await self._cluster.replace_data(manifest)
             case ExpireJob():
-                # At this version only: somebody may just have asked for it to stay.
+                # Delete only this version of the job: a user may just have changed the job to keep it.
                 version = memory.stored.version
                 await self._cluster.expire_job(job.namespace, job.name, job.uid, version)
                 _log.info("%s/%s: deleted by runPolicy.ttlSecondsAfterFinished", job.namespace, job.name)
@@ -161,5 +162,5 @@ class Executor:
 
 
 def _is_of_a_pod(action: Action) -> bool:
-    """Whether it may be done for many pods at a time, in whichever order."""
+    """Return whether the executor may carry out such actions in parallel and in any order."""
     return isinstance(action, (CreatePod, DeletePod))

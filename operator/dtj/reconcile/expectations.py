@@ -1,4 +1,4 @@
-"""What was done lately and the cache may not show yet: it is not done again."""
+"""Expectations: a pass does not repeat a request whose effect the cache may not show yet."""
 
 from __future__ import annotations
 
@@ -14,34 +14,34 @@ from dtj.reconcile.actions import (
     DeletePod,
 )
 
-# A cache that is further behind costs requests that change nothing; an object that went before the cache showed it
-# is missed for so long.
+# An expectation expires after this many seconds. A cache that is further behind causes requests that change nothing.
+# An object that was deleted before the cache showed it is created again only after these seconds.
 _SECONDS = 3.0
 _Key = tuple[str, ...]
 
 
 class Expectations:
-    """The requests that the API server has taken for one job and whose effect was not seen so far."""
+    """The requests that the API server has accepted for one job and whose effect the cache has not shown yet."""
 
     def __init__(self, elapsed: Callable[[], float]) -> None:
-        """elapsed: seconds that never step back."""
+        """elapsed: returns seconds of a monotonic clock."""
         self._elapsed = elapsed
         self._until: dict[_Key, float] = {}
 
     def add(self, action: Action) -> None:
-        """An action was carried out."""
+        """Expect the effect of an action that was carried out."""
         key = _key(action)
         if key is not None:
             self._until[key] = self._elapsed() + _SECONDS
 
     def without(self, todo: Sequence[Action]) -> list[Action]:
-        """Those that are still to be done. What nobody asks for any more has been seen."""
+        """Return the actions that are not expected. Drop expectations that `todo` lacks: the cache shows them."""
         wanted, now = {_key(action) for action in todo}, self._elapsed()
         self._until = {key: time for key, time in self._until.items() if key in wanted and time > now}
         return [action for action in todo if _key(action) not in self._until]
 
     def due_in(self) -> float | None:
-        """Seconds until one would be done again; None when there is none."""
+        """Return the seconds until the first expectation expires, or None without expectations."""
         soonest = min(self._until.values(), default=None)
         return None if soonest is None else soonest - self._elapsed()
 

@@ -1,4 +1,4 @@
-"""What a plan asks for, as far as the status of its job depends on it."""
+"""The pods that a plan expects, as far as the status of the job depends on them."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from dtj.status.pods import PodView
 
 
 def expected_pods(job: Job, plan: Plan) -> Expected:
-    """What is expected of the job's pods."""
+    """Return what the plan expects of the job's pods."""
     return Expected(
         replicas=plan.roles,
         stages=plan.stage_names,
@@ -41,10 +41,10 @@ def expected_pods(job: Job, plan: Plan) -> Expected:
 
 
 def stored_expected_pods(job: AnyJob, pods: Sequence[PodView]) -> Expected | None:
-    """The same from the stored status, of a job that has pods and can't be planned any more; None where the status
-    tells of no pods.
+    """Return what the stored status says about the pods of a job that has no plan; None if the status names no pods.
 
-    A spec may break a rule of a newer operator: the pods that there are go on, end and are cleaned up.
+    The spec of a job may break a rule of a newer operator. The existing pods of such a job still run, end, and are
+    cleaned up.
     """
     status, attempt = job.status, job.status.current_attempt
     roles = {role: count.desired for role, count in status.replica_statuses.items() if count.desired}
@@ -59,7 +59,7 @@ def stored_expected_pods(job: AnyJob, pods: Sequence[PodView]) -> Expected | Non
     decisive, evaluators = of(lambda role: role.decides)[:1], of(lambda role: role.evaluates)
     if not decisive:
         return None
-    # The stored status may name roles that the strategy does not have: their pods end with the job.
+    # The stored status may name roles that the strategy does not have. The pods of these roles end with the job.
     last = of(lambda role: not role.created_first)
     first = [name for role in roles for name in names[role] if name not in last]
     expected = Expected(

@@ -1,4 +1,4 @@
-"""Which pods of a job are asked for their reports."""
+"""The choice of a job's pods that the operator asks for their reports."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ def follow(progress: ProgressPoller, key: Key, seen: Snapshot, status: JobStatus
     if plan is None or not trains:
         progress.leave(key)
         return
-    # A job is called stalled by what is known of it.
+    # The check for a stalled job needs recent reports.
     closely = seen.job.run_policy.stall_timeout_seconds is not None
     pods = addresses(seen.observed.pods, {plan.reporter, plan.evaluator})
     progress.follow(key, pods, closely=closely)
 
 
 def addresses(pods: Sequence[PodView], names: Set[str | None]) -> dict[str, str]:
-    """The addresses of those pods that run, by name."""
+    """Return the addresses of those pods of these names that run, by name."""
     return {pod.name: pod.ip for pod in pods if pod.name in names and pod.running and pod.ip}

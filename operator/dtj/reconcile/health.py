@@ -1,4 +1,4 @@
-"""GET /healthz of the operator's process, whether it leads or waits."""
+"""GET /healthz of the operator's process, in a leader and in a replica that waits."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from dtj.reconcile.stuck import Stuck
 
 
 class Health:
-    """What the process answers; 500 when what it runs is stuck."""
+    """The endpoint /healthz. The answer is 500 when `check` raises Stuck."""
 
     def __init__(self) -> None:
         self.check: Callable[[], Mapping[str, float]] = dict
-        """Figures of what runs; raises Stuck. Nothing runs in a replica that waits."""
+        """Returns figures of the running operator; raises Stuck. A replica that waits has no figures."""
 
     @asynccontextmanager
     async def served(self, port: int) -> AsyncIterator[None]:
-        """Answer on this port for as long as the block lasts."""
+        """Answer on this port until the block ends."""
         app = web.Application()
         app.router.add_get("/healthz", self._answer)
         runner = web.AppRunner(app, handle_signals=False, access_log=None, shutdown_timeout=1.0)
@@ -35,6 +35,6 @@ class Health:
             answer = web.json_response(dict(self.check()))
         except Stuck as stuck:
             answer = web.Response(status=500, text=f"{stuck}\n")
-        # kopf, when it ends, would wait for a connection that is kept.
+        # Close the connection: at its end, kopf would wait for a connection that is kept alive.
         answer.force_close()
         return answer

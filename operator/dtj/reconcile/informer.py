@@ -1,4 +1,4 @@
-"""A cache of objects that an API server tells of: listed once, then watched, after client-go's reflector."""
+"""A cache of objects in the API server, listed once and then watched, after client-go's reflector."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ T = TypeVar("T")
 
 
 class Cache(Generic[T]):
-    """What is seen of objects, by the job that each belongs to."""
+    """A cache of objects, by the job that each object belongs to."""
 
     def __init__(
         self,
@@ -31,31 +31,34 @@ class Cache(Generic[T]):
         urgent: Callable[[Key, T | None, T | None], bool] | None = None,
         key: Callable[[Manifest], Key] | None = None,
     ) -> None:
-        """see: what is kept of an object. changed: told each job of which something came, went or looks different.
-        changed_little: told in its place where that is not urgent. urgent: of what an object was, and is now; what a
-        pass has made is not urgent. key: the job that an object belongs to; by default its labels name the job.
+        """see: returns the part of a manifest that the cache keeps.
+        changed: called with each job of which an object was added, deleted, or changed.
+        changed_little: called instead of `changed` when the change is not urgent.
+        urgent: called with the job, the old object and the new object; None stands for no object. By default, a new
+        object is not urgent: a pass created the object.
+        key: returns the job that an object belongs to. By default, the labels of an object name the job.
         """
         self._see = see
         self._changed = changed
         self._changed_little = changed_little or changed
-        self._urgent = urgent or _was_there
+        self._urgent = urgent or _existed_before
         self._key = key or job_key
         self._jobs: dict[Key, dict[str, T]] = {}
         self._keys: dict[str, Key] = {}
 
     def of(self, job: Key) -> list[T]:
-        """What there is of a job."""
+        """Return the objects of a job."""
         return list(self._jobs.get(job, {}).values())
 
     def items(self) -> list[tuple[Key, T]]:
-        """Each object with the job that it belongs to."""
+        """Return each object with the job that the object belongs to."""
         return [(key, seen) for key, objects in self._jobs.items() for seen in objects.values()]
 
     def __len__(self) -> int:
         return len(self._keys)
 
     def put(self, manifest: Manifest) -> None:
-        """It is there, and like this."""
+        """Add an object, or replace the cached object."""
         metadata = manifest["metadata"]
         uid, key, seen = metadata["uid"], self._key(manifest), self._see(manifest)
         if self._keys.get(uid, key) != key:
@@ -65,46 +68,46 @@ class Cache(Generic[T]):
         if before != seen:
             objects[uid] = seen
             self._keys[uid] = key
-            self._tell(key, before, seen)
+            self._notify(key, before, seen)
 
     def drop(self, uid: str) -> None:
-        """It is gone."""
+        """Remove an object that was deleted."""
         key = self._keys.pop(uid, None)
         if key is None:
             return
         before = self._jobs[key].pop(uid)
         if not self._jobs[key]:
             del self._jobs[key]
-        self._tell(key, before, None)
+        self._notify(key, before, None)
 
-    def _tell(self, key: Key, before: T | None, after: T | None) -> None:
+    def _notify(self, key: Key, before: T | None, after: T | None) -> None:
         (self._changed if self._urgent(key, before, after) else self._changed_little)(key)
 
     def keep(self, uids: Set[str], namespace: str | None) -> None:
-        """In this namespace (None: in all) no others are there."""
-        here = [uid for uid, key in self._keys.items() if namespace in (None, key[0])]
-        for uid in here:
+        """Remove all objects of this namespace but those with these uids. namespace: None for all namespaces."""
+        cached = [uid for uid, key in self._keys.items() if namespace in (None, key[0])]
+        for uid in cached:
             if uid not in uids:
                 self.drop(uid)
 
 
-def _was_there(_key: Key, before: object | None, _after: object | None) -> bool:
+def _existed_before(_key: Key, before: object | None, _after: object | None) -> bool:
     return before is not None
 
 
 class Informer(Generic[T]):
-    """Keeps a cache as the API server says, over cut connections and gaps."""
+    """Keeps a cache up to date with the API server, also after interrupted connections and missed events."""
 
     def __init__(self, source: Source, selection: Selection, cache: Cache[T]) -> None:
         self.synced = asyncio.Event()
-        """Whether all that was there is in the cache."""
+        """Set once the cache has all objects of the first list."""
         self._source = source
         self._selection = selection
         self._cache = cache
         self._version: str | None = None
 
     async def run(self) -> NoReturn:
-        """Until it is cancelled."""
+        """List and watch until the task is cancelled."""
         pause = _FIRST_PAUSE_SECONDS
         while True:
             version, at_least = self._version, 0.0
@@ -114,9 +117,9 @@ class Informer(Generic[T]):
                 if error.status == _GONE:
                     self._version = None
                 at_least = error.retry_after or 0.0
-                # A cut watch goes on where it was; what is refused is told.
+                # An interrupted watch resumes at its last version: no warning. A refused request is a warning.
                 level = logging.DEBUG if error.status in (0, _GONE) else logging.WARNING
-                _log.log(level, "what %s there are is not known now: %s", self._selection.kind, error)
+                _log.log(level, "the cache of %s may be out of date: %s", self._selection.kind, error)
             moved = self._version not in (None, version)
             pause = _FIRST_PAUSE_SECONDS if moved else min(2 * pause, _LONGEST_PAUSE_SECONDS)
             await asyncio.sleep(max(at_least, pause * random.uniform(0.5, 1.5)))  # noqa: S311 - jitter
@@ -133,13 +136,13 @@ class Informer(Generic[T]):
             self._version = about["metadata"]["resourceVersion"]
 
     async def _list(self) -> str:
-        there, version = set(), ""
+        listed, version = set(), ""
         async for items, at in self._source.pages(self._selection):
             version = at
             for manifest in items:
-                there.add(manifest["metadata"]["uid"])
+                listed.add(manifest["metadata"]["uid"])
                 self._put(manifest)
-        self._cache.keep(there, self._selection.namespace)
+        self._cache.keep(listed, self._selection.namespace)
         return version
 
     def _put(self, manifest: Manifest) -> None:
@@ -152,6 +155,6 @@ class Informer(Generic[T]):
 
 
 def job_key(manifest: Manifest) -> Key:
-    """The job that the manifest's labels say it belongs to."""
+    """Return the job that the labels of a manifest name."""
     metadata = manifest["metadata"]
     return metadata["namespace"], metadata["labels"][LABEL_JOB]

@@ -1,4 +1,4 @@
-"""Jobs and the objects that the operator makes of them, as far as a pass reads them."""
+"""Caches of jobs and of the objects that the operator creates for jobs, with the fields that a pass reads."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from dtj.reconcile.urgency import PodUrgency
 from dtj.reconcile.view import CachedJob, Key, Owned, OwnedPod, controller_uid, owned_pod
 from dtj.status.pods import view_pod
 
-# The API server selects: other people's pods never reach the operator.
+# The API server applies this label selector, so the operator receives no objects of other owners.
 _OURS = f"{LABEL_MANAGED_BY}={MANAGER},{LABEL_JOB}"
 _METADATA = ("name", "namespace", "uid", "generation", "resourceVersion", "deletionTimestamp")
 
 
 class Informers:
-    """A cache of each kind, filled and kept by an informer for each namespace. Stop them when done."""
+    """A cache for each kind, with an informer for each namespace. The caller must call `stop` at the end."""
 
     def __init__(
         self,
@@ -33,9 +33,10 @@ class Informers:
         changed_little: Callable[[Key], None],
         job_changed: Callable[[Key], None],
     ) -> None:
-        """namespaces: those to watch; none: all. changed: called with each job of which an object changed.
-        changed_little: called in its place where no pass is urgent for that. job_changed: called with each job that
-        itself came, changed or went.
+        """namespaces: the namespaces to watch; empty for all namespaces.
+        changed: called with each job of which an object changed.
+        changed_little: called instead of `changed` when the change is not urgent.
+        job_changed: called with each job that was created, changed, or deleted.
         """
         calls = changed, changed_little
         self.jobs = Cache(_job, job_changed, key=_own_key)
@@ -63,7 +64,7 @@ class Informers:
         self._tasks = [asyncio.create_task(informer.run()) for informer in self._informers]
 
     async def synced(self) -> None:
-        """Wait until each first list is in its cache."""
+        """Wait until every informer has its first list in the cache."""
         for informer in self._informers:
             await informer.synced.wait()
 
@@ -74,7 +75,7 @@ class Informers:
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
     def check(self) -> int:
-        """The number of cached objects. Raises Stuck."""
+        """Return the number of cached objects. Raises Stuck when an informer has ended."""
         if any(task.done() for task in self._tasks):
             raise Stuck("a watch of jobs or their objects ended")
         return sum(map(len, self._caches))
@@ -85,7 +86,7 @@ def _own_key(manifest: Mapping[str, Any]) -> Key:
 
 
 def _job(manifest: Mapping[str, Any]) -> CachedJob:
-    # managedFields, about half of a job, and other people's labels and annotations are not kept.
+    # Drop managedFields, about half of a job, and the labels and annotations that the operator does not read.
     of_job = manifest["metadata"]
     metadata: dict[str, Any] = {field: of_job.get(field) for field in _METADATA}
     for kind, names in (("labels", QUEUE_LABELS), ("annotations", QUEUE_ANNOTATIONS)):
@@ -105,7 +106,7 @@ def _service(manifest: Mapping[str, Any]) -> Owned:
 
 
 def _config(manifest: Mapping[str, Any]) -> Owned:
-    # What is the same in all jobs is kept once.
+    # Intern the texts: many jobs share a text, and the process keeps each text once.
     metadata, data = manifest["metadata"], manifest.get("data") or {}
     texts = {key: intern(text) for key, text in data.items()}
     return Owned(metadata["name"], controller_uid(manifest), texts, metadata["uid"])

@@ -18,7 +18,7 @@ from dtj.reconcile.view import Key
 from dtj.status.figures import JobFigures
 
 _Whose = tuple[str, str]
-"""Namespace and strategy."""
+"""The namespace and the strategy of a job."""
 _WHOSE = ("job_namespace", "strategy")
 _JOB = ("job_namespace", "job_name", "strategy")
 
@@ -38,7 +38,7 @@ class JobSeries(Collector):
         self._clock = clock
         self._lock = threading.Lock()
         self._jobs: dict[Key, _Tracked] = {}
-        # Seconds that accelerators were held, and were idle, up to `since` of each job.
+        # Seconds for which jobs held accelerators, and for which these were idle, up to `since` of each job.
         self._held: dict[_Whose, float] = {}
         self._idle: dict[_Whose, float] = {}
 
@@ -96,7 +96,7 @@ def _phases(jobs: Iterable[JobFigures]) -> Metric:
     counts: Counter[tuple[str, str, Phase]] = Counter(
         (job.namespace, job.strategy, job.phase) for job in jobs
     )
-    family = GaugeMetricFamily("dtj_jobs", "Jobs that are there, by phase.", labels=[*_WHOSE, "phase"])
+    family = GaugeMetricFamily("dtj_jobs", "Jobs that exist, by phase.", labels=[*_WHOSE, "phase"])
     for whose in sorted({(namespace, strategy) for namespace, strategy, _ in counts}):
         for phase in Phase:
             family.add_metric([*whose, phase.value], counts[*whose, phase])
@@ -120,7 +120,7 @@ def _each(jobs: Iterable[JobFigures]) -> Iterator[Metric]:
         for name, text in (
             ("dtj_job_steps", "Optimizer steps done, of a running job; less again after a restart."),
             ("dtj_job_planned_steps", "Optimizer steps in all, of a running job."),
-            ("dtj_job_examples_per_second", "Examples a second over all ranks lately, of a running job."),
+            ("dtj_job_examples_per_second", "Current examples per second over all ranks, of a running job."),
             (
                 "dtj_job_checkpoint_timestamp_seconds",
                 "When the newest complete checkpoint of a running job was uploaded, in Unix time.",

@@ -1,7 +1,7 @@
 """The Lease by which replicas of the operator agree on the one that works, after client-go's leaderelection. Pure.
 
-`kubernetes.aio.leaderelection` is not used: it judges expiry by the wall clock, lets one request that hangs outlast
-the lease, and does not release it.
+The operator does not use `kubernetes.aio.leaderelection`: that module judges expiry by the wall clock, lets one
+request that hangs outlast the lease, and does not release the lease.
 """
 
 from __future__ import annotations
@@ -18,18 +18,19 @@ API_VERSION, KIND = "coordination.k8s.io/v1", "Lease"
 
 @dataclass(frozen=True)
 class Timing:
-    """Seconds, named as the flags of kube-scheduler are.
+    """Times of an election in seconds. The names are those of kube-scheduler's flags.
 
-    A lost leader is replaced after retry_period (its last renewal may be seen that late) and lease_duration, so
-    after 12 s and the time to fill the caches. client-go's 15, 10 and 2 s would leave little of 20 s for that.
+    Another candidate replaces a lost leader after retry_period and lease_duration: the candidate may see the last
+    renewal retry_period late. The replacement takes 12 s and the time to fill the caches. With client-go's 15, 10 and
+    2 s, little time of 20 s would remain for the caches.
     """
 
     lease_duration: float = 10.0
-    """A lease that nobody renewed for so long may be taken by another."""
+    """Another candidate may take a lease that nobody has renewed for this time."""
     renew_deadline: float = 7.0
-    """A leader that could not renew for so long stops."""
+    """A leader that could not renew the lease for this time stops."""
     retry_period: float = 2.0
-    """From one look at the lease, or renewal of it, to the next."""
+    """The time between two reads or renewals of the lease."""
 
     def __post_init__(self) -> None:
         if not self.lease_duration > self.renew_deadline > self.retry_period > 0:
@@ -40,14 +41,14 @@ class Timing:
 
     @property
     def request_timeout(self) -> float:
-        """One request that hangs leaves time for another."""
+        """The timeout of one request in seconds. After a request that hangs, time remains for another request."""
         return self.renew_deadline / 2
 
 
 class Observed:
-    """The lease as one candidate has seen it, in seconds of its own clock.
+    """The lease as one candidate has seen the lease, in seconds of the candidate's own clock.
 
-    Clocks of two machines are never compared: a lease has expired when it has not *changed* for its duration.
+    A candidate never compares clocks of two machines: a lease expires when it has not *changed* for its duration.
     """
 
     def __init__(self) -> None:
@@ -56,17 +57,17 @@ class Observed:
 
     @property
     def holder(self) -> str:
-        """Who holds it; empty when nobody does."""
+        """The identity of the lease's holder; empty when nobody holds the lease."""
         return self._spec.get("holderIdentity") or ""
 
     def see(self, lease: Manifest | None, now: float) -> None:
-        """Note what the API server answered; None: there is no such lease."""
+        """Note the lease that the API server returned. lease: None when the lease does not exist. now: seconds."""
         spec = (lease or {}).get("spec") or {}
         if spec != self._spec:
             self._spec, self._since = spec, now
 
     def free_at(self, timing: Timing) -> float:
-        """When another than the holder may take it."""
+        """Return when a candidate that is not the holder may take the lease, in seconds of the candidate's clock."""
         if not self.holder:
             return self._since
         return self._since + (self._spec.get("leaseDurationSeconds") or timing.lease_duration)
@@ -75,22 +76,23 @@ class Observed:
 def claimed(
     lease: Manifest | None, place: Manifest, identity: str, now: datetime, timing: Timing
 ) -> Manifest:
-    """The lease as this candidate takes it, or renews it.
+    """Return the lease as this candidate takes or renews the lease.
 
-    place: metadata of a lease that is not there yet. One that is there keeps its resourceVersion: of two who claim
-    it at once, the API server refuses one.
+    lease: the stored lease; None when the lease does not exist. The result has the resourceVersion of a stored lease,
+    so of two candidates that claim the lease at once, the API server refuses one.
+    place: metadata for a lease that does not exist.
     """
     if lease is None:
         return _lease(place, identity, timing.lease_duration, _written(now), _written(now), 0)
     spec = lease.get("spec") or {}
-    mine = spec.get("holderIdentity") == identity
-    acquired = spec["acquireTime"] if mine and spec.get("acquireTime") else _written(now)
-    transitions = (spec.get("leaseTransitions") or 0) + (not mine)
+    held = spec.get("holderIdentity") == identity
+    acquired = spec["acquireTime"] if held and spec.get("acquireTime") else _written(now)
+    transitions = (spec.get("leaseTransitions") or 0) + (not held)
     return _lease(lease["metadata"], identity, timing.lease_duration, acquired, _written(now), transitions)
 
 
 def released(lease: Manifest, now: datetime) -> Manifest:
-    """The lease as its holder leaves it: the next look of another takes it."""
+    """Return the lease without a holder. Another candidate takes the lease when it next reads the lease."""
     time = _written(now)
     return _lease(lease["metadata"], "", 1, time, time, lease["spec"].get("leaseTransitions") or 0)
 
@@ -109,5 +111,5 @@ def _lease(
 
 
 def _written(time: datetime) -> str:
-    """As Kubernetes writes a MicroTime; for people, nobody decides by it."""
+    """Format a time as a MicroTime of Kubernetes. This time is for people: no candidate decides by this time."""
     return time.strftime("%Y-%m-%dT%H:%M:%S.%fZ")

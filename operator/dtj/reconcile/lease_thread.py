@@ -1,4 +1,4 @@
-"""An election in a thread of its own: no pass that holds up the operator's event loop makes a renewal late."""
+"""An election in a thread of its own: a pass that blocks the operator's event loop does not delay a renewal."""
 
 from __future__ import annotations
 
@@ -13,22 +13,22 @@ T = TypeVar("T")
 
 
 class Connection(Leases, Protocol):
-    """Requests of an election, until they are closed."""
+    """The requests of an election, and the close of their connections."""
 
     async def close(self) -> None:
         """Close the connections."""
 
 
 class LeaseThread:
-    """An Elector with an event loop, a thread and a connection of its own. Close it when done.
+    """An Elector with an event loop, a thread and a connection of its own. The caller must call `close` at the end.
 
-    Call the methods in the operator's event loop; any thread may ask `leading`.
+    Call the methods in the operator's event loop. Any thread may call `leading`.
     """
 
     def __init__(
         self, connect: Callable[[], Awaitable[Connection]], elector: Callable[[Leases], Elector]
     ) -> None:
-        """connect: called in the thread. elector: makes the candidate."""
+        """connect: opens the connection; called in the thread. elector: creates the candidate."""
         self._connect = connect
         self._make = elector
         self._loop = asyncio.new_event_loop()
@@ -38,30 +38,30 @@ class LeaseThread:
         self._elector: Elector | None = None
 
     async def start(self) -> None:
-        """Connect. Raises what connecting raises."""
+        """Start the thread and connect. Raises the exceptions of `connect`."""
         self._thread.start()
-        await self._there(self._open())
+        await self._in_thread(self._open())
 
     def leading(self) -> bool:
-        """Whether this process may write now."""
+        """Return whether this process may write now."""
         return self._elector is not None and self._elector.leading()
 
     async def acquire(self) -> None:
-        """Wait until this process leads; then `keep` has to run."""
-        await self._there(self._work(self._candidate().acquire()))
+        """Wait until this process leads. The caller must run `keep` from then on."""
+        await self._in_thread(self._work(self._candidate().acquire()))
 
     async def keep(self) -> None:
-        """Renew the lease for as long as that succeeds. Raises LeaseLost."""
-        await self._there(self._work(self._candidate().keep()))
+        """Renew the lease until this process loses the lease. Raises LeaseLost then."""
+        await self._in_thread(self._work(self._candidate().keep()))
 
     async def release(self) -> None:
-        """Lead no more, and let another take over at once. Everything that writes must have stopped before."""
-        await self._there(self._release())
+        """Release the lease, so that another candidate can take the lease at once. Stop all writes before."""
+        await self._in_thread(self._release())
 
     async def close(self) -> None:
-        """End the thread."""
+        """Close the connection and end the thread."""
         if self._connection is not None:
-            await self._there(self._connection.close())
+            await self._in_thread(self._connection.close())
         self._loop.call_soon_threadsafe(self._loop.stop)
         await asyncio.to_thread(self._thread.join)
         self._loop.close()
@@ -80,11 +80,11 @@ class LeaseThread:
 
     async def _release(self) -> None:
         if self._working is not None:
-            # Whoever waited for it has been cancelled, but its last request may still be under way.
+            # The caller that waited for this task is cancelled, but the last request of the task may still run.
             self._working.cancel()
             await asyncio.wait({self._working})
         await self._candidate().release()
 
-    async def _there(self, work: Coroutine[Any, Any, T]) -> T:
-        """Have the thread do it."""
+    async def _in_thread(self, work: Coroutine[Any, Any, T]) -> T:
+        """Run a coroutine in the thread and return its result."""
         return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(work, self._loop))

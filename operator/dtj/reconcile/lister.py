@@ -21,7 +21,7 @@ class Lister:
 
     def job(self, key: Key) -> Mapping[str, Any] | None:
         jobs = self._informers.jobs.of(key)
-        # While a list is read page by page, a deleted job and a new one of the same name may both be in the cache.
+        # While the informer reads a list page by page, the cache may have a deleted and a new job of one name.
         return jobs[-1].manifest if jobs else None
 
     def pods(self, key: Key) -> Sequence[OwnedPod]:

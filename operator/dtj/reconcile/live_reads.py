@@ -1,6 +1,6 @@
-"""Pods that the cache misses: that one is not in a cache proves nothing, so the API server is asked for a list.
+"""Lists of pods from the API server: a pod that the cache does not have may still exist.
 
-Each restart costs such a list or two, however many pods the job has; a job that nothing disturbs costs none.
+Each restart costs one or two such lists, however many pods the job has. A job without restarts costs none.
 """
 
 from __future__ import annotations
@@ -16,13 +16,14 @@ from dtj.status.pods import view_pod
 
 
 class Unseen(Exception):
-    """A pod is there that the cache misses and that stands in the way."""
+    """A pod exists that the cache misses, and the pass must wait until this pod has ended."""
 
 
 async def misses_one(cluster: Cluster, job: AnyJob, plan: Plan, seen: Set[str]) -> bool:
-    """Whether a pod of the plan is there, not among those seen: no attempt is given up for what only looks lost.
+    """Return whether a pod of the plan exists that the cache misses. Such a pod is not lost: its attempt goes on.
 
-    So after another operator's status was seen before its pods were.
+    seen: names of the pods in the cache. The cache misses a pod, for example, when it has the status that another
+    replica of the operator wrote, and does not have that replica's pods yet.
     """
     absent = plan.attempts.keys() - seen
     if not absent:
@@ -34,9 +35,11 @@ async def misses_one(cluster: Cluster, job: AnyJob, plan: Plan, seen: Set[str]) 
 
 
 async def await_earlier(cluster: Cluster, job: AnyJob, attempt: int) -> None:
-    """Raises Unseen while a pod of an attempt before this one is there: two attempts never run at once.
+    """Check that no pod of an earlier attempt exists: two attempts never run at once.
 
-    All are listed: an earlier attempt may have had more of them than the plan has now.
+    List all pods of the job: an earlier attempt may have had more pods than the plan has now.
+
+    Raises Unseen while a pod of an earlier attempt exists.
     """
     pods = [view_pod(pod) for pod in await cluster.pods_of(job.namespace, job.name) if is_of(pod, job)]
     names = sorted(pod.name for pod in pods if pod.attempt < attempt)

@@ -1,4 +1,4 @@
-"""What the operator remembers of a job from one pass to the next."""
+"""The operator's memory of a job from one pass to the next."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from dtj.reconcile.stored_status import StoredStatus
 
 @dataclass
 class Memory:
-    """A pass over a job without this is right too: it takes more requests, and says less of refusals."""
+    """The memory of one job. A pass with an empty memory is correct, but sends more requests."""
 
     uid: str
     stored: StoredStatus
@@ -30,16 +30,16 @@ class Memory:
     over: bool = False
     """Whether the job has ended."""
     stacks_of: str | None = None
-    """Since when the job stood still when its ranks were last asked for their stacks."""
+    """The `stalledSince` of the job when the operator last asked its ranks for their stacks."""
     ungrouped: bool = False
     """Whether the job's PodGroup was deleted."""
     no_tensorboard: str | None = None
     """Why the API server refused the job's TensorBoard."""
     _read: tuple[object, AnyJob, list[Fault]] | None = None
-    """What the job and its faults were read from, without its status, and both."""
+    """The fields that the job was read from, without its status; the job; and its faults."""
 
     def read(self, manifest: Mapping[str, Any]) -> tuple[AnyJob, list[Fault]]:
-        """The job and its faults. A spec is read once: it changes with its generation alone."""
+        """Return the job and its faults. Read the spec again only if generation, labels, or annotations differ."""
         metadata = manifest["metadata"]
         source = metadata["generation"], metadata.get("labels"), metadata.get("annotations")
         if self._read is None or self._read[0] != source:

@@ -20,14 +20,14 @@ from dtj.status.pods import PodView
 
 _LAG_SECONDS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30)
 _PASS_SECONDS = (0.001, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10)
-# From a small job on a warm node to a day in a queue.
+# The range begins with a small job on a warm node and ends with a day in a queue.
 _START_SECONDS = (1, 2.5, 5, 10, 20, 30, 60, 120, 300, 600, 1800, 3600, 10800, 43200, 86400)
 _CAUSES = ("application", "infrastructure", "evaluator")
 _ENDS = (
     (Phase.SUCCEEDED, Reason.JOB_SUCCEEDED),
     *((Phase.FAILED, reason) for reason in FAILED),
 )
-# The series `_created` of each counter would only repeat what the counter's resets say.
+# Disable the series `_created`: the resets of a counter show the same.
 disable_created_metrics()  # type: ignore[no-untyped-call]
 
 
@@ -65,7 +65,9 @@ class Metrics:
     def __init__(
         self, registry: CollectorRegistry | None = None, clock: Callable[[], float] = time.monotonic
     ) -> None:
-        """registry: of the process; by default a new one. clock: returns seconds, for how long jobs hold GPUs."""
+        """registry: the registry of the process; by default a new registry.
+        clock: returns seconds of a monotonic clock, by which the metrics count how long jobs hold GPUs.
+        """
         self.registry = to = registry or CollectorRegistry()
         self.jobs = JobSeries(clock)
         to.register(self.jobs)

@@ -1,6 +1,6 @@
-"""GET /metrics of the operator's process, whether it leads or waits.
+"""GET /metrics of the operator's process, in a leader and in a replica that waits.
 
-In a thread: it answers also while the event loop is busy.
+The server runs in a thread, so it answers while the event loop is busy.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from prometheus_client import CollectorRegistry, make_wsgi_app
 
 
 def serve_metrics(port: int, registry: CollectorRegistry) -> None:
-    """Answer on all addresses, of IPv4 and of IPv6, for as long as the process lives. Raises OSError."""
+    """Answer on all addresses of IPv4 and IPv6 until the process ends. Raises OSError when the port is in use."""
     both = socket.has_dualstack_ipv6()
     host, kind = ("::", _BothFamilies) if both else ("0.0.0.0", _Server)  # noqa: S104 - Prometheus asks from outside
     server = make_server(host, port, make_wsgi_app(registry), server_class=kind, handler_class=_Quiet)
@@ -35,4 +35,4 @@ class _BothFamilies(_Server):
 
 class _Quiet(WSGIRequestHandler):
     def log_message(self, format: str, *args: object) -> None:  # noqa: A002 - the base class's name
-        """Scrapes are not worth a line."""
+        """Log no line for a scrape."""

@@ -1,4 +1,4 @@
-"""A job whose pods this operator creates: which requests bring the cluster to what was decided. Pure."""
+"""The requests that follow from a decision, for a job whose pods this operator creates. Pure."""
 
 from __future__ import annotations
 
@@ -36,17 +36,18 @@ class Native:
     mpijob: MpiJob | None = None
 
     def expected(self, expected: Expected, _pods: Sequence[PodView], _attempt: int) -> Expected:
-        """The pods have the names of the plan."""
+        """Return `expected` unchanged: the pods have the names that the plan gives them."""
         return expected
 
     def look_again(self, _status: JobStatus, _now: datetime) -> float | None:
-        """Each change is an event."""
+        """Return None: each change of a pod is an event that causes a pass."""
         return None
 
     def actions(self, seen: Snapshot, decision: Evaluation) -> list[Action]:
         """See `Delegate`.
 
-        Objects of another owner are not in the snapshot: making one of theirs is tried, and refused with 409.
+        The snapshot has no objects of other owners. If another owner's object has the name of an object of the plan,
+        the API server refuses the creation with 409.
         """
         plan, status = seen.plan, decision.status
         result = ends(seen.observed.pods, decision.pods)
@@ -64,7 +65,7 @@ class Native:
 
 
 def ends(pods: Sequence[PodView], decided: Pods) -> list[Action]:
-    """Delete the pods that are to end: first those that are deleted by force."""
+    """Return the deletions of the pods that must end. The forced deletions come first."""
     return [
         *(
             ForceDeletePod(pod.name, pod.uid, describe_overdue(pod))
@@ -76,18 +77,18 @@ def ends(pods: Sequence[PodView], decided: Pods) -> list[Action]:
 
 
 def config_actions(seen: Snapshot, plan: Plan) -> list[Action]:
-    """Make the ConfigMap, or bring it to what the plan says."""
+    """Return the action that creates or updates the ConfigMap, if the ConfigMap differs from the plan."""
     name = plan.config["metadata"]["name"]
     known = next((config for config in seen.configs if config.name == name), None)
     if known is None:
         return [Create(plan.config)]
-    # Pods that run keep what they were started with: a changed spec holds from the next attempt on.
+    # Running pods keep the configuration of their start: a changed spec applies from the next attempt on.
     changed = known.data != plan.config["data"] and not seen.observed.pods
     return [ReplaceData(plan.config)] if changed else []
 
 
 def _prepared(seen: Snapshot, plan: Plan, attempt: int, *, begins: bool) -> list[Action]:
-    """The objects that the attempt's pods need. begins: whether pods are about to be created."""
+    """Return the actions that create what the attempt's pods need. begins: whether this pass creates pods."""
     pods, result = seen.observed.pods, list[Action]()
     if not any(service.name == plan.service["metadata"]["name"] for service in seen.services):
         result.append(Create(plan.service))
@@ -95,7 +96,7 @@ def _prepared(seen: Snapshot, plan: Plan, attempt: int, *, begins: bool) -> list
     if plan.restarts_with is None and attempt > 1 and not present:
         result.append(AwaitEarlier(attempt))
     if begins and not any(pod.attempt == attempt for pod in pods):
-        # Once an attempt: the operator may read neither, and somebody may have deleted them.
+        # Create both for each attempt: the operator has no permission to read them, and a user may have deleted them.
         result += [CreateOwn(plan.network_policy)] if plan.network_policy else []
         result += [CreateSshSecret()] if plan.ssh_secret else []
     result += config_actions(seen, plan)

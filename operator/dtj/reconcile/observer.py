@@ -1,4 +1,4 @@
-"""The beginning of a pass: what is known of a job, from caches, reports and, for an MPIJob, the API server."""
+"""The beginning of a pass: a snapshot of a job from caches, reports and, for an MPIJob, the API server."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class Observer:
             if pod.owner == job.uid and (delegates or not pod.delegated)
         ]
         memory.cost.begin(time.thread_time() - begun)
-        # The status of a job with pods had the name of its Secret before the pods.
+        # A job that has pods needs no new name: its status had the name of the Secret before the pods were created.
         unnamed = job.status.ssh_secret is None and not pods and not faults
         named = self._named(memory, job) if unnamed else job
         plan = await memory.cost.count(partial(self._planned, named, faults), size(job, pods))
@@ -81,7 +81,7 @@ class Observer:
         )
 
     def planned_again(self, seen: Snapshot, job: AnyJob) -> Snapshot:
-        """The same snapshot with another status of the job."""
+        """Return the snapshot with another status of the job, and with a plan for that status."""
         return replace(seen, job=job, plan=self._planned(job, seen.faults))
 
     def _planned(self, job: AnyJob, faults: Sequence[Fault]) -> Plan | None:
@@ -92,7 +92,7 @@ class Observer:
         return replace(job, status=job.status.model_copy(update={"ssh_secret": name}))
 
     def _reported(self, key: Key, plan: Plan | None) -> Observed:
-        """What the pods of the plan report."""
+        """Return the reports of the plan's pods."""
         if plan is None:
             return Observed()
         report = self._progress.report(key, plan.reporter) or Report()

@@ -1,4 +1,4 @@
-"""JSON merge patches (RFC 7386): the difference of two objects, and what comes of it."""
+"""JSON merge patches (RFC 7386): the difference of two objects, and its application."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 
 def merge_patch(old: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, Any]:
-    """What makes `new` of `old`; empty when they are the same."""
+    """Return the patch that turns `old` into `new`; an empty patch when both are equal."""
     patch: dict[str, Any] = dict.fromkeys(old.keys() - new.keys())
     for key, value in new.items():
         before = old.get(key)
@@ -20,7 +20,7 @@ def merge_patch(old: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, Any
 
 
 def merged(old: Any, patch: Any) -> Any:
-    """`old` with the patch applied; neither is changed."""
+    """Return `old` with the patch applied, without a change of `old` or of the patch."""
     if not isinstance(patch, Mapping):
         return patch
     result = dict(old) if isinstance(old, Mapping) else {}

@@ -1,4 +1,4 @@
-"""A job's PodGroup, which is not watched: most clusters do not know the kind."""
+"""The PodGroup of a job. The operator does not watch PodGroups: most clusters do not serve the kind."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _MANAGED = "kueue.x-k8s.io/managed"
 
 
 async def ensure_pod_group(cluster: Cluster, job: AnyJob, manifest: Manifest) -> None:
-    """Make the PodGroup, in place of one of the job that says something else. Raises Refused and ApiError."""
+    """Create the PodGroup. Replace a PodGroup of the job that has another spec. Raises Refused and ApiError."""
     try:
         await cluster.create(manifest)
     except ApiError as error:
@@ -30,27 +30,27 @@ async def ensure_pod_group(cluster: Cluster, job: AnyJob, manifest: Manifest) ->
         if error.status != 409 or error.reason != "AlreadyExists":
             refuse(error, manifest)
             return
-        there = await cluster.get(manifest)
-        if there is None:
-            return  # gone in between: the next pass makes it
-        if controller_uid(there) != job.uid:
-            raise Refused(ApiError(409, Reason.NAME_TAKEN, holder(there, job)), manifest) from None
-        spec = there.get("spec") or {}
+        existing = await cluster.get(manifest)
+        if existing is None:
+            return  # The PodGroup was deleted after the creation failed. The next pass creates the PodGroup.
+        if controller_uid(existing) != job.uid:
+            raise Refused(ApiError(409, Reason.NAME_TAKEN, holder(existing, job)), manifest) from None
+        spec = existing.get("spec") or {}
         if any(spec.get(key) != value for key, value in manifest["spec"].items()):
-            await cluster.delete(manifest, there["metadata"]["uid"])
+            await cluster.delete(manifest, existing["metadata"]["uid"])
             await cluster.create(manifest)
 
 
 async def delete_pod_group(cluster: Cluster, job: AnyJob, manifest: Manifest) -> None:
-    """Take the job's PodGroup away, if there is one. Raises ApiError."""
-    there = await cluster.get(manifest)
-    if there is not None and controller_uid(there) == job.uid:
-        await cluster.delete(manifest, there["metadata"]["uid"])
+    """Delete the job's PodGroup, if the PodGroup exists. Raises ApiError."""
+    existing = await cluster.get(manifest)
+    if existing is not None and controller_uid(existing) == job.uid:
+        await cluster.delete(manifest, existing["metadata"]["uid"])
 
 
-def not_queued(job: AnyJob, made: Manifest) -> Happening | None:
-    """What is to be told of a pod that was to be queued by Kueue, and that Kueue has not taken."""
-    labels = made["metadata"].get("labels") or {}
+def not_queued(job: AnyJob, pod: Manifest) -> Happening | None:
+    """Return a warning for a pod that names a queue of Kueue and that Kueue does not manage."""
+    labels = pod["metadata"].get("labels") or {}
     if KUEUE_QUEUE not in labels or labels.get(_MANAGED) == "true":
         return None
     return Happening(
@@ -62,5 +62,5 @@ def not_queued(job: AnyJob, made: Manifest) -> Happening | None:
 
 
 def _is_not_served(error: ApiError) -> bool:
-    """The server's answer for a kind that it does not know is no Status; for a missing namespace it is one."""
+    """Return whether the API server does not serve the kind. For a missing namespace, the reason is NotFound."""
     return error.status == 404 and error.reason != "NotFound"

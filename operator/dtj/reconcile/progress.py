@@ -1,4 +1,4 @@
-"""How far jobs are, asked of those pods of each that know, while it runs."""
+"""The poller of running jobs: the operator asks the pods that know the progress of a job."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from dtj_trainer import contract
 _log = logging.getLogger(__name__)
 _TIMEOUT = aiohttp.ClientTimeout(total=2.0)
 _STACKS_TIMEOUT = aiohttp.ClientTimeout(total=10.0)
-# One attempt's report is a few hundred bytes; a pod that sends more is not heard out.
+# A report has a few hundred bytes. The poller drops the answer of a pod that sends more than this.
 _MOST_BYTES = 64 * 1024
-# Pods of a job that are asked for their stacks at a time.
+# The poller asks at most this many pods of a job for their stacks at a time.
 _MOST_AT_ONCE = 32
 
 
@@ -34,7 +34,7 @@ class _Followed:
 
 
 class ProgressPoller:
-    """Asks the followed pods of each job in turn; one that does not answer costs nothing but the question."""
+    """Asks the followed pods of each job repeatedly. A pod that does not answer delays no other pod."""
 
     def __init__(
         self,
@@ -44,11 +44,12 @@ class ProgressPoller:
         a_second: float = math.inf,
         dropped: Callable[[int], None] = lambda _: None,
     ) -> None:
-        """moved: told the key of a job whose report has changed, or which answers again or no more.
-        interval: seconds between two questions. port: on which a pod, by its name, answers.
-        a_second: about how many pods are asked at most; where more are followed, each is asked less often, but for
-        its first report, and where it is followed closely.
-        dropped: told how many values of an answer were not of the form that a status takes.
+        """moved: called with the key of a job when a pod's report changes, and when a pod begins or stops to answer.
+        interval: seconds between two requests to a pod.
+        port: returns the port on which the pod of a name answers.
+        a_second: about the most requests per second. With more followed pods, the poller asks each pod less often,
+        except for the first report of a pod and for pods that are followed closely.
+        dropped: called with the number of values of an answer that do not have the form of the status.
         """
         self._moved = moved
         self._interval = interval
@@ -60,17 +61,17 @@ class ProgressPoller:
         self._asking: set[asyncio.Task[None]] = set()
 
     def report(self, key: Key, pod: str) -> Report | None:
-        """The last report of a job's pod, while that is followed."""
+        """Return the last report of a job's pod while the poller follows the pod, else None."""
         followed = self._followed.get(key, {}).get(pod)
         return followed.report if followed else None
 
     def answers(self, key: Key, pod: str) -> bool | None:
-        """Whether a job's pod answered when it was asked last; None before that."""
+        """Return whether a job's pod answered the last request; None before the first request."""
         followed = self._followed.get(key, {}).get(pod)
         return followed.answers if followed else None
 
     def ask_for_stacks(self, pods: Mapping[str, str]) -> None:
-        """Have these pods write what their programs are doing to the bucket, as far as they can be reached.
+        """Ask these pods to write the stacks of their programs to the bucket. Skip pods that do not answer.
 
         pods: name -> address.
         """
@@ -99,9 +100,9 @@ class ProgressPoller:
         return f"http://{f'[{ip}]' if ':' in ip else ip}:{self._port(name)}{path}"
 
     def follow(self, key: Key, pods: Mapping[str, str], *, closely: bool = False) -> None:
-        """Ask these pods of a job from now on, and no others of it.
+        """Ask these pods of a job from now on, and no other pods of the job.
 
-        pods: name -> address. closely: as often as can be, because more than figures depends on it.
+        pods: name -> address. closely: ask at every interval, because a decision depends on the reports.
         """
         known = self._followed.setdefault(key, {})
         for name, ip in pods.items():
@@ -117,7 +118,7 @@ class ProgressPoller:
             self._leave(key, name)
 
     def leave(self, key: Key) -> None:
-        """Ask no pod of the job any more."""
+        """Stop to ask the pods of a job."""
         for name in list(self._followed.get(key, ())):
             self._leave(key, name)
         self._followed.pop(key, None)
@@ -128,7 +129,7 @@ class ProgressPoller:
             followed.task.cancel()
 
     async def close(self) -> None:
-        """Ask nobody any more."""
+        """Stop all requests and close the session."""
         for key in list(self._followed):
             self.leave(key)
         for task in self._asking:
@@ -138,7 +139,7 @@ class ProgressPoller:
 
     async def _ask(self, key: Key, name: str, address: str) -> None:
         while True:
-            # Jitter: a thousand jobs that started together are not asked together.
+            # The jitter spreads the requests to jobs that started together.
             await asyncio.sleep(self._pause(key, name) * random.uniform(0.75, 1.25))  # noqa: S311
             report = await self._fetch(address)
             followed = self._followed.get(key, {}).get(name)
@@ -157,7 +158,7 @@ class ProgressPoller:
 
     def _http(self) -> aiohttp.ClientSession:
         if self._session is None:
-            # Pods' addresses are the cluster's own: never through a proxy.
+            # Use no proxy: the addresses of pods are inside the cluster.
             self._session = aiohttp.ClientSession(timeout=_TIMEOUT, trust_env=False)
         return self._session
 
@@ -175,7 +176,7 @@ class ProgressPoller:
             return None
         report, dropped = read_report(body)
         if dropped:
-            # At this level, for a pod may answer so each time that it is asked: the metric tells.
+            # Log at this level because a pod may send such values in every answer. A metric counts the values.
             _log.debug("%s: %d values are not what a report has, and are dropped", address, dropped)
             self._dropped(dropped)
         return report

@@ -1,6 +1,6 @@
-"""A work queue of keys, after client-go's workqueue: each key at most once, and never in two hands at a time.
+"""A work queue of keys, after client-go's workqueue: each key waits at most once, and at most one worker has a key.
 
-Namespaces take turns: hundreds of jobs of one tenant keep no other tenant's job waiting.
+Namespaces take turns, so that hundreds of jobs of one tenant do not delay the jobs of other tenants.
 """
 
 from __future__ import annotations
@@ -28,36 +28,38 @@ class WorkQueue:
         *,
         opened: bool = True,
     ) -> None:
-        """rest: seconds for which no worker gets a key again: the echo of a pass's own writes is one pass. opened:
-        whether workers get keys at once, or only after `open`.
+        """clock: returns seconds of a monotonic clock.
+        rest: seconds after a pass in which no worker gets the key again, so that all watch events that the pass's own
+        writes cause lead to one pass.
+        opened: whether workers get keys at once; if False, workers get keys only after `open`.
         """
         self._clock = clock
         self._rest = rest
         self._rng = rng or random.Random()  # noqa: S311 - jitter
         self.opened = opened
-        """Whether workers get keys."""
+        """Whether workers get keys now."""
         self._ready: OrderedDict[str, deque[Key]] = OrderedDict()
-        """Keys that wait, by namespace; the namespace whose turn it is comes first."""
+        """The keys that wait, by namespace. The first namespace has the next turn."""
         self._since: dict[Key, float] = {}
-        """Keys that wait, and since when."""
+        """The keys that wait, and since when, in seconds of the clock."""
         self._busy: dict[Key, float] = {}
-        """Keys in a worker's hands, and since when."""
+        """The keys that workers have, and when each worker last made progress, in seconds of the clock."""
         self._waited: dict[Key, float] = {}
-        """How long each of these had waited."""
+        """The seconds that each key of `_busy` had waited."""
         self._again: set[Key] = set()
-        """Busy and resting keys that were added meanwhile."""
+        """The busy and resting keys that were added in the meantime."""
         self._resting: set[Key] = set()
         self._timers: dict[Key, asyncio.TimerHandle] = {}
         self._failures: dict[Key, int] = {}
         self._wake = asyncio.Event()
 
     def open(self) -> None:
-        """Let workers have keys from now on."""
+        """Give keys to workers from now on."""
         self.opened = True
         self._wake.set()
 
     def add(self, key: Key) -> None:
-        """Let a worker take the key as soon as one is free."""
+        """Add the key. The next free worker takes the key in its turn."""
         if key in self._busy or key in self._resting:
             self._again.add(key)
         elif key not in self._since:
@@ -66,11 +68,11 @@ class WorkQueue:
             self._wake.set()
 
     def add_soon(self, key: Key) -> None:
-        """Add the key within a second: a pass that comes sooner does for it."""
+        """Add the key after a second, unless a pass over the job begins before."""
         self.add_after(key, _SOON_SECONDS)
 
     def add_after(self, key: Key, seconds: float) -> None:
-        """Add the key later; of several such wishes the soonest counts."""
+        """Add the key after these seconds. Of several calls, the soonest time counts."""
         loop = asyncio.get_running_loop()
         timer = self._timers.get(key)
         if timer is not None:
@@ -84,18 +86,18 @@ class WorkQueue:
         self.add(key)
 
     def retry(self, key: Key, at_least: float = 0.0) -> None:
-        """Add the key after a failure: later with each failure in a row, and not in step with others."""
+        """Add the key after a failure, with exponential backoff and jitter. at_least: shortest delay in seconds."""
         count = self._failures.get(key, 0)
         self._failures[key] = count + 1
         pause = min(_BACKOFF_SECONDS * 2 ** min(count, 16), _BACKOFF_LIMIT_SECONDS)
         self.add_after(key, max(at_least, pause * self._rng.uniform(0.5, 1.5)))
 
     def forget(self, key: Key) -> None:
-        """The key went well: its next failure is the first."""
+        """Reset the backoff of a key after a pass without failure."""
         self._failures.pop(key, None)
 
     def drop(self, key: Key) -> None:
-        """The job is gone: nothing is to be remembered of it."""
+        """Drop the backoff and the timer of a job that was deleted."""
         self.forget(key)
         self._cancel_timer(key)
 
@@ -105,7 +107,7 @@ class WorkQueue:
             timer.cancel()
 
     async def take(self) -> Key:
-        """The key that has waited longest in the next namespace; waits for one. Give it back with `done`."""
+        """Wait for a key, and return the oldest key of the next namespace. The worker must call `done` later."""
         while not (self._ready and self.opened):
             self._wake.clear()
             await self._wake.wait()
@@ -113,22 +115,25 @@ class WorkQueue:
         key = keys.popleft()
         if keys:
             self._ready[namespace] = keys
-        self._cancel_timer(key)  # the pass says anew when the next one is due
+        self._cancel_timer(key)  # The pass schedules the next pass itself.
         self._busy[key] = now = self._clock()
         self._waited[key] = now - self._since.pop(key)
         return key
 
     def waited(self, key: Key) -> float:
-        """Seconds that a key in a worker's hands had waited for one."""
+        """Return the seconds that a key had waited until its worker took the key."""
         return self._waited[key]
 
     def moved(self, key: Key) -> None:
-        """The worker that has the key makes headway."""
+        """Note that the worker that has the key makes progress."""
         if key in self._busy:
             self._busy[key] = self._clock()
 
     def done(self, key: Key, rest: float = 0.0) -> None:
-        """The worker has finished with the key. rest: seconds for which no worker gets it, if more than of others."""
+        """Note that the worker has finished with the key.
+
+        rest: seconds in which no worker gets the key, if longer than the `rest` of the queue.
+        """
         del self._busy[key], self._waited[key]
         rest = max(rest, self._rest)
         if rest:
@@ -147,11 +152,11 @@ class WorkQueue:
         return len(self._since)
 
     def crowded(self) -> bool:
-        """Whether more than one key waits or is in a worker's hands."""
+        """Return whether workers have, or wait for, more than one key in all."""
         return len(self._since) + len(self._busy) > 1
 
     def oldest(self) -> float:
-        """Seconds that a key has waited, or been in hands that made no headway, at most."""
+        """Return the longest time in seconds that a key has waited, or that its worker has made no progress."""
         now = self._clock()
         return max(
             (now - since for times in (self._since, self._busy) for since in times.values()), default=0.0

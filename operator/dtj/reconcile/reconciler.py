@@ -1,7 +1,8 @@
 """One pass over a job: observe, decide, store, act.
 
-The status is written before anything is done that follows from it. A pass that dies anywhere is repaired by the
-next one: what counts (attempt, restarts, the end) is stored first, and every action is idempotent.
+A pass stores the status before it carries out the actions that follow from the status. If a pass breaks off, the next
+pass completes the work: the status has the attempt, the restarts and the end of the job, and every action is
+idempotent.
 """
 
 from __future__ import annotations
@@ -41,14 +42,14 @@ from dtj.status.events import Happening, happenings
 from dtj.status.overdue import describe_overdue, next_due, overdue
 
 _log = logging.getLogger(__name__)
-# The pause before a job's next pass, in processor times of the last pass: one job takes a tenth of a core at most.
+# The pause before a job's next pass, in processor times of the last pass. One job uses at most a tenth of a core.
 _REST = 9.0
-# The pause before the next pass over a job that has ended: one pass sees the end of several pods.
+# The pause before the next pass over a job that has ended. One pass then sees the end of several pods.
 _OVER_SECONDS = 1.0
 
 
 class Reconciler:
-    """Brings jobs to what their specs say, one pass at a time."""
+    """Brings jobs to the state that their specs describe, one pass at a time."""
 
     def __init__(
         self,
@@ -64,14 +65,14 @@ class Reconciler:
         at_once: int = MOST_AT_ONCE,
         crowded: Callable[[], bool] = lambda: False,
     ) -> None:
-        """now: the time of the API server.
-        plan: what a job without faults needs; another place than a cluster plans otherwise.
-        elapsed: seconds that never step back, for waits within the process.
-        counts_after: seconds after a write of its status for which it waits to be written again where only its pods
-        are further: several of them come together.
-        moves: told the job of each request that was answered: a pass over a large job may take long.
-        at_once: pods of a job that are made, or told to end, at a time.
-        crowded: whether other jobs have, or wait for, a pass: a large one then leaves them most of the API server.
+        """now: returns the time of the API server.
+        plan: plans a job without faults. `dtj run` plans jobs differently from a cluster.
+        elapsed: returns seconds of a monotonic clock, for waits within the process.
+        counts_after: seconds after a write of a status in which a status with other counts of pods alone waits, so
+        that one write has the changes of several pods.
+        moves: called with the key of a job after each answered request: a pass over a large job may take long.
+        at_once: the most pods of a job that the executor creates or deletes at a time.
+        crowded: returns whether other jobs have, or wait for, a pass. A large job then gets fewer at a time.
         """
         self._cluster = cluster
         self._view = view
@@ -84,13 +85,13 @@ class Reconciler:
         self._memory: dict[Key, Memory] = {}
 
     async def reconcile(self, key: Key) -> float | None:
-        """One pass. Returns seconds until the next one is due although nothing happens, or None.
+        """Run one pass. Returns seconds until the next pass is due without an event, or None when no pass is due.
 
-        Raises ApiError when the API server did not do as it was asked: the pass is to be repeated.
+        Raises ApiError when a request failed. The caller must repeat the pass then.
         """
         manifest = self._view.job(key)
         if manifest is None or manifest["metadata"].get("deletionTimestamp"):
-            # The API server's garbage collector ends what the job owned.
+            # The garbage collector deletes the objects that the job owned.
             self._forget(key)
             return await self._end_strays(key, None)
         strays = await self._end_strays(key, manifest["metadata"]["uid"])
@@ -101,21 +102,23 @@ class Reconciler:
         return soonest(strays, again, self._memory[key].recorder.due_in())
 
     def rest(self, key: Key) -> float:
-        """Seconds for which a job is to be left alone after its last pass."""
+        """Return the seconds after a job's last pass in which no other pass may begin."""
         memory = self._memory.get(key)
         if memory is None:
             return 0.0
         return max(_REST * memory.cost.seconds, _OVER_SECONDS if memory.over else 0.0)
 
     def is_echo(self, key: Key, version: str) -> bool:
-        """Whether this version of a job is what its last pass wrote, and says nothing that calls for another pass."""
+        """Return whether this version of a job is the last write of its last pass and needs no other pass."""
         memory = self._memory.get(key)
         return memory is not None and memory.stored.is_echo(version)
 
     async def _end_strays(self, key: Key, uid: str | None) -> float | None:
-        """Take away by force what is overdue of jobs of this name that are gone; seconds until more is.
+        """Delete by force the overdue pods of deleted jobs of this name.
 
-        uid: of the job that has the name now.
+        Returns seconds until the next pod of such jobs is overdue, or None without such pods.
+
+        uid: the uid of the job that has the name now; None when no job has the name.
         """
         pods = [pod.view for pod in self._view.pods(key) if pod.owner and pod.owner != uid]
         now = self._clock.now()
@@ -142,14 +145,14 @@ class Reconciler:
         follow(self._progress, key, seen, decided.decision.status)
         self._ask_for_stacks(memory, seen, decided.decision.stalled_since)
         if decided.decision.status.attempt != seen.job.status.current_attempt:
-            return 0.0  # the plan of the new attempt is made in a pass of its own
+            return 0.0  # The next pass plans the new attempt.
         look_again = soonest(decided.decision.look_again, wait)
         again = await self._executor.act(seen.job, seen.plan, memory, todo, look_again)
         again = soonest(again, memory.expectations.due_in())
         return await self._keep_tensorboard(memory, seen, again)
 
     def _remembered(self, key: Key, uid: str) -> Memory:
-        """What is known of this job, and not of an earlier one of its name."""
+        """Return the memory of this job. Drop the memory of an earlier job of the same name."""
         memory = self._memory.get(key)
         if memory is None or memory.uid != uid:
             stored = StoredStatus(self._clock.elapsed, self._counts_after)
@@ -159,14 +162,17 @@ class Reconciler:
         return memory
 
     def _catch_up(self, key: Key, memory: Memory, seen: Snapshot) -> None:
-        """Report what is stored: also a status of which no answer said so, and should this pass break off."""
+        """Report the stored status, in case an earlier write got no answer.
+
+        The report is at the beginning of the pass, so that it takes place even if the pass breaks off.
+        """
         before = memory.stored.confirmed(seen.job.status)
         if before is not None:
             self._report(memory, seen, before, seen.job.status)
         self._metrics.see(key, seen.job, seen.job.status, seen.observed.pods)
 
     async def _decide(self, memory: Memory, seen: Snapshot, job: AnyJob | None = None) -> Decided:
-        """What is to be done. job: with another status than the one that was seen."""
+        """Decide in view of the snapshot. job: the job with another status, in place of the job in the snapshot."""
 
         def decided() -> Decided:
             return decide(self._observer.planned_again(seen, job) if job else seen)
@@ -174,7 +180,7 @@ class Reconciler:
         return await memory.cost.count(decided, size(seen.job, seen.observed.pods))
 
     async def _is_cache_behind(self, seen: Snapshot, decided: Decided) -> bool:
-        """Whether an attempt would be given up for a pod that only the cache misses."""
+        """Return whether the decision begins a new attempt because of a pod that exists and that the cache misses."""
         if seen.plan is None or decided.decision.status.attempt <= seen.job.status.current_attempt:
             return False
         return await misses_one(self._cluster, seen.job, seen.plan, {pod.name for pod in seen.observed.pods})
@@ -182,24 +188,25 @@ class Reconciler:
     async def _name_secret(
         self, memory: Memory, seen: Snapshot, decided: Decided, todo: list[Action]
     ) -> tuple[Decided, list[Action]]:
-        """Create the Secret with the ssh key, if it is due, before the status tells its name: see `SshSecret`."""
+        """Create the Secret with the ssh key, if it is due, before the status names the Secret: see `SshSecret`."""
         secret = memory.ssh_secret
         if not secret.made and CreateSshSecret() in todo and await secret.make_first(self._cluster, seen.job):
             memory.expectations.add(CreateSshSecret())
         if secret.made:
             return decided, [action for action in todo if not isinstance(action, CreateSshSecret)]
         status = decided.decision.status.model_copy(update={"ssh_secret": None})
-        # No pod is created that needs a Secret that the status does not name.
+        # Create no pods yet: the pods need the Secret, and the status does not name the Secret.
         rest: list[Action] = [action for action in todo if not isinstance(action, (CreatePod, Create))]
         return replace(decided, decision=replace(decided.decision, status=status)), rest
 
     def _wait_to_store(
         self, memory: Memory, seen: Snapshot, decided: Decided, todo: list[Action]
     ) -> float | None:
-        """Seconds for which a status that only counts pods may wait to be written; None: write it now.
+        """Return the seconds that a status with new counts of pods alone may wait; None to write the status now.
 
-        By the counts a pod is missed that went without a trace: those of a group from the start, others when the
-        last ones were made, which shows that they were there. A pod that is told to end is counted before.
+        The counts show which pods existed, so that a later pass notices a pod that disappeared. The status of an
+        all-or-nothing job never waits, because it must have the counts from the start. Other jobs store the counts
+        when the last pods are created. A pass that deletes pods stores the counts before the deletion.
         """
         if seen.plan is None or seen.plan.all_or_nothing:
             return None
@@ -208,7 +215,7 @@ class Reconciler:
         return memory.stored.wait(seen.job.status, decided.decision.status)
 
     async def _store(self, key: Key, memory: Memory, seen: Snapshot, decided: Decided) -> None:
-        """Write the status, if it is another one, and report what it says."""
+        """Write the status if it differs from the stored status, and report the changes."""
         written = await memory.stored.write(self._cluster, seen.job, decided.decision.status)
         if written is None:
             return
@@ -221,20 +228,23 @@ class Reconciler:
         self._metrics.see(key, seen.job, written.status, seen.observed.pods)
 
     def _report(self, memory: Memory, seen: Snapshot, old: JobStatus, new: JobStatus) -> None:
-        """Events and metrics of what was just stored."""
+        """Record the events and metrics of a status that was just stored."""
         self._metrics.count(seen.job, old, new, seen.observed.pods)
         for happening in happenings(old, new):
             memory.recorder.record(seen.job, happening)
 
     def _ask_for_stacks(self, memory: Memory, seen: Snapshot, since: str | None) -> None:
-        """Ask all ranks of a job that stands still since then what they do, once."""
+        """Ask all ranks of a stalled job for their stacks, once for each stall. since: the start of the stall."""
         if seen.plan is None or since in (None, memory.stacks_of):
             return
         memory.stacks_of = since
         self._progress.ask_for_stacks(addresses(seen.observed.pods, seen.plan.serves_progress))
 
     async def _keep_tensorboard(self, memory: Memory, seen: Snapshot, again: float | None) -> float | None:
-        """Seconds until the next pass is due: as without TensorBoard, or sooner."""
+        """Create or update the TensorBoard of the job, and return the seconds until the next pass is due.
+
+        again: the seconds until the next pass is due without a TensorBoard.
+        """
         job, before = seen.job, memory.no_tensorboard
         if seen.plan is None or not isinstance(job, Job):
             return again
@@ -244,7 +254,7 @@ class Reconciler:
             _log.warning("%s/%s: its TensorBoard: %s", job.namespace, job.name, error)
         else:
             if (before is None) != (memory.no_tensorboard is None):
-                return 0.0  # to say so in the status
+                return 0.0  # The next pass shows the change in the status.
             if before is None:
                 return again
         return soonest(again, REFUSED_SECONDS)

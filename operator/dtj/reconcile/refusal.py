@@ -1,4 +1,4 @@
-"""What the API server does not take, as opposed to trouble that a repeated pass gets over."""
+"""Objects that the API server refuses, as opposed to errors that a repeated pass resolves."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ _CONFLICT, _TOO_LARGE, _SERVER_ERROR = 409, 413, 500
 
 
 class Refused(Exception):
-    """The API server does not take an object of the plan, for now or for ever."""
+    """The API server refuses an object of the plan. The refusal may end, for example that of a quota."""
 
     def __init__(self, error: ApiError, manifest: Manifest) -> None:
         super().__init__(str(error))
         self.error = error
         name = manifest["metadata"]["name"]
         self.what = f"{manifest['kind']} {name}"
-        # The server begins with what `what` says already: `Pod "x" is invalid: `, `pods "x" is forbidden: `.
+        # The beginning of the message repeats `what`: `Pod "x" is invalid: `, `pods "x" is forbidden: `.
         self.why = re.sub(rf'^\w+ "{re.escape(name)}" is (invalid|forbidden): ', "", error.message)
 
     @property
     def invalid(self) -> bool:
-        """Whether the object itself is wrong."""
+        """Whether the API server refuses the object because the object itself is invalid."""
         return self.error.status == 422 or (self.error.status == 400 and self.error.reason == "BadRequest")
 
     @property
@@ -36,15 +36,17 @@ class Refused(Exception):
         """Reason and message for the status."""
         message = f"{self.what} can't be made: {self.why}"
         if self.error.status == 403:
-            # Only the API server's message tells its quotas from its other refusals.
+            # Only the message distinguishes a quota from other refusals.
             over_quota = "exceeded quota" in self.error.message
             return (Reason.QUOTA_EXCEEDED if over_quota else Reason.FORBIDDEN), message
         return self.error.reason if self.error.status else Reason.API_UNREACHABLE, message
 
 
 class Unmade(ApiError):
-    """The API server could not make an object of the plan. The pass is repeated; when it meets the same again, the
-    status tells: a webhook of the cluster that does not answer may stay so for ever.
+    """The API server could not create an object of the plan, and the pass is repeated.
+
+    When the repeated pass fails in the same way, the status shows the error: a webhook of the cluster, for example,
+    may not answer for a long time.
     """
 
     def __init__(self, error: ApiError, manifest: Manifest) -> None:
@@ -55,17 +57,17 @@ class Unmade(ApiError):
 
 @dataclass
 class Refusals:
-    """What the API server does not take of one job, as the last pass met it."""
+    """The objects of one job that the API server refused in the last pass."""
 
     obstacle: tuple[str, str] | None = None
     """Reason and message for the status."""
     invalid: tuple[Fault, ...] = ()
-    """What is wrong with an object of the plan."""
+    """Faults of an object of the plan that the API server calls invalid."""
     _unmade: bool = False
     _unmade_before: bool = False
 
     def begin(self) -> tuple[tuple[str, str] | None, tuple[Fault, ...]]:
-        """Forget the last pass. Returns its obstacle and what was invalid."""
+        """Reset the refusals at the beginning of a pass. Returns the obstacle and the faults of the last pass."""
         before = self.obstacle, self.invalid
         self.obstacle, self.invalid = None, ()
         self._unmade, self._unmade_before = False, self._unmade
@@ -79,17 +81,20 @@ class Refusals:
             self.obstacle = refused.obstacle
 
     def unmade(self, error: Unmade) -> None:
-        """Note that the API server could not make an object, for the status only when it is so again."""
+        """Note that the API server could not create an object. The status shows only a second such pass."""
         self._unmade = True
         self.obstacle = error.obstacle if self._unmade_before else None
 
 
 def refuse(error: ApiError, manifest: Manifest) -> None:
-    """Tell a refusal, which the status shows, from trouble that a repeated pass gets over."""
+    """Raise the exception for an error of a creation: Refused for a refusal, Unmade or `error` to repeat the pass.
+
+    Return when the namespace is being deleted.
+    """
     if error.status == 403 and "not found" in error.message and "serviceaccount" in error.message:
-        raise error  # a new namespace gets its service account in a moment
+        raise error  # The service account of a new namespace is created soon.
     if error.status == 403 and "being terminated" in error.message:
-        return  # the namespace goes, and the job with it
+        return  # The job is deleted with its namespace.
     if error.status in (400, 403, 422):
         raise Refused(error, manifest) from None
     if error.status == _TOO_LARGE or error.status >= _SERVER_ERROR:
@@ -98,23 +103,26 @@ def refuse(error: ApiError, manifest: Manifest) -> None:
 
 
 async def make(cluster: Cluster, job: AnyJob, manifest: Manifest) -> Manifest | None:
-    """Create an object of the job; it, where it was not there. Raises Refused, or ApiError for a repeated pass."""
+    """Create an object of the job. Returns the object, or None when the job has the object already.
+
+    Raises Refused when the API server refuses the object, and ApiError when the caller must repeat the pass.
+    """
     try:
         return await cluster.create(manifest)
     except ApiError as error:
         if error.status == 409 and error.reason == "AlreadyExists":
-            there = await cluster.get(manifest)
-            if there is None or controller_uid(there) == job.uid:
-                return None  # made by a pass before, or gone in between: the cache will tell
-            raise Refused(ApiError(409, Reason.NAME_TAKEN, holder(there, job)), manifest) from None
+            existing = await cluster.get(manifest)
+            if existing is None or controller_uid(existing) == job.uid:
+                return None  # An earlier pass created the object, or it was just deleted. The cache will show which.
+            raise Refused(ApiError(409, Reason.NAME_TAKEN, holder(existing, job)), manifest) from None
         refuse(error, manifest)
         return None
 
 
 async def create_own(cluster: Cluster, manifest: Manifest) -> None:
-    """Create an object whose name carries the job's uid, unless it exists: then it is this job's.
+    """Create an object whose name contains the job's uid, unless the object exists. Only this job has such a name.
 
-    Raises as `make`.
+    Raises the exceptions of `make`.
     """
     try:
         await cluster.create(manifest)
@@ -123,12 +131,12 @@ async def create_own(cluster: Cluster, manifest: Manifest) -> None:
             refuse(error, manifest)
 
 
-def holder(there: Manifest, job: AnyJob) -> str:
-    """Who has a name that the job needs."""
-    metadata = there["metadata"]
+def holder(existing: Manifest, job: AnyJob) -> str:
+    """Describe the existing object that has a name that the job needs."""
+    metadata = existing["metadata"]
     owners = metadata.get("ownerReferences") or []
     if any(owner.get("kind") == KIND and owner.get("name") == job.name for owner in owners):
-        return "the one of an earlier job of this name is still there"
+        return "the one of an earlier job of this name still exists"
     if metadata.get("deletionTimestamp"):
         return "another one of this name is still being deleted"
-    return "another one of this name is there, which is not the job's"
+    return "another one of this name exists, which is not the job's"

@@ -1,4 +1,4 @@
-"""Requests in parallel: more and more at a time, until the first one that fails, as client-go's slowStartBatch."""
+"""Requests in parallel: each batch is larger than the last, until a request fails, as client-go's slowStartBatch."""
 
 from __future__ import annotations
 
@@ -13,10 +13,13 @@ T = TypeVar("T")
 async def slow_start(
     do: Callable[[T], Awaitable[None]], items: Sequence[T], most: Callable[[], int] = lambda: MOST_AT_ONCE
 ) -> None:
-    """Do it for 1, 2, 4, … items at a time, and for no more than `most`, which is asked before each batch.
+    """Call `do` for 1, 2, 4, … items at a time.
 
-    After a batch in which one fails, no other begins: what a quota refuses is not tried thousands of times. Raises
-    what the first item of that batch that failed raised.
+    After a batch with a failure, no other batch begins, so that a quota does not refuse thousands of requests.
+
+    most: returns the largest size of a batch; called before each batch.
+
+    Raises the exception of the first item that failed in the batch.
     """
     begin, size = 0, 1
     while begin < len(items):

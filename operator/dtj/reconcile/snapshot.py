@@ -1,4 +1,4 @@
-"""What a pass knows of a job, and who creates the job's pods."""
+"""The snapshot of a job that a pass decides by, and the creator of the job's pods."""
 
 from __future__ import annotations
 
@@ -20,36 +20,36 @@ from dtj.status.pods import PodView
 
 
 class Delegate(Protocol):
-    """Who creates a job's pods: this operator (`Native`), or mpi-operator from an MPIJob (`HandedOver`)."""
+    """The creator of a job's pods: this operator (`Native`), or mpi-operator from an MPIJob (`HandedOver`)."""
 
     @property
     def mpijob(self) -> MpiJob | None:
-        """The MPIJob, where there is one."""
+        """The MPIJob; None when the job has no MPIJob."""
 
     def expected(self, expected: Expected, pods: Sequence[PodView], attempt: int) -> Expected:
-        """What the plan asks for, with the names that the job's pods have."""
+        """Return what the plan expects, with the names that the job's pods have."""
 
     def actions(self, seen: Snapshot, decision: Evaluation) -> list[Action]:
-        """The requests that follow from a decision, in order, once its status is stored."""
+        """Return the actions that follow from a decision, in order. The pass stores the status before the actions."""
 
     def look_again(self, status: JobStatus, now: datetime) -> float | None:
-        """Seconds until the next pass is due although no pod changes; None: none is."""
+        """Return the seconds until the next pass is due without a change of a pod, or None when no pass is due."""
 
 
 @dataclass(frozen=True)
 class Snapshot:
-    """What is known of a job at one moment."""
+    """The observed state of a job at one moment."""
 
     job: AnyJob
-    """With the name of its ssh Secret, also before that is stored."""
+    """The job. Its status has the name of the ssh Secret, even if the stored status does not have the name yet."""
     faults: Sequence[Fault]
     plan: Plan | None
-    """None where the job has faults."""
+    """The plan of the job; None when the job has faults."""
     observed: Observed
     services: Sequence[Owned]
     configs: Sequence[Owned]
     boards: Sequence[OwnedDeployment]
-    """The Deployments of its TensorBoard."""
+    """The Deployments of the job's TensorBoard."""
     delegate: Delegate
     no_tensorboard: str | None
     """Why the API server refused the job's TensorBoard."""
@@ -59,7 +59,7 @@ class Snapshot:
 
 
 def size(job: AnyJob, pods: Sequence[PodView]) -> int:
-    """How many pods a job wants or has, whichever is more: what a pass costs grows with it."""
+    """Return the number of pods that a job wants or has, whichever is larger. The cost of a pass grows with it."""
     roles = job.spec.replica_specs.given() if isinstance(job, Job) else {}
     wanted = sum(role.replicas for role in roles.values())
     return max(wanted, len(pods))

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 
 def new_key_pair() -> tuple[str, str]:
-    """A new ed25519 key: private key and public key as OpenSSH writes them."""
-    # Of the operator's packages: `dtj run` reconciles too, and needs no key.
+    """Create an ed25519 key. Returns the private key and the public key in the formats of OpenSSH."""
+    # Import here: only the operator has the package cryptography. `dtj run` reconciles without the package and a key.
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
     from cryptography.hazmat.primitives.serialization import (
         Encoding,

@@ -1,4 +1,4 @@
-"""The Secret with a job's ssh key, before the status has its name."""
+"""The Secret with a job's ssh key, and its creation before the status has the name of the Secret."""
 
 from __future__ import annotations
 
@@ -25,22 +25,21 @@ class SshSecret:
         """Whether this process has created the Secret, or seen that it exists."""
 
     def name(self, job: AnyJob) -> str:
-        """The name for a job whose status has none. Nobody can guess it and create the Secret with another key."""
+        """Return the Secret's name for a job whose status has no name. Nobody can guess the name, which is random."""
         self._name = self._name or ssh_secret_name(job.name, token_hex(4))
         return self._name
 
     async def make_first(self, cluster: Cluster, job: AnyJob) -> bool:
-        """Create the Secret before the status tells its name. Returns whether that went well; raises ApiError."""
+        """Create the Secret before the status names the Secret. Returns whether that succeeded; raises ApiError."""
         manifest = _manifest(job)
         try:
             await cluster.create(manifest)
         except ApiError as error:
             if error.status == _CONFLICT:
-                self._name = None  # taken by somebody else: the next pass chooses another name
+                self._name = None  # The name is in use. The next pass chooses another name.
                 raise
-            with suppress(
-                Refused, Unmade
-            ):  # the action CreateSshSecret meets the same refusal, and reports it
+            # The action CreateSshSecret meets the same refusal and reports the refusal.
+            with suppress(Refused, Unmade):
                 refuse(error, manifest)
             return False
         self.made = True
@@ -53,5 +52,5 @@ class SshSecret:
 
 
 def _manifest(job: AnyJob) -> Manifest:
-    assert isinstance(job, Job)  # It has a plan.
+    assert isinstance(job, Job)  # Only a job with a plan gets here, and only a Job has a plan.
     return ssh_secret(job, *new_key_pair())

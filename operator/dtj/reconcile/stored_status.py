@@ -1,4 +1,4 @@
-"""The status of one job as the API server has it, also while the cache is behind this process's own writes."""
+"""The stored status of one job, also while the cache does not show the last write of this process yet."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from dtj.status.coalescing import only_counts
 from dtj.status.events import happenings
 from dtj.status.plain import plain
 
-# The API server's answer to an object that does not have the form of its schema.
+# The API server answers 422 to an object that does not match its schema.
 _INVALID = 422
 _SERVER_ERROR = 500
 _CONDITIONS = frozenset(kind.value for kind in ConditionType)
@@ -28,27 +28,27 @@ class Written:
 
     status: JobStatus
     refusal: str | None = None
-    """Why the API server refused the status with the reports of pods, told once."""
+    """The reason why the API server refused the status with the reports of pods; set once for each refusal."""
 
 
 class StoredStatus:
-    """Writes the status of one job, and shows each write at once. Nothing here outlives the process."""
+    """Writes the status of one job, and shows each write at once. The data are in memory only."""
 
     def __init__(self, elapsed: Callable[[], float], counts_after: float = 0.0) -> None:
-        """elapsed: seconds that never step back. counts_after: seconds after a write in which a status that only
-        counts pods waits for the next write.
+        """elapsed: returns seconds of a monotonic clock.
+        counts_after: seconds after a write in which a status with new counts of pods alone waits.
         """
         self._elapsed = elapsed
         self._counts_after = counts_after
         self._latest: Mapping[str, Any] = {}
         self._written: Manifest | None = None
-        """The job as the last write left it."""
+        """The job as the API server returned it after the last write."""
         self._written_at: float | None = None
         self._overtaken: set[str] = set()
         """Versions of the job that the writes have replaced since the cache last caught up."""
         self._echo: str | None = None
         self._unanswered: tuple[JobStatus, JobStatus] | None = None
-        """Status before and after a write that got no answer: the API server may have stored it all the same."""
+        """The status before and after a write that got no answer. The API server may have stored this write."""
         self._refusal: str | None = None
         self._plain = False
         """Whether the API server has refused a status with reports of pods. From then on, none is written."""
@@ -59,7 +59,7 @@ class StoredStatus:
         return str(self._latest["metadata"]["resourceVersion"])
 
     def latest(self, shown: Mapping[str, Any]) -> Mapping[str, Any]:
-        """The job as it is stored. shown: the job in the cache, which may not have the last write yet."""
+        """Return the stored job. shown: the job in the cache, which may not have the last write yet."""
         if self._written is not None and shown["metadata"]["resourceVersion"] in self._overtaken:
             self._latest = self._written
         else:
@@ -68,16 +68,18 @@ class StoredStatus:
         return self._latest
 
     def wait(self, old: JobStatus, new: JobStatus) -> float | None:
-        """Seconds for which `new` can wait because it only counts pods; None: write it now."""
+        """Return the seconds that `new` can wait because only its counts of pods are new; None to write now."""
         if self._written_at is None or old == new or not only_counts(old, new):
             return None
         left = self._written_at + self._counts_after - self._elapsed()
         return left if left > 0 else None
 
     async def write(self, cluster: Cluster, job: AnyJob, status: JobStatus) -> Written | None:
-        """Store a status unless it is stored already. Raises ApiError: 409 where `latest` was not the latest.
+        """Store a status, unless the stored status is the same.
 
-        job: as `latest` has it.
+        job: the job that `latest` returned.
+
+        Raises ApiError, with status 409 when the API server has a newer version of the job than `latest`.
         """
         if self._plain:
             status = plain(status, job.status)
@@ -89,7 +91,7 @@ class StoredStatus:
         except ApiError as error:
             if error.status != _INVALID or self._plain:
                 raise
-            # Nothing that a pod says may keep the rest from being stored.
+            # Store the status without reports of pods: a report must not prevent the write of the other fields.
             self._plain, status = True, plain(status, job.status)
             self._refusal = (
                 f"the API server refused the status, which is stored without reports of pods: {error.message}"
@@ -99,15 +101,15 @@ class StoredStatus:
         return Written(status, refusal)
 
     def expect_echo(self, *, settled: bool) -> None:
-        """Note what a pass over the version just written would do. settled: nothing that is not being done."""
+        """Note whether the version just written needs a pass. settled: whether a pass would decide the same again."""
         self._echo = self.version if settled else None
 
     def is_echo(self, version: str) -> bool:
-        """Whether this version of the job is the last write, and needs no pass of its own."""
+        """Return whether this version of the job is the last write and needs no pass of its own."""
         return self._echo == version
 
     def confirmed(self, stored: JobStatus) -> JobStatus | None:
-        """The status before a write that got no answer, once `stored` shows that the API server has taken it."""
+        """Return the status before a write that got no answer, if `stored` shows that the write succeeded."""
         if self._unanswered is None or stored == self._unanswered[0]:
             return None
         before, wanted = self._unanswered
@@ -116,10 +118,10 @@ class StoredStatus:
         return before if happenings(before, stored) == happenings(before, wanted) else None
 
     def _patch(self, status: JobStatus) -> Manifest:
-        """What changes the stored status to this one."""
+        """Return the merge patch that turns the stored status into this status."""
         stored = self._latest.get("status") or {}
         new = status.model_dump(by_alias=True, mode="json", exclude_none=True)
-        # A merge patch replaces the whole list: conditions that other controllers set stay.
+        # A merge patch replaces the whole list, so the patch must repeat the conditions that other controllers set.
         new["conditions"] += [
             condition for condition in stored.get("conditions") or () if condition["type"] not in _CONDITIONS
         ]

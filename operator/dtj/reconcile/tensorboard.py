@@ -1,6 +1,7 @@
-"""A job's own TensorBoard: kept beside the training, and never in its way.
+"""The TensorBoard of a job: the operator keeps its Service and its Deployment as the job's spec wants them.
 
-What goes wrong with it is told in `status.tensorboard` and tried again; the training goes on as without it.
+The status field `status.tensorboard` shows errors of the TensorBoard, and the operator tries again. Such errors do
+not affect the training.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ _log = logging.getLogger(__name__)
 
 
 def view_deployment(manifest: Mapping[str, Any]) -> OwnedDeployment:
-    """What counts of a Deployment."""
+    """Return the fields of a Deployment that the operator reads."""
     metadata, status = manifest["metadata"], manifest.get("status") or {}
     failing = (
         condition.get("message")
@@ -39,13 +40,17 @@ def view_deployment(manifest: Mapping[str, Any]) -> OwnedDeployment:
 
 
 def tensorboard_status(
-    job: Job, plan: Plan, there: Sequence[OwnedDeployment], refusal: str | None
+    job: Job, plan: Plan, deployments: Sequence[OwnedDeployment], refusal: str | None
 ) -> TensorBoardStatus | None:
-    """How it is. there: the job's own; refusal: why the API server would not have it."""
+    """Return the status of the TensorBoard, or None when the job wants no TensorBoard.
+
+    deployments: the Deployments of the job.
+    refusal: why the API server refused the TensorBoard, or None.
+    """
     board = _wanted(job, plan)
     if board is None:
         return None
-    now = next((deployment for deployment in there if deployment.digest == _digest(board)), None)
+    now = next((deployment for deployment in deployments if deployment.digest == _digest(board)), None)
     return TensorBoardStatus(
         url=tensorboard_url(job),
         ready=now is not None and now.ready,
@@ -56,9 +61,11 @@ def tensorboard_status(
 async def keep(
     cluster: Cluster, job: Job, plan: Plan, services: Sequence[Owned], deployments: Sequence[OwnedDeployment]
 ) -> str | None:
-    """Bring it to what is wanted; why the API server would not have that, if so.
+    """Create, update, or turn off the TensorBoard. Returns why the API server refused a request, or None.
 
-    services, deployments: those of the job. Raises ApiError when the same may do a moment later.
+    services, deployments: the Services and Deployments of the job.
+
+    Raises ApiError when the same request may succeed later.
     """
     try:
         await _keep(cluster, job, _wanted(job, plan), services, deployments)
@@ -69,7 +76,7 @@ async def keep(
 
 
 def _wanted(job: Job, plan: Plan) -> TensorBoard | None:
-    """What is to be there now: a suspended job keeps nothing, one that has ended keeps it until it is deleted."""
+    """Return the wanted TensorBoard. A suspended job has none; a finished job keeps it until deletion."""
     suspended = job.run_policy.suspend and not job.status.finished
     return None if suspended else plan.tensorboard
 
@@ -98,7 +105,7 @@ async def _update(cluster: Cluster, manifest: Manifest) -> None:
     try:
         await cluster.update_deployment(manifest)
     except ApiError as error:
-        if error.status != 404:  # gone meanwhile: the cache will tell
+        if error.status != 404:  # 404: the Deployment was deleted. The cache will show the deletion.
             refuse(error, manifest)
 
 

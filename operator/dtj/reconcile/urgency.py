@@ -1,4 +1,4 @@
-"""Which changes of a job's pods call for a pass at once, and which may wait for the next."""
+"""The changes of a job's pods that need a pass at once, and the changes that may wait for the next pass."""
 
 from __future__ import annotations
 
@@ -10,17 +10,19 @@ _PENDING, _RUNNING, _READY, _ENDING = range(4)
 
 
 class PodUrgency:
-    """Knows how far the pods of each job are."""
+    """Counts the pods of each job by their stage: pending, running, ready, or ending."""
 
     def __init__(self) -> None:
         self._pods: dict[Key, Counter[int]] = {}
-        """How many pods of a job are how far."""
+        """The number of pods in each stage, by job."""
 
     def __call__(self, key: Key, before: OwnedPod | None, after: OwnedPod | None) -> bool:
-        """Whether a change of a pod may let its job go on, or stop. None: the pod is not there.
+        """Return whether a change of a pod may advance its job or stop its job.
 
-        A pod that came was made by a pass. Pods that start let a job go on when the last of them does. A node, or an
-        image that is pulled, changes figures of the status alone.
+        A new pod is not urgent: a pass created the pod. Pods that start advance a job when the last of them starts.
+        The choice of a node and the pull of an image change only figures of the status.
+
+        before, after: the pod before and after the change; None when the pod does not exist.
         """
         counts = self._pods.setdefault(key, Counter())
         was, now = _how_far(before), _how_far(after)

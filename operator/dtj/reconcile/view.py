@@ -1,4 +1,4 @@
-"""What is known of the cluster without asking it."""
+"""The cached objects of the cluster, which a pass reads without requests."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from dtj.api.mpijob import MPIJOB_KIND
 from dtj.api.unreadable import AnyJob
 from dtj.status.pods import PodView
 
-# The controllers of an MPIJob's pods: the workers', and the launcher's.
+# The kinds that control the pods of an MPIJob: MPIJob for the workers, and Job for the launcher.
 _DELEGATES = frozenset({MPIJOB_KIND, "Job"})
 Key = tuple[str, str]
-"""Namespace and name of a job."""
+"""The namespace and the name of a job."""
 
 
 @dataclass(frozen=True, slots=True)
 class CachedJob:
-    """A job at one version; two of the same version are equal, however deeply their specs are nested."""
+    """A job at one version. Two objects of the same version are equal, without a comparison of their nested specs."""
 
     uid: str
     version: str
@@ -47,65 +47,68 @@ class OwnedPod:
     """uid of the job."""
     view: PodView
     delegated: bool = False
-    """Whether a controller of another kind made it for the job."""
+    """Whether the controller of the pod is another object than the job: an object of mpi-operator."""
 
 
 @dataclass(frozen=True, slots=True)
 class OwnedDeployment:
-    """A Deployment of a job: its TensorBoard."""
+    """A Deployment of a job, which runs its TensorBoard."""
 
     name: str
     owner: str
     """uid of the job."""
     uid: str
     digest: str
-    """Of the spec that it was made of."""
+    """The digest of the spec that the Deployment was created from."""
     ready: bool
-    """Whether its pod answers."""
+    """Whether the pod of the Deployment answers."""
     trouble: str | None
-    """Why it can't make its pod."""
+    """Why the Deployment can't create its pod; None when it can."""
 
 
 class View(Protocol):
-    """A cache that watches the API server; it may lag behind."""
+    """A cache of the objects in the API server. The cache may be behind the API server."""
 
     def job(self, key: Key) -> Mapping[str, Any] | None:
-        """The job's manifest."""
+        """Return the job's manifest, or None when the job does not exist."""
 
     def pods(self, key: Key) -> Sequence[OwnedPod]:
-        """Pods that carry the job's label."""
+        """Return the pods that have the job's label."""
 
     def services(self, key: Key) -> Sequence[Owned]:
-        """Services that carry the job's label."""
+        """Return the Services that have the job's label."""
 
     def configs(self, key: Key) -> Sequence[Owned]:
-        """ConfigMaps that carry the job's label."""
+        """Return the ConfigMaps that have the job's label."""
 
     def deployments(self, key: Key) -> Sequence[OwnedDeployment]:
-        """Deployments that carry the job's label."""
+        """Return the Deployments that have the job's label."""
 
     def active(self) -> Sequence[Key]:
-        """Jobs that have not ended."""
+        """Return the jobs that have not ended."""
 
 
 def owned_pod(pod: Mapping[str, Any], view: PodView) -> OwnedPod:
-    """The pod with the job that it belongs to: by its controller, or by the label of a pod that mpi-operator made."""
+    """Return the pod with the uid of its job, from the controller or from the label of a pod of mpi-operator."""
     uid = _job_uid(pod)
     return OwnedPod(uid, view, delegated=uid != controller_uid(pod))
 
 
 def is_delegated(job: AnyJob) -> bool:
-    """Whether mpi-operator creates the job's pods."""
+    """Return whether mpi-operator creates the job's pods."""
     return isinstance(job, Job) and job.spec.by_mpi_operator
 
 
 def is_of(pod: Mapping[str, Any], job: AnyJob) -> bool:
-    """Whether a pod was made for the job."""
+    """Return whether a pod belongs to the job."""
     return (_job_uid(pod) if is_delegated(job) else controller_uid(pod)) == job.uid
 
 
 def _job_uid(pod: Mapping[str, Any]) -> str:
-    """Uid of the job that a pod belongs to; anybody may set the label, but not on a pod that has no controller."""
+    """Return the uid of the job that a pod belongs to.
+
+    Read the label only on a pod with a controller of mpi-operator: anybody may set the label on other pods.
+    """
     kinds = {
         owner.get("kind") for owner in pod["metadata"].get("ownerReferences") or () if owner.get("controller")
     }
@@ -115,7 +118,7 @@ def _job_uid(pod: Mapping[str, Any]) -> str:
 
 
 def controller_uid(manifest: Mapping[str, Any]) -> str:
-    """Uid of the object that controls this one; empty when nothing does."""
+    """Return the uid of the object that controls this object, or an empty string without such an object."""
     for owner in manifest["metadata"].get("ownerReferences") or []:
         if owner.get("controller"):
             return str(owner["uid"])

@@ -1,1 +1,1 @@
-"""From a job and what is observed of it to its status and what comes next. Pure."""
+"""Compute the status and the next actions of a job from its spec and its observed state. All functions are pure."""

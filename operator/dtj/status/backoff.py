@@ -1,6 +1,6 @@
-"""The pause before a job's pods start again: none the first time, then doubling, as a Kubernetes Job's.
+"""The pause before a job's pods start again. The first restart has no pause. Each later pause is twice as long.
 
-It starts anew once the job has trained for 10 minutes, as the kubelet's pause before a container's restart does.
+The pause is reset once the job has trained for 10 minutes, as the kubelet resets a container's restart backoff.
 """
 
 from __future__ import annotations
@@ -17,19 +17,22 @@ GOOD_RUN_SECONDS = 600.0
 
 
 def restarts_in_a_row(status: JobStatus, now: datetime, *, counts: bool) -> int | None:
-    """What the stored status is to say of it after one restart more; None: 0. counts: whether that one does."""
+    """Return the value of `restartsInARow` after one more restart; None stands for 0.
+
+    counts: whether the new restart counts.
+    """
     before = 0 if _ran_for(status, now) >= GOOD_RUN_SECONDS else status.restarts_in_a_row or 0
     return before + counts or None
 
 
 def pause(status: JobStatus) -> float:
-    """Seconds before the present attempt."""
+    """Return the seconds that the present attempt waits before it starts."""
     restarts = status.restarts_in_a_row or 0
     return 0.0 if restarts <= 1 else min(_FIRST_SECONDS * 2 ** min(restarts - 2, 10), _LONGEST_SECONDS)
 
 
 def pause_left(status: JobStatus, now: datetime) -> float:
-    """Seconds of it that are left; 0 or less when it is over."""
+    """Return the remaining seconds of the pause; 0 or less when the pause is over."""
     since = restarted(status)
     if since is None or not status.holds(ConditionType.RESTARTING):
         return 0.0
@@ -37,13 +40,16 @@ def pause_left(status: JobStatus, now: datetime) -> float:
 
 
 def restarted(status: JobStatus) -> str | None:
-    """When the job started again last; by the condition in a status of a version without restartTime."""
+    """Return when the job last restarted.
+
+    An older operator version did not store restartTime. For such a status, read the time from the condition.
+    """
     restarting = status.condition(ConditionType.RESTARTING)
     return status.restart_time or (restarting.last_transition_time if restarting else None)
 
 
 def _ran_for(status: JobStatus, now: datetime) -> float:
-    """Seconds since all that is needed began to run."""
+    """Return the seconds since all needed pods began to run."""
     restarting = status.condition(ConditionType.RESTARTING)
     if status.all_running_time is None or status.holds(ConditionType.RESTARTING):
         return 0.0

@@ -1,4 +1,4 @@
-"""Which pods end with their job, or with their attempt."""
+"""Select the pods to delete at the end of a job or of an attempt."""
 
 from __future__ import annotations
 
@@ -15,25 +15,25 @@ from dtj.status.stall import is_stalled
 
 
 def is_stopped(status: JobStatus) -> bool:
-    """Whether a job failed for what its pods did not do: they may go on, and must not."""
+    """Return whether a job failed for a reason outside its pods. Such pods may still run and must be deleted."""
     failed = status.condition(ConditionType.FAILED)
     return failed is not None and (failed.reason in STOPPED or is_stalled(status))
 
 
 def ends_pods(job: AnyJob, status: JobStatus) -> bool:
-    """Whether the pods that still run are told to end, now that the job has ended."""
+    """Return whether the operator deletes the running pods of a job that has ended."""
     return job.run_policy.clean_pod_policy is not CleanPodPolicy.NONE or is_stopped(status)
 
 
 def counted_out(status: JobStatus) -> JobStatus:
-    """The status of such a job: those pods count as gone from its end on, so that their way needs no more writes."""
-    gone = {"active": 0, "ready": 0}
-    counts = {role: count.model_copy(update=gone) for role, count in status.replica_statuses.items()}
+    """Set the counts of active and ready pods to 0, so that the end of the pods needs no further status writes."""
+    no_pods = {"active": 0, "ready": 0}
+    counts = {role: count.model_copy(update=no_pods) for role, count in status.replica_statuses.items()}
     return status.model_copy(update={"replica_statuses": counts})
 
 
 def left_over(job: AnyJob, status: JobStatus, pods: Sequence[PodView]) -> frozenset[str]:
-    """Names of the pods of a job that has ended that cleanPodPolicy ends."""
+    """Return the names of the pods that cleanPodPolicy deletes after the end of the job."""
     if not ends_pods(job, status):
         return frozenset()
     every = job.run_policy.clean_pod_policy is CleanPodPolicy.ALL
@@ -41,7 +41,7 @@ def left_over(job: AnyJob, status: JobStatus, pods: Sequence[PodView]) -> frozen
 
 
 def superseded(job: AnyJob, expected: Expected | None, pods: Sequence[PodView]) -> frozenset[str]:
-    """Names of the pods of an earlier attempt, and of those that a job with less replicas does not want any more."""
+    """Return the names of the pods of earlier attempts and of removed replicas."""
     attempt = job.status.current_attempt
     if expected is None or not expected.planned:
         stored = stored_attempts(job, [pod.name for pod in pods])
@@ -55,7 +55,7 @@ def superseded(job: AnyJob, expected: Expected | None, pods: Sequence[PodView]) 
 
 
 def stored_attempts(job: AnyJob, pods: Iterable[str]) -> dict[str, int]:
-    """The attempt of each pod by the status, for a job without a plan."""
+    """Return the attempt of each pod as the status stores it, for a job without a plan."""
     status = job.status
     known = status.replica_attempts or {}
     alone = (job.rules is not None and job.rules.restarts_alone) or status.replica_attempts is not None

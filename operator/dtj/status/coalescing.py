@@ -1,4 +1,4 @@
-"""What of a status only says how many pods are how far."""
+"""Compare statuses without their pod counts."""
 
 from __future__ import annotations
 
@@ -10,18 +10,19 @@ _STARTING = (Phase.PENDING, Phase.STARTING)
 
 
 def only_counts(old: JobStatus, new: JobStatus) -> bool:
-    """Whether `new` says nothing that `old` does not but where the pods are on their way to run, or to their end."""
+    """Return whether `new` differs from `old` only in the progress of pods toward their start or end."""
     return _without_counts(old) == _without_counts(new)
 
 
 def _without_counts(status: JobStatus) -> JobStatus:
     phase = Phase.PENDING if status.phase in _STARTING else status.phase
     conditions = [
-        told.model_copy(update={"message": ""}) if _counts(told) else told for told in status.conditions
+        condition.model_copy(update={"message": ""}) if _counts(condition) else condition
+        for condition in status.conditions
     ]
     return status.model_copy(update={"replica_statuses": {}, "phase": phase, "conditions": conditions})
 
 
-def _counts(told: Condition) -> bool:
-    waits = told.type is ConditionType.RUNNING and told.status is ConditionStatus.FALSE
-    return waits and told.reason == Reason.PODS_STARTING
+def _counts(condition: Condition) -> bool:
+    waits = condition.type is ConditionType.RUNNING and condition.status is ConditionStatus.FALSE
+    return waits and condition.reason == Reason.PODS_STARTING

@@ -1,4 +1,4 @@
-"""Which pods of an attempt are created now."""
+"""Select the pods of an attempt to create now."""
 
 from __future__ import annotations
 
@@ -13,13 +13,15 @@ from dtj.status.pods import PodView
 
 
 def due(job: AnyJob, expected: Expected, pods: Sequence[PodView]) -> frozenset[str]:
-    """Names of the pods to create: those of the first stage that is not complete, once the stages before are ready.
+    """Return the names of the pods to create: the missing pods of the first incomplete stage.
+
+    All earlier stages must be ready.
 
     pods: all pods of the job. A pod of an earlier attempt keeps its name until it has ended.
     """
     named = {pod.name: pod for pod in pods if pod.attempt == expected.attempts.get(pod.name)}
     if expected.restarts_with is None and is_begun(job.status, expected.created_last, named):
-        # Whatever a changed spec asks for besides is for the next attempt.
+        # Pods that a changed spec adds are created in the next attempt.
         return frozenset()
     at_once = expected.next_stage_on_running and not may_restore(job)
     for stage in expected.stages:
@@ -41,7 +43,7 @@ def is_begun(old: JobStatus, created_last: Set[str], existing: Collection[str]) 
 
 
 def may_restore(job: AnyJob) -> bool:
-    """Whether its pods may have a checkpoint to restore before they are ready, which takes as long as it takes."""
+    """Return whether the pods may restore a checkpoint before they become ready. A restore can take any time."""
     status, artifacts = job.status, job.spec.artifacts if isinstance(job, Job) else None
     return (
         status.attempt > 1
@@ -51,7 +53,8 @@ def may_restore(job: AnyJob) -> bool:
 
 
 def _lets_next_stage_come(pod: PodView, at_once: bool) -> bool:
-    """Whether the pods of the next stage may come. at_once: they need not be told that this one is ready: a probe
-    says so a second or more after it is.
+    """Return whether this pod permits the creation of the next stage.
+
+    at_once: whether a running pod is enough. A probe reports readiness a second or more late.
     """
     return pod.succeeded or (pod.running and (pod.ready or at_once))

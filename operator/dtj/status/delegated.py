@@ -1,4 +1,4 @@
-"""A job that was handed over as an MPIJob, where that decides of it; all else is decided by its pods."""
+"""The influence of an MPIJob on the status of its job. The pods decide everything else."""
 
 from __future__ import annotations
 
@@ -24,37 +24,37 @@ from dtj.status.suspension import is_suspending
 from dtj.status.times import seconds_since
 
 END_SECONDS = 60.0
-"""How long mpi-operator has, after the job's end, to end its MPIJob too and to clean up."""
-# The reason of mpi-operator for an MPIJob whose pods were evicted.
+"""Seconds that mpi-operator has after the job's end to finish the MPIJob and to clean up."""
+# mpi-operator sets this reason on an MPIJob whose pods were evicted.
 _EVICTED = "MPIJobEvicted"
 
 
 def of_attempt(observed: Observed, attempt: int) -> MpiJob | None:
-    """The MPIJob of the present attempt, while it is meant to be there."""
+    """Return the MPIJob of the present attempt, unless the MPIJob is being deleted."""
     mpijob = observed.mpijob
     return mpijob if mpijob is not None and mpijob.attempt == attempt and not mpijob.deleting else None
 
 
 def with_launcher(expected: Expected, pods: Sequence[PodView], attempt: int) -> Expected:
-    """The same with the launcher's name as it is: a Job made that pod, and gave it a name."""
+    """Replace the planned launcher name by the actual one. A Kubernetes Job created and named the launcher pod."""
     launchers = [pod for pod in pods if pod.role == LAUNCHER and pod.attempt == attempt]
     if not launchers:
         return expected
     planned = expected.decisive[0]
-    # One that came to its end decides, also where another was made since.
-    found = max(launchers, key=lambda pod: (pod.succeeded, not pod.deleting, pod.name)).name
-    names = {planned: found}
+    # A launcher that succeeded decides, even when the Job has created another launcher since.
+    launcher = max(launchers, key=lambda pod: (pod.succeeded, not pod.deleting, pod.name)).name
+    names = {planned: launcher}
     return replace(
         expected,
         stages=[[names.get(name, name) for name in stage] for stage in expected.stages],
-        decisive=[found],
+        decisive=[launcher],
         created_last=frozenset(names.get(name, name) for name in expected.created_last),
         attempts={names.get(name, name): number for name, number in expected.attempts.items()},
     )
 
 
 def mpijob_held(draft: Draft, mpijob: MpiJob, pods: Sequence[PodView]) -> Evaluation:
-    """The job waits for its queue; it goes on in the same attempt, with new pods, from its newest checkpoint."""
+    """Suspend the job while its queue holds it. The same attempt continues later from the newest checkpoint."""
     message = (
         f"MPIJob {mpijob.name} is suspended (its runPolicy.suspend), as Kueue does with one that is to wait"
     )
@@ -68,7 +68,7 @@ def mpijob_held(draft: Draft, mpijob: MpiJob, pods: Sequence[PodView]) -> Evalua
 
 
 def was_held(old: JobStatus) -> bool:
-    """Whether a queue held the job until now."""
+    """Return whether the stored status says that a queue holds the job."""
     suspended = old.condition(ConditionType.SUSPENDED)
     return (
         suspended is not None
@@ -78,13 +78,13 @@ def was_held(old: JobStatus) -> bool:
 
 
 def released(draft: Draft) -> Evaluation:
-    """The queue lets the job go on, or its MPIJob is gone and another is made."""
+    """Resume the job after the queue released it or after its MPIJob was deleted."""
     draft.set(ConditionType.SUSPENDED, False, Reason.MPIJOB_RESUMED, "the MPIJob is suspended no more")
     return Evaluation(draft.status(phase=Phase.PENDING), look_again=0.0)
 
 
 def mpijob_loss(attempt: int, mpijob: MpiJob | None) -> Loss | None:
-    """That the MPIJob has failed, where no pod says why."""
+    """Return the failure of the MPIJob as a loss, for use when no pod explains the failure."""
     if mpijob is None or mpijob.failed is None:
         return None
     said = mpijob.failed
@@ -98,7 +98,7 @@ def mpijob_loss(attempt: int, mpijob: MpiJob | None) -> Loss | None:
 
 
 def ends_mpijob(job: AnyJob, status: JobStatus, mpijob: MpiJob, now: datetime) -> bool:
-    """Whether the MPIJob is to be deleted, with all that mpi-operator made of it."""
+    """Return whether to delete the MPIJob with all objects that mpi-operator created for it."""
     policy = job.run_policy
     if mpijob.deleting:
         return False
@@ -106,7 +106,7 @@ def ends_mpijob(job: AnyJob, status: JobStatus, mpijob: MpiJob, now: datetime) -
         return mpijob.attempt < status.attempt or policy.suspend or is_suspending(status)
     if policy.clean_pod_policy is CleanPodPolicy.ALL or is_stopped(status):
         return True
-    # An MPIJob without an end of its own gets new pods from mpi-operator for ever.
+    # mpi-operator creates new pods without end for an MPIJob that has not completed.
     lingers = policy.clean_pod_policy is not CleanPodPolicy.NONE and end_left(status, now) <= 0
     return lingers and not mpijob.completed
 
@@ -114,7 +114,7 @@ def ends_mpijob(job: AnyJob, status: JobStatus, mpijob: MpiJob, now: datetime) -
 def abandoned(
     job: AnyJob, status: JobStatus, mpijob: MpiJob | None, pods: Sequence[PodView], now: datetime
 ) -> frozenset[str]:
-    """Names of the pods to delete because mpi-operator does not."""
+    """Return the names of the pods to delete because mpi-operator does not delete them."""
     if status.finished:
         done = mpijob is None or (
             mpijob.completed and not mpijob.deleting and not ends_mpijob(job, status, mpijob, now)
@@ -122,10 +122,10 @@ def abandoned(
         return left_over(job, status, pods) if done else frozenset()
     if mpijob is not None:
         return frozenset()
-    # Somebody has deleted the MPIJob, and not its pods.
+    # A user deleted the MPIJob without its pods.
     return frozenset(pod.name for pod in pods if pod.attempt < status.attempt)
 
 
 def end_left(status: JobStatus, now: datetime) -> float:
-    """Seconds that mpi-operator still has to end the MPIJob of a job that has ended."""
+    """Return the seconds that mpi-operator still has to finish the MPIJob of a job that has ended."""
     return END_SECONDS - seconds_since(status.completion_time, now) if status.completion_time else 0.0

@@ -1,4 +1,4 @@
-"""A status in the making."""
+"""The draft of a status, and the result of an evaluation."""
 
 from __future__ import annotations
 
@@ -22,41 +22,41 @@ from dtj.api.unreadable import AnyJob
 from dtj.status.times import written_time
 
 LONGEST_CONDITION = 1024
-"""Characters of a condition's message."""
+"""Maximum length of a condition's message, in characters."""
 _STATUSES = {True: ConditionStatus.TRUE, False: ConditionStatus.FALSE, None: ConditionStatus.UNKNOWN}
 
 
 @dataclass(frozen=True)
 class Pods:
-    """What is decided of a job's pods, by their names."""
+    """The names of the pods that the operator creates and deletes."""
 
     make: frozenset[str] = frozenset()
     """Pods to create."""
     end: frozenset[str] = frozenset()
-    """Pods to delete, with their grace."""
+    """Pods to delete with their grace period."""
     force: frozenset[str] = frozenset()
-    """Pods that were deleted and have not ended in time, to be deleted by force."""
+    """Pods to force-delete, because they did not end within their grace period."""
 
 
 @dataclass(frozen=True)
 class Evaluation:
-    """The decision of a pass: the status, what becomes of the pods, and when to look again."""
+    """The decision of a reconcile pass."""
 
     status: JobStatus
     look_again: float | None = None
-    """Seconds until the next pass is due although nothing happens."""
+    """Seconds until the next pass, if no event triggers a pass earlier."""
     pods: Pods = Pods()
     prepare: bool = False
     """Whether the attempt begins or goes on, so that its pods need the plan's other objects."""
     stalled_since: str | None = None
-    """Since when the training stands still, while the stacks of its ranks are wanted."""
+    """When the stall began, while the operator collects the stacks of the ranks."""
     expired: bool = False
-    """The job has ended and outlived its TTL: it is to be deleted."""
+    """Whether the TTL of the finished job has expired, so that the operator deletes the job."""
 
 
 @dataclass
 class Draft:
-    """A status in the making: what is stored, until something else is assigned."""
+    """The draft of a status. Each field has its stored value until code assigns another one."""
 
     job: AnyJob
     now: datetime
@@ -86,7 +86,7 @@ class Draft:
     def set(self, kind: ConditionType, holds: bool | None, reason: str, message: str) -> None:
         """Set a condition; its transition time moves only when it flips.
 
-        holds: None when it is not known.
+        holds: None sets the status Unknown.
         """
         status = _STATUSES[holds]
         old = self.conditions.get(kind)
@@ -103,7 +103,7 @@ class Draft:
         )
 
     def finish(self, phase: Phase, reason: str, message: str) -> JobStatus:
-        """The status of a job that has come to its end."""
+        """Return the status of a job that has ended."""
         ended = ConditionType.SUCCEEDED if phase is Phase.SUCCEEDED else ConditionType.FAILED
         self.set(ConditionType.RUNNING, False, reason, message)
         self.set(ConditionType.RESTARTING, False, reason, message)
@@ -111,7 +111,7 @@ class Draft:
         return self.status(phase=phase, completion_time=written_time(self.now))
 
     def status(self, **values: object) -> JobStatus:
-        """The status as it stands, with `values` besides."""
+        """Return the status with the fields of the draft and with `values`."""
         running = self.conditions.get(ConditionType.RUNNING)
         stalled = self.conditions.get(ConditionType.STALLED)
         runs = (
@@ -132,4 +132,4 @@ class Draft:
 
 
 _VALUES = tuple(each.name for each in fields(Draft) if not each.init and each.name != "conditions")
-"""The fields of a status that a draft has as its own."""
+"""The fields of a status that are also fields of a draft."""

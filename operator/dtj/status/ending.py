@@ -1,4 +1,4 @@
-"""The end of a training that came to its end: the job waits for the evaluator, then it has succeeded."""
+"""The end of a completed training. The job waits for the evaluator and then succeeds."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from dtj.status.times import seconds_since, written_time
 
 
 def is_trained(old: JobStatus, expected: Expected, named: Mapping[str, PodView]) -> bool:
-    """Whether the program came to its end; once that is stored, its pods may go."""
+    """Return whether the training completed. Once the status stores the completion, its pods may be deleted."""
     return _stored(old) is not None or all(
         name in named and is_complete(named[name]) for name in expected.decisive
     )
@@ -33,7 +33,7 @@ def after_training(
     deadline: float | None,
     lost: Loss | None,
 ) -> Evaluation:
-    """Wait for the evaluator, or the job has succeeded.
+    """Wait for the evaluator, or finish the job as succeeded.
 
     deadline: seconds that the job has left, if it has one. lost: why the evaluator has to start again.
     """
@@ -44,7 +44,7 @@ def after_training(
     message = f"{', '.join(expected.decisive)} ended with exit code 0"
     stored = _stored(draft.job.status)
     ends = [end for name in expected.decisive if name in named and (end := named[name].exit) is not None]
-    # The pod that reported it may be gone by the time the evaluator has ended.
+    # The reporting pod may no longer exist when the evaluator ends.
     nothing_kept = is_nothing_kept(ends, artifacts) or draft.job.status.nothing_kept
     if nothing_kept:
         message += f"; {NOTHING_KEPT}"
@@ -58,7 +58,7 @@ def after_training(
     over = seen or last is None
     may_end = draft.job.run_policy.clean_pod_policy is not CleanPodPolicy.NONE
     ended = evaluator is not None and has_ended(evaluator)
-    # One that starts again may not be there yet. Told to end, it is waited for: its files are uploaded first.
+    # A restarting evaluator may not exist yet. The job waits for a deleted evaluator, which uploads its files first.
     due = evaluator is not None and may_end if over else expected.evaluator is not None
     if not over and left > 0 and lost is not None and lost.infrastructure:
         return evaluator_lost(draft, lost, expected, [*named.values()])
@@ -86,6 +86,6 @@ def after_training(
 
 
 def _stored(status: JobStatus) -> Condition | None:
-    """The condition Running that says that the training is over, once it is stored."""
+    """Return the stored condition Running if the condition says that the training is over."""
     running = status.condition(ConditionType.RUNNING)
     return running if running and running.reason in (Reason.EVALUATING, Reason.EVALUATED) else None

@@ -1,8 +1,7 @@
-"""The whole status of a job, from what is observed of it.
+"""Compute the whole status of a job from its observed state.
 
-The one place that decides: everything that a job can come to is a line here. What the status says is then
-carried out by `reconcile`; an attempt counts as begun, failed or over because the stored status says so, and so
-an operator that dies at any point goes on where things are.
+This module makes every decision about a job. `reconcile` carries the decisions out. The stored status says whether an
+attempt has begun, failed or ended. A restarted operator therefore continues from the stored status.
 """
 
 from __future__ import annotations
@@ -44,12 +43,12 @@ from dtj.status.waits import after_the_end, retry_begins, start_left, too_late
 def evaluate(
     job: AnyJob, expected: Expected | None, faults: Sequence[Fault], observed: Observed, now: datetime
 ) -> Evaluation:
-    """The status that a job has now, and what is to be done for it.
+    """Return the present status of a job and the actions to take.
 
-    expected: of the job's present attempt; None when the job has faults and so no plan.
+    expected: the plan of the present attempt; None when the job has faults and therefore no plan.
     """
     evaluation = _evaluate(job, expected, faults, observed, now)
-    # The pods of an MPIJob end when mpi-operator sees to it.
+    # mpi-operator deletes the pods of an MPIJob.
     if evaluation.status.finished and observed.mpijob is None and ends_pods(job, evaluation.status):
         evaluation = replace(evaluation, status=counted_out(evaluation.status))
     evaluation = replace(evaluation, pods=_pods(job, expected, observed, evaluation, now))
@@ -59,7 +58,7 @@ def evaluate(
 def _pods(
     job: AnyJob, expected: Expected | None, observed: Observed, evaluation: Evaluation, now: datetime
 ) -> Pods:
-    """Which pods are created and ended: as the evaluation says, and by the rules that hold for every job."""
+    """Combine the pods of the evaluation with the rules that hold for every job."""
     status, pods, make = evaluation.status, observed.pods, evaluation.pods.make
     if expected is not None and expected.handed_over:
         make, end = frozenset[str](), abandoned(job, status, observed.mpijob, pods, now)
@@ -82,7 +81,7 @@ def _evaluate(
     draft.attempt, draft.start_time = attempt, start
     draft.set(ConditionType.CREATED, True, Reason.JOB_CREATED, "the operator has taken the job up")
     if faults and not observed.invalid and _is_taken_up(old, observed):
-        # An edit of a job that runs, or a rule of a newer operator: no pod is made until the spec is mended.
+        # A user edited a running job, or a newer operator has a new rule. Create no pod until the spec is valid.
         draft.set(ConditionType.CREATED, True, Reason.SPEC_INVALID, in_a_line(faults, LONGEST_CONDITION))
         suspends = job.run_policy.suspend or is_suspending(old)
         if expected is None or not (observed.pods or suspends):
@@ -90,7 +89,7 @@ def _evaluate(
         evaluation = _of_pods(job, expected, observed, draft)
         return replace(evaluation, pods=replace(evaluation.pods, make=frozenset()), prepare=False)
     if observed.invalid and expected and expected.restarts_with and old.all_running_time:
-        # Only a replica that was to start again can't be made; the others go on.
+        # Only the restarting replica can't be created. The other replicas continue.
         draft.set(
             ConditionType.CREATED, True, Reason.SPEC_INVALID, in_a_line(observed.invalid, LONGEST_CONDITION)
         )
@@ -106,7 +105,7 @@ def _is_taken_up(old: JobStatus, observed: Observed) -> bool:
 
 
 def _of_pods(job: AnyJob, expected: Expected, observed: Observed, draft: Draft) -> Evaluation:
-    """What the pods come to."""
+    """Evaluate a job with a plan by its pods."""
     old, now = job.status, draft.now
     attempt, start = old.current_attempt, old.start_time or written_time(now)
     pods = present(expected, observed.pods, attempt)
@@ -114,7 +113,7 @@ def _of_pods(job: AnyJob, expected: Expected, observed: Observed, draft: Draft) 
     draft.replica_statuses = replica_statuses(expected, pods)
     take_reports(draft, expected, observed, named)
     draft.step_time = step_time(draft)
-    _tell_bottleneck(draft, observed)
+    _set_bottleneck(draft, observed)
 
     queued = is_queued(job, expected, pods)
     if queued:
@@ -122,16 +121,16 @@ def _of_pods(job: AnyJob, expected: Expected, observed: Observed, draft: Draft) 
     deadline = job.run_policy.active_deadline_seconds
     left = None if deadline is None or queued else deadline - seconds_since(start, now)
     missing = vanished(job, expected, pods)
-    # Before all ran, a pod that goes is simply made again, unless it is one of a group.
-    gone = missing if old.all_running_time or expected.all_or_nothing else ()
-    lost = evaluator_loss(attempt, old, expected, pods, gone, job.run_policy.backoff_limit)
+    # Before all pods have run, a deleted pod is created again, unless the pod belongs to a group.
+    lost_names = missing if old.all_running_time or expected.all_or_nothing else ()
+    lost = evaluator_loss(attempt, old, expected, pods, lost_names, job.run_policy.backoff_limit)
     mpijob = of_attempt(observed, attempt)
     if is_trained(old, expected, named) or (mpijob is not None and mpijob.succeeded):
         return after_training(draft, expected, observed, named, left, lost)
     suspension = _suspended(draft, expected, observed, pods, mpijob)
     if suspension is not None:
         return suspension
-    loss = pods_loss(draft, expected, pods, missing, gone) or mpijob_loss(attempt, mpijob)
+    loss = pods_loss(draft, expected, pods, missing, lost_names) or mpijob_loss(attempt, mpijob)
     if left is not None and left <= 0 and loss is None:
         return Evaluation(_overdue(draft, expected, deadline or 0, pods, observed))
     if loss is not None:
@@ -140,7 +139,7 @@ def _of_pods(job: AnyJob, expected: Expected, observed: Observed, draft: Draft) 
             draft.set(ConditionType.RUNNING, False, Reason.RANK_LOST, loss.failure.message or "")
             status = draft.status(phase=old.phase or Phase.PENDING)
             return Evaluation(status, wait, Pods(due(job, expected, observed.pods)), prepare=True)
-        return _lost(draft, attempt, loss, expected, pods, gone)
+        return _lost(draft, attempt, loss, expected, pods, lost_names)
     if lost is not None:
         return evaluator_lost(draft, lost, expected, pods)
     return _going_on(draft, expected, observed, pods, left)
@@ -149,7 +148,7 @@ def _of_pods(job: AnyJob, expected: Expected, observed: Observed, draft: Draft) 
 def _suspended(
     draft: Draft, expected: Expected, observed: Observed, pods: Sequence[PodView], mpijob: MpiJob | None
 ) -> Evaluation | None:
-    """What a job comes to that is suspended, or was until now; None: it is not."""
+    """Evaluate a job that is suspended or resumes; return None for any other job."""
     job, old = draft.job, draft.job.status
     evicted = deactivation(expected, pods)
     if job.run_policy.suspend or is_suspending(old) or evicted is not None:
@@ -188,9 +187,9 @@ def _lost(
     loss: Loss,
     expected: Expected,
     pods: Sequence[PodView],
-    gone: Collection[str],
+    lost_names: Collection[str],
 ) -> Evaluation:
-    """Count a loss: what has to starts again, or the job has failed."""
+    """Count a loss. Restart the affected replicas, or fail the job."""
     limit = draft.job.run_policy.backoff_limit
     restarts = draft.job.status.restarts
     message = f"attempt {attempt}: {describe(loss.failure)}"
@@ -208,7 +207,7 @@ def _lost(
         return Evaluation(draft.finish(Phase.FAILED, Reason.MODULE_NOT_FOUND, f"{message}; {REMEDY}"))
     if application and restarts.application >= limit:
         return Evaluation(draft.finish(Phase.FAILED, Reason.BACKOFF_LIMIT_EXCEEDED, message))
-    # Where the others go on, a replica that the cluster took is made again without a pause.
+    # Where the other replicas continue, a replica lost to the cluster restarts without a pause.
     draft.restarts_in_a_row = restarts_in_a_row(
         draft.job.status,
         draft.now,
@@ -217,7 +216,7 @@ def _lost(
     draft.retry_time = retry_begins(draft, loss)
     again = None
     if expected.restarts_with is not None:
-        again = start_again(expected, pods, [*gone, *loss.others, loss.failure.pod or ""])
+        again = start_again(expected, pods, [*lost_names, *loss.others, loss.failure.pod or ""])
         message += f"; {told_again(again, len(expected.attempts))}"
     cause: Literal["infrastructure", "application"] = (
         "infrastructure" if loss.infrastructure else "application"
@@ -243,9 +242,9 @@ def _going_on(
     wait = pause_left(old, draft.now)
     ending = [pod for pod in observed.pods if pod.attempt < expected.attempts.get(pod.name, old.attempt)]
     waits = [seconds for seconds in (left, wait) if seconds is not None and seconds > 0]
-    # A replica that starts alone waits for its own old pod only, whose name it takes.
+    # A replica that restarts alone waits only for its own old pod, because both pods have the same name.
     begins = wait <= 0 and (alone or not ending)
-    made = Pods(due(draft.job, expected, observed.pods) if begins else frozenset())
+    pods_to_create = Pods(due(draft.job, expected, observed.pods) if begins else frozenset())
 
     def runs(name: str) -> bool:
         pod = named.get(name)
@@ -254,7 +253,7 @@ def _going_on(
         answers = pod.ready or (began and not old.holds(ConditionType.RESTARTING))
         return pod.succeeded or (pod.running and answers)
 
-    # An attempt that has begun goes on with the pods that it has: what a changed spec asks for comes with the next.
+    # A running attempt keeps its pods. Changes of the spec take effect in the next attempt.
     fixed = not alone and is_begun(old, expected.created_last, named)
     needed = [name for name in expected.needed if not fixed or name in named]
     if all(map(runs, needed)):
@@ -270,7 +269,7 @@ def _going_on(
         waits += [stall.look_again] if stall.look_again is not None else []
         running = old.all_running_time or written_time(draft.now)
         status = draft.status(phase=Phase.RUNNING, all_running_time=running)
-        return Evaluation(status, min(waits, default=None), made, begins, stalled_since=stall.since)
+        return Evaluation(status, min(waits, default=None), pods_to_create, begins, stalled_since=stall.since)
     why = obstacle([pod for pod in pods if pod.name in expected.needed], observed.refusal)
     why = group_wait(draft.job, expected, pods, why)
     if ending:
@@ -279,7 +278,7 @@ def _going_on(
             f"waits until {describe_ending(ending)} of the attempt before ended: checkpoints are uploaded first",
         )
     elif wait > 0:
-        # The whole pause, not what is left of it: the sentence stays the same while it waits.
+        # Name the whole pause instead of the remaining one, so that the message stays constant during the pause.
         why = Reason.BACKOFF, f"waits {pause(old):.0f} s before the next attempt"
     start = start_left(draft)
     if start is not None and start <= 0:
@@ -298,21 +297,21 @@ def _going_on(
     else:
         phase = Phase.PENDING
     waits += [start] if start is not None else []
-    return Evaluation(draft.status(phase=phase), min(waits, default=None), made, begins)
+    return Evaluation(draft.status(phase=phase), min(waits, default=None), pods_to_create, begins)
 
 
-def _tell_bottleneck(draft: Draft, observed: Observed) -> None:
-    found = observed.bottleneck
-    if found is None:
+def _set_bottleneck(draft: Draft, observed: Observed) -> None:
+    bottleneck = observed.bottleneck
+    if bottleneck is None:
         if observed.progress is not None:
             draft.set(ConditionType.BOTTLENECK, False, Reason.NO_BOTTLENECK, "the last report names none")
         return
-    reason, message = found
+    reason, message = bottleneck
     draft.set(ConditionType.BOTTLENECK, True, reason, message)
 
 
 def _settled(job: AnyJob, expected: Expected | None, observed: Observed) -> JobStatus:
-    """The status of a job that has ended: only the pods that are left are counted on."""
+    """Return the status of a job that has ended, with the present counts of active and ready pods."""
     old = job.status
     seen = old.model_copy(update={"observed_generation": job.generation})
     if expected is None:

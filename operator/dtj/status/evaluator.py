@@ -1,4 +1,4 @@
-"""The evaluator: whether it has seen the last checkpoint, and what it said."""
+"""The state and the results of the evaluator."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dtj.status.termination import read_termination, reported
 
 
 def has_ended(evaluator: PodView) -> bool:
-    """Whether its program runs no more, and will not."""
+    """Return whether the evaluator's program has ended for good."""
     return (
         evaluator.succeeded
         or evaluator.exit is not None
@@ -29,7 +29,7 @@ def last_step(artifacts: ArtifactsStatus | None) -> int | None:
 
 
 def measured(evaluator: PodView | None, evaluation: ProgressStatus | None) -> ProgressStatus | None:
-    """What the evaluator found last: as it says at its end, or while it runs."""
+    """Return the evaluator's last measurement, from its termination message or from its last report."""
     if evaluator is None or evaluator.exit is None:
         return evaluation
     progress, _ = reported(read_termination(evaluator.exit))

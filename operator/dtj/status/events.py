@@ -1,4 +1,4 @@
-"""What happened to a job, for people: the events between two statuses."""
+"""The Kubernetes events for the change from one status of a job to the next."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ class Happening:
     reason: str
     message: str
     same: str | None = None
-    """What two happenings have in common that are told once: the message where this is not given."""
+    """Key of the event. Happenings with the same key produce one event. The default key is the message."""
     final: bool = False
-    """Whether it is the end of the job, which is told however much was told before."""
+    """Whether the happening is the end of the job, which always produces an event."""
 
 
 def happenings(old: JobStatus, new: JobStatus) -> list[Happening]:
-    """What a person wants to know of the way from `old` to `new`."""
+    """Return the events for the change from `old` to `new`."""
     if old.finished:
         return []
     if new.finished:
@@ -48,7 +48,7 @@ def happenings(old: JobStatus, new: JobStatus) -> list[Happening]:
     ):
         result.append(Happening("Warning", created.reason, created.message))
     slow, before = new.condition(ConditionType.BOTTLENECK), old.condition(ConditionType.BOTTLENECK)
-    # Once an attempt and kind: a program chooses kind and figures with every report.
+    # Emit one event per attempt and kind, because the kind and the figures may change with every report.
     if slow and new.holds(ConditionType.BOTTLENECK) and (not before or before.reason != slow.reason):
         result.append(Happening("Warning", slow.reason, slow.message, same=f"attempt {new.attempt}"))
     stalled, stands = new.condition(ConditionType.STALLED), new.holds(ConditionType.STALLED)
@@ -80,7 +80,7 @@ def happenings(old: JobStatus, new: JobStatus) -> list[Happening]:
 
 
 def _suspension(condition: Condition) -> Happening:
-    # A job whose Workload was deactivated goes on only when the user sees to it.
+    # A job whose Workload was deactivated continues only after the user acts.
     kind: Literal["Normal", "Warning"] = (
         "Warning" if condition.reason == Reason.WORKLOAD_DEACTIVATED else "Normal"
     )
@@ -97,7 +97,10 @@ def _obstacle(old: JobStatus, new: JobStatus) -> list[Happening]:
 
 
 def event(job: AnyJob, happening: Happening, time: str) -> Manifest:
-    """The Event object. The same happening has the same name: an operator that dies does not tell it twice."""
+    """Return the Event object.
+
+    The same happening has the same name, so that a restarted operator creates no duplicate.
+    """
     digest = sha256(
         "\0".join((job.uid, happening.type, happening.reason, happening.same or happening.message)).encode()
     ).hexdigest()

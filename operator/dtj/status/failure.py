@@ -1,4 +1,4 @@
-"""Why an attempt failed: which replica, what it said, whose fault it was."""
+"""Find the replica and the cause of a failed attempt."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ from dtj.status.times import seconds_since
 from dtj_trainer.contract import EXIT_COMMAND_NOT_FOUND
 from dtj_trainer.contract.failure_class import FailureClass
 
-# How long a failure that may only have followed from another waits for that other to be seen.
+# Seconds that a failure which another failure may have caused waits for the other failure to appear.
 SETTLE_SECONDS = 5.0
 # A node that died shows only when its kubelet has been silent for the node monitor's grace, 40 to 50 s.
 NODE_SETTLE_SECONDS = 60.0
-# Classes that may be only what another loss led to: the true cause is looked for elsewhere first.
+# Failure classes that another loss may have caused. The operator first looks for that other loss.
 _CONSEQUENCES: Mapping[str, float] = {
     FailureClass.CONNECTION_LOST: NODE_SETTLE_SECONDS,
     FailureClass.PEERS_UNREACHABLE: SETTLE_SECONDS,
     FailureClass.SIGNAL: SETTLE_SECONDS,
 }
-# The kubelet's reason for a pod that it evicts.
+# The kubelet sets this reason on a pod that it evicts.
 _EVICTED = "Evicted"
-# Evictions that a pod brought on itself, by what its program wrote.
+# These evictions follow from the data that the pod's own program wrote.
 _OWN_EVICTION = re.compile(r"ephemeral.(local )?storage|EmptyDir volume", re.IGNORECASE)
 # How reasons begin for a pod that makes room for others, or leaves a node that is drained: those of the kubelet, of
 # Kueue (WorkloadEvictedDueToPreempted), and of the condition DisruptionTarget, which Kubernetes writes before it
@@ -44,11 +44,11 @@ _UNWANTED = (
 )
 # Reasons of containerd and of the kubelet for a container whose end nobody saw: its node or its runtime restarted.
 _END_UNSEEN = frozenset({"Unknown", "ContainerStatusUnknown"})
-# What a program says that others do not answer any more.
+# A program reports these classes when other ranks no longer answer.
 LOST_OTHERS = frozenset[str]({FailureClass.CONNECTION_LOST, FailureClass.PEERS_UNREACHABLE})
-# Also a program that fails by itself may do so because a node is gone, once it is known that one is.
+# Once a node is known to be lost, an application error may also follow from the lost node.
 _MAY_FOLLOW = frozenset[str]({*_CONSEQUENCES, FailureClass.APPLICATION_ERROR})
-# By how much the clocks of a node and of the API server may differ; each writes whole seconds.
+# Allowed difference in seconds between the clocks of a node and of the API server. Both write whole seconds.
 _CLOCK_SECONDS = 5.0
 
 
@@ -58,18 +58,18 @@ class Loss:
 
     failure: Failure
     infrastructure: bool
-    """A lost pod or node, an eviction or a preemption; else the program's fault."""
+    """Whether the infrastructure caused the loss: a lost pod or node, an eviction or a preemption."""
     settle: float = 0.0
     """Seconds after `finished` in which another pod may turn out to be the cause."""
     finished: str | None = None
     host: str | None = None
-    """Where the rank at fault ran, when another pod tells of it."""
+    """Host of the rank at fault, when another pod reports the failure."""
     others: frozenset[str] = frozenset()
-    """Names of pods that are lost with it: they do not answer any more, and so led to it, or ended as it did."""
+    """Names of pods that are lost too. Such a pod caused the loss and does not answer, or ended in the same way."""
     nodes: frozenset[str] = frozenset()
     """Names of the nodes that may be at fault."""
     excuse: str = ""
-    """Why it does not count: it only followed from another loss, which counts."""
+    """Why the loss does not count: another loss, which counts, caused this one."""
 
 
 def attempt_loss(
@@ -77,8 +77,9 @@ def attempt_loss(
 ) -> Loss | None:
     """Why an attempt that has begun can't go on, or None when it can.
 
-    pods: those of the attempt. missing: names of pods that were there and are gone. decisive: names of the pods whose
-    success is the job's: their programs fail as well when another pod's does (mpirun, a TensorFlow chief).
+    pods: the pods of the attempt. missing: names of pods that no longer exist. decisive: names of the pods
+    whose success is the job's success. The program of such a pod (mpirun, a TensorFlow chief) also fails when the
+    program of another pod fails.
     """
     losses = [loss for pod in pods if (loss := _pod_loss(attempt, pod, decisive))]
     losses += [
@@ -87,7 +88,7 @@ def attempt_loss(
                 attempt=attempt,
                 pod=name,
                 failure_class=OperatorFailureClass.POD_LOST,
-                message=f"pod {name} is gone: it was deleted, or its node was",
+                message=f"pod {name} no longer exists: the pod or its node was deleted",
             ),
             infrastructure=True,
         )
@@ -95,7 +96,7 @@ def attempt_loss(
     ]
     if not losses:
         return None
-    # A pod that the cluster took away makes programs fail; a loss that may only have followed comes last.
+    # A pod that the cluster ended makes other programs fail. A loss that may be a consequence comes last.
     loss = min(losses, key=lambda loss: (not loss.infrastructure, loss.settle, loss.finished or ""))
     loss = replace(loss, failure=_located(loss, pods))
     silent = [] if loss.infrastructure else [pod for pod in pods if _led_to(loss, pod)]
@@ -110,13 +111,13 @@ def attempt_loss(
 
 
 def _speaks_against_node(pod: PodView) -> bool:
-    """Whether the node may be at fault for a pod's loss: not when it was drained, or others were preferred."""
+    """Return whether the node may be at fault for a pod's loss. A drain or a preemption is not the node's fault."""
     unwanted = ended_as_told(pod) and (pod.deleting or pod.reason.startswith(_UNWANTED))
     return pod.silent or not unwanted
 
 
 def _led_to(loss: Loss, pod: PodView) -> bool:
-    """Whether a pod that does not answer may be what made another one's program fail."""
+    """Return whether a silent or unready pod may have caused the failure of another pod."""
     kind = loss.failure.failure_class
     if kind in LOST_OTHERS:
         return pod.silent or (pod.running and not pod.ready)
@@ -124,8 +125,9 @@ def _led_to(loss: Loss, pod: PodView) -> bool:
 
 
 def ended_as_told(pod: PodView) -> bool:
-    """Whether a pod ended, or is to end, because the cluster told it to: a drain, a preemption, a deletion. Whatever
-    the exit code, its program was stopped: it has neither failed nor, by that alone, come to its end.
+    """Return whether a pod ends because of a drain, a preemption or a deletion.
+
+    The cluster stopped the program of such a pod. The exit code shows neither a failure nor a success of the program.
     """
     if pod.disrupted or not pod.deleting:
         return pod.disrupted
@@ -135,8 +137,9 @@ def ended_as_told(pod: PodView) -> bool:
 
 
 def is_complete(pod: PodView) -> bool:
-    """Whether its program came to its end. Exit code 0 of one that was told to stop may be the way in which it stops,
-    unless dtj-launch, which knows better, says so too.
+    """Return whether the pod's program completed.
+
+    A program that receives SIGTERM may exit with code 0. Such an exit counts only if dtj-launch confirms it.
     """
     if not pod.succeeded or not ended_as_told(pod):
         return pod.succeeded
@@ -145,7 +148,7 @@ def is_complete(pod: PodView) -> bool:
 
 
 def is_lost(pod: PodView) -> bool:
-    """Whether a pod has ended, or is told to, otherwise than well."""
+    """Return whether a pod has failed or is being deleted before its completion."""
     return _pod_loss(0, pod) is not None
 
 
@@ -153,7 +156,7 @@ def _pod_loss(attempt: int, pod: PodView, decisive: Collection[str] = ()) -> Los
     if pod.disrupted:
         return _failed(attempt, pod, decisive)
     if ended_as_told(pod):
-        failure = _failure(attempt, pod, OperatorFailureClass.POD_LOST, f"pod {pod.name} was told to end")
+        failure = _failure(attempt, pod, OperatorFailureClass.POD_LOST, f"pod {pod.name} was deleted")
         return Loss(failure, infrastructure=True)
     if pod.succeeded:
         return None
@@ -181,11 +184,11 @@ def _failed(attempt: int, pod: PodView, decisive: Collection[str]) -> Loss:
                 infrastructure=True,
                 finished=finished,
             )
-        # Without dtj-launch nothing says whether a decisive pod failed for another one's failure.
+        # Without dtj-launch, the cause of a decisive pod's failure may be another pod.
         settle = SETTLE_SECONDS if pod.name in decisive else 0.0
         return Loss(_unsaid(attempt, pod, pod.exit), False, settle=settle, finished=finished)
-    told_class = said["class"]
-    failure = _failure(attempt, pod, told_class, said.get("message", told_class)).model_copy(
+    failure_class = said["class"]
+    failure = _failure(attempt, pod, failure_class, said.get("message", failure_class)).model_copy(
         update={
             "rank": said.get("rank"),
             "exit_code": said.get("exitCode", pod.exit.code),
@@ -193,14 +196,17 @@ def _failed(attempt: int, pod: PodView, decisive: Collection[str]) -> Loss:
             "last_log_lines": said.get("lastLogLines"),
         }
     )
-    settle = _CONSEQUENCES.get(told_class, 0.0)
-    # Superseded: a pod that the operator had given up already. It's no program's fault.
-    infrastructure = told_class == FailureClass.SUPERSEDED
+    settle = _CONSEQUENCES.get(failure_class, 0.0)
+    # The operator had already abandoned a Superseded pod. No program is at fault.
+    infrastructure = failure_class == FailureClass.SUPERSEDED
     return Loss(failure, infrastructure, settle=settle, finished=finished, host=said.get("host"))
 
 
 def _unsaid(attempt: int, pod: PodView, end: Exit) -> Failure:
-    """A container that left no message of dtj's: an image without dtj_trainer, or a kill from outside."""
+    """Describe the end of a container without a dtj-launch message.
+
+    The image has no dtj_trainer, or a process outside the container killed the program.
+    """
     if end.reason == "OOMKilled":
         kind, what = (
             FailureClass.OOM_KILLED,
@@ -220,7 +226,7 @@ def _unsaid(attempt: int, pod: PodView, end: Exit) -> Failure:
 
 
 def early_end(attempt: int, pod: PodView) -> Loss:
-    """The end, without a failure, of a pod that the rest of the attempt still needs."""
+    """Return the loss for a pod that succeeded while the attempt still needed the pod."""
     message = f"{pod.role} {pod.index} ended with exit code 0 while the others needed it"
     failure = _failure(attempt, pod, FailureClass.APPLICATION_ERROR, message).model_copy(
         update={"exit_code": 0}
@@ -241,7 +247,7 @@ def _failure(attempt: int, pod: PodView, kind: str, message: str) -> Failure:
 
 
 def _located(loss: Loss, pods: Sequence[PodView]) -> Failure:
-    """The failure, put down to the pod in which the rank at fault ran."""
+    """Attribute the failure to the pod of the rank at fault."""
     host = (loss.host or "").split(".", 1)[0]
     for pod in pods:
         if host == pod.name:
@@ -255,7 +261,7 @@ def _put_down_to(pod: PodView, failure: Failure) -> Failure:
 
 
 def describe(failure: Failure) -> str:
-    """A failure in a sentence: where, what, and what the program said last."""
+    """Describe a failure in a sentence: the place, the cause and the last line of the log."""
     message = failure.message or failure.failure_class or "failed"
     if failure.pod and failure.pod not in message:
         message = f"{failure.source}: {message}"

@@ -1,4 +1,4 @@
-"""A job in figures, as its metrics tell it: what it is at, what it holds, and how long its starts took."""
+"""The figures of a job for its metrics: progress, accelerators and start durations."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from dtj.status.times import read_time
 
 @dataclass(frozen=True)
 class JobFigures:
-    """What is told of one job while it is there."""
+    """The metrics of one job while the job exists."""
 
     namespace: str
     name: str
@@ -26,14 +26,14 @@ class JobFigures:
     phase: Phase
     finished: bool
     progress: ProgressStatus | None
-    """Only while it runs: after that nothing of it is news."""
+    """The progress of a running job; None for any other job."""
     checkpoint: float | None
     """When the newest checkpoint was complete, in Unix time; only while the job runs."""
     unsaved_since: float | None
     """From when on training is in no checkpoint: the newest one's time or, where that is later, the time from which
     all its pods run. Unix time; only while a job runs that has a bucket."""
     stalled: bool | None
-    """Only where runPolicy.stallTimeoutSeconds says what that is, while it runs."""
+    """Whether the running job is stalled; None without runPolicy.stallTimeoutSeconds or when the job does not run."""
     gpus: int
     """Accelerators of pods that have a node and have not ended."""
     idle_gpus: int
@@ -56,7 +56,7 @@ def strategy_label(job: AnyJob) -> str:
 
 
 def job_figures(job: AnyJob, status: JobStatus, pods: Sequence[PodView]) -> JobFigures:
-    """A job in figures. pods: all that are its own, of whichever attempt."""
+    """Return the figures of a job. pods: all pods of the job, of every attempt."""
     phase = status.phase or Phase.PENDING
     runs = phase is Phase.RUNNING
     artifacts = status.artifacts if runs else None
@@ -90,8 +90,9 @@ def job_figures(job: AnyJob, status: JobStatus, pods: Sequence[PodView]) -> JobF
 
 
 def started(job: AnyJob, old: JobStatus, new: JobStatus, pods: Sequence[PodView]) -> Started | None:
-    """How long the start took that `new` says is done; None where it says no such thing, or where something had
-    failed before: that is a recovery.
+    """Return the duration of the start that `new` reports as complete; None if `new` reports no completed start.
+
+    A start after a failure is a recovery, for which the function also returns None.
     """
     done, begun = new.all_running_time, new.start_time
     if old.all_running_time or old.holds(ConditionType.RESTARTING) or done is None or begun is None:

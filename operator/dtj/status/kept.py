@@ -13,7 +13,7 @@ NOTHING_KEPT = f"the program left neither a checkpoint nor a model below {ROOT}"
 
 
 def is_nothing_kept(ends: Iterable[Exit], artifacts: ArtifactsStatus | None) -> bool:
-    """Whether dtj-launch has reported its uploads at the programs' end, and told of neither checkpoint nor model.
+    """Return whether dtj-launch reported its uploads at the end and named neither a checkpoint nor a model.
 
     ends: of the pods whose success is the job's. artifacts: all that is known of the bucket, None for a job without
     artifacts. Nothing is said of an image without dtj_trainer, which reports nothing.

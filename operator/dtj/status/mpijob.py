@@ -1,6 +1,6 @@
 """What an MPIJob says of the job that was handed over as it.
 
-The pods tell more: mpi-operator's `Running` stays True when a worker dies, an evicted worker makes an MPIJob `Failed`
+The pods say more: mpi-operator's `Running` stays True when a worker dies, an evicted worker makes an MPIJob `Failed`
 that may succeed later, and neither exit codes nor pods are in its status. So it counts where pods say nothing: that
 it has succeeded or failed though its pods are gone, that a queue holds it, that nobody takes it up.
 """
@@ -17,7 +17,7 @@ from dtj.api.reasons import Reason
 from dtj.status.times import seconds_since
 
 TAKE_UP_SECONDS = 30.0
-"""After so long without a condition an MPIJob is taken for one that nobody looks after."""
+"""Seconds without a condition after which the operator assumes that no mpi-operator handles the MPIJob."""
 
 
 @dataclass(frozen=True)
@@ -82,5 +82,5 @@ def not_taken_up(mpijob: MpiJob | None, now: datetime) -> tuple[str, str] | None
         return None
     return Reason.MPIJOB_NOT_TAKEN_UP, (
         f"MPIJob {mpijob.name} has no condition {TAKE_UP_SECONDS:.0f} s after it was made: does mpi-operator run, "
-        "and in this namespace too? What it finds wrong with an MPIJob, it tells in that one's events only"
+        "and in this namespace too? mpi-operator reports a fault of an MPIJob only in the events of the MPIJob"
     )

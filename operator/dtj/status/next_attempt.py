@@ -1,4 +1,4 @@
-"""The beginning of the next attempt, and what of the job starts again in it."""
+"""Begin the next attempt and select the replicas that restart in it."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def count_nodes(draft: Draft, loss: Loss) -> str:
 
 
 def evaluator_lost(draft: Draft, loss: Loss, expected: Expected, pods: Sequence[PodView]) -> Evaluation:
-    """The evaluator starts again; the training does not notice."""
+    """Restart the evaluator. The training continues."""
     draft.failure = loss.failure
     count_nodes(draft, loss)
     next_attempt(draft, expected, pods, "evaluator", {expected.evaluator or ""})
@@ -41,7 +41,7 @@ def next_attempt(
     cause: Literal["application", "infrastructure", "evaluator"] | None,
     again: Collection[str] | None = None,
 ) -> None:
-    """Begin the next attempt. Nothing else does.
+    """Begin the next attempt. No other function begins one.
 
     cause: as what the restart counts; None: it does not count. again: names of the pods that start again while the
     others go on; None: all pods start again.
@@ -58,6 +58,6 @@ def next_attempt(
         **(draft.job.status.replica_attempts or {}),
         **in_attempt(draft.job, again, attempt),
     }
-    # Those that start again are not counted: one that was, and is not there, is lost.
+    # Do not count the restarting pods. A counted pod that does not exist is treated as lost.
     stay = [pod for pod in pods if pod.name not in again]
     draft.replica_statuses = replica_statuses(expected, stay)

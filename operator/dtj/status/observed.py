@@ -1,4 +1,4 @@
-"""What the status of a job depends on: what its plan asks for, and what is seen of it."""
+"""The inputs of the status of a job: the expectations of its plan and the observed state."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Expected:
     decisive: Sequence[str]
     """Names of the pods whose success is the job's."""
     reporter: str
-    """Name of the pod that tells how far the training is."""
+    """Name of the pod that reports the progress of the training."""
     artifacts_uri: str | None
     attempts: Mapping[str, int]
     """In which attempt each pod is to be, by its name."""
@@ -54,7 +54,7 @@ class Expected:
     next_stage_on_running: bool = False
     """Whether the containers of the last stage wait for the stages before: see `Plan`."""
     planned: bool = True
-    """Whether a plan asks for this; else it is what the stored status tells of."""
+    """Whether a plan asks for these pods; if False, the expectation stems from the stored status."""
     handed_over: bool = False
     """Whether mpi-operator creates the pods."""
     created_last: frozenset[str] = frozenset()
@@ -73,7 +73,7 @@ class Expected:
 
 @dataclass(frozen=True)
 class Observed:
-    """What is seen of a job."""
+    """The observed state of a job."""
 
     pods: Sequence[PodView] = ()
     refusal: tuple[str, str] | None = None
@@ -83,11 +83,11 @@ class Observed:
     progress: ProgressStatus | None = None
     artifacts: ArtifactsStatus | None = None
     bottleneck: Bottleneck | None = None
-    """What holds the training up; told with `progress`."""
+    """The bottleneck of the training; reported together with `progress`."""
     evaluation: ProgressStatus | None = None
     """What the evaluator reports."""
     answers: bool | None = None
-    """Whether the pod of rank 0 answered when it was asked last; None before that."""
+    """Whether the pod of rank 0 answered the last request; None before the first request."""
     program_ended: bool = False
     """Whether its program has ended, as it says: what is left is the upload."""
     mpijob: MpiJob | None = None

@@ -1,7 +1,7 @@
-"""Pods that were told to end and are still there: when they are taken away by force.
+"""Force-delete pods that did not end within their grace period.
 
-Only a kubelet can confirm that a pod has ended. On a node that is lost nobody does, and the pod stays `Terminating`
-for ever. Taken away by force it is gone for the API server; what it ran may go on where the node is only cut off.
+Only a kubelet can confirm that a pod has ended. A pod on a lost node stays `Terminating` without end. Force deletion
+removes the pod from the API server. The containers may still run if the node is only disconnected.
 """
 
 from __future__ import annotations
@@ -22,10 +22,9 @@ _MOST_NAMES = 8
 
 
 def force_in(pod: PodView, now: datetime) -> float | None:
-    """Seconds until the pod is to be taken away by force; None: it is not told to end, or force is of no more use,
-    as for one that a finalizer holds.
+    """Return the seconds until the pod is force-deleted; None if the pod is not being deleted or force has no effect.
 
-    A pod gets its whole grace, unless its node does not answer: nobody is there who would use it.
+    Force has no effect on a pod that a finalizer holds. A pod keeps its whole grace period unless its node is silent.
     """
     if pod.told_to_end is None or not pod.grace_seconds:
         return None
@@ -34,12 +33,12 @@ def force_in(pod: PodView, now: datetime) -> float | None:
 
 
 def overdue(pods: Iterable[PodView], now: datetime) -> list[PodView]:
-    """The pods to take away by force now."""
+    """Return the pods to force-delete now."""
     return [pod for pod in pods if (left := force_in(pod, now)) is not None and left <= 0]
 
 
 def next_due(pods: Iterable[PodView], now: datetime) -> float | None:
-    """Seconds until the next pod is due; None when none will be."""
+    """Return the seconds until the next pod is force-deleted; None if no pod will be."""
     return min((left for pod in pods if (left := force_in(pod, now)) is not None and left > 0), default=None)
 
 
@@ -53,10 +52,10 @@ def with_overdue(evaluation: Evaluation, pods: Sequence[PodView], now: datetime)
 
 
 def describe_overdue(pod: PodView) -> str:
-    """Why a pod is taken away, in a sentence that stays the same for it."""
+    """Describe why a pod is force-deleted. The message is constant for a pod."""
     why = "does not answer" if pod.silent else f"has not ended it within {pod.grace_seconds:.0f} s"
     return (
-        f"pod {pod.name} of attempt {pod.attempt}, which was to be gone by {pod.delete_by}, is deleted by force: "
+        f"pod {pod.name} of attempt {pod.attempt}, which was to end by {pod.delete_by}, is deleted by force: "
         f"its node {pod.node} {why}, and may still run it"
     )
 

@@ -45,9 +45,13 @@ def read_report(body: bytes | str) -> tuple[Report | None, int]:
 
 
 def _bottleneck(progress: Any) -> tuple[tuple[str, str] | None, int]:
-    found = progress.get("bottleneck") if isinstance(progress, Mapping) else None
-    if found is None:
+    bottleneck = progress.get("bottleneck") if isinstance(progress, Mapping) else None
+    if bottleneck is None:
         return None, 0
-    kind, message = (found.get("kind"), found.get("message")) if isinstance(found, Mapping) else (None, None)
+    kind, message = (
+        (bottleneck.get("kind"), bottleneck.get("message"))
+        if isinstance(bottleneck, Mapping)
+        else (None, None)
+    )
     reason, sentence = _BOTTLENECKS.get(str(kind)), text(message, _BOTTLENECK_LENGTH)
     return ((reason, sentence), 0) if reason and sentence else (None, 1)

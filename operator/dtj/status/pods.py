@@ -74,9 +74,9 @@ class PodView:
     exit: Exit | None
     """Of the container that trains; of an init container when that one failed, and so the pod."""
     delete_by: str | None = None
-    """When a pod that was told to end is to be gone: its grace is over then."""
+    """When the grace period of a deleted pod ends."""
     grace_seconds: float = 0.0
-    """Its grace, of a pod that was told to end."""
+    """Grace period of a deleted pod, in seconds."""
     silent: bool = False
     """Whether its node has stopped to report of it, as the cluster says."""
     scheduled_at: str | None = None
@@ -98,12 +98,12 @@ class PodView:
 
     @property
     def running(self) -> bool:
-        """Whether it runs and nobody told it to end."""
+        """Whether the pod runs and is not being deleted."""
         return self.phase == "Running" and not self.deleting and self.exit is None
 
     @property
     def told_to_end(self) -> datetime | None:
-        """When it was told to end, where that is known."""
+        """When the deletion of the pod was requested, where that is known."""
         if self.delete_by is None:
             return None
         return read_time(self.delete_by) - timedelta(seconds=self.grace_seconds)
@@ -207,7 +207,7 @@ def _how(end: Exit) -> str:
 
 
 def _init_failure(init: Mapping[str, Mapping[str, Any]]) -> Exit | None:
-    """The end of an init container that failed: without it the pod would look taken away by the cluster."""
+    """The end of an init container that failed: without it, the cluster would seem to have ended the pod."""
     for name, container in init.items():
         end = _exit(container)
         if end is not None and end.code != 0:

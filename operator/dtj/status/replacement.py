@@ -1,4 +1,4 @@
-"""Which replicas start again where a strategy does not restart the whole job."""
+"""Select the replicas that restart where a strategy does not restart the whole job."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def vanished(job: AnyJob, expected: Expected, pods: Sequence[PodView]) -> list[s
     attempts, there = expected.attempts, {pod.name for pod in pods}
     if _began_uncounted(job, expected, there):
         return [name for stage in expected.stages[:-1] for name in stage if name not in there]
-    gone = []
+    missing_pods = []
     for role, status in job.status.replica_statuses.items():
         names = [name for name in attempts if _role(name) == role]
         here = [pod for pod in pods if pod.role == role]
@@ -46,8 +46,8 @@ def vanished(job: AnyJob, expected: Expected, pods: Sequence[PodView]) -> list[s
         unwanted = max(status.desired - len(names) - sum(pod.name not in attempts for pod in here), 0)
         known = _counted(status) - unwanted - len(here)
         missing = [name for name in names if name not in there]
-        gone += sorted(missing, key=lambda name: attempts[name])[: max(known, 0)]
-    return gone
+        missing_pods += sorted(missing, key=lambda name: attempts[name])[: max(known, 0)]
+    return missing_pods
 
 
 def _began_uncounted(job: AnyJob, expected: Expected, there: Set[str]) -> bool:
@@ -72,16 +72,16 @@ def replica_loss(
     attempt: int, old: JobStatus, expected: Expected, pods: Sequence[PodView], gone: Collection[str]
 ) -> Loss | None:
     """Why replicas have to start again, or None; the evaluator's loss is none of the training's."""
-    mine = [pod for pod in _staying(old, expected, pods) if pod.name != expected.evaluator]
+    candidates = [pod for pod in _staying(old, expected, pods) if pod.name != expected.evaluator]
     loss = attempt_loss(
-        attempt, mine, [name for name in gone if name != expected.evaluator], expected.decisive
+        attempt, candidates, [name for name in gone if name != expected.evaluator], expected.decisive
     )
     if loss is not None:
         return loss
-    ended = (pod for pod in mine if pod.succeeded and pod.name in expected.holds_state)
+    ended = (pod for pod in candidates if pod.succeeded and pod.name in expected.holds_state)
     # Its end may be part of everything's: the decisive pod's is then not far.
     early = next((replace(early_end(attempt, pod), settle=NODE_SETTLE_SECONDS) for pod in ended), None)
-    return early or _needed_again(attempt, expected, mine)
+    return early or _needed_again(attempt, expected, candidates)
 
 
 def _needed_again(attempt: int, expected: Expected, pods: Sequence[PodView]) -> Loss | None:
@@ -148,8 +148,8 @@ def evaluator_loss(
     """Why the evaluator has to start again; None also when its program has failed more than `limit` times."""
     if expected.evaluator is None:
         return None
-    mine = [pod for pod in _staying(old, expected, pods) if pod.name == expected.evaluator]
-    loss = attempt_loss(attempt, mine, [name for name in gone if name == expected.evaluator])
+    candidates = [pod for pod in _staying(old, expected, pods) if pod.name == expected.evaluator]
+    loss = attempt_loss(attempt, candidates, [name for name in gone if name == expected.evaluator])
     if loss is None or (not loss.infrastructure and (old.restarts.evaluator or 0) >= limit):
         return None
     return loss
@@ -161,7 +161,7 @@ def start_again(expected: Expected, pods: Sequence[PodView], gone: Collection[st
     lost = {pod.name for pod in pods if is_lost(pod)} | {*gone}
     # Groups are shared by their members: a set of them has each once.
     again: set[str] = set().union(*{groups[name] for name in lost & groups.keys()})
-    # What is not there yet is made for the new attempt.
+    # Pods that do not exist yet are created for the new attempt.
     again |= groups.keys() - {pod.name for pod in pods}
     if not again.isdisjoint(expected.decisive):
         # The training goes on from a checkpoint: it needs also those whose program had come to its end.
@@ -170,12 +170,12 @@ def start_again(expected: Expected, pods: Sequence[PodView], gone: Collection[st
 
 
 def _staying(old: JobStatus, expected: Expected, pods: Sequence[PodView]) -> list[PodView]:
-    """Before all ran, a pod that is deleted is simply made again, unless it is one of a group."""
+    """Leave out the deleted pods that are created again: those outside a group, before all pods have run."""
     return [pod for pod in pods if old.all_running_time or expected.all_or_nothing or not pod.deleting]
 
 
 def told_again(names: Collection[str], of: int) -> str:
-    """The same in words."""
+    """Describe which pods restart."""
     if len(names) == of:
         return "all start again from the newest checkpoint"
     return f"{some(sorted(names))} {'starts' if len(names) == 1 else 'start'} again, the others go on"

@@ -1,4 +1,4 @@
-"""What pods are seen to be and to report, put together for the status."""
+"""Combine the states and the reports of the pods for the status."""
 
 from __future__ import annotations
 
@@ -36,8 +36,10 @@ def replica_statuses(expected: Expected, pods: Sequence[PodView]) -> dict[str, R
 
 
 def take_reports(draft: Draft, expected: Expected, observed: Observed, named: Mapping[str, PodView]) -> None:
-    """Take over what the pods report while they run, and what they said at their end: a checkpoint that the status
-    names may be gone when the last ones, written since the operator asked, are not told.
+    """Store the reports of running pods and the termination messages of ended pods.
+
+    A termination message names checkpoints that are newer than the last report. Without those,
+    the status could name a checkpoint that was deleted.
     """
     old = draft.job.status
     evaluation = measured(named.get(expected.evaluator or ""), observed.evaluation)

@@ -1,4 +1,4 @@
-"""A training that stands still: all its pods run, and its step does not move (runPolicy.stallTimeoutSeconds).
+"""Detect a stalled training: all pods run and the step does not change (runPolicy.stallTimeoutSeconds).
 
 Nothing is taken for a stall that may be none: the pod of rank 0 has to answer, and to say that its program is at the
 step that is stored. So an operator that takes over never restarts a job that went on meanwhile.
@@ -25,14 +25,14 @@ STACKS_SECONDS = 30.0
 
 @dataclass(frozen=True)
 class Stall:
-    """What comes of a look at whether the training stands still."""
+    """The result of a stall check."""
 
     look_again: float | None = None
     """Seconds."""
     since: str | None = None
-    """Since when it does, while the stacks of its ranks are wanted."""
+    """When the stall began, while the operator collects the stacks of the ranks."""
     loss: Loss | None = None
-    """That the attempt is over for that."""
+    """The loss that ends the attempt because of the stall."""
 
 
 def step_time(draft: Draft) -> str | None:
@@ -67,7 +67,7 @@ def look(draft: Draft, expected: Expected, observed: Observed) -> Stall:
     if not observed.answers:
         if observed.answers is False and not (known and known.status is ConditionStatus.TRUE):
             draft.set(ConditionType.STALLED, None, Reason.NO_ANSWER, _unknown(expected))
-        return Stall()  # Its answer calls for another look.
+        return Stall()  # The answer of the pod triggers the next pass.
     where = "no step was reported" if step is None else f"the step has stayed at {step}"
     stacks = f"the stacks of all ranks are in {_stacks(expected)}"
     message = f"all pods run, but {where} for {timeout} s (runPolicy.stallTimeoutSeconds); {stacks}"

@@ -25,7 +25,7 @@ _DEACTIVATIONS = ("WorkloadEvictedDueToDeactivated", "WorkloadEvictedDueToInacti
 
 
 def is_suspending(status: JobStatus) -> bool:
-    """Whether its pods were told to end: then all of them do, also when it is resumed meanwhile."""
+    """Return whether the deletion of the pods has begun. All pods then end, even if the job is resumed meanwhile."""
     return _running_reason(status) in (Reason.SUSPENDING, Reason.WORKLOAD_DEACTIVATED)
 
 
@@ -82,18 +82,18 @@ def suspended(
     after = Reason.WORKLOAD_DEACTIVATED if deactivated else Reason.JOB_SUSPENDED
     draft.set(ConditionType.RESTARTING, False, after, why)
     if pods:
-        there = {pod.name for pod in pods}
+        names_of_pods = {pod.name for pod in pods}
         names = describe_ending(pods)
         message = f"{why}: attempt {attempt} is over when {names} ended: checkpoints are uploaded first"
         meanwhile = Reason.WORKLOAD_DEACTIVATED if deactivated else Reason.SUSPENDING
         draft.set(ConditionType.RUNNING, False, meanwhile, message)
-        # In the reverse order of their making: the chief can save only while its parameter servers are there.
-        stages = (there.intersection(stage) for stage in reversed(expected.stages))
-        return Evaluation(draft.status(), pods=Pods(end=frozenset(next(filter(None, stages), there))))
+        # Delete the stages in reverse order. The chief can save only while its parameter servers run.
+        stages = (names_of_pods.intersection(stage) for stage in reversed(expected.stages))
+        return Evaluation(draft.status(), pods=Pods(end=frozenset(next(filter(None, stages), names_of_pods))))
     if is_suspending(old):
         attempt += 1
         next_attempt(draft, expected, pods, cause=None)
-    # With its attempt: an event is told once, and each suspension has its own.
+    # The message names the attempt, so that each suspension produces its own event.
     message = f"{why}; attempt {attempt} is next"
     if deactivated:
         message += (

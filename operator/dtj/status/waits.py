@@ -54,10 +54,10 @@ def too_late(
     draft: Draft, expected: Expected, observed: Observed, pods: Sequence[PodView], why: tuple[str, str] | None
 ) -> JobStatus:
     """The status of a job whose replicas did not all run in time. why: reason and message of what it waited for."""
-    told = draft.job.status.condition(ConditionType.RUNNING)
-    if why is None and told is not None and told.reason in OBSTACLES:
-        # An operator that was just started has not been refused anything yet.
-        why = told.reason, told.message
+    running = draft.job.status.condition(ConditionType.RUNNING)
+    if why is None and running is not None and running.reason in OBSTACLES:
+        # The API server has not refused a request of a newly started operator yet.
+        why = running.reason, running.message
     absent = [pod for pod in pods if pod.name in expected.needed and not (pod.running and pod.ready)]
     known = why is not None and why[0] in OBSTACLES
     pod = hindered(absent) if known and observed.refusal is None else None
@@ -67,7 +67,7 @@ def too_late(
         message += f"; it waited for: {why[1]}"
     elif absent:
         pod = absent[0]
-        message += f"; it waited for {pod.name}, {_state(pod)}: the pod's events tell more"
+        message += f"; it waited for {pod.name}, {_state(pod)}: see the pod's events"
     again = draft.job.status.condition(ConditionType.RESTARTING)
     if again is not None and draft.job.status.holds(ConditionType.RESTARTING):
         message += f"; before, {again.message}"

@@ -245,13 +245,13 @@ async def test_a_program_that_reports_another_bottleneck_each_time_makes_one_eve
 
 async def test_a_job_tells_25_events_at_once_then_one_each_five_minutes_and_always_its_end() -> None:
     passed = 0.0
-    cluster, untold = FakeCluster(), EventRecorder(Clock(lambda: at(passed), lambda: passed))
+    cluster, recorder = FakeCluster(), EventRecorder(Clock(lambda: at(passed), lambda: passed))
 
     async def tell(message: str, seconds: float, *, final: bool = False) -> None:
         nonlocal passed
         passed = seconds
-        untold.add(job(), Happening("Warning", "Unschedulable", message, final=final))
-        await untold.tell(cluster)
+        recorder.record(job(), Happening("Warning", "Unschedulable", message, final=final))
+        await recorder.flush(cluster)
 
     for number in range(40):
         await tell(f"0/{number} nodes", number)

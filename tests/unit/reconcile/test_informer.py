@@ -212,7 +212,7 @@ async def test_a_list_that_breaks_off_is_begun_anew_and_drops_nothing() -> None:
 async def test_what_a_role_does_not_allow_is_told(caplog: pytest.LogCaptureFixture) -> None:
     script = Script([ApiError(403, "Forbidden", "things is forbidden"), []], [[]])
     async with following(script, Told()):
-        assert "what Thing there are is not known now: 403 Forbidden: things is forbidden" in caplog.text
+        assert "the cache of Thing may be out of date: 403 Forbidden: things is forbidden" in caplog.text
 
 
 async def test_an_object_that_nobody_can_read_stops_nothing(caplog: pytest.LogCaptureFixture) -> None:

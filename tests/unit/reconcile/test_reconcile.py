@@ -521,7 +521,7 @@ async def test_a_foreign_service_of_the_same_name_is_told_and_outlived() -> None
 
     assert world.phase == "Pending"
     assert world.condition("Running")["message"] == (
-        "Service mnist can't be made: another one of this name is there, which is not the job's"
+        "Service mnist can't be made: another one of this name exists, which is not the job's"
     )
     assert world.pod_names() == []
     assert world.again is not None

@@ -148,7 +148,7 @@ def test_what_the_cluster_took_away_comes_before_what_failed_for_it() -> None:
 
     assert loss(launcher, evicted(WORKER_1)).failure.failure_class == "Evicted"
     assert loss(launcher, missing=(WORKER_1,)).failure.message == (
-        "pod mnist-worker-1 is gone: it was deleted, or its node was"
+        "pod mnist-worker-1 no longer exists: the pod or its node was deleted"
     )
 
 

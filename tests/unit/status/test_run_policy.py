@@ -143,17 +143,17 @@ def with_container(made: Manifest, status: Manifest, kind: str = "containerStatu
         (
             waiting(WORKER_1, "ContainerCreating"),
             "StartDeadlineExceeded",
-            "mnist-worker-1, which node-of-mnist-worker-1 has not started: the pod's events tell more",
+            "mnist-worker-1, which node-of-mnist-worker-1 has not started: see the pod's events",
         ),
         (
             running(WORKER_1, ready=False),
             "StartDeadlineExceeded",
-            "mnist-worker-1, which runs but is not ready: the pod's events tell more",
+            "mnist-worker-1, which runs but is not ready: see the pod's events",
         ),
         (
             made(WORKER_1),
             "StartDeadlineExceeded",
-            "mnist-worker-1, which has no node yet: the pod's events tell more",
+            "mnist-worker-1, which has no node yet: see the pod's events",
         ),
     ],
 )
