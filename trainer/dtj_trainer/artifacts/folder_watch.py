@@ -60,12 +60,16 @@ class FolderWatch:
 
     def _read(self, descriptor: int) -> None:
         while True:
-            events = os.read(descriptor, _READ_BYTES)
+            events = list(_parse(os.read(descriptor, _READ_BYTES)))
             now = time.time_ns()
-            for mask, name in _parse(events):
-                self._note(mask, name, now)
+            # Ask after the events, and once: a program that runs now did not lose these files by its death.
+            closed = EventKind.CLOSED
+            if any(mask & _CLOSE_WRITE for mask, _ in events) and not self._program_runs():
+                closed = EventKind.CLOSED_AT_END
+            for mask, name in events:
+                self._note(mask, name, closed, now)
 
-    def _note(self, mask: int, name: str, now: int) -> None:
+    def _note(self, mask: int, name: str, closed: EventKind, now: int) -> None:
         if mask & _OVERFLOW:
             self._seen.clear()
         elif mask & (_DELETE | _MOVED_FROM):
@@ -75,8 +79,6 @@ class FolderWatch:
         elif mask & _IS_DIRECTORY:
             return  # The files in a directory are closed without an event here.
         elif mask & _CLOSE_WRITE:
-            # Ask after the event: a program that runs now did not lose the file by its death.
-            closed = EventKind.CLOSED if self._program_runs() else EventKind.CLOSED_AT_END
             self._seen[name] = EntryEvent(closed, now)
         elif mask & (_CREATE | _MODIFY):
             self._seen[name] = EntryEvent(EventKind.WRITTEN, now)
