@@ -20,9 +20,9 @@ from typing import Any
 
 import pytest
 from tests.trainer.conftest import REPOSITORY, ObjectStore
-from tests.unit.support.http_cluster import HttpCluster, http_cluster
+from tests.unit.support.configured_cluster import configured_cluster
+from tests.unit.support.http_cluster import HttpCluster
 from tests.unit.support.jobs import stored
-from tests.unit.support.kubeconfig import TOKEN, write_kubeconfig
 from tests.unit.support.pods import stored_pod
 
 from dtj.client import Artifacts, AsyncClient, LogQuery, NotFound, Unreachable, Unusable
@@ -41,10 +41,7 @@ ENDED = {"phase": "Succeeded", "completionTime": "2026-11-21T13:00:00Z", "condit
 
 @pytest.fixture
 async def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[HttpCluster]:
-    async with http_cluster(moves=False) as running:
-        running.tokens = {TOKEN}
-        write_kubeconfig(tmp_path / "config", running.url)
-        monkeypatch.setenv("KUBECONFIG", str(tmp_path / "config"))
+    async with configured_cluster(tmp_path, monkeypatch) as running:
         yield running
 
 

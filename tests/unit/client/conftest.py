@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from dtj.client import AsyncClient, pod_logs, watching
-from tests.unit.support.http_cluster import HttpCluster, http_cluster
-from tests.unit.support.kubeconfig import TOKEN, write_kubeconfig
+from tests.unit.support.configured_cluster import configured_cluster
+from tests.unit.support.http_cluster import HttpCluster
 
 
 @pytest.fixture
@@ -17,10 +17,7 @@ async def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterat
     """It knows one token, and nothing moves by itself. The client looks and tries again after 0.02 s."""
     monkeypatch.setattr(watching, "_FIRST_WAIT_SECONDS", 0.02)
     monkeypatch.setattr(pod_logs, "_LOOK_SECONDS", 0.02)
-    async with http_cluster(moves=False) as running:
-        running.tokens = {TOKEN}
-        write_kubeconfig(tmp_path / "config", running.url)
-        monkeypatch.setenv("KUBECONFIG", str(tmp_path / "config"))
+    async with configured_cluster(tmp_path, monkeypatch) as running:
         yield running
 
 
