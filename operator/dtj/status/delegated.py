@@ -14,7 +14,8 @@ from dtj.api.spec import CleanPodPolicy
 from dtj.api.status import Failure, JobStatus, Phase
 from dtj.api.unreadable import AnyJob
 from dtj.status.cleaning import is_stopped, left_over
-from dtj.status.draft import Draft, Evaluation
+from dtj.status.decision import Decision
+from dtj.status.draft import Draft
 from dtj.status.failure import SETTLE_SECONDS, Loss
 from dtj.status.mpijob import MpiJob
 from dtj.status.observed import Expected, Observed
@@ -53,7 +54,7 @@ def with_launcher(expected: Expected, pods: Sequence[PodView], attempt: int) -> 
     )
 
 
-def mpijob_held(draft: Draft, mpijob: MpiJob, pods: Sequence[PodView]) -> Evaluation:
+def mpijob_held(draft: Draft, mpijob: MpiJob, pods: Sequence[PodView]) -> Decision:
     """Suspend the job while its queue holds it. The same attempt continues later from the newest checkpoint."""
     message = (
         f"MPIJob {mpijob.name} is suspended (its runPolicy.suspend), as Kueue does with one that is to wait"
@@ -64,7 +65,7 @@ def mpijob_held(draft: Draft, mpijob: MpiJob, pods: Sequence[PodView]) -> Evalua
     draft.set(ConditionType.RUNNING, False, Reason.MPIJOB_SUSPENDED, message)
     draft.set(ConditionType.SUSPENDED, True, Reason.MPIJOB_SUSPENDED, message)
     status = draft.status(phase=Phase.SUSPENDED, start_time=None, all_running_time=None)
-    return Evaluation(status)
+    return Decision(status)
 
 
 def was_held(old: JobStatus) -> bool:
@@ -77,10 +78,10 @@ def was_held(old: JobStatus) -> bool:
     )
 
 
-def released(draft: Draft) -> Evaluation:
+def released(draft: Draft) -> Decision:
     """Resume the job after the queue released it or after its MPIJob was deleted."""
     draft.set(ConditionType.SUSPENDED, False, Reason.MPIJOB_RESUMED, "the MPIJob is suspended no more")
-    return Evaluation(draft.status(phase=Phase.PENDING), look_again=0.0)
+    return Decision(draft.status(phase=Phase.PENDING), look_again=0.0)
 
 
 def mpijob_loss(attempt: int, mpijob: MpiJob | None) -> Loss | None:

@@ -1,4 +1,4 @@
-"""The draft of a status, and the result of an evaluation."""
+"""The draft of a status."""
 
 from __future__ import annotations
 
@@ -24,34 +24,6 @@ from dtj.status.times import written_time
 LONGEST_CONDITION = 1024
 """Maximum length of a condition's message, in characters."""
 _STATUSES = {True: ConditionStatus.TRUE, False: ConditionStatus.FALSE, None: ConditionStatus.UNKNOWN}
-
-
-@dataclass(frozen=True)
-class Pods:
-    """The names of the pods that the operator creates and deletes."""
-
-    make: frozenset[str] = frozenset()
-    """Pods to create."""
-    end: frozenset[str] = frozenset()
-    """Pods to delete with their grace period."""
-    force: frozenset[str] = frozenset()
-    """Pods to force-delete, because they did not end within their grace period."""
-
-
-@dataclass(frozen=True)
-class Evaluation:
-    """The decision of a reconcile pass."""
-
-    status: JobStatus
-    look_again: float | None = None
-    """Seconds until the next pass, if no event triggers a pass earlier."""
-    pods: Pods = Pods()
-    prepare: bool = False
-    """Whether the attempt begins or goes on, so that its pods need the plan's other objects."""
-    stalled_since: str | None = None
-    """When the stall began, while the operator collects the stacks of the ranks."""
-    expired: bool = False
-    """Whether the TTL of the finished job has expired, so that the operator deletes the job."""
 
 
 @dataclass

@@ -7,11 +7,12 @@ from typing import Literal
 
 from dtj.api.unreadable import AnyJob
 from dtj.status.bad_nodes import counted, describe_avoided
-from dtj.status.draft import Draft, Evaluation
+from dtj.status.decision import Decision
+from dtj.status.draft import Draft
 from dtj.status.failure import Loss
 from dtj.status.observed import Expected
 from dtj.status.pods import PodView
-from dtj.status.reports import replica_statuses
+from dtj.status.replicas import replica_statuses
 
 
 def count_nodes(draft: Draft, loss: Loss) -> str:
@@ -21,12 +22,12 @@ def count_nodes(draft: Draft, loss: Loss) -> str:
     return describe_avoided(draft.job.run_policy.avoided_nodes(lost))
 
 
-def evaluator_lost(draft: Draft, loss: Loss, expected: Expected, pods: Sequence[PodView]) -> Evaluation:
+def evaluator_lost(draft: Draft, loss: Loss, expected: Expected, pods: Sequence[PodView]) -> Decision:
     """Restart the evaluator. The training continues."""
     draft.failure = loss.failure
     count_nodes(draft, loss)
     next_attempt(draft, expected, pods, "evaluator", {expected.evaluator or ""})
-    return Evaluation(draft.status(), look_again=0.0)
+    return Decision(draft.status(), look_again=0.0)
 
 
 def in_attempt(job: AnyJob, pods: Collection[str], attempt: int) -> dict[str, int]:

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from datetime import datetime
 
-from dtj.status.draft import Evaluation
+from dtj.status.decision import Decision
 from dtj.status.pods import PodView
 
 FORCE_SLACK_SECONDS = 30.0
@@ -42,13 +42,11 @@ def next_due(pods: Iterable[PodView], now: datetime) -> float | None:
     return min((left for pod in pods if (left := force_in(pod, now)) is not None and left > 0), default=None)
 
 
-def with_overdue(evaluation: Evaluation, pods: Sequence[PodView], now: datetime) -> Evaluation:
-    """The evaluation, with the pods that are overdue and a look when the next one will be."""
-    looks = [look for look in (evaluation.look_again, next_due(pods, now)) if look is not None]
+def with_overdue(decision: Decision, pods: Sequence[PodView], now: datetime) -> Decision:
+    """The decision, with the pods that are overdue and a look when the next one will be."""
+    looks = [look for look in (decision.look_again, next_due(pods, now)) if look is not None]
     force = frozenset(pod.name for pod in overdue(pods, now))
-    return replace(
-        evaluation, look_again=min(looks, default=None), pods=replace(evaluation.pods, force=force)
-    )
+    return replace(decision, look_again=min(looks, default=None), pods=replace(decision.pods, force=force))
 
 
 def describe_overdue(pod: PodView) -> str:

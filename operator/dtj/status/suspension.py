@@ -13,7 +13,8 @@ from dtj.api.condition_types import ConditionType
 from dtj.api.reasons import Reason
 from dtj.api.status import ConditionStatus, JobStatus, Phase
 from dtj.api.unreadable import AnyJob
-from dtj.status.draft import Draft, Evaluation, Pods
+from dtj.status.decision import Decision, Pods
+from dtj.status.draft import Draft
 from dtj.status.failure import attempt_loss
 from dtj.status.next_attempt import in_attempt, next_attempt
 from dtj.status.observed import Expected
@@ -57,14 +58,14 @@ def is_held(job: AnyJob) -> bool:
     )
 
 
-def held(draft: Draft) -> Evaluation:
+def held(draft: Draft) -> Decision:
     """The job stays suspended, as its conditions already say."""
-    return Evaluation(draft.status(start_time=None))
+    return Decision(draft.status(start_time=None))
 
 
 def suspended(
     draft: Draft, expected: Expected, pods: Sequence[PodView], evicted: PodView | None = None
-) -> Evaluation:
+) -> Decision:
     """End the pods, then say that the job is suspended. It goes on in an attempt of its own, which counts as no
     restart.
 
@@ -89,7 +90,7 @@ def suspended(
         draft.set(ConditionType.RUNNING, False, meanwhile, message)
         # Delete the stages in reverse order. The chief can save only while its parameter servers run.
         stages = (names_of_pods.intersection(stage) for stage in reversed(expected.stages))
-        return Evaluation(draft.status(), pods=Pods(end=frozenset(next(filter(None, stages), names_of_pods))))
+        return Decision(draft.status(), pods=Pods(end=frozenset(next(filter(None, stages), names_of_pods))))
     if is_suspending(old):
         attempt += 1
         next_attempt(draft, expected, pods, cause=None)
@@ -102,7 +103,7 @@ def suspended(
     draft.set(ConditionType.RUNNING, False, Reason.JOB_SUSPENDED, message)
     draft.set(ConditionType.SUSPENDED, True, after, message)
     status = draft.status(phase=Phase.SUSPENDED, start_time=None, all_running_time=None)
-    return Evaluation(status, look_again=None if suspend or deactivated else 0.0)
+    return Decision(status, look_again=None if suspend or deactivated else 0.0)
 
 
 def _deactivated(draft: Draft) -> str:
@@ -116,11 +117,11 @@ def _running_reason(status: JobStatus) -> str | None:
     return running.reason if running is not None else None
 
 
-def resumed(draft: Draft, expected: Expected) -> Evaluation:
+def resumed(draft: Draft, expected: Expected) -> Decision:
     """The job goes on with all its replicas, also those that it has only now, in one attempt."""
     attempt = draft.job.status.attempt
     if expected.restarts_with is not None and attempt > 1:
         draft.replica_attempts = in_attempt(draft.job, expected.attempts, attempt)
     message = f"runPolicy.suspend is false: attempt {attempt} begins"
     draft.set(ConditionType.SUSPENDED, False, Reason.JOB_RESUMED, message)
-    return Evaluation(draft.status(phase=Phase.PENDING), look_again=0.0)
+    return Decision(draft.status(phase=Phase.PENDING), look_again=0.0)

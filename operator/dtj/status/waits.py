@@ -11,7 +11,8 @@ from dtj.api.reasons import Reason
 from dtj.api.status import Failure, JobStatus, Phase
 from dtj.api.unreadable import AnyJob
 from dtj.status.backoff import pause
-from dtj.status.draft import Draft, Evaluation
+from dtj.status.decision import Decision
+from dtj.status.draft import Draft
 from dtj.status.failure import Loss
 from dtj.status.observed import Expected, Observed, hindered
 from dtj.status.pods import PodView
@@ -89,10 +90,10 @@ def _state(pod: PodView) -> str:
     return "which runs but is not ready" if pod.phase == "Running" else f"which {pod.node} has not started"
 
 
-def after_the_end(job: AnyJob, status: JobStatus, now: datetime) -> Evaluation:
+def after_the_end(job: AnyJob, status: JobStatus, now: datetime) -> Decision:
     """The status of a job that has ended; with a TTL it is deleted in time, as a Kubernetes Job."""
     ttl, ended = job.run_policy.ttl_seconds_after_finished, status.completion_time
     if ttl is None or ended is None:
-        return Evaluation(status)
+        return Decision(status)
     left = ttl - seconds_since(ended, now)
-    return Evaluation(status, look_again=left) if left > 0 else Evaluation(status, expired=True)
+    return Decision(status, look_again=left) if left > 0 else Decision(status, expired=True)

@@ -26,8 +26,8 @@ from dtj.cluster.port import ApiError
 from dtj.local.plan import Place, left_out, local_plan
 from dtj.plan.job import plan_job
 from dtj.status.mpijob import view_mpijob
-from dtj.status.pod_report import Report
 from dtj.status.pods import view_pod
+from dtj.status.progress_report import Report
 from tests.unit.support import mpi_operator
 from tests.unit.support.jobs import job, manifest
 from tests.unit.support.kubelet import Ending

@@ -42,8 +42,8 @@ CHIEF, SERVER, WORKER = "mnist-chief-0", "mnist-ps-0", "mnist-worker-0"
 def decided(life: Life, *pods: Manifest, seconds: float = 0) -> tuple[set[str], set[str]]:
     """Names of the pods to create and to end."""
     life.see(*pods, seconds=seconds)
-    assert life.evaluation is not None
-    return {*life.evaluation.pods.make}, {*life.evaluation.pods.end}
+    assert life.decision is not None
+    return {*life.decision.pods.make}, {*life.decision.pods.end}
 
 
 # --- created ------------------------------------------------------------------------------------------

@@ -17,7 +17,7 @@ import pytest
 from dtj.api.job import Fault, Manifest
 from dtj.api.status import ArtifactsStatus, ProgressStatus
 from dtj.status.events import happenings
-from dtj.status.pod_report import Report, read_report
+from dtj.status.progress_report import Report, read_report
 from dtj.status.replacement import FOLLOWS_SECONDS
 from dtj.status.times import written_time
 from tests.unit.support.kubelet import Ending
@@ -402,8 +402,8 @@ def test_a_pod_that_does_not_end_holds_back_only_its_own_successor() -> None:
 
     life.see(deleting(running(WORKER_0)), *pods(without=WORKER_0), seconds=110)
 
-    assert life.evaluation is not None
-    assert life.evaluation.prepare
+    assert life.decision is not None
+    assert life.decision.prepare
 
 
 def test_pods_that_the_cluster_takes_again_and_again_cost_no_pause() -> None:
@@ -414,8 +414,8 @@ def test_pods_that_the_cluster_takes_again_and_again_cost_no_pause() -> None:
     life.see(*pods(without=WORKER_0), seconds=501)
 
     assert life.job.status.restarts.infrastructure == 5
-    assert life.evaluation is not None
-    assert life.evaluation.prepare
+    assert life.decision is not None
+    assert life.decision.prepare
 
 
 def test_a_replica_that_can_not_be_made_leaves_the_others_at_work() -> None:
@@ -476,15 +476,15 @@ def test_the_job_waits_until_the_evaluator_has_seen_the_last_checkpoint() -> Non
 
     status = lost(life, end, seconds=60)
     assert (status["phase"], condition(status, "Running")["reason"]) == ("Running", "Evaluating")
-    assert life.evaluation is not None
-    assert life.evaluation.pods.end == {PS, WORKER_0, WORKER_1}, "what the chief leaves is not taken away"
-    assert (life.evaluation.prepare, life.evaluation.look_again) == (False, 300)
+    assert life.decision is not None
+    assert life.decision.pods.end == {PS, WORKER_0, WORKER_1}, "what the chief leaves is not taken away"
+    assert (life.decision.prepare, life.decision.look_again) == (False, 300)
 
     status = life.see(end, running(EVALUATOR), seconds=65, evaluation=ProgressStatus(step=299, accuracy=0.7))
     assert status["phase"] == "Running"
     status = life.see(end, running(EVALUATOR), seconds=70, evaluation=ProgressStatus(step=300, accuracy=0.9))
     assert (status["phase"], condition(status, "Running")["reason"]) == ("Running", "Evaluated")
-    assert life.evaluation.pods.end == {EVALUATOR}, "the others have ended"
+    assert life.decision.pods.end == {EVALUATOR}, "the others have ended"
     status = life.see(end, ended(EVALUATOR, 143), seconds=75)
 
     assert status["phase"] == "Succeeded"
@@ -563,8 +563,8 @@ def test_an_evaluator_that_is_taken_away_at_the_end_starts_again_within_its_time
     assert (status["phase"], status["replicaAttempts"]) == ("Running", {"evaluator-0": 2})
     status = life.see(end, seconds=61)
     assert (status["phase"], condition(status, "Running")["reason"]) == ("Running", "Evaluating")
-    assert life.evaluation is not None
-    assert (life.evaluation.prepare, life.evaluation.pods.make) == (False, {EVALUATOR})
+    assert life.decision is not None
+    assert (life.decision.prepare, life.decision.pods.make) == (False, {EVALUATOR})
     status = life.see(end, seconds=361)
 
     assert status["phase"] == "Succeeded"

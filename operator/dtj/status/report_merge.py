@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
-from dtj.api.status import ArtifactsStatus, ProgressStatus, ReplicaStatus
+from dtj.api.status import ArtifactsStatus, ProgressStatus
 from dtj.status.draft import Draft
 from dtj.status.evaluator import measured
 from dtj.status.observed import Expected, Observed
@@ -12,30 +12,7 @@ from dtj.status.pods import PodView
 from dtj.status.termination import read_termination, reported
 
 
-def present(expected: Expected, pods: Sequence[PodView], attempt: int) -> list[PodView]:
-    """The pods of the present attempt; where all start again together, also those that a changed spec leaves out."""
-    others = attempt if expected.restarts_with is None else None
-    return [pod for pod in pods if pod.attempt == expected.attempts.get(pod.name, others)]
-
-
-def replica_statuses(expected: Expected, pods: Sequence[PodView]) -> dict[str, ReplicaStatus]:
-    """How many pods of each role are in which state."""
-    statuses = {}
-    for role, desired in expected.replicas.items():
-        of_role = [pod for pod in pods if pod.role == role]
-        succeeded = sum(pod.succeeded for pod in of_role)
-        failed = sum(not pod.succeeded and (pod.phase == "Failed" or pod.exit is not None) for pod in of_role)
-        statuses[role] = ReplicaStatus(
-            desired=desired,
-            active=len(of_role) - succeeded - failed,
-            ready=sum(pod.running and pod.ready for pod in of_role),
-            succeeded=succeeded,
-            failed=failed,
-        )
-    return statuses
-
-
-def take_reports(draft: Draft, expected: Expected, observed: Observed, named: Mapping[str, PodView]) -> None:
+def merge_reports(draft: Draft, expected: Expected, observed: Observed, named: Mapping[str, PodView]) -> None:
     """Store the reports of running pods and the termination messages of ended pods.
 
     A termination message names checkpoints that are newer than the last report. Without those,
