@@ -56,7 +56,7 @@ class Draft:
         self.conditions = {condition.type: condition for condition in self.job.status.conditions}
 
     def set(self, kind: ConditionType, holds: bool | None, reason: str, message: str) -> None:
-        """Set a condition; its transition time moves only when it flips.
+        """Set a condition. The transition time changes only with the status of the condition.
 
         holds: None sets the status Unknown.
         """
@@ -64,13 +64,15 @@ class Draft:
         old = self.conditions.get(kind)
         if old is None and holds is False and kind is not ConditionType.RUNNING:
             return
-        moved = old is None or old.status != status
+        flipped = old is None or old.status != status
         self.conditions[kind] = Condition(
             type=kind,
             status=status,
             reason=reason,
             message=message[:LONGEST_CONDITION],
-            last_transition_time=written_time(self.now) if moved or old is None else old.last_transition_time,
+            last_transition_time=written_time(self.now)
+            if flipped or old is None
+            else old.last_transition_time,
             observed_generation=self.job.generation,
         )
 
@@ -92,7 +94,7 @@ class Draft:
             and running.reason == Reason.JOB_RUNNING
         )
         if stalled is not None and stalled.status is not ConditionStatus.FALSE and not runs:
-            self.set(ConditionType.STALLED, False, Reason.NOT_RUNNING, "not all of the training runs")
+            self.set(ConditionType.STALLED, False, Reason.NOT_RUNNING, "not all pods of the training run")
         return self.job.status.model_copy(
             update={
                 **{name: getattr(self, name) for name in _VALUES},

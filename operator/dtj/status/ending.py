@@ -36,7 +36,7 @@ def after_training(
 ) -> Decision:
     """Wait for the evaluator, or finish the job as succeeded.
 
-    deadline: seconds that the job has left, if it has one. lost: why the evaluator has to start again.
+    deadline: seconds until the deadline of the job, if the job has one. lost: why the evaluator has to restart.
     """
     evaluator = named.get(expected.evaluator or "")
     evaluation = measured(evaluator, observed.evaluation)

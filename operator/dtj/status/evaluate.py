@@ -81,7 +81,7 @@ def _evaluate(
     attempt = old.current_attempt
     start = old.start_time or written_time(now)
     draft.attempt, draft.start_time = attempt, start
-    draft.set(ConditionType.CREATED, True, Reason.JOB_CREATED, "the operator has taken the job up")
+    draft.set(ConditionType.CREATED, True, Reason.JOB_CREATED, "the operator has taken up the job")
     if faults and not observed.invalid and _is_taken_up(old, observed):
         # A user edited a running job, or a newer operator has a new rule. Create no pod until the spec is valid.
         draft.set(ConditionType.CREATED, True, Reason.SPEC_INVALID, in_a_line(faults, LONGEST_CONDITION))
@@ -101,7 +101,7 @@ def _evaluate(
 
 
 def _is_taken_up(old: JobStatus, observed: Observed) -> bool:
-    """Whether the job has or had pods, or is suspended. An invalid spec does not end such a job."""
+    """Return whether the job has or had pods, or is suspended. An invalid spec does not end such a job."""
     began = old.all_running_time is not None or old.attempt > 1
     return bool(observed.pods) or began or old.holds(ConditionType.SUSPENDED)
 
@@ -123,7 +123,7 @@ def _of_pods(job: AnyJob, expected: Expected, observed: Observed, draft: Draft) 
     deadline = job.run_policy.active_deadline_seconds
     left = None if deadline is None or queued else deadline - seconds_since(start, now)
     missing = vanished(job, expected, pods)
-    # Before all pods have run, a deleted pod is created again, unless the pod belongs to a group.
+    # Before all pods have run, the operator recreates a deleted pod, unless the pod belongs to a group.
     lost_names = missing if old.all_running_time or expected.all_or_nothing else ()
     lost = evaluator_loss(attempt, old, expected, pods, lost_names, job.run_policy.backoff_limit)
     mpijob = of_attempt(observed, attempt)
@@ -134,7 +134,7 @@ def _of_pods(job: AnyJob, expected: Expected, observed: Observed, draft: Draft) 
         return suspension
     loss = pods_loss(draft, expected, pods, missing, lost_names) or mpijob_loss(attempt, mpijob)
     if left is not None and left <= 0 and loss is None:
-        return Decision(_overdue(draft, expected, deadline or 0, pods, observed))
+        return Decision(_deadline_exceeded(draft, expected, deadline or 0, pods, observed))
     if loss is not None:
         wait = settle_left(loss, now)
         if wait > 0:
@@ -169,7 +169,7 @@ def _invalid(draft: Draft, faults: Sequence[Fault]) -> JobStatus:
     return draft.finish(Phase.FAILED, Reason.VALIDATION_FAILED, in_a_line(faults, LONGEST_CONDITION))
 
 
-def _overdue(
+def _deadline_exceeded(
     draft: Draft, expected: Expected, deadline: int, pods: Sequence[PodView], observed: Observed
 ) -> JobStatus:
     message = f"not done {deadline} s after its start (runPolicy.activeDeadlineSeconds)"
@@ -277,7 +277,7 @@ def _going_on(
     if ending:
         why = (
             Reason.PODS_ENDING,
-            f"waits until {describe_ending(ending)} of the attempt before ended: checkpoints are uploaded first",
+            f"waits until {describe_ending(ending)} of the previous attempt ended: checkpoints are uploaded first",
         )
     elif wait > 0:
         # Name the whole pause instead of the remaining one, so that the message stays constant during the pause.
@@ -306,7 +306,12 @@ def _set_bottleneck(draft: Draft, observed: Observed) -> None:
     bottleneck = observed.bottleneck
     if bottleneck is None:
         if observed.progress is not None:
-            draft.set(ConditionType.BOTTLENECK, False, Reason.NO_BOTTLENECK, "the last report names none")
+            draft.set(
+                ConditionType.BOTTLENECK,
+                False,
+                Reason.NO_BOTTLENECK,
+                "the last progress report names no bottleneck",
+            )
         return
     reason, message = bottleneck
     draft.set(ConditionType.BOTTLENECK, True, reason, message)

@@ -10,13 +10,13 @@ from dtj.status.pods import PodView
 
 
 def present(expected: Expected, pods: Sequence[PodView], attempt: int) -> list[PodView]:
-    """The pods of the present attempt; where all start again together, also those that a changed spec leaves out."""
+    """Return the pods of the present attempt. If all pods restart together, pods of removed replicas belong to it."""
     others = attempt if expected.restarts_with is None else None
     return [pod for pod in pods if pod.attempt == expected.attempts.get(pod.name, others)]
 
 
 def replica_statuses(expected: Expected, pods: Sequence[PodView]) -> dict[str, ReplicaStatus]:
-    """How many pods of each role are in which state."""
+    """Count the pods of each role by state."""
     statuses = {}
     for role, desired in expected.replicas.items():
         of_role = [pod for pod in pods if pod.role == role]

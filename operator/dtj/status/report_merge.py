@@ -1,4 +1,4 @@
-"""Combine the states and the reports of the pods for the status."""
+"""Merge the reports of the pods into the draft of the status: progress and artifacts."""
 
 from __future__ import annotations
 
@@ -13,19 +13,18 @@ from dtj.status.termination import read_termination, reported
 
 
 def merge_reports(draft: Draft, expected: Expected, observed: Observed, named: Mapping[str, PodView]) -> None:
-    """Store the reports of running pods and the termination messages of ended pods.
+    """Set progress and artifacts from the reports of running pods and the termination messages of ended pods.
 
-    A termination message names checkpoints that are newer than the last report. Without those,
-    the status could name a checkpoint that was deleted.
+    A termination message may name a newer checkpoint than the last report. The older checkpoint may be deleted.
     """
     old = draft.job.status
     evaluation = measured(named.get(expected.evaluator or ""), observed.evaluation)
     ends = [named[name].exit for name in expected.decisive if name in named]
-    said = [reported(read_termination(end)) for end in ends if end is not None]
+    last_reports = [reported(read_termination(end)) for end in ends if end is not None]
     progress, artifacts = old.progress, old.artifacts
-    for new in [(observed.progress, observed.artifacts), *said]:
-        progress = _progress(expected, progress, new[0], evaluation)
-        artifacts = _artifacts(expected, artifacts, new[1])
+    for new_progress, new_artifacts in [(observed.progress, observed.artifacts), *last_reports]:
+        progress = _progress(expected, progress, new_progress, evaluation)
+        artifacts = _artifacts(expected, artifacts, new_artifacts)
     draft.progress, draft.artifacts = progress, artifacts
 
 
@@ -35,7 +34,7 @@ def _progress(
     new: ProgressStatus | None,
     evaluation: ProgressStatus | None,
 ) -> ProgressStatus | None:
-    """What rank 0 reports; where there is an evaluator, the accuracy is what that one measured last."""
+    """Return the progress that rank 0 reports, with the last accuracy that the evaluator measured, if any."""
     progress = new or old
     if expected.evaluator is None:
         return progress
@@ -48,7 +47,7 @@ def _progress(
 def _artifacts(
     expected: Expected, old: ArtifactsStatus | None, new: ArtifactsStatus | None
 ) -> ArtifactsStatus | None:
-    """What was known of the bucket, with what is new."""
+    """Return the known artifacts, updated with the new report."""
     if expected.artifacts_uri is None:
         return None
     known = {

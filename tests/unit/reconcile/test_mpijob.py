@@ -336,7 +336,7 @@ async def test_an_mpijob_that_nobody_takes_up_is_told() -> None:
     world.mpi.runs = False
     await world.until(lambda: world.condition("Running").get("reason") == "MPIJobNotTakenUp")
 
-    assert "does mpi-operator run" in world.condition("Running")["message"]
+    assert "check that mpi-operator runs" in world.condition("Running")["message"]
     world.mpi.runs = True
     await world.rest()
     assert world.phase == "Succeeded"

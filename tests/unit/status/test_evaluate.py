@@ -1,4 +1,4 @@
-"""The status of a job, from what is observed of it.
+"""The status of a job, computed from the observed state.
 
 * from creation to Running
 * losses, and their causes

@@ -1,4 +1,4 @@
-"""What is said of a job in a queue, and what its time there, an admission and an eviction count for.
+"""Queued jobs: the condition, the deadlines, and how admissions and evictions count.
 
 * waiting for a quota, a group or a scheduler
 * pods that Kueue gates one by one
@@ -178,7 +178,7 @@ def test_another_gate_is_named() -> None:
     waits = condition(status, "Running")
     assert (waits["reason"], waits["message"]) == (
         "Queued",
-        "mnist-worker-0 is held by its scheduling gate example.com/data",
+        "the scheduling gate example.com/data holds mnist-worker-0",
     )
 
 

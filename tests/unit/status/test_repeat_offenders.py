@@ -1,4 +1,4 @@
-"""Nodes on which a job loses pods again and again are avoided; pauses grow only while nothing trains.
+"""Jobs avoid nodes on which they lose pods repeatedly. Pauses grow only while nothing trains.
 
 * which losses count against a node
 * node affinity after repeated losses

@@ -1,4 +1,4 @@
-"""The life of a ParameterServer job: who starts again after which loss, how it is counted, how it ends.
+"""ParameterServer jobs: which replicas restart after which loss, how restarts count, and how the job ends.
 
 * which replica restarts after which loss
 * losses that follow from another loss
@@ -94,7 +94,7 @@ def test_the_training_does_not_notice_the_loss_of_the_evaluator() -> None:
         (
             "EvaluatorRestarting",
             "attempt 1: mnist-evaluator-0: the program was killed by SIGKILL; "
-            "it starts again, the training goes on",
+            "the evaluator restarts, the training continues",
         )
     ]
     assert life.see(*pods(names=NEEDED), seconds=110)["attempt"] == 2
@@ -216,7 +216,7 @@ def test_workers_that_the_end_of_the_chief_ended_start_again_with_the_next_one()
     assert status["failure"]["pod"] == CHIEF
     assert condition(status, "Restarting")["message"] == (
         "attempt 2: mnist-worker-0: worker 0 ended with exit code 0 while the others needed it; mnist-chief-0 has "
-        "started again since, which is counted; "
+        "restarted since, and that restart is counted; "
         "mnist-chief-0, mnist-ps-0, mnist-worker-0, mnist-worker-1 start again, the others go on"
     )
     again = {CHIEF: 3, PS: 3, WORKER_0: 3, WORKER_1: 3}
@@ -319,7 +319,9 @@ def test_a_chief_that_hung_on_a_lost_worker_starts_again_and_is_no_second_loss(
     assert status.get("nodeFailures") == before.get("nodeFailures")
     restarting = condition(status, "Restarting")
     assert restarting["reason"] == "ConnectionLost"
-    assert "it lost what has started again since, which is counted" in restarting["message"]
+    assert (
+        "the replica that it lost has restarted since, and that restart is counted" in restarting["message"]
+    )
 
 
 def test_a_chief_that_loses_connections_once_more_is_a_loss() -> None:

@@ -1,4 +1,4 @@
-"""Trainings that stand still: when that is said, what follows from it, and when it is no stall.
+"""Stalled trainings: the detection of a stall, its consequences, and what does not count as a stall.
 
 * when a training counts as stalled, and when it does not
 * operators that take over
