@@ -109,7 +109,7 @@ def test_one_run_of_a_name_at_a_time(tmp_path: Path) -> None:
     run = Runs(tmp_path).run("mnist", "a")
     with run.locked():
         assert run.pid == os.getpid()
-        with pytest.raises(Unusable, match=f"is being run by process {os.getpid()}"), run.locked():
+        with pytest.raises(Unusable, match=f"is already running in process {os.getpid()}"), run.locked():
             pass
     assert run.pid is None
 
