@@ -1,4 +1,4 @@
-"""`dtj report` as a command.
+"""The command `dtj report`.
 
 * runs of folders and files, and the formats that are written
 * jobs of a cluster by name
