@@ -40,7 +40,7 @@ class Start:
         return max(self.rows[-1].time - self.rows[0].time, 0.0)
 
     def losses(self) -> list[tuple[float, float]]:
-        """Time and training loss of each row whose step counts."""
+        """Return the time and the training loss of each row whose step counts."""
         rows = [row for row in self.rows if row.kind == "train" and row.step <= self.kept_steps]
         return [(row.time, loss) for row in rows if (loss := row.number("loss")) is not None]
 
