@@ -1,4 +1,4 @@
-"""The webhook's certificates: made, kept, trusted, renewed and repaired.
+"""The certificates of the webhook: issued, stored, trusted, renewed and repaired.
 
 * the validity, the renewal and the CA bundle of a certificate
 * the Secret: filled, shared by two replicas, repaired, never shown before API servers trust its CA

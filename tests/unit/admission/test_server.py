@@ -1,4 +1,4 @@
-"""The webhook's server: what it is sent over a real TLS connection, and what it answers.
+"""The HTTPS server of the webhook: requests over a real TLS connection, and the answers.
 
 * verdicts over TLS, and their metrics
 * malformed, deeply nested, too large and unfinished requests

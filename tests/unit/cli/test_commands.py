@@ -1,4 +1,4 @@
-"""The commands on job files.
+"""The `dtj` commands on job files.
 
 * `dtj validate`: faults with lines, exit codes, JSON
 * `dtj plan`: objects, later attempts, summaries of Horovod and ParameterServer jobs

@@ -1,4 +1,4 @@
-"""`dtj` without a command: help, version, completion, and how little each imports.
+"""`dtj` without a command: help, version, completion, and the few modules that each imports.
 
 * modules that help, version and completion import
 * the help of every command, its width and groups

@@ -1,4 +1,4 @@
-"""Commands on the jobs of a cluster, with a client that has no cluster.
+"""The `dtj` commands on the jobs of a cluster, with a client that has no cluster.
 
 * `submit` with `--wait` and `--follow`
 * `list`, `status`, `events`, `logs`, `top` and `artifacts`

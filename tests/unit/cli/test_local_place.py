@@ -1,4 +1,4 @@
-"""Commands with `--local`, on the folder of a run."""
+"""The `dtj` commands with `--local`, on the folder of a run."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`dtj new`: what it writes is valid, and nothing is overwritten.
+"""`dtj new`: the written job is valid, and no file is overwritten.
 
 * every combination of flags gives a valid file
 * comments, and the lines that are commented out

@@ -1,4 +1,4 @@
-"""What is shown of jobs: tables and the view of `dtj status`, as text of a fixed width.
+"""Views of jobs: tables, and the output of `dtj status`, as text of a fixed width.
 
 * durations and ages
 * the table of jobs

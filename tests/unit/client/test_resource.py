@@ -1,4 +1,4 @@
-"""A job as an object: made in Python, read from files, written as a manifest.
+"""DistributedTrainingJob as an object: built in Python, read from files, written as a manifest.
 
 * jobs built in Python and jobs of files
 * faults, values of another type and wrong files

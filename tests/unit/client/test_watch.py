@@ -1,4 +1,4 @@
-"""Watching and waiting, over cut connections and an API server that is away, with and without an event loop.
+"""Watching and waiting over cut connections and outages, with and without an event loop.
 
 * watches that are cut, refused or too old
 * a job that is deleted or replaced by another of its name

@@ -1,4 +1,4 @@
-"""What a conversion makes of ranks, hosts, users, queues and versions, each by itself.
+"""The parts of a conversion, each by itself: ranks, hosts, users, queues and versions.
 
 * ranks, and the options of mpirun and horovodrun
 * launchers with a command of their own

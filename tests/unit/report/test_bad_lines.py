@@ -1,4 +1,4 @@
-"""`dtj report` of metrics with lines that no program should write, and that programs write."""
+"""`dtj report` of metrics with invalid lines that programs do write."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Markdown, the HTML page and the pictures."""
+"""The documents of `dtj report`: Markdown, the HTML page and the pictures."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Groups, comparisons and the tables that are made of them.
+"""Groups of runs, comparisons, and the tables of both.
 
 * groups, means and deviations
 * speedups over a baseline
