@@ -64,7 +64,7 @@ _REFERENCE = re.compile(r"\$\(([-._a-zA-Z][-._a-zA-Z0-9]*)\)")
 
 
 class NoProgram(ValueError):
-    """The words do not show which of them are the program."""
+    """The command does not show for certain which words are the program."""
 
 
 @dataclass

@@ -30,10 +30,10 @@ def parameter_server_spec(
     source: Source, spec: TFJobSpec, policy: Manifest, notes: Notes
 ) -> tuple[Manifest, Manifest]:
     """Return spec and run policy of the job. If the job can't be converted, the notes have the reasons."""
-    given = _roles_with_replicas(spec, notes)
+    replicas = _roles_with_replicas(spec, notes)
     roles = {
         name: read_role(name, f"{_PATH}.{key}", replica, _TRAINER, notes)
-        for name, (key, replica) in given.items()
+        for name, (key, replica) in replicas.items()
     }
     _note_other_fields(spec, notes)
     _refuse_unsupported_roles(spec, roles, notes)
@@ -42,7 +42,7 @@ def parameter_server_spec(
         return {}, policy
     _note_single_roles(roles, notes)
     leader = next((name for name in (CHIEF, MASTER) if name in roles), WORKER)
-    for name, (_, replica) in given.items():
+    for name, (_, replica) in replicas.items():
         if name == leader:
             policy = retries_of(replica.restart_policy, roles[name].path, policy, source.defaults, notes)
         else:
