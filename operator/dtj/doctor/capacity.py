@@ -17,24 +17,24 @@ _NOT_ACCELERATORS = ("hugepages-", "attachable-volumes-")
 _NO_ROOM = "add nodes, or request less; if the cluster has an autoscaler, submit the job all the same"
 
 
-def node_checks(job: Job, plan: Plan, found: JobFindings) -> list[Check]:
+def node_checks(job: Job, plan: Plan, findings: JobFindings) -> list[Check]:
     """Check the accelerators, the placement of each role, and the free resources of the nodes."""
-    if isinstance(found.nodes, Unread):
+    if isinstance(findings.nodes, Unread):
         return [
             warning(
                 "nodes",
-                f"the nodes can't be read, and the fit of the pods is not checked: {found.nodes.reason}",
+                f"the nodes can't be read, and the fit of the pods is not checked: {findings.nodes.reason}",
             )
         ]
-    pods = [] if isinstance(found.pods, Unread) else found.pods
-    nodes, needs = read_nodes(found.nodes, pods, job), needs_of(plan.pods)
+    pods = [] if isinstance(findings.pods, Unread) else findings.pods
+    nodes, needs = read_nodes(findings.nodes, pods, job), needs_of(plan.pods)
     checks = [
         *_accelerator(job.spec.accelerator.resource_name, needs, nodes),
         *(unplaced for need in needs if (unplaced := _unplaced(need, nodes))),
     ]
     if any(check.verdict is Verdict.FAILED for check in checks):
         return checks
-    return [*checks, _fit(needs, nodes, seen=not isinstance(found.pods, Unread))]
+    return [*checks, _fit(needs, nodes, seen=not isinstance(findings.pods, Unread))]
 
 
 def _accelerator(resource: str, needs: Sequence[Need], nodes: Sequence[Node]) -> Iterator[Check]:
@@ -122,15 +122,15 @@ def _counts(needs: Sequence[Need], fitting: dict[str, int]) -> str:
     return ", ".join(f"{fitting[need.role]} of {need.count} {need.role} pods" for need in needs)
 
 
-def quota_checks(plan: Plan, found: JobFindings) -> list[Check]:
+def quota_checks(plan: Plan, findings: JobFindings) -> list[Check]:
     """Check the quotas of the namespace."""
     name = "quota"
-    if isinstance(found.quotas, Unread):
-        return [warning(name, f"the quotas of the namespace can't be read: {found.quotas.reason}")]
-    checks = [check for quota in found.quotas for check in _quota(quota, plan)]
+    if isinstance(findings.quotas, Unread):
+        return [warning(name, f"the quotas of the namespace can't be read: {findings.quotas.reason}")]
+    checks = [check for quota in findings.quotas for check in _quota(quota, plan)]
     if checks:
         return checks
-    names = ", ".join(quota["metadata"]["name"] for quota in found.quotas)
+    names = ", ".join(quota["metadata"]["name"] for quota in findings.quotas)
     return [ok(name, f"the job fits into {names}" if names else "the namespace has no quota")]
 
 

@@ -10,7 +10,7 @@ _KEYS = ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY")
 _REGION = "AWS_REGION"
 
 
-def secret_checks(job: Job, found: JobFindings) -> list[Check]:
+def secret_checks(job: Job, findings: JobFindings) -> list[Check]:
     """Check that the Secret exists and has the keys that pods need. A job without artifacts needs no check."""
     artifacts = job.spec.artifacts
     if artifacts is None:
@@ -18,17 +18,17 @@ def secret_checks(job: Job, found: JobFindings) -> list[Check]:
     name = artifacts.secret_name
     if name is None:
         return [ok("Secret", "the job names no Secret: its pods use their service account for S3")]
-    if isinstance(found.secret, Unread):
-        return [warning("Secret", f"{name} can't be read: {found.secret.reason}")]
+    if isinstance(findings.secret, Unread):
+        return [warning("Secret", f"{name} can't be read: {findings.secret.reason}")]
     create = f"kubectl -n {job.namespace} create secret generic {name}" + "".join(
         f" --from-literal={key}=…" for key in _KEYS
     )
-    if found.secret is None:
+    if findings.secret is None:
         return [failed("Secret", f"there is no Secret {name} in namespace {job.namespace}", create)]
-    missing = [key for key in _KEYS if key not in found.secret.keys]
+    missing = [key for key in _KEYS if key not in findings.secret.keys]
     if missing:
         return [failed("Secret", f"{name} lacks {' and '.join(missing)}", f"delete {name} and `{create}`")]
-    padded = [key for key in _KEYS if key in found.secret.padded]
+    padded = [key for key in _KEYS if key in findings.secret.padded]
     if padded:
         return [
             failed(
@@ -38,7 +38,7 @@ def secret_checks(job: Job, found: JobFindings) -> list[Check]:
             )
         ]
     set_elsewhere = {variable.name for variable in job.spec.env}
-    if not artifacts.endpoint and _REGION not in found.secret.keys | set_elsewhere:
+    if not artifacts.endpoint and _REGION not in findings.secret.keys | set_elsewhere:
         return [
             warning("Secret", f"{name} has no {_REGION}", f"add {_REGION}, unless the bucket is in us-east-1")
         ]

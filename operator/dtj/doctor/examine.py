@@ -49,9 +49,9 @@ async def examine(
 
 
 async def _job_checks(api: Inspector, job: Job, *, with_pod: bool) -> list[Check]:
-    plan, found = plan_job(job), await look_for_job(api, job)
-    secret = secret_checks(job, found)
-    checks = [*node_checks(job, plan, found), *quota_checks(plan, found), *secret]
+    plan, findings = plan_job(job), await look_for_job(api, job)
+    secret = secret_checks(job, findings)
+    checks = [*node_checks(job, plan, findings), *quota_checks(plan, findings), *secret]
     if plan.mpijob:
         checks.insert(0, await _mpi_operator(api))
     if not with_pod:

@@ -21,15 +21,15 @@ _SHOWN = 3
 _MISSING = object()
 
 
-def installation_checks(found: ClusterFindings) -> list[Check]:
+def installation_checks(findings: ClusterFindings) -> list[Check]:
     """Make the checks that need no job."""
-    return [_server(found), _crd(found), _operator(found), *_permissions(found)]
+    return [_server(findings), _crd(findings), _operator(findings), *_permissions(findings)]
 
 
-def _server(found: ClusterFindings) -> Check:
-    version = found.version.get("gitVersion", "unknown")
-    message = f"Kubernetes {version} answers at {found.server}"
-    if _is_old(found):
+def _server(findings: ClusterFindings) -> Check:
+    version = findings.version.get("gitVersion", "unknown")
+    message = f"Kubernetes {version} answers at {findings.server}"
+    if _is_old(findings):
         return warning(
             "API server",
             f"{message}; versions before 1.{CEL_MINOR} can't refuse changes of immutable fields",
@@ -38,25 +38,25 @@ def _server(found: ClusterFindings) -> Check:
     return ok("API server", message)
 
 
-def _is_old(found: ClusterFindings) -> bool:
-    minor = re.match(r"\d+", str(found.version.get("minor", "")))
-    return str(found.version.get("major")) == "1" and minor is not None and int(minor[0]) < CEL_MINOR
+def _is_old(findings: ClusterFindings) -> bool:
+    minor = re.match(r"\d+", str(findings.version.get("minor", "")))
+    return str(findings.version.get("major")) == "1" and minor is not None and int(minor[0]) < CEL_MINOR
 
 
-def _crd(found: ClusterFindings) -> Check:
+def _crd(findings: ClusterFindings) -> Check:
     name = "CRD"
-    if not found.served:
+    if not findings.served:
         return failed(name, "the cluster does not know DistributedTrainingJobs", _INSTALL)
-    if isinstance(found.crd, Unread) or found.crd is None:
+    if isinstance(findings.crd, Unread) or findings.crd is None:
         return warning(
             name,
             f"{VERSION} is served; the CRD can't be read, so its schema is not compared",
             "ask for the right `get crd`",
         )
-    versions = {version["name"]: version for version in found.crd["spec"]["versions"]}
+    versions = {version["name"]: version for version in findings.crd["spec"]["versions"]}
     own_schema = custom_resource_definition()["spec"]["versions"][0]["schema"]
     cluster_schema = versions.get(VERSION, {}).get("schema", {})
-    ignored = {"description"} | ({"x-kubernetes-validations"} if _is_old(found) else set())
+    ignored = {"description"} | ({"x-kubernetes-validations"} if _is_old(findings) else set())
     differing = sorted(set(_differences(own_schema, cluster_schema, "", ignored)))
     if differing:
         more = f" and {len(differing) - _SHOWN} more" if len(differing) > _SHOWN else ""
@@ -83,24 +83,28 @@ def _differences(ours: Any, theirs: Any, path: str, ignored: set[str]) -> Iterat
         yield ".".join(names) or "the root"
 
 
-def _operator(found: ClusterFindings) -> Check:
+def _operator(findings: ClusterFindings) -> Check:
     name = "operator"
-    if isinstance(found.operators, Unread):
+    if isinstance(findings.operators, Unread):
         return warning(
             name,
-            f"the Deployments can't be read, so it is not known whether the operator runs: {found.operators.reason}",
+            f"the Deployments can't be read, and the operator is not checked: {findings.operators.reason}",
             "ask the administrator of the cluster",
         )
-    if not found.operators:
+    if not findings.operators:
         return failed(name, "there is no Deployment of the operator", _INSTALL)
-    ours = [each for each in found.operators if found.namespace in (_namespaces(each) or [found.namespace])]
+    ours = [
+        each
+        for each in findings.operators
+        if findings.namespace in (_namespaces(each) or [findings.namespace])
+    ]
     if not ours:
         others = "; ".join(
-            f"{_place(each)} runs the jobs of {', '.join(_namespaces(each))}" for each in found.operators
+            f"{_place(each)} runs the jobs of {', '.join(_namespaces(each))}" for each in findings.operators
         )
         return failed(
             name,
-            f"no operator runs the jobs of namespace {found.namespace}: {others}",
+            f"no operator runs the jobs of namespace {findings.namespace}: {others}",
             "use one of these namespaces, or add this one to `watchNamespaces` of the operator's chart",
         )
     if len(ours) > 1:
@@ -150,10 +154,10 @@ def _container(deployment: Manifest) -> Manifest:
     return container
 
 
-def _permissions(found: ClusterFindings) -> Iterator[Check]:
-    name, where = "permissions", f"in namespace {found.namespace}"
+def _permissions(findings: ClusterFindings) -> Iterator[Check]:
+    name, where = "permissions", f"in namespace {findings.namespace}"
     remedy = f"ask the administrator of the cluster for a Role {where}"
-    denied = [permission for permission, allowed in found.allowed.items() if not allowed]
+    denied = [permission for permission, allowed in findings.allowed.items() if not allowed]
     required = [permission for permission in denied if permission.required]
     optional = [permission for permission in denied if not permission.required]
     if required:

@@ -24,11 +24,11 @@ STOP_SECONDS = 5.0
 class Guard:
     """The guard process, as seen by `dtj run`."""
 
-    def __init__(self, variable: str, value: str, run: Path, held: Sequence[int]) -> None:
+    def __init__(self, variable: str, value: str, run: Path, descriptors: Sequence[int]) -> None:
         """Start the guard.
 
         variable, value: the environment variable that marks the processes of the run. run: the folder of the run.
-        held: file descriptors that the guard keeps open.
+        descriptors: file descriptors that the guard keeps open.
         """
         reader, self._pipe = os.pipe()
         self._process = subprocess.Popen(  # noqa: S603 - this module
@@ -37,7 +37,7 @@ class Guard:
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
             start_new_session=True,
-            pass_fds=held,
+            pass_fds=descriptors,
         )
         os.close(reader)
 

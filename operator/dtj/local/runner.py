@@ -106,7 +106,7 @@ def run_job(
             run.folder.mkdir(parents=True, exist_ok=True)
             if note := without_own_root(run.folder):
                 watcher.note(note)
-            guard = Guard(ENV_RUN, place.run_id, run.folder, (*store.held, lock))
+            guard = Guard(ENV_RUN, place.run_id, run.folder, (*store.descriptors, lock))
             try:
                 return asyncio.run(_Drive(run, manifest, place, store, watcher).go())
             finally:

@@ -40,7 +40,7 @@ class ChosenStore:
     kind: S3Store
     environment: dict[str, str]
     """Variables with which programs reach the store."""
-    held: tuple[int, ...] = ()
+    descriptors: tuple[int, ...] = ()
     """File descriptors. The store runs as long as a process has them open."""
 
 

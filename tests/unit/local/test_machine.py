@@ -130,7 +130,7 @@ def test_the_jobs_own_store_is_taken_where_it_answers_and_there_are_credentials(
         endpoint = f"http://127.0.0.1:{server.getsockname()[1]}"
         own = job(artifacts={"uri": "s3://training/jobs", "endpoint": endpoint})
         with chosen_store(own, S3Store.EMBEDDED, tmp_path, None, print) as store:
-            assert (store.kind, store.environment, store.held) == (S3Store.JOB, {}, ())
+            assert (store.kind, store.environment, store.descriptors) == (S3Store.JOB, {}, ())
 
 
 def test_data_without_a_place_in_the_bucket_is_refused(tmp_path: Path) -> None:
