@@ -19,7 +19,7 @@ from dtj.status.pods import PodView
 def expected_pods(job: Job, plan: Plan) -> Expected:
     """Return what the plan expects of the job's pods."""
     return Expected(
-        replicas=plan.roles,
+        roles=plan.roles,
         stages=plan.stage_names,
         decisive=plan.decisive,
         reporter=plan.reporter,
@@ -63,7 +63,7 @@ def stored_expected_pods(job: AnyJob, pods: Sequence[PodView]) -> Expected | Non
     last = of(lambda role: not role.created_first)
     first = [name for role in roles for name in names[role] if name not in last]
     expected = Expected(
-        replicas=roles,
+        roles=names,
         stages=[stage for stage in (first, last) if stage],
         decisive=decisive,
         reporter=next(iter(of(lambda role: role.reports)), decisive[0]),

@@ -24,8 +24,8 @@ Bottleneck = tuple[str, str]
 class Expected:
     """What the plan of an attempt asks for, as far as the status depends on it."""
 
-    replicas: Mapping[str, int]
-    """Pods by role."""
+    roles: Mapping[str, Sequence[str]]
+    """Names of the pods, by role."""
     stages: Sequence[Sequence[str]]
     """Names of the pods, by stage."""
     decisive: Sequence[str]
@@ -63,7 +63,7 @@ class Expected:
     @cached_property
     def needed(self) -> frozenset[str]:
         """Names of the pods without which the job does not run."""
-        return frozenset(name for stage in self.stages for name in stage if name != self.evaluator)
+        return frozenset(self.attempts) - {self.evaluator}
 
     @cached_property
     def first(self) -> frozenset[str]:

@@ -30,17 +30,18 @@ FOLLOWS_SECONDS = 180.0
 
 
 def vanished(job: AnyJob, expected: Expected, pods: Sequence[PodView]) -> list[str]:
-    """Names of pods that are gone without a trace: the stored status counted them, or the last stage, which came
-    after it was stored, shows that they were there.
+    """Names of pods that are gone without a trace: the stored status counted them, or the pods that are created last,
+    which came after it was stored, show that they were there.
 
     A pod that is not there may also be one that was not made yet: those that started again last are.
     """
     attempts, there = expected.attempts, {pod.name for pod in pods}
     if _began_uncounted(job, expected, there):
-        return [name for stage in expected.stages[:-1] for name in stage if name not in there]
+        earlier = expected.needed - expected.created_last - there
+        return [name for name in attempts if name in earlier]
     missing_pods = []
     for role, status in job.status.replica_statuses.items():
-        names = [name for name in attempts if _role(name) == role]
+        names = expected.roles.get(role, ())
         here = [pod for pod in pods if pod.role == role]
         # Fewer are wanted than before: of those counted, some may be the ones that are not wanted any more, and went.
         unwanted = max(status.desired - len(names) - sum(pod.name not in attempts for pod in here), 0)
@@ -51,16 +52,16 @@ def vanished(job: AnyJob, expected: Expected, pods: Sequence[PodView]) -> list[s
 
 
 def _began_uncounted(job: AnyJob, expected: Expected, there: Set[str]) -> bool:
-    """Whether pods of the last stage are there of which the stored status does not tell, and the spec is still that
-    of which it tells: all pods of the stages before were there when they were made.
+    """Whether pods that are created last exist which the stored status does not count, although it has the present
+    spec: all other pods existed when these pods were created.
     """
-    old, last = job.status, expected.stages[-1]
-    roles = {_role(name) for name in last}
+    old, last = job.status, expected.created_last
+    roles = {role for role, names in expected.roles.items() if not last.isdisjoint(names)}
     return (
         expected.restarts_with is None
         and old.observed_generation == job.generation
         and not any(_counted(status) for role, status in old.replica_statuses.items() if role in roles)
-        and not there.isdisjoint(last)
+        and not last.isdisjoint(there)
     )
 
 
@@ -179,7 +180,3 @@ def told_again(names: Collection[str], of: int) -> str:
     if len(names) == of:
         return "all start again from the newest checkpoint"
     return f"{some(sorted(names))} {'starts' if len(names) == 1 else 'start'} again, the others go on"
-
-
-def _role(name: str) -> str:
-    return name.rsplit("-", 2)[-2]
