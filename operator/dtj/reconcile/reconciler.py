@@ -25,7 +25,7 @@ from dtj.reconcile.actions import Action, Create, CreatePod, CreateSshSecret
 from dtj.reconcile.boot_clock import Clock, boot_clock
 from dtj.reconcile.decision import Decided, decide, soonest
 from dtj.reconcile.event_recorder import EventRecorder
-from dtj.reconcile.executor import BEHIND_SECONDS, REFUSED_SECONDS, Executor
+from dtj.reconcile.executor import BEHIND_SECONDS, MOST_AT_ONCE, REFUSED_SECONDS, Executor
 from dtj.reconcile.expectations import Expectations
 from dtj.reconcile.following import addresses, follow
 from dtj.reconcile.live_reads import misses_one
@@ -33,7 +33,6 @@ from dtj.reconcile.memory import Memory
 from dtj.reconcile.metrics import Metrics
 from dtj.reconcile.observer import Observer
 from dtj.reconcile.progress import ProgressPoller
-from dtj.reconcile.slow_start import MOST_AT_ONCE
 from dtj.reconcile.snapshot import Snapshot, size
 from dtj.reconcile.stored_status import StoredStatus
 from dtj.reconcile.tensorboard import keep

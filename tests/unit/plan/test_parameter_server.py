@@ -16,7 +16,7 @@ from dtj.api.job import Job, Manifest
 from dtj.api.validation import faults
 from dtj.plan.job import plan_job
 from dtj.plan.model import Plan
-from dtj.reconcile.expected_pods import expected_pods, stored_expected_pods
+from dtj.reconcile.decision import expected_pods, stored_expected_pods
 from dtj_trainer.contract import PodInfo
 from tests.unit.support.jobs import job as any_job
 from tests.unit.support.pods import kubelet_environment
