@@ -10,7 +10,6 @@ from dtj.api.names import pod_name
 from dtj.api.strategy import Role
 from dtj.api.unreadable import AnyJob
 from dtj.plan.model import Plan
-from dtj.plan.pods import artifacts_uri
 from dtj.reconcile.actions import Action
 from dtj.reconcile.snapshot import Snapshot
 from dtj.reconcile.tensorboard import tensorboard_status
@@ -65,20 +64,20 @@ def expected_pods(job: Job, plan: Plan) -> Expected:
         stages=plan.stage_names,
         decisive=plan.decisive,
         reporter=plan.reporter,
-        artifacts_uri=artifacts_uri(job),
         attempts=plan.attempts,
         restarts_with=plan.restarts_with,
         holds_state=frozenset(
             replica.name for replica in plan.replicas if job.spec.rules.roles[replica.role].holds_state
         ),
         evaluator=plan.evaluator,
-        gang=job.run_policy.scheduling_policy.gang,
-        queue=job.run_policy.scheduling_policy.queue,
+        evaluator_timeout=plan.evaluator_timeout,
         workload=plan.workload,
         all_or_nothing=plan.all_or_nothing,
         next_stage_on_running=plan.next_stage_on_running,
         created_last=plan.created_last,
-        evaluator_timeout=plan.evaluator_timeout,
+        artifacts_uri=job.artifacts_uri,
+        gang=job.run_policy.scheduling_policy.gang,
+        queue=job.run_policy.scheduling_policy.queue,
     )
 
 
