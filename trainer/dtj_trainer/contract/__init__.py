@@ -30,6 +30,9 @@ ENV_STRATEGY = "DTJ_STRATEGY"
 ENV_WORLD_SIZE = "DTJ_WORLD_SIZE"
 """The requested number of ranks. A job that would run on fewer ranks is refused at its start."""
 ENV_SLOTS_PER_WORKER = "DTJ_SLOTS_PER_WORKER"
+ENV_START_BARRIER = "DTJ_START_BARRIER"
+"""`host:port` of the pod with rank 0, where the pods of a TorchDistributed job wait until all of them are ready to
+start their ranks; unset: a pod starts its ranks at once."""
 ENV_GPUS = "DTJ_GPUS"
 """The number of requested accelerators; unset: none. A pod that has none of them does not start its program."""
 ENV_GPU_RESOURCE = "DTJ_GPU_RESOURCE"
@@ -129,6 +132,8 @@ TENSORFLOW_PORT = 2222
 TENSORFLOW_SILENCE_SECONDS = 30
 """A connection between tasks breaks after this long without an answer from the peer, as an ssh connection does."""
 PROGRESS_PORT = 8474
+START_BARRIER_PORT = 8475
+"""The port of ENV_START_BARRIER. The container's port is called `start-barrier`."""
 TENSORBOARD_PORT = 6006
 """The port of the TensorBoard that a job may have in the cluster."""
 STACKS_PATH = "/stacks"
@@ -162,6 +167,9 @@ PROGRESS_FILE = "run/progress.json"
 """The progress that a program writes (atomically, by rename) and `launch` serves on `/progress`."""
 FAILURE_FILE = "run/failure-{rank}.json"
 """The cause of its failure that a program may write before it exits: `{"class": …, "message": …}`."""
+TORCH_ERROR_FILE = "run/torch-error-{rank}.json"
+"""The value of TORCHELASTIC_ERROR_FILE. `torch.distributed.elastic.multiprocessing.errors.record` writes the
+exception of a rank into the file."""
 
 # In the bucket, below ENV_ARTIFACTS_URI: checkpoints/<step>[-<claim>]/{…,manifest.json}, tensorboard/, model/,
 # logs/attempt-<attempt>/{launcher-0,rank-<rank>,<role>-<index>}.log, metrics.jsonl, metrics-evaluator.jsonl,
