@@ -1,4 +1,4 @@
-"""The checks of `dtj doctor`, over data as a cluster gives it.
+"""The checks of `dtj doctor`, on data as a cluster returns them.
 
 * the API server, the CRD, the operator and permissions
 * quantities

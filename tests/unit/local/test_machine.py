@@ -1,4 +1,4 @@
-"""What a machine has to offer a job."""
+"""The resources of a machine: ports, GPUs, programs and packages."""
 
 from __future__ import annotations
 

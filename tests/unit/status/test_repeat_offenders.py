@@ -1,4 +1,4 @@
-"""Nodes on which a job loses pods again and again are avoided; pauses grow only while nothing trains.
+"""Jobs avoid nodes on which they lose pods repeatedly. Pauses grow only while nothing trains.
 
 * which losses count against a node
 * node affinity after repeated losses
@@ -229,8 +229,8 @@ def test_what_is_no_count_is_left_out_of_a_status() -> None:
 def paused(life: Life, seconds: float) -> float:
     """The pause that a pass without pods asks for."""
     life.see(seconds=seconds)
-    assert life.evaluation is not None
-    return life.evaluation.look_again or 0.0
+    assert life.decision is not None
+    return life.decision.look_again or 0.0
 
 
 def test_pauses_start_anew_after_an_attempt_that_trained_for_long() -> None:

@@ -1,4 +1,4 @@
-"""Jobs that are suspended and go on: pods end first, nothing counts as a loss, and the time does not count.
+"""Suspended and resumed jobs: the pods end first, no loss is counted, and no deadline runs.
 
 * pods end before the job is Suspended
 * checkpoints and the order of the end

@@ -1,4 +1,4 @@
-"""Pods that the cluster tells to end (drain, preemption, spot notice): however they end, no program has failed.
+"""Pods that the cluster ends (drain, preemption, spot notice): no exit code of theirs counts as a failed program.
 
 * drains and preemptions of each role
 * exit codes after SIGTERM
