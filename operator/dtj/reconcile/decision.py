@@ -34,22 +34,16 @@ def decide(seen: Snapshot) -> Decided:
     """Compute the status of a job and the actions that follow from the status."""
     job, plan, pods = seen.job, seen.plan, seen.observed.pods
     if plan and isinstance(job, Job):
-        expected: Expected | None = seen.delegate.expected(
-            expected_pods(job, plan), pods, job.status.current_attempt
-        )
+        expected: Expected | None = expected_pods(job, plan, pods)
     else:
         expected = stored_expected_pods(job, pods)
     decision = evaluate(job, expected, seen.faults, seen.observed, seen.now)
     if plan and isinstance(job, Job):
         board = tensorboard_status(job, plan, seen.boards, seen.no_tensorboard)
         decision = replace(decision, status=decision.status.model_copy(update={"tensorboard": board}))
-    decision = looked_at(decision, seen.delegate.look_again(decision.status, seen.now))
+    again = soonest(decision.look_again, seen.delegate.look_again(decision.status, seen.now))
+    decision = replace(decision, look_again=again)
     return Decided(decision, seen.delegate.actions(seen, decision))
-
-
-def looked_at(decision: Decision, *seconds: float | None) -> Decision:
-    """Return the decision with `look_again` lowered to the shortest of these waits in seconds."""
-    return replace(decision, look_again=soonest(decision.look_again, *seconds))
 
 
 def soonest(*waits: float | None) -> float | None:
@@ -57,9 +51,12 @@ def soonest(*waits: float | None) -> float | None:
     return min((wait for wait in waits if wait is not None), default=None)
 
 
-def expected_pods(job: Job, plan: Plan) -> Expected:
-    """Return what the plan expects of the job's pods."""
-    return Expected(
+def expected_pods(job: Job, plan: Plan, pods: Sequence[PodView] = ()) -> Expected:
+    """Return what the plan expects of the job's pods.
+
+    pods: the job's pods. mpi-operator runs the launcher as a Kubernetes Job, which chooses the name of its pod.
+    """
+    expected = Expected(
         roles=plan.roles,
         stages=plan.stage_names,
         decisive=plan.decisive,
@@ -78,7 +75,9 @@ def expected_pods(job: Job, plan: Plan) -> Expected:
         artifacts_uri=job.artifacts_uri,
         gang=job.run_policy.scheduling_policy.gang,
         queue=job.run_policy.scheduling_policy.queue,
+        handed_over=plan.mpijob is not None,
     )
+    return with_launcher(expected, pods, job.status.current_attempt) if expected.handed_over else expected
 
 
 def stored_expected_pods(job: AnyJob, pods: Sequence[PodView]) -> Expected | None:
