@@ -1,4 +1,4 @@
-"""The checks of `dtj doctor`, on data as a cluster returns them.
+"""The checks of `dtj doctor`, on data in the form that a cluster returns.
 
 * the API server, the CRD, the operator and permissions
 * quantities

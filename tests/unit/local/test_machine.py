@@ -1,4 +1,4 @@
-"""The resources of a machine: ports, GPUs, programs and packages."""
+"""The resources that this machine offers to a job."""
 
 from __future__ import annotations
 

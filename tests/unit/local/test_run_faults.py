@@ -1,4 +1,4 @@
-"""`dtj run` with a full disk, an unusual shell or unusual output of the program.
+"""`dtj run` under faults of the disk, the shell and the output of the program.
 
 * a full disk, and a home that cannot be written
 * Ctrl-C before the first replica runs

@@ -1,4 +1,4 @@
-"""The status of a job, computed from the observed state.
+"""The evaluation of a job's status from observations.
 
 * from creation to Running
 * losses, and their causes

@@ -1,4 +1,4 @@
-"""The Kubernetes events that follow from changes of the status."""
+"""The Kubernetes events of a job."""
 
 from __future__ import annotations
 

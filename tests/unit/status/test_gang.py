@@ -1,4 +1,4 @@
-"""Queued jobs: the condition, the deadlines, and how admissions and evictions count.
+"""The status of a job in a queue, and the effects of waiting, admission and eviction.
 
 * waiting for a quota, a group or a scheduler
 * pods that Kueue gates one by one

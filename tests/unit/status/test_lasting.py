@@ -1,4 +1,4 @@
-"""A job that lacks a Python module fails without retries if every retry would lack the module too."""
+"""Lasting failures by a missing module: no retry where a retry can't help."""
 
 from __future__ import annotations
 

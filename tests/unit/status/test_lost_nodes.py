@@ -1,4 +1,4 @@
-"""Silent nodes: the operator counts their pods as lost, force-deletes them in time, and recreates them elsewhere.
+"""Nodes that go silent: their pods are given up, deleted by force after a time limit, and created elsewhere.
 
 * when a node is silent
 * tolerations of pods

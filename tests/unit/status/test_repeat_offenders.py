@@ -1,4 +1,4 @@
-"""Jobs avoid nodes on which they lose pods repeatedly. Pauses grow only while nothing trains.
+"""Nodes with repeated losses are avoided, and the backoff grows only while nothing trains.
 
 * which losses count against a node
 * node affinity after repeated losses

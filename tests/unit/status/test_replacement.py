@@ -1,4 +1,4 @@
-"""ParameterServer jobs: which replicas restart after which loss, how restarts count, and how the job ends.
+"""The life of a ParameterServer job: restarts after each kind of loss, their count, and the end.
 
 * which replica restarts after which loss
 * losses that follow from another loss

@@ -1,4 +1,4 @@
-"""The run policy: the start deadline, the TTL after the end, and managedBy.
+"""The run policy in the status: start deadline, TTL after the end, and `managedBy`.
 
 * startDeadlineSeconds: obstacles, retries, suspensions, partial starts
 * ttlSecondsAfterFinished: deletion, changes of the TTL, an operator that dies

@@ -1,4 +1,4 @@
-"""Stalled trainings: the detection of a stall, its consequences, and what does not count as a stall.
+"""Stalled trainings: detection, consequences, and cases that are no stall.
 
 * when a training counts as stalled, and when it does not
 * operators that take over

@@ -1,4 +1,4 @@
-"""Suspended and resumed jobs: the pods end first, no loss is counted, and no deadline runs.
+"""Suspension and resumption: pods end first, nothing counts as a loss, and the time does not count.
 
 * pods end before the job is Suspended
 * checkpoints and the order of the end

@@ -1,4 +1,4 @@
-"""Pods that the cluster ends (drain, preemption, spot notice): no exit code of theirs counts as a failed program.
+"""Pods that the cluster ends (drain, preemption, spot notice): whatever their exit, no program has failed.
 
 * drains and preemptions of each role
 * exit codes after SIGTERM
