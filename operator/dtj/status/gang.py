@@ -22,10 +22,10 @@ def is_queued(job: AnyJob, expected: Expected, pods: Sequence[PodView]) -> bool:
     so that startDeadlineSeconds ends a job that holds only a part of its quota.
     """
     needed = [pod for pod in pods if pod.name in expected.needed]
-    held = [pod for pod in needed if is_gated(pod)]
-    if expected.gang is Gang.KUEUE or not held:
-        return bool(held)
-    return len(held) == len(needed) and job.status.all_running_time is None
+    gated = [pod for pod in needed if is_gated(pod)]
+    if expected.gang is Gang.KUEUE or not gated:
+        return bool(gated)
+    return len(gated) == len(needed) and job.status.all_running_time is None
 
 
 def group_wait(
@@ -34,9 +34,9 @@ def group_wait(
     """Return the reason and message of a wait in a queue or for gang scheduling, or `why`, any other obstacle."""
     if why is not None and why[0] not in _UNPLACED:
         return why
-    held = [pod for pod in pods if pod.name in expected.needed and is_gated(pod)]
-    if held and (expected.gang is Gang.KUEUE or (why is not None and why[0] == GATED)):
-        return Reason.QUEUED, _queue_wait(job, expected, min(held, key=lambda pod: (pod.role, pod.index)))
+    gated = [pod for pod in pods if pod.name in expected.needed and is_gated(pod)]
+    if gated and (expected.gang is Gang.KUEUE or (why is not None and why[0] == GATED)):
+        return Reason.QUEUED, _queue_wait(job, expected, min(gated, key=lambda pod: (pod.role, pod.index)))
     unplaced = any(pod.name in expected.first and not pod.scheduled for pod in pods)
     if expected.gang in (Gang.NONE, Gang.KUEUE) or not unplaced:
         return why

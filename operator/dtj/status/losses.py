@@ -30,8 +30,8 @@ from dtj.status.pods import PodView
 from dtj.status.times import read_time, seconds_since
 
 FOLLOWS_SECONDS = 180.0
-"""Seconds after a restart in which a chief may still fail because of the replica that it had lost. The chief of
-dtj_trainer fails after 120 s without a step."""
+"""Seconds after all pods run again in which a chief may still fail because of the replica that it had lost. The chief
+of dtj_trainer fails after 120 s without a step."""
 
 
 def pods_loss(

@@ -267,7 +267,7 @@ def test_nothing_is_left_when_dtj_is_killed_and_resume_goes_on(start: Callable[.
     taken = start("")
     code, _, err = taken.ended()
     assert code == 2
-    assert f"is being run by process {run.process.pid}" in err
+    assert f"is already running in process {run.process.pid}" in err
     before = run.left()
     assert len(before) >= 4
     run.process.kill()

@@ -1,4 +1,4 @@
-"""The evaluation of a job's status from observations.
+"""The status of a job, computed from the observed state.
 
 * from creation to Running
 * losses, and their causes

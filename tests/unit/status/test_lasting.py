@@ -1,4 +1,4 @@
-"""Lasting failures by a missing module: no retry where a retry can't help."""
+"""A job that lacks a Python module fails without retries if every retry would lack the module too."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Nodes that go silent: their pods are given up, deleted by force after a time limit, and created elsewhere.
+"""Silent nodes: the operator counts their pods as lost, force-deletes them in time, and recreates them elsewhere.
 
 * when a node is silent
 * tolerations of pods
