@@ -1,4 +1,4 @@
-"""What an undisturbed job costs the API server: nothing is asked for twice, and counts of pods come together.
+"""The requests of an undisturbed job: no object is read twice, and counts of pods are written together.
 
 * requests of a whole life and of a restart
 * a cache that lags behind
@@ -13,7 +13,7 @@ from datetime import timedelta
 
 from dtj.api.identity import KIND
 from dtj.api.status import ProgressStatus
-from dtj.status.pod_report import Report
+from dtj.status.progress_report import Report
 from tests.unit.support.kubelet import succeed_after_two_steps
 from tests.unit.support.world import KEY, World
 

@@ -1,4 +1,4 @@
-"""A job of thousands of pods: work grows with its size, and other jobs get their turn.
+"""Jobs of thousands of pods: work grows with the size, and other jobs get their turn.
 
 * the size of pods, and the work of a pass
 * batches of creations, refusals and rate limits
@@ -20,7 +20,7 @@ from dtj.cluster.port import ApiError
 from dtj.plan import pods
 from dtj.plan.job import plan_job
 from dtj.plan.model import Plan
-from dtj.reconcile.slow_start import slow_start
+from dtj.reconcile.executor import slow_start
 from dtj.status import pods as pod_views
 from tests.unit.support.jobs import job
 from tests.unit.support.world import KEY, World
