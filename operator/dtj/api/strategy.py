@@ -33,6 +33,8 @@ class Role:
     """The pods run the job's command. Other pods run what the strategy gives them."""
     decides: bool = False
     """The success of the pod of index 0 is the job's success."""
+    all_decide: bool = False
+    """With `decides`: the job succeeds when every pod of the role has succeeded, not only that of index 0."""
     reports: bool = False
     """The pod of index 0 reports the progress."""
     evaluates: bool = False

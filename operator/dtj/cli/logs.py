@@ -26,7 +26,9 @@ def logs(
     name: JobName,
     role: Annotated[str | None, typer.Option(help="Only replicas of this role: worker, ps, …")] = None,
     index: Annotated[int | None, typer.Option(min=0, help="Only this replica of the role.")] = None,
-    rank: Annotated[int | None, typer.Option(min=0, help="Only this rank of a Horovod job.")] = None,
+    rank: Annotated[
+        int | None, typer.Option(min=0, help="Only this rank, where the strategy has ranks.")
+    ] = None,
     follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on until the job has ended.")] = False,
     tail: Annotated[
         int | None, typer.Option(min=0, help="Only so many last lines of each replica.", metavar="N")
