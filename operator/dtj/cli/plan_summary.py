@@ -13,7 +13,7 @@ from rich.text import Text
 
 from dtj.api.identity import LABEL_ROLE
 from dtj.api.job import Job, Manifest
-from dtj.api.names import tensorboard_name, together
+from dtj.api.names import tensorboard_name
 from dtj.api.scheduling import Gang
 from dtj.cli.terminal import echo_whole, output
 from dtj.plan.job import plan_job
@@ -145,11 +145,12 @@ def _container_cells(pod: Manifest, accelerator: str) -> tuple[str, str, str]:
 
 
 def _order(plan: Plan) -> list[str]:
+    decisive = ", ".join(_shortened(plan.decisive))
     state = "run, or are ready where they may restore" if plan.next_stage_on_running else "are ready"
     later = (
         [f"Pods of a stage are made when those of the stages before {state}."] if len(plan.stages) > 1 else []
     )
-    return [*later, f"The job succeeds with {together(plan.decisive)}; {plan.reporter} reports its progress."]
+    return [*later, f"The job succeeds with {decisive}; {plan.reporter} reports its progress."]
 
 
 def _programs(pods: Mapping[str, Manifest]) -> list[str]:
