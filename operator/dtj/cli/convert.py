@@ -28,19 +28,19 @@ def convert(
     files: Annotated[
         list[Path], typer.Argument(help="Files with Kubeflow jobs; - is standard input.", metavar="FILE")
     ],
-    format_: Annotated[Format, typer.Option("--format", "-o", help="What to write.")] = Format.YAML,
+    format_: Annotated[Format, typer.Option("--format", "-o", help="Format of the output.")] = Format.YAML,
     artifacts: Annotated[
         str | None, typer.Option(help="Where checkpoints and logs go: s3://bucket/prefix.", metavar="URI")
     ] = None,
     output: Annotated[
-        Path | None, typer.Option("--output", help="Write there, not to standard output.", metavar="FILE")
+        Path | None,
+        typer.Option("--output", help="File to write; by default standard output.", metavar="FILE"),
     ] = None,
 ) -> None:
-    """Make DistributedTrainingJobs of Kubeflow's TFJobs and MPIJobs.
+    """Convert Kubeflow's TFJobs and MPIJobs to DistributedTrainingJobs.
 
-    Every field that has no equivalent, or means something else now, is noted on standard error and in the comments of
-    the YAML. Other objects of the files stay as they are. Exit code 0: all were converted, 1: some have no
-    equivalent.
+    Standard error and the comments of the YAML list every field that has no equivalent or another meaning. Other
+    objects of the files stay unchanged. Exit code 0: all jobs were converted, 1: some jobs can't be converted.
 
         dtj convert tfjob.yaml --artifacts s3://bucket/jobs --output job.yaml
 
@@ -50,13 +50,13 @@ def convert(
         raise Unusable(f"--artifacts {artifacts} is no s3:// URI", "give s3://bucket/prefix")
     documents: list[Conversion | Manifest] = []
     for file in files:
-        found = [converted(m, artifacts) if is_kubeflow_job(m) else m for m in _manifests(file)]
-        jobs = [entry for entry in found if isinstance(entry, Conversion)]
+        entries = [converted(m, artifacts) if is_kubeflow_job(m) else m for m in _manifests(file)]
+        jobs = [entry for entry in entries if isinstance(entry, Conversion)]
         if not jobs:
             raise Unusable(f"{file}: has no job of Kubeflow", "give a TFJob or MPIJob of kubeflow.org")
         for job in jobs:
-            _tell(file, job)
-        documents += found
+            _print_notes(file, job)
+        documents += entries
     refused = [entry for entry in documents if isinstance(entry, Conversion) and entry.manifest is None]
     text = _text([entry for entry in documents if entry not in refused], format_)
     if len(refused) < sum(isinstance(entry, Conversion) for entry in documents):
@@ -75,24 +75,24 @@ def _manifests(file: Path) -> list[Manifest]:
     return [document.data for document in documents]
 
 
-def _tell(file: Path, job: Conversion) -> None:
-    end = "can't be converted" if job.manifest is None else "is converted"
-    echo(f"{file}: {job.kind} {job.name} {end}", err=True)
+def _print_notes(file: Path, job: Conversion) -> None:
+    outcome = "can't be converted" if job.manifest is None else "is converted"
+    echo(f"{file}: {job.kind} {job.name} {outcome}", err=True)
     for note in job.notes:
         echo(f"  {'! ' if note.refused else '- '}{note}", err=True)
 
 
 def _text(documents: list[Conversion | Manifest], format_: Format) -> str:
-    # Through JSON, so that what roles share is written out for each, and not as YAML's anchors.
+    # JSON has no shared values: after the round trip, the YAML contains no anchors for values that roles share.
     manifests = [
         json.loads(json.dumps(entry.manifest if isinstance(entry, Conversion) else entry, default=str))
         for entry in documents
     ]
     if format_ is Format.JSON:
-        whole = (
+        document = (
             manifests[0] if len(manifests) == 1 else {"apiVersion": "v1", "kind": "List", "items": manifests}
         )
-        return json.dumps(whole, indent=2) + "\n"
+        return json.dumps(document, indent=2) + "\n"
     return "---\n".join(
         _comments(entry) + dump(manifest) for entry, manifest in zip(documents, manifests, strict=True)
     )
@@ -102,7 +102,7 @@ def _comments(entry: Conversion | Manifest) -> str:
     if not isinstance(entry, Conversion):
         return ""
     lines = [
-        f"# Made by dtj convert of the {entry.kind} {entry.name}.",
+        f"# Made by dtj convert from the {entry.kind} {entry.name}.",
         *(f"# - {note}" for note in entry.notes),
     ]
     return "".join(f"{line}\n" for line in lines)

@@ -1,4 +1,4 @@
-"""`dtj new`: what it writes is valid, and nothing is overwritten.
+"""`dtj new` writes valid job files, and overwrites no file.
 
 * every combination of flags gives a valid file
 * comments, and the lines that are commented out
@@ -153,8 +153,8 @@ def test_ps_alone_means_parameter_servers() -> None:
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["--strategy", "Horovod", "--ps", 2], "--ps goes with --strategy ParameterServer"),
-        (["--strategy", "Horovod", "--evaluator"], "--evaluator goes with --strategy ParameterServer"),
+        (["--strategy", "Horovod", "--ps", 2], "--ps needs --strategy ParameterServer"),
+        (["--strategy", "Horovod", "--evaluator"], "--evaluator needs --strategy ParameterServer"),
         (["My-Job"], "NAME: 'My-Job' is not a DNS label"),
         (["--workers", 0], "--workers: must be at least 1, got 0"),
         (["--data", "/data"], "--data: must be an address s3://bucket/prefix, or file:///path of a volume"),
@@ -185,7 +185,7 @@ def test_a_file_that_is_there_stays_unless_forced(tmp_path: Path, monkeypatch: p
     dtj_new("mnist", "--yes")
     before = Path("mnist.yaml").read_text()
 
-    with pytest.raises(Unusable, match=r"mnist.yaml: is there already") as caught:
+    with pytest.raises(Unusable, match=r"mnist.yaml: the file exists already") as caught:
         dtj_new("mnist", "--yes", "--workers", 3)
     assert "--force" in (caught.value.remedy or "")
     assert Path("mnist.yaml").read_text() == before
@@ -198,7 +198,7 @@ def test_nothing_is_asked_for_a_file_that_is_there(terminal: None, tmp_path: Pat
     file = tmp_path / "job.yaml"
     file.touch()
 
-    with pytest.raises(Unusable, match="is there already"):
+    with pytest.raises(Unusable, match="the file exists already"):
         dtj_new("--output", file)
 
 

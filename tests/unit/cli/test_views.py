@@ -1,4 +1,4 @@
-"""What is shown of jobs: tables and the view of `dtj status`, as text of a fixed width.
+"""The tables of jobs and the views of `dtj status` and `dtj top`, as text of a fixed width.
 
 * durations and ages
 * the table of jobs
@@ -179,8 +179,8 @@ def test_of_many_replicas_only_the_first_are_shown() -> None:
 
 
 def test_without_pods_the_roles_are_counted() -> None:
-    shown = rendered(status_view(job(RUNNING), [], [], at(60), note="nobody carries this run out now"))
-    assert shown[1] == "nobody carries this run out now"
+    shown = rendered(status_view(job(RUNNING), [], [], at(60), note="no process carries out this run"))
+    assert shown[1] == "no process carries out this run"
     assert ["worker", "2", "2", "2", "0", "0"] in [line.split() for line in shown]
 
 

@@ -1,4 +1,4 @@
-"""What one run came to, worked out by hand.
+"""The summary of one run, compared with figures computed by hand.
 
 * rates, and time between attempts
 * repeated steps and suspensions
