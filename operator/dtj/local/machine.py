@@ -23,6 +23,7 @@ _FRAMEWORKS = {
     "dtj_trainer.programs.horovod_image_classification": ("torch", "horovod"),
     "dtj_trainer.programs.horovod_tf_image_classification": ("tensorflow", "horovod"),
     "dtj_trainer.programs.ps_image_classification": ("tensorflow",),
+    "dtj_trainer.programs.torch_image_classification": ("torch",),
 }
 _EXTRAS = {"torch": "pip install 'dtj[torch]'", "tensorflow": "pip install 'dtj[tensorflow]'"}
 _HOROVOD = "`python docker/wheels.py --install` in the repository of dtj builds and installs Horovod"
@@ -112,13 +113,13 @@ def gpus() -> list[str]:
     return [str(number) for number in range(len(lines))]
 
 
-def free_ports(count: int, given: Collection[int] = ()) -> list[int]:
+def free_ports(count: int, taken: Collection[int] = ()) -> list[int]:
     """Return ports on which no process listens, below the ephemeral ports of outgoing connections.
 
-    given: ports on which other processes will listen.
+    taken: ports that are left out, because programs that do not listen yet will use them.
     """
     free: list[int] = []
-    candidates = [port for port in range(_LOWEST_PORT, _HIGHEST_PORT) if port not in given]
+    candidates = [port for port in range(_LOWEST_PORT, _HIGHEST_PORT) if port not in taken]
     random.shuffle(candidates)
     for port in candidates:
         if len(free) == count:

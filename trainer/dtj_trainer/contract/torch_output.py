@@ -18,7 +18,8 @@ _FOLLOWS = re.compile(
             r"gloo/\S*\].*([Tt]imed out|[Tt]imeout|Connection refused|No route to host)",
             r"Gloo connectFullMesh failed|failed to pass monitoredBarrier|reached monitoredBarrier, but received",
             # The store of the process group: TCPStore.cpp and socket.cpp of c10d.
-            r"Dist(Network|Store)Error: .*([Tt]imed out|[Tt]imeout|[Cc]onnect|recv|send|Broken pipe)",
+            r"Dist(Network|Store)Error: .*([Tt]imed out|[Tt]imeout|[Cc]onnection|recv|send|Broken pipe)",
+            r"Dist(Network|Store)Error: .*failed to connect",
             # NCCL, and its watchdog in ProcessGroupNCCL.cpp.
             r"Watchdog caught collective operation timeout|NCCL communicator was aborted|ncclRemoteError",
             r"remote process exited or there was a network error|Connection closed by remote peer",
@@ -30,8 +31,8 @@ _STORE_PORT = re.compile(r"server socket has failed to (listen|bind).*(EADDRINUS
 _RANK = re.compile(r"\[rank(\d+)\]: ?")
 """The prefix of PyTorch's own handler of exceptions, after init_process_group."""
 _EXCEPTION = re.compile(r"(?:\w+\.)*[A-Z]\w*(?:Error|Exception|Interrupt)(?::|$)")
-_TERMINATE = re.compile(r"what\(\): ")
-_OF_TORCHRUN = "ChildFailedError"
+_TERMINATE = re.compile(r"what\(\): +")
+_OF_TORCHRUN = re.compile(r"\b(ChildFailedError|SignalException)\b")
 _LINES_OF_A_MESSAGE = 6
 _LONGEST_TEXT = 500
 
@@ -60,14 +61,22 @@ class Raised(NamedTuple):
 
 
 def raised(lines: Sequence[str]) -> list[Raised]:
-    """Return the exceptions in a program's output, from the first one. torchrun's own is left out."""
+    """Return the exceptions in a program's output, from the first one. torchrun's own ones are left out."""
     found: list[Raised] = []
-    for at, line in enumerate(lines):
-        prefix = _RANK.match(line)
-        text = line[prefix.end() :] if prefix else line.strip()
-        if _OF_TORCHRUN in text or not (_EXCEPTION.match(text) or _TERMINATE.match(text)):
+    split = [_split(line) for line in lines]
+    for at, (rank, text) in enumerate(split):
+        if _OF_TORCHRUN.search(text) or not (_EXCEPTION.match(text) or _TERMINATE.match(text)):
             continue
-        more = [_RANK.sub("", later) for later in lines[at + 1 : at + _LINES_OF_A_MESSAGE]]
-        text = _TERMINATE.sub("", text, count=1).strip()
-        found.append(Raised(int(prefix[1]) if prefix else None, "\n".join([text, *more])))
+        message = [_TERMINATE.sub("", text, count=1)]
+        for other, more in split[at + 1 : at + _LINES_OF_A_MESSAGE]:
+            if other != rank or more.startswith("Traceback"):
+                break
+            message.append(more)
+        found.append(Raised(rank, "\n".join(message)))
     return found
+
+
+def _split(line: str) -> tuple[int | None, str]:
+    """Return the rank in the prefix of a line, and the rest of the line."""
+    prefix = _RANK.match(line)
+    return (int(prefix[1]), line[prefix.end() :].strip()) if prefix else (None, line.strip())
