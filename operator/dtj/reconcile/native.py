@@ -25,7 +25,6 @@ from dtj.reconcile.actions import (
 from dtj.reconcile.snapshot import Snapshot
 from dtj.status.decision import Decision, Pods
 from dtj.status.mpijob import MpiJob
-from dtj.status.observed import Expected
 from dtj.status.overdue import describe_overdue
 from dtj.status.pods import PodView
 
@@ -34,10 +33,6 @@ class Native:
     """See `Delegate`."""
 
     mpijob: MpiJob | None = None
-
-    def expected(self, expected: Expected, _pods: Sequence[PodView], _attempt: int) -> Expected:
-        """Return `expected` unchanged: the pods have the names that the plan gives them."""
-        return expected
 
     def look_again(self, _status: JobStatus, _now: datetime) -> float | None:
         """Return None: each change of a pod is an event that causes a pass."""

@@ -15,7 +15,7 @@ from dtj.reconcile.actions import Action
 from dtj.reconcile.view import Owned, OwnedDeployment
 from dtj.status.decision import Decision
 from dtj.status.mpijob import MpiJob
-from dtj.status.observed import Expected, Observed
+from dtj.status.observed import Observed
 from dtj.status.pods import PodView
 
 
@@ -25,9 +25,6 @@ class Delegate(Protocol):
     @property
     def mpijob(self) -> MpiJob | None:
         """The MPIJob; None when the job has no MPIJob."""
-
-    def expected(self, expected: Expected, pods: Sequence[PodView], attempt: int) -> Expected:
-        """Return what the plan expects, with the names that the job's pods have."""
 
     def actions(self, seen: Snapshot, decision: Decision) -> list[Action]:
         """Return the actions that follow from a decision, in order. The pass stores the status before the actions."""

@@ -47,6 +47,7 @@ def with_launcher(expected: Expected, pods: Sequence[PodView], attempt: int) -> 
     names = {planned: launcher}
     return replace(
         expected,
+        roles={**expected.roles, LAUNCHER: [launcher]},
         stages=[[names.get(name, name) for name in stage] for stage in expected.stages],
         decisive=[launcher],
         created_last=frozenset(names.get(name, name) for name in expected.created_last),

@@ -2,22 +2,36 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 from dtj.api.condition_types import ConditionType
 from dtj.api.names import together
 from dtj.api.reasons import Reason
 from dtj.api.spec import CleanPodPolicy
-from dtj.api.status import Condition, JobStatus, Phase
+from dtj.api.status import ArtifactsStatus, Condition, JobStatus, Phase
 from dtj.status.decision import Decision, Pods
 from dtj.status.draft import Draft
 from dtj.status.evaluator import has_ended, has_seen, last_step, measured
 from dtj.status.failure import Loss, attempt_loss, describe, is_complete
-from dtj.status.kept import NOTHING_KEPT, is_nothing_kept
 from dtj.status.next_attempt import evaluator_lost
 from dtj.status.observed import Expected, Observed
-from dtj.status.pods import PodView
+from dtj.status.pods import Exit, PodView
+from dtj.status.termination import read_termination, reported
 from dtj.status.times import seconds_since, written_time
+from dtj_trainer.contract import ROOT
+
+_NOTHING_KEPT = f"the program left neither a checkpoint nor a model below {ROOT}"
+
+
+def _is_nothing_kept(ends: Iterable[Exit], artifacts: ArtifactsStatus | None) -> bool:
+    """Return whether dtj-launch reported its uploads at the end and named neither a checkpoint nor a model.
+
+    ends: the exits of the pods whose success is the job's success. artifacts: the known content of the bucket; None
+    for a job without artifacts. The result is False for an image without dtj_trainer, which reports no uploads.
+    """
+    if artifacts is None or artifacts.checkpoint is not None or artifacts.model is not None:
+        return False
+    return any(reported(read_termination(end))[1] is not None for end in ends)
 
 
 def is_trained(old: JobStatus, expected: Expected, named: Mapping[str, PodView]) -> bool:
@@ -47,9 +61,9 @@ def after_training(
     stored = _stored(draft.job.status)
     ends = [end for name in expected.tells_the_end if name in named and (end := named[name].exit) is not None]
     # The reporting pod may no longer exist when the evaluator ends.
-    nothing_kept = is_nothing_kept(ends, artifacts) or draft.job.status.nothing_kept
+    nothing_kept = _is_nothing_kept(ends, artifacts) or draft.job.status.nothing_kept
     if nothing_kept:
-        message += f"; {NOTHING_KEPT}"
+        message += f"; {_NOTHING_KEPT}"
     timeout = expected.evaluator_timeout
     trained = draft.job.status.trained_time or (stored.last_transition_time if stored else None)
     left = timeout - (seconds_since(trained, draft.now) if trained else 0.0)

@@ -27,13 +27,12 @@ from dtj.status.ending import after_training, is_trained
 from dtj.status.failure import Loss, describe
 from dtj.status.gang import group_wait, is_queued
 from dtj.status.lasting import REMEDY, is_lasting
-from dtj.status.losses import pods_loss, settle_left
+from dtj.status.losses import evaluator_loss, pods_loss, settle_left, start_again, told_again, vanished
 from dtj.status.mpijob import MpiJob
 from dtj.status.next_attempt import count_nodes, evaluator_lost, next_attempt
 from dtj.status.observed import Expected, Observed, obstacle
 from dtj.status.overdue import describe_ending, with_overdue
 from dtj.status.pods import PodView
-from dtj.status.replacement import evaluator_loss, start_again, told_again, vanished
 from dtj.status.replicas import present, replica_statuses
 from dtj.status.report_merge import merge_reports
 from dtj.status.stall import look, step_time

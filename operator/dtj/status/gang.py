@@ -41,7 +41,7 @@ def group_wait(
     if expected.gang in (Gang.NONE, Gang.KUEUE) or not unplaced:
         return why
     queue = f", queue {expected.queue}" if expected.queue else ""
-    message = f"waits until {expected.gang} places its {len(expected.stages[0])} pods together{queue}"
+    message = f"waits until {expected.gang} places its {len(expected.first)} pods together{queue}"
     return Reason.QUEUED, message + (f"; {why[1]}" if why else "")
 
 

@@ -24,8 +24,8 @@ Bottleneck = tuple[str, str]
 class Expected:
     """The part of an attempt's plan on which the status depends."""
 
-    replicas: Mapping[str, int]
-    """Number of pods by role."""
+    roles: Mapping[str, Sequence[str]]
+    """Names of the pods, by role."""
     stages: Sequence[Sequence[str]]
     """Names of the pods, by stage."""
     decisive: Sequence[str]
@@ -63,7 +63,7 @@ class Expected:
     @cached_property
     def needed(self) -> frozenset[str]:
         """Return the names of the pods that must run for the job to run: all but the evaluator."""
-        return frozenset(name for stage in self.stages for name in stage if name != self.evaluator)
+        return frozenset(self.attempts) - {self.evaluator}
 
     @cached_property
     def decides(self) -> frozenset[str]:

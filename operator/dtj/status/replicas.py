@@ -18,12 +18,12 @@ def present(expected: Expected, pods: Sequence[PodView], attempt: int) -> list[P
 def replica_statuses(expected: Expected, pods: Sequence[PodView]) -> dict[str, ReplicaStatus]:
     """Count the pods of each role by state."""
     statuses = {}
-    for role, desired in expected.replicas.items():
+    for role, names in expected.roles.items():
         of_role = [pod for pod in pods if pod.role == role]
         succeeded = sum(pod.succeeded for pod in of_role)
         failed = sum(not pod.succeeded and (pod.phase == "Failed" or pod.exit is not None) for pod in of_role)
         statuses[role] = ReplicaStatus(
-            desired=desired,
+            desired=len(names),
             active=len(of_role) - succeeded - failed,
             ready=sum(pod.running and pod.ready for pod in of_role),
             succeeded=succeeded,

@@ -21,8 +21,8 @@ from dtj.cluster.port import ApiError
 from dtj.plan import pods
 from dtj.plan.job import plan_job
 from dtj.plan.model import Plan
-from dtj.reconcile.expected_pods import expected_pods
-from dtj.reconcile.slow_start import slow_start
+from dtj.reconcile.decision import expected_pods
+from dtj.reconcile.executor import slow_start
 from dtj.status import pods as pod_views
 from dtj.status.evaluate import evaluate
 from dtj.status.observed import Observed

@@ -15,7 +15,7 @@ import pytest
 from dtj.api.identity import KIND, LABEL_ATTEMPT, LABEL_INDEX
 from dtj.api.job import Manifest
 from dtj.plan.job import plan_job
-from dtj.reconcile.expected_pods import expected_pods, stored_expected_pods
+from dtj.reconcile.decision import expected_pods, stored_expected_pods
 from tests.unit.support.jobs import job
 from tests.unit.support.kubelet import Ending
 from tests.unit.support.programs import endless

@@ -17,8 +17,8 @@ import pytest
 from dtj.api.job import Fault, Manifest
 from dtj.api.status import ArtifactsStatus, ProgressStatus
 from dtj.status.events import happenings
+from dtj.status.losses import FOLLOWS_SECONDS
 from dtj.status.progress_report import Report, read_report
-from dtj.status.replacement import FOLLOWS_SECONDS
 from dtj.status.times import written_time
 from tests.unit.support.kubelet import Ending
 from tests.unit.support.pods import Life, at, condition, deleting, ended, evicted, running, unschedulable

@@ -10,7 +10,7 @@ from typing import Any
 from dtj.api.job import Job, Manifest
 from dtj.plan.job import plan_job
 from dtj.plan.model import Plan
-from dtj.reconcile.expected_pods import expected_pods
+from dtj.reconcile.decision import expected_pods
 from dtj.status.decision import Decision
 from dtj.status.evaluate import evaluate
 from dtj.status.observed import Expected, Observed
