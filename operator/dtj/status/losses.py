@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from datetime import datetime
 
+from dtj.api.status import JobStatus
 from dtj.status.creation import is_begun
 from dtj.status.draft import Draft
 from dtj.status.failure import Loss, attempt_loss, early_end
@@ -12,6 +14,7 @@ from dtj.status.observed import Expected
 from dtj.status.pods import PodView
 from dtj.status.replacement import replica_loss, told_apart
 from dtj.status.times import seconds_since
+from dtj_trainer.contract.failure_class import FailureClass
 
 
 def pods_loss(
@@ -27,15 +30,25 @@ def pods_loss(
         return loss and told_apart(loss, old, expected, draft.now)
     existing = {pod.name for pod in pods}
     if (expected.all_or_nothing and existing) or is_begun(old, expected.created_last, existing):
-        return attempt_loss(attempt, pods, missing, expected.decisive)
+        loss = attempt_loss(attempt, pods, missing, expected.decides)
+        return loss and _port_told_apart(loss, old)
     return _early(attempt, expected, pods)
+
+
+def _port_told_apart(loss: Loss, old: JobStatus) -> Loss:
+    """The loss, put down to the program if the port of the attempt before, which was another one, was in use too."""
+    before, failure = old.failure, loss.failure
+    if before is None or before.attempt != (failure.attempt or 0) - 1:
+        return loss
+    kinds = {before.failure_class, failure.failure_class}
+    return replace(loss, infrastructure=False) if kinds == {FailureClass.PORT_IN_USE} else loss
 
 
 def _early(attempt: int, expected: Expected, pods: Sequence[PodView]) -> Loss | None:
     """A loss before any rank started: a pod that ended by itself. A pod that is deleted is simply created again."""
     staying = [pod for pod in pods if not pod.deleting]
-    done = (pod for pod in staying if pod.succeeded and pod.name not in expected.decisive)
-    return attempt_loss(attempt, staying, (), expected.decisive) or next(
+    done = (pod for pod in staying if pod.succeeded and pod.name not in expected.decides)
+    return attempt_loss(attempt, staying, (), expected.decides) or next(
         (early_end(attempt, pod) for pod in done), None
     )
 

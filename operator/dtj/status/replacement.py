@@ -7,6 +7,7 @@ from dataclasses import replace
 from datetime import datetime
 
 from dtj.api.condition_types import ConditionType
+from dtj.api.names import role_of
 from dtj.api.reasons import Reason
 from dtj.api.status import JobStatus, ReplicaStatus
 from dtj.api.unreadable import AnyJob
@@ -40,7 +41,7 @@ def vanished(job: AnyJob, expected: Expected, pods: Sequence[PodView]) -> list[s
         return [name for stage in expected.stages[:-1] for name in stage if name not in there]
     missing_pods = []
     for role, status in job.status.replica_statuses.items():
-        names = [name for name in attempts if _role(name) == role]
+        names = [name for name in attempts if role_of(name) == role]
         here = [pod for pod in pods if pod.role == role]
         # Fewer are wanted than before: of those counted, some may be the ones that are not wanted any more, and went.
         unwanted = max(status.desired - len(names) - sum(pod.name not in attempts for pod in here), 0)
@@ -55,7 +56,7 @@ def _began_uncounted(job: AnyJob, expected: Expected, there: Set[str]) -> bool:
     of which it tells: all pods of the stages before were there when they were made.
     """
     old, last = job.status, expected.stages[-1]
-    roles = {_role(name) for name in last}
+    roles = {role_of(name) for name in last}
     return (
         expected.restarts_with is None
         and old.observed_generation == job.generation
@@ -74,7 +75,7 @@ def replica_loss(
     """Why replicas have to start again, or None; the evaluator's loss is none of the training's."""
     candidates = [pod for pod in _staying(old, expected, pods) if pod.name != expected.evaluator]
     loss = attempt_loss(
-        attempt, candidates, [name for name in gone if name != expected.evaluator], expected.decisive
+        attempt, candidates, [name for name in gone if name != expected.evaluator], expected.decides
     )
     if loss is not None:
         return loss
@@ -123,7 +124,7 @@ def told_apart(loss: Loss, old: JobStatus, expected: Expected, now: datetime) ->
     the loss of that one was. Once at most: afterwards the decisive pod is the one that started last.
     """
     name, attempts = loss.failure.pod or "", expected.attempts
-    cut_off = loss.failure.failure_class in LOST_OTHERS and name in expected.decisive
+    cut_off = loss.failure.failure_class in LOST_OTHERS and name in expected.decides
     restarting = old.condition(ConditionType.RESTARTING)
     if loss.infrastructure or not cut_off or restarting is None:
         return loss
@@ -163,7 +164,7 @@ def start_again(expected: Expected, pods: Sequence[PodView], gone: Collection[st
     again: set[str] = set().union(*{groups[name] for name in lost & groups.keys()})
     # Pods that do not exist yet are created for the new attempt.
     again |= groups.keys() - {pod.name for pod in pods}
-    if not again.isdisjoint(expected.decisive):
+    if not again.isdisjoint(expected.decides):
         # The training goes on from a checkpoint: it needs also those whose program had come to its end.
         again |= {pod.name for pod in pods if pod.succeeded}
     return again
@@ -179,7 +180,3 @@ def told_again(names: Collection[str], of: int) -> str:
     if len(names) == of:
         return "all start again from the newest checkpoint"
     return f"{some(sorted(names))} {'starts' if len(names) == 1 else 'start'} again, the others go on"
-
-
-def _role(name: str) -> str:
-    return name.rsplit("-", 2)[-2]

@@ -43,7 +43,7 @@ def take_reports(draft: Draft, expected: Expected, observed: Observed, named: Ma
     """
     old = draft.job.status
     evaluation = measured(named.get(expected.evaluator or ""), observed.evaluation)
-    ends = [named[name].exit for name in expected.decisive if name in named]
+    ends = [named[name].exit for name in expected.tells_the_end if name in named]
     said = [reported(read_termination(end)) for end in ends if end is not None]
     progress, artifacts = old.progress, old.artifacts
     for new in [(observed.progress, observed.artifacts), *said]:
