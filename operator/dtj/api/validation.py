@@ -43,6 +43,7 @@ def faults(job: Job) -> list[Fault]:
         *_environment(job),
         *_tolerations(job),
         *_replicas(job),
+        *(Fault(field, message) for field, message in job.rules.faults(job)),
         *mpijob_faults(job),
         *_artifacts(job),
         *_tensorboard(job),

@@ -145,7 +145,7 @@ def _container_cells(pod: Manifest, accelerator: str) -> tuple[str, str, str]:
 
 
 def _order(plan: Plan) -> list[str]:
-    decisive = ", ".join(plan.decisive)
+    decisive = ", ".join(_shortened(plan.decisive))
     state = (
         "run, or are ready if they may restore a checkpoint" if plan.next_stage_on_running else "are ready"
     )

@@ -49,6 +49,8 @@ class Plan:
     """Name of the pod that runs rank 0 and serves /progress."""
     serves_progress: frozenset[str] = frozenset()
     """Names of the pods that serve PROGRESS_PORT."""
+    port_variables: Mapping[str, str] = field(default_factory=dict)
+    """Environment variables whose value is a port alone: the name of the pod that listens on it, by variable."""
     evaluator: str | None = None
     """Name of the pod that measures checkpoints beside the training, if any. The job can succeed without it."""
     evaluator_timeout: float = 0.0
@@ -80,6 +82,7 @@ class Plan:
         if not names or not all(self.stages) or len({*names}) < len(names):
             raise ValueError(f"each stage of a plan needs pods, and each pod a name of its own: {names}")
         named = {*self.decisive, self.reporter, *self.serves_progress, *(self.restarts_with or {})}
+        named.update(self.port_variables.values())
         if self.evaluator is not None:
             named.add(self.evaluator)
         if unknown := named.difference(names):

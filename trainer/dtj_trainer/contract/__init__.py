@@ -95,6 +95,10 @@ ENV_RANKS_BY = "DTJ_RANKS_BY"
 RANK_VARIABLES = ("OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK", "HOROVOD_RANK", "RANK")
 """The variables with a rank's number: Open MPI, PMIx, PMI (MPICH), Horovod with gloo, torchrun."""
 
+PER_RANK_VARIABLES = ("RANK", "LOCAL_RANK", "ROLE_RANK", "TORCHELASTIC_ERROR_FILE")
+"""The variables that dtj-launch sets for each rank of a TorchDistributed pod. `$(NAME)` in the words of the program
+becomes the value of the rank: the operator's plan keeps the kubelet from expanding it."""
+
 
 def rank_of(environment: Mapping[str, str]) -> int | None:
     """Return the rank of the process with this environment; None where no variable sets a rank."""
