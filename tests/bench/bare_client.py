@@ -1,7 +1,7 @@
-"""`python -m tests.bench.bare_client`: one big job by the operator's requests alone.
+"""`python -m tests.bench.bare_client`: the operator's requests for one big job, without the operator.
 
-It plans the job as the operator does, before its processor time is counted. Then it makes the objects, writes as many
-statuses as it is told that the operator wrote, starts what a lost pod takes with it again, and ends what is left.
+The client plans the job as the operator does, before the measurement of processor time. Then the client creates the
+objects, writes as many statuses as the operator wrote, restarts pods that a lost pod affects, and deletes the rest.
 """
 
 from __future__ import annotations

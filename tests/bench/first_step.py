@@ -1,4 +1,4 @@
-"""`python -m tests.bench.first_step`: from `kubectl apply` to the first step on the tests' cluster, split."""
+"""`python -m tests.bench.first_step`: the stages from `kubectl apply` to the first step on the test cluster."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The jobs that are measured, and the objects that the operator makes of each."""
+"""The jobs of the benchmarks, and the objects that the operator creates for each job."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Jobs of other tenants, first alone, then while one tenant does what it can to an operator."""
+"""Benchmark of jobs of several tenants, first undisturbed, then beside a tenant that attacks the operator."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The same training bare, as a person would start it by hand, and by `dtj run`: examples a second of each."""
+"""Benchmark of one training started by hand, and by `dtj run`: examples per second of each."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`python -m tests.bench.training`: what dtj costs a training, beside the same done by hand."""
+"""`python -m tests.bench.training`: the costs of dtj for a training, against the same steps by hand."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A real S3 server for the trainer's tests, and workspaces in which `dtj-launch` runs as it does in a pod."""
+"""Fixtures of the trainer's tests: a real S3 server, and workspaces in which `dtj-launch` runs as in a pod."""
 
 from __future__ import annotations
 

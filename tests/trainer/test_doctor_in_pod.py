@@ -1,4 +1,4 @@
-"""What `dtj doctor` runs in its pod, against a real S3 server."""
+"""The program of `dtj doctor` in its pod, against a real S3 server."""
 
 from __future__ import annotations
 

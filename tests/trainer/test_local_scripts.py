@@ -1,4 +1,4 @@
-"""`dtj run` with scripts that know nothing of dtj: where they save, and what counts when they end in whatever way.
+"""`dtj run` with scripts that do not use dtj: where scripts save, and which checkpoints count after each kind of end.
 
 * paths of a container
 * checkpoints by how the program ends

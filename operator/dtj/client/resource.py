@@ -23,9 +23,9 @@ from dtj.plan.pods import artifacts_uri
 class InvalidJobError(DtjError):
     """A job that the operator would refuse; `faults` has every reason."""
 
-    def __init__(self, name: str, found: list[Fault]) -> None:
-        super().__init__(f"{name or 'the job'} is not valid: {'; '.join(map(str, found))}")
-        self.faults = found
+    def __init__(self, name: str, job_faults: list[Fault]) -> None:
+        super().__init__(f"{name or 'the job'} is not valid: {'; '.join(map(str, job_faults))}")
+        self.faults = job_faults
 
 
 class Metadata(ApiModel):
@@ -79,7 +79,7 @@ class DistributedTrainingJob(ApiModel):
             where = ".".join(map(str, first["loc"]))
             raise DtjError(
                 f"the job {metadata.name} can't be read: spec.{where}: {sentence(dict(first))}",
-                "its operator may be newer than this dtj: upgrade dtj",
+                "the operator may be newer than this dtj: upgrade dtj",
             ) from None
         return cls(metadata=metadata, spec=spec, status=read_status(manifest.get("status") or {}))
 
@@ -98,7 +98,7 @@ class DistributedTrainingJob(ApiModel):
             raise Unusable(f"{path} can't be read: not text in UTF-8") from None
         jobs = read_job_file(text, str(path)).jobs
         if len(jobs) > 1:
-            raise Unusable(f"{path} has {len(jobs)} jobs; one {KIND} is wanted")
+            raise Unusable(f"{path} has {len(jobs)} jobs; give a file with one {KIND}")
         return cls.from_manifest(jobs[0].manifest)
 
     @property
@@ -150,9 +150,9 @@ def _plain(model: ApiModel) -> Manifest:
 
 
 def _metadata(manifest: Mapping[str, Any]) -> Metadata:
-    given = manifest.get("metadata") or {}
+    metadata = manifest.get("metadata") or {}
     try:
-        return Metadata.model_validate({"name": ""} | given, extra="ignore")
+        return Metadata.model_validate({"name": ""} | metadata, extra="ignore")
     except ValidationError as error:
         first = error.errors()[0]
         where = ".".join(map(str, first["loc"]))

@@ -1,4 +1,4 @@
-"""One Kubeflow job as a DistributedTrainingJob."""
+"""Conversion of one Kubeflow job to a DistributedTrainingJob."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ _CONVERTED = enumerated(_KINDS, "and")
 
 
 def is_kubeflow_job(manifest: Manifest) -> bool:
-    """Whether the object is a job of Kubeflow, of a kind that is converted or refused."""
+    """Return whether the object is a Kubeflow job. `convert` refuses some kinds of Kubeflow jobs."""
     group = str(manifest.get("apiVersion")).partition("/")[0]
     return group in ("kubeflow.org", "trainer.kubeflow.org") and str(manifest.get("kind")).endswith("Job")
 
 
 def convert(manifest: Manifest, artifacts: str | None = None) -> Conversion:
-    """The job in dtj's form, or the reasons why the job can't be converted.
+    """Convert a Kubeflow job. If the job can't be converted, the result has the reasons.
 
     artifacts: s3:// URI for `spec.artifacts.uri`.
     """
@@ -42,16 +42,16 @@ def convert(manifest: Manifest, artifacts: str | None = None) -> Conversion:
     notes = Notes()
     metadata = manifest.get("metadata")
     name = str(metadata.get("name", "")) if isinstance(metadata, dict) else ""
-    made = None
+    job = None
     if version.startswith(_GROUP) and kind in _KINDS:
-        made = _of_version(kind, version.removeprefix(_GROUP), without_nulls(manifest), artifacts, notes)
+        job = _of_version(kind, version.removeprefix(_GROUP), without_nulls(manifest), artifacts, notes)
     elif version.startswith(_GROUP) and kind == "PyTorchJob":
         _refuse_pytorch(without_nulls(manifest), notes)
     else:
         notes.refuse("apiVersion", f"{version} {kind}", f"no equivalent in dtj: dtj converts {_CONVERTED}")
-    if made is not None:
-        name = made["metadata"]["name"]
-    return Conversion(kind, name, None if notes.refused else made, tuple(notes.all))
+    if job is not None:
+        name = job["metadata"]["name"]
+    return Conversion(kind, name, None if notes.refused else job, tuple(notes.all))
 
 
 def _refuse_pytorch(manifest: Manifest, notes: Notes) -> None:
@@ -69,17 +69,19 @@ def _refuse_pytorch(manifest: Manifest, notes: Notes) -> None:
 def _of_version(
     kind: str, version: str, manifest: Manifest, artifacts: str | None, notes: Notes
 ) -> Manifest | None:
-    """The job, if its version has the fields that the conversion reads."""
+    """Convert a job whose version has the fields that the conversion reads, and refuse other versions."""
     spec, rules = manifest.get("spec"), _KINDS[kind]
     newest = f"{_GROUP}{rules.newest}"
     if version not in rules.versions:
-        has_form = isinstance(spec, dict) and rules.field in spec
-        form = (
+        has_replicas = isinstance(spec, dict) and rules.field in spec
+        remedy = (
             f"the job has spec.{rules.field}, as {newest}: change apiVersion to {newest}"
-            if has_form
+            if has_replicas
             else f"write the job in the form of {newest}, with spec.{rules.field}"
         )
-        notes.refuse("apiVersion", f"{_GROUP}{version} {kind}", f"another form of this kind; {form}")
+        notes.refuse(
+            "apiVersion", f"{_GROUP}{version} {kind}", f"dtj does not convert this version; {remedy}"
+        )
         return None
     if version not in ("v1", "v2beta1"):
         notes.add("apiVersion", f"{_GROUP}{version}", "read as v1, which has the same fields")
@@ -89,9 +91,9 @@ def _of_version(
 def _converted(
     kind: Kind[Any], version: str, manifest: Manifest, artifacts: str | None, notes: Notes
 ) -> Manifest | None:
-    given: Any = manifest.get("spec")
-    given = moved_into_run_policy(given) if isinstance(given, dict) else given
-    manifest = with_dtjs_hosts({**manifest, "spec": given}, kind.field, notes)
+    raw_spec: Any = manifest.get("spec")
+    raw_spec = moved_into_run_policy(raw_spec) if isinstance(raw_spec, dict) else raw_spec
+    manifest = with_dtjs_hosts({**manifest, "spec": raw_spec}, kind.field, notes)
     try:
         metadata = Metadata.model_validate(manifest.get("metadata", {}))
         spec: Spec = kind.form.model_validate(manifest["spec"])
@@ -100,14 +102,14 @@ def _converted(
         return None
     source = Source(_name(metadata, notes), version, kind.versions[version], waits_in_kueue(metadata))
     policy = run_policy(spec.run_policy, source.defaults, source.queued, notes)
-    made, policy = kind.convert(source, spec, policy, notes)
+    dtj_spec, policy = kind.convert(source, spec, policy, notes)
     if notes.refused:
         return None
     templates = [replica.template for replica in spec.replicas.values()]
-    if scheduled := scheduling(metadata, spec.run_policy, templates, _members(made), notes):
-        policy["schedulingPolicy"] = scheduled
+    if scheduling_policy := scheduling(metadata, spec.run_policy, templates, _members(dtj_spec), notes):
+        policy["schedulingPolicy"] = scheduling_policy
     if artifacts:
-        made["artifacts"] = {"uri": artifacts}
+        dtj_spec["artifacts"] = {"uri": artifacts}
     else:
         notes.add(
             "spec.artifacts",
@@ -116,12 +118,12 @@ def _converted(
             "artifacts.uri (dtj convert --artifacts s3://bucket/prefix)",
         )
     if policy:
-        made["runPolicy"] = policy
+        dtj_spec["runPolicy"] = policy
     job = {
         "apiVersion": API_VERSION,
         "kind": KIND,
-        "metadata": _metadata(source.name, metadata, made),
-        "spec": made,
+        "metadata": _metadata(source.name, metadata, dtj_spec),
+        "spec": dtj_spec,
     }
     for fault in check(job)[1]:
         notes.refuse(f"{fault.field} (converted)", None, fault.message)
@@ -134,33 +136,33 @@ def _refuse_form(error: ValidationError, notes: Notes) -> None:
         notes.refuse(".".join([path, *map(str, item["loc"])]), None, item["msg"][0].lower() + item["msg"][1:])
 
 
-def _members(made: Manifest) -> int:
-    """The number of pods in the gang of a job; 0 for a spec that `check` refuses."""
+def _members(dtj_spec: Manifest) -> int:
+    """Return the number of pods in the gang of a job; 0 for a spec that `check` refuses."""
     try:
-        return members(JobSpec.model_validate(made))
+        return members(JobSpec.model_validate(dtj_spec))
     except ValidationError:
         return 0
 
 
-def _name(given: Metadata, notes: Notes) -> str:
-    if given.name or not given.generate_name:
-        return given.name
-    name = given.generate_name.rstrip("-")
-    notes.add("metadata.generateName", given.generate_name, f"now the name {name}")
+def _name(metadata: Metadata, notes: Notes) -> str:
+    if metadata.name or not metadata.generate_name:
+        return metadata.name
+    name = metadata.generate_name.rstrip("-")
+    notes.add("metadata.generateName", metadata.generate_name, f"now the name {name}")
     return name
 
 
-def _metadata(name: str, given: Metadata, made: Manifest) -> Manifest:
-    labels, annotations, of_pods = moved_labels(given)
-    if waits_in_kueue(given):
-        _label_pods(made, of_pods)
-    namespace = {"namespace": given.namespace} if given.namespace else {}
+def _metadata(name: str, source: Metadata, dtj_spec: Manifest) -> Manifest:
+    labels, annotations, of_pods = moved_labels(source)
+    if waits_in_kueue(source):
+        _label_pods(dtj_spec, of_pods)
+    namespace = {"namespace": source.namespace} if source.namespace else {}
     return {"name": name, **namespace, **kept_metadata(labels, annotations)}
 
 
-def _label_pods(made: Manifest, labels: dict[str, str]) -> None:
-    """Give every pod the labels. The operator alone sets the label of the queue."""
-    for role in made["replicaSpecs"].values():
+def _label_pods(dtj_spec: Manifest, labels: dict[str, str]) -> None:
+    """Add labels to every pod template, and remove the label of the queue, which only the operator may set."""
+    for role in dtj_spec["replicaSpecs"].values():
         template = role.get("template", {})
         metadata = template.get("metadata", {})
         own = {key: value for key, value in metadata.get("labels", {}).items() if key != KUEUE_QUEUE}

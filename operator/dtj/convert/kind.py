@@ -1,4 +1,4 @@
-"""What a conversion needs to know of a job besides its spec, and of a kind of job."""
+"""Data of a conversion besides the spec of the job: facts about the job, and the rules of its kind."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ S = TypeVar("S", bound=Spec)
 
 @dataclass(frozen=True)
 class Source:
-    """A job of Kubeflow, besides its spec."""
+    """Facts about a Kubeflow job that are not in its spec."""
 
     name: str
     version: str
@@ -28,16 +28,18 @@ class Source:
 
 @dataclass(frozen=True)
 class Kind(Generic[S]):
-    """A kind of job that can be converted."""
+    """The rules for the conversion of a kind of job."""
 
     strategy: StrategyRules
     field: str
-    """Where the spec has the replicas."""
+    """The field of the spec that has the replicas."""
     form: type[S]
     convert: Callable[[Source, S, Manifest, Notes], tuple[Manifest, Manifest]]
-    """Makes spec and run policy of a job, given its form and the run policy as far as every kind has it. The notes
-    say why where that is impossible.
+    """The function that returns dtj's spec and run policy.
+
+    The function gets Kubeflow's spec, and the run policy from the fields that every kind has. If the conversion is
+    impossible, the function adds the reasons to the notes.
     """
     versions: Mapping[str, Defaults]
-    """The versions that have these fields, and what each does where a job does not say."""
+    """The versions that have these fields, with the defaults of each version."""
     newest: str

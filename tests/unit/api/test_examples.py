@@ -1,4 +1,4 @@
-"""The examples: their programs know the options, and what they name beside dtj is in manifests/eks."""
+"""The example manifests: options of their programs, and the objects of manifests/eks that examples name."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Job files: every fault with its line, and the operator's own words for it.
+"""Job files: every fault with its line, in the words of the operator.
 
 * the order and the lines of faults
 * unknown, missing and repeated fields, and values of another type

@@ -1,4 +1,4 @@
-"""A job that can never run is refused with the figure and the limit, before thousands of pods are made."""
+"""Size limits of a job: a job that can never run is refused with the figure and the limit."""
 
 from __future__ import annotations
 

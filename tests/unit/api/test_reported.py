@@ -1,4 +1,4 @@
-"""What pods say passes one gate: nothing that a program writes keeps its job from ending.
+"""Validation of reports from pods: no report of a program keeps the job from ending.
 
 * times, numbers and texts that a program reports
 * reports that are no object

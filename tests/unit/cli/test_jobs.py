@@ -221,7 +221,7 @@ def test_a_job_that_goes_while_it_is_watched_is_told_with_its_ttl(
     result = call("status", "mnist", "--watch")
     assert isinstance(result.exception, NotFound)
     assert result.exception.message == "mnist was deleted while it was Running"
-    assert result.exception.remedy == "it may have ended: its runPolicy.ttlSecondsAfterFinished is 0"
+    assert result.exception.remedy == "the job may have ended: its runPolicy.ttlSecondsAfterFinished is 0"
 
 
 def test_a_live_view_stays_while_the_cluster_is_away(

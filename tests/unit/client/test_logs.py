@@ -1,4 +1,4 @@
-"""Whose lines a log has, in which order, and how a reader follows pods over cuts and restarts.
+"""The log of a job: sources and order of lines, and a reader that follows pods over cuts and restarts.
 
 * lines of a pod, of a file, and their order by time
 * pods and files for a role, an index or a rank

@@ -1,4 +1,4 @@
-"""Kubeflow's jobs as DistributedTrainingJobs: inputs in tests/convert_jobs, what comes of each in its `expected`.
+"""Conversion of Kubeflow's jobs: inputs in tests/convert_jobs, and the result of each in `expected`.
 
 * published jobs of Kubeflow and their plans
 * artifacts, controllers, programs, ranks and sidecars

@@ -1,4 +1,4 @@
-"""The checks of `dtj doctor`, over data as a cluster gives it.
+"""The checks of `dtj doctor`, on data in the form that a cluster returns.
 
 * the API server, the CRD, the operator and permissions
 * quantities

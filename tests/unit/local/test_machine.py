@@ -1,4 +1,4 @@
-"""What a machine has to offer a job."""
+"""The resources that this machine offers to a job."""
 
 from __future__ import annotations
 

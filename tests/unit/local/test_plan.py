@@ -1,4 +1,4 @@
-"""The plan for one machine: the same environment as on a cluster, addresses apart.
+"""The plan for one machine: the same environment as on a cluster, except addresses.
 
 * the environment of each replica, TF_CONFIG and progress ports
 * workspaces, config folders and references to variables

@@ -1,4 +1,4 @@
-"""`dtj run` where the disk, the shell or the program's output is not as it should be.
+"""`dtj run` under faults of the disk, the shell and the output of the program.
 
 * a full disk, and a home that cannot be written
 * Ctrl-C before the first replica runs

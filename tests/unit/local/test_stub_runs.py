@@ -1,4 +1,4 @@
-"""`dtj run` from the command line to its end, with programs that only pretend to train.
+"""`dtj run` from the command line to the end, with programs that simulate a training.
 
 * success, failures, retries and the backoff limit
 * start deadlines, the TTL and time between two runs

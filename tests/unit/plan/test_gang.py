@@ -1,4 +1,4 @@
-"""The plans of jobs whose pods are placed all together or not at all, and what can't work of a schedulingPolicy.
+"""Plans of jobs with gang scheduling, and faults of a schedulingPolicy.
 
 * policies, schedulers and templates that are refused
 * PodGroups of Coscheduling and Volcano

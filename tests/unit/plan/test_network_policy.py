@@ -1,4 +1,4 @@
-"""The NetworkPolicy of a job: who reaches its pods, and when it is made.
+"""The NetworkPolicy of a job: the peers that reach its pods, and the conditions for the NetworkPolicy.
 
 * which pods the policy selects, and what it opens
 * when it is created, also for MPIJobs

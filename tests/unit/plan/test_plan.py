@@ -1,4 +1,4 @@
-"""What holds of every plan. What plans look like is in tests/golden.
+"""Properties of every plan. The expected objects of plans are in tests/golden.
 
 * users, node selectors and templates
 * invariants of random plans

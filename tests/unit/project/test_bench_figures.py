@@ -1,4 +1,4 @@
-"""The pure parts of the benchmarks: what is made of their measurements.
+"""The pure parts of the benchmarks: figures from measurements.
 
 * percentiles, slopes, tables and verdicts
 * targets of control plane, big jobs, neighbours and checkpoints

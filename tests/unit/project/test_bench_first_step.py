@@ -1,4 +1,4 @@
-"""What the benchmark of the first step makes of the moments that it saw."""
+"""The benchmark of the first step: stages from the observed times."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the benchmark of trainings makes of what it measured."""
+"""The benchmark of trainings: figures from the measurements."""
 
 from __future__ import annotations
 

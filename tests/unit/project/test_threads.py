@@ -1,4 +1,4 @@
-"""docs/threads.md names tests that there are; here are also those of its threads that belong nowhere else.
+"""The table docs/threads.md: every named test exists; also tests of entries that have no other place.
 
 * the table of docs/threads.md and the tests that it names
 * Services, sidecars, webhooks and rights of the operator

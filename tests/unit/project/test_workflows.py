@@ -1,4 +1,4 @@
-"""GitHub's workflows, which run elsewhere: their form, their faults, and that they name what there is.
+"""The workflows of GitHub: syntax, faults, and names of things that exist.
 
 actionlint needs a download that the tests do not make; CI's own schema and zizmor's offline rules stand in for it.
 """

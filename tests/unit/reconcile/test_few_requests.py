@@ -1,4 +1,4 @@
-"""What an undisturbed job costs the API server: nothing is asked for twice, and counts of pods come together.
+"""The requests of an undisturbed job: no object is read twice, and counts of pods are written together.
 
 * requests of a whole life and of a restart
 * a cache that lags behind

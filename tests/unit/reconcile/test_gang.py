@@ -1,4 +1,4 @@
-"""Jobs whose pods others place: their PodGroups, and whole lives in a queue of Kueue.
+"""Jobs with gang scheduling: their PodGroups, and whole lives in a queue of Kueue.
 
 * PodGroups: before the pods, of another size, not served, of somebody else
 * Kueue: admission, eviction, deactivation, finalizers, deletion

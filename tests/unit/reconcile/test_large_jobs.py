@@ -1,4 +1,4 @@
-"""A job of thousands of pods: work grows with its size, and other jobs get their turn.
+"""Jobs of thousands of pods: work grows with the size, and other jobs get their turn.
 
 * the size of pods, and the work of a pass
 * batches of creations, refusals and rate limits

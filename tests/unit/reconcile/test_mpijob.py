@@ -1,4 +1,4 @@
-"""A Horovod job that is handed over to mpi-operator.
+"""Horovod jobs that the operator delegates to mpi-operator.
 
 * the MPIJob and the pods that mpi-operator creates of it
 * success, failure, retries, lost workers and deadlines

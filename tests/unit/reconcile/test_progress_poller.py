@@ -1,4 +1,4 @@
-"""The question to a job's pods how far they are: whatever they answer, nothing follows from it but the progress.
+"""The progress poller: whatever pods answer, only the progress changes.
 
 * pods that answer wrongly, slowly or in pieces
 * the request for stacks

@@ -1,4 +1,4 @@
-"""From any state that a job can come to, repeated passes converge and then change nothing.
+"""Convergence: from any state of a job, repeated passes converge and then change nothing.
 
 Every day's examples are few and always the same. To look for more, DTJ_EXAMPLES says how many, each time other ones:
 `DTJ_EXAMPLES=20000 python -m pytest tests/unit/reconcile/test_state_machine.py --timeout=0`.

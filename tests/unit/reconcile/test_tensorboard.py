@@ -1,4 +1,4 @@
-"""`spec.tensorboard`: a Deployment and a Service beside the training, and never in its way.
+"""`spec.tensorboard`: a Deployment and a Service beside the training, which never block the training.
 
 * the Deployment and the Service that are created
 * the end, suspension, edits and deletions

@@ -1,4 +1,4 @@
-"""Which pods a decision creates, and which it ends.
+"""The pods that a decision creates, and the pods that a decision ends.
 
 - created: the first stage, the next one once it is ready, not a name that an old pod still has, nothing once begun
 - ended: pods of an earlier attempt, replicas that are not wanted any more, what is left after the end; none twice

@@ -1,4 +1,4 @@
-"""The status of a job, from what is observed of it.
+"""The evaluation of a job's status from observations.
 
 * from creation to Running
 * losses, and their causes

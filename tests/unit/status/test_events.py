@@ -1,4 +1,4 @@
-"""What happened to a job, for people."""
+"""The Kubernetes events of a job."""
 
 from __future__ import annotations
 

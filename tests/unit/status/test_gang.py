@@ -1,4 +1,4 @@
-"""What is said of a job in a queue, and what its time there, an admission and an eviction count for.
+"""The status of a job in a queue, and the effects of waiting, admission and eviction.
 
 * waiting for a quota, a group or a scheduler
 * pods that Kueue gates one by one

@@ -1,4 +1,4 @@
-"""A module that is missing: no retry is spent on it where none can help."""
+"""Lasting failures by a missing module: no retry where a retry can't help."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Nodes that go silent: their pods are given up, taken away by force when their time is over, and made elsewhere.
+"""Nodes that go silent: their pods are given up, deleted by force after a time limit, and created elsewhere.
 
 * when a node is silent
 * tolerations of pods

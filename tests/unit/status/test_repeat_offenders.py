@@ -1,4 +1,4 @@
-"""Nodes on which a job loses pods again and again are avoided; pauses grow only while nothing trains.
+"""Nodes with repeated losses are avoided, and the backoff grows only while nothing trains.
 
 * which losses count against a node
 * node affinity after repeated losses

@@ -1,4 +1,4 @@
-"""The life of a ParameterServer job: who starts again after which loss, how it is counted, how it ends.
+"""The life of a ParameterServer job: restarts after each kind of loss, their count, and the end.
 
 * which replica restarts after which loss
 * losses that follow from another loss

@@ -1,4 +1,4 @@
-"""How long a job may take to start, how long it stays after its end, and whose it is.
+"""The run policy in the status: start deadline, TTL after the end, and `managedBy`.
 
 * startDeadlineSeconds: obstacles, retries, suspensions, partial starts
 * ttlSecondsAfterFinished: deletion, changes of the TTL, an operator that dies

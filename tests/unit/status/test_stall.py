@@ -1,4 +1,4 @@
-"""Trainings that stand still: when that is said, what follows from it, and when it is no stall.
+"""Stalled trainings: detection, consequences, and cases that are no stall.
 
 * when a training counts as stalled, and when it does not
 * operators that take over

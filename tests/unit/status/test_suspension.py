@@ -1,4 +1,4 @@
-"""Jobs that are suspended and go on: pods end first, nothing counts as a loss, and the time does not count.
+"""Suspension and resumption: pods end first, nothing counts as a loss, and the time does not count.
 
 * pods end before the job is Suspended
 * checkpoints and the order of the end

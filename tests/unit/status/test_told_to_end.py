@@ -1,4 +1,4 @@
-"""Pods that the cluster tells to end (drain, preemption, spot notice): however they end, no program has failed.
+"""Pods that the cluster ends (drain, preemption, spot notice): whatever their exit, no program has failed.
 
 * drains and preemptions of each role
 * exit codes after SIGTERM

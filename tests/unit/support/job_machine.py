@@ -1,4 +1,4 @@
-"""A state machine of jobs: an operator that dies at any call, a cache that is behind, a cluster that breaks.
+"""A state machine of jobs: an operator that crashes at any call, a stale cache, and a faulty cluster.
 
 From any state that a job can come to, repeated passes converge and then change nothing.
 """

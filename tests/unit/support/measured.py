@@ -1,4 +1,4 @@
-"""Jobs whose metrics are checked."""
+"""Jobs for the tests of metrics."""
 
 from __future__ import annotations
 

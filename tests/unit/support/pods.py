@@ -1,4 +1,4 @@
-"""Pods as the API server shows them, read as the operator reads them."""
+"""Pods as the API server returns them, and as the operator reads them."""
 
 from __future__ import annotations
 
