@@ -258,6 +258,9 @@ PODS = {
     ("Horovod", "worker"): contract.PodInfo(
         role="worker", index=0, slots=1, part="primary", restores=True, reads_data=True
     ),
+    ("TorchDistributed", "worker"): contract.PodInfo(
+        role="worker", index=0, slots=1, part="primary", restores=True, reads_data=True
+    ),
     ("ParameterServer", "chief"): contract.PodInfo(
         role="chief", index=0, part="primary", restores=True, reads_data=True
     ),
