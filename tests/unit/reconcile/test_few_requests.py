@@ -55,6 +55,24 @@ async def test_a_whole_life_costs_thirteen_writes_and_no_read() -> None:
     }
 
 
+async def test_a_job_of_torch_costs_at_most_ten_writes() -> None:
+    """It has no ssh key and no launcher, and its pods end by themselves."""
+    world = ThriftyWorld(strategy="TorchDistributed")
+    world.kubelet.program = lambda pod, ran: (0, "") if ran >= 2 else None
+
+    await world.rest()
+
+    assert world.phase == "Succeeded"
+    assert world.asked() == {
+        ("create", "Service"): 1,
+        ("create", "ConfigMap"): 1,
+        ("create", "Pod"): 2,
+        ("create", "Event"): 2,
+        ("patch", "DistributedTrainingJob"): 3,
+    }
+    assert world.asked().total() <= 10
+
+
 async def test_a_restart_costs_two_reads() -> None:
     world = ThriftyWorld()
     world.kubelet.program = lambda pod, ran: None
