@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dtj.api.condition_types import ConditionType
 from dtj.api.reasons import Reason
-from dtj.api.status import Condition, ConditionStatus, JobStatus, Phase
+from dtj.api.status import Condition, JobStatus, Phase
 
 _STARTING = (Phase.PENDING, Phase.STARTING)
 
@@ -24,5 +24,6 @@ def _without_counts(status: JobStatus) -> JobStatus:
 
 
 def _counts(condition: Condition) -> bool:
-    waits = condition.type is ConditionType.RUNNING and condition.status is ConditionStatus.FALSE
-    return waits and condition.reason == Reason.PODS_STARTING
+    """Return whether the message of a condition says how many pods run."""
+    running = condition.type is ConditionType.RUNNING
+    return running and condition.reason in (Reason.PODS_STARTING, Reason.JOB_RUNNING)

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections import Counter
 from datetime import timedelta
 
-from dtj.api.identity import KIND
+from dtj.api.identity import KIND, LABEL_INDEX
 from dtj.api.status import ProgressStatus
 from dtj.status.pod_report import Report
 from tests.unit.support.kubelet import succeed_after_two_steps
@@ -55,8 +55,7 @@ async def test_a_whole_life_costs_thirteen_writes_and_no_read() -> None:
     }
 
 
-async def test_a_job_of_torch_costs_at_most_ten_writes() -> None:
-    """It has no ssh key and no launcher, and its pods end by themselves."""
+async def test_a_life_without_launcher_and_secret_costs_nine_writes_and_no_read() -> None:
     world = ThriftyWorld(strategy="TorchDistributed")
     world.kubelet.program = lambda pod, ran: (0, "") if ran >= 2 else None
 
@@ -70,7 +69,21 @@ async def test_a_job_of_torch_costs_at_most_ten_writes() -> None:
         ("create", "Event"): 2,
         ("patch", "DistributedTrainingJob"): 3,
     }
-    assert world.asked().total() <= 10
+
+
+async def test_the_ends_of_many_workers_are_written_together() -> None:
+    world = ThriftyWorld(strategy="TorchDistributed", replicaSpecs={"worker": {"replicas": 30}})
+    world.kubelet.program = lambda pod, ran: None
+    await world.until(lambda: world.phase == "Running")
+    # One worker ends in each second.
+    world.kubelet.program = lambda pod, ran: (
+        (0, "") if ran > 10 + int(pod["metadata"]["labels"][LABEL_INDEX]) else None
+    )
+    before = len(world.cluster.calls)
+
+    await world.until(lambda: world.phase == "Succeeded")
+
+    assert world.asked(before)["patch", "DistributedTrainingJob"] <= 30 / world.counts_after + 2
 
 
 async def test_a_restart_costs_two_reads() -> None:
