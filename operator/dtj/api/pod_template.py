@@ -64,6 +64,18 @@ def own_program(replica: ReplicaSpec | None) -> tuple[list[str], list[str]]:
     return own.get("command") or [], own.get("args") or []
 
 
+def limits_of(replica: ReplicaSpec) -> dict[str, Any]:
+    """Return the limits of a role's container, those of its own template among them."""
+    own = object_of(own_trainer(replica).get("resources"))
+    return {**replica.resources.limits, **object_of(own.get("limits"))}
+
+
+def asks_for_devices(replica: ReplicaSpec) -> bool:
+    """Return whether the pods of a role ask for GPUs or other devices, as gpus, as limits or as resource claims."""
+    devices = any("/" in name for name in limits_of(replica))
+    return bool(replica.gpus or devices or pod_spec(replica).get("resourceClaims"))
+
+
 def program_of(spec: JobSpec, replica: ReplicaSpec) -> list[str]:
     """Return the words of a role's program. As in a container, a role's own command does not get the job's args."""
     command, args = own_program(replica)

@@ -137,13 +137,14 @@ def _each_has_a_command(job: Job) -> bool:
 def _environment(job: Job) -> Iterator[Fault]:
     seen: set[str] = set()
     for index, variable in enumerate(job.spec.env):
-        yield from _variable(f"spec.env[{index}]", variable, seen)
+        yield from _variable(f"spec.env[{index}]", variable, seen, job.rules.variables)
 
 
-def _variable(path: str, variable: EnvVar, seen: set[str]) -> Iterator[Fault]:
+def _variable(path: str, variable: EnvVar, seen: set[str], others: frozenset[str]) -> Iterator[Fault]:
+    """Yield the faults of one variable. others: variables that the job's strategy sets."""
     if not _ENV_NAME.fullmatch(variable.name):
         yield Fault(f"{path}.name", f"{shown(variable.name)} is not a name of an environment variable")
-    if variable.name in RESERVED_VARIABLES:
+    if variable.name in RESERVED_VARIABLES | others:
         yield Fault(f"{path}.name", f"{variable.name} is set by the operator")
     if variable.name in seen:
         yield Fault(f"{path}.name", f"{variable.name} is given twice")
@@ -161,7 +162,8 @@ def _tolerations(job: Job) -> Iterator[Fault]:
 
 def _replicas(job: Job) -> Iterator[Fault]:
     volumes = (WORKSPACE_VOLUME, RUN_VOLUME, CONFIG_VOLUME, SHM_VOLUME)
-    pod = replace(REPLICA_POD, volumes=(*volumes, *job.spec.rules.volumes(job.spec)))
+    rules = job.spec.rules
+    pod = replace(REPLICA_POD, volumes=(*volumes, *rules.volumes(job.spec)), variables=rules.variables)
     for role, replica in job.spec.replica_specs.given().items():
         path = f"spec.replicaSpecs.{role}"
         yield from _resources(path, replica.resources, job.spec.accelerator.resource_name, replica.gpus)

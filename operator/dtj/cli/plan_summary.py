@@ -48,6 +48,7 @@ def print_summary(job: Job) -> None:
         _lines([f"placed all together or not at all by {policy.gang}{queue} (runPolicy.schedulingPolicy)"])
     _part("Program")
     _lines(_programs(pods))
+    _lines(job.rules.notes(job.spec))
     if "hostfile" in plan.config["data"]:
         _part(f"Hostfile {contract.CONFIG_DIR}/hostfile")
         _lines(_shortened(plan.config["data"]["hostfile"].splitlines()))

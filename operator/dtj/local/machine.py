@@ -9,7 +9,7 @@ import shutil
 import socket
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 
 from dtj.api.errors import Unusable
@@ -110,10 +110,13 @@ def gpus() -> list[str]:
     return [str(number) for number in range(len(lines))]
 
 
-def free_ports(count: int) -> list[int]:
-    """Ports that nothing listens on, below those that the kernel gives to outgoing connections."""
+def free_ports(count: int, given: Collection[int] = ()) -> list[int]:
+    """Ports that nothing listens on, below those that the kernel gives to outgoing connections. given: ports that
+    others are to listen on.
+    """
     found: list[int] = []
-    candidates = random.sample(range(_LOWEST_PORT, _HIGHEST_PORT), _HIGHEST_PORT - _LOWEST_PORT)
+    candidates = [port for port in range(_LOWEST_PORT, _HIGHEST_PORT) if port not in given]
+    random.shuffle(candidates)
     for port in candidates:
         if len(found) == count:
             break

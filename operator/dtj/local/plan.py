@@ -32,7 +32,7 @@ class Place:
     run: Path
     """The run's folder."""
     run_id: str
-    ports: Mapping[tuple[str, int], int]
+    ports: Mapping[tuple[str, int], int] = field(default_factory=dict)
     """Port on loopback, by pod and container port."""
     gpus: Mapping[str, Sequence[str]] = field(default_factory=dict)
     """Devices by pod."""
@@ -64,7 +64,7 @@ def local_plan(plan: Plan, place: Place) -> Plan:
         ssh_secret=None,
         tensorboard=None,
         mpijob=None,  # the plan has the same pods
-        pod=lambda replica: _pod(plan.pod(replica), plan.config, place, addresses, first),
+        pod=lambda replica: _pod(plan.pod(replica), plan, place, addresses, first),
     )
 
 
@@ -121,12 +121,12 @@ def _info(pod: Manifest) -> contract.PodInfo:
 
 def _pod(
     pod: Manifest,
-    config: Manifest,
+    plan: Plan,
     place: Place,
     addresses: Mapping[str, str],
     first: contract.PodInfo | None,
 ) -> Manifest:
-    """The pod for this machine. first: the pod with rank 0."""
+    """The pod for this machine. plan: that of the cluster. first: the pod with rank 0."""
     container, name = trainer_container(pod), pod["metadata"]["name"]
 
     def moved(text: str) -> str:
@@ -138,8 +138,10 @@ def _pod(
         return text
 
     env: dict[str, str] = {}
-    for variable, value in _variables(container, config, place):
-        if not _MPI_PLACES.match(variable):
+    for variable, value in _variables(container, plan.config, place):
+        if (listener := plan.port_variables.get(variable)) is not None:
+            env[variable] = str(place.ports[listener, int(value)])
+        elif not _MPI_PLACES.match(variable):
             env[variable] = moved(_expanded(value, env))
     own = _own_environment(pod, place, first)
     if named := [

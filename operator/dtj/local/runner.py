@@ -10,7 +10,7 @@ import signal
 import time
 import uuid
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Protocol
@@ -18,6 +18,7 @@ from typing import Protocol
 from dtj.api.errors import DtjError, Unusable
 from dtj.api.job import Job, Manifest, read_job, written
 from dtj.api.status import JobStatus, Phase
+from dtj.api.strategies import RULES
 from dtj.local.cluster import LocalCluster
 from dtj.local.guard import Guard
 from dtj.local.machine import check_machine, free_ports, gpus, share_gpus, without_own_root
@@ -27,6 +28,7 @@ from dtj.local.processes import end_marked
 from dtj.local.runs import ANNOTATION_S3, Run, Runs
 from dtj.local.store_choice import ChosenStore, S3Store, chosen_store
 from dtj.plan.job import plan_without_gang
+from dtj.plan.model import Plan
 from dtj.plan.plan_cache import PlanCache
 from dtj.reconcile.controller import Controller
 from dtj.reconcile.metrics import Metrics
@@ -39,7 +41,7 @@ from dtj_trainer import contract
 _PROGRESS_SECONDS = 1.0
 _LOOK_SECONDS = 0.1
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-# A replica gets its variables from the plan. Variables of another job, or of an MPI that started dtj, are removed.
+# A replica gets its variables from the plan. Variables of another job, or of what started dtj as a rank, are removed.
 _NOT_PASSED_ON = ("DTJ_", "OMPI_", "PMIX_", "PMI_", "PRTE_", "SLURM_", "HOROVOD_", "TF_CONFIG")
 
 
@@ -155,11 +157,9 @@ def _place(job: Job, run: Run, store: ChosenStore, watcher: Watcher) -> Place:
         )
     for sentence in left_out(plan):
         watcher.note(sentence)
-    wanted = container_ports(plan)
     return Place(
         run=run.folder,
         run_id=uuid.uuid4().hex,
-        ports=dict(zip(wanted, free_ports(len(wanted)), strict=True)),
         gpus=share_gpus(job, plan, gpus()),
         environment=store.environment,
         secrets=secrets,
@@ -177,13 +177,13 @@ class _Drive:
         self._interrupts = 0
 
     async def go(self) -> Outcome:
-        cluster, place = self._cluster, self._place
+        cluster = self._cluster
         queue = WorkQueue(time.monotonic, random.Random())  # noqa: S311 - jitter
         progress = ProgressPoller(
-            queue.add, _PROGRESS_SECONDS, lambda pod: place.ports[pod, contract.PROGRESS_PORT]
+            queue.add, _PROGRESS_SECONDS, lambda pod: self._place.ports[pod, contract.PROGRESS_PORT]
         )
         metrics = Metrics()
-        plans = PlanCache(lambda job: local_plan(plan_without_gang(job), place))
+        plans = PlanCache(self._plan)
         reconciler = Reconciler(cluster, cluster, progress, metrics, _now, plans)
         controller = Controller(queue, reconciler, cluster, metrics)
         cluster.changed = queue.add
@@ -200,7 +200,7 @@ class _Drive:
             await controller.stop()
             await progress.close()
             # After an interruption, processes of the run may still run. End all of them.
-            await asyncio.to_thread(end_marked, ENV_RUN, place.run_id, 0.0)
+            await asyncio.to_thread(end_marked, ENV_RUN, self._place.run_id, 0.0)
             for task in (kubelet, outputs):
                 task.cancel()
                 with contextlib.suppress(asyncio.CancelledError):
@@ -209,6 +209,14 @@ class _Drive:
                 loop.remove_signal_handler(number)
         status = cluster.status
         return Outcome(self._run, status, interrupted=bool(self._interrupts) and not status.finished)
+
+    def _plan(self, job: Job) -> Plan:
+        """The plan for this machine. An attempt may have other container ports than the attempt before."""
+        plan, ports = plan_without_gang(job), self._place.ports
+        new = [port for port in container_ports(plan) if port not in ports]
+        free = zip(new, free_ports(len(new), ports.values()), strict=True)
+        self._place = replace(self._place, ports={**ports, **dict(free)})
+        return local_plan(plan, self._place)
 
     async def _to_the_end(self) -> None:
         told: JobStatus | None = None
@@ -247,7 +255,10 @@ class _Drive:
 def _outside(store: ChosenStore) -> Mapping[str, str]:
     """The variables of this machine that replicas get."""
     hidden = (*_NOT_PASSED_ON, *(["AWS_"] if store.environment else []))
-    passed_on = {name: value for name, value in os.environ.items() if not name.startswith(hidden)}
+    own = frozenset[str]().union(*(rules.variables for rules in RULES.values()))
+    passed_on = {
+        name: value for name, value in os.environ.items() if name not in own and not name.startswith(hidden)
+    }
     # tini reaps zombies as process 1 of a container. Elsewhere tini must be a subreaper.
     return {**passed_on, "TINI_SUBREAPER": "1"}
 

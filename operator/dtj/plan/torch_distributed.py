@@ -10,10 +10,12 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from dtj.api.accelerate import ENV_USE_CPU, missing_options
 from dtj.api.job import Job, Manifest
 from dtj.api.names import host_name
-from dtj.api.pod_template import TRAINER_CONTAINER, object_of, own_trainer, program_of
+from dtj.api.pod_template import TRAINER_CONTAINER, asks_for_devices, limits_of, program_of
 from dtj.api.quantities import amount
+from dtj.api.torch_command import ACCELERATE
 from dtj.api.torch_distributed import WORKER, StartedBy, procs_per_worker, ranks_start
 from dtj.plan.model import Plan, Replica
 from dtj.plan.pods import headless_service, replica_pod, replicas
@@ -27,13 +29,17 @@ _REFERENCE = re.compile(r"\$\$|\$\(([^()]*)\)")
 def torch_distributed_plan(job: Job) -> Plan:
     """Return the objects of the job's current attempt. The job must have no faults."""
     worker = job.spec.worker
-    by_command = ranks_start(job.spec).by is StartedBy.COMMAND
+    start = ranks_start(job.spec)
+    by_command = start.by is StartedBy.COMMAND
     workers = replicas(job, WORKER, worker.replicas, job.status.current_attempt)
     names = tuple(replica.name for replica in workers)
     world = _World(job, by_command=by_command)
     program = program_of(job.spec, worker)
     if world.procs > 1 and not by_command:
         program = _for_each_rank(program)
+    for launcher in start.launchers:
+        if launcher.name == ACCELERATE and launcher.at is not None:
+            program[launcher.at : launcher.at] = missing_options(launcher, world.workers, world.procs)
 
     def pod(replica: Replica) -> Manifest:
         info = contract.PodInfo(
@@ -102,6 +108,8 @@ class _World:
         }
         if self.workers > 1:
             env[contract.ENV_START_BARRIER] = f"{master}:{contract.START_BARRIER_PORT}"
+        if not asks_for_devices(self.job.spec.worker):
+            env[ENV_USE_CPU] = "true"
         return env | _threads(self.job, self.procs)
 
     def _for_ranks(self, index: int) -> dict[str, str]:
@@ -144,9 +152,7 @@ def _threads(job: Job, procs: int) -> dict[str, str]:
     name = "OMP_NUM_THREADS"
     if any(variable.name == name for variable in job.spec.env):
         return {}
-    worker = job.spec.worker
-    own = object_of(object_of(own_trainer(worker).get("resources")).get("limits"))
-    limit = own.get("cpu", worker.resources.limits.get("cpu"))
+    limit = limits_of(job.spec.worker).get("cpu")
     if limit is None:
         return {name: "1"} if procs > 1 else {}
     return {name: str(max(1, int(amount(limit)) // procs))}
