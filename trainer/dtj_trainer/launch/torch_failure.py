@@ -39,7 +39,7 @@ _STORE_PORT = re.compile(r"server socket has failed to (listen|bind).*(EADDRINUS
 _RANK = re.compile(r"\[rank(\d+)\]: ?")
 """The prefix of PyTorch's own handler of exceptions, after init_process_group."""
 _EXCEPTION = re.compile(r"(?:\w+\.)*[A-Z]\w*(?:Error|Exception|Interrupt)(?::|$)")
-_TERMINATE = re.compile(r"what\(\): ")
+_TERMINATE = re.compile(r"what\(\): +")
 _OF_TORCHRUN = re.compile(r"\b(ChildFailedError|SignalException)\b")
 _LINES_OF_A_MESSAGE = 6
 _LONGEST_TEXT = 500
@@ -86,15 +86,23 @@ class FailedRank(NamedTuple):
 def raised(lines: Sequence[str]) -> list[Raised]:
     """Return the exceptions in a program's output, from the first one. torchrun's own ones are left out."""
     found: list[Raised] = []
-    for at, line in enumerate(lines):
-        prefix = _RANK.match(line)
-        text = line[prefix.end() :] if prefix else line.strip()
+    split = [_split(line) for line in lines]
+    for at, (rank, text) in enumerate(split):
         if _OF_TORCHRUN.search(text) or not (_EXCEPTION.match(text) or _TERMINATE.match(text)):
             continue
-        more = [_RANK.sub("", later) for later in lines[at + 1 : at + _LINES_OF_A_MESSAGE]]
-        text = _TERMINATE.sub("", text, count=1).strip()
-        found.append(Raised(int(prefix[1]) if prefix else None, "\n".join([text, *more])))
+        message = [_TERMINATE.sub("", text, count=1)]
+        for other, more in split[at + 1 : at + _LINES_OF_A_MESSAGE]:
+            if other != rank or more.startswith("Traceback"):
+                break
+            message.append(more)
+        found.append(Raised(rank, "\n".join(message)))
     return found
+
+
+def _split(line: str) -> tuple[int | None, str]:
+    """Return the rank in the prefix of a line, and the rest of the line."""
+    prefix = _RANK.match(line)
+    return (int(prefix[1]), line[prefix.end() :].strip()) if prefix else (None, line.strip())
 
 
 def failed_ranks(lines: Sequence[str]) -> list[FailedRank]:
