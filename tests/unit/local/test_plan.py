@@ -66,7 +66,9 @@ def of(plan: Plan, name: str) -> Manifest:
     return trainer_container(next(pod for pod in plan.pods if pod["metadata"]["name"] == name))
 
 
-@pytest.mark.parametrize("name", ["fashion-mnist-horovod.yaml", "fashion-mnist-ps.yaml"])
+@pytest.mark.parametrize(
+    "name", ["fashion-mnist-horovod.yaml", "fashion-mnist-ps.yaml", "fashion-mnist-ddp.yaml"]
+)
 def test_every_replica_has_the_environment_of_the_cluster_but_for_its_place(name: str) -> None:
     plan = plan_job(example(name))
     there, here = environments(plan), environments(local_plan(plan, place(plan)))
@@ -77,7 +79,9 @@ def test_every_replica_has_the_environment_of_the_cluster_but_for_its_place(name
         assert environment.keys() - here[pod].keys() == of_ssh
         assert here[pod].keys() - environment.keys() <= OF_THE_PLACE
         moved = {v for v in environment.keys() & here[pod].keys() if environment[v] != here[pod][v]}
-        assert moved <= {"DTJ_PROGRESS_PORT", "TF_CONFIG", "DTJ_TF_CLUSTER"}
+        assert moved <= {"DTJ_PROGRESS_PORT", "TF_CONFIG", "DTJ_TF_CLUSTER"} | {
+            "DTJ_START_BARRIER", "MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_ERROR_FILE",
+        }  # fmt: skip
 
 
 def test_tf_config_is_the_same_but_for_addresses_that_each_replica_has_for_itself() -> None:
