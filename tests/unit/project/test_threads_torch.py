@@ -2,7 +2,7 @@
 
 * ranks in the order of workers, without a rendezvous
 * the address and the port of each attempt
-* the number of ranks and threads
+* pods that are made together
 """
 
 from __future__ import annotations
@@ -74,39 +74,3 @@ def test_all_pods_are_made_together() -> None:
     assert [[replica.name for replica in stage] for stage in planned.stages] == [
         ["mnist-worker-0", "mnist-worker-1", "mnist-worker-2"]
     ]
-
-
-@by_both
-@pytest.mark.parametrize(
-    ("worker", "torch", "ranks", "threads"),
-    [
-        ({}, {}, 1, None),
-        ({"resources": {"limits": {"cpu": 6}}}, {}, 1, "6"),
-        ({"resources": {"limits": {"cpu": 6}}}, {"procsPerWorker": 4}, 4, "1"),
-        ({}, {"procsPerWorker": 4}, 4, "1"),
-        ({"gpus": 8}, {}, 8, "1"),
-    ],
-)
-def test_the_number_of_ranks_and_threads_is_the_jobs_and_not_the_machines(
-    command: list[str], worker: Manifest, torch: Manifest, ranks: int, threads: str | None
-) -> None:
-    for env in environments(plan(command=command, replicaSpecs={"worker": worker}, torch=torch)):
-        assert env["WORLD_SIZE"] == env["DTJ_SLOTS_PER_WORKER"] == str(ranks)
-        assert env.get("PET_NPROC_PER_NODE", str(ranks)) == str(ranks)
-        assert env.get("OMP_NUM_THREADS") == threads
-
-
-def test_torchrun_without_options_gets_all_of_them() -> None:
-    second = environments(plan(2, command=COMMANDS["torchrun"], torch={"procsPerWorker": 4}))[1]
-
-    assert {name: value for name, value in second.items() if name.startswith("PET_")} == {
-        "PET_NNODES": "2",
-        "PET_NPROC_PER_NODE": "4",
-        "PET_NODE_RANK": "1",
-        "PET_MASTER_ADDR": second["MASTER_ADDR"],
-        "PET_MASTER_PORT": second["MASTER_PORT"],
-        "PET_RDZV_BACKEND": "static",
-        "PET_RDZV_ENDPOINT": f"{second['MASTER_ADDR']}:{second['MASTER_PORT']}",
-        "PET_RDZV_ID": second["DTJ_UID"],
-        "PET_MAX_RESTARTS": "0",
-    }
