@@ -9,16 +9,16 @@ from dtj.reconcile.actions import Action
 from dtj.reconcile.expected_pods import expected_pods, stored_expected_pods
 from dtj.reconcile.snapshot import Snapshot
 from dtj.reconcile.tensorboard import tensorboard_status
-from dtj.status.draft import Evaluation
+from dtj.status.decision import Decision
 from dtj.status.evaluate import evaluate
 from dtj.status.observed import Expected
 
 
 @dataclass(frozen=True)
 class Decided:
-    """The evaluation of a job, and the actions that follow from the evaluation."""
+    """The decision of a pass, and the actions that carry the decision out."""
 
-    decision: Evaluation
+    decision: Decision
     todo: list[Action]
     """The actions in order. The pass carries them out after it has stored the status."""
 
@@ -40,9 +40,9 @@ def decide(seen: Snapshot) -> Decided:
     return Decided(decision, seen.delegate.actions(seen, decision))
 
 
-def looked_at(evaluation: Evaluation, *seconds: float | None) -> Evaluation:
-    """Return the evaluation with `look_again` lowered to the shortest of these waits in seconds."""
-    return replace(evaluation, look_again=soonest(evaluation.look_again, *seconds))
+def looked_at(decision: Decision, *seconds: float | None) -> Decision:
+    """Return the decision with `look_again` lowered to the shortest of these waits in seconds."""
+    return replace(decision, look_again=soonest(decision.look_again, *seconds))
 
 
 def soonest(*waits: float | None) -> float | None:

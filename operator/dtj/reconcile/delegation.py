@@ -31,8 +31,8 @@ from dtj.reconcile.native import Native, config_actions, ends
 from dtj.reconcile.refusal import Refused
 from dtj.reconcile.snapshot import Delegate, Snapshot
 from dtj.reconcile.view import controller_uid
+from dtj.status.decision import Decision
 from dtj.status.delegated import end_left, ends_mpijob, with_launcher
-from dtj.status.draft import Evaluation
 from dtj.status.mpijob import MpiJob, view_mpijob
 from dtj.status.observed import Expected
 from dtj.status.pods import PodView
@@ -88,7 +88,7 @@ class HandedOver:
         """Add the launcher's pod: mpi-operator runs the launcher as a Job, which chooses the pod's name."""
         return replace(with_launcher(expected, pods, attempt), handed_over=True)
 
-    def actions(self, seen: Snapshot, decision: Evaluation) -> list[Action]:
+    def actions(self, seen: Snapshot, decision: Decision) -> list[Action]:
         """See `Delegate`."""
         plan, status, pods, mpijob = seen.plan, decision.status, seen.observed.pods, self.mpijob
         result = ends(pods, decision.pods)

@@ -20,7 +20,7 @@ from dtj.reconcile.snapshot import Snapshot, size
 from dtj.reconcile.view import Key, View, is_delegated
 from dtj.status.mpijob import not_taken_up
 from dtj.status.observed import Observed
-from dtj.status.pod_report import Report
+from dtj.status.progress_report import Report
 
 
 class Observer:

@@ -13,7 +13,7 @@ import aiohttp
 
 from dtj.reconcile.view import Key
 from dtj.status.overdue import some
-from dtj.status.pod_report import Report, read_report
+from dtj.status.progress_report import Report, read_report
 from dtj_trainer import contract
 
 _log = logging.getLogger(__name__)

@@ -10,7 +10,10 @@ _STARTING = (Phase.PENDING, Phase.STARTING)
 
 
 def only_counts(old: JobStatus, new: JobStatus) -> bool:
-    """Return whether `new` differs from `old` only in the progress of pods toward their start or end."""
+    """Return whether `new` differs from `old` only in pod counts and in what follows from the counts.
+
+    The phase Starting counts as Pending, and the message of the reason PodsStarting counts the running pods.
+    """
     return _without_counts(old) == _without_counts(new)
 
 

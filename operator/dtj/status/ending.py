@@ -9,7 +9,8 @@ from dtj.api.names import together
 from dtj.api.reasons import Reason
 from dtj.api.spec import CleanPodPolicy
 from dtj.api.status import Condition, JobStatus, Phase
-from dtj.status.draft import Draft, Evaluation, Pods
+from dtj.status.decision import Decision, Pods
+from dtj.status.draft import Draft
 from dtj.status.evaluator import has_ended, has_seen, last_step, measured
 from dtj.status.failure import Loss, attempt_loss, describe, is_complete
 from dtj.status.kept import NOTHING_KEPT, is_nothing_kept
@@ -33,10 +34,10 @@ def after_training(
     named: Mapping[str, PodView],
     deadline: float | None,
     lost: Loss | None,
-) -> Evaluation:
+) -> Decision:
     """Wait for the evaluator, or finish the job as succeeded.
 
-    deadline: seconds that the job has left, if it has one. lost: why the evaluator has to start again.
+    deadline: seconds until the deadline of the job, if the job has one. lost: why the evaluator has to restart.
     """
     evaluator = named.get(expected.evaluator or "")
     evaluation = measured(evaluator, observed.evaluation)
@@ -77,13 +78,13 @@ def after_training(
             make=needed - {pod.name for pod in observed.pods},
             end=frozenset(pod.name for pod in observed.pods if pod.name in done and not pod.ended),
         )
-        return Evaluation(draft.status(phase=Phase.RUNNING), left, pods)
+        return Decision(draft.status(phase=Phase.RUNNING), left, pods)
     if expected.evaluator and not over:
         message += f"; {expected.evaluator} has not seen checkpoint {last}"
         loss = attempt_loss(draft.job.status.attempt, [evaluator] if evaluator else [], ())
         if loss is not None:
             message += f": {describe(loss.failure)}"
-    return Evaluation(draft.finish(Phase.SUCCEEDED, Reason.JOB_SUCCEEDED, message))
+    return Decision(draft.finish(Phase.SUCCEEDED, Reason.JOB_SUCCEEDED, message))
 
 
 def _stored(status: JobStatus) -> Condition | None:

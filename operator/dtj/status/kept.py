@@ -1,4 +1,4 @@
-"""Whether a job that has artifacts ended well and nevertheless left nothing that could be used again."""
+"""Detect a job with artifacts whose program succeeded and left neither a checkpoint nor a model."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ NOTHING_KEPT = f"the program left neither a checkpoint nor a model below {ROOT}"
 def is_nothing_kept(ends: Iterable[Exit], artifacts: ArtifactsStatus | None) -> bool:
     """Return whether dtj-launch reported its uploads at the end and named neither a checkpoint nor a model.
 
-    ends: of the pods whose success is the job's. artifacts: all that is known of the bucket, None for a job without
-    artifacts. Nothing is said of an image without dtj_trainer, which reports nothing.
+    ends: the exits of the pods whose success is the job's success. artifacts: the known content of the bucket; None
+    for a job without artifacts. The result is False for an image without dtj_trainer, which reports no uploads.
     """
     if artifacts is None or artifacts.checkpoint is not None or artifacts.model is not None:
         return False

@@ -1,4 +1,4 @@
-"""Whether an attempt, or replicas of it, can't go on."""
+"""Detect from the pods that an attempt, or some of its replicas, can't go on."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ from dtj_trainer.contract.failure_class import FailureClass
 def pods_loss(
     draft: Draft, expected: Expected, pods: Sequence[PodView], missing: Sequence[str], gone: Sequence[str]
 ) -> Loss | None:
-    """Why the attempt, or replicas of it, can't go on, as far as pods say.
+    """Return why the attempt, or some of its replicas, can't go on; None if the pods show no reason.
 
-    missing: names of pods that are gone without a trace. gone: those of them whose loss counts.
+    missing: names of pods that no longer exist. gone: the missing pods whose loss counts.
     """
     old, attempt = draft.job.status, draft.job.status.current_attempt
     if expected.restarts_with is not None:
@@ -45,7 +45,7 @@ def _port_told_apart(loss: Loss, old: JobStatus) -> Loss:
 
 
 def _early(attempt: int, expected: Expected, pods: Sequence[PodView]) -> Loss | None:
-    """A loss before any rank started: a pod that ended by itself. A pod that is deleted is simply created again."""
+    """Return a loss before any rank started: a pod that ended by itself. The operator recreates a deleted pod."""
     staying = [pod for pod in pods if not pod.deleting]
     done = (pod for pod in staying if pod.succeeded and pod.name not in expected.decides)
     return attempt_loss(attempt, staying, (), expected.decides) or next(
@@ -54,9 +54,9 @@ def _early(attempt: int, expected: Expected, pods: Sequence[PodView]) -> Loss | 
 
 
 def settle_left(loss: Loss, now: datetime) -> float:
-    """Seconds until an uncertain loss is taken for what it looks like."""
+    """Return the seconds until the operator stops waiting for another cause of an uncertain loss."""
     if not loss.settle or loss.finished is None:
         return 0.0
     wait = loss.settle - seconds_since(loss.finished, now)
-    # A node whose clock is ahead of ours must not make us wait for its time to come.
+    # The clock of the node may be far ahead of the operator's. Do not wait until the operator's clock catches up.
     return wait if wait <= 2 * loss.settle else 0.0

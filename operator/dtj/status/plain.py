@@ -1,4 +1,4 @@
-"""A status without what pods said, for an API server that refuses the whole status for one value of a pod."""
+"""A status without values from pods, for an API server that rejects the whole status because of such a value."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ _MESSAGE_LENGTH = 256
 
 
 def plain(status: JobStatus, stored: JobStatus) -> JobStatus:
-    """The same phase, counts, conditions and times; reports of pods stay as they are stored.
+    """Return `status` with the reports of pods as `stored` has them.
 
-    Texts are cut, and what is no ASCII in a text becomes a question mark.
+    Messages are shortened to 256 characters. A question mark replaces each character that is not ASCII.
     """
     failure = status.failure
     if failure is not None and failure != stored.failure:

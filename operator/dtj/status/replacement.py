@@ -1,4 +1,4 @@
-"""Select the replicas that restart where a strategy does not restart the whole job."""
+"""Select the replicas that restart, for a strategy that does not restart the whole job."""
 
 from __future__ import annotations
 
@@ -26,15 +26,15 @@ from dtj.status.pods import PodView
 from dtj.status.times import read_time, seconds_since
 
 FOLLOWS_SECONDS = 180.0
-"""After all ran again: how long a chief may stand still for a replica that it had lost. dtj_trainer's ends after
-120 s without a step."""
+"""Seconds after all pods run again in which a chief may still fail because of the replica that it had lost. The chief
+of dtj_trainer fails after 120 s without a step."""
 
 
 def vanished(job: AnyJob, expected: Expected, pods: Sequence[PodView]) -> list[str]:
-    """Names of pods that are gone without a trace: the stored status counted them, or the last stage, which came
-    after it was stored, shows that they were there.
+    """Return the names of pods that existed and no longer exist.
 
-    A pod that is not there may also be one that was not made yet: those that started again last are.
+    The stored status counted such a pod, or a pod of the last stage exists, which is created after all others. The
+    operator may not have created all pods of the newest attempts yet, so pods of older attempts come first.
     """
     attempts, there = expected.attempts, {pod.name for pod in pods}
     if _began_uncounted(job, expected, there):
@@ -43,7 +43,7 @@ def vanished(job: AnyJob, expected: Expected, pods: Sequence[PodView]) -> list[s
     for role, status in job.status.replica_statuses.items():
         names = [name for name in attempts if role_of(name) == role]
         here = [pod for pod in pods if pod.role == role]
-        # Fewer are wanted than before: of those counted, some may be the ones that are not wanted any more, and went.
+        # After a scale-down, the stored count may include removed replicas whose pods are already gone.
         unwanted = max(status.desired - len(names) - sum(pod.name not in attempts for pod in here), 0)
         known = _counted(status) - unwanted - len(here)
         missing = [name for name in names if name not in there]
@@ -52,8 +52,9 @@ def vanished(job: AnyJob, expected: Expected, pods: Sequence[PodView]) -> list[s
 
 
 def _began_uncounted(job: AnyJob, expected: Expected, there: Set[str]) -> bool:
-    """Whether pods of the last stage are there of which the stored status does not tell, and the spec is still that
-    of which it tells: all pods of the stages before were there when they were made.
+    """Return whether a pod of the last stage exists that the stored status does not count, for an unchanged spec.
+
+    When the operator created that pod, all pods of the earlier stages existed.
     """
     old, last = job.status, expected.stages[-1]
     roles = {role_of(name) for name in last}
@@ -72,7 +73,7 @@ def _counted(status: ReplicaStatus) -> int:
 def replica_loss(
     attempt: int, old: JobStatus, expected: Expected, pods: Sequence[PodView], gone: Collection[str]
 ) -> Loss | None:
-    """Why replicas have to start again, or None; the evaluator's loss is none of the training's."""
+    """Return why replicas have to restart; None if no replica has to. A loss of the evaluator does not count here."""
     candidates = [pod for pod in _staying(old, expected, pods) if pod.name != expected.evaluator]
     loss = attempt_loss(
         attempt, candidates, [name for name in gone if name != expected.evaluator], expected.decides
@@ -80,15 +81,15 @@ def replica_loss(
     if loss is not None:
         return loss
     ended = (pod for pod in candidates if pod.succeeded and pod.name in expected.holds_state)
-    # Its end may be part of everything's: the decisive pod's is then not far.
+    # The whole training may be ending. The decisive pod then ends soon.
     early = next((replace(early_end(attempt, pod), settle=NODE_SETTLE_SECONDS) for pod in ended), None)
     return early or _needed_again(attempt, expected, candidates)
 
 
 def _needed_again(attempt: int, expected: Expected, pods: Sequence[PodView]) -> Loss | None:
-    """A loss when replicas ended with exit code 0 because their chief failed and before the next chief ran, or None.
+    """Return a loss if replicas ended with exit code 0 after their chief failed and before the next chief ran.
 
-    A worker that waits in a queue takes the closing of the queue by a chief that ends for the end of the input
+    A chief that ends closes its queues. A worker that waits in a queue then sees the end of the input
     (MonitoredTrainingSession catches OutOfRangeError). The next chief would wait for this worker without end.
     """
     name = expected.decisive[0]
@@ -105,13 +106,14 @@ def _needed_again(attempt: int, expected: Expected, pods: Sequence[PodView]) -> 
         loss,
         failure=loss.failure.model_copy(update={"failure_class": Reason.COMPLETED}),
         others=frozenset(pod.name for pod in ended),
-        excuse=f"{name} has started again since, which is counted",
+        excuse=f"{name} has restarted since, and that restart is counted",
     )
 
 
 def _outlived_start(pod: PodView, chief: PodView | None) -> bool:
-    """Whether a pod that succeeded was still at work when the present chief started. SETTLE_SECONDS are allowed for
-    the upload of files, which comes between the end of the program and the end of the pod.
+    """Return whether a pod that succeeded still trained when the present chief started.
+
+    The pod uploads files between the end of its program and its own end. SETTLE_SECONDS allow for this upload.
     """
     if chief is None or not chief.running:
         return False
@@ -120,8 +122,9 @@ def _outlived_start(pod: PodView, chief: PodView | None) -> bool:
 
 
 def told_apart(loss: Loss, old: JobStatus, expected: Expected, now: datetime) -> Loss:
-    """The loss, not to be counted if a decisive pod lost its connections to a replica that has started again since:
-    the loss of that one was. Once at most: afterwards the decisive pod is the one that started last.
+    """Excuse the loss of a decisive pod that lost its connection to a replica that has restarted since.
+
+    The loss of that replica is counted already. At most one loss is excused: the decisive pod then restarts last.
     """
     name, attempts = loss.failure.pod or "", expected.attempts
     cut_off = loss.failure.failure_class in LOST_OTHERS and name in expected.decides
@@ -133,8 +136,8 @@ def told_apart(loss: Loss, old: JobStatus, expected: Expected, now: datetime) ->
     ago = seconds_since(restarting.last_transition_time, now)
     if not old.holds(ConditionType.RESTARTING) and ago > FOLLOWS_SECONDS:
         return loss
-    # No node is to blame for it, and there is no need to wait long for another cause.
-    excuse = "it lost what has started again since, which is counted"
+    # No node is at fault, and the cause is known, so that a short wait is enough.
+    excuse = "the replica that it lost has restarted since, and that restart is counted"
     return replace(loss, excuse=excuse, nodes=frozenset(), settle=min(loss.settle, SETTLE_SECONDS))
 
 
@@ -146,7 +149,7 @@ def evaluator_loss(
     gone: Collection[str],
     limit: int,
 ) -> Loss | None:
-    """Why the evaluator has to start again; None also when its program has failed more than `limit` times."""
+    """Return why the evaluator has to restart; None also if its program has failed more than `limit` times."""
     if expected.evaluator is None:
         return None
     candidates = [pod for pod in _staying(old, expected, pods) if pod.name == expected.evaluator]
@@ -157,21 +160,21 @@ def evaluator_loss(
 
 
 def start_again(expected: Expected, pods: Sequence[PodView], gone: Collection[str]) -> set[str]:
-    """Names of the pods that start again after the loss of those in `pods` that are lost and of those `gone`."""
+    """Return the names of the pods that restart after the loss of the failed pods in `pods` and of `gone`."""
     groups = expected.restarts_with or {}
     lost = {pod.name for pod in pods if is_lost(pod)} | {*gone}
-    # Groups are shared by their members: a set of them has each once.
+    # The members of a group share one frozenset, so that the set comprehension merges each group once.
     again: set[str] = set().union(*{groups[name] for name in lost & groups.keys()})
     # Pods that do not exist yet are created for the new attempt.
     again |= groups.keys() - {pod.name for pod in pods}
     if not again.isdisjoint(expected.decides):
-        # The training goes on from a checkpoint: it needs also those whose program had come to its end.
+        # The training continues from a checkpoint and also needs the pods whose program had completed.
         again |= {pod.name for pod in pods if pod.succeeded}
     return again
 
 
 def _staying(old: JobStatus, expected: Expected, pods: Sequence[PodView]) -> list[PodView]:
-    """Leave out the deleted pods that are created again: those outside a group, before all pods have run."""
+    """Leave out deleted pods that the operator recreates: pods outside a group, before all pods have run."""
     return [pod for pod in pods if old.all_running_time or expected.all_or_nothing or not pod.deleting]
 
 

@@ -1,7 +1,7 @@
 """Detect a stalled training: all pods run and the step does not change (runPolicy.stallTimeoutSeconds).
 
-Nothing is taken for a stall that may be none: the pod of rank 0 has to answer, and to say that its program is at the
-step that is stored. So an operator that takes over never restarts a job that went on meanwhile.
+A stall requires an answer of the pod of rank 0 with the stored step. A new operator therefore never restarts a job
+that continued while no operator ran.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from dtj.status.times import seconds_since, written_time
 from dtj_trainer import contract
 
 STACKS_SECONDS = 30.0
-"""From the moment that a job is called stalled to its restart: its stacks are in the bucket by then."""
+"""Seconds between the detection of a stall and the restart. The ranks upload their stacks in this time."""
 
 
 @dataclass(frozen=True)
@@ -31,7 +31,7 @@ class Stall:
     """The result of a stall check."""
 
     look_again: float | None = None
-    """Seconds."""
+    """Seconds until the next check."""
     since: str | None = None
     """When the stall began, while the operator collects the stacks of the ranks."""
     loss: Loss | None = None
@@ -39,9 +39,9 @@ class Stall:
 
 
 def step_time(draft: Draft) -> str | None:
-    """When the step moved last, for the status: also down, in a new attempt; None where nobody asks.
+    """Return when the step last changed, up or down; None without runPolicy.stallTimeoutSeconds.
 
-    The draft has its progress.
+    The draft must have its progress.
     """
     old = draft.job.status
     if draft.job.run_policy.stall_timeout_seconds is None:
@@ -52,9 +52,9 @@ def step_time(draft: Draft) -> str | None:
 
 
 def look(draft: Draft, expected: Expected, observed: Observed, named: Mapping[str, PodView]) -> Stall:
-    """Whether a training of which all pods run stands still. The draft has its step time and condition Running.
+    """Check whether the training is stalled while all pods run, and set the condition Stalled.
 
-    named: the pods of the attempt, by name.
+    The draft must have its step time and the condition Running. named: the pods of the attempt, by name.
     """
     policy, known = draft.job.run_policy, draft.conditions.get(ConditionType.STALLED)
     timeout = policy.stall_timeout_seconds
@@ -65,12 +65,12 @@ def look(draft: Draft, expected: Expected, observed: Observed, named: Mapping[st
     still_since = max(draft.conditions[ConditionType.RUNNING].last_transition_time, draft.step_time or "")
     still_for = seconds_since(still_since, draft.now)
     if still_for < timeout:
-        _clear(draft, Reason.PROGRESS_RESUMED, f"the training goes on: it is at step {step}")
+        _clear(draft, Reason.PROGRESS_RESUMED, f"the training continues: it is at step {step}")
         return Stall(look_again=timeout - still_for)
     ended = [name for name in expected.decisive if name in named and named[name].succeeded]
     over = expected.reporter in ended
     if observed.program_ended and not over:
-        _clear(draft, Reason.PROGRAM_ENDED, "the program has ended, its files are uploaded")
+        _clear(draft, Reason.PROGRAM_ENDED, "the program has ended, and its files are being uploaded")
         return Stall()
     if not over and not observed.answers:
         if observed.answers is False and not (known and known.status is ConditionStatus.TRUE):
@@ -104,7 +104,7 @@ def _clear(draft: Draft, reason: str, message: str) -> None:
 
 
 def is_stalled(status: JobStatus) -> bool:
-    """Whether the last failure of a job is that it stood still: then its programs have not ended by themselves."""
+    """Return whether the last failure of a job is a stall. The programs of a stalled job still run."""
     return status.failure is not None and status.failure.failure_class == OperatorFailureClass.STALLED
 
 
@@ -122,6 +122,6 @@ def _stacks(expected: Expected) -> str:
 
 def _unknown(expected: Expected) -> str:
     return (
-        f"{expected.reporter} does not answer on port {contract.PROGRESS_PORT}: whether the training stands still is "
-        "not known; a network policy may be in the way, or its image has no dtj-launch"
+        f"{expected.reporter} does not answer on port {contract.PROGRESS_PORT}: whether the training is stalled is "
+        "not known; a network policy may block the port, or the image may lack dtj-launch"
     )

@@ -193,5 +193,5 @@ def test_only_replicas_with_gpus_see_them() -> None:
 def test_a_sidecar_is_told_of() -> None:
     sidecar = {"spec": {"containers": [{"name": "proxy", "image": "p"}]}}
     plan = plan_job(job(replicaSpecs={"worker": {"replicas": 2, "template": sidecar}}))
-    assert left_out(plan) == ["container proxy of the template is not run on this machine"]
+    assert left_out(plan) == ["container proxy of the template does not run on this machine"]
     assert [c["name"] for c in local_plan(plan, place(plan)).pods[0]["spec"]["containers"]] == ["trainer"]

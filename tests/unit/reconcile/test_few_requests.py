@@ -13,7 +13,7 @@ from datetime import timedelta
 
 from dtj.api.identity import KIND, LABEL_INDEX
 from dtj.api.status import ProgressStatus
-from dtj.status.pod_report import Report
+from dtj.status.progress_report import Report
 from tests.unit.support.kubelet import succeed_after_two_steps
 from tests.unit.support.world import KEY, World
 

@@ -1,4 +1,4 @@
-"""Nodes that go silent: their pods are given up, deleted by force after a time limit, and created elsewhere.
+"""Silent nodes: the operator counts their pods as lost, force-deletes them in time, and recreates them elsewhere.
 
 * when a node is silent
 * tolerations of pods
@@ -186,9 +186,9 @@ async def test_the_attempt_goes_on_elsewhere_and_the_loss_is_the_infrastructures
     assert least <= waited <= least + 3
     (event,) = (e for e in world.cluster.of_kind("Event") if e["reason"] == "PodForceDeleted")
     assert event["type"] == "Warning"
-    why = "does not answer" if noticed else f"has not ended it within {GRACE} s"
+    why = "does not answer" if noticed else f"has not ended the pod within {GRACE} s"
     assert f"pod {WORKER} of attempt 1" in event["message"]
-    assert f"its node node-1 {why}" in event["message"]
+    assert f"node node-1 {why}" in event["message"]
 
 
 @NOTICED

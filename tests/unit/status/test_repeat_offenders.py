@@ -229,8 +229,8 @@ def test_what_is_no_count_is_left_out_of_a_status() -> None:
 def paused(life: Life, seconds: float) -> float:
     """The pause that a pass without pods asks for."""
     life.see(seconds=seconds)
-    assert life.evaluation is not None
-    return life.evaluation.look_again or 0.0
+    assert life.decision is not None
+    return life.decision.look_again or 0.0
 
 
 def test_pauses_start_anew_after_an_attempt_that_trained_for_long() -> None:

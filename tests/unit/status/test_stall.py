@@ -15,7 +15,7 @@ import pytest
 
 from dtj.api.job import Manifest
 from dtj.api.status import ArtifactsStatus, ProgressStatus
-from dtj.status.pod_report import Report
+from dtj.status.progress_report import Report
 from dtj.status.stall import STACKS_SECONDS
 from tests.unit.support.kubelet import Ending
 from tests.unit.support.pods import ALL, LAUNCHER, Life, condition, ended, healthy, running
@@ -79,9 +79,9 @@ def test_a_step_that_does_not_move_for_so_long_is_a_stall_however_often_it_is_re
         answers=True,
     )
     assert stalled(status) == ("", "")
-    assert life.evaluation is not None
-    assert life.evaluation.look_again == 1
-    assert life.evaluation.stalled_since is None
+    assert life.decision is not None
+    assert life.decision.look_again == 1
+    assert life.decision.stalled_since is None
 
     status = life.see(*healthy(), seconds=150, **at_step(7))
 
@@ -108,15 +108,15 @@ def test_a_job_that_never_reports_a_step_stalls_so_long_after_all_ran() -> None:
 
 def test_report_says_so_once_and_writes_nothing_more() -> None:
     life = standing()
-    assert life.evaluation is not None
-    assert life.evaluation.stalled_since == "2026-11-21T12:01:40Z"
-    first = life.evaluation.status
+    assert life.decision is not None
+    assert life.decision.stalled_since == "2026-11-21T12:01:40Z"
+    first = life.decision.status
 
     life.see(*healthy(), seconds=5000, **at_step(7))
 
-    assert life.evaluation.status == first
-    assert life.evaluation.look_again is None
-    assert life.evaluation.stalled_since is None, (
+    assert life.decision.status == first
+    assert life.decision.look_again is None
+    assert life.decision.stalled_since is None, (
         "stacks of long ago are not asked for by an operator that is new"
     )
 
@@ -216,8 +216,8 @@ def test_the_upload_after_the_programs_end_is_no_stall() -> None:
 
 def test_restart_follows_once_the_stacks_had_their_time() -> None:
     life = standing(stallPolicy="Restart", backoffLimit=1)
-    assert life.evaluation is not None
-    assert life.evaluation.look_again == STACKS_SECONDS
+    assert life.decision is not None
+    assert life.decision.look_again == STACKS_SECONDS
     assert life.job.status.phase == "Running"
     assert life.see(*healthy(), seconds=129, **at_step(7))["attempt"] == 1
 

@@ -21,7 +21,7 @@ from dtj.api.managed_by import other_manager_of
 from dtj.api.status import ProgressStatus
 from dtj.cluster.port import ApiError
 from dtj.reconcile.view import controller_uid
-from dtj.status.pod_report import Report
+from dtj.status.progress_report import Report
 from tests.unit.support.jobs import manifest
 from tests.unit.support.kubelet import Kubelet
 from tests.unit.support.machine import DISRUPTED, JOB, Trial, ending

@@ -1,4 +1,4 @@
-"""What a pod answers on /progress (dtj_trainer.contract.Report), as far as the status shows it."""
+"""The answer of a pod on /progress (dtj_trainer.contract.Report), reduced to the values that the status uses."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from dtj.api.reported import take, text
 from dtj.api.status import ArtifactsStatus, ProgressStatus
 
 _BOTTLENECKS = {"ParameterServers": Reason.PARAMETER_SERVERS_SLOW, "Worker": Reason.STRAGGLING_WORKER}
-"""Kind of a bottleneck in a report -> reason of the condition."""
+"""Reason of the condition Bottleneck, by kind of the bottleneck in a report."""
 _BOTTLENECK_LENGTH = 1024
 
 
 @dataclass(frozen=True)
 class Report:
-    """An answer."""
+    """The values of an answer."""
 
     progress: ProgressStatus | None = None
     artifacts: ArtifactsStatus | None = None
@@ -29,17 +29,17 @@ class Report:
 
 
 def read_report(body: bytes | str) -> tuple[Report | None, int]:
-    """The report in an answer, None where the answer is none; and how many values were dropped."""
+    """Return the report, or None if the answer is no report, and the number of dropped values."""
     try:
-        said = json.loads(body)
+        answer = json.loads(body)
     except (ValueError, RecursionError):
         return None, 1
-    if not isinstance(said, dict):
+    if not isinstance(answer, dict):
         return None, 1
-    progress, bad_progress = take(ProgressStatus, said.get("progress"))
-    artifacts, bad_artifacts = take(ArtifactsStatus, said.get("artifacts"))
-    bottleneck, bad_bottleneck = _bottleneck(said.get("progress"))
-    phases = said.get("phases")
+    progress, bad_progress = take(ProgressStatus, answer.get("progress"))
+    artifacts, bad_artifacts = take(ArtifactsStatus, answer.get("artifacts"))
+    bottleneck, bad_bottleneck = _bottleneck(answer.get("progress"))
+    phases = answer.get("phases")
     ended = isinstance(phases, dict) and "programEnded" in phases
     return Report(progress, artifacts, bottleneck, ended), bad_progress + bad_artifacts + bad_bottleneck
 
