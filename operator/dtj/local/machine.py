@@ -23,6 +23,7 @@ _FRAMEWORKS = {
     "dtj_trainer.programs.horovod_image_classification": ("torch", "horovod"),
     "dtj_trainer.programs.horovod_tf_image_classification": ("tensorflow", "horovod"),
     "dtj_trainer.programs.ps_image_classification": ("tensorflow",),
+    "dtj_trainer.programs.torch_image_classification": ("torch",),
 }
 _EXTRAS = {"torch": "pip install 'dtj[torch]'", "tensorflow": "pip install 'dtj[tensorflow]'"}
 _HOROVOD = "`python docker/wheels.py --install` in the repository of dtj builds and installs Horovod"

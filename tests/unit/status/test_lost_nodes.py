@@ -132,7 +132,11 @@ def lost(key: str) -> Manifest:
 BOTH = [lost("not-ready"), lost("unreachable")]
 
 
-@pytest.mark.parametrize("spec", [{}, PS_SPEC], ids=["Horovod", "ParameterServer"])
+@pytest.mark.parametrize(
+    "spec",
+    [{}, PS_SPEC, {"strategy": "TorchDistributed"}],
+    ids=["Horovod", "ParameterServer", "TorchDistributed"],
+)
 def test_every_pod_is_given_up_soon_after_its_node_went_silent(spec: dict[str, Any]) -> None:
     for pod in plan_job(job(**spec)).pods:
         assert pod["spec"]["tolerations"] == BOTH
