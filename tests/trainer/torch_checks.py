@@ -112,7 +112,7 @@ def main() -> None:
         found = {f"{name} by Horovod": difference(together[name], state) for name, state in beside.items()}
         if ranks.rank == 0:
             whole = trained(alone, "--batch-size=16")
-            one = {name: whole for name in ("cnn", "accumulation", "bfloat16", "Horovod's accumulation")}
+            one = dict.fromkeys(("cnn", "accumulation", "bfloat16", "Horovod's accumulation"), whole)
             one["SyncBatchNorm"] = trained(alone, "--batch-size=16", network=smooth)
             one["resnet18"] = trained(alone, "--model=resnet18", "--batch-size=16", network=in_float64)
             together["accumulation of one process"] = trained(
