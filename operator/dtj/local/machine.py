@@ -113,13 +113,13 @@ def gpus() -> list[str]:
     return [str(number) for number in range(len(lines))]
 
 
-def free_ports(count: int, given: Collection[int] = ()) -> list[int]:
+def free_ports(count: int, taken: Collection[int] = ()) -> list[int]:
     """Return ports on which no process listens, below the ephemeral ports of outgoing connections.
 
-    given: ports on which other processes will listen.
+    taken: ports that are left out, because programs that do not listen yet will use them.
     """
     free: list[int] = []
-    candidates = [port for port in range(_LOWEST_PORT, _HIGHEST_PORT) if port not in given]
+    candidates = [port for port in range(_LOWEST_PORT, _HIGHEST_PORT) if port not in taken]
     random.shuffle(candidates)
     for port in candidates:
         if len(free) == count:

@@ -130,7 +130,7 @@ def _pod(
 ) -> Manifest:
     """Return the pod for this machine.
 
-    plan: the plan of the cluster. addresses: pod name by host name. first: the pod with rank 0.
+    plan: the plan for a cluster. addresses: pod name by host name. first: the pod with rank 0.
     """
     container, name = trainer_container(pod), pod["metadata"]["name"]
 

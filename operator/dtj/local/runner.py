@@ -41,7 +41,8 @@ from dtj_trainer import contract
 _PROGRESS_SECONDS = 1.0
 _LOOK_SECONDS = 0.1
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-# A replica gets its variables from the plan. Remove the variables of another job, or of what started dtj as a rank.
+# A replica gets its variables from the plan. Remove the variables of another job, or of an MPI that started dtj. The
+# variables of the registered strategies are removed too.
 _REMOVED_PREFIXES = ("DTJ_", "OMPI_", "PMIX_", "PMI_", "PRTE_", "SLURM_", "HOROVOD_", "TF_CONFIG")
 
 
@@ -214,7 +215,7 @@ class _Drive:
         return Outcome(self._run, status, interrupted=bool(self._interrupts) and not status.finished)
 
     def _plan(self, job: Job) -> Plan:
-        """The plan for this machine. An attempt may have other container ports than the attempt before."""
+        """Return the plan for this machine. An attempt may have other container ports than the attempt before."""
         plan, ports = plan_without_gang(job), self._place.ports
         new = [port for port in container_ports(plan) if port not in ports]
         free = zip(new, free_ports(len(new), ports.values()), strict=True)
@@ -258,9 +259,11 @@ class _Drive:
 def _machine_environment(store: ChosenStore) -> Mapping[str, str]:
     """Return the variables of this machine that replicas get."""
     removed = (*_REMOVED_PREFIXES, *(["AWS_"] if store.environment else []))
-    own = frozenset[str]().union(*(rules.variables for rules in RULES.values()))
+    of_strategies = frozenset[str]().union(*(rules.variables for rules in RULES.values()))
     passed_on = {
-        name: value for name, value in os.environ.items() if name not in own and not name.startswith(removed)
+        name: value
+        for name, value in os.environ.items()
+        if name not in of_strategies and not name.startswith(removed)
     }
     # tini can reap zombies as process 1 of a container. Outside a container, tini must be a subreaper.
     return {**passed_on, "TINI_SUBREAPER": "1"}

@@ -87,6 +87,7 @@ def test_free_ports_are_free_and_each_another_one() -> None:
     with socket.create_server(("127.0.0.1", 0)):
         ports = free_ports(40)
     assert len(set(ports)) == 40
+    assert not {*ports} & {*free_ports(12_000, ports)}
     for port in ports:
         socket.create_server(("127.0.0.1", port)).close()
 
