@@ -63,8 +63,8 @@ def test_a_worker_that_succeeded_counts_as_running_while_others_run() -> None:
         "desired": 3, "active": 2, "ready": 2, "succeeded": 1, "failed": 0
     }  # fmt: skip
     assert "failure" not in status
-    assert life.evaluation is not None
-    assert life.evaluation.pods.end == frozenset()
+    assert life.decision is not None
+    assert life.decision.pods.end == frozenset()
 
 
 def test_workers_that_succeed_before_the_last_one_runs_have_run() -> None:
