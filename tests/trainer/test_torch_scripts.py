@@ -19,7 +19,7 @@ start = local_runs.start
 SCRIPTS = Path(__file__).parent / "torch_scripts"
 PYTHON = [sys.executable]
 TORCHRUN = [str(Path(sys.executable).with_name("torchrun"))]
-ACCELERATE = [str(Path(sys.executable).with_name("accelerate")), "launch", "--multi_gpu", "--cpu"]
+ACCELERATE = [str(Path(sys.executable).with_name("accelerate")), "launch", "--multi_gpu"]
 MASTER_IP = ["--master_ip=$(MASTER_ADDR)", "--num_nodes=$(WORLD_SIZE)", "--rank=$(RANK)"]
 accelerate = pytest.mark.skipif(find_spec("accelerate") is None, reason="needs accelerate")
 

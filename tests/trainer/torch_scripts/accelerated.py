@@ -4,7 +4,7 @@ import torch
 from accelerate import Accelerator
 from torch.utils.data import DataLoader, TensorDataset
 
-accelerator = Accelerator()
+accelerator = Accelerator(cpu=not torch.cuda.is_available())
 data = torch.linspace(-1, 1, 256).unsqueeze(1)
 model = torch.nn.Linear(1, 1)
 optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
