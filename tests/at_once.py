@@ -30,6 +30,7 @@ LONG = APART | {
     "test_parameter_server_kills",
     "test_suspension",
     "test_tensorboard",
+    "test_torch_distributed",
 }
 
 

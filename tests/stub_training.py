@@ -5,7 +5,11 @@ program imports the standard library and `dtj_trainer` alone, so that a replica 
 
 What dtj sees of the program is real: progress, metrics.jsonl, checkpoints by `checkpoints.save`, the model, a
 checkpoint at SIGTERM, the resume from the newest checkpoint. The processes need each other as those of the frameworks
-do: Horovod's ranks meet in each step; the chief asks each ps in each step, and those workers that answer.
+do: the ranks of Horovod and of PyTorch meet in each step; the chief asks each ps in each step, and those workers
+that answer.
+
+A rank of PyTorch other than rank 0 exits with 0 once /dtj/run/leave is there. In the attempt that STUB_TAKES_PORT
+names, rank 0 finds its port taken.
 
 Once /dtj/run/hurry is there, steps take no time, and checkpoints are made at the end and at SIGTERM alone: a training
 with many steps lasts until a test lets it end.
@@ -17,6 +21,7 @@ the model holds at the end. Compare the model with `chain_of(steps)`.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import hashlib
 import json
 import os
@@ -40,8 +45,11 @@ STEP, SAVE_AND_END, END = b"s", b"t", b"e"
 """What the primary asks and is answered: a step, whoever answers is told to end, the training is over."""
 LOG_SECONDS = 0.5
 """Between two rows of metrics.jsonl."""
+ENV_TAKES_PORT = "STUB_TAKES_PORT"
 PEER_SECONDS = 2.0
 """A worker that is silent for so long is left out; a silent ps or rank is waited for."""
+CONNECT_SECONDS = 60.0
+"""A rank of PyTorch waits for rank 0 so long."""
 
 
 def command() -> list[str]:
@@ -82,9 +90,17 @@ def say(text: str) -> None:
 # --- peers ---------------------------------------------------------------------------------------
 
 
-def answer(connection: socket.socket, told_to_end: threading.Event) -> bool:
+def is_told(what: str) -> bool:
+    """Whether a test made /dtj/run/WHAT."""
+    return Path(contract.root(), contract.RUN, what).exists()
+
+
+def answer(connection: socket.socket, told_to_end: threading.Event, *, may_leave: bool = False) -> bool:
     """Answer the primary until the training is over; False: the primary is gone."""
     while (asked := connection.recv(1)) == STEP:
+        if may_leave and is_told("leave"):
+            say("this rank has no more examples")
+            sys.exit(0)
         connection.sendall(SAVE_AND_END if told_to_end.is_set() else STEP)
     return asked == END
 
@@ -96,10 +112,10 @@ class PeerGone(Exception):
 class Peer:
     """Another process, as the primary sees it."""
 
-    def __init__(self, address: str, *, needed: bool) -> None:
+    def __init__(self, address: str, *, needed: bool, connection: socket.socket | None = None) -> None:
         self.address = address
         self.needed = needed
-        self._connection: socket.socket | None = None
+        self._connection = connection
 
     def connect(self) -> None:
         """Wait until the peer answers: the peer's name may not be known yet, nor its port be open."""
@@ -196,13 +212,10 @@ class Training:
 
     @property
     def _hurries(self) -> bool:
-        return self._told("hurry")
-
-    def _told(self, what: str) -> bool:
-        return (self._root / contract.RUN / what).exists()
+        return is_told("hurry")
 
     def _wait_for_the_word(self) -> None:
-        while not self._told("go-on") and not self._stop.is_set():
+        while not is_told("go-on") and not self._stop.is_set():
             time.sleep(0.05)
 
     def _finish(self) -> None:
@@ -255,7 +268,9 @@ def horovod(options: argparse.Namespace) -> None:
         except PeerGone as error:
             sys.exit(f"HorovodInternalError: {error}")
     else:
-        follow(places[rank])
+        with socket.create_server(places[rank]) as listener:
+            connection, _ = listener.accept()
+        follow(connection, "HorovodInternalError: rank 0 is gone")
 
 
 def rank_places(size: int) -> list[tuple[str, int]]:
@@ -266,21 +281,68 @@ def rank_places(size: int) -> list[tuple[str, int]]:
     return [(hosts[rank // slots], RANK_PORT + rank) for rank in range(size)]
 
 
-def follow(place: tuple[str, int]) -> None:
-    """Another rank than 0: meet rank 0 in each step."""
+def follow(connection: socket.socket, loss: str, *, may_leave: bool = False) -> None:
+    """Another rank than 0: meet rank 0 in each step. `loss`: what the rank says when rank 0 is gone."""
     told = threading.Event()
     signal.signal(signal.SIGTERM, lambda *_: told.set())
-    with socket.create_server(place) as listener:
-        connection, _ = listener.accept()
     with connection:
         try:
-            over = answer(connection, told)
+            over = answer(connection, told, may_leave=may_leave)
         except OSError:
             over = False
     if told.is_set():
         sys.exit(128 + signal.SIGTERM)
     if not over:
-        sys.exit("HorovodInternalError: rank 0 is gone")
+        sys.exit(loss)
+
+
+CLOSED = (
+    "RuntimeError: [/pytorch/third_party/gloo/gloo/transport/tcp/pair.cc:547] Connection closed by peer [{}]"
+)
+TAKEN = (
+    "torch.distributed.DistNetworkError: The server socket has failed to listen on any local network address. "
+    "port: {}, useIpv6: false, code: -98, name: EADDRINUSE, message: address already in use"
+)
+"""What PyTorch says."""
+
+
+def torch_distributed(options: argparse.Namespace) -> None:
+    """A rank of PyTorch: rank 0 listens at MASTER_PORT, as its store does, and the others connect."""
+    rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    host, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+    say(f"one of {size} ranks, on {socket.gethostname()}")
+    if rank == 0:
+        try:
+            Training(options, accept_ranks(size - 1, port), size).run()
+        except PeerGone as error:
+            sys.exit(CLOSED.format(error))
+        return
+    deadline = time.monotonic() + CONNECT_SECONDS
+    while True:
+        try:
+            connection = socket.create_connection((host, port), PEER_SECONDS)
+            break
+        except OSError as error:
+            if time.monotonic() > deadline:
+                sys.exit(f"torch.distributed.DistNetworkError: failed to connect to {host}:{port}: {error}")
+            time.sleep(0.1)
+    connection.settimeout(None)
+    follow(connection, CLOSED.format(f"{host}:{port}"), may_leave=True)
+
+
+def accept_ranks(count: int, port: int) -> list[Peer]:
+    """Wait until all other ranks have connected."""
+    taken = os.environ.get(ENV_TAKES_PORT) == os.environ[contract.ENV_ATTEMPT]
+    with socket.create_server(("", port)) if taken else contextlib.nullcontext():
+        try:
+            listener = socket.create_server(("", port))
+        except OSError:
+            sys.exit(TAKEN.format(port))
+    with listener:
+        accepted = [listener.accept() for _ in range(count)]
+    return [
+        Peer(f"{place[0]}:{place[1]}", needed=True, connection=connection) for connection, place in accepted
+    ]
 
 
 def parameter_server(options: argparse.Namespace) -> None:
@@ -334,4 +396,9 @@ def evaluate() -> None:
 
 if __name__ == "__main__":
     chosen = read_options()
-    parameter_server(chosen) if contract.ENV_TF_CONFIG in os.environ else horovod(chosen)
+    if contract.ENV_TF_CONFIG in os.environ:
+        parameter_server(chosen)
+    elif "OMPI_COMM_WORLD_RANK" in os.environ:
+        horovod(chosen)
+    else:
+        torch_distributed(chosen)

@@ -22,6 +22,7 @@ from tests.patience import PATIENCE
 ROOT = Path(__file__).parents[2]
 EXAMPLE = ROOT / "manifests/examples/fashion-mnist-horovod.yaml"
 PS_EXAMPLE = ROOT / "manifests/examples/fashion-mnist-ps.yaml"
+TORCH_EXAMPLE = ROOT / "manifests/examples/fashion-mnist-ddp.yaml"
 SYSTEM = "dtj-system"
 Manifest = dict[str, Any]
 T = TypeVar("T")

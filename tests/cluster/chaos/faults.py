@@ -9,11 +9,14 @@ from dataclasses import dataclass
 from typing import Literal
 
 from tests.cluster import nodes, operator_pods, switches
-from tests.cluster.chaos.kill import Words, is_mpirun, is_supervisor, is_training, kill
-from tests.cluster.chaos.trainings import ROLES, STRATEGIES, Training, in_role
+from tests.cluster.chaos.kill import Words, is_mpirun, is_supervisor, is_training, kill, stop
+from tests.cluster.chaos.trainings import ROLES, STRATEGIES, TELLS, Training, in_role
 from tests.cluster.jobs import Manifest, until
 from tests.cluster.placement import away_from, if_possible_on, leaving_quickly, pods_on, spread
+from tests.stub_training import ENV_TAKES_PORT
 
+PS, TORCH = STRATEGIES[1:]
+STALL_SECONDS = 20
 Counter = Literal["application", "infrastructure", "evaluator"]
 # What is freed, when an older checkpoint goes, is taken at once.
 FILL = "while sleep 0.1; do head -c 1G /dev/zero >> /dtj/checkpoints/.filler; done > /dev/null 2>&1 &"
@@ -28,6 +31,14 @@ class Hit:
     """Which of the job's counters is 1 then, the others being 0; None: it goes on as if nothing had been."""
     failure: Sequence[str] = ()
     """The classes that the failure may have."""
+    times: int = 1
+    """The value of the counter."""
+    pods: Sequence[str] = ()
+    """The pods of which the failure may name one; empty: any."""
+    message: Sequence[str] = ()
+    """What the failure's message must contain."""
+    files: Sequence[str] = ()
+    """Keys that must be in the bucket."""
     away: float | None = None
     """Seconds for which something was away that the training itself does not need."""
 
@@ -68,21 +79,27 @@ def _all(hit: Callable[[], Hit]) -> Strike:
 # --- processes and pods -------------------------------------------------------------------------
 
 
-def _killed(training: Training, roles: Sequence[str], which: Callable[[Words], bool]) -> Hit:
-    replica = training.chance.choice(training.replicas(*roles))
-    killed = kill(training.uid(replica), which)
+def _killed(training: Training, replicas: Sequence[str], which: Callable[[Words], bool]) -> Hit:
+    replica = training.chance.choice(replicas)
+    killed = f"`{kill(training.uid(replica), which)}` in {replica}"
+    if training.strategy == TORCH:
+        return Hit(killed, "application", ("Signal",), pods=(training.pod(replica),))
     counter: Counter = "evaluator" if replica == "evaluator-0" else "application"
-    return Hit(f"`{killed}` in {replica}", counter, ("Signal", "ConnectionLost"))
+    return Hit(killed, counter, ("Signal", "ConnectionLost"))
 
 
 def _first_program(training: Training) -> Hit:
     if training.strategy == "Horovod":
-        return _killed(training, ("launcher",), is_mpirun)
-    return _killed(training, ("chief",), is_training)
+        return _killed(training, ("launcher-0",), is_mpirun)
+    return _killed(training, (TELLS[training.strategy],), is_training)
+
+
+def _program_of(role: str) -> Strike:
+    return _each(lambda training: _killed(training, training.replicas(role), is_training))
 
 
 def _supervisor(training: Training) -> Hit:
-    return _killed(training, ("chief", "worker", "ps"), is_supervisor)
+    return _killed(training, training.replicas("chief", "worker", "ps"), is_supervisor)
 
 
 def _pod_deleted(training: Training) -> Hit:
@@ -106,11 +123,11 @@ def _on_a_small_disk(job: Manifest) -> None:
     disk = {"name": "checkpoints", "emptyDir": {"medium": "Memory", "sizeLimit": "64Mi"}}
     mount = {"name": "checkpoints", "mountPath": "/dtj/checkpoints"}
     pod = {"volumes": [disk], "containers": [{"name": "trainer", "volumeMounts": [mount]}]}
-    in_role(job, "worker" if job["spec"]["strategy"] == "Horovod" else "chief", pod)
+    in_role(job, "worker" if job["spec"]["strategy"] != "ParameterServer" else "chief", pod)
 
 
 def _disk_full(training: Training) -> Hit:
-    replica = "worker-0" if training.strategy == "Horovod" else "chief-0"
+    replica = TELLS[training.strategy]
     training.namespace.kubectl("exec", training.pod(replica), "--", "sh", "-c", FILL)
     return Hit(f"/dtj/checkpoints of {replica}", "application", ("DiskFull",))
 
@@ -119,11 +136,11 @@ def _disk_full(training: Training) -> Hit:
 
 
 def _on_both_nodes(hit: str) -> Callable[[Manifest], None]:
-    """A pod of that role on the second node, which is hit, and all else off it; for Horovod a worker."""
+    """A pod of that role on the second node, which is hit, and all else off it; a worker where there is no other."""
 
     def prepare(job: Manifest) -> None:
         victim, strategy = nodes.machine().name, job["spec"]["strategy"]
-        lost = "worker" if strategy == "Horovod" else hit
+        lost = hit if hit in ROLES[strategy] else "worker"
         for role in ROLES[strategy]:
             place = away_from(victim)
             if role == lost:
@@ -221,17 +238,73 @@ def _etcd_restarted() -> Hit:
     return Hit("SIGKILL, then started")
 
 
+# --- the ranks of PyTorch ------------------------------------------------------------------------
+
+
+def _pods_killed(*ranks: int) -> Strike:
+    """The pods of these ranks go at once, without a word."""
+
+    def hit(training: Training) -> Hit:
+        pods = [training.pod(f"worker-{rank}") for rank in ranks]
+        training.namespace.kubectl("delete", "pod", *pods, "--grace-period=0", "--force", "--wait=false")
+        what = " and ".join(f"worker-{rank}" for rank in ranks)
+        return Hit(what, "infrastructure", ("PodLost",), pods=pods)
+
+    return _each(hit)
+
+
+def _watched(job: Manifest) -> None:
+    job["spec"]["runPolicy"] = {"stallTimeoutSeconds": STALL_SECONDS, "stallPolicy": "Restart"}
+    in_role(job, "worker", leaving_quickly())
+
+
+def _hung(training: Training) -> Hit:
+    replica = training.chance.choice(training.replicas())
+    stopped = stop(training.uid(replica), is_training)
+    return Hit(
+        f"`{stopped}` in {replica}",
+        "application",
+        ("Stalled",),
+        message=("the step has stayed at",),
+        files=[f"logs/attempt-1/stacks-{rank}-1.txt" for rank in (0, 1)],
+    )
+
+
+def _port_taken_in_attempt_2(job: Manifest) -> None:
+    job["spec"].setdefault("env", []).append({"name": ENV_TAKES_PORT, "value": "2"})
+
+
+def _pod_deleted_before_the_port_is_taken(training: Training) -> Hit:
+    training.namespace.kubectl("delete", "pod", training.pod("worker-1"), "--wait=false")
+    first = training.pod("worker-0")
+    return Hit(
+        "worker-1; then MASTER_PORT of attempt 2",
+        "infrastructure",
+        ("PortInUse",),
+        times=2,
+        pods=(first,),
+        message=("MASTER_PORT is in use",),
+    )
+
+
+def _left_early(training: Training) -> Hit:
+    training.tell("worker-1", "leave")
+    return Hit(
+        "worker-1",
+        "application",
+        ("ApplicationError",),
+        pods=(training.pod("worker-1"),),
+        message=("worker 1 ended with exit code 0 while the others needed it",),
+    )
+
+
 NOTHING = Fault("nothing", _all(lambda: Hit("")))
 FAULTS = (
     NOTHING,
-    Fault("program of launcher or chief killed", _each(_first_program)),
-    Fault("program of worker killed", _each(lambda t: _killed(t, ("worker",), is_training))),
-    Fault("program of ps killed", _each(lambda t: _killed(t, ("ps",), is_training)), STRATEGIES[1:]),
-    Fault(
-        "program of evaluator killed",
-        _each(lambda t: _killed(t, ("evaluator",), is_training)),
-        STRATEGIES[1:],
-    ),
+    Fault("program of launcher, chief or rank 0 killed", _each(_first_program)),
+    Fault("program of worker killed", _program_of("worker")),
+    Fault("program of ps killed", _program_of("ps"), (PS,)),
+    Fault("program of evaluator killed", _program_of("evaluator"), (PS,)),
     Fault("dtj-launch killed", _each(_supervisor)),
     Fault("pod deleted", _each(_pod_deleted), in_make_test=True, alone=False),
     Fault("out of memory", _each(_out_of_memory), prepare=_with_memory_limits),
@@ -245,4 +318,17 @@ FAULTS = (
     Fault("etcd restarted", _all(_etcd_restarted)),
     Fault("S3 down", _away(switches.store, 40), in_make_test=True),
     Fault("DNS down", _away(switches.name_server, 20)),
+    Fault("pod of rank 0 killed", _pods_killed(0), (TORCH,), alone=False),
+    Fault("pod of rank 1 killed", _pods_killed(1), (TORCH,), alone=False),
+    Fault("all pods killed at once", _pods_killed(0, 1), (TORCH,), alone=False),
+    Fault("rank hangs", _each(_hung), (TORCH,), prepare=_watched, alone=False),
+    Fault(
+        "port taken",
+        _each(_pod_deleted_before_the_port_is_taken),
+        (TORCH,),
+        prepare=_port_taken_in_attempt_2,
+        in_make_test=True,
+        alone=False,
+    ),
+    Fault("rank exits early with 0", _each(_left_early), (TORCH,), in_make_test=True, alone=False),
 )

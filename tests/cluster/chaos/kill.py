@@ -1,7 +1,9 @@
-"""SIGKILL to a process in a container, sent from the machine of the node."""
+"""SIGKILL or SIGSTOP to a process in a container, sent from the machine of the node."""
 
 from __future__ import annotations
 
+import os
+import signal
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -14,15 +16,26 @@ Words = Sequence[str]
 
 def kill(uid: str, which: Callable[[Words], bool]) -> str:
     """SIGKILL to the process of the pod with that uid whose command line is meant; what it was."""
+    pid, words = _the_process(uid, which)
+    processes.kill([pid])
+    return describe(words)
 
+
+def stop(uid: str, which: Callable[[Words], bool]) -> str:
+    """SIGSTOP in place of SIGKILL."""
+    pid, words = _the_process(uid, which)
+    os.kill(pid, signal.SIGSTOP)
+    return describe(words)
+
+
+def _the_process(uid: str, which: Callable[[Words], bool]) -> tuple[int, Words]:
     def find() -> dict[int, list[str]]:
         everyone = {pid: words_of(pid) for pid in cgroups.pod_processes(uid)}
         return {pid: words for pid, words in everyone.items() if which(words)}
 
     found = until(f"the process to kill in pod {uid}", find, 20)
     assert len(found) == 1, found
-    processes.kill(found)
-    return describe(next(iter(found.values())))
+    return next(iter(found.items()))
 
 
 def is_mpirun(words: Words) -> bool:
@@ -38,7 +51,7 @@ def is_training(words: Words) -> bool:
 
 def is_supervisor(words: Words) -> bool:
     """dtj-launch of the pod: neither tini, which started it, nor a rank's wrapper."""
-    return len(words) > 2 and words[1].endswith("/dtj-launch") and words[2] in ("worker", "replica")
+    return len(words) > 2 and words[1].endswith("/dtj-launch") and words[2] in ("worker", "replica", "ranks")
 
 
 def words_of(pid: int) -> list[str]:

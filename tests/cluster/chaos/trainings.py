@@ -11,19 +11,33 @@ from typing import Any
 from botocore.exceptions import ClientError
 
 from tests.cluster import parameter_server
-from tests.cluster.jobs import EXAMPLE, PS_EXAMPLE, Artifacts, Job, Manifest, Namespace, example, stub, until
+from tests.cluster.jobs import (
+    EXAMPLE,
+    PS_EXAMPLE,
+    TORCH_EXAMPLE,
+    Artifacts,
+    Job,
+    Manifest,
+    Namespace,
+    example,
+    stub,
+    until,
+)
 
-STRATEGIES = ("Horovod", "ParameterServer")
+STRATEGIES = ("Horovod", "ParameterServer", "TorchDistributed")
 ROLES = {
     "Horovod": ("launcher", "worker"),
     "ParameterServer": ("chief", "worker", "ps", "evaluator"),
+    "TorchDistributed": ("worker",),
 }
+EXAMPLES = {"Horovod": EXAMPLE, "ParameterServer": PS_EXAMPLE, "TorchDistributed": TORCH_EXAMPLE}
 # Which pod tells how far the training is.
-TELLS = {"Horovod": "worker-0", "ParameterServer": "chief-0"}
+TELLS = {"Horovod": "worker-0", "ParameterServer": "chief-0", "TorchDistributed": "worker-0"}
 # The built-in program. It waits after its first checkpoint until it may go on, so that trainings that start at
-# different speeds are hit at the same moment; and it takes memory until the kernel ends it, when told to.
+# different speeds are hit at the same moment. When told to, it takes memory until the kernel ends it, or leaves with
+# exit code 0. In the attempt that STUB_TAKES_PORT names, rank 0 of PyTorch finds its port taken.
 PROGRAM = """
-import os, pathlib, runpy, sys, threading, time
+import os, pathlib, runpy, socket, sys, threading, time
 from dtj_trainer.artifacts import checkpoints
 
 def wait_until_told(what):
@@ -42,8 +56,15 @@ def take_memory():
     while True:
         held.append(b"x" * 50_000_000)
 
+def leave():
+    wait_until_told("leave")
+    os._exit(0)
+
 saved, checkpoints.save = checkpoints.save, save
 threading.Thread(target=take_memory, daemon=True).start()
+threading.Thread(target=leave, daemon=True).start()
+if os.environ.get("STUB_TAKES_PORT") == os.environ["DTJ_ATTEMPT"] and os.environ["RANK"] == "0":
+    listener = socket.create_server(("", int(os.environ["MASTER_PORT"])))
 sys.argv = sys.argv[1:]
 runpy.run_module(sys.argv[0], run_name="__main__", alter_sys=True)
 """
@@ -55,17 +76,17 @@ STUB_STEPS = 500
 def manifest(name: str, strategy: str, *, real: bool) -> Manifest:
     """The example with fewer steps, more checkpoints and more lines in metrics.jsonl, or a stub in its place."""
     if not real:
-        file = EXAMPLE if strategy == "Horovod" else PS_EXAMPLE
-        return stub(name, f"--steps={STUB_STEPS}", "--checkpoint-steps=20", "--hold", file=file)
+        steps = f"--steps={STUB_STEPS}"
+        return stub(name, steps, "--checkpoint-steps=20", "--hold", file=EXAMPLES[strategy])
     job = _example(name, strategy)
     job["spec"]["command"] = ["python", "-c", PROGRAM, job["spec"]["command"][-1]]
     return job
 
 
 def _example(name: str, strategy: str) -> Manifest:
-    if strategy == "Horovod":
+    if strategy != "ParameterServer":
         args = ["--model=cnn", "--epochs=1", "--max-steps=300", "--checkpoint-steps=25", "--log-seconds=0.5"]
-        return example(name, args=args)
+        return example(name, file=EXAMPLES[strategy], args=args)
     more = ("--max-steps=560", "--checkpoint-steps=60", "--log-seconds=0.5")
     return parameter_server.example(name, "Asynchronous", *more)
 

@@ -104,7 +104,7 @@ class Trials:
 
 def _start(fault: Fault, strategy: str, namespace: Namespace, *, real: bool) -> Training:
     short = re.sub(r"[^a-z0-9]+", "-", fault.name.lower())
-    job = manifest(f"{short}-{'h' if strategy == 'Horovod' else 'p'}", strategy, real=real)
+    job = manifest(f"{short}-{strategy[0].lower()}", strategy, real=real)
     fault.prepare(job)
     chance = random.Random(f"{SEED} {fault.name} {strategy}")
     return Training(strategy, namespace.apply(job), chance)

@@ -11,7 +11,7 @@ from tests.cluster.chaos.trainings import Moment, newest_checkpoint
 from tests.cluster.jobs import Job, Manifest, Namespace, until
 
 # Final accuracies of undisturbed runs differ by so much: workers of ParameterServer don't wait for each other.
-TOLERANCE = {"Horovod": 0.02, "ParameterServer": 0.05}
+TOLERANCE = {"Horovod": 0.02, "ParameterServer": 0.05, "TorchDistributed": 0.02}
 KINDS = "dtj,pods,services,endpoints,configmaps,secrets,leases,networkpolicies"
 # What is in each namespace of a test: an older Kubernetes also has a Secret for the token.
 OF_A_NAMESPACE = ("configmap/kube-root-ca.crt", "secret/s3-credentials")
@@ -36,10 +36,16 @@ def judge(
     """The cost, of a job that has ended; fails where something is not as it should be."""
     counters: dict[str, int] = {"application": 0, "infrastructure": 0}
     if hit.counter:
-        counters[hit.counter] = 1
+        counters[hit.counter] = hit.times
     assert status["restarts"] == counters, job.story()
     if hit.failure and hit.counter != "evaluator":
         assert status["failure"]["class"] in hit.failure, status["failure"]
+    if hit.pods:
+        assert status["failure"]["pod"] in hit.pods, status["failure"]
+    for words in hit.message:
+        assert words in status["failure"]["message"], status["failure"]
+    keys = job.artifacts().sizes()
+    assert set(hit.files) <= keys.keys(), sorted(keys)
     rows = job.artifacts().metrics()
     # Before it ends, who was hit indirectly may go on for a while, and save.
     begun = [row for row in rows if row["kind"] == "start" and _time(row) > before.at]
@@ -49,7 +55,7 @@ def judge(
     )
     last = max(row["step"] for row in rows)
     assert newest_checkpoint(job.artifacts()) == last
-    assert any(key.startswith("model/") for key in job.artifacts().sizes())
+    assert any(key.startswith("model/") for key in keys)
     accuracy = status["progress"]["accuracy"]
     if expected is not None:
         assert abs(accuracy - expected) <= TOLERANCE[strategy], f"{accuracy}, undisturbed {expected}"

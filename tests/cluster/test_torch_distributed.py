@@ -1,0 +1,222 @@
+"""torch.distributed in real pods, by scripts that know nothing of dtj.
+
+* ranks in the order of the workers, their logs and files in the bucket
+* ranks that torchrun starts, and torchrun that would train apart in each pod
+* images without dtj_trainer
+* suspension, a pod that comes late, and the number of writes
+"""
+
+from __future__ import annotations
+
+import json
+import re
+
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from tests.cluster.jobs import TORCH_EXAMPLE, Job, KubectlError, Manifest, Namespace, example, stub, until
+from tests.cluster.operator_pods import ask, leader
+
+pytestmark = pytest.mark.cluster
+BARE = "dtj-horovod-base:0.1.0"
+"""An image without dtj_trainer."""
+SCRIPT = """
+import argparse, os, pathlib, socket, sys
+import torch
+import torch.distributed as dist
+
+parser = argparse.ArgumentParser()
+parser.add_argument("--master_ip")
+parser.add_argument("--num_nodes", type=int)
+parser.add_argument("--rank", type=int)
+given = parser.parse_args()
+if given.master_ip:
+    address = f"tcp://{given.master_ip}:{os.environ['MASTER_PORT']}"
+    dist.init_process_group("gloo", init_method=address, world_size=given.num_nodes, rank=given.rank)
+else:
+    dist.init_process_group("gloo")
+total = torch.tensor(dist.get_rank() + 1.0)
+dist.all_reduce(total)
+print(f"rank {dist.get_rank()} of {dist.get_world_size()} on {socket.gethostname()}: {total.item():.0f}", flush=True)
+if dist.get_rank() == 0 and os.path.exists("/dtj/checkpoints"):
+    torch.save(total, "/dtj/checkpoints/epoch-1.pt")
+    torch.save(total, "/dtj/model/total.pt")
+dist.destroy_process_group()
+"""
+ARGUMENTS = ["--master_ip=$(MASTER_ADDR)", "--num_nodes=$(WORLD_SIZE)", "--rank=$(RANK)"]
+NO_RETRY = {"backoffLimit": 0}
+
+
+def script_job(name: str, workers: int, **spec: object) -> Manifest:
+    """A job whose containers have SCRIPT as /app/train.py."""
+    template = {
+        "spec": {
+            "containers": [{"name": "trainer", "volumeMounts": [{"name": "script", "mountPath": "/app"}]}],
+            "volumes": [{"name": "script", "configMap": {"name": "script"}}],
+        }
+    }
+    manifest = example(
+        name,
+        TORCH_EXAMPLE,
+        replicaSpecs={"worker": {"replicas": workers, "template": template}},
+        **{"command": ["python", "/app/train.py"], "args": [], **spec},
+    )
+    del manifest["spec"]["data"]
+    return manifest
+
+
+@pytest.fixture(scope="module")
+def scripts(shared_namespace: Namespace) -> dict[str, Job]:
+    """Jobs of SCRIPT, by name. They run at once."""
+    shared_namespace.kubectl("create", "configmap", "script", f"--from-literal=train.py={SCRIPT}")
+    astray = {
+        # The text of the shell does not show the flag.
+        "command": ["bash", "-c", "torchrun $HOW /app/train.py; sleep 600"],
+        "env": [{"name": "HOW", "value": "--standalone"}],
+    }
+    manifests = [
+        script_job("workers", 2, args=ARGUMENTS),
+        script_job("pair", 1, args=ARGUMENTS, torch={"procsPerWorker": 2}),
+        script_job("torchrun", 2, command=["torchrun", "/app/train.py"]),
+        script_job("astray", 2, runPolicy=NO_RETRY, **astray),
+        script_job("bare", 2, image=BARE),
+        script_job("bare-pair", 1, image=BARE, torch={"procsPerWorker": 2}, runPolicy=NO_RETRY),
+    ]
+    for manifest in manifests:
+        if manifest["spec"]["image"] == BARE:
+            del manifest["spec"]["artifacts"]
+    return {manifest["metadata"]["name"]: shared_namespace.apply(manifest) for manifest in manifests}
+
+
+@pytest.mark.parametrize(
+    ("name", "hosts"),
+    [("workers", ["workers-worker-0", "workers-worker-1"]), ("pair", ["pair-worker-0"] * 2)],
+)
+def test_ranks_are_in_the_order_of_the_workers_and_their_files_are_kept(
+    scripts: dict[str, Job], name: str, hosts: list[str]
+) -> None:
+    job = scripts[name]
+    status = job.wait(180)
+    assert status["restarts"] == {"application": 0, "infrastructure": 0}
+    artifacts = job.artifacts()
+    for rank, host in enumerate(hosts):
+        log = artifacts.read(f"logs/attempt-1/rank-{rank}.log").decode()
+        assert f"rank {rank} of 2 on {host}: 3\n" in log
+    assert {
+        "model/total.pt",
+        "checkpoints/1/manifest.json",
+        "checkpoints/1/epoch-1.pt",
+    } <= artifacts.sizes().keys()
+
+
+def test_torchrun_starts_the_ranks_that_were_asked_for(scripts: dict[str, Job]) -> None:
+    job = scripts["torchrun"]
+    job.wait(180)
+    logs = [job.artifacts().read(f"logs/attempt-1/worker-{index}.log").decode() for index in (0, 1)]
+    for rank, log in enumerate(logs):
+        assert f"rank {rank} of 2 on torchrun-worker-{rank}: 3\n" in log
+
+
+def test_torchrun_that_would_train_apart_in_each_pod_fails_within_seconds(scripts: dict[str, Job]) -> None:
+    failure = scripts["astray"].wait(120, "Failed")["failure"]
+    assert failure["class"] == "WorldSizeMismatch"
+    assert failure["pod"].startswith("astray-worker-")
+    assert "2 ranks were asked for, and the command started 1" in failure["message"]
+    assert "--standalone" in failure["message"]
+
+
+def test_the_environment_is_enough_for_an_image_without_dtj_trainer(scripts: dict[str, Job]) -> None:
+    job = scripts["bare"]
+    job.wait(180)
+    for rank in (0, 1):
+        log = job.namespace.kubectl("logs", f"bare-worker-{rank}")
+        assert f"rank {rank} of 2 on bare-worker-{rank}: 3\n" in log
+
+
+def test_several_ranks_in_a_pod_of_such_an_image_are_refused(scripts: dict[str, Job]) -> None:
+    status = scripts["bare-pair"].wait(120, "Failed")
+    assert status["failure"]["exitCode"] == 78
+    lines = "\n".join(status["failure"]["lastLogLines"])
+    assert "the image has no dtj-launch, which starts the 2 ranks of this pod" in lines
+
+
+def test_a_suspended_job_goes_on_where_it_was(namespace: Namespace) -> None:
+    job = namespace.apply(stub("paused", "--steps=300", file=TORCH_EXAMPLE))
+    reached = job.wait_for_step(40)
+    percent = re.compile(r"\bpaused +TorchDistributed .*\b[1-9]\d?%")
+    assert percent.search(table := namespace.kubectl("get", "dtj")), table
+    patch(job, suspend=True)
+    job.wait(120, "Suspended")
+    assert job.pods() == []
+    (saved,) = [key for key in job.artifacts().sizes() if key.endswith("/manifest.json")]
+    step = int(saved.split("/")[1].partition("-")[0])
+    assert step >= reached
+    patch(job, suspend=False)
+    status = job.wait(180)
+    assert status["attempt"] == 2
+    assert status["restarts"] == {"application": 0, "infrastructure": 0}
+    log = job.artifacts().read("logs/attempt-2/rank-0.log").decode()
+    assert f"resuming from the checkpoint of step {step}," in log
+    assert job.artifacts().stub_steps_are_complete(300)
+
+
+def patch(job: Job, **policy: object) -> None:
+    text = json.dumps({"spec": {"runPolicy": policy}})
+    job.namespace.kubectl("patch", "dtj", job.name, "--type=merge", f"--patch={text}")
+
+
+PLAYED = "played-by-a-test"
+
+
+def test_no_rank_starts_before_a_pod_that_comes_late(namespace: Namespace) -> None:
+    manifest = stub("late", "--steps=5", file=TORCH_EXAMPLE)
+    # The test is the scheduler of these pods.
+    manifest["spec"]["replicaSpecs"]["worker"]["template"] = {"spec": {"schedulerName": PLAYED}}
+    job = namespace.apply(manifest)
+    until("the pods", lambda: len(job.pods()) == 2, 60)
+    bind(namespace, "late-worker-0")
+    log = until("worker 0 to wait", lambda: waiting(namespace, "late-worker-0"), 120)
+    assert "one of 2 ranks" not in log
+    bind(namespace, "late-worker-1")
+    assert job.wait(120)["restarts"] == {"application": 0, "infrastructure": 0}
+    assert job.artifacts().stub_steps_are_complete(5)
+
+
+def waiting(namespace: Namespace, pod: str) -> str | None:
+    """The pod's log once it says for whom the pod waits."""
+    try:
+        log = namespace.kubectl("logs", pod)
+    except KubectlError:  # The container does not run yet.
+        return None
+    return log if "1 of 2 pods are not ready: worker-1" in log else None
+
+
+def bind(namespace: Namespace, pod: str) -> None:
+    """Give a pod a node, as a scheduler does."""
+    node = namespace.kubectl("get", "nodes", "--output=jsonpath={.items[0].metadata.name}")
+    binding = {
+        "apiVersion": "v1",
+        "kind": "Binding",
+        "metadata": {"name": pod},
+        "target": {"apiVersion": "v1", "kind": "Node", "name": node},
+    }
+    path = f"/api/v1/namespaces/{namespace.name}/pods/{pod}/binding"
+    namespace.kubectl("create", "--raw", path, "--filename=-", stdin=json.dumps(binding))
+
+
+@pytest.mark.alone
+def test_a_job_of_two_workers_costs_at_most_ten_writes(namespace: Namespace) -> None:
+    before = writes()
+    job = namespace.apply(stub("thrifty", "--steps=5", file=TORCH_EXAMPLE))
+    job.wait(120)
+    assert sum(writes().values()) - sum(before.values()) <= 10, (before, writes())
+
+
+def writes() -> dict[str, int]:
+    """How often the leader created, changed and deleted objects since its start, by verb and kind."""
+    return {
+        f"{sample.labels['verb']} {sample.labels['kind']}": int(sample.value)
+        for family in text_string_to_metric_families(ask(leader(), 8081, "/metrics"))
+        for sample in family.samples
+        if sample.name == "dtj_api_requests_total" and sample.labels["verb"] not in ("get", "list", "watch")
+    }
