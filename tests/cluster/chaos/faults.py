@@ -82,10 +82,14 @@ def _all(hit: Callable[[], Hit]) -> Strike:
 def _killed(training: Training, replicas: Sequence[str], which: Callable[[Words], bool]) -> Hit:
     replica = training.chance.choice(replicas)
     killed = f"`{kill(training.uid(replica), which)}` in {replica}"
-    if training.strategy == TORCH:
-        return Hit(killed, "application", ("Signal",), pods=(training.pod(replica),))
     counter: Counter = "evaluator" if replica == "evaluator-0" else "application"
-    return Hit(killed, counter, ("Signal", "ConnectionLost"))
+    classes = ("Signal",) if training.strategy == TORCH else ("Signal", "ConnectionLost")
+    return Hit(killed, counter, classes, pods=_named(training, replica))
+
+
+def _named(training: Training, replica: str) -> Sequence[str]:
+    """The pod that the failure must name: whichever pod of PyTorch's ranks is hit, the others' ends only follow."""
+    return (training.pod(replica),) if training.strategy == TORCH else ()
 
 
 def _first_program(training: Training) -> Hit:
@@ -105,7 +109,8 @@ def _supervisor(training: Training) -> Hit:
 def _pod_deleted(training: Training) -> Hit:
     replica = training.chance.choice(training.replicas())
     training.namespace.kubectl("delete", "pod", training.pod(replica), "--wait=false")
-    return Hit(replica, "evaluator" if replica == "evaluator-0" else "infrastructure", ("PodLost",))
+    counter: Counter = "evaluator" if replica == "evaluator-0" else "infrastructure"
+    return Hit(replica, counter, ("PodLost",), pods=_named(training, replica))
 
 
 def _with_memory_limits(job: Manifest) -> None:
@@ -116,7 +121,7 @@ def _with_memory_limits(job: Manifest) -> None:
 def _out_of_memory(training: Training) -> Hit:
     replica = training.chance.choice(training.replicas("chief", "worker", "ps"))
     training.tell(replica, "take-memory")
-    return Hit(replica, "application", ("OOMKilled",))
+    return Hit(replica, "application", ("OOMKilled",), pods=_named(training, replica))
 
 
 def _on_a_small_disk(job: Manifest) -> None:
@@ -129,7 +134,8 @@ def _on_a_small_disk(job: Manifest) -> None:
 def _disk_full(training: Training) -> Hit:
     replica = TELLS[training.strategy]
     training.namespace.kubectl("exec", training.pod(replica), "--", "sh", "-c", FILL)
-    return Hit(f"/dtj/checkpoints of {replica}", "application", ("DiskFull",))
+    pods = _named(training, replica)
+    return Hit(f"/dtj/checkpoints of {replica}", "application", ("DiskFull",), pods=pods)
 
 
 # --- nodes --------------------------------------------------------------------------------------
