@@ -3,6 +3,7 @@
 * ranks in the order of the workers, their logs and files in the bucket
 * ranks that torchrun starts, and torchrun that would train apart in each pod
 * images without dtj_trainer
+* scripts in the forms of others
 * suspension, a pod that comes late, and the number of writes
 """
 
@@ -15,7 +16,17 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from dtj_trainer import contract
-from tests.cluster.jobs import TORCH_EXAMPLE, Job, KubectlError, Manifest, Namespace, example, stub, until
+from tests.cluster.jobs import (
+    ROOT,
+    TORCH_EXAMPLE,
+    Job,
+    KubectlError,
+    Manifest,
+    Namespace,
+    example,
+    stub,
+    until,
+)
 from tests.cluster.operator_pods import ask, leader
 
 pytestmark = pytest.mark.cluster
@@ -45,6 +56,7 @@ if dist.get_rank() == 0 and os.path.exists("/dtj/checkpoints"):
 dist.destroy_process_group()
 """
 ARGUMENTS = ["--master_ip=$(MASTER_ADDR)", "--num_nodes=$(WORLD_SIZE)", "--rank=$(RANK)"]
+FORMS_FOLDER = ROOT / "tests/trainer/torch_scripts"
 NO_RETRY = {"backoffLimit": 0}
 
 
@@ -139,6 +151,34 @@ def test_several_ranks_in_a_pod_of_such_an_image_are_refused(scripts: dict[str, 
     assert status["failure"]["exitCode"] == 78
     lines = "\n".join(status["failure"]["lastLogLines"])
     assert "the image has no dtj-launch, which starts the 2 ranks of this pod" in lines
+
+
+FORMS: dict[str, Manifest] = {
+    "multinode": {
+        "command": ["torchrun", "/app/multinode.py"],
+        "args": ["8", "--snapshot_path=/tmp/snapshot.pt"],
+    },
+    "pytorchjob": {"args": ["--epochs=10"]},
+    "spawn": {"args": ["--nproc=1"], "torch": {"startedBy": "Command"}},
+    "hf-trainer": {"command": ["python", "/app/hf_trainer.py"]},
+}
+
+
+# On one machine, in `make test`: tests/trainer/test_torch_scripts.py, which also has scripts of accelerate.
+@pytest.mark.chaos
+def test_scripts_in_the_forms_of_others_train_in_one_world(namespace: Namespace) -> None:
+    namespace.kubectl("create", "configmap", "script", f"--from-file={FORMS_FOLDER}")
+    manifests = [
+        script_job(name, 2, **{"command": ["python", f"/app/{name}.py"], **form})
+        for name, form in FORMS.items()
+    ]
+    for job in [namespace.apply(manifest) for manifest in manifests]:
+        job.wait(300)
+        logs = [namespace.kubectl("logs", f"{job.name}-worker-{index}") for index in (0, 1)]
+        for rank, log in enumerate(logs):
+            slope = re.search(rf"rank {rank} of 2.*: slope ([0-9.]+)", log)
+            assert slope is not None, log
+            assert float(slope[1]) == pytest.approx(3, abs=0.1)
 
 
 def test_a_suspended_job_goes_on_where_it_was(namespace: Namespace) -> None:
