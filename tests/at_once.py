@@ -1,4 +1,4 @@
-"""Which tests run at once, with --numprocesses: those of TRAINING never, nor tests that share what a module made."""
+"""Order and exclusion of tests under --numprocesses: trainings never run at once, nor tests of one module."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What all tests have in common."""
+"""Options of all tests: the order of tests, and the settings of hypothesis."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The dashboard's panels, drawn by matplotlib from what Prometheus answered to their queries."""
+"""The panels of the dashboard, drawn by matplotlib from Prometheus' answers to their queries."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The real Fashion-MNIST, in its published form. `python -m tests.fashion_mnist` prints its folder."""
+"""The real Fashion-MNIST, in its published format. `python -m tests.fashion_mnist` prints its folder."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`make crd`: docs/reference.md, fields of a DistributedTrainingJob, from the CRD; conditions and reasons."""
+"""`make crd`: docs/reference.md, with the fields of a DistributedTrainingJob, conditions and reasons."""
 
 from __future__ import annotations
 

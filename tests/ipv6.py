@@ -1,4 +1,4 @@
-"""Whether this machine has IPv6: not every container does."""
+"""Detection of IPv6, which not every container has."""
 
 from __future__ import annotations
 

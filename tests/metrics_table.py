@@ -1,4 +1,4 @@
-"""`make chart`: the table of metrics in docs/monitoring.md, made of what an operator tells that leads."""
+"""`make chart`: the table of metrics in docs/monitoring.md, from the metrics of a leading operator."""
 
 from __future__ import annotations
 

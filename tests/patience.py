@@ -1,4 +1,4 @@
-"""How long tests wait for what has to come.
+"""The factor that extends the time limits of tests on slow machines.
 
 A limit is for what never comes, not for how soon something comes: a busy machine is several times slower than an idle
 one.

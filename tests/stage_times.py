@@ -1,4 +1,4 @@
-"""Where the time of `make test` goes: seconds of each stage and of the slowest tests, kept in build/test."""
+"""The times of `make test`: seconds of each stage and of the slowest tests, kept in build/test."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A training without mathematics, for tests whose subject is what happens around a training.
+"""A training without mathematics, for tests of everything around a training.
 
 `python -c TEXT stub-training [OPTION…]`, as `command` makes it, runs in every image that has `dtj_trainer`. The
 program imports the standard library and `dtj_trainer` alone, so that a replica starts in a tenth of a second.

@@ -1,1 +1,1 @@
-"""How fast things are, measured side by side in one run. Nothing of it is installed or imported elsewhere."""
+"""Benchmarks, which compare measurements of one run. No other code imports this package."""

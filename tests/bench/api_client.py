@@ -1,4 +1,4 @@
-"""A bare asyncio client of the API server: JSON over aiohttp, and nothing that a ceiling should not pay for."""
+"""A minimal asyncio client of the API server, JSON over aiohttp, for the reference measurements."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""`python -m tests.bench.bare_client`: one big job by the operator's requests alone.
+"""`python -m tests.bench.bare_client`: the operator's requests for one big job, without the operator.
 
-It plans the job as the operator does, before its processor time is counted. Then it makes the objects, writes as many
-statuses as it is told that the operator wrote, starts what a lost pod takes with it again, and ends what is left.
+The client plans the job as the operator does, before the measurement of processor time. Then the client creates the
+objects, writes as many statuses as the operator wrote, restarts pods that a lost pod affects, and deletes the rest.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import Any
 from dtj.api.job import read_job
 from dtj.plan.job import plan_job
 from dtj.plan.model import Plan
-from dtj.reconcile.slow_start import slow_start
+from dtj.reconcile.executor import slow_start
 from tests.bench.api_client import ApiClient, Manifest
 from tests.bench.jobs import collection, jobs_path, secret_of
 from tests.bench.same_requests import bare_event, bare_status

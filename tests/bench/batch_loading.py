@@ -1,4 +1,4 @@
-"""The batches of an epoch by the program's loader, beside a loop that reads the same pictures in the same order."""
+"""Benchmark of the program's batch loader against a loop that reads the same pictures in the same order."""
 
 from __future__ import annotations
 

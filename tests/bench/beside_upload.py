@@ -1,4 +1,4 @@
-"""A training while a large checkpoint is uploaded beside it, and the same training between uploads.
+"""Benchmark of a training during the upload of a large checkpoint, against the same training between uploads.
 
 `dtj-launch` uploads from a process of its own, and so does this benchmark. The store is the part of an upload that
 runs elsewhere in a cluster: with one rank it has a processor of its own, with two ranks it costs nothing.

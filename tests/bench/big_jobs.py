@@ -1,4 +1,4 @@
-"""One big job: what it costs the operator, and a bare client that makes the same requests."""
+"""Benchmark of the operator with one big job, against a bare client that makes the same requests."""
 
 from __future__ import annotations
 

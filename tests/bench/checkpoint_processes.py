@@ -1,4 +1,4 @@
-"""One process of `tests.bench.checkpoints`: it saves, uploads or restores, and writes what it needed into a file."""
+"""One process of `tests.bench.checkpoints`: saves, uploads or restores, and writes the costs to a file."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A large checkpoint into the bucket and back by dtj_trainer, beside boto3's own transfer of the same bytes."""
+"""Benchmark of dtj_trainer's transfer of a large checkpoint, against boto3's transfer of the same bytes."""
 
 from __future__ import annotations
 

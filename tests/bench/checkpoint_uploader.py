@@ -1,4 +1,4 @@
-"""The uploader of a folder's checkpoints as the pod of rank 0 has it, for the benchmarks that drive it themselves."""
+"""The checkpoint uploader of rank 0, for benchmarks that call the uploader directly."""
 
 from __future__ import annotations
 

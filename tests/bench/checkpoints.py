@@ -1,4 +1,4 @@
-"""Large checkpoints while all kinds of things go wrong: memory, bytes sent again, a killed upload, refused deletions.
+"""Benchmark of large checkpoints under faults: memory, bytes sent again, a killed upload, refused deletions.
 
 Prints one line for each figure: its name, its ratio to the bound, the bound, and whether it is met.
 """

@@ -1,4 +1,4 @@
-"""`python -m tests.bench.cluster_toll`: a training under dtj on the tests' cluster, beside the same by mpirun.
+"""`python -m tests.bench.cluster_toll`: a training by dtj on the test cluster, against the same training by mpirun.
 
 In a plain pod and on the bare machine: to see what of its cost is dtj's, and what the container's.
 """

@@ -1,4 +1,4 @@
-"""What the operator is held against: a client that does nothing but create, and one with mpi-operator's limits."""
+"""Reference clients for the operator: one that only creates objects, and one with mpi-operator's rate limits."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`python -m tests.bench.control --jobs 100`: how fast the operator is, on an API server of the benchmark's own."""
+"""`python -m tests.bench.control --jobs 100`: the speed of the operator on an API server of the benchmark."""
 
 from __future__ import annotations
 

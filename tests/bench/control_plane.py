@@ -1,4 +1,4 @@
-"""An etcd and a kube-apiserver of the benchmark's own, on free ports of loopback, without controllers."""
+"""An etcd and a kube-apiserver for the benchmark, on free ports of loopback, without controllers."""
 
 from __future__ import annotations
 

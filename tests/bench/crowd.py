@@ -1,4 +1,4 @@
-"""Jobs of one namespace: applied, watched, brought to their end, and cleared away."""
+"""The jobs of one namespace: creation, watch, end and deletion."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How fast a training went, by its own metrics.jsonl."""
+"""The rate of a training in examples per second, from its metrics.jsonl."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Figures out of measurements, and a table of them."""
+"""Figures from measurements, and a table of the figures."""
 
 from __future__ import annotations
 

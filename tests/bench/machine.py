@@ -1,4 +1,4 @@
-"""What a measurement ran on."""
+"""A description of the machine that ran a benchmark."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a program may say that is no report: each value is one that some operator trusted once."""
+"""Invalid progress reports of a program. Each value is a kind that an operator once trusted."""
 
 from __future__ import annotations
 

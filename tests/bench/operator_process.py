@@ -1,4 +1,4 @@
-"""The operator as a process of its own, and what it uses."""
+"""The operator as a separate process, and the processor time and memory of the process."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The benchmark's scheduler and kubelets: they move pods through their phases, at once or as slowly as nodes."""
+"""The scheduler and kubelets of the benchmark: move pods through their phases, at once or at the speed of nodes."""
 
 from __future__ import annotations
 

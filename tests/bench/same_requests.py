@@ -1,6 +1,6 @@
-"""A client that asks the API server for what the operator does until a job runs, and does nothing else.
+"""A client that makes the same API requests as the operator until a job runs, and nothing else.
 
-What it reaches is what any operator could with these requests, on a machine that has to serve them too.
+The speed of the client is the limit for any operator with these requests, on a machine that also serves the requests.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What is seen of a namespace's jobs and pods, and when."""
+"""A record of the jobs and pods of a namespace, with the time of each observation."""
 
 from __future__ import annotations
 

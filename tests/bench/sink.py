@@ -1,4 +1,4 @@
-"""`python -m tests.bench.sink PORT`: an S3 server that keeps small objects and drops the rest, for next to no cost.
+"""`python -m tests.bench.sink PORT`: an S3 server of minimal cost that keeps small objects and drops large ones.
 
 A training that shares its processors with a real store pays for the store's work. Against this server, what the
 training loses is the uploader's part alone.

@@ -1,4 +1,4 @@
-"""`python -m tests.bench.soak --minutes 30`: jobs come and go, and the operator keeps nothing of them."""
+"""`python -m tests.bench.soak --minutes 30`: memory of the operator while jobs come and go."""
 
 from __future__ import annotations
 

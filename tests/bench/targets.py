@@ -1,4 +1,4 @@
-"""What was promised of a figure, and whether it is so."""
+"""The targets of figures, and the verdict on each target."""
 
 from __future__ import annotations
 

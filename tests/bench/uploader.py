@@ -1,4 +1,4 @@
-"""`python -m tests.bench.uploader FOLDER URI`: upload a folder's checkpoints as `dtj-launch` does beside a training.
+"""`python -m tests.bench.uploader FOLDER URI`: upload the checkpoints of a folder as `dtj-launch` does.
 
 The program ends once the checkpoint is in the bucket, and prints the seconds of a processor that it took from the
 first byte on.

@@ -1,4 +1,4 @@
-"""`python -m tests.bench.week --days 7`: what a pod uploads and costs in a week, by the real code and a set clock.
+"""`python -m tests.bench.week --days 7`: uploads and costs of a pod in a week, by the real code and a fake clock.
 
 In the hours whose processor time is measured, the first two and the last, the uploader makes a pass each second as in
 a pod, and in the other hours one each 10 seconds. The bucket takes 100 MB/s, and keeps sizes only. The processor time

@@ -1,4 +1,4 @@
-"""A bucket that takes 100 MB/s of a clock in hand, and keeps sizes only."""
+"""A bucket that takes 100 MB/s of a fake clock's time, and keeps only the sizes of objects."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The chart's alerts, as Helm renders them."""
+"""The alerts of the chart, as Helm renders them."""
 
 from __future__ import annotations
 

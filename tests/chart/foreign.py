@@ -1,4 +1,4 @@
-"""Kinds that Kubernetes has no schema of: strict subsets of what their makers publish, written down by hand.
+"""Kinds whose schema Kubernetes does not have: strict subsets of the published schemas, written by hand.
 
 A field that is not here is refused: add it only as the maker's schema has it.
 

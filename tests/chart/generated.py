@@ -1,4 +1,4 @@
-"""`make chart`: the files that are made from the chart, and those of the chart that are made from others.
+"""`make chart`: files that are generated from the chart, and files of the chart that are generated.
 
 The chart's templates and values.yaml are the source of manifests/operator, manifests/rbac, of what manifests/overlays
 add to them, the README's table, the schema's descriptions and the goldens. The source of the chart's CRD is the

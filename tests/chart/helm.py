@@ -1,4 +1,4 @@
-"""Helm 4: the one on the PATH, else the one that a package for AWS Lambda brings along."""
+"""Helm 4: the program on the PATH, otherwise the program in a package for AWS Lambda."""
 
 from __future__ import annotations
 

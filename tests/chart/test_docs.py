@@ -1,4 +1,4 @@
-"""What the pages on installing and monitoring show works, as far as that can be seen without a cluster."""
+"""Commands in the pages on installation and monitoring, as far as they can be checked without a cluster."""
 
 from __future__ import annotations
 

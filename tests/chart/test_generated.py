@@ -1,4 +1,4 @@
-"""What is made from the chart, or for it, is committed as it is made."""
+"""Generated files of the chart: the committed files equal what the generator writes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`helm test`: what it makes, and what its pod does."""
+"""The test hook of the chart for `helm test`: its objects, and the program of its pod."""
 
 from __future__ import annotations
 

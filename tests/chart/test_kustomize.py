@@ -1,4 +1,4 @@
-"""The plain manifests and their overlays, as `kubectl kustomize` makes them; every manifest of the repository."""
+"""The plain manifests, their overlays as `kubectl kustomize` renders them, and every manifest of the repository."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Alerts and dashboard ask only for what the operator tells."""
+"""Alerts and dashboard of the chart: every query uses metrics that the operator exports."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The objects that the chart makes: valid for Kubernetes, restricted, and with no right too many."""
+"""The objects of the chart: valid for Kubernetes, restricted, and with no unnecessary right."""
 
 from __future__ import annotations
 

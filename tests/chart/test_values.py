@@ -1,4 +1,4 @@
-"""The chart's values: described, checked, and refused with a message that says which one is wrong."""
+"""The values of the chart: described, validated, and refused with a message that names the wrong value."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The admission webhook of the chart: off unless wanted, and whole when it is on."""
+"""The admission webhook of the chart: absent by default, and complete when enabled."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The chart's values: what the comments in values.yaml say of each, as a table and in the schema."""
+"""The values of the chart: the comments in values.yaml as a table and as a schema."""
 
 from __future__ import annotations
 

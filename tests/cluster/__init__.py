@@ -1,4 +1,4 @@
-"""The real cluster that tests run on: `up`, `down`, `images`, `install`.
+"""The real cluster for tests: `up`, `down`, `images`, `install`.
 
 Tests need nothing from here but the exports that `python -m tests.cluster.up` prints.
 """

@@ -1,4 +1,4 @@
-"""Reads of the API without kubectl, each look of which takes a twentieth of a second of a core from the training."""
+"""Reads of the API without kubectl, because each kubectl call takes processor time from the training."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Image archives, as `docker save` writes them: what is in one, without unpacking it."""
+"""Image archives in the format of `docker save`: their content, without unpacking."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A real browser, and the way to a page that a Service of the cluster serves."""
+"""A real browser, and the route to a page that a Service of the cluster serves."""
 
 from __future__ import annotations
 

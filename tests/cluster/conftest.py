@@ -1,4 +1,4 @@
-"""Fixtures of the tests that need a cluster: KUBECONFIG and the exports of `make cluster`, nothing else."""
+"""Fixtures of the cluster tests, which need only KUBECONFIG and the exports of `make cluster`."""
 
 from __future__ import annotations
 

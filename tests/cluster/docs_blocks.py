@@ -1,4 +1,4 @@
-"""The generated blocks of docs/: commands of using.md and status.md with their outputs, and files shown in pages."""
+"""The generated blocks of docs/: outputs of commands in using.md and status.md, and files shown in pages."""
 
 from __future__ import annotations
 

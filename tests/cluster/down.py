@@ -1,4 +1,4 @@
-"""`python -m tests.cluster.down --cluster local|kind`: takes it away; fails where something is left."""
+"""`python -m tests.cluster.down --cluster local|kind`: remove the cluster. Fails if something is left."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What tests need of a cluster, as shell exports."""
+"""The shell exports that tests need for a cluster."""
 
 from __future__ import annotations
 

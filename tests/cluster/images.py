@@ -1,4 +1,4 @@
-"""`python -m tests.cluster.images load`: the project's images, built where they aren't, onto the nodes."""
+"""`python -m tests.cluster.images load`: build missing images of the project and load all images onto the nodes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`python -m tests.cluster.install`: the CRD and the operator, into the cluster that KUBECONFIG names."""
+"""`python -m tests.cluster.install`: install the CRD and the operator in the cluster of KUBECONFIG."""
 
 from __future__ import annotations
 

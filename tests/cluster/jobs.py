@@ -1,4 +1,4 @@
-"""What the cluster tests and the demo do with jobs: apply them, wait for them, read what they left."""
+"""Jobs of the cluster tests and the demo: creation, waiting, and reading of artifacts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The same cluster where Docker and kind exist: only the bring-up differs."""
+"""The test cluster on Docker and kind. Only the bring-up differs from the local cluster."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Nodes of the cluster under test, to be cordoned, drained, cut off and killed."""
+"""Faults of nodes in the cluster under test: cordon, drain, cut off and kill."""
 
 from __future__ import annotations
 

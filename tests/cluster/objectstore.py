@@ -1,4 +1,4 @@
-"""S3 for the cluster: SeaweedFS at an address the pods reach, its buckets, Fashion-MNIST in one of them."""
+"""The S3 store of the cluster: SeaweedFS at an address that pods reach, buckets, and Fashion-MNIST in one bucket."""
 
 from __future__ import annotations
 

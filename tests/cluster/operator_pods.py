@@ -1,4 +1,4 @@
-"""The operator's replicas: which leads, what they answer, and how one is killed."""
+"""The replicas of the operator: the leader, the answers of each replica, and the kill of a replica."""
 
 from __future__ import annotations
 

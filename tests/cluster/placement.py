@@ -1,4 +1,4 @@
-"""Where the pods of a job run: placement by affinity and spread, and quick departure from lost nodes."""
+"""Placement of a job's pods by affinity and spread, and short tolerations for lost nodes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a person sees of long work: one line a step on stderr, with its seconds."""
+"""The progress of long commands: one line for each step on stderr, with its seconds."""
 
 from __future__ import annotations
 

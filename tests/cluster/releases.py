@@ -1,4 +1,4 @@
-"""Releases of the chart, made by real Helm on the cluster under test."""
+"""Releases of the chart by real Helm on the cluster under test."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`python -m tests.cluster.run`: bring a cluster up, install the operator, run the cluster tests, take it down.
+"""`python -m tests.cluster.run`: bring a cluster up, install the operator, run the cluster tests, remove the cluster.
 
 A cluster that was up before stays up.
 """

@@ -1,4 +1,4 @@
-"""Commands run to their end."""
+"""Commands that run to completion."""
 
 from __future__ import annotations
 

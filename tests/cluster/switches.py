@@ -1,4 +1,4 @@
-"""Parts of the cluster under test that can be ended and started again: S3, the API server, etcd, DNS."""
+"""Switches that stop and restart parts of the cluster under test: S3, the API server, etcd, DNS."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`make pictures`: what commands look like in a terminal, on the cluster that KUBECONFIG names, for docs/cli.md.
+"""`make pictures`: pictures of commands in a terminal for docs/cli.md, on the cluster of KUBECONFIG.
 
 A real terminal (tmux) runs each command while the example job trains; what it shows becomes docs/pictures/<name>.svg.
 A real browser shows the job's TensorBoard, for docs/tensorboard.md.

@@ -1,4 +1,4 @@
-"""The admission webhook: what kubectl says of a wrong job, and what becomes of one while a certificate is expired.
+"""The admission webhook: kubectl's output for an invalid job, and jobs under an expired certificate.
 
 * wrong and good jobs by kubectl
 * jobs that were stored before the webhook

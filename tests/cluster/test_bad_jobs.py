@@ -1,4 +1,4 @@
-"""Every wrong job file of tests/bad_jobs on the real cluster: what a person is told, and that no pod stays."""
+"""Every invalid job file of tests/bad_jobs on the real cluster: the message to the user, and no pod left."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The cluster that `make cluster` made is one: names, services, S3 and RBAC work from inside pods on two nodes.
+"""The cluster of `make cluster`: names, Services, S3 and RBAC work from pods on two nodes.
 
 * names and Services across nodes
 * the object store

@@ -1,4 +1,4 @@
-"""The pages of docs/ as a person follows them."""
+"""The pages of docs/, executed as a reader follows them."""
 
 from __future__ import annotations
 

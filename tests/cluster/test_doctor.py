@@ -1,4 +1,4 @@
-"""`dtj doctor` on the real cluster: all that it says of a job is so, and nothing of its own stays."""
+"""`dtj doctor` on the real cluster: correct findings about a job, and no object left behind."""
 
 from __future__ import annotations
 

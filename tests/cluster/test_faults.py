@@ -1,4 +1,4 @@
-"""Jobs survive what happens to them, and nothing is lost."""
+"""Jobs with failing programs, memory limits and deletion in mid-run: the cause is reported, and nothing is left."""
 
 from __future__ import annotations
 

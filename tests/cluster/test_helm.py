@@ -1,4 +1,4 @@
-"""Releases by real Helm: what they may do, and jobs that live through an upgrade and an uninstallation.
+"""Releases by real Helm: their rights, and jobs that survive an upgrade and an uninstallation.
 
 * `helm test`
 * rights of the operator and of users

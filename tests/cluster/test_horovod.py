@@ -1,4 +1,4 @@
-"""The main job: Horovod over MPI trains Fashion-MNIST in real pods, and what it leaves in the bucket is right.
+"""The main job: Horovod over MPI trains Fashion-MNIST in real pods and leaves correct artifacts in the bucket.
 
 * the status and the model of the example
 * artifacts and event files

@@ -1,4 +1,4 @@
-"""The same file trains as well on this machine (`dtj run`) as on the cluster."""
+"""One job file on this machine (`dtj run`) and on the cluster: equal results of the training."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Every manifest of the repository, given to a real API server: what a person applies is taken."""
+"""Every manifest of the repository: a real API server accepts the manifest."""
 
 from __future__ import annotations
 

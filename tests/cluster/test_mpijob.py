@@ -1,4 +1,4 @@
-"""Jobs for mpi-operator: the operator and the API server are real, mpi-operator's part is played by these tests.
+"""Jobs for mpi-operator, with the real operator and API server. The tests play the part of mpi-operator.
 
 * a job that waits for mpi-operator, and its training
 * an MPIJob that fails

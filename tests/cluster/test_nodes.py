@@ -1,6 +1,4 @@
-"""Nodes are cut off and killed under jobs that train there: the jobs go on elsewhere and lose no more
-than the steps since the newest checkpoint.
-"""
+"""Nodes that are cut off and killed: jobs continue elsewhere, and lose only steps since the newest checkpoint."""
 
 from __future__ import annotations
 

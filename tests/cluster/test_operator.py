@@ -1,4 +1,4 @@
-"""The operator as it is installed: healthy, measured, and allowed no more than it needs."""
+"""The installed operator: its health, its metrics, and minimal rights."""
 
 from __future__ import annotations
 

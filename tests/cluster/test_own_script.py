@@ -1,4 +1,4 @@
-"""A person's own Horovod script, as docs/own-script.md says: in an image of its own, and without dtj_trainer."""
+"""A user's own Horovod script as in docs/own-script.md: in a separate image, without dtj_trainer."""
 
 from __future__ import annotations
 

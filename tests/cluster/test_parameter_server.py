@@ -1,4 +1,4 @@
-"""TensorFlow parameter servers in real pods: training, losses, the end, and what the job says of them."""
+"""TensorFlow parameter servers in real pods: training, losses, the end, and the status of the job."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whichever process of a parameter server job is killed: only who has to starts again, from the newest checkpoint."""
+"""Kills of each process of a parameter server job: only the necessary pods restart, from the newest checkpoint."""
 
 from __future__ import annotations
 

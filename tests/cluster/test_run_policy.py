@@ -1,4 +1,4 @@
-"""A job that ends in time goes in time, one that can't start says why, and another controller's is left alone."""
+"""The run policy on a real cluster: TTL, start deadline, and jobs of another controller."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Jobs whose pods are placed all together or not at all; what schedulers and queues do is played by the test.
+"""Gang scheduling and queues of jobs. The tests play the part of schedulers and queues.
 
 * PodGroups: created once their kind is served, and deleted with their jobs
 * a queue: admission, eviction, second admission

@@ -1,4 +1,4 @@
-"""A training of which one rank hangs: said, shown by its stacks in the bucket, and started again."""
+"""A training with one hanging rank: detection, stacks in the bucket, and the restart."""
 
 from __future__ import annotations
 

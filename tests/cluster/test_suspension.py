@@ -1,4 +1,4 @@
-"""A job is suspended in the middle of its training, loses no step, and goes on, also with more workers."""
+"""Suspension in the middle of a training: no lost step, and resumption, also with more workers."""
 
 from __future__ import annotations
 

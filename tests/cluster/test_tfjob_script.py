@@ -1,4 +1,4 @@
-"""The script of a TFJob, with TF_CONFIG and nothing of dtj's, runs unchanged."""
+"""The script of a TFJob, with TF_CONFIG and without dtj's library, runs unchanged."""
 
 from __future__ import annotations
 

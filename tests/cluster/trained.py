@@ -1,4 +1,4 @@
-"""The main example, trained once for all tests that look at a training, its page of docs or its artifacts."""
+"""The main example, trained once for all tests that read a finished training."""
 
 from __future__ import annotations
 

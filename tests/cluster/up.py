@@ -1,4 +1,4 @@
-"""`python -m tests.cluster.up --cluster local|kind`: a cluster that runs, and on stdout its exports."""
+"""`python -m tests.cluster.up --cluster local|kind`: bring a cluster up, and print its exports on stdout."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`make docs`: fill docs/using.md and docs/status.md with what kubectl prints, on the cluster that KUBECONFIG names.
+"""`make docs`: write kubectl's output on the cluster of KUBECONFIG into docs/using.md and docs/status.md.
 
 Copies the files that other pages show into them, too.
 """

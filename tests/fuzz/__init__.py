@@ -1,1 +1,1 @@
-"""Job specs made at random, from valid to hostile, and all that judges and carries them out."""
+"""Fuzz tests: random jobs, from valid to hostile, through everything that validates and runs jobs."""

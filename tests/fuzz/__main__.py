@@ -1,4 +1,4 @@
-"""`make fuzz`: jobs made at random through webhook, job file, plan and reconciler. Exit code 1: one is wrong."""
+"""`make fuzz`: random jobs through webhook, job file, plan and reconciler. Exit code 1: a job caused a fault."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Jobs that are valid, nearly valid, huge or hostile: the repository's own jobs, changed at random places."""
+"""Random jobs, valid, nearly valid, huge or hostile: the jobs of the repository, changed at random places."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One job through all that judges it and carries it out: what raises, and how much comes of it."""
+"""The trial of one random job: exceptions, and the amount of resulting work."""
 
 from __future__ import annotations
 

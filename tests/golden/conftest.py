@@ -1,4 +1,4 @@
-"""`pytest tests/golden --update-golden` writes the expected files anew."""
+"""The option --update-golden, which rewrites the expected files."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The objects of example jobs are the committed ones, down to the last field.
+"""The objects of example jobs equal the committed objects in every field.
 
 After a change that is meant: `pytest tests/golden --update-golden`, then read the difference.
 """

@@ -1,4 +1,4 @@
-"""A real S3 server for the trainer's tests, and workspaces in which `dtj-launch` runs as it does in a pod."""
+"""Fixtures of the trainer's tests: a real S3 server, and workspaces in which `dtj-launch` runs as in a pod."""
 
 from __future__ import annotations
 
@@ -256,6 +256,9 @@ def kill_with_descendants(pid: int) -> None:
 PODS = {
     ("Horovod", "launcher"): contract.PodInfo(role="launcher", index=0),
     ("Horovod", "worker"): contract.PodInfo(
+        role="worker", index=0, slots=1, part="primary", restores=True, reads_data=True
+    ),
+    ("TorchDistributed", "worker"): contract.PodInfo(
         role="worker", index=0, slots=1, part="primary", restores=True, reads_data=True
     ),
     ("ParameterServer", "chief"): contract.PodInfo(

@@ -1,4 +1,4 @@
-"""Small data sets in the published format."""
+"""Small data sets in the published IDX format."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The Horovod programs with a network of any size in place of their own: how much memory saving and resuming take.
+"""The Horovod programs with a network of any size, to measure the memory for saving and resuming.
 
     DTJ_ROOT=… LARGE_STATE=torch:200 mpirun -n 2 python -m tests.trainer.large_state OPTIONS OF THE PROGRAM…
 

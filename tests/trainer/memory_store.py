@@ -1,4 +1,4 @@
-"""A bucket in memory, with conditional puts, whose users can be stopped before each request."""
+"""A bucket in memory with conditional puts. Tests can stop its users before each request."""
 
 from __future__ import annotations
 

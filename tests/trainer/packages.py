@@ -1,4 +1,4 @@
-"""`python -m tests.trainer.packages`: install what these tests run on; without it they skip, and say so."""
+"""`python -m tests.trainer.packages`: install the packages that these tests need. Without them, the tests skip."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Checkpoints on disk and in the bucket: complete or not there, pruned, restored, torn, damaged.
+"""Checkpoints on disk and in the bucket: complete or absent, pruned, restored, torn, damaged.
 
 * on disk: names, atomic saves, pruning, manifests
 * in the bucket: uploads, pruning, files that change, a bucket that is away

@@ -1,4 +1,4 @@
-"""Attempts that write into one bucket at the same time: whatever the order, the newest one's work stays whole.
+"""The fence of the bucket: whatever the order of two attempts' writes, the work of the newest attempt stays whole.
 
 * writers that stop before any request and return
 * claims: raised, lost, removed, made at the same time

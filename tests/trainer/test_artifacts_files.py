@@ -1,4 +1,4 @@
-"""Files uploaded while a program runs: when each is due, and in which pieces.
+"""The upload of files while a program runs: when each file is due, and in which pieces.
 
 * growing logs
 * segments, event files and rotated logs

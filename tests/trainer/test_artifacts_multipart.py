@@ -1,4 +1,4 @@
-"""Uploads in parts: what is sent again after an error, and what is left in the bucket.
+"""Multipart uploads: the parts that are sent again after an error, and what is left in the bucket.
 
 * throttled parts and uploads that resume
 * files that change, and parts that are left over

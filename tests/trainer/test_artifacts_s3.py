@@ -1,4 +1,4 @@
-"""Clients, URIs and errors of S3.
+"""S3 clients, URIs and errors.
 
 * URIs, endpoints and environments
 * credentials, certificates and identity providers

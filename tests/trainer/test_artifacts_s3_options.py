@@ -1,4 +1,4 @@
-"""Buckets that demand something of each request: encryption, a requester who pays, a form of URLs.
+"""S3 options of each request: encryption, requester pays, the form of URLs.
 
 * server-side encryption and requester pays
 * path style and virtual-hosted style URLs

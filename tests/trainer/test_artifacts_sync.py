@@ -1,4 +1,4 @@
-"""The last sync: every loop is asked, and a bucket that takes bytes is waited for."""
+"""The last sync: every upload loop runs, and the sync waits while the bucket takes bytes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Checkpoints as TensorFlow 2.21 writes them: flat files, and one that names the newest.
+"""Checkpoints of TensorFlow 2.21: flat files, and a file that names the newest checkpoint.
 
 * the layout of a session, and the state file
 * mirrors of checkpoint directories, damaged downloads

@@ -1,4 +1,4 @@
-"""The key of the bucket, given to a replica as environment, turns up nowhere that is kept or told."""
+"""Secrecy of the bucket's key: the key from the environment of a replica is in no log, report or object."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which checkpoints of a program count: by how it writes them, and by how it ends. Real processes write them.
+"""Completeness of checkpoints, by how a program writes files and how it ends. Real processes write the files.
 
 * programs that end, are killed, or still run
 * renamed files and open files

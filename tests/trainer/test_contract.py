@@ -1,4 +1,4 @@
-"""What both sides read: the pod's variable, and the number of a rank.
+"""The contract of operator and trainer: PodInfo, the variable of the pod, and the number of a rank.
 
 - a PodInfo comes back from JSON as it was, whatever its fields
 - a text that can't be read names the field

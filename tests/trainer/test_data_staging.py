@@ -1,4 +1,4 @@
-"""Data that are downloaded to a pod: once, whole, and again after an interruption.
+"""The download of data to a pod: once, whole, and again after an interruption.
 
 * interrupted, damaged and changed downloads
 * what later processes of an attempt ask for

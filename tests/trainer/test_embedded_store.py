@@ -1,4 +1,4 @@
-"""The object store of `dtj run`: one SeaweedFS for all commands, which outlives none of them.
+"""The object store of `dtj run`: one SeaweedFS for all commands, which ends with the last command.
 
 * start, reuse and end of the server
 * killed servers, keepers and commands

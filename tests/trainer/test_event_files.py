@@ -1,4 +1,4 @@
-"""Event files brought from a bucket, and the program of the TensorBoard image that serves them.
+"""Event files from a bucket, and the program of the TensorBoard image that serves the files.
 
 * objects that are new, have grown or were replaced
 * the program of the image: retries, segments, a bucket that is away, its end

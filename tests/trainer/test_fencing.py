@@ -1,4 +1,4 @@
-"""A pod that comes back from the dead, with the real dtj-launch and a real store: it harms nothing, and ends.
+"""A pod that returns after its replacement, with the real dtj-launch and a real store: does no harm, and ends.
 
 * a chief in the middle of an upload
 * a Horovod worker beside its successor

@@ -1,4 +1,4 @@
-"""Uploads beside a program run only while a processor is free, and at the usual priority after its end."""
+"""The priority of uploads: idle beside a program, and normal after the end of the program."""
 
 import os
 import queue

@@ -1,4 +1,4 @@
-"""The Dockerfiles, as far as they can be judged without building them; the cluster's tests run the images.
+"""The Dockerfiles, as far as they can be checked without a build. The cluster tests run the images.
 
 * users, pins and patches
 * rebuilds, bases and build arguments

@@ -1,4 +1,4 @@
-"""A pod that asked for accelerators and has none starts no program, and says what to do.
+"""The check for accelerators: a pod without its requested accelerators starts no program, and reports a remedy.
 
 * missing devices, for a replica and for a Horovod worker
 * drivers that work, crash or lack a library

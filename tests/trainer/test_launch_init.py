@@ -1,4 +1,4 @@
-"""dtj-launch as process 1 of a container, which the image gives no tini: a PID namespace."""
+"""dtj-launch as process 1 of a PID namespace, as in a container without tini."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which of many ends is the cause, and how it is told.
+"""The outcome of a launch: the cause among many failures, and the report of the cause.
 
 * the cause among several failures of ranks
 * classes of causes, and images without reports

@@ -1,4 +1,4 @@
-"""A program's output in lines, progress bars among them, and its log on a disk that it must not fill."""
+"""The output of a program: lines, progress bars, and a log of limited size on disk."""
 
 from __future__ import annotations
 

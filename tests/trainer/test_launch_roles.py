@@ -1,4 +1,4 @@
-"""The roles of a ParameterServer job under `dtj-launch replica`: what each restores, uploads, and how it ends.
+"""The roles of a ParameterServer job under `dtj-launch replica`: restored files, uploads, and the end of each role.
 
 * servers: restore, SIGTERM, a bucket out of reach
 * the chief after SIGTERM

@@ -1,4 +1,4 @@
-"""A worker's supervisor and the wrappers of its ranks, without mpirun.
+"""The supervisor of a worker and the wrappers of its ranks, without mpirun.
 
 * ssh and ranks during the restore
 * data of built-in programs

@@ -1,4 +1,4 @@
-"""`dtj run` with the examples on few pictures: real ranks and servers, an object store of its own."""
+"""`dtj run` with the examples on few pictures: real ranks and servers, and a separate object store."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`dtj run` of TFJob's forms: the scripts in tfjob_scripts know TF_CONFIG and nothing of dtj."""
+"""`dtj run` with the forms of a TFJob: the scripts in tfjob_scripts use TF_CONFIG and nothing of dtj."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How many ranks mpirun itself runs in each worker, for the options from which `dtj convert` tells it."""
+"""The ranks that the real mpirun starts in each worker, compared with the prediction of `dtj convert`."""
 
 from __future__ import annotations
 

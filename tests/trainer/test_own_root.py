@@ -1,4 +1,4 @@
-"""`/dtj` means the workspace of a program also where that lies elsewhere, for root and for others.
+"""The workspace at `/dtj` for programs whose workspace lies elsewhere, for root and for other users.
 
 * programs with and without a mount namespace
 * reasons against a namespace, and file systems that hang

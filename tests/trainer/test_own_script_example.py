@@ -1,4 +1,4 @@
-"""manifests/examples/own-script/train.py, which people copy: run in this process, in the place of each rank."""
+"""The example manifests/examples/own-script/train.py, run in this process in place of each rank."""
 
 from __future__ import annotations
 

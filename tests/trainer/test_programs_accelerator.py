@@ -1,4 +1,4 @@
-"""The built-in programs where GPUs were asked for: what they say without one, and where Horovod can't use them.
+"""The built-in programs with requested GPUs: messages without a GPU, and GPUs that Horovod can't use.
 
 * frameworks without CUDA
 * Horovod without NCCL

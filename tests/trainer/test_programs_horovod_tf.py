@@ -1,4 +1,4 @@
-"""The Horovod program with Keras and real ranks on this machine; and what Horovod's wheel refuses of Keras 3.
+"""The Horovod program with Keras and real ranks on this machine, and what Horovod's wheel refuses of Keras 3.
 
 * two ranks compared with one process
 * stops and resumes

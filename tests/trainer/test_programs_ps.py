@@ -1,4 +1,4 @@
-"""The parameter server program: real processes on loopback, killed and started again as the operator does.
+"""The parameter server program: real processes on loopback, killed and restarted as the operator does.
 
 * synchronous training compared with one process
 * asynchronous training over losses

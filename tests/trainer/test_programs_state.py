@@ -1,4 +1,4 @@
-"""How a checkpoint's state is cut, told apart and read, without a second rank.
+"""The state of a checkpoint: how the state is split, identified and read, without a second rank.
 
 * pieces of at most 2 GiB, and groups
 * copies of a checkpoint on several ranks

@@ -1,4 +1,4 @@
-"""The progress file: written seldom, never torn, valid JSON.
+"""The progress file: rarely written, never torn, valid JSON.
 
 * fields and derived values
 * the interval of writes

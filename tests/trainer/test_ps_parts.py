@@ -1,4 +1,4 @@
-"""The parameter server program's parts that need no second process.
+"""The parts of the parameter server program that need no second process.
 
 * the division of examples and of parameters
 * update rules

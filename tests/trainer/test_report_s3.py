@@ -1,4 +1,4 @@
-"""`dtj report` of what jobs left in a bucket."""
+"""`dtj report` of the artifacts of jobs in a bucket."""
 
 from __future__ import annotations
 

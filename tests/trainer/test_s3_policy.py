@@ -1,4 +1,4 @@
-"""manifests/eks/s3-policy.json allows what the trainer asks of S3, and no more."""
+"""The policy manifests/eks/s3-policy.json, which allows exactly the S3 requests of the trainer."""
 
 from __future__ import annotations
 

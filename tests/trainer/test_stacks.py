@@ -1,4 +1,4 @@
-"""What a program that hangs is doing: asked over HTTP, found in the logs and in the bucket.
+"""Stacks of a hanging program: requested over HTTP, printed in the logs, and stored in the bucket.
 
 * hung replicas and hung ranks
 * machines without py-spy, and a py-spy that hangs

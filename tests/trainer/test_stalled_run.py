@@ -1,4 +1,4 @@
-"""A training of which one rank hangs, by `dtj run`: its stacks are kept, and the next attempt succeeds."""
+"""A training by `dtj run` with one hanging rank: the stacks are kept, and the next attempt succeeds."""
 
 from __future__ import annotations
 

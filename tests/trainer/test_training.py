@@ -1,4 +1,4 @@
-"""The training loop of a single process whose steps end later, as the parameter servers' chief has it."""
+"""The training loop of one process whose steps complete later, as in the chief of a ParameterServer job."""
 
 from __future__ import annotations
 

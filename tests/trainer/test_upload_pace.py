@@ -1,4 +1,4 @@
-"""Uploads are gentle beside a program, and go at full speed after its end."""
+"""The pace of uploads: gentle beside a program, and full speed after its end."""
 
 import threading
 

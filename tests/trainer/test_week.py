@@ -1,4 +1,4 @@
-"""A day of `make bench-week`, by the real code with the clock in hand: what a pod sends grows with what it writes.
+"""A day of `make bench-week`, by the real code and a fake clock: a pod sends in proportion to what it writes.
 
 The passes are 20 s apart, not 1 s, and rank 0 of a Horovod job is left out: a chief writes the same and more. The
 benchmark measures processor time and memory too.

@@ -1,4 +1,4 @@
-"""The training loop with threads of this process as its ranks, and a model that is a few numbers."""
+"""The training loop with threads of this process as ranks, and a model of a few numbers."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""Pure tests: no network, no root."""
+"""Unit tests without network and without root."""

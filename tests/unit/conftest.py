@@ -1,4 +1,4 @@
-"""What the tests of the operator, the command and the SDK have in common."""
+"""A fixture of all unit tests: the commands of `dtj` are built once."""
 
 from __future__ import annotations
 

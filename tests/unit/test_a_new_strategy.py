@@ -1,4 +1,4 @@
-"""A strategy that exists in this test alone works everywhere once it is registered: no other module knows of it.
+"""A new strategy, which only this test defines: registration suffices, and no other module names the strategy.
 
 * validation, CRD, plan and `dtj new`
 * ranks in the status, `logs --rank` and the report

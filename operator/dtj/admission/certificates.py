@@ -1,4 +1,4 @@
-"""The certificates that the operator issues for the webhook. Pure but for the randomness of keys.
+"""Certificates that the operator issues for the webhook. The functions are pure, except for random keys.
 
 Each serving certificate has a CA of its own. The CA's key is discarded at once, so that nobody can sign another
 certificate. The API server trusts the new CA and, until they expire, the earlier CAs: a replica that still serves an
@@ -24,15 +24,15 @@ from cryptography.hazmat.primitives.serialization import (
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 VALIDITY = timedelta(days=90)
-# A certificate is valid from a time before its issue, because the clock of an API server may be behind.
+# Validity starts before the time of issue, because the clock of an API server may be behind.
 _EARLIER, _MOST_EARLIER = 0.1, timedelta(hours=1)
-# Two CAs are enough: that of the present certificate, and the one before. Repairs of the Secret add more.
+# Two CAs suffice: the CA of the present certificate and the CA of the previous one. Repairs of the Secret add CAs.
 _AUTHORITIES = 5
 
 
 @dataclass(frozen=True)
 class Pair:
-    """A serving certificate and its key, and the CAs that its clients are to trust, in PEM."""
+    """A serving certificate, its private key, and the CAs that clients must trust, in PEM."""
 
     certificate: bytes
     key: bytes
@@ -40,7 +40,7 @@ class Pair:
 
 
 def issue(host: str, now: datetime, validity: timedelta = VALIDITY, earlier: bytes = b"") -> Pair:
-    """Issue a certificate for a host name by a new CA. earlier: the earlier CAs, of which unexpired ones stay."""
+    """Issue a certificate for a host name, signed by a new CA. earlier: earlier CAs; unexpired ones are kept."""
     since, until = now - min(_MOST_EARLIER, validity * _EARLIER), now + validity
     authority_key, key = ec.generate_private_key(ec.SECP256R1()), ec.generate_private_key(ec.SECP256R1())
     name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "dtj-operator webhook")])
@@ -61,48 +61,48 @@ def issue(host: str, now: datetime, validity: timedelta = VALIDITY, earlier: byt
         .add_extension(x509.SubjectAlternativeName([x509.DNSName(host)]), critical=True)
         .sign(authority_key, hashes.SHA256())
     )
-    kept = [old for old in read_certificates(earlier) if old.not_valid_after_utc > now]
+    unexpired = [ca for ca in read_certificates(earlier) if ca.not_valid_after_utc > now]
     return Pair(
         certificate.public_bytes(Encoding.PEM),
         key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption()),
-        b"".join(each.public_bytes(Encoding.PEM) for each in [authority, *kept][:_AUTHORITIES]),
+        b"".join(ca.public_bytes(Encoding.PEM) for ca in [authority, *unexpired][:_AUTHORITIES]),
     )
 
 
 def why_unfit(pair: Pair, host: str, now: datetime) -> str | None:
-    """The reason why a client that trusts the pair's CAs rejects the certificate; None when the client accepts it."""
+    """Return why a client that trusts the pair's CAs rejects the certificate; None if the client accepts it."""
     certificates, authorities = read_certificates(pair.certificate), read_certificates(pair.authorities)
     if not certificates or not authorities:
-        return "the certificate, or that of its CA, is missing or unreadable"
+        return "the certificate or the CA certificate is missing or unreadable"
     certificate = certificates[0]
     try:
         if load_pem_private_key(pair.key, None).public_key() != certificate.public_key():
-            return "the key is not that of the certificate"
+            return "the key does not belong to the certificate"
         if host not in _hosts(certificate):
             return f"the certificate is not for {host}"
     except (ValueError, TypeError, UnsupportedAlgorithm, x509.DuplicateExtension):
         return "the certificate or its key is missing or unreadable"
     if not certificate.not_valid_before_utc <= now < certificate.not_valid_after_utc:
         return "the certificate has expired, or is not valid yet"
-    if not any(_signed(certificate, by) and by.not_valid_after_utc > now for by in authorities):
-        return "no CA that is kept with the certificate has signed it"
+    if not any(_signed(certificate, ca) and ca.not_valid_after_utc > now for ca in authorities):
+        return "no unexpired CA in the Secret has signed the certificate"
     return None
 
 
 def is_due(pair: Pair, now: datetime) -> bool:
-    """Whether to renew a valid certificate: half of its validity has passed."""
+    """Return whether a valid certificate is due for renewal: half of the validity has passed."""
     certificate = read_certificates(pair.certificate)[0]
     since, until = certificate.not_valid_before_utc, certificate.not_valid_after_utc
     return now >= since + (until - since) / 2
 
 
 def expiry(pair: Pair) -> datetime:
-    """The time at which the certificate of the pair expires."""
+    """Return the time at which the certificate of the pair expires."""
     return read_certificates(pair.certificate)[0].not_valid_after_utc
 
 
 def read_certificates(pem: bytes) -> Sequence[x509.Certificate]:
-    """The certificates of a PEM file; none if any part of the file is not a certificate."""
+    """Parse the certificates of a PEM file. Return none if any part of the file is not a certificate."""
     try:
         return x509.load_pem_x509_certificates(pem)
     except ValueError:
@@ -150,9 +150,9 @@ def _hosts(certificate: x509.Certificate) -> list[str]:
     return names.value.get_values_for_type(x509.DNSName)
 
 
-def _signed(certificate: x509.Certificate, by: x509.Certificate) -> bool:
+def _signed(certificate: x509.Certificate, ca: x509.Certificate) -> bool:
     try:
-        certificate.verify_directly_issued_by(by)
+        certificate.verify_directly_issued_by(ca)
     except (ValueError, TypeError, UnsupportedAlgorithm, InvalidSignature):
         return False
     return True

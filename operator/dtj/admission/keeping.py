@@ -21,16 +21,16 @@ _ATTEMPTS = 3
 
 
 class Objects(Protocol):
-    """The requests of a keeper. Each raises ApiError."""
+    """The API requests of a keeper. Every method raises ApiError."""
 
     async def get(self, manifest: Manifest) -> Manifest | None:
-        """The object of the same kind, namespace and name, if there is one."""
+        """Return the object with the manifest's kind, namespace and name, or None."""
 
     async def create(self, manifest: Manifest) -> Manifest:
-        """Create an object; 409 when an object of that name exists."""
+        """Create an object. The error has status 409 if an object of the same name exists."""
 
     async def replace(self, manifest: Manifest) -> Manifest:
-        """Replace an object; 409 when it is not at the manifest's resourceVersion any more."""
+        """Replace an object. The error has status 409 if the object has another resourceVersion than the manifest."""
 
 
 class Keeper(Protocol):
@@ -48,22 +48,22 @@ class FolderKeeper:
         self._serving = serving
 
     async def look(self) -> None:
-        """Serve the certificate that the folder has now."""
+        """Serve the current certificate in the folder. Raises Unusable."""
         try:
             certificate = (self._folder / _CERTIFICATE).read_bytes()
             key = (self._folder / _KEY).read_bytes()
         except OSError as error:
             raise Unusable(f"the certificate can't be read: {error}") from None
         if not read_certificates(certificate):
-            raise Unusable(f"{self._folder / _CERTIFICATE} is no certificate")
+            raise Unusable(f"{self._folder / _CERTIFICATE} does not contain a certificate")
         self._serving.use(Pair(certificate, key))
 
 
 class SecretKeeper:
     """Issues certificates, stores them in a Secret, and adds their CAs to the ValidatingWebhookConfiguration.
 
-    Every replica of the operator does so. When two write at the same time, the API server refuses one of them, and
-    that one reads what the other wrote.
+    Every replica of the operator has a keeper. If two keepers write at the same time, the API server refuses one of
+    the writes, and the refused keeper reads the Secret again.
     """
 
     def __init__(
@@ -75,9 +75,10 @@ class SecretKeeper:
         serving: Serving,
         now: Callable[[], datetime],
     ) -> None:
-        """name: of the Service, the Secret and the ValidatingWebhookConfiguration. namespace: of Service and Secret.
+        """Store the settings.
 
-        validity: of each new certificate. now: the time of the API server.
+        name: name of the Service, the Secret and the ValidatingWebhookConfiguration. namespace: namespace of the
+        Service and the Secret. validity: validity of each new certificate. now: returns the time of the API server.
         """
         self._objects = objects
         self._secret: Manifest = {
@@ -106,14 +107,14 @@ class SecretKeeper:
             self._serving.use(pair)
 
     async def _stored(self) -> Pair:
-        """The certificate of the Secret, or a new one if the stored one is due for renewal or unfit."""
+        """Return the certificate in the Secret. Replace a certificate that is unfit or due for renewal."""
         for _ in range(_ATTEMPTS):
             secret = await self._objects.get(self._secret)
             pair, now = _pair(secret or {}), self._now()
             unfit = why_unfit(pair, self._host, now)
             if not unfit and not is_due(pair, now):
                 return pair
-            # If the Secret is lost, the certificate that is still served stays trusted.
+            # If the Secret is lost, clients still trust the certificate that the server serves.
             earlier = pair.authorities if read_certificates(pair.authorities) else self._trusted
             new = issue(self._host, now, self._validity, earlier)
             try:
@@ -126,27 +127,34 @@ class SecretKeeper:
                     raise
                 continue
             _log.info(
-                "the webhook has a new certificate: %s", unfit or "half of the old one's life has passed"
+                "the webhook has a new certificate: %s",
+                unfit or "half of the old certificate's validity has passed",
             )
             return new
-        raise ApiError(409, "Conflict", f"the Secret changed {_ATTEMPTS} times while it was to be written")
+        raise ApiError(
+            409,
+            "Conflict",
+            f"the Secret changed during each of {_ATTEMPTS} attempts to write the certificate",
+        )
 
     async def _trust(self, authorities: bytes) -> bool:
-        """Write these CAs to the configuration. Returns whether the configuration had them before."""
+        """Write the CAs to the configuration. Return whether the configuration already had these CAs."""
         configuration = await self._objects.get(self._configuration)
         if configuration is None:
             raise ApiError(
-                404, "NotFound", "there is no ValidatingWebhookConfiguration of the webhook's name"
+                404,
+                "NotFound",
+                f"there is no ValidatingWebhookConfiguration {self._configuration['metadata']['name']}",
             )
         bundle = base64.b64encode(authorities).decode()
-        wrong = [
+        outdated = [
             webhook["clientConfig"]
             for webhook in configuration.get("webhooks") or []
             if webhook["clientConfig"].get("caBundle") != bundle
         ]
-        if not wrong:
+        if not outdated:
             return True
-        for client in wrong:
+        for client in outdated:
             client["caBundle"] = bundle
         await self._objects.replace(configuration)
         return False

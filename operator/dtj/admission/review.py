@@ -1,4 +1,4 @@
-"""An AdmissionReview and its answer. Pure.
+"""The answer to an AdmissionReview, as a pure function.
 
 https://kubernetes.io/docs/reference/access-authn-authz/extensible-admission-controllers/#request
 """
@@ -15,42 +15,46 @@ from dtj.api.job import Fault, Manifest
 from dtj.api.shown import key_shown
 
 REVIEW_VERSION, REVIEW = "admission.k8s.io/v1", "AdmissionReview"
-_OURS = {"group": GROUP, "version": VERSION, "kind": KIND}
-# The status, and the fields that only the API server writes, do not count.
-_AUTHORS = ("name", "namespace", "labels", "annotations")
+_JOB_KIND = {"group": GROUP, "version": VERSION, "kind": KIND}
+# The metadata that users write. The rules do not apply to the status and to fields that only the API server writes.
+_USER_METADATA = ("name", "namespace", "labels", "annotations")
 
 
 class Malformed(ValueError):
     """The request is not an AdmissionReview."""
 
 
-def review(sent: Any) -> Manifest:
-    """The answer to an AdmissionReview, which may be any JSON. Raises Malformed."""
-    if not isinstance(sent, dict) or (sent.get("apiVersion"), sent.get("kind")) != (REVIEW_VERSION, REVIEW):
+def review(body: Any) -> Manifest:
+    """Return the answer to an AdmissionReview. body: any JSON. Raises Malformed."""
+    if not isinstance(body, dict) or (body.get("apiVersion"), body.get("kind")) != (REVIEW_VERSION, REVIEW):
         raise Malformed(f"send an {REVIEW} of {REVIEW_VERSION}")
-    request = sent.get("request")
+    request = body.get("request")
     if not isinstance(request, dict):
         raise Malformed("request: required, an object")
     uid = request.get("uid")
     if not isinstance(uid, str) or not uid:
         raise Malformed("request.uid: required, a string")
     response: Manifest = {"uid": uid, "allowed": True}
-    found = list(dict.fromkeys(_faults(request)))
-    if found:
-        response |= {"allowed": False, "status": _refusal(request["object"], found)}
+    job_faults = list(dict.fromkeys(_faults(request)))
+    if job_faults:
+        response |= {"allowed": False, "status": _refusal(request["object"], job_faults)}
     return {"apiVersion": REVIEW_VERSION, "kind": REVIEW, "response": response}
 
 
 def _faults(request: Manifest) -> Iterable[Fault]:
     operation = request.get("operation")
-    if request.get("kind") != _OURS or request.get("subResource") or operation not in ("CREATE", "UPDATE"):
+    if (
+        request.get("kind") != _JOB_KIND
+        or request.get("subResource")
+        or operation not in ("CREATE", "UPDATE")
+    ):
         return ()
     job = _job(request, "object")
     if operation == "CREATE":
         return _faults_of(job)
     old = _job(request, "oldObject")
     if job.get("spec") == old.get("spec"):
-        # Labels and finalizers of a job that was accepted earlier can change, whatever faults the present rules find.
+        # Allow changes of labels and finalizers, even if the current rules find faults in the accepted spec.
         return ()
     return [*forbidden_changes(old.get("spec"), job.get("spec")), *_faults_of(job)]
 
@@ -65,27 +69,27 @@ def _job(request: Manifest, name: str) -> Manifest:
 def _faults_of(job: Manifest) -> list[Fault]:
     metadata = job.get("metadata")
     if isinstance(metadata, dict):
-        metadata = {key: metadata[key] for key in _AUTHORS if key in metadata}
-    judged = {key: value for key, value in job.items() if key != "status"} | {"metadata": metadata}
-    return check(judged)[1]
+        metadata = {key: metadata[key] for key in _USER_METADATA if key in metadata}
+    checked = {key: value for key, value in job.items() if key != "status"} | {"metadata": metadata}
+    return check(checked)[1]
 
 
-def _refusal(job: Manifest, found: list[Fault]) -> Manifest:
-    """A refusal in the form that the API server uses for violations of a schema: kubectl prints each cause."""
+def _refusal(job: Manifest, job_faults: list[Fault]) -> Manifest:
+    """Return a refusal in the API server's form for violations of a schema. kubectl prints each cause."""
     metadata = job.get("metadata")
     name = metadata.get("name") if isinstance(metadata, dict) else None
     return {
         "status": "Failure",
         "reason": "Invalid",
         "code": 422,
-        "message": "; ".join(map(str, found)),
+        "message": "; ".join(map(str, job_faults)),
         "details": {
             "group": GROUP,
             "kind": KIND,
             "name": key_shown(name) if isinstance(name, str) else "",
             "causes": [
                 {"reason": "FieldValueInvalid", "field": fault.field, "message": fault.message}
-                for fault in found
+                for fault in job_faults
             ],
         },
     }

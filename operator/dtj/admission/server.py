@@ -1,4 +1,4 @@
-"""The webhook's HTTPS server: requests in, reviews out."""
+"""The HTTPS server of the webhook."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from dtj.api.nesting import read_json
 PATH, READY = "/validate", "/ready"
 # An API server accepts objects up to 3 MiB. An update sends two objects, the user and the options.
 _LARGEST = 2 * 3 * 2**20 + 2**18
-# At most this many requests are in memory at the same time. Other requests wait.
+# Maximum number of requests in memory at the same time. Other requests wait.
 _AT_ONCE = 16
 _BODY_SECONDS = 10.0
 _VERDICTS = ("allowed", "refused", "malformed", "error")
 
 
 class Server:
-    """Answers the API server."""
+    """Answers AdmissionReviews of the API server."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
         self._requests = Counter(
@@ -37,14 +37,15 @@ class Server:
         for verdict in _VERDICTS:
             # Each series exists from the start: rate() misses the first count of a series that begins at 1.
             self._requests.labels(verdict)
-        # Passes run in the event loop. Reviews run in a thread, so that they do not delay passes.
+        # Reviews run in a thread, because reviews would delay the passes in the event loop.
         self._reviews = ThreadPoolExecutor(max_workers=1, thread_name_prefix="review")
         self._turns = asyncio.Semaphore(_AT_ONCE)
 
     @asynccontextmanager
     async def served(self, port: int, context: ssl.SSLContext, host: str | None = None) -> AsyncIterator[int]:
-        """Answer requests until the block ends; its value is the port. port: 0 chooses a free one. host: None listens
-        on all addresses.
+        """Answer requests until the block ends. Yields the port.
+
+        port: 0 chooses a free port. host: None listens on all addresses.
         """
         app = web.Application(client_max_size=_LARGEST)
         app.router.add_post(PATH, self._validate)
@@ -77,20 +78,20 @@ class Server:
 
 
 def _reviewed(body: bytes) -> tuple[bool, str]:
-    """Whether the job is allowed, and the answer. Raises Malformed."""
+    """Return whether the job is allowed, and the answer as JSON. Raises Malformed."""
     try:
-        sent = read_json(body)
+        request = read_json(body)
     except ValueError as error:
-        raise Malformed(f"the request is no JSON that can be read: {error}") from None
+        raise Malformed(f"the request is not readable JSON: {error}") from None
     try:
-        answer = review(sent)
+        answer = review(request)
     except RecursionError:
         raise Malformed("the request is nested too deeply") from None
     return answer["response"]["allowed"], json.dumps(answer)
 
 
 async def _read(request: web.Request) -> bytes:
-    """The body of the request. Raises Malformed."""
+    """Return the body of the request. Raises Malformed."""
     try:
         async with asyncio.timeout(_BODY_SECONDS):
             return await request.read()
@@ -105,7 +106,7 @@ async def _ready(_: web.Request) -> web.Response:
 
 
 def _last(answer: web.Response) -> web.Response:
-    """Close the connection after this answer."""
-    # kopf would wait at its end for an open connection, and a new connection gets the present certificate.
+    """Make the server close the connection after this answer."""
+    # kopf waits for open connections before it ends. Also, only a new connection gets a new certificate.
     answer.force_close()
     return answer

@@ -1,4 +1,4 @@
-"""The admission webhook of one operator process. A process that waits for the Lease answers as well."""
+"""The admission webhook of one operator process. A process without the Lease answers requests as well."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ from dtj.cluster.port import ApiError
 from dtj.cluster.server_clock import ServerClock
 
 _log = logging.getLogger(__name__)
-_LOOK_SECONDS = 15.0
-_LOOKS_IN_A_LIFE = 20
-# The API server may send requests for some seconds after the process began to end.
+_CHECK_SECONDS = 15.0
+_CHECKS_IN_A_VALIDITY = 20
+# The API server may send requests for some seconds after the process has begun to end.
 _LINGER_SECONDS = 5.0
 
 
@@ -32,9 +32,9 @@ class Webhook:
 
     port: int
     name: str
-    """Of the Service, the Secret and the ValidatingWebhookConfiguration."""
+    """The name of the Service, the Secret and the ValidatingWebhookConfiguration."""
     namespace: str
-    """Of the Service and the Secret."""
+    """The namespace of the Service and the Secret."""
     validity: timedelta
     """How long a certificate that the operator issues is valid."""
     folder: Path | None = None
@@ -43,7 +43,7 @@ class Webhook:
 
 @asynccontextmanager
 async def admission(webhook: Webhook, registry: CollectorRegistry, clock: ServerClock) -> AsyncIterator[None]:
-    """Answer the API server until the block ends, and for some seconds after a block without an exception.
+    """Answer the API server until the block ends. After a block without an exception, answer for some more seconds.
 
     clock: the time of the API server, by which certificates are issued and checked.
     """
@@ -60,27 +60,27 @@ async def admission(webhook: Webhook, registry: CollectorRegistry, clock: Server
 async def _keeper(
     webhook: Webhook, serving: Serving, clock: ServerClock, stack: AsyncExitStack
 ) -> tuple[Keeper, float]:
-    """The keeper of the certificate, and the seconds between two checks."""
+    """Return the keeper of the certificate, and the seconds between two checks."""
     if webhook.folder is not None:
-        return FolderKeeper(webhook.folder, serving), _LOOK_SECONDS
-    # The webhook has its own connection, which may write while another process leads.
+        return FolderKeeper(webhook.folder, serving), _CHECK_SECONDS
+    # The webhook needs its own connection, which may write while another process leads.
     objects = await connect(clock=clock)
     stack.push_async_callback(objects.close)
     keeper = SecretKeeper(objects, webhook.namespace, webhook.name, webhook.validity, serving, clock.now)
-    return keeper, min(_LOOK_SECONDS, webhook.validity.total_seconds() / _LOOKS_IN_A_LIFE)
+    return keeper, min(_CHECK_SECONDS, webhook.validity.total_seconds() / _CHECKS_IN_A_VALIDITY)
 
 
 async def _keep(keeper: Keeper, pause: float) -> None:
-    said = ""
+    last_warning = ""
     while True:
         try:
             await keeper.look()
         except (ApiError, Unusable) as error:
-            if str(error) != said:
-                said = str(error)
-                _log.warning("the webhook's certificate: %s", said)
+            if str(error) != last_warning:
+                last_warning = str(error)
+                _log.warning("the webhook's certificate: %s", last_warning)
         except Exception:  # noqa: BLE001 - jobs run without a webhook
             _log.exception("the webhook's certificate")
         else:
-            said = ""
+            last_warning = ""
         await asyncio.sleep(pause)

@@ -12,7 +12,7 @@ from dtj.admission.certificates import Pair, expiry
 
 
 class Unusable(ValueError):
-    """The certificate or the key cannot be used by a server."""
+    """A server cannot use the certificate or the key."""
 
 
 class Serving:
@@ -23,12 +23,12 @@ class Serving:
         self._pair: Pair | None = None
         self._expiry = Gauge(
             "dtj_webhook_certificate_expiry_timestamp_seconds",
-            "When the certificate that the admission webhook serves expires; 0: it has none.",
+            "When the certificate of the admission webhook expires; 0 while the webhook has no certificate.",
             registry=registry,
         )
 
     def use(self, pair: Pair) -> None:
-        """Serve this certificate from the next handshake on. Raises Unusable, and then keeps the previous one."""
+        """Serve a certificate from the next handshake on. On Unusable, the previous certificate stays."""
         if pair == self._pair:
             return
         _load(_context(), pair)
@@ -37,7 +37,7 @@ class Serving:
         self._expiry.set(expiry(pair).timestamp())
 
     def valid(self, now: datetime) -> bool:
-        """Whether a certificate is set that has not expired."""
+        """Return whether an unexpired certificate is set."""
         return self._pair is not None and now < expiry(self._pair)
 
 
@@ -48,7 +48,7 @@ def _context() -> ssl.SSLContext:
 
 
 def _load(context: ssl.SSLContext, pair: Pair) -> None:
-    # OpenSSL reads only files. This file is in memory, so that no key reaches a disk.
+    # OpenSSL reads only files. A file in memory keeps the key off the disk.
     file = os.memfd_create("webhook-certificate")
     try:
         os.write(file, pair.key.rstrip() + b"\n" + pair.certificate)

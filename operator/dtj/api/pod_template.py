@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from dtj.api.horovod import SSH_VOLUME
-from dtj.api.spec import ReplicaSpec
 from dtj_trainer import contract
+
+if TYPE_CHECKING:
+    from dtj.api.spec import JobSpec, ReplicaSpec
 
 TRAINER_CONTAINER = "trainer"
 TENSORBOARD_CONTAINER = "tensorboard"
@@ -50,9 +52,31 @@ def pod_spec(replica: ReplicaSpec) -> dict[str, Any]:
     return object_of(replica.template.get("spec"))
 
 
+def own_trainer(replica: ReplicaSpec) -> dict[str, Any]:
+    """Return the container `trainer` of a role's own template; an empty object where it has none."""
+    containers = objects_of(pod_spec(replica).get("containers"))
+    return next((each for each in containers if each.get("name") == TRAINER_CONTAINER), {})
+
+
 def own_program(replica: ReplicaSpec | None) -> tuple[list[str], list[str]]:
     """Return command and args of the container `trainer` in a role's own template; empty lists where it has none."""
-    for container in objects_of(pod_spec(replica).get("containers")) if replica else ():
-        if container.get("name") == TRAINER_CONTAINER:
-            return container.get("command") or [], container.get("args") or []
-    return [], []
+    own = own_trainer(replica) if replica else {}
+    return own.get("command") or [], own.get("args") or []
+
+
+def limits_of(replica: ReplicaSpec) -> dict[str, Any]:
+    """Return the limits of a role's container, those of its own template among them."""
+    own = object_of(own_trainer(replica).get("resources"))
+    return {**replica.resources.limits, **object_of(own.get("limits"))}
+
+
+def asks_for_devices(replica: ReplicaSpec) -> bool:
+    """Return whether the pods of a role ask for GPUs or other devices, as gpus, as limits or as resource claims."""
+    devices = any("/" in name for name in limits_of(replica))
+    return bool(replica.gpus or devices or pod_spec(replica).get("resourceClaims"))
+
+
+def program_of(spec: JobSpec, replica: ReplicaSpec) -> list[str]:
+    """Return the words of a role's program. As in a container, a role's own command does not get the job's args."""
+    command, args = own_program(replica)
+    return [*command, *args] if command else [*spec.command, *(args or spec.args)]

@@ -41,6 +41,8 @@ class OperatorsPod:
     """Fields that Kubernetes requires and that the pod has."""
     volumes: tuple[str, ...] = ()
     """Names of its volumes."""
+    variables: frozenset[str] = frozenset()
+    """Variables of its container that the job's strategy sets."""
 
     @property
     def naming(self) -> str:
@@ -196,7 +198,7 @@ def _container(path: str, container: dict[str, Any], pod: OperatorsPod) -> Itera
             of = "strings" if key in ("command", "args") else "objects"
             yield Fault(f"{path}.{key}", f"must be a list of {of}, got None")
     yield from _container_image(f"{path}.image", container, pod)
-    yield from _reserved(path, container)
+    yield from _reserved(path, container, pod)
     if container.get("name") == TRAINER_CONTAINER:
         for key, reason in _SET_BY_OPERATOR_IN_TRAINER.items():
             if key in container:
@@ -211,7 +213,7 @@ def _container_image(path: str, container: dict[str, Any], pod: OperatorsPod) ->
         yield Fault(path, f"must be an image reference, got {shown(image)}")
 
 
-def _reserved(path: str, container: dict[str, Any]) -> Iterator[Fault]:
+def _reserved(path: str, container: dict[str, Any], pod: OperatorsPod) -> Iterator[Fault]:
     """Yield a fault for each mount path and each variable that belongs to the operator."""
     for mount in objects_of(container.get("volumeMounts")):
         mount_path = mount.get("mountPath")
@@ -219,7 +221,8 @@ def _reserved(path: str, container: dict[str, Any]) -> Iterator[Fault]:
             yield Fault(f"{path}.volumeMounts", f"{key_shown(mount_path)} belongs to the operator")
     for variable in objects_of(container.get("env")):
         name = variable.get("name")
-        if isinstance(name, str) and name in RESERVED_VARIABLES:
+        own = pod.variables if container.get("name") == pod.container else frozenset()
+        if isinstance(name, str) and name in RESERVED_VARIABLES | own:
             yield Fault(f"{path}.env", f"{name} is set by the operator")
 
 

@@ -30,6 +30,7 @@ from dtj.api.scheduling import SchedulingPolicy
 from dtj.api.shown import enumerated
 from dtj.api.strategies import RULES
 from dtj.api.strategy import StrategyRules
+from dtj.api.torch_distributed import Torch
 from dtj_trainer import contract
 
 Strings = Annotated[list[Annotated[str, Field(max_length=32768)]], Field(max_length=1024)]
@@ -153,13 +154,13 @@ class EvaluatorSpec(ReplicaSpec):
 class ReplicaSpecs(ApiModel):
     """The roles of a job. A Horovod job has workers and one launcher, which needs no entry. A ParameterServer job
     has workers, ps, one chief, which needs no entry, and an evaluator if it has an entry. A ParameterServer job that
-    names its chief or master may have no ps.
+    names its chief or master may have no ps. A TorchDistributed job has workers.
     """
 
     launcher: ReplicaSpec | None = None
     """Runs mpirun over the workers; trains nothing itself. One pod with 100m CPU when not given."""
     worker: ReplicaSpec | None = None
-    """The pods that compute: the ranks of Horovod, the workers of ParameterServer."""
+    """The pods that compute: the ranks of Horovod and TorchDistributed, the workers of ParameterServer."""
     chief: ChiefSpec | None = None
     """Drives the training of ParameterServer, and saves its checkpoints; its exit code is the job's. One pod with
     500m CPU and 1Gi when neither chief nor master is given. With replicas 0, worker 0 has the chief's part."""
@@ -304,6 +305,8 @@ class JobSpec(ApiModel):
     """What only strategy Horovod has."""
     parameter_server: ParameterServer | None = None
     """What only strategy ParameterServer has."""
+    torch: Torch | None = None
+    """What only strategy TorchDistributed has."""
     accelerator: Accelerator = Accelerator()
     """What kind of accelerator `gpus` counts, and where its nodes are."""
     data: Data | None = None
@@ -334,6 +337,11 @@ class JobSpec(ApiModel):
     def parameter_server_options(self) -> ParameterServer:
         """The block `parameterServer`; its defaults where the spec has none."""
         return self.parameter_server or ParameterServer()
+
+    @property
+    def torch_options(self) -> Torch:
+        """The block `torch`; its defaults where the spec has none."""
+        return self.torch or Torch()
 
     @property
     def by_mpi_operator(self) -> bool:

@@ -7,8 +7,11 @@ from enum import StrEnum
 from dtj.api.horovod import HOROVOD
 from dtj.api.parameter_server import PARAMETER_SERVER
 from dtj.api.strategy import StrategyRules
+from dtj.api.torch_distributed import TORCH_DISTRIBUTED
 
-RULES: dict[str, StrategyRules] = {rules.name: rules for rules in (HOROVOD, PARAMETER_SERVER)}
+RULES: dict[str, StrategyRules] = {
+    rules.name: rules for rules in (HOROVOD, PARAMETER_SERVER, TORCH_DISTRIBUTED)
+}
 """The rules of each strategy, by the name that `spec.strategy` gives. `dtj.plan.strategies` has the plan of each."""
 
 
@@ -17,3 +20,4 @@ class Strategy(StrEnum):
 
     HOROVOD = HOROVOD.name
     PARAMETER_SERVER = PARAMETER_SERVER.name
+    TORCH_DISTRIBUTED = TORCH_DISTRIBUTED.name

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -33,6 +33,8 @@ class Role:
     """The pods run the job's command. Other pods run what the strategy gives them."""
     decides: bool = False
     """The success of the pod of index 0 is the job's success."""
+    all_decide: bool = False
+    """With `decides`: the job succeeds when every pod of the role has succeeded, not only that of index 0."""
     reports: bool = False
     """The pod of index 0 reports the progress."""
     evaluates: bool = False
@@ -83,6 +85,12 @@ class StrategyRules:
     """The environment variable that holds the whole list of pods, where there is one."""
     facts: Callable[[Mapping[str, Any]], dict[str, str]] = lambda _: {}
     """What `dtj report` shows of a spec as plain data, besides what it shows of every strategy."""
+    faults: Callable[[Job], Iterable[tuple[str, str]]] = lambda _: ()
+    """What is wrong with a job in the strategy's own terms: the field and the message of each fault."""
+    notes: Callable[[JobSpec], tuple[str, ...]] = lambda _: ()
+    """Sentences for `dtj plan` on what the strategy makes of a spec."""
+    variables: frozenset[str] = frozenset()
+    """Environment variables of its own that the strategy sets, and that a job must not set."""
     executables: tuple[str, ...] = ()
     """Programs of which `dtj run` needs one on the machine."""
     shares_gpus: bool = False

@@ -24,7 +24,7 @@ def version() -> None:
 def help_(
     context: typer.Context,
     words: Annotated[
-        list[str] | None, typer.Argument(help="Of which command; none: of dtj.", metavar="COMMAND")
+        list[str] | None, typer.Argument(help="The command; by default dtj itself.", metavar="COMMAND")
     ] = None,
 ) -> None:
     """Show the help of dtj or of a command.
@@ -38,7 +38,7 @@ def help_(
 
 
 def tell_version(wanted: bool) -> None:
-    """Print dtj's version and end, where that is wanted."""
+    """Print the version of dtj and exit, if wanted."""
     if wanted:
         import dtj
 

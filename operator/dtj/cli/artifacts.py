@@ -1,4 +1,4 @@
-"""`dtj artifacts`: what a job left in its bucket."""
+"""`dtj artifacts`: list and copy the objects that a job left in its bucket."""
 
 from __future__ import annotations
 
@@ -25,58 +25,62 @@ _STANDARD_OUTPUT = "-"
 @_group.command()
 def ls(
     name: JobName,
-    prefix: Annotated[str, typer.Argument(help="Only what is below this folder.", metavar="FOLDER")] = "",
+    prefix: Annotated[
+        str, typer.Argument(help="List only the objects below this folder.", metavar="FOLDER")
+    ] = "",
     endpoint: EndpointOption = None,
     local: LocalOption = False,
     namespace: NamespaceOption = None,
     context: ContextOption = None,
     format_: FormatOption = None,
 ) -> None:
-    """List what is in the bucket, with sizes.
+    """List the objects of a job in its bucket, with sizes.
 
     ```
     dtj artifacts ls fashion-mnist
     dtj artifacts ls fashion-mnist checkpoints -o json
     ```
 
-    Keys are below the job's own prefix, which the last line shows.
+    Keys are relative to the job's own prefix, which the last line shows.
     """
     place = find(name, local=local, namespace=namespace, context=context)
     with place.artifacts(endpoint) as artifacts:
-        found = artifacts.ls(prefix)
+        objects = artifacts.ls(prefix)
     if format_:
-        print_data([{"key": item.key, "size": item.size, "etag": item.etag} for item in found], format_)
+        print_data([{"key": item.key, "size": item.size, "etag": item.etag} for item in objects], format_)
         return
-    if found:
+    if objects:
         table = columns("SIZE", "KEY", right=("SIZE",))
-        for item in found:
+        for item in objects:
             table.add_row(size(item.size), item.key)
         print_table(table)
-    total = f"{len(found)} objects, {size(sum(item.size for item in found))}, in {artifacts.uri}"
+    total = f"{len(objects)} objects, {size(sum(item.size for item in objects))}, in {artifacts.uri}"
     errors.print(total)
 
 
 @_group.command()
 def get(
     name: JobName,
-    key: Annotated[str, typer.Argument(help="An object, or a folder; by default all.", metavar="KEY")] = "",
+    key: Annotated[
+        str, typer.Argument(help="An object or a folder; by default all objects.", metavar="KEY")
+    ] = "",
     folder: Annotated[
         Path | None,
-        typer.Argument(help="Folder to copy to; by default one called as the job.", metavar="TO"),
+        typer.Argument(help="Folder to copy to; by default a folder with the name of the job.", metavar="TO"),
     ] = None,
     endpoint: EndpointOption = None,
     local: LocalOption = False,
     namespace: NamespaceOption = None,
     context: ContextOption = None,
 ) -> None:
-    """Copy an object, or all below a folder, and print the files.
+    """Copy an object, or all objects below a folder, and print the paths of the files.
 
     ```
     dtj artifacts get fashion-mnist model
     dtj artifacts get fashion-mnist checkpoints/938 ./restored
     ```
 
-    Below TO, files have the paths that they have in the bucket.
+    Below TO, each file has the path of its object in the bucket.
     """
     place = find(name, local=local, namespace=namespace, context=context)
     with place.artifacts(endpoint) as artifacts:
@@ -88,7 +92,9 @@ def get(
 def cp(
     name: JobName,
     key: Annotated[str, typer.Argument(help="The object, as `ls` shows it.", metavar="KEY")],
-    to: Annotated[str, typer.Argument(help="A file, or a folder that is there; - prints it.", metavar="TO")],
+    to: Annotated[
+        str, typer.Argument(help="A file or an existing folder; - is standard output.", metavar="TO")
+    ],
     endpoint: EndpointOption = None,
     local: LocalOption = False,
     namespace: NamespaceOption = None,
@@ -101,7 +107,7 @@ def cp(
     dtj artifacts cp fashion-mnist metrics.jsonl - | tail -1
     ```
 
-    A file that is there is replaced.
+    An existing file is replaced.
     """
     place = find(name, local=local, namespace=namespace, context=context)
     with place.artifacts(endpoint) as artifacts:
@@ -112,7 +118,7 @@ def cp(
 
 
 def size(amount: int) -> str:
-    """Bytes in the largest unit that leaves a whole number before the point."""
+    """Return a number of bytes in the largest unit in which it is at least 1."""
     value, units = float(amount), ["B", "KiB", "MiB", "GiB", "TiB"]
     while value >= 1024 and len(units) > 1:
         value, units = value / 1024, units[1:]

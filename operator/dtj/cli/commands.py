@@ -21,28 +21,30 @@ _OTHERS = "Others"
 
 
 class Listed(NamedTuple):
-    """What is known of a command before its module is imported."""
+    """The description of a command, which exists before the module of the command is imported."""
 
     module: str
-    """In dtj.cli."""
+    """Name of the module in dtj.cli."""
     line: str
     """The first line of the command's own help."""
     panel: str
-    """Under which heading the help of `dtj` lists the command."""
+    """The heading under which the help of `dtj` lists the command."""
 
 
 COMMANDS = {
     "new": Listed(
-        "files", "Write a job file with comments; on a terminal, ask for what is not given.", _WITHOUT
+        "files", "Write a job file with comments; on a terminal, ask for missing options.", _WITHOUT
     ),
     "validate": Listed("files", "Print every fault of job files, each with its line.", _WITHOUT),
     "plan": Listed(
         "files",
-        "Show what the operator would make of a job file: pods, hostfile, TF_CONFIG, environment.",
+        "Show what the operator would create for a job file: pods, hostfile, TF_CONFIG, environment.",
         _WITHOUT,
     ),
     "run": Listed("run", "Run a job file on this machine; `dtj submit` runs it on a cluster.", _WITHOUT),
-    "convert": Listed("convert", "Make DistributedTrainingJobs of Kubeflow's TFJobs and MPIJobs.", _WITHOUT),
+    "convert": Listed(
+        "convert", "Convert Kubeflow's jobs and torchx's dist.ddp to DistributedTrainingJobs.", _WITHOUT
+    ),
     "doctor": Listed(
         "doctor", "Check a cluster and, with a job file, whether that job can run there.", _JOBS
     ),
@@ -55,21 +57,21 @@ COMMANDS = {
     ),
     "logs": Listed(
         "logs",
-        "Print what the ranks and replicas of a job printed, all together, each in its colour.",
+        "Print the output of all ranks and replicas of a job, each in its own colour.",
         _JOBS,
     ),
     "events": Listed("jobs", "Print the events of a job and its pods.", _JOBS),
     "top": Listed(
-        "top", "Show the CPU and memory that each replica of a job uses, beside what it may use.", _JOBS
+        "top", "Show the CPU and memory that each replica of a job uses, beside its limits.", _JOBS
     ),
     "wait": Listed("jobs", "Wait until a job has succeeded, or for another condition.", _JOBS),
     "suspend": Listed("jobs", "End a job's pods as soon as their checkpoint is in the bucket.", _JOBS),
-    "resume": Listed("jobs", "Let a suspended job go on.", _JOBS),
+    "resume": Listed("jobs", "Continue a suspended job from its newest checkpoint.", _JOBS),
     "scale": Listed("jobs", "Change the number of replicas.", _JOBS),
     "delete": Listed("jobs", "Delete jobs with their pods.", _JOBS),
     "report": Listed(
         "report",
-        "Tables and pictures of one or many runs: rates, times, accuracy, speed-up, cost.",
+        "Make tables and pictures of one or many runs: rates, times, accuracy, speed-up, cost.",
         _RESULTS,
     ),
     "artifacts": Listed(
@@ -89,7 +91,7 @@ COMMANDS = {
 
 
 class Commands(TyperGroup):
-    """The group of all commands. Until a command is called, a command without options stands for it."""
+    """The group of all commands. A placeholder without options represents a command until the command is called."""
 
     def __init__(self, **settings: Any) -> None:
         settings["commands"] = {
@@ -99,27 +101,27 @@ class Commands(TyperGroup):
         super().__init__(**settings)
 
     def resolve_command(self, ctx: Any, args: list[str]) -> tuple[str | None, Any, list[str]]:
-        """As typer does it, with the command itself in the place of the one that stood for it."""
-        name, found, rest = super().resolve_command(ctx, args)
+        """Return what typer resolves, with the imported command instead of its placeholder."""
+        name, command, rest = super().resolve_command(ctx, args)
         if name:
-            found = load(name)
-            _leave_out_types_of_flags(found, ctx)
-        return name, found, rest
+            command = load(name)
+            _leave_out_types_of_flags(command, ctx)
+        return name, command, rest
 
     def get_params(self, ctx: Any) -> list[Any]:
-        """The options of `dtj` itself."""
-        found = super().get_params(ctx)
-        for param in found:
+        """Return the options of `dtj` itself."""
+        params = super().get_params(ctx)
+        for param in params:
             _leave_out_type_of_flag(param)
-        return found
+        return params
 
 
 def load(name: str) -> Any:
-    """Import a command's module; gives the command."""
+    """Import the module of a command, and return the command."""
     module = import_module(f"dtj.cli.{COMMANDS[name].module}")
-    alone = typer.Typer(rich_markup_mode="markdown", pretty_exceptions_enable=False)
-    alone.add_typer(module.app)
-    return typer.main.get_group(alone).commands[name]
+    wrapper = typer.Typer(rich_markup_mode="markdown", pretty_exceptions_enable=False)
+    wrapper.add_typer(module.app)
+    return typer.main.get_group(wrapper).commands[name]
 
 
 def _leave_out_types_of_flags(command: Any, ctx: Any) -> None:
@@ -130,6 +132,6 @@ def _leave_out_types_of_flags(command: Any, ctx: Any) -> None:
 
 
 def _leave_out_type_of_flag(param: Any) -> None:
-    """A flag takes no value: the help shows no type of a value."""
+    """Remove the type of a value from the help of a flag: a flag takes no value."""
     if getattr(param, "is_flag", False):
         param.metavar = ""

@@ -1,4 +1,4 @@
-"""Which cluster and namespace a command means, and the names of its jobs for the shell's completion."""
+"""The options that choose cluster, namespace and job, and the shell's completion of job names."""
 
 from __future__ import annotations
 
@@ -12,11 +12,14 @@ if TYPE_CHECKING:
     from dtj.client import Client
 
 _COMPLETION_SECONDS = 2.0
-"""What a person who pressed Tab waits at most."""
+"""The shell waits at most this long for names after the Tab key."""
 
 
 def connect(namespace: str | None, context: str | None) -> Client:
-    """A client of the cluster, closed when the command ends. Raises Unreachable, and Unusable for the kubeconfig."""
+    """Return a client of the cluster, closed when the command ends.
+
+    Raises Unreachable, or Unusable if the kubeconfig can't be used.
+    """
     import dtj.client
 
     client = dtj.client.Client(namespace=namespace, context=context)
@@ -36,20 +39,20 @@ def _names(namespace: str | None, context: str | None, local: bool) -> list[str]
 
 
 def complete_name(context: typer.Context, incomplete: str) -> list[str]:
-    """Names of jobs for the shell; none when the cluster does not answer in time."""
-    found: list[str] = []
-    given = context.params
+    """Return names of jobs for the shell; none if the cluster does not answer in time."""
+    names: list[str] = []
+    params = context.params
 
     def ask() -> None:
         try:
-            found.extend(_names(given.get("namespace"), given.get("context"), bool(given.get("local"))))
+            names.extend(_names(params.get("namespace"), params.get("context"), bool(params.get("local"))))
         except Exception:  # noqa: BLE001 - the shell has no place for a message
             return
 
-    asking = threading.Thread(target=ask, daemon=True)
-    asking.start()
-    asking.join(_COMPLETION_SECONDS)
-    return sorted({name for name in found if name.startswith(incomplete)})
+    thread = threading.Thread(target=ask, daemon=True)
+    thread.start()
+    thread.join(_COMPLETION_SECONDS)
+    return sorted({name for name in names if name.startswith(incomplete)})
 
 
 JobName = Annotated[
@@ -65,13 +68,13 @@ ContextOption = Annotated[
     str | None, typer.Option("--context", help="Context of the kubeconfig; by default the current one.")
 ]
 LocalOption = Annotated[
-    bool, typer.Option("--local", help="A run of this machine (`dtj run`), not a job of a cluster.")
+    bool, typer.Option("--local", help="Use a run of this machine (`dtj run`), not a job of a cluster.")
 ]
 EndpointOption = Annotated[
     str | None,
     typer.Option(
         "--endpoint",
-        help="URL of the S3 store as seen from here; by default AWS_ENDPOINT_URL_S3, then the job's own.",
+        help="URL of the S3 store for this machine; by default AWS_ENDPOINT_URL_S3, then the job's own.",
         metavar="URL",
     ),
 ]

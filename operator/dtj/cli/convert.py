@@ -16,9 +16,11 @@ from dtj.api.yaml_lines import read_documents
 from dtj.api.yaml_text import dump
 from dtj.cli.job_files import read_text
 from dtj.cli.terminal import Format, echo
+from dtj.convert.job import CONVERTED, is_job
 from dtj.convert.job import convert as converted
-from dtj.convert.job import is_kubeflow_job
 from dtj.convert.notes import Conversion
+from dtj.convert.torchx import without_report
+from dtj.convert.training_runtime import is_runtime
 
 app = typer.Typer()
 
@@ -26,37 +28,46 @@ app = typer.Typer()
 @app.command()
 def convert(
     files: Annotated[
-        list[Path], typer.Argument(help="Files with Kubeflow jobs; - is standard input.", metavar="FILE")
+        list[Path],
+        typer.Argument(help="Files with jobs of Kubeflow or torchx; - is standard input.", metavar="FILE"),
     ],
-    format_: Annotated[Format, typer.Option("--format", "-o", help="What to write.")] = Format.YAML,
+    format_: Annotated[Format, typer.Option("--format", "-o", help="Format of the output.")] = Format.YAML,
     artifacts: Annotated[
         str | None, typer.Option(help="Where checkpoints and logs go: s3://bucket/prefix.", metavar="URI")
     ] = None,
     output: Annotated[
-        Path | None, typer.Option("--output", help="Write there, not to standard output.", metavar="FILE")
+        Path | None,
+        typer.Option("--output", help="File to write; by default standard output.", metavar="FILE"),
     ] = None,
 ) -> None:
-    """Make DistributedTrainingJobs of Kubeflow's TFJobs and MPIJobs.
+    """Convert Kubeflow's MPIJobs, TFJobs, PyTorchJobs and TrainJobs, and torchx's dist.ddp.
 
-    Every field that has no equivalent, or means something else now, is noted on standard error and in the comments of
-    the YAML. Other objects of the files stay as they are. Exit code 0: all were converted, 1: some have no
-    equivalent.
+    Standard error and the comments of the YAML list every field that has no equivalent or another meaning. Other
+    objects of the files stay unchanged; runtimes of TrainJobs are left out. Exit code 0: all jobs were converted, 1:
+    some jobs can't be converted.
 
         dtj convert tfjob.yaml --artifacts s3://bucket/jobs --output job.yaml
 
         kubectl get mpijob mnist -o yaml | dtj convert -
+
+        torchx run --dryrun -s kubernetes dist.ddp --script train.py | dtj convert -
     """
     if artifacts is not None and not re.fullmatch(S3_URI, artifacts):
         raise Unusable(f"--artifacts {artifacts} is no s3:// URI", "give s3://bucket/prefix")
     documents: list[Conversion | Manifest] = []
     for file in files:
-        found = [converted(m, artifacts) if is_kubeflow_job(m) else m for m in _manifests(file)]
-        jobs = [entry for entry in found if isinstance(entry, Conversion)]
+        manifests = _manifests(file)
+        entries = [
+            converted(manifest, artifacts, manifests) if is_job(manifest) else manifest
+            for manifest in manifests
+            if not is_runtime(manifest)
+        ]
+        jobs = [entry for entry in entries if isinstance(entry, Conversion)]
         if not jobs:
-            raise Unusable(f"{file}: has no job of Kubeflow", "give a TFJob or MPIJob of kubeflow.org")
+            raise Unusable(f"{file}: has no job of Kubeflow or torchx", f"give one of {CONVERTED}")
         for job in jobs:
-            _tell(file, job)
-        documents += found
+            _print_notes(file, job)
+        documents += entries
     refused = [entry for entry in documents if isinstance(entry, Conversion) and entry.manifest is None]
     text = _text([entry for entry in documents if entry not in refused], format_)
     if len(refused) < sum(isinstance(entry, Conversion) for entry in documents):
@@ -66,7 +77,8 @@ def convert(
 
 
 def _manifests(file: Path) -> list[Manifest]:
-    documents = [document for document in read_documents(read_text(file), str(file)) if document.data]
+    text = without_report(read_text(file))
+    documents = [document for document in read_documents(text, str(file)) if document.data]
     repeated = [f"{file}:{line}: {fault}" for document in documents for line, fault in document.repeated]
     if repeated:
         raise Unusable("\n".join(repeated))
@@ -75,24 +87,24 @@ def _manifests(file: Path) -> list[Manifest]:
     return [document.data for document in documents]
 
 
-def _tell(file: Path, job: Conversion) -> None:
-    end = "can't be converted" if job.manifest is None else "is converted"
-    echo(f"{file}: {job.kind} {job.name} {end}", err=True)
+def _print_notes(file: Path, job: Conversion) -> None:
+    outcome = "can't be converted" if job.manifest is None else "is converted"
+    echo(f"{file}: {job.kind} {job.name} {outcome}", err=True)
     for note in job.notes:
         echo(f"  {'! ' if note.refused else '- '}{note}", err=True)
 
 
 def _text(documents: list[Conversion | Manifest], format_: Format) -> str:
-    # Through JSON, so that what roles share is written out for each, and not as YAML's anchors.
+    # JSON has no shared values: after the round trip, the YAML contains no anchors for values that roles share.
     manifests = [
         json.loads(json.dumps(entry.manifest if isinstance(entry, Conversion) else entry, default=str))
         for entry in documents
     ]
     if format_ is Format.JSON:
-        whole = (
+        document = (
             manifests[0] if len(manifests) == 1 else {"apiVersion": "v1", "kind": "List", "items": manifests}
         )
-        return json.dumps(whole, indent=2) + "\n"
+        return json.dumps(document, indent=2) + "\n"
     return "---\n".join(
         _comments(entry) + dump(manifest) for entry, manifest in zip(documents, manifests, strict=True)
     )
@@ -102,7 +114,7 @@ def _comments(entry: Conversion | Manifest) -> str:
     if not isinstance(entry, Conversion):
         return ""
     lines = [
-        f"# Made by dtj convert of the {entry.kind} {entry.name}.",
+        f"# Made by dtj convert from the {entry.kind} {entry.name}.",
         *(f"# - {note}" for note in entry.notes),
     ]
     return "".join(f"{line}\n" for line in lines)

@@ -27,7 +27,7 @@ def doctor(
     path: Annotated[
         Path | None,
         typer.Argument(
-            help="A job file, to see how that job would fare; - is standard input.",
+            help="Job file to check as well; - is standard input.",
             metavar="FILE",
             show_default=False,
         ),
@@ -41,9 +41,9 @@ def doctor(
 ) -> None:
     """Check a cluster and, with a job file, whether that job can run there.
 
-    The cluster: its version, the CRD, the operator, what you may do. With a job: accelerators, room on the nodes,
-    quotas, the Secret; and from a pod in the job's image: DNS, writing below artifacts.uri, the data set. Exit code
-    0: nothing failed, there may be warnings; 1: something failed.
+    Checks of the cluster: version, CRD, operator, your permissions. Checks of a job: accelerators, free resources of
+    the nodes, quotas, the Secret. In a pod with the job's image: DNS, writing below artifacts.uri, the data set. Exit
+    code 0: no check failed, there may be warnings; 1: a check failed.
 
     ```
     dtj doctor
@@ -57,7 +57,7 @@ def doctor(
     if path is not None:
         manifest, job = read_one_job(path)
         namespace = namespace or (manifest.get("metadata") or {}).get("namespace")
-    with errors.status("looking at the cluster"):
+    with errors.status("checking the cluster"):
         checks = asyncio.run(examine(job, namespace=namespace, context=context, with_pod=pod))
     if format_:
         print_data([{**asdict(check), "verdict": check.verdict.value} for check in checks], format_)

@@ -1,4 +1,4 @@
-"""Durations as people give and read them."""
+"""Durations as text: reading and printing."""
 
 from __future__ import annotations
 
@@ -12,14 +12,16 @@ _PART = re.compile(r"(\d+(?:\.\d+)?)([smhd]?)")
 
 
 def seconds_of(text: str) -> float:
-    """Seconds of `90`, `90s`, `10m`, `1h` or `1h30m`. Raises typer.BadParameter for anything else."""
+    """Return the seconds of `90`, `90s`, `10m`, `1h` or `1h30m`. Raises typer.BadParameter for anything else."""
     if not _DURATION.fullmatch(text):
-        raise typer.BadParameter(f"{text!r} is no duration: give seconds, or as in 90s, 10m, 1h30m")
+        raise typer.BadParameter(
+            f"{text!r} is no duration: give seconds, or a duration such as 90s, 10m or 1h30m"
+        )
     return sum(float(number) * _SECONDS[unit] for number, unit in _PART.findall(text))
 
 
 def brief(seconds: float) -> str:
-    """A duration in two units at most, as kubectl shows ages: 45s, 12m30s, 3h5m, 4d12h."""
+    """Return a duration in at most two units, as kubectl shows ages: 45s, 12m30s, 3h5m, 4d12h."""
     whole = max(int(seconds), 0)
     if whole < 120:
         return f"{whole}s"

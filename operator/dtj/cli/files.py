@@ -1,4 +1,4 @@
-"""Commands on job files, which need no cluster."""
+"""The commands on job files. They need no cluster."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import typer
 
 from dtj.api.crd import custom_resource_definition
 from dtj.api.errors import Unusable
-from dtj.api.job import Job, Manifest
+from dtj.api.job import Job
 from dtj.api.job_file import FaultyFile, JobFile, read_job_file
 from dtj.api.status import JobStatus
 from dtj.api.yaml_text import dump, dump_all
@@ -31,8 +31,9 @@ def validate(
 ) -> None:
     """Print every fault of job files, each with its line.
 
-    The messages are the operator's own: what passes here is not refused there for its form. Objects of other kinds
-    in a file are passed over. Exit code 0: no fault, 1: some, 2: a file can't be read or has no job.
+    The checks and messages are the operator's own. A cluster can refuse a valid job only for what the file does not
+    show. Objects of other kinds are passed over. Exit code 0: no fault, 1: at least one fault, 2: a file can't be
+    read or has no job.
 
     ```
     dtj validate job.yaml
@@ -41,9 +42,9 @@ def validate(
     """
     reports, code = [], 0
     for path in files:
-        report, found = _validated(path, quiet=format_ is not None)
+        report, exit_code = _validated(path, quiet=format_ is not None)
         reports.append(report)
-        code = max(code, found)
+        code = max(code, exit_code)
     if format_:
         print_data(reports, format_)
     raise typer.Exit(code)
@@ -54,12 +55,13 @@ def plan(
     path: Annotated[Path, typer.Argument(help="Job file; - is standard input.", metavar="FILE")],
     format_: FormatOption = None,
     attempt: Annotated[
-        int, typer.Option("--attempt", min=1, help="As after this many starts.", metavar="N")
+        int,
+        typer.Option("--attempt", min=1, help="Number of the attempt to show; 1 is the first.", metavar="N"),
     ] = 1,
 ) -> None:
-    """Show what the operator would make of a job file: pods, hostfile, TF_CONFIG, environment.
+    """Show what the operator would create for a job file: pods, hostfile, TF_CONFIG, environment.
 
-    `-o yaml` and `-o json` print the objects themselves, all but the Secret with the job's ssh key.
+    `-o yaml` and `-o json` print all objects except the Secret with the job's ssh key.
 
     ```
     dtj plan job.yaml
@@ -69,12 +71,12 @@ def plan(
     file = read_job_file(read_text(path), str(path))
     if file.faults:
         raise FaultyFile(file)
-    jobs = [_in_attempt(found.job, attempt) for found in file.jobs if found.job is not None]
+    jobs = [_in_attempt(entry.job, attempt) for entry in file.jobs if entry.job is not None]
     if format_ is None:
         for job in jobs:
             print_summary(job)
         return
-    objects = [made for job in jobs for made in _objects(job)]
+    objects = [manifest for job in jobs for manifest in plan_job(job).objects]
     if format_ is Format.JSON:
         print_data(objects, format_)
     else:
@@ -94,44 +96,40 @@ def crd() -> None:
 
 
 def _validated(path: Path, *, quiet: bool) -> tuple[dict[str, Any], int]:
-    """What is said of a file, and the exit code that it makes."""
+    """Return the report on a file, and the exit code for the file."""
     try:
         file = read_job_file(read_text(path), str(path))
     except Unusable as error:
         if not quiet:
-            _complain(error.message)
+            errors.print(error.message)
             if error.remedy:
-                _complain(f"     {error.remedy}")
+                errors.print(f"     {error.remedy}")
         return {"file": str(path), "error": error.message}, error.exit_code
     if not quiet:
-        _tell(file)
+        _print_result(file)
     return _report(file), 1 if file.faults else 0
 
 
-def _tell(file: JobFile) -> None:
+def _print_result(file: JobFile) -> None:
     for other in file.others:
         errors.print(f"{file.name}:{other.line}: {other.name} passed over", style="dim")
     for fault in file.messages():
-        _complain(fault)
-    for found in file.jobs:
-        if found.job is not None and not found.faults:
-            pods = len(plan_job(found.job).pods)
-            echo(f"{file.name}: {found.job.name} is valid: {found.job.spec.strategy} with {pods} pods")
-
-
-def _complain(message: str) -> None:
-    errors.print(message)
+        errors.print(fault)
+    for entry in file.jobs:
+        if entry.job is not None and not entry.faults:
+            pods = len(plan_job(entry.job).pods)
+            echo(f"{file.name}: {entry.job.name} is valid: {entry.job.spec.strategy} with {pods} pods")
 
 
 def _report(file: JobFile) -> dict[str, Any]:
     jobs = []
-    for found in file.jobs:
-        metadata = found.manifest.get("metadata")
-        faults = [{"line": f.line, "field": f.field, "message": f.message} for f in found.faults]
+    for entry in file.jobs:
+        metadata = entry.manifest.get("metadata")
+        faults = [{"line": f.line, "field": f.field, "message": f.message} for f in entry.faults]
         jobs.append(
             {
                 "name": metadata.get("name") if isinstance(metadata, dict) else None,
-                "line": found.line,
+                "line": entry.line,
                 "valid": not faults,
                 "faults": faults,
             }
@@ -141,10 +139,6 @@ def _report(file: JobFile) -> dict[str, Any]:
 
 
 def _in_attempt(job: Job, attempt: int) -> Job:
-    """The job as its plan is after so many starts, of all its replicas."""
+    """Return the job with a status that places the job and each of its replicas in this attempt."""
     replicas = {pod.removeprefix(f"{job.name}-"): attempt for pod in plan_job(job).attempts}
     return replace(job, status=JobStatus(attempt=attempt, replica_attempts=replicas))
-
-
-def _objects(job: Job) -> list[Manifest]:
-    return [*plan_job(job).objects]

@@ -1,4 +1,4 @@
-"""Reading the files that commands are given."""
+"""Reads the job files of the command line, and standard input."""
 
 from __future__ import annotations
 
@@ -14,7 +14,10 @@ STANDARD_INPUT = "-"
 
 
 def read_text(path: Path) -> str:
-    """The text of a file, of standard input for `-`; raises Unusable where it can't be read, or is too large."""
+    """Return the text of a file, or of standard input for `-`.
+
+    Raises Unusable if the file can't be read, is too large, or is not UTF-8.
+    """
     try:
         if str(path) == STANDARD_INPUT:
             data = sys.stdin.buffer.read(MOST_BYTES + 1)
@@ -31,7 +34,7 @@ def read_text(path: Path) -> str:
 
 
 def read_one_job(path: Path) -> tuple[Manifest, Job]:
-    """The one job of a file, as it is written and read.
+    """Return the only job of a file, as manifest and as model.
 
     Raises Unusable if the file does not contain exactly one job, and FaultyFile with every fault of the file.
     """

@@ -1,4 +1,4 @@
-"""Jobs and events as tables. Pure."""
+"""Jobs and events as tables. All functions are pure."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ PHASE_STYLES = {
 
 
 def job_table(jobs: Sequence[DistributedTrainingJob], now: datetime, *, namespaces: bool = False) -> Table:
-    """One line a job. namespaces: with the namespace of each."""
+    """Return a table with one line for each job. namespaces: whether to show the namespaces."""
     first = ("NAMESPACE",) if namespaces else ()
     table = columns(
         *first, "NAME", "PHASE", "STRATEGY", "WORKERS", "PROGRESS", "EX/S", "ATTEMPT", "AGE",
@@ -43,7 +43,7 @@ def job_table(jobs: Sequence[DistributedTrainingJob], now: datetime, *, namespac
 
 
 def event_table(events: Sequence[JobEvent], now: datetime) -> Table:
-    """One line an event; warnings stand out."""
+    """Return a table with one line for each event. Warnings are yellow."""
     table = columns("LAST SEEN", "TYPE", "REASON", "OBJECT", "MESSAGE")
     for event in events:
         age = brief((now - event.time).total_seconds()) if event.time else UNKNOWN
@@ -55,13 +55,13 @@ def event_table(events: Sequence[JobEvent], now: datetime) -> Table:
     return table
 
 
-def _short(about: str) -> str:
-    """An event's object as kubectl takes it."""
-    return about.replace(f"{KIND}/", f"{SHORT_NAME}/")
+def _short(object_: str) -> str:
+    """Return the object of an event, with the short name of its kind for a job."""
+    return object_.replace(f"{KIND}/", f"{SHORT_NAME}/")
 
 
 def phase_text(job: DistributedTrainingJob) -> Text:
-    """The phase in its colour; that of a job which no operator has seen is not known."""
+    """Return the phase in its colour. A job has no phase before the operator sees the job."""
     phase = job.status.phase
     if job.metadata.deletion_timestamp:
         return Text("Deleting", "yellow")

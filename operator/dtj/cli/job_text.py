@@ -1,4 +1,4 @@
-"""A job file as text, each field explained by the words of its model."""
+"""The text of a job file, in which comments explain the fields with the descriptions of the models."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _ONE_LINE = 1 << 30
 
 @dataclass(frozen=True)
 class Answers:
-    """What a new job is to be; an empty text: not given."""
+    """The answers to the questions of `dtj new`. An empty text means that an answer is missing."""
 
     name: str = "training"
     strategy: str = next(iter(RULES))
@@ -43,7 +43,7 @@ class Answers:
     secret: str = ""
 
     def shown(self, option: str) -> str:
-        """An answer as text; where it was not given, what is taken then."""
+        """Return an answer as text, or its default if the answer is missing."""
         starter = RULES[self.strategy].starter
         defaults = {
             "image": f"{starter.image}:{version('dtj')}",
@@ -53,13 +53,13 @@ class Answers:
 
 
 def job_text(answers: Answers) -> str:
-    """The job file; it has faults where the answers do. Raises ValueError where the command's quotes don't match."""
+    """Return the job file, with the faults of the answers. Raises ValueError if the command has an open quote."""
     return "\n".join(_lines(answers)) + "\n"
 
 
 def _lines(answers: Answers) -> Iterator[str]:
     yield "# A job of `dtj`: `dtj validate` checks this file, `dtj run` trains on this machine,"
-    yield "# `dtj submit` on a cluster. What is commented out shows the default, or an example."
+    yield "# `dtj submit` on a cluster. Fields that are commented out show the default, or an example."
     yield f"apiVersion: {API_VERSION}"
     yield f"kind: {KIND}"
     yield "metadata:"
@@ -95,19 +95,19 @@ def _lines(answers: Answers) -> Iterator[str]:
 
 
 def _role(name: str, answers: Answers) -> Iterator[str]:
-    """The entry of a role. That of the workers explains the fields, which every role has."""
-    asked = getattr(answers, RULES[answers.strategy].roles[name].option or "")
-    if asked is False:
+    """Yield the entry of a role. Only the entry of the workers explains the fields, which all roles share."""
+    answer = getattr(answers, RULES[answers.strategy].roles[name].option or "")
+    if answer is False:
         return
     yield from _comment(2, _described(ReplicaSpecs, name))
-    if asked is True:
+    if answer is True:
         yield f"    {name}: {{replicas: 1}}"
         return
     yield f"    {name}:"
     if name != RULES[answers.strategy].role_of_option("workers"):
-        yield f"      replicas: {asked}"
+        yield f"      replicas: {answer}"
         return
-    yield from _field(3, ReplicaSpec, "replicas", asked)
+    yield from _field(3, ReplicaSpec, "replicas", answer)
     yield from _field(3, ReplicaSpec, "gpus", answers.gpus)
     resources = {"requests": {"cpu": 4, "memory": "16Gi"}, "limits": {"memory": "16Gi"}}
     yield from _field(3, ReplicaSpec, "resources", resources, unused=True)
@@ -141,10 +141,10 @@ def _artifacts(answers: Answers) -> Iterator[str]:
 def _field(
     depth: int, model: type[ApiModel], name: str, value: Any, *, unused: bool = False
 ) -> Iterator[str]:
-    """A field below its explanation; one that is not used is commented out."""
+    """Yield a field below its description. unused: whether to comment the field out."""
     yield from _comment(depth, _described(model, name))
-    mark = "# " if unused else ""
-    yield f"{'  ' * depth}{mark}{model.model_fields[name].alias}: {_inline(value)}"
+    prefix = "# " if unused else ""
+    yield f"{'  ' * depth}{prefix}{model.model_fields[name].alias}: {_inline(value)}"
 
 
 def _described(model: type[ApiModel], name: str) -> str:
@@ -152,7 +152,7 @@ def _described(model: type[ApiModel], name: str) -> str:
 
 
 def _comment(depth: int, text: str) -> Iterator[str]:
-    """A text as comments of at most 100 columns."""
+    """Yield a text as comment lines of at most 100 columns."""
     line = ""
     for word in text.split():
         if line and len(line) + len(word) + 2 * depth > 98:
@@ -164,9 +164,9 @@ def _comment(depth: int, text: str) -> Iterator[str]:
 
 
 def _inline(value: Any) -> str:
-    """A value on one line."""
+    """Return a value as YAML on one line."""
     text = _dumped(value)
-    return _dumped(value, '"') if "\n" in text else text  # line breaks are only escaped between double quotes
+    return _dumped(value, '"') if "\n" in text else text  # YAML escapes line breaks only in double quotes.
 
 
 def _dumped(value: Any, style: str | None = None) -> str:

@@ -1,4 +1,4 @@
-"""Commands that make, list, change and delete the jobs of a cluster."""
+"""Commands that create, list, change and delete the jobs of a cluster."""
 
 from __future__ import annotations
 
@@ -50,10 +50,10 @@ def submit(
     file: Annotated[Path, typer.Argument(help="Job file; - is standard input.", metavar="FILE")],
     name: Annotated[str | None, typer.Option(help="Give the job this name instead of the file's.")] = None,
     wait: Annotated[
-        bool, typer.Option("--wait", help="Wait until it has ended; exit code 1: failed.")
+        bool, typer.Option("--wait", help="Wait until the job has ended; exit code 1: the job failed.")
     ] = False,
     follow: Annotated[
-        bool, typer.Option("--follow", "-f", help="Wait, and print what the job prints, as `dtj logs -f`.")
+        bool, typer.Option("--follow", "-f", help="Wait, and print the job's output as `dtj logs -f` does.")
     ] = False,
     timeout: TimeoutOption = None,
     namespace: NamespaceOption = None,
@@ -62,7 +62,7 @@ def submit(
 ) -> None:
     """Run a job file on the cluster; `dtj run` runs it on this machine.
 
-    Unlike `kubectl apply`, it refuses a job whose name is taken, and reports every fault of the file with its line.
+    Unlike `kubectl apply`, the command refuses a taken name, and prints every fault of the file with its line.
 
     ```
     dtj submit job.yaml
@@ -80,8 +80,8 @@ def submit(
     job = DistributedTrainingJob.from_manifest(manifest)
     if namespace and job.metadata.namespace not in (None, namespace):
         raise Unusable(
-            f"{file} has namespace {job.metadata.namespace}, --namespace says {namespace}",
-            "leave one of them out",
+            f"{file} has namespace {job.metadata.namespace}, but --namespace is {namespace}",
+            "leave out one of them",
         )
     client = connect(namespace, context)
     submitted = client.submit(job, namespace=namespace)
@@ -102,7 +102,7 @@ def submit(
 @app.command("list")
 def list_jobs(
     all_namespaces: Annotated[
-        bool, typer.Option("--all-namespaces", "-A", help="Those of every namespace.")
+        bool, typer.Option("--all-namespaces", "-A", help="List the jobs of all namespaces.")
     ] = False,
     local: LocalOption = False,
     namespace: NamespaceOption = None,
@@ -111,7 +111,7 @@ def list_jobs(
 ) -> None:
     """List jobs with their phase, progress and rate.
 
-    PROGRESS is in percent of all steps, EX/S in examples a second over all ranks.
+    PROGRESS is the share of the steps that are done. EX/S is examples per second of all ranks together.
 
     ```
     dtj list -A
@@ -143,14 +143,16 @@ def list_jobs(
 @app.command()
 def wait(
     name: JobName,
-    goal: Annotated[Goal, typer.Option("--for", help="`ended`: however it ends.")] = Goal.SUCCEEDED,
+    goal: Annotated[
+        Goal, typer.Option("--for", help="Condition to wait for; `ended`: succeeded or failed.")
+    ] = Goal.SUCCEEDED,
     timeout: TimeoutOption = None,
     namespace: NamespaceOption = None,
     context: ContextOption = None,
 ) -> None:
     """Wait until a job has succeeded, or for another condition.
 
-    Exit code 0: the job has that condition, 1: the job ended otherwise, 5: not in time.
+    Exit code 0: the job has the condition, 1: the job ended without it, 5: the timeout passed.
 
     ```
     dtj wait fashion-mnist --timeout 1h
@@ -171,7 +173,7 @@ def wait(
 def suspend(name: JobName, namespace: NamespaceOption = None, context: ContextOption = None) -> None:
     """End a job's pods as soon as their checkpoint is in the bucket.
 
-    `dtj resume` goes on from there.
+    `dtj resume` continues from this checkpoint.
 
     ```
     dtj suspend fashion-mnist && dtj wait fashion-mnist --for=Suspended
@@ -183,24 +185,24 @@ def suspend(name: JobName, namespace: NamespaceOption = None, context: ContextOp
 
 @app.command()
 def resume(name: JobName, namespace: NamespaceOption = None, context: ContextOption = None) -> None:
-    """Let a suspended job go on.
+    """Continue a suspended job from its newest checkpoint.
 
-    It starts from its newest checkpoint, as a new attempt.
+    The job starts a new attempt.
 
     ```
     dtj resume fashion-mnist
     ```
     """
     connect(namespace, context).resume(name)
-    echo(f"{name} goes on")
+    echo(f"{name} is being resumed")
 
 
 @app.command()
 def scale(
     name: JobName,
-    workers: Annotated[int | None, typer.Option(min=1, help="How many workers.", metavar="N")] = None,
+    workers: Annotated[int | None, typer.Option(min=1, help="Number of workers.", metavar="N")] = None,
     replicas: Annotated[
-        list[str] | None, typer.Option(help="How many of another role.", metavar="ROLE=N")
+        list[str] | None, typer.Option(help="Number of replicas of any role.", metavar="ROLE=N")
     ] = None,
     timeout: TimeoutOption = None,
     namespace: NamespaceOption = None,
@@ -208,7 +210,7 @@ def scale(
 ) -> None:
     """Change the number of replicas.
 
-    A job that runs is suspended, and goes on from its checkpoint with the new number.
+    A running job is suspended, and then continues from its checkpoint with the new number.
 
     ```
     dtj scale fashion-mnist --workers 4
@@ -217,11 +219,13 @@ def scale(
     """
     wanted = dict(_role_and_number(text) for text in replicas or [])
     if workers is not None and wanted.setdefault("worker", workers) != workers:
-        raise Unusable(f"--workers {workers} and --replicas worker={wanted['worker']} differ")
+        raise Unusable(
+            f"--workers {workers} and --replicas worker={wanted['worker']} differ", "give one of them"
+        )
     if not wanted:
-        raise Unusable("nothing to change", "say --workers N or --replicas ROLE=N")
+        raise Unusable("nothing to change", "give --workers N or --replicas ROLE=N")
     connect(namespace, context).scale(name, wanted, timeout=timeout)
-    echo(f"{name} has now " + ", ".join(f"{role}={number}" for role, number in wanted.items()))
+    echo(f"{name} now has " + ", ".join(f"{role}={number}" for role, number in wanted.items()))
 
 
 @app.command()
@@ -236,7 +240,7 @@ def delete(
 ) -> None:
     """Delete jobs with their pods.
 
-    What they left in the bucket stays.
+    Their artifacts in the bucket stay.
 
     ```
     dtj delete fashion-mnist --wait
@@ -270,19 +274,21 @@ def events(
     elif listed:
         print_table(event_table(listed, datetime.now(UTC)))
     else:
-        errors.print(f"no events of {name} are kept any more")
+        errors.print(f"{name} has no events")
 
 
-def _follow(client: Client, job: DistributedTrainingJob, to: VisibleConsole) -> None:
-    """Print what a job prints until it has ended; Ctrl-C ends this, not the job."""
+def _follow(client: Client, job: DistributedTrainingJob, console: VisibleConsole) -> None:
+    """Print the output of a job until the job has ended. Ctrl-C ends the printing, not the job."""
     from dtj.client import LogQuery
 
     painter = LinePainter()
     try:
         for line in client.logs(job.name, LogQuery(follow=True), namespace=job.namespace):
-            to.print(painter.painted(line))
+            console.print(painter.painted(line))
     except KeyboardInterrupt:
-        errors.print(f"{job.name} goes on; `dtj logs {job.name} -n {job.namespace} -f` follows it again")
+        errors.print(
+            f"{job.name} keeps running; `dtj logs {job.name} -n {job.namespace} -f` follows it again"
+        )
         raise
 
 
@@ -301,5 +307,5 @@ def _local_jobs(namespace: str | None) -> list[DistributedTrainingJob]:
 def _role_and_number(text: str) -> tuple[str, int]:
     role, equals, number = text.partition("=")
     if not (role and equals and number.isdecimal()):
-        raise Unusable(f"--replicas {text}: say ROLE=N, e.g. worker=4")
+        raise Unusable(f"--replicas {text}: must be ROLE=N, such as worker=4")
     return role, int(number)

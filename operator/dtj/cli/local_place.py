@@ -1,4 +1,4 @@
-"""A run of this machine, seen as a job of a cluster is."""
+"""A run of this machine, with the interface of a job on a cluster."""
 
 from __future__ import annotations
 
@@ -17,42 +17,42 @@ from dtj.client.views import read_event
 from dtj.local.runs import Run
 from dtj_trainer.artifacts.s3 import parse_s3_uri
 
-_LOOK_SECONDS = 0.3
+_POLL_SECONDS = 0.3
 
 
 class LocalPlace:
     """Implements `dtj.cli.places.Place` for a run."""
 
     def __init__(self, run: Run, home: Path) -> None:
-        """home: dtj's, below which the embedded store is."""
+        """Create the place. home: the folder of dtj, in which the embedded object store is."""
         self._run = run
         self._home = home
 
     def job(self) -> DistributedTrainingJob:
-        """As Place."""
+        """See `Place.job`."""
         return DistributedTrainingJob.from_cluster(self._run.manifest)
 
     def note(self) -> str | None:
-        """As Place."""
+        """See `Place.note`."""
         if self._run.pid is not None or self.job().status.finished:
             return None
-        return "nobody carries this run out now: `dtj run FILE --resume` goes on from its checkpoint"
+        return "no process carries out this run: `dtj run FILE --resume` continues from the newest checkpoint"
 
     def pods(self) -> list[Pod]:
-        """As Place."""
+        """See `Place.pods`."""
         return []
 
     def events(self) -> list[JobEvent]:
-        """As Place."""
+        """See `Place.events`."""
         return [read_event(event) for event in self._run.events]
 
     @contextmanager
     def artifacts(self, endpoint: str | None = None) -> Iterator[Artifacts]:
-        """As Place; the embedded store is started for it unless it runs."""
+        """See `Place.artifacts`. Start the embedded store unless the store runs."""
         job = self.job()
         uri = job.artifacts_uri
         if uri is None:
-            raise NotFound(f"{job.name} keeps no artifacts", "give its file spec.artifacts.uri")
+            raise NotFound(f"{job.name} keeps no artifacts", "set spec.artifacts.uri in its job file")
         if self._run.embedded_store and endpoint is None:
             from dtj.local.object_store import open_store
 
@@ -62,7 +62,7 @@ class LocalPlace:
         yield Artifacts(uri, store_environment(job.spec, endpoint))
 
     def logs(self, query: LogQuery) -> Iterator[LogLine]:
-        """As Place: what the replicas printed over all attempts; one attempt's is in the bucket."""
+        """See `Place.logs`. Output files have the lines of all attempts; the bucket has the lines of each attempt."""
         selection = Selection(self._run.job, query)
         if query.attempt is not None:
             with self.artifacts() as artifacts:
@@ -75,17 +75,17 @@ class LocalPlace:
             yield from outputs.fresh()
             if ended:
                 return
-            time.sleep(_LOOK_SECONDS)
+            time.sleep(_POLL_SECONDS)
 
 
 class _Outputs:
-    """The output files of a run's replicas, each read from where the last look ended."""
+    """The output files of a run's replicas. Each read continues where the previous read ended."""
 
     def __init__(self, run: Run, selection: Selection) -> None:
         self._run = run
         self._selection = selection
         self._read: dict[str, int] = {}
-        """Bytes read, by replica."""
+        """The number of bytes read, by replica."""
 
     def last(self, tail: int | None) -> Iterator[LogLine]:
         """Return the present output: the last `tail` lines of each replica."""
@@ -108,9 +108,9 @@ class _Outputs:
             opened.seek(self._read.get(replica, 0))
             block = opened.read()
         # Leave an incomplete line for the next read.
-        whole = block[: block.rfind(b"\n") + 1]
-        self._read[replica] = self._read.get(replica, 0) + len(whole)
-        for text in whole.decode(errors="replace").split("\n")[:-1]:
+        complete_lines = block[: block.rfind(b"\n") + 1]
+        self._read[replica] = self._read.get(replica, 0) + len(complete_lines)
+        for text in complete_lines.decode(errors="replace").split("\n")[:-1]:
             line = file_line(text, replica)
             if self._selection.wants(line.source):
                 yield line

@@ -17,36 +17,42 @@ if TYPE_CHECKING:
 
 app = typer.Typer()
 _COLOURS = ("cyan", "magenta", "green", "yellow", "blue", "bright_red", "bright_cyan", "bright_magenta")
-# What a program writes for a terminal and is no colour: it moves the cursor, sets the title or makes a link.
-_COMMANDS = re.compile(r"\x1b\][^\x07\x1b]*(?:\x07|\x1b\\)|\x1b\[[0-?]*[ -/]*[@-ln-~]")
+# Control sequences other than colours, which move the cursor, set the title or make a link.
+_CONTROL_SEQUENCES = re.compile(r"\x1b\][^\x07\x1b]*(?:\x07|\x1b\\)|\x1b\[[0-?]*[ -/]*[@-ln-~]")
 
 
 @app.command()
 def logs(
     name: JobName,
-    role: Annotated[str | None, typer.Option(help="Only replicas of this role: worker, ps, …")] = None,
-    index: Annotated[int | None, typer.Option(min=0, help="Only this replica of the role.")] = None,
-    rank: Annotated[int | None, typer.Option(min=0, help="Only this rank of a Horovod job.")] = None,
-    follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on until the job has ended.")] = False,
+    role: Annotated[str | None, typer.Option(help="Print only replicas of this role: worker, ps, …")] = None,
+    index: Annotated[int | None, typer.Option(min=0, help="Print only this replica of the role.")] = None,
+    rank: Annotated[int | None, typer.Option(min=0, help="Print only this rank.")] = None,
+    follow: Annotated[
+        bool, typer.Option("--follow", "-f", help="Print new lines until the job has ended.")
+    ] = False,
     tail: Annotated[
-        int | None, typer.Option(min=0, help="Only so many last lines of each replica.", metavar="N")
+        int | None, typer.Option(min=0, help="Print only the last N lines of each replica.", metavar="N")
     ] = None,
     attempt: Annotated[
-        int | None, typer.Option(min=1, help="Those of an earlier attempt, from the bucket.", metavar="N")
+        int | None,
+        typer.Option(min=1, help="Print the lines of an earlier attempt, from the bucket.", metavar="N"),
     ] = None,
     timestamps: Annotated[
-        bool, typer.Option("--timestamps", help="With the time of each line, where it is known.")
+        bool, typer.Option("--timestamps", help="Print the time of each line, if known.")
     ] = False,
     prefix: Annotated[
-        bool, typer.Option("--prefix/--no-prefix", help="Whether each line begins with who printed it.")
+        bool,
+        typer.Option(
+            "--prefix/--no-prefix", help="Begin each line with the rank or replica that printed it."
+        ),
     ] = True,
     local: LocalOption = False,
     namespace: NamespaceOption = None,
     context: ContextOption = None,
 ) -> None:
-    """Print what the ranks and replicas of a job printed, all together, each in its colour.
+    """Print the output of all ranks and replicas of a job, each in its own colour.
 
-    They come from the pods while those are there, else from the bucket: also of a job that has ended.
+    The lines come from the pods or, if the pods are gone, from the bucket.
 
     ```
     dtj logs fashion-mnist -f
@@ -64,7 +70,7 @@ def logs(
 
 
 class LinePainter:
-    """Makes lines for a terminal; each source keeps the colour that it had first."""
+    """Makes lines of logs for a terminal. Each source keeps its first colour."""
 
     def __init__(self, *, prefix: bool = True, timestamps: bool = False) -> None:
         self._prefix = prefix
@@ -72,13 +78,13 @@ class LinePainter:
         self._colours: dict[str, str] = {}
 
     def painted(self, line: LogLine) -> Text:
-        """The line with its prefix; colours that the program itself printed are kept, its other commands are not."""
-        whole = Text()
+        """Return the line with its prefix. Of the program's control sequences only colours remain."""
+        text = Text()
         if self._timestamps and line.time is not None:
-            whole.append(f"{line.time:%Y-%m-%dT%H:%M:%S.%fZ} ", "dim")
+            text.append(f"{line.time:%Y-%m-%dT%H:%M:%S.%fZ} ", "dim")
         if self._prefix:
             colour = self._colours.setdefault(line.source, _COLOURS[len(self._colours) % len(_COLOURS)])
-            whole.append(f"[{line.source}] ", colour)
-        # What a progress bar overwrote is not shown, as on a terminal.
-        shown = _COMMANDS.sub("", line.text.rstrip("\r").rpartition("\r")[2])
-        return whole.append(Text.from_ansi("\x1b".join(map(visible, shown.split("\x1b")))))
+            text.append(f"[{line.source}] ", colour)
+        # Leave out what a progress bar overwrote, as a terminal does.
+        shown = _CONTROL_SEQUENCES.sub("", line.text.rstrip("\r").rpartition("\r")[2])
+        return text.append(Text.from_ansi("\x1b".join(map(visible, shown.split("\x1b")))))

@@ -15,7 +15,7 @@ from dtj.cli.commands import HELP_NAMES, Commands
 from dtj.cli.terminal import errors
 
 EXIT_SOFTWARE = 70
-"""A fault of dtj itself (sysexits.h)."""
+"""The exit code of a fault of dtj itself (EX_SOFTWARE in sysexits.h)."""
 EXIT_INTERRUPTED = 130
 
 app = typer.Typer(
@@ -36,7 +36,8 @@ def options(
         bool, typer.Option("--debug", help="Show the traceback of an error.", envvar="DTJ_DEBUG")
     ] = False,
     kubeconfig: Annotated[
-        Path | None, typer.Option(help="Of the cluster; by default KUBECONFIG, then ~/.kube/config.")
+        Path | None,
+        typer.Option(help="Kubeconfig of the cluster; by default KUBECONFIG, then ~/.kube/config."),
     ] = None,
     _: Annotated[
         bool,
@@ -55,7 +56,7 @@ def main() -> NoReturn:
     try:
         code = app(prog_name=_called(), standalone_mode=False)
     except typer.TyperException as error:
-        # Typer ends so, without a message, after it printed the help of what was called without arguments.
+        # Without arguments, typer prints the help and raises an error without a message.
         if message := error.format_message():
             _print_error(message, f"`{_path_of(error)} --help` shows how to use it")
         sys.exit(error.exit_code)
@@ -68,7 +69,7 @@ def main() -> NoReturn:
     except Exception as error:  # noqa: BLE001 - no caller reports the error
         _raise_if_debugging()
         message = f"a fault of dtj itself: {type(error).__name__}: {error}"
-        _print_error(message, "`dtj --debug …` shows where; please report it")
+        _print_error(message, "`dtj --debug …` shows the traceback; please report it")
         sys.exit(EXIT_SOFTWARE)
     sys.exit(code if isinstance(code, int) else 0)
 

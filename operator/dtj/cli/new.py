@@ -17,7 +17,7 @@ from dtj.cli.job_files import STANDARD_INPUT
 from dtj.cli.job_text import Answers, job_text
 from dtj.cli.terminal import echo, errors, output
 
-# Option, question, and the field of a job that its answer goes to.
+# Option, question, and the field of the job that the answer sets.
 _QUESTIONS = (
     ("name", "Name of the job", "metadata.name"),
     ("strategy", f"Strategy: {enumerated(RULES, 'or')}", "spec.strategy"),
@@ -38,7 +38,7 @@ _NUMBERS = ("workers", "ps", "gpus")
 def new(
     name: Annotated[str | None, typer.Argument(help="Name of the job.")] = None,
     strategy: Annotated[
-        str | None, typer.Option(metavar="|".join(RULES), help="How its ranks work together.")
+        str | None, typer.Option(metavar="|".join(RULES), help="How the processes train together.")
     ] = None,
     image: Annotated[str | None, typer.Option(help="Container image; default: the strategy's.")] = None,
     command: Annotated[
@@ -47,7 +47,7 @@ def new(
     workers: Annotated[int | None, typer.Option(help="Number of workers.")] = None,
     ps: Annotated[int | None, typer.Option(help="Number of parameter servers.")] = None,
     evaluator: Annotated[
-        bool, typer.Option("--evaluator", help="With an evaluator (ParameterServer).")
+        bool, typer.Option("--evaluator", help="Add an evaluator (ParameterServer).")
     ] = False,
     gpus: Annotated[int | None, typer.Option(help="GPUs of each worker.")] = None,
     data: Annotated[str | None, typer.Option(help="Data set: s3://bucket/prefix.")] = None,
@@ -61,11 +61,11 @@ def new(
         typer.Option("--output", help="File to write, - for standard output; default: NAME.yaml."),
     ] = None,
     yes: Annotated[
-        bool, typer.Option("--yes", "-y", help="Ask nothing: defaults for what is not given.")
+        bool, typer.Option("--yes", "-y", help="Ask nothing; use defaults for missing options.")
     ] = False,
-    force: Annotated[bool, typer.Option("--force", help="Replace the file if it is there.")] = False,
+    force: Annotated[bool, typer.Option("--force", help="Replace an existing file.")] = False,
 ) -> None:
-    """Write a job file with comments; on a terminal, ask for what is not given.
+    """Write a job file with comments; on a terminal, ask for missing options.
 
     ```
     dtj new
@@ -73,44 +73,48 @@ def new(
     dtj new mnist --strategy ParameterServer --ps 2 --yes --output - | dtj validate -
     ```
     """
-    asked = [option for option, given in (("ps", ps is not None), ("evaluator", evaluator)) if given]
-    strategy = _strategy(strategy, asked)
-    given: dict[str, Any] = {
+    role_options = [option for option, is_set in (("ps", ps is not None), ("evaluator", evaluator)) if is_set]
+    strategy = _strategy(strategy, role_options)
+    options: dict[str, Any] = {
         "name": name, "strategy": strategy, "image": image, "command": command, "workers": workers, "ps": ps,
         "gpus": gpus, "data": data, "artifacts": artifacts, "endpoint": endpoint, "secret": secret,
     }  # fmt: skip
-    answers = replace(Answers(), evaluator=evaluator, **{k: v for k, v in given.items() if v is not None})
-    missing = [option for option, value in given.items() if value is None]
-    if (name or output_file) and not force and (known := output_file or Path(f"{name}.yaml")).exists():
-        raise _is_there(known)  # rather than ask for answers in vain
+    answers = replace(Answers(), evaluator=evaluator, **{k: v for k, v in options.items() if v is not None})
+    missing = [option for option, value in options.items() if value is None]
+    # Refuse an existing file before any question.
+    if (name or output_file) and not force and (path := output_file or Path(f"{name}.yaml")).exists():
+        raise _already_exists(path)
     if not yes:
-        answers = _asked(answers, missing)
+        answers = _ask_missing(answers, missing)
     try:
         text = job_text(answers)
     except ValueError as error:
         raise Unusable(f"--command: {error}") from None
-    wrong = read_job_file(text, "job").faults
-    if wrong:
-        raise Unusable("; ".join(f"{_given_as(fault.field)}: {fault.message}" for fault in wrong))
+    faults = read_job_file(text, "job").faults
+    if faults:
+        raise Unusable("; ".join(f"{_option_name(fault.field)}: {fault.message}" for fault in faults))
     _write(output_file or Path(f"{answers.name}.yaml"), text, force=force)
 
 
-def _strategy(given: str | None, asked: list[str]) -> str | None:
-    """The strategy by its name in any case, or the one that has the roles asked for. Raises Unusable."""
-    having = [name for name, rules in RULES.items() if all(map(rules.role_of_option, asked))]
-    if given is None:
-        return having[0] if asked and having else None
-    known = next((name for name in RULES if name.lower() == given.lower()), None)
+def _strategy(name: str | None, role_options: list[str]) -> str | None:
+    """Return the strategy of this name in any case or, without a name, the first that has a role for each option.
+
+    Return None without a name and without options. Raises Unusable for a wrong name or an option of another strategy.
+    """
+    matching = [strategy for strategy, rules in RULES.items() if all(map(rules.role_of_option, role_options))]
+    if name is None:
+        return matching[0] if role_options and matching else None
+    known = next((strategy for strategy in RULES if strategy.lower() == name.lower()), None)
     if known is None:
-        raise Unusable(f"--strategy must be {enumerated(RULES, 'or')}, got {given}")
-    if known not in having:
-        raise Unusable(f"--{asked[0]} goes with --strategy {' or '.join(having)}")
+        raise Unusable(f"--strategy must be {enumerated(RULES, 'or')}, got {name}")
+    if known not in matching:
+        raise Unusable(f"--{role_options[0]} needs --strategy {' or '.join(matching)}")
     return known
 
 
-def _given_as(field: str) -> str:
-    """What a field of the job is called on the command line."""
-    option = next((option for option, _, of in _QUESTIONS if of == field), None)
+def _option_name(field: str) -> str:
+    """Return the option of the command line that sets a field of the job."""
+    option = next((option for option, _, target in _QUESTIONS if target == field), None)
     if option is None:
         return field
     return "NAME" if option == "name" else f"--{option}"
@@ -121,7 +125,7 @@ def has_terminal() -> bool:
     return sys.stdin.isatty()
 
 
-def _asked(answers: Answers, missing: list[str]) -> Answers:
+def _ask_missing(answers: Answers, missing: list[str]) -> Answers:
     if not has_terminal():
         unasked = ["NAME" if option == "name" else f"--{option}" for option in _NEEDED if option in missing]
         if unasked:
@@ -131,41 +135,41 @@ def _asked(answers: Answers, missing: list[str]) -> Answers:
             )
         return answers
     for option, question, field in _QUESTIONS:
-        if option in missing and _concerns(option, answers):
+        if option in missing and _applies(option, answers):
             answers = _answer(answers, option, question, field)
     return answers
 
 
-def _concerns(option: str, answers: Answers) -> bool:
-    """Whether a question makes sense after the answers so far."""
+def _applies(option: str, answers: Answers) -> bool:
+    """Return whether a question makes sense after the answers so far."""
     if option in ("workers", "ps"):
         return RULES[answers.strategy].role_of_option(option) is not None
     return bool(answers.artifacts) or option not in ("endpoint", "secret")
 
 
 def _answer(answers: Answers, option: str, question: str, field: str) -> Answers:
-    """Ask until the answer has no fault; the operator's own code says whether it has one."""
+    """Ask until the answer has no fault. The operator's own checks find the faults."""
     while True:
         default = answers.shown(option)
-        said = typer.prompt(question, default=default, show_default=bool(default), err=True).strip()
+        text = typer.prompt(question, default=default, show_default=bool(default), err=True).strip()
         try:
-            tried = replace(answers, **{option: _value(option, said)})
-            wrong = [f.message for f in read_job_file(job_text(tried), "job").faults if f.field == field]
+            tried = replace(answers, **{option: _value(option, text)})
+            messages = [f.message for f in read_job_file(job_text(tried), "job").faults if f.field == field]
         except (ValueError, Unusable) as error:
-            wrong = [str(error)]
-        if not wrong:
+            messages = [str(error)]
+        if not messages:
             return tried
-        errors.print(wrong[0], style="red")
+        errors.print(messages[0], style="red")
 
 
-def _value(option: str, said: str) -> Any:
+def _value(option: str, text: str) -> Any:
     if option == "strategy":
-        if (known := _strategy(said, [])) is None:
-            raise ValueError(said)
-        return known
+        if (strategy := _strategy(text, [])) is None:
+            raise ValueError(text)
+        return strategy
     if option in _NUMBERS:
-        return int(said)
-    return said
+        return int(text)
+    return text
 
 
 def _write(path: Path, text: str, *, force: bool) -> None:
@@ -176,7 +180,7 @@ def _write(path: Path, text: str, *, force: bool) -> None:
         with path.open("w" if force else "x", encoding="utf-8") as file:
             file.write(text)
     except FileExistsError:
-        raise _is_there(path) from None
+        raise _already_exists(path) from None
     except OSError as error:
         raise Unusable(f"{path}: {error.strerror}") from None
     output.print(
@@ -184,5 +188,5 @@ def _write(path: Path, text: str, *, force: bool) -> None:
     )
 
 
-def _is_there(path: Path) -> Unusable:
-    return Unusable(f"{path}: is there already", "--force replaces it, --output names another file")
+def _already_exists(path: Path) -> Unusable:
+    return Unusable(f"{path}: the file exists already", "--force replaces it, --output names another file")

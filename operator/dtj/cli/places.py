@@ -1,4 +1,4 @@
-"""Where a job is: on a cluster, or a run of this machine. Commands that only look need not know which."""
+"""The place of a job: a cluster, or this machine. Commands that only read treat both places alike."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ if TYPE_CHECKING:
 
 
 class Place(Protocol):
-    """One job where it is. Its methods raise DtjError, as those of `dtj.client.Client`."""
+    """The place of one job. Its methods raise DtjError, as the methods of `dtj.client.Client` do."""
 
     def job(self) -> DistributedTrainingJob:
-        """The job as it is now."""
+        """Return the current job."""
 
     def note(self) -> str | None:
         """Return a sentence about a state that the status of the job does not show."""
@@ -28,13 +28,13 @@ class Place(Protocol):
         """List the events of the job, oldest first."""
 
     def artifacts(self, endpoint: str | None = None) -> AbstractContextManager[Artifacts]:
-        """What it left in its bucket, whose store answers inside of the `with`.
+        """Return the artifacts of the job in its bucket. The store answers inside the `with` block.
 
-        endpoint: URL of the store as seen from here; as for `Client.artifacts`.
+        endpoint: URL of the store for this machine; see `Client.artifacts`.
         """
 
     def logs(self, query: LogQuery) -> Iterator[LogLine]:
-        """What all ranks, or one, printed; as `Client.logs`."""
+        """Yield the lines that the ranks and replicas printed; see `Client.logs`."""
 
 
 def find(name: str, *, local: bool, namespace: str | None, context: str | None) -> Place:
@@ -57,26 +57,26 @@ class ClusterPlace:
         self._name = name
 
     def job(self) -> DistributedTrainingJob:
-        """As Place."""
+        """See `Place.job`."""
         return self._client.get(self._name)
 
     def note(self) -> str | None:
-        """As Place."""
+        """See `Place.note`."""
         return None
 
     def pods(self) -> list[Pod]:
-        """As Place."""
+        """See `Place.pods`."""
         return self._client.pods(self._name)
 
     def events(self) -> list[JobEvent]:
-        """As Place."""
+        """See `Place.events`."""
         return self._client.events(self._name)
 
     @contextmanager
     def artifacts(self, endpoint: str | None = None) -> Iterator[Artifacts]:
-        """As Place."""
+        """See `Place.artifacts`."""
         yield self._client.artifacts(self._name, endpoint=endpoint)
 
     def logs(self, query: LogQuery) -> Iterator[LogLine]:
-        """As Place."""
+        """See `Place.logs`."""
         return self._client.logs(self._name, query)

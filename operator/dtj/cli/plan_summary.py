@@ -18,18 +18,18 @@ from dtj.api.scheduling import Gang
 from dtj.cli.terminal import echo_whole, output
 from dtj.plan.job import plan_job
 from dtj.plan.model import Plan, Replica
-from dtj.plan.pods import artifacts_uri, trainer_container
+from dtj.plan.pods import trainer_container
 from dtj.plan.start import START
 from dtj_trainer import contract
 
-_MANY = 8
-"""So many replicas of a role, or values of a variable, are shown each; of more the first and the last."""
-_UNTIL_MADE = "<uid>"
+_MAX_SHOWN = 8
+"""Up to this many replicas of a role, or values of a variable, are all shown; of more, the first two and the last."""
+_UNKNOWN_UID = "<uid>"
 
 
 def print_summary(job: Job) -> None:
-    """Print what would be made of a job without faults."""
-    job = replace(job, uid=job.uid or _UNTIL_MADE)
+    """Print the plan of a job without faults."""
+    job = replace(job, uid=job.uid or _UNKNOWN_UID)
     plan = plan_job(job)
     attempt = job.status.current_attempt
     where = f"namespace {job.namespace}" + (f", attempt {attempt}" if attempt > 1 else "")
@@ -38,8 +38,8 @@ def print_summary(job: Job) -> None:
     )
     output.print(heading)
     if manager := job.spec.run_policy.other_manager:
-        _lines([f"carried out by {manager} (runPolicy.managedBy): dtj's operator makes none of this"])
-    pods = _looked_at(plan)
+        _lines([f"managed by {manager} (runPolicy.managedBy): dtj's operator creates none of these objects"])
+    pods = _sampled_pods(plan)
     _part("Pods", _pods(plan, pods, job.spec.accelerator.resource_name))
     _lines(_order(plan))
     policy = job.spec.run_policy.scheduling_policy
@@ -48,6 +48,7 @@ def print_summary(job: Job) -> None:
         _lines([f"placed all together or not at all by {policy.gang}{queue} (runPolicy.schedulingPolicy)"])
     _part("Program")
     _lines(_programs(pods))
+    _lines(job.rules.notes(job.spec))
     if "hostfile" in plan.config["data"]:
         _part(f"Hostfile {contract.CONFIG_DIR}/hostfile")
         _lines(_shortened(plan.config["data"]["hostfile"].splitlines()))
@@ -60,12 +61,12 @@ def print_summary(job: Job) -> None:
     _lines(_restarts(job, plan))
 
 
-def _looked_at(plan: Plan) -> dict[str, Manifest]:
-    """The pods of each role, by name; of many the first two and the last, which differ by their index alone."""
+def _sampled_pods(plan: Plan) -> dict[str, Manifest]:
+    """Return the pods of each role by name; of many, which differ only in their index, the first two and the last."""
     return {
         replica.name: plan.pod(replica)
         for replicas in _by_role(plan.replicas).values()
-        for replica in (replicas if len(replicas) <= _MANY else [*replicas[:2], replicas[-1]])
+        for replica in (replicas if len(replicas) <= _MAX_SHOWN else [*replicas[:2], replicas[-1]])
     }
 
 
@@ -98,7 +99,7 @@ _NEVER_FOLDED = ("  stage", "role", "index", "gpus")
 
 
 def _table(*columns: str) -> Table:
-    """A table whose widest columns are folded where the terminal is too narrow."""
+    """Return a table whose widest columns fold on a narrow terminal."""
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="dim")
     for column in columns:
         table.add_column(column, overflow="fold", no_wrap=column in _NEVER_FOLDED)
@@ -106,7 +107,7 @@ def _table(*columns: str) -> Table:
 
 
 def _keep_names_whole(table: Table) -> None:
-    """Fold names of variables only where they would take more than half of the terminal."""
+    """Fold names of variables only if they need more than half of the terminal."""
     names = table.columns[0]
     if names.header == _VARIABLE:
         names.no_wrap = max((len(str(cell)) for cell in names.cells), default=0) <= output.width // 2
@@ -145,10 +146,14 @@ def _container_cells(pod: Manifest, accelerator: str) -> tuple[str, str, str]:
 
 
 def _order(plan: Plan) -> list[str]:
-    decisive = ", ".join(plan.decisive)
-    state = "run, or are ready where they may restore" if plan.next_stage_on_running else "are ready"
+    decisive = ", ".join(_shortened(plan.decisive))
+    state = (
+        "run, or are ready if they may restore a checkpoint" if plan.next_stage_on_running else "are ready"
+    )
     later = (
-        [f"Pods of a stage are made when those of the stages before {state}."] if len(plan.stages) > 1 else []
+        [f"Pods of a stage are created when the pods of all earlier stages {state}."]
+        if len(plan.stages) > 1
+        else []
     )
     return [*later, f"The job succeeds with {decisive}; {plan.reporter} reports its progress."]
 
@@ -171,8 +176,8 @@ def _programs(pods: Mapping[str, Manifest]) -> list[str]:
 def _tf_config(plan: Plan, pods: Mapping[str, Manifest]) -> None:
     for pod in pods.values():
         if text := _environment(pod).get(contract.ENV_TF_CONFIG):
-            _part(f"TF_CONFIG of {pod['metadata']['name']}; of the others with their own task")
-            # The kubelet does this with $(DTJ_TF_CLUSTER).
+            _part(f"TF_CONFIG of {pod['metadata']['name']}; the other pods have their own task")
+            # The kubelet replaces $(DTJ_TF_CLUSTER) in the same way.
             config = json.loads(text.replace(f"$({contract.ENV_TF_CLUSTER})", _tf_cluster(plan, pod)))
             for role, hosts in config.get("cluster", {}).items():
                 _lines(_shortened([f"{role}  {host}" for host in hosts]))
@@ -208,22 +213,24 @@ def _own_environment(plan: Plan, pods: Mapping[str, Manifest]) -> Table:
     table = _table(_VARIABLE, "replicas", "value")
     environments = {name: _environment(pod) for name, pod in pods.items()}
     for name in _names(environments.values()):
-        holders: dict[str, list[str]] = {}
+        replicas_by_value: dict[str, list[str]] = {}
         left_out = False
         for role, replicas in _by_role(plan.replicas).items():
-            seen = [replica for replica in replicas if replica.name in pods]
-            same = len({environments[replica.name].get(name) for replica in seen}) == 1
-            left_out |= not same and len(seen) < len(replicas)
-            for replica in replicas if same else seen:
-                value = environments[seen[0].name if same else replica.name].get(name)
+            sampled = [replica for replica in replicas if replica.name in pods]
+            same = len({environments[replica.name].get(name) for replica in sampled}) == 1
+            left_out |= not same and len(sampled) < len(replicas)
+            for replica in replicas if same else sampled:
+                value = environments[sampled[0].name if same else replica.name].get(name)
                 if value is not None:
-                    holders.setdefault(value, []).append(f"{role}-{replica.index}")
-        everywhere = len(holders) == 1 and len(next(iter(holders.values()))) == len(plan.replicas)
-        if everywhere or name == contract.ENV_TF_CONFIG:
+                    replicas_by_value.setdefault(value, []).append(f"{role}-{replica.index}")
+        shared = [len(names) for names in replicas_by_value.values()] == [len(plan.replicas)]
+        if shared or name == contract.ENV_TF_CONFIG:
             continue
-        rows = [(f"  {name}", ", ".join(_shortened(of)), value) for value, of in holders.items()]
-        cut = left_out or len(rows) > _MANY
-        for row in [*rows[:2], (f"  {name}", "…", "…"), rows[-1]] if cut else rows:
+        rows = [
+            (f"  {name}", ", ".join(_shortened(names)), value) for value, names in replicas_by_value.items()
+        ]
+        shortened = left_out or len(rows) > _MAX_SHOWN
+        for row in [*rows[:2], (f"  {name}", "…", "…"), rows[-1]] if shortened else rows:
             table.add_row(*row)
     return table
 
@@ -236,9 +243,9 @@ def _artifacts(job: Job) -> list[str]:
         f"{name}/" for name in (contract.CHECKPOINTS, contract.TENSORBOARD, contract.LOGS, contract.MODEL)
     )
     credentials = f"Secret {artifacts.secret_name}" if artifacts.secret_name else "the pods' service account"
-    board = f"TensorBoard of its own: Service {tensorboard_name(job.name)}, port {contract.TENSORBOARD_PORT}"
+    board = f"TensorBoard: Service {tensorboard_name(job.name)}, port {contract.TENSORBOARD_PORT}"
     return [
-        f"{artifacts_uri(job)}/",
+        f"{job.artifacts_uri}/",
         f"with {folders}, {contract.METRICS_FILE} and {contract.JOB_FILE}",
         f"store: {artifacts.endpoint or 'AWS'}, credentials: {credentials}",
         *([board] if job.spec.tensorboard.enabled else []),
@@ -262,23 +269,25 @@ def _restarts(job: Job, plan: Plan) -> list[str]:
     else:
         lines.append("from the newest complete checkpoint")
     if policy.active_deadline_seconds:
-        lines.append(f"the job fails when it is not done after {policy.active_deadline_seconds} s")
+        lines.append(f"the job fails if it has not ended after {policy.active_deadline_seconds} s")
     if policy.start_deadline_seconds:
-        lines.append(f"the job fails when not all pods run {policy.start_deadline_seconds} s after a start")
-    lines.append(f"pods deleted at the end: {policy.clean_pod_policy}")
+        lines.append(
+            f"the job fails if not all pods run within {policy.start_deadline_seconds} s after a start"
+        )
+    lines.append(f"pods that are deleted at the end: {policy.clean_pod_policy}")
     if (ttl := policy.ttl_seconds_after_finished) is not None:
-        lines.append(f"the job deleted {ttl} s after its end; what is in the bucket stays")
+        lines.append(f"the job is deleted {ttl} s after its end; its artifacts in the bucket stay")
     return lines
 
 
 def _lost_pods(plan: Plan, groups: Mapping[str, frozenset[str]]) -> Iterator[str]:
-    """What starts again after the loss of a pod, for each role; pod by pod where the pods of a role differ."""
+    """Yield what starts again after the loss of a pod: a line for each role, or two if the pods of a role differ."""
     for role, replicas in _by_role(plan.replicas).items():
         alone = [replica for replica in replicas if len(groups[replica.name]) == 1]
         together = [replica for replica in replicas if replica not in alone]
         if together:
-            who = f"pod {together[0].name}" if alone else f"a pod of {role}"
-            yield f"when {who} is lost: {_group(plan, groups[together[0].name])} start again"
+            lost = f"pod {together[0].name}" if alone else f"a pod of {role}"
+            yield f"when {lost} is lost: {_group(plan, groups[together[0].name])} start again"
         if alone:
             yield f"when {'another' if together else 'a'} pod of {role} is lost: it alone starts again"
 
@@ -316,6 +325,6 @@ def _role(pod: Manifest) -> str:
 
 
 def _shortened(entries: Sequence[str]) -> list[str]:
-    if len(entries) <= _MANY:
+    if len(entries) <= _MAX_SHOWN:
         return list(entries)
     return [*entries[:2], f"… {len(entries) - 3} more …", entries[-1]]

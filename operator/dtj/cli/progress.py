@@ -1,4 +1,4 @@
-"""The figures of a training's progress, as text. Pure."""
+"""The figures of a training's progress, as text. All functions are pure."""
 
 from __future__ import annotations
 
@@ -9,27 +9,27 @@ UNKNOWN = "-"
 
 
 def figures(status: JobStatus) -> dict[str, str]:
-    """The known figures by name, in the order in which a line shows them."""
+    """Return the known figures by name, in the order in which a line shows them."""
     progress = status.progress
     if progress is None:
         return {}
     total = f"/{progress.total_steps}" if progress.total_steps else ""
     speed, left = progress.examples_per_second, progress.eta_seconds
-    over = status.finished or progress.percent == 100
-    given = {
+    ended = status.finished or progress.percent == 100
+    forms = {
         "step": (f"step {{}}{total}", progress.step),
         "percent": ("{:.1f}%", progress.percent),
         "epoch": ("epoch {}", progress.epoch),
         "rate": ("{} examples/s", None if speed is None else rate(speed)),
         "loss": ("loss {:.4f}", progress.loss),
         "accuracy": ("accuracy {:.4f}", progress.accuracy),
-        "eta": ("ETA {}", None if over or left is None else brief(left)),
+        "eta": ("ETA {}", None if ended or left is None else brief(left)),
     }
-    return {name: form.format(value) for name, (form, value) in given.items() if value is not None}
+    return {name: form.format(value) for name, (form, value) in forms.items() if value is not None}
 
 
 def rate(value: float | None) -> str:
-    """Examples a second: whole ones, where there are many."""
+    """Return examples per second as text, from 10 on without decimals."""
     if value is None:
         return UNKNOWN
     return f"{value:.0f}" if value >= 10 else f"{value:.2f}"

@@ -1,4 +1,4 @@
-"""The state of one replica in a few words. Pure."""
+"""The state of one replica in a few words. All functions are pure."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dtj.client.views import Pod
 
 
 def replica_state(pod: Pod) -> Text:
-    """What it is doing, or how it ended, with the cluster's own word where there is one."""
+    """Return what a replica does, or how it ended, with the reason that Kubernetes gives, if any."""
     if pod.exit_code == 0:
         return Text("Succeeded", "green")
     if pod.disrupted:

@@ -26,7 +26,7 @@ FOLDER = Path("dtj-report")
 
 
 class Form(StrEnum):
-    """In what a report can be written."""
+    """The forms of a report."""
 
     TABLE = "table"
     MARKDOWN = "markdown"
@@ -48,21 +48,23 @@ def report(
     baseline: Annotated[
         str | None,
         typer.Option(
-            help="A run or a group to compare with; or as in workers=1: for each group the one alike."
+            help="Run or group to compare with, or FIELD=VALUE such as workers=1: for each group, the group that "
+            "has this value and is otherwise equal."
         ),
     ] = None,
     group_by: Annotated[
         list[str] | None,
         typer.Option(
-            help="model, strategy, updates, workers, ps, batch, a label, or what the program says of itself. "
-            "Default: all of the first six."
+            help="model, strategy, updates, workers, ps, batch, a label of the job, or a fact that the program "
+            "reports. Default: the first six together."
         ),
     ] = None,
     price: Annotated[
-        str | None, typer.Option(help="What a worker's node costs an hour, as in 0.90/h.", metavar="PRICE")
+        str | None, typer.Option(help="Price of a worker's node per hour, such as 0.90/h.", metavar="PRICE")
     ] = None,
     forms: Annotated[
-        list[Form] | None, typer.Option("--format", help="Also several. Default: table.")
+        list[Form] | None,
+        typer.Option("--format", help="Form of the report; may be repeated. Default: table."),
     ] = None,
     out: Annotated[
         Path | None, typer.Option(help=f"Folder for files. Default: {FOLDER}.", file_okay=False)
@@ -72,11 +74,11 @@ def report(
     context: ContextOption = None,
     data: FormatOption = None,
 ) -> None:
-    """Tables and pictures of one or many runs: rates, times, accuracy, speed-up, cost.
+    """Make tables and pictures of one or many runs: rates, times, accuracy, speed-up, cost.
 
-    Rates are of the time in which it trained: a step that was made again after a restart counts once, and the time
-    between two attempts not at all. The training time is that from the first to the last row of rank 0; the total
-    time that from the job's start to its completion.
+    Rates cover only the time of training: a step that a restart repeats counts once, and the time between two
+    attempts does not count. The training time is the time from the first row to the last row of rank 0. The total
+    time is the time from the start of the job to its completion.
 
         dtj report fashion-mnist
         dtj report one-worker two-workers --baseline one-worker
@@ -90,17 +92,17 @@ def report(
 
     price_of_node = None if price is None else read_price(price)
     runs = read_runs(names, local=local, namespace=namespace, context=context)
-    made = make_report(runs, group_by=group_by or (), baseline=baseline, price=price_of_node)
+    result = make_report(runs, group_by=group_by or (), baseline=baseline, price=price_of_node)
     wanted = set(forms or ([] if data or out else [Form.TABLE]))
     if out and not forms:
         wanted = set(Form)
     if data:
         from dtj.report.data import as_data
 
-        print_data(as_data(made), data)
+        print_data(as_data(result), data)
     elif Form.TABLE in wanted:
-        _print(made)
-    written = _write(made, wanted - {Form.TABLE}, out or FOLDER)
+        _print(result)
+    written = _write(result, wanted - {Form.TABLE}, out or FOLDER)
     if not data:
         for file in written:
             output.print(file)
@@ -118,31 +120,33 @@ def _print(report: Report) -> None:
 
 
 def _print_table(table: Table) -> None:
-    """As it is, or with a column for each run where that fits a terminal better; a file gets whole lines."""
-    made = _rich(table.headings, table.rows)
-    if output.is_terminal and _width(made) > output.width and len(table.rows) < len(table.headings):
+    """Print a table. On a terminal that is too narrow, print a column for each run. In a file, fold no line."""
+    rich_table = _rich(table.headings, table.rows)
+    if output.is_terminal and _width(rich_table) > output.width and len(table.rows) < len(table.headings):
         first, *others = zip(table.headings, *table.rows, strict=True)
-        made = _rich(first, others)
-    width = output.width if output.is_terminal else max(_width(made), output.width)
-    VisibleConsole(width=width).print(made, soft_wrap=False)
+        rich_table = _rich(first, others)
+    width = output.width if output.is_terminal else max(_width(rich_table), output.width)
+    VisibleConsole(width=width).print(rich_table, soft_wrap=False)
 
 
 def _rich(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> RichTable:
-    made = RichTable(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
-    for place, heading in enumerate(headings):
-        made.add_column(heading, justify="right" if place else "left", no_wrap=not place, overflow="fold")
+    rich_table = RichTable(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
+    for position, heading in enumerate(headings):
+        rich_table.add_column(
+            heading, justify="right" if position else "left", no_wrap=not position, overflow="fold"
+        )
     for row in rows:
-        made.add_row(*row)
-    return made
+        rich_table.add_row(*row)
+    return rich_table
 
 
-def _width(made: RichTable) -> int:
+def _width(table: RichTable) -> int:
     unlimited = output.options.update(max_width=10_000)
-    return Measurement.get(output, unlimited, made).maximum
+    return Measurement.get(output, unlimited, table).maximum
 
 
 def _write(report: Report, forms: set[Form], folder: Path) -> list[Path]:
-    """Write the files. Raises Unusable where the folder can't be written, or matplotlib is missing."""
+    """Write the files, and return their paths. Raises Unusable if the folder or matplotlib can't be used."""
     if not forms:
         return []
     from dtj.report.data import as_csv

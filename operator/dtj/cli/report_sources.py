@@ -1,4 +1,4 @@
-"""Where `dtj report` finds runs: jobs by name, prefixes in S3, files of this machine."""
+"""The sources of runs for `dtj report`: jobs by name, prefixes in S3, files of this machine."""
 
 from __future__ import annotations
 
@@ -18,20 +18,20 @@ if TYPE_CHECKING:
     from dtj.api.status import JobStatus
 
 Read = Callable[[str], bytes]
-"""The content of a file of one run. Raises NotFound."""
+"""A function that returns the content of a file of one run. Raises NotFound."""
 
 
 def read_runs(names: Sequence[str], *, local: bool, namespace: str | None, context: str | None) -> list[Run]:
-    """The runs that the names mean, each under a name of its own. Raises DtjError."""
-    found: dict[str, Run] = {}
+    """Return the runs that the names stand for, each under a unique name. Raises DtjError."""
+    runs: dict[str, Run] = {}
     for name in names:
         for run in _runs(name, local=local, namespace=namespace, context=context):
             unique, number = run.name, 1
-            while unique in found:
+            while unique in runs:
                 number += 1
                 unique = f"{run.name} ({number})"
-            found[unique] = replace(run, name=unique)
-    return list(found.values())
+            runs[unique] = replace(run, name=unique)
+    return list(runs.values())
 
 
 def _runs(name: str, *, local: bool, namespace: str | None, context: str | None) -> Iterator[Run]:
@@ -46,7 +46,7 @@ def _runs(name: str, *, local: bool, namespace: str | None, context: str | None)
             if not Path(name).is_dir():
                 raise
             raise NotFound(
-                f"the folder {name} has no {contract.METRICS_FILE}, and as a job: {error.message}",
+                f"the folder {name} has no {contract.METRICS_FILE}, and as the name of a job: {error.message}",
                 error.remedy,
             ) from None
         job = place.job()
@@ -55,7 +55,7 @@ def _runs(name: str, *, local: bool, namespace: str | None, context: str | None)
 
 
 def _in_bucket(uri: str) -> Iterator[Run]:
-    """The run at a prefix, or those of the jobs below it."""
+    """Yield the run at a prefix, or the runs of the jobs below the prefix."""
     from dtj.client import Artifacts
 
     try:
@@ -69,7 +69,7 @@ def _in_bucket(uri: str) -> Iterator[Run]:
             if not keys:
                 raise NotFound(
                     f"{uri} has no {contract.METRICS_FILE}, nor has any job below it",
-                    "a job that runs writes it within seconds of its first step",
+                    "a running job writes the file within seconds of its first step",
                 ) from None
             for key in keys:
                 folder = PurePosixPath(key).parent
@@ -79,7 +79,7 @@ def _in_bucket(uri: str) -> Iterator[Run]:
 
 
 def _in_folder(path: Path) -> Iterator[Run]:
-    """The run of a metrics file, or those in a folder."""
+    """Yield the run of a metrics file, or the runs in a folder."""
     files = [path] if path.is_file() else _metrics_files(path)
     if not files:
         raise NotFound(f"{path} has no {contract.METRICS_FILE}")
@@ -98,7 +98,7 @@ def _in_folder(path: Path) -> Iterator[Run]:
 
 
 def _read_whole(file: Path) -> bytes:
-    """A file, with its other segments where the folder was copied from a bucket by another program."""
+    """Return a file with its other segments, which exist if another program copied the folder from a bucket."""
     from dtj_trainer.artifacts.segments import segments_of
 
     parts = segments_of(file.name, (path.name for path in file.parent.iterdir()))
@@ -113,7 +113,7 @@ def _metrics_files(folder: Path) -> list[Path]:
 def _run(
     name: str, read: Read, *, job: Mapping[str, Any] | None = None, status: JobStatus | None = None
 ) -> Run:
-    """What a run left. Raises NotFound where it has no metrics."""
+    """Read a run. Raises NotFound if the run has no metrics."""
     metrics = read_metrics(read(contract.METRICS_FILE))
     job = job or _job(read)
     try:

@@ -10,10 +10,9 @@ import typer
 
 from dtj.api.errors import Unusable
 from dtj.api.job import Job
-from dtj.api.job_file import FaultyFile, read_job_file
 from dtj.api.status import Phase
 from dtj.api.validation import faults
-from dtj.cli.job_files import read_text
+from dtj.cli.job_files import read_one_job
 from dtj.cli.run_view import RunView
 from dtj.cli.terminal import FormatOption, errors, output, print_data
 
@@ -27,33 +26,35 @@ def run(
         str,
         typer.Option(
             "--s3",
-            help="`embedded`: the job's own object store where it answers and there are credentials, else one of "
-            "dtj's own. `job`: always the job's own.",
+            help="`embedded`: the job's own object store if it answers and credentials exist, else a store that dtj "
+            "starts. `job`: always the job's own store.",
             metavar="embedded|job",
         ),
     ] = "embedded",
     data: Annotated[
         Path | None,
         typer.Option(
-            "--data", help="Folder that is put at the job's data.uri, unless it is there.", metavar="DIR"
+            "--data", help="Folder to copy to the job's data.uri, unless the data is there.", metavar="DIR"
         ),
     ] = None,
     resume: Annotated[
-        bool, typer.Option("--resume", help="Go on with the run that was interrupted, or has failed.")
+        bool, typer.Option("--resume", help="Continue the run that was interrupted, or has failed.")
     ] = False,
     name: Annotated[
         str | None, typer.Option("--name", help="Another name for the job.", metavar="NAME")
     ] = None,
-    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Leave out what the replicas print.")] = False,
+    quiet: Annotated[
+        bool, typer.Option("--quiet", "-q", help="Leave out the output of the replicas.")
+    ] = False,
     format_: FormatOption = None,
 ) -> None:
     """Run a job file on this machine; `dtj submit` runs it on a cluster.
 
     Each replica is a process. No cluster is needed.
 
-    Artifacts go into an object store that dtj starts itself, where the job's own is not reachable. Ctrl-C saves a
-    checkpoint first; `--resume` goes on from it, also after dtj was killed. Exit code 0: succeeded, 1: failed,
-    130: interrupted.
+    If the job's own object store is not reachable, dtj starts a store for the artifacts. Ctrl-C saves a checkpoint
+    first. `--resume` continues from the newest checkpoint, also after dtj was killed. Exit code 0: succeeded,
+    1: failed, 130: interrupted.
 
         dtj run job.yaml --data ~/fashion-mnist
         dtj run job.yaml --resume
@@ -64,7 +65,7 @@ def run(
     from dtj.local.store_choice import S3Store
 
     if s3 not in list(S3Store):
-        raise Unusable(f"--s3 is embedded or job, not {s3!r}")
+        raise Unusable(f"--s3 must be embedded or job, got {s3!r}")
     job = _job_in(file, name)
     # With --output, standard output contains only the manifest.
     view = RunView(job, errors if format_ else output, quiet=quiet)
@@ -76,7 +77,7 @@ def run(
         view.note("interrupted before a replica was started: nothing of the job runs")
         raise typer.Exit(130) from None
     if outcome.interrupted:
-        view.note(f"interrupted; `{_again(file, name)}` goes on from the last checkpoint")
+        view.note(f"interrupted; `{_resume_command(file, name)}` goes on from the last checkpoint")
     else:
         view.ended(outcome)
     if format_:
@@ -88,21 +89,16 @@ def run(
 
 def _job_in(path: Path, name: str | None) -> Job:
     """Return the only job of a file. Raises DtjError with every fault of the file."""
-    file = read_job_file(read_text(path), str(path))
-    if file.faults:
-        raise FaultyFile(file)
-    jobs = [entry.job for entry in file.jobs if entry.job is not None]
-    if len(jobs) != 1:
-        raise Unusable(f"{path} has {len(jobs)} jobs", "dtj run takes a file with one")
+    _, job = read_one_job(path)
     if name is None:
-        return jobs[0]
-    job = replace(jobs[0], name=name)
-    if wrong := faults(job):
-        raise Unusable(f"--name {name}: {wrong[0]}")
+        return job
+    job = replace(job, name=name)
+    if name_faults := faults(job):
+        raise Unusable(f"--name {name}: {name_faults[0]}")
     return job
 
 
-def _again(file: Path, name: str | None) -> str:
+def _resume_command(file: Path, name: str | None) -> str:
     return " ".join(["dtj run", str(file), *(["--name", name] if name else []), "--resume"])
 
 

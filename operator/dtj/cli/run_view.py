@@ -68,7 +68,7 @@ class RunView:
         self._print(Text(f"dtj: {text}", "bold"))
 
     def event(self, event: Manifest) -> None:
-        """Print what happened to the job."""
+        """Print an event of the job."""
         if event["reason"] in (Reason.SUSPENDING, Reason.JOB_SUSPENDED):
             return  # `dtj run` prints its own message after Ctrl-C
         style = "yellow" if event["type"] == "Warning" else "bold"
@@ -80,8 +80,8 @@ class RunView:
             return
         # In the output of the launcher, the line of a rank begins with the number of the rank.
         match = _RANK.match(text)
-        said = LogLine(match[1], text[match.end() :]) if match else LogLine(replica, text)
-        self._print(self._painter.painted(said))
+        line = LogLine(match[1], text[match.end() :]) if match else LogLine(replica, text)
+        self._print(self._painter.painted(line))
 
     def status(self, status: JobStatus) -> None:
         """Show the progress of the job."""
@@ -90,30 +90,30 @@ class RunView:
         )
         text = ", ".join(text for name, text in figures(status).items() if name != "epoch")
         if self._bar and self._task is not None:
-            done = status.progress or ProgressStatus()
+            progress = status.progress or ProgressStatus()
             self._bar.update(
-                self._task, completed=done.step or 0, total=done.total_steps, phase=phase, text=text
+                self._task, completed=progress.step or 0, total=progress.total_steps, phase=phase, text=text
             )
             return
-        at, before = self._last_status
-        if text and text != before and time.monotonic() - at >= _PLAIN_SECONDS:
+        last_time, last_text = self._last_status
+        if text and text != last_text and time.monotonic() - last_time >= _PLAIN_SECONDS:
             self._last_status = time.monotonic(), text
             self._print(Text(f"dtj: {phase}: {text}"))
 
     def ended(self, outcome: Outcome) -> None:
         """Print how the job ended, and where its artifacts are."""
         status, name = outcome.status, self._job.name
-        good = status.phase is Phase.SUCCEEDED
+        succeeded = status.phase is Phase.SUCCEEDED
         parts = [f"{name}: {status.phase}"]
         if accuracy := figures(status).get("accuracy"):
             parts.append(f"test {accuracy}")
         if status.start_time and status.completion_time:
-            took = datetime.fromisoformat(status.completion_time) - datetime.fromisoformat(status.start_time)
-            parts.append(f"{took.total_seconds():.0f} s")
+            start, end = map(datetime.fromisoformat, (status.start_time, status.completion_time))
+            parts.append(f"{(end - start).total_seconds():.0f} s")
         restarts = status.restarts.application + status.restarts.infrastructure
         parts.append(f"{restarts} restarts" if restarts != 1 else "1 restart")
-        self._print(Text(", ".join(parts), "bold green" if good else "bold red"))
-        if not good and status.failure is not None:
+        self._print(Text(", ".join(parts), "bold green" if succeeded else "bold red"))
+        if not succeeded and status.failure is not None:
             for line in failure_lines(status.failure):
                 self._print(line)
         if status.artifacts and status.artifacts.uri:

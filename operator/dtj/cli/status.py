@@ -23,8 +23,8 @@ if TYPE_CHECKING:
     from dtj.client import DistributedTrainingJob, JobEvent
 
 app = typer.Typer()
-_LOOK_SECONDS = 1.0
-_EVENT_LOOKS = 5
+_REFRESH_SECONDS = 1.0
+_EVENT_REFRESHES = 5
 """The view fetches events once in this many refreshes."""
 _LINES_BESIDE_REPLICAS = 22
 _FEWEST_REPLICAS = 6
@@ -34,7 +34,7 @@ _FEWEST_REPLICAS = 6
 def status(
     name: JobName,
     watch: Annotated[
-        bool, typer.Option("--watch", "-w", help="Keep showing it until the job has ended.")
+        bool, typer.Option("--watch", "-w", help="Refresh the status until the job has ended.")
     ] = False,
     local: LocalOption = False,
     namespace: NamespaceOption = None,
@@ -43,7 +43,7 @@ def status(
 ) -> None:
     """Show a job's progress, replicas and nodes, conditions, restarts, failure and last events.
 
-    `--watch` is live on a terminal; into a pipe or a file it writes a line at each change.
+    On a terminal, `--watch` shows a live view. In a pipe or a file, it writes a line at each change.
 
     ```
     dtj status fashion-mnist --watch
@@ -52,7 +52,7 @@ def status(
     ```
     """
     if watch and format_:
-        raise Unusable("--watch is for people, --output for programs", "leave one of them out")
+        raise Unusable("--watch can't be used with --output", "leave out one of them")
     place = find(name, local=local, namespace=namespace, context=context)
     if format_:
         print_data(place.job().to_manifest(), format_)
@@ -78,11 +78,11 @@ def _views(place: Place) -> Iterator[RenderableType]:
     """Yield the refreshed view until the job has finished. Without an answer, repeat the last state."""
     job, pods = place.job(), place.pods()
     events: list[JobEvent] = []
-    for look in count():
+    for refresh in count():
         note = None
         try:
-            job, pods = _again(place, job), place.pods()
-            if look % _EVENT_LOOKS == 0 or job.status.finished:
+            job, pods = _refreshed(place, job), place.pods()
+            if refresh % _EVENT_REFRESHES == 0 or job.status.finished:
                 events = place.events()
             note = place.note()
         except Unreachable as error:
@@ -91,7 +91,7 @@ def _views(place: Place) -> Iterator[RenderableType]:
         yield status_view(job, pods, events, datetime.now(UTC), note=note, most_replicas=most)
         if _over(job, place):
             return
-        time.sleep(_LOOK_SECONDS)
+        time.sleep(_REFRESH_SECONDS)
 
 
 def _print_changes(place: Place) -> None:
@@ -102,11 +102,11 @@ def _print_changes(place: Place) -> None:
             printed = line
         if _over(job, place):
             return
-        time.sleep(_LOOK_SECONDS)
-        job = _again(place, job)
+        time.sleep(_REFRESH_SECONDS)
+        job = _refreshed(place, job)
 
 
-def _again(place: Place, before: DistributedTrainingJob) -> DistributedTrainingJob:
+def _refreshed(place: Place, before: DistributedTrainingJob) -> DistributedTrainingJob:
     """Return the current state of the job. Raises NotFound if the job was deleted, with the possible cause."""
     try:
         return place.job()

@@ -28,7 +28,7 @@ _BAR_WIDTH = 40
 _MOST_LOG_LINES = 10
 _MEASURES = ("rate", "loss", "accuracy")
 """The figures that the program measures."""
-_GOOD = {ConditionType.SUCCEEDED, ConditionType.RUNNING, ConditionType.CREATED}
+_DESIRED_CONDITIONS = {ConditionType.SUCCEEDED, ConditionType.RUNNING, ConditionType.CREATED}
 
 
 def status_view(
@@ -151,7 +151,7 @@ def _conditions(conditions: Sequence[Condition], now: datetime) -> Table:
     table = columns("CONDITION", "STATUS", "SINCE", "REASON", "MESSAGE")
     for condition in conditions:
         holds = condition.status is ConditionStatus.TRUE
-        style = ("green" if condition.type in _GOOD else "yellow") if holds else "dim"
+        style = ("green" if condition.type in _DESIRED_CONDITIONS else "yellow") if holds else "dim"
         if holds and condition.type is ConditionType.FAILED:
             style = "red"
         since = brief(seconds_since(condition.last_transition_time, now))
@@ -168,8 +168,8 @@ def _facts(job: DistributedTrainingJob, now: datetime) -> Iterator[tuple[str, st
     if counts := [f"{count} {cause}" for cause, count in restarts.model_dump().items() if count]:
         yield "Restarts", ", ".join(counts)
     if job.status.start_time and job.status.completion_time:
-        took = seconds_since(job.status.start_time, datetime.fromisoformat(job.status.completion_time))
-        yield "Took", brief(took)
+        duration = seconds_since(job.status.start_time, datetime.fromisoformat(job.status.completion_time))
+        yield "Took", brief(duration)
     artifacts = job.status.artifacts
     if artifacts is None:
         return

@@ -1,4 +1,4 @@
-"""Tables as kubectl prints them: as wide as they need where no terminal limits them."""
+"""Tables in the style of kubectl. Only a terminal limits their width."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from dtj.cli.terminal import echo_whole, output
 
 
 def columns(*headings: str, right: tuple[str, ...] = ()) -> Table:
-    """An empty table. right: headings of columns with numbers."""
+    """Return an empty table. right: headings of the columns to align at the right."""
     table = Table(box=None, pad_edge=False, padding=(0, 3, 0, 0), header_style="bold")
     for heading in headings:
         table.add_column(
@@ -19,7 +19,7 @@ def columns(*headings: str, right: tuple[str, ...] = ()) -> Table:
 
 
 def print_table(table: RenderableType) -> None:
-    """Print a table; what reads a pipe gets whole lines."""
+    """Print a table. A pipe or a file gets unfolded lines."""
     if output.is_terminal:
         output.print(table, soft_wrap=False)
     else:

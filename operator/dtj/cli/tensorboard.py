@@ -1,4 +1,4 @@
-"""`dtj tensorboard`."""
+"""`dtj tensorboard`: TensorBoard of a job, on this machine."""
 
 from __future__ import annotations
 
@@ -37,7 +37,9 @@ def tensorboard(
     name: JobName,
     port: Annotated[
         int | None,
-        typer.Option(min=1, max=65535, help="Of the web page; by default one that is free from 6006 on."),
+        typer.Option(
+            min=1, max=65535, help="Port of the web page; by default the first free port from 6006 on."
+        ),
     ] = None,
     once: Annotated[
         bool, typer.Option("--once", help="Fetch the event files once, and serve nothing.")
@@ -45,7 +47,7 @@ def tensorboard(
     folder: Annotated[
         Path | None,
         typer.Option(
-            help="Where the event files go; by default a folder that is removed at the end.", metavar="DIR"
+            help="Folder for the event files; by default a folder that is removed at the end.", metavar="DIR"
         ),
     ] = None,
     endpoint: EndpointOption = None,
@@ -55,7 +57,7 @@ def tensorboard(
 ) -> None:
     """Serve TensorBoard on this machine, with the event files of a job's bucket.
 
-    New events are fetched every few seconds, until Ctrl-C. It needs `pip install 'dtj[tensorboard]'`.
+    The command fetches new events every few seconds until Ctrl-C. It needs `pip install 'dtj[tensorboard]'`.
 
     ```
     dtj tensorboard fashion-mnist
@@ -63,7 +65,7 @@ def tensorboard(
     ```
     """
     if once and folder is None:
-        raise Unusable("--once needs a place to keep the files", "say --folder DIR")
+        raise Unusable("--once needs a folder for the files", "give --folder DIR")
     if not once and importlib.util.find_spec("tensorboard") is None:
         raise DtjError("TensorBoard is not installed", "pip install 'dtj[tensorboard]'")
     place = find(name, local=local, namespace=namespace, context=context)
@@ -79,24 +81,24 @@ def tensorboard(
             echo(f"{count} event files of {name} are in {where}")
             return
         if not count:
-            _say(f"{name} has no event files in its bucket yet")
+            errors.print(f"{name} has no event files in its bucket yet")
         url = stack.enter_context(_served(where, port or _free_port()))
-        _say(f"TensorBoard of {name} is at {url}; Ctrl-C ends it")
+        errors.print(f"TensorBoard of {name} is at {url}; Ctrl-C ends it")
         _follow(events, FETCH_SECONDS)
 
 
 def _follow(events: EventFiles, pause: float) -> None:
     """Fetch new events periodically. Print one message when the bucket stops answering."""
-    away = ""
+    reported = ""
     while True:
         time.sleep(pause)
         try:
             events.fetch()
-            away = ""
+            reported = ""
         except Unreachable as error:
-            if error.message != away:
-                _say(error.message)
-            away = error.message
+            if error.message != reported:
+                errors.print(error.message)
+            reported = error.message
 
 
 @contextmanager
@@ -105,7 +107,7 @@ def _served(folder: Path, port: int) -> Iterator[str]:
     command = [sys.executable, "-m", "dtj_trainer.tensorboard_program", str(os.getpid())]
     command += [f"--logdir={folder}", f"--host={_HOST}", f"--port={port}"]
     # Convert SIGTERM into an exit, so that the block also ends TensorBoard.
-    before = signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
+    previous_handler = signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     with tempfile.TemporaryFile() as log:
         process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log)  # noqa: S603
         try:
@@ -118,7 +120,7 @@ def _served(folder: Path, port: int) -> Iterator[str]:
             except subprocess.TimeoutExpired:
                 process.kill()
                 process.wait()
-            signal.signal(signal.SIGTERM, before)
+            signal.signal(signal.SIGTERM, previous_handler)
 
 
 def _await_answer(process: subprocess.Popen[bytes], port: int, log: IO[bytes]) -> None:
@@ -127,9 +129,11 @@ def _await_answer(process: subprocess.Popen[bytes], port: int, log: IO[bytes]) -
         code = process.poll()
         if code is not None:
             log.seek(0)
-            said = log.read().decode(errors="replace").split("\n")
-            word = next((line for line in reversed(said) if line.strip()), "it said nothing")
-            raise DtjError(f"TensorBoard ended with exit code {code}: {word}")
+            lines = log.read().decode(errors="replace").split("\n")
+            last_line = next(
+                (line for line in reversed(lines) if line.strip()), "TensorBoard printed nothing"
+            )
+            raise DtjError(f"TensorBoard ended with exit code {code}: {last_line}")
         try:
             socket.create_connection((_HOST, port), timeout=1).close()
         except OSError:
@@ -149,9 +153,5 @@ def _free_port() -> int:
                 continue
             return port
     raise DtjError(
-        f"ports {_FIRST_PORT} to {_FIRST_PORT + _PORTS - 1} are taken", "say which one with --port"
+        f"ports {_FIRST_PORT} to {_FIRST_PORT + _PORTS - 1} are taken", "choose another with --port"
     )
-
-
-def _say(text: str) -> None:
-    errors.print(text)

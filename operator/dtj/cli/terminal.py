@@ -1,8 +1,8 @@
-"""Where commands print: colours for a terminal, plain text or JSON and YAML for a program.
+"""The output of the commands: colours for a terminal; plain text, JSON or YAML for a program.
 
-Much of what is printed was written by somebody else: a program's message, a key in a bucket, an event. A control
-character in such a text would command the reader's terminal. So what is printed here has none but those of dtj's own
-colours and live views: each other one is printed as a visible character.
+Many of the printed texts come from outside: messages of a program, keys in a bucket, events. A control character in
+such a text could control the user's terminal. This module therefore prints a visible character in the place of each
+control character, except for those of dtj's own colours and live views.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from rich.segment import Segment
 from rich.text import Text
 
 _PICTURES = {code: 0x2400 + code for code in range(0x20) if chr(code) not in "\t\n"}
-# Unicode has no pictures of C1.
+# Unicode has no visible characters for the control characters 0x80 to 0x9F (C1).
 _PICTURES |= {0x7F: 0x2421} | dict.fromkeys(range(0x80, 0xA0), 0xFFFD)
-_UNLIMITED = 1000
+_UNLIMITED_WIDTH = 1000
 
 
 def visible(text: str) -> str:
-    """The text with a visible character in the place of each control character but tabs and line ends."""
+    """Return the text with a visible character for each control character except tabs and line ends."""
     return text.translate(_PICTURES)
 
 
@@ -40,22 +40,22 @@ class VisibleConsole(Console):
         )
 
     def render_str(self, text: str, **options: Any) -> Text:
-        """As rich does it, of the visible text: a table's columns are as wide as what is shown."""
+        """Convert the visible text, so that columns of tables are as wide as the text that is shown."""
         return super().render_str(visible(text), **options)
 
     def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
-        """As rich does it: the console's own control codes are in segments of their own."""
+        """Yield the segments with visible text. The console's own control codes are in separate segments."""
         for segment in super().render(renderable, options):
             yield segment if segment.control else segment._replace(text=visible(segment.text))
 
 
 output = VisibleConsole()
-"""Standard output; rich leaves out colours where it is no terminal, or NO_COLOR is set."""
+"""Standard output. rich leaves out colours if standard output is not a terminal, or NO_COLOR is set."""
 errors = VisibleConsole(stderr=True)
 
 
 class Format(StrEnum):
-    """What a machine may read."""
+    """The formats for programs."""
 
     JSON = "json"
     YAML = "yaml"
@@ -67,13 +67,13 @@ FormatOption = Annotated[
 
 
 def echo(text: str, *, end: str = "\n", err: bool = False) -> None:
-    """Print a text as it is, however long its lines are."""
+    """Print a text. Long lines are not folded."""
     typer.echo(visible(text) + end, nl=False, err=err)
 
 
 def echo_whole(table: RenderableType) -> None:
-    """Print a table for what reads a pipe: as wide as it needs, without spaces at the ends of lines."""
-    wide = VisibleConsole(width=_UNLIMITED, file=StringIO())
+    """Print a table for a pipe or a file: unfolded, without spaces at the ends of lines."""
+    wide = VisibleConsole(width=_UNLIMITED_WIDTH, file=StringIO())
     with wide.capture() as captured:
         wide.print(table, soft_wrap=False)
     for line in captured.get().splitlines():

@@ -19,28 +19,30 @@ if TYPE_CHECKING:
     from dtj.client import Client
 
 app = typer.Typer()
-_LOOK_SECONDS = 5.0
+_REFRESH_SECONDS = 5.0
 """metrics-server measures every 15 s by default."""
 
 
 @app.command()
 def top(
     name: JobName,
-    watch: Annotated[bool, typer.Option("--watch", "-w", help="Show it again every few seconds.")] = False,
+    watch: Annotated[
+        bool, typer.Option("--watch", "-w", help="Refresh the table every few seconds.")
+    ] = False,
     namespace: NamespaceOption = None,
     context: ContextOption = None,
     format_: FormatOption = None,
 ) -> None:
-    """Show the CPU and memory that each replica of a job uses, beside what it may use.
+    """Show the CPU and memory that each replica of a job uses, beside its limits.
 
     ```
     dtj top fashion-mnist --watch
     ```
 
-    The cluster's metrics-server measures that. Where there is none, nodes, states and limits are shown all the same.
+    The cluster's metrics-server measures the use. Without it, the table shows only nodes, states and limits.
     """
     if watch and format_:
-        raise Unusable("--watch is for people, --output for programs", "leave one of them out")
+        raise Unusable("--watch can't be used with --output", "leave out one of them")
     client = connect(namespace, context)
     if format_:
         client.get(name)
@@ -51,7 +53,7 @@ def top(
     else:
         print_table(_view(client, name))
         while watch:
-            time.sleep(_LOOK_SECONDS)
+            time.sleep(_REFRESH_SECONDS)
             print_table(_view(client, name))
 
 
@@ -65,4 +67,4 @@ def _show_live(client: Client, name: str) -> None:
     with Live(console=output, auto_refresh=False, vertical_overflow="crop") as live:
         while True:
             live.update(_view(client, name), refresh=True)
-            time.sleep(_LOOK_SECONDS)
+            time.sleep(_REFRESH_SECONDS)

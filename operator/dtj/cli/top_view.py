@@ -1,4 +1,4 @@
-"""What the replicas of a job use of their nodes, as a table. Pure."""
+"""The table of `dtj top`. All functions are pure."""
 
 from __future__ import annotations
 
@@ -22,33 +22,33 @@ if TYPE_CHECKING:
     from dtj.client import DistributedTrainingJob, Pod, PodUsage
 
 NO_METRICS = (
-    "the cluster does not measure CPU and memory in use: it has no metrics-server. Install that to see them"
+    "the cluster has no metrics-server, which measures the CPU and memory in use: install it to see them"
 )
 
 
 def top_view(
     job: DistributedTrainingJob, pods: Sequence[Pod], usage: Mapping[str, PodUsage] | None
 ) -> RenderableType:
-    """One line a replica, what it uses beside what it may use (its limit, else its request).
+    """Return the table with one line for each replica: its use of resources beside its limits, or else its requests.
 
-    usage: by pod; None where the cluster does not measure it.
+    usage: the use by name of the pod; None if the cluster does not measure the use.
     """
     resources = _resources(job)
     gpus = job.spec.accelerator.resource_name
     right = ("CPU", "OF", "MEMORY", "OF ", "GPUS")
     table = columns("REPLICA", "RANKS", "NODE", "STATE", *right, right=right)
     for pod in pods:
-        used, given = (usage or {}).get(pod.name), resources.get(pod.name, {})
+        used, allowed = (usage or {}).get(pod.name), resources.get(pod.name, {})
         table.add_row(
             f"{pod.role}-{pod.index}",
             ranks_of(job, pod),
             pod.node or UNKNOWN,
             replica_state(pod),
             _cores(used.cpu if used else None),
-            _cores(given.get("cpu")),
+            _cores(allowed.get("cpu")),
             _bytes(used.memory if used else None),
-            _bytes(given.get("memory")),
-            str(given.get(gpus, UNKNOWN)),
+            _bytes(allowed.get("memory")),
+            str(allowed.get(gpus, UNKNOWN)),
         )
     parts: list[RenderableType] = [_headline(job), table]
     return Group(*parts) if usage is not None else Group(*parts, Text(NO_METRICS, "yellow"))
@@ -62,15 +62,15 @@ def _headline(job: DistributedTrainingJob) -> Text:
 
 
 def _resources(job: DistributedTrainingJob) -> dict[str, dict[str, Any]]:
-    """What the container that trains may use, by pod."""
-    found = {}
+    """Return the limits, or else the requests, of the container that trains, by name of the pod."""
+    resources_by_pod = {}
     for pod in plan_job(job.job).pods:
         resources = trainer_container(pod).get("resources") or {}
-        found[pod["metadata"]["name"]] = {
+        resources_by_pod[pod["metadata"]["name"]] = {
             **(resources.get("requests") or {}),
             **(resources.get("limits") or {}),
         }
-    return found
+    return resources_by_pod
 
 
 def _cores(quantity: str | int | None) -> str:

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from dtj_trainer.artifacts.store import Store, StoredObject
 
 _REMEDY = (
-    "the store's URL as seen from here is AWS_ENDPOINT_URL_S3, or --endpoint; credentials are AWS_* variables"
+    "set AWS_ENDPOINT_URL_S3 or --endpoint to the URL of the store for this machine, and AWS_* to credentials"
 )
 
 
@@ -61,10 +61,10 @@ class Artifacts:
         key_or_prefix: e.g. `checkpoints/938` or `model`; `""` means all objects.
         """
         wanted = key_or_prefix.strip("/")
-        below = joined(stored.key for stored in self.ls(wanted)) or {wanted: self._parts(wanted)}
+        files_below = joined(stored.key for stored in self.ls(wanted)) or {wanted: self._parts(wanted)}
         root = Path(folder).resolve()
         files = []
-        for key, parts in below.items():
+        for key, parts in files_below.items():
             file = (root / key).resolve()
             if not file.is_relative_to(root):
                 raise Unusable(f"{self._store.uri(key)} has a key that leads out of {folder}")
@@ -168,7 +168,7 @@ def _explained() -> Iterator[None]:
     try:
         yield
     except NoSuchKey as error:
-        raise NotFound(str(error), "`dtj artifacts ls` lists what is there") from error
+        raise NotFound(str(error), "`dtj artifacts ls` lists the objects") from error
     except S3Error as error:
         raise Unreachable(str(error), _REMEDY) from error
     except OSError as error:

@@ -36,6 +36,7 @@ from dtj.cluster.user_api import UserApi, connect
 from dtj.status.suspension import is_deactivated
 
 _LOOK_SECONDS = 0.5
+"""Seconds between two requests for a job that is being deleted."""
 
 
 class AsyncClient:
@@ -158,8 +159,8 @@ class AsyncClient:
         """
 
         def reached(job: DistributedTrainingJob) -> bool:
-            seen = (job.status.observed_generation or 0) >= job.metadata.generation
-            return job.status.finished or (seen and job.status.holds(condition))
+            is_current = (job.status.observed_generation or 0) >= job.metadata.generation
+            return job.status.finished or (is_current and job.status.holds(condition))
 
         job = await self._until(
             reached,
@@ -200,7 +201,7 @@ class AsyncClient:
         namespace = namespace or self.namespace
         job = await self.get(name, namespace=namespace)
         if job.status.finished:
-            raise DtjError(f"{name} is {job.status.phase}: its size does not matter any more")
+            raise DtjError(f"{name} is {job.status.phase}: the replicas of a finished job can't change")
         check_scaled(job, replicas)
         patch = {"spec": {"replicaSpecs": {role: {"replicas": count} for role, count in replicas.items()}}}
         suspend = not job.spec.run_policy.suspend
@@ -292,7 +293,7 @@ class AsyncClient:
     @property
     def _api(self) -> UserApi:
         if self._connected is None:
-            raise RuntimeError("use it as `async with AsyncClient() as client`")
+            raise RuntimeError("use the client as `async with AsyncClient() as client`")
         return self._connected
 
     def _explained(
@@ -333,14 +334,14 @@ class AsyncClient:
             raise TimedOut(
                 f"{name} is {job.status.phase or 'not begun'} after {timeout:g} s: waited for {what}"
             ) from None
-        assert job is not None, "there was one at first"
+        assert job is not None, "changes() raises NotFound for a job that does not exist at first"
         raise deleted(job, f"while waiting for {what}")
 
     async def _set_suspend(self, name: str, value: bool, namespace: str | None) -> DistributedTrainingJob:
         namespace = namespace or self.namespace
         job = await self.get(name, namespace=namespace)
         if job.status.finished:
-            raise DtjError(f"{name} is {job.status.phase}: it can't be suspended or resumed any more")
+            raise DtjError(f"{name} is {job.status.phase}: a finished job can't be suspended or resumed")
         patch = {"spec": {"runPolicy": {"suspend": value}}}
         with self._explained(namespace, name):
             return DistributedTrainingJob.from_cluster(await self._api.patch_job(namespace, name, patch))

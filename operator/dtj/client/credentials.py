@@ -21,7 +21,7 @@ async def artifacts_of(api: UserApi, job: DistributedTrainingJob, endpoint: str 
     Raises NotFound if the job has no bucket, and Unreachable if no credentials exist.
     """
     if job.spec.artifacts is None or job.artifacts_uri is None:
-        raise NotFound(f"{job.name} keeps no artifacts", "spec.artifacts.uri says where to")
+        raise NotFound(f"{job.name} keeps no artifacts", "set spec.artifacts.uri of the job")
     environment = await _environment(api, job, job.spec.artifacts, endpoint=endpoint)
     return Artifacts(job.artifacts_uri, environment)
 

@@ -33,18 +33,18 @@ def explanation(
         case 401:
             return Unreachable(
                 f"the cluster at {host} does not accept your credentials",
-                "log in again as for kubectl; `kubectl auth whoami` shows as whom",
+                "log in again as for kubectl; `kubectl auth whoami` shows the user",
             )
         case 403:
             return Unreachable(
                 f"the cluster does not allow this: {message.rpartition('is forbidden: ')[2]}",
-                "ask those who run the cluster for this permission",
+                "ask an administrator of the cluster for this permission",
             )
         case 404 if error.reason != "NotFound":
             # The API server does not know the path of the request. For a missing job, the reason would be NotFound.
             return Unreachable(
                 f"the cluster at {host} does not know DistributedTrainingJobs",
-                "dtj is not installed there: `dtj doctor` says what is missing",
+                "dtj is not installed in the cluster: `dtj doctor` shows what is missing",
             )
         case 404 if name and f'"{name}"' in message:
             return missing(name, namespace)
@@ -67,12 +67,12 @@ def deleted(job: DistributedTrainingJob, when: str) -> NotFound:
     return NotFound(
         f"{job.name} was deleted {when}",
         # With a short TTL, the job can be deleted before a client sees that the job has finished.
-        None if ttl is None else f"it may have ended: its runPolicy.ttlSecondsAfterFinished is {ttl}",
+        None if ttl is None else f"the job may have ended: its runPolicy.ttlSecondsAfterFinished is {ttl}",
     )
 
 
 def missing(name: str, namespace: str | None) -> NotFound:
     """Return the error for a job that does not exist."""
     return NotFound(
-        f"there is no job {name} in namespace {namespace}", "`dtj list -A` lists those of all namespaces"
+        f"there is no job {name} in namespace {namespace}", "`dtj list -A` lists the jobs of all namespaces"
     )

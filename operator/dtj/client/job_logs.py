@@ -27,8 +27,8 @@ async def lines_of(
                 yield line
         return
     pods = [pod for pod in await logs.pods() if selection.query.attempt in (None, pod.attempt)]
-    stored = await _bucket_lines(api, job, selection, pods)
-    for line in await logs.printed(pods) if stored is None else stored:
+    bucket_lines = await _bucket_lines(api, job, selection, pods)
+    for line in await logs.printed(pods) if bucket_lines is None else bucket_lines:
         yield line
 
 

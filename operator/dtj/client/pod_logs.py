@@ -18,6 +18,7 @@ from dtj.cluster.user_api import UserApi
 _LOOK_SECONDS = 1.0
 """Seconds between two requests for the pods of a new attempt."""
 _LINES_AHEAD = 10_000
+"""Maximum number of lines in the queue. Readers wait while the queue is full."""
 _NO_TIME = datetime.min.replace(tzinfo=UTC)
 _Lines = asyncio.Queue[LogLine | ApiError | None]
 """The lines of all pods in the order of arrival, an error that ends the stream, and None after the last line."""
@@ -45,14 +46,14 @@ class PodLogs:
         """Yield the lines of the present pods and of later pods, until the job has finished or is deleted."""
         lines: _Lines = asyncio.Queue(_LINES_AHEAD)
         readers: dict[str, asyncio.Task[None]] = {}
-        looking = asyncio.create_task(self._read_all(lines, readers))
+        finder = asyncio.create_task(self._read_all(lines, readers))
         try:
             while (line := await lines.get()) is not None:
                 if isinstance(line, ApiError):
                     raise line
                 yield line
         finally:
-            tasks = [looking, *readers.values()]
+            tasks = [finder, *readers.values()]
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
@@ -116,12 +117,16 @@ class PodLogs:
                 last = datetime.now(UTC)
         patience = Patience()
         while True:
-            begun, cut = last, False
-            since = None if begun is None else begun.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+            resumed_after, cut = last, False
+            since = (
+                None
+                if resumed_after is None
+                else resumed_after.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+            )
             try:
                 async for text in self._log(pod, follow=True, since=since):
                     line = pod_line(text, source)
-                    if begun is not None and line.time is not None and line.time <= begun:
+                    if resumed_after and line.time and line.time <= resumed_after:
                         continue
                     last = line.time or last
                     patience.succeeded()

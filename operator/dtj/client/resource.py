@@ -17,15 +17,14 @@ from dtj.api.sentences import sentence
 from dtj.api.spec import JobSpec
 from dtj.api.status import JobStatus
 from dtj.api.validation import faults
-from dtj.plan.pods import artifacts_uri
 
 
 class InvalidJobError(DtjError):
     """A job that the operator would refuse; `faults` has every reason."""
 
-    def __init__(self, name: str, found: list[Fault]) -> None:
-        super().__init__(f"{name or 'the job'} is not valid: {'; '.join(map(str, found))}")
-        self.faults = found
+    def __init__(self, name: str, job_faults: list[Fault]) -> None:
+        super().__init__(f"{name or 'the job'} is not valid: {'; '.join(map(str, job_faults))}")
+        self.faults = job_faults
 
 
 class Metadata(ApiModel):
@@ -79,7 +78,7 @@ class DistributedTrainingJob(ApiModel):
             where = ".".join(map(str, first["loc"]))
             raise DtjError(
                 f"the job {metadata.name} can't be read: spec.{where}: {sentence(dict(first))}",
-                "its operator may be newer than this dtj: upgrade dtj",
+                "the operator may be newer than this dtj: upgrade dtj",
             ) from None
         return cls(metadata=metadata, spec=spec, status=read_status(manifest.get("status") or {}))
 
@@ -98,7 +97,7 @@ class DistributedTrainingJob(ApiModel):
             raise Unusable(f"{path} can't be read: not text in UTF-8") from None
         jobs = read_job_file(text, str(path)).jobs
         if len(jobs) > 1:
-            raise Unusable(f"{path} has {len(jobs)} jobs; one {KIND} is wanted")
+            raise Unusable(f"{path} has {len(jobs)} jobs; give a file with one {KIND}")
         return cls.from_manifest(jobs[0].manifest)
 
     @property
@@ -119,7 +118,7 @@ class DistributedTrainingJob(ApiModel):
     @property
     def artifacts_uri(self) -> str | None:
         """The prefix of the job in the bucket; None if the job keeps no artifacts, or has no uid yet."""
-        return artifacts_uri(self.job) if self.uid else None
+        return self.job.artifacts_uri if self.uid else None
 
     @property
     def job(self) -> Job:
@@ -150,9 +149,9 @@ def _plain(model: ApiModel) -> Manifest:
 
 
 def _metadata(manifest: Mapping[str, Any]) -> Metadata:
-    given = manifest.get("metadata") or {}
+    metadata = manifest.get("metadata") or {}
     try:
-        return Metadata.model_validate({"name": ""} | given, extra="ignore")
+        return Metadata.model_validate({"name": ""} | metadata, extra="ignore")
     except ValidationError as error:
         first = error.errors()[0]
         where = ".".join(map(str, first["loc"]))

@@ -13,7 +13,7 @@ def check_scaled(job: DistributedTrainingJob, replicas: Mapping[str, int]) -> No
     manifest = job.to_manifest()
     roles = manifest["spec"]["replicaSpecs"]
     if not replicas:
-        raise Unusable("no role is given", "e.g. worker=4")
+        raise Unusable("no role is given", "give the number of replicas by role, e.g. worker=4")
     for role, count in replicas.items():
         if role not in roles:
             raise Unusable(f"{job.name} has no {role}: its roles are {', '.join(roles)}")

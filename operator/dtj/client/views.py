@@ -115,37 +115,37 @@ class LogLine:
 def events_of(job: DistributedTrainingJob, events: Iterable[Mapping[str, Any]]) -> list[JobEvent]:
     """Select the events of a job and its pods from the events of a namespace, oldest first."""
     names = re.compile(rf"{KIND}/{job.name}|Pod/{job.name}-({'|'.join(ROLES)})-\d+")
-    begun = datetime.fromisoformat(job.metadata.creation_timestamp or "0001-01-01T00:00:00Z")
+    created = datetime.fromisoformat(job.metadata.creation_timestamp or "0001-01-01T00:00:00Z")
     # Leave out the events of an earlier job with the same name.
     own = [
         event
         for event in map(read_event, events)
-        if names.fullmatch(event.object) and (event.time or begun) >= begun
+        if names.fullmatch(event.object) and (event.time or created) >= created
     ]
-    return sorted(own, key=lambda event: event.time or begun)
+    return sorted(own, key=lambda event: event.time or created)
 
 
 def pod_of(manifest: Mapping[str, Any]) -> Pod:
     """Parse the manifest of a pod."""
-    seen = view_pod(manifest)
-    reason, message = seen.waiting or ("", "")
-    if seen.exit is not None:
-        reason, message = seen.exit.reason, ""
-    if seen.disrupted:
-        reason, message = seen.reason, seen.message
+    view = view_pod(manifest)
+    reason, message = view.waiting or ("", "")
+    if view.exit is not None:
+        reason, message = view.exit.reason, ""
+    if view.disrupted:
+        reason, message = view.reason, view.message
     return Pod(
-        name=seen.name,
-        uid=seen.uid,
-        role=seen.role,
-        index=seen.index,
-        attempt=seen.attempt,
-        node=seen.node,
-        phase=seen.phase,
-        ready=seen.ready,
-        deleting=seen.deleting,
-        disrupted=seen.disrupted,
-        exit_code=seen.exit.code if seen.exit else None,
-        signal=seen.exit.signal if seen.exit else None,
+        name=view.name,
+        uid=view.uid,
+        role=view.role,
+        index=view.index,
+        attempt=view.attempt,
+        node=view.node,
+        phase=view.phase,
+        ready=view.ready,
+        deleting=view.deleting,
+        disrupted=view.disrupted,
+        exit_code=view.exit.code if view.exit else None,
+        signal=view.exit.signal if view.exit else None,
         reason=reason,
         message=message,
     )
@@ -164,7 +164,7 @@ def usage_of(metrics: Iterable[Mapping[str, Any]]) -> dict[str, PodUsage]:
 def read_event(event: Mapping[str, Any]) -> JobEvent:
     """Parse the manifest of an event of either version of the events API."""
     series = event.get("series") or {}
-    about = event["involvedObject"]
+    involved = event["involvedObject"]
     time = series.get("lastObservedTime") or event.get("lastTimestamp") or event.get("eventTime")
     return JobEvent(
         time=datetime.fromisoformat(time) if time else None,
@@ -172,5 +172,5 @@ def read_event(event: Mapping[str, Any]) -> JobEvent:
         reason=event.get("reason") or "",
         message=event.get("message") or "",
         count=series.get("count") or event.get("count") or 1,
-        object=f"{about.get('kind')}/{about.get('name')}",
+        object=f"{involved.get('kind')}/{involved.get('name')}",
     )

@@ -1,1 +1,1 @@
-"""Jobs of other operators as DistributedTrainingJobs."""
+"""Conversion of the jobs of other operators to DistributedTrainingJobs."""

@@ -1,5 +1,7 @@
-"""The parts of Kubeflow's jobs that a conversion reads (`kubeflow.org/v1`, `v2beta1`, and what came before v1 in the
-same form). Other fields stay in `model_extra`; the conversion takes them over or notes that it does not.
+"""The fields of Kubeflow's jobs that the conversion reads.
+
+The versions are `kubeflow.org/v1`, `v2beta1`, and versions before v1 with the same fields. Other fields stay in
+`model_extra`: the conversion copies each of these fields or notes that the field is left out.
 """
 
 from __future__ import annotations
@@ -13,24 +15,24 @@ from dtj.api.spec import Quantity
 
 
 class Form(BaseModel):
-    """An object with camelCase names in YAML, and any number of other fields."""
+    """A YAML object with camelCase keys. Undeclared fields are allowed."""
 
     model_config = ConfigDict(alias_generator=to_camel, extra="allow", frozen=True)
 
     @property
     def rest(self) -> dict[str, Any]:
-        """The fields that the form does not name."""
+        """The fields that the model does not declare."""
         return dict(self.model_extra or {})
 
 
 class Variable(Form):
-    """One of a container's `env`."""
+    """An environment variable of a container."""
 
     name: str
 
 
 class Resources(Form):
-    """A container's `resources`."""
+    """The `resources` of a container."""
 
     requests: dict[str, Quantity] = {}
     limits: dict[str, Quantity] = {}
@@ -72,7 +74,7 @@ class Template(Form):
 
 
 class Replica(Form):
-    """One role."""
+    """The replicas of one role."""
 
     replicas: Annotated[int, Field(ge=0, le=10000)] = 1
     restart_policy: str | None = None
@@ -80,7 +82,7 @@ class Replica(Form):
 
 
 class RunPolicy(Form):
-    """What has an equivalent in dtj's `runPolicy`."""
+    """The fields of `runPolicy` that have an equivalent in dtj."""
 
     suspend: bool = False
     backoff_limit: Annotated[int, Field(ge=0)] | None = None
@@ -92,7 +94,7 @@ class RunPolicy(Form):
 
 
 class Spec(Form):
-    """What the spec of every kind has."""
+    """The fields that the spec of every kind has."""
 
     run_policy: RunPolicy = RunPolicy()
 
@@ -103,7 +105,7 @@ class Spec(Form):
 
 
 class TFJobSpec(Spec):
-    """TFJob."""
+    """The spec of a TFJob."""
 
     tf_replica_specs: dict[str, Replica]
 
@@ -114,7 +116,7 @@ class TFJobSpec(Spec):
 
 
 class MPIJobSpec(Spec):
-    """MPIJob."""
+    """The spec of an MPIJob."""
 
     mpi_replica_specs: dict[str, Replica]
     slots_per_worker: Annotated[int, Field(ge=1, le=1024)] = 1
@@ -129,8 +131,39 @@ class MPIJobSpec(Spec):
         return self.mpi_replica_specs
 
 
+class PyTorchJobSpec(Spec):
+    """The spec of a PyTorchJob."""
+
+    pytorch_replica_specs: dict[str, Replica]
+    nproc_per_node: str | int | None = None
+
+    @property
+    def replicas(self) -> dict[str, Replica]:
+        """The replicas by role."""
+        return self.pytorch_replica_specs
+
+
+class WorkerSpec(Spec):
+    """The spec of a job of equal workers, as the conversion reads it from several objects or parts of the input."""
+
+    worker: Replica
+    procs: str
+    """Ranks in each worker: a number, or auto, gpu or cpu."""
+    path: str
+    """Where the input has the worker."""
+    procs_path: str
+    """Where the input has the ranks."""
+    scheduling: dict[str, Any] = {}
+    """dtj's `schedulingPolicy`."""
+
+    @property
+    def replicas(self) -> dict[str, Replica]:
+        """The replicas by role."""
+        return {"worker": self.worker}
+
+
 def without_nulls(value: Any) -> Any:
-    """The value without fields that are null: for the API server such a field is not given."""
+    """Return the value without null fields. The API server treats a null field as absent."""
     if isinstance(value, dict):
         return {key: without_nulls(entry) for key, entry in value.items() if entry is not None}
     if isinstance(value, list):

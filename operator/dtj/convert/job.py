@@ -1,7 +1,8 @@
-"""One Kubeflow job as a DistributedTrainingJob."""
+"""Conversion of one job of another operator to a DistributedTrainingJob."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from pydantic import ValidationError
@@ -10,118 +11,143 @@ from dtj.api.checking import check
 from dtj.api.identity import API_VERSION, KIND
 from dtj.api.job import Manifest
 from dtj.api.scheduling_rules import KUEUE_QUEUE, members
-from dtj.api.shown import enumerated
 from dtj.api.spec import JobSpec
 from dtj.convert.form import Metadata, Spec, without_nulls
 from dtj.convert.hosts import with_dtjs_hosts
 from dtj.convert.kind import Kind, Source
 from dtj.convert.mpi import MPI_JOB
 from dtj.convert.notes import Conversion, Notes
+from dtj.convert.pytorch import PYTORCH_JOB
 from dtj.convert.replicas import kept_metadata
 from dtj.convert.run_policy import moved_into_run_policy, run_policy
 from dtj.convert.scheduling import moved_labels, scheduling, waits_in_kueue
 from dtj.convert.tensorflow import TF_JOB
+from dtj.convert.torchx import TORCHX_JOB
+from dtj.convert.trainjob import TRAIN_JOB
 
-_GROUP = "kubeflow.org/"
-_KINDS: dict[str, Kind[Any]] = {"MPIJob": MPI_JOB, "TFJob": TF_JOB}
-_CONVERTED = enumerated(_KINDS, "and")
+_NAMES: dict[str, Kind[Any]] = {
+    "MPIJob": MPI_JOB,
+    "TFJob": TF_JOB,
+    "PyTorchJob": PYTORCH_JOB,
+    "TrainJob": TRAIN_JOB,
+    "Job": TORCHX_JOB,
+}
+_KINDS = {(kind.group, name): kind for name, kind in _NAMES.items()}
+CONVERTED = "MPIJob, TFJob, PyTorchJob, TrainJob and torchx's dist.ddp"
+"""The kinds of jobs that are converted, for messages."""
+_GROUPS = {group for group, _ in _KINDS}
 
 
-def is_kubeflow_job(manifest: Manifest) -> bool:
-    """Whether the object is a job of Kubeflow, of a kind that is converted or refused."""
+def is_job(manifest: Manifest) -> bool:
+    """Return whether the object is a job of Kubeflow or Volcano. `convert` refuses some kinds of these jobs."""
     group = str(manifest.get("apiVersion")).partition("/")[0]
-    return group in ("kubeflow.org", "trainer.kubeflow.org") and str(manifest.get("kind")).endswith("Job")
+    return group in _GROUPS and str(manifest.get("kind")).endswith("Job")
 
 
-def convert(manifest: Manifest, artifacts: str | None = None) -> Conversion:
-    """The job in dtj's form, or the reasons why the job can't be converted.
+def convert(manifest: Manifest, artifacts: str | None = None, others: Sequence[Manifest] = ()) -> Conversion:
+    """Convert a job. If the job can't be converted, the result has the reasons.
 
-    artifacts: s3:// URI for `spec.artifacts.uri`.
+    artifacts: s3:// URI for `spec.artifacts.uri`. others: the other objects of the input, for example the runtime of
+    a TrainJob.
     """
     kind, version = str(manifest.get("kind")), str(manifest.get("apiVersion"))
     notes = Notes()
     metadata = manifest.get("metadata")
     name = str(metadata.get("name", "")) if isinstance(metadata, dict) else ""
-    made = None
-    if version.startswith(_GROUP) and kind in _KINDS:
-        made = _of_version(kind, version.removeprefix(_GROUP), without_nulls(manifest), artifacts, notes)
-    elif version.startswith(_GROUP) and kind == "PyTorchJob":
-        _refuse_pytorch(without_nulls(manifest), notes)
+    job = None
+    group, _, number = version.partition("/")
+    if (rules := _KINDS.get((group, kind))) is not None:
+        job = _of_version(rules, kind, number, without_nulls(manifest), artifacts, others, notes)
     else:
-        notes.refuse("apiVersion", f"{version} {kind}", f"no equivalent in dtj: dtj converts {_CONVERTED}")
-    if made is not None:
-        name = made["metadata"]["name"]
-    return Conversion(kind, name, None if notes.refused else made, tuple(notes.all))
-
-
-def _refuse_pytorch(manifest: Manifest, notes: Notes) -> None:
-    notes.refuse(
-        "kind",
-        "PyTorchJob",
-        f"no equivalent yet: dtj has no strategy for torch.distributed; dtj converts {_CONVERTED}",
-    )
-    spec = manifest.get("spec")
-    for key, value in spec.items() if isinstance(spec, dict) else ():
-        if key not in ("pytorchReplicaSpecs", "runPolicy"):
-            notes.add(f"spec.{key}", value, "no equivalent: every worker has a fixed number of ranks")
+        notes.refuse("apiVersion", f"{version} {kind}", f"no equivalent in dtj: dtj converts {CONVERTED}")
+    if job is not None:
+        name = job["metadata"]["name"]
+    return Conversion(kind, name, None if notes.refused else job, tuple(notes.all))
 
 
 def _of_version(
-    kind: str, version: str, manifest: Manifest, artifacts: str | None, notes: Notes
+    rules: Kind[Any],
+    kind: str,
+    version: str,
+    manifest: Manifest,
+    artifacts: str | None,
+    others: Sequence[Manifest],
+    notes: Notes,
 ) -> Manifest | None:
-    """The job, if its version has the fields that the conversion reads."""
-    spec, rules = manifest.get("spec"), _KINDS[kind]
-    newest = f"{_GROUP}{rules.newest}"
+    """Convert a job whose version has the fields that the conversion reads, and refuse other versions."""
+    spec = manifest.get("spec")
+    newest = f"{rules.group}/{rules.newest}"
     if version not in rules.versions:
-        has_form = isinstance(spec, dict) and rules.field in spec
-        form = (
+        has_field = isinstance(spec, dict) and rules.field in spec
+        remedy = (
             f"the job has spec.{rules.field}, as {newest}: change apiVersion to {newest}"
-            if has_form
+            if has_field
             else f"write the job in the form of {newest}, with spec.{rules.field}"
         )
-        notes.refuse("apiVersion", f"{_GROUP}{version} {kind}", f"another form of this kind; {form}")
+        notes.refuse(
+            "apiVersion", f"{rules.group}/{version} {kind}", f"dtj does not convert this version; {remedy}"
+        )
         return None
-    if version not in ("v1", "v2beta1"):
-        notes.add("apiVersion", f"{_GROUP}{version}", "read as v1, which has the same fields")
-    return _converted(rules, version, manifest, artifacts, notes)
+    if version not in ("v1", rules.newest):
+        notes.add("apiVersion", f"{rules.group}/{version}", "read as v1, which has the same fields")
+    return _converted(rules, version, manifest, artifacts, others, notes)
+
+
+def _prepared(
+    kind: Kind[Any], manifest: Manifest, others: Sequence[Manifest], notes: Notes
+) -> Manifest | None:
+    """Return the job in the form of its kind.
+
+    A job of `kubeflow.org` gets all fields of the run policy in `runPolicy`, and dtj's host names.
+    """
+    if kind.prepare is not None:
+        return kind.prepare(manifest, others, notes)
+    spec = manifest.get("spec")
+    spec = moved_into_run_policy(spec) if isinstance(spec, dict) else spec
+    return with_dtjs_hosts({**manifest, "spec": spec}, kind.field, notes)
 
 
 def _converted(
-    kind: Kind[Any], version: str, manifest: Manifest, artifacts: str | None, notes: Notes
+    kind: Kind[Any],
+    version: str,
+    manifest: Manifest,
+    artifacts: str | None,
+    others: Sequence[Manifest],
+    notes: Notes,
 ) -> Manifest | None:
-    given: Any = manifest.get("spec")
-    given = moved_into_run_policy(given) if isinstance(given, dict) else given
-    manifest = with_dtjs_hosts({**manifest, "spec": given}, kind.field, notes)
     try:
         metadata = Metadata.model_validate(manifest.get("metadata", {}))
-        spec: Spec = kind.form.model_validate(manifest["spec"])
+        prepared = _prepared(kind, manifest, others, notes)
+        if prepared is None:
+            return None
+        spec: Spec = kind.form.model_validate(prepared["spec"])
     except ValidationError as error:
         _refuse_form(error, notes)
         return None
     source = Source(_name(metadata, notes), version, kind.versions[version], waits_in_kueue(metadata))
     policy = run_policy(spec.run_policy, source.defaults, source.queued, notes)
-    made, policy = kind.convert(source, spec, policy, notes)
+    dtj_spec, policy = kind.convert(source, spec, policy, notes)
     if notes.refused:
         return None
     templates = [replica.template for replica in spec.replicas.values()]
-    if scheduled := scheduling(metadata, spec.run_policy, templates, _members(made), notes):
-        policy["schedulingPolicy"] = scheduled
+    if scheduling_policy := scheduling(metadata, spec.run_policy, templates, _members(dtj_spec), notes):
+        policy["schedulingPolicy"] = policy.get("schedulingPolicy", {}) | scheduling_policy
     if artifacts:
-        made["artifacts"] = {"uri": artifacts}
+        dtj_spec["artifacts"] = {"uri": artifacts}
     else:
         notes.add(
             "spec.artifacts",
             None,
-            "Kubeflow has no such field: checkpoints are not kept, and a retry starts from the beginning; set "
+            f"{kind.origin} has no such field: checkpoints are not kept, and a retry starts from the beginning; set "
             "artifacts.uri (dtj convert --artifacts s3://bucket/prefix)",
         )
     if policy:
-        made["runPolicy"] = policy
+        dtj_spec["runPolicy"] = policy
     job = {
         "apiVersion": API_VERSION,
         "kind": KIND,
-        "metadata": _metadata(source.name, metadata, made),
-        "spec": made,
+        "metadata": _metadata(source.name, metadata, dtj_spec),
+        "spec": dtj_spec,
     }
     for fault in check(job)[1]:
         notes.refuse(f"{fault.field} (converted)", None, fault.message)
@@ -134,33 +160,33 @@ def _refuse_form(error: ValidationError, notes: Notes) -> None:
         notes.refuse(".".join([path, *map(str, item["loc"])]), None, item["msg"][0].lower() + item["msg"][1:])
 
 
-def _members(made: Manifest) -> int:
-    """The number of pods in the gang of a job; 0 for a spec that `check` refuses."""
+def _members(dtj_spec: Manifest) -> int:
+    """Return the number of pods in the gang of a job; 0 for a spec that `check` refuses."""
     try:
-        return members(JobSpec.model_validate(made))
+        return members(JobSpec.model_validate(dtj_spec))
     except ValidationError:
         return 0
 
 
-def _name(given: Metadata, notes: Notes) -> str:
-    if given.name or not given.generate_name:
-        return given.name
-    name = given.generate_name.rstrip("-")
-    notes.add("metadata.generateName", given.generate_name, f"now the name {name}")
+def _name(metadata: Metadata, notes: Notes) -> str:
+    if metadata.name or not metadata.generate_name:
+        return metadata.name
+    name = metadata.generate_name.rstrip("-")
+    notes.add("metadata.generateName", metadata.generate_name, f"now the name {name}")
     return name
 
 
-def _metadata(name: str, given: Metadata, made: Manifest) -> Manifest:
-    labels, annotations, of_pods = moved_labels(given)
-    if waits_in_kueue(given):
-        _label_pods(made, of_pods)
-    namespace = {"namespace": given.namespace} if given.namespace else {}
+def _metadata(name: str, source: Metadata, dtj_spec: Manifest) -> Manifest:
+    labels, annotations, of_pods = moved_labels(source)
+    if waits_in_kueue(source):
+        _label_pods(dtj_spec, of_pods)
+    namespace = {"namespace": source.namespace} if source.namespace else {}
     return {"name": name, **namespace, **kept_metadata(labels, annotations)}
 
 
-def _label_pods(made: Manifest, labels: dict[str, str]) -> None:
-    """Give every pod the labels. The operator alone sets the label of the queue."""
-    for role in made["replicaSpecs"].values():
+def _label_pods(dtj_spec: Manifest, labels: dict[str, str]) -> None:
+    """Add labels to every pod template, and remove the label of the queue, which only the operator may set."""
+    for role in dtj_spec["replicaSpecs"].values():
         template = role.get("template", {})
         metadata = template.get("metadata", {})
         own = {key: value for key, value in metadata.get("labels", {}).items() if key != KUEUE_QUEUE}

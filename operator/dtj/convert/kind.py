@@ -1,8 +1,8 @@
-"""What a conversion needs to know of a job besides its spec, and of a kind of job."""
+"""Data of a conversion besides the spec of the job: facts about the job, and the rules of its kind."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
@@ -17,7 +17,7 @@ S = TypeVar("S", bound=Spec)
 
 @dataclass(frozen=True)
 class Source:
-    """A job of Kubeflow, besides its spec."""
+    """Facts about a Kubeflow job that are not in its spec."""
 
     name: str
     version: str
@@ -28,16 +28,25 @@ class Source:
 
 @dataclass(frozen=True)
 class Kind(Generic[S]):
-    """A kind of job that can be converted."""
+    """The rules for the conversion of a kind of job."""
 
     strategy: StrategyRules
     field: str
-    """Where the spec has the replicas."""
+    """The field of the spec by which the form is known: the field with the replicas, if there is one."""
     form: type[S]
     convert: Callable[[Source, S, Manifest, Notes], tuple[Manifest, Manifest]]
-    """Makes spec and run policy of a job, given its form and the run policy as far as every kind has it. The notes
-    say why where that is impossible.
+    """The function that returns dtj's spec and run policy.
+
+    The function gets Kubeflow's spec, and the run policy from the fields that every kind has. If the conversion is
+    impossible, the function adds the reasons to the notes.
     """
     versions: Mapping[str, Defaults]
-    """The versions that have these fields, and what each does where a job does not say."""
+    """The versions that have these fields, with the defaults of each version."""
     newest: str
+    group: str = "kubeflow.org"
+    origin: str = "Kubeflow"
+    """Where these jobs come from, for messages."""
+    prepare: Callable[[Manifest, Sequence[Manifest], Notes], Manifest | None] | None = None
+    """The function that brings a job into the form where its fields are elsewhere. The function gets the job and the
+    other objects of the input. None is a job that can't be converted; the notes have the reasons.
+    """

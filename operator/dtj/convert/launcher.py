@@ -1,4 +1,4 @@
-"""Parts of a launcher's own command that can't work with dtj's pods."""
+"""Parts of a launcher's command that do not work in dtj's launcher."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator, Sequence
 
 _AT_COMMAND = r"(?:^|[\s;&|(`'\"])(?:[\w./-]*/)?"
-# What works in mpi-operator's launcher and not in dtj's.
+# Patterns of what works in mpi-operator's launcher and not in dtj's, each with a name and a remedy.
 _MISSING = (
     (
         re.compile(_AT_COMMAND + r"horovodrun(?=\s|$)"),
@@ -17,7 +17,7 @@ _MISSING = (
     (
         re.compile(r"kubexec\.sh|" + _AT_COMMAND + r"kubectl(?=\s|$)"),
         "kubectl",
-        "dtj starts ranks by ssh, and its launcher may not call kubectl exec; remove kubexec.sh and kubectl",
+        "dtj starts ranks by ssh, and dtj's launcher may not call kubectl exec; remove kubexec.sh and kubectl",
     ),
     (
         re.compile(r"discover_hosts\.sh"),
@@ -27,12 +27,12 @@ _MISSING = (
     (
         re.compile(r"plm_(?:rsh|ssh)_(?:agent|args)"),
         "plm_rsh_agent, plm_rsh_args",
-        "would replace dtj's settings of ssh, and ssh would reach no host; remove them",
+        "would replace dtj's settings of ssh, and ssh would reach no host; remove these parameters",
     ),
     (
         re.compile(_AT_COMMAND + r"(?:ssh|scp|sftp|rsync|pdsh)(?=\s)"),
         "ssh",
-        "dtj's ssh needs its settings: write ssh -F /etc/dtj/ssh_config",
+        "ssh needs dtj's settings: write ssh -F /etc/dtj/ssh_config",
     ),
     (
         re.compile(r"mpiexec\.hydra|\bI_MPI_\w+|\bHYDRA_\w+"),
@@ -42,23 +42,23 @@ _MISSING = (
     (
         re.compile(r"(?:^|\s)-{1,2}(?:H|host)(?:\s|=)"),
         "-H",
-        "names hosts; remove the option, and mpirun takes all workers from the hostfile",
+        "names hosts; remove the option: mpirun then takes all workers from the hostfile",
     ),
     (
         re.compile(
             r"(?:^|\s)-{1,2}(?:hostfile|machinefile)[\s=]+(?!\"?(?:/etc/mpi/hostfile|\$\{?OMPI_MCA_orte_default_hostfile))"
         ),
         "--hostfile",
-        "the list of dtj's workers is /etc/mpi/hostfile; name that file, or remove the option",
+        "the hostfile of dtj is /etc/mpi/hostfile; name that file, or remove the option",
     ),
 )
 _SSH_BY_DTJ = re.compile(_AT_COMMAND + r"ssh\s+-F\s*/etc/dtj/ssh_config")
 
 
 def obstacles(words: Sequence[str], key_folder: str | None) -> Iterator[tuple[str, str]]:
-    """The parts of a launcher's own command that can't work in dtj: the name of each, and what to do.
+    """Yield the parts of a launcher's command that can't work in dtj, each with a remedy.
 
-    key_folder: `sshAuthMountPath`, where mpi-operator mounts the key; None where the job does not set the field.
+    key_folder: `sshAuthMountPath`, where mpi-operator mounts the ssh key; None if the job does not set the field.
     """
     text = _SSH_BY_DTJ.sub(" ", " ".join(words))
     for pattern, name, remedy in _MISSING:

@@ -1,7 +1,7 @@
-"""MPIJob as strategy Horovod.
+"""Conversion of an MPIJob to strategy Horovod.
 
-Where dtj's mpirun can start the same ranks, it takes the place of the launcher's. Else the launcher's command runs as
-written.
+If dtj's mpirun can start the same ranks, dtj's mpirun replaces the launcher's mpirun. Otherwise, the command of the
+launcher runs as written.
 """
 
 from __future__ import annotations
@@ -24,22 +24,24 @@ from dtj_trainer import contract
 
 _PATH = "spec.mpiReplicaSpecs"
 _BY_SSH = ("v2beta1",)
-"""The versions in which mpi-operator starts ranks by ssh, and not by kubectl exec."""
+"""The versions in which mpi-operator starts ranks by ssh. In the others, mpi-operator uses kubectl exec."""
 _AS_ROOT = ("OMPI_ALLOW_RUN_AS_ROOT", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM")
 _LONGEST_LINE = 120
-"""Options without effect share one note of at most so many characters; longer ones get a note each."""
+"""Maximum number of characters of options in one note. Longer lists of options get one note for each option."""
 
 
 def horovod_spec(
     source: Source, spec: MPIJobSpec, policy: Manifest, notes: Notes
 ) -> tuple[Manifest, Manifest]:
-    """Spec and run policy of the job; the notes say why where the job can't be converted."""
+    """Return spec and run policy of the job. If the job can't be converted, the notes have the reasons."""
     replicas = {key.lower(): (key, replica) for key, replica in spec.mpi_replica_specs.items()}
     by_ssh = source.version in _BY_SSH
     _note_other_fields(spec, notes)
     if set(replicas) != {LAUNCHER, WORKER} or not replicas[WORKER][1].replicas:
         notes.refuse(
-            _PATH, ", ".join(spec.mpi_replica_specs) or None, "must have Launcher and Worker, and no other"
+            _PATH,
+            ", ".join(spec.mpi_replica_specs) or None,
+            "must have the roles Launcher and Worker, and no other role",
         )
         return {}, policy
     launcher = _role(LAUNCHER, *replicas[LAUNCHER], spec, notes)
@@ -51,21 +53,21 @@ def horovod_spec(
     where = f"{launcher.path}.template.spec.containers.command"
     slots, as_root = _start_ranks(source.name, by_ssh, spec, launcher, worker, where, notes)
     secure([worker, launcher], as_root, notes)
-    made = {"strategy": HOROVOD.name, **common_spec([worker, launcher])}
-    # The pods of a queued job get the labels of the queue, also the launcher's.
-    made["replicaSpecs"] = {
-        role: own for role, own in made["replicaSpecs"].items() if own or role == WORKER or source.queued
+    dtj_spec = {"strategy": HOROVOD.name, **common_spec([worker, launcher])}
+    # Keep an empty launcher of a queued job: every role in replicaSpecs gets the labels of the queue.
+    dtj_spec["replicaSpecs"] = {
+        role: own for role, own in dtj_spec["replicaSpecs"].items() if own or role == WORKER or source.queued
     }
-    if slots != (made["replicaSpecs"][WORKER].get("gpus") or 1):
-        made["horovod"] = {"slotsPerWorker": slots}
-    if source.queued and "command" not in made and not notes.refused:
+    if slots != (dtj_spec["replicaSpecs"][WORKER].get("gpus") or 1):
+        dtj_spec["horovod"] = {"slotsPerWorker": slots}
+    if source.queued and "command" not in dtj_spec and not notes.refused:
         notes.add(
             where,
             None,
             "starts together with the workers, because Kueue admits all pods at once: let the command wait until "
             "each host in /etc/mpi/hostfile answers ssh -F /etc/dtj/ssh_config",
         )
-    return made, policy
+    return dtj_spec, policy
 
 
 def _role(name: str, key: str, replica: Replica, spec: MPIJobSpec, notes: Notes) -> Role:
@@ -93,7 +95,7 @@ def _settle_launcher(spec: MPIJobSpec, launcher: Role, worker: Role, notes: Note
 
 
 def _let_workers_serve_ssh(worker: Role, by_ssh: bool, notes: Notes) -> None:
-    """Put dtj's sshd in place of the worker's program, and dtj's readiness probe in place of the worker's."""
+    """Replace the worker's program by dtj's sshd, and the worker's readiness probe by dtj's."""
     where = f"{worker.path}.template.spec.containers"
     words = [word for part in worker.program for word in part]
     if words:
@@ -118,7 +120,7 @@ def _let_workers_serve_ssh(worker: Role, by_ssh: bool, notes: Notes) -> None:
 def _start_ranks(
     job: str, by_ssh: bool, spec: MPIJobSpec, launcher: Role, worker: Role, where: str, notes: Notes
 ) -> tuple[int, bool]:
-    """Give the launcher its program. Returns the slots of each worker, and whether mpirun runs as root."""
+    """Set the program of the launcher. Return the slots of each worker, and whether mpirun runs as root."""
     words = [*launcher.program[0], *launcher.program[1]]
     if not words:
         notes.refuse(
@@ -155,7 +157,7 @@ def _start_ranks(
 def _run_as_written(
     by_ssh: bool, spec: MPIJobSpec, launcher: Role, worker: Role, where: str, why: str, notes: Notes
 ) -> tuple[int, bool]:
-    """Leave the launcher its own command. dtj gives the launcher hosts and ssh as mpi-operator does."""
+    """Keep the launcher's command. dtj provides hostfile and ssh as mpi-operator does."""
     command, args = launcher.program
     launcher.program, launcher.keeps_command = ((command, args) if command else (args, [])), True
     words = [*command, *args]
@@ -179,7 +181,9 @@ def _run_as_written(
     return spec.slots_per_worker, any("allow-run-as-root" in word for word in words)
 
 
-def _note_options(launch: Launch, where: str, workers: int, slots: int, before: int, notes: Notes) -> None:
+def _note_options(
+    launch: Launch, where: str, workers: int, slots: int, given_slots: int, notes: Notes
+) -> None:
     started = "horovodrun" if launch.by_horovodrun else "mpirun"
     needs = "; the image must have Open MPI, and Horovod built with it" if launch.by_horovodrun else ""
     counting = [word for words in launch.counting for word in words]
@@ -189,15 +193,15 @@ def _note_options(launch: Launch, where: str, workers: int, slots: int, before: 
         f"now dtj's {'mpirun instead of horovodrun' if launch.by_horovodrun else 'own call of mpirun'}, which starts "
         f"{workers * slots} ranks, {slots} in each of {workers} workers{needs}",
     )
-    if slots != before:
+    if slots != given_slots:
         notes.add(
-            "spec.slotsPerWorker", before, f"now {slots}: {started} starts {slots} ranks in each worker"
+            "spec.slotsPerWorker", given_slots, f"now {slots}: {started} starts {slots} ranks in each worker"
         )
-    if slots > before:
-        # mpirun sets this itself where a host has more ranks than slots.
+    if slots > given_slots:
+        # mpirun sets this variable itself if a host has more ranks than slots.
         launch.env.setdefault("OMPI_MCA_mpi_yield_when_idle", "1")
-    lost = [shlex.join(words) for words in launch.dropped]
-    lines = [" ".join(lost)] if len(" ".join(lost)) <= _LONGEST_LINE else lost
+    dropped = [shlex.join(words) for words in launch.dropped]
+    lines = [" ".join(dropped)] if len(" ".join(dropped)) <= _LONGEST_LINE else dropped
     for line in filter(None, lines):
         notes.add(where, line, "left out: dtj sets the options of its mpirun")
     if launch.elastic:
@@ -211,7 +215,7 @@ def _note_options(launch: Launch, where: str, workers: int, slots: int, before: 
 
 
 def _give_ranks(launch: Launch, launcher: Role, worker: Role, where: str, notes: Notes) -> None:
-    """Give the ranks the environment and the folder that mpirun's options gave them."""
+    """Set the environment and the working directory that mpirun's options give the ranks."""
     if launch.path is not None:
         launcher.env[contract.ENV_MPIRUN] = {"name": contract.ENV_MPIRUN, "value": launch.path}
         notes.add(where, launch.path, f"now env {contract.ENV_MPIRUN} of the launcher: the same mpirun runs")
@@ -223,7 +227,7 @@ def _give_ranks(launch: Launch, launcher: Role, worker: Role, where: str, notes:
         for role in (launcher, worker):
             role.env[name] = {"name": name, "value": value}
         notes.add(f"{where}[{name}]", value, f"now env {name}, of every replica")
-    # horovodrun gives the ranks all of its environment.
+    # horovodrun passes its whole environment to the ranks.
     exported = [*launcher.env] if launch.by_horovodrun else launch.exported
     for name in dict.fromkeys(exported):
         if name in (contract.ENV_MPIRUN, *_AS_ROOT, *launch.env):

@@ -1,5 +1,6 @@
-"""Parsing of a launcher's `mpirun … python train.py` or `horovodrun … python train.py`: the program, and the options
-as far as they mean something for dtj's own mpirun.
+"""Parser of launcher commands, such as `mpirun … python train.py` and `horovodrun … python train.py`.
+
+The result has the program, and the options that matter for dtj's mpirun.
 """
 
 from __future__ import annotations
@@ -14,8 +15,7 @@ MPIRUN = ("mpirun", "mpiexec", "mpiexec.hydra", "orterun", "prterun")
 HOROVODRUN = ("horovodrun",)
 _SHELLS = ("sh", "bash", "dash")
 
-# The number of words that follow an option as its values. After an option that is not listed, the next word may be a
-# value or the program.
+# The options by their number of values. The next word after an unlisted option may be a value or the program.
 _MPIRUN_VALUES = {
     0: "allow-run-as-root v verbose q quiet tag-output timestamp-output oversubscribe nooversubscribe nolocal "
     "report-bindings display-map display-allocation pernode bynode byslot bind-to-core bind-to-none l "
@@ -37,7 +37,7 @@ _HYDRA = (
     *("genv", "genvall", "genvlist", "genvnone", "envlist", "env", "ppn", "perhost", "hosts", "f"),
     *("bootstrap", "iface", "launcher", "prepend-rank", "l"),
 )
-"""Options that only MPICH's and Intel's mpirun have."""
+"""Options that mpirun has in MPICH and Intel MPI, but not in Open MPI."""
 _HOROVOD_ENV = {
     "timeline-filename": "HOROVOD_TIMELINE",
     "timeline-mark-cycles": "HOROVOD_TIMELINE_MARK_CYCLES",
@@ -51,11 +51,11 @@ _HOROVOD_ENV = {
     "hierarchical-allgather": "HOROVOD_HIERARCHICAL_ALLGATHER",
 }
 _ELASTIC = ("min-np", "min-num-proc", "max-np", "max-num-proc", "host-discovery-script", "reset-limit")
-# Parameters that dtj sets on the command line of its mpirun: the environment must not set them too.
+# MCA parameters that dtj sets on the command line of mpirun. The environment must not set the same parameters.
 _DTJS_MCA = ("pml", "btl")
 _DTJS_MCA_PREFIXES = ("plm_", "orte_", "prte_", "rmaps_", "ras_")
 _COUNTS = ("n", "np", "c", "num-proc")
-_A_NODE = ("npernode", "N", "ppn", "perhost", "slots", "slots-per-host")
+_PER_NODE = ("npernode", "N", "ppn", "perhost", "slots", "slots-per-host")
 _HOSTS = ("H", "host", "hosts")
 _HOSTFILES = ("hostfile", "machinefile", "f")
 # Options that place ranks in a way that dtj does not support.
@@ -64,7 +64,7 @@ _REFERENCE = re.compile(r"\$\(([-._a-zA-Z][-._a-zA-Z0-9]*)\)")
 
 
 class NoProgram(ValueError):
-    """The words do not show which of them are the program."""
+    """The command does not show for certain which words are the program."""
 
 
 @dataclass
@@ -75,25 +75,25 @@ class Launch:
     starter: list[str] = field(default_factory=list)
     """mpirun or horovodrun with its options."""
     counting: list[list[str]] = field(default_factory=list)
-    """The options that say how many ranks there are, each with its values."""
+    """The options that set the number of ranks, each with its values."""
     dropped: list[list[str]] = field(default_factory=list)
     """The options that have no effect on dtj's mpirun, each with its values."""
     ranks: int | None = None
-    """The number after -np."""
-    a_node: int | None = None
-    """The number of ranks on each node, after -npernode."""
+    """The number of ranks, from -np."""
+    per_node: int | None = None
+    """The number of ranks on each node, from -npernode."""
     by_node: bool = False
     """Whether successive ranks go to successive nodes, instead of filling one node after another."""
     oversubscribes: bool = False
     """Whether there may be more ranks than slots."""
     hosts: dict[str, int | None] | None = None
-    """The hosts after -H and the number of ranks on each; None where a host has no number."""
+    """The number of ranks by host, from -H; None for a host without a number."""
     hostfile: str | None = None
     as_root: bool = False
     odd: list[str] = field(default_factory=list)
     """Options that place or count ranks in a way that the conversion does not follow."""
     hydra: list[str] = field(default_factory=list)
-    """Options, or a name of mpirun, that Open MPI does not have."""
+    """Options, or a program name, that Open MPI does not have."""
     env: dict[str, str] = field(default_factory=dict)
     """Variables that the options set for the ranks."""
     exported: list[str] = field(default_factory=list)
@@ -114,9 +114,9 @@ class Launch:
 
 
 def parse_launch(words: Sequence[str], env: Mapping[str, str | None] | None = None) -> Launch:
-    """Parse a launcher's words. Raises NoProgram where the result would be a guess.
+    """Parse a launcher's command. Raises NoProgram if the parser can't identify the program for certain.
 
-    env: the launcher's variables, by which the kubelet expands `$(NAME)`; None for an unknown value.
+    env: the launcher's variables, with which the kubelet expands `$(NAME)`; None for an unknown value.
     """
     words = _without_shell(words)
     first = posixpath.basename(_expanded(words[0], env or {})[0]) if words else ""
@@ -150,7 +150,7 @@ def parse_launch(words: Sequence[str], env: Mapping[str, str | None] | None = No
 
 
 def _without_shell(words: Sequence[str]) -> list[str]:
-    """The words of a simple command that a shell runs, as in [sh, -c, mpirun python train.py]."""
+    """Return the words of the command that a shell runs, as in [sh, -c, mpirun python train.py]. Raises NoProgram."""
     if not words or posixpath.basename(words[0]) not in _SHELLS:
         return list(words)
     if len(words) != 3 or not (words[1].startswith("-") and words[1].endswith("c")):
@@ -158,7 +158,7 @@ def _without_shell(words: Sequence[str]) -> list[str]:
     if set(words[1]) & {"l", "i"}:
         raise NoProgram("runs in a shell that first reads its profile")
     script = words[2].strip().replace("\\\n", " ").removeprefix("exec ")
-    # A shell would expand these signs, or run more than one command; a list of words would not.
+    # With one of these characters, a shell expands words or runs several commands.
     if any(sign in script for sign in "$`;&|<>*?~#{}[]\n("):
         raise NoProgram("is a shell script that does more than start mpirun")
     try:
@@ -168,11 +168,11 @@ def _without_shell(words: Sequence[str]) -> list[str]:
 
 
 def _expanded(word: str, env: Mapping[str, str | None]) -> tuple[str, bool]:
-    """The word as the kubelet expands it, and whether every value in it is known."""
+    """Return the word as the kubelet expands it, and whether all values are known."""
     names = [name for name in _REFERENCE.findall(word) if name in env]
     values = {name: value for name in names if (value := env[name]) is not None and "$(" not in value}
     known = len(values) == len(names) and not (names and "$$" in word)
-    return (_REFERENCE.sub(lambda found: values.get(found[1], found[0]), word) if known else word), known
+    return (_REFERENCE.sub(lambda match: values.get(match[1], match[0]), word) if known else word), known
 
 
 def _read(
@@ -207,19 +207,19 @@ def _read(
 
 
 def _read_number_of_ranks(launch: Launch, words: list[str], name: str, values: list[str]) -> bool:
-    """Read an option about ranks and hosts. Returns whether the option only counts ranks."""
+    """Read an option about ranks and hosts. Return whether the option only counts ranks."""
     value = values[0] if values else ""
-    if name in (*_COUNTS, *_A_NODE):
+    if name in (*_COUNTS, *_PER_NODE):
         number = int(value) if re.fullmatch("[1-9][0-9]{0,6}", value) else None
         if number is None:
             launch.odd.append(shlex.join(words))
         elif name in _COUNTS:
             launch.ranks = number
         else:
-            launch.a_node = number
+            launch.per_node = number
         return True
     if name == "pernode":
-        launch.a_node = 1
+        launch.per_node = 1
         return True
     if name == "oversubscribe" or (name.endswith("mca") and value == "rmaps_base_oversubscribe"):
         launch.oversubscribes |= values[-1:] in ([], ["1"], ["true"], ["yes"])
@@ -241,7 +241,7 @@ def _read_mapping(launch: Launch, words: list[str], policy: str) -> None:
     unit, *modifiers = policy.split(":")
     modifiers = [modifier.upper() for modifier in modifiers]
     if unit.lower() == "ppr" and len(modifiers) > 1 and modifiers[1] == "NODE" and modifiers[0].isdecimal():
-        launch.a_node = int(modifiers[0])
+        launch.per_node = int(modifiers[0])
     elif unit.lower() == "ppr":
         launch.odd.append(shlex.join(words))
     elif unit.lower() == "node":
@@ -250,7 +250,7 @@ def _read_mapping(launch: Launch, words: list[str], policy: str) -> None:
 
 
 def _hosts(value: str) -> dict[str, int | None]:
-    """The value of `-H`, such as `a:2,b:2`. Each mention of a host adds to its slots."""
+    """Parse the value of `-H`, such as `a:2,b:2`. Each mention of a host adds to its slots."""
     hosts: dict[str, int | None] = {}
     for entry in filter(None, value.split(",")):
         host, _, slots = entry.partition(":")
@@ -260,7 +260,7 @@ def _hosts(value: str) -> dict[str, int | None]:
 
 
 def _read_variables(launch: Launch, name: str, values: list[str]) -> bool:
-    """Read an option that gives the ranks a variable. Returns whether the option does so."""
+    """Read an option that sets a variable of the ranks. Return whether the option does so."""
     value = values[0] if values else ""
     if name == "x":
         variable, equals, content = value.partition("=")

@@ -14,17 +14,17 @@ class Note:
     """One field of the input, and what becomes of it."""
 
     field: str
-    """Its path in the input, e.g. spec.runPolicy.suspend."""
+    """The path of the field in the input, e.g. spec.runPolicy.suspend."""
     was: Any
-    """The field's value there; None where the input does not have the field."""
+    """The value in the input; None if the input does not have the field."""
     now: str
-    """What dtj does instead, or what the user has to do."""
+    """What dtj does instead, or what the user must do."""
     refused: bool = False
     """Whether the field makes the conversion impossible."""
 
     def __str__(self) -> str:
         value = "" if self.was is None else f": {_whole(self.was)}"
-        # Notes become YAML comments, so a note has one line, whatever the keys of the input are.
+        # A note becomes a YAML comment. Join lines, because keys of the input may contain line breaks.
         return " ".join(f"{self.field}{value}: {self.now}".split())
 
 
@@ -55,10 +55,10 @@ class Conversion:
     kind: str
     name: str
     manifest: Manifest | None
-    """A valid DistributedTrainingJob; None where a note refuses the conversion."""
+    """A valid DistributedTrainingJob; None if a note refuses the conversion."""
     notes: tuple[Note, ...]
 
 
 def _whole(value: Any) -> str:
-    """The whole value, however long: the output may not have it anywhere else."""
+    """Return the whole value, however long, because the value may not appear elsewhere in the output."""
     return value if isinstance(value, str) else json.dumps(value, default=str)

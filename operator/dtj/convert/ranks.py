@@ -1,4 +1,4 @@
-"""How many ranks a launcher's mpirun starts in each worker."""
+"""The number of ranks that a launcher's mpirun starts in each worker."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dtj.convert.mpirun import Launch
 
 HOSTFILES = ("/etc/mpi/hostfile", "$OMPI_MCA_orte_default_hostfile")
-"""Words for the hostfile of mpi-operator; dtj's hostfile is at the same path."""
+"""Names of mpi-operator's hostfile in commands. dtj's hostfile has the same path."""
 
 
 class Uneven(Exception):
@@ -15,14 +15,15 @@ class Uneven(Exception):
 
 
 class NeverStarts(Exception):
-    """The launcher would not start as written, with Kubeflow's operator or with dtj."""
+    """The command of the launcher can't start the ranks as written."""
 
 
 def ranks_of_each_worker(launch: Launch, workers: Sequence[str], slots: int) -> int:
-    """The number of ranks in each worker.
+    """Return the number of ranks in each worker.
 
-    workers: their names. slots: `slotsPerWorker`. Raises Uneven where dtj's mpirun can't start as many ranks in the
-    same places, and NeverStarts where mpirun refuses its options.
+    workers: host names of the workers. slots: `slotsPerWorker`.
+    Raises Uneven if dtj's mpirun can't start the same number of ranks in each of the same workers, and NeverStarts if
+    the command can't start the ranks as written.
     """
     if launch.hostfile not in (None, *HOSTFILES):
         raise NeverStarts(
@@ -34,31 +35,31 @@ def ranks_of_each_worker(launch: Launch, workers: Sequence[str], slots: int) -> 
         return _elastic(launch, count, slots)
     if launch.odd:
         raise Uneven(f"{launch.odd[0]} places ranks in a way that dtj's mpirun does not support")
-    total, most = count * slots, launch.a_node
-    ranks = launch.ranks or count * (most or slots)
-    if ranks > total and not launch.oversubscribes:
+    total_slots, per_node = count * slots, launch.per_node
+    ranks = launch.ranks or count * (per_node or slots)
+    if ranks > total_slots and not launch.oversubscribes:
         raise NeverStarts(
-            f"starts {ranks} ranks where the workers have {total} slots, which mpirun refuses without "
+            f"starts {ranks} ranks where the workers have {total_slots} slots, which mpirun refuses without "
             "--oversubscribe; set slotsPerWorker, or the number of ranks"
         )
-    if most is not None:
-        if ranks > count * most:
-            raise NeverStarts(f"starts {ranks} ranks, and at most {most} in each of {count} workers")
-        if most > slots and not launch.oversubscribes:
+    if per_node is not None:
+        if ranks > count * per_node:
+            raise NeverStarts(f"starts {ranks} ranks, and at most {per_node} in each of {count} workers")
+        if per_node > slots and not launch.oversubscribes:
             raise NeverStarts(
-                f"starts {most} ranks in a worker that has {slots} slots, which mpirun refuses without "
+                f"starts {per_node} ranks in a worker that has {slots} slots, which mpirun refuses without "
                 "--oversubscribe; set slotsPerWorker"
             )
-        if ranks < count * most:
-            raise Uneven(f"{ranks} ranks do not fill {count} workers with {most} ranks each")
-        return most
-    if ranks == total or (ranks % count == 0 and (ranks > total or launch.by_node)):
+        if ranks < count * per_node:
+            raise Uneven(f"{ranks} ranks do not fill {count} workers with {per_node} ranks each")
+        return per_node
+    if ranks == total_slots or (ranks % count == 0 and (ranks > total_slots or launch.by_node)):
         return ranks // count
-    raise Uneven(f"{ranks} ranks do not fill the {total} slots of {count} workers")
+    raise Uneven(f"{ranks} ranks do not fill the {total_slots} slots of {count} workers")
 
 
 def _slots_by_hosts(launch: Launch, workers: Sequence[str], slots: int) -> int:
-    """Slots of each worker where `-H` names the hosts."""
+    """Return the slots of each worker: from `-H` if the command has the option, else `slots`."""
     if launch.hosts is None:
         return slots
     numbers = {number or (slots if launch.by_horovodrun else 1) for number in launch.hosts.values()}
@@ -71,8 +72,8 @@ def _slots_by_hosts(launch: Launch, workers: Sequence[str], slots: int) -> int:
 
 
 def _elastic(launch: Launch, workers: int, slots: int) -> int:
-    """Ranks of each worker of an elastic run, which takes every slot up to its highest number of ranks."""
-    slots = launch.a_node or slots
+    """Return the ranks of each worker. An elastic run uses every slot up to its maximum number of ranks."""
+    slots = launch.per_node or slots
     highest = launch.elastic.get("max-np") or launch.elastic.get("max-num-proc") or ""
     if highest.isdecimal() and int(highest) < workers * slots:
         raise NeverStarts(

@@ -1,4 +1,4 @@
-"""The replicas of one role: the fields that dtj has, and the rest of the pod template."""
+"""Conversion of the replicas of one role to fields of dtj and a partial pod template."""
 
 from __future__ import annotations
 
@@ -21,12 +21,17 @@ _BY_OPERATOR = {
     "nodeName": "left out: use nodeSelector or affinity",
 }
 _OF_TERMINATION = ("terminationMessagePath", "terminationMessagePolicy")
+# The port by which the replicas of a kind of job find each other: its default, and the port in dtj.
+_PORTS = {
+    "tfjob-port": (contract.TENSORFLOW_PORT, f"the port is {contract.TENSORFLOW_PORT} in every job"),
+    "pytorchjob-port": (None, "the operator sets MASTER_PORT"),
+}
 _LAST_APPLIED = "kubectl.kubernetes.io/last-applied-configuration"
 
 
 @dataclass
 class Role:
-    """One role during the conversion. `common_spec` moves what all roles share into the spec of the job."""
+    """One role during the conversion. `common_spec` moves fields that all roles share into the spec of the job."""
 
     name: str
     path: str
@@ -40,16 +45,16 @@ class Role:
     accelerators: dict[str, int]
     template: Manifest
     container: Manifest = field(default_factory=dict)
-    """The other fields of the trainer's container."""
+    """The other fields of the container that trains."""
     keeps_command: bool = False
     """Whether the program stays the command of the container, which dtj runs as written."""
 
 
-def read_role(name: str, path: str, replica: Replica, wanted: str | None, notes: Notes) -> Role:
-    """A role of the input. wanted: name of the container that trains, by default the first container."""
+def read_role(name: str, path: str, replica: Replica, trainer: str | None, notes: Notes) -> Role:
+    """Read a role of the input. trainer: name of the container that trains; by default the first container."""
     containers = replica.template.spec.containers
     names = [container.name for container in containers]
-    index = names.index(wanted) if wanted in names else 0
+    index = names.index(trainer) if trainer in names else 0
     main, pod_path = containers[index], f"{path}.template.spec"
     where = f"{pod_path}.containers[{index}]"
     env = {variable.name: variable.model_dump(by_alias=True) for variable in main.env}
@@ -75,7 +80,7 @@ def read_role(name: str, path: str, replica: Replica, wanted: str | None, notes:
 
 
 def _resources(container: Container) -> tuple[dict[str, int], Manifest]:
-    """The accelerators by the name of their resource, and the container's other resources."""
+    """Return the accelerators by resource name, and the other resources of the container."""
     limits, requests = dict(container.resources.limits), dict(container.resources.requests)
     accelerators = {
         name: int(amount)
@@ -90,23 +95,20 @@ def _resources(container: Container) -> tuple[dict[str, int], Manifest]:
 
 
 def _container(main: Container, where: str, notes: Notes) -> Manifest:
-    made = main.rest
+    fields = main.rest
     for key in _OF_TERMINATION:
-        if key in made:
+        if key in fields:
             notes.add(
                 f"{where}.{key}",
-                made.pop(key),
+                fields.pop(key),
                 "left out: the operator reads the cause of a failure from its own path",
             )
-    ports = [port for port in main.ports if port.get("name") != "tfjob-port"]
+    ports = [port for port in main.ports if port.get("name") not in _PORTS]
     for port in main.ports:
-        if port.get("name") == "tfjob-port" and port.get("containerPort") != contract.TENSORFLOW_PORT:
-            notes.add(
-                f"{where}.ports[tfjob-port]",
-                port,
-                f"left out: the port is {contract.TENSORFLOW_PORT} in every job",
-            )
-    return made | ({"ports": ports} if ports else {})
+        known, now = _PORTS.get(str(port.get("name")), (None, ""))
+        if now and port.get("containerPort") != known:
+            notes.add(f"{where}.ports[{port['name']}]", port, f"left out: {now}")
+    return fields | ({"ports": ports} if ports else {})
 
 
 def _template(replica: Replica, sidecars: Sequence[Container], path: str, notes: Notes) -> Manifest:
@@ -132,13 +134,13 @@ def _template(replica: Replica, sidecars: Sequence[Container], path: str, notes:
 
 
 def kept_metadata(labels: dict[str, str], annotations: dict[str, str]) -> Manifest:
-    """Labels and annotations, without kubectl's own."""
+    """Return labels and annotations without kubectl's annotation."""
     annotations = {key: value for key, value in annotations.items() if key != _LAST_APPLIED}
     return {key: value for key, value in (("labels", labels), ("annotations", annotations)) if value}
 
 
 def common_spec(roles: Sequence[Role]) -> Manifest:
-    """The fields of a job's spec that the roles share, and replicaSpecs with the fields that they do not share."""
+    """Return the fields of the spec that all roles share, and replicaSpecs with the other fields of each role."""
     image = _most_common([role.image for role in roles if role.image])
     # A container without a command runs the image's entrypoint, which dtj does not start.
     programs = [role.program for role in roles if role.program[0] and not role.keeps_command]
@@ -163,15 +165,15 @@ def common_spec(roles: Sequence[Role]) -> Manifest:
 def _replica_spec(
     role: Role, image: Any, program: Any, shared: list[Manifest], accelerator: str | None
 ) -> Manifest:
-    made: Manifest = {"replicas": role.replicas} if role.replicas != 1 else {}
+    spec: Manifest = {"replicas": role.replicas} if role.replicas != 1 else {}
     resources = role.resources
     for name, amount in role.accelerators.items():
         if name == accelerator:
-            made |= {"gpus": amount} if amount else {}
+            spec |= {"gpus": amount} if amount else {}
         else:
             resources = resources | {"limits": {**resources.get("limits", {}), name: amount}}
     if resources:
-        made["resources"] = resources
+        spec["resources"] = resources
     own = dict(role.container)
     if role.image and role.image != image:
         own["image"] = role.image
@@ -185,7 +187,7 @@ def _replica_spec(
         template = template | {
             "spec": {**_pod(role), "containers": [{"name": TRAINER_CONTAINER, **own}, *others]}
         }
-    return made | ({"template": template} if template else {})
+    return spec | ({"template": template} if template else {})
 
 
 def _pod(role: Role) -> Manifest:

@@ -1,4 +1,4 @@
-"""Kubeflow's `runPolicy`, and the fields of it that older jobs have in `spec` itself."""
+"""Conversion of Kubeflow's `runPolicy`. Older versions have some of its fields in `spec`."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from dtj.api.managed_by import other_manager
 from dtj.convert.form import RunPolicy
 from dtj.convert.notes import Notes
 
-# The names of Kubeflow's operators.
+# Values of `managedBy` that name an operator of Kubeflow.
 _OF_KUBEFLOW = re.compile(r"([a-z0-9.-]+\.)?kubeflow\.org/")
 _CLEAN_POD_POLICIES = ("Running", "All", "None")
 _OF_SPEC = ("cleanPodPolicy", "ttlSecondsAfterFinished", "activeDeadlineSeconds", "backoffLimit")
@@ -24,73 +24,75 @@ class Defaults:
 
     clean_pod_policy: str
     backoff_limit: int | None = None
-    """The operator's retries, whatever `restartPolicy` says; None where `restartPolicy` alone decides about retries
-    (default: Never).
+    """The default of `backoffLimit`, independent of `restartPolicy`; None if `restartPolicy` decides about
+    retries.
     """
+    restart_policy: str = "Never"
 
 
 def moved_into_run_policy(spec: Manifest) -> Manifest:
-    """The spec with all fields of the run policy in `runPolicy`; MPIJobs and early TFJobs have some in `spec`."""
-    beside = {key: spec[key] for key in _OF_SPEC if key in spec}
+    """Return the spec with all fields of the run policy in `runPolicy`."""
+    # MPIJobs and early TFJobs have these fields in `spec`.
+    outside = {key: spec[key] for key in _OF_SPEC if key in spec}
     policy = spec.get("runPolicy", {})
-    if not beside or not isinstance(policy, dict):
+    if not outside or not isinstance(policy, dict):
         return spec
-    return {key: value for key, value in spec.items() if key not in beside} | {"runPolicy": beside | policy}
+    return {key: value for key, value in spec.items() if key not in outside} | {"runPolicy": outside | policy}
 
 
 def run_policy(policy: RunPolicy, defaults: Defaults, queued: bool, notes: Notes) -> Manifest:
-    """The `runPolicy` of dtj. queued: whether Kueue queues the job."""
-    made: dict[str, Any] = {}
+    """Return dtj's `runPolicy`. queued: whether Kueue queues the job."""
+    converted: dict[str, Any] = {}
     if policy.suspend and queued:
         notes.add(
             f"{_PATH}.suspend",
             True,
-            "left out: Kueue suspends the MPIJob or TFJob, and holds the pods of a job of dtj",
+            "left out: Kueue suspends a job of Kubeflow, but gates the pods of a DistributedTrainingJob",
         )
     elif policy.suspend:
-        made["suspend"] = True
+        converted["suspend"] = True
     if policy.backoff_limit is not None:
-        made["backoffLimit"] = policy.backoff_limit
+        converted["backoffLimit"] = policy.backoff_limit
     if policy.active_deadline_seconds is not None:
-        made["activeDeadlineSeconds"] = policy.active_deadline_seconds
+        converted["activeDeadlineSeconds"] = policy.active_deadline_seconds
     if policy.ttl_seconds_after_finished is not None:
-        made["ttlSecondsAfterFinished"] = policy.ttl_seconds_after_finished
-    made |= _clean_pod_policy(policy.clean_pod_policy, defaults.clean_pod_policy, notes)
+        converted["ttlSecondsAfterFinished"] = policy.ttl_seconds_after_finished
+    converted |= _clean_pod_policy(policy.clean_pod_policy, defaults.clean_pod_policy, notes)
     if other_manager(policy.managed_by) and not _OF_KUBEFLOW.match(policy.managed_by or ""):
-        made["managedBy"] = policy.managed_by
+        converted["managedBy"] = policy.managed_by
     elif policy.managed_by is not None:
         notes.add(f"{_PATH}.managedBy", policy.managed_by, "left out: dtj's operator runs the job")
     for key, value in policy.rest.items():
         notes.add(f"{_PATH}.{key}", value, "left out: dtj has no such field")
-    return made
+    return converted
 
 
-def _clean_pod_policy(given: str | None, default: str, notes: Notes) -> Manifest:
+def _clean_pod_policy(policy: str | None, default: str, notes: Notes) -> Manifest:
     field = f"{_PATH}.cleanPodPolicy"
-    if given is None and default != "Running":
+    if policy is None and default != "Running":
         notes.add(
             field,
             None,
             f"not given: now {default}, Kubeflow's default; pods that still run at the end of the job keep their "
             "nodes. Set Running to end these pods",
         )
-        given = default
-    if given in _CLEAN_POD_POLICIES[1:]:
-        return {"cleanPodPolicy": given}
-    if given not in (None, "Running"):
-        notes.add(field, given, "left out: dtj has no such policy; its default is Running")
+        policy = default
+    if policy in _CLEAN_POD_POLICIES[1:]:
+        return {"cleanPodPolicy": policy}
+    if policy not in (None, "Running"):
+        notes.add(field, policy, "left out: dtj has no such policy; the default of dtj is Running")
     return {}
 
 
 def retries_of(
     restart_policy: str | None, path: str, policy: Manifest, defaults: Defaults, notes: Notes
 ) -> Manifest:
-    """The run policy with the retries that Kubeflow gives the role that decides the end of the job."""
-    given = "backoffLimit" in policy
+    """Return the run policy with the retries that Kubeflow gives the role that decides the end of the job."""
+    has_limit = "backoffLimit" in policy
     if defaults.backoff_limit is not None:
         if restart_policy is not None:
             other_role_restarts(restart_policy, path, notes)
-        if given:
+        if has_limit:
             return policy
         notes.add(
             f"{_PATH}.backoffLimit",
@@ -98,28 +100,28 @@ def retries_of(
             f"not given: now {defaults.backoff_limit}, Kubeflow's default",
         )
         return {**policy, "backoffLimit": defaults.backoff_limit}
-    if given:
+    if has_limit:
         other_role_restarts(restart_policy, path, notes)
         return policy
-    if restart_policy in (None, "Never"):
-        given_as = "" if restart_policy else "not given, and Never is Kubeflow's default: "
+    reason = "" if restart_policy else f"not given, and {defaults.restart_policy} is Kubeflow's default: "
+    if (restart_policy or defaults.restart_policy) == "Never":
         notes.add(
             f"{path}.restartPolicy",
             restart_policy,
-            f"{given_as}now runPolicy.backoffLimit: 0, for the whole job",
+            f"{reason}now runPolicy.backoffLimit: 0, for the whole job",
         )
         return {**policy, "backoffLimit": 0}
     notes.add(
         f"{path}.restartPolicy",
         restart_policy,
-        "now up to 3 retries of the whole job, dtj's default; Kubeflow sets no limit. Set runPolicy.backoffLimit for "
-        "more",
+        f"{reason}now up to 3 retries of the whole job, dtj's default; Kubeflow sets no limit. Set "
+        "runPolicy.backoffLimit for more",
     )
     return policy
 
 
 def other_role_restarts(restart_policy: str | None, path: str, notes: Notes) -> None:
-    """Note the `restartPolicy` of a role that does not decide about the job's retries."""
+    """Note a `restartPolicy` that does not decide about the retries of the job."""
     if restart_policy is not None:
         notes.add(
             f"{path}.restartPolicy",

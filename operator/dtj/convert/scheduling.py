@@ -1,4 +1,4 @@
-"""Queues, gangs and priorities of a Kubeflow job as dtj's `schedulingPolicy`."""
+"""Conversion of queues, gangs and priorities of a Kubeflow job to dtj's `schedulingPolicy`."""
 
 from __future__ import annotations
 
@@ -22,27 +22,27 @@ _LEFT_OUT = {
 def scheduling(
     metadata: Metadata, policy: RunPolicy, templates: Iterable[Template], members: int, notes: Notes
 ) -> Manifest:
-    """The job's `schedulingPolicy`. members: number of pods in the gang of the job."""
-    given, templates = dict(policy.scheduling_policy), list(templates)
-    made = _queue(metadata, given, templates, notes)
-    least = given.pop("minAvailable", None)
-    if least is not None:
-        made |= _least(least, made.get("gang"), members, notes)
-    if priority := given.pop("priorityClass", None):
-        made["priorityClassName"] = priority
+    """Return the job's `schedulingPolicy`. members: number of pods in the gang of the job."""
+    fields, templates = dict(policy.scheduling_policy), list(templates)
+    converted = _queue(metadata, fields, templates, notes)
+    min_available = fields.pop("minAvailable", None)
+    if min_available is not None:
+        converted |= _min_available(min_available, converted.get("gang"), members, notes)
+    if priority := fields.pop("priorityClass", None):
+        converted["priorityClassName"] = priority
         notes.add(f"{_PATH}.priorityClass", priority, f"now {_PATH}.priorityClassName")
-    for key, value in given.items():
+    for key, value in fields.items():
         notes.add(f"{_PATH}.{key}", value, _LEFT_OUT.get(key, "left out: dtj has no such field"))
-    return made
+    return converted
 
 
 def waits_in_kueue(metadata: Metadata) -> bool:
-    """Whether the job has the label of a queue of Kueue."""
+    """Return whether the job has the label of a Kueue queue."""
     return bool(metadata.labels.get(KUEUE_QUEUE))
 
 
 def moved_labels(metadata: Metadata) -> tuple[dict[str, str], dict[str, str], dict[str, str]]:
-    """The labels and annotations that the job keeps, and the labels that move to every pod."""
+    """Return the labels and annotations that the job keeps, and the labels that move to every pod."""
     if not waits_in_kueue(metadata):
         return metadata.labels, metadata.annotations, {}
     kept = {key: value for key, value in metadata.labels.items() if key not in (KUEUE_QUEUE, _PRIORITY)}
@@ -50,11 +50,13 @@ def moved_labels(metadata: Metadata) -> tuple[dict[str, str], dict[str, str], di
     return kept, metadata.annotations, {_PRIORITY: priority} if priority else {}
 
 
-def _queue(metadata: Metadata, given: Manifest, templates: list[Template], notes: Notes) -> Manifest:
-    queue = given.pop("queue", None)
+def _queue(metadata: Metadata, fields: Manifest, templates: list[Template], notes: Notes) -> Manifest:
+    queue = fields.pop("queue", None)
     if kueue := metadata.labels.get(KUEUE_QUEUE):
-        now = f"now {_PATH}: {{gang: Kueue, queue: {kueue}}}; Kueue's integration with plain pods must be on"
-        notes.add(f"metadata.labels[{KUEUE_QUEUE}]", kueue, now)
+        message = (
+            f"now {_PATH}: {{gang: Kueue, queue: {kueue}}}; Kueue's integration with plain pods must be on"
+        )
+        notes.add(f"metadata.labels[{KUEUE_QUEUE}]", kueue, message)
         if priority := metadata.labels.get(_PRIORITY):
             notes.add(f"metadata.labels[{_PRIORITY}]", priority, "now a label of every pod")
         if queue is not None:
@@ -68,14 +70,14 @@ def _queue(metadata: Metadata, given: Manifest, templates: list[Template], notes
             if name in holder.annotations:
                 field, queue = f"{path}.annotations[{name}]", queue or holder.annotations[name]
     if queue is not None or VOLCANO_SCHEDULER in schedulers:
-        made = {"gang": "Volcano"} | ({"queue": queue} if queue else {})
-        shown = ", ".join(f"{key}: {value}" for key, value in made.items())
+        converted = {"gang": "Volcano"} | ({"queue": queue} if queue else {})
+        shown = ", ".join(f"{key}: {value}" for key, value in converted.items())
         notes.add(
             field if queue is not None else "template.spec.schedulerName",
             queue if queue is not None else VOLCANO_SCHEDULER,
             f"now {_PATH}: {{{shown}}}",
         )
-        return made
+        return converted
     if COSCHEDULING_SCHEDULER in schedulers:
         notes.add(
             "template.spec.schedulerName", COSCHEDULING_SCHEDULER, f"now {_PATH}: {{gang: Coscheduling}}"
@@ -84,20 +86,22 @@ def _queue(metadata: Metadata, given: Manifest, templates: list[Template], notes
     return {}
 
 
-def _least(least: Any, gang: str | None, members: int, notes: Notes) -> Manifest:
+def _min_available(min_available: Any, gang: str | None, members: int, notes: Notes) -> Manifest:
     field = f"{_PATH}.minAvailable"
     if gang == "Kueue":
-        notes.add(field, least, "left out: Kueue admits all pods of a job or none")
+        notes.add(field, min_available, "left out: Kueue admits all pods of a job or none")
     elif gang is None:
         notes.add(
             field,
-            least,
-            "left out: the job does not name a scheduler of gangs; set "
+            min_available,
+            "left out: the job does not name a gang scheduler; set "
             f"{_PATH}.gang to Coscheduling, Volcano or Kueue",
         )
-    elif not isinstance(least, int) or isinstance(least, bool) or least >= members:
-        notes.add(field, least, f"left out: the gang has {members} pods, and dtj waits for all of them")
+    elif not isinstance(min_available, int) or isinstance(min_available, bool) or min_available >= members:
+        notes.add(
+            field, min_available, f"left out: the gang has {members} pods, and dtj waits for all of them"
+        )
     else:
-        notes.add(field, least, "kept; dtj does not count the launcher or chief")
-        return {"minAvailable": max(least, 1)}
+        notes.add(field, min_available, "kept; dtj does not count the launcher or chief")
+        return {"minAvailable": max(min_available, 1)}
     return {}

@@ -1,4 +1,4 @@
-"""The user of converted pods, which Kubeflow leaves to the image."""
+"""The user of converted pods. In Kubeflow, the image decides about the user."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ _POLICY = "the namespace's policy must allow it (Pod Security baseline, on OpenS
 
 
 def secure(roles: Sequence[Role], as_root: bool, notes: Notes) -> None:
-    """Let the pods of each role run as the user that the job names.
+    """Set the user that the job names for the pods of each role.
 
-    as_root: whether the options of the job's program allow root. dtj's pods run as user 1000 and without capabilities
+    as_root: whether the options of mpirun allow root. dtj's pods run as user 1000 and without capabilities
     unless a template says otherwise, and an sshd of user 1000 can't open sessions of root.
     """
-    unsaid, root = [], []
+    without_user, root = [], []
     for role in roles:
         user = _user(role)
         _allow_privileges(role)
@@ -26,7 +26,7 @@ def secure(roles: Sequence[Role], as_root: bool, notes: Notes) -> None:
             _run_as_root(role)
             root.append(role)
         elif user is None:
-            unsaid.append(role)
+            without_user.append(role)
     if root:
         notes.add(
             f"{root[0].path}.template.spec.securityContext",
@@ -34,9 +34,9 @@ def secure(roles: Sequence[Role], as_root: bool, notes: Notes) -> None:
             f"the container trainer of {' and '.join(role.name for role in root)} runs as root, with the "
             f"runtime's default capabilities: {_POLICY}",
         )
-    if unsaid:
+    if without_user:
         notes.add(
-            f"{unsaid[0].path}.template.spec.securityContext.runAsUser",
+            f"{without_user[0].path}.template.spec.securityContext.runAsUser",
             None,
             "not given: the pods run as user 1000, whatever the image's user is. For another user, set runAsUser in "
             "each replica's template; for root, set runAsUser: 0, runAsNonRoot: false and, in the container trainer, "
@@ -45,14 +45,14 @@ def secure(roles: Sequence[Role], as_root: bool, notes: Notes) -> None:
 
 
 def _contexts(role: Role) -> tuple[Manifest, Manifest]:
-    """The securityContext of the pod, and that of the container that trains."""
+    """Return the securityContext of the pod and the securityContext of the container that trains."""
     pod = role.template.get("spec", {}).get("securityContext")
     own = role.container.get("securityContext")
     return pod if isinstance(pod, dict) else {}, own if isinstance(own, dict) else {}
 
 
 def _user(role: Role) -> Any:
-    """The user that the role's template names; None: the image decides."""
+    """Return the user in the template of the role, or None if the image decides."""
     pod, own = _contexts(role)
     user = own.get("runAsUser", pod.get("runAsUser"))
     not_root = own.get("runAsNonRoot", pod.get("runAsNonRoot"))
@@ -61,17 +61,19 @@ def _user(role: Role) -> Any:
 
 def _run_as_root(role: Role) -> None:
     pod, own = _contexts(role)
-    # A sidecar keeps dtj's user, unless the sidecar names a user.
-    made: Manifest = {"runAsUser": 0, "runAsGroup": 0, "runAsNonRoot": False} | own | {"runAsNonRoot": False}
+    # Set the user of the container, not of the pod: a sidecar without a user keeps dtj's user.
+    context: Manifest = (
+        {"runAsUser": 0, "runAsGroup": 0, "runAsNonRoot": False} | own | {"runAsNonRoot": False}
+    )
     if "runAsUser" not in own and "runAsGroup" in pod:
-        made["runAsGroup"] = pod["runAsGroup"]
+        context["runAsGroup"] = pod["runAsGroup"]
     capabilities = own.get("capabilities")
-    made["capabilities"] = {"drop": []} | (capabilities if isinstance(capabilities, dict) else {})
-    role.container["securityContext"] = made
+    context["capabilities"] = {"drop": []} | (capabilities if isinstance(capabilities, dict) else {})
+    role.container["securityContext"] = context
 
 
 def _allow_privileges(role: Role) -> None:
-    """Allow privilege escalation where a container asks for more privileges: the API server requires it."""
+    """Allow privilege escalation for a privileged container, because the API server requires the permission."""
     _, own = _contexts(role)
     added = own.get("capabilities")
     added = added.get("add") if isinstance(added, dict) else None

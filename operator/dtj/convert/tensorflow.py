@@ -1,8 +1,8 @@
-"""TFJob as strategy ParameterServer, which has the forms of a TFJob."""
+"""Conversion of a TFJob to strategy ParameterServer."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 
 from dtj.api.job import Manifest
 from dtj.api.parameter_server import CHIEF, EVALUATOR, MASTER, PARAMETER_SERVER, WORKER
@@ -18,52 +18,73 @@ _TRAINER = "tensorflow"
 """The name of the container that trains."""
 
 
+def is_lone_leader(roles: Collection[str]) -> bool:
+    """Return whether a chief or a master is the only role with replicas.
+
+    Kubeflow sets no TF_CONFIG in a job of one pod. In dtj, worker 0 of a job without other replicas has no TF_CONFIG.
+    """
+    return len(roles) == 1 and not {CHIEF, MASTER}.isdisjoint(roles)
+
+
 def parameter_server_spec(
     source: Source, spec: TFJobSpec, policy: Manifest, notes: Notes
 ) -> tuple[Manifest, Manifest]:
-    """Spec and run policy of the job; the notes say why where the job can't be converted."""
-    given = _given(spec, notes)
+    """Return spec and run policy of the job. If the job can't be converted, the notes have the reasons."""
+    replicas = _roles_with_replicas(spec, notes)
     roles = {
         name: read_role(name, f"{_PATH}.{key}", replica, _TRAINER, notes)
-        for name, (key, replica) in given.items()
+        for name, (key, replica) in replicas.items()
     }
     _note_other_fields(spec, notes)
-    _refuse_what_no_tfjob_is(spec, roles, notes)
-    if WORKER not in roles:
+    _refuse_unsupported_roles(spec, roles, notes)
+    alone = is_lone_leader(roles)
+    if WORKER not in roles and not alone:
         return {}, policy
     _note_single_roles(roles, notes)
     leader = next((name for name in (CHIEF, MASTER) if name in roles), WORKER)
-    for name, (_, replica) in given.items():
+    for name, (_, replica) in replicas.items():
         if name == leader:
             policy = retries_of(replica.restart_policy, roles[name].path, policy, source.defaults, notes)
         else:
             other_role_restarts(replica.restart_policy, roles[name].path, notes)
     _require_commands(roles, notes)
+    if alone:
+        notes.add(
+            roles[leader].path,
+            None,
+            f"now {WORKER}, the only pod: the program gets no TF_CONFIG, as in Kubeflow",
+        )
+        roles[leader].name = WORKER
     ordered = [roles[name] for name in PARAMETER_SERVER.roles if name in roles]
     secure(ordered, False, notes)
-    made = {"strategy": PARAMETER_SERVER.name, **common_spec(ordered)}
-    if leader == WORKER:
-        made["replicaSpecs"] = {CHIEF: {"replicas": 0}, **made["replicaSpecs"]}
-    return made, policy
+    dtj_spec = {"strategy": PARAMETER_SERVER.name, **common_spec(ordered)}
+    if alone or leader == WORKER:
+        dtj_spec["replicaSpecs"] = {CHIEF: {"replicas": 0}, **dtj_spec["replicaSpecs"]}
+    return dtj_spec, policy
 
 
-def _given(spec: TFJobSpec, notes: Notes) -> dict[str, tuple[str, Replica]]:
-    """The roles with replicas: their key in the input and their replicas, by the name that TF_CONFIG has."""
-    given: dict[str, tuple[str, Replica]] = {}
+def _roles_with_replicas(spec: TFJobSpec, notes: Notes) -> dict[str, tuple[str, Replica]]:
+    """Return the key in the input and the replicas of each role, by the name of the role in TF_CONFIG."""
+    present: dict[str, tuple[str, Replica]] = {}
     for key, replica in spec.tf_replica_specs.items():
         name = key.lower()
         if name not in PARAMETER_SERVER.roles:
             notes.refuse(f"{_PATH}.{key}", None, "a TFJob has no such role")
-        elif name in given:
-            notes.refuse(f"{_PATH}.{key}", None, f"the job has the role {given[name][0]} already")
+        elif name in present:
+            notes.refuse(f"{_PATH}.{key}", None, f"the job has the role {present[name][0]} already")
         elif replica.replicas:
-            given[name] = key, replica
-    return given
+            present[name] = key, replica
+    return present
 
 
-def _refuse_what_no_tfjob_is(spec: TFJobSpec, roles: Mapping[str, Role], notes: Notes) -> None:
-    if WORKER not in roles:
-        notes.refuse(_PATH, ", ".join(spec.tf_replica_specs) or None, "must have Worker")
+def _refuse_unsupported_roles(spec: TFJobSpec, roles: Mapping[str, Role], notes: Notes) -> None:
+    if WORKER not in roles and not is_lone_leader(roles):
+        notes.refuse(
+            _PATH,
+            ", ".join(spec.tf_replica_specs) or None,
+            "must have Worker: strategy ParameterServer requires workers; without Worker, dtj converts only a job "
+            "whose single role is Chief or Master",
+        )
     if CHIEF in roles and MASTER in roles:
         notes.refuse(
             roles[MASTER].path, None, "the job has a Chief already: Master is an older name of Chief"
@@ -103,7 +124,7 @@ def _note_other_fields(spec: TFJobSpec, notes: Notes) -> None:
                 notes.add(
                     f"spec.{key}",
                     value,
-                    "left out: the job succeeds with its chief or master, or with worker 0 where it has neither",
+                    "left out: the job succeeds with its chief or master, or with worker 0 if the job has neither",
                 )
         elif key == "enableDynamicWorker":
             notes.add(

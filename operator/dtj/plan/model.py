@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -49,6 +49,8 @@ class Plan:
     """Name of the pod that runs rank 0 and serves /progress."""
     serves_progress: frozenset[str] = frozenset()
     """Names of the pods that serve PROGRESS_PORT."""
+    port_variables: Mapping[str, str] = field(default_factory=dict)
+    """Environment variables whose value is a port alone: the name of the pod that listens on it, by variable."""
     evaluator: str | None = None
     """Name of the pod that measures checkpoints beside the training, if any. The job can succeed without it."""
     evaluator_timeout: float = 0.0
@@ -80,6 +82,7 @@ class Plan:
         if not names or not all(self.stages) or len({*names}) < len(names):
             raise ValueError(f"each stage of a plan needs pods, and each pod a name of its own: {names}")
         named = {*self.decisive, self.reporter, *self.serves_progress, *(self.restarts_with or {})}
+        named.update(self.port_variables.values())
         if self.evaluator is not None:
             named.add(self.evaluator)
         if unknown := named.difference(names):
@@ -109,9 +112,12 @@ class Plan:
         return (self.service, self.config, *groups, *self.pods, *board)
 
     @cached_property
-    def roles(self) -> Mapping[str, int]:
-        """Return the number of pods by role."""
-        return Counter(replica.role for replica in self.replicas)
+    def roles(self) -> Mapping[str, list[str]]:
+        """Return the names of the pods, by role."""
+        names = defaultdict[str, list[str]](list)
+        for replica in self.replicas:
+            names[replica.role].append(replica.name)
+        return names
 
     @cached_property
     def stage_names(self) -> list[list[str]]:

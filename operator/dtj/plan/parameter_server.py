@@ -13,12 +13,12 @@ from dataclasses import dataclass
 from dtj.api.job import Job, Manifest
 from dtj.api.names import config_name, host_name
 from dtj.api.parameter_server import EVALUATOR, PS, WORKER
-from dtj.api.pod_template import TRAINER_CONTAINER, own_program
+from dtj.api.pod_template import TRAINER_CONTAINER, program_of
 from dtj.api.spec import ChiefSpec, ReplicaSpec, Resources
 from dtj.api.strategy import pods_of
 from dtj.plan.model import Plan, Replica
-from dtj.plan.pods import HIDDEN_GPUS, headless_service, replica_pod, replicas, trainer_container
-from dtj.plan.start import START, config_map
+from dtj.plan.pods import HIDDEN_GPUS, headless_service, replica_pod, replicas
+from dtj.plan.start import START, config_map, started
 from dtj_trainer import contract
 
 _DEFAULT_CHIEF = ChiefSpec(resources=Resources(requests={"cpu": "500m", "memory": "1Gi"}))
@@ -143,10 +143,7 @@ def _pod(form: _Form, spec: ReplicaSpec, replica: Replica) -> Manifest:
         env=env,
         extra={"containers": [_container(probed=form.probed and replica.role in _SERVERS)]},
     )
-    container = trainer_container(manifest)
-    # dtj-launch also starts a role's own command, so that its artifacts and its exit code are handled as for others.
-    container["command"] = [*START, *_program(job, spec)]
-    container.pop("args", None)
+    container = started(manifest, program_of(job.spec, spec))
     if not form.alone:
         cluster = {
             "name": contract.ENV_TF_CLUSTER,
@@ -155,12 +152,6 @@ def _pod(form: _Form, spec: ReplicaSpec, replica: Replica) -> Manifest:
         # The kubelet expands a variable only in the variables after it.
         container["env"] = [cluster, *container["env"]]
     return manifest
-
-
-def _program(job: Job, spec: ReplicaSpec) -> list[str]:
-    """Return the words of a role's program. As in a container, a role's own command does not get the job's args."""
-    command, args = own_program(spec)
-    return [*command, *args] if command else [*job.spec.command, *(args or job.spec.args)]
 
 
 def _container(*, probed: bool) -> Manifest:

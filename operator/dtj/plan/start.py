@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import cache, lru_cache
 from importlib.resources import files
 from sys import intern
@@ -11,13 +11,24 @@ from sys import intern
 from dtj.api.job import Job, Manifest, written
 from dtj.api.names import config_name
 from dtj.api.yaml_text import dump
-from dtj.plan.pods import metadata
+from dtj.plan.pods import metadata, trainer_container
 from dtj_trainer import contract
 
 _MOST_REMEMBERED = 16_384
 """Longer job files are not cached, because thousands of jobs may be as large as the API server accepts."""
 START = ("/bin/sh", str(contract.CONFIG_DIR / "start.sh"))
 """The command of every container, before the words of the program."""
+
+
+def started(pod: Manifest, program: Sequence[str]) -> Manifest:
+    """Make the container of a pod start these words, and return the container.
+
+    dtj-launch also starts a role's own command, so that its artifacts and its exit code are handled as for others.
+    """
+    container = trainer_container(pod)
+    container["command"] = [*START, *program]
+    container.pop("args", None)
+    return container
 
 
 def config_map(job: Job, extra: Mapping[str, str], name: str | None = None) -> Manifest:

@@ -9,14 +9,17 @@ from dtj.api.job import Job
 from dtj.api.parameter_server import PARAMETER_SERVER
 from dtj.api.strategies import RULES
 from dtj.api.strategy import StrategyRules
+from dtj.api.torch_distributed import TORCH_DISTRIBUTED
 from dtj.plan.horovod import horovod_plan
 from dtj.plan.model import Plan
 from dtj.plan.mpijob import mpijob_plan
 from dtj.plan.parameter_server import parameter_server_plan
+from dtj.plan.torch_distributed import torch_distributed_plan
 
 PLANS: dict[str, Callable[[Job], Plan]] = {
     HOROVOD.name: lambda job: mpijob_plan(job) if job.spec.by_mpi_operator else horovod_plan(job),
     PARAMETER_SERVER.name: parameter_server_plan,
+    TORCH_DISTRIBUTED.name: torch_distributed_plan,
 }
 """The function that plans a job without faults, by the name of the strategy."""
 

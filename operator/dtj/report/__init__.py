@@ -1,1 +1,1 @@
-"""Tables and pictures of finished runs, from their metrics."""
+"""Tables and pictures of training runs, made from their metrics files."""

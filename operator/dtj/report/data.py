@@ -13,7 +13,7 @@ from dtj.report.entries import Entry
 from dtj.report.report import Report
 from dtj.report.summary import Spread
 
-_OF_FORMULAS = ("=", "+", "-", "@", "\t")
+_FORMULA_STARTS = ("=", "+", "-", "@", "\t")
 _NUMBER = re.compile(r"[-+]?(\d+(\.\d*)?|\.\d+)([eE][-+]?\d+)?")
 _FIGURES = {
     "globalStepsPerSecond": "steps_per_second",
@@ -26,7 +26,10 @@ _FIGURES = {
 
 
 def as_data(report: Report) -> dict[str, Any]:
-    """Every figure: `{mean, deviation}` or null; times in seconds, accuracies from 0 to 1."""
+    """Return the report as plain data.
+
+    A figure is `{mean, deviation}` or null. Times are in seconds, accuracies from 0 to 1.
+    """
     return {
         "runs": [_run(entry) for entry in report.runs],
         "groups": [
@@ -38,7 +41,7 @@ def as_data(report: Report) -> dict[str, Any]:
 
 
 def as_csv(report: Report) -> dict[str, str]:
-    """The content of `runs.csv` and, where there are groups, `groups.csv`, by their names."""
+    """Return the content of `runs.csv` and, if the report has groups, of `groups.csv`, by file name."""
     data = as_data(report)
     return {f"{name}.csv": _csv(data[name]) for name in ("runs", "groups") if data[name]}
 
@@ -80,7 +83,7 @@ def _spread(value: Spread | None) -> dict[str, float | None] | None:
 
 
 def _csv(entries: Sequence[Mapping[str, Any]]) -> str:
-    flat = [{_harmless(name): _harmless(value) for name, value in _flat(entry).items()} for entry in entries]
+    flat = [{_escaped(name): _escaped(value) for name, value in _flat(entry).items()} for entry in entries]
     columns = list({name: None for row in flat for name in row})
     text = io.StringIO()
     writer = csv.DictWriter(text, columns, lineterminator="\n")
@@ -89,16 +92,16 @@ def _csv(entries: Sequence[Mapping[str, Any]]) -> str:
     return text.getvalue()
 
 
-def _harmless(cell: Any) -> Any:
-    """What a spreadsheet takes for a formula gets the apostrophe that makes it a text; a number is as it is."""
+def _escaped(cell: Any) -> Any:
+    """Return a cell that no spreadsheet evaluates: a text that begins like a formula gets a leading apostrophe."""
     if not isinstance(cell, str):
         return cell
-    text = cell.replace("\r", " ")  # for a reader of CSV it ends the row
-    return f"'{text}" if text.startswith(_OF_FORMULAS) and not _NUMBER.fullmatch(text) else text
+    text = cell.replace("\r", " ")  # CSV readers end a row at a carriage return.
+    return f"'{text}" if text.startswith(_FORMULA_STARTS) and not _NUMBER.fullmatch(text) else text
 
 
 def _flat(entry: Mapping[str, Any]) -> dict[str, Any]:
-    """One level: a figure's deviation in a column of its own, lists as text."""
+    """Return an entry as one row, with the deviation of a figure in its own column and lists as text."""
     row: dict[str, Any] = {}
     for name, value in entry.items():
         if name in ("facts", "comparison"):

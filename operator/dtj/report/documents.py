@@ -11,7 +11,7 @@ from dtj.report.report import Report
 from dtj.report.tables import Table, tables_of
 
 _CONTROLS = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029]+")
-_OF_MARKDOWN = re.compile(r"([\\`*\[\]|])")
+_MARKDOWN_SYNTAX = re.compile(r"([\\`*\[\]|])")
 _STYLE = """
 :root { color-scheme: light dark; --text: #1f2328; --page: #ffffff; --line: #d0d7de; --head: #f6f8fa; }
 @media (prefers-color-scheme: dark) {
@@ -29,7 +29,7 @@ img { max-width: 100%; background: #ffffff; border-radius: 6px; }
 
 
 def as_markdown(report: Report, pictures: Sequence[str] = ()) -> str:
-    """Tables and notes; `pictures` are the names of files beside it."""
+    """Return tables and notes as Markdown. pictures: names of files in the folder of the Markdown file."""
     parts = []
     for table in tables_of(report):
         parts.append(f"## {table.title}\n\n{_markdown_table(table)}")
@@ -39,7 +39,10 @@ def as_markdown(report: Report, pictures: Sequence[str] = ()) -> str:
 
 
 def as_html(report: Report, pictures: Mapping[str, bytes]) -> str:
-    """A page with tables, pictures (PNG by file name) and notes; it refers to nothing outside of itself."""
+    """Return an HTML page with tables, pictures and notes, which refers to no other file.
+
+    pictures: PNG content by file name.
+    """
     parts = []
     for table in tables_of(report):
         parts.append(f"<h2>{escape(table.title)}</h2>\n<div class='wide'>{_html_table(table)}</div>")
@@ -66,8 +69,8 @@ def _markdown_table(table: Table) -> str:
 
 
 def _as_text(text: str) -> str:
-    """What Markdown shows as this text, on one line: no table, element, link or picture begins in it."""
-    return _OF_MARKDOWN.sub(r"\\\1", escape(_CONTROLS.sub(" ", text), quote=False))
+    """Return Markdown that shows the text on one line and begins no cell, element, link or picture."""
+    return _MARKDOWN_SYNTAX.sub(r"\\\1", escape(_CONTROLS.sub(" ", text), quote=False))
 
 
 def _html_table(table: Table) -> str:

@@ -1,4 +1,4 @@
-"""Rows of a report: a run each, or a group of runs that are alike."""
+"""The rows of a report: one run, or a group of runs with equal facts."""
 
 from __future__ import annotations
 
@@ -16,29 +16,29 @@ _PRICE = re.compile(r"(?P<currency>[^\d\s.,-]*)\s*(?P<amount>\d+(\.\d+)?)\s*(/\s
 
 @dataclass(frozen=True)
 class Price:
-    """What a worker's node costs an hour."""
+    """The price of a worker's node per hour."""
 
     amount: float
     currency: str = ""
 
 
 def read_price(text: str) -> Price:
-    """The price in `0.90`, `0.90/h` or `$0.90/h`. Raises Unusable."""
-    found = _PRICE.fullmatch(text.strip())
-    if not found:
-        raise Unusable(f"{text!r} is no price", "give what a worker's node costs an hour, as in 0.90/h")
-    return Price(float(found["amount"]), found["currency"])
+    """Return the price in `0.90`, `0.90/h` or `$0.90/h`. Raises Unusable for any other text."""
+    match = _PRICE.fullmatch(text.strip())
+    if not match:
+        raise Unusable(f"{text!r} is no price", "give the price of a worker's node per hour, such as 0.90/h")
+    return Price(float(match["amount"]), match["currency"])
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """An entry against its baseline. None: one of the two does not have the figure."""
+    """The comparison of an entry with its baseline. A figure is None if the entry or the baseline lacks it."""
 
     baseline: str
     speedup: float | None
-    """The ratio of the examples per second."""
+    """The examples per second of the entry, divided by those of the baseline."""
     time_speedup: float | None
-    """The ratio of the times to the end; None if the two trained on different numbers of examples."""
+    """The time of the baseline, divided by that of the entry; None if their numbers of examples differ."""
     efficiency: float | None
     """speedup divided by the ratio of the numbers of ranks."""
     differences: Sequence[str]
@@ -47,7 +47,7 @@ class Comparison:
 
 @dataclass(frozen=True)
 class Entry:
-    """A run, or the runs of a group: every figure a mean, of a group with its deviation over the runs."""
+    """A run or a group of runs. Each figure of a group is the mean over its runs, with the deviation."""
 
     label: str
     facts: Mapping[str, Fact]
@@ -59,8 +59,6 @@ class Entry:
     training_seconds: Spread | None
     estimated: bool
     total_seconds: Spread | None
-    seconds: Spread | None
-    """The total time of each run, else its training time."""
     accuracy: Spread | None
     cost: Spread | None
     restarts: int
@@ -71,19 +69,19 @@ class Entry:
 
 
 def entry_of_run(run: Summary, price: Price | None) -> Entry:
-    """The entry of one run; the deviations of its rates are over its intervals."""
+    """Return the entry of one run. The deviations of its rates are over the intervals of the run."""
     entry = _entry(run.name, run.facts, [run], price)
     return replace(entry, steps_per_second=run.steps_per_second, examples_per_second=run.examples_per_second)
 
 
 def groups_of(runs: Sequence[Summary], fields: Sequence[str], price: Price | None) -> list[Entry]:
-    """The runs that are alike in `fields`, as entries in the order of their values."""
-    found: dict[tuple[Fact, ...], list[Summary]] = {}
+    """Return a group for each combination of values of `fields`, sorted by the values."""
+    runs_by_values: dict[tuple[Fact, ...], list[Summary]] = {}
     for run in runs:
-        found.setdefault(tuple(run.facts.get(name) for name in fields), []).append(run)
+        runs_by_values.setdefault(tuple(run.facts.get(name) for name in fields), []).append(run)
     entries = []
-    for values in sorted(found, key=lambda values: [_order(value) for value in values]):
-        members = found[values]
+    for values in sorted(runs_by_values, key=lambda values: [_order(value) for value in values]):
+        members = runs_by_values[values]
         key = dict(zip(fields, values, strict=True))
         names = {name: None for member in members for name in member.facts}
         facts = {name: _common([member.facts.get(name) for member in members]) for name in names}
@@ -93,22 +91,22 @@ def groups_of(runs: Sequence[Summary], fields: Sequence[str], price: Price | Non
 
 
 def check_fields(runs: Sequence[Summary], fields: Sequence[str]) -> None:
-    """Raise Unusable for a field of which no run says anything."""
+    """Raise Unusable for a field that no run has."""
     known = {name for run in runs for name, value in run.facts.items() if value is not None}
     for name in fields:
         if name not in known and name not in FIELDS:
-            raise Unusable(f"no run has the field {name}", f"they have {', '.join(sorted(known))}")
+            raise Unusable(f"no run has the field {name}", f"the runs have {', '.join(sorted(known))}")
 
 
 def spread(values: Sequence[float]) -> Spread | None:
-    """Mean and sample deviation; None of no value, no deviation of one."""
+    """Return the mean and the sample deviation: None without values, no deviation for a single value."""
     if not values:
         return None
     return Spread(statistics.fmean(values), statistics.stdev(values) if len(values) > 1 else None)
 
 
 def cost(run: Summary, price: Price) -> float | None:
-    """Time × workers × price; None of a run that has not ended."""
+    """Return time × workers × price; None if the run has not ended or its number of workers is unknown."""
     workers = run.facts.get("workers")
     if run.seconds is None or not isinstance(workers, int):
         return None
@@ -119,8 +117,8 @@ def _entry(label: str, facts: Mapping[str, Fact], runs: Sequence[Summary], price
     def over_runs(figure: Callable[[Summary], float | None]) -> Spread | None:
         return spread([value for run in runs if (value := figure(run)) is not None])
 
-    def mean(of: Spread | None) -> float | None:
-        return None if of is None else of.mean
+    def mean(value: Spread | None) -> float | None:
+        return None if value is None else value.mean
 
     return Entry(
         label=label,
@@ -132,7 +130,6 @@ def _entry(label: str, facts: Mapping[str, Fact], runs: Sequence[Summary], price
         training_seconds=over_runs(lambda run: run.training_seconds),
         estimated=any(run.estimated for run in runs),
         total_seconds=over_runs(lambda run: run.total_seconds if run.ended else None),
-        seconds=over_runs(lambda run: run.seconds),
         accuracy=over_runs(lambda run: run.accuracy if run.ended else None),
         cost=over_runs(lambda run: cost(run, price)) if price else None,
         restarts=sum(run.restarts for run in runs),

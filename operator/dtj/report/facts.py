@@ -1,4 +1,4 @@
-"""What a run trained, with what and by how many: from its job and its rows."""
+"""The facts of a run, such as its model and its number of workers, read from its job and its rows."""
 
 from __future__ import annotations
 
@@ -10,19 +10,20 @@ from pydantic import ValidationError
 
 from dtj.api.spec import JobSpec
 from dtj.api.strategies import RULES
-from dtj.report.run import MOST, Row, Run
+from dtj.report.run import MAX_NUMBER, Row, Run
 
 Fact = str | int | None
 FIELDS = ("strategy", "updates", "model", "batch", "workers", "ps")
 """The facts that distinguish kinds of runs. Runs with equal facts form a group with a meaningful mean."""
 _NAMES = {"batchSize": "batch", "worldSize": "ranks"}
 """Names of facts in reports, by the names of the same facts in rows."""
-_OF_WHAT_HAPPENED = {"kind", "time", "attempt", "step", "steps", "examples", "seconds", "accuracy", "epochs"}
-_OF_WHAT_HAPPENED |= {"totalSteps", "weightsSha256"}
+_PROGRESS_FIELDS = {"kind", "time", "attempt", "step", "steps", "examples", "seconds", "accuracy", "epochs"}
+_PROGRESS_FIELDS |= {"totalSteps", "weightsSha256"}
+"""The fields of rows that describe the course of a run. Every other field is a fact."""
 
 
 def facts_of(run: Run) -> dict[str, Fact]:
-    """FIELDS, `ranks`, `data` and whatever else the job's labels and the program's `start` and `end` rows say."""
+    """Return FIELDS, `ranks`, `data`, the job's labels, and the facts in the program's `start` and `end` rows."""
     facts: dict[str, Fact] = dict.fromkeys(FIELDS)
     spec = (run.job or {}).get("spec") or {}
     roles = spec.get("replicaSpecs") or {}
@@ -32,7 +33,7 @@ def facts_of(run: Run) -> dict[str, Fact]:
         "data": (spec.get("data") or {}).get("uri"),
         "model": _argument(spec, "model"),
         "batch": _number(_argument(spec, "batch-size")),
-        "workers": _replicas(roles, "worker"),
+        "workers": _replicas(roles, "workers"),
         "ps": _replicas(roles, "ps"),
         "updates": None,
     }
@@ -66,32 +67,36 @@ def _program_facts(row: Row) -> dict[str, Fact]:
     facts: dict[str, Fact] = {
         _NAMES.get(name, name): value
         for name, value in row.values.items()
-        if name not in _OF_WHAT_HAPPENED
-        and (isinstance(value, str) or (isinstance(value, int) and abs(value) <= MOST))
+        if name not in _PROGRESS_FIELDS
+        and (isinstance(value, str) or (isinstance(value, int) and abs(value) <= MAX_NUMBER))
     }
     facts.pop("ranks", None)
     return facts | ({} if row.ranks is None else {"ranks": row.ranks})
 
 
-def _replicas(roles: Mapping[str, Any], role: str) -> int | None:
-    return int((roles[role] or {}).get("replicas", 1)) if role in roles else None
+def _replicas(roles: Mapping[str, Any], option: str) -> int | None:
+    """Return the replicas of the role that an option of `dtj new` sets in some strategy; None without such a role."""
+    names = (rules.role_of_option(option) for rules in RULES.values())
+    return next(
+        (int((roles[name] or {}).get("replicas", 1)) for name in names if name and name in roles), None
+    )
 
 
 def _slots(spec: Mapping[str, Any]) -> int:
-    """Ranks in a worker; 1 where the spec of the job is not known or can't be read."""
+    """Return the number of ranks in a worker pod; 1 if the spec of the job is unknown or invalid."""
     try:
-        read = JobSpec.model_validate({"image": "unknown", **spec}, extra="ignore")
+        parsed = JobSpec.model_validate({"image": "unknown", **spec}, extra="ignore")
     except ValidationError:
         return 1
-    return len(read.rules.ranks_of(read, "worker", 0)) or 1
+    return max(len(parsed.rules.ranks_of(parsed, role, 0)) for role in parsed.rules.roles) or 1
 
 
 def _argument(spec: Mapping[str, Any], name: str) -> str | None:
-    """`--name=value` or `--name value` of the program."""
+    """Return the value of `--name=value` or `--name value` in the words of the program."""
     words = [*(spec.get("command") or []), *(spec.get("args") or [])]
-    for place, word in enumerate(words):
-        if word == f"--{name}" and place + 1 < len(words):
-            return str(words[place + 1])
+    for position, word in enumerate(words):
+        if word == f"--{name}" and position + 1 < len(words):
+            return str(words[position + 1])
         if str(word).startswith(f"--{name}="):
             return str(word).partition("=")[2]
     return None

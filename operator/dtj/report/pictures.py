@@ -1,4 +1,4 @@
-"""The pictures of a report, as PNG. Drawn by matplotlib, without a display."""
+"""The pictures of a report as PNG files, drawn by matplotlib without a display."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#0
 """The palette of Okabe and Ito, which people with colour blindness can distinguish."""
 DOTS_PER_INCH = 150
 SIZE = (10.0, 5.0)
-"""In inches."""
+"""Width and height in inches."""
 
 
 def pictures_of(report: Report) -> dict[str, bytes]:
-    """PNG files by name: time and accuracy of each model as bars, throughput and loss over time.
+    """Return PNG files by name: time and accuracy of each model as bars, throughput and loss over time.
 
-    Raises Unusable where matplotlib is not installed.
+    Raises Unusable if matplotlib is not installed.
     """
     try:
         from matplotlib.figure import Figure
@@ -39,18 +39,18 @@ def pictures_of(report: Report) -> dict[str, bytes]:
             "pictures need matplotlib, which is not installed", "pip install 'dtj[report]'"
         ) from None
 
-    found = {}
+    pictures = {}
     for name, draw in (("time-and-accuracy", _draw_bars), ("over-time", _draw_over_time)):
         figure = Figure(figsize=SIZE, dpi=DOTS_PER_INCH, layout="constrained")
         draw(figure, report)
         content = io.BytesIO()
         figure.savefig(content, format="png")
-        found[f"{name}.png"] = content.getvalue()
-    return found
+        pictures[f"{name}.png"] = content.getvalue()
+    return pictures
 
 
 def _legend(figure: Figure, handles: Sequence[Artist], labels: Sequence[str]) -> None:
-    """Above the picture, in as many columns as its width has room for."""
+    """Draw the legend above the picture, in as many columns as fit."""
     longest = max(map(len, labels), default=0)
     columns = max(1, min(4, 110 // (longest + 8)))
     if labels:
@@ -81,7 +81,7 @@ def _draw_bars(figure: Figure, report: Report) -> None:
 def _bars(
     axes: Axes, entries: Sequence[Entry], names: Sequence[str], values: Sequence[Spread | None], digits: int
 ) -> None:
-    """For each model a bar of each kind of run, its deviation and its value."""
+    """Draw for each model a bar of each kind of run, with deviation and value."""
     models = list(dict.fromkeys(_fact(entry, "model") for entry in entries))
     kinds = list(dict.fromkeys(_kind(entry, names) for entry in entries))
     width = 0.8 / len(kinds)
@@ -108,7 +108,7 @@ def _bars(
 
 
 def _differing(entries: Sequence[Entry], names: Sequence[str]) -> list[str]:
-    """The fields in which bars differ, for the legend; [""], their label, if no field differs."""
+    """Return the fields whose values tell the bars apart, for the legend; [""] if only the entries' labels do."""
     differing = [name for name in names if len({entry.facts.get(name) for entry in entries}) > 1]
     distinct_kinds = {(_fact(entry, "model"), _kind(entry, differing)) for entry in entries}
     return differing if len(distinct_kinds) == len(entries) else [""]
@@ -169,20 +169,20 @@ def _draw_over_time(figure: Figure, report: Report) -> None:
 
 
 def _rates(run: Summary, unit: float) -> tuple[list[float], list[float]]:
-    """Times and examples/s, with a hole wherever nothing was trained that counts."""
+    """Return times and examples/s. NaN separates intervals that do not adjoin, so that no line joins them."""
     times: list[float] = []
     rates: list[float] = []
     intervals = [each for each in run.intervals() if each.examples is not None]
-    usual = statistics.median([each.seconds for each in intervals]) if intervals else 0.0
+    median = statistics.median([each.seconds for each in intervals]) if intervals else 0.0
     # Leave out intervals of a few milliseconds, whose rate has no meaning: two workers may have finished together.
-    intervals = [each for each in intervals if each.seconds > usual / 20]
-    for before, here in pairwise([None, *intervals]):
-        assert here is not None
-        if before is not None and here.begin > before.end + 1e-3:
+    intervals = [each for each in intervals if each.seconds > median / 20]
+    for previous, current in pairwise([None, *intervals]):
+        assert current is not None
+        if previous is not None and current.begin > previous.end + 1e-3:
             times.append(float("nan"))
             rates.append(float("nan"))
-        times += [_since(run, moment) / unit for moment in (here.begin, here.end)]
-        rates += [(here.examples or 0.0) / here.seconds] * 2
+        times += [_since(run, moment) / unit for moment in (current.begin, current.end)]
+        rates += [(current.examples or 0.0) / current.seconds] * 2
     return times, rates
 
 

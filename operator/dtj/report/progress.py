@@ -1,4 +1,4 @@
-"""The steps and times of a run that count: each step once, in its last repetition, and only time of training."""
+"""The steps and the training time of a run. A repeated step counts once, in its last repetition."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Interval:
 
 @dataclass(frozen=True)
 class Start:
-    """The rows that the program wrote from one start of it to its end."""
+    """The rows that the program wrote between one of its starts and the following end."""
 
     rows: Sequence[Row]
     kept_steps: float
@@ -40,7 +40,7 @@ class Start:
         return max(self.rows[-1].time - self.rows[0].time, 0.0)
 
     def losses(self) -> list[tuple[float, float]]:
-        """Time and training loss of each row whose step counts."""
+        """Return the time and the training loss of each row whose step counts."""
         rows = [row for row in self.rows if row.kind == "train" and row.step <= self.kept_steps]
         return [(row.time, loss) for row in rows if (loss := row.number("loss")) is not None]
 
@@ -72,10 +72,10 @@ def starts(rows: Sequence[Row]) -> list[Start]:
             parts.append([])
         parts[-1].append(row)
     kept_starts: list[Start] = []
-    kept = float("inf")
+    kept_steps = float("inf")
     for part in reversed(parts):
-        kept_starts.insert(0, Start(part, kept))
-        kept = min(kept, part[0].step)
+        kept_starts.insert(0, Start(part, kept_steps))
+        kept_steps = min(kept_steps, part[0].step)
     return kept_starts
 
 

@@ -1,11 +1,11 @@
-"""A whole report: runs, groups of them, how they compare, and what its reader has to know."""
+"""A report: runs, groups of runs, comparisons with a baseline, and notes for the reader."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from dtj.report.comparison import AS_MUCH, compare, find_baseline
+from dtj.report.comparison import EXAMPLES_TOLERANCE, compare, find_baseline
 from dtj.report.entries import Entry, Price, check_fields, entry_of_run, groups_of
 from dtj.report.facts import FIELDS
 from dtj.report.run import Run
@@ -22,7 +22,7 @@ class Report:
     """The groups; empty if each group would have one run and the user requested no grouping."""
     group_fields: Sequence[str]
     total_time: bool
-    """The jobs' times are known, and are what is compared; otherwise those of the trainings."""
+    """Whether total times are compared, because each ended run has a total time; otherwise training times are."""
     price: Price | None
     notes: Sequence[str]
 
@@ -75,18 +75,18 @@ def _notes(
     yield from _on_comparisons(entries, "total" if total_time else "training")
     if price:
         yield (
-            f"Cost: time × workers × {price.currency}{price.amount:g} an hour, of one node a worker, no other node; "
-            "the time is the total time, where it is not known that of the training."
+            f"Cost: time × workers × {price.currency}{price.amount:g} an hour, for one node per worker and no other "
+            "node. The time is the total time, or the training time where the total time is unknown."
         )
 
 
 def _on_runs(runs: Sequence[Summary]) -> Iterator[str]:
     if empty := [run.name for run in runs if run.steps_per_second is None]:
-        yield f"{_list(empty)} has no two rows of training: no rate is known."
+        yield f"{_list(empty)} has fewer than two rows of training: its rates are unknown."
     if unfinished := [run.name for run in runs if not run.ended]:
         yield (
-            f"{_list(unfinished)} has not come to an end: counted in the rates, not in accuracy and cost; "
-            "its training time, where given, is an estimate at the rate so far."
+            f"{_list(unfinished)} has not ended: it counts in the rates, not in accuracy and cost; "
+            "its training time, if shown, is an estimate from the rate so far."
         )
     for run in runs:
         if run.left_out:
@@ -95,11 +95,12 @@ def _on_runs(runs: Sequence[Summary]) -> Iterator[str]:
     for run in runs:
         ranks = {row.ranks for start in run.starts for row in start.rows} - {None}
         if len(ranks) > 1:
-            yield f"{run.name} ran on {_list(sorted(map(str, ranks)))} ranks in turn; the tables have the last."
+            numbers = _list(sorted(map(str, ranks)))
+            yield f"{run.name} ran on {numbers} ranks in turn; the tables show the last number."
     if len({run.facts.get("updates") for run in runs} - {None}) > 1:
         yield (
-            "A step of synchronous updates is a batch of every worker, one of asynchronous updates the batch of a "
-            "single worker: compare examples/s."
+            "A synchronous step trains a batch on every worker, an asynchronous step a batch on one worker: "
+            "compare examples/s, not step/s."
         )
 
 
@@ -108,23 +109,23 @@ def _on_groups(entries: Sequence[Entry]) -> Iterator[str]:
         names = ("model", "batch", "workers", "ps", "data", "trainingExamples")
         mixed = [name for name in names if len({run.facts.get(name) for run in entry.runs}) > 1]
         amounts = [run.examples for run in entry.runs if run.examples is not None]
-        if amounts and max(amounts) > min(amounts) * (1 + AS_MUCH):
-            mixed.append("numbers of examples trained on")
+        if amounts and max(amounts) > min(amounts) * (1 + EXAMPLES_TOLERANCE):
+            mixed.append("number of examples")
         if mixed:
-            yield f"The group {entry.label} has runs of different {_list(mixed)}."
+            yield f"The group {entry.label} has runs that differ in {_list(mixed)}."
 
 
 def _on_comparisons(entries: Sequence[Entry], time: str) -> Iterator[str]:
     if any(entry.comparison for entry in entries):
         yield (
-            f"Speed-up is that of examples/s, speed-up of time that of the {time} time; efficiency is the "
-            "speed-up divided by how many times as many ranks there are."
+            f"Speed-up is the ratio of examples/s, speed-up of time the ratio of the {time} times; efficiency is "
+            "the speed-up divided by the ratio of the numbers of ranks."
         )
     for entry in entries:
         comparison = entry.comparison
         if comparison and comparison.differences:
             yield (
-                f"{entry.label} is not the training of {comparison.baseline} made faster: "
+                f"{entry.label} and its baseline {comparison.baseline} are different trainings: "
                 f"{_list(comparison.differences)}."
             )
 

@@ -1,4 +1,4 @@
-"""A run as it is given: the rows of its metrics files, and what is known of its job."""
+"""A run as the input of a report: the rows of its metrics files and, if known, its job."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from typing import Any, NamedTuple
 
 from dtj.api.status import JobStatus
 
-MOST = 1e15
-"""No training has a figure beyond this; with greater ones sums and squares are no numbers any more."""
+MAX_NUMBER = 1e15
+"""The largest number that a row may have. Sums and squares of larger numbers may overflow."""
 _FIRST_TIME = datetime(1970, 1, 1, tzinfo=UTC).timestamp()
 _LAST_TIME = datetime(2200, 1, 1, tzinfo=UTC).timestamp()
 
@@ -31,17 +31,17 @@ class Row:
     """The whole line."""
 
     def number(self, name: str) -> float | None:
-        """A value that is a number of at most MOST; None for anything else, such as the NaN of a loss."""
+        """Return a value that is a number up to ±MAX_NUMBER; None for any other value, such as a loss that is NaN."""
         value = self.values.get(name)
         if isinstance(value, bool) or not isinstance(value, (int, float)):
             return None
-        return value if abs(value) <= MOST else None
+        return value if abs(value) <= MAX_NUMBER else None
 
     @property
     def ranks(self) -> int | None:
         """The number of ranks at this row."""
         value = self.values.get("worldSize")
-        return value if isinstance(value, int) and value is not True and 0 < value <= MOST else None
+        return value if isinstance(value, int) and value is not True and 0 < value <= MAX_NUMBER else None
 
 
 @dataclass(frozen=True)
@@ -63,7 +63,7 @@ class Run:
 
 
 class Metrics(NamedTuple):
-    """What a metrics file has."""
+    """The content of a metrics file."""
 
     rows: list[Row]
     left_out: int
@@ -71,7 +71,7 @@ class Metrics(NamedTuple):
 
 
 def read_metrics(content: bytes) -> Metrics:
-    """Read a metrics file; without the lines that are no rows, such as one that was cut off by a kill."""
+    """Read a metrics file. Leave out lines that are not rows, such as a line that a kill cut off."""
     lines = [line for line in content.splitlines() if line.strip()]
     rows = [row for line in lines if (row := _row(line)) is not None]
     return Metrics(rows, len(lines) - len(rows))
@@ -82,9 +82,9 @@ def _row(line: bytes) -> Row | None:
         values = json.loads(line)
         time = datetime.fromisoformat(values["time"]).timestamp()
         step = values["step"]
-        if isinstance(step, bool) or not (0 <= step <= MOST and _FIRST_TIME <= time <= _LAST_TIME):
+        if isinstance(step, bool) or not (0 <= step <= MAX_NUMBER and _FIRST_TIME <= time <= _LAST_TIME):
             return None
         return Row(str(values.get("kind", "train")), time, math.floor(step), values)
-    # A number, a time or a depth that Python can't hold is one of the last three.
+    # Numbers, times and nesting beyond the limits of Python raise the last three.
     except (ValueError, KeyError, TypeError, OverflowError, OSError, RecursionError):
         return None

@@ -23,7 +23,7 @@ class Spread:
 
 @dataclass(frozen=True)
 class Summary:
-    """Rates are of the time in which it trained, from the first row of each attempt; times are in seconds."""
+    """The figures of one run. Rates cover only the time between training rows. Times are in seconds."""
 
     name: str
     facts: dict[str, Fact]
@@ -39,13 +39,13 @@ class Summary:
     steps_per_second: Spread | None
     """Global steps. The deviation is over the run's intervals, weighted by their length."""
     examples_per_second: Spread | None
-    """Of all ranks together."""
+    """Examples of all ranks together."""
     training_seconds: float | None
-    """From the first row of rank 0 or the chief to its last, without the time between attempts."""
+    """The time from the first row to the last row of rank 0 or the chief, without the time between attempts."""
     estimated: bool
-    """training_seconds is what the whole training would take, at the rate so far."""
+    """Whether training_seconds is an estimate for the whole training, from the rate so far."""
     total_seconds: float | None
-    """From the job's start to its completion. None where no status is known, or it has not completed."""
+    """The time from the start of the job to its completion; None if the status is unknown or has no completion."""
     accuracy: float | None
     """The last accuracy on test data, from the evaluator if the job has an evaluator."""
     attempts: int
@@ -56,11 +56,11 @@ class Summary:
 
     @property
     def seconds(self) -> float | None:
-        """The total time, else that of the training; None of a run that has not ended."""
+        """The total time, or the training time if the total time is unknown; None if the run has not ended."""
         return (self.total_seconds or self.training_seconds) if self.ended else None
 
     def intervals(self) -> list[Interval]:
-        """All that count, in the order of time."""
+        """Return the intervals of all starts, in the order of time."""
         return [interval for start in self.starts for interval in start.intervals()]
 
 
@@ -106,27 +106,30 @@ def summarise(run: Run) -> Summary:
     )
 
 
-def _over_time(done: Sequence[tuple[float, float]]) -> Spread | None:
-    """The rate over all intervals, each (amount, seconds), and the rates' deviation, weighted by seconds."""
-    seconds = sum(each for _, each in done)
+def _over_time(intervals: Sequence[tuple[float, float]]) -> Spread | None:
+    """Return the rate over all intervals, and the deviation of the rates, weighted by seconds.
+
+    intervals: (amount, seconds) of each.
+    """
+    seconds = sum(each for _, each in intervals)
     if not seconds:
         return None
-    mean = sum(amount for amount, _ in done) / seconds
-    if len(done) < 2:
+    mean = sum(amount for amount, _ in intervals) / seconds
+    if len(intervals) < 2:
         return Spread(mean)
-    squares = sum(each * (amount / each - mean) ** 2 for amount, each in done)
-    return Spread(mean, math.sqrt(squares / seconds * len(done) / (len(done) - 1)))
+    squares = sum(each * (amount / each - mean) ** 2 for amount, each in intervals)
+    return Spread(mean, math.sqrt(squares / seconds * len(intervals) / (len(intervals) - 1)))
 
 
 def _accuracy(rows: Sequence[Row]) -> float | None:
-    tested = [row.number("accuracy") for row in rows if row.kind == "test"]
-    return tested[-1] if tested else None
+    accuracies = [row.number("accuracy") for row in rows if row.kind == "test"]
+    return accuracies[-1] if accuracies else None
 
 
 def _started(run: Run) -> float | None:
     times = [row.time for row in run.rows[:1]]
     if run.status and run.status.start_time:
-        # The start time of a job that was suspended is that of its resumption.
+        # The resumption of a suspended job overwrites its start time.
         times.append(datetime.fromisoformat(run.status.start_time).timestamp())
     return min(times, default=None)
 

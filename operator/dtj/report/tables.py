@@ -1,4 +1,4 @@
-"""The tables of a report, as text in cells: what the terminal, Markdown and HTML show."""
+"""The tables of a report with cells of text, for the terminal, Markdown and HTML."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from dtj.report.summary import Spread
 
 NOTHING = "–"
 _UNITS = ((180 * 60, "h", 3600.0, 2), (180, "min", 60.0, 1), (0, "s", 1.0, 1))
-"""From so many seconds on: the unit, its seconds, and digits."""
+"""For each unit of time: the shortest time in seconds to show in it, its name, its seconds, and the decimals."""
 
 
 @dataclass(frozen=True)
 class Table:
-    """Rows of text under headings; a row's first cell is its name."""
+    """Rows of text under headings. The first cell of a row is the name of the row."""
 
     title: str
     headings: Sequence[str]
@@ -26,7 +26,7 @@ class Table:
 
 
 def tables_of(report: Report) -> list[Table]:
-    """The table of the runs and, where there are any, of the groups; without columns that nothing is known for."""
+    """Return the table of the runs and, if any, of the groups. Leave out columns without a known value."""
     tables = [_table("Runs", report, report.runs)]
     if report.groups:
         tables.append(_table("Groups", report, report.groups))
@@ -47,7 +47,7 @@ def _table(title: str, report: Report, entries: Sequence[Entry]) -> Table:
 
 
 def _columns(report: Report, entries: Sequence[Entry]) -> Iterator[tuple[str, list[str]]]:
-    """Heading and cells of every column."""
+    """Yield heading and cells of each column."""
 
     def column(heading: str, cell: Callable[[Entry], str]) -> tuple[str, list[str]]:
         return heading, [cell(entry) for entry in entries]
@@ -94,13 +94,13 @@ def _columns(report: Report, entries: Sequence[Entry]) -> Iterator[tuple[str, li
 
 
 def unit_of(seconds: Sequence[float]) -> tuple[str, float, int]:
-    """The unit in which to show times: its name, its seconds, and how many digits."""
+    """Return the unit in which to show times: its name, its seconds, and the decimals."""
     longest = max([0.0, *seconds])
     return next((name, size, digits) for least, name, size, digits in _UNITS if longest >= least)
 
 
 def said(value: Spread | None, digits: int, scale: float = 1.0) -> str:
-    """Mean ± deviation."""
+    """Return `mean ± deviation`."""
     if value is None:
         return NOTHING
     mean = f"{value.mean * scale:.{digits}f}"
@@ -108,7 +108,7 @@ def said(value: Spread | None, digits: int, scale: float = 1.0) -> str:
 
 
 def rate(value: Spread | None) -> str:
-    """Something a second."""
+    """Return a rate per second, with fewer decimals for larger rates."""
     mean = value.mean if value else 0.0
     return said(value, 2 if mean < 100 else 1 if mean < 1000 else 0)
 

@@ -1,1 +1,1 @@
-"""Every fault that dtj answers for, tried on a training of each strategy; a table says what it cost."""
+"""Every fault that dtj handles, on a training of each strategy, with a table of the costs."""

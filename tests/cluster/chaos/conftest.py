@@ -1,4 +1,4 @@
-"""The trials of a run, and their table at its end."""
+"""The trials of a chaos run, and the table at the end of the run."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What happens to the trainings: one function a fault, with what it may cost."""
+"""The faults: one function for each fault, with the cost that the fault may have."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""SIGKILL to a process in a container, from the machine that its node runs on."""
+"""SIGKILL to a process in a container, sent from the machine of the node."""
 
 from __future__ import annotations
 

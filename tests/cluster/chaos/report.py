@@ -1,4 +1,4 @@
-"""The table of a run, as Markdown."""
+"""The table of a chaos run, as Markdown."""
 
 from __future__ import annotations
 

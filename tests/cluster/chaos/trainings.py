@@ -1,4 +1,4 @@
-"""The jobs that are hit: small, saving often, of each strategy the same in every test."""
+"""The jobs of the chaos tests: small, with frequent checkpoints, and equal for each strategy."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One fault tried: the jobs start together, are hit at one moment, and each is judged."""
+"""The trial of one fault: the jobs start together, one moment hits all of them, and each job gets a verdict."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whether a job that was hit did what it should, and what it cost."""
+"""The verdict on a job after a fault: whether the job recovered as it should, and the cost."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""A whole Kubernetes on this machine, from Debian's packages and Debian's Kubernetes source."""
+"""A complete Kubernetes cluster on this machine, from Debian's packages and Debian's Kubernetes source."""

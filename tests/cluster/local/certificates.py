@@ -1,4 +1,4 @@
-"""The cluster's own certificate authority, a certificate for each identity, and their kubeconfigs."""
+"""The certificate authority of the cluster, a certificate for each identity, and the kubeconfigs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The cgroup of a node, in each hierarchy: all of its pods are in it, and nothing else is."""
+"""The cgroup of a node in each hierarchy, which contains all pods of the node and no other process."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whether this machine can carry the cluster, said before anything is started."""
+"""Checks of this machine before anything is started: whether the machine can run the cluster."""
 
 from __future__ import annotations
 

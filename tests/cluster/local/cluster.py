@@ -1,4 +1,4 @@
-"""The whole local cluster: up in order, each part only where it does not run already."""
+"""Bring-up of the whole local cluster in order. Parts that run already stay."""
 
 from __future__ import annotations
 

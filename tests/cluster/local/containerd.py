@@ -1,4 +1,4 @@
-"""A containerd for each node, and the images it holds.
+"""The containerd of each node, and the images in that containerd.
 
 Images stay in the cache between clusters, so that a start needn't import gigabytes again; all else goes with
 the cluster.

@@ -1,4 +1,4 @@
-"""etcd, the API server, the controllers and the scheduler, each with an identity of its own."""
+"""etcd, the API server, the controllers and the scheduler, each with a separate identity."""
 
 from __future__ import annotations
 

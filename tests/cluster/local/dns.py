@@ -1,4 +1,4 @@
-"""Cluster DNS: dnsmasq, fed by a watch of Services and Endpoints.
+"""DNS of the cluster: dnsmasq with the records from a watch of Services and Endpoints.
 
 Run as a program, this is the watcher. dnsmasq reads a file a Service from a folder, and reads it again at
 once when it changes.

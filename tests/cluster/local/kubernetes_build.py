@@ -1,4 +1,4 @@
-"""Kubernetes' five programs, built from Debian's source: no registry of packages carries them."""
+"""The build of Kubernetes' five programs from Debian's source, because no package registry has the programs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the cluster is made of: its addresses and its nodes."""
+"""The addresses and nodes of the local cluster."""
 
 from __future__ import annotations
 

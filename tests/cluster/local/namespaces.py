@@ -1,4 +1,4 @@
-"""The namespaces of a node that is not the machine itself: its network, and its mounts.
+"""The network and mount namespaces of a node that is not the machine itself.
 
 The kubelet writes at fixed places and removes there what it does not know: two of them on one file system
 would take away each other's logs. In a mount namespace each has these places to itself.

@@ -1,4 +1,4 @@
-"""The machine's side of the cluster's network: an address, forwarding, links to nodes, and their removal."""
+"""The network of the cluster on the machine: an address, forwarding, links to nodes, and their removal."""
 
 from __future__ import annotations
 

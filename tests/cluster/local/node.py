@@ -1,4 +1,4 @@
-"""A node: containerd, kubelet, kube-proxy. One that is not the machine itself can be killed and started again."""
+"""A node: containerd, kubelet, kube-proxy. A node that is not the machine itself can be killed and restarted."""
 
 from __future__ import annotations
 

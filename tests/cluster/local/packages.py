@@ -1,4 +1,4 @@
-"""Debian's packages: programs to install, and sources and tools to unpack without installing them."""
+"""Debian packages: programs to install, and sources and tools to unpack without installation."""
 
 from __future__ import annotations
 

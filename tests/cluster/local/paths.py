@@ -1,4 +1,4 @@
-"""Where things lie: builds in the user's cache, the running cluster in a directory of its own."""
+"""Paths of the local cluster: builds in the cache of the user, and the directory of the running cluster."""
 
 from __future__ import annotations
 

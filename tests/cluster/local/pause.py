@@ -1,4 +1,4 @@
-"""The pod sandbox's image, made of one small C file: no registry is asked for it."""
+"""The image of the pod sandbox, built from one small C file instead of pulled from a registry."""
 
 from __future__ import annotations
 

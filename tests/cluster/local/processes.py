@@ -1,4 +1,4 @@
-"""Long-running processes, known by pid and start time: a reused pid is never taken for one of ours."""
+"""Long-running processes, identified by pid and start time, so that a reused pid is never mistaken."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is known of the cluster on this machine: its processes, and what was here before it."""
+"""The stored state of the cluster on this machine: its processes, and the settings before the bring-up."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Takes the cluster away, however much of it there is, and says what is left."""
+"""Removal of the cluster, complete or partial, with a report of what is left."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The webhook's certificates: made, kept, trusted, renewed and repaired.
+"""The certificates of the webhook: issued, stored, trusted, renewed and repaired.
 
 * the validity, the renewal and the CA bundle of a certificate
 * the Secret: filled, shared by two replicas, repaired, never shown before API servers trust its CA
@@ -351,7 +351,7 @@ async def test_a_secret_that_changes_at_every_write_is_told() -> None:
             raise ApiError(409, "Conflict", "modified")
 
     world.api.meanwhile = refuse
-    with pytest.raises(ApiError, match="changed 3 times"):
+    with pytest.raises(ApiError, match="changed during each of 3 attempts"):
         await world.replica().look()
 
 
@@ -380,7 +380,7 @@ async def test_a_folder_is_served_and_served_anew_when_it_changes(tmp_path: Path
     ("pair", "says"),
     [
         (Pair(ONE.certificate, OTHER.key), "can't be served: .*key values mismatch"),
-        (Pair(b"garbage", ONE.key), "tls.crt is no certificate"),
+        (Pair(b"garbage", ONE.key), "tls.crt does not contain a certificate"),
         (Pair(ONE.certificate, b"garbage"), "can't be served"),
     ],
 )

@@ -1,4 +1,4 @@
-"""Reviews: what an AdmissionReview is answered, as a pure function of what was sent.
+"""The answer to an AdmissionReview, as a pure function of the request.
 
 * creations: a good job, a job with several faults, a dry run
 * updates: immutable fields, allowed changes, an old job that is wrong

@@ -1,4 +1,4 @@
-"""The webhook's server: what it is sent over a real TLS connection, and what it answers.
+"""The HTTPS server of the webhook: requests over a real TLS connection, and the answers.
 
 * verdicts over TLS, and their metrics
 * malformed, deeply nested, too large and unfinished requests
@@ -75,12 +75,12 @@ async def test_jobs_are_judged_and_verdicts_counted(running: Running) -> None:
 @pytest.mark.parametrize(
     ("body", "says"),
     [
-        (b"", "the request is no JSON that can be read: Expecting value"),
-        (b"{", "the request is no JSON that can be read"),
-        (b"\xff\xfe\xfd", "the request is no JSON that can be read"),
-        (b"[" * 100_000, "the request is no JSON that can be read"),
+        (b"", "the request is not readable JSON: Expecting value"),
+        (b"{", "the request is not readable JSON"),
+        (b"\xff\xfe\xfd", "the request is not readable JSON"),
+        (b"[" * 100_000, "the request is not readable JSON"),
         (b"{}", "send an AdmissionReview of admission.k8s.io/v1"),
-        (b"9" * 10_000, "the request is no JSON that can be read"),
+        (b"9" * 10_000, "the request is not readable JSON"),
         (json.dumps(request("CREATE", None)).encode(), "request.object: required"),
     ],
 )

@@ -1,4 +1,4 @@
-"""Wrong job files, as far as no cluster is needed to see what is wrong."""
+"""The invalid job files of tests/bad_jobs, as far as the faults can be found without a cluster."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The CustomResourceDefinition: what is committed, and whether an API server would take it.
+"""The CustomResourceDefinition: equal to the committed file, and acceptable to an API server.
 
 * the committed file is generated from the models
 * the schema is structural, and small enough for the annotation of `kubectl apply`

@@ -1,4 +1,4 @@
-"""The examples: their programs know the options, and what they name beside dtj is in manifests/eks."""
+"""The example manifests: options of their programs, and the objects of manifests/eks that examples name."""
 
 from __future__ import annotations
 
@@ -18,7 +18,8 @@ EXAMPLES = sorted((MANIFESTS / "examples").glob("*.yaml"))
 
 def test_the_examples_are_few_and_differ_in_what_they_show() -> None:
     assert [file.stem for file in EXAMPLES] == [
-        "fashion-mnist-horovod", "fashion-mnist-ps", "gpu-spot", "keras-horovod", "ps-synchronous", "shared-volume",
+        "fashion-mnist-ddp", "fashion-mnist-horovod", "fashion-mnist-ps", "gpu-spot", "keras-horovod",
+        "ps-synchronous", "shared-volume",
     ]  # fmt: skip
 
 

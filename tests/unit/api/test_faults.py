@@ -1,4 +1,4 @@
-"""The operator's own process against an API server in trouble, over real HTTP: no pod twice, no storm.
+"""The operator's process against a faulty API server over real HTTP: no pod twice, no storm of requests.
 
 * 429, 500, HTML, no answer, and connections cut before and after the request is carried out
 * watches that are cut again and again

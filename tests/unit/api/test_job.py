@@ -1,4 +1,4 @@
-"""What the operator sends to an API server."""
+"""The requests of KubernetesApi to delete a pod."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Names of a job's objects, and the names that a job may have."""
+"""The names of a job's objects, and the names that a job may have."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Templates are checked against Kubernetes' own schema of pods.
+"""Validation of pod templates by Kubernetes' own schema of pods.
 
 * the schema file and the package that it is generated from
 * templates that are valid, pods of every plan among them

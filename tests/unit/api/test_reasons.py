@@ -1,4 +1,4 @@
-"""The words of the status: reasons, condition types and failure classes each stand in one commented enum."""
+"""The enums of the status: reasons, condition types and failure classes, each with a comment."""
 
 from __future__ import annotations
 

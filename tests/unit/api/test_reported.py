@@ -1,4 +1,4 @@
-"""What pods say passes one gate: nothing that a program writes keeps its job from ending.
+"""Validation of reports from pods: no report of a program keeps the job from ending.
 
 * times, numbers and texts that a program reports
 * reports that are no object
@@ -24,7 +24,7 @@ from dtj.cluster.port import ApiError
 from dtj.reconcile.boot_clock import Clock
 from dtj.reconcile.event_recorder import EventRecorder
 from dtj.status.events import Happening
-from dtj.status.pod_report import Report, read_report
+from dtj.status.progress_report import Report, read_report
 from tests.unit.support.fake_cluster import SCHEMA, Call, FakeCluster
 from tests.unit.support.jobs import job
 from tests.unit.support.kubelet import Ending

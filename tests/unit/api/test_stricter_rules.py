@@ -1,7 +1,6 @@
-"""Jobs that run while another version of the operator calls their spec wrong, or can't read it: the pods continue,
-end and are cleaned up.
+"""Running jobs whose spec a new version of the operator refuses or can't read: pods continue, end and are deleted.
 
-Both cases: a rule that the image breaks, and a field that this version does not have.
+Two cases are tested: a rule that the image breaks, and a field that this version does not have.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A job whose manifest does not have the resource's form: what is read of it, and what the operator does with it.
+"""Jobs whose manifest does not match the schema: the fields that are read, and the reaction of the operator.
 
 - read: run policy field by field, strategy, status, faults; any JSON as spec
 - never taken up: Failed, under the strategy that can be read

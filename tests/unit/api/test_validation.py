@@ -1,4 +1,4 @@
-"""Validation beyond the schema: right things pass, wrong ones are named, and nothing makes it raise.
+"""Validation beyond the schema: valid jobs pass, faults are named, and no input raises an exception.
 
 * random templates, specs and metadata
 * images and quantities

@@ -1,4 +1,4 @@
-"""A client without a cluster for the commands."""
+"""A client for the commands that needs no cluster."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The commands on job files.
+"""The commands on job files: `dtj validate`, `dtj plan` and `dtj crd`.
 
 * `dtj validate`: faults with lines, exit codes, JSON
 * `dtj plan`: objects, later attempts, summaries of Horovod and ParameterServer jobs
@@ -215,7 +215,7 @@ def test_the_plan_has_the_jobs_tensorboard(dtj: Dtj) -> None:
         ("Deployment", "fashion-mnist-tensorboard"),
     ]
     summary = dtj("plan", "-", stdin=text)[1]
-    assert "  TensorBoard of its own: Service fashion-mnist-tensorboard, port 6006\n" in summary
+    assert "  TensorBoard: Service fashion-mnist-tensorboard, port 6006\n" in summary
 
 
 def test_the_summary_tells_what_the_run_policy_will_do(dtj: Dtj) -> None:
@@ -225,9 +225,9 @@ def test_the_summary_tells_what_the_run_policy_will_do(dtj: Dtj) -> None:
 
     assert code == 0
     for line in (
-        "carried out by example.com/queue (runPolicy.managedBy): dtj's operator makes none of this",
-        "the job fails when not all pods run 600 s after a start",
-        "the job deleted 0 s after its end; what is in the bucket stays",
+        "managed by example.com/queue (runPolicy.managedBy): dtj's operator creates none of these objects",
+        "the job fails if not all pods run within 600 s after a start",
+        "the job is deleted 0 s after its end; its artifacts in the bucket stay",
     ):
         assert f"  {line}\n" in out
 
@@ -236,7 +236,7 @@ def test_the_summary_of_parameter_servers_has_their_tf_config(dtj: Dtj) -> None:
     lines = [" ".join(line.split()) for line in dtj("plan", PS_EXAMPLE)[1].splitlines()]
 
     for line in (
-        "TF_CONFIG of fashion-mnist-ps-worker-0; of the others with their own task",
+        "TF_CONFIG of fashion-mnist-ps-worker-0; the other pods have their own task",
         "ps fashion-mnist-ps-ps-0.fashion-mnist-ps.default.svc:2222",
         'task {"type": "worker", "index": 0}',
         "when a pod of worker is lost: it alone starts again",

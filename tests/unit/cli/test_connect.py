@@ -1,4 +1,4 @@
-"""How the operator reaches the API server: by a proxy where the environment names one, and without a detour else."""
+"""The operator's connection to the API server, with and without a proxy in the environment."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`dtj` without a command: help, version, completion, and how little each imports.
+"""Help, version and completion of `dtj`, and the modules that each of them imports.
 
 * modules that help, version and completion import
 * the help of every command, its width and groups

@@ -1,4 +1,4 @@
-"""Commands on the jobs of a cluster, with a client that has no cluster.
+"""The commands on the jobs of a cluster, with a client in the place of the cluster.
 
 * `submit` with `--wait` and `--follow`
 * `list`, `status`, `events`, `logs`, `top` and `artifacts`
@@ -86,7 +86,7 @@ def test_who_stops_to_follow_is_told_that_the_job_goes_on(
     monkeypatch.setattr(client, "logs", interrupted)
     result = call("submit", file, "-f")
     assert result.exit_code == 130
-    assert result.stderr == "fresh goes on; `dtj logs fresh -n ml -f` follows it again\n"
+    assert result.stderr == "fresh keeps running; `dtj logs fresh -n ml -f` follows it again\n"
 
 
 def test_submit_can_not_follow_for_a_time(client: type[FakeClient], file: Path) -> None:
@@ -163,7 +163,7 @@ def test_suspend_resume_delete(client: type[FakeClient]) -> None:
 def test_scale_takes_workers_and_other_roles(client: type[FakeClient]) -> None:
     assert (
         call("scale", "mnist", "--workers", "4", "--replicas", "ps=2").stdout
-        == "mnist has now ps=2, worker=4\n"
+        == "mnist now has ps=2, worker=4\n"
     )
     assert client.calls[-1] == ("scale", "mnist", {"ps": 2, "worker": 4}, None)
 
@@ -221,7 +221,7 @@ def test_a_job_that_goes_while_it_is_watched_is_told_with_its_ttl(
     result = call("status", "mnist", "--watch")
     assert isinstance(result.exception, NotFound)
     assert result.exception.message == "mnist was deleted while it was Running"
-    assert result.exception.remedy == "it may have ended: its runPolicy.ttlSecondsAfterFinished is 0"
+    assert result.exception.remedy == "the job may have ended: its runPolicy.ttlSecondsAfterFinished is 0"
 
 
 def test_a_live_view_stays_while_the_cluster_is_away(

@@ -1,4 +1,4 @@
-"""Commands with `--local`, on the folder of a run."""
+"""The commands with `--local`, on the folder of a run."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ STATUS = {"phase": "Running", "attempt": 1, "progress": {"step": 3, "totalSteps"
 
 @pytest.fixture
 def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
-    """A run of two workers with a little output, which nobody carries out."""
+    """A run of two workers with a little output, which no process carries out."""
     monkeypatch.setenv("DTJ_HOME", str(tmp_path))
     found = Runs(tmp_path).run("mnist", "ml")
     for replica, text in {
@@ -59,7 +59,10 @@ def test_runs_are_listed_with_their_namespace(run: Run) -> None:
 def test_a_run_that_nobody_carries_out_is_told_as_such(run: Run) -> None:
     shown = call("status", "mnist").stdout.splitlines()
     assert shown[0].startswith("mnist in ml: Running")
-    assert shown[1] == "nobody carries this run out now: `dtj run FILE --resume` goes on from its checkpoint"
+    assert (
+        shown[1]
+        == "no process carries out this run: `dtj run FILE --resume` continues from the newest checkpoint"
+    )
     with run.locked():
         assert LocalPlace(run, run.folder).note() is None
 

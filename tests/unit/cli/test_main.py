@@ -1,4 +1,4 @@
-"""How the `dtj` command ends, and what it says then."""
+"""The exit codes and error messages of the `dtj` command."""
 
 from __future__ import annotations
 

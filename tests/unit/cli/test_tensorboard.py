@@ -1,4 +1,4 @@
-"""`dtj tensorboard`: event files brought from the bucket, and the program that serves them."""
+"""`dtj tensorboard`: the event files of the bucket, and the program that serves the files."""
 
 from __future__ import annotations
 

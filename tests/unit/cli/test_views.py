@@ -1,4 +1,4 @@
-"""What is shown of jobs: tables and the view of `dtj status`, as text of a fixed width.
+"""The tables of jobs and the views of `dtj status` and `dtj top`, as text of a fixed width.
 
 * durations and ages
 * the table of jobs
@@ -30,6 +30,7 @@ from tests.unit.support.jobs import manifest
 from tests.unit.support.pods import (
     START,
     WORKER_0,
+    WORKER_1,
     at,
     deleting,
     ended,
@@ -178,8 +179,8 @@ def test_of_many_replicas_only_the_first_are_shown() -> None:
 
 
 def test_without_pods_the_roles_are_counted() -> None:
-    shown = rendered(status_view(job(RUNNING), [], [], at(60), note="nobody carries this run out now"))
-    assert shown[1] == "nobody carries this run out now"
+    shown = rendered(status_view(job(RUNNING), [], [], at(60), note="no process carries out this run"))
+    assert shown[1] == "no process carries out this run"
     assert ["worker", "2", "2", "2", "0", "0"] in [line.split() for line in shown]
 
 
@@ -267,6 +268,16 @@ def test_top_shows_use_beside_limits() -> None:
         line.split() for line in shown
     ]
     assert any(line.split()[4:] == ["-", "0.50", "-", "2048Mi", "1"] for line in shown)
+
+
+def test_workers_that_run_several_ranks_each_show_them_and_how_they_ended() -> None:
+    asked = job(RUNNING, strategy="TorchDistributed", torch={"procsPerWorker": 4})
+    pods = views(ended(WORKER_0, 0), running(WORKER_1))
+
+    for shown in (rendered(status_view(asked, pods, [], at(60))), rendered(top_view(asked, pods, {}))):
+        lines = [line.split()[:4] for line in shown]
+        assert ["worker-0", "0-3", f"node-of-{WORKER_0}", "Succeeded"] in lines
+        assert ["worker-1", "4-7", f"node-of-{WORKER_1}", "Running"] in lines
 
 
 def test_top_says_what_is_missing_where_nothing_measures() -> None:

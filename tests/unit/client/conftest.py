@@ -1,4 +1,4 @@
-"""An API server behind HTTP, and a client that uses it by KUBECONFIG."""
+"""An API server behind HTTP, and a client that uses the server by KUBECONFIG."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The client against an API server that speaks HTTP: jobs made, read, changed and deleted, refusals in one line.
+"""The requests of the client over HTTP: jobs created, read, changed and deleted, and errors in one line.
 
 * submission, names in use, namespaces
 * lists by page, and jobs of a newer operator

@@ -1,4 +1,4 @@
-"""A job as an object: made in Python, read from files, written as a manifest.
+"""DistributedTrainingJob as an object: built in Python, read from files, written as a manifest.
 
 * jobs built in Python and jobs of files
 * faults, values of another type and wrong files
@@ -101,7 +101,7 @@ def test_values_are_checked_where_they_are_given() -> None:
     with pytest.raises(Unusable) as caught:
         JobSpec(strategy="horovod", image="i", replica_specs={"worker": {"replicas": "two"}}, colour=1)  # type: ignore[call-arg, arg-type]
     assert caught.value.message == (
-        "JobSpec: strategy: must be Horovod or ParameterServer, got 'horovod'; "
+        "JobSpec: strategy: must be Horovod, ParameterServer or TorchDistributed, got 'horovod'; "
         "replica_specs.worker.replicas: must be a whole number, without quotes, got 'two'; "
         "colour: unknown field"
     )
@@ -152,7 +152,7 @@ def test_a_file_may_have_objects_of_other_kinds_beside_the_job(tmp_path: Path) -
     (tmp_path / "job.yaml").write_text(f"{secret}---\n{job}")
     assert DistributedTrainingJob.from_file(tmp_path / "job.yaml").name == "mnist"
     (tmp_path / "two.yaml").write_text(f"{job}---\n{secret}---\n{job}")
-    with pytest.raises(Unusable, match="has 2 jobs; one DistributedTrainingJob is wanted"):
+    with pytest.raises(Unusable, match="has 2 jobs; give a file with one DistributedTrainingJob"):
         DistributedTrainingJob.from_file(tmp_path / "two.yaml")
 
 

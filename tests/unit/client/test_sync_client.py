@@ -1,4 +1,4 @@
-"""Client has every method of AsyncClient, with the same signature and the same docstring."""
+"""The methods of Client: equal to those of AsyncClient in names, signatures and docstrings."""
 
 from __future__ import annotations
 

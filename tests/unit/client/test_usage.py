@@ -1,4 +1,4 @@
-"""What pods use of their nodes, asked of an API server with and without metrics."""
+"""The CPU and memory usage of pods, from an API server with and without metrics."""
 
 from __future__ import annotations
 

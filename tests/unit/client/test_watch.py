@@ -1,4 +1,4 @@
-"""Watching and waiting, over cut connections and an API server that is away, with and without an event loop.
+"""Watching and waiting over cut connections and outages, with and without an event loop.
 
 * watches that are cut, refused or too old
 * a job that is deleted or replaced by another of its name
@@ -186,7 +186,7 @@ async def test_a_job_that_goes_by_its_ttl_is_waited_for_all_the_same(
     server.delete_job("mnist")
     with pytest.raises(NotFound, match="mnist was deleted while waiting for its end") as gone:
         await waiting
-    assert gone.value.remedy == "it may have ended: its runPolicy.ttlSecondsAfterFinished is 0"
+    assert gone.value.remedy == "the job may have ended: its runPolicy.ttlSecondsAfterFinished is 0"
 
 
 async def test_a_condition_that_never_comes_ends_the_wait(server: HttpCluster, client: AsyncClient) -> None:

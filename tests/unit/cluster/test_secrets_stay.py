@@ -1,4 +1,4 @@
-"""The key pair that the operator makes for a job is in that job's Secret, and nowhere else."""
+"""Secrecy of a job's key pair: the pair is in the Secret of the job, and nowhere else."""
 
 from __future__ import annotations
 

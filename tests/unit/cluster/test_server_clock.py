@@ -1,4 +1,4 @@
-"""The API server's clock, as the operator knows it."""
+"""ServerClock, the operator's estimate of the API server's time."""
 
 from __future__ import annotations
 

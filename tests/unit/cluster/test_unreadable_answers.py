@@ -1,4 +1,4 @@
-"""Answers of success that are no JSON of an object, or JSON that Python can't read.
+"""Successful API answers without a JSON object, or with JSON that Python can't read.
 
 * answers, lists and watch events that are no objects
 * an informer behind a proxy that answers in the API server's place

@@ -1,4 +1,4 @@
-"""What a conversion makes of ranks, hosts, users, queues and versions, each by itself.
+"""The parts of a conversion, each by itself: ranks, hosts, users, queues and versions.
 
 * ranks, and the options of mpirun and horovodrun
 * launchers with a command of their own
@@ -243,7 +243,7 @@ def test_names_of_replicas_become_dtjs(written: str, now: str | None) -> None:
     assert worker
     env = worker.template["spec"]["containers"][0]["env"]
     assert env == [{"name": "A", "value": now or written}]
-    assert ("the host's name in dtj" in told(made)) == (now is not None)
+    assert ("the host name in dtj" in told(made)) == (now is not None)
 
 
 @pytest.mark.parametrize(
@@ -264,7 +264,7 @@ def test_names_that_dtj_can_not_know_are_refused(written: str) -> None:
 
 def test_a_host_is_refused_where_the_launcher_has_ranks_as_another_worker_has_rank_0() -> None:
     (why,) = refusals(with_env("mpi-digits-launcher", runLauncherAsWorker=True))
-    assert "with runLauncherAsWorker rank 0 runs in the launcher" in why
+    assert "with runLauncherAsWorker, rank 0 runs in the launcher" in why
 
 
 # --- users and privileges -------------------------------------------------------------------------
@@ -440,11 +440,31 @@ def test_a_role_that_no_tfjob_has_is_refused(more: dict[str, str], why: str) -> 
     assert refusals(convert(job)) == [why]
 
 
-def test_a_tfjob_without_workers_is_refused() -> None:
+@pytest.mark.parametrize("other", ["PS", "Evaluator", "Master"])
+def test_a_tfjob_of_several_roles_without_workers_is_refused(other: str) -> None:
     job = manifest("tf-dist-digits")
-    del job["spec"]["tfReplicaSpecs"]["Worker"]
-    (why,) = refusals(convert(job))
-    assert why.endswith(": must have Worker")
+    roles = job["spec"]["tfReplicaSpecs"]
+    job["spec"]["tfReplicaSpecs"] = {"Chief": roles["Chief"], other: roles["PS"]}
+    why = refusals(convert(job))[0]
+    assert why.startswith(
+        f"spec.tfReplicaSpecs: Chief, {other}: must have Worker: strategy ParameterServer requires"
+    )
+
+
+@pytest.mark.parametrize("leader", ["Chief", "Master"])
+@pytest.mark.parametrize(("policy", "limit"), [("Never", 0), ("OnFailure", 3)])
+def test_a_chief_or_master_without_other_replicas_is_the_only_worker(
+    leader: str, policy: str, limit: int
+) -> None:
+    job = manifest("tf-dist-digits")
+    roles = job["spec"]["tfReplicaSpecs"]
+    roles["Chief"]["restartPolicy"] = policy
+    job["spec"]["tfReplicaSpecs"] = {leader: roles["Chief"], "Worker": roles["Worker"] | {"replicas": 0}}
+    converted = read(convert(job))
+    plan = plan_job(converted)
+    assert [pod["metadata"]["name"] for pod in plan.pods] == ["tf-dist-digits-worker-0"]
+    assert plan.decisive == ("tf-dist-digits-worker-0",)
+    assert converted.spec.run_policy.backoff_limit == limit
 
 
 def test_the_worker_that_decides_sets_the_retries_where_no_chief_does() -> None:

@@ -1,4 +1,4 @@
-"""What a converted MPIJob runs: its containers' commands, with stand-ins for mpirun, ssh and the program.
+"""Converted MPIJobs at run time: the commands of containers, with stand-ins for mpirun, ssh and the program.
 
 * ranks of each worker
 * launchers with their own mpirun, with and without dtj_trainer in the image

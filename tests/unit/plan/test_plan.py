@@ -1,4 +1,4 @@
-"""What holds of every plan. What plans look like is in tests/golden.
+"""Properties of every plan. The expected objects of plans are in tests/golden.
 
 * users, node selectors and templates
 * invariants of random plans
@@ -73,6 +73,7 @@ def of_role(pods: tuple[Manifest, ...], role: str) -> list[Manifest]:
 PLACES: dict[str, dict[str, Any]] = {
     "horovod": {"tensorboard": {"enabled": True}},
     "parameter-server": {"strategy": "ParameterServer", "replicaSpecs": {"worker": {}, "ps": {}}},
+    "torch": {"strategy": "TorchDistributed", "replicaSpecs": {"worker": {"replicas": 3}}},
     "mpijob": {"horovod": {"launcher": "MPIJob"}},
 }
 

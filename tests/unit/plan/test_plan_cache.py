@@ -1,4 +1,4 @@
-"""Cached plans equal the plans that would be made anew."""
+"""The cache of plans: a cached plan equals a new plan."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The start scripts, run by a real shell with a PATH of stand-ins.
+"""The start scripts, run by a real shell with stand-ins on the PATH.
 
 * start.sh: dtj-launch, tini, sshd, mpirun, users, the workspace
 * rank.sh: the environment through ssh, the exit code

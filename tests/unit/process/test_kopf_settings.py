@@ -1,4 +1,4 @@
-"""What kopf reads of an API server's answers, by its own client: identities of objects, and no answer ends it."""
+"""The reading of API answers by kopf's client: identities of objects, and answers that must not end kopf."""
 
 from __future__ import annotations
 

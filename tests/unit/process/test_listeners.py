@@ -1,4 +1,4 @@
-"""Whoever listens in a pod does so on IPv4 and on IPv6: a cluster may have only one of them."""
+"""The listeners in pods: each listens on IPv4 and IPv6, because a cluster may have only one of them."""
 
 from __future__ import annotations
 

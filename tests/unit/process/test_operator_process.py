@@ -1,4 +1,4 @@
-"""`dtj-operator` as a process: two of them take turns, and each ends when it is told to.
+"""`dtj-operator` as a process: two processes take turns, and each ends on a signal.
 
 * two replicas: takeover after a kill, a normal end, a freeze
 * a leader that cannot renew its Lease, and a pass that blocks the event loop

@@ -1,4 +1,4 @@
-"""The operator's roles allow what it asks for and nothing else: each right is taken away in turn, and is missed.
+"""The roles of the operator: every right is necessary, and no right is missing.
 
 * every scenario of the operator's life with exactly its rights
 * every right of docs/security.md taken away

@@ -1,4 +1,4 @@
-"""The pure parts of the benchmarks: what is made of their measurements.
+"""The pure parts of the benchmarks: figures from measurements.
 
 * percentiles, slopes, tables and verdicts
 * targets of control plane, big jobs, neighbours and checkpoints
@@ -16,7 +16,7 @@ from prometheus_client.samples import Sample
 
 from dtj.api.checking import check
 from dtj.api.job import Fault, Manifest
-from dtj.status.pod_report import read_report
+from dtj.status.progress_report import read_report
 from tests.bench import big_jobs, neighbours, soak
 from tests.bench.big_jobs import LARGEST, Size, largest
 from tests.bench.comparisons import Bucket

@@ -1,4 +1,4 @@
-"""What a fault cost, read from metrics.jsonl."""
+"""The verdict of a chaos trial: the cost of a fault, read from metrics.jsonl."""
 
 from __future__ import annotations
 

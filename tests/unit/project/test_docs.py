@@ -1,4 +1,4 @@
-"""What the documentation shows is what the repository has.
+"""The documentation: blocks, links and names in the pages match the repository.
 
 * examples, fields, variables, metrics and make targets of the pages
 * the length of pages

@@ -1,4 +1,4 @@
-"""Jobs made at random raise nothing but the project's own errors, and make no more work than there is to do.
+"""Random jobs: only the project's own errors are raised, and the amount of work is bounded.
 
 `make fuzz` tries many more, and measures time and memory.
 """

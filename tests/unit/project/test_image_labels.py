@@ -1,4 +1,4 @@
-"""What the images say of themselves, and that the engine is told so."""
+"""The labels of the images, and the options that pass the labels to the engine."""
 
 from __future__ import annotations
 

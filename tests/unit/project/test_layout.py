@@ -1,4 +1,4 @@
-"""The repository's shape: import rules, size of modules, versions, and Python's own `operator` unharmed."""
+"""The layout of the repository: import rules, size of modules, versions, and Python's own `operator` unharmed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The bill of materials of an image: what its uppermost layers have installed."""
+"""The bill of materials of an image: the packages in its uppermost layers."""
 
 from __future__ import annotations
 

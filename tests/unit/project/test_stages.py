@@ -1,4 +1,4 @@
-"""The run of all stages of `make test`: a failure is shown, other stages go on, and the times are kept."""
+"""The run of all stages of `make test`: a failure is shown, other stages continue, and the times are kept."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The training that stands for others in tests: a step that is lost or done twice shows in its model."""
+"""The stub training of other tests: its model shows a step that is lost or done twice."""
 
 from __future__ import annotations
 

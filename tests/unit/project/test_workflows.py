@@ -1,4 +1,4 @@
-"""GitHub's workflows, which run elsewhere: their form, their faults, and that they name what there is.
+"""The workflows of GitHub: syntax, faults, and names of things that exist.
 
 actionlint needs a download that the tests do not make; CI's own schema and zizmor's offline rules stand in for it.
 """
@@ -13,13 +13,15 @@ from pathlib import Path
 import pytest
 import yaml
 
+from tests.patience import PATIENCE
+
 ROOT = Path(__file__).parents[3]
 FILES = sorted((ROOT / ".github/workflows").glob("*.yaml"))
 BESIDE = Path(sys.executable).parent
 
 
 def run(*words: str | Path) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([*map(str, words)], capture_output=True, text=True, timeout=50)
+    return subprocess.run([*map(str, words)], capture_output=True, text=True, timeout=40 * PATIENCE)
 
 
 def test_there_is_one_for_changes_and_one_for_releases() -> None:

@@ -1,4 +1,4 @@
-"""The clock of waits within the process."""
+"""The clock for timers within the process, which counts a suspension of the machine."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The controller: its workers outlive every pass, and its health check tells when they don't.
+"""The controller: its workers survive every pass, and its health check reports a worker that does not.
 
 * passes that fail, break, or ask for another pass
 * jobs that are gone

@@ -1,4 +1,4 @@
-"""Leader election: never two at once, whatever the API server, the network and the clocks do.
+"""Leader election: never two leaders, whatever the API server, the network and the clocks do.
 
 * the life of a Lease: claimed, renewed, released, taken over
 * leaders that cannot renew, do no work or see another holder

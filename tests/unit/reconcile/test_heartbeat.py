@@ -1,4 +1,4 @@
-"""The event loop's heartbeat, and who looks at it."""
+"""The heartbeat of the event loop, and the check of the heartbeat."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Caches that follow an API server: what is there, what changes, and what went while nobody looked.
+"""Informers: caches that follow an API server through additions, changes and missed deletions.
 
 * caches: which job hears of which change
 * lists, watches, bookmarks and 410

@@ -1,4 +1,4 @@
-"""The election in its thread: renewals while the operator's event loop stands still."""
+"""The election in its thread: renewals while the event loop of the operator is blocked."""
 
 from __future__ import annotations
 

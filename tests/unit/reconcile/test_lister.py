@@ -1,4 +1,4 @@
-"""The operator's view of jobs, from the cache that an informer keeps."""
+"""The lister: the operator's view of jobs in the cache of an informer."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the operator tells Prometheus of jobs.
+"""The Prometheus metrics of jobs.
 
 * phases, starts, losses and recoveries
 * steps, checkpoints and stalls

@@ -1,4 +1,4 @@
-"""How many passes a job's life takes, where events and timers alone call for them.
+"""The number of passes in the life of a job, where only events and timers start passes.
 
 * passes of a small job
 * which changes are urgent

@@ -1,4 +1,4 @@
-"""Merge patches: what makes the new status of the stored one."""
+"""Merge patches from the stored status to the new status."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The question to a job's pods how far they are: whatever they answer, nothing follows from it but the progress.
+"""The progress poller: whatever pods answer, only the progress changes.
 
 * pods that answer wrongly, slowly or in pieces
 * the request for stacks
@@ -18,7 +18,7 @@ from aiohttp.test_utils import TestServer
 
 from dtj.api.status import ProgressStatus
 from dtj.reconcile.progress import ProgressPoller
-from dtj.status.pod_report import Report
+from dtj.status.progress_report import Report
 from tests.unit.support import virtual_time
 
 KEY = ("ml", "mnist")

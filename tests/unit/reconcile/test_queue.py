@@ -1,4 +1,4 @@
-"""The work queue. Time is a hand-turned clock: nothing here waits.
+"""The work queue, with a fake clock: no test waits.
 
 * keys: order, duplicates, keys in work
 * workers that wait

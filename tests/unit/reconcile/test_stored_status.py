@@ -1,4 +1,4 @@
-"""A job's status as it is stored: own writes count before the cache has them, counts of pods wait, echoes are known.
+"""The stored status of a job: own writes before the cache has them, delayed counts of pods, and echoes.
 
 * reads: the cache, the own last write while the cache is behind, the cache again, somebody else's write
 * writes: nothing new, a conflict, a status that the API server refuses, other controllers' conditions

@@ -1,4 +1,4 @@
-"""`dtj report` of metrics with lines that no program should write, and that programs write."""
+"""`dtj report` of metrics files with invalid lines and values."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`dtj report` as a command.
+"""The command `dtj report`.
 
 * runs of folders and files, and the formats that are written
 * jobs of a cluster by name
@@ -199,4 +199,4 @@ def test_of_a_folder_without_metrics_the_folder_is_named(
     code, _, err = dtj("adir")
 
     assert code == 3
-    assert err.startswith("dtj: the folder adir has no metrics.jsonl, and as a job: ")
+    assert err.startswith("dtj: the folder adir has no metrics.jsonl, and as the name of a job: ")

@@ -1,4 +1,4 @@
-"""Markdown, the HTML page and the pictures."""
+"""A report as Markdown, as an HTML page and as pictures."""
 
 from __future__ import annotations
 

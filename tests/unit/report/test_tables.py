@@ -1,4 +1,4 @@
-"""Groups, comparisons and the tables that are made of them.
+"""Groups of runs, comparisons with a baseline, and the tables and CSV files of a report.
 
 * groups, means and deviations
 * speedups over a baseline
@@ -84,7 +84,7 @@ def test_the_tables_of_the_thesis() -> None:
     ]
     (estimated,) = [row for row in cells(1, report, "group", "training time (h)") if row[0] == "own CPU"]
     assert estimated[1] == "36.62 (est.)"
-    assert any(note.startswith("own-cpu has not come to an end") for note in report.notes)
+    assert any(note.startswith("own-cpu has not ended") for note in report.notes)
 
 
 def test_each_model_on_one_worker_against_two() -> None:
@@ -104,7 +104,7 @@ def test_each_model_on_one_worker_against_two() -> None:
         ["vgg, workers 1", "1.00", "1.00", "1.00"],
         ["vgg, workers 2", "1.50", "1.47", "0.75"],  # 260 s against 176.7
     ]
-    assert not any("made faster" in note for note in report.notes)
+    assert not any("different trainings" in note for note in report.notes)
 
 
 def test_a_baseline_of_another_model_data_or_batch_is_said() -> None:
@@ -114,7 +114,7 @@ def test_a_baseline_of_another_model_data_or_batch_is_said() -> None:
     ]
     report = make_report(runs, baseline="small")
     assert (
-        "other is not the training of small made faster: model vgg against cnn, data s3://data/other against "
+        "other and its baseline small are different trainings: model vgg against cnn, data s3://data/other against "
         "s3://data/it, batch size 32 against 128, trained on 64000 examples against 12800." in report.notes
     )
     assert cells(0, report, "speed-up", "speed-up of time")[1] == ["2.00", "–"]
@@ -136,13 +136,13 @@ def test_groups_of_one_run_each_are_left_out_unless_asked_for() -> None:
 def test_a_group_of_unlike_runs_is_said() -> None:
     runs = [even_run("a", 10), even_run("b", 20, batchSize=32, steps=77)]
     notes = make_report(runs, group_by=["model"]).notes
-    assert "The group cnn has runs of different batch, numbers of examples trained on." in notes
+    assert "The group cnn has runs that differ in batch, number of examples." in notes
 
 
 def test_a_run_that_was_scaled_is_said() -> None:
     lines = [line("train", 0, 1, worldSize=2), line("train", 9, 5, worldSize=3, attempt=2)]
     notes = make_report([Run("scaled", read_metrics(content(lines)).rows)]).notes
-    assert "scaled ran on 2, 3 ranks in turn; the tables have the last." in notes
+    assert "scaled ran on 2, 3 ranks in turn; the tables show the last number." in notes
 
 
 def test_what_is_not_there_is_said() -> None:

@@ -1,4 +1,4 @@
-"""What happened to a job, for people."""
+"""The Kubernetes events that follow from changes of the status."""
 
 from __future__ import annotations
 

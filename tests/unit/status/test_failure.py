@@ -1,4 +1,4 @@
-"""Why an attempt failed.
+"""The cause of a failed attempt.
 
 * the cause among several failures
 * termination messages, log lines and the kubelet's reasons

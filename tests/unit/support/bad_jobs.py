@@ -1,4 +1,4 @@
-"""The files of tests/bad_jobs."""
+"""The job files of tests/bad_jobs, with the expected messages."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A job's containers run on this machine: the plan's commands and environment, with stand-ins for MPI's programs.
+"""Containers of a job on this machine: the commands and environment of the plan, with stand-ins for MPI programs.
 
 The stand-in of mpirun reads its options, the hostfile and the slots in it as Open MPI does, and starts each rank
 with no more than ssh leaves to it. Paths of the container's file system are below a folder.

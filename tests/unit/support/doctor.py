@@ -1,4 +1,4 @@
-"""What `dtj doctor` reads of a cluster, and the verdicts of its checks."""
+"""The cluster data that `dtj doctor` reads, and the verdicts of its checks."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Jobs for tests."""
+"""Builders of jobs for tests."""
 
 from __future__ import annotations
 

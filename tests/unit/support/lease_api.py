@@ -1,4 +1,4 @@
-"""The way to the API server for one Lease: slow, lossy or cut on demand."""
+"""The connection to the API server for one Lease: slow, lossy or cut on demand."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""What mpi-operator makes of an MPIJob, after v0.8.0's pkg/controller/mpi_job_controller.go: for Open MPI, with the
-launcher after its workers, as this project's MPIJobs ask for it.
+"""The objects that mpi-operator creates for an MPIJob, after v0.8.0's pkg/controller/mpi_job_controller.go.
 
+Only Open MPI is covered, with the launcher created after its workers, as the MPIJobs of this project request.
 As in the original, the launcher of a suspended MPIJob is made at once, since all of no workers are ready: a suspended
 Job, which is let go in the sync that makes the workers (mpi-operator#615).
 """

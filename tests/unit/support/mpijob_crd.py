@@ -1,4 +1,4 @@
-"""The CRD of MPIJobs, as far as this project's objects touch it; what is not written here is an unknown field.
+"""The CRD of MPIJobs, limited to the fields in objects of this project. All other fields are unknown fields.
 
 After https://github.com/kubeflow/mpi-operator/blob/v0.8.0/manifests/base/kubeflow.org_mpijobs.yaml; the pod templates
 are those of Kubernetes' core/v1, which that file spells out.

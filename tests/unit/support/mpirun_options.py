@@ -1,4 +1,4 @@
-"""Options of mpirun over two workers, and how many ranks Open MPI 4.1 runs in each: the slots of a worker, then that.
+"""Options of mpirun over two workers, the slots of a worker, and the ranks that Open MPI 4.1 runs in each worker.
 
 tests/trainer/test_mpirun_options.py asks mpirun itself.
 """

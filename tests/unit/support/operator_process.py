@@ -1,4 +1,4 @@
-"""`dtj-operator` as a process of its own, on an API server of the tests."""
+"""`dtj-operator` as a separate process, on an API server of the tests."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The kinds of the gang schedulers, as far as the operator writes them: a strict part of the published definitions.
+"""The CRDs of the gang schedulers, limited to the fields that the operator writes.
 
 scheduler-plugins v0.34.7:
 https://github.com/kubernetes-sigs/scheduler-plugins/blob/v0.34.7/manifests/coscheduling/crd.yaml

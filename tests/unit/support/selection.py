@@ -1,4 +1,4 @@
-"""What a request for a list or a watch selects."""
+"""Label and field selectors of lists and watches."""
 
 from __future__ import annotations
 

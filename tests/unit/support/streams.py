@@ -1,4 +1,4 @@
-"""Answers of the API server that last: watches of objects, and logs of pods."""
+"""Long-lived answers of the API server: watches of objects, and logs of pods."""
 
 from __future__ import annotations
 

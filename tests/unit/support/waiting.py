@@ -1,4 +1,4 @@
-"""Waits for what another task or process does."""
+"""Waits for conditions that another task or process fulfils."""
 
 from __future__ import annotations
 

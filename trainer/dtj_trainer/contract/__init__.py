@@ -55,7 +55,8 @@ ENV_CONFIG_DIR = "DTJ_CONFIG_DIR"
 ENV_TERMINATION_LOG = "DTJ_TERMINATION_LOG"
 """The path of the termination message, if not TERMINATION_LOG."""
 ENV_PEER_TIMEOUT_SECONDS = "DTJ_PEER_TIMEOUT_SECONDS"
-"""Seconds that a launcher waits for its hosts, and the built-in chief for the other replicas; 300 by default."""
+"""Seconds that a launcher waits for its hosts, the pods at the start barrier for each other, and the built-in chief
+for the other replicas; 300 by default."""
 ENV_SYNC_TIMEOUT_SECONDS = "DTJ_SYNC_TIMEOUT_SECONDS"
 """Seconds that a pod waits for S3 at its start (restore) and at its end (last uploads); 600 by default."""
 ENV_CHECKPOINTS_KEEP = "DTJ_CHECKPOINTS_KEEP"
@@ -94,6 +95,10 @@ ENV_RANKS_BY = "DTJ_RANKS_BY"
 
 RANK_VARIABLES = ("OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK", "HOROVOD_RANK", "RANK")
 """The variables with a rank's number: Open MPI, PMIx, PMI (MPICH), Horovod with gloo, torchrun."""
+
+PER_RANK_VARIABLES = ("RANK", "LOCAL_RANK", "ROLE_RANK", "TORCHELASTIC_ERROR_FILE")
+"""The variables that dtj-launch sets for each rank of a TorchDistributed pod. `$(NAME)` in the words of the program
+becomes the value of the rank: the operator's plan keeps the kubelet from expanding it."""
 
 
 def rank_of(environment: Mapping[str, str]) -> int | None:

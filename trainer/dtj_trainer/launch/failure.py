@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 import signal
@@ -65,20 +66,35 @@ def unavailable(
     return exit_report
 
 
-def failure_file(settings: Settings) -> Path:
-    """Return the file in which this rank's program may describe the cause of its failure."""
-    return settings.root / contract.FAILURE_FILE.format(rank=settings.rank or 0)
+def failure_files(settings: Settings) -> list[Path]:
+    """Return the files in which the program may describe the cause of its failure: one, or one for each rank of the
+    pod if the program is a command that starts all of them.
+    """
+    ranks = [settings.rank] if settings.rank is not None else settings.pod.ranks or [0]
+    return [settings.root / contract.FAILURE_FILE.format(rank=rank) for rank in ranks]
+
+
+def torch_error_file(settings: Settings) -> Path:
+    """Return the file in which PyTorch's `record` writes the exception of this rank, or of the command."""
+    rank = settings.pod.ranks.start if settings.rank is None else settings.rank
+    return settings.root / contract.TORCH_ERROR_FILE.format(rank=rank)
+
+
+def forget_failures(settings: Settings) -> None:
+    """Remove the descriptions of failures that an earlier program may have left."""
+    for path in (*failure_files(settings), torch_error_file(settings)):
+        path.unlink(missing_ok=True)
 
 
 def cause_from_program(settings: Settings, end: ProgramEnd) -> tuple[str, str] | None:
     """Return the class and message that the program wrote before it exited; None without them."""
     if not end.by_itself:
         return None
-    try:
-        content = json.loads(failure_file(settings).read_bytes())
-        return FailureClass(content["class"]), str(content["message"])
-    except (OSError, ValueError, KeyError, TypeError):
-        return None
+    for path in failure_files(settings):
+        with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
+            content = json.loads(path.read_bytes())
+            return FailureClass(content["class"]), str(content["message"])
+    return None
 
 
 def cause_from_last_lines(end: ProgramEnd, last_lines: Sequence[str]) -> tuple[str, str] | None:

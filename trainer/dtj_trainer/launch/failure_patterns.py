@@ -24,13 +24,14 @@ _NO_SPACE = re.compile(
         )
     )
 )
+_RANK_PREFIX = re.compile(r"^\[rank\d+\]: *")
 _NO_MODULE = re.compile(r"(?:ModuleNotFoundError|\S*python[\d.]*): (No module named \S+.*)")
 _EXCEPTION = re.compile(r"[\w.]+(Error|Exception|Interrupt|Exit)\b")
 
 
 def closing(lines: Sequence[str]) -> list[str]:
-    """Return the lines that may contain the cause, from the last one."""
-    return [line.strip() for line in reversed(lines[-_LINES_AFTER_CAUSE:])]
+    """Return the lines that may contain the cause, from the last one, without PyTorch's prefix of a rank."""
+    return [_RANK_PREFIX.sub("", line.strip()) for line in reversed(lines[-_LINES_AFTER_CAUSE:])]
 
 
 def reports_full_disk(line: str) -> bool:

@@ -6,30 +6,41 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from dtj_trainer.launch.output import LastLines, LogFile, writer_to
 from dtj_trainer.launch.program import Program
 
+REMEMBERED_LINES = 200
+"""Enough for the exceptions of a pod's ranks with their C++ frames, and torchrun's table after them."""
+
 
 class LoggedProgram(Program):
     """One run of the user's command. `prefix` precedes each line on stdout.
 
-    `rotated_logs`: the number of rotated files of the log to keep.
+    `rotated_logs`: the number of rotated files of the log to keep. `variables`: added to this process's environment.
     """
 
-    def __init__(self, command: Sequence[str], log: Path, *, rotated_logs: int, prefix: str = "") -> None:
+    def __init__(
+        self,
+        command: Sequence[str],
+        log: Path,
+        *,
+        rotated_logs: int,
+        prefix: str = "",
+        variables: Mapping[str, str] | None = None,
+    ) -> None:
         kept = LogFile(log, kept=rotated_logs)
         pass_on = writer_to(sys.stdout.fileno(), prefix.encode())
-        self.last_lines = LastLines()
+        self.last_lines = LastLines(REMEMBERED_LINES)
 
         def on_line(line: bytes) -> None:
             kept.write(line)
             pass_on(line)
             self.last_lines.add(line.decode(errors="replace"))
 
-        super().__init__(command, os.environ, on_line)
+        super().__init__(command, {**os.environ, **(variables or {})}, on_line)
 
     def stop_soon(self, number: int, kill_after: float | None = None) -> None:
         """Ask the program by a signal to stop; kill it after `kill_after` seconds."""

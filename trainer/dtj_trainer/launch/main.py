@@ -23,6 +23,7 @@ USAGE = """usage: dtj-launch KIND -- COMMAND [ARGUMENT…]
 
 Runs one process of a distributed training job, by its kind:
   replica    restores artifacts, runs COMMAND as the pod's one process, uploads artifacts
+  ranks      restores artifacts, runs COMMAND once for each PyTorch rank of the pod, uploads artifacts
   worker     restores artifacts, serves ssh, uploads artifacts while ranks run
   launcher   waits for the workers and runs COMMAND on them by mpirun or gloo
   rank       runs COMMAND as one rank in a worker's pod
@@ -58,6 +59,12 @@ def _replica(settings: Settings, command: Sequence[str]) -> int:
     return run_replica(settings, command)
 
 
+def _ranks(settings: Settings, command: Sequence[str]) -> int:
+    from dtj_trainer.launch.replica import run_ranks
+
+    return run_ranks(settings, command)
+
+
 def _command(_: Settings, command: Sequence[str]) -> int:
     try:
         os.execvp(command[0], [*command])  # noqa: S606 - running the user's command is the purpose
@@ -68,13 +75,14 @@ def _command(_: Settings, command: Sequence[str]) -> int:
 
 KINDS: dict[str, Kind] = {
     "replica": _replica,
+    "ranks": _ranks,
     "worker": _worker,
     "launcher": _launcher,
     "rank": _rank,
     "command": _command,
 }
 NEEDS_NO_COMMAND = {"worker"}
-RUN_PROGRAMS = {"rank", "replica", "command"}
+RUN_PROGRAMS = {"rank", "ranks", "replica", "command"}
 NO_POD = {contract.ENV_POD: contract.PodInfo(role="command", index=0).to_json()}
 """The PodInfo of `command` outside of a job's pod."""
 EXIT_SOFTWARE = 70

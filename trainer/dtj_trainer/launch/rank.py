@@ -13,7 +13,7 @@ import time
 from collections.abc import Sequence
 
 from dtj_trainer.launch.control import Attached, ControlClient, SupervisorGone, connect
-from dtj_trainer.launch.failure import cut_off, failure_file, followed_another, rank_exit, unavailable
+from dtj_trainer.launch.failure import cut_off, followed_another, forget_failures, rank_exit, unavailable
 from dtj_trainer.launch.logged_program import LoggedProgram
 from dtj_trainer.launch.output import writer_to
 from dtj_trainer.launch.program import STOP_ALL_RANKS
@@ -40,7 +40,7 @@ def run_rank(settings: Settings, command: Sequence[str]) -> int:
     if (fault := _fault(settings, supervisor)) is not None:
         return _report_exit(fault)
     rank = settings.rank or 0
-    failure_file(settings).unlink(missing_ok=True)
+    forget_failures(settings)
     # The launcher recognizes lines of ranks, as opposed to mpirun's own, by the prefix.
     program = LoggedProgram(
         command,

@@ -1,4 +1,7 @@
-"""A pod whose one process is the user's program, from the restore to the termination message."""
+"""A pod with user's programs, from the restore to the termination message.
+
+The kind `replica` runs the user's command once. The kind `ranks` runs it once for each rank of the pod.
+"""
 
 from __future__ import annotations
 
@@ -6,11 +9,20 @@ import logging
 import os
 import signal
 from collections.abc import Sequence
+from dataclasses import replace
 
+from dtj_trainer import contract
 from dtj_trainer.contract.failure_class import FailureClass
 from dtj_trainer.launch.data_ahead import begin_staging
-from dtj_trainer.launch.failure import cut_off, failure_file, rank_exit, signal_name, unavailable
+from dtj_trainer.launch.failure import (
+    cut_off,
+    forget_failures,
+    rank_exit,
+    torch_error_file,
+    unavailable,
+)
 from dtj_trainer.launch.logged_program import LoggedProgram
+from dtj_trainer.launch.peers import PeersUnreachable
 from dtj_trainer.launch.pod import (
     LOG_SYNC_SECONDS,
     STOP_SECONDS,
@@ -18,10 +30,16 @@ from dtj_trainer.launch.pod import (
     Pod,
     stop_sync_seconds,
 )
+from dtj_trainer.launch.pod_exit import decisive, pod_exit
 from dtj_trainer.launch.program import ProgramEnd
+from dtj_trainer.launch.program_group import KILL_SECONDS, Ended, Member, ProgramGroup
 from dtj_trainer.launch.settings import Settings
 from dtj_trainer.launch.silent_servers import silent_servers
+from dtj_trainer.launch.start_barrier import PortTaken, StartBarrier
 from dtj_trainer.launch.termination import RankExit, write_termination
+from dtj_trainer.launch.torch_failure import explain_launcher, explain_rank
+from dtj_trainer.launch.torch_ranks import rank_log, rank_members
+from dtj_trainer.launch.world_check import LOCAL_RANK, WorldCheck
 
 log = logging.getLogger(__name__)
 
@@ -33,80 +51,128 @@ MOST_NAMES = 4
 
 
 class Replica:
-    """One replica."""
+    """One pod with its programs."""
 
-    def __init__(self, settings: Settings, command: Sequence[str]) -> None:
+    def __init__(self, settings: Settings, members: Sequence[Member], log_names: Sequence[str]) -> None:
         self._settings = settings
+        self._members = members
+        self._log_names = tuple(log_names)
         self._only_log = settings.pod.uploads == "other"
         """Whether the pod uploads only its log. A failed upload of a log is no failure, and is not waited for
         long."""
-        self._log_name = f"{settings.pod.name}.log"
-        self._program = LoggedProgram(
-            command, settings.logs / self._log_name, rotated_logs=settings.rotated_logs
-        )
+        self._alone = settings.pod.slots >= settings.world_size
+        """Whether the job has no other pod with ranks."""
+        self._group = ProgramGroup(members, self._describe)
 
     def run(self) -> int:
-        """Run the program to its end, then upload its artifacts; return the exit code."""
-        failure_file(self._settings).unlink(missing_ok=True)
+        """Run the programs to their end, then upload their artifacts; return the exit code."""
+        for member in self._members:
+            forget_failures(member.settings)
         try:
-            pod = Pod(self._settings, log_names=(self._log_name,), on_superseded=self._stop_program)
+            pod = Pod(self._settings, log_names=self._log_names, on_superseded=self._stop_programs)
             pod.prepare()
             begin_staging(self._settings)
+            barrier = self._start_barrier(pod)
             pod.open()
+            if barrier:
+                self._wait_at(barrier, pod)
         except ArtifactsUnavailable as error:
             return self._report_exit(unavailable(self._settings, str(error), error.cause))
-        self._program.stop_by_signals(kill_after=QUICK_STOP_SECONDS if self._only_log else STOP_SECONDS)
+        # Ranks save a checkpoint together, also those of a pod that uploads only its log.
+        quick = self._only_log and not self._settings.pod.slots
+        self._group.stop_by_signals(kill_after=QUICK_STOP_SECONDS if quick else STOP_SECONDS)
         pod.phases.reached("programStarted")
-        end = self._run_program(pod)
+        self._group.start(pod)
+        check = self._check_world()
+        ended = self._group.wait(pod)
+        if check:
+            check.stop()
         pod.phases.reached("programEnded")
         try:
-            return self._ended(pod, end)
+            return self._ended(pod, ended, check.fault if check else None)
         finally:
             pod.close()
 
-    def _run_program(self, pod: Pod) -> ProgramEnd:
-        end = self._program.start()
-        if end is not None:
-            return end
-        # The program stays registered after its end: no upload may take the files for closed before `finish` says so.
-        pod.programs.began(self._settings.pod.name, self._program.pid or 0)
-        return self._program.wait(pod.program_died)
+    def _start_barrier(self, pod: Pod) -> StartBarrier | None:
+        if self._settings.start_barrier is None:
+            return None
+        barrier = StartBarrier(self._settings, lambda: pod.superseded is not None)
+        barrier.open()
+        return barrier
 
-    def _stop_program(self) -> None:
-        self._program.stop_soon(signal.SIGTERM, QUICK_STOP_SECONDS)
-
-    def _ended(self, pod: Pod, end: ProgramEnd) -> int:
-        exit_report = rank_exit(self._settings, end, self._program.last_lines.lines())
+    def _wait_at(self, barrier: StartBarrier, pod: Pod) -> None:
+        """Wait for the job's other pods. Raises ArtifactsUnavailable."""
+        try:
+            barrier.wait()
+        except PeersUnreachable as error:
+            raise ArtifactsUnavailable(str(error), FailureClass.PEERS_UNREACHABLE) from error
+        except PortTaken as error:
+            raise ArtifactsUnavailable(str(error), FailureClass.PORT_IN_USE) from error
         if superseded := pod.superseded:
-            # The program's own end does not matter after a later attempt has taken over.
+            raise superseded
+        pod.phases.reached("peersReady")
+
+    def _check_world(self) -> WorldCheck | None:
+        """Watch the ranks that the user's command starts."""
+        (first, *_) = self._members
+        if not self._settings.pod.slots or first.settings.rank is not None or first.program.pid is None:
+            return None
+        if LOCAL_RANK in os.environ:
+            # The job's own variable: a process that has it may be no rank.
+            return None
+        check = WorldCheck(
+            self._settings,
+            first.program.pid,
+            lambda: self._group.stop_soon(signal.SIGTERM, KILL_SECONDS),
+        )
+        check.start()
+        return check
+
+    def _stop_programs(self) -> None:
+        self._group.stop_soon(signal.SIGTERM, QUICK_STOP_SECONDS)
+
+    def _describe(self, member: Member, end: ProgramEnd) -> RankExit:
+        lines = member.program.last_lines.lines()
+        exit_report = rank_exit(member.settings, end, lines)
+        if self._settings.pod.slots and not end.succeeded:
+            explain = explain_launcher if member.settings.rank is None else explain_rank
+            explain(exit_report, end, lines, torch_error_file(member.settings), alone=self._alone)
+        return exit_report
+
+    def _ended(self, pod: Pod, ended: Sequence[Ended], wrong_world: str | None) -> int:
+        told = self._group.told
+        first = decisive(ended, told)
+        if superseded := pod.superseded:
+            # The programs' own ends do not matter after a later attempt has taken over.
             exit_report = unavailable(self._settings, str(superseded), superseded.cause)
-        elif end.succeeded and end.stop_signal is not None:
-            # A program that exits with 0 after a stop signal may not have finished its work.
-            exit_report["class"] = FailureClass.SIGNAL
-            exit_report["message"] = (
-                f"the program ended when it was told to stop ({signal_name(end.stop_signal)})"
-            )
-            exit_report["exitCode"], exit_report["signal"] = 128 + end.stop_signal, end.stop_signal
-        elif (
-            self._settings.pod.uploads == "primary"
-            and exit_report.get("class") == FailureClass.APPLICATION_ERROR
-            and not end.stopped
-        ):
-            self._explain(exit_report)
+        elif wrong_world:
+            exit_report = unavailable(self._settings, wrong_world, FailureClass.WORLD_SIZE_MISMATCH)
+            exit_report["exitCode"] = contract.EXIT_CONFIG
+        else:
+            exit_report = pod_exit(ended, told, alone=self._alone)
+            if (
+                self._settings.pod.uploads == "primary"
+                and exit_report.get("class") == FailureClass.APPLICATION_ERROR
+                and not first.end.stopped
+            ):
+                self._explain(exit_report)
         failed = "class" in exit_report
         if failed:
             # Report before the upload, because the pod may be killed during the upload.
-            self._report_exit(exit_report)
+            self._report_exit(exit_report, first)
+        closed = not any(cut_off(each.end, each.report) for each in ended)
         try:
-            pod.finish(ended=not cut_off(end, exit_report), timeout=self._sync_seconds(end))
+            pod.finish(
+                ended=closed, timeout=self._sync_seconds(stopped=any(each.end.stopped for each in ended))
+            )
         except ArtifactsUnavailable as error:
             if not failed and not self._only_log:
-                return self._report_exit(unavailable(self._settings, str(error), error.cause))
+                return self._report_exit(unavailable(self._settings, str(error), error.cause), first)
             if error.cause != FailureClass.SUPERSEDED:  # The termination message reports it.
                 log.warning("%s", error)
         if not failed:
             exit_report.update(pod.report())  # type: ignore[typeddict-item]  # a Report's fields are a Termination's
-            self._report_exit(exit_report)
+            self._report_exit(exit_report, first)
         return exit_report["exitCode"]
 
     def _explain(self, exit_report: RankExit) -> None:
@@ -115,21 +181,36 @@ class Replica:
             exit_report["class"] = FailureClass.CONNECTION_LOST
             exit_report["message"] += f", while {', '.join(silent[:MOST_NAMES])} did not answer"
 
-    def _sync_seconds(self, end: ProgramEnd) -> float | None:
+    def _sync_seconds(self, *, stopped: bool) -> float | None:
         """Return the limit of the last upload; None: no limit while the bucket accepts bytes."""
         longest = self._settings.sync_timeout
         if self._only_log:
-            return min(longest, QUICK_STOP_SECONDS if end.stopped else LOG_SYNC_SECONDS)
-        return stop_sync_seconds(longest) if end.stopped else None
+            return min(longest, QUICK_STOP_SECONDS if stopped else LOG_SYNC_SECONDS)
+        return stop_sync_seconds(longest) if stopped else None
 
-    def _report_exit(self, exit_report: RankExit) -> int:
+    def _report_exit(self, exit_report: RankExit, first: Ended | None = None) -> int:
         exit_report.pop("stopped", None)
-        if "class" in exit_report:
-            exit_report["lastLogLines"] = self._program.last_lines.lines()
+        if "class" in exit_report and first is not None:
+            exit_report["lastLogLines"] = first.member.program.last_lines.lines()
         write_termination(self._settings.termination_log, exit_report)
         return exit_report["exitCode"]
 
 
 def run_replica(settings: Settings, command: Sequence[str]) -> int:
     """Run a replica's program. The exit code is the program's."""
-    return Replica(settings, command).run()
+    variables = {}
+    if settings.pod.slots:
+        # The command starts the ranks. RANK says which pod this is, as torchrun's --node-rank.
+        settings = replace(settings, rank=None)
+        variables["TORCHELASTIC_ERROR_FILE"] = str(torch_error_file(settings))
+    log_name = f"{settings.pod.name}.log"
+    program = LoggedProgram(
+        command, settings.logs / log_name, rotated_logs=settings.rotated_logs, variables=variables
+    )
+    return Replica(settings, [Member(settings.pod.name, settings, program)], [log_name]).run()
+
+
+def run_ranks(settings: Settings, command: Sequence[str]) -> int:
+    """Run the program once for each rank of the pod. The exit code is that of the first rank that failed."""
+    members = rank_members(settings, command)
+    return Replica(settings, members, [rank_log(rank) for rank in settings.pod.ranks]).run()

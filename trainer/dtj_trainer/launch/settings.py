@@ -31,6 +31,8 @@ class Settings:
     """The settings of one process of a job. Times in seconds."""
 
     job: str
+    uid: str
+    """The job's uid in Kubernetes, which no other job of the same name has."""
     pod: contract.PodInfo
     attempt: int
     host: str
@@ -49,6 +51,8 @@ class Settings:
     gpu_resource: str
     rank: int | None
     """The rank of the program's process; None where no variable sets a rank."""
+    start_barrier: tuple[str, int] | None
+    """Host and port where the pods wait for each other before they start their ranks; None: they do not wait."""
     peer_timeout: float
     sync_timeout: float
     settle: float
@@ -103,6 +107,16 @@ def _read_pod(environment: Mapping[str, str]) -> contract.PodInfo:
         raise SettingsError(f"{contract.ENV_POD} can't be read: {error}") from error
 
 
+def _read_start_barrier(environment: Mapping[str, str]) -> tuple[str, int] | None:
+    text = environment.get(contract.ENV_START_BARRIER, "")
+    if not text:
+        return None
+    host, _, port = text.rpartition(":")
+    if not host or not port.isdecimal() or not 0 < int(port) < 65536:
+        raise SettingsError(f"{contract.ENV_START_BARRIER} must be host:port, not {text!r}")
+    return host.strip("[]"), int(port)
+
+
 def read_settings(environment: Mapping[str, str]) -> Settings:
     """Read the environment. Raises SettingsError for an invalid value, including those of S3_SETTINGS."""
 
@@ -138,6 +152,7 @@ def read_settings(environment: Mapping[str, str]) -> Settings:
     port = integer(contract.ENV_PROGRESS_PORT, 0)
     return Settings(
         job=environment.get(contract.ENV_JOB, ""),
+        uid=environment.get(contract.ENV_UID, ""),
         pod=_read_pod(environment),
         attempt=integer(contract.ENV_ATTEMPT, 1),
         host=socket.gethostname(),
@@ -154,6 +169,7 @@ def read_settings(environment: Mapping[str, str]) -> Settings:
         gpus=integer(contract.ENV_GPUS, 0),
         gpu_resource=environment.get(contract.ENV_GPU_RESOURCE, ""),
         rank=contract.rank_of(environment),
+        start_barrier=_read_start_barrier(environment),
         peer_timeout=number(contract.ENV_PEER_TIMEOUT_SECONDS, DEFAULT_PEER_TIMEOUT_SECONDS),
         sync_timeout=number(contract.ENV_SYNC_TIMEOUT_SECONDS, DEFAULT_SYNC_TIMEOUT_SECONDS),
         settle=number(contract.ENV_CHECKPOINT_SETTLE_SECONDS, DEFAULT_SETTLE_SECONDS),

@@ -17,6 +17,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from dtj_trainer import contract
+from dtj_trainer.launch.process_tree import command_of, numbered, read, with_descendants
 from dtj_trainer.launch.running_programs import RunningPrograms
 
 log = logging.getLogger(__name__)
@@ -78,7 +79,7 @@ def stacks_of(program: int) -> str:
     """Return the stacks of a program's first process and of its descendants; never empty while the program runs."""
     deadline = time.monotonic() + PROGRAM_SECONDS
     return "\n".join(
-        f"== process {pid}: {_command(pid)}\n{_stack(pid, deadline)}\n" for pid in _with_descendants(program)
+        f"== process {pid}: {_command(pid)}\n{_stack(pid, deadline)}\n" for pid in with_descendants(program)
     )
 
 
@@ -129,45 +130,18 @@ def _py_spy() -> str | None:
 
 def _kernel_view(pid: int) -> Iterator[str]:
     """Describe each thread: name, state, and where it waits in the kernel, as far as that is readable."""
-    for task in sorted(_numbered(Path(f"/proc/{pid}/task")), key=lambda path: int(path.name)):
-        states = [line for line in _read(task / "status").splitlines() if line.startswith("State:")]
-        wait = _read(task / "wchan")
+    for task in sorted(numbered(Path(f"/proc/{pid}/task")), key=lambda path: int(path.name)):
+        states = [line for line in read(task / "status").splitlines() if line.startswith("State:")]
+        wait = read(task / "wchan")
         where = f", in {wait}" if wait not in ("", "0") else ""
-        name = _read(task / "comm").strip()
+        name = read(task / "comm").strip()
         yield f"thread {task.name} ({name}): {states[0].split(None, 1)[1] if states else 'gone'}{where}"
-        yield from (f"    {line}" for line in _read(task / "stack").splitlines())
-
-
-def _with_descendants(first: int) -> list[int]:
-    children: dict[int, list[int]] = {}
-    for process in _numbered(Path("/proc")):
-        # The fields after the name, which may contain any character, are state and parent.
-        rest = _read(process / "stat").rpartition(")")[2].split()
-        if rest:
-            children.setdefault(int(rest[1]), []).append(int(process.name))
-    found = [first]
-    for pid in found:
-        found += sorted(children.get(pid, ()))
-    return found
+        yield from (f"    {line}" for line in read(task / "stack").splitlines())
 
 
 def _state(pid: int) -> str:
-    return (_read(Path(f"/proc/{pid}/stat")).rpartition(")")[2].split() or [""])[0] or "-"
+    return (read(Path(f"/proc/{pid}/stat")).rpartition(")")[2].split() or [""])[0] or "-"
 
 
 def _command(pid: int) -> str:
-    return _read(Path(f"/proc/{pid}/cmdline")).replace("\0", " ").replace("\n", " ")[:_LINE]
-
-
-def _numbered(folder: Path) -> list[Path]:
-    try:
-        return [path for path in folder.iterdir() if path.name.isdecimal()]
-    except OSError:
-        return []
-
-
-def _read(path: Path) -> str:
-    try:
-        return path.read_text(errors="replace")
-    except OSError:
-        return ""
+    return " ".join(command_of(pid)).replace("\n", " ")[:_LINE]

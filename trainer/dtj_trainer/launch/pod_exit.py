@@ -1,0 +1,50 @@
+"""Derives the end of a pod from the ends of its programs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from dtj_trainer.contract.failure_class import FailureClass
+from dtj_trainer.launch.failure import signal_name
+from dtj_trainer.launch.program_group import Ended
+from dtj_trainer.launch.termination import RankExit
+
+
+def decisive(ended: Sequence[Ended], told: int | None) -> Ended:
+    """Return the program whose end is the pod's.
+
+    `ended`: in the order of the ends. `told`: the signal by which the pod was told to stop. The first program with a
+    failure of its own decides, else the first program that failed because of others, else the first rank.
+    """
+    causes = [each for each in ended if each.is_cause]
+    own = [each for each in causes if each.report["class"] != FailureClass.CONNECTION_LOST]
+    failed = [each for each in ended if "class" in each.report]
+    if own:
+        return own[0]
+    if causes and told is None:
+        return causes[0]
+    if failed:
+        return failed[0]
+    return min(ended, key=lambda each: each.report.get("rank", 0))
+
+
+def pod_exit(ended: Sequence[Ended], told: int | None, *, alone: bool) -> RankExit:
+    """Return the pod's report, without progress, artifacts and log lines.
+
+    `alone`: whether the job has no other pod.
+    """
+    first = decisive(ended, told)
+    report = RankExit(**first.report)
+    many = len(ended) > 1
+    if told is not None and not first.is_cause and (first.end.succeeded or first.member.settings.pod.slots):
+        # A program that exits with 0 after a stop signal may not have finished its work.
+        report["class"] = FailureClass.SIGNAL
+        report["message"] = f"the program ended when it was told to stop ({signal_name(told)})"
+        report["exitCode"], report["signal"] = 128 + told, told
+    elif many and report.get("class") == FailureClass.CONNECTION_LOST:
+        early = [each for each in ended[: ended.index(first)] if each.end.succeeded]
+        if early:
+            report["message"] += f"; rank {early[0].report.get('rank')} had ended with exit code 0"
+            if alone:
+                report["class"] = FailureClass.APPLICATION_ERROR
+    return report

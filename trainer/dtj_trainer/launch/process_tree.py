@@ -1,0 +1,52 @@
+"""The processes of this machine, or of this container, as /proc shows them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+
+def children_by_parent() -> dict[int, list[int]]:
+    """Return the process ids of the children of each process that has some, in ascending order."""
+    children: dict[int, list[int]] = {}
+    for process in numbered(Path("/proc")):
+        # The fields after the name, which may contain any character, are state and parent.
+        rest = read(process / "stat").rpartition(")")[2].split()
+        if rest:
+            children.setdefault(int(rest[1]), []).append(int(process.name))
+    return {parent: sorted(found) for parent, found in children.items()}
+
+
+def with_descendants(first: int) -> list[int]:
+    """Return a process and all its descendants."""
+    children = children_by_parent()
+    found = [first]
+    for pid in found:
+        found += children.get(pid, ())
+    return found
+
+
+def environment_of(pid: int) -> dict[str, str]:
+    """Return the environment with which a process started; empty for a process that has ended or can't be read."""
+    words = read(Path(f"/proc/{pid}/environ")).split("\0")
+    return dict(word.split("=", 1) for word in words if "=" in word)
+
+
+def command_of(pid: int) -> list[str]:
+    """Return the words of a process's command line; empty for a process that has ended or can't be read."""
+    return read(Path(f"/proc/{pid}/cmdline")).split("\0")[:-1]
+
+
+def numbered(folder: Path) -> list[Path]:
+    """Return the entries of a folder in /proc that are named by a process or a thread."""
+    try:
+        return [path for path in folder.iterdir() if path.name.isdecimal()]
+    except OSError:
+        return []
+
+
+def read(path: Path) -> str:
+    """Return the text of a file in /proc; empty for a process that has ended or can't be read."""
+    try:
+        return path.read_text(errors="replace")
+    except OSError:
+        return ""
