@@ -78,9 +78,9 @@ def read_torchrun(words: Sequence[str]) -> Torchrun | None:
         start = launcher.at
         options, left_out, kept, rest = _split([(word, word) for word in words[start:]])
         return Torchrun(options, left_out, [*words[:start], *kept, *rest])
-    if launcher.text not in words or (read := _read_text(launcher.text)) is None:
+    if (read := _read_text(launcher.word)) is None:
         return None
-    return Torchrun(read[0], read[1], [read[2] if word == launcher.text else word for word in words])
+    return Torchrun(read[0], read[1], [read[2] if word == launcher.word else word for word in words])
 
 
 def _read_text(text: str) -> tuple[dict[str, str], list[str], str] | None:
