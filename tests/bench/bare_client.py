@@ -17,7 +17,7 @@ from typing import Any
 from dtj.api.job import read_job
 from dtj.plan.job import plan_job
 from dtj.plan.model import Plan
-from dtj.reconcile.slow_start import slow_start
+from dtj.reconcile.executor import slow_start
 from tests.bench.api_client import ApiClient, Manifest
 from tests.bench.jobs import collection, jobs_path, secret_of
 from tests.bench.same_requests import bare_event, bare_status

@@ -21,8 +21,8 @@ from dtj.api.identity import LABEL_JOB
 from dtj.api.job import read_job
 from dtj.plan.job import plan_job
 from dtj.plan.model import Replica
+from dtj.reconcile.executor import MOST_AT_ONCE, slow_start
 from dtj.reconcile.lease import Timing
-from dtj.reconcile.slow_start import MOST_AT_ONCE, slow_start
 from tests.bench.api_client import ApiClient, Manifest
 from tests.bench.big_jobs import largest
 from tests.bench.control_plane import LEASE_NAMESPACE, ControlPlane

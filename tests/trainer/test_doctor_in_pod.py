@@ -1,4 +1,4 @@
-"""The program of `dtj doctor` in its pod, against a real S3 server."""
+"""The program of the test pod of `dtj doctor`, against a real S3 server."""
 
 from __future__ import annotations
 
@@ -44,7 +44,10 @@ def test_a_bucket_that_lets_the_job_in(look, job_uri, job_store):
 
 
 def test_a_data_set_that_is_not_there(look, job_uri):
-    assert look(job_uri, f"{job_uri}/data")["S3 data"] == ("failed", f"nothing is below {job_uri}/data")
+    assert look(job_uri, f"{job_uri}/data")["S3 data"] == (
+        "failed",
+        f"there is no object below {job_uri}/data",
+    )
 
 
 def test_a_bucket_that_is_not_there(look):
@@ -71,8 +74,8 @@ def test_a_bucket_that_keeps_what_is_written_is_a_warning(monkeypatch):
             raise PermissionError("AccessDenied")
 
     monkeypatch.setattr(in_pod, "ARTIFACTS", "s3://training/jobs")
-    found: in_pod.Found = []
-    in_pod._try_artifacts(found, Keeps())
+    found: in_pod.Results = []
+    in_pod._test_artifacts(found, Keeps())
     assert [told["verdict"] for told in found] == ["warning"]
     assert found[0]["message"].endswith("so that old checkpoints stay there: AccessDenied")
 

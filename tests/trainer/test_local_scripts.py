@@ -235,7 +235,7 @@ def test_a_module_that_is_missing_is_no_reason_for_a_retry(
     assert (status.attempt, status.restarts.application) == (1, 0), output
     assert status.failure is not None
     assert status.failure.failure_class == "ModuleNotFound"
-    assert "No module named 'torhc'; no retry can mend that: add the module to the image" in output
+    assert "No module named 'torhc'; a retry would fail too: add the module to the image" in output
 
 
 @pytest.mark.torch

@@ -12,6 +12,7 @@ import json
 import resource
 import socket
 import threading
+import time
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
 
@@ -23,7 +24,7 @@ from dtj_trainer import contract
 from dtj_trainer.launch import start_barrier
 from dtj_trainer.launch.peers import PeersUnreachable
 from dtj_trainer.launch.settings import Settings, read_settings
-from dtj_trainer.launch.start_barrier import PortTaken, wait_for_pods
+from dtj_trainer.launch.start_barrier import PortTaken, StartBarrier
 
 WAIT = 30 * PATIENCE
 
@@ -55,7 +56,9 @@ class Pods:
         self.given_up = threading.Event()
 
     def start(self, settings: Settings) -> Future[None]:
-        return self._pool.submit(wait_for_pods, settings, self.given_up.is_set)
+        barrier = StartBarrier(settings, self.given_up.is_set)
+        barrier.open()
+        return self._pool.submit(barrier.wait)
 
 
 @pytest.fixture
@@ -97,6 +100,24 @@ def test_the_pod_of_rank_0_may_be_the_last(port, pods):
 
     assert pods.start(settings_of(port, 0, 3)).result(WAIT) is None
     assert [each.result(WAIT) for each in early] == [None, None]
+
+
+def test_the_others_wait_for_a_pod_of_rank_0_that_still_restores(port, pods, monkeypatch):
+    """Its time limit begins when it is ready itself, and the others hear that it lives."""
+    monkeypatch.setattr(start_barrier, "LOG_EVERY_SECONDS", 0.1)
+    restoring = StartBarrier(settings_of(port, 0, 3, timeout=1), pods.given_up.is_set)
+    restoring.open()
+    with connect(port) as one:
+        one.sendall(hello(1))
+        two = pods.start(settings_of(port, 2, 3, timeout=1))
+        lines = one.makefile()
+        while lines.readline() != "1 of 3 pods are not ready: worker-0\n":
+            assert not two.done()
+        ended = time.monotonic() + 2
+        while time.monotonic() < ended:
+            assert lines.readline() == "1 of 3 pods are not ready: worker-0\n"
+        restoring.wait()
+        assert two.result(WAIT) is None
 
 
 def test_a_job_of_one_pod_waits_for_nobody(port, pods):
@@ -250,7 +271,7 @@ def test_thousands_of_pods_meet_on_one_selector(port, pods):
 
 def test_the_pod_of_rank_0_raises_its_file_limit_for_the_wait():
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    with start_barrier.Host(settings_of(1, 0, soft + 1), soft + 1):
+    with start_barrier.Host(settings_of(1, 0, soft + 1), soft + 1, threading.Event()):
         raised, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
         assert raised == (soft + 1 + 128 if hard == resource.RLIM_INFINITY else min(soft + 129, hard))
     assert resource.getrlimit(resource.RLIMIT_NOFILE) == (soft, hard)

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import takewhile
 from typing import Any
 
 from dtj.api.job import MOST_FAULTS, Fault, InvalidJob, Job, Manifest, first_faults, read_job
-from dtj.api.nesting import TOO_DEEP, too_deep
+from dtj.api.nesting import MOST_LEVELS, TOO_DEEP
 from dtj.api.places import Place
 from dtj.api.shown import key_shown
 from dtj.api.spec import ROLES
@@ -26,6 +26,8 @@ _READ_BY = {
 }
 
 
+# In the path of a fault of nesting: spec, replicaSpecs, worker, template.
+_MOST_KEYS = 4
 MOST_ENTRIES = 20_000
 """The number of fields and list entries that a job may have, at all depths. It bounds the time of a check."""
 
@@ -35,7 +37,7 @@ def check(manifest: Mapping[str, Any]) -> tuple[Job | None, list[Fault]]:
     if _has_more_entries(manifest):
         message = f"the job has more than {MOST_ENTRIES} fields and entries of lists"
         return None, [Fault("spec", f"{message}; keep what is so large in a ConfigMap or in the bucket")]
-    if place := too_deep(manifest):
+    if place := _too_deep(manifest):
         steps = (f"[{key}]" if isinstance(key, int) else f".{key_shown(key)}" for key in place)
         return None, [Fault("".join(steps).removeprefix("."), TOO_DEEP, place)]
     try:
@@ -55,12 +57,39 @@ def _has_more_entries(manifest: Mapping[str, Any]) -> bool:
         waiting += [metadata.get("labels"), metadata.get("annotations")]
     seen = len(manifest)
     while waiting and seen <= MOST_ENTRIES:
-        inner = waiting.pop()
-        children = inner.values() if isinstance(inner, dict) else inner if isinstance(inner, list) else ()
+        children = _children(waiting.pop())
         seen += len(children)
         if seen <= MOST_ENTRIES:
             waiting += children
     return seen > MOST_ENTRIES
+
+
+def _too_deep(manifest: Mapping[str, Any]) -> Place:
+    """Where in a job its author wrote more than MOST_LEVELS, in four keys at most; empty where nowhere."""
+    place: list[str | int] = []
+    inner: Any = {key: value for key, value in manifest.items() if key != "status"}
+    for levels in range(MOST_LEVELS - 1, MOST_LEVELS - 1 - _MOST_KEYS, -1):
+        entries = inner.items() if isinstance(inner, dict) else enumerate(inner)
+        deeper = next((entry for entry in entries if _is_deeper(entry[1], levels)), None)
+        if deeper is None:
+            break
+        place.append(deeper[0])
+        inner = deeper[1]
+    return tuple(place)
+
+
+def _is_deeper(data: Any, levels: int) -> bool:
+    """Whether more lists and maps than so many are in one another; data itself counts as one."""
+    layer = [data]
+    for _ in range(levels):
+        layer = [child for outer in layer for child in _children(outer)]
+        if not layer:
+            return False
+    return any(isinstance(child, (dict, list)) for child in layer)
+
+
+def _children(data: Any) -> Collection[Any]:
+    return data.values() if isinstance(data, dict) else data if isinstance(data, list) else ()
 
 
 def _faults_of_the_rest(manifest: Mapping[str, Any], unreadable: Sequence[Fault]) -> list[Fault]:

@@ -79,6 +79,13 @@ class Job:
         """What tells this job from an earlier one of the same name, in names and in the bucket."""
         return self.uid.split("-", 1)[0]
 
+    @property
+    def artifacts_uri(self) -> str | None:
+        """The job's own prefix in the bucket; None where nothing is kept."""
+        if self.spec.artifacts is None:
+            return None
+        return f"{self.spec.artifacts.uri.rstrip('/')}/{self.namespace}/{self.name}-{self.short_uid}"
+
 
 class InvalidJob(ValueError):
     """A manifest is no valid job. `faults` has the reasons, at most MOST_FAULTS and one more."""

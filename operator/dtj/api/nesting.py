@@ -7,10 +7,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Mapping
 from typing import Any
-
-from dtj.api.places import Place
 
 MOST_LEVELS = 100
 """So many lists and maps in one another may a job have, itself counted."""
@@ -19,8 +16,6 @@ TOO_DEEP = f"nested too deeply: more than {MOST_LEVELS} lists and maps in one an
 _READ_LEVELS = 2 * MOST_LEVELS
 # No API server sends more.
 _STORED_LEVELS = 20_000
-# spec, replicaSpecs, worker, template.
-_MOST_KEYS = 4
 _TOKENS = re.compile(r'"[^"\\]*(?:\\.[^"\\]*)*"|[][{}]', re.DOTALL)
 
 
@@ -55,31 +50,3 @@ def _cut(text: str) -> str:
     if level > _READ_LEVELS:
         raise ValueError("the text ends in the middle")
     return "".join([*kept, text[begin:]])
-
-
-def too_deep(manifest: Mapping[str, Any]) -> Place:
-    """Where in a job its author wrote more than MOST_LEVELS, in four keys at most; empty where nowhere."""
-    place: list[str | int] = []
-    inner: Any = {key: value for key, value in manifest.items() if key != "status"}
-    for levels in range(MOST_LEVELS - 1, MOST_LEVELS - 1 - _MOST_KEYS, -1):
-        entries = inner.items() if isinstance(inner, dict) else enumerate(inner)
-        deeper = next((entry for entry in entries if _is_deeper(entry[1], levels)), None)
-        if deeper is None:
-            break
-        place.append(deeper[0])
-        inner = deeper[1]
-    return tuple(place)
-
-
-def _is_deeper(data: Any, levels: int) -> bool:
-    """Whether more lists and maps than so many are in one another; data itself counts as one."""
-    layer = [data]
-    for _ in range(levels):
-        layer = [child for outer in layer for child in _children(outer)]
-        if not layer:
-            return False
-    return any(isinstance(child, (dict, list)) for child in layer)
-
-
-def _children(data: Any) -> Iterable[Any]:
-    return data.values() if isinstance(data, dict) else data if isinstance(data, list) else ()

@@ -63,7 +63,11 @@ def _in_shell(option: str) -> str:
 
 
 def _remedy(launcher: Launcher, name: str) -> str:
-    if launcher.name == TORCHRUN and name not in ("--standalone", "--nproc-per-node"):
+    if _CHECKS[launcher.name][name] is _not_the_procs:
+        return (
+            "remove it; torch.procsPerWorker, by default the worker's gpus, else 1, gives the number of ranks"
+        )
+    if launcher.name == TORCHRUN and name != "--standalone":
         return f"remove it; torchrun reads PET_{name[2:].replace('-', '_').upper()}, which the operator sets"
     for option, variable in VARIABLES.items() if launcher.name == ACCELERATE else ():
         if option.replace("_", "-") == name:
@@ -99,9 +103,7 @@ def _this_host(value: str, world: World) -> str | None:
 def _dynamic(value: str, world: World) -> str | None:
     if world.workers == 1 or value == "static":
         return None
-    return (
-        "must be static: another backend gives the ranks to the workers in any order, and not by their index"
-    )
+    return "must be static, because other backends give the ranks to the workers in any order, not by their index"
 
 
 def _alone(_: str, world: World) -> str | None:
@@ -112,18 +114,15 @@ def _restarts(value: str, world: World) -> str | None:
     if world.workers == 1 or value == "0":
         return None
     return (
-        "must be 0: ranks that one worker starts again can't join the ranks of the others, and the operator starts "
-        "all workers again, runPolicy.backoffLimit times"
+        "must be 0, because ranks that one worker starts again can't join those of the others (the operator starts "
+        "all workers again, runPolicy.backoffLimit times)"
     )
 
 
 def _not_the_procs(value: str, world: World) -> str | None:
     if value == str(world.procs) or (value in ("gpu", "auto") and world.gpus == world.procs):
         return None
-    return (
-        f"must be the number of ranks of a worker, {world.procs}: set torch.procsPerWorker, whose default is the "
-        "worker's gpus, else 1, to the number that you want, and leave the option out"
-    )
+    return f"must be the number of ranks of a worker, {world.procs}"
 
 
 def _own_port(value: str, world: World) -> str | None:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import json
+import posixpath
 import re
 from collections.abc import Iterator
 from dataclasses import replace
 
 from dtj.api.job import Fault, Job
-from dtj.api.limits import size_faults
-from dtj.api.mpijob_rules import mpijob_faults
+from dtj.api.mpijob import MOUNTS, VOLUMES
 from dtj.api.names import LABEL_LENGTH, is_dns_label, is_namespace, pod_name, tensorboard_name
 from dtj.api.pod_schema import QUANTITY, pod_faults
 from dtj.api.pod_template import (
@@ -16,13 +17,17 @@ from dtj.api.pod_template import (
     RESERVED_VARIABLES,
     RUN_VOLUME,
     SHM_VOLUME,
+    TRAINER_CONTAINER,
     WORKSPACE_VOLUME,
+    objects_of,
     own_program,
+    pod_spec,
 )
 from dtj.api.pod_template_rules import REPLICA_POD, TENSORBOARD_POD, pod_template_faults
+from dtj.api.scheduling import Gang
 from dtj.api.scheduling_rules import scheduling_faults
 from dtj.api.shown import enumerated, key_shown, shown
-from dtj.api.spec import EnvVar, JobSpec, Resources, Resume, StallPolicy
+from dtj.api.spec import EnvVar, JobSpec, ReplicaSpec, Resources, Resume, StallPolicy
 from dtj.api.strategies import RULES
 from dtj.api.strategy import pods_of
 
@@ -31,6 +36,12 @@ _IMAGE = re.compile(
     r"([a-zA-Z0-9.-]+(:[0-9]+)?/)?[a-z0-9]+([._-]+[a-z0-9]+)*(/[a-z0-9]+([._-]+[a-z0-9]+)*)*"
     r"(:[A-Za-z0-9_][A-Za-z0-9_.-]{0,127})?(@sha256:[0-9a-f]{64})?"
 )
+VARIABLE_BYTES = 128 * 1024
+"""Of one NAME=value of a process's environment with its end: MAX_ARG_STRLEN of Linux."""
+CONFIG_BYTES = 1024 * 1024
+"""Of the values of a ConfigMap."""
+# The start scripts and ssh's settings, which are in it too.
+_SCRIPTS_BYTES = 32 * 1024
 _ENV_NAME = re.compile(r"[-._a-zA-Z][-._a-zA-Z0-9]*")
 
 
@@ -44,12 +55,12 @@ def faults(job: Job) -> list[Fault]:
         *_tolerations(job),
         *_replicas(job),
         *(Fault(field, message) for field, message in job.rules.faults(job)),
-        *mpijob_faults(job),
+        *_mpijob(job),
         *_artifacts(job),
         *_tensorboard(job),
         *_run_policy(job),
         *scheduling_faults(job),
-        *size_faults(job),
+        *_sizes(job),
     ]
 
 
@@ -208,3 +219,62 @@ def _run_policy(job: Job) -> Iterator[Fault]:
     policy = job.spec.run_policy
     if policy.stall_policy is StallPolicy.RESTART and policy.stall_timeout_seconds is None:
         yield Fault("spec.runPolicy.stallPolicy", "Restart needs stallTimeoutSeconds")
+
+
+def _sizes(job: Job) -> Iterator[Fault]:
+    """Yield why a job of this size can never run: no process takes the variable, or no object holds the list."""
+    replicas = job.spec.replica_specs.given()
+    largest = max(replicas, key=lambda role: replicas[role].replicas, default=None)
+    if largest is None:
+        return
+    where = f"spec.replicaSpecs.{largest}.replicas"
+    rules = job.spec.rules
+    listed = rules.peer_list_bytes(job)
+    if rules.peer_list_variable is not None and listed > VARIABLE_BYTES:
+        yield Fault(
+            where,
+            f"too many: {rules.peer_list_variable}, which names every replica, would have {listed:,} bytes, and a "
+            f"process takes a variable of {VARIABLE_BYTES:,} bytes at most; ask for fewer replicas, or use shorter "
+            "names",
+        )
+        return
+    size = listed + len(json.dumps(job.spec.model_dump(by_alias=True, exclude_unset=True)))
+    if size + _SCRIPTS_BYTES > CONFIG_BYTES:
+        yield Fault(
+            where if listed * 2 > size else "spec",
+            f"too large: the job's ConfigMap, which names every replica and holds the spec, would have "
+            f"{size + _SCRIPTS_BYTES:,} bytes, and may have {CONFIG_BYTES:,}",
+        )
+
+
+def _mpijob(job: Job) -> Iterator[Fault]:
+    """Yield what mpi-operator reports only in an event of its MPIJob; nothing for a job without mpi-operator."""
+    if not job.spec.by_mpi_operator:
+        return
+    gang = job.spec.run_policy.scheduling_policy.gang
+    if gang is not Gang.NONE:
+        yield Fault(
+            "spec.runPolicy.schedulingPolicy.gang",
+            f"must be None with horovod.launcher: MPIJob, got {gang}: mpi-operator makes gangs (--gang-scheduling), "
+            "and Kueue queues the MPIJob by the job's label kueue.x-k8s.io/queue-name",
+        )
+    for role, replica in job.spec.replica_specs.given().items():
+        yield from _mpijob_template(f"spec.replicaSpecs.{role}.template.spec", replica)
+
+
+def _mpijob_template(path: str, replica: ReplicaSpec) -> Iterator[Fault]:
+    spec = pod_spec(replica)
+    for index, volume in enumerate(objects_of(spec.get("volumes"))):
+        if volume.get("name") in VOLUMES:
+            yield Fault(
+                f"{path}.volumes[{index}].name",
+                f"{volume['name']} belongs to mpi-operator (horovod.launcher: MPIJob); use another name",
+            )
+    for container in objects_of(spec.get("containers")):
+        for mount in objects_of(container.get("volumeMounts")):
+            mount_path = posixpath.normpath(str(mount.get("mountPath", "")))
+            if container.get("name") == TRAINER_CONTAINER and mount_path in MOUNTS:
+                yield Fault(
+                    f"{path}.containers[{TRAINER_CONTAINER}].volumeMounts",
+                    f"{mount_path} belongs to mpi-operator (horovod.launcher: MPIJob); use another path",
+                )

@@ -18,7 +18,7 @@ from dtj.api.scheduling import Gang
 from dtj.cli.terminal import echo_whole, output
 from dtj.plan.job import plan_job
 from dtj.plan.model import Plan, Replica
-from dtj.plan.pods import artifacts_uri, trainer_container
+from dtj.plan.pods import trainer_container
 from dtj.plan.start import START
 from dtj_trainer import contract
 
@@ -245,7 +245,7 @@ def _artifacts(job: Job) -> list[str]:
     credentials = f"Secret {artifacts.secret_name}" if artifacts.secret_name else "the pods' service account"
     board = f"TensorBoard: Service {tensorboard_name(job.name)}, port {contract.TENSORBOARD_PORT}"
     return [
-        f"{artifacts_uri(job)}/",
+        f"{job.artifacts_uri}/",
         f"with {folders}, {contract.METRICS_FILE} and {contract.JOB_FILE}",
         f"store: {artifacts.endpoint or 'AWS'}, credentials: {credentials}",
         *([board] if job.spec.tensorboard.enabled else []),

@@ -10,10 +10,9 @@ import typer
 
 from dtj.api.errors import Unusable
 from dtj.api.job import Job
-from dtj.api.job_file import FaultyFile, read_job_file
 from dtj.api.status import Phase
 from dtj.api.validation import faults
-from dtj.cli.job_files import read_text
+from dtj.cli.job_files import read_one_job
 from dtj.cli.run_view import RunView
 from dtj.cli.terminal import FormatOption, errors, output, print_data
 
@@ -90,15 +89,10 @@ def run(
 
 def _job_in(path: Path, name: str | None) -> Job:
     """Return the only job of a file. Raises DtjError with every fault of the file."""
-    file = read_job_file(read_text(path), str(path))
-    if file.faults:
-        raise FaultyFile(file)
-    jobs = [entry.job for entry in file.jobs if entry.job is not None]
-    if len(jobs) != 1:
-        raise Unusable(f"{path} has {len(jobs)} jobs", "give a file with exactly one job")
+    _, job = read_one_job(path)
     if name is None:
-        return jobs[0]
-    job = replace(jobs[0], name=name)
+        return job
+    job = replace(job, name=name)
     if name_faults := faults(job):
         raise Unusable(f"--name {name}: {name_faults[0]}")
     return job

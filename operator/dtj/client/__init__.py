@@ -30,6 +30,7 @@ from dtj.api.spec import (
 )
 from dtj.api.status import JobStatus, Phase, ProgressStatus
 from dtj.api.strategies import Strategy
+from dtj.api.torch_distributed import StartedBy, Torch
 from dtj.client.artifacts import Artifacts, StoredCheckpoint
 from dtj.client.resource import DistributedTrainingJob, InvalidJobError, Metadata
 from dtj.client.views import JobEvent, LogLine, LogQuery, Pod, PodUsage
@@ -76,10 +77,12 @@ __all__ = [
     "RunPolicy",
     "SchedulingPolicy",
     "StallPolicy",
+    "StartedBy",
     "StoredCheckpoint",
     "Strategy",
     "TensorBoard",
     "TimedOut",
+    "Torch",
     "Unreachable",
     "Unusable",
     "Updates",

@@ -17,7 +17,6 @@ from dtj.api.sentences import sentence
 from dtj.api.spec import JobSpec
 from dtj.api.status import JobStatus
 from dtj.api.validation import faults
-from dtj.plan.pods import artifacts_uri
 
 
 class InvalidJobError(DtjError):
@@ -119,7 +118,7 @@ class DistributedTrainingJob(ApiModel):
     @property
     def artifacts_uri(self) -> str | None:
         """The prefix of the job in the bucket; None if the job keeps no artifacts, or has no uid yet."""
-        return artifacts_uri(self.job) if self.uid else None
+        return self.job.artifacts_uri if self.uid else None
 
     @property
     def job(self) -> Job:

@@ -1,1 +1,1 @@
-"""Checks what a job needs of a cluster."""
+"""Check whether a cluster can run jobs, and whether it can run a given job."""

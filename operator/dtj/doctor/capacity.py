@@ -1,4 +1,4 @@
-"""Whether a job's pods fit on the nodes and into the quotas of its namespace."""
+"""Check whether the pods of a job fit on the nodes and into the quotas of the namespace."""
 
 from __future__ import annotations
 
@@ -14,49 +14,54 @@ from dtj.doctor.nodes import Need, Node, lacking, needs_of, placed, read_nodes
 from dtj.plan.model import Plan
 
 _NOT_ACCELERATORS = ("hugepages-", "attachable-volumes-")
-_NO_ROOM = "add nodes, or ask for less; where the cluster adds nodes by itself, submit and see"
+_NO_ROOM = "add nodes, or request less; if the cluster has an autoscaler, submit the job all the same"
 
 
-def node_checks(job: Job, plan: Plan, found: JobFindings) -> list[Check]:
-    """Accelerators, placement, and room on the nodes."""
-    if isinstance(found.nodes, Unread):
-        return [warning("nodes", f"whether the pods find nodes can't be seen: {found.nodes.reason}")]
-    pods = [] if isinstance(found.pods, Unread) else found.pods
-    nodes, needs = read_nodes(found.nodes, pods, job), needs_of(plan.pods)
+def node_checks(job: Job, plan: Plan, findings: JobFindings) -> list[Check]:
+    """Check the accelerators, the placement of each role, and the free resources of the nodes."""
+    if isinstance(findings.nodes, Unread):
+        return [
+            warning(
+                "nodes",
+                f"the nodes can't be read, and the fit of the pods is not checked: {findings.nodes.reason}",
+            )
+        ]
+    pods = [] if isinstance(findings.pods, Unread) else findings.pods
+    nodes, needs = read_nodes(findings.nodes, pods, job), needs_of(plan.pods)
     checks = [
         *_accelerator(job.spec.accelerator.resource_name, needs, nodes),
         *(unplaced for need in needs if (unplaced := _unplaced(need, nodes))),
     ]
     if any(check.verdict is Verdict.FAILED for check in checks):
         return checks
-    return [*checks, _fit(needs, nodes, seen=not isinstance(found.pods, Unread))]
+    return [*checks, _fit(needs, nodes, seen=not isinstance(findings.pods, Unread))]
 
 
 def _accelerator(resource: str, needs: Sequence[Need], nodes: Sequence[Node]) -> Iterator[Check]:
     name, zero = "accelerators", Decimal(0)
-    asked = sum((need.count * need.requests.get(resource, zero) for need in needs), zero)
-    if not asked:
+    requested = sum((need.count * need.requests.get(resource, zero) for need in needs), zero)
+    if not requested:
         return
     offering = [node for node in nodes if node.allocatable.get(resource)]
-    there = sum((node.allocatable[resource] for node in offering), zero)
+    allocatable = sum((node.allocatable[resource] for node in offering), zero)
     free = sum((node.free[resource] for node in offering), zero)
-    wants = f"the job asks for {asked}"
+    request = f"the job asks for {requested}"
     if not offering:
         others = sorted({r for node in nodes for r in node.allocatable if "/" in r and not _is_storage(r)})
-        has = f"they offer {', '.join(others)}" if others else "they offer no accelerator"
+        instead = f"they offer {', '.join(others)}" if others else "they offer no accelerator"
         yield failed(
             name,
-            f"no node offers {resource}, {wants}; {has}",
-            "set spec.accelerator.resourceName to what the nodes offer, install the device plugin, or leave gpus out",
+            f"no node offers {resource}, {request}; {instead}",
+            "set spec.accelerator.resourceName to a resource of the nodes, install the device plugin, or remove gpus",
         )
         return
-    says = f"{resource}: {free} of {there} are free on {_count(offering)}, {wants}"
-    if asked > there:
-        yield failed(name, says, _NO_ROOM)
-    elif asked > free:
-        yield warning(name, says, "it waits until others have ended")
+    message = f"{resource}: {free} of {allocatable} are free on {_count(offering)}, {request}"
+    if requested > allocatable:
+        yield failed(name, message, _NO_ROOM)
+    elif requested > free:
+        yield warning(name, message, "the job waits until other pods end")
     else:
-        yield ok(name, says)
+        yield ok(name, message)
 
 
 def _is_storage(resource: str) -> bool:
@@ -67,11 +72,11 @@ def _unplaced(need: Need, nodes: Sequence[Node]) -> Check | None:
     reasons = Counter(reason for node in nodes if (reason := node.refusal(need)))
     if reasons.total() < len(nodes):
         return None
-    told = "; ".join(f"{count} {reason}" for reason, count in reasons.most_common(4))
+    counts = "; ".join(f"{count} {reason}" for reason, count in reasons.most_common(4))
     return failed(
         "nodes",
-        f"no node takes the {need.role} pods, of {len(nodes)}: {told}",
-        "set spec.accelerator.nodeSelector and tolerations, or those of the role's template, as the nodes are",
+        f"no node takes the {need.role} pods, of {len(nodes)}: {counts}",
+        "set spec.accelerator.nodeSelector and tolerations, or those of the role's template, to match the nodes",
     )
 
 
@@ -93,63 +98,65 @@ def _fit(needs: Sequence[Need], nodes: Sequence[Node], *, seen: bool) -> Check:
         return warning(
             name,
             f"only {_counts(needs, now)} fit into what is free now",
-            "the others wait until there is room",
+            "the other pods wait until resources are free",
         )
     if not seen:
         return warning(
-            name, "all pods fit if nothing else runs; what is free can't be seen", "ask for `list pods -A`"
+            name,
+            "all pods fit if nothing else runs; pods of other namespaces can't be read",
+            "ask for the right `list pods -A`",
         )
-    asked = total(need.requests for need in needs for _ in range(need.count))
-    return ok(name, f"all {whole} pods fit on {_count(nodes)}: they ask for {_asked(asked)}")
+    requested = total(need.requests for need in needs for _ in range(need.count))
+    return ok(name, f"all {whole} pods fit on {_count(nodes)}: they ask for {_shown_requests(requested)}")
 
 
 def _count(nodes: Sequence[Node]) -> str:
     return "1 node" if len(nodes) == 1 else f"{len(nodes)} nodes"
 
 
-def _asked(asked: Amounts) -> str:
-    return all_shown({name: value for name, value in asked.items() if name != "pods"}) or "nothing"
+def _shown_requests(requested: Amounts) -> str:
+    return all_shown({name: value for name, value in requested.items() if name != "pods"}) or "nothing"
 
 
-def _counts(needs: Sequence[Need], found: dict[str, int]) -> str:
-    return ", ".join(f"{found[need.role]} of {need.count} {need.role} pods" for need in needs)
+def _counts(needs: Sequence[Need], fitting: dict[str, int]) -> str:
+    return ", ".join(f"{fitting[need.role]} of {need.count} {need.role} pods" for need in needs)
 
 
-def quota_checks(plan: Plan, found: JobFindings) -> list[Check]:
-    """The quotas of the namespace."""
+def quota_checks(plan: Plan, findings: JobFindings) -> list[Check]:
+    """Check the quotas of the namespace."""
     name = "quota"
-    if isinstance(found.quotas, Unread):
-        return [warning(name, f"whether the namespace has a quota can't be seen: {found.quotas.reason}")]
-    checks = [check for quota in found.quotas for check in _quota(quota, plan)]
+    if isinstance(findings.quotas, Unread):
+        return [warning(name, f"the quotas of the namespace can't be read: {findings.quotas.reason}")]
+    checks = [check for quota in findings.quotas for check in _quota(quota, plan)]
     if checks:
         return checks
-    names = ", ".join(quota["metadata"]["name"] for quota in found.quotas)
+    names = ", ".join(quota["metadata"]["name"] for quota in findings.quotas)
     return [ok(name, f"the job fits into {names}" if names else "the namespace has no quota")]
 
 
 def _quota(quota: Manifest, plan: Plan) -> Iterator[Check]:
-    name, called = "quota", quota["metadata"]["name"]
+    name, quota_name = "quota", quota["metadata"]["name"]
     if quota["spec"].get("scopes") or quota["spec"].get("scopeSelector"):
-        yield warning(name, f"{called} counts only some pods; it is not looked at")
+        yield warning(name, f"{quota_name} has a scope and is not checked")
         return
     status = quota.get("status") or {}
     hard, used = amounts(status.get("hard")), amounts(status.get("used"))
     pods = list(map(_counted_pod, plan.pods))
-    asked = _counted(plan, pods)
-    for key, most in hard.items():
-        left = most - used.get(key, Decimal(0))
-        if asked.get(key, Decimal(0)) > left:
-            wants = f"the job asks for {shown(key, asked[key])}"
+    requested = _counted(plan, pods)
+    for key, limit in hard.items():
+        left = limit - used.get(key, Decimal(0))
+        if requested.get(key, Decimal(0)) > left:
+            request = f"the job asks for {shown(key, requested[key])}"
             yield failed(
                 name,
-                f"{called} leaves {shown(key, left)} of {shown(key, most)}, {wants}",
-                "ask for a larger quota, end other jobs, or ask for less",
+                f"{quota_name} leaves {shown(key, left)} of {shown(key, limit)}, {request}",
+                "ask for a larger quota, end other jobs, or request less",
             )
         elif any(key not in pod for pod in pods) and _must_be_set(key):
             yield warning(
                 name,
-                f"{called} limits {key}, so every container must set it, and not all of the job do",
-                "set resources of every role, unless a LimitRange of the namespace does",
+                f"{quota_name} limits {key}, so every container must set {key}, and not all containers of the job do",
+                "set resources in every role, unless a LimitRange of the namespace sets defaults",
             )
 
 
@@ -158,7 +165,7 @@ def _must_be_set(key: str) -> bool:
 
 
 def _counted(plan: Plan, pods: Sequence[Amounts]) -> Amounts:
-    """The amounts that a plan uses of a quota, by the quota's keys. pods: the amounts of each pod."""
+    """Return the amounts of a quota that a plan uses, by the keys of the quota. pods: the amounts of each pod."""
     secrets = int(plan.ssh_secret is not None)
     others = {"services": 1, "configmaps": 1, "secrets": secrets}
     objects = {key: Decimal(n) for name, n in others.items() for key in (name, f"count/{name}")}

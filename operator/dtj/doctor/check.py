@@ -16,7 +16,7 @@ class Verdict(StrEnum):
 
 @dataclass(frozen=True)
 class Check:
-    """One check: the result in a sentence, and the remedy."""
+    """The result of one check: a message, and a remedy if there is one."""
 
     name: str
     verdict: Verdict
@@ -25,15 +25,15 @@ class Check:
 
 
 def ok(name: str, message: str) -> Check:
-    """A check without a fault."""
+    """Return the result of a check that found no fault."""
     return Check(name, Verdict.OK, message)
 
 
 def warning(name: str, message: str, remedy: str | None = None) -> Check:
-    """A check that found a risk, or that could not be made."""
+    """Return the result of a check that found a risk, or that was not possible."""
     return Check(name, Verdict.WARNING, message, remedy)
 
 
 def failed(name: str, message: str, remedy: str | None = None) -> Check:
-    """A check that found why a job cannot run."""
+    """Return the result of a check that found why a job cannot run."""
     return Check(name, Verdict.FAILED, message, remedy)

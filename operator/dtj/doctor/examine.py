@@ -1,4 +1,4 @@
-"""Examines a cluster: the installation of dtj, and whether a job could run."""
+"""Check a cluster: the installation of dtj, and whether a given job could run."""
 
 from __future__ import annotations
 
@@ -25,9 +25,10 @@ async def examine(
 ) -> list[Check]:
     """Check the cluster, and whether the job could run, if a job is given.
 
-    namespace: by default the context's own. context: of the kubeconfig, by default the current one. with_pod: try
-    DNS and S3 in a pod of the job's image, which is deleted afterwards. A cluster that does not
-    answer is a failed check.
+    A cluster that does not answer is a failed check.
+
+    namespace: by default the namespace of the context. context: a context of the kubeconfig, by default the current
+    context. with_pod: test DNS and S3 in a pod with the job's image, which is deleted afterwards.
     """
     try:
         user = await connect(context)
@@ -41,23 +42,23 @@ async def examine(
             checks += await _job_checks(api, replace(job, namespace=where), with_pod=with_pod)
         return checks
     except ApiError as error:
-        told = explanation(error, api.host)
-        return [failed("API server", told.message, told.remedy)]
+        explained = explanation(error, api.host)
+        return [failed("API server", explained.message, explained.remedy)]
     finally:
         await api.close()
 
 
 async def _job_checks(api: Inspector, job: Job, *, with_pod: bool) -> list[Check]:
-    plan, found = plan_job(job), await look_for_job(api, job)
-    secret = secret_checks(job, found)
-    checks = [*node_checks(job, plan, found), *quota_checks(plan, found), *secret]
+    plan, findings = plan_job(job), await look_for_job(api, job)
+    secret = secret_checks(job, findings)
+    checks = [*node_checks(job, plan, findings), *quota_checks(plan, findings), *secret]
     if plan.mpijob:
         checks.insert(0, await _mpi_operator(api))
     if not with_pod:
         return checks
     if any(check.verdict is Verdict.FAILED for check in secret):
-        return [*checks, warning("pod", "DNS and S3 are not tried from a pod, which would need the Secret")]
-    return [*checks, *await _tried(api, probe_pod(job, plan))]
+        return [*checks, warning("pod", "DNS and S3 are not tested: the test pod would need the Secret")]
+    return [*checks, *await _probe(api, probe_pod(job, plan))]
 
 
 async def _mpi_operator(api: Inspector) -> Check:
@@ -65,13 +66,13 @@ async def _mpi_operator(api: Inspector) -> Check:
     if await api.serves_kind(MPIJOB_API_VERSION, MPIJOB_PLURAL):
         return ok("mpi-operator", f"the cluster serves {what}")
     remedy = "install Kubeflow's mpi-operator, 0.5 or newer, or use horovod.launcher: Native"
-    return failed("mpi-operator", f"the cluster does not serve {what}: the job waits", remedy)
+    return failed("mpi-operator", f"the cluster does not serve {what}: the job would wait", remedy)
 
 
-async def _tried(api: Inspector, pod: Manifest) -> list[Check]:
+async def _probe(api: Inspector, pod: Manifest) -> list[Check]:
     try:
         return pod_checks(await run_pod(api, pod))
     except ApiError as error:
         if error.status == 403:
-            return [warning("pod", f"DNS and S3 are not tried, as a pod is refused: {error.message}")]
-        return [failed("pod", f"the pod that tries DNS and S3 can't be run: {error.message}")]
+            return [warning("pod", f"DNS and S3 are not tested: the test pod is refused: {error.message}")]
+        return [failed("pod", f"the pod that tests DNS and S3 can't run: {error.message}")]

@@ -11,7 +11,7 @@ from dtj.api.job import Manifest
 
 @dataclass(frozen=True)
 class Unread:
-    """The API server's reason for refusing a read."""
+    """Data that the user may not read, with the API server's reason."""
 
     reason: str
 
@@ -46,11 +46,11 @@ PERMISSIONS = (
 
 @dataclass(frozen=True)
 class ClusterFindings:
-    """The cluster and the installation of dtj, as far as the user may read them."""
+    """The data of the cluster and of the installation of dtj that the user may read."""
 
     server: str
     version: Manifest
-    """Of the API server: major, minor, gitVersion."""
+    """The version of the API server: major, minor, gitVersion."""
     namespace: str
     served: bool
     """Whether the API server serves the resource."""
@@ -72,11 +72,11 @@ class SecretKeys:
 
 @dataclass(frozen=True)
 class JobFindings:
-    """The namespace and the nodes, as far as a job depends on them."""
+    """The data of the namespace and of the nodes on which a job depends."""
 
     nodes: Sequence[Manifest] | Unread
     pods: Sequence[Manifest] | Unread
-    """Of all namespaces."""
+    """Scheduled pods of all namespaces."""
     quotas: Sequence[Manifest] | Unread
     secret: SecretKeys | Unread | None
     """The Secret that the job names; None if the Secret does not exist."""

@@ -1,4 +1,4 @@
-"""Reads from the cluster what the checks need."""
+"""Read the data for the checks from the cluster, and run the test pod."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ async def look_at_cluster(api: Inspector, namespace: str) -> ClusterFindings:
 
 
 async def look_for_job(api: Inspector, job: Job) -> JobFindings:
-    """Read what the job depends on."""
+    """Read the data on which the job depends: nodes, pods, quotas and the Secret."""
     nodes, pods, quotas, secret = await asyncio.gather(
         _read(api.nodes()),
         _read(api.scheduled_pods()),
@@ -47,22 +47,24 @@ async def look_for_job(api: Inspector, job: Job) -> JobFindings:
 
 
 async def run_pod(api: Inspector, pod: Manifest) -> Manifest:
-    """Run a pod to its end, or until it is stuck for too long. Returns its last state; always deletes the pod.
+    """Run a pod until it ends or until it is stuck for STUCK_SECONDS, but no longer than SECONDS.
 
-    Raises ApiError.
+    Return the last state of the pod. The pod is always deleted. Raises ApiError.
     """
     now = asyncio.get_running_loop().time
     try:
-        seen = await api.create(pod)
+        current = await api.create(pod)
         created = not_stuck = now()
         while not (
-            probe.ended(seen) or now() - created >= probe.SECONDS or now() - not_stuck >= probe.STUCK_SECONDS
+            probe.ended(current)
+            or now() - created >= probe.SECONDS
+            or now() - not_stuck >= probe.STUCK_SECONDS
         ):
             await asyncio.sleep(_POLL_SECONDS)
-            seen = await api.get(pod) or seen
-            if not probe.stuck(seen):
+            current = await api.get(pod) or current
+            if not probe.stuck(current):
                 not_stuck = now()
-        return seen
+        return current
     finally:
         await api.remove_pod(pod)
 
@@ -81,10 +83,10 @@ async def _secret(api: Inspector, job: Job) -> SecretKeys | None:
     return SecretKeys(frozenset(data), padded)
 
 
-async def _read(asked: Awaitable[Value]) -> Value | Unread:
-    """The answer, or the reason why the API server refuses the user."""
+async def _read(request: Awaitable[Value]) -> Value | Unread:
+    """Return the answer, or the reason why the API server refuses the user. Raises ApiError without an answer."""
     try:
-        return await asked
+        return await request
     except ApiError as error:
         if error.status == 0:
             raise

@@ -1,6 +1,6 @@
-"""What `dtj doctor` runs in its pod, by `python -c`, in the job's image: DNS, and S3 as the job reaches it.
+"""The program of the test pod of `dtj doctor`: test DNS and S3 from the job's image, and write the results as JSON.
 
-Standard library, and what the image has of dtj_trainer or boto3. Writes what it saw as JSON.
+`python -c` runs this file. It needs the standard library only, and uses dtj_trainer or boto3 if the image has them.
 """
 
 from __future__ import annotations
@@ -12,16 +12,16 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-Found = list[dict[str, str]]
+Results = list[dict[str, str]]
 ARTIFACTS, DATA, KEY = (
     os.environ.get(f"DTJ_DOCTOR_{name}", "") for name in ("ARTIFACTS_URI", "DATA_URI", "KEY")
 )
 _SHORT = 900
-"""Characters of one message: the kubelet passes 4096 bytes of all of them on."""
+"""Maximum length of a message in characters. The kubelet keeps 4096 bytes of the whole termination message."""
 
 
 class _Trainer:
-    """S3 through dtj_trainer, whose errors are sentences."""
+    """S3 through dtj_trainer, whose errors are sentences for users."""
 
     def __init__(self) -> None:
         from dtj_trainer.artifacts.store import open_store
@@ -71,28 +71,30 @@ class _Boto:
 
 def _split(uri: str) -> tuple[str, str]:
     words = uri.removeprefix("s3://").split("/")
-    of_bucket = 2 if words[0].startswith("arn:") else 1  # an access point's ARN has a slash
+    of_bucket = 2 if words[0].startswith("arn:") else 1  # the ARN of an access point contains a slash
     bucket, prefix = "/".join(words[:of_bucket]), "/".join(words[of_bucket:]).strip("/")
     return bucket, prefix + "/" if prefix else ""
 
 
-def _tried(found: Found, name: str, what: str, call: Callable[[], object], verdict: str = "failed") -> object:
-    """The result of the call. A failure of any kind is added to `found` with this verdict."""
+def _tried(
+    results: Results, name: str, what: str, call: Callable[[], object], verdict: str = "failed"
+) -> object:
+    """Return the result of the call. Any exception of the call becomes a result with this verdict."""
     try:
         return call()
-    except Exception as error:  # noqa: BLE001 - each library raises other exceptions, and the user needs all of them
-        said = " ".join(str(error).split())[:_SHORT]
-        found.append({"name": name, "verdict": verdict, "message": f"{what}: {said}"})
+    except Exception as error:  # noqa: BLE001 - each library has its own exceptions, and the user must see all of them
+        reason = " ".join(str(error).split())[:_SHORT]
+        results.append({"name": name, "verdict": verdict, "message": f"{what}: {reason}"})
         return None
 
 
-def _look() -> Found:
-    found: Found = []
+def _test() -> Results:
+    results: Results = []
     host = "kubernetes.default.svc"
-    if _tried(found, "DNS", f"{host} is not found", lambda: socket.getaddrinfo(host, 443)):
-        found.append({"name": "DNS", "verdict": "ok", "message": f"a pod resolves {host}"})
+    if _tried(results, "DNS", f"{host} is not found", lambda: socket.getaddrinfo(host, 443)):
+        results.append({"name": "DNS", "verdict": "ok", "message": f"a pod resolves {host}"})
     if not ARTIFACTS and not DATA:
-        return found
+        return results
     store: _Trainer | _Boto
     try:
         store = _Trainer()
@@ -100,30 +102,32 @@ def _look() -> Found:
         try:
             store = _Boto()
         except ImportError:
-            message = "the image has neither dtj_trainer nor boto3, so S3 can't be tried in it"
-            return [*found, {"name": "S3 artifacts", "verdict": "warning", "message": message}]
+            message = "the image has neither dtj_trainer nor boto3, so S3 can't be tested"
+            return [*results, {"name": "S3 artifacts", "verdict": "warning", "message": message}]
     if ARTIFACTS:
-        _try_artifacts(found, store)
+        _test_artifacts(results, store)
     if DATA:
-        there = _tried(found, "S3 data", f"{DATA} can't be listed", lambda: [store.has_any(DATA)])
-        if there == [False]:
-            found.append({"name": "S3 data", "verdict": "failed", "message": f"nothing is below {DATA}"})
-        elif there:
-            found.append({"name": "S3 data", "verdict": "ok", "message": f"a pod lists {DATA}"})
-    return found
+        has_any = _tried(results, "S3 data", f"{DATA} can't be listed", lambda: [store.has_any(DATA)])
+        if has_any == [False]:
+            results.append(
+                {"name": "S3 data", "verdict": "failed", "message": f"there is no object below {DATA}"}
+            )
+        elif has_any:
+            results.append({"name": "S3 data", "verdict": "ok", "message": f"a pod lists {DATA}"})
+    return results
 
 
-def _try_artifacts(found: Found, store: _Trainer | _Boto) -> None:
-    name, told = "S3 artifacts", len(found)
-    _tried(found, name, f"an object can't be written below {ARTIFACTS}", lambda: store.put(ARTIFACTS, KEY))
-    if len(found) == told:
+def _test_artifacts(results: Results, store: _Trainer | _Boto) -> None:
+    name, before = "S3 artifacts", len(results)
+    _tried(results, name, f"an object can't be written below {ARTIFACTS}", lambda: store.put(ARTIFACTS, KEY))
+    if len(results) == before:
         what = f"an object can't be deleted below {ARTIFACTS}, so that old checkpoints stay there"
-        _tried(found, name, what, lambda: store.delete(ARTIFACTS, KEY), verdict="warning")
-    if len(found) == told:
+        _tried(results, name, what, lambda: store.delete(ARTIFACTS, KEY), verdict="warning")
+    if len(results) == before:
         message = f"a pod writes and deletes below {ARTIFACTS}"
-        found.append({"name": name, "verdict": "ok", "message": message})
+        results.append({"name": name, "verdict": "ok", "message": message})
 
 
 if __name__ == "__main__":
     where = os.environ.get("DTJ_DOCTOR_REPORT", "/dev/termination-log")
-    Path(where).write_text(json.dumps(_look()))
+    Path(where).write_text(json.dumps(_test()))

@@ -1,4 +1,4 @@
-"""Whether the cluster is new enough, dtj is installed, and the user may use dtj."""
+"""Check the version of the cluster, the installation of dtj, and the permissions of the user."""
 
 from __future__ import annotations
 
@@ -14,59 +14,62 @@ from dtj.doctor.check import Check, failed, ok, warning
 from dtj.doctor.findings import ClusterFindings, Permission, Unread
 
 CEL_MINOR = 25
+"""The first minor version of Kubernetes 1 that enforces the CRD's validation rules (CEL)."""
 _APPLY_CRD = "dtj crd | kubectl apply --server-side -f -"
 _INSTALL = "install dtj with its Helm chart, or with `kubectl apply --server-side -k manifests`"
 _SHOWN = 3
 _MISSING = object()
 
 
-def installation_checks(found: ClusterFindings) -> list[Check]:
-    """The checks that need no job."""
-    return [_server(found), _crd(found), _operator(found), *_permissions(found)]
+def installation_checks(findings: ClusterFindings) -> list[Check]:
+    """Make the checks that need no job."""
+    return [_server(findings), _crd(findings), _operator(findings), *_permissions(findings)]
 
 
-def _server(found: ClusterFindings) -> Check:
-    version = found.version.get("gitVersion", "unknown")
-    says = f"Kubernetes {version} answers at {found.server}"
-    if _is_old(found):
+def _server(findings: ClusterFindings) -> Check:
+    version = findings.version.get("gitVersion", "unknown")
+    message = f"Kubernetes {version} answers at {findings.server}"
+    if _is_old(findings):
         return warning(
             "API server",
-            f"{says}; it is older than 1.{CEL_MINOR}, so it can't refuse changes of fields that are immutable",
+            f"{message}; versions before 1.{CEL_MINOR} can't refuse changes of immutable fields",
             f"update the cluster to 1.{CEL_MINOR} or newer",
         )
-    return ok("API server", says)
+    return ok("API server", message)
 
 
-def _is_old(found: ClusterFindings) -> bool:
-    minor = re.match(r"\d+", str(found.version.get("minor", "")))
-    return str(found.version.get("major")) == "1" and minor is not None and int(minor[0]) < CEL_MINOR
+def _is_old(findings: ClusterFindings) -> bool:
+    minor = re.match(r"\d+", str(findings.version.get("minor", "")))
+    return str(findings.version.get("major")) == "1" and minor is not None and int(minor[0]) < CEL_MINOR
 
 
-def _crd(found: ClusterFindings) -> Check:
+def _crd(findings: ClusterFindings) -> Check:
     name = "CRD"
-    if not found.served:
+    if not findings.served:
         return failed(name, "the cluster does not know DistributedTrainingJobs", _INSTALL)
-    if isinstance(found.crd, Unread) or found.crd is None:
+    if isinstance(findings.crd, Unread) or findings.crd is None:
         return warning(
-            name, f"{VERSION} is served; whether its fields are this dtj's can't be seen", "ask for `get crd`"
+            name,
+            f"{VERSION} is served; the CRD can't be read, so its schema is not compared",
+            "ask for the right `get crd`",
         )
-    versions = {version["name"]: version for version in found.crd["spec"]["versions"]}
-    ours = custom_resource_definition()["spec"]["versions"][0]["schema"]
-    theirs = versions.get(VERSION, {}).get("schema", {})
-    ignored = {"description"} | ({"x-kubernetes-validations"} if _is_old(found) else set())
-    differing = sorted(set(_differences(ours, theirs, "", ignored)))
+    versions = {version["name"]: version for version in findings.crd["spec"]["versions"]}
+    own_schema = custom_resource_definition()["spec"]["versions"][0]["schema"]
+    cluster_schema = versions.get(VERSION, {}).get("schema", {})
+    ignored = {"description"} | ({"x-kubernetes-validations"} if _is_old(findings) else set())
+    differing = sorted(set(_differences(own_schema, cluster_schema, "", ignored)))
     if differing:
         more = f" and {len(differing) - _SHOWN} more" if len(differing) > _SHOWN else ""
         return failed(
             name,
-            f"the schema in the cluster is not that of dtj {our_version()}: {', '.join(differing[:_SHOWN])}{more}",
-            f"{_APPLY_CRD}; or use the dtj of the cluster's version",
+            f"the cluster's schema is not that of dtj {our_version()}: {', '.join(differing[:_SHOWN])}{more}",
+            f"{_APPLY_CRD}; or use the version of dtj that the cluster has",
         )
     return ok(name, f"{VERSION} is served, with the schema of dtj {our_version()}")
 
 
 def _differences(ours: Any, theirs: Any, path: str, ignored: set[str]) -> Iterator[str]:
-    """The fields in which two schemas differ."""
+    """Return the fields in which two schemas differ."""
     if isinstance(ours, Mapping) and isinstance(theirs, Mapping):
         for key in ours.keys() | theirs.keys():
             # The name of a field may equal a keyword of the schema.
@@ -80,24 +83,28 @@ def _differences(ours: Any, theirs: Any, path: str, ignored: set[str]) -> Iterat
         yield ".".join(names) or "the root"
 
 
-def _operator(found: ClusterFindings) -> Check:
+def _operator(findings: ClusterFindings) -> Check:
     name = "operator"
-    if isinstance(found.operators, Unread):
+    if isinstance(findings.operators, Unread):
         return warning(
             name,
-            f"whether the operator runs can't be seen: {found.operators.reason}",
-            "ask who runs the cluster",
+            f"the Deployments can't be read, and the operator is not checked: {findings.operators.reason}",
+            "ask the administrator of the cluster",
         )
-    if not found.operators:
+    if not findings.operators:
         return failed(name, "there is no Deployment of the operator", _INSTALL)
-    ours = [each for each in found.operators if found.namespace in (_namespaces(each) or [found.namespace])]
+    ours = [
+        each
+        for each in findings.operators
+        if findings.namespace in (_namespaces(each) or [findings.namespace])
+    ]
     if not ours:
         others = "; ".join(
-            f"{_place(each)} runs those of {', '.join(_namespaces(each))}" for each in found.operators
+            f"{_place(each)} runs the jobs of {', '.join(_namespaces(each))}" for each in findings.operators
         )
         return failed(
             name,
-            f"no operator runs the jobs of namespace {found.namespace}: {others}",
+            f"no operator runs the jobs of namespace {findings.namespace}: {others}",
             "use one of these namespaces, or add this one to `watchNamespaces` of the operator's chart",
         )
     if len(ours) > 1:
@@ -117,14 +124,14 @@ def _operator(found: ClusterFindings) -> Check:
     if tag.removeprefix("v") != our_version():
         return warning(
             name,
-            f"{place} is ready; its image is {image}, this dtj is {our_version()}",
-            "use a dtj of the operator's version",
+            f"{place} is ready; its image is {image}, but this is dtj {our_version()}",
+            "use the version of dtj that the operator has",
         )
     return ok(name, f"{place} is ready, {image}")
 
 
 def our_version() -> str:
-    """The version of this dtj."""
+    """Return the version of this dtj."""
     return metadata.version("dtj")
 
 
@@ -137,7 +144,7 @@ def _image(deployment: Manifest) -> str:
 
 
 def _namespaces(deployment: Manifest) -> list[str]:
-    """The namespaces that the operator serves, from its flags. An empty list means all namespaces."""
+    """Return the namespaces that the operator watches, from its flags. An empty list means all namespaces."""
     words = " ".join(_container(deployment).get("args") or [])
     return re.findall(r"--namespace[= ](\S+)", words)
 
@@ -147,10 +154,10 @@ def _container(deployment: Manifest) -> Manifest:
     return container
 
 
-def _permissions(found: ClusterFindings) -> Iterator[Check]:
-    name, where = "permissions", f"in namespace {found.namespace}"
-    remedy = f"ask those who run the cluster for a Role {where}"
-    denied = [permission for permission, allowed in found.allowed.items() if not allowed]
+def _permissions(findings: ClusterFindings) -> Iterator[Check]:
+    name, where = "permissions", f"in namespace {findings.namespace}"
+    remedy = f"ask the administrator of the cluster for a Role {where}"
+    denied = [permission for permission, allowed in findings.allowed.items() if not allowed]
     required = [permission for permission in denied if permission.required]
     optional = [permission for permission in denied if not permission.required]
     if required:
@@ -159,7 +166,7 @@ def _permissions(found: ClusterFindings) -> Iterator[Check]:
         purposes = ", ".join(dict.fromkeys(permission.purpose for permission in optional))
         yield warning(name, f"you may not {_listed(optional)} {where}: needed for {purposes}", remedy)
     if not denied:
-        yield ok(name, f"you may do all that dtj does {where}")
+        yield ok(name, f"you have all permissions that dtj needs {where}")
 
 
 def _listed(permissions: list[Permission]) -> str:

@@ -15,7 +15,7 @@ _ENDED = ("Succeeded", "Failed")
 
 @dataclass(frozen=True)
 class Need:
-    """The requirements of the pods of a role, which all have the same."""
+    """The requirements of the pods of a role. All pods of a role have the same requirements."""
 
     role: str
     count: int
@@ -39,14 +39,17 @@ class Node:
         return str(self.manifest["metadata"]["name"])
 
     def refusal(self, need: Need) -> str | None:
-        """Why the node rejects such a pod even when resources are free. Affinity is not checked."""
+        """Return why the node rejects such a pod, whatever resources are free; None if the node accepts the pod.
+
+        Affinity is not checked.
+        """
         conditions = {c["type"]: c["status"] for c in self.manifest["status"].get("conditions") or []}
         if conditions.get("Ready") != "True":
             return "is not ready"
         labels = self.manifest["metadata"].get("labels") or {}
         for key, value in need.selector.items():
             if labels.get(key) != value:
-                return f"has not the label {key}={value}"
+                return f"lacks the label {key}={value}"
         for taint in self.manifest["spec"].get("taints") or []:
             if taint["effect"] != "PreferNoSchedule" and not any(
                 _tolerates(t, taint) for t in need.tolerations
@@ -57,7 +60,7 @@ class Node:
 
 
 def needs_of(pods: Iterable[Manifest]) -> list[Need]:
-    """The requirements of a plan's pods, by role."""
+    """Return the requirements of the pods of a plan, by role."""
     by_role: dict[str, list[Manifest]] = {}
     for pod in pods:
         by_role.setdefault(pod["metadata"]["labels"][LABEL_ROLE], []).append(pod)
@@ -74,7 +77,7 @@ def needs_of(pods: Iterable[Manifest]) -> list[Need]:
 
 
 def read_nodes(manifests: Iterable[Manifest], pods: Iterable[Manifest], job: Job) -> list[Node]:
-    """The nodes with their free resources. Present pods of the job count as free, because new pods replace them."""
+    """Return the nodes with their free resources. Pods of the job use no resources, because new pods replace them."""
     used: dict[str, list[Amounts]] = {}
     for pod in pods:
         metadata = pod["metadata"]
@@ -88,31 +91,31 @@ def read_nodes(manifests: Iterable[Manifest], pods: Iterable[Manifest], job: Job
     nodes = []
     for manifest in manifests:
         allocatable = amounts(manifest["status"].get("allocatable"))
-        taken = total(used.get(manifest["metadata"]["name"], []))
-        free = {name: value - taken.get(name, Decimal(0)) for name, value in allocatable.items()}
+        requested = total(used.get(manifest["metadata"]["name"], []))
+        free = {name: value - requested.get(name, Decimal(0)) for name, value in allocatable.items()}
         nodes.append(Node(manifest, allocatable, free))
     return nodes
 
 
 def placed(needs: Sequence[Need], nodes: Sequence[Node], capacity: Mapping[str, Amounts]) -> dict[str, int]:
-    """How many pods of each role fit, the largest pods first. capacity: the amounts of each node."""
+    """Return how many pods of each role fit, placing the largest pods first. capacity: the amounts by node name."""
     left = {name: dict(values) for name, values in capacity.items()}
-    found = dict.fromkeys((need.role for need in needs), 0)
+    fitting = dict.fromkeys((need.role for need in needs), 0)
     for need in sorted(needs, key=_size, reverse=True):
         for node in nodes:
-            if found[need.role] == need.count:
+            if fitting[need.role] == need.count:
                 break
             if node.refusal(need):
                 continue
-            here = min(need.count - found[need.role], _times(need.requests, left[node.name]))
-            found[need.role] += here
+            here = min(need.count - fitting[need.role], _times(need.requests, left[node.name]))
+            fitting[need.role] += here
             for name, value in need.requests.items():
                 left[node.name][name] = left[node.name].get(name, Decimal(0)) - here * value
-    return found
+    return fitting
 
 
 def lacking(need: Need, capacity: Amounts) -> Amounts:
-    """The resources that one pod lacks, with the missing amounts."""
+    """Return the requests of a pod that exceed the capacity."""
     return {name: value for name, value in need.requests.items() if value > capacity.get(name, Decimal(0))}
 
 

@@ -1,4 +1,4 @@
-"""The pod that tries DNS and S3 inside the cluster, and its result. Pure: `gather` creates the pod."""
+"""The pod that tests DNS and S3 inside the cluster, and its results. Pure: `gather` runs the pod."""
 
 from __future__ import annotations
 
@@ -14,24 +14,31 @@ from dtj.plan.model import Plan
 from dtj.plan.pods import trainer_container
 
 SECONDS = 120
-"""Limit for the pod in seconds. The pull of the image counts."""
+"""Time limit for the pod in seconds. The pull of the image counts."""
 STUCK_SECONDS = 30
 """Seconds after which the doctor reports a start error. The kubelet retries a start every 10 to 20 s."""
 _PROGRAM = Path(__file__).with_name("in_pod.py")
-_KEPT = ("serviceAccountName", "imagePullSecrets", "securityContext", "dnsPolicy", "dnsConfig", "hostAliases")
-"""Fields that the probe copies from a worker's pod."""
+_COPIED = (
+    "serviceAccountName",
+    "imagePullSecrets",
+    "securityContext",
+    "dnsPolicy",
+    "dnsConfig",
+    "hostAliases",
+)
+"""Fields that the probe copies from the spec of the job's first pod."""
 _PULL_REASONS = ("ErrImagePull", "ImagePullBackOff", "InvalidImageName", "ErrImageNeverPull")
 _REMEDIES = {
-    "DNS": "see that the cluster's DNS runs: `kubectl -n kube-system get pods`",
+    "DNS": "check that the DNS of the cluster runs: `kubectl -n kube-system get pods`",
     "S3 artifacts": "set spec.artifacts.uri, endpoint and the Secret so that pods may write and delete there",
-    "S3 data": "set spec.data.uri to where the data set is, or upload it there",
+    "S3 data": "set spec.data.uri to the place of the data set, or upload the data set to this place",
 }
 
 
 def probe_pod(job: Job, plan: Plan) -> Manifest:
-    """A small, short-lived pod with the image, user, service account and Secret of a worker."""
-    like = plan.pod(plan.replicas[0])
-    trainer = trainer_container(like)
+    """Return a small, short-lived pod with the image, user, service account and Secret of the job's first pod."""
+    first_pod = plan.pod(plan.replicas[0])
+    trainer = trainer_container(first_pod)
     name = f"dtj-doctor-{secrets.token_hex(3)}"
     data = job.spec.data.uri if job.spec.data else ""
     env = {
@@ -57,7 +64,7 @@ def probe_pod(job: Job, plan: Plan) -> Manifest:
             "labels": {LABEL_MANAGED_BY: "dtj-doctor"},
         },
         "spec": {
-            **{key: like["spec"][key] for key in _KEPT if key in like["spec"]},
+            **{key: first_pod["spec"][key] for key in _COPIED if key in first_pod["spec"]},
             "automountServiceAccountToken": False,
             "enableServiceLinks": False,
             "restartPolicy": "Never",
@@ -69,19 +76,19 @@ def probe_pod(job: Job, plan: Plan) -> Manifest:
 
 
 def ended(pod: Manifest) -> bool:
-    """Whether the pod has run."""
+    """Return whether the pod has ended."""
     return _phase(pod) in ("Succeeded", "Failed")
 
 
 def stuck(pod: Manifest) -> bool:
-    """Whether the kubelet failed to start the container and waits before it tries again."""
+    """Return whether the kubelet failed to start the container and waits before the next try."""
     return _waiting(pod)[0] in (
         *_PULL_REASONS, "CreateContainerConfigError", "CreateContainerError", "RunContainerError",
     )  # fmt: skip
 
 
 def pod_checks(pod: Manifest) -> list[Check]:
-    """The checks from the pod's last state, which may be unfinished."""
+    """Return the checks from the last state of the pod. The pod may not have ended."""
     image = pod["spec"]["containers"][0]["image"]
     reason, message = _waiting(pod)
     if reason in _PULL_REASONS:
@@ -89,29 +96,29 @@ def pod_checks(pod: Manifest) -> list[Check]:
             failed(
                 "image",
                 f"{image} can't be pulled: {message or reason}",
-                "push it where the nodes pull from, or name an imagePullSecret in the template",
+                "push the image to a registry of the nodes, or name an imagePullSecret in the template",
             )
         ]
     state = _state(pod)
-    done = state.get("terminated") or {}
-    if reason or done.get("reason") in ("ContainerCannotRun", "StartError"):
-        said = message or done.get("message") or reason
-        if "executable file not found" in said:
-            return [warning("image", f"{image} has no `python`, so DNS and S3 can't be tried in it")]
-        return [failed("pod", f"a pod like the job's does not start: {said}")]
-    if "exitCode" not in done:
+    end = state.get("terminated") or {}
+    if reason or end.get("reason") in ("ContainerCannotRun", "StartError"):
+        why = message or end.get("message") or reason
+        if "executable file not found" in why:
+            return [warning("image", f"{image} has no `python`, so DNS and S3 can't be tested in a pod")]
+        return [failed("pod", f"a pod like the job's pods does not start: {why}")]
+    if "exitCode" not in end:
         return [_not_run(pod, state)]
     try:
-        told = json.loads(done.get("message") or "")
+        results = json.loads(end.get("message") or "")
     except ValueError:
-        return [warning("pod", f"its check ended with {done['exitCode']} and said nothing")]
-    return [ok("image", f"{image} runs"), *map(_check, told)]
+        return [warning("pod", f"the test pod ended with exit code {end['exitCode']} and without a result")]
+    return [ok("image", f"{image} runs"), *map(_check, results)]
 
 
-def _check(told: dict[str, str]) -> Check:
-    verdict = Verdict(told["verdict"])
-    remedy = _REMEDIES.get(told["name"]) if verdict is Verdict.FAILED else None
-    return Check(told["name"], verdict, told["message"], remedy)
+def _check(result: dict[str, str]) -> Check:
+    verdict = Verdict(result["verdict"])
+    remedy = _REMEDIES.get(result["name"]) if verdict is Verdict.FAILED else None
+    return Check(result["name"], verdict, result["message"], remedy)
 
 
 def _not_run(pod: Manifest, state: Manifest) -> Check:
@@ -119,11 +126,13 @@ def _not_run(pod: Manifest, state: Manifest) -> Check:
     scheduled = conditions.get("PodScheduled") or {}
     if scheduled.get("status") == "False":
         why = scheduled.get("message") or scheduled.get("reason")
-        return failed("pod", f"a small pod found no node within {SECONDS} s: {why}")
-    doing = "ran" if "running" in state else "was being started, most likely its image was being pulled,"
-    return warning(
-        "pod", f"after {SECONDS} s it still {doing} so nothing is known of DNS and S3", "try again"
+        return failed("pod", f"no node took a small test pod within {SECONDS} s: {why}")
+    doing = (
+        "still ran"
+        if "running" in state
+        else "had not started, most likely because the image was being pulled"
     )
+    return warning("pod", f"after {SECONDS} s the test pod {doing}: DNS and S3 are not tested", "try again")
 
 
 def _phase(pod: Manifest) -> str:
@@ -136,7 +145,7 @@ def _state(pod: Manifest) -> dict[str, Any]:
 
 
 def _waiting(pod: Manifest) -> tuple[str, str]:
-    """Why the container does not start: a reason and a sentence. Both are empty while the start goes on."""
+    """Return why the container can't start: a reason and a message. Both are empty while the start continues."""
     waiting = _state(pod).get("waiting") or {}
     reason = waiting.get("reason") or ""
     return (

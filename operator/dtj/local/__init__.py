@@ -1,1 +1,1 @@
-"""Runs a job as processes of this machine."""
+"""Run a job as processes of this machine."""

@@ -1,4 +1,4 @@
-"""A cluster of one machine: the part of an API server that the operator uses, and a kubelet."""
+"""A cluster of one machine: the part of the API server that the operator uses, and a kubelet."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ Changed = Callable[[Key], None]
 
 
 class LocalCluster:
-    """Implements `Cluster` and `View` for the one job of a run."""
+    """The operator's `Cluster` and `View` for the one job of a run."""
 
     def __init__(
         self,
@@ -32,11 +32,14 @@ class LocalCluster:
         clock: Callable[[], datetime],
         on_event: Callable[[Manifest], None],
     ) -> None:
-        """environment: the variables of this machine, for all processes. on_event: called with each Event object."""
+        """Store the job on disk.
+
+        environment: variables of this machine for all processes. on_event: called with each Event object.
+        """
         self.changed: Changed = lambda _: None
         """Called with the key of the job after each change."""
         self.fault: OSError | None = None
-        """The error that keeps the run from being stored on disk."""
+        """The error that prevented a write to the disk, if any."""
         self._run = run
         self._manifest = manifest
         self._environment = environment
@@ -52,21 +55,21 @@ class LocalCluster:
 
     @property
     def key(self) -> Key:
-        """Namespace and name of the job."""
+        """Return the namespace and the name of the job."""
         return self._run.namespace, self._run.name
 
     @property
     def status(self) -> JobStatus:
-        """The stored status of the job."""
+        """Return the stored status of the job."""
         return read_status(self._manifest.get("status") or {})
 
     @property
     def alive(self) -> list[str]:
-        """Names of the pods that have not ended."""
+        """Return the names of the pods that have not ended."""
         return sorted(pod.name for pod in self._pods.values() if not pod.ended)
 
     def suspend(self) -> None:
-        """Suspend the job: its programs save checkpoints, and the operator ends the pods."""
+        """Set runPolicy.suspend. The operator then ends the pods, whose programs save checkpoints."""
         spec = self._manifest["spec"]
         policy = {**(spec.get("runPolicy") or {}), "suspend": True}
         self._store({"spec": {**spec, "runPolicy": policy}}, generation=1)
@@ -81,11 +84,11 @@ class LocalCluster:
         """Watch the pods until cancelled, as a kubelet does."""
         while True:
             await asyncio.sleep(_LOOK_SECONDS)
-            # A thread does this, because killing leftover processes may block for a moment.
-            moved = await asyncio.to_thread(_moved, list(self._pods.values()))
-            for pod in moved:
+            # Use a thread: to kill the remaining processes of a pod may block for a moment.
+            changed = await asyncio.to_thread(_changed, list(self._pods.values()))
+            for pod in changed:
                 self._forget_if_gone(pod)
-            if moved:
+            if changed:
                 self.changed(self.key)
 
     # --- Cluster ------------------------------------------------------------------------------------
@@ -129,7 +132,7 @@ class LocalCluster:
         return manifest
 
     async def delete(self, manifest: Manifest, uid: str) -> None:
-        raise NotImplementedError  # a local plan has no such object
+        raise NotImplementedError  # a local plan has no object that the operator deletes this way
 
     async def update_deployment(self, manifest: Manifest) -> Manifest:
         return manifest
@@ -144,14 +147,14 @@ class LocalCluster:
             self.changed(self.key)
 
     async def serves_kind(self, api_version: str, plural: str) -> bool:
-        """No other controllers run on this machine."""
+        """Return False: no other controllers run on this machine."""
         return False
 
     async def delete_tree(self, manifest: Manifest) -> None:
-        """No object belongs to another controller."""
+        """Delete nothing: no object belongs to another controller."""
 
     async def expire_job(self, namespace: str, name: str, uid: str, resource_version: str) -> None:
-        """Ignore the TTL: a local run is kept until another run takes its name."""
+        """Ignore the TTL: a local run is kept until a new run has the same name."""
 
     async def patch_status(
         self, namespace: str, name: str, resource_version: str, patch: Manifest
@@ -199,7 +202,9 @@ class LocalCluster:
         try:
             yield
         except OSError as error:
-            self.fault = error  # the run ends with this error: a retry by the operator would fail too
+            self.fault = (
+                error  # do not raise: the operator would retry, but `dtj run` must end with this error
+            )
 
     def _write_config(self, manifest: Manifest) -> None:
         folder = self._run.folder / "config"
@@ -215,5 +220,6 @@ class LocalCluster:
                 del self._pods[pod.name]
 
 
-def _moved(pods: Sequence[LocalPod]) -> list[LocalPod]:
+def _changed(pods: Sequence[LocalPod]) -> list[LocalPod]:
+    """Check every pod, and return the pods whose state changed."""
     return [pod for pod in pods if pod.check()]

@@ -1,6 +1,7 @@
-"""A process beside `dtj run` that outlives it: however dtj ends, no process of its run is left.
+"""A process that outlives `dtj run` and ends all processes of the run, even if dtj was killed.
 
-It waits for the end of a pipe that dtj holds, and keeps open what the last uploads need.
+The guard waits until dtj closes its end of a pipe. Meanwhile the guard keeps the lock files of the run and of the
+object store open, which the last uploads need.
 """
 
 from __future__ import annotations
@@ -21,20 +22,22 @@ STOP_SECONDS = 5.0
 
 
 class Guard:
-    """dtj's end of the guard."""
+    """The guard process, as seen by `dtj run`."""
 
-    def __init__(self, variable: str, value: str, run: Path, held: Sequence[int]) -> None:
-        """Start the guard. variable, value: the mark of the run's processes. run: the folder of the run. held: file
-        descriptors that the guard keeps open.
+    def __init__(self, variable: str, value: str, run: Path, descriptors: Sequence[int]) -> None:
+        """Start the guard.
+
+        variable, value: the environment variable that marks the processes of the run. run: the folder of the run.
+        descriptors: file descriptors that the guard keeps open.
         """
         reader, self._pipe = os.pipe()
-        self._process = subprocess.Popen(  # noqa: S603 - this very module
+        self._process = subprocess.Popen(  # noqa: S603 - this module
             [sys.executable, "-P", "-m", "dtj.local.guard", variable, value, str(run)],
             stdin=reader,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
             start_new_session=True,
-            pass_fds=held,
+            pass_fds=descriptors,
         )
         os.close(reader)
 
@@ -45,14 +48,14 @@ class Guard:
 
 
 def main() -> None:
-    """The guard's own process."""
+    """Wait for the end of dtj, and then end the processes of the run and remove credentials."""
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
     while os.read(sys.stdin.fileno(), 64):
         pass
     variable, value, run = sys.argv[1:]
     end_marked(variable, value, STOP_SECONDS)
-    # These folders hold credentials.
+    # These folders contain credentials.
     for folder in Path(run).glob(f"*/{contract.RUN}"):
         shutil.rmtree(folder, ignore_errors=True)
 

@@ -23,25 +23,27 @@ _FRAMEWORKS = {
     "dtj_trainer.programs.horovod_image_classification": ("torch", "horovod"),
     "dtj_trainer.programs.horovod_tf_image_classification": ("tensorflow", "horovod"),
     "dtj_trainer.programs.ps_image_classification": ("tensorflow",),
+    "dtj_trainer.programs.torch_image_classification": ("torch",),
 }
 _EXTRAS = {"torch": "pip install 'dtj[torch]'", "tensorflow": "pip install 'dtj[tensorflow]'"}
 _HOROVOD = "`python docker/wheels.py --install` in the repository of dtj builds and installs Horovod"
 
 
 def check_machine(job: Job) -> None:
-    """Raise Unusable for what this machine, or this Python environment, lacks that the job can't do without."""
+    """Raise Unusable if this machine or this Python environment lacks something that the job needs."""
     if not sys.platform.startswith("linux"):
         raise Unusable(
-            f"dtj run needs Linux, this is {sys.platform}", "dtj submit FILE runs the job on a cluster"
+            f"dtj run needs Linux, but this machine runs {sys.platform}",
+            "dtj submit FILE runs the job on a cluster",
         )
     if shutil.which("dtj-launch", path=_search_path()) is None:
-        raise Unusable("dtj-launch is not beside this Python", "pip install 'dtj[trainer]'")
+        raise Unusable("dtj-launch is not installed in this Python environment", "pip install 'dtj[trainer]'")
     needed = job.spec.rules.executables
     if needed and not any(shutil.which(program, path=_search_path()) for program in needed):
         *first, last = needed
         missing = f"neither {', '.join(first)} nor {last} is" if first else f"{last} is not"
         raise Unusable(
-            f"{missing} installed, which starts the ranks of strategy {job.spec.strategy}", _HOROVOD
+            f"{missing} installed, and strategy {job.spec.strategy} needs it to start the ranks", _HOROVOD
         )
     for word in (*job.spec.command, *job.spec.args):
         for package in _FRAMEWORKS.get(word, ()):
@@ -53,28 +55,29 @@ def check_machine(job: Job) -> None:
 
 
 def without_own_root(folder: Path) -> str | None:
-    """A note for the user if programs cannot have their own `/dtj` on this machine, else None.
+    """Return a note for the user if dtj can't mount a `/dtj` for each program on this machine, else None.
 
     folder: the existing folder of a run.
     """
     command = [sys.executable, "-P", "-m", "dtj_trainer.launch.own_root", str(folder)]
-    tried = subprocess.run(command, capture_output=True, text=True, check=False)  # noqa: S603 - no shell
-    fault = tried.stdout or tried.stderr.strip().rpartition("\n")[2]
+    result = subprocess.run(command, capture_output=True, text=True, check=False)  # noqa: S603 - no shell
+    fault = result.stdout or result.stderr.strip().rpartition("\n")[2]
     if not fault:
         return None
     return (
-        f"programs can't have a {contract.ROOT} of their own here: {fault}. Paths below {contract.ROOT} in command, "
-        f"args and env name the workspace all the same. A script that has such a path written into it uses this "
-        f"machine's {contract.ROOT}: other jobs see what it writes there, and nothing of that is uploaded"
+        f"dtj can't mount a {contract.ROOT} for each program on this machine: {fault}. Paths below {contract.ROOT} "
+        f"in command, args and env still refer to the workspace. A script that contains such a path uses the "
+        f"{contract.ROOT} of this machine: all jobs share the files there, and dtj does not upload them"
     )
 
 
 def share_gpus(job: Job, plan: Plan, devices: Sequence[str]) -> dict[str, list[str]]:
-    """The devices of each pod, by the name of the pod. Each replica has its own devices. All ranks of Horovod see all
-    devices of the job, because MPI counts local ranks over the machine. Raises Unusable when the job asks for more
-    devices than this machine has.
+    """Return the devices of each pod, by pod name.
+
+    Each replica has its own devices. All ranks of Horovod see all devices of the job, because MPI counts the local
+    ranks of the whole machine. Raises Unusable when the job asks for more devices than this machine has.
     """
-    wanted = {
+    requested = {
         pod["metadata"]["name"]: int(
             (trainer_container(pod).get("resources") or {})
             .get("limits", {})
@@ -82,53 +85,54 @@ def share_gpus(job: Job, plan: Plan, devices: Sequence[str]) -> dict[str, list[s
         )
         for pod in plan.pods
     }
-    total = sum(wanted.values())
+    total = sum(requested.values())
     if total > len(devices):
         raise Unusable(
-            f"the job asks for {total} GPUs, this machine has {len(devices)} that it may use",
-            "ask for fewer (replicas, gpus), widen CUDA_VISIBLE_DEVICES, or run it on a cluster: dtj submit FILE",
+            f"the job asks for {total} GPUs, this machine has {len(devices)} that dtj may use",
+            "reduce replicas or gpus, widen CUDA_VISIBLE_DEVICES, or run the job on a cluster: dtj submit FILE",
         )
     if job.spec.rules.shares_gpus:
-        return {name: list(devices[:total]) for name, count in wanted.items() if count}
+        return {name: list(devices[:total]) for name, count in requested.items() if count}
     left = iter(devices)
-    return {name: [next(left) for _ in range(count)] for name, count in wanted.items() if count}
+    return {name: [next(left) for _ in range(count)] for name, count in requested.items() if count}
 
 
 def gpus() -> list[str]:
-    """The NVIDIA devices that this process may use, as CUDA_VISIBLE_DEVICES names them."""
-    given = os.environ.get("CUDA_VISIBLE_DEVICES")
-    if given is not None:
-        return [device.strip() for device in given.split(",") if device.strip() not in ("", "-1")]
+    """Return the NVIDIA devices that this process may use, as CUDA_VISIBLE_DEVICES names them."""
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if visible is not None:
+        return [device.strip() for device in visible.split(",") if device.strip() not in ("", "-1")]
     program = shutil.which("nvidia-smi")
     if program is None:
         return []
     try:
-        told = subprocess.run([program, "-L"], capture_output=True, text=True, timeout=20, check=True)  # noqa: S603
+        listing = subprocess.run([program, "-L"], capture_output=True, text=True, timeout=20, check=True)  # noqa: S603
     except (OSError, subprocess.SubprocessError):
         return []
-    lines = [line for line in told.stdout.splitlines() if line.startswith("GPU ")]
+    lines = [line for line in listing.stdout.splitlines() if line.startswith("GPU ")]
     return [str(number) for number in range(len(lines))]
 
 
-def free_ports(count: int, given: Collection[int] = ()) -> list[int]:
-    """Ports that nothing listens on, below those that the kernel gives to outgoing connections. given: ports that
-    others are to listen on.
+def free_ports(count: int, taken: Collection[int] = ()) -> list[int]:
+    """Return ports on which no process listens, below the ephemeral ports of outgoing connections.
+
+    taken: ports that are left out, because programs that do not listen yet will use them.
     """
-    found: list[int] = []
-    candidates = [port for port in range(_LOWEST_PORT, _HIGHEST_PORT) if port not in given]
+    free: list[int] = []
+    candidates = [port for port in range(_LOWEST_PORT, _HIGHEST_PORT) if port not in taken]
     random.shuffle(candidates)
     for port in candidates:
-        if len(found) == count:
+        if len(free) == count:
             break
         with socket.socket() as probe:
             try:
                 probe.bind(("", port))
             except OSError:
                 continue
-            found.append(port)
-    return found
+            free.append(port)
+    return free
 
 
 def _search_path() -> str:
-    """As that of the job's processes."""
+    """Return the PATH that the processes of the job get."""
     return f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', os.defpath)}"

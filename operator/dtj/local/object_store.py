@@ -24,17 +24,16 @@ if TYPE_CHECKING:
 
 REGION = "us-east-1"
 OWN_BUCKET = "dtj-own"
-"""A bucket for the readiness check. No job uses the bucket."""
+"""The bucket of the readiness check. No job uses this bucket."""
 START_SECONDS = store_keeper.START_SECONDS + 30.0
 """Longer than the keeper's own limit, so that a keeper that gives up can report the reason first."""
 _READABLE_SECONDS = 30.0
 
 
 class OpenStore:
-    """A running S3 server, kept alive by this process and by each process that inherits `lock_fd`.
+    """A running S3 server. The server runs as long as any process has `lock_fd` open.
 
-    environment: the AWS variables that reach it. lock_fd: a file descriptor, inheritable; the server runs as long
-    as any process has it open.
+    environment: the AWS variables with which a program reaches the server. lock_fd: an inheritable file descriptor.
     """
 
     def __init__(self, environment: Mapping[str, str], lock_fd: int) -> None:
@@ -42,15 +41,15 @@ class OpenStore:
         self.lock_fd = lock_fd
 
     def put_folder(self, folder: Path, uri: str, progress: Callable[[int, int], None] | None = None) -> int:
-        """Upload the files of a folder, except those that `uri` has in the same size. Returns the bytes sent.
+        """Upload the files of a folder, except files that `uri` has with the same size. Return the bytes sent.
 
-        progress: called with the bytes sent so far, and the bytes to send. Raises DtjError.
+        progress: called with the bytes sent so far and the total bytes to send. Raises DtjError.
         """
         store = open_prefix(uri, self.environment)
         try:
-            there = {item.key: item.size for item in store.objects()}
+            stored = {item.key: item.size for item in store.objects()}
             local = {p.relative_to(folder).as_posix(): p for p in folder.rglob("*") if p.is_file()}
-            missing = {k: p for k, p in sorted(local.items()) if there.get(k) != p.stat().st_size}
+            missing = {k: p for k, p in sorted(local.items()) if stored.get(k) != p.stat().st_size}
             total, sent = sum(path.stat().st_size for path in missing.values()), 0
             for key, path in missing.items():
                 store.put_file(key, path)
@@ -58,7 +57,7 @@ class OpenStore:
                 if progress:
                     progress(sent, total)
         except s3.S3Error as error:
-            raise DtjError(f"{folder} can't be put into {uri}: {error}") from error
+            raise DtjError(f"{folder} can't be uploaded to {uri}: {error}") from error
         return total
 
     def close(self) -> None:
@@ -77,13 +76,13 @@ class OpenStore:
 def open_store(home: Path, buckets: Sequence[str]) -> OpenStore:
     """Open the object store below `home`, create these buckets, and start the server (about 1 s) if it does not run.
 
-    Raises DtjError: SeaweedFS is not installed or does not start. TimedOut: it does not answer.
+    Raises DtjError if SeaweedFS is not installed or does not start, and TimedOut if the server does not answer.
     """
     folder = home / "s3"
     (folder / "data").mkdir(parents=True, exist_ok=True, mode=0o700)
     users = os.open(folder / "users.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
-        # Take the lock first: a running keeper then stays, and a keeper that was about to end has ended.
+        # Take the lock first. A running keeper then stays. An ending keeper holds the lock until it has ended.
         fcntl.flock(users, fcntl.LOCK_SH)
         os.set_inheritable(users, True)
         with (folder / "start.lock").open("w") as starting:
@@ -101,7 +100,7 @@ def open_store(home: Path, buckets: Sequence[str]) -> OpenStore:
 
 
 def _credentials(folder: Path) -> dict[str, str]:
-    """The only credentials that the server accepts. The first call creates them."""
+    """Return the only credentials that the server accepts. The first call creates them."""
     path = folder / "credentials.json"
     if not path.exists():
         pair = {
@@ -116,8 +115,8 @@ def _credentials(folder: Path) -> dict[str, str]:
 
 
 def _answering(folder: Path, pair: Mapping[str, str]) -> dict[str, str] | None:
-    """The environment of the server that was started last, if it takes an object."""
-    # Check the port before boto3 does: boto3 retries a closed port many times, and would talk to any other server.
+    """Return the environment of the last started server if the server stores an object, else None."""
+    # Check the port first: boto3 retries a closed port many times, and would connect to a foreign server.
     port = store_keeper.running_port(folder)
     if port is None:
         return None
@@ -137,7 +136,7 @@ def _answering(folder: Path, pair: Mapping[str, str]) -> dict[str, str] | None:
 
 
 def _started(folder: Path, pair: Mapping[str, str]) -> dict[str, str]:
-    """Wait until the server answers, with a keeper started unless there is one."""
+    """Start a keeper unless one runs, and wait until the server answers."""
     weed, keeper = _weed(), None
     deadline = time.monotonic() + START_SECONDS
     while time.monotonic() < deadline:
@@ -150,14 +149,14 @@ def _started(folder: Path, pair: Mapping[str, str]) -> dict[str, str]:
         time.sleep(0.05)
     raise TimedOut(
         f"the local object store does not answer after {START_SECONDS:.0f} s",
-        f"end the process that {folder / 'server.json'} names; its log is {folder / 'weed.log'}",
+        f"see the log {folder / 'weed.log'}, and end the process that {folder / 'server.json'} names",
     )
 
 
 def _await_old_objects(environment: Mapping[str, str]) -> None:
-    """Wait until an older object of each bucket can be read: writes work before volumes of the last time are found.
+    """Wait until an older object of each bucket can be read, but at most _READABLE_SECONDS.
 
-    One that is lost for good is left to who reads it.
+    A restarted server accepts writes before it has found its old volumes. A lost object must not block the start.
     """
     deadline = time.monotonic() + _READABLE_SECONDS
     while time.monotonic() < deadline:
@@ -178,7 +177,7 @@ def _read_old_objects(environment: Mapping[str, str]) -> None:
 
 
 def _is_kept(folder: Path) -> bool:
-    """Whether a keeper runs. A keeper restarts a server that crashed."""
+    """Return whether a keeper runs. A keeper restarts a server that crashed."""
     with (folder / "keeper.lock").open("w") as lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
@@ -188,7 +187,7 @@ def _is_kept(folder: Path) -> bool:
 
 
 def _start_keeper(folder: Path, weed: str, pair: Mapping[str, str]) -> subprocess.Popen[bytes]:
-    # Pass only these variables: with the mark of a run, the keeper would be ended together with the run.
+    # Pass only these variables: a keeper with the mark of a run would be ended with that run.
     kept = {name: os.environ[name] for name in ("PATH", "HOME", "TMPDIR") if name in os.environ}
     with (folder / "weed.log").open("wb") as log:
         return subprocess.Popen(  # noqa: S603 - this package's own program
@@ -206,27 +205,27 @@ def _make_buckets(environment: Mapping[str, str], buckets: Sequence[str]) -> Non
         with s3.sentences("s3://" + ",".join(buckets), environment):
             _make_missing(s3.make_client(environment), buckets)
     except s3.S3Error as error:
-        raise DtjError(f"the buckets of the job can't be made: {error}") from error
+        raise DtjError(f"the buckets of the job can't be created: {error}") from error
 
 
 def _make_missing(client: S3Client, buckets: Sequence[str]) -> None:
-    there = {bucket["Name"] for bucket in client.list_buckets()["Buckets"]}
+    existing = {bucket["Name"] for bucket in client.list_buckets()["Buckets"]}
     for bucket in dict.fromkeys(buckets):
-        if bucket not in there:
+        if bucket not in existing:
             client.create_bucket(Bucket=bucket)
 
 
 def _weed() -> str:
     beside = Path(sys.executable).with_name("weed")
-    found = str(beside) if beside.exists() else shutil.which("weed")
-    if found is None:
+    program = str(beside) if beside.exists() else shutil.which("weed")
+    if program is None:
         raise DtjError(
-            "SeaweedFS' program `weed`, the object store of local runs, is missing",
+            "the program `weed` of SeaweedFS, the object store of local runs, is not installed",
             "pip install 'dtj[local]'",
         )
-    return found
+    return program
 
 
 def _last_line(path: Path) -> str:
     lines = path.read_text(errors="replace").strip().splitlines()
-    return f"{lines[-1]} (all of it: {path})" if lines else f"nothing is in {path}"
+    return f"{lines[-1]} (full log: {path})" if lines else f"the log {path} is empty"

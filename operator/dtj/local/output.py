@@ -1,4 +1,4 @@
-"""Follows the output of a run's replicas."""
+"""Follow the output of the replicas of a run."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _LONGEST_PIECE = 64 * 1024
 
 
 class _Tail:
-    """Reads complete lines that are appended to a file."""
+    """A reader of the complete lines that a program appends to a file."""
 
     def __init__(self, begin: int) -> None:
         self._at = begin
@@ -25,7 +25,7 @@ class _Tail:
             block = opened.read(_LONGEST_PIECE)
         self._at += len(block)
         *whole, part = (self._part + block).split(b"\n")
-        # A progress bar rewrites one line, possibly for hours.
+        # A progress bar rewrites one line for hours. Keep only the text after its last carriage return.
         self._part = part[max(part.rfind(b"\r", 0, -1), 0) :]
         if len(self._part) >= _LONGEST_PIECE:
             whole.append(self._part)
@@ -33,22 +33,22 @@ class _Tail:
         return [line.decode(errors="replace") for line in whole]
 
     def rest(self) -> list[str]:
-        """The last line if the program printed no newline after it."""
+        """Return the last line if the program printed no newline after it."""
         rest, self._part = self._part, b""
         return [rest.decode(errors="replace")] if rest else []
 
 
 async def follow_outputs(run: Run, on_line: Callable[[str, str], None]) -> None:
-    """Report each new line with its replica until cancelled, and then the remaining output."""
+    """Call `on_line` with the replica and each new line, until cancelled. Then report the remaining output."""
     tails = {replica: _Tail(file.stat().st_size) for replica, file in run.outputs.items()}
 
     def look() -> bool:
-        found = False
+        any_line = False
         for replica, file in run.outputs.items():
             for line in tails.setdefault(replica, _Tail(0)).lines(file):
                 on_line(replica, line)
-                found = True
-        return found
+                any_line = True
+        return any_line
 
     try:
         while True:

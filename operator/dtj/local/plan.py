@@ -1,4 +1,4 @@
-"""A job's plan for this machine: the same pods, with host names, ports and paths of this machine. Pure."""
+"""Translate the plan of a job for this machine: the same pods with local host names, ports and paths. Pure."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from dtj_trainer import contract
 LOOPBACK = "127.0.0.1"
 ENV_RUN = "DTJ_LOCAL_RUN"
 """The variable that marks every process of a run, so that `end_marked` can end all of them."""
-# Open MPI's variables for hosts and ssh are left out: all ranks run on this machine.
-_MPI_PLACES = re.compile(r"OMPI_MCA_(orte|plm)_|PRTE_MCA_(prte|plm)_")
+# Variables of Open MPI for hosts and ssh. A local run leaves them out, because all ranks run on this machine.
+_MPI_HOSTS = re.compile(r"OMPI_MCA_(orte|plm)_|PRTE_MCA_(prte|plm)_")
 _CONFIG_PATH = re.compile(rf"(^|=){re.escape(str(contract.CONFIG_DIR))}(?=/|$)")
 _REFERENCE = re.compile(r"\$(?:\$|\(([-._a-zA-Z][-._a-zA-Z0-9]*)\))")
 
@@ -30,29 +30,29 @@ class Place:
     """The folders, ports, devices and variables of a run on this machine."""
 
     run: Path
-    """The run's folder."""
+    """The folder of the run."""
     run_id: str
     ports: Mapping[tuple[str, int], int] = field(default_factory=dict)
-    """Port on loopback, by pod and container port."""
+    """Port on loopback, by pod name and container port."""
     gpus: Mapping[str, Sequence[str]] = field(default_factory=dict)
-    """Devices by pod."""
+    """Devices by pod name."""
     environment: Mapping[str, str] = field(default_factory=dict)
-    """Additional variables, for example of the object store. They override those of the plan."""
+    """Additional variables, for example of the object store. They override the variables of the plan."""
     secrets: Mapping[str, str] = field(default_factory=dict)
-    """The source of variables with a `valueFrom`."""
+    """Values for variables with a `valueFrom`."""
 
     @property
     def config(self) -> Path:
-        """The folder of the ConfigMap's files."""
+        """Return the folder with the files of the ConfigMap."""
         return self.run / "config"
 
     def root(self, pod: contract.PodInfo) -> Path:
-        """The workspace of a replica, `/dtj` in a container."""
+        """Return the workspace of a replica, which is `/dtj` in a container."""
         return self.run / pod.name
 
 
 def local_plan(plan: Plan, place: Place) -> Plan:
-    """The plan with pods for this machine. The pods keep only the fields that `LocalPod` reads."""
+    """Return the plan with pods for this machine. The pods keep only the fields that `LocalPod` reads."""
     service = plan.service["metadata"]
     addresses = {
         host_name(service["name"], service["namespace"], replica.role, replica.index): replica.name
@@ -63,13 +63,13 @@ def local_plan(plan: Plan, place: Place) -> Plan:
         plan,
         ssh_secret=None,
         tensorboard=None,
-        mpijob=None,  # the plan has the same pods
+        mpijob=None,  # `pod` gives the pods that mpi-operator would create
         pod=lambda replica: _pod(plan.pod(replica), plan, place, addresses, first),
     )
 
 
 def container_ports(plan: Plan) -> list[tuple[str, int]]:
-    """The pod and the container port of each port in the plan."""
+    """Return the pod name and the container port of each port in the plan."""
     return [
         (pod["metadata"]["name"], port["containerPort"])
         for pod in plan.pods
@@ -78,8 +78,8 @@ def container_ports(plan: Plan) -> list[tuple[str, int]]:
 
 
 def missing_variables(plan: Plan, secrets: Mapping[str, str]) -> list[str]:
-    """Required variables with a `valueFrom` that have no value here."""
-    wanted = (
+    """Return the names of required variables with a `valueFrom` that have no value on this machine."""
+    unset = (
         variable
         for pod in plan.pods
         for variable in trainer_container(pod).get("env", [])
@@ -90,14 +90,14 @@ def missing_variables(plan: Plan, secrets: Mapping[str, str]) -> list[str]:
     return sorted(
         {
             variable["name"]
-            for variable in wanted
+            for variable in unset
             if not any(source.get("optional") for source in variable["valueFrom"].values())
         }
     )
 
 
 def left_out(plan: Plan) -> list[str]:
-    """Notes on parts of the job that a local run leaves out."""
+    """Return notes on the parts of the job that a local run leaves out."""
     others = {
         container["name"]
         for pod in plan.pods
@@ -105,16 +105,18 @@ def left_out(plan: Plan) -> list[str]:
         for container in pod["spec"].get(kind, [])
         if container["name"] != TRAINER_CONTAINER
     }
-    notes = [f"container {name} of the template is not run on this machine" for name in sorted(others)]
+    notes = [f"container {name} of the template does not run on this machine" for name in sorted(others)]
     if plan.tensorboard:
-        notes.append("spec.tensorboard is for a cluster; here `dtj tensorboard NAME --local` serves one")
+        notes.append("spec.tensorboard is for a cluster; on this machine, use `dtj tensorboard NAME --local`")
     if plan.mpijob:
-        notes.append("horovod.launcher: MPIJob is for a cluster; on this machine dtj starts the ranks itself")
+        notes.append(
+            "horovod.launcher: MPIJob is for a cluster; on this machine, dtj starts the ranks itself"
+        )
     return notes
 
 
 def _info(pod: Manifest) -> contract.PodInfo:
-    """What the plan says to the trainer in a pod."""
+    """Return the data of the plan for the trainer in a pod (DTJ_POD)."""
     variables = trainer_container(pod)["env"]
     return contract.PodInfo.from_json(next(v["value"] for v in variables if v["name"] == contract.ENV_POD))
 
@@ -126,14 +128,20 @@ def _pod(
     addresses: Mapping[str, str],
     first: contract.PodInfo | None,
 ) -> Manifest:
-    """The pod for this machine. plan: that of the cluster. first: the pod with rank 0."""
+    """Return the pod for this machine.
+
+    plan: the plan for a cluster. addresses: pod name by host name. first: the pod with rank 0.
+    """
     container, name = trainer_container(pod), pod["metadata"]["name"]
 
-    def moved(text: str) -> str:
-        # `/dtj` is not rewritten: dtj-launch mounts the workspace of the replica or rank there.
-        text = _CONFIG_PATH.sub(lambda found: found[1] + str(place.config), text)
+    def translated(text: str) -> str:
+        # Do not rewrite `/dtj`: dtj-launch mounts the workspace of the replica or rank there.
+        text = _CONFIG_PATH.sub(lambda match: match[1] + str(place.config), text)
         for host, owner in addresses.items():
-            pattern = rf"(?<![\w.-]){re.escape(host)}(?::(\d+)\b)?"
+            # A pod may leave out the end of a name: the namespace, and svc.
+            pod_and_service, namespace = host.removesuffix(".svc").rsplit(".", 1)
+            end = rf"(?:\.{re.escape(namespace)}(?:\.svc)?)?(?!\.?[\w-])"
+            pattern = rf"(?<![\w.-]){re.escape(pod_and_service)}{end}(?::(\d+)\b)?"
             text = re.sub(pattern, partial(_address, place, owner), text)
         return text
 
@@ -141,25 +149,25 @@ def _pod(
     for variable, value in _variables(container, plan.config, place):
         if (listener := plan.port_variables.get(variable)) is not None:
             env[variable] = str(place.ports[listener, int(value)])
-        elif not _MPI_PLACES.match(variable):
-            env[variable] = moved(_expanded(value, env))
+        elif not _MPI_HOSTS.match(variable):
+            env[variable] = translated(_expanded(value, env))
     own = _own_environment(pod, place, first)
-    if named := [
+    if with_root := [
         name for name, value in env.items() if contract.ROOT_IN_TEXT.search(value) and name not in own
     ]:
-        env[contract.ENV_ROOT_VARIABLES] = " ".join(named)
+        env[contract.ENV_ROOT_VARIABLES] = " ".join(with_root)
     env |= own
     words = [*container.get("command", []), *container.get("args", [])]
     if not _is_started_by_dtj(pod):
         words = ["dtj-launch", "command", "--", *words]
-    made: Manifest = {
+    translated_container: Manifest = {
         "name": TRAINER_CONTAINER,
-        "command": [moved(_expanded(word, env)) for word in words],
+        "command": [translated(_expanded(word, env)) for word in words],
         "env": [{"name": variable, "value": value} for variable, value in env.items()],
     }
     if probe := _probe(container, name, place):
-        made["readinessProbe"] = probe
-    return {**pod, "spec": {"containers": [made]}}
+        translated_container["readinessProbe"] = probe
+    return {**pod, "spec": {"containers": [translated_container]}}
 
 
 def _variables(container: Manifest, config: Manifest, place: Place) -> Iterator[tuple[str, str]]:
@@ -173,7 +181,7 @@ def _variables(container: Manifest, config: Manifest, place: Place) -> Iterator[
 
 
 def _in_config(variable: Manifest, config: Manifest) -> str | None:
-    """The value of a variable that comes from the job's own ConfigMap."""
+    """Return the value of a variable from the ConfigMap of the job; None if the variable has another source."""
     key = variable["valueFrom"].get("configMapKeyRef") or {}
     own = key.get("name") == config["metadata"]["name"]
     return config["data"].get(key.get("key")) if own else None
@@ -181,8 +189,8 @@ def _in_config(variable: Manifest, config: Manifest) -> str | None:
 
 def _own_environment(pod: Manifest, place: Place, first: contract.PodInfo | None) -> dict[str, str]:
     info, name = _info(pod), pod["metadata"]["name"]
-    # A command of the job's own in a pod without ranks starts all ranks from there, as mpirun in a launcher. Only the
-    # files of rank 0 are uploaded.
+    # A user's command in a pod without ranks, such as mpirun in a launcher, starts all ranks in its own workspace.
+    # Use the workspace of rank 0, because dtj uploads only the files of rank 0.
     workspace = first if first and not info.slots and not _is_started_by_dtj(pod) else info
     env = {
         contract.ENV_ROOT: str(place.root(workspace)),
@@ -190,7 +198,7 @@ def _own_environment(pod: Manifest, place: Place, first: contract.PodInfo | None
         contract.ENV_TERMINATION_LOG: str(place.root(info) / "termination.json"),
         "CUDA_VISIBLE_DEVICES": ",".join(place.gpus.get(name, ())),
         ENV_RUN: place.run_id,
-        # A pod without a progress port serves no progress.
+        # An empty port: the pod does not serve /progress.
         contract.ENV_PROGRESS_PORT: str(place.ports.get((name, contract.PROGRESS_PORT), "")),
         **place.environment,
     }
@@ -200,23 +208,24 @@ def _own_environment(pod: Manifest, place: Place, first: contract.PodInfo | None
 
 
 def _is_started_by_dtj(pod: Manifest) -> bool:
-    """Whether the container runs dtj's start script. Otherwise the template sets a command."""
+    """Return whether the container runs dtj's start script. Otherwise the template sets a command."""
     return tuple(trainer_container(pod).get("command", ())[: len(START)]) == START
 
 
 def _probe(container: Manifest, name: str, place: Place) -> Manifest | None:
-    """The readiness probe of the replica: a loopback port that accepts connections, or a socket that exists."""
+    """Return the readiness probe: a loopback port that must accept connections, or a socket file that must exist."""
     probe = container.get("readinessProbe") or {}
     port = next((probe[kind].get("port") for kind in ("tcpSocket", "httpGet") if kind in probe), None)
     if port == contract.SSH_PORT and any(p.get("name") == "ssh" for p in container.get("ports", [])):
-        # Ranks start without ssh, through the socket of the worker's supervisor.
+        # On this machine, ranks start without ssh, through the socket of the worker's supervisor.
         return {"exec": {"command": ["test", "-S", f"{contract.RUN}/supervisor.sock"]}}
     port = next((p["containerPort"] for p in container.get("ports", []) if p.get("name") == port), port)
     return None if port is None else {"tcpSocket": {"port": place.ports.get((name, port), port)}}
 
 
-def _address(place: Place, pod: str, found: re.Match[str]) -> str:
-    port = found[1]
+def _address(place: Place, pod: str, match: re.Match[str]) -> str:
+    """Return the loopback address for a host name that may have a port."""
+    port = match[1]
     return f"{LOOPBACK}:{place.ports.get((pod, int(port)), port)}" if port else LOOPBACK
 
 

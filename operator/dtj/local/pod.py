@@ -1,4 +1,4 @@
-"""Runs a replica as a process of this machine, as a kubelet runs a pod."""
+"""Run a replica as a process of this machine, as a kubelet runs a pod."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from dtj.status.pods import Exit, PodView
 from dtj.status.times import written_time
 from dtj_trainer import contract
 
-# The kubelet uses this much of a log as the termination message.
+# Maximum length of the end of the log that the kubelet uses as the termination message.
 _FALLBACK_BYTES, _FALLBACK_LINES = 2048, 80
 _CANNOT_START = 128
 _PROBE_SECONDS = 0.2
@@ -37,8 +37,10 @@ class LocalPod:
     def __init__(
         self, manifest: Manifest, folder: Path, environment: Mapping[str, str], clock: Callable[[], datetime]
     ) -> None:
-        """folder: the workspace of the pod. It is emptied, except for the output of earlier attempts. environment:
-        variables of this machine; those of the manifest override them.
+        """Empty the workspace and start the process.
+
+        folder: the workspace. The output of earlier attempts stays in it. environment: variables of this machine. The
+        variables of the manifest override them.
         """
         self.manifest = manifest
         self.name: str = manifest["metadata"]["name"]
@@ -50,7 +52,7 @@ class LocalPod:
         self._ready = False
         self._exit: Exit | None = None
         self._kill_at: float | None = None
-        self._made = written_time(clock())
+        self._created = written_time(clock())
         _empty(folder)
         output = folder / OUTPUT_FILE
         self._output_begin = output.stat().st_size if output.exists() else 0
@@ -58,12 +60,12 @@ class LocalPod:
 
     @property
     def ended(self) -> bool:
-        """Whether the process and all its child processes have ended."""
+        """Return whether the process and all its child processes have ended."""
         return self._exit is not None
 
     @property
     def owned(self) -> OwnedPod:
-        """The pod as the operator's cache holds it."""
+        """Return the pod as the watch cache of the operator holds it."""
         return OwnedPod(controller_uid(self.manifest), self._view())
 
     def stop(self) -> None:
@@ -73,14 +75,14 @@ class LocalPod:
             send([self._process.pid], signal.SIGTERM)
 
     def check(self) -> bool:
-        """Update the state. Returns whether the state changed."""
+        """Update the state. Return whether the state changed."""
         if self._exit is not None or self._process is None:
             return False
         code = self._process.poll()
         if code is not None:
             # In a container, no process outlives the first one.
             kill_session(self._process.pid)
-            # In a container this folder is in memory. It holds the environment with its credentials, so remove it.
+            # Remove this folder, which contains credentials. In a container the folder is in memory.
             shutil.rmtree(self._folder / contract.RUN, ignore_errors=True)
             self._exit = self._ended(code if code >= 0 else 128 - code)
             return True
@@ -131,13 +133,13 @@ class LocalPod:
         )
 
     def _termination_message(self, code: int) -> str:
-        """The termination message, as the kubelet reads it with `terminationMessagePolicy: FallbackToLogsOnError`."""
+        """Return the termination message as with `terminationMessagePolicy: FallbackToLogsOnError`."""
         try:
-            told = Path(self._env[contract.ENV_TERMINATION_LOG]).read_bytes()
+            message = Path(self._env[contract.ENV_TERMINATION_LOG]).read_bytes()
         except OSError:
-            told = b""
-        if told or not code:
-            return told[: contract.TERMINATION_MESSAGE_BYTES].decode(errors="replace")
+            message = b""
+        if message or not code:
+            return message[: contract.TERMINATION_MESSAGE_BYTES].decode(errors="replace")
         with (self._folder / OUTPUT_FILE).open("rb") as output:
             size = output.seek(0, os.SEEK_END)
             output.seek(max(self._output_begin, size - _FALLBACK_BYTES))
@@ -157,7 +159,7 @@ class LocalPod:
             ready=self._ready and self._exit is None,
             deleting=self._kill_at is not None,
             scheduled=True,
-            scheduled_at=self._made,
+            scheduled_at=self._created,
             node=None,
             ip=LOOPBACK,
             reason="",

@@ -1,4 +1,4 @@
-"""Finds processes in /proc and ends them. The guard imports this module: standard library only."""
+"""Find processes in /proc and end them. The guard imports this module, which uses the standard library only."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ _HOPELESS_SECONDS = 30.0
 
 
 def marked(variable: str, value: str) -> list[int]:
-    """Processes that were started with this variable in their environment."""
+    """Return the processes that were started with this value of the variable in their environment."""
     mark = f"{variable}={value}".encode()
     return [pid for pid in _all() if mark in _read(pid, "environ").split(b"\0")]
 
 
 def in_sessions(sessions: Iterable[int]) -> list[int]:
-    """Processes of these sessions, without zombies."""
+    """Return the processes of these sessions, without zombies."""
     wanted = set(sessions)
     return [pid for pid in _all() if _session(pid) in wanted]
 
 
 def is_alive(pid: int) -> bool:
-    """Whether the process runs. A zombie does not run."""
+    """Return whether the process runs. A zombie does not run."""
     return _session(pid) is not None
 
 
@@ -39,8 +39,10 @@ def send(pids: Iterable[int], number: signal.Signals) -> None:
 
 
 def end_marked(variable: str, value: str, patience: float) -> None:
-    """End all processes with this mark: SIGTERM to session leaders, and SIGKILL to all `patience` seconds later.
-    Returns when no process with the mark is left.
+    """End all processes that have this variable in their environment.
+
+    Send SIGTERM to the session leaders, and SIGKILL to all processes `patience` seconds later. Return when no such
+    process is left, or when a process survives SIGKILL.
     """
     leaders = {pid for pid in marked(variable, value) if _session(pid) == pid}
     if patience:
@@ -48,11 +50,11 @@ def end_marked(variable: str, value: str, patience: float) -> None:
     kill_from = time.monotonic() + patience
     found_none = False
     while time.monotonic() < kill_from + _HOPELESS_SECONDS:
-        # A process may have been started without the mark. The session of its leader identifies it.
+        # A process may have been started without the variable. Then its session identifies the process.
         left = {*marked(variable, value), *in_sessions(leaders)}
         if not left and found_none:
             return
-        # A process shows no environment in the middle of an exec, so the search must find nothing twice.
+        # During an exec, /proc shows no environment of the process. Therefore two searches must find no process.
         found_none = not left
         if time.monotonic() >= kill_from:
             send(left, signal.SIGKILL)

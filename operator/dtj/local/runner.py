@@ -1,4 +1,4 @@
-"""Runs a job on this machine with the operator's own controller."""
+"""Run a job on this machine with the controller of the operator."""
 
 from __future__ import annotations
 
@@ -41,29 +41,30 @@ from dtj_trainer import contract
 _PROGRESS_SECONDS = 1.0
 _LOOK_SECONDS = 0.1
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-# A replica gets its variables from the plan. Variables of another job, or of what started dtj as a rank, are removed.
-_NOT_PASSED_ON = ("DTJ_", "OMPI_", "PMIX_", "PMI_", "PRTE_", "SLURM_", "HOROVOD_", "TF_CONFIG")
+# A replica gets its variables from the plan. Remove the variables of another job, or of an MPI that started dtj. The
+# variables of the registered strategies are removed too.
+_REMOVED_PREFIXES = ("DTJ_", "OMPI_", "PMIX_", "PMI_", "PRTE_", "SLURM_", "HOROVOD_", "TF_CONFIG")
 
 
 class Watcher(Protocol):
-    """Receives the progress of a run. All calls come from the thread of the run."""
+    """A receiver of the progress of a run. All calls come from the thread of the run."""
 
     def note(self, text: str) -> None:
-        """A sentence for the user."""
+        """Receive a sentence for the user."""
 
     def event(self, event: Manifest) -> None:
-        """An Event object of the operator."""
+        """Receive an Event object of the operator."""
 
     def line(self, replica: str, text: str) -> None:
-        """A line that a replica, `<role>-<index>`, printed."""
+        """Receive a line that a replica printed. replica: `<role>-<index>`."""
 
     def status(self, status: JobStatus) -> None:
-        """The new status, after each change."""
+        """Receive the new status after each change."""
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """How a run ended."""
+    """The end of a run."""
 
     run: Run
     status: JobStatus
@@ -79,52 +80,55 @@ def run_job(
     data: Path | None = None,
     resume: bool = False,
 ) -> Outcome:
-    """Run a valid job to its end. Returns when no process of the run is left.
+    """Run a valid job to its end. Return when no process of the run is left.
 
-    resume: continue the run of that name. Raises DtjError before any process starts.
+    home: the folder of dtj's files. data: a folder to upload to data.uri. resume: continue the stored run of that
+    name. Raises DtjError if the job can't run on this machine, before any process starts.
     """
     check_machine(job)
     if job.spec.run_policy.suspend:
-        raise Unusable("runPolicy.suspend is true: the job would only wait", "set it to false")
+        raise Unusable(
+            "runPolicy.suspend is true: the job would never start", "set runPolicy.suspend to false"
+        )
     if manager := job.spec.run_policy.other_manager:
         raise Unusable(
-            f"runPolicy.managedBy is {manager}: another controller carries this job out",
-            "leave managedBy out to run the job here",
+            f"runPolicy.managedBy is {manager}: another controller runs this job",
+            "remove managedBy to run the job on this machine",
         )
     run = Runs(home).run(job.name, job.namespace)
     with run.locked() as lock:
         stored = run.job if resume else None
         if stored is not None and stored.status.phase is Phase.SUCCEEDED:
-            watcher.note(f"{job.name} has succeeded already")
+            watcher.note(f"{job.name} has already succeeded")
             return Outcome(run, stored.status, interrupted=False)
         with chosen_store(job, s3, home, data, watcher.note) as store:
-            manifest = _taken_up(job, stored, store)
+            manifest = _stored_manifest(job, stored, store)
             place = _place(read_job(manifest), run, store, watcher)
             if stored is None:
                 run.remove()
             run.folder.mkdir(parents=True, exist_ok=True)
             if note := without_own_root(run.folder):
                 watcher.note(note)
-            guard = Guard(ENV_RUN, place.run_id, run.folder, (*store.held, lock))
+            guard = Guard(ENV_RUN, place.run_id, run.folder, (*store.descriptors, lock))
             try:
                 return asyncio.run(_Drive(run, manifest, place, store, watcher).go())
             finally:
                 guard.release()
 
 
-def _taken_up(job: Job, stored: Job | None, store: ChosenStore) -> Manifest:
-    """The job as an API server would store it: new, or with the stored status of a run that continues."""
+def _stored_manifest(job: Job, stored: Job | None, store: ChosenStore) -> Manifest:
+    """Return the job as an API server would store it. A run that continues keeps its stored status."""
     manifest = written(job)
     status = stored.status if stored else JobStatus()
-    # Deadlines count from now on, as after a suspension: the time without `dtj run` does not count.
+    # The deadlines restart as after a suspension: the time without `dtj run` does not count.
     status = status.model_copy(update={"start_time": None})
     if stored is not None and stored.spec.strategy != job.spec.strategy:
         raise Unusable(
-            f"{job.name} was run with strategy {stored.spec.strategy}, which can't be changed",
-            "run it anew, without --resume",
+            f"{job.name} was run with strategy {stored.spec.strategy}, and --resume can't change the strategy",
+            "run the job anew, without --resume",
         )
     if stored is not None and status.finished:
-        status = _begun_again(job, status.attempt + 1)
+        status = _restarted(job, status.attempt + 1)
     return {
         **manifest,
         "metadata": {
@@ -139,8 +143,8 @@ def _taken_up(job: Job, stored: Job | None, store: ChosenStore) -> Manifest:
     }
 
 
-def _begun_again(job: Job, attempt: int) -> JobStatus:
-    """The status of a failed job that is run again: only the number of the attempt stays."""
+def _restarted(job: Job, attempt: int) -> JobStatus:
+    """Return the status of a failed job that runs again: only the number of the attempt stays."""
     plan = plan_without_gang(job)
     alone = plan.restarts_with is not None
     replicas = {name.removeprefix(f"{job.name}-"): attempt for name in plan.attempts}
@@ -152,11 +156,11 @@ def _place(job: Job, run: Run, store: ChosenStore, watcher: Watcher) -> Place:
     secrets = {**os.environ, **store.environment}
     if missing := missing_variables(plan, secrets):
         raise Unusable(
-            f"the job takes {', '.join(missing)} from its cluster, and this environment has no such variable",
+            f"the job reads {', '.join(missing)} from its cluster (valueFrom), but the environment does not set it",
             f"export {missing[0]}=…",
         )
-    for sentence in left_out(plan):
-        watcher.note(sentence)
+    for note in left_out(plan):
+        watcher.note(note)
     return Place(
         run=run.folder,
         run_id=uuid.uuid4().hex,
@@ -173,7 +177,7 @@ class _Drive:
         self, run: Run, manifest: Manifest, place: Place, store: ChosenStore, watcher: Watcher
     ) -> None:
         self._run, self._place, self._watcher = run, place, watcher
-        self._cluster = LocalCluster(run, manifest, _outside(store), _now, watcher.event)
+        self._cluster = LocalCluster(run, manifest, _machine_environment(store), _now, watcher.event)
         self._interrupts = 0
 
     async def go(self) -> Outcome:
@@ -211,7 +215,7 @@ class _Drive:
         return Outcome(self._run, status, interrupted=bool(self._interrupts) and not status.finished)
 
     def _plan(self, job: Job) -> Plan:
-        """The plan for this machine. An attempt may have other container ports than the attempt before."""
+        """Return the plan for this machine. An attempt may have other container ports than the attempt before."""
         plan, ports = plan_without_gang(job), self._place.ports
         new = [port for port in container_ports(plan) if port not in ports]
         free = zip(new, free_ports(len(new), ports.values()), strict=True)
@@ -219,22 +223,22 @@ class _Drive:
         return local_plan(plan, self._place)
 
     async def _to_the_end(self) -> None:
-        told: JobStatus | None = None
+        reported: JobStatus | None = None
         while self._interrupts < 2:
             if fault := self._cluster.fault:
                 raise DtjError(
-                    f"the run can't be kept in {self._run.folder}: {fault.strerror}",
-                    "make room there, then `dtj run FILE --resume`",
+                    f"the run can't be stored in {self._run.folder}: {fault.strerror}",
+                    "free space on that disk, then `dtj run FILE --resume`",
                 )
             status = self._cluster.status
-            if status != told:
-                told = status
+            if status != reported:
+                reported = status
                 self._watcher.status(status)
             stopped = status.finished or (self._interrupts and status.phase is Phase.SUSPENDED)
             if stopped and not self._cluster.alive:
                 return
             if status.finished:
-                # End all pods, whatever cleanPodPolicy says: no pod may outlive `dtj run`.
+                # End all pods, also with cleanPodPolicy None: no pod may outlive `dtj run`.
                 self._cluster.stop_pods()
             await asyncio.sleep(_LOOK_SECONDS)
 
@@ -244,22 +248,24 @@ class _Drive:
             self._cluster.suspend()
             alive = ", ".join(self._cluster.alive)
             self._watcher.note(
-                f"stopping: waits until {alive} saved a checkpoint and ended; Ctrl-C again ends them at once"
+                f"stopping: waits until {alive} saved a checkpoint and ended; Ctrl-C again kills the processes"
                 if alive
-                else "stopping: no replica of the job runs now"
+                else "stopping: no replica of the job runs"
             )
         else:
-            self._watcher.note("every process of the job is ended at once")
+            self._watcher.note("killing every process of the job")
 
 
-def _outside(store: ChosenStore) -> Mapping[str, str]:
-    """The variables of this machine that replicas get."""
-    hidden = (*_NOT_PASSED_ON, *(["AWS_"] if store.environment else []))
-    own = frozenset[str]().union(*(rules.variables for rules in RULES.values()))
+def _machine_environment(store: ChosenStore) -> Mapping[str, str]:
+    """Return the variables of this machine that replicas get."""
+    removed = (*_REMOVED_PREFIXES, *(["AWS_"] if store.environment else []))
+    of_strategies = frozenset[str]().union(*(rules.variables for rules in RULES.values()))
     passed_on = {
-        name: value for name, value in os.environ.items() if name not in own and not name.startswith(hidden)
+        name: value
+        for name, value in os.environ.items()
+        if name not in of_strategies and not name.startswith(removed)
     }
-    # tini reaps zombies as process 1 of a container. Elsewhere tini must be a subreaper.
+    # tini can reap zombies as process 1 of a container. Outside a container, tini must be a subreaper.
     return {**passed_on, "TINI_SUBREAPER": "1"}
 
 

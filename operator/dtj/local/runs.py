@@ -1,4 +1,4 @@
-"""The runs of this machine, stored below dtj's home: `runs/<namespace>/<job>/`."""
+"""The runs of this machine, stored below the home of dtj in `runs/<namespace>/<job>/`."""
 
 from __future__ import annotations
 
@@ -19,69 +19,69 @@ from dtj.local.processes import is_alive
 
 JOB_FILE, EVENTS_FILE, OUTPUT_FILE = "job.json", "events.jsonl", "output.log"
 ANNOTATION_S3 = "dtj.dev/local-s3"
-"""Which object store a run has: one of S3Store."""
-# Seconds that the guard may need to end all processes of a run whose dtj was killed.
+"""Annotation with the object store of a run, a value of S3Store."""
+# Seconds that the guard may need to end all processes of a run after dtj was killed.
 _GUARD_SECONDS = 15.0
 
 
 def home() -> Path:
-    """Where dtj keeps runs and the embedded store: $DTJ_HOME, else below $XDG_DATA_HOME or ~/.local/share."""
-    if given := os.environ.get("DTJ_HOME"):
-        return Path(given).expanduser().absolute()
+    """Return the folder of runs and of the embedded store: $DTJ_HOME, or dtj in $XDG_DATA_HOME or ~/.local/share."""
+    if folder := os.environ.get("DTJ_HOME"):
+        return Path(folder).expanduser().absolute()
     return Path(os.environ.get("XDG_DATA_HOME") or "~/.local/share").expanduser().absolute() / "dtj"
 
 
 @dataclass(frozen=True)
 class Run:
-    """One run, as it is on the disk."""
+    """One run on the disk."""
 
     folder: Path
 
     @property
     def name(self) -> str:
-        """The job's."""
+        """Return the name of the job."""
         return self.folder.name
 
     @property
     def namespace(self) -> str:
-        """The job's."""
+        """Return the namespace of the job."""
         return self.folder.parent.name
 
     @property
     def manifest(self) -> Manifest:
-        """The stored job with its metadata, spec and status. Raises NotFound when no job is stored."""
+        """Return the stored job with metadata, spec and status. Raises NotFound when no job is stored."""
         try:
-            found: Manifest = json.loads((self.folder / JOB_FILE).read_bytes())
+            manifest: Manifest = json.loads((self.folder / JOB_FILE).read_bytes())
         except FileNotFoundError:
             raise NotFound(
                 f"{self.namespace}/{self.name} was not run on this machine", "dtj run FILE"
             ) from None
-        return found
+        return manifest
 
     @property
     def job(self) -> Job:
-        """The stored job as a model."""
+        """Return the stored job as a model."""
         return read_job(self.manifest)
 
     @property
     def pid(self) -> int | None:
-        """The pid of the dtj process that carries the run out; None if none does, whatever phase is stored."""
+        """Return the pid of the dtj process of the run. None if no process runs, whatever phase is stored."""
         return _holder(self.lock_file)
 
     @property
     def lock_file(self) -> Path:
-        """The lock file, locked during the run. It contains the pid of the dtj process."""
+        """Return the lock file, which is locked during the run and contains the pid of the dtj process."""
         return self.folder.with_name(f".{self.name}.lock")
 
     @property
     def embedded_store(self) -> bool:
-        """Whether the artifacts are in the embedded store (`dtj.local.object_store`)."""
+        """Return whether the artifacts are in the embedded store (`dtj.local.object_store`)."""
         annotations = self.manifest["metadata"].get("annotations") or {}
         return bool(annotations.get(ANNOTATION_S3) == "embedded")
 
     @property
     def events(self) -> list[Manifest]:
-        """The Event objects of the run, the oldest first."""
+        """Return the Event objects of the run, the oldest first."""
         try:
             lines = (self.folder / EVENTS_FILE).read_text().splitlines()
         except FileNotFoundError:
@@ -90,7 +90,7 @@ class Run:
 
     @property
     def outputs(self) -> dict[str, Path]:
-        """The output files of the replicas over all attempts, by `<role>-<index>`."""
+        """Return the output files by replica, `<role>-<index>`. A file has the output of all attempts."""
         return {file.parent.name: file for file in sorted(self.folder.glob(f"*/{OUTPUT_FILE}"))}
 
     def write(self, manifest: Manifest) -> None:
@@ -110,14 +110,14 @@ class Run:
 
     @contextmanager
     def locked(self) -> Iterator[int]:
-        """Lock the run. Returns the descriptor of the lock. Raises Unusable while another process has the lock."""
+        """Lock the run and yield the descriptor of the lock. Raises Unusable while another process has the lock."""
         try:
             self.lock_file.parent.mkdir(parents=True, exist_ok=True)
             descriptor = os.open(self.lock_file, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
         except OSError as error:
             raise Unusable(
                 f"dtj can't write to {self.lock_file.parent}: {error.strerror}",
-                "say by DTJ_HOME where it keeps its runs",
+                "set DTJ_HOME to a folder for the runs",
             ) from error
         try:
             self._take(descriptor)
@@ -136,44 +136,50 @@ class Run:
             except BlockingIOError:
                 pid = _holder(self.lock_file)
                 if pid is not None or time.monotonic() > deadline:
-                    who = f"by process {pid}" if pid else "already"
+                    where = f" in process {pid}" if pid else ""
                     raise Unusable(
-                        f"{self.namespace}/{self.name} is being run {who}",
-                        "end that one first, or give this one another name with --name",
+                        f"{self.namespace}/{self.name} is already running{where}",
+                        "end that run first, or give this run another name with --name",
                     ) from None
-            time.sleep(0.1)  # dtj was killed, and the guard ends the remaining processes
+            time.sleep(0.1)  # dtj was killed, and its guard still holds the lock
 
 
 class Runs:
     """All runs of this machine."""
 
     def __init__(self, folder: Path) -> None:
-        """folder: where dtj keeps its files on this machine, DTJ_HOME."""
+        """folder: the home of dtj on this machine."""
         self._folder = folder / "runs"
 
     def run(self, name: str, namespace: str) -> Run:
-        """The run of that name, which may not exist. Raises Unusable for names that lead out of the folder."""
+        """Return the run of that name, which may not exist. Raises Unusable for an invalid name or namespace."""
         if not (is_namespace(namespace) and is_dns_label(name)):
-            raise Unusable(f"{namespace}/{name} is no namespace and name of a job")
+            raise Unusable(f"{namespace}/{name} is not a valid namespace and name of a job")
         return Run(self._folder / namespace / name)
 
     def find(self, name: str, namespace: str | None = None) -> Run:
-        """The run of a job. Raises NotFound, and Unusable when the name is in several namespaces, none given."""
-        found = [r for r in self.list() if r.name == name and namespace in (None, r.namespace)]
-        if not found:
-            raise NotFound(f"no job {name} was run on this machine", "dtj list --local shows those that were")
-        if len(found) > 1:
-            spaces = ", ".join(run.namespace for run in found)
-            raise Unusable(f"{name} was run in several namespaces: {spaces}", "name one with --namespace")
-        return found[0]
+        """Return the run of a job.
+
+        Raises NotFound if no job of this name was run, and Unusable if several namespaces have a job of this name and
+        `namespace` is None.
+        """
+        matches = [r for r in self.list() if r.name == name and namespace in (None, r.namespace)]
+        if not matches:
+            raise NotFound(f"no job {name} was run on this machine", "dtj list --local shows all runs of it")
+        if len(matches) > 1:
+            namespaces = ", ".join(run.namespace for run in matches)
+            raise Unusable(
+                f"{name} was run in several namespaces: {namespaces}", "choose one with --namespace"
+            )
+        return matches[0]
 
     def list(self) -> list[Run]:
-        """Every run, by namespace and name."""
+        """Return every run, sorted by namespace and name."""
         return [Run(file.parent) for file in sorted(self._folder.glob(f"*/*/{JOB_FILE}"))]
 
 
 def _holder(lock_file: Path) -> int | None:
-    """The living process that holds the lock; the guard that outlives it for seconds does not count."""
+    """Return the dtj process that holds the lock; None if there is none. A guard that outlives dtj does not count."""
     try:
         descriptor = os.open(lock_file, os.O_RDONLY | os.O_CLOEXEC)
     except OSError:

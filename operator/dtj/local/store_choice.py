@@ -1,4 +1,4 @@
-"""Which object store a run has, and the environment that leads to it."""
+"""Choose the object store of a run, and the environment with which programs reach the store."""
 
 from __future__ import annotations
 
@@ -25,10 +25,12 @@ _CONNECT_SECONDS = 2.0
 
 
 class S3Store(StrEnum):
-    """Where the artifacts and the data of a local run are."""
+    """The object store with the artifacts and the data of a local run."""
 
     EMBEDDED = "embedded"
+    """SeaweedFS on this machine."""
     JOB = "job"
+    """The endpoint of the job."""
 
 
 @dataclass(frozen=True)
@@ -37,30 +39,33 @@ class ChosenStore:
 
     kind: S3Store
     environment: dict[str, str]
-    """Variables that lead to it."""
-    held: tuple[int, ...] = ()
-    """Descriptors that keep it up."""
+    """Variables with which programs reach the store."""
+    descriptors: tuple[int, ...] = ()
+    """File descriptors. The store runs as long as a process has them open."""
 
 
 @contextmanager
 def chosen_store(
     job: Job, wish: S3Store, home: Path, data: Path | None, tell: Callable[[str], None]
 ) -> Iterator[ChosenStore]:
-    """The store of a job's run, kept up meanwhile.
+    """Yield the store of a run. The store runs during the context.
 
-    wish: the embedded one is left alone where the job's own endpoint answers and there are credentials for it.
-    data: a folder that is put at the job's data.uri, unless that is there. tell: hears of it. Raises DtjError.
+    wish: the preferred store. EMBEDDED still chooses the endpoint of the job if that endpoint answers and credentials
+    are set. data: a folder to upload to data.uri of the embedded store; files that exist there are not sent again.
+    tell: called with a note for the user. Raises DtjError.
     """
     if wish is S3Store.EMBEDDED and not _own_is_reachable(job):
         with _embedded(job, home, data, tell) as chosen:
             yield chosen
         return
     if data is not None:
-        raise Unusable("--data needs the embedded store, this run uses the job's own", "leave --data out")
+        raise Unusable(
+            "--data needs the embedded store, but this run uses the job's endpoint", "remove --data"
+        )
     endpoint = job.spec.artifacts.endpoint if job.spec.artifacts else None
     if endpoint and not _answers(endpoint):
         raise Unreachable(
-            f"the job's S3 endpoint {endpoint} does not answer", "leave --s3=job out for an embedded store"
+            f"the job's S3 endpoint {endpoint} does not answer", "remove --s3=job to use the embedded store"
         )
     yield ChosenStore(S3Store.JOB, {})
 
@@ -69,7 +74,7 @@ def chosen_store(
 def _embedded(job: Job, home: Path, data: Path | None, tell: Callable[[str], None]) -> Iterator[ChosenStore]:
     buckets = sorted({parse_s3_uri(uri).bucket for uri in _uris(job) if uri.startswith("s3://")})
     if data is not None and not (job.spec.data and job.spec.data.uri.startswith("s3://")):
-        raise Unusable("--data is for a job whose data.uri begins with s3://, which this one's does not")
+        raise Unusable("--data needs a job whose data.uri begins with s3://")
     if not buckets:
         yield ChosenStore(S3Store.EMBEDDED, {})
         return
@@ -77,20 +82,22 @@ def _embedded(job: Job, home: Path, data: Path | None, tell: Callable[[str], Non
 
     with open_store(home, buckets) as store:
         if data is not None and job.spec.data is not None:
-            _put(store, data, job.spec.data.uri, tell)
+            _upload(store, data, job.spec.data.uri, tell)
         # The programs reach the store on loopback without a proxy.
-        none = ",".join(filter(None, (os.environ.get("NO_PROXY") or os.environ.get("no_proxy"), "127.0.0.1")))
-        # What the job's own bucket demands, encryption by a key of KMS for example, this store may not know.
+        no_proxy = ",".join(
+            filter(None, (os.environ.get("NO_PROXY") or os.environ.get("no_proxy"), "127.0.0.1"))
+        )
+        # Unset the settings for the job's own bucket, for example a KMS key, which this store may not support.
         unset = dict.fromkeys(contract.S3_SETTINGS, "")
-        environment = {**store.environment, **unset, "NO_PROXY": none, "no_proxy": none}
+        environment = {**store.environment, **unset, "NO_PROXY": no_proxy, "no_proxy": no_proxy}
         yield ChosenStore(S3Store.EMBEDDED, environment, (store.lock_fd,))
 
 
-def _put(store: OpenStore, folder: Path, uri: str, tell: Callable[[str], None]) -> None:
+def _upload(store: OpenStore, folder: Path, uri: str, tell: Callable[[str], None]) -> None:
     if not folder.is_dir():
-        raise Unusable(f"--data {folder} is no folder")
+        raise Unusable(f"--data {folder} is not a folder")
     if sent := store.put_folder(folder, uri):
-        tell(f"{folder} was put into {uri} of the embedded store ({sent / 1e6:.1f} MB)")
+        tell(f"{folder} was uploaded to {uri} in the embedded store ({sent / 1e6:.1f} MB)")
 
 
 def _uris(job: Job) -> list[str]:

@@ -1,8 +1,8 @@
-"""Keeps SeaweedFS running while a `dtj` command holds the users' lock: `python store_keeper.py FOLDER WEED`.
+"""Keep SeaweedFS running while a process holds FOLDER/users.lock: `python store_keeper.py FOLDER WEED`.
 
-A process of its own, standard library only, started by `dtj.local.object_store`. The credentials of the server
-are in its environment. It ends, with the server, when nobody holds FOLDER/users.lock any more. It must have one
-thread: PR_SET_PDEATHSIG tells of the end of the thread that started a process.
+`dtj.local.object_store` starts this program, which uses the standard library only. The environment has the
+credentials of the server. The keeper ends the server and itself when no process holds the lock. The keeper must have
+one thread, because PR_SET_PDEATHSIG signals the end of the thread that started the server.
 """
 
 from __future__ import annotations
@@ -23,44 +23,44 @@ from typing import Any
 
 PORTS = ("s3", "master", "volume", "filer", "admin")
 GRPC_OFFSET = 10000
-"""SeaweedFS takes a second port this far above each of its ports."""
+"""SeaweedFS opens a second port this far above each of its ports."""
 CHOICE = range(12000, 22000)
 """Ports to choose from. These ports and those GRPC_OFFSET above lie below the ephemeral ports."""
 POLL_SECONDS = 0.25
 TRIES = 3
-"""Another process may take a port between the check of the port and the start of the server."""
+"""Number of starts on different ports. Another process may take a port between the check and the start."""
 START_SECONDS = 120
-"""A start takes 1 s on a calm machine. A busy machine is no fault."""
+"""Seconds for all tries. A start takes 1 s on an idle machine, and much longer on a busy machine."""
 TERMINATE_SECONDS = 1.0
 PR_SET_PDEATHSIG = 1
 
 
 def serve(folder: Path, weed: str) -> int:
-    """Run the server until nobody uses it; 0, or 1 when it did not come up."""
+    """Run the server until no process uses it. Return the exit code: 0, or 1 if the server did not start."""
     with (folder / "keeper.lock").open("w") as alone, (folder / "users.lock").open("w") as users:
-        # The server inherits this lock: two never write to one data folder.
+        # The server inherits this lock, so that two servers never write to the same data folder.
         fcntl.flock(alone, fcntl.LOCK_EX)
         os.set_inheritable(alone.fileno(), True)
         while process := _start_somewhere(folder, weed, alone.fileno()):
             while process.poll() is None:
                 if _unused(users.fileno()):
-                    # A newcomer waits for the lock until this process has ended.
+                    # This process now holds users.lock. A new dtj command waits for the lock until this process ends.
                     _stop(process)
                     return 0
                 time.sleep(POLL_SECONDS)
-            print("SeaweedFS ended by itself; it is started again", flush=True)
+            print("SeaweedFS ended unexpectedly; the keeper starts it again", flush=True)
         return 1
 
 
 def running_port(folder: Path) -> int | None:
-    """The S3 port in server.json, if the process in server.json listens on that port."""
-    last = _last(folder)
+    """Return the S3 port in server.json if the process in server.json listens on that port, else None."""
+    last = _last_server(folder)
     port: int = last["ports"][0] if last else 0
     return port if port and listens(last["weed"], port) else None
 
 
 def listens(pid: int, port: int) -> bool:
-    """Whether this process listens on this port. An answer alone may be a stranger's, who took the port."""
+    """Return whether this process listens on this port. A connection is no proof: another process may listen."""
     try:
         sockets = [line.split() for line in Path(f"/proc/{pid}/net/tcp").read_text().splitlines()[1:]]
         files = list(Path(f"/proc/{pid}/fd").iterdir())
@@ -72,14 +72,14 @@ def listens(pid: int, port: int) -> bool:
         if state == "0A" and local.endswith(f":{port:04X}")
     }
     for file in files:
-        with suppress(OSError):  # The process has closed the file meanwhile.
+        with suppress(OSError):  # The process closed the file in the meantime.
             if str(file.readlink()) in listening:
                 return True
     return False
 
 
 def free_ports(count: int) -> list[int]:
-    """Neighbouring ports on which SeaweedFS can listen."""
+    """Return consecutive ports on which SeaweedFS can listen."""
     while True:
         first = random.choice(CHOICE[:-count])  # noqa: S311 - no secret
         ports = list(range(first, first + count))
@@ -96,7 +96,7 @@ def _unused(users: int) -> bool:
 
 
 def _start_somewhere(folder: Path, weed: str, lock: int) -> subprocess.Popen[bytes] | None:
-    """Start the server on ports where the server gets ready; None when the server gets ready nowhere."""
+    """Start the server on free ports. Return None if the server does not become ready on any."""
     deadline = time.monotonic() + START_SECONDS
     for _ in range(TRIES):
         ports = _ports(folder)
@@ -104,7 +104,7 @@ def _start_somewhere(folder: Path, weed: str, lock: int) -> subprocess.Popen[byt
         if _ready(process, ports[0], deadline):
             _write(folder / "server.json", {"pid": os.getpid(), "weed": process.pid, "ports": ports})
             return process
-        # The next try, and the next start, must choose other ports.
+        # Without server.json, the next try chooses other ports.
         (folder / "server.json").unlink(missing_ok=True)
         if process.poll() is None:
             _stop(process)
@@ -138,7 +138,7 @@ def _start(folder: Path, weed: str, ports: list[int], lock: int) -> subprocess.P
 
 
 def _ready(process: subprocess.Popen[bytes], port: int, deadline: float) -> bool:
-    """Wait until the server listens on its S3 port."""
+    """Wait until the server listens on its S3 port. Return False after the deadline or if the server ended."""
     while process.poll() is None and time.monotonic() < deadline:
         if listens(process.pid, port):
             return True
@@ -151,18 +151,18 @@ def _stop(process: subprocess.Popen[bytes]) -> None:
     try:
         process.wait(TERMINATE_SECONDS)
     except subprocess.TimeoutExpired:
-        process.kill()  # What it has answered for is on the disk.
+        process.kill()  # Acknowledged writes are on the disk.
         process.wait()
 
 
 def _ports(folder: Path) -> list[int]:
-    """The ports of the last time where they are free, so that who still uses the endpoint finds it again."""
-    last: list[int] = _last(folder).get("ports", [])
+    """Return the ports of the last server if they are free, so that an endpoint that is still in use stays valid."""
+    last: list[int] = _last_server(folder).get("ports", [])
     return last if last and all(_is_free(port) for port in last) else free_ports(len(PORTS))
 
 
-def _last(folder: Path) -> dict[str, Any]:
-    """What server.json says of the last server; empty where the content is not the keeper's."""
+def _last_server(folder: Path) -> dict[str, Any]:
+    """Return the content of server.json, or an empty dict if the content is missing or invalid."""
     try:
         last = json.loads((folder / "server.json").read_text())
         usable = [port for port in last["ports"] if isinstance(port, int) and port in CHOICE]
@@ -172,7 +172,7 @@ def _last(folder: Path) -> dict[str, Any]:
 
 
 def _is_free(port: int) -> bool:
-    """Whether SeaweedFS finds the port free: SeaweedFS asks for all addresses, and listens on loopback only."""
+    """Return whether the port is free on all addresses. SeaweedFS checks them all, but listens on loopback only."""
     dual = socket.has_dualstack_ipv6()
     for number in (port, port + GRPC_OFFSET):
         with socket.socket(socket.AF_INET6 if dual else socket.AF_INET) as probe:
@@ -180,7 +180,7 @@ def _is_free(port: int) -> bool:
             if dual:
                 probe.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
             try:
-                # The probe does not listen: a server that starts at this moment would fail of a listener.
+                # Do not listen: a server that starts at this moment would fail because of a listener.
                 probe.bind(("", number))
             except OSError:
                 return False

@@ -7,11 +7,10 @@ from dataclasses import replace
 
 from dtj.api.job import Job, Manifest
 from dtj.api.scheduling import Gang
-from dtj.plan.coscheduling import with_coscheduling
 from dtj.plan.kueue import with_kueue
 from dtj.plan.merge import merged
 from dtj.plan.model import Plan, Replica
-from dtj.plan.volcano import with_volcano
+from dtj.plan.pod_groups import with_coscheduling, with_volcano
 
 
 def with_gang(job: Job, plan: Plan) -> Plan:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -112,9 +112,12 @@ class Plan:
         return (self.service, self.config, *groups, *self.pods, *board)
 
     @cached_property
-    def roles(self) -> Mapping[str, int]:
-        """Return the number of pods by role."""
-        return Counter(replica.role for replica in self.replicas)
+    def roles(self) -> Mapping[str, list[str]]:
+        """Return the names of the pods, by role."""
+        names = defaultdict[str, list[str]](list)
+        for replica in self.replicas:
+            names[replica.role].append(replica.name)
+        return names
 
     @cached_property
     def stage_names(self) -> list[list[str]]:

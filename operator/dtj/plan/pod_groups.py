@@ -1,4 +1,8 @@
-"""What the PodGroups of scheduler-plugins and of Volcano have in common."""
+"""The PodGroups of Volcano and of scheduler-plugins' coscheduling plugin.
+
+https://github.com/volcano-sh/volcano/blob/v1.9.0/config/crd/volcano/bases/scheduling.volcano.sh_podgroups.yaml
+https://github.com/kubernetes-sigs/scheduler-plugins/blob/v0.34.7/kep/42-podgroup-coscheduling/README.md
+"""
 
 from __future__ import annotations
 
@@ -7,12 +11,41 @@ from decimal import Decimal
 
 from dtj.api.job import Job, Manifest
 from dtj.api.quantities import pod_requests, total
+from dtj.api.scheduling_rules import COSCHEDULING_SCHEDULER, POD_GROUP_LABEL, VOLCANO_GROUP, VOLCANO_SCHEDULER
 from dtj.plan.merge import merged
 from dtj.plan.model import Plan, Replica
 from dtj.plan.pods import metadata
 
+_COSCHEDULING = "scheduling.x-k8s.io/v1alpha1"
+_VOLCANO = "scheduling.volcano.sh/v1beta1"
+# The annotation by which a pod names its queue of Volcano.
+_VOLCANO_QUEUE = "scheduling.volcano.sh/queue-name"
+# Seconds that scheduled pods keep their resources while other members of the PodGroup can't be scheduled.
+_WAIT_SECONDS = 60
 
-def with_pod_group(
+
+def with_coscheduling(job: Job, plan: Plan) -> Plan:
+    """Return the plan with a PodGroup for the coscheduling plugin."""
+    every = {"spec": {"schedulerName": COSCHEDULING_SCHEDULER}}
+    member = {"labels": {POD_GROUP_LABEL: job.name}}
+    return _with_pod_group(job, plan, _COSCHEDULING, {"scheduleTimeoutSeconds": _WAIT_SECONDS}, every, member)
+
+
+def with_volcano(job: Job, plan: Plan) -> Plan:
+    """Return the plan with a PodGroup for Volcano."""
+    policy = job.spec.run_policy.scheduling_policy
+    spec: Manifest = {}
+    every: Manifest = {"spec": {"schedulerName": VOLCANO_SCHEDULER}}
+    if policy.queue is not None:
+        spec["queue"] = policy.queue
+        # Volcano creates a PodGroup of its own for a pod without one, such as the launcher.
+        every["metadata"] = {"annotations": {_VOLCANO_QUEUE: policy.queue}}
+    if policy.priority_class_name is not None:
+        spec["priorityClassName"] = policy.priority_class_name
+    return _with_pod_group(job, plan, _VOLCANO, spec, every, {"annotations": {VOLCANO_GROUP: job.name}})
+
+
+def _with_pod_group(
     job: Job, plan: Plan, api_version: str, spec: Manifest, every: Manifest, member: Manifest
 ) -> Plan:
     """Return the plan with a PodGroup of the first stage's pods.

@@ -207,13 +207,6 @@ def _placement(job: Job, replica: ReplicaSpec) -> Manifest:
     return placement
 
 
-def artifacts_uri(job: Job) -> str | None:
-    """Return the job's own prefix in the bucket."""
-    if job.spec.artifacts is None:
-        return None
-    return f"{job.spec.artifacts.uri.rstrip('/')}/{job.namespace}/{job.name}-{job.short_uid}"
-
-
 def _environment(job: Job, replica: Replica) -> dict[str, str]:
     env = {
         contract.ENV_JOB: job.name,
@@ -230,7 +223,7 @@ def _environment(job: Job, replica: Replica) -> dict[str, str]:
         env[contract.ENV_DATA_URI] = job.spec.data.uri
     artifacts = job.spec.artifacts
     if artifacts:
-        env[contract.ENV_ARTIFACTS_URI] = artifacts_uri(job) or ""
+        env[contract.ENV_ARTIFACTS_URI] = job.artifacts_uri or ""
         resume = artifacts.resume_uri if artifacts.resume == Resume.FROM_URI else artifacts.resume.value
         env[contract.ENV_RESUME] = resume or ""
         if artifacts.endpoint:

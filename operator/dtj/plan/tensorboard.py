@@ -20,7 +20,6 @@ from dtj.plan.model import TensorBoard
 from dtj.plan.nodes import with_node_tolerations
 from dtj.plan.pods import (
     ON_LINUX,
-    artifacts_uri,
     credentials,
     metadata,
     pod_security,
@@ -120,7 +119,7 @@ def _template(job: Job, default_image: str) -> Manifest:
 
 def _container(job: Job, default_image: str) -> Manifest:
     asked = job.spec.tensorboard.resources.model_dump(exclude_defaults=True)
-    env = {contract.ENV_JOB: job.name, contract.ENV_ARTIFACTS_URI: artifacts_uri(job) or ""}
+    env = {contract.ENV_JOB: job.name, contract.ENV_ARTIFACTS_URI: job.artifacts_uri or ""}
     if job.spec.artifacts and job.spec.artifacts.endpoint:
         env["AWS_ENDPOINT_URL_S3"] = job.spec.artifacts.endpoint
     probe = {"httpGet": {"path": "/", "port": "http"}, "timeoutSeconds": 10}

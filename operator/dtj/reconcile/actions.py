@@ -9,10 +9,14 @@ from dtj.plan.model import Replica
 
 
 @dataclass(frozen=True)
-class Create:
-    """Create an object."""
+class _OnObject:
+    """A request for one object."""
 
     manifest: Manifest
+
+
+class Create(_OnObject):
+    """Create an object."""
 
 
 @dataclass(frozen=True)
@@ -29,25 +33,16 @@ class AwaitEarlier:
     attempt: int
 
 
-@dataclass(frozen=True)
-class EnsurePodGroup:
+class EnsurePodGroup(_OnObject):
     """Create the PodGroup. Replace a PodGroup of the job that has another spec."""
 
-    manifest: Manifest
 
-
-@dataclass(frozen=True)
-class DeletePodGroup:
+class DeletePodGroup(_OnObject):
     """Delete the PodGroup: a scheduler reserves resources for a PodGroup that exists."""
 
-    manifest: Manifest
 
-
-@dataclass(frozen=True)
-class CreateOwn:
+class CreateOwn(_OnObject):
     """Create an object whose name contains the job's uid, unless the object exists."""
-
-    manifest: Manifest
 
 
 @dataclass(frozen=True)
@@ -55,11 +50,8 @@ class CreateSshSecret:
     """Create the Secret with a new ssh key, unless the Secret exists."""
 
 
-@dataclass(frozen=True)
-class ReplaceData:
+class ReplaceData(_OnObject):
     """Replace the data of a ConfigMap with the data in the plan."""
-
-    manifest: Manifest
 
 
 @dataclass(frozen=True)
@@ -79,18 +71,12 @@ class ForceDeletePod:
     why: str
 
 
-@dataclass(frozen=True)
-class CreateMpiJob:
+class CreateMpiJob(_OnObject):
     """Create the MPIJob, if the cluster serves MPIJobs."""
 
-    manifest: Manifest
 
-
-@dataclass(frozen=True)
-class DeleteMpiJob:
+class DeleteMpiJob(_OnObject):
     """Delete first the objects that mpi-operator created for the MPIJob, then the MPIJob."""
-
-    manifest: Manifest
 
 
 @dataclass(frozen=True)

@@ -7,8 +7,7 @@ an administrator can install or delete the CRD of MPIJobs while the operator run
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import datetime
 
 from dtj.api.condition_types import ConditionType
@@ -31,11 +30,9 @@ from dtj.reconcile.native import Native, config_actions, ends
 from dtj.reconcile.refusal import Refused
 from dtj.reconcile.snapshot import Delegate, Snapshot
 from dtj.reconcile.view import controller_uid
-from dtj.status.delegated import end_left, ends_mpijob, with_launcher
-from dtj.status.draft import Evaluation
+from dtj.status.decision import Decision
+from dtj.status.delegated import end_left, ends_mpijob
 from dtj.status.mpijob import MpiJob, view_mpijob
-from dtj.status.observed import Expected
-from dtj.status.pods import PodView
 
 LOOK_SECONDS = 10.0
 """Seconds between two reads of an MPIJob while its pods do not change."""
@@ -84,11 +81,7 @@ class HandedOver:
         """See `Delegate`."""
         return view_mpijob(self.manifest) if self.manifest else None
 
-    def expected(self, expected: Expected, pods: Sequence[PodView], attempt: int) -> Expected:
-        """Add the launcher's pod: mpi-operator runs the launcher as a Job, which chooses the pod's name."""
-        return replace(with_launcher(expected, pods, attempt), handed_over=True)
-
-    def actions(self, seen: Snapshot, decision: Evaluation) -> list[Action]:
+    def actions(self, seen: Snapshot, decision: Decision) -> list[Action]:
         """See `Delegate`."""
         plan, status, pods, mpijob = seen.plan, decision.status, seen.observed.pods, self.mpijob
         result = ends(pods, decision.pods)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable, Sequence
 from itertools import groupby
+from typing import TypeVar
 
 from dtj.api.reasons import Reason
 from dtj.api.unreadable import AnyJob
@@ -34,7 +36,6 @@ from dtj.reconcile.live_reads import Unseen, await_earlier
 from dtj.reconcile.memory import Memory
 from dtj.reconcile.pod_groups import delete_pod_group, ensure_pod_group, not_queued
 from dtj.reconcile.refusal import Refused, Unmade, create_own, make
-from dtj.reconcile.slow_start import MOST_AT_ONCE, slow_start
 from dtj.reconcile.view import Key
 from dtj.status.events import Happening
 
@@ -47,6 +48,9 @@ BEHIND_SECONDS = 1.0
 _MOST_ACTIONS = 500
 # While other jobs have passes, at most this many requests for pods of one job run at a time.
 _BESIDE_OTHERS = 4
+MOST_AT_ONCE = 16
+"""The most pods of a job that the executor creates or deletes at a time."""
+T = TypeVar("T")
 
 
 class Executor:
@@ -164,3 +168,28 @@ class Executor:
 def _is_of_a_pod(action: Action) -> bool:
     """Return whether the executor may carry out such actions in parallel and in any order."""
     return isinstance(action, (CreatePod, DeletePod))
+
+
+async def slow_start(
+    do: Callable[[T], Awaitable[None]], items: Sequence[T], most: Callable[[], int] = lambda: MOST_AT_ONCE
+) -> None:
+    """Call `do` for 1, 2, 4, … items at a time, as client-go's slowStartBatch.
+
+    After a batch with a failure, no other batch begins, so that a quota does not refuse thousands of requests.
+
+    most: returns the largest size of a batch; called before each batch.
+
+    Raises the exception of the first item that failed in the batch.
+    """
+    begin, size = 0, 1
+    while begin < len(items):
+        size = min(size, most())
+        batch = items[begin : begin + size]
+        if len(batch) == 1:
+            await do(batch[0])
+        else:
+            results = await asyncio.gather(*map(do, batch), return_exceptions=True)
+            for result in results:
+                if isinstance(result, BaseException):
+                    raise result
+        begin, size = begin + size, 2 * size

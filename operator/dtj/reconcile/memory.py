@@ -1,42 +1,75 @@
-"""The operator's memory of a job from one pass to the next."""
+"""The operator's memory of a job from one pass to the next, with the processor time of the last pass."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
-from typing import Any
+import asyncio
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Any, TypeVar
 
 from dtj.api.job import Fault, read_status
 from dtj.api.unreadable import AnyJob, read_stored_job
-from dtj.reconcile.cost import Cost
+from dtj.reconcile.boot_clock import Clock
 from dtj.reconcile.event_recorder import EventRecorder
 from dtj.reconcile.expectations import Expectations
 from dtj.reconcile.refusal import Refusals
 from dtj.reconcile.ssh_secret import SshSecret
 from dtj.reconcile.stored_status import StoredStatus
 
+# A thread plans and evaluates a job with more pods than this, so that the event loop is not blocked.
+_LARGE = 200
+T = TypeVar("T")
 
-@dataclass
+
+class Cost:
+    """The processor time of a job's last pass."""
+
+    def __init__(self) -> None:
+        self.seconds = 0.0
+
+    def begin(self, seconds: float) -> None:
+        """Begin to count the processor time of a pass. seconds: the processor time that the pass has taken."""
+        self.seconds = seconds
+
+    async def count(self, do: Callable[[], T], pods: int) -> T:
+        """Run a part of a pass and count its processor time.
+
+        do: runs in a thread for a large job, so nothing may change the data that `do` reads.
+        pods: the number of pods of the job.
+        """
+
+        def timed() -> tuple[T, float]:
+            begun = time.thread_time()
+            return do(), time.thread_time() - begun
+
+        result, cost = await asyncio.to_thread(timed) if pods > _LARGE else timed()
+        self.seconds += cost
+        return result
+
+
 class Memory:
     """The memory of one job. A pass with an empty memory is correct, but sends more requests."""
 
-    uid: str
-    stored: StoredStatus
-    recorder: EventRecorder
-    expectations: Expectations
-    refusals: Refusals = field(default_factory=Refusals)
-    ssh_secret: SshSecret = field(default_factory=SshSecret)
-    cost: Cost = field(default_factory=Cost)
-    over: bool = False
-    """Whether the job has ended."""
-    stacks_of: str | None = None
-    """The `stalledSince` of the job when the operator last asked its ranks for their stacks."""
-    ungrouped: bool = False
-    """Whether the job's PodGroup was deleted."""
-    no_tensorboard: str | None = None
-    """Why the API server refused the job's TensorBoard."""
-    _read: tuple[object, AnyJob, list[Fault]] | None = None
-    """The fields that the job was read from, without its status; the job; and its faults."""
+    def __init__(self, uid: str, clock: Clock, counts_after: float) -> None:
+        """counts_after: see `StoredStatus`."""
+        self.uid = uid
+        self.stored = StoredStatus(clock.elapsed, counts_after)
+        self.recorder = EventRecorder(clock)
+        self.expectations = Expectations(clock.elapsed)
+        self.refusals = Refusals()
+        self.ssh_secret = SshSecret()
+        self.cost = Cost()
+        self.over = False
+        """Whether the job has ended."""
+        self.stacks_of: str | None = None
+        """The `stalledSince` of the job when the operator last asked its ranks for their stacks."""
+        self.ungrouped = False
+        """Whether the job's PodGroup was deleted."""
+        self.no_tensorboard: str | None = None
+        """Why the API server refused the job's TensorBoard."""
+        self._read: tuple[object, AnyJob, list[Fault]] | None = None
+        """The fields that the job was read from, without its status; the job; and its faults."""
 
     def read(self, manifest: Mapping[str, Any]) -> tuple[AnyJob, list[Fault]]:
         """Return the job and its faults. Read the spec again only if generation, labels, or annotations differ."""

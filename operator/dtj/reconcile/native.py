@@ -23,9 +23,8 @@ from dtj.reconcile.actions import (
     ReplaceData,
 )
 from dtj.reconcile.snapshot import Snapshot
-from dtj.status.draft import Evaluation, Pods
+from dtj.status.decision import Decision, Pods
 from dtj.status.mpijob import MpiJob
-from dtj.status.observed import Expected
 from dtj.status.overdue import describe_overdue
 from dtj.status.pods import PodView
 
@@ -35,15 +34,11 @@ class Native:
 
     mpijob: MpiJob | None = None
 
-    def expected(self, expected: Expected, _pods: Sequence[PodView], _attempt: int) -> Expected:
-        """Return `expected` unchanged: the pods have the names that the plan gives them."""
-        return expected
-
     def look_again(self, _status: JobStatus, _now: datetime) -> float | None:
         """Return None: each change of a pod is an event that causes a pass."""
         return None
 
-    def actions(self, seen: Snapshot, decision: Evaluation) -> list[Action]:
+    def actions(self, seen: Snapshot, decision: Decision) -> list[Action]:
         """See `Delegate`.
 
         The snapshot has no objects of other owners. If another owner's object has the name of an object of the plan,

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import replace
 from functools import partial
 from typing import Any
 
 from dtj.api.job import Fault, Job
+from dtj.api.status import JobStatus, Phase
 from dtj.api.unreadable import AnyJob
 from dtj.cluster.port import Cluster
 from dtj.plan.model import Plan
@@ -20,11 +21,11 @@ from dtj.reconcile.snapshot import Snapshot, size
 from dtj.reconcile.view import Key, View, is_delegated
 from dtj.status.mpijob import not_taken_up
 from dtj.status.observed import Observed
-from dtj.status.pod_report import Report
+from dtj.status.progress_report import Report
 
 
 class Observer:
-    """Takes snapshots of jobs."""
+    """Takes snapshots of jobs, and chooses the pods that are asked for reports."""
 
     def __init__(
         self,
@@ -84,6 +85,17 @@ class Observer:
         """Return the snapshot with another status of the job, and with a plan for that status."""
         return replace(seen, job=job, plan=self._planned(job, seen.faults))
 
+    def follow(self, key: Key, seen: Snapshot, status: JobStatus) -> None:
+        """Ask the reporter and the evaluator of a job for reports while the job trains, and no other pod."""
+        plan = seen.plan
+        trains = status.phase is Phase.RUNNING or (plan and plan.restarts_with and not status.finished)
+        if plan is None or not trains:
+            self._progress.leave(key)
+            return
+        # The check for a stalled job needs recent reports.
+        closely = seen.job.run_policy.stall_timeout_seconds is not None
+        self._progress.follow(key, addresses(seen, {plan.reporter, plan.evaluator}), closely=closely)
+
     def _planned(self, job: AnyJob, faults: Sequence[Fault]) -> Plan | None:
         return self._plan(job) if isinstance(job, Job) and not faults else None
 
@@ -105,3 +117,8 @@ class Observer:
             answers=self._progress.answers(key, plan.reporter),
             program_ended=report.program_ended,
         )
+
+
+def addresses(seen: Snapshot, names: Set[str | None]) -> dict[str, str]:
+    """Return the addresses of those pods of these names that run, by name."""
+    return {pod.name: pod.ip for pod in seen.observed.pods if pod.name in names and pod.running and pod.ip}

@@ -24,18 +24,13 @@ from dtj.plan.model import Plan
 from dtj.reconcile.actions import Action, Create, CreatePod, CreateSshSecret
 from dtj.reconcile.boot_clock import Clock, boot_clock
 from dtj.reconcile.decision import Decided, decide, soonest
-from dtj.reconcile.event_recorder import EventRecorder
-from dtj.reconcile.executor import BEHIND_SECONDS, REFUSED_SECONDS, Executor
-from dtj.reconcile.expectations import Expectations
-from dtj.reconcile.following import addresses, follow
+from dtj.reconcile.executor import BEHIND_SECONDS, MOST_AT_ONCE, REFUSED_SECONDS, Executor
 from dtj.reconcile.live_reads import misses_one
 from dtj.reconcile.memory import Memory
 from dtj.reconcile.metrics import Metrics
-from dtj.reconcile.observer import Observer
+from dtj.reconcile.observer import Observer, addresses
 from dtj.reconcile.progress import ProgressPoller
-from dtj.reconcile.slow_start import MOST_AT_ONCE
 from dtj.reconcile.snapshot import Snapshot, size
-from dtj.reconcile.stored_status import StoredStatus
 from dtj.reconcile.tensorboard import keep
 from dtj.reconcile.view import Key, View
 from dtj.status.events import Happening, happenings
@@ -142,7 +137,7 @@ class Reconciler:
         if wait is None:
             await self._store(key, memory, seen, decided)
         await memory.recorder.flush(self._cluster)
-        follow(self._progress, key, seen, decided.decision.status)
+        self._observer.follow(key, seen, decided.decision.status)
         self._ask_for_stacks(memory, seen, decided.decision.stalled_since)
         if decided.decision.status.attempt != seen.job.status.current_attempt:
             return 0.0  # The next pass plans the new attempt.
@@ -155,8 +150,7 @@ class Reconciler:
         """Return the memory of this job. Drop the memory of an earlier job of the same name."""
         memory = self._memory.get(key)
         if memory is None or memory.uid != uid:
-            stored = StoredStatus(self._clock.elapsed, self._counts_after)
-            memory = Memory(uid, stored, EventRecorder(self._clock), Expectations(self._clock.elapsed))
+            memory = Memory(uid, self._clock, self._counts_after)
             self._memory[key] = memory
             self._progress.leave(key)
         return memory
@@ -235,10 +229,9 @@ class Reconciler:
 
     def _ask_for_stacks(self, memory: Memory, seen: Snapshot, since: str | None) -> None:
         """Ask all ranks of a stalled job for their stacks, once for each stall. since: the start of the stall."""
-        if seen.plan is None or since in (None, memory.stacks_of):
-            return
-        memory.stacks_of = since
-        self._progress.ask_for_stacks(addresses(seen.observed.pods, seen.plan.serves_progress))
+        if seen.plan is not None and since not in (None, memory.stacks_of):
+            memory.stacks_of = since
+            self._progress.ask_for_stacks(addresses(seen, seen.plan.serves_progress))
 
     async def _keep_tensorboard(self, memory: Memory, seen: Snapshot, again: float | None) -> float | None:
         """Create or update the TensorBoard of the job, and return the seconds until the next pass is due.

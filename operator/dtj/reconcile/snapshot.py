@@ -13,9 +13,9 @@ from dtj.api.unreadable import AnyJob
 from dtj.plan.model import Plan
 from dtj.reconcile.actions import Action
 from dtj.reconcile.view import Owned, OwnedDeployment
-from dtj.status.draft import Evaluation
+from dtj.status.decision import Decision
 from dtj.status.mpijob import MpiJob
-from dtj.status.observed import Expected, Observed
+from dtj.status.observed import Observed
 from dtj.status.pods import PodView
 
 
@@ -26,10 +26,7 @@ class Delegate(Protocol):
     def mpijob(self) -> MpiJob | None:
         """The MPIJob; None when the job has no MPIJob."""
 
-    def expected(self, expected: Expected, pods: Sequence[PodView], attempt: int) -> Expected:
-        """Return what the plan expects, with the names that the job's pods have."""
-
-    def actions(self, seen: Snapshot, decision: Evaluation) -> list[Action]:
+    def actions(self, seen: Snapshot, decision: Decision) -> list[Action]:
         """Return the actions that follow from a decision, in order. The pass stores the status before the actions."""
 
     def look_again(self, status: JobStatus, now: datetime) -> float | None:

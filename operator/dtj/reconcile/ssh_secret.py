@@ -1,4 +1,4 @@
-"""The Secret with a job's ssh key, and its creation before the status has the name of the Secret."""
+"""A job's ssh key, and the creation of the Secret with the key before the status has the name of the Secret."""
 
 from __future__ import annotations
 
@@ -11,9 +11,25 @@ from dtj.api.unreadable import AnyJob
 from dtj.cluster.port import ApiError, Cluster
 from dtj.plan.horovod import ssh_secret
 from dtj.reconcile.refusal import Refused, Unmade, create_own, refuse
-from dtj.reconcile.ssh_keys import new_key_pair
 
 _CONFLICT = 409
+
+
+def new_key_pair() -> tuple[str, str]:
+    """Create an ed25519 key. Returns the private key and the public key in the formats of OpenSSH."""
+    # Import here: only the operator has the package cryptography. `dtj run` reconciles without the package and a key.
+    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+    from cryptography.hazmat.primitives.serialization import (
+        Encoding,
+        NoEncryption,
+        PrivateFormat,
+        PublicFormat,
+    )
+
+    key = Ed25519PrivateKey.generate()
+    private = key.private_bytes(Encoding.PEM, PrivateFormat.OpenSSH, NoEncryption())
+    public = key.public_key().public_bytes(Encoding.OpenSSH, PublicFormat.OpenSSH)
+    return private.decode(), public.decode()
 
 
 class SshSecret:

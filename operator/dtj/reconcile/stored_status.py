@@ -8,17 +8,19 @@ from typing import Any
 
 from dtj.api.condition_types import ConditionType
 from dtj.api.job import Manifest
-from dtj.api.status import JobStatus
+from dtj.api.reasons import Reason
+from dtj.api.status import Condition, JobStatus, Phase
 from dtj.api.unreadable import AnyJob
 from dtj.cluster.port import ApiError, Cluster
 from dtj.reconcile.patch import merge_patch
-from dtj.status.coalescing import only_counts
 from dtj.status.events import happenings
-from dtj.status.plain import plain
 
 # The API server answers 422 to an object that does not match its schema.
 _INVALID = 422
 _SERVER_ERROR = 500
+# `_plain` shortens messages to this many characters.
+_MESSAGE_LENGTH = 256
+_STARTING = (Phase.PENDING, Phase.STARTING)
 _CONDITIONS = frozenset(kind.value for kind in ConditionType)
 
 
@@ -69,7 +71,7 @@ class StoredStatus:
 
     def wait(self, old: JobStatus, new: JobStatus) -> float | None:
         """Return the seconds that `new` can wait because only its counts of pods are new; None to write now."""
-        if self._written_at is None or old == new or not only_counts(old, new):
+        if self._written_at is None or old == new or not _only_counts(old, new):
             return None
         left = self._written_at + self._counts_after - self._elapsed()
         return left if left > 0 else None
@@ -82,7 +84,7 @@ class StoredStatus:
         Raises ApiError, with status 409 when the API server has a newer version of the job than `latest`.
         """
         if self._plain:
-            status = plain(status, job.status)
+            status = _plain(status, job.status)
         patch = self._patch(status)
         if not patch:
             return None
@@ -92,7 +94,7 @@ class StoredStatus:
             if error.status != _INVALID or self._plain:
                 raise
             # Store the status without reports of pods: a report must not prevent the write of the other fields.
-            self._plain, status = True, plain(status, job.status)
+            self._plain, status = True, _plain(status, job.status)
             self._refusal = (
                 f"the API server refused the status, which is stored without reports of pods: {error.message}"
             )
@@ -139,3 +141,59 @@ class StoredStatus:
         self._latest, self._written_at = self._written, self._elapsed()
         self._overtaken.add(version)
         self._overtaken.discard(self.version)
+
+
+def _only_counts(old: JobStatus, new: JobStatus) -> bool:
+    """Return whether `new` differs from `old` only in pod counts and in what follows from the counts.
+
+    The phase Starting counts as Pending, and the message of the reason PodsStarting counts the running pods.
+    """
+    return _without_counts(old) == _without_counts(new)
+
+
+def _without_counts(status: JobStatus) -> JobStatus:
+    phase = Phase.PENDING if status.phase in _STARTING else status.phase
+    conditions = [
+        condition.model_copy(update={"message": ""}) if _counts(condition) else condition
+        for condition in status.conditions
+    ]
+    return status.model_copy(update={"replica_statuses": {}, "phase": phase, "conditions": conditions})
+
+
+def _counts(condition: Condition) -> bool:
+    """Return whether the message of a condition says how many pods run."""
+    running = condition.type is ConditionType.RUNNING
+    return running and condition.reason in (Reason.PODS_STARTING, Reason.JOB_RUNNING)
+
+
+def _plain(status: JobStatus, stored: JobStatus) -> JobStatus:
+    """Return `status` with the reports of pods as `stored` has them.
+
+    Messages are shortened to 256 characters. A question mark replaces each character that is not ASCII.
+    """
+    failure = status.failure
+    if failure is not None and failure != stored.failure:
+        failure = failure.model_copy(
+            update={
+                "failure_class": _ascii(failure.failure_class),
+                "message": _ascii(failure.message),
+                "rank": None,
+                "exit_code": None,
+                "signal": None,
+                "last_log_lines": None,
+            }
+        )
+    conditions = [
+        condition.model_copy(update={"message": _ascii(condition.message)}) for condition in status.conditions
+    ]
+    update = {
+        "progress": stored.progress,
+        "artifacts": stored.artifacts,
+        "failure": failure,
+        "conditions": conditions,
+    }
+    return status.model_copy(update=update)
+
+
+def _ascii(text: str | None) -> str | None:
+    return None if text is None else text[:_MESSAGE_LENGTH].encode("ascii", "replace").decode()

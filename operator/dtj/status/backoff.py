@@ -1,6 +1,6 @@
-"""The pause before a job's pods start again. The first restart has no pause. Each later pause is twice as long.
+"""The pause before the pods of a job restart. The first restart has no pause. Each later pause is twice as long.
 
-The pause is reset once the job has trained for 10 minutes, as the kubelet resets a container's restart backoff.
+A job that has trained for 10 minutes has no pause again, as the kubelet resets a container's restart backoff.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from dtj.status.times import seconds_since
 _FIRST_SECONDS = 10.0
 _LONGEST_SECONDS = 300.0
 GOOD_RUN_SECONDS = 600.0
+"""Seconds of training after which the next restart counts as the first."""
 
 
 def restarts_in_a_row(status: JobStatus, now: datetime, *, counts: bool) -> int | None:
@@ -26,7 +27,7 @@ def restarts_in_a_row(status: JobStatus, now: datetime, *, counts: bool) -> int 
 
 
 def pause(status: JobStatus) -> float:
-    """Return the seconds that the present attempt waits before it starts."""
+    """Return the seconds of the pause before the present attempt starts."""
     restarts = status.restarts_in_a_row or 0
     return 0.0 if restarts <= 1 else min(_FIRST_SECONDS * 2 ** min(restarts - 2, 10), _LONGEST_SECONDS)
 

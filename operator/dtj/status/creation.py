@@ -28,14 +28,15 @@ def due(job: AnyJob, expected: Expected, pods: Sequence[PodView]) -> frozenset[s
         absent = frozenset(name for name in stage if name not in named)
         if absent:
             return absent - {pod.name for pod in pods}
-        if not all(_lets_next_stage_come(named[name], at_once) for name in stage):
+        if not all(_permits_next_stage(named[name], at_once) for name in stage):
             break
     return frozenset()
 
 
 def is_begun(old: JobStatus, created_last: Set[str], existing: Collection[str]) -> bool:
-    """Whether every pod of the attempt has been created, so that its ranks may have started: from then on no pod is
-    replaced alone.
+    """Return whether every pod of the attempt has been created, so that the ranks may have started.
+
+    From then on, the loss of a pod ends the attempt.
 
     created_last: see `Expected`. existing: names of the attempt's pods.
     """
@@ -52,9 +53,9 @@ def may_restore(job: AnyJob) -> bool:
     )
 
 
-def _lets_next_stage_come(pod: PodView, at_once: bool) -> bool:
+def _permits_next_stage(pod: PodView, at_once: bool) -> bool:
     """Return whether this pod permits the creation of the next stage.
 
-    at_once: whether a running pod is enough. A probe reports readiness a second or more late.
+    at_once: whether a running pod is enough. The kubelet reports readiness a second or more late.
     """
     return pod.succeeded or (pod.running and (pod.ready or at_once))

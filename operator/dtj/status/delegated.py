@@ -14,7 +14,8 @@ from dtj.api.spec import CleanPodPolicy
 from dtj.api.status import Failure, JobStatus, Phase
 from dtj.api.unreadable import AnyJob
 from dtj.status.cleaning import is_stopped, left_over
-from dtj.status.draft import Draft, Evaluation
+from dtj.status.decision import Decision
+from dtj.status.draft import Draft
 from dtj.status.failure import SETTLE_SECONDS, Loss
 from dtj.status.mpijob import MpiJob
 from dtj.status.observed import Expected, Observed
@@ -46,6 +47,7 @@ def with_launcher(expected: Expected, pods: Sequence[PodView], attempt: int) -> 
     names = {planned: launcher}
     return replace(
         expected,
+        roles={**expected.roles, LAUNCHER: [launcher]},
         stages=[[names.get(name, name) for name in stage] for stage in expected.stages],
         decisive=[launcher],
         created_last=frozenset(names.get(name, name) for name in expected.created_last),
@@ -53,18 +55,16 @@ def with_launcher(expected: Expected, pods: Sequence[PodView], attempt: int) -> 
     )
 
 
-def mpijob_held(draft: Draft, mpijob: MpiJob, pods: Sequence[PodView]) -> Evaluation:
+def mpijob_held(draft: Draft, mpijob: MpiJob, pods: Sequence[PodView]) -> Decision:
     """Suspend the job while its queue holds it. The same attempt continues later from the newest checkpoint."""
-    message = (
-        f"MPIJob {mpijob.name} is suspended (its runPolicy.suspend), as Kueue does with one that is to wait"
-    )
+    message = f"MPIJob {mpijob.name} is suspended (its runPolicy.suspend): Kueue suspends MPIJobs that wait for quota"
     if pods:
         message += f"; {describe_ending(pods)} end"
     draft.set(ConditionType.RESTARTING, False, Reason.MPIJOB_SUSPENDED, message)
     draft.set(ConditionType.RUNNING, False, Reason.MPIJOB_SUSPENDED, message)
     draft.set(ConditionType.SUSPENDED, True, Reason.MPIJOB_SUSPENDED, message)
     status = draft.status(phase=Phase.SUSPENDED, start_time=None, all_running_time=None)
-    return Evaluation(status)
+    return Decision(status)
 
 
 def was_held(old: JobStatus) -> bool:
@@ -77,24 +77,24 @@ def was_held(old: JobStatus) -> bool:
     )
 
 
-def released(draft: Draft) -> Evaluation:
+def released(draft: Draft) -> Decision:
     """Resume the job after the queue released it or after its MPIJob was deleted."""
-    draft.set(ConditionType.SUSPENDED, False, Reason.MPIJOB_RESUMED, "the MPIJob is suspended no more")
-    return Evaluation(draft.status(phase=Phase.PENDING), look_again=0.0)
+    draft.set(ConditionType.SUSPENDED, False, Reason.MPIJOB_RESUMED, "the MPIJob is no longer suspended")
+    return Decision(draft.status(phase=Phase.PENDING), look_again=0.0)
 
 
 def mpijob_loss(attempt: int, mpijob: MpiJob | None) -> Loss | None:
     """Return the failure of the MPIJob as a loss, for use when no pod explains the failure."""
     if mpijob is None or mpijob.failed is None:
         return None
-    said = mpijob.failed
-    evicted = said.reason == _EVICTED
+    condition = mpijob.failed
+    evicted = condition.reason == _EVICTED
     failure = Failure(
         attempt=attempt,
         failure_class=OperatorFailureClass.EVICTED if evicted else OperatorFailureClass.MPIJOB_FAILED,
-        message=f"MPIJob {mpijob.name}: {said.reason}: {said.message}",
+        message=f"MPIJob {mpijob.name}: {condition.reason}: {condition.message}",
     )
-    return Loss(failure, infrastructure=evicted, settle=SETTLE_SECONDS, finished=said.time)
+    return Loss(failure, infrastructure=evicted, settle=SETTLE_SECONDS, finished=condition.time)
 
 
 def ends_mpijob(job: AnyJob, status: JobStatus, mpijob: MpiJob, now: datetime) -> bool:

@@ -1,4 +1,4 @@
-"""The draft of a status, and the result of an evaluation."""
+"""The draft of a status."""
 
 from __future__ import annotations
 
@@ -24,34 +24,6 @@ from dtj.status.times import written_time
 LONGEST_CONDITION = 1024
 """Maximum length of a condition's message, in characters."""
 _STATUSES = {True: ConditionStatus.TRUE, False: ConditionStatus.FALSE, None: ConditionStatus.UNKNOWN}
-
-
-@dataclass(frozen=True)
-class Pods:
-    """The names of the pods that the operator creates and deletes."""
-
-    make: frozenset[str] = frozenset()
-    """Pods to create."""
-    end: frozenset[str] = frozenset()
-    """Pods to delete with their grace period."""
-    force: frozenset[str] = frozenset()
-    """Pods to force-delete, because they did not end within their grace period."""
-
-
-@dataclass(frozen=True)
-class Evaluation:
-    """The decision of a reconcile pass."""
-
-    status: JobStatus
-    look_again: float | None = None
-    """Seconds until the next pass, if no event triggers a pass earlier."""
-    pods: Pods = Pods()
-    prepare: bool = False
-    """Whether the attempt begins or goes on, so that its pods need the plan's other objects."""
-    stalled_since: str | None = None
-    """When the stall began, while the operator collects the stacks of the ranks."""
-    expired: bool = False
-    """Whether the TTL of the finished job has expired, so that the operator deletes the job."""
 
 
 @dataclass
@@ -84,7 +56,7 @@ class Draft:
         self.conditions = {condition.type: condition for condition in self.job.status.conditions}
 
     def set(self, kind: ConditionType, holds: bool | None, reason: str, message: str) -> None:
-        """Set a condition; its transition time moves only when it flips.
+        """Set a condition. The transition time changes only with the status of the condition.
 
         holds: None sets the status Unknown.
         """
@@ -92,13 +64,15 @@ class Draft:
         old = self.conditions.get(kind)
         if old is None and holds is False and kind is not ConditionType.RUNNING:
             return
-        moved = old is None or old.status != status
+        flipped = old is None or old.status != status
         self.conditions[kind] = Condition(
             type=kind,
             status=status,
             reason=reason,
             message=message[:LONGEST_CONDITION],
-            last_transition_time=written_time(self.now) if moved or old is None else old.last_transition_time,
+            last_transition_time=written_time(self.now)
+            if flipped or old is None
+            else old.last_transition_time,
             observed_generation=self.job.generation,
         )
 
@@ -120,7 +94,7 @@ class Draft:
             and running.reason == Reason.JOB_RUNNING
         )
         if stalled is not None and stalled.status is not ConditionStatus.FALSE and not runs:
-            self.set(ConditionType.STALLED, False, Reason.NOT_RUNNING, "not all of the training runs")
+            self.set(ConditionType.STALLED, False, Reason.NOT_RUNNING, "not all pods of the training run")
         return self.job.status.model_copy(
             update={
                 **{name: getattr(self, name) for name in _VALUES},

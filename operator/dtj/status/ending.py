@@ -2,20 +2,36 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 from dtj.api.condition_types import ConditionType
+from dtj.api.names import together
 from dtj.api.reasons import Reason
 from dtj.api.spec import CleanPodPolicy
-from dtj.api.status import Condition, JobStatus, Phase
-from dtj.status.draft import Draft, Evaluation, Pods
+from dtj.api.status import ArtifactsStatus, Condition, JobStatus, Phase
+from dtj.status.decision import Decision, Pods
+from dtj.status.draft import Draft
 from dtj.status.evaluator import has_ended, has_seen, last_step, measured
 from dtj.status.failure import Loss, attempt_loss, describe, is_complete
-from dtj.status.kept import NOTHING_KEPT, is_nothing_kept
 from dtj.status.next_attempt import evaluator_lost
 from dtj.status.observed import Expected, Observed
-from dtj.status.pods import PodView
+from dtj.status.pods import Exit, PodView
+from dtj.status.termination import read_termination, reported
 from dtj.status.times import seconds_since, written_time
+from dtj_trainer.contract import ROOT
+
+_NOTHING_KEPT = f"the program left neither a checkpoint nor a model below {ROOT}"
+
+
+def _is_nothing_kept(ends: Iterable[Exit], artifacts: ArtifactsStatus | None) -> bool:
+    """Return whether dtj-launch reported its uploads at the end and named neither a checkpoint nor a model.
+
+    ends: the exits of the pods whose success is the job's success. artifacts: the known content of the bucket; None
+    for a job without artifacts. The result is False for an image without dtj_trainer, which reports no uploads.
+    """
+    if artifacts is None or artifacts.checkpoint is not None or artifacts.model is not None:
+        return False
+    return any(reported(read_termination(end))[1] is not None for end in ends)
 
 
 def is_trained(old: JobStatus, expected: Expected, named: Mapping[str, PodView]) -> bool:
@@ -32,22 +48,22 @@ def after_training(
     named: Mapping[str, PodView],
     deadline: float | None,
     lost: Loss | None,
-) -> Evaluation:
+) -> Decision:
     """Wait for the evaluator, or finish the job as succeeded.
 
-    deadline: seconds that the job has left, if it has one. lost: why the evaluator has to start again.
+    deadline: seconds until the deadline of the job, if the job has one. lost: why the evaluator has to restart.
     """
     evaluator = named.get(expected.evaluator or "")
     evaluation = measured(evaluator, observed.evaluation)
     artifacts = draft.artifacts
     draft.all_running_time = draft.job.status.all_running_time or written_time(draft.now)
-    message = f"{', '.join(expected.decisive)} ended with exit code 0"
+    message = f"{together(expected.decisive)} ended with exit code 0"
     stored = _stored(draft.job.status)
-    ends = [end for name in expected.decisive if name in named and (end := named[name].exit) is not None]
+    ends = [end for name in expected.tells_the_end if name in named and (end := named[name].exit) is not None]
     # The reporting pod may no longer exist when the evaluator ends.
-    nothing_kept = is_nothing_kept(ends, artifacts) or draft.job.status.nothing_kept
+    nothing_kept = _is_nothing_kept(ends, artifacts) or draft.job.status.nothing_kept
     if nothing_kept:
-        message += f"; {NOTHING_KEPT}"
+        message += f"; {_NOTHING_KEPT}"
     timeout = expected.evaluator_timeout
     trained = draft.job.status.trained_time or (stored.last_transition_time if stored else None)
     left = timeout - (seconds_since(trained, draft.now) if trained else 0.0)
@@ -71,18 +87,18 @@ def after_training(
         draft.set(ConditionType.RUNNING, True, reason, message)
         draft.set(ConditionType.RESTARTING, False, reason, message)
         needed = frozenset() if over else frozenset({expected.evaluator or ""})
-        done = frozenset(expected.attempts) - {*expected.decisive} - needed if may_end else frozenset()
+        done = frozenset(expected.attempts) - expected.decides - needed if may_end else frozenset()
         pods = Pods(
             make=needed - {pod.name for pod in observed.pods},
             end=frozenset(pod.name for pod in observed.pods if pod.name in done and not pod.ended),
         )
-        return Evaluation(draft.status(phase=Phase.RUNNING), left, pods)
+        return Decision(draft.status(phase=Phase.RUNNING), left, pods)
     if expected.evaluator and not over:
         message += f"; {expected.evaluator} has not seen checkpoint {last}"
         loss = attempt_loss(draft.job.status.attempt, [evaluator] if evaluator else [], ())
         if loss is not None:
             message += f": {describe(loss.failure)}"
-    return Evaluation(draft.finish(Phase.SUCCEEDED, Reason.JOB_SUCCEEDED, message))
+    return Decision(draft.finish(Phase.SUCCEEDED, Reason.JOB_SUCCEEDED, message))
 
 
 def _stored(status: JobStatus) -> Condition | None:

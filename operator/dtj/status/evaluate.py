@@ -20,20 +20,21 @@ from dtj.api.unreadable import AnyJob
 from dtj.status.backoff import pause, pause_left, restarts_in_a_row
 from dtj.status.cleaning import counted_out, ends_pods, left_over, superseded
 from dtj.status.creation import due, is_begun
+from dtj.status.decision import Decision, Pods
 from dtj.status.delegated import abandoned, mpijob_held, mpijob_loss, of_attempt, released, was_held
-from dtj.status.draft import LONGEST_CONDITION, Draft, Evaluation, Pods
+from dtj.status.draft import LONGEST_CONDITION, Draft
 from dtj.status.ending import after_training, is_trained
 from dtj.status.failure import Loss, describe
 from dtj.status.gang import group_wait, is_queued
 from dtj.status.lasting import REMEDY, is_lasting
-from dtj.status.losses import pods_loss, settle_left
+from dtj.status.losses import evaluator_loss, pods_loss, settle_left, start_again, told_again, vanished
 from dtj.status.mpijob import MpiJob
 from dtj.status.next_attempt import count_nodes, evaluator_lost, next_attempt
 from dtj.status.observed import Expected, Observed, obstacle
 from dtj.status.overdue import describe_ending, with_overdue
 from dtj.status.pods import PodView
-from dtj.status.replacement import evaluator_loss, start_again, told_again, vanished
-from dtj.status.reports import present, replica_statuses, take_reports
+from dtj.status.replicas import present, replica_statuses
+from dtj.status.report_merge import merge_reports
 from dtj.status.stall import look, step_time
 from dtj.status.suspension import deactivation, held, is_held, is_suspending, resumed, suspended
 from dtj.status.times import seconds_since, written_time
@@ -42,36 +43,36 @@ from dtj.status.waits import after_the_end, retry_begins, start_left, too_late
 
 def evaluate(
     job: AnyJob, expected: Expected | None, faults: Sequence[Fault], observed: Observed, now: datetime
-) -> Evaluation:
+) -> Decision:
     """Return the present status of a job and the actions to take.
 
     expected: the plan of the present attempt; None when the job has faults and therefore no plan.
     """
-    evaluation = _evaluate(job, expected, faults, observed, now)
+    decision = _evaluate(job, expected, faults, observed, now)
     # mpi-operator deletes the pods of an MPIJob.
-    if evaluation.status.finished and observed.mpijob is None and ends_pods(job, evaluation.status):
-        evaluation = replace(evaluation, status=counted_out(evaluation.status))
-    evaluation = replace(evaluation, pods=_pods(job, expected, observed, evaluation, now))
-    return with_overdue(evaluation, observed.pods, now)
+    if decision.status.finished and observed.mpijob is None and ends_pods(job, decision.status):
+        decision = replace(decision, status=counted_out(decision.status))
+    decision = replace(decision, pods=_pods(job, expected, observed, decision, now))
+    return with_overdue(decision, observed.pods, now)
 
 
 def _pods(
-    job: AnyJob, expected: Expected | None, observed: Observed, evaluation: Evaluation, now: datetime
+    job: AnyJob, expected: Expected | None, observed: Observed, decision: Decision, now: datetime
 ) -> Pods:
-    """Combine the pods of the evaluation with the rules that hold for every job."""
-    status, pods, make = evaluation.status, observed.pods, evaluation.pods.make
+    """Combine the pods of the decision with the rules that hold for every job."""
+    status, pods, make = decision.status, observed.pods, decision.pods.make
     if expected is not None and expected.handed_over:
         make, end = frozenset[str](), abandoned(job, status, observed.mpijob, pods, now)
     elif status.finished:
         end = left_over(job, status, pods)
     else:
-        end = evaluation.pods.end | superseded(job, expected, pods)
+        end = decision.pods.end | superseded(job, expected, pods)
     return Pods(make, end - {pod.name for pod in pods if pod.deleting})
 
 
 def _evaluate(
     job: AnyJob, expected: Expected | None, faults: Sequence[Fault], observed: Observed, now: datetime
-) -> Evaluation:
+) -> Decision:
     old = job.status
     if old.finished:
         return after_the_end(job, _settled(job, expected, observed), now)
@@ -79,39 +80,39 @@ def _evaluate(
     attempt = old.current_attempt
     start = old.start_time or written_time(now)
     draft.attempt, draft.start_time = attempt, start
-    draft.set(ConditionType.CREATED, True, Reason.JOB_CREATED, "the operator has taken the job up")
+    draft.set(ConditionType.CREATED, True, Reason.JOB_CREATED, "the operator has taken up the job")
     if faults and not observed.invalid and _is_taken_up(old, observed):
         # A user edited a running job, or a newer operator has a new rule. Create no pod until the spec is valid.
         draft.set(ConditionType.CREATED, True, Reason.SPEC_INVALID, in_a_line(faults, LONGEST_CONDITION))
         suspends = job.run_policy.suspend or is_suspending(old)
         if expected is None or not (observed.pods or suspends):
-            return Evaluation(draft.status(start_time=old.start_time))
-        evaluation = _of_pods(job, expected, observed, draft)
-        return replace(evaluation, pods=replace(evaluation.pods, make=frozenset()), prepare=False)
+            return Decision(draft.status(start_time=old.start_time))
+        decision = _of_pods(job, expected, observed, draft)
+        return replace(decision, pods=replace(decision.pods, make=frozenset()), prepare=False)
     if observed.invalid and expected and expected.restarts_with and old.all_running_time:
         # Only the restarting replica can't be created. The other replicas continue.
         draft.set(
             ConditionType.CREATED, True, Reason.SPEC_INVALID, in_a_line(observed.invalid, LONGEST_CONDITION)
         )
     elif faults or observed.invalid or expected is None:
-        return Evaluation(_invalid(draft, [*faults, *observed.invalid]))
+        return Decision(_invalid(draft, [*faults, *observed.invalid]))
     return _of_pods(job, expected, observed, draft)
 
 
 def _is_taken_up(old: JobStatus, observed: Observed) -> bool:
-    """Whether the job has or had pods, or is suspended. An invalid spec does not end such a job."""
+    """Return whether the job has or had pods, or is suspended. An invalid spec does not end such a job."""
     began = old.all_running_time is not None or old.attempt > 1
     return bool(observed.pods) or began or old.holds(ConditionType.SUSPENDED)
 
 
-def _of_pods(job: AnyJob, expected: Expected, observed: Observed, draft: Draft) -> Evaluation:
+def _of_pods(job: AnyJob, expected: Expected, observed: Observed, draft: Draft) -> Decision:
     """Evaluate a job with a plan by its pods."""
     old, now = job.status, draft.now
     attempt, start = old.current_attempt, old.start_time or written_time(now)
     pods = present(expected, observed.pods, attempt)
     named = {pod.name: pod for pod in pods}
     draft.replica_statuses = replica_statuses(expected, pods)
-    take_reports(draft, expected, observed, named)
+    merge_reports(draft, expected, observed, named)
     draft.step_time = step_time(draft)
     _set_bottleneck(draft, observed)
 
@@ -121,7 +122,7 @@ def _of_pods(job: AnyJob, expected: Expected, observed: Observed, draft: Draft) 
     deadline = job.run_policy.active_deadline_seconds
     left = None if deadline is None or queued else deadline - seconds_since(start, now)
     missing = vanished(job, expected, pods)
-    # Before all pods have run, a deleted pod is created again, unless the pod belongs to a group.
+    # Before all pods have run, the operator recreates a deleted pod, unless the pod belongs to a group.
     lost_names = missing if old.all_running_time or expected.all_or_nothing else ()
     lost = evaluator_loss(attempt, old, expected, pods, lost_names, job.run_policy.backoff_limit)
     mpijob = of_attempt(observed, attempt)
@@ -132,13 +133,13 @@ def _of_pods(job: AnyJob, expected: Expected, observed: Observed, draft: Draft) 
         return suspension
     loss = pods_loss(draft, expected, pods, missing, lost_names) or mpijob_loss(attempt, mpijob)
     if left is not None and left <= 0 and loss is None:
-        return Evaluation(_overdue(draft, expected, deadline or 0, pods, observed))
+        return Decision(_deadline_exceeded(draft, expected, deadline or 0, pods, observed))
     if loss is not None:
         wait = settle_left(loss, now)
         if wait > 0:
             draft.set(ConditionType.RUNNING, False, Reason.RANK_LOST, loss.failure.message or "")
             status = draft.status(phase=old.phase or Phase.PENDING)
-            return Evaluation(status, wait, Pods(due(job, expected, observed.pods)), prepare=True)
+            return Decision(status, wait, Pods(due(job, expected, observed.pods)), prepare=True)
         return _lost(draft, attempt, loss, expected, pods, lost_names)
     if lost is not None:
         return evaluator_lost(draft, lost, expected, pods)
@@ -147,7 +148,7 @@ def _of_pods(job: AnyJob, expected: Expected, observed: Observed, draft: Draft) 
 
 def _suspended(
     draft: Draft, expected: Expected, observed: Observed, pods: Sequence[PodView], mpijob: MpiJob | None
-) -> Evaluation | None:
+) -> Decision | None:
     """Evaluate a job that is suspended or resumes; return None for any other job."""
     job, old = draft.job, draft.job.status
     evicted = deactivation(expected, pods)
@@ -167,7 +168,7 @@ def _invalid(draft: Draft, faults: Sequence[Fault]) -> JobStatus:
     return draft.finish(Phase.FAILED, Reason.VALIDATION_FAILED, in_a_line(faults, LONGEST_CONDITION))
 
 
-def _overdue(
+def _deadline_exceeded(
     draft: Draft, expected: Expected, deadline: int, pods: Sequence[PodView], observed: Observed
 ) -> JobStatus:
     message = f"not done {deadline} s after its start (runPolicy.activeDeadlineSeconds)"
@@ -188,7 +189,7 @@ def _lost(
     expected: Expected,
     pods: Sequence[PodView],
     lost_names: Collection[str],
-) -> Evaluation:
+) -> Decision:
     """Count a loss. Restart the affected replicas, or fail the job."""
     limit = draft.job.run_policy.backoff_limit
     restarts = draft.job.status.restarts
@@ -204,9 +205,9 @@ def _lost(
         draft.progress,
         draft.artifacts,
     ):
-        return Evaluation(draft.finish(Phase.FAILED, Reason.MODULE_NOT_FOUND, f"{message}; {REMEDY}"))
+        return Decision(draft.finish(Phase.FAILED, Reason.MODULE_NOT_FOUND, f"{message}; {REMEDY}"))
     if application and restarts.application >= limit:
-        return Evaluation(draft.finish(Phase.FAILED, Reason.BACKOFF_LIMIT_EXCEEDED, message))
+        return Decision(draft.finish(Phase.FAILED, Reason.BACKOFF_LIMIT_EXCEEDED, message))
     # Where the other replicas continue, a replica lost to the cluster restarts without a pause.
     draft.restarts_in_a_row = restarts_in_a_row(
         draft.job.status,
@@ -229,12 +230,12 @@ def _lost(
     draft.set(ConditionType.RUNNING, False, reason, message)
     draft.set(ConditionType.RESTARTING, True, reason, message)
     draft.restart_time = written_time(draft.now)
-    return Evaluation(draft.status(phase=Phase.RESTARTING), look_again=0.0)
+    return Decision(draft.status(phase=Phase.RESTARTING), look_again=0.0)
 
 
 def _going_on(
     draft: Draft, expected: Expected, observed: Observed, pods: Sequence[PodView], left: float | None
-) -> Evaluation:
+) -> Decision:
     old = draft.job.status
     named = {pod.name: pod for pod in pods}
     began = old.all_running_time is not None
@@ -248,7 +249,7 @@ def _going_on(
 
     def runs(name: str) -> bool:
         pod = named.get(name)
-        if pod is None or (pod.succeeded and not alone):
+        if pod is None or (pod.succeeded and not alone and name not in expected.decides):
             return False
         answers = pod.ready or (began and not old.holds(ConditionType.RESTARTING))
         return pod.succeeded or (pod.running and answers)
@@ -257,32 +258,33 @@ def _going_on(
     fixed = not alone and is_begun(old, expected.created_last, named)
     needed = [name for name in expected.needed if not fixed or name in named]
     if all(map(runs, needed)):
-        message = f"all {len(needed)} pods run"
+        done = 0 if alone else sum(named[name].succeeded for name in needed)
+        message = f"all {len(needed)} pods run" if not done else _partly_done(done, len(needed))
         draft.set(ConditionType.RESTARTING, False, Reason.JOB_RUNNING, message)
         if expected.evaluator is not None and not runs(expected.evaluator):
             why = obstacle([pod for pod in pods if pod.name == expected.evaluator], observed.refusal)
             message += f" but {expected.evaluator}" + (f": {why[1]}" if why else "")
         draft.set(ConditionType.RUNNING, True, Reason.JOB_RUNNING, message)
-        stall = look(draft, expected, observed)
+        stall = look(draft, expected, observed, named)
         if stall.loss is not None:
             return _lost(draft, old.current_attempt, stall.loss, expected, pods, expected.needed)
         waits += [stall.look_again] if stall.look_again is not None else []
         running = old.all_running_time or written_time(draft.now)
         status = draft.status(phase=Phase.RUNNING, all_running_time=running)
-        return Evaluation(status, min(waits, default=None), pods_to_create, begins, stalled_since=stall.since)
+        return Decision(status, min(waits, default=None), pods_to_create, begins, stalled_since=stall.since)
     why = obstacle([pod for pod in pods if pod.name in expected.needed], observed.refusal)
     why = group_wait(draft.job, expected, pods, why)
     if ending:
         why = (
             Reason.PODS_ENDING,
-            f"waits until {describe_ending(ending)} of the attempt before ended: checkpoints are uploaded first",
+            f"waits until {describe_ending(ending)} of the previous attempt ended: checkpoints are uploaded first",
         )
     elif wait > 0:
         # Name the whole pause instead of the remaining one, so that the message stays constant during the pause.
         why = Reason.BACKOFF, f"waits {pause(old):.0f} s before the next attempt"
     start = start_left(draft)
     if start is not None and start <= 0:
-        return Evaluation(too_late(draft, expected, observed, pods, why))
+        return Decision(too_late(draft, expected, observed, pods, why))
     reason, message = why or (
         Reason.RANK_LOST if began else Reason.PODS_STARTING,
         f"{sum(p.running for p in pods)} of {len(expected.attempts)} pods run",
@@ -297,14 +299,24 @@ def _going_on(
     else:
         phase = Phase.PENDING
     waits += [start] if start is not None else []
-    return Evaluation(draft.status(phase=phase), min(waits, default=None), pods_to_create, begins)
+    return Decision(draft.status(phase=phase), min(waits, default=None), pods_to_create, begins)
+
+
+def _partly_done(done: int, of: int) -> str:
+    """Describe an attempt of which some pods have completed their part, while the others still run."""
+    return f"{of - done} of {of} pods run, the others ended with exit code 0"
 
 
 def _set_bottleneck(draft: Draft, observed: Observed) -> None:
     bottleneck = observed.bottleneck
     if bottleneck is None:
         if observed.progress is not None:
-            draft.set(ConditionType.BOTTLENECK, False, Reason.NO_BOTTLENECK, "the last report names none")
+            draft.set(
+                ConditionType.BOTTLENECK,
+                False,
+                Reason.NO_BOTTLENECK,
+                "the last progress report names no bottleneck",
+            )
         return
     reason, message = bottleneck
     draft.set(ConditionType.BOTTLENECK, True, reason, message)

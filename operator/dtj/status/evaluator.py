@@ -18,13 +18,13 @@ def has_ended(evaluator: PodView) -> bool:
 
 
 def has_seen(evaluation: ProgressStatus | None, artifacts: ArtifactsStatus | None) -> bool:
-    """Whether the evaluator has measured the newest checkpoint."""
+    """Return whether the evaluator has measured the newest checkpoint."""
     last, seen = last_step(artifacts), evaluation.step if evaluation else None
     return last is not None and seen is not None and seen >= last
 
 
 def last_step(artifacts: ArtifactsStatus | None) -> int | None:
-    """Step of the newest checkpoint."""
+    """Return the step of the newest checkpoint."""
     return artifacts.checkpoint.step if artifacts and artifacts.checkpoint else None
 
 

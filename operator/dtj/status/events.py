@@ -18,7 +18,7 @@ from dtj.status.suspension import is_suspending
 
 @dataclass(frozen=True)
 class Happening:
-    """One event."""
+    """The content of one Kubernetes event."""
 
     type: Literal["Normal", "Warning"]
     reason: str
@@ -48,14 +48,16 @@ def happenings(old: JobStatus, new: JobStatus) -> list[Happening]:
     ):
         result.append(Happening("Warning", created.reason, created.message))
     slow, before = new.condition(ConditionType.BOTTLENECK), old.condition(ConditionType.BOTTLENECK)
-    # Emit one event per attempt and kind, because the kind and the figures may change with every report.
+    # Emit one event per attempt and kind of bottleneck, because the figures may change with every report.
     if slow and new.holds(ConditionType.BOTTLENECK) and (not before or before.reason != slow.reason):
         result.append(Happening("Warning", slow.reason, slow.message, same=f"attempt {new.attempt}"))
     stalled, stands = new.condition(ConditionType.STALLED), new.holds(ConditionType.STALLED)
     if stalled and stands != old.holds(ConditionType.STALLED) and new.phase is Phase.RUNNING:
         result.append(Happening("Warning" if stands else "Normal", stalled.reason, stalled.message))
     if new.restarts.evaluator != old.restarts.evaluator and new.failure is not None:
-        message = f"attempt {old.attempt}: {describe(new.failure)}; it starts again, the training goes on"
+        message = (
+            f"attempt {old.attempt}: {describe(new.failure)}; the evaluator restarts, the training continues"
+        )
         result.append(Happening("Warning", Reason.EVALUATOR_RESTARTING, message))
     elif new.holds(ConditionType.SUSPENDED) != old.holds(ConditionType.SUSPENDED):
         condition = new.condition(ConditionType.SUSPENDED)
@@ -99,7 +101,7 @@ def _obstacle(old: JobStatus, new: JobStatus) -> list[Happening]:
 def event(job: AnyJob, happening: Happening, time: str) -> Manifest:
     """Return the Event object.
 
-    The same happening has the same name, so that a restarted operator creates no duplicate.
+    Equal happenings of a job give the same object name, so that a restarted operator creates no duplicate.
     """
     digest = sha256(
         "\0".join((job.uid, happening.type, happening.reason, happening.same or happening.message)).encode()

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Mapping, Sequence
+import signal
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 
 from dtj.api.failure_classes import OperatorFailureClass
@@ -13,10 +14,11 @@ from dtj.status.termination import last_lines, read_termination
 from dtj.status.times import seconds_since
 from dtj_trainer.contract import EXIT_COMMAND_NOT_FOUND
 from dtj_trainer.contract.failure_class import FailureClass
+from dtj_trainer.contract.torch_output import raised
 
-# Seconds that a failure which another failure may have caused waits for the other failure to appear.
+# Seconds that the operator waits for a cause after a failure that another failure may have caused.
 SETTLE_SECONDS = 5.0
-# A node that died shows only when its kubelet has been silent for the node monitor's grace, 40 to 50 s.
+# The node controller reports a dead node after 40 to 50 s without a heartbeat (node-monitor-grace-period).
 NODE_SETTLE_SECONDS = 60.0
 # Failure classes that another loss may have caused. The operator first looks for that other loss.
 _CONSEQUENCES: Mapping[str, float] = {
@@ -24,13 +26,19 @@ _CONSEQUENCES: Mapping[str, float] = {
     FailureClass.PEERS_UNREACHABLE: SETTLE_SECONDS,
     FailureClass.SIGNAL: SETTLE_SECONDS,
 }
+# The same for an end without a termination message, in a pod whose program depends on other pods.
+_UNREPORTED_CONSEQUENCES = {**_CONSEQUENCES, FailureClass.APPLICATION_ERROR: SETTLE_SECONDS}
+# No program is at fault: the operator had already abandoned the pod, or the next attempt uses another port.
+_NOT_THE_PROGRAMS = frozenset[str]({FailureClass.SUPERSEDED, FailureClass.PORT_IN_USE})
 # The kubelet sets this reason on a pod that it evicts.
 _EVICTED = "Evicted"
 # These evictions follow from the data that the pod's own program wrote.
 _OWN_EVICTION = re.compile(r"ephemeral.(local )?storage|EmptyDir volume", re.IGNORECASE)
-# How reasons begin for a pod that makes room for others, or leaves a node that is drained: those of the kubelet, of
-# Kueue (WorkloadEvictedDueToPreempted), and of the condition DisruptionTarget, which Kubernetes writes before it
-# deletes the pod.
+# The threads of gloo abort the process (SIGABRT) when Python ends after an uncaught exception.
+_ABORTED = signal.SIGABRT.value
+# Prefixes of the reasons of a pod that makes room for others, or leaves a drained node. The reasons come from the
+# kubelet, from Kueue (WorkloadEvictedDueToPreempted), and from the condition DisruptionTarget, which Kubernetes sets
+# before it deletes the pod.
 _UNWANTED = (
     "Preempting",
     "WorkloadEvicted",
@@ -42,7 +50,7 @@ _UNWANTED = (
     "PreemptionByScheduler",
     "PreemptionByKubeScheduler",
 )
-# Reasons of containerd and of the kubelet for a container whose end nobody saw: its node or its runtime restarted.
+# Reasons of containerd and of the kubelet for a container that ended while its node or its runtime restarted.
 _END_UNSEEN = frozenset({"Unknown", "ContainerStatusUnknown"})
 # A program reports these classes when other ranks no longer answer.
 LOST_OTHERS = frozenset[str]({FailureClass.CONNECTION_LOST, FailureClass.PEERS_UNREACHABLE})
@@ -65,7 +73,7 @@ class Loss:
     host: str | None = None
     """Host of the rank at fault, when another pod reports the failure."""
     others: frozenset[str] = frozenset()
-    """Names of pods that are lost too. Such a pod caused the loss and does not answer, or ended in the same way."""
+    """Names of further lost pods. Such a pod caused the loss and is silent, or ended in the same way."""
     nodes: frozenset[str] = frozenset()
     """Names of the nodes that may be at fault."""
     excuse: str = ""
@@ -73,9 +81,9 @@ class Loss:
 
 
 def attempt_loss(
-    attempt: int, pods: Sequence[PodView], missing: Sequence[str], decisive: Collection[str] = ()
+    attempt: int, pods: Sequence[PodView], missing: Sequence[str], decisive: Set[str] = frozenset()
 ) -> Loss | None:
-    """Why an attempt that has begun can't go on, or None when it can.
+    """Return why an attempt that has begun can't go on, or None when the attempt can go on.
 
     pods: the pods of the attempt. missing: names of pods that no longer exist. decisive: names of the pods
     whose success is the job's success. The program of such a pod (mpirun, a TensorFlow chief) also fails when the
@@ -99,14 +107,16 @@ def attempt_loss(
     # A pod that the cluster ended makes other programs fail. A loss that may be a consequence comes last.
     loss = min(losses, key=lambda loss: (not loss.infrastructure, loss.settle, loss.finished or ""))
     loss = replace(loss, failure=_located(loss, pods))
-    silent = [] if loss.infrastructure else [pod for pod in pods if _led_to(loss, pod)]
+    if left := _left_early(loss, pods, decisive):
+        loss = _put_down_to_early_end(loss, left)
+    silent = [] if loss.infrastructure else [pod for pod in pods if _led_to(loss, pod, decisive)]
     causes = silent or [pod for pod in pods if pod.name == loss.failure.pod and _speaks_against_node(pod)]
-    loss = replace(loss, nodes=frozenset(pod.node for pod in causes if pod.node))
+    loss = replace(loss, nodes=frozenset(pod.node for pod in causes if pod.node and pod.phase != "Pending"))
     if not silent:
         return loss
     names = frozenset(pod.name for pod in silent)
     if loss.failure.failure_class in LOST_OTHERS and loss.failure.pod not in names:
-        loss = replace(loss, failure=_put_down_to(min(silent, key=lambda pod: pod.name), loss.failure))
+        loss = replace(loss, failure=_attributed(min(silent, key=lambda pod: pod.name), loss.failure))
     return replace(loss, infrastructure=True, settle=0.0, others=names)
 
 
@@ -116,11 +126,34 @@ def _speaks_against_node(pod: PodView) -> bool:
     return pod.silent or not unwanted
 
 
-def _led_to(loss: Loss, pod: PodView) -> bool:
-    """Return whether a silent or unready pod may have caused the failure of another pod."""
+def _left_early(loss: Loss, pods: Sequence[PodView], decisive: Set[str]) -> PodView | None:
+    """Return the first of the decisive pods that succeeded while another pod failed because it lost its peers."""
+    if loss.infrastructure or loss.failure.failure_class not in LOST_OTHERS or any(p.silent for p in pods):
+        return None
+    ended = [pod for pod in pods if pod.name in decisive and is_complete(pod)]
+    return min(ended, key=lambda pod: (pod.exit.finished or "" if pod.exit else "", pod.index), default=None)
+
+
+def _put_down_to_early_end(loss: Loss, pod: PodView) -> Loss:
+    """Return the loss for a pod that ended early, and because of which the pod of `loss` failed."""
+    early = early_end(loss.failure.attempt or 0, pod)
+    message = f"{early.failure.message}; then {describe(loss.failure)}"
+    # An own failure of a third pod may not be known yet.
+    return replace(
+        early,
+        failure=early.failure.model_copy(update={"message": message}),
+        settle=min(loss.settle, SETTLE_SECONDS),
+        finished=loss.finished,
+    )
+
+
+def _led_to(loss: Loss, pod: PodView, decisive: Set[str]) -> bool:
+    """Return whether a silent, unready or absent pod may have caused the failure of another pod."""
     kind = loss.failure.failure_class
     if kind in LOST_OTHERS:
-        return pod.silent or (pod.running and not pod.ready)
+        # The others waited for a decisive pod that has no node yet, or whose image is still being pulled.
+        absent = pod.phase == "Pending" and pod.name in decisive
+        return absent or pod.silent or (pod.running and not pod.ready)
     return pod.silent and kind in _MAY_FOLLOW
 
 
@@ -143,8 +176,8 @@ def is_complete(pod: PodView) -> bool:
     """
     if not pod.succeeded or not ended_as_told(pod):
         return pod.succeeded
-    said = read_termination(pod.exit) if pod.exit else None
-    return said is not None and said.get("exitCode") == 0 and "class" not in said
+    termination = read_termination(pod.exit) if pod.exit else None
+    return termination is not None and termination.get("exitCode") == 0 and "class" not in termination
 
 
 def is_lost(pod: PodView) -> bool:
@@ -152,7 +185,7 @@ def is_lost(pod: PodView) -> bool:
     return _pod_loss(0, pod) is not None
 
 
-def _pod_loss(attempt: int, pod: PodView, decisive: Collection[str] = ()) -> Loss | None:
+def _pod_loss(attempt: int, pod: PodView, decisive: Set[str] = frozenset()) -> Loss | None:
     if pod.disrupted:
         return _failed(attempt, pod, decisive)
     if ended_as_told(pod):
@@ -165,7 +198,7 @@ def _pod_loss(attempt: int, pod: PodView, decisive: Collection[str] = ()) -> Los
     return None
 
 
-def _failed(attempt: int, pod: PodView, decisive: Collection[str]) -> Loss:
+def _failed(attempt: int, pod: PodView, decisive: Set[str]) -> Loss:
     if pod.disrupted or pod.exit is None:
         reason = pod.reason or "Failed"
         message = f"pod {pod.name}: {reason}" + (f": {pod.message}" if pod.message else "")
@@ -173,9 +206,9 @@ def _failed(attempt: int, pod: PodView, decisive: Collection[str]) -> Loss:
         kind = OperatorFailureClass.EVICTED if evicted else OperatorFailureClass.POD_LOST
         own = evicted and _OWN_EVICTION.search(pod.message) is not None
         return Loss(_failure(attempt, pod, kind, message), infrastructure=not own)
-    said = read_termination(pod.exit)
+    termination = read_termination(pod.exit)
     finished = pod.exit.finished
-    if said is None or "class" not in said:
+    if termination is None or "class" not in termination:
         if pod.exit.reason in _END_UNSEEN:
             message = f"{pod.role} {pod.index} was lost: node {pod.node} or its container runtime restarted"
             failure = _failure(attempt, pod, OperatorFailureClass.POD_LOST, message)
@@ -184,29 +217,33 @@ def _failed(attempt: int, pod: PodView, decisive: Collection[str]) -> Loss:
                 infrastructure=True,
                 finished=finished,
             )
+        failure = _exit_failure(attempt, pod, pod.exit, has_peers=len(decisive) > 1)
+        cause = failure.failure_class or ""
         # Without dtj-launch, the cause of a decisive pod's failure may be another pod.
-        settle = SETTLE_SECONDS if pod.name in decisive else 0.0
-        return Loss(_unsaid(attempt, pod, pod.exit), False, settle=settle, finished=finished)
-    failure_class = said["class"]
-    failure = _failure(attempt, pod, failure_class, said.get("message", failure_class)).model_copy(
+        settle = _UNREPORTED_CONSEQUENCES.get(cause, 0.0) if pod.name in decisive else 0.0
+        return Loss(failure, cause in _NOT_THE_PROGRAMS, settle=settle, finished=finished)
+    failure_class = termination["class"]
+    failure = _failure(attempt, pod, failure_class, termination.get("message", failure_class)).model_copy(
         update={
-            "rank": said.get("rank"),
-            "exit_code": said.get("exitCode", pod.exit.code),
-            "signal": said.get("signal"),
-            "last_log_lines": said.get("lastLogLines"),
+            "rank": termination.get("rank"),
+            "exit_code": termination.get("exitCode", pod.exit.code),
+            "signal": termination.get("signal"),
+            "last_log_lines": termination.get("lastLogLines"),
         }
     )
     settle = _CONSEQUENCES.get(failure_class, 0.0)
-    # The operator had already abandoned a Superseded pod. No program is at fault.
-    infrastructure = failure_class == FailureClass.SUPERSEDED
-    return Loss(failure, infrastructure, settle=settle, finished=finished, host=said.get("host"))
+    infrastructure = failure_class in _NOT_THE_PROGRAMS
+    return Loss(failure, infrastructure, settle=settle, finished=finished, host=termination.get("host"))
 
 
-def _unsaid(attempt: int, pod: PodView, end: Exit) -> Failure:
+def _exit_failure(attempt: int, pod: PodView, end: Exit, *, has_peers: bool) -> Failure:
     """Describe the end of a container without a dtj-launch message.
 
     The image has no dtj_trainer, or a process outside the container killed the program.
+
+    has_peers: whether every pod's program is a part of the training, so that one may fail because of another.
     """
+    exceptions = raised(end.message.splitlines()) if has_peers else []
     if end.reason == "OOMKilled":
         kind, what = (
             FailureClass.OOM_KILLED,
@@ -214,6 +251,12 @@ def _unsaid(attempt: int, pod: PodView, end: Exit) -> Failure:
         )
     elif end.reason in ("ContainerCannotRun", "StartError") or end.code == EXIT_COMMAND_NOT_FOUND:
         kind, what = FailureClass.COMMAND_NOT_FOUND, f"could not start its command (exit code {end.code})"
+    elif exceptions and exceptions[-1].store_port_is_taken:
+        kind, what = FailureClass.PORT_IN_USE, f"found its port in use: {exceptions[-1].first_line}"
+    elif exceptions and exceptions[-1].follows:
+        kind, what = FailureClass.CONNECTION_LOST, f"lost another pod: {exceptions[-1].first_line}"
+    elif exceptions and end.signal == _ABORTED:
+        kind, what = FailureClass.APPLICATION_ERROR, f"ended with exit code {end.code}"
     elif end.signal:
         kind, what = FailureClass.SIGNAL, f"was ended by signal {end.signal}"
     else:
@@ -251,11 +294,11 @@ def _located(loss: Loss, pods: Sequence[PodView]) -> Failure:
     host = (loss.host or "").split(".", 1)[0]
     for pod in pods:
         if host == pod.name:
-            return _put_down_to(pod, loss.failure)
+            return _attributed(pod, loss.failure)
     return loss.failure
 
 
-def _put_down_to(pod: PodView, failure: Failure) -> Failure:
+def _attributed(pod: PodView, failure: Failure) -> Failure:
     update = {"role": pod.role, "index": pod.index, "pod": pod.name, "node": pod.node}
     return failure.model_copy(update=update)
 

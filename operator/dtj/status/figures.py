@@ -28,30 +28,31 @@ class JobFigures:
     progress: ProgressStatus | None
     """The progress of a running job; None for any other job."""
     checkpoint: float | None
-    """When the newest checkpoint was complete, in Unix time; only while the job runs."""
+    """Unix time at which the newest checkpoint was complete; None unless the job runs."""
     unsaved_since: float | None
-    """From when on training is in no checkpoint: the newest one's time or, where that is later, the time from which
-    all its pods run. Unix time; only while a job runs that has a bucket."""
+    """Unix time since which the training is in no checkpoint: the time of the newest checkpoint, or the later time at
+    which all pods began to run. None unless the job runs and has a bucket."""
     stalled: bool | None
     """Whether the running job is stalled; None without runPolicy.stallTimeoutSeconds or when the job does not run."""
     gpus: int
-    """Accelerators of pods that have a node and have not ended."""
+    """Number of accelerators of the pods that have a node and have not ended."""
     idle_gpus: int
-    """Those of them that do not train: all while the training waits, restarts, stands still (Stalled) or has ended;
-    those of a pod that does not run while the others train."""
+    """Number of these accelerators that do not train: all while the training waits, restarts, is stalled or has
+    ended; otherwise those of pods that do not run."""
 
 
 @dataclass(frozen=True)
 class Started:
-    """How long a job took from its start, or its resumption, until all its pods ran. Seconds."""
+    """The duration of a completed start or resumption of a job, in seconds."""
 
     running: float
+    """Seconds until all pods ran."""
     queued: float | None
-    """Until the last of its workers and parameter servers had a node; None where no pod says when."""
+    """Seconds until the last worker or parameter server had a node; None if no pod has a scheduling time."""
 
 
 def strategy_label(job: AnyJob) -> str:
-    """The strategy of a job, as metrics name it."""
+    """Return the value of the metrics' label `strategy` for a job."""
     return job.rules.name if job.rules else "unknown"
 
 
@@ -67,7 +68,7 @@ def job_figures(job: AnyJob, status: JobStatus, pods: Sequence[PodView]) -> JobF
     stalled = status.holds(ConditionType.STALLED)
     watched = runs and job.run_policy.stall_timeout_seconds is not None
     gpus = [(_gpus(job, pod), pod.running) for pod in pods if pod.has_node]
-    # Where replicas restart alone, the training goes on while one of them is replaced.
+    # In a strategy whose replicas restart alone, the training continues while a replica restarts.
     partly = job.rules is not None and job.rules.restarts_alone and phase is Phase.RESTARTING
     trains = not stalled and (
         status.holds(ConditionType.RUNNING) or (partly and status.all_running_time is not None)
@@ -103,7 +104,7 @@ def started(job: AnyJob, old: JobStatus, new: JobStatus, pods: Sequence[PodView]
 
 
 def recovered(old: JobStatus, new: JobStatus) -> float | None:
-    """Seconds from the last loss until all pods run again, where `new` says that they do."""
+    """Return the seconds from the last loss until all pods ran again; None if `new` reports no recovery."""
     lost, running = restarted(old), new.condition(ConditionType.RUNNING)
     if lost is None or running is None:
         return None
@@ -113,7 +114,7 @@ def recovered(old: JobStatus, new: JobStatus) -> float | None:
 
 
 def failures(old: JobStatus, new: JobStatus) -> tuple[str, int]:
-    """Class and number of the failures that `new` counts and `old` did not."""
+    """Return the class and the number of the failures that `new` counts and `old` does not."""
     before, after = (
         each.restarts.application + each.restarts.infrastructure + (each.restarts.evaluator or 0)
         for each in (old, new)

@@ -1,4 +1,4 @@
-"""Failures of a program that no retry can mend: a module that is not in the image."""
+"""Failures that recur in every attempt: the image lacks a Python module."""
 
 from __future__ import annotations
 
@@ -14,22 +14,22 @@ from dtj.api.status import ArtifactsStatus, Failure, ProgressStatus
 from dtj.api.unreadable import AnyJob
 from dtj_trainer.contract.failure_class import FailureClass
 
-REMEDY = "no retry can mend that: add the module to the image, or, for dtj run, to this Python environment"
+REMEDY = "a retry would fail too: add the module to the image, or, for dtj run, to this Python environment"
 _PYTHON = re.compile(r"python[\d.]*")
-# Volumes that are the same in each attempt, or empty.
-_STEADY = frozenset({"configMap", "secret", "downwardAPI", "projected", "emptyDir"})
+# Types of volumes that have the same files in each attempt, or none.
+_CONSTANT_VOLUMES = frozenset({"configMap", "secret", "downwardAPI", "projected", "emptyDir"})
 
 
 def is_lasting(
     job: AnyJob, failure: Failure, progress: ProgressStatus | None, artifacts: ArtifactsStatus | None
 ) -> bool:
-    """Whether the next attempt would fail by the same module.
+    """Return whether the next attempt would lack the same module.
 
-    A job that has made a step, or a checkpoint, had all modules once. Before that, the job's first failure is enough
-    where modules can come from nowhere but the image. Where a shell or an init container may install modules, or a
-    volume may bring them, the attempt before must have failed by the same module.
+    A job that has made a step or a checkpoint had all modules. For any other job, the first failure is enough if
+    modules can only come from the image. If a shell, an init container or a volume may provide modules, the previous
+    attempt must have lacked the same module.
 
-    failure: the loss that is to be counted. progress, artifacts: all that is known of the job.
+    failure: the failure of the present attempt. progress, artifacts: the merged reports of all attempts.
     """
     if failure.failure_class != FailureClass.MODULE_NOT_FOUND:
         return False
@@ -55,17 +55,19 @@ def _is_from_image_alone(job: AnyJob) -> bool:
 
 
 def _is_python(command: object) -> bool:
-    # A job that runs may have been edited into anything.
+    # A user may have edited the spec of the running job to any value.
     word = command[0] if isinstance(command, list) and command else None
     return isinstance(word, str) and _PYTHON.fullmatch(PurePosixPath(word).name) is not None
 
 
 def _brings_files(role: ReplicaSpec) -> bool:
-    """Whether its template has init containers, or volumes whose files may change."""
+    """Return whether the role's template has init containers, or volumes whose files may change."""
     pod = role.template.get("spec")
     if not isinstance(pod, Mapping):
         return False
-    return bool(pod.get("initContainers")) or any(not _STEADY & volume.keys() for volume in _volumes(pod))
+    return bool(pod.get("initContainers")) or any(
+        not _CONSTANT_VOLUMES & volume.keys() for volume in _volumes(pod)
+    )
 
 
 def _volumes(pod: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:

@@ -1,8 +1,9 @@
-"""What an MPIJob says of the job that was handed over as it.
+"""The state of the MPIJob to which a job is delegated.
 
-The pods say more: mpi-operator's `Running` stays True when a worker dies, an evicted worker makes an MPIJob `Failed`
-that may succeed later, and neither exit codes nor pods are in its status. So it counts where pods say nothing: that
-it has succeeded or failed though its pods are gone, that a queue holds it, that nobody takes it up.
+The pods are the better source. `Running` of an MPIJob stays True when a worker dies, an MPIJob that is `Failed` after
+an eviction may succeed later, and the status of an MPIJob has no exit codes. The operator therefore uses the MPIJob
+only for what pods do not show: a success or a failure whose pods are gone, a queue that suspends the MPIJob, and an
+MPIJob that no controller handles.
 """
 
 from __future__ import annotations
@@ -21,8 +22,8 @@ TAKE_UP_SECONDS = 30.0
 
 
 @dataclass(frozen=True)
-class Said:
-    """A condition of an MPIJob that holds."""
+class MpiCondition:
+    """A condition of an MPIJob that is True."""
 
     reason: str
     message: str
@@ -31,25 +32,25 @@ class Said:
 
 @dataclass(frozen=True)
 class MpiJob:
-    """An MPIJob, as far as a job's status depends on it."""
+    """The fields of an MPIJob on which the status of a job depends."""
 
     name: str
     attempt: int
     created: str | None
     deleting: bool
     suspended: bool
-    """By Kueue or by hand: the operator never does that."""
+    """Whether runPolicy.suspend is true. Kueue or a user sets the field, never the operator."""
     taken_up: bool
     """Whether mpi-operator has set a condition."""
     completed: bool
-    """Whether mpi-operator is done with it: without a completionTime it cleans nothing up, and a failure may yet be a
-    success."""
-    succeeded: Said | None
-    failed: Said | None
+    """Whether the MPIJob has a completionTime. Before that, mpi-operator deletes no pods, and a failed MPIJob may
+    still succeed."""
+    succeeded: MpiCondition | None
+    failed: MpiCondition | None
 
 
 def view_mpijob(manifest: Mapping[str, Any]) -> MpiJob:
-    """Read an MPIJob of kubeflow.org/v2beta1."""
+    """Read the manifest of an MPIJob of kubeflow.org/v2beta1."""
     metadata, status = manifest["metadata"], manifest.get("status") or {}
     conditions = status.get("conditions") or []
     holding = {c["type"]: c for c in conditions if c.get("status") == "True"}
@@ -61,26 +62,26 @@ def view_mpijob(manifest: Mapping[str, Any]) -> MpiJob:
         suspended=bool((manifest["spec"].get("runPolicy") or {}).get("suspend")),
         taken_up=bool(conditions),
         completed=status.get("completionTime") is not None and bool({"Succeeded", "Failed"} & holding.keys()),
-        succeeded=_said(holding.get("Succeeded")),
-        failed=_said(holding.get("Failed")),
+        succeeded=_condition(holding.get("Succeeded")),
+        failed=_condition(holding.get("Failed")),
     )
 
 
-def _said(condition: Mapping[str, Any] | None) -> Said | None:
+def _condition(condition: Mapping[str, Any] | None) -> MpiCondition | None:
     if condition is None:
         return None
-    # `BackoffLimitExceeded/`: mpi-operator adds the reason of a pod, which has none.
+    # mpi-operator appends "/" and the reason of a pod, which may be empty: `BackoffLimitExceeded/`.
     reason = str(condition.get("reason") or "Failed").rstrip("/")
-    return Said(reason, str(condition.get("message") or ""), condition.get("lastTransitionTime"))
+    return MpiCondition(reason, str(condition.get("message") or ""), condition.get("lastTransitionTime"))
 
 
 def not_taken_up(mpijob: MpiJob | None, now: datetime) -> tuple[str, str] | None:
-    """Reason and message of an MPIJob that nobody looks after."""
+    """Return the reason and message for an MPIJob that no controller handles; None for any other MPIJob."""
     if mpijob is None or mpijob.taken_up or mpijob.deleting or mpijob.created is None:
         return None
     if seconds_since(mpijob.created, now) < TAKE_UP_SECONDS:
         return None
     return Reason.MPIJOB_NOT_TAKEN_UP, (
-        f"MPIJob {mpijob.name} has no condition {TAKE_UP_SECONDS:.0f} s after it was made: does mpi-operator run, "
-        "and in this namespace too? mpi-operator reports a fault of an MPIJob only in the events of the MPIJob"
+        f"MPIJob {mpijob.name} has no condition {TAKE_UP_SECONDS:.0f} s after its creation: check that mpi-operator "
+        "runs and watches this namespace; mpi-operator reports a fault of an MPIJob only in the events of the MPIJob"
     )

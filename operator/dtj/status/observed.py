@@ -14,60 +14,70 @@ from dtj.status.mpijob import MpiJob
 from dtj.status.pods import PodView
 
 GATED = "SchedulingGated"
-"""Reason of the condition PodScheduled of a pod that a scheduling gate holds."""
+"""Reason of the condition PodScheduled while a scheduling gate holds the pod."""
 
 Bottleneck = tuple[str, str]
-"""Reason and message of the condition."""
+"""Reason and message of the condition Bottleneck."""
 
 
 @dataclass(frozen=True)
 class Expected:
-    """What the plan of an attempt asks for, as far as the status depends on it."""
+    """The part of an attempt's plan on which the status depends."""
 
-    replicas: Mapping[str, int]
-    """Pods by role."""
+    roles: Mapping[str, Sequence[str]]
+    """Names of the pods, by role."""
     stages: Sequence[Sequence[str]]
     """Names of the pods, by stage."""
     decisive: Sequence[str]
-    """Names of the pods whose success is the job's."""
+    """Names of the pods whose success is the job's success."""
     reporter: str
     """Name of the pod that reports the progress of the training."""
     artifacts_uri: str | None
     attempts: Mapping[str, int]
-    """In which attempt each pod is to be, by its name."""
+    """By pod name: the attempt to which the pod must belong."""
     restarts_with: Mapping[str, frozenset[str]] | None = None
-    """The pods that are started again when one is lost, by its name; None: all of them, whichever it is."""
+    """By pod name: the pods that restart when that pod is lost. None: every loss restarts all pods."""
     holds_state: frozenset[str] = frozenset()
-    """Names of the pods that must not end before the training, because they hold its state."""
+    """Names of the pods that hold the state of the training and must not end before the training ends."""
     evaluator: str | None = None
-    """Name of the pod that measures checkpoints: the training goes on without it."""
+    """Name of the pod that measures checkpoints, if any. The training can continue without this pod."""
     evaluator_timeout: float = 0.0
-    """Seconds that it gets after the training's end."""
+    """Seconds that the evaluator may run after the end of the training."""
     gang: Gang = Gang.NONE
-    """Who places the pods all together or not at all."""
+    """The gang scheduler, which places all pods together or none."""
     queue: str | None = None
-    """In which queue."""
+    """Name of the gang scheduler's queue."""
     workload: str | None = None
-    """Name of Kueue's Workload of the attempt, where one group of pods is queued."""
+    """Name of Kueue's Workload of the attempt, if the pods are queued as one group."""
     all_or_nothing: bool = False
-    """A scheduler admits the pods as one group: no member is created again alone."""
+    """Whether a scheduler admits the pods as one group. The operator recreates no single member of a group."""
     next_stage_on_running: bool = False
-    """Whether the containers of the last stage wait for the stages before: see `Plan`."""
+    """Whether the containers of a stage wait for the earlier stages themselves: see `Plan`."""
     planned: bool = True
     """Whether a plan asks for these pods; if False, the expectation stems from the stored status."""
     handed_over: bool = False
     """Whether mpi-operator creates the pods."""
     created_last: frozenset[str] = frozenset()
-    """Names of the pods that are created last: while all of them exist, every pod of the attempt has been created."""
+    """Names of the pods that are created last. When all of these exist, every pod of the attempt has been created."""
 
     @cached_property
     def needed(self) -> frozenset[str]:
-        """Names of the pods without which the job does not run."""
-        return frozenset(name for stage in self.stages for name in stage if name != self.evaluator)
+        """Return the names of the pods that must run for the job to run: all but the evaluator."""
+        return frozenset(self.attempts) - {self.evaluator}
+
+    @cached_property
+    def decides(self) -> frozenset[str]:
+        """Names of the decisive pods."""
+        return frozenset(self.decisive)
+
+    @cached_property
+    def tells_the_end(self) -> Sequence[str]:
+        """Names of the pods whose termination message has the last progress and artifacts of the training."""
+        return [self.reporter] if self.reporter in self.decides else self.decisive
 
     @cached_property
     def first(self) -> frozenset[str]:
-        """Names of the pods of the first stage."""
+        """Return the names of the pods of the first stage."""
         return frozenset(self.stages[0])
 
 
@@ -77,24 +87,24 @@ class Observed:
 
     pods: Sequence[PodView] = ()
     refusal: tuple[str, str] | None = None
-    """Reason and message of the API server's last refusal to make an object, while it lasts."""
+    """Reason and message of the last refusal by the API server to create an object, until a creation succeeds."""
     invalid: Sequence[Fault] = ()
-    """What the API server found wrong with an object of the plan."""
+    """The faults that the API server found in an object of the plan."""
     progress: ProgressStatus | None = None
     artifacts: ArtifactsStatus | None = None
     bottleneck: Bottleneck | None = None
     """The bottleneck of the training; reported together with `progress`."""
     evaluation: ProgressStatus | None = None
-    """What the evaluator reports."""
+    """The last measurement that the evaluator reported."""
     answers: bool | None = None
     """Whether the pod of rank 0 answered the last request; None before the first request."""
     program_ended: bool = False
-    """Whether its program has ended, as it says: what is left is the upload."""
+    """Whether the pod of rank 0 reported the end of its program. Only uploads may then be left."""
     mpijob: MpiJob | None = None
-    """The MPIJob that the job was handed over as."""
+    """The MPIJob to which the job is delegated."""
 
 
-# Reasons of the kubelet for an image that it does not get.
+# Reasons of the kubelet for an image that it can't provide.
 _IMAGE = frozenset(
     {
         "ErrImagePull",
@@ -109,7 +119,7 @@ _IMAGE = frozenset(
 
 
 def obstacle(pods: Sequence[PodView], refusal: tuple[str, str] | None) -> tuple[str, str] | None:
-    """What keeps the pods from running, in words."""
+    """Return the reason and message of what keeps the pods from running; None if nothing does."""
     if refusal is not None:
         return refusal
     pod = hindered(pods)
@@ -125,7 +135,7 @@ def obstacle(pods: Sequence[PodView], refusal: tuple[str, str] | None) -> tuple[
 
 
 def hindered(pods: Sequence[PodView]) -> PodView | None:
-    """The first pod, by role and index, that something keeps from running; those that only a gate holds come last."""
+    """Return the first pod, by role and index, that can't run. Pods that only a scheduling gate holds come last."""
     return min(
         (pod for pod in pods if pod.waiting is not None),
         key=lambda pod: (is_gated(pod), pod.role, pod.index),
@@ -134,5 +144,5 @@ def hindered(pods: Sequence[PodView]) -> PodView | None:
 
 
 def is_gated(pod: PodView) -> bool:
-    """Whether a scheduling gate, such as Kueue's, holds the pod."""
+    """Return whether a scheduling gate, such as Kueue's, holds the pod."""
     return pod.waiting is not None and pod.waiting[0] == GATED

@@ -10,14 +10,12 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from datetime import datetime
 
-from dtj.status.draft import Evaluation
+from dtj.status.decision import Decision
 from dtj.status.pods import PodView
 
 FORCE_SLACK_SECONDS = 30.0
-"""How long after a pod's time has come a kubelet that lives has removed it: 16 s were seen of a 1.20 one. It also
-covers clocks of several API servers, of which one writes the time, that differ."""
-
-
+"""Seconds that a kubelet has to remove the pod after the grace period. A kubelet of Kubernetes 1.20 needed 16 s. The
+rest allows for different clocks of several API servers, one of which writes the deletion time."""
 _MOST_NAMES = 8
 
 
@@ -42,27 +40,25 @@ def next_due(pods: Iterable[PodView], now: datetime) -> float | None:
     return min((left for pod in pods if (left := force_in(pod, now)) is not None and left > 0), default=None)
 
 
-def with_overdue(evaluation: Evaluation, pods: Sequence[PodView], now: datetime) -> Evaluation:
-    """The evaluation, with the pods that are overdue and a look when the next one will be."""
-    looks = [look for look in (evaluation.look_again, next_due(pods, now)) if look is not None]
+def with_overdue(decision: Decision, pods: Sequence[PodView], now: datetime) -> Decision:
+    """Add the pods to force-delete now, and a pass at the time of the next force deletion."""
+    waits = [wait for wait in (decision.look_again, next_due(pods, now)) if wait is not None]
     force = frozenset(pod.name for pod in overdue(pods, now))
-    return replace(
-        evaluation, look_again=min(looks, default=None), pods=replace(evaluation.pods, force=force)
-    )
+    return replace(decision, look_again=min(waits, default=None), pods=replace(decision.pods, force=force))
 
 
 def describe_overdue(pod: PodView) -> str:
     """Describe why a pod is force-deleted. The message is constant for a pod."""
-    why = "does not answer" if pod.silent else f"has not ended it within {pod.grace_seconds:.0f} s"
+    why = "does not answer" if pod.silent else f"has not ended the pod within {pod.grace_seconds:.0f} s"
     return (
-        f"pod {pod.name} of attempt {pod.attempt}, which was to end by {pod.delete_by}, is deleted by force: "
-        f"its node {pod.node} {why}, and may still run it"
+        f"pod {pod.name} of attempt {pod.attempt}, which should have ended by {pod.delete_by}, is force-deleted: "
+        f"node {pod.node} {why}, and may still run the pod"
     )
 
 
 def describe_ending(pods: Iterable[PodView]) -> str:
-    """The pods for whose end a job waits, in words."""
-    # Those whose node is silent first: a person can do something about them.
+    """Describe the pods for whose end a job waits."""
+    # Name the pods on silent nodes first: a person can repair such a node.
     ordered = sorted(pods, key=lambda pod: (not pod.silent, pod.name))
     return some(
         [f"{pod.name} (node {pod.node} does not answer)" if pod.silent else pod.name for pod in ordered]
@@ -70,6 +66,6 @@ def describe_ending(pods: Iterable[PodView]) -> str:
 
 
 def some(names: Sequence[str]) -> str:
-    """The first names, and how many more there are."""
+    """Return the first names and the number of the others."""
     more = f" and {len(names) - _MOST_NAMES} more" if names[_MOST_NAMES:] else ""
     return ", ".join(names[:_MOST_NAMES]) + more

@@ -1,4 +1,4 @@
-"""What a pod's manifest says, as far as a job's status depends on it."""
+"""Reduce the manifest of a pod to the fields on which the status of a job depends."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from dtj.api.reasons import Reason
 from dtj.api.scheduling_rules import KUEUE_QUEUE
 from dtj.status.times import read_time
 
-# `status.reason` of pods that the cluster ended, and reasons of the DisruptionTarget condition.
+# Values of `status.reason` of pods that the cluster ended, and reasons of the condition DisruptionTarget.
 _DISRUPTIONS = frozenset(
     {
         "Evicted",
@@ -40,7 +40,7 @@ _DISRUPTIONS = frozenset(
 
 @dataclass(frozen=True, slots=True)
 class Exit:
-    """How a container ended."""
+    """The end of a container."""
 
     code: int
     signal: int | None
@@ -65,64 +65,63 @@ class PodView:
     node: str | None
     ip: str | None
     reason: str
-    """Why the cluster ended it, where it did."""
+    """Why the cluster ended the pod; empty if the cluster did not."""
     message: str
     disrupted: bool
-    """Ended by the cluster, not by itself."""
+    """Whether the cluster ended the pod."""
     waiting: tuple[str, str] | None
-    """Reason and message of a container that can't start or stay, or of a pod that no node takes."""
+    """Reason and message of a container that can't start or keep running, or of a pod that no node takes."""
     exit: Exit | None
-    """Of the container that trains; of an init container when that one failed, and so the pod."""
+    """The end of the container that trains, or of an init container whose failure failed the pod."""
     delete_by: str | None = None
     """When the grace period of a deleted pod ends."""
     grace_seconds: float = 0.0
     """Grace period of a deleted pod, in seconds."""
     silent: bool = False
-    """Whether its node has stopped to report of it, as the cluster says."""
+    """Whether the node no longer reports the state of the pod."""
     scheduled_at: str | None = None
-    """When it got its node."""
+    """When the pod got its node."""
     gates: tuple[str, ...] = ()
-    """Names of the scheduling gates that hold it."""
+    """Names of the scheduling gates that hold the pod."""
     queue: str | None = None
-    """The LocalQueue of Kueue in which it waits or waited."""
+    """The LocalQueue of Kueue in which the pod waits or waited."""
     devices: tuple[tuple[str, int], ...] = ()
-    """Extended resources that its containers hold, as (nvidia.com/gpu, 2)."""
-
+    """Extended resources of the containers, for example (nvidia.com/gpu, 2)."""
     ended: bool = False
-    """Whether no container of it runs any more: a kubelet sets the phase a second or more after that."""
+    """Whether all containers have ended. The kubelet sets the phase a second or more later."""
 
     @property
     def has_node(self) -> bool:
-        """Whether it keeps a node's resources from others: from its scheduling to the end of its containers."""
+        """Return whether the pod uses resources of a node: from its scheduling to the end of its containers."""
         return self.scheduled and not self.ended
 
     @property
     def running(self) -> bool:
-        """Whether the pod runs and is not being deleted."""
+        """Return whether the pod runs and is not being deleted."""
         return self.phase == "Running" and not self.deleting and self.exit is None
 
     @property
     def told_to_end(self) -> datetime | None:
-        """When the deletion of the pod was requested, where that is known."""
+        """Return when the deletion of the pod was requested; None if the pod is not being deleted."""
         if self.delete_by is None:
             return None
         return read_time(self.delete_by) - timedelta(seconds=self.grace_seconds)
 
     @property
     def succeeded(self) -> bool:
-        """Whether the container that trains ended well, whatever sidecars still do."""
+        """Return whether the container that trains ended with exit code 0. Sidecars may still run."""
         return self.phase == "Succeeded" or (self.exit is not None and self.exit.code == 0)
 
 
 def view_pod(pod: Mapping[str, Any]) -> PodView:
-    """Read a pod's manifest."""
+    """Read the manifest of a pod."""
     metadata, status = pod["metadata"], pod.get("status") or {}
     labels = metadata.get("labels") or {}
     conditions = {c["type"]: c for c in status.get("conditions") or []}
     containers = {c["name"]: c for c in status.get("containerStatuses") or []}
     init = {c["name"]: c for c in status.get("initContainerStatuses") or []}
     scheduled = conditions.get("PodScheduled", {})
-    # The second is Kueue's: it evicts the pods of a group for one that goes before it.
+    # Kueue sets TerminationTarget on the pods of a group that it preempts.
     disruption = conditions.get("DisruptionTarget") or conditions.get("TerminationTarget") or {}
     reason = status.get("reason") or ""
     if disruption.get("status") == "True":
@@ -144,7 +143,7 @@ def view_pod(pod: Mapping[str, Any]) -> PodView:
         disrupted=reason in _DISRUPTIONS or disruption.get("status") == "True",
         waiting=_waiting(scheduled, init.values(), containers.values()),
         exit=_exit(containers.get(TRAINER_CONTAINER, {}))
-        # A native sidecar is an init container that may crash and come back: only a failed pod has failed by it.
+        # A native sidecar is an init container that may crash and restart. Its failure counts only if the pod failed.
         or (_init_failure(init) if status.get("phase") == "Failed" else None),
         delete_by=metadata.get("deletionTimestamp"),
         grace_seconds=float(metadata.get("deletionGracePeriodSeconds") or 0),
@@ -158,7 +157,7 @@ def view_pod(pod: Mapping[str, Any]) -> PodView:
 
 
 def _all_ended(pod: Mapping[str, Any], containers: Collection[Mapping[str, Any]]) -> bool:
-    """Native sidecars are init containers: the kubelet ends them after the others."""
+    """Return whether all containers have ended. Native sidecars are init containers, which the kubelet ends later."""
     wanted = len((pod.get("spec") or {}).get("containers") or ())
     return 0 < wanted == sum(_exit(container) is not None for container in containers)
 
@@ -166,14 +165,16 @@ def _all_ended(pod: Mapping[str, Any], containers: Collection[Mapping[str, Any]]
 def _devices(pod: Mapping[str, Any]) -> Iterator[tuple[str, int]]:
     for container in (pod.get("spec") or {}).get("containers") or []:
         for name, amount in ((container.get("resources") or {}).get("limits") or {}).items():
-            # Only extended resources have a domain; they come in whole numbers.
+            # Only the names of extended resources have a domain. Their amounts are whole numbers.
             if "/" in name and str(amount).isdigit():
                 yield name, int(amount)
 
 
 def _is_silent(pod: Mapping[str, Any], conditions: Mapping[str, Mapping[str, Any]]) -> bool:
-    """Of a node that has gone silent the node controller says so in Ready alone, on all of its pods. A kubelet always
-    sets ContainersReady with it, unless a readiness gate is closed.
+    """Return whether the node of the pod is silent.
+
+    For a silent node, the node controller sets only Ready to False. A kubelet always sets ContainersReady with Ready,
+    unless a readiness gate is closed.
     """
     ready, containers = (conditions.get(kind, {}).get("status") for kind in ("Ready", "ContainersReady"))
     gates = (pod.get("spec") or {}).get("readinessGates")
@@ -191,23 +192,26 @@ def _waiting(
         if reason and reason not in ("ContainerCreating", "PodInitializing"):
             last = _exit({"state": container.get("lastState")})
             if reason == Reason.CRASH_LOOP_BACK_OFF and last is not None:
-                # The kubelet's own message is another one after each crash.
-                return reason, f"container {container['name']} ends again and again, last {_how(last)}"
+                # Do not use the message of the kubelet, which differs after each crash.
+                return reason, f"container {container['name']} ends again and again, last {_exit_code(last)}"
             return str(reason), str(waiting.get("message") or "")
     ends = {container["name"]: end for container in containers if (end := _exit(container)) is not None}
     if ends and TRAINER_CONTAINER not in ends:
         name, end = next(iter(ends.items()))
-        return Reason.SIDECAR_ENDED, f"container {name} ended {_how(end)}: the pod is not ready without it"
+        return (
+            Reason.SIDECAR_ENDED,
+            f"container {name} ended {_exit_code(end)}: the pod is not ready without it",
+        )
     return None
 
 
-def _how(end: Exit) -> str:
+def _exit_code(end: Exit) -> str:
     why = "" if end.reason in ("", "Error", "Completed") else f" ({end.reason})"
     return f"with exit code {end.code}{why}"
 
 
 def _init_failure(init: Mapping[str, Mapping[str, Any]]) -> Exit | None:
-    """The end of an init container that failed: without it, the cluster would seem to have ended the pod."""
+    """Return the end of a failed init container. Without this end, the cluster would seem to have ended the pod."""
     for name, container in init.items():
         end = _exit(container)
         if end is not None and end.code != 0:

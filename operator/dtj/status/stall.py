@@ -1,11 +1,12 @@
 """Detect a stalled training: all pods run and the step does not change (runPolicy.stallTimeoutSeconds).
 
-Nothing is taken for a stall that may be none: the pod of rank 0 has to answer, and to say that its program is at the
-step that is stored. So an operator that takes over never restarts a job that went on meanwhile.
+A stall requires an answer of the pod of rank 0 with the stored step. A new operator therefore never restarts a job
+that continued while no operator ran.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from dtj.api.condition_types import ConditionType
@@ -16,11 +17,13 @@ from dtj.api.status import ConditionStatus, Failure, JobStatus, ProgressStatus
 from dtj.status.draft import Draft
 from dtj.status.failure import Loss
 from dtj.status.observed import Expected, Observed
+from dtj.status.overdue import some
+from dtj.status.pods import PodView
 from dtj.status.times import seconds_since, written_time
 from dtj_trainer import contract
 
 STACKS_SECONDS = 30.0
-"""From the moment that a job is called stalled to its restart: its stacks are in the bucket by then."""
+"""Seconds between the detection of a stall and the restart. The ranks upload their stacks in this time."""
 
 
 @dataclass(frozen=True)
@@ -28,7 +31,7 @@ class Stall:
     """The result of a stall check."""
 
     look_again: float | None = None
-    """Seconds."""
+    """Seconds until the next check."""
     since: str | None = None
     """When the stall began, while the operator collects the stacks of the ranks."""
     loss: Loss | None = None
@@ -36,9 +39,9 @@ class Stall:
 
 
 def step_time(draft: Draft) -> str | None:
-    """When the step moved last, for the status: also down, in a new attempt; None where nobody asks.
+    """Return when the step last changed, up or down; None without runPolicy.stallTimeoutSeconds.
 
-    The draft has its progress.
+    The draft must have its progress.
     """
     old = draft.job.status
     if draft.job.run_policy.stall_timeout_seconds is None:
@@ -48,8 +51,11 @@ def step_time(draft: Draft) -> str | None:
     return written_time(draft.now) if moved or old.step_time is None else old.step_time
 
 
-def look(draft: Draft, expected: Expected, observed: Observed) -> Stall:
-    """Whether a training of which all pods run stands still. The draft has its step time and condition Running."""
+def look(draft: Draft, expected: Expected, observed: Observed, named: Mapping[str, PodView]) -> Stall:
+    """Check whether the training is stalled while all pods run, and set the condition Stalled.
+
+    The draft must have its step time and the condition Running. named: the pods of the attempt, by name.
+    """
     policy, known = draft.job.run_policy, draft.conditions.get(ConditionType.STALLED)
     timeout = policy.stall_timeout_seconds
     if timeout is None:
@@ -59,17 +65,21 @@ def look(draft: Draft, expected: Expected, observed: Observed) -> Stall:
     still_since = max(draft.conditions[ConditionType.RUNNING].last_transition_time, draft.step_time or "")
     still_for = seconds_since(still_since, draft.now)
     if still_for < timeout:
-        _clear(draft, Reason.PROGRESS_RESUMED, f"the training goes on: it is at step {step}")
+        _clear(draft, Reason.PROGRESS_RESUMED, f"the training continues: it is at step {step}")
         return Stall(look_again=timeout - still_for)
-    if observed.program_ended:
-        _clear(draft, Reason.PROGRAM_ENDED, "the program has ended, its files are uploaded")
+    ended = [name for name in expected.decisive if name in named and named[name].succeeded]
+    over = expected.reporter in ended
+    if observed.program_ended and not over:
+        _clear(draft, Reason.PROGRAM_ENDED, "the program has ended, and its files are being uploaded")
         return Stall()
-    if not observed.answers:
+    if not over and not observed.answers:
         if observed.answers is False and not (known and known.status is ConditionStatus.TRUE):
             draft.set(ConditionType.STALLED, None, Reason.NO_ANSWER, _unknown(expected))
         return Stall()  # The answer of the pod triggers the next pass.
     where = "no step was reported" if step is None else f"the step has stayed at {step}"
     stacks = f"the stacks of all ranks are in {_stacks(expected)}"
+    if ended:
+        where = f"{some(ended)} ended with exit code 0, and {where}"
     message = f"all pods run, but {where} for {timeout} s (runPolicy.stallTimeoutSeconds); {stacks}"
     draft.set(ConditionType.STALLED, True, Reason.NO_PROGRESS, message)
     since = draft.conditions[ConditionType.STALLED].last_transition_time
@@ -94,7 +104,7 @@ def _clear(draft: Draft, reason: str, message: str) -> None:
 
 
 def is_stalled(status: JobStatus) -> bool:
-    """Whether the last failure of a job is that it stood still: then its programs have not ended by themselves."""
+    """Return whether the last failure of a job is a stall. The programs of a stalled job still run."""
     return status.failure is not None and status.failure.failure_class == OperatorFailureClass.STALLED
 
 
@@ -112,6 +122,6 @@ def _stacks(expected: Expected) -> str:
 
 def _unknown(expected: Expected) -> str:
     return (
-        f"{expected.reporter} does not answer on port {contract.PROGRESS_PORT}: whether the training stands still is "
-        "not known; a network policy may be in the way, or its image has no dtj-launch"
+        f"{expected.reporter} does not answer on port {contract.PROGRESS_PORT}: whether the training is stalled is "
+        "not known; a network policy may block the port, or the image may lack dtj-launch"
     )

@@ -1,8 +1,8 @@
-"""A job that is suspended: its pods end, their checkpoints in the bucket, and nothing is made until it is resumed.
+"""Suspend a job and resume it. The pods upload their checkpoints and end; a suspended job has no pods.
 
-As a Kubernetes Job's: `startTime` is cleared, so that the time of the suspension does not count. An administrator, or
-Kueue itself, suspends a job by deactivating its Workload (`spec.active: false`): a new group of pods would be a new
-Workload, which is active, so none is made until the user acts.
+`startTime` is cleared as in a Kubernetes Job, so that the time of the suspension does not count. An administrator or
+Kueue can also suspend a job by deactivating its Workload (`spec.active: false`). New pods would get a new, active
+Workload, so the operator creates no pods until the user resumes the job.
 """
 
 from __future__ import annotations
@@ -13,14 +13,15 @@ from dtj.api.condition_types import ConditionType
 from dtj.api.reasons import Reason
 from dtj.api.status import ConditionStatus, JobStatus, Phase
 from dtj.api.unreadable import AnyJob
-from dtj.status.draft import Draft, Evaluation, Pods
+from dtj.status.decision import Decision, Pods
+from dtj.status.draft import Draft
 from dtj.status.failure import attempt_loss
 from dtj.status.next_attempt import in_attempt, next_attempt
 from dtj.status.observed import Expected
 from dtj.status.overdue import describe_ending
 from dtj.status.pods import PodView
 
-# How Kueue's reason begins: of version 0.19, and before 0.10.
+# Prefixes of Kueue's reason: of version 0.19, and of versions before 0.10.
 _DEACTIVATIONS = ("WorkloadEvictedDueToDeactivated", "WorkloadEvictedDueToInactiveWorkload")
 
 
@@ -30,13 +31,13 @@ def is_suspending(status: JobStatus) -> bool:
 
 
 def deactivation(expected: Expected, pods: Sequence[PodView]) -> PodView | None:
-    """A pod that Kueue evicts because its Workload was deactivated; None: there is none that the training needs."""
+    """Return a needed pod that Kueue evicts because its Workload was deactivated; None if there is none."""
     needed = (pod for pod in pods if pod.name in expected.needed)
     return next((pod for pod in needed if pod.reason.startswith(_DEACTIVATIONS)), None)
 
 
 def is_deactivated(status: JobStatus) -> bool:
-    """Whether the job is suspended because its Workload was deactivated."""
+    """Return whether the job is suspended because its Workload was deactivated."""
     suspended = status.condition(ConditionType.SUSPENDED)
     return (
         suspended is not None
@@ -46,8 +47,9 @@ def is_deactivated(status: JobStatus) -> bool:
 
 
 def is_held(job: AnyJob) -> bool:
-    """Whether the job stays suspended because its Workload was deactivated: until its spec is changed, as by a user
-    who suspends and resumes it.
+    """Return whether the job stays suspended because its Workload was deactivated.
+
+    The suspension lasts until the spec changes, for example because a user suspends and resumes the job.
     """
     suspended = job.status.condition(ConditionType.SUSPENDED)
     return (
@@ -57,18 +59,18 @@ def is_held(job: AnyJob) -> bool:
     )
 
 
-def held(draft: Draft) -> Evaluation:
-    """The job stays suspended, as its conditions already say."""
-    return Evaluation(draft.status(start_time=None))
+def held(draft: Draft) -> Decision:
+    """Keep the job suspended. The conditions already say why."""
+    return Decision(draft.status(start_time=None))
 
 
 def suspended(
     draft: Draft, expected: Expected, pods: Sequence[PodView], evicted: PodView | None = None
-) -> Evaluation:
-    """End the pods, then say that the job is suspended. It goes on in an attempt of its own, which counts as no
-    restart.
+) -> Decision:
+    """End the pods, and then set the condition Suspended. The job later continues in a new attempt, which does not
+    count as a restart.
 
-    pods: all that there are, of whichever attempt. evicted: a pod whose Workload was deactivated.
+    pods: the pods of all attempts. evicted: a pod whose Workload was deactivated.
     """
     suspend, old = draft.job.run_policy.suspend, draft.job.status
     attempt, reason = old.current_attempt, _running_reason(old)
@@ -84,12 +86,12 @@ def suspended(
     if pods:
         names_of_pods = {pod.name for pod in pods}
         names = describe_ending(pods)
-        message = f"{why}: attempt {attempt} is over when {names} ended: checkpoints are uploaded first"
+        message = f"{why}: attempt {attempt} waits until {names} ended: checkpoints are uploaded first"
         meanwhile = Reason.WORKLOAD_DEACTIVATED if deactivated else Reason.SUSPENDING
         draft.set(ConditionType.RUNNING, False, meanwhile, message)
         # Delete the stages in reverse order. The chief can save only while its parameter servers run.
         stages = (names_of_pods.intersection(stage) for stage in reversed(expected.stages))
-        return Evaluation(draft.status(), pods=Pods(end=frozenset(next(filter(None, stages), names_of_pods))))
+        return Decision(draft.status(), pods=Pods(end=frozenset(next(filter(None, stages), names_of_pods))))
     if is_suspending(old):
         attempt += 1
         next_attempt(draft, expected, pods, cause=None)
@@ -102,13 +104,13 @@ def suspended(
     draft.set(ConditionType.RUNNING, False, Reason.JOB_SUSPENDED, message)
     draft.set(ConditionType.SUSPENDED, True, after, message)
     status = draft.status(phase=Phase.SUSPENDED, start_time=None, all_running_time=None)
-    return Evaluation(status, look_again=None if suspend or deactivated else 0.0)
+    return Decision(status, look_again=None if suspend or deactivated else 0.0)
 
 
 def _deactivated(draft: Draft) -> str:
     failure = draft.failure
-    said = f" ({failure.message})" if failure is not None and failure.message else ""
-    return f"Kueue has deactivated its Workload{said}"
+    cause = f" ({failure.message})" if failure is not None and failure.message else ""
+    return f"Kueue has deactivated the Workload of the job{cause}"
 
 
 def _running_reason(status: JobStatus) -> str | None:
@@ -116,11 +118,11 @@ def _running_reason(status: JobStatus) -> str | None:
     return running.reason if running is not None else None
 
 
-def resumed(draft: Draft, expected: Expected) -> Evaluation:
-    """The job goes on with all its replicas, also those that it has only now, in one attempt."""
+def resumed(draft: Draft, expected: Expected) -> Decision:
+    """Resume the job. All replicas, including replicas added during the suspension, start in the same attempt."""
     attempt = draft.job.status.attempt
     if expected.restarts_with is not None and attempt > 1:
         draft.replica_attempts = in_attempt(draft.job, expected.attempts, attempt)
     message = f"runPolicy.suspend is false: attempt {attempt} begins"
     draft.set(ConditionType.SUSPENDED, False, Reason.JOB_RESUMED, message)
-    return Evaluation(draft.status(phase=Phase.PENDING), look_again=0.0)
+    return Decision(draft.status(phase=Phase.PENDING), look_again=0.0)

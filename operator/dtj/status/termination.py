@@ -1,4 +1,4 @@
-"""What a container says at its end: the termination message that dtj-launch writes, as any program may write one."""
+"""Read the termination message of a container. dtj-launch writes it, and any other program may write it too."""
 
 from __future__ import annotations
 
@@ -32,9 +32,9 @@ _GATES: Mapping[str, Callable[[object], object]] = {
 
 
 def read_termination(end: Exit) -> Termination | None:
-    """What dtj-launch left in the termination message, or None where another program wrote it.
+    """Return the termination message of dtj-launch; None if the message is no JSON object.
 
-    Any program may write there: a value that is none of the contract's is left out.
+    Invalid values are left out, because any program of the container may write the message.
     """
     try:
         message = json.loads(end.message)
@@ -42,22 +42,24 @@ def read_termination(end: Exit) -> Termination | None:
         return None
     if not isinstance(message, dict):
         return None
-    said: dict[str, Any] = {}
+    values: dict[str, Any] = {}
     for name, gate in _GATES.items():
         value = message.get(name)
         taken = None if value is None else gate(value)
         if taken is not None:
-            said[name] = taken
-    return cast(Termination, said)
+            values[name] = taken
+    return cast(Termination, values)
 
 
-def last_lines(said: object) -> list[str] | None:
-    """The last lines that say something. Kubernetes 1.20 takes an empty text in a patch for null, and refuses it."""
-    return lines(said, LOG_LINES, _LINE_LENGTH)
+def last_lines(value: object) -> list[str] | None:
+    """Return the last lines that are not empty. Kubernetes 1.20 rejects an empty text in a patch as null."""
+    return lines(value, LOG_LINES, _LINE_LENGTH)
 
 
-def reported(said: Termination | None) -> tuple[ProgressStatus | None, ArtifactsStatus | None]:
-    """Progress and artifacts in a termination message."""
-    if said is None:
+def reported(message: Termination | None) -> tuple[ProgressStatus | None, ArtifactsStatus | None]:
+    """Return the progress and the artifacts in a termination message."""
+    if message is None:
         return None, None
-    return take(ProgressStatus, said.get("progress"))[0], take(ArtifactsStatus, said.get("artifacts"))[0]
+    return take(ProgressStatus, message.get("progress"))[0], take(ArtifactsStatus, message.get("artifacts"))[
+        0
+    ]

@@ -6,15 +6,15 @@ from datetime import UTC, datetime
 
 
 def written_time(time: datetime) -> str:
-    """A time as the API writes it."""
+    """Write a time as the API does."""
     return time.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
 def read_time(text: str) -> datetime:
-    """A time from what the API wrote."""
+    """Read a time that the API wrote."""
     return datetime.fromisoformat(text)
 
 
 def seconds_since(text: str, now: datetime) -> float:
-    """Seconds from a written time to now."""
+    """Return the seconds from a written time to `now`."""
     return (now - read_time(text)).total_seconds()

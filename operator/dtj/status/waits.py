@@ -1,4 +1,4 @@
-"""What a job's run policy gives time to: the start of all replicas, and what is left of the job after its end."""
+"""Time limits of the run policy: the start deadline, and the TTL of a finished job."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ from dtj.api.reasons import Reason
 from dtj.api.status import Failure, JobStatus, Phase
 from dtj.api.unreadable import AnyJob
 from dtj.status.backoff import pause
-from dtj.status.draft import Draft, Evaluation
+from dtj.status.decision import Decision
+from dtj.status.draft import Draft
 from dtj.status.failure import Loss
 from dtj.status.observed import Expected, Observed, hindered
 from dtj.status.pods import PodView
@@ -19,9 +20,9 @@ from dtj.status.times import seconds_since, written_time
 
 
 def start_left(draft: Draft) -> float | None:
-    """Seconds until all needed replicas have to run; None when they may take any time, or have run.
+    """Return the seconds until the start deadline; None without a deadline or after all needed replicas have run.
 
-    They count from the start of the job, its resumption, or from `retry_begins`.
+    The deadline counts from the start of the job, from its resumption, or from `retry_begins`.
     """
     status, deadline = draft.job.status, draft.job.run_policy.start_deadline_seconds
     if (
@@ -32,16 +33,16 @@ def start_left(draft: Draft) -> float | None:
         return None
     waited = seconds_since(draft.start_time, draft.now)
     if status.retry_time is not None:
-        # A job that was resumed, or a run of this machine that goes on, began later than its last retry.
+        # A job that was resumed, or a continued run of `dtj run`, may have started after its last retry.
         waited = min(waited, seconds_since(status.retry_time, draft.now))
     return deadline - waited
 
 
 def retry_begins(draft: Draft, loss: Loss) -> str | None:
-    """From when on the replicas of a retry have the time of the start deadline, the pause not counted.
+    """Return the time from which the start deadline of a retry counts: the end of the pause.
 
-    What the cluster takes before all ran begins no new wait: it may go on so for ever. Failures of the program have
-    a limit of their own.
+    A loss by the infrastructure before all replicas ran does not restart the deadline, because such losses have no
+    other limit. Failures of the program have the backoff limit.
     """
     status = draft.job.status
     all_ran = status.all_running_time is not None and not status.holds(ConditionType.RESTARTING)
@@ -53,12 +54,16 @@ def retry_begins(draft: Draft, loss: Loss) -> str | None:
 def too_late(
     draft: Draft, expected: Expected, observed: Observed, pods: Sequence[PodView], why: tuple[str, str] | None
 ) -> JobStatus:
-    """The status of a job whose replicas did not all run in time. why: reason and message of what it waited for."""
+    """Return the status of a job whose start deadline has passed. why: reason and message of the known obstacle."""
     running = draft.job.status.condition(ConditionType.RUNNING)
     if why is None and running is not None and running.reason in OBSTACLES:
-        # The API server has not refused a request of a newly started operator yet.
+        # A new operator has not made the request that the API server refuses. Use the stored obstacle.
         why = running.reason, running.message
-    absent = [pod for pod in pods if pod.name in expected.needed and not (pod.running and pod.ready)]
+    absent = [
+        pod
+        for pod in pods
+        if pod.name in expected.needed and not pod.succeeded and not (pod.running and pod.ready)
+    ]
     known = why is not None and why[0] in OBSTACLES
     pod = hindered(absent) if known and observed.refusal is None else None
     attempt, deadline = draft.attempt, draft.job.run_policy.start_deadline_seconds
@@ -67,10 +72,10 @@ def too_late(
         message += f"; it waited for: {why[1]}"
     elif absent:
         pod = absent[0]
-        message += f"; it waited for {pod.name}, {_state(pod)}: see the pod's events"
+        message += f"; it waited for {pod.name}, {_state(pod)}: see the events of the pod"
     again = draft.job.status.condition(ConditionType.RESTARTING)
     if again is not None and draft.job.status.holds(ConditionType.RESTARTING):
-        message += f"; before, {again.message}"
+        message += f"; the last restart was after {again.message}"
     draft.failure = Failure(
         attempt=attempt,
         role=pod.role if pod else None,
@@ -89,10 +94,10 @@ def _state(pod: PodView) -> str:
     return "which runs but is not ready" if pod.phase == "Running" else f"which {pod.node} has not started"
 
 
-def after_the_end(job: AnyJob, status: JobStatus, now: datetime) -> Evaluation:
-    """The status of a job that has ended; with a TTL it is deleted in time, as a Kubernetes Job."""
+def after_the_end(job: AnyJob, status: JobStatus, now: datetime) -> Decision:
+    """Return the status of a job that has ended, and delete the job after its TTL, as a Kubernetes Job."""
     ttl, ended = job.run_policy.ttl_seconds_after_finished, status.completion_time
     if ttl is None or ended is None:
-        return Evaluation(status)
+        return Decision(status)
     left = ttl - seconds_since(ended, now)
-    return Evaluation(status, look_again=left) if left > 0 else Evaluation(status, expired=True)
+    return Decision(status, look_again=left) if left > 0 else Decision(status, expired=True)

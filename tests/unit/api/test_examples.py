@@ -18,7 +18,8 @@ EXAMPLES = sorted((MANIFESTS / "examples").glob("*.yaml"))
 
 def test_the_examples_are_few_and_differ_in_what_they_show() -> None:
     assert [file.stem for file in EXAMPLES] == [
-        "fashion-mnist-horovod", "fashion-mnist-ps", "gpu-spot", "keras-horovod", "ps-synchronous", "shared-volume",
+        "fashion-mnist-ddp", "fashion-mnist-horovod", "fashion-mnist-ps", "gpu-spot", "keras-horovod",
+        "ps-synchronous", "shared-volume",
     ]  # fmt: skip
 
 

@@ -220,7 +220,7 @@ def test_a_value_of_another_type_is_refused_as_by_the_api_server(old: str, new: 
         (
             "strategy: Horovod",
             "strategy: MPI",
-            "6: spec.strategy: must be Horovod or ParameterServer, got 'MPI'",
+            "6: spec.strategy: must be Horovod, ParameterServer or TorchDistributed, got 'MPI'",
         ),
         (
             "replicas: 2",

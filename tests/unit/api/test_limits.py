@@ -9,9 +9,8 @@ import pytest
 
 from dtj.api.horovod import hostfile_bytes
 from dtj.api.job import Job
-from dtj.api.limits import CONFIG_BYTES, VARIABLE_BYTES
 from dtj.api.parameter_server import tf_config_bytes
-from dtj.api.validation import faults
+from dtj.api.validation import CONFIG_BYTES, VARIABLE_BYTES, faults
 from dtj.plan.job import plan_job
 from tests.unit.support.jobs import job
 from tests.unit.support.pods import kubelet_environment

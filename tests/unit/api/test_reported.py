@@ -24,7 +24,7 @@ from dtj.cluster.port import ApiError
 from dtj.reconcile.boot_clock import Clock
 from dtj.reconcile.event_recorder import EventRecorder
 from dtj.status.events import Happening
-from dtj.status.pod_report import Report, read_report
+from dtj.status.progress_report import Report, read_report
 from tests.unit.support.fake_cluster import SCHEMA, Call, FakeCluster
 from tests.unit.support.jobs import job
 from tests.unit.support.kubelet import Ending

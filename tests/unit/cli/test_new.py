@@ -72,11 +72,13 @@ STORES = st.fixed_dictionaries(
 SERVERS = st.fixed_dictionaries(
     {"--strategy": st.just("ParameterServer")}, optional={"--ps": st.integers(1, 9), "--evaluator": st.none()}
 )
-HOROVOD = st.fixed_dictionaries({}, optional={"--strategy": st.just("Horovod")})
+WORKERS_ALONE = st.fixed_dictionaries(
+    {}, optional={"--strategy": st.sampled_from(["Horovod", "TorchDistributed"])}
+)
 
 
 @settings(max_examples=100)
-@given(NAMES, FLAGS, STORES | st.just({}), SERVERS | HOROVOD)
+@given(NAMES, FLAGS, STORES | st.just({}), SERVERS | WORKERS_ALONE)
 def test_whatever_the_flags_the_file_is_valid_and_says_what_they_say(
     name: str, flags: dict[str, Any], store: dict[str, str], strategy: dict[str, Any]
 ) -> None:
@@ -146,6 +148,14 @@ def test_what_is_commented_out_is_valid_too() -> None:
     assert job.spec.run_policy.ttl_seconds_after_finished == 604800
 
 
+def test_a_pytorch_job_needs_its_strategy_alone() -> None:
+    job = made("--strategy", "TorchDistributed")
+
+    assert job.spec.command == ["python", "-m", "dtj_trainer.programs.torch_image_classification"]
+    assert job.spec.image.startswith("dtj-trainer-horovod:")
+    assert job.spec.torch is None
+
+
 def test_ps_alone_means_parameter_servers() -> None:
     assert made("--ps", 2).spec.strategy == Strategy.PARAMETER_SERVER
 
@@ -154,6 +164,7 @@ def test_ps_alone_means_parameter_servers() -> None:
     ("words", "message"),
     [
         (["--strategy", "Horovod", "--ps", 2], "--ps needs --strategy ParameterServer"),
+        (["--strategy", "TorchDistributed", "--ps", 2], "--ps needs --strategy ParameterServer"),
         (["--strategy", "Horovod", "--evaluator"], "--evaluator needs --strategy ParameterServer"),
         (["My-Job"], "NAME: 'My-Job' is not a DNS label"),
         (["--workers", 0], "--workers: must be at least 1, got 0"),

@@ -101,7 +101,7 @@ def test_values_are_checked_where_they_are_given() -> None:
     with pytest.raises(Unusable) as caught:
         JobSpec(strategy="horovod", image="i", replica_specs={"worker": {"replicas": "two"}}, colour=1)  # type: ignore[call-arg, arg-type]
     assert caught.value.message == (
-        "JobSpec: strategy: must be Horovod or ParameterServer, got 'horovod'; "
+        "JobSpec: strategy: must be Horovod, ParameterServer or TorchDistributed, got 'horovod'; "
         "replica_specs.worker.replicas: must be a whole number, without quotes, got 'two'; "
         "colour: unknown field"
     )

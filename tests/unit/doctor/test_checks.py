@@ -93,7 +93,7 @@ def test_a_crd_of_another_version_is_told_with_its_fields() -> None:
     ("found", "verdict", "part"),
     [
         ({"served": False, "crd": None}, "failed", "does not know"),
-        ({"crd": Unread("forbidden")}, "warning", "can't be seen"),
+        ({"crd": Unread("forbidden")}, "warning", "can't be read"),
     ],
 )
 def test_a_crd_that_is_missing_or_hidden(found: dict[str, Any], verdict: str, part: str) -> None:
@@ -124,7 +124,7 @@ def test_a_crd_that_is_missing_or_hidden(found: dict[str, Any], verdict: str, pa
         (
             [deployment(args=["--namespace=vision", "--namespace=nlp"])],
             "failed",
-            "no operator runs the jobs of namespace ml: dtj-system/dtj-operator runs those of vision, nlp",
+            "no operator runs the jobs of namespace ml: dtj-system/dtj-operator runs the jobs of vision, nlp",
         ),
         (
             [deployment(), deployment(namespace="team", args=["--namespace=ml", "--lease-namespace=x"])],
@@ -278,7 +278,7 @@ def test_taint_of_the_accelerator_and_selector_of_the_job_are_minded() -> None:
     assert told(nodes_say(job, nodes=[plain, fitting])) == [("accelerators", "ok"), ("room", "ok")]
     other = node("b", gpus=1, labels={"gpu": "a10"}, taints=[taint])
     *_, check = nodes_say(job, nodes=[plain, other])
-    assert check.message.endswith("of 2: 2 has not the label gpu=h200")
+    assert check.message.endswith("of 2: 2 lacks the label gpu=h200")
 
 
 def test_nodes_and_pods_that_may_not_be_seen_are_warnings() -> None:
@@ -305,7 +305,7 @@ def quota(hard: Manifest, used: Manifest | None = None, **spec: Any) -> Manifest
             {"limits.memory": "64Gi"},
             {},
             "warning",
-            "team limits limits.memory, so every container must set it",
+            "team limits limits.memory, so every container must set limits.memory",
         ),
         ({"requests.storage": "1Ti"}, {}, "ok", "the job fits into team"),
     ],
@@ -334,7 +334,7 @@ def test_a_quota_of_some_pods_only_is_not_judged() -> None:
             "s3 lacks AWS_SECRET_ACCESS_KEY",
         ),
         (SecretKeys(KEYS, KEYS), "failed", "white space"),
-        (Unread("no"), "warning", "can't be looked at"),
+        (Unread("no"), "warning", "can't be read"),
     ],
 )
 def test_the_secret(secret: Any, verdict: str, part: str) -> None:
@@ -400,7 +400,7 @@ def test_the_pod_is_as_the_job_s_pods_and_passes_restricted() -> None:
             "failed",
             "no secret",
         ),
-        ({"terminated": {"exitCode": 1, "message": "Traceback"}}, "pod", "warning", "ended with 1"),
+        ({"terminated": {"exitCode": 1, "message": "Traceback"}}, "pod", "warning", "ended with exit code 1"),
     ],
 )
 def test_a_pod_that_does_not_come_up_says_why(state: Manifest, name: str, verdict: str, part: str) -> None:
@@ -510,5 +510,5 @@ def test_what_runs_in_the_pod_writes_its_findings_without_any_library(tmp_path: 
     assert s3 == {
         "name": "S3 artifacts",
         "verdict": "warning",
-        "message": "the image has neither dtj_trainer nor boto3, so S3 can't be tried in it",
+        "message": "the image has neither dtj_trainer nor boto3, so S3 can't be tested",
     }

@@ -1,4 +1,4 @@
-"""`dtj doctor` against an API server on loopback.
+"""The command `dtj doctor` against an API server on loopback.
 
 * clusters that are well, without dtj, or out of reach
 * a job with its pod, and the pod's deletion

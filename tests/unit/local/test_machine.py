@@ -87,6 +87,7 @@ def test_free_ports_are_free_and_each_another_one() -> None:
     with socket.create_server(("127.0.0.1", 0)):
         ports = free_ports(40)
     assert len(set(ports)) == 40
+    assert not {*ports} & {*free_ports(12_000, ports)}
     for port in ports:
         socket.create_server(("127.0.0.1", port)).close()
 
@@ -109,7 +110,7 @@ def test_one_run_of_a_name_at_a_time(tmp_path: Path) -> None:
     run = Runs(tmp_path).run("mnist", "a")
     with run.locked():
         assert run.pid == os.getpid()
-        with pytest.raises(Unusable, match=f"is being run by process {os.getpid()}"), run.locked():
+        with pytest.raises(Unusable, match=f"is already running in process {os.getpid()}"), run.locked():
             pass
     assert run.pid is None
 
@@ -130,7 +131,7 @@ def test_the_jobs_own_store_is_taken_where_it_answers_and_there_are_credentials(
         endpoint = f"http://127.0.0.1:{server.getsockname()[1]}"
         own = job(artifacts={"uri": "s3://training/jobs", "endpoint": endpoint})
         with chosen_store(own, S3Store.EMBEDDED, tmp_path, None, print) as store:
-            assert (store.kind, store.environment, store.held) == (S3Store.JOB, {}, ())
+            assert (store.kind, store.environment, store.descriptors) == (S3Store.JOB, {}, ())
 
 
 def test_data_without_a_place_in_the_bucket_is_refused(tmp_path: Path) -> None:

@@ -66,7 +66,9 @@ def of(plan: Plan, name: str) -> Manifest:
     return trainer_container(next(pod for pod in plan.pods if pod["metadata"]["name"] == name))
 
 
-@pytest.mark.parametrize("name", ["fashion-mnist-horovod.yaml", "fashion-mnist-ps.yaml"])
+@pytest.mark.parametrize(
+    "name", ["fashion-mnist-horovod.yaml", "fashion-mnist-ps.yaml", "fashion-mnist-ddp.yaml"]
+)
 def test_every_replica_has_the_environment_of_the_cluster_but_for_its_place(name: str) -> None:
     plan = plan_job(example(name))
     there, here = environments(plan), environments(local_plan(plan, place(plan)))
@@ -77,7 +79,9 @@ def test_every_replica_has_the_environment_of_the_cluster_but_for_its_place(name
         assert environment.keys() - here[pod].keys() == of_ssh
         assert here[pod].keys() - environment.keys() <= OF_THE_PLACE
         moved = {v for v in environment.keys() & here[pod].keys() if environment[v] != here[pod][v]}
-        assert moved <= {"DTJ_PROGRESS_PORT", "TF_CONFIG", "DTJ_TF_CLUSTER"}
+        assert moved <= {"DTJ_PROGRESS_PORT", "TF_CONFIG", "DTJ_TF_CLUSTER"} | {
+            "DTJ_START_BARRIER", "MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_ERROR_FILE",
+        }  # fmt: skip
 
 
 def test_tf_config_is_the_same_but_for_addresses_that_each_replica_has_for_itself() -> None:
@@ -111,6 +115,8 @@ def test_the_config_folder_is_that_of_the_run_and_the_workspace_is_left_to_dtj_l
         "/etc/dtjx",
         "--model_dir=/dtj/checkpoints",
         "/dtj/data",
+        "tcp://mnist-worker-0.mnist:80",
+        "mnist-worker-0.mnist.other.svc mnist-ps-0.mnist.ml mnist-ps-0.mnist.ml.svc mnist-ps-0.mnist2",
     )
     plan = plan_job(
         job(
@@ -125,7 +131,8 @@ def test_the_config_folder_is_that_of_the_run_and_the_workspace_is_left_to_dtj_l
         "/bin/sh",
         f"{RUN}/config/start.sh",
         *("python", "t.py", f"--hosts={RUN}/config/hostfile", "/etc/dtjx"),
-        *("--model_dir=/dtj/checkpoints", "/dtj/data"),
+        *("--model_dir=/dtj/checkpoints", "/dtj/data", "tcp://127.0.0.1:80"),
+        "mnist-worker-0.mnist.other.svc 127.0.0.1 127.0.0.1 mnist-ps-0.mnist2",
     ]
     chief = environments(here)["mnist-chief-0"]
     assert (chief["OUT"], chief["DTJ_ROOT_VARIABLES"]) == ("/dtj/model", "OUT")
@@ -189,5 +196,5 @@ def test_only_replicas_with_gpus_see_them() -> None:
 def test_a_sidecar_is_told_of() -> None:
     sidecar = {"spec": {"containers": [{"name": "proxy", "image": "p"}]}}
     plan = plan_job(job(replicaSpecs={"worker": {"replicas": 2, "template": sidecar}}))
-    assert left_out(plan) == ["container proxy of the template is not run on this machine"]
+    assert left_out(plan) == ["container proxy of the template does not run on this machine"]
     assert [c["name"] for c in local_plan(plan, place(plan)).pods[0]["spec"]["containers"]] == ["trainer"]

@@ -50,7 +50,7 @@ def test_a_full_disk_ends_the_run_with_one_sentence(tmp_path: Path, monkeypatch:
     monkeypatch.setattr(Run, "write", full)
     job = read_job_file(FILE, "job.yaml").jobs[0].job
     assert job
-    with pytest.raises(DtjError, match=r"can't be kept in .*/stub: No space left on device"):
+    with pytest.raises(DtjError, match=r"can't be stored in .*/stub: No space left on device"):
         runner.run_job(job, Mock(), home=tmp_path)
 
 
@@ -71,7 +71,7 @@ def test_where_programs_get_no_workspace_of_their_own_the_run_says_so_before_it_
     runner.run_job(job, Mock(note=told.append), home=tmp_path)
     assert told[-1] == "starts"
     assert [note.partition(". ")[0] for note in told[:-1]] == (
-        [f"programs can't have a /dtj of their own here: {fault}"] if fault else []
+        [f"dtj can't mount a /dtj for each program on this machine: {fault}"] if fault else []
     )
     assert tried.call_args.args[0][-1] == str(tmp_path / "runs/default/stub"), (
         "it is tried where the workspaces are"
@@ -89,7 +89,7 @@ def test_ctrl_c_before_there_is_a_replica_is_answered(
     assert job
     watcher = Mock()
     assert runner.run_job(job, watcher, home=tmp_path).interrupted
-    watcher.note.assert_called_with("stopping: no replica of the job runs now")
+    watcher.note.assert_called_with("stopping: no replica of the job runs")
 
 
 def test_ctrl_c_while_the_store_starts_is_answered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -132,7 +132,7 @@ def test_what_another_job_left_in_the_shell_does_not_reach_the_replicas(
     for name in ("DTJ_ATTEMPT", "TF_CONFIG", "HOROVOD_LOCAL_RANK", "SLURM_JOB_ID", "PMI_RANK", "AWS_PROFILE"):
         monkeypatch.setenv(name, "other")
     monkeypatch.setenv("MY_OWN", "mine")
-    passed_on = runner._outside(ChosenStore(S3Store.EMBEDDED, {"AWS_REGION": "r"}))
+    passed_on = runner._machine_environment(ChosenStore(S3Store.EMBEDDED, {"AWS_REGION": "r"}))
     assert "other" not in passed_on.values()
     assert passed_on["MY_OWN"] == "mine"
 
@@ -176,7 +176,7 @@ def test_a_namespace_leads_nowhere_but_below_the_folder_of_runs(namespace: str, 
     text = FILE.replace("{name: stub}", f'{{name: stub, namespace: "{namespace}"}}')
 
     assert [fault.field for fault in read_job_file(text, "job.yaml").faults] == ["metadata.namespace"]
-    with pytest.raises(Unusable, match="is no namespace and name of a job"):
+    with pytest.raises(Unusable, match="is not a valid namespace and name of a job"):
         Runs(tmp_path).run("stub", namespace)
-    with pytest.raises(Unusable, match="is no namespace and name of a job"):
+    with pytest.raises(Unusable, match="is not a valid namespace and name of a job"):
         Runs(tmp_path).run("..", "default")

@@ -154,8 +154,7 @@ def test_a_worker_that_ends_well_after_its_chief_failed_starts_again_for_the_nex
     code, out, err = run.ended()
     assert code == 0, err
     assert (
-        "worker 0 ended with exit code 0 while the others needed it; stub-chief-0 has started again since"
-        in out
+        "worker 0 ended with exit code 0 while the others needed it; stub-chief-0 has restarted since" in out
     )
     assert run.manifest["status"]["restarts"] == {"application": 1, "infrastructure": 0}
 
@@ -268,7 +267,7 @@ def test_nothing_is_left_when_dtj_is_killed_and_resume_goes_on(start: Callable[.
     taken = start("")
     code, _, err = taken.ended()
     assert code == 2
-    assert f"is being run by process {run.process.pid}" in err
+    assert f"is already running in process {run.process.pid}" in err
     before = run.left()
     assert len(before) >= 4
     run.process.kill()

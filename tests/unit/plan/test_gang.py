@@ -27,6 +27,7 @@ PS = {
     "strategy": "ParameterServer",
     "replicaSpecs": {"worker": {"replicas": 2}, "ps": {"replicas": 1}, "evaluator": {}},
 }
+TORCH = {"strategy": "TorchDistributed", "replicaSpecs": {"worker": {"replicas": 2}}}
 POD_GROUPS = ("Coscheduling", "Volcano")
 
 
@@ -136,7 +137,7 @@ def test_no_template_makes_the_plan_raise(gang: str, resources: dict[str, Any]) 
 # --- PodGroups ----------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("spec", [{}, PS], ids=["horovod", "parameter-server"])
+@pytest.mark.parametrize("spec", [{}, PS, TORCH], ids=["horovod", "parameter-server", "torch"])
 @pytest.mark.parametrize("gang", POD_GROUPS)
 def test_pod_groups_are_what_their_definitions_take(gang: str, spec: dict[str, Any]) -> None:
     for more in ({}, {"minAvailable": 2, "priorityClassName": "research"}):
@@ -156,6 +157,18 @@ def test_a_launcher_that_waits_for_the_workers_is_no_member(gang: str) -> None:
     assert made.pod_group["metadata"]["name"] not in [
         value for key, value in marks.items() if key.endswith(("pod-group", "group-name"))
     ]
+
+
+@pytest.mark.parametrize("gang", POD_GROUPS)
+def test_where_all_pods_are_created_first_all_are_members(gang: str) -> None:
+    made = plan(gang, **TORCH)
+
+    assert made.pod_group is not None
+    assert made.pod_group["spec"]["minMember"] == 2
+    group = made.pod_group["metadata"]["name"]
+    for pod in made.pods:
+        metadata = pod["metadata"]
+        assert group in {**metadata["labels"], **metadata.get("annotations", {})}.values()
 
 
 def test_room_is_asked_for_all_that_is_needed_also_the_launcher() -> None:
@@ -204,10 +217,11 @@ def groups(made: Plan) -> set[tuple[str | None, str | None]]:
     }
 
 
-def test_kueue_counts_all_pods_and_all_are_made_at_once() -> None:
-    made = plan("Kueue")
-    assert groups(made) == {("mnist-5b6a1f0e-1", "3")}
-    assert [len(stage) for stage in made.stages] == [3]
+@pytest.mark.parametrize(("spec", "pods"), [({}, 3), (TORCH, 2)], ids=["horovod", "torch"])
+def test_kueue_counts_all_pods_and_all_are_made_at_once(spec: dict[str, Any], pods: int) -> None:
+    made = plan("Kueue", **spec)
+    assert groups(made) == {("mnist-5b6a1f0e-1", str(pods))}
+    assert [len(stage) for stage in made.stages] == [pods]
 
 
 def test_each_attempt_is_a_group_of_its_own() -> None:

@@ -63,7 +63,10 @@ def test_kubernetes_takes_it() -> None:
         kubernetes_validate.validate(POLICY, version, strict=True)
 
 
-@pytest.mark.parametrize("port", [contract.SSH_PORT, contract.TENSORFLOW_PORT, contract.PROGRESS_PORT, 49152])
+PORTS = (contract.SSH_PORT, contract.TENSORFLOW_PORT, contract.PROGRESS_PORT, contract.START_BARRIER_PORT)
+
+
+@pytest.mark.parametrize("port", [*PORTS, 29501, 49152])
 def test_the_jobs_own_pods_reach_each_other_on_every_port(port: int) -> None:
     assert all(lets_in(labels, "ml", port) for labels in PODS)
 
@@ -71,6 +74,7 @@ def test_the_jobs_own_pods_reach_each_other_on_every_port(port: int) -> None:
 def test_the_operator_reaches_the_progress_and_nothing_else() -> None:
     assert lets_in(OPERATOR, "dtj-system", contract.PROGRESS_PORT)
     assert not lets_in(OPERATOR, "dtj-system", contract.SSH_PORT)
+    assert not lets_in(OPERATOR, "dtj-system", contract.START_BARRIER_PORT)
     assert not lets_in(OPERATOR, "elsewhere", contract.PROGRESS_PORT)
 
 

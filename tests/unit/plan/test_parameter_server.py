@@ -16,7 +16,7 @@ from dtj.api.job import Job, Manifest
 from dtj.api.validation import faults
 from dtj.plan.job import plan_job
 from dtj.plan.model import Plan
-from dtj.reconcile.expected_pods import expected_pods, stored_expected_pods
+from dtj.reconcile.decision import expected_pods, stored_expected_pods
 from dtj_trainer.contract import PodInfo
 from tests.unit.support.jobs import job as any_job
 from tests.unit.support.pods import kubelet_environment
@@ -299,7 +299,7 @@ def test_the_status_of_a_job_that_can_not_be_planned_any_more_follows_the_same_r
     roles = roles | {"evaluator": {}}
     made = job(replicaSpecs=roles)
     plan = plan_job(made)
-    counts = {role: {"desired": count} for role, count in plan.roles.items()}
+    counts = {role: {"desired": len(names)} for role, names in plan.roles.items()}
     stored = stored_expected_pods(
         job(replicaSpecs=roles, status={"attempt": 1, "replicaStatuses": counts}), []
     )

@@ -73,6 +73,7 @@ def of_role(pods: tuple[Manifest, ...], role: str) -> list[Manifest]:
 PLACES: dict[str, dict[str, Any]] = {
     "horovod": {"tensorboard": {"enabled": True}},
     "parameter-server": {"strategy": "ParameterServer", "replicaSpecs": {"worker": {}, "ps": {}}},
+    "torch": {"strategy": "TorchDistributed", "replicaSpecs": {"worker": {"replicas": 3}}},
     "mpijob": {"horovod": {"launcher": "MPIJob"}},
 }
 

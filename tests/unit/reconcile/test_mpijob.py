@@ -26,8 +26,8 @@ from dtj.cluster.port import ApiError
 from dtj.local.plan import Place, left_out, local_plan
 from dtj.plan.job import plan_job
 from dtj.status.mpijob import view_mpijob
-from dtj.status.pod_report import Report
 from dtj.status.pods import view_pod
+from dtj.status.progress_report import Report
 from tests.unit.support import mpi_operator
 from tests.unit.support.jobs import job, manifest
 from tests.unit.support.kubelet import Ending
@@ -336,7 +336,7 @@ async def test_an_mpijob_that_nobody_takes_up_is_told() -> None:
     world.mpi.runs = False
     await world.until(lambda: world.condition("Running").get("reason") == "MPIJobNotTakenUp")
 
-    assert "does mpi-operator run" in world.condition("Running")["message"]
+    assert "check that mpi-operator runs" in world.condition("Running")["message"]
     world.mpi.runs = True
     await world.rest()
     assert world.phase == "Succeeded"

@@ -18,7 +18,7 @@ from aiohttp.test_utils import TestServer
 
 from dtj.api.status import ProgressStatus
 from dtj.reconcile.progress import ProgressPoller
-from dtj.status.pod_report import Report
+from dtj.status.progress_report import Report
 from tests.unit.support import virtual_time
 
 KEY = ("ml", "mnist")

@@ -27,7 +27,7 @@ from dtj.api.job import Manifest, read_job
 from dtj.api.status import ArtifactsStatus, ProgressStatus
 from dtj.cluster.port import ApiError
 from dtj.status.creation import may_restore
-from dtj.status.pod_report import Report, read_report
+from dtj.status.progress_report import Report, read_report
 from tests.unit.support.fake_cluster import Call, FakeCluster
 from tests.unit.support.jobs import manifest
 from tests.unit.support.programs import endless, fails

@@ -294,5 +294,5 @@ def test_its_name_has_to_fit_too() -> None:
 
 def test_a_run_on_this_machine_says_how_to_have_one() -> None:
     assert left_out(plan_job(job(**SPEC))) == [
-        "spec.tensorboard is for a cluster; here `dtj tensorboard NAME --local` serves one"
+        "spec.tensorboard is for a cluster; on this machine, use `dtj tensorboard NAME --local`"
     ]

@@ -15,7 +15,7 @@ import pytest
 from dtj.api.job import Manifest
 from dtj.status.delegated import END_SECONDS, abandoned, ends_mpijob
 from dtj.status.draft import Draft
-from dtj.status.mpijob import MpiJob, Said
+from dtj.status.mpijob import MpiCondition, MpiJob
 from dtj.status.next_attempt import next_attempt
 from tests.unit.support.pods import (
     ALL,
@@ -42,8 +42,8 @@ CHIEF, SERVER, WORKER = "mnist-chief-0", "mnist-ps-0", "mnist-worker-0"
 def decided(life: Life, *pods: Manifest, seconds: float = 0) -> tuple[set[str], set[str]]:
     """Names of the pods to create and to end."""
     life.see(*pods, seconds=seconds)
-    assert life.evaluation is not None
-    return {*life.evaluation.pods.make}, {*life.evaluation.pods.end}
+    assert life.decision is not None
+    return {*life.decision.pods.make}, {*life.decision.pods.end}
 
 
 # --- created ------------------------------------------------------------------------------------------
@@ -151,7 +151,7 @@ def test_replicas_that_go_on_stay_in_their_attempt_and_are_counted() -> None:
 # --- an MPIJob ----------------------------------------------------------------------------------------
 
 GOING = MpiJob("mnist", 1, None, False, False, True, False, None, None)
-SAID = Said("JobSucceeded", "", None)
+SAID = MpiCondition("JobSucceeded", "", None)
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""The evaluation of a job's status from observations.
+"""The status of a job, computed from the observed state.
 
 * from creation to Running
 * losses, and their causes
@@ -206,8 +206,8 @@ def test_a_pod_taken_away_restarts_the_attempt_and_is_not_counted_against_the_li
     assert condition(status, "Running")["lastTransitionTime"] == written_time(at(20))
     assert condition(status, "Restarting")["reason"] == "InfrastructureFailure"
     assert "allRunningTime" not in status
-    assert life.evaluation is not None
-    assert (life.evaluation.prepare, life.evaluation.pods.make) == (False, frozenset())
+    assert life.decision is not None
+    assert (life.decision.prepare, life.decision.pods.make) == (False, frozenset())
 
 
 @pytest.mark.parametrize(
@@ -275,8 +275,8 @@ def test_running_is_false_as_soon_as_a_rank_is_gone_also_while_the_cause_is_uncl
     assert condition(status, "Running")["status"] == "False"
     assert condition(status, "Running")["reason"] == "RankLost"
     assert status["attempt"] == 1
-    assert life.evaluation is not None
-    assert life.evaluation.look_again == NODE_SETTLE_SECONDS - 1
+    assert life.decision is not None
+    assert life.decision.look_again == NODE_SETTLE_SECONDS - 1
     status = life.see(running(WORKER_0), running(WORKER_1), launcher, seconds=121)
     assert status["attempt"] == 2
     assert status["restarts"] == {"application": 1, "infrastructure": 0}
@@ -354,12 +354,12 @@ def test_pauses_before_attempts_grow() -> None:
     for attempt in range(1, 9):
         life.see(*failed(attempt), seconds=seconds)
         life.see(seconds=seconds)
-        assert life.evaluation is not None
-        found.append(life.evaluation.look_again or 0.0)
-        assert life.evaluation.prepare == (found[-1] == 0)
+        assert life.decision is not None
+        found.append(life.decision.look_again or 0.0)
+        assert life.decision.prepare == (found[-1] == 0)
         seconds += found[-1]
         life.see(seconds=seconds)
-        assert (life.evaluation.prepare, life.evaluation.pods.make) == (True, {WORKER_0, WORKER_1})
+        assert (life.decision.prepare, life.decision.pods.make) == (True, {WORKER_0, WORKER_1})
 
     assert found == [0, 10, 20, 40, 80, 160, 300, 300]
 
@@ -384,8 +384,8 @@ def test_no_pod_is_made_while_pods_of_the_last_attempt_end() -> None:
 
     assert condition(status, "Running")["reason"] == "PodsEnding"
     assert "mnist-worker-0, mnist-worker-1" in condition(status, "Running")["message"]
-    assert life.evaluation is not None
-    assert (life.evaluation.prepare, life.evaluation.pods.make) == (False, frozenset())
+    assert life.decision is not None
+    assert (life.decision.prepare, life.decision.pods.make) == (False, frozenset())
 
 
 def test_a_job_that_runs_again_is_restarting_no_more_and_keeps_the_last_failure() -> None:
@@ -438,8 +438,8 @@ def test_a_deadline_is_looked_at_when_it_comes() -> None:
 
     life.see(*healthy(), seconds=45)
 
-    assert life.evaluation is not None
-    assert life.evaluation.look_again == 15
+    assert life.decision is not None
+    assert life.decision.look_again == 15
 
 
 def test_a_deadline_that_passes_while_the_job_runs_fails_it() -> None:

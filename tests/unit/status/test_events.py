@@ -1,4 +1,4 @@
-"""The Kubernetes events of a job."""
+"""The Kubernetes events that follow from changes of the status."""
 
 from __future__ import annotations
 

@@ -100,8 +100,8 @@ def test_a_queued_job_needs_no_look_and_no_write_while_nothing_happens() -> None
     first = life.see(*GATED, seconds=1)
 
     assert life.see(*GATED, seconds=1000) == first
-    assert life.evaluation is not None
-    assert life.evaluation.look_again is None
+    assert life.decision is not None
+    assert life.decision.look_again is None
 
 
 @pytest.mark.parametrize(("gang", "queue"), [("Coscheduling", None), ("Volcano", "research")])
@@ -178,7 +178,7 @@ def test_another_gate_is_named() -> None:
     waits = condition(status, "Running")
     assert (waits["reason"], waits["message"]) == (
         "Queued",
-        "mnist-worker-0 is held by its scheduling gate example.com/data",
+        "the scheduling gate example.com/data holds mnist-worker-0",
     )
 
 
@@ -254,13 +254,13 @@ def test_a_deactivated_workload_suspends_the_job(gang: str, words: tuple[str, st
     ends = condition(status, "Running")
     assert (status["phase"], status["attempt"], ends["reason"]) == ("Running", 1, "WorkloadDeactivated")
     assert words[1] in ends["message"]
-    assert life.evaluation is not None
-    assert life.evaluation.pods.end == ({LAUNCHER, WORKER_0, WORKER_1} if gang == "Kueue" else {LAUNCHER})
+    assert life.decision is not None
+    assert life.decision.pods.end == ({LAUNCHER, WORKER_0, WORKER_1} if gang == "Kueue" else {LAUNCHER})
     status = life.see(seconds=110)
     assert (status["phase"], status["attempt"], status["failure"]["class"]) == ("Suspended", 2, "PodLost")
     assert condition(status, "Suspended")["reason"] == "WorkloadDeactivated"
     assert life.see(seconds=10_000) == status, "nothing but the user lets it go on"
-    assert life.evaluation.look_again is None
+    assert life.decision.look_again is None
 
 
 def test_a_job_that_is_suspended_while_its_deactivated_pods_end_goes_on_when_it_is_resumed() -> None:

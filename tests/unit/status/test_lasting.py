@@ -1,4 +1,4 @@
-"""Lasting failures by a missing module: no retry where a retry can't help."""
+"""A job that lacks a Python module fails without retries if every retry would lack the module too."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def test_where_modules_come_from_the_image_alone_the_job_ends_at_once(spec: Mani
     assert status["failure"]["class"] == condition(status, "Failed")["reason"] == "ModuleNotFound"
     assert condition(status, "Failed")["message"] == (
         "attempt 1: rank 1 in mnist-launcher-0: the program did not find a module of Python: No module named "
-        "'torhc'; no retry can mend that: add the module to the image, or, for dtj run, to this Python environment"
+        "'torhc'; a retry would fail too: add the module to the image, or, for dtj run, to this Python environment"
     )
 
 

@@ -1,4 +1,4 @@
-"""Nodes that go silent: their pods are given up, deleted by force after a time limit, and created elsewhere.
+"""Silent nodes: the operator counts their pods as lost, force-deletes them in time, and recreates them elsewhere.
 
 * when a node is silent
 * tolerations of pods
@@ -132,7 +132,11 @@ def lost(key: str) -> Manifest:
 BOTH = [lost("not-ready"), lost("unreachable")]
 
 
-@pytest.mark.parametrize("spec", [{}, PS_SPEC], ids=["Horovod", "ParameterServer"])
+@pytest.mark.parametrize(
+    "spec",
+    [{}, PS_SPEC, {"strategy": "TorchDistributed"}],
+    ids=["Horovod", "ParameterServer", "TorchDistributed"],
+)
 def test_every_pod_is_given_up_soon_after_its_node_went_silent(spec: dict[str, Any]) -> None:
     for pod in plan_job(job(**spec)).pods:
         assert pod["spec"]["tolerations"] == BOTH
@@ -186,9 +190,9 @@ async def test_the_attempt_goes_on_elsewhere_and_the_loss_is_the_infrastructures
     assert least <= waited <= least + 3
     (event,) = (e for e in world.cluster.of_kind("Event") if e["reason"] == "PodForceDeleted")
     assert event["type"] == "Warning"
-    why = "does not answer" if noticed else f"has not ended it within {GRACE} s"
+    why = "does not answer" if noticed else f"has not ended the pod within {GRACE} s"
     assert f"pod {WORKER} of attempt 1" in event["message"]
-    assert f"its node node-1 {why}" in event["message"]
+    assert f"node node-1 {why}" in event["message"]
 
 
 @NOTICED

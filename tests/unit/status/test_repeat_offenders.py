@@ -14,8 +14,8 @@ import pytest
 from dtj.api.job import Manifest, read_status
 from dtj.plan.job import plan_job
 from dtj.status.backoff import GOOD_RUN_SECONDS
-from dtj.status.bad_nodes import MOST_NODES, counted, describe_avoided
 from dtj.status.events import happenings
+from dtj.status.next_attempt import MOST_NODES, counted, describe_avoided
 from tests.unit.support.jobs import job
 from tests.unit.support.kubelet import Ending
 from tests.unit.support.pods import (
@@ -229,8 +229,8 @@ def test_what_is_no_count_is_left_out_of_a_status() -> None:
 def paused(life: Life, seconds: float) -> float:
     """The pause that a pass without pods asks for."""
     life.see(seconds=seconds)
-    assert life.evaluation is not None
-    return life.evaluation.look_again or 0.0
+    assert life.decision is not None
+    return life.decision.look_again or 0.0
 
 
 def test_pauses_start_anew_after_an_attempt_that_trained_for_long() -> None:

@@ -17,8 +17,8 @@ import pytest
 from dtj.api.job import Fault, Manifest
 from dtj.api.status import ArtifactsStatus, ProgressStatus
 from dtj.status.events import happenings
-from dtj.status.pod_report import Report, read_report
-from dtj.status.replacement import FOLLOWS_SECONDS
+from dtj.status.losses import FOLLOWS_SECONDS
+from dtj.status.progress_report import Report, read_report
 from dtj.status.times import written_time
 from tests.unit.support.kubelet import Ending
 from tests.unit.support.pods import Life, at, condition, deleting, ended, evicted, running, unschedulable
@@ -94,7 +94,7 @@ def test_the_training_does_not_notice_the_loss_of_the_evaluator() -> None:
         (
             "EvaluatorRestarting",
             "attempt 1: mnist-evaluator-0: the program was killed by SIGKILL; "
-            "it starts again, the training goes on",
+            "the evaluator restarts, the training continues",
         )
     ]
     assert life.see(*pods(names=NEEDED), seconds=110)["attempt"] == 2
@@ -216,7 +216,7 @@ def test_workers_that_the_end_of_the_chief_ended_start_again_with_the_next_one()
     assert status["failure"]["pod"] == CHIEF
     assert condition(status, "Restarting")["message"] == (
         "attempt 2: mnist-worker-0: worker 0 ended with exit code 0 while the others needed it; mnist-chief-0 has "
-        "started again since, which is counted; "
+        "restarted since, and that restart is counted; "
         "mnist-chief-0, mnist-ps-0, mnist-worker-0, mnist-worker-1 start again, the others go on"
     )
     again = {CHIEF: 3, PS: 3, WORKER_0: 3, WORKER_1: 3}
@@ -319,7 +319,9 @@ def test_a_chief_that_hung_on_a_lost_worker_starts_again_and_is_no_second_loss(
     assert status.get("nodeFailures") == before.get("nodeFailures")
     restarting = condition(status, "Restarting")
     assert restarting["reason"] == "ConnectionLost"
-    assert "it lost what has started again since, which is counted" in restarting["message"]
+    assert (
+        "the replica that it lost has restarted since, and that restart is counted" in restarting["message"]
+    )
 
 
 def test_a_chief_that_loses_connections_once_more_is_a_loss() -> None:
@@ -402,8 +404,8 @@ def test_a_pod_that_does_not_end_holds_back_only_its_own_successor() -> None:
 
     life.see(deleting(running(WORKER_0)), *pods(without=WORKER_0), seconds=110)
 
-    assert life.evaluation is not None
-    assert life.evaluation.prepare
+    assert life.decision is not None
+    assert life.decision.prepare
 
 
 def test_pods_that_the_cluster_takes_again_and_again_cost_no_pause() -> None:
@@ -414,8 +416,8 @@ def test_pods_that_the_cluster_takes_again_and_again_cost_no_pause() -> None:
     life.see(*pods(without=WORKER_0), seconds=501)
 
     assert life.job.status.restarts.infrastructure == 5
-    assert life.evaluation is not None
-    assert life.evaluation.prepare
+    assert life.decision is not None
+    assert life.decision.prepare
 
 
 def test_a_replica_that_can_not_be_made_leaves_the_others_at_work() -> None:
@@ -476,15 +478,15 @@ def test_the_job_waits_until_the_evaluator_has_seen_the_last_checkpoint() -> Non
 
     status = lost(life, end, seconds=60)
     assert (status["phase"], condition(status, "Running")["reason"]) == ("Running", "Evaluating")
-    assert life.evaluation is not None
-    assert life.evaluation.pods.end == {PS, WORKER_0, WORKER_1}, "what the chief leaves is not taken away"
-    assert (life.evaluation.prepare, life.evaluation.look_again) == (False, 300)
+    assert life.decision is not None
+    assert life.decision.pods.end == {PS, WORKER_0, WORKER_1}, "what the chief leaves is not taken away"
+    assert (life.decision.prepare, life.decision.look_again) == (False, 300)
 
     status = life.see(end, running(EVALUATOR), seconds=65, evaluation=ProgressStatus(step=299, accuracy=0.7))
     assert status["phase"] == "Running"
     status = life.see(end, running(EVALUATOR), seconds=70, evaluation=ProgressStatus(step=300, accuracy=0.9))
     assert (status["phase"], condition(status, "Running")["reason"]) == ("Running", "Evaluated")
-    assert life.evaluation.pods.end == {EVALUATOR}, "the others have ended"
+    assert life.decision.pods.end == {EVALUATOR}, "the others have ended"
     status = life.see(end, ended(EVALUATOR, 143), seconds=75)
 
     assert status["phase"] == "Succeeded"
@@ -563,8 +565,8 @@ def test_an_evaluator_that_is_taken_away_at_the_end_starts_again_within_its_time
     assert (status["phase"], status["replicaAttempts"]) == ("Running", {"evaluator-0": 2})
     status = life.see(end, seconds=61)
     assert (status["phase"], condition(status, "Running")["reason"]) == ("Running", "Evaluating")
-    assert life.evaluation is not None
-    assert (life.evaluation.prepare, life.evaluation.pods.make) == (False, {EVALUATOR})
+    assert life.decision is not None
+    assert (life.decision.prepare, life.decision.pods.make) == (False, {EVALUATOR})
     status = life.see(end, seconds=361)
 
     assert status["phase"] == "Succeeded"

@@ -15,7 +15,7 @@ import pytest
 
 from dtj.api.job import Manifest
 from dtj.api.status import ArtifactsStatus, ProgressStatus
-from dtj.status.pod_report import Report
+from dtj.status.progress_report import Report
 from dtj.status.stall import STACKS_SECONDS
 from tests.unit.support.kubelet import Ending
 from tests.unit.support.pods import ALL, LAUNCHER, Life, condition, ended, healthy, running
@@ -26,8 +26,12 @@ PS_SPEC: dict[str, Any] = {
     "replicaSpecs": {"worker": {"replicas": 2}, "ps": {}, "evaluator": {}},
 }
 PS_PODS = ["mnist-chief-0", "mnist-evaluator-0", "mnist-ps-0", "mnist-worker-0", "mnist-worker-1"]
+TORCH_SPEC: dict[str, Any] = {"strategy": "TorchDistributed"}
+WORKERS = ["mnist-worker-0", "mnist-worker-1"]
 STRATEGIES = pytest.mark.parametrize(
-    ("spec", "asked"), [({}, ["mnist-worker-0", "mnist-worker-1"]), (PS_SPEC, PS_PODS)], ids=["Horovod", "PS"]
+    ("spec", "asked"),
+    [({}, WORKERS), (PS_SPEC, PS_PODS), (TORCH_SPEC, WORKERS)],
+    ids=["Horovod", "PS", "TorchDistributed"],
 )
 ARTIFACTS = {"uri": "s3://bucket/jobs"}
 
@@ -75,9 +79,9 @@ def test_a_step_that_does_not_move_for_so_long_is_a_stall_however_often_it_is_re
         answers=True,
     )
     assert stalled(status) == ("", "")
-    assert life.evaluation is not None
-    assert life.evaluation.look_again == 1
-    assert life.evaluation.stalled_since is None
+    assert life.decision is not None
+    assert life.decision.look_again == 1
+    assert life.decision.stalled_since is None
 
     status = life.see(*healthy(), seconds=150, **at_step(7))
 
@@ -104,15 +108,15 @@ def test_a_job_that_never_reports_a_step_stalls_so_long_after_all_ran() -> None:
 
 def test_report_says_so_once_and_writes_nothing_more() -> None:
     life = standing()
-    assert life.evaluation is not None
-    assert life.evaluation.stalled_since == "2026-11-21T12:01:40Z"
-    first = life.evaluation.status
+    assert life.decision is not None
+    assert life.decision.stalled_since == "2026-11-21T12:01:40Z"
+    first = life.decision.status
 
     life.see(*healthy(), seconds=5000, **at_step(7))
 
-    assert life.evaluation.status == first
-    assert life.evaluation.look_again is None
-    assert life.evaluation.stalled_since is None, (
+    assert life.decision.status == first
+    assert life.decision.look_again is None
+    assert life.decision.stalled_since is None, (
         "stacks of long ago are not asked for by an operator that is new"
     )
 
@@ -212,8 +216,8 @@ def test_the_upload_after_the_programs_end_is_no_stall() -> None:
 
 def test_restart_follows_once_the_stacks_had_their_time() -> None:
     life = standing(stallPolicy="Restart", backoffLimit=1)
-    assert life.evaluation is not None
-    assert life.evaluation.look_again == STACKS_SECONDS
+    assert life.decision is not None
+    assert life.decision.look_again == STACKS_SECONDS
     assert life.job.status.phase == "Running"
     assert life.see(*healthy(), seconds=129, **at_step(7))["attempt"] == 1
 
@@ -260,6 +264,29 @@ def test_a_stall_ends_with_the_training_and_when_nobody_asks_any_more() -> None:
     status = unasked.see(*healthy(), seconds=110, **at_step(7))
     assert stalled(status) == ("False", "NotWatched")
     assert "stepTime" not in status
+
+
+@pytest.mark.parametrize(
+    ("names", "told"),
+    [(WORKERS[:1], "mnist-worker-0"), (WORKERS[1:], "mnist-worker-1")],
+    ids=["rank 0", "another"],
+)
+def test_workers_that_wait_for_one_that_ended_early_stand_still(names: list[str], told: str) -> None:
+    life = Life(**policy(stallPolicy="Restart"), **TORCH_SPEC)
+    life.see(*map(running, WORKERS), **at_step(7))
+    early = [ended(name, 0, seconds=5) for name in names]
+    waits = [running(name) for name in WORKERS if name not in names]
+    # Nobody answers for rank 0 any more when its pod has ended.
+    observed: dict[str, Any] = {} if names == WORKERS[:1] else at_step(7)
+
+    status = life.see(*early, *waits, seconds=100, **observed)
+    assert stalled(status) == ("True", "NoProgress")
+    status = life.see(*early, *waits, seconds=130, **observed)
+
+    assert status["failure"]["class"] == "Stalled"
+    assert status["failure"]["message"].startswith(
+        f"{told} ended with exit code 0, and the step has stayed at 7 for 130 s"
+    )
 
 
 # --- the operator -------------------------------------------------------------------------------------

@@ -21,7 +21,7 @@ from dtj.api.managed_by import other_manager_of
 from dtj.api.status import ProgressStatus
 from dtj.cluster.port import ApiError
 from dtj.reconcile.view import controller_uid
-from dtj.status.pod_report import Report
+from dtj.status.progress_report import Report
 from tests.unit.support.jobs import manifest
 from tests.unit.support.kubelet import Kubelet
 from tests.unit.support.machine import DISRUPTED, JOB, Trial, ending
@@ -52,6 +52,7 @@ EXITS = st.sampled_from(
         (1, said("PeersUnreachable"), ""),
         (137, "", "OOMKilled"),
         (137, "", "Error"),
+        (1, said("PortInUse"), ""),
         (143, said("Signal", signal=15), ""),
         (127, "", "ContainerCannotRun"),
     ]
@@ -239,10 +240,11 @@ class Jobs(RuleBasedStateMachine):
 
     def decides(self, pod: Manifest) -> bool:
         """Return whether the success of the pod is the job's success."""
-        if self.job is None or pod["metadata"]["labels"][LABEL_INDEX] != "0":
+        if self.job is None:
             return False
-        role = read_job(self.job).rules.roles.get(pod["metadata"]["labels"][LABEL_ROLE])
-        return role is not None and role.decides
+        labels = pod["metadata"]["labels"]
+        role = read_job(self.job).rules.roles.get(labels[LABEL_ROLE])
+        return role is not None and role.decides and (role.all_decide or labels[LABEL_INDEX] == "0")
 
     def succeed(self, pod: Manifest, ran: int) -> tuple[int, str] | None:
         """Every program does what it should."""

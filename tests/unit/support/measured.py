@@ -11,7 +11,7 @@ from dtj.admission.server import Server
 from dtj.admission.serving import Serving
 from dtj.api.job import Manifest
 from dtj.reconcile.metrics import Metrics, event_loop_lag, process_registry
-from dtj.status.pod_report import read_report
+from dtj.status.progress_report import read_report
 from tests.unit.support.kubelet import Ending
 from tests.unit.support.world import KEY, World
 

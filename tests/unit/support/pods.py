@@ -10,8 +10,8 @@ from typing import Any
 from dtj.api.job import Job, Manifest
 from dtj.plan.job import plan_job
 from dtj.plan.model import Plan
-from dtj.reconcile.expected_pods import expected_pods
-from dtj.status.draft import Evaluation
+from dtj.reconcile.decision import expected_pods
+from dtj.status.decision import Decision
 from dtj.status.evaluate import evaluate
 from dtj.status.observed import Expected, Observed
 from dtj.status.pods import PodView, view_pod
@@ -113,12 +113,12 @@ def healthy(attempt: int = 1) -> list[Manifest]:
 
 
 class Life:
-    """A job whose status is evaluated repeatedly. Each evaluation is stored as the job's status."""
+    """A job whose status is evaluated repeatedly. Each decision is stored as the job's status."""
 
     def __init__(self, *, status: Manifest | None = None, **spec: Any) -> None:
         self.spec = spec
         self.job: Job = job(status=status, **spec)
-        self.evaluation: Evaluation | None = None
+        self.decision: Decision | None = None
 
     @property
     def plan(self) -> Plan:
@@ -130,12 +130,12 @@ class Life:
 
     def see(self, *pods: Manifest, seconds: float = 0, **observed: Any) -> Manifest:
         """Evaluate with these pods, store the status through JSON, return it as written."""
-        self.evaluation = evaluate(
+        self.decision = evaluate(
             self.job, self.expected, [], Observed(pods=views(*pods), **observed), at(seconds)
         )
-        status = self.evaluation.status.model_dump(by_alias=True, mode="json", exclude_none=True)
+        status = self.decision.status.model_dump(by_alias=True, mode="json", exclude_none=True)
         self.job = job(status=json.loads(json.dumps(status, allow_nan=False)), **self.spec)
-        assert self.job.status == self.evaluation.status
+        assert self.job.status == self.decision.status
         return status
 
 

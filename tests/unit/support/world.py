@@ -10,12 +10,12 @@ from dtj.cluster.port import ApiError
 from dtj.plan.job import plan_job
 from dtj.plan.model import Plan
 from dtj.plan.plan_cache import PlanCache
+from dtj.reconcile.executor import MOST_AT_ONCE
 from dtj.reconcile.metrics import Metrics
 from dtj.reconcile.progress import ProgressPoller
 from dtj.reconcile.reconciler import Reconciler
-from dtj.reconcile.slow_start import MOST_AT_ONCE
 from dtj.reconcile.view import Key
-from dtj.status.pod_report import Report
+from dtj.status.progress_report import Report
 from tests.unit.support.fake_cluster import FakeCluster, OperatorDied
 from tests.unit.support.fake_view import FakeView
 from tests.unit.support.jobs import manifest

@@ -31,6 +31,11 @@ def environment_of(pid: int) -> dict[str, str]:
     return dict(word.split("=", 1) for word in words if "=" in word)
 
 
+def command_of(pid: int) -> list[str]:
+    """Return the words of a process's command line; empty for a process that has ended or can't be read."""
+    return read(Path(f"/proc/{pid}/cmdline")).split("\0")[:-1]
+
+
 def numbered(folder: Path) -> list[Path]:
     """Return the entries of a folder in /proc that are named by a process or a thread."""
     try:

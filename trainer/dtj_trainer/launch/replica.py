@@ -35,11 +35,11 @@ from dtj_trainer.launch.program import ProgramEnd
 from dtj_trainer.launch.program_group import KILL_SECONDS, Ended, Member, ProgramGroup
 from dtj_trainer.launch.settings import Settings
 from dtj_trainer.launch.silent_servers import silent_servers
-from dtj_trainer.launch.start_barrier import PortTaken, wait_for_pods
+from dtj_trainer.launch.start_barrier import PortTaken, StartBarrier
 from dtj_trainer.launch.termination import RankExit, write_termination
 from dtj_trainer.launch.torch_failure import explain_launcher, explain_rank
 from dtj_trainer.launch.torch_ranks import rank_log, rank_members
-from dtj_trainer.launch.world_check import WorldCheck
+from dtj_trainer.launch.world_check import LOCAL_RANK, WorldCheck
 
 log = logging.getLogger(__name__)
 
@@ -72,8 +72,10 @@ class Replica:
             pod = Pod(self._settings, log_names=self._log_names, on_superseded=self._stop_programs)
             pod.prepare()
             begin_staging(self._settings)
+            barrier = self._start_barrier(pod)
             pod.open()
-            self._wait_for_pods(pod)
+            if barrier:
+                self._wait_at(barrier, pod)
         except ArtifactsUnavailable as error:
             return self._report_exit(unavailable(self._settings, str(error), error.cause))
         # Ranks save a checkpoint together, also those of a pod that uploads only its log.
@@ -91,12 +93,17 @@ class Replica:
         finally:
             pod.close()
 
-    def _wait_for_pods(self, pod: Pod) -> None:
-        """Wait at the start barrier, if the job has one. Raises ArtifactsUnavailable."""
+    def _start_barrier(self, pod: Pod) -> StartBarrier | None:
         if self._settings.start_barrier is None:
-            return
+            return None
+        barrier = StartBarrier(self._settings, lambda: pod.superseded is not None)
+        barrier.open()
+        return barrier
+
+    def _wait_at(self, barrier: StartBarrier, pod: Pod) -> None:
+        """Wait for the job's other pods. Raises ArtifactsUnavailable."""
         try:
-            wait_for_pods(self._settings, lambda: pod.superseded is not None)
+            barrier.wait()
         except PeersUnreachable as error:
             raise ArtifactsUnavailable(str(error), FailureClass.PEERS_UNREACHABLE) from error
         except PortTaken as error:
@@ -109,6 +116,9 @@ class Replica:
         """Watch the ranks that the user's command starts."""
         (first, *_) = self._members
         if not self._settings.pod.slots or first.settings.rank is not None or first.program.pid is None:
+            return None
+        if LOCAL_RANK in os.environ:
+            # The job's own variable: a process that has it may be no rank.
             return None
         check = WorldCheck(
             self._settings,

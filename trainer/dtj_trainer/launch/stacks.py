@@ -17,7 +17,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from dtj_trainer import contract
-from dtj_trainer.launch.process_tree import numbered, read, with_descendants
+from dtj_trainer.launch.process_tree import command_of, numbered, read, with_descendants
 from dtj_trainer.launch.running_programs import RunningPrograms
 
 log = logging.getLogger(__name__)
@@ -144,4 +144,4 @@ def _state(pid: int) -> str:
 
 
 def _command(pid: int) -> str:
-    return read(Path(f"/proc/{pid}/cmdline")).replace("\0", " ").replace("\n", " ")[:_LINE]
+    return " ".join(command_of(pid)).replace("\n", " ")[:_LINE]

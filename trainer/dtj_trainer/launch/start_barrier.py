@@ -13,8 +13,10 @@ import logging
 import resource
 import selectors
 import socket
+import threading
 import time
 from collections.abc import Callable, Iterable
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 
 from dtj_trainer.launch.peers import (
@@ -29,6 +31,7 @@ from dtj_trainer.launch.settings import Settings
 log = logging.getLogger(__name__)
 
 POLL_SECONDS = 0.5
+OWN_POLL_SECONDS = 0.05
 HELLO_SECONDS = 10.0
 """A connection without a valid line after this many seconds is closed."""
 SILENCE_SECONDS = 4 * LOG_EVERY_SECONDS
@@ -44,25 +47,44 @@ class PortTaken(Exception):
     """Another process listens on the port of the start barrier."""
 
 
-def wait_for_pods(settings: Settings, given_up: Callable[[], bool]) -> None:
-    """Return when all pods of the job are ready to start their ranks, or when `given_up` returns True.
+class StartBarrier:
+    """The start barrier of a job with several pods, on the side of one pod."""
 
-    Raises PeersUnreachable after the peer timeout, and PortTaken.
-    """
-    assert settings.start_barrier is not None
-    host, port = settings.start_barrier
-    pods = settings.world_size // max(settings.pod.slots, 1)
-    started = time.monotonic()
-    if settings.pod.index == 0:
+    def __init__(self, settings: Settings, given_up: Callable[[], bool]) -> None:
+        """`given_up`: returns True when this pod does not wait any longer."""
+        assert settings.start_barrier is not None
+        self._settings = settings
+        self._host, self._port = settings.start_barrier
+        self._pods = settings.world_size // max(settings.pod.slots, 1)
+        self._given_up = given_up
+        self._ready = threading.Event()
+        self._served: Future[None] | None = None
+
+    def open(self) -> None:
+        """Let the other pods connect in the background, if this is the pod of rank 0. It may not be ready yet."""
+        if self._settings.pod.index == 0:
+            self._served = ThreadPoolExecutor(1, "start-barrier").submit(self._serve)
+
+    def wait(self) -> None:
+        """Return when all pods are ready, this one included, or when `given_up` returns True. Call `open` before.
+
+        Raises PeersUnreachable after the peer timeout, and PortTaken.
+        """
+        started = time.monotonic()
+        self._ready.set()
+        if self._served is not None:
+            self._served.result()
+        else:
+            _join(self._settings, self._host, self._port, self._pods, self._given_up)
+        if not self._given_up():
+            log.info("all %d pods are ready after %.1f s", self._pods, time.monotonic() - started)
+
+    def _serve(self) -> None:
         with (
-            _listen(host, port, started + settings.peer_timeout) as listener,
-            Host(settings, pods) as barrier,
+            _listen(self._host, self._port, self._settings.peer_timeout, self._given_up) as listener,
+            Host(self._settings, self._pods, self._ready) as barrier,
         ):
-            barrier.wait(listener, given_up)
-    else:
-        _join(settings, host, port, given_up)
-    if not given_up():
-        log.info("all %d pods are ready after %.1f s", pods, time.monotonic() - started)
+            barrier.wait(listener, self._given_up)
 
 
 def _hello(settings: Settings, index: int) -> bytes:
@@ -81,7 +103,9 @@ class _Connection:
 class Host:
     """The side of the pod with rank 0. Its work is linear in the number of pods."""
 
-    def __init__(self, settings: Settings, pods: int) -> None:
+    def __init__(self, settings: Settings, pods: int, ready: threading.Event) -> None:
+        """`ready`: set when the pod of rank 0 is ready itself."""
+        self._ready = ready
         self._role, self._timeout = settings.pod.role, settings.peer_timeout
         self._hellos = {_hello(settings, index): index for index in range(1, pods)}
         self._count = pods
@@ -107,20 +131,27 @@ class Host:
         resource.setrlimit(resource.RLIMIT_NOFILE, self._limits)
 
     def wait(self, listener: socket.socket, given_up: Callable[[], bool]) -> None:
-        """Wait for all other pods, then let all of them start. Raises PeersUnreachable after the peer timeout."""
+        """Wait until all pods are ready, then let the others start.
+
+        Raises PeersUnreachable when others are missing for the peer timeout after this pod is ready.
+        """
         listener.setblocking(False)
         self._selector.register(listener, selectors.EVENT_READ)
-        started = told_at = swept_at = time.monotonic()
-        while len(self._arrived) < len(self._hellos):
-            for key, _ in self._selector.select(POLL_SECONDS):
-                if key.data is None:
-                    self._accept(listener)
-                else:
-                    self._read(key.data)
+        ready_at = None
+        told_at = swept_at = time.monotonic()
+        while not (self._ready.is_set() and len(self._arrived) == len(self._hellos)):
+            # No event tells that this pod is ready.
+            self._serve(listener, POLL_SECONDS if self._ready.is_set() else OWN_POLL_SECONDS)
             now = time.monotonic()
             if given_up():
                 return
-            if now - started >= self._timeout:
+            if ready_at is None and self._ready.is_set():
+                ready_at = now
+            if (
+                ready_at is not None
+                and now - ready_at >= self._timeout
+                and len(self._arrived) < len(self._hellos)
+            ):
                 raise PeersUnreachable(f"after {self._timeout:g} s {self._missing()}")
             if now - swept_at >= 1:
                 swept_at = now
@@ -131,6 +162,13 @@ class Host:
                 log.info("%s", self._missing())
                 self._tell(f"{self._missing()}\n".encode())
         self._tell(_GO)
+
+    def _serve(self, listener: socket.socket, timeout: float) -> None:
+        for key, _ in self._selector.select(timeout):
+            if key.data is None:
+                self._accept(listener)
+            else:
+                self._read(key.data)
 
     def _accept(self, listener: socket.socket) -> None:
         try:
@@ -191,7 +229,8 @@ class Host:
                 connection.socket.send(line)
 
     def _missing(self) -> str:
-        missing = [index for index in self._hellos.values() if index not in self._arrived]
+        own = [] if self._ready.is_set() else [0]
+        missing = [*own, *(index for index in self._hellos.values() if index not in self._arrived)]
         return f"{len(missing)} of {self._count} pods are not ready: {_names(self._role, missing)}"
 
 
@@ -201,8 +240,9 @@ def _names(role: str, indices: Iterable[int]) -> str:
     return ", ".join(names[:_MOST_NAMES]) + more
 
 
-def _listen(host: str, port: int, deadline: float) -> socket.socket:
-    """Listen on all addresses, or on loopback where `host` is loopback. Raises PortTaken after the deadline."""
+def _listen(host: str, port: int, timeout: float, given_up: Callable[[], bool]) -> socket.socket:
+    """Listen on all addresses, or on loopback where `host` is loopback. Raises PortTaken after the timeout."""
+    deadline = time.monotonic() + timeout
     while True:
         try:
             if host in ("localhost", "127.0.0.1"):
@@ -214,14 +254,14 @@ def _listen(host: str, port: int, deadline: float) -> socket.socket:
                     )
             return socket.create_server(("", port), backlog=_BACKLOG)
         except OSError as error:
-            if time.monotonic() >= deadline:
+            if time.monotonic() >= deadline or given_up():
                 raise PortTaken(
                     f"port {port} of the start barrier can't be opened: {error.strerror}"
                 ) from error
             time.sleep(POLL_SECONDS)
 
 
-def _join(settings: Settings, host: str, port: int, given_up: Callable[[], bool]) -> None:
+def _join(settings: Settings, host: str, port: int, pods: int, given_up: Callable[[], bool]) -> None:
     """The side of the other pods: connect, and return after `go`.
 
     Raises PeersUnreachable when the pod of rank 0 has not answered for the peer timeout. While that pod answers, its
@@ -230,6 +270,8 @@ def _join(settings: Settings, host: str, port: int, given_up: Callable[[], bool]
     hello = _hello(settings, settings.pod.index)
     answered_at = logged_at = time.monotonic()
     pause = FIRST_PAUSE_SECONDS
+    # Thousands of pods would load the cluster's DNS.
+    longest_pause = min(LONGEST_PAUSE_SECONDS, max(0.25, pods / 1000))
     while not given_up():
         try:
             with socket.create_connection((host, port), CONNECT_SECONDS) as connection:
@@ -253,7 +295,7 @@ def _join(settings: Settings, host: str, port: int, given_up: Callable[[], bool]
             logged_at = now
             log.info("waiting for %s-0 at %s:%d: %s", settings.pod.role, host, port, said)
         time.sleep(pause)
-        pause = min(pause * 1.5, LONGEST_PAUSE_SECONDS)
+        pause = min(pause * 1.5, longest_pause)
 
 
 def _wait_for_go(connection: socket.socket, given_up: Callable[[], bool]) -> str | None:

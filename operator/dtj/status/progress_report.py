@@ -1,0 +1,57 @@
+"""The answer of a pod on /progress (dtj_trainer.contract.Report), reduced to the values that the status uses."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from dtj.api.reasons import Reason
+from dtj.api.reported import take, text
+from dtj.api.status import ArtifactsStatus, ProgressStatus
+
+_BOTTLENECKS = {"ParameterServers": Reason.PARAMETER_SERVERS_SLOW, "Worker": Reason.STRAGGLING_WORKER}
+"""Reason of the condition Bottleneck, by kind of the bottleneck in a report."""
+_BOTTLENECK_LENGTH = 1024
+
+
+@dataclass(frozen=True)
+class Report:
+    """The values of an answer."""
+
+    progress: ProgressStatus | None = None
+    artifacts: ArtifactsStatus | None = None
+    bottleneck: tuple[str, str] | None = None
+    """Reason and message, from the report's progress."""
+    program_ended: bool = False
+    """Whether the pod's programs have ended, from the report's phases."""
+
+
+def read_report(body: bytes | str) -> tuple[Report | None, int]:
+    """Return the report, or None if the answer is no report, and the number of dropped values."""
+    try:
+        answer = json.loads(body)
+    except (ValueError, RecursionError):
+        return None, 1
+    if not isinstance(answer, dict):
+        return None, 1
+    progress, bad_progress = take(ProgressStatus, answer.get("progress"))
+    artifacts, bad_artifacts = take(ArtifactsStatus, answer.get("artifacts"))
+    bottleneck, bad_bottleneck = _bottleneck(answer.get("progress"))
+    phases = answer.get("phases")
+    ended = isinstance(phases, dict) and "programEnded" in phases
+    return Report(progress, artifacts, bottleneck, ended), bad_progress + bad_artifacts + bad_bottleneck
+
+
+def _bottleneck(progress: Any) -> tuple[tuple[str, str] | None, int]:
+    bottleneck = progress.get("bottleneck") if isinstance(progress, Mapping) else None
+    if bottleneck is None:
+        return None, 0
+    kind, message = (
+        (bottleneck.get("kind"), bottleneck.get("message"))
+        if isinstance(bottleneck, Mapping)
+        else (None, None)
+    )
+    reason, sentence = _BOTTLENECKS.get(str(kind)), text(message, _BOTTLENECK_LENGTH)
+    return ((reason, sentence), 0) if reason and sentence else (None, 1)

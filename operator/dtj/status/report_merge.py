@@ -1,0 +1,57 @@
+"""Merge the reports of the pods into the draft of the status: progress and artifacts."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from dtj.api.status import ArtifactsStatus, ProgressStatus
+from dtj.status.draft import Draft
+from dtj.status.evaluator import measured
+from dtj.status.observed import Expected, Observed
+from dtj.status.pods import PodView
+from dtj.status.termination import read_termination, reported
+
+
+def merge_reports(draft: Draft, expected: Expected, observed: Observed, named: Mapping[str, PodView]) -> None:
+    """Set progress and artifacts from the reports of running pods and the termination messages of ended pods.
+
+    A termination message may name a newer checkpoint than the last report. The older checkpoint may be deleted.
+    """
+    old = draft.job.status
+    evaluation = measured(named.get(expected.evaluator or ""), observed.evaluation)
+    ends = [named[name].exit for name in expected.tells_the_end if name in named]
+    last_reports = [reported(read_termination(end)) for end in ends if end is not None]
+    progress, artifacts = old.progress, old.artifacts
+    for new_progress, new_artifacts in [(observed.progress, observed.artifacts), *last_reports]:
+        progress = _progress(expected, progress, new_progress, evaluation)
+        artifacts = _artifacts(expected, artifacts, new_artifacts)
+    draft.progress, draft.artifacts = progress, artifacts
+
+
+def _progress(
+    expected: Expected,
+    old: ProgressStatus | None,
+    new: ProgressStatus | None,
+    evaluation: ProgressStatus | None,
+) -> ProgressStatus | None:
+    """Return the progress that rank 0 reports, with the last accuracy that the evaluator measured, if any."""
+    progress = new or old
+    if expected.evaluator is None:
+        return progress
+    known = [
+        each.accuracy for each in (evaluation, old, new) if each is not None and each.accuracy is not None
+    ]
+    return (progress or ProgressStatus()).model_copy(update={"accuracy": known[0]}) if known else progress
+
+
+def _artifacts(
+    expected: Expected, old: ArtifactsStatus | None, new: ArtifactsStatus | None
+) -> ArtifactsStatus | None:
+    """Return the known artifacts, updated with the new report."""
+    if expected.artifacts_uri is None:
+        return None
+    known = {
+        **(old.model_dump(exclude_none=True) if old else {}),
+        **(new.model_dump(exclude_none=True) if new else {}),
+    }
+    return ArtifactsStatus.model_validate(known | {"uri": expected.artifacts_uri})
