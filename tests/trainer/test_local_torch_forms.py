@@ -48,7 +48,7 @@ FORMS: dict[str, tuple[int, int, list[str]]] = {
     "trainjob-runtime": (2, 2, ["--epochs", "1"]),
     "trainjob-volcano": (2, 1, []),
 }
-_LINE = re.compile(r"rank (\d+) of (\d+) on node (\d+): sum (\d+), arguments (\[.*\])")
+_LINE = re.compile(r"rank (\d+) of (\d+) on node (\d+): sum (\d+), arguments (\[[^]]*\])")
 
 
 def converted(name: str, folder: Path) -> Manifest | None:

@@ -11,5 +11,7 @@ rank, world = dist.get_rank(), dist.get_world_size()
 total = torch.tensor(rank)
 dist.all_reduce(total)
 node = os.environ.get("GROUP_RANK", os.environ["RANK"])
-print(f"rank {rank} of {world} on node {node}: sum {int(total)}, arguments {sys.argv[1:]}", flush=True)
+# One call: the ranks of a node share a pipe.
+sys.stdout.write(f"rank {rank} of {world} on node {node}: sum {int(total)}, arguments {sys.argv[1:]}\n")
+sys.stdout.flush()
 dist.destroy_process_group()
