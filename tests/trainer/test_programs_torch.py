@@ -90,14 +90,16 @@ def test_a_stopped_run_goes_on_at_its_step(tmp_path: Path, end: list[Run]) -> No
     assert resumed.sha256 == straight.sha256
 
 
-@pytest.mark.parametrize(
-    "more", [(), ("--sync-batchnorm", "--optimizer=adam")], ids=["BatchNorm", "SyncBatchNorm"]
-)
-def test_a_resume_within_an_epoch_is_exact_with_batch_statistics(
-    tmp_path: Path, more: tuple[str, ...]
-) -> None:
+def test_a_resume_within_an_epoch_is_exact_with_batch_statistics(tmp_path: Path) -> None:
     data = write_pictures(tmp_path / "data", 120, 20, size=8)
-    options = ("--batch-size=8", "--model=resnet18", "--checkpoint-steps=3", "--max-steps=6", *more)
+    options = (
+        "--batch-size=8",
+        "--model=resnet18",
+        "--checkpoint-steps=3",
+        "--max-steps=6",
+        "--optimizer=adam",
+        "--lr=0.001",
+    )
     straight = Run(tmp_path / "straight", data, 2, *options).ended()
     shutil.copytree(tmp_path / "straight/0/checkpoints/3", tmp_path / "resumed/0/checkpoints/3")
     resumed = Run(tmp_path / "resumed", data, 2, *options).ended()

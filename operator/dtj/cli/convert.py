@@ -40,7 +40,9 @@ def convert(
         typer.Option("--output", help="File to write; by default standard output.", metavar="FILE"),
     ] = None,
 ) -> None:
-    """Convert Kubeflow's MPIJobs, TFJobs, PyTorchJobs and TrainJobs, and torchx's dist.ddp.
+    """Convert Kubeflow's jobs and torchx's dist.ddp to DistributedTrainingJobs.
+
+    The kinds of Kubeflow are MPIJob, TFJob, PyTorchJob and TrainJob.
 
     Standard error and the comments of the YAML list every field that has no equivalent or another meaning. Other
     objects of the files stay unchanged; runtimes of TrainJobs are left out. Exit code 0: all jobs were converted, 1:

@@ -15,13 +15,13 @@ from dtj.convert.notes import Notes
 from dtj.convert.replicas import Role, read_role
 from dtj.convert.run_policy import Defaults, other_role_restarts, retries_of
 from dtj.convert.torch import Asked, torch_spec
+from dtj.convert.torchrun import read_torchrun
 
 _PATH = "spec.pytorchReplicaSpecs"
 _TRAINER = "pytorch"
 """The name of the container that trains."""
 _COMPARED = {
     "image": "image",
-    "command and args": "program",
     "env": "env",
     "resources": "resources",
     "resources.limits": "accelerators",
@@ -109,6 +109,9 @@ def _settle_master(roles: dict[str, Role], notes: Notes) -> None:
 
 def _differences(master: Role, worker: Role) -> Iterator[tuple[str, Any, Any]]:
     """Yield each field in which the templates differ, with the value of both."""
+    own_words, other_words = _without_place(master), _without_place(worker)
+    if own_words != other_words:
+        yield f"containers[{_TRAINER}].command", own_words, other_words
     for name, attribute in _COMPARED.items():
         own, other = getattr(master, attribute), getattr(worker, attribute)
         if own != other:
@@ -120,6 +123,13 @@ def _differences(master: Role, worker: Role) -> Iterator[tuple[str, Any, Any]]:
         for name in sorted({*own, *other}):
             if own.get(name) != other.get(name):
                 yield f"{prefix}{name}", own.get(name), other.get(name)
+
+
+def _without_place(role: Role) -> list[str]:
+    """Return command and args, without the options of torchrun that differ by node."""
+    words = [*role.program[0], *role.program[1]]
+    torchrun = read_torchrun(words)
+    return words if torchrun is None else torchrun.command
 
 
 def _settle_other_fields(spec: PyTorchJobSpec, notes: Notes) -> None:

@@ -103,7 +103,7 @@ def _container(main: Container, where: str, notes: Notes) -> Manifest:
                 fields.pop(key),
                 "left out: the operator reads the cause of a failure from its own path",
             )
-    ports = [port for port in main.ports if port.get("name") not in _PORTS]
+    ports = [port for port in main.ports if str(port.get("name")) not in _PORTS]
     for port in main.ports:
         known, now = _PORTS.get(str(port.get("name")), (None, ""))
         if now and port.get("containerPort") != known:

@@ -6,7 +6,7 @@ import re
 from dataclasses import dataclass
 
 from dtj.api.job import Manifest
-from dtj.api.torch_command import launchers_in
+from dtj.api.torch_command import TORCHRUN, launchers_in
 from dtj.api.torch_distributed import TORCH_DISTRIBUTED, VARIABLES, WORKER, StartedBy
 from dtj.convert.notes import Notes
 from dtj.convert.replicas import Role, common_spec
@@ -89,7 +89,7 @@ def _start(words: list[str], asked: Asked, gpus: int) -> tuple[int, bool]:
     if torchrun is not None:
         return _ranks_in_node(torchrun.literal("nproc_per_node") or asked.procs, gpus), False
     launchers = launchers_in(words)
-    if launchers and launchers[0].name != "torchrun":
+    if launchers and launchers[0].name != TORCHRUN:
         # Other launchers read no PET_NPROC_PER_NODE.
         return (asked.number if asked.procs.isdecimal() else gpus or 1), False
     text = " ".join(words)

@@ -11,6 +11,8 @@ import shlex
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+from dtj.api.torch_command import TORCHRUN, launchers_in
+
 _BY_VARIABLES = frozenset(
     {"nnodes", "nproc_per_node", "node_rank", "master_addr", "master_port", "standalone", "max_restarts"}
     | {"rdzv_backend", "rdzv_endpoint", "rdzv_conf"}
@@ -24,8 +26,7 @@ _OTHERS = frozenset(
 _LAUNCHER = re.compile(
     r"(?:^|(?<=[\s;&|(/]))(?:torchrun|python[0-9.]*(?:\s+-[a-zA-Z]+)*?\s+-m\s+torch\.distributed\.(?:run|launch))(?=\s)"
 )
-_WORD = re.compile(r"""(?:"(?:\\.|[^"\\])*"|'[^']*'|\\.|\$\{[^}]*\}|[^\s"'\\;&|<>()])+""")
-_SHELL_TEXT = re.compile(r"-[a-z]*c")
+_WORD = re.compile(r"""[ \t]*((?:"(?:\\.|[^"\\])*"|'[^']*'|\\.|\$\{[^}]*\}|[^\s"'\\;&|<>()])+)""")
 _THIS_HOST = re.compile(r"(localhost|127(\.[0-9]+){3}|\[?::1\]?|\$\{[^}]*:?[=-]localhost\})(:.*)?")
 
 
@@ -69,17 +70,17 @@ class Torchrun:
 
 def read_torchrun(words: Sequence[str]) -> Torchrun | None:
     """Return the call of torchrun in a command or in the text of its shell; None if there is none, or several."""
-    for index, word in enumerate(words):
-        if index and _SHELL_TEXT.fullmatch(words[index - 1]) and not words[0].endswith(("torchrun", ".py")):
-            read = _read_text(word)
-            return read and Torchrun(read[0], read[1], [*words[:index], read[2], *words[index + 1 :]])
-    text = " ".join(words)
-    found = _LAUNCHER.match(text.rpartition("/")[2] if text.startswith("/") and "/torchrun" in text else text)
-    if found is None:
+    launchers = launchers_in(words)
+    if [launcher.name for launcher in launchers] != [TORCHRUN]:
         return None
-    start = next(at for at, word in enumerate(words) if word.endswith(("torchrun", ".run", ".launch"))) + 1
-    options, left_out, kept, rest = _split([(word, word) for word in words[start:]])
-    return Torchrun(options, left_out, [*words[:start], *kept, *rest])
+    (launcher,) = launchers
+    if launcher.at is not None:
+        start = launcher.at
+        options, left_out, kept, rest = _split([(word, word) for word in words[start:]])
+        return Torchrun(options, left_out, [*words[:start], *kept, *rest])
+    if (read := _read_text(launcher.word)) is None:
+        return None
+    return Torchrun(read[0], read[1], [read[2] if word == launcher.word else word for word in words])
 
 
 def _read_text(text: str) -> tuple[dict[str, str], list[str], str] | None:
@@ -89,7 +90,7 @@ def _read_text(text: str) -> tuple[dict[str, str], list[str], str] | None:
         return None
     start = end = launchers[0].end()
     words: list[tuple[str, str]] = []
-    while word := re.compile(r"[ \t]*(" + _WORD.pattern + ")").match(text, end):
+    while word := _WORD.match(text, end):
         words.append((word[1], _unquoted(word[1])))
         end = word.end()
     options, left_out, kept, rest = _split(words)

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 from pydantic import Field, ValidationError
 
 from dtj.api.job import Manifest
-from dtj.convert.form import Form, Metadata, Template
+from dtj.convert.form import Form, Metadata, Template, without_nulls
 from dtj.convert.notes import Notes
 
 GROUP = "trainer.kubeflow.org"
@@ -103,8 +103,8 @@ def find_runtime(
         for other in others
         if is_runtime(other) and other["kind"] == ref.kind and _name(other) == ref.name
     ]
-    spec: Any = found[0].get("spec") if found else _shipped(ref, notes)
-    if spec is None:
+    spec: Any = without_nulls(found[0].get("spec")) if found else _shipped(ref, notes)
+    if spec is None and not found:
         return None
     for index, patch in enumerate(patches):
         given = patch.get("trainingRuntimeSpec")
@@ -169,8 +169,8 @@ def patched(value: Any, patch: Any, field: str = "") -> Any:
 
 
 def _by_key(entries: list[Any], patches: list[Any], key: str) -> Iterator[Any]:
-    names = [entry.get(key) if isinstance(entry, dict) else None for entry in entries]
-    given = {entry.get(key): entry for entry in patches if isinstance(entry, dict)}
-    for name, entry in zip(names, entries, strict=True):
-        yield patched(entry, given[name]) if name in given else entry
-    yield from (entry for name, entry in given.items() if name not in names)
+    given = {str(entry.get(key)): entry for entry in patches if isinstance(entry, dict)}
+    for entry in entries:
+        patch = given.pop(str(entry.get(key)), None) if isinstance(entry, dict) else None
+        yield entry if patch is None else patched(entry, patch)
+    yield from given.values()

@@ -144,7 +144,10 @@ def _ranks_in_node(trainer: _Trainer, runtime: Runtime, resources: Resources) ->
     if str(asked) not in ("auto", "cpu") or _gpus(resources):
         return str(asked), field
     cpus = resources.requests.get("cpu") or resources.limits.get("cpu") or 0
-    return str(max(1, math.ceil(amount(cpus)))), field
+    try:
+        return str(max(1, math.ceil(amount(cpus)))), field
+    except ValueError:  # The rules of the converted job refuse the quantity.
+        return "1", field
 
 
 def _gpus(resources: Resources) -> bool:

@@ -33,13 +33,14 @@ def joined_ranks(device: torch.device) -> Iterator[TensorRanks]:
         dist.init_process_group("cpu:gloo,cuda:nccl", device_id=device)
     else:
         dist.init_process_group("gloo")
+    ranks = C10dRanks()
     try:
-        yield C10dRanks()
+        yield ranks
     except SystemExit:
-        dist.destroy_process_group()
+        ranks.leave()
         raise
     # Not after another exception: a rank that fails must not wait for NCCL's operations under way.
-    dist.destroy_process_group()
+    ranks.leave()
 
 
 class C10dRanks(TensorRanks):
@@ -47,6 +48,15 @@ class C10dRanks(TensorRanks):
 
     def __init__(self) -> None:
         self.rank, self.size = dist.get_rank(), dist.get_world_size()
+        self._averagings: list[_DistributedDataParallel] = []
+
+    def leave(self) -> None:
+        """Leave the process group. The networks of `averaging` can't make passes any more."""
+        # The last owner of a group joins gloo's threads, which may wait for Python's global lock to release a tensor.
+        # DistributedDataParallel, were it the last owner, would hold the lock and wait for ever.
+        for averaging in self._averagings:
+            del averaging.network
+        dist.destroy_process_group()
 
     def total(self, values: Sequence[float], name: str) -> list[float]:
         """See Ranks."""
@@ -72,7 +82,8 @@ class C10dRanks(TensorRanks):
     def averaging(self, network: nn.Module, optimizer: Any, passes: int) -> GradientAveraging:
         """See TensorRanks."""
         del passes
-        return _DistributedDataParallel(network, optimizer)
+        self._averagings.append(_DistributedDataParallel(network, optimizer))
+        return self._averagings[-1]
 
     def average(self, tensor: Tensor, name: str) -> Tensor:
         """See TensorRanks."""
