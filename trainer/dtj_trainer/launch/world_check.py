@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 import re
 import threading
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import takewhile
 from pathlib import Path
@@ -22,6 +23,7 @@ log = logging.getLogger(__name__)
 
 FIRST_PAUSE_SECONDS = 0.5
 LONGEST_PAUSE_SECONDS = 10.0
+MOST_OF_A_CORE = 0.02
 LOCAL_RANK = "LOCAL_RANK"
 _PYTHON = re.compile(r"python[0-9.]*")
 _MODULE_OPTION = re.compile(r"-[a-zA-Z]*m")
@@ -70,15 +72,17 @@ class WorldCheck:
     def _watch(self) -> None:
         pause = FIRST_PAUSE_SECONDS
         while not self._ended.wait(pause):
+            began = time.thread_time()
             self.fault = self._look()
             if self.fault:
-                log.error("%s", self.fault)
                 self._on_fault()
                 return
             if self._by_command and self._seen == set(self._settings.pod.ranks):
                 log.info("all ranks of this pod are as asked for")
                 return
-            pause = min(pause * 1.2, LONGEST_PAUSE_SECONDS)
+            # On a machine with thousands of processes, a look takes a third of a second.
+            spent = time.thread_time() - began
+            pause = max(min(pause * 1.2, LONGEST_PAUSE_SECONDS), spent / MOST_OF_A_CORE)
 
     def _look(self) -> str | None:
         """Return what is wrong with the processes that run now, or None."""
