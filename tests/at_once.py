@@ -9,7 +9,13 @@ from xdist.scheduler import LoadScopeScheduling
 # These tests run one after another, as each uses all processors. The ranks of MPI wait for each other without pause:
 # when there are more ranks than processors, each of two trainings takes more than twice as long.
 TRAINING = {
-    "trainer": {"test_local_run", "test_programs_horovod", "test_programs_horovod_tf", "test_programs_ps"},
+    "trainer": {
+        "test_local_run",
+        "test_programs_horovod",
+        "test_programs_horovod_tf",
+        "test_programs_ps",
+        "test_programs_torch",
+    },
     "chaos": set(),
     "cluster": {"test_docs", "test_horovod", "test_own_script", "test_tfjob_script"},
 }

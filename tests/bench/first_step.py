@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import datetime
+from pathlib import Path
 from typing import Any
 
 import urllib3
@@ -23,11 +24,12 @@ from tests.cluster.jobs import EXAMPLE, Job, Manifest, Namespace, example, until
 from tests.cluster.progress import note
 
 PARAMETER_SERVER = EXAMPLE.with_name("fashion-mnist-ps.yaml")
+TORCH_DISTRIBUTED = EXAMPLE.with_name("fashion-mnist-ddp.yaml")
 IMAGES = (*demo.IMAGES, "--image=trainer-tensorflow")
 ARGUMENTS = ["--model=cnn", "--epochs=20", "--batch-size=64", "--log-seconds=0"]
 TARGETS = tuple(
     Target(f"first-step/{strategy}/but-containers-and-imports/2s", strategy, 2.0)
-    for strategy in ("horovod", "parameter-server")
+    for strategy in ("horovod", "torch-distributed", "parameter-server")
 )
 # What takes the time of the node and of the frameworks: the rest is dtj's, and Kubernetes'.
 NOT_OURS = ("container", "imports")
@@ -92,6 +94,21 @@ def horovod(job: Job) -> Moments:
     }
 
 
+def torch_distributed(job: Job) -> Moments:
+    """The ends of the parts of two workers of a rank each."""
+    workers = Pods(job, [f"{job.name}-worker-{index}" for index in range(2)])
+    seen = placed(job, "workers", workers)
+    trains(job)
+    return seen | {
+        "workers: container, Python": workers.all_reached("started"),
+        "workers: look for a checkpoint": workers.all_reached("restored"),
+        "wait for peers": workers.all_reached("peersReady"),
+        "ranks: imports, process group": workers.all_said(r"rank \d+ of \d+, one of"),
+        "workers: data from S3": workers.all_said("staged t10k-labels"),
+        "ranks: data unpacked, model, first step": workers.all_said("step 1/", 1),
+    }
+
+
 def parameter_server(job: Job) -> Moments:
     """The ends of the parts of a chief, two workers and a ps."""
     workers = [f"{job.name}-worker-{index}" for index in range(2)]
@@ -114,15 +131,26 @@ def made(job: Job, of_first: str, first: Pods, of_last: str, last: Pods) -> Mome
     until it trains.
     """
     (waits,) = last.names
-    moments = {
-        "kubectl, API, operator": seen(job, lambda pods: all(name in pods for name in first.names)),
-        f"{of_first}: scheduler": seen(job, lambda pods: all(_has_node(pods[name]) for name in first.names)),
-        f"{of_first}: containers run": seen(job, lambda pods: all(_runs(pods[name]) for name in first.names)),
+    moments = placed(job, of_first, first) | {
         f"operator makes the {of_last}": seen(job, lambda pods: waits in pods),
         f"{of_last}: scheduler": seen(job, lambda pods: _has_node(pods[waits])),
     }
-    until("the first step", lambda: job.status.get("progress", {}).get("step"), _LONGEST_SECONDS)
+    trains(job)
     return moments
+
+
+def placed(job: Job, of: str, waited: Pods) -> Moments:
+    """When these pods were there, had nodes, and ran."""
+    return {
+        "kubectl, API, operator": seen(job, lambda pods: all(name in pods for name in waited.names)),
+        f"{of}: scheduler": seen(job, lambda pods: all(_has_node(pods[name]) for name in waited.names)),
+        f"{of}: containers run": seen(job, lambda pods: all(_runs(pods[name]) for name in waited.names)),
+    }
+
+
+def trains(job: Job) -> None:
+    """Wait for the first step."""
+    until("the first step", lambda: job.status.get("progress", {}).get("step"), _LONGEST_SECONDS)
 
 
 def _has_node(pod: Manifest) -> bool:
@@ -168,6 +196,14 @@ def one(namespace: Namespace, job: Manifest, moments: Callable[[Job], Moments]) 
     return parts
 
 
+STRATEGIES: dict[str, tuple[Path, Manifest, Callable[[Job], Moments]]] = {
+    "horovod": (EXAMPLE, {"worker": {"replicas": 2}}, horovod),
+    "torch-distributed": (TORCH_DISTRIBUTED, {"worker": {"replicas": 2}}, torch_distributed),
+    "parameter-server": (PARAMETER_SERVER, {"worker": {"replicas": 2}, "ps": {}}, parameter_server),
+}
+"""The example, the replicas and the parts of a job of each strategy."""
+
+
 def main() -> int:
     """Measure and print."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -178,15 +214,13 @@ def main() -> int:
     given = parser.parse_args()
     demo.bring_up(given.cluster, IMAGES)
     on, namespace = machine(), Namespace("dtj-bench")
-    runs: dict[str, list[dict[str, float]]] = {"horovod": [], "parameter-server": []}
+    runs: dict[str, list[dict[str, float]]] = {strategy: [] for strategy in STRATEGIES}
     namespace.make()
     try:
         for number in range(given.rounds):
-            job = example(f"hvd-{number}", args=ARGUMENTS)
-            runs["horovod"].append(one(namespace, job, horovod))
-            replicas = {"worker": {"replicas": 2}, "ps": {"replicas": 1}}
-            job = example(f"ps-{number}", PARAMETER_SERVER, args=ARGUMENTS, replicaSpecs=replicas)
-            runs["parameter-server"].append(one(namespace, job, parameter_server))
+            for strategy, (file, replicas, moments) in STRATEGIES.items():
+                job = example(f"{strategy}-{number}", file, args=ARGUMENTS, replicaSpecs=replicas)
+                runs[strategy].append(one(namespace, job, moments))
     finally:
         namespace.delete()
     print(f"{on}\n\nSeconds:")

@@ -41,6 +41,13 @@ def horovod_job(arguments: Sequence[str] = ARGUMENTS) -> Job:
     return job
 
 
+def torch_job(arguments: Sequence[str] = ARGUMENTS) -> Job:
+    """Two ranks of torch.distributed, in a worker each."""
+    job = _job("fashion-mnist-ddp.yaml")
+    job["spec"]["args"] = list(arguments)
+    return job
+
+
 def parameter_server_job() -> Job:
     """A chief, two workers and a ps; an evaluator would take processors from them, now more, now less."""
     job = _job("fashion-mnist-ps.yaml")
@@ -86,6 +93,14 @@ def horovod(job: Job, data: Path, ranks: int, root: Path) -> Iterator[None]:
 def mpirun(ranks: int) -> list[str]:
     """Its command, to which the program's words are added."""
     return ["mpirun", "-n", str(ranks), "--oversubscribe", "--bind-to", "none"]
+
+
+def torch_by_hand(job: Job, data: Path) -> float:
+    """The same by torchrun, and nothing beside it."""
+    torchrun = [sys.executable, "-m", "torch.distributed.run"]
+    (port,) = free_ports(1)
+    here = ["--nproc-per-node=2", "--master-addr=127.0.0.1", f"--master-port={port}", "--no-python"]
+    return _by_hand(job, data, [*torchrun, *here], {"OMP_NUM_THREADS": "1"})
 
 
 def parameter_server_by_hand(job: Job, data: Path) -> float:

@@ -6,6 +6,7 @@ import argparse
 import statistics
 import sys
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -21,6 +22,7 @@ TARGETS = tuple(
     Target(name, name, bound, at_least=True, of_a_ratio=True)
     for name, bound in {
         "horovod-by-dtj/by-hand": 0.99,
+        "torch-by-dtj/by-hand": 0.97,
         "parameter-server-by-dtj/by-hand": 0.99,
         "checkpoint-up/boto3": 0.9,
         "checkpoint-down/boto3": 0.9,
@@ -51,20 +53,21 @@ def ratio(ours: Sequence[float], theirs: Sequence[float]) -> float:
 
 def trainings(rounds: int, data: Path) -> Rates:
     """Examples a second."""
-    horovod, ps = toll.horovod_job(), toll.parameter_server_job()
-    return in_turn(
-        rounds,
-        {
-            "Horovod by dtj run": lambda: toll.by_dtj(horovod, data),
-            "Horovod by hand": lambda: toll.horovod_by_hand(horovod, data),
-        },
-    ) | in_turn(
-        rounds,
-        {
-            "ParameterServer by dtj run": lambda: toll.by_dtj(ps, data),
-            "ParameterServer by hand": lambda: toll.parameter_server_by_hand(ps, data),
-        },
-    )
+    ways = {
+        "Horovod": (toll.horovod_job(), toll.horovod_by_hand),
+        "TorchDistributed": (toll.torch_job(), toll.torch_by_hand),
+        "ParameterServer": (toll.parameter_server_job(), toll.parameter_server_by_hand),
+    }
+    found: Rates = {}
+    for strategy, (job, by_hand) in ways.items():
+        found |= in_turn(
+            rounds,
+            {
+                f"{strategy} by dtj run": partial(toll.by_dtj, job, data),
+                f"{strategy} by hand": partial(by_hand, job, data),
+            },
+        )
+    return found
 
 
 def transfers(rounds: int, megabytes: int, data: Path) -> Rates:

@@ -142,15 +142,15 @@ def test_only_a_program_that_asked_for_gpus_needs_one(workspace, monkeypatch, as
 
 
 def test_nccl_needs_a_gpu_for_each_rank(workspace, caplog):
-    accelerator.need_nccl(2, 2, built=True)
+    accelerator.need_nccl_of_horovod(2, 2, built=True)
     assert caplog.text == ""
     with pytest.raises(SystemExit):
-        accelerator.need_nccl(1, 4, built=True)
+        accelerator.need_nccl_of_horovod(1, 4, built=True)
     assert failure(workspace)["message"].startswith("4 ranks on this host have 1 of its GPUs")
     assert "slotsPerWorker" in failure(workspace)["message"]
 
 
 def test_gpus_that_no_rank_takes_are_told(workspace, caplog):
-    accelerator.need_nccl(8, 2, built=True)
+    accelerator.need_nccl_of_horovod(8, 2, built=True)
     assert "6 of this host's 8 GPUs are idle" in caplog.text
     assert not (workspace / "run").exists()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 
 LABEL_LENGTH = 63
 _DNS_LABEL = re.compile(r"[a-z]([-a-z0-9]*[a-z0-9])?")
@@ -51,6 +52,16 @@ def network_policy_name(job: str, short_uid: str) -> str:
 def host_name(job: str, namespace: str, role: str, index: int) -> str:
     """DNS name of one replica, valid whatever the cluster's domain is."""
     return f"{pod_name(job, role, index)}.{service_name(job)}.{namespace}.svc"
+
+
+def role_of(pod: str) -> str:
+    """Role of the replica with this name."""
+    return pod.rsplit("-", 2)[-2]
+
+
+def together(pods: Sequence[str]) -> str:
+    """Pods of one role in words: the name of a single pod, else how many they are."""
+    return pods[0] if len(pods) == 1 else f"all {len(pods)} {role_of(pods[0])}s"
 
 
 def is_dns_label(name: str) -> bool:

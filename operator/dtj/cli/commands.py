@@ -43,7 +43,7 @@ COMMANDS = {
     ),
     "run": Listed("run", "Run a job file on this machine; `dtj submit` runs it on a cluster.", _WITHOUT),
     "convert": Listed(
-        "convert", "Convert Kubeflow's TFJobs and MPIJobs to DistributedTrainingJobs.", _WITHOUT
+        "convert", "Convert Kubeflow's jobs and torchx's dist.ddp to DistributedTrainingJobs.", _WITHOUT
     ),
     "doctor": Listed(
         "doctor", "Check a cluster and, with a job file, whether that job can run there.", _JOBS

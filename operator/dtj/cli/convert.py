@@ -16,9 +16,11 @@ from dtj.api.yaml_lines import read_documents
 from dtj.api.yaml_text import dump
 from dtj.cli.job_files import read_text
 from dtj.cli.terminal import Format, echo
+from dtj.convert.job import CONVERTED, is_job
 from dtj.convert.job import convert as converted
-from dtj.convert.job import is_kubeflow_job
 from dtj.convert.notes import Conversion
+from dtj.convert.torchx import without_report
+from dtj.convert.training_runtime import is_runtime
 
 app = typer.Typer()
 
@@ -26,7 +28,8 @@ app = typer.Typer()
 @app.command()
 def convert(
     files: Annotated[
-        list[Path], typer.Argument(help="Files with Kubeflow jobs; - is standard input.", metavar="FILE")
+        list[Path],
+        typer.Argument(help="Files with jobs of Kubeflow or torchx; - is standard input.", metavar="FILE"),
     ],
     format_: Annotated[Format, typer.Option("--format", "-o", help="Format of the output.")] = Format.YAML,
     artifacts: Annotated[
@@ -37,23 +40,33 @@ def convert(
         typer.Option("--output", help="File to write; by default standard output.", metavar="FILE"),
     ] = None,
 ) -> None:
-    """Convert Kubeflow's TFJobs and MPIJobs to DistributedTrainingJobs.
+    """Convert Kubeflow's jobs and torchx's dist.ddp to DistributedTrainingJobs.
+
+    The kinds of Kubeflow are MPIJob, TFJob, PyTorchJob and TrainJob.
 
     Standard error and the comments of the YAML list every field that has no equivalent or another meaning. Other
-    objects of the files stay unchanged. Exit code 0: all jobs were converted, 1: some jobs can't be converted.
+    objects of the files stay unchanged; runtimes of TrainJobs are left out. Exit code 0: all jobs were converted, 1:
+    some jobs can't be converted.
 
         dtj convert tfjob.yaml --artifacts s3://bucket/jobs --output job.yaml
 
         kubectl get mpijob mnist -o yaml | dtj convert -
+
+        torchx run --dryrun -s kubernetes dist.ddp --script train.py | dtj convert -
     """
     if artifacts is not None and not re.fullmatch(S3_URI, artifacts):
         raise Unusable(f"--artifacts {artifacts} is no s3:// URI", "give s3://bucket/prefix")
     documents: list[Conversion | Manifest] = []
     for file in files:
-        entries = [converted(m, artifacts) if is_kubeflow_job(m) else m for m in _manifests(file)]
+        manifests = _manifests(file)
+        entries = [
+            converted(manifest, artifacts, manifests) if is_job(manifest) else manifest
+            for manifest in manifests
+            if not is_runtime(manifest)
+        ]
         jobs = [entry for entry in entries if isinstance(entry, Conversion)]
         if not jobs:
-            raise Unusable(f"{file}: has no job of Kubeflow", "give a TFJob or MPIJob of kubeflow.org")
+            raise Unusable(f"{file}: has no job of Kubeflow or torchx", f"give one of {CONVERTED}")
         for job in jobs:
             _print_notes(file, job)
         documents += entries
@@ -66,7 +79,8 @@ def convert(
 
 
 def _manifests(file: Path) -> list[Manifest]:
-    documents = [document for document in read_documents(read_text(file), str(file)) if document.data]
+    text = without_report(read_text(file))
+    documents = [document for document in read_documents(text, str(file)) if document.data]
     repeated = [f"{file}:{line}: {fault}" for document in documents for line, fault in document.repeated]
     if repeated:
         raise Unusable("\n".join(repeated))

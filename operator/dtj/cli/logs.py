@@ -26,7 +26,7 @@ def logs(
     name: JobName,
     role: Annotated[str | None, typer.Option(help="Print only replicas of this role: worker, ps, …")] = None,
     index: Annotated[int | None, typer.Option(min=0, help="Print only this replica of the role.")] = None,
-    rank: Annotated[int | None, typer.Option(min=0, help="Print only this rank of a Horovod job.")] = None,
+    rank: Annotated[int | None, typer.Option(min=0, help="Print only this rank.")] = None,
     follow: Annotated[
         bool, typer.Option("--follow", "-f", help="Print new lines until the job has ended.")
     ] = False,

@@ -56,7 +56,9 @@ class Selection:
     @property
     def of_whole_pods(self) -> bool:
         """Whether the query selects every line of each pod."""
-        return not self._collectors or (self.query.role is None and self.query.rank is None)
+        if self.query.rank is not None:
+            return not self._collectors and not self._share_pods
+        return not self._collectors or self.query.role is None
 
     def wants(self, source: str) -> bool:
         """Return whether the query selects the lines of a source."""
@@ -88,6 +90,12 @@ class Selection:
     def _collectors(self) -> tuple[str, ...]:
         """The roles whose log contains the lines of all ranks."""
         return self.job.spec.rules.names(lambda role: role.collects_ranks)
+
+    @cached_property
+    def _share_pods(self) -> bool:
+        """Whether several ranks run in each pod."""
+        rules = self.job.spec.rules
+        return any(len(rules.ranks_of(self.job.spec, role, 0)) > 1 for role in rules.roles)
 
     def _runs(self, rank: int, role: str, index: int) -> bool:
         """Return whether a rank runs in a pod."""

@@ -131,6 +131,37 @@ class MPIJobSpec(Spec):
         return self.mpi_replica_specs
 
 
+class PyTorchJobSpec(Spec):
+    """The spec of a PyTorchJob."""
+
+    pytorch_replica_specs: dict[str, Replica]
+    nproc_per_node: str | int | None = None
+
+    @property
+    def replicas(self) -> dict[str, Replica]:
+        """The replicas by role."""
+        return self.pytorch_replica_specs
+
+
+class WorkerSpec(Spec):
+    """The spec of a job of equal workers, as the conversion reads it from several objects or parts of the input."""
+
+    worker: Replica
+    procs: str
+    """Ranks in each worker: a number, or auto, gpu or cpu."""
+    path: str
+    """Where the input has the worker."""
+    procs_path: str
+    """Where the input has the ranks."""
+    scheduling: dict[str, Any] = {}
+    """dtj's `schedulingPolicy`."""
+
+    @property
+    def replicas(self) -> dict[str, Replica]:
+        """The replicas by role."""
+        return {"worker": self.worker}
+
+
 def without_nulls(value: Any) -> Any:
     """Return the value without null fields. The API server treats a null field as absent."""
     if isinstance(value, dict):

@@ -14,6 +14,7 @@ from dtj.convert.tensorflow import is_lone_leader
 _ROLES = {
     "mpiReplicaSpecs": ("launcher", "worker"),
     "tfReplicaSpecs": ("chief", "master", "worker", "ps", "evaluator"),
+    "pytorchReplicaSpecs": ("master", "worker"),
 }
 # Depending on the release, mpi-operator names the Service of a job <job>, <job>-worker or <job>-launcher.
 _SERVICES = ("worker", "launcher")
@@ -26,8 +27,8 @@ class _Unknown(Exception):
 def with_dtjs_hosts(manifest: Manifest, field: str, notes: Notes) -> Manifest:
     """Return the job with the host names of its replicas rewritten in commands, args and env.
 
-    field: `mpiReplicaSpecs` or `tfReplicaSpecs`. Each rewritten name gets a note. A name without an
-    equivalent refuses the conversion.
+    field: `mpiReplicaSpecs`, `tfReplicaSpecs` or `pytorchReplicaSpecs`. Each rewritten name gets a note. A name
+    without an equivalent refuses the conversion.
     """
     spec, metadata = _object(manifest.get("spec")), _object(manifest.get("metadata"))
     job, replicas = metadata.get("name"), _object(spec.get(field))
@@ -97,7 +98,9 @@ class _Names:
                 raise _Unknown(f"mpi-operator creates no Service for {match[0]}")
         if domain and domain[1:2] != ["svc"] and (len(domain) > 1 or domain[0] != self._namespace):
             raise _Unknown(f"{match[0]} is not the host name of a replica")
-        if self._lone_leader:
+        if self._field == "pytorchReplicaSpecs" and role == "worker" and self._counts.get("master"):
+            number += 1  # The master is worker 0.
+        if self._lone_leader or self._field == "pytorchReplicaSpecs":
             role = "worker"
         return ".".join([pod_name(self._job, role, number), service_name(self._job), *domain])
 

@@ -1,7 +1,8 @@
-"""Conversion of one Kubeflow job to a DistributedTrainingJob."""
+"""Conversion of one job of another operator to a DistributedTrainingJob."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from pydantic import ValidationError
@@ -10,93 +11,116 @@ from dtj.api.checking import check
 from dtj.api.identity import API_VERSION, KIND
 from dtj.api.job import Manifest
 from dtj.api.scheduling_rules import KUEUE_QUEUE, members
-from dtj.api.shown import enumerated
 from dtj.api.spec import JobSpec
 from dtj.convert.form import Metadata, Spec, without_nulls
 from dtj.convert.hosts import with_dtjs_hosts
 from dtj.convert.kind import Kind, Source
 from dtj.convert.mpi import MPI_JOB
 from dtj.convert.notes import Conversion, Notes
+from dtj.convert.pytorch import PYTORCH_JOB
 from dtj.convert.replicas import kept_metadata
 from dtj.convert.run_policy import moved_into_run_policy, run_policy
 from dtj.convert.scheduling import moved_labels, scheduling, waits_in_kueue
 from dtj.convert.tensorflow import TF_JOB
+from dtj.convert.torchx import TORCHX_JOB
+from dtj.convert.trainjob import TRAIN_JOB
 
-_GROUP = "kubeflow.org/"
-_KINDS: dict[str, Kind[Any]] = {"MPIJob": MPI_JOB, "TFJob": TF_JOB}
-_CONVERTED = enumerated(_KINDS, "and")
+_NAMES: dict[str, Kind[Any]] = {
+    "MPIJob": MPI_JOB,
+    "TFJob": TF_JOB,
+    "PyTorchJob": PYTORCH_JOB,
+    "TrainJob": TRAIN_JOB,
+    "Job": TORCHX_JOB,
+}
+_KINDS = {(kind.group, name): kind for name, kind in _NAMES.items()}
+CONVERTED = "MPIJob, TFJob, PyTorchJob, TrainJob and torchx's dist.ddp"
+"""The kinds of jobs that are converted, for messages."""
+_GROUPS = {group for group, _ in _KINDS}
 
 
-def is_kubeflow_job(manifest: Manifest) -> bool:
-    """Return whether the object is a Kubeflow job. `convert` refuses some kinds of Kubeflow jobs."""
+def is_job(manifest: Manifest) -> bool:
+    """Return whether the object is a job of Kubeflow or Volcano. `convert` refuses some kinds of these jobs."""
     group = str(manifest.get("apiVersion")).partition("/")[0]
-    return group in ("kubeflow.org", "trainer.kubeflow.org") and str(manifest.get("kind")).endswith("Job")
+    return group in _GROUPS and str(manifest.get("kind")).endswith("Job")
 
 
-def convert(manifest: Manifest, artifacts: str | None = None) -> Conversion:
-    """Convert a Kubeflow job. If the job can't be converted, the result has the reasons.
+def convert(manifest: Manifest, artifacts: str | None = None, others: Sequence[Manifest] = ()) -> Conversion:
+    """Convert a job. If the job can't be converted, the result has the reasons.
 
-    artifacts: s3:// URI for `spec.artifacts.uri`.
+    artifacts: s3:// URI for `spec.artifacts.uri`. others: the other objects of the input, for example the runtime of
+    a TrainJob.
     """
     kind, version = str(manifest.get("kind")), str(manifest.get("apiVersion"))
     notes = Notes()
     metadata = manifest.get("metadata")
     name = str(metadata.get("name", "")) if isinstance(metadata, dict) else ""
     job = None
-    if version.startswith(_GROUP) and kind in _KINDS:
-        job = _of_version(kind, version.removeprefix(_GROUP), without_nulls(manifest), artifacts, notes)
-    elif version.startswith(_GROUP) and kind == "PyTorchJob":
-        _refuse_pytorch(without_nulls(manifest), notes)
+    group, _, number = version.partition("/")
+    if (rules := _KINDS.get((group, kind))) is not None:
+        job = _of_version(rules, kind, number, without_nulls(manifest), artifacts, others, notes)
     else:
-        notes.refuse("apiVersion", f"{version} {kind}", f"no equivalent in dtj: dtj converts {_CONVERTED}")
+        notes.refuse("apiVersion", f"{version} {kind}", f"no equivalent in dtj: dtj converts {CONVERTED}")
     if job is not None:
         name = job["metadata"]["name"]
     return Conversion(kind, name, None if notes.refused else job, tuple(notes.all))
 
 
-def _refuse_pytorch(manifest: Manifest, notes: Notes) -> None:
-    notes.refuse(
-        "kind",
-        "PyTorchJob",
-        f"no equivalent yet: dtj has no strategy for torch.distributed; dtj converts {_CONVERTED}",
-    )
-    spec = manifest.get("spec")
-    for key, value in spec.items() if isinstance(spec, dict) else ():
-        if key not in ("pytorchReplicaSpecs", "runPolicy"):
-            notes.add(f"spec.{key}", value, "no equivalent: every worker has a fixed number of ranks")
-
-
 def _of_version(
-    kind: str, version: str, manifest: Manifest, artifacts: str | None, notes: Notes
+    rules: Kind[Any],
+    kind: str,
+    version: str,
+    manifest: Manifest,
+    artifacts: str | None,
+    others: Sequence[Manifest],
+    notes: Notes,
 ) -> Manifest | None:
     """Convert a job whose version has the fields that the conversion reads, and refuse other versions."""
-    spec, rules = manifest.get("spec"), _KINDS[kind]
-    newest = f"{_GROUP}{rules.newest}"
+    spec = manifest.get("spec")
+    newest = f"{rules.group}/{rules.newest}"
     if version not in rules.versions:
-        has_replicas = isinstance(spec, dict) and rules.field in spec
+        has_field = isinstance(spec, dict) and rules.field in spec
         remedy = (
             f"the job has spec.{rules.field}, as {newest}: change apiVersion to {newest}"
-            if has_replicas
+            if has_field
             else f"write the job in the form of {newest}, with spec.{rules.field}"
         )
         notes.refuse(
-            "apiVersion", f"{_GROUP}{version} {kind}", f"dtj does not convert this version; {remedy}"
+            "apiVersion", f"{rules.group}/{version} {kind}", f"dtj does not convert this version; {remedy}"
         )
         return None
-    if version not in ("v1", "v2beta1"):
-        notes.add("apiVersion", f"{_GROUP}{version}", "read as v1, which has the same fields")
-    return _converted(rules, version, manifest, artifacts, notes)
+    if version not in ("v1", rules.newest):
+        notes.add("apiVersion", f"{rules.group}/{version}", "read as v1, which has the same fields")
+    return _converted(rules, version, manifest, artifacts, others, notes)
+
+
+def _prepared(
+    kind: Kind[Any], manifest: Manifest, others: Sequence[Manifest], notes: Notes
+) -> Manifest | None:
+    """Return the job in the form of its kind.
+
+    A job of `kubeflow.org` gets all fields of the run policy in `runPolicy`, and dtj's host names.
+    """
+    if kind.prepare is not None:
+        return kind.prepare(manifest, others, notes)
+    spec = manifest.get("spec")
+    spec = moved_into_run_policy(spec) if isinstance(spec, dict) else spec
+    return with_dtjs_hosts({**manifest, "spec": spec}, kind.field, notes)
 
 
 def _converted(
-    kind: Kind[Any], version: str, manifest: Manifest, artifacts: str | None, notes: Notes
+    kind: Kind[Any],
+    version: str,
+    manifest: Manifest,
+    artifacts: str | None,
+    others: Sequence[Manifest],
+    notes: Notes,
 ) -> Manifest | None:
-    raw_spec: Any = manifest.get("spec")
-    raw_spec = moved_into_run_policy(raw_spec) if isinstance(raw_spec, dict) else raw_spec
-    manifest = with_dtjs_hosts({**manifest, "spec": raw_spec}, kind.field, notes)
     try:
         metadata = Metadata.model_validate(manifest.get("metadata", {}))
-        spec: Spec = kind.form.model_validate(manifest["spec"])
+        prepared = _prepared(kind, manifest, others, notes)
+        if prepared is None:
+            return None
+        spec: Spec = kind.form.model_validate(prepared["spec"])
     except ValidationError as error:
         _refuse_form(error, notes)
         return None
@@ -107,14 +131,14 @@ def _converted(
         return None
     templates = [replica.template for replica in spec.replicas.values()]
     if scheduling_policy := scheduling(metadata, spec.run_policy, templates, _members(dtj_spec), notes):
-        policy["schedulingPolicy"] = scheduling_policy
+        policy["schedulingPolicy"] = policy.get("schedulingPolicy", {}) | scheduling_policy
     if artifacts:
         dtj_spec["artifacts"] = {"uri": artifacts}
     else:
         notes.add(
             "spec.artifacts",
             None,
-            "Kubeflow has no such field: checkpoints are not kept, and a retry starts from the beginning; set "
+            f"{kind.origin} has no such field: checkpoints are not kept, and a retry starts from the beginning; set "
             "artifacts.uri (dtj convert --artifacts s3://bucket/prefix)",
         )
     if policy:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
@@ -32,7 +32,7 @@ class Kind(Generic[S]):
 
     strategy: StrategyRules
     field: str
-    """The field of the spec that has the replicas."""
+    """The field of the spec by which the form is known: the field with the replicas, if there is one."""
     form: type[S]
     convert: Callable[[Source, S, Manifest, Notes], tuple[Manifest, Manifest]]
     """The function that returns dtj's spec and run policy.
@@ -43,3 +43,10 @@ class Kind(Generic[S]):
     versions: Mapping[str, Defaults]
     """The versions that have these fields, with the defaults of each version."""
     newest: str
+    group: str = "kubeflow.org"
+    origin: str = "Kubeflow"
+    """Where these jobs come from, for messages."""
+    prepare: Callable[[Manifest, Sequence[Manifest], Notes], Manifest | None] | None = None
+    """The function that brings a job into the form where its fields are elsewhere. The function gets the job and the
+    other objects of the input. None is a job that can't be converted; the notes have the reasons.
+    """

@@ -21,6 +21,11 @@ _BY_OPERATOR = {
     "nodeName": "left out: use nodeSelector or affinity",
 }
 _OF_TERMINATION = ("terminationMessagePath", "terminationMessagePolicy")
+# The port by which the replicas of a kind of job find each other: its default, and the port in dtj.
+_PORTS = {
+    "tfjob-port": (contract.TENSORFLOW_PORT, f"the port is {contract.TENSORFLOW_PORT} in every job"),
+    "pytorchjob-port": (None, "the operator sets MASTER_PORT"),
+}
 _LAST_APPLIED = "kubectl.kubernetes.io/last-applied-configuration"
 
 
@@ -98,14 +103,11 @@ def _container(main: Container, where: str, notes: Notes) -> Manifest:
                 fields.pop(key),
                 "left out: the operator reads the cause of a failure from its own path",
             )
-    ports = [port for port in main.ports if port.get("name") != "tfjob-port"]
+    ports = [port for port in main.ports if str(port.get("name")) not in _PORTS]
     for port in main.ports:
-        if port.get("name") == "tfjob-port" and port.get("containerPort") != contract.TENSORFLOW_PORT:
-            notes.add(
-                f"{where}.ports[tfjob-port]",
-                port,
-                f"left out: the port is {contract.TENSORFLOW_PORT} in every job",
-            )
+        known, now = _PORTS.get(str(port.get("name")), (None, ""))
+        if now and port.get("containerPort") != known:
+            notes.add(f"{where}.ports[{port['name']}]", port, f"left out: {now}")
     return fields | ({"ports": ports} if ports else {})
 
 

@@ -24,9 +24,10 @@ class Defaults:
 
     clean_pod_policy: str
     backoff_limit: int | None = None
-    """The default of `backoffLimit`, independent of `restartPolicy`; None if `restartPolicy` (default: Never) decides
-    about retries.
+    """The default of `backoffLimit`, independent of `restartPolicy`; None if `restartPolicy` decides about
+    retries.
     """
+    restart_policy: str = "Never"
 
 
 def moved_into_run_policy(spec: Manifest) -> Manifest:
@@ -46,7 +47,7 @@ def run_policy(policy: RunPolicy, defaults: Defaults, queued: bool, notes: Notes
         notes.add(
             f"{_PATH}.suspend",
             True,
-            "left out: Kueue suspends an MPIJob or TFJob, but gates the pods of a DistributedTrainingJob",
+            "left out: Kueue suspends a job of Kubeflow, but gates the pods of a DistributedTrainingJob",
         )
     elif policy.suspend:
         converted["suspend"] = True
@@ -102,8 +103,8 @@ def retries_of(
     if has_limit:
         other_role_restarts(restart_policy, path, notes)
         return policy
-    if restart_policy in (None, "Never"):
-        reason = "" if restart_policy else "not given, and Never is Kubeflow's default: "
+    reason = "" if restart_policy else f"not given, and {defaults.restart_policy} is Kubeflow's default: "
+    if (restart_policy or defaults.restart_policy) == "Never":
         notes.add(
             f"{path}.restartPolicy",
             restart_policy,
@@ -113,8 +114,8 @@ def retries_of(
     notes.add(
         f"{path}.restartPolicy",
         restart_policy,
-        "now up to 3 retries of the whole job, dtj's default; Kubeflow sets no limit. Set runPolicy.backoffLimit for "
-        "more",
+        f"{reason}now up to 3 retries of the whole job, dtj's default; Kubeflow sets no limit. Set "
+        "runPolicy.backoffLimit for more",
     )
     return policy
 

@@ -138,7 +138,10 @@ def _pod(
         # Do not rewrite `/dtj`: dtj-launch mounts the workspace of the replica or rank there.
         text = _CONFIG_PATH.sub(lambda match: match[1] + str(place.config), text)
         for host, owner in addresses.items():
-            pattern = rf"(?<![\w.-]){re.escape(host)}(?::(\d+)\b)?"
+            # A pod may leave out the end of a name: the namespace, and svc.
+            pod_and_service, namespace = host.removesuffix(".svc").rsplit(".", 1)
+            end = rf"(?:\.{re.escape(namespace)}(?:\.svc)?)?(?!\.?[\w-])"
+            pattern = rf"(?<![\w.-]){re.escape(pod_and_service)}{end}(?::(\d+)\b)?"
             text = re.sub(pattern, partial(_address, place, owner), text)
         return text
 

@@ -96,7 +96,8 @@ def stored_expected_pods(job: AnyJob, pods: Sequence[PodView]) -> Expected | Non
     def of(rule: Callable[[Role], object]) -> list[str]:
         return [name for role in rules.names(rule) for name in names.get(role, ())]
 
-    decisive, evaluators = of(lambda role: role.decides)[:1], of(lambda role: role.evaluates)
+    decisive = of(lambda role: role.all_decide) or of(lambda role: role.decides)[:1]
+    evaluators = of(lambda role: role.evaluates)
     if not decisive:
         return None
     # The stored status may name roles that the strategy does not have. The pods of these roles end with the job.

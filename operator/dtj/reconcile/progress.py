@@ -12,6 +12,7 @@ from dataclasses import dataclass
 import aiohttp
 
 from dtj.reconcile.view import Key
+from dtj.status.overdue import some
 from dtj.status.progress_report import Report, read_report
 from dtj_trainer import contract
 
@@ -94,7 +95,7 @@ class ProgressPoller:
                     return False
 
         taken = await asyncio.gather(*(ask(name, ip) for name, ip in pods.items()))
-        _log.info("%d of %d pods write their stacks: %s", sum(taken), len(pods), ", ".join(pods))
+        _log.info("%d of %d pods write their stacks: %s", sum(taken), len(pods), some([*pods]))
 
     def _url(self, name: str, ip: str, path: str) -> str:
         return f"http://{f'[{ip}]' if ':' in ip else ip}:{self._port(name)}{path}"

@@ -9,7 +9,7 @@ from typing import Any
 from dtj.api.condition_types import ConditionType
 from dtj.api.job import Manifest
 from dtj.api.reasons import Reason
-from dtj.api.status import Condition, ConditionStatus, JobStatus, Phase
+from dtj.api.status import Condition, JobStatus, Phase
 from dtj.api.unreadable import AnyJob
 from dtj.cluster.port import ApiError, Cluster
 from dtj.reconcile.patch import merge_patch
@@ -161,8 +161,9 @@ def _without_counts(status: JobStatus) -> JobStatus:
 
 
 def _counts(condition: Condition) -> bool:
-    waits = condition.type is ConditionType.RUNNING and condition.status is ConditionStatus.FALSE
-    return waits and condition.reason == Reason.PODS_STARTING
+    """Return whether the message of a condition says how many pods run."""
+    running = condition.type is ConditionType.RUNNING
+    return running and condition.reason in (Reason.PODS_STARTING, Reason.JOB_RUNNING)
 
 
 def _plain(status: JobStatus, stored: JobStatus) -> JobStatus:

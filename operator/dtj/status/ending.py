@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 
 from dtj.api.condition_types import ConditionType
+from dtj.api.names import together
 from dtj.api.reasons import Reason
 from dtj.api.spec import CleanPodPolicy
 from dtj.api.status import ArtifactsStatus, Condition, JobStatus, Phase
@@ -56,9 +57,9 @@ def after_training(
     evaluation = measured(evaluator, observed.evaluation)
     artifacts = draft.artifacts
     draft.all_running_time = draft.job.status.all_running_time or written_time(draft.now)
-    message = f"{', '.join(expected.decisive)} ended with exit code 0"
+    message = f"{together(expected.decisive)} ended with exit code 0"
     stored = _stored(draft.job.status)
-    ends = [end for name in expected.decisive if name in named and (end := named[name].exit) is not None]
+    ends = [end for name in expected.tells_the_end if name in named and (end := named[name].exit) is not None]
     # The reporting pod may no longer exist when the evaluator ends.
     nothing_kept = _is_nothing_kept(ends, artifacts) or draft.job.status.nothing_kept
     if nothing_kept:
@@ -86,7 +87,7 @@ def after_training(
         draft.set(ConditionType.RUNNING, True, reason, message)
         draft.set(ConditionType.RESTARTING, False, reason, message)
         needed = frozenset() if over else frozenset({expected.evaluator or ""})
-        done = frozenset(expected.attempts) - {*expected.decisive} - needed if may_end else frozenset()
+        done = frozenset(expected.attempts) - expected.decides - needed if may_end else frozenset()
         pods = Pods(
             make=needed - {pod.name for pod in observed.pods},
             end=frozenset(pod.name for pod in observed.pods if pod.name in done and not pod.ended),

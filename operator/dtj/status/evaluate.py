@@ -249,7 +249,7 @@ def _going_on(
 
     def runs(name: str) -> bool:
         pod = named.get(name)
-        if pod is None or (pod.succeeded and not alone):
+        if pod is None or (pod.succeeded and not alone and name not in expected.decides):
             return False
         answers = pod.ready or (began and not old.holds(ConditionType.RESTARTING))
         return pod.succeeded or (pod.running and answers)
@@ -258,13 +258,14 @@ def _going_on(
     fixed = not alone and is_begun(old, expected.created_last, named)
     needed = [name for name in expected.needed if not fixed or name in named]
     if all(map(runs, needed)):
-        message = f"all {len(needed)} pods run"
+        done = 0 if alone else sum(named[name].succeeded for name in needed)
+        message = f"all {len(needed)} pods run" if not done else _partly_done(done, len(needed))
         draft.set(ConditionType.RESTARTING, False, Reason.JOB_RUNNING, message)
         if expected.evaluator is not None and not runs(expected.evaluator):
             why = obstacle([pod for pod in pods if pod.name == expected.evaluator], observed.refusal)
             message += f" but {expected.evaluator}" + (f": {why[1]}" if why else "")
         draft.set(ConditionType.RUNNING, True, Reason.JOB_RUNNING, message)
-        stall = look(draft, expected, observed)
+        stall = look(draft, expected, observed, named)
         if stall.loss is not None:
             return _lost(draft, old.current_attempt, stall.loss, expected, pods, expected.needed)
         waits += [stall.look_again] if stall.look_again is not None else []
@@ -299,6 +300,11 @@ def _going_on(
         phase = Phase.PENDING
     waits += [start] if start is not None else []
     return Decision(draft.status(phase=phase), min(waits, default=None), pods_to_create, begins)
+
+
+def _partly_done(done: int, of: int) -> str:
+    """Describe an attempt of which some pods have completed their part, while the others still run."""
+    return f"{of - done} of {of} pods run, the others ended with exit code 0"
 
 
 def _set_bottleneck(draft: Draft, observed: Observed) -> None:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Mapping, Sequence
+import signal
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 
 from dtj.api.failure_classes import OperatorFailureClass
@@ -13,6 +14,7 @@ from dtj.status.termination import last_lines, read_termination
 from dtj.status.times import seconds_since
 from dtj_trainer.contract import EXIT_COMMAND_NOT_FOUND
 from dtj_trainer.contract.failure_class import FailureClass
+from dtj_trainer.contract.torch_output import raised
 
 # Seconds that the operator waits for a cause after a failure that another failure may have caused.
 SETTLE_SECONDS = 5.0
@@ -24,10 +26,16 @@ _CONSEQUENCES: Mapping[str, float] = {
     FailureClass.PEERS_UNREACHABLE: SETTLE_SECONDS,
     FailureClass.SIGNAL: SETTLE_SECONDS,
 }
+# The same for an end without a termination message, in a pod whose program depends on other pods.
+_UNREPORTED_CONSEQUENCES = {**_CONSEQUENCES, FailureClass.APPLICATION_ERROR: SETTLE_SECONDS}
+# No program is at fault: the operator had already abandoned the pod, or the next attempt uses another port.
+_NOT_THE_PROGRAMS = frozenset[str]({FailureClass.SUPERSEDED, FailureClass.PORT_IN_USE})
 # The kubelet sets this reason on a pod that it evicts.
 _EVICTED = "Evicted"
 # These evictions follow from the data that the pod's own program wrote.
 _OWN_EVICTION = re.compile(r"ephemeral.(local )?storage|EmptyDir volume", re.IGNORECASE)
+# The threads of gloo abort the process (SIGABRT) when Python ends after an uncaught exception.
+_ABORTED = signal.SIGABRT.value
 # Prefixes of the reasons of a pod that makes room for others, or leaves a drained node. The reasons come from the
 # kubelet, from Kueue (WorkloadEvictedDueToPreempted), and from the condition DisruptionTarget, which Kubernetes sets
 # before it deletes the pod.
@@ -73,7 +81,7 @@ class Loss:
 
 
 def attempt_loss(
-    attempt: int, pods: Sequence[PodView], missing: Sequence[str], decisive: Collection[str] = ()
+    attempt: int, pods: Sequence[PodView], missing: Sequence[str], decisive: Set[str] = frozenset()
 ) -> Loss | None:
     """Return why an attempt that has begun can't go on, or None when the attempt can go on.
 
@@ -99,9 +107,11 @@ def attempt_loss(
     # A pod that the cluster ended makes other programs fail. A loss that may be a consequence comes last.
     loss = min(losses, key=lambda loss: (not loss.infrastructure, loss.settle, loss.finished or ""))
     loss = replace(loss, failure=_located(loss, pods))
-    silent = [] if loss.infrastructure else [pod for pod in pods if _led_to(loss, pod)]
+    if left := _left_early(loss, pods, decisive):
+        loss = _put_down_to_early_end(loss, left)
+    silent = [] if loss.infrastructure else [pod for pod in pods if _led_to(loss, pod, decisive)]
     causes = silent or [pod for pod in pods if pod.name == loss.failure.pod and _speaks_against_node(pod)]
-    loss = replace(loss, nodes=frozenset(pod.node for pod in causes if pod.node))
+    loss = replace(loss, nodes=frozenset(pod.node for pod in causes if pod.node and pod.phase != "Pending"))
     if not silent:
         return loss
     names = frozenset(pod.name for pod in silent)
@@ -116,11 +126,34 @@ def _speaks_against_node(pod: PodView) -> bool:
     return pod.silent or not unwanted
 
 
-def _led_to(loss: Loss, pod: PodView) -> bool:
-    """Return whether a silent or unready pod may have caused the failure of another pod."""
+def _left_early(loss: Loss, pods: Sequence[PodView], decisive: Set[str]) -> PodView | None:
+    """Return the first of the decisive pods that succeeded while another pod failed because it lost its peers."""
+    if loss.infrastructure or loss.failure.failure_class not in LOST_OTHERS or any(p.silent for p in pods):
+        return None
+    ended = [pod for pod in pods if pod.name in decisive and is_complete(pod)]
+    return min(ended, key=lambda pod: (pod.exit.finished or "" if pod.exit else "", pod.index), default=None)
+
+
+def _put_down_to_early_end(loss: Loss, pod: PodView) -> Loss:
+    """Return the loss for a pod that ended early, and because of which the pod of `loss` failed."""
+    early = early_end(loss.failure.attempt or 0, pod)
+    message = f"{early.failure.message}; then {describe(loss.failure)}"
+    # An own failure of a third pod may not be known yet.
+    return replace(
+        early,
+        failure=early.failure.model_copy(update={"message": message}),
+        settle=min(loss.settle, SETTLE_SECONDS),
+        finished=loss.finished,
+    )
+
+
+def _led_to(loss: Loss, pod: PodView, decisive: Set[str]) -> bool:
+    """Return whether a silent, unready or absent pod may have caused the failure of another pod."""
     kind = loss.failure.failure_class
     if kind in LOST_OTHERS:
-        return pod.silent or (pod.running and not pod.ready)
+        # The others waited for a decisive pod that has no node yet, or whose image is still being pulled.
+        absent = pod.phase == "Pending" and pod.name in decisive
+        return absent or pod.silent or (pod.running and not pod.ready)
     return pod.silent and kind in _MAY_FOLLOW
 
 
@@ -152,7 +185,7 @@ def is_lost(pod: PodView) -> bool:
     return _pod_loss(0, pod) is not None
 
 
-def _pod_loss(attempt: int, pod: PodView, decisive: Collection[str] = ()) -> Loss | None:
+def _pod_loss(attempt: int, pod: PodView, decisive: Set[str] = frozenset()) -> Loss | None:
     if pod.disrupted:
         return _failed(attempt, pod, decisive)
     if ended_as_told(pod):
@@ -165,7 +198,7 @@ def _pod_loss(attempt: int, pod: PodView, decisive: Collection[str] = ()) -> Los
     return None
 
 
-def _failed(attempt: int, pod: PodView, decisive: Collection[str]) -> Loss:
+def _failed(attempt: int, pod: PodView, decisive: Set[str]) -> Loss:
     if pod.disrupted or pod.exit is None:
         reason = pod.reason or "Failed"
         message = f"pod {pod.name}: {reason}" + (f": {pod.message}" if pod.message else "")
@@ -184,9 +217,11 @@ def _failed(attempt: int, pod: PodView, decisive: Collection[str]) -> Loss:
                 infrastructure=True,
                 finished=finished,
             )
+        failure = _exit_failure(attempt, pod, pod.exit, has_peers=len(decisive) > 1)
+        cause = failure.failure_class or ""
         # Without dtj-launch, the cause of a decisive pod's failure may be another pod.
-        settle = SETTLE_SECONDS if pod.name in decisive else 0.0
-        return Loss(_exit_failure(attempt, pod, pod.exit), False, settle=settle, finished=finished)
+        settle = _UNREPORTED_CONSEQUENCES.get(cause, 0.0) if pod.name in decisive else 0.0
+        return Loss(failure, cause in _NOT_THE_PROGRAMS, settle=settle, finished=finished)
     failure_class = termination["class"]
     failure = _failure(attempt, pod, failure_class, termination.get("message", failure_class)).model_copy(
         update={
@@ -197,16 +232,18 @@ def _failed(attempt: int, pod: PodView, decisive: Collection[str]) -> Loss:
         }
     )
     settle = _CONSEQUENCES.get(failure_class, 0.0)
-    # The operator had already abandoned a Superseded pod. No program is at fault.
-    infrastructure = failure_class == FailureClass.SUPERSEDED
+    infrastructure = failure_class in _NOT_THE_PROGRAMS
     return Loss(failure, infrastructure, settle=settle, finished=finished, host=termination.get("host"))
 
 
-def _exit_failure(attempt: int, pod: PodView, end: Exit) -> Failure:
+def _exit_failure(attempt: int, pod: PodView, end: Exit, *, has_peers: bool) -> Failure:
     """Describe the end of a container without a dtj-launch message.
 
     The image has no dtj_trainer, or a process outside the container killed the program.
+
+    has_peers: whether every pod's program is a part of the training, so that one may fail because of another.
     """
+    exceptions = raised(end.message.splitlines()) if has_peers else []
     if end.reason == "OOMKilled":
         kind, what = (
             FailureClass.OOM_KILLED,
@@ -214,6 +251,12 @@ def _exit_failure(attempt: int, pod: PodView, end: Exit) -> Failure:
         )
     elif end.reason in ("ContainerCannotRun", "StartError") or end.code == EXIT_COMMAND_NOT_FOUND:
         kind, what = FailureClass.COMMAND_NOT_FOUND, f"could not start its command (exit code {end.code})"
+    elif exceptions and exceptions[-1].store_port_is_taken:
+        kind, what = FailureClass.PORT_IN_USE, f"found its port in use: {exceptions[-1].first_line}"
+    elif exceptions and exceptions[-1].follows:
+        kind, what = FailureClass.CONNECTION_LOST, f"lost another pod: {exceptions[-1].first_line}"
+    elif exceptions and end.signal == _ABORTED:
+        kind, what = FailureClass.APPLICATION_ERROR, f"ended with exit code {end.code}"
     elif end.signal:
         kind, what = FailureClass.SIGNAL, f"was ended by signal {end.signal}"
     else:

@@ -28,6 +28,7 @@ from dtj.status.observed import Expected
 from dtj.status.overdue import some
 from dtj.status.pods import PodView
 from dtj.status.times import read_time, seconds_since
+from dtj_trainer.contract.failure_class import FailureClass
 
 FOLLOWS_SECONDS = 180.0
 """Seconds after all pods run again in which a chief may still fail because of the replica that it had lost. The chief
@@ -47,15 +48,25 @@ def pods_loss(
         return loss and _told_apart(loss, old, expected, draft.now)
     existing = {pod.name for pod in pods}
     if (expected.all_or_nothing and existing) or is_begun(old, expected.created_last, existing):
-        return attempt_loss(attempt, pods, missing, expected.decisive)
+        loss = attempt_loss(attempt, pods, missing, expected.decides)
+        return loss and _port_told_apart(loss, old)
     return _early(attempt, expected, pods)
+
+
+def _port_told_apart(loss: Loss, old: JobStatus) -> Loss:
+    """The loss, put down to the program if the port of the attempt before, which was another one, was in use too."""
+    before, failure = old.failure, loss.failure
+    if before is None or before.attempt != (failure.attempt or 0) - 1:
+        return loss
+    kinds = {before.failure_class, failure.failure_class}
+    return replace(loss, infrastructure=False) if kinds == {FailureClass.PORT_IN_USE} else loss
 
 
 def _early(attempt: int, expected: Expected, pods: Sequence[PodView]) -> Loss | None:
     """Return a loss before any rank started: a pod that ended by itself. The operator recreates a deleted pod."""
     staying = [pod for pod in pods if not pod.deleting]
-    done = (pod for pod in staying if pod.succeeded and pod.name not in expected.decisive)
-    return attempt_loss(attempt, staying, (), expected.decisive) or next(
+    done = (pod for pod in staying if pod.succeeded and pod.name not in expected.decides)
+    return attempt_loss(attempt, staying, (), expected.decides) or next(
         (early_end(attempt, pod) for pod in done), None
     )
 
@@ -116,7 +127,7 @@ def _replica_loss(
     """Return why replicas have to restart; None if no replica has to. A loss of the evaluator does not count here."""
     candidates = [pod for pod in _staying(old, expected, pods) if pod.name != expected.evaluator]
     loss = attempt_loss(
-        attempt, candidates, [name for name in gone if name != expected.evaluator], expected.decisive
+        attempt, candidates, [name for name in gone if name != expected.evaluator], expected.decides
     )
     if loss is not None:
         return loss
@@ -167,7 +178,7 @@ def _told_apart(loss: Loss, old: JobStatus, expected: Expected, now: datetime) -
     The loss of that replica is counted already. At most one loss is excused: the decisive pod then restarts last.
     """
     name, attempts = loss.failure.pod or "", expected.attempts
-    cut_off = loss.failure.failure_class in LOST_OTHERS and name in expected.decisive
+    cut_off = loss.failure.failure_class in LOST_OTHERS and name in expected.decides
     restarting = old.condition(ConditionType.RESTARTING)
     if loss.infrastructure or not cut_off or restarting is None:
         return loss
@@ -207,7 +218,7 @@ def start_again(expected: Expected, pods: Sequence[PodView], gone: Collection[st
     again: set[str] = set().union(*{groups[name] for name in lost & groups.keys()})
     # Pods that do not exist yet are created for the new attempt.
     again |= groups.keys() - {pod.name for pod in pods}
-    if not again.isdisjoint(expected.decisive):
+    if not again.isdisjoint(expected.decides):
         # The training continues from a checkpoint and also needs the pods whose program had completed.
         again |= {pod.name for pod in pods if pod.succeeded}
     return again

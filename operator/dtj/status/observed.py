@@ -66,6 +66,16 @@ class Expected:
         return frozenset(self.attempts) - {self.evaluator}
 
     @cached_property
+    def decides(self) -> frozenset[str]:
+        """Names of the decisive pods."""
+        return frozenset(self.decisive)
+
+    @cached_property
+    def tells_the_end(self) -> Sequence[str]:
+        """Names of the pods whose termination message has the last progress and artifacts of the training."""
+        return [self.reporter] if self.reporter in self.decides else self.decisive
+
+    @cached_property
     def first(self) -> frozenset[str]:
         """Return the names of the pods of the first stage."""
         return frozenset(self.stages[0])

@@ -19,7 +19,7 @@ def merge_reports(draft: Draft, expected: Expected, observed: Observed, named: M
     """
     old = draft.job.status
     evaluation = measured(named.get(expected.evaluator or ""), observed.evaluation)
-    ends = [named[name].exit for name in expected.decisive if name in named]
+    ends = [named[name].exit for name in expected.tells_the_end if name in named]
     last_reports = [reported(read_termination(end)) for end in ends if end is not None]
     progress, artifacts = old.progress, old.artifacts
     for new_progress, new_artifacts in [(observed.progress, observed.artifacts), *last_reports]:

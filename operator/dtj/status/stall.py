@@ -6,6 +6,7 @@ that continued while no operator ran.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from dtj.api.condition_types import ConditionType
@@ -16,6 +17,8 @@ from dtj.api.status import ConditionStatus, Failure, JobStatus, ProgressStatus
 from dtj.status.draft import Draft
 from dtj.status.failure import Loss
 from dtj.status.observed import Expected, Observed
+from dtj.status.overdue import some
+from dtj.status.pods import PodView
 from dtj.status.times import seconds_since, written_time
 from dtj_trainer import contract
 
@@ -48,10 +51,10 @@ def step_time(draft: Draft) -> str | None:
     return written_time(draft.now) if moved or old.step_time is None else old.step_time
 
 
-def look(draft: Draft, expected: Expected, observed: Observed) -> Stall:
+def look(draft: Draft, expected: Expected, observed: Observed, named: Mapping[str, PodView]) -> Stall:
     """Check whether the training is stalled while all pods run, and set the condition Stalled.
 
-    The draft must have its step time and the condition Running.
+    The draft must have its step time and the condition Running. named: the pods of the attempt, by name.
     """
     policy, known = draft.job.run_policy, draft.conditions.get(ConditionType.STALLED)
     timeout = policy.stall_timeout_seconds
@@ -64,15 +67,19 @@ def look(draft: Draft, expected: Expected, observed: Observed) -> Stall:
     if still_for < timeout:
         _clear(draft, Reason.PROGRESS_RESUMED, f"the training continues: it is at step {step}")
         return Stall(look_again=timeout - still_for)
-    if observed.program_ended:
+    ended = [name for name in expected.decisive if name in named and named[name].succeeded]
+    over = expected.reporter in ended
+    if observed.program_ended and not over:
         _clear(draft, Reason.PROGRAM_ENDED, "the program has ended, and its files are being uploaded")
         return Stall()
-    if not observed.answers:
+    if not over and not observed.answers:
         if observed.answers is False and not (known and known.status is ConditionStatus.TRUE):
             draft.set(ConditionType.STALLED, None, Reason.NO_ANSWER, _unknown(expected))
         return Stall()  # The answer of the pod triggers the next pass.
     where = "no step was reported" if step is None else f"the step has stayed at {step}"
     stacks = f"the stacks of all ranks are in {_stacks(expected)}"
+    if ended:
+        where = f"{some(ended)} ended with exit code 0, and {where}"
     message = f"all pods run, but {where} for {timeout} s (runPolicy.stallTimeoutSeconds); {stacks}"
     draft.set(ConditionType.STALLED, True, Reason.NO_PROGRESS, message)
     since = draft.conditions[ConditionType.STALLED].last_transition_time

@@ -59,7 +59,11 @@ def too_late(
     if why is None and running is not None and running.reason in OBSTACLES:
         # A new operator has not made the request that the API server refuses. Use the stored obstacle.
         why = running.reason, running.message
-    absent = [pod for pod in pods if pod.name in expected.needed and not (pod.running and pod.ready)]
+    absent = [
+        pod
+        for pod in pods
+        if pod.name in expected.needed and not pod.succeeded and not (pod.running and pod.ready)
+    ]
     known = why is not None and why[0] in OBSTACLES
     pod = hindered(absent) if known and observed.refusal is None else None
     attempt, deadline = draft.attempt, draft.job.run_policy.start_deadline_seconds

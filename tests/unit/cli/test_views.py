@@ -30,6 +30,7 @@ from tests.unit.support.jobs import manifest
 from tests.unit.support.pods import (
     START,
     WORKER_0,
+    WORKER_1,
     at,
     deleting,
     ended,
@@ -267,6 +268,16 @@ def test_top_shows_use_beside_limits() -> None:
         line.split() for line in shown
     ]
     assert any(line.split()[4:] == ["-", "0.50", "-", "2048Mi", "1"] for line in shown)
+
+
+def test_workers_that_run_several_ranks_each_show_them_and_how_they_ended() -> None:
+    asked = job(RUNNING, strategy="TorchDistributed", torch={"procsPerWorker": 4})
+    pods = views(ended(WORKER_0, 0), running(WORKER_1))
+
+    for shown in (rendered(status_view(asked, pods, [], at(60))), rendered(top_view(asked, pods, {}))):
+        lines = [line.split()[:4] for line in shown]
+        assert ["worker-0", "0-3", f"node-of-{WORKER_0}", "Succeeded"] in lines
+        assert ["worker-1", "4-7", f"node-of-{WORKER_1}", "Running"] in lines
 
 
 def test_top_says_what_is_missing_where_nothing_measures() -> None:

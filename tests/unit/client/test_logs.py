@@ -86,6 +86,29 @@ def test_what_is_read_for_a_choice(
     assert selection.files(PS_FILES if job else HOROVOD_FILES) == files
 
 
+TORCH = {"strategy": "TorchDistributed", "torch": {"procsPerWorker": 2}}
+TORCH_PODS = ["worker-0", "worker-1"]
+
+
+@pytest.mark.parametrize(
+    ("choice", "pods", "files"),
+    [
+        ({}, TORCH_PODS, ["rank-0", "rank-1", "rank-2", "rank-3", *TORCH_PODS]),
+        ({"rank": 2}, ["worker-1"], ["rank-2", "worker-1"]),
+        ({"role": "worker"}, TORCH_PODS, ["rank-0", "rank-1", "rank-2", "rank-3", *TORCH_PODS]),
+        ({"role": "worker", "index": 0}, ["worker-0"], ["rank-0", "rank-1", "worker-0"]),
+    ],
+)
+def test_what_is_read_for_a_choice_where_pods_run_several_ranks_each(
+    choice: dict[str, Any], pods: list[str], files: list[str]
+) -> None:
+    selection = Selection(a_job(**TORCH), LogQuery(**choice))
+
+    assert [name for name in TORCH_PODS if selection.has_pod(*split(name))] == pods
+    # Ranks that the job's own command starts, as torchrun, share the log of their pod.
+    assert selection.files(["rank-0", "rank-1", "rank-2", "rank-3", *TORCH_PODS]) == files
+
+
 def test_the_ranks_files_are_read_where_the_launchers_is_missing() -> None:
     assert Selection(a_job()).files(["rank-0", "rank-1"]) == ["rank-0", "rank-1"]
 
@@ -130,6 +153,23 @@ async def test_the_launchers_log_has_all_ranks(server: HttpCluster, client: Asyn
     assert await read(client, rank=0, tail=1) == [ranks[1]]
     assert await read(client, role="launcher") == [("launcher-0", "starts")]
     assert await read(client, role="worker", index=1) == [ranks[0], ("worker-1", "ssh"), ranks[2]]
+
+
+async def test_a_rank_is_found_in_the_log_of_its_pod(server: HttpCluster, client: AsyncClient) -> None:
+    server.cluster.put(stored(**TORCH))
+    for name in TORCH_PODS:
+        server.cluster.put(stored_pod(f"mnist-{name}"))
+    server.logs.print("mnist-worker-0", stamp(1, "[rank 0] zero"), stamp(2, "[rank 1] one"))
+    server.logs.print(
+        "mnist-worker-1", stamp(1.5, "restores"), stamp(3, "[rank 3] three"), stamp(4, "[rank 2] two")
+    )
+    of_1 = [("worker-1", "restores"), ("rank 3", "three"), ("rank 2", "two")]
+
+    assert await read(client) == [("rank 0", "zero"), of_1[0], ("rank 1", "one"), *of_1[1:]]
+    assert await read(client, rank=3) == of_1[:2]
+    assert await read(client, rank=3, tail=1) == of_1[1:2], "not the last line of the pod, which is rank 2's"
+    assert await read(client, role="worker", index=1) == of_1
+    assert await read(client, role="worker", index=1, tail=1) == of_1[2:]
 
 
 async def test_replicas_logs_are_merged_by_time(server: HttpCluster, client: AsyncClient) -> None:

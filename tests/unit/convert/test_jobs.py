@@ -25,7 +25,7 @@ from dtj.api.job import Job, Manifest, read_job
 from dtj.api.pod_template import TRAINER_CONTAINER
 from dtj.api.validation import faults
 from dtj.cli import convert as command
-from dtj.convert.job import convert
+from dtj.convert.job import convert, is_job
 from dtj.convert.mpirun import NoProgram, parse_launch
 from dtj.convert.notes import Conversion
 from dtj.plan.job import plan_job
@@ -35,11 +35,18 @@ from tests.unit.support.pods import kubelet_environment
 JOBS = Path(__file__).parents[2] / "convert_jobs"
 FILES = sorted(JOBS.glob("*.yaml"))
 BOTH = {"mpi": JOBS / "mpi-digits.yaml", "tf": JOBS / "tf-evaluator.yaml"}
+ANY = {**BOTH, "torch": JOBS / "torch-c10d.yaml"}
+FIELDS = {"mpi": "mpiReplicaSpecs", "tf": "tfReplicaSpecs", "torch": "pytorchReplicaSpecs"}
 
 
 def load(file: Path) -> Manifest:
-    manifest: Manifest = yaml.safe_load(file.read_text())
+    """Return the job in a file. A TrainJob may follow its runtime."""
+    (manifest,) = [each for each in documents(file) if is_job(each) or "kind" not in each]
     return manifest
+
+
+def documents(file: Path) -> list[Manifest]:
+    return list(yaml.safe_load_all(file.read_text()))
 
 
 def valid(made: Conversion) -> Job:
@@ -49,6 +56,15 @@ def valid(made: Conversion) -> Job:
     return job
 
 
+TORCH = (
+    "RANK",
+    "WORLD_SIZE",
+    "LOCAL_RANK",
+    "MASTER_ADDR",
+    "PET_NNODES",
+    "PET_NPROC_PER_NODE",
+    "PET_NODE_RANK",
+)
 SAFE = {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}}
 
 
@@ -74,7 +90,7 @@ def summary(made: Conversion) -> Manifest:
     for pod in plan.pods:
         main = next(c for c in pod["spec"]["containers"] if c["name"] == TRAINER_CONTAINER)
         env = kubelet_environment(main, plan.config)
-        own = {v.name for v in job.spec.env} | {"DTJ_WORLD_SIZE", "DTJ_SLOTS_PER_WORKER"}
+        own = {v.name for v in job.spec.env} | {"DTJ_WORLD_SIZE", "DTJ_SLOTS_PER_WORKER", *TORCH}
         own |= own_variables(job, pod["metadata"]["labels"]["dtj.dev/role"])
         cluster = json.loads(env["TF_CONFIG"])["cluster"] if "TF_CONFIG" in env else {}
         pods[pod["metadata"]["name"]] = {
@@ -93,15 +109,16 @@ def summary(made: Conversion) -> Manifest:
 
 @pytest.mark.parametrize("file", FILES, ids=lambda file: file.stem)
 def test_a_published_structure_gives_the_expected_plan_and_notes(file: Path) -> None:
-    assert summary(convert(load(file))) == load(JOBS / "expected" / file.name)
+    assert summary(convert(load(file), others=documents(file))) == load(JOBS / "expected" / file.name)
 
 
 @pytest.mark.parametrize("file", FILES, ids=lambda file: file.stem)
 def test_the_input_is_not_changed(file: Path) -> None:
     manifest = load(file)
-    before = copy.deepcopy(manifest)
-    convert(manifest, "s3://bucket/jobs")
-    assert manifest == before
+    others = documents(file)
+    before = copy.deepcopy((manifest, others))
+    convert(manifest, "s3://bucket/jobs", others)
+    assert (manifest, others) == before
 
 
 @pytest.mark.parametrize("name", sorted(BOTH))
@@ -287,16 +304,15 @@ def some(fields: Manifest) -> st.SearchStrategy[Manifest]:
     return st.fixed_dictionaries({}, optional={key: st.just(value) for key, value in fields.items()})
 
 
-@pytest.mark.parametrize("name", sorted(BOTH))
+@pytest.mark.parametrize("name", sorted(FIELDS))
 @settings(max_examples=60)
 @given(pod=some(OPTIONAL), container=some(OF_CONTAINER), policy=some(OF_POLICY))
 def test_any_optional_fields_give_a_valid_job(
     name: str, pod: Manifest, container: Manifest, policy: Manifest
 ) -> None:
-    manifest = load(BOTH[name])
+    manifest = load(ANY[name])
     manifest["spec"]["runPolicy"] = policy
-    key = "tfReplicaSpecs" if name == "tf" else "mpiReplicaSpecs"
-    template = manifest["spec"][key]["Worker"]["template"]["spec"]
+    template = manifest["spec"][FIELDS[name]]["Worker"]["template"]["spec"]
     template |= pod
     template["containers"][0] |= container
     if "volumeMounts" in container:
@@ -307,11 +323,13 @@ def test_any_optional_fields_give_a_valid_job(
 @settings(max_examples=200)
 @given(data=st.data())
 def test_whatever_is_in_a_job_there_is_a_valid_one_or_a_reason(data: st.DataObject) -> None:
-    manifest = load(data.draw(st.sampled_from(FILES)))
+    file = data.draw(st.sampled_from(FILES))
+    manifest, *others = [load(file), *(each for each in documents(file) if not is_job(each))]
     odd = st.sampled_from([None, 0, -1, "", "a: \nb", True, 2.5, [], [1], {}, {"a": None}, {"name": "x"}])
-    for path in data.draw(st.lists(st.sampled_from(paths(manifest)), max_size=4)):
-        put(manifest, path, copy.deepcopy(data.draw(odd)))
-    made = convert(manifest)
+    for changed in (manifest, *others):
+        for path in data.draw(st.lists(st.sampled_from(paths(changed)), max_size=4)):
+            put(changed, path, copy.deepcopy(data.draw(odd)))
+    made = convert(manifest, others=others)
     if made.manifest is None:
         assert any(note.refused for note in made.notes)
     else:
@@ -331,7 +349,7 @@ def test_the_command_writes_a_job_with_its_notes_as_comments(tmp_path: Path) -> 
     comments = [line[4:] for line in file.read_text().splitlines() if line.startswith("# - ")]
     assert comments == [line[4:] for line in errors.splitlines()[1:]]
     assert "&id" not in file.read_text()
-    assert faults(read_job(load(file))) == []
+    assert faults(read_job(yaml.safe_load(file.read_text()))) == []
 
 
 def test_standard_input_may_be_a_list_and_other_objects_stay() -> None:
@@ -346,9 +364,24 @@ def test_standard_input_may_be_a_list_and_other_objects_stay() -> None:
 
 
 def test_a_job_without_equivalent_ends_with_1_and_writes_nothing() -> None:
-    code, out, errors = dtj(JOBS / "torch-simple.yaml")
+    code, out, errors = dtj(JOBS / "torch-elastic.yaml")
     assert (code, out) == (1, "")
-    assert "no equivalent yet: dtj has no strategy for torch.distributed" in errors
+    assert "elastic: the number of workers is fixed" in errors
+
+
+def test_what_torchx_prints_is_read_without_its_report() -> None:
+    job = (JOBS / "torchx-ddp.yaml").read_text()
+    report = "\n=== APPLICATION ===\n{ 'metadata': {},\n  'name': 'digits'}\n\n=== SCHEDULER REQUEST ===\n"
+    code, out, errors = dtj("-", "-o", "json", text=report + job + "\n\n")
+    assert code == 0, errors
+    assert json.loads(out)["spec"]["torch"] == {"procsPerWorker": 2}
+
+
+def test_a_runtime_is_read_and_not_printed() -> None:
+    code, out, errors = dtj(JOBS / "trainjob-runtime.yaml")
+    assert code == 0, errors
+    (made,) = yaml.safe_load_all(out)
+    assert (made["kind"], made["spec"]["image"]) == ("DistributedTrainingJob", "registry.test/torch:2")
 
 
 def test_a_date_is_text_as_in_kubernetes() -> None:
@@ -361,7 +394,7 @@ def test_a_date_is_text_as_in_kubernetes() -> None:
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("", "has no job of Kubeflow"),
+        ("", "has no job of Kubeflow or torchx"),
         ("- 1\n", "has something else than Kubernetes objects"),
         ("a: 1\nb: 2\na: 3\n", "-:3: a: given twice, on line 1 already"),
         ("a: b: c\n", "-:1: no YAML: "),

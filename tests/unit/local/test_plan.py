@@ -115,6 +115,8 @@ def test_the_config_folder_is_that_of_the_run_and_the_workspace_is_left_to_dtj_l
         "/etc/dtjx",
         "--model_dir=/dtj/checkpoints",
         "/dtj/data",
+        "tcp://mnist-worker-0.mnist:80",
+        "mnist-worker-0.mnist.other.svc mnist-ps-0.mnist.ml mnist-ps-0.mnist.ml.svc mnist-ps-0.mnist2",
     )
     plan = plan_job(
         job(
@@ -129,7 +131,8 @@ def test_the_config_folder_is_that_of_the_run_and_the_workspace_is_left_to_dtj_l
         "/bin/sh",
         f"{RUN}/config/start.sh",
         *("python", "t.py", f"--hosts={RUN}/config/hostfile", "/etc/dtjx"),
-        *("--model_dir=/dtj/checkpoints", "/dtj/data"),
+        *("--model_dir=/dtj/checkpoints", "/dtj/data", "tcp://127.0.0.1:80"),
+        "mnist-worker-0.mnist.other.svc 127.0.0.1 127.0.0.1 mnist-ps-0.mnist2",
     ]
     chief = environments(here)["mnist-chief-0"]
     assert (chief["OUT"], chief["DTJ_ROOT_VARIABLES"]) == ("/dtj/model", "OUT")

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from tests.bench.first_step import Pods, ours, split
+from tests.bench.first_step import STRATEGIES, TARGETS, Pods, ours, split
 from tests.cluster.jobs import Job, Namespace
 
 MOMENTS = {"API": 10.5, "sshd": 13.0, "workers: container, Python": 12.0, "ranks: imports, MPI_Init": 16.0}
@@ -26,6 +26,10 @@ def test_parts_follow_each_other_and_make_up_the_whole() -> None:
 
 def test_containers_and_imports_are_not_ours() -> None:
     assert ours(split(10.0, MOMENTS)) == 1.5
+
+
+def test_each_strategy_has_a_target() -> None:
+    assert [target.figure for target in TARGETS] == [*STRATEGIES]
 
 
 def test_a_part_ends_with_the_last_pod_that_says_so(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,6 +1,6 @@
-"""The table docs/threads.md: every named test exists; also tests of entries that have no other place.
+"""The tables docs/threads*.md: every named test exists; also tests of entries that have no other place.
 
-* the table of docs/threads.md and the tests that it names
+* the tables of docs/threads*.md and the tests that they name
 * Services, sidecars, webhooks and rights of the operator
 * watches that fall silent, and timeouts
 """
@@ -32,7 +32,8 @@ from tests.unit.support.pods import running
 
 ROOT = Path(__file__).parents[3]
 PAGE = (ROOT / "docs/threads.md").read_text()
-NAMED = re.findall(r"`(tests/[\w/]+\.py)::(\w+)`", PAGE)
+TORCH_PAGE = (ROOT / "docs/threads-torch.md").read_text()
+NAMED = re.findall(r"`(tests/[\w/]+\.py)::(\w+)`", PAGE + TORCH_PAGE)
 MANIFESTS = [
     manifest
     for file in sorted((ROOT / "manifests").rglob("*.yaml"))
@@ -41,10 +42,10 @@ MANIFESTS = [
 ]
 
 
-def rows() -> list[list[str]]:
+def rows(page: str) -> list[list[str]]:
     return [
         [cell.strip() for cell in line.strip("|").split(" | ")]
-        for line in PAGE.splitlines()
+        for line in page.splitlines()
         if line.startswith("| [")
     ]
 
@@ -55,8 +56,8 @@ def test_every_test_that_the_page_names_exists(path: str, name: str) -> None:
 
 
 def test_every_thread_of_the_table_is_linked_and_held_by_a_test() -> None:
-    assert len(rows()) > 40
-    for threads, *_, held in rows():
+    assert len(rows(PAGE)) > 40
+    for threads, *_, held in rows(PAGE + TORCH_PAGE):
         for name, address in re.findall(r"\[([^\]]+)\]\(([^)]+)\)", threads):
             repository, number = name.split("#")
             assert re.fullmatch(rf"https://github\.com/[\w-]+/{repository}/issues/{number}", address)
@@ -64,17 +65,25 @@ def test_every_thread_of_the_table_is_linked_and_held_by_a_test() -> None:
         assert all(re.fullmatch(r"`tests/[\w/]+\.py::test_\w+`", one) for one in held.split("<br>")), held
 
 
+def test_each_trap_of_the_dynamic_rendezvous_has_a_row() -> None:
+    _, _, traps = TORCH_PAGE.partition("## Twelve traps")
+    traps, _, trackers = traps.partition("\n## ")
+
+    assert len(rows(traps)) == 12
+    assert len(rows(trackers)) >= 6
+
+
 def test_no_thread_is_both_held_and_not_held() -> None:
     table, rest = PAGE.split("## Not held")
     link = r"\[([\w-]+#\d+)\]"
 
-    assert set(re.findall(link, table)) & set(re.findall(link, rest)) == set()
+    assert set(re.findall(link, table + TORCH_PAGE)) & set(re.findall(link, rest)) == set()
 
 
 # --- threads -----------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("strategy", ["Horovod", "ParameterServer"])
+@pytest.mark.parametrize("strategy", ["Horovod", "ParameterServer", "TorchDistributed"])
 def test_a_job_has_one_service_however_many_replicas(strategy: str) -> None:
     roles: Manifest = {"worker": {"replicas": 50}} | ({"ps": {}} if strategy == "ParameterServer" else {})
     plan = plan_job(job(strategy=strategy, replicaSpecs=roles))
@@ -84,7 +93,7 @@ def test_a_job_has_one_service_however_many_replicas(strategy: str) -> None:
     assert plan.service["spec"]["clusterIP"] == "None"
 
 
-@pytest.mark.parametrize("strategy", ["Horovod", "ParameterServer"])
+@pytest.mark.parametrize("strategy", ["Horovod", "ParameterServer", "TorchDistributed"])
 def test_nothing_of_dtj_has_to_run_before_a_pods_sidecars(strategy: str) -> None:
     """A mesh's proxy starts after all init containers: one that needs the network waits for ever."""
     roles: Manifest = {"worker": {"replicas": 2}} | (

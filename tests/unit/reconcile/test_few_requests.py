@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections import Counter
 from datetime import timedelta
 
-from dtj.api.identity import KIND
+from dtj.api.identity import KIND, LABEL_INDEX
 from dtj.api.status import ProgressStatus
 from dtj.status.progress_report import Report
 from tests.unit.support.kubelet import succeed_after_two_steps
@@ -53,6 +53,37 @@ async def test_a_whole_life_costs_thirteen_writes_and_no_read() -> None:
         "launcher": 0,
         "worker": 0,
     }
+
+
+async def test_a_life_without_launcher_and_secret_costs_nine_writes_and_no_read() -> None:
+    world = ThriftyWorld(strategy="TorchDistributed")
+    world.kubelet.program = lambda pod, ran: (0, "") if ran >= 2 else None
+
+    await world.rest()
+
+    assert world.phase == "Succeeded"
+    assert world.asked() == {
+        ("create", "Service"): 1,
+        ("create", "ConfigMap"): 1,
+        ("create", "Pod"): 2,
+        ("create", "Event"): 2,
+        ("patch", "DistributedTrainingJob"): 3,
+    }
+
+
+async def test_the_ends_of_many_workers_are_written_together() -> None:
+    world = ThriftyWorld(strategy="TorchDistributed", replicaSpecs={"worker": {"replicas": 30}})
+    world.kubelet.program = lambda pod, ran: None
+    await world.until(lambda: world.phase == "Running")
+    # One worker ends in each second.
+    world.kubelet.program = lambda pod, ran: (
+        (0, "") if ran > 10 + int(pod["metadata"]["labels"][LABEL_INDEX]) else None
+    )
+    before = len(world.cluster.calls)
+
+    await world.until(lambda: world.phase == "Succeeded")
+
+    assert world.asked(before)["patch", "DistributedTrainingJob"] <= 30 / world.counts_after + 2
 
 
 async def test_a_restart_costs_two_reads() -> None:

@@ -16,6 +16,7 @@ from dtj.api.job import Manifest
 from dtj.cluster.port import ApiError
 from tests.unit.support.kubelet import Ending
 from tests.unit.support.kueue import Kueue
+from tests.unit.support.programs import decides
 from tests.unit.support.world import World
 
 GROUP = ("PodGroup", "ml", "mnist")
@@ -23,16 +24,16 @@ JOB = ("DistributedTrainingJob", "ml", "mnist")
 KUEUE = {"schedulingPolicy": {"gang": "Kueue", "queue": "research"}}
 PS = {"strategy": "ParameterServer", "replicaSpecs": {"worker": {"replicas": 2}, "ps": {"replicas": 1}}}
 
+TORCH = {"strategy": "TorchDistributed"}
+
 
 def endless(pod: Manifest, ran: int) -> Ending | None:
     return None
 
 
 def decisive_ends(pod: Manifest, ran: int) -> Ending | None:
-    """The program of a launcher or chief comes to its end."""
-    return (
-        (0, "") if pod["metadata"]["labels"]["dtj.dev/role"] in ("launcher", "chief") and ran >= 3 else None
-    )
+    """A program whose success is the job's success comes to its end."""
+    return (0, "") if ran >= 3 and decides(pod) else None
 
 
 def made(world: World) -> list[str]:
@@ -163,7 +164,7 @@ async def test_without_a_gang_nobody_is_asked_for_a_pod_group() -> None:
 # --- Kueue ----------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("spec", [{}, PS], ids=["horovod", "parameter-server"])
+@pytest.mark.parametrize("spec", [{}, PS, TORCH], ids=["horovod", "parameter-server", "torch-distributed"])
 async def test_a_queued_job_has_all_its_pods_and_runs_when_it_is_admitted(spec: Any) -> None:
     queue = Queue(**spec)
     queue.kueue.open = False
@@ -183,7 +184,7 @@ async def test_a_queued_job_has_all_its_pods_and_runs_when_it_is_admitted(spec: 
     assert "NotQueued" not in queue.world.events()
 
 
-@pytest.mark.parametrize("spec", [{}, PS], ids=["horovod", "parameter-server"])
+@pytest.mark.parametrize("spec", [{}, PS, TORCH], ids=["horovod", "parameter-server", "torch-distributed"])
 async def test_an_evicted_job_goes_back_to_the_queue_as_a_new_group(spec: Any) -> None:
     queue = Queue(**spec)
     queue.world.kubelet.program = endless
@@ -200,7 +201,7 @@ async def test_an_evicted_job_goes_back_to_the_queue_as_a_new_group(spec: Any) -
     assert [name.rsplit("-", 1)[1] for name in queue.kueue.admitted] == ["1", "2"]
 
 
-@pytest.mark.parametrize("spec", [{}, PS], ids=["horovod", "parameter-server"])
+@pytest.mark.parametrize("spec", [{}, PS, TORCH], ids=["horovod", "parameter-server", "torch-distributed"])
 @pytest.mark.parametrize("victim", ["mnist-worker-0", "mnist-worker-1"])
 async def test_no_finalizer_of_kueue_ever_stands_in_the_way_of_the_next_attempt(
     spec: Any, victim: str
@@ -214,7 +215,7 @@ async def test_no_finalizer_of_kueue_ever_stands_in_the_way_of_the_next_attempt(
     assert queue.world.status["attempt"] == 2
 
 
-@pytest.mark.parametrize("spec", [{}, PS], ids=["horovod", "parameter-server"])
+@pytest.mark.parametrize("spec", [{}, PS, TORCH], ids=["horovod", "parameter-server", "torch-distributed"])
 async def test_a_job_whose_workload_is_deactivated_comes_back_when_the_user_says_so(spec: Any) -> None:
     queue = Queue(**spec)
     queue.world.kubelet.program = endless

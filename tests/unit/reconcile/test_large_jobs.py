@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import json
 import threading
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -20,9 +21,13 @@ from dtj.cluster.port import ApiError
 from dtj.plan import pods
 from dtj.plan.job import plan_job
 from dtj.plan.model import Plan
+from dtj.reconcile.decision import expected_pods
 from dtj.reconcile.executor import slow_start
 from dtj.status import pods as pod_views
+from dtj.status.evaluate import evaluate
+from dtj.status.observed import Observed
 from tests.unit.support.jobs import job
+from tests.unit.support.pods import at, ended, running, views
 from tests.unit.support.world import KEY, World
 
 PARAMETER_SERVERS = {"strategy": "ParameterServer"}
@@ -36,15 +41,28 @@ def servers(count: int) -> dict[str, Any]:
     return PARAMETER_SERVERS | {"replicaSpecs": {"worker": {"replicas": count}, "ps": {"replicas": count}}}
 
 
-@pytest.mark.parametrize("spec", [workers, servers])
+def failed(name: str) -> Manifest:
+    """A worker that lost its connections to another one."""
+    return ended(name, 1, {"class": "ConnectionLost", "message": "Connection closed by peer", "exitCode": 1})
+
+
+def out_of_memory(name: str) -> Manifest:
+    return ended(name, 137, reason="OOMKilled")
+
+
+def torch_workers(count: int) -> dict[str, Any]:
+    return {"strategy": "TorchDistributed"} | workers(count)
+
+
+@pytest.mark.parametrize("spec", [workers, servers, torch_workers])
 def test_a_pod_is_as_large_in_a_large_job_as_in_a_small_one(spec: Any) -> None:
     small, large = (plan_job(job(**spec(count))) for count in (10, 900))
 
     sizes = [len(json.dumps(plan.pod(plan.replicas[5]))) for plan in (small, large)]
-    assert sizes[1] <= sizes[0] + 1, "by a digit of the number of ranks"
+    assert sizes[1] <= sizes[0] + 4, "by a digit of each number of ranks or pods"
 
 
-@pytest.mark.parametrize("spec", [workers, servers])
+@pytest.mark.parametrize("spec", [workers, servers, torch_workers])
 async def test_a_manifest_is_made_when_its_pod_is_and_a_row_of_the_plan_once_an_attempt(
     monkeypatch: pytest.MonkeyPatch, spec: Any
 ) -> None:
@@ -61,7 +79,7 @@ async def test_a_manifest_is_made_when_its_pod_is_and_a_row_of_the_plan_once_an_
         return original_rows(given, role, count, *rest)
 
     original, original_rows = pods.replica_pod, pods.replicas
-    for module in ("horovod", "parameter_server"):
+    for module in ("horovod", "parameter_server", "torch_distributed"):
         monkeypatch.setattr(f"dtj.plan.{module}.replica_pod", replica_pod)
         monkeypatch.setattr(f"dtj.plan.{module}.replicas", replicas)
     view_pod = pod_views.view_pod
@@ -83,6 +101,44 @@ async def test_a_manifest_is_made_when_its_pod_is_and_a_row_of_the_plan_once_an_
     assert sum(rows) <= 2 * size, "with and without the name of its Secret"
     assert len(viewed) <= 6 * size, "once for each change of a pod"
     assert passes <= size / 4
+
+
+class Counted(str):
+    """A name that counts with how many other names it is compared."""
+
+    compared = 0
+    __hash__ = str.__hash__
+
+    def __eq__(self, other: object) -> bool:
+        Counted.compared += 1
+        return str.__eq__(self, other)
+
+
+@pytest.mark.parametrize(
+    ("ends", "phase"),
+    [
+        ([running] * 3, "Running"),
+        ([ended, running, running], "Running"),
+        ([ended] * 3, "Succeeded"),
+        ([failed, failed, running], "Running"),
+        ([ended, failed, running], "Restarting"),
+        ([failed, failed, out_of_memory], "Restarting"),
+    ],
+)
+def test_who_decides_is_not_searched_for_each_pod_and_no_message_names_all(ends: Any, phase: str) -> None:
+    given, size = job(**torch_workers(600)), 600
+    plan = plan_job(given)
+    names = [Counted(name) for name in plan.decisive]
+    expected = replace(expected_pods(given, plan), decisive=names, stages=[names])
+    started = evaluate(given, expected, [], Observed(pods=views(*map(running, names))), at(0)).status
+    pods = views(*(end(name) for each, end in enumerate(ends) for name in names[each::3]))
+    Counted.compared = 0
+
+    status = evaluate(replace(given, status=started), expected, [], Observed(pods=pods), at(10)).status
+
+    assert status.phase == phase
+    assert Counted.compared <= 20 * size
+    assert all(len(condition.message) < 200 for condition in status.conditions)
 
 
 async def test_a_pass_over_a_large_job_leaves_the_event_loop_to_others() -> None:

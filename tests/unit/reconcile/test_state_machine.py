@@ -9,7 +9,8 @@ from __future__ import annotations
 import pytest
 
 from dtj.api.identity import KIND
-from tests.unit.support.job_machine import MORE_EXAMPLES, Jobs, settings_of
+from dtj.api.job import Manifest
+from tests.unit.support.job_machine import MORE_EXAMPLES, Jobs, settings_of, small_specs
 
 
 def test_no_attempt_begins_beside_pods_that_a_new_operator_has_not_seen() -> None:
@@ -25,6 +26,22 @@ def test_no_attempt_begins_beside_pods_that_a_new_operator_has_not_seen() -> Non
     jobs.teardown()
 
 
+def torch_distributed(spec: Manifest) -> Manifest:
+    """Return the spec for strategy TorchDistributed."""
+    replicas = spec["replicaSpecs"]["worker"]["replicas"]
+    return {**spec, "strategy": "TorchDistributed", "replicaSpecs": {"worker": {"replicas": replicas + 1}}}
+
+
 # Of ten seconds' work: a busy machine takes longer than a test may.
 TestJobs = pytest.mark.timeout(0 if MORE_EXAMPLES else 600)(Jobs.TestCase)
 TestJobs.settings = settings_of(100)
+
+
+class TorchJobs(Jobs):
+    """Jobs whose every worker decides."""
+
+    specs = small_specs().map(torch_distributed)
+
+
+TestTorchJobs = pytest.mark.timeout(0 if MORE_EXAMPLES else 600)(TorchJobs.TestCase)
+TestTorchJobs.settings = settings_of(30)

@@ -138,6 +138,9 @@ def test_what_was_trained_is_read_from_the_job_where_rows_do_not_say_it() -> Non
     assert of(line("train", 1, 1, worldSize=12), job=newer).facts["workers"] == 3
 
     servers = {"strategy": "ParameterServer", "replicaSpecs": {"worker": {"replicas": 3}, "ps": {}}}
+    torch = {"strategy": "TorchDistributed", "torch": {"procsPerWorker": 4}, "replicaSpecs": {"worker": {}}}
+    facts = of(line("train", 1, 1, worldSize=8), job={"spec": torch}).facts
+    assert (facts["strategy"], facts["workers"], facts["ranks"]) == ("TorchDistributed", 2, 8)
     facts = of(line("train", 1, 1, worldSize=3), job={"spec": servers}).facts
     assert (facts["workers"], facts["ps"], facts["updates"]) == (3, 1, "Asynchronous")
 

@@ -26,8 +26,12 @@ PS_SPEC: dict[str, Any] = {
     "replicaSpecs": {"worker": {"replicas": 2}, "ps": {}, "evaluator": {}},
 }
 PS_PODS = ["mnist-chief-0", "mnist-evaluator-0", "mnist-ps-0", "mnist-worker-0", "mnist-worker-1"]
+TORCH_SPEC: dict[str, Any] = {"strategy": "TorchDistributed"}
+WORKERS = ["mnist-worker-0", "mnist-worker-1"]
 STRATEGIES = pytest.mark.parametrize(
-    ("spec", "asked"), [({}, ["mnist-worker-0", "mnist-worker-1"]), (PS_SPEC, PS_PODS)], ids=["Horovod", "PS"]
+    ("spec", "asked"),
+    [({}, WORKERS), (PS_SPEC, PS_PODS), (TORCH_SPEC, WORKERS)],
+    ids=["Horovod", "PS", "TorchDistributed"],
 )
 ARTIFACTS = {"uri": "s3://bucket/jobs"}
 
@@ -260,6 +264,29 @@ def test_a_stall_ends_with_the_training_and_when_nobody_asks_any_more() -> None:
     status = unasked.see(*healthy(), seconds=110, **at_step(7))
     assert stalled(status) == ("False", "NotWatched")
     assert "stepTime" not in status
+
+
+@pytest.mark.parametrize(
+    ("names", "told"),
+    [(WORKERS[:1], "mnist-worker-0"), (WORKERS[1:], "mnist-worker-1")],
+    ids=["rank 0", "another"],
+)
+def test_workers_that_wait_for_one_that_ended_early_stand_still(names: list[str], told: str) -> None:
+    life = Life(**policy(stallPolicy="Restart"), **TORCH_SPEC)
+    life.see(*map(running, WORKERS), **at_step(7))
+    early = [ended(name, 0, seconds=5) for name in names]
+    waits = [running(name) for name in WORKERS if name not in names]
+    # Nobody answers for rank 0 any more when its pod has ended.
+    observed: dict[str, Any] = {} if names == WORKERS[:1] else at_step(7)
+
+    status = life.see(*early, *waits, seconds=100, **observed)
+    assert stalled(status) == ("True", "NoProgress")
+    status = life.see(*early, *waits, seconds=130, **observed)
+
+    assert status["failure"]["class"] == "Stalled"
+    assert status["failure"]["message"].startswith(
+        f"{told} ended with exit code 0, and the step has stayed at 7 for 130 s"
+    )
 
 
 # --- the operator -------------------------------------------------------------------------------------

@@ -27,9 +27,11 @@ PARAMETER_SERVER: dict[str, Any] = {
     "strategy": "ParameterServer",
     "replicaSpecs": {"worker": {"replicas": 2}, "ps": {}, "evaluator": {}},
 }
+TORCH: dict[str, Any] = {"strategy": "TorchDistributed"}
 PODS = {
     "Horovod": (WORKER_0, WORKER_1, LAUNCHER),
     "ParameterServer": (CHIEF, PS, WORKER_0, WORKER_1, EVALUATOR),
+    "TorchDistributed": (WORKER_0, WORKER_1),
 }
 ROLES = pytest.mark.parametrize(
     ("spec", "name"),
@@ -39,8 +41,10 @@ ROLES = pytest.mark.parametrize(
         (PARAMETER_SERVER, WORKER_0),
         (PARAMETER_SERVER, PS),
         (PARAMETER_SERVER, CHIEF),
+        (TORCH, WORKER_0),
+        (TORCH, WORKER_1),
     ],
-    ids=["Horovod-worker", "Horovod-launcher", "PS-worker", "PS-ps", "PS-chief"],
+    ids=["Horovod-worker", "Horovod-launcher", "PS-worker", "PS-ps", "PS-chief", "Torch-0", "Torch-1"],
 )
 
 

@@ -52,6 +52,7 @@ EXITS = st.sampled_from(
         (1, said("PeersUnreachable"), ""),
         (137, "", "OOMKilled"),
         (137, "", "Error"),
+        (1, said("PortInUse"), ""),
         (143, said("Signal", signal=15), ""),
         (127, "", "ContainerCannotRun"),
     ]
@@ -239,10 +240,11 @@ class Jobs(RuleBasedStateMachine):
 
     def decides(self, pod: Manifest) -> bool:
         """Return whether the success of the pod is the job's success."""
-        if self.job is None or pod["metadata"]["labels"][LABEL_INDEX] != "0":
+        if self.job is None:
             return False
-        role = read_job(self.job).rules.roles.get(pod["metadata"]["labels"][LABEL_ROLE])
-        return role is not None and role.decides
+        labels = pod["metadata"]["labels"]
+        role = read_job(self.job).rules.roles.get(labels[LABEL_ROLE])
+        return role is not None and role.decides and (role.all_decide or labels[LABEL_INDEX] == "0")
 
     def succeed(self, pod: Manifest, ran: int) -> tuple[int, str] | None:
         """Every program does what it should."""

@@ -5,7 +5,10 @@ from __future__ import annotations
 import json
 from typing import Any
 
+from dtj.api.identity import LABEL_INDEX, LABEL_ROLE
 from dtj.api.job import Manifest
+from dtj.api.strategies import RULES
+from dtj_trainer.contract import ENV_STRATEGY
 from tests.unit.support.kubelet import Ending
 
 
@@ -21,6 +24,14 @@ def fails(attempts: int, code: int = 3) -> Any:
         return code, json.dumps({"class": "ApplicationError", "message": "it broke", "exitCode": code})
 
     return program
+
+
+def decides(pod: Manifest) -> bool:
+    """Return whether the success of the pod is the job's success, or a part of it."""
+    labels, variables = pod["metadata"]["labels"], pod["spec"]["containers"][0]["env"]
+    (strategy,) = (each["value"] for each in variables if each["name"] == ENV_STRATEGY)
+    role = RULES[strategy].roles[labels[LABEL_ROLE]]
+    return role.decides and (role.all_decide or labels[LABEL_INDEX] == "0")
 
 
 def endless(pod: Manifest, ran: int) -> Ending | None:

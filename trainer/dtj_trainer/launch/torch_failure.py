@@ -14,35 +14,11 @@ from pathlib import Path
 from typing import NamedTuple
 
 from dtj_trainer.contract.failure_class import FailureClass
+from dtj_trainer.contract.torch_output import Raised, raised
 from dtj_trainer.launch.failure import signal_name
 from dtj_trainer.launch.program import ProgramEnd
 from dtj_trainer.launch.termination import RankExit
 
-_FOLLOWS = re.compile(
-    "|".join(
-        (
-            # gloo: transport/tcp/pair.cc and unbound_buffer.cc.
-            r"gloo/\S*\].*(Connection closed by peer|Connection reset by peer|Broken pipe|Read error|Write error)",
-            r"gloo/\S*\].*([Tt]imed out|[Tt]imeout|Connection refused|No route to host)",
-            r"Gloo connectFullMesh failed|failed to pass monitoredBarrier|reached monitoredBarrier, but received",
-            # The store of the process group: TCPStore.cpp and socket.cpp of c10d.
-            r"Dist(Network|Store)Error: .*([Tt]imed out|[Tt]imeout|[Cc]onnection|recv|send|Broken pipe)",
-            r"Dist(Network|Store)Error: .*failed to connect",
-            # NCCL, and its watchdog in ProcessGroupNCCL.cpp.
-            r"Watchdog caught collective operation timeout|NCCL communicator was aborted|ncclRemoteError",
-            r"remote process exited or there was a network error|Connection closed by remote peer",
-            r"Some NCCL operations have failed or timed out",
-        )
-    )
-)
-_STORE_PORT = re.compile(r"server socket has failed to (listen|bind).*(EADDRINUSE|[Aa]ddress already in use)")
-_RANK = re.compile(r"\[rank(\d+)\]: ?")
-"""The prefix of PyTorch's own handler of exceptions, after init_process_group."""
-_EXCEPTION = re.compile(r"(?:\w+\.)*[A-Z]\w*(?:Error|Exception|Interrupt)(?::|$)")
-_TERMINATE = re.compile(r"what\(\): +")
-_OF_TORCHRUN = re.compile(r"\b(ChildFailedError|SignalException)\b")
-_LINES_OF_A_MESSAGE = 6
-_LONGEST_TEXT = 500
 _TABLE_RANK = re.compile(r"rank +: (\d+) \(local_rank: \d+\)")
 _TABLE_CODE = re.compile(r"exitcode +: (-?\d+) \(pid: \d+\)")
 _UNCAUGHT = {1, -signal.SIGABRT, 128 + signal.SIGABRT}
@@ -53,56 +29,11 @@ _LEFT_UNTOLD = "the program left as after SIGTERM, though this pod was not told 
 _CHANGEABLE = {FailureClass.APPLICATION_ERROR, FailureClass.SIGNAL}
 
 
-class Raised(NamedTuple):
-    """An exception that was printed, and its rank where PyTorch printed it too."""
-
-    rank: int | None
-    text: str
-    """The first line and those that may belong to it."""
-
-    @property
-    def first_line(self) -> str:
-        """The name of the exception and the first line of its message."""
-        return self.text.partition("\n")[0][:_LONGEST_TEXT]
-
-    @property
-    def follows(self) -> bool:
-        """Whether the exception says that a connection to another rank was lost, or that the rank did not answer."""
-        return _FOLLOWS.search(self.text) is not None
-
-    @property
-    def store_port_is_taken(self) -> bool:
-        """Whether the process group's store could not listen, because another process listens on MASTER_PORT."""
-        return _STORE_PORT.search(self.text) is not None
-
-
 class FailedRank(NamedTuple):
     """A row of the table that torchrun prints at its end; `code` is negative after a signal."""
 
     rank: int
     code: int
-
-
-def raised(lines: Sequence[str]) -> list[Raised]:
-    """Return the exceptions in a program's output, from the first one. torchrun's own ones are left out."""
-    found: list[Raised] = []
-    split = [_split(line) for line in lines]
-    for at, (rank, text) in enumerate(split):
-        if _OF_TORCHRUN.search(text) or not (_EXCEPTION.match(text) or _TERMINATE.match(text)):
-            continue
-        message = [_TERMINATE.sub("", text, count=1)]
-        for other, more in split[at + 1 : at + _LINES_OF_A_MESSAGE]:
-            if other != rank or more.startswith("Traceback"):
-                break
-            message.append(more)
-        found.append(Raised(rank, "\n".join(message)))
-    return found
-
-
-def _split(line: str) -> tuple[int | None, str]:
-    """Return the rank in the prefix of a line, and the rest of the line."""
-    prefix = _RANK.match(line)
-    return (int(prefix[1]), line[prefix.end() :].strip()) if prefix else (None, line.strip())
 
 
 def failed_ranks(lines: Sequence[str]) -> list[FailedRank]:

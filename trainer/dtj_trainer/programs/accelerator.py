@@ -45,25 +45,31 @@ def need_gpus(found: int, why_none: str) -> None:
     )
 
 
-def need_nccl(gpus: int, ranks: int, *, built: bool) -> None:
-    """End the process if Horovod can't average the gradients of this host's ranks on its GPUs.
+def need_nccl_of_horovod(gpus: int, ranks: int, *, built: bool) -> None:
+    """Call `need_nccl` for a Horovod job. built: whether Horovod is built with NCCL."""
+    remedy = f"{_PAGE} builds it with HOROVOD_FROM=source and HOROVOD_GPU_OPERATIONS=NCCL"
+    without = None if built else f"Horovod in this image is compiled without NCCL: {remedy}"
+    need_nccl(gpus, ranks, without=without, field="horovod.slotsPerWorker")
 
-    gpus: visible GPUs of this host. ranks: ranks on this host. built: whether Horovod is built with NCCL.
+
+def need_nccl(gpus: int, ranks: int, *, without: str | None, field: str) -> None:
+    """End the process if NCCL can't average the gradients of this host's ranks on its GPUs.
+
+    gpus: visible GPUs of this host. ranks: ranks on this host. without: what in this image has no NCCL, with the
+    remedy; None if nothing. field: the job's field with the number of ranks of a host.
     """
-    if not built:
-        refuse(
-            "the framework computes on a GPU, and Horovod in this image is compiled without NCCL: "
-            f"{_PAGE} builds it with HOROVOD_FROM=source and HOROVOD_GPU_OPERATIONS=NCCL"
-        )
+    if without:
+        refuse(f"the framework computes on a GPU, and {without}")
     if ranks > gpus:
         refuse(
             f"{ranks} ranks on this host have {gpus} of its GPUs, and NCCL needs one for each rank: "
-            "make horovod.slotsPerWorker as large as gpus"
+            f"make {field} as large as gpus"
         )
     if gpus > ranks:
         log.warning(
-            "%d of this host's %d GPUs are idle: each rank uses one, horovod.slotsPerWorker is %d",
+            "%d of this host's %d GPUs are idle: each rank uses one, %s is %d",
             gpus - ranks,
             gpus,
+            field,
             ranks,
         )

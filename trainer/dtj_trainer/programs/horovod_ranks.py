@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from dtj_trainer.programs.pieces import PIECE_BYTES, groups, pieces
 from dtj_trainer.programs.protocols import Ranks
+from dtj_trainer.programs.tensor_ranks import GradientAveraging, TensorRanks
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -48,8 +50,8 @@ class HorovodRanks(Ranks):
         return gathered
 
 
-class TorchRanks(HorovodRanks):
-    """The ranks of a job with PyTorch."""
+class TorchRanks(HorovodRanks, TensorRanks):
+    """See TensorRanks."""
 
     def __init__(self) -> None:
         import horovod.torch as hvd
@@ -57,13 +59,16 @@ class TorchRanks(HorovodRanks):
 
         super().__init__(hvd, torch.from_numpy)
 
-    def averaging(self, optimizer: torch.optim.Optimizer, model: torch.nn.Module) -> Any:
-        """Wrap the optimizer so that each step uses the average of all ranks' gradients."""
-        named = model.named_parameters()
-        return self._hvd.DistributedOptimizer(optimizer, named_parameters=named, op=self._hvd.Average)
+    def averaging(self, network: torch.nn.Module, optimizer: Any, passes: int) -> GradientAveraging:
+        """See TensorRanks."""
+        named = network.named_parameters()
+        averaged = self._hvd.DistributedOptimizer(
+            optimizer, named_parameters=named, backward_passes_per_step=passes, op=self._hvd.Average
+        )
+        return _DistributedOptimizer(network, averaged)
 
     def overwrite(self, tensors: Mapping[str, torch.Tensor]) -> None:
-        """Overwrite tensors, which have equal names and shapes on all ranks, by rank 0's."""
+        """See TensorRanks."""
         under_way: list[int] = []
         size = 0
         for name, tensor in tensors.items():
@@ -84,6 +89,17 @@ class TorchRanks(HorovodRanks):
     def _wait(self, handles: list[int]) -> None:
         while handles:
             self._hvd.synchronize(handles.pop(0))
+
+
+class _DistributedOptimizer(GradientAveraging):
+    """See GradientAveraging. The optimizer is Horovod's; it counts the passes of a step by itself."""
+
+    @contextmanager
+    def averaged(self) -> Iterator[None]:
+        """See GradientAveraging."""
+        self.optimizer.synchronize()
+        with self.optimizer.skip_synchronize():
+            yield
 
 
 class KerasRanks(HorovodRanks):

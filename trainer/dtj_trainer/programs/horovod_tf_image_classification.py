@@ -71,7 +71,7 @@ def _device() -> str:
     if not gpus:
         accelerator.need_gpus(len(gpus), without_gpus())
         return "cpu"
-    accelerator.need_nccl(len(gpus), hvd.local_size(), built=bool(hvd.nccl_built()))
+    accelerator.need_nccl_of_horovod(len(gpus), hvd.local_size(), built=bool(hvd.nccl_built()))
     gpu = gpus[hvd.local_rank()]
     tf.config.set_visible_devices(gpu, "GPU")
     tf.config.experimental.set_memory_growth(gpu, True)

@@ -25,6 +25,8 @@ class Options:
     augment: bool
     seed: int
     amp: bool | None
+    grad_accumulation: int
+    sync_batchnorm: bool
     data_workers: int
     checkpoint_steps: int | None
     checkpoint_seconds: float
@@ -39,11 +41,13 @@ def parse(
     models: tuple[str, ...],
     *,
     mixed_precision: bool = True,
+    grad_accumulation: bool = False,
+    sync_batchnorm: bool = False,
 ) -> Options:
     """Read the command line; a usage message ends the process if it is wrong.
 
-    `models` are the names that --model accepts: a small model, which is the default, and a larger one. Without
-    `mixed_precision` there is no --amp.
+    `models` are the names that --model accepts: a small model, which is the default, and a larger one. The flags
+    say which options of the program's framework there are: --amp, --grad-accumulation, --sync-batchnorm.
     """
     parser = new_parser(program, description)
     what = add_what_is_trained(parser, models)
@@ -52,15 +56,16 @@ def parse(
     )
 
     how = parser.add_argument_group("how")
-    how.add_argument("--batch-size", type=positive(int), default=64, help="examples a step on each rank")
+    part = "pass" if grad_accumulation else "step"
+    how.add_argument("--batch-size", type=positive(int), default=64, help=f"examples a {part} on each rank")
     how.add_argument("--optimizer", choices=("sgd", "adam"), default="sgd", help="the update rule")
     how.add_argument("--lr", type=positive(float), default=0.05, help="learning rate for one rank")
     how.add_argument(
         "--scale-lr",
         action=argparse.BooleanOptionalAction,
         default=True,
-        help="multiply the learning rate by the number of ranks for sgd (Goyal et al., 2017), by its square root for "
-        "adam (Malladi et al., 2022)",
+        help="multiply the learning rate by the number of ranks (and of passes a step) for sgd (Goyal et al., 2017), "
+        "by its square root for adam (Malladi et al., 2022)",
     )
     how.add_argument(
         "--warmup-epochs",
@@ -79,12 +84,26 @@ def parse(
     if mixed_precision:
         how.add_argument(
             "--amp",
+            "--bf16",
             action=argparse.BooleanOptionalAction,
             default=None,
-            help="mixed precision (bfloat16, or float16 with a scaled loss); not given: on GPUs",
+            help="mixed precision: bfloat16, or float16 with a scaled loss on GPUs that lack it; not given: on GPUs",
         )
-    else:
-        parser.set_defaults(amp=False)
+    if grad_accumulation:
+        how.add_argument(
+            "--grad-accumulation",
+            type=positive(int),
+            default=1,
+            help="passes whose gradients one step adds up",
+        )
+    if sync_batchnorm:
+        how.add_argument(
+            "--sync-batchnorm",
+            action=argparse.BooleanOptionalAction,
+            default=False,
+            help="normalize by the examples of all ranks, not of each rank alone",
+        )
+    parser.set_defaults(amp=None if mixed_precision else False, grad_accumulation=1, sync_batchnorm=False)
     how.add_argument(
         "--data-workers",
         type=not_negative(int),

@@ -35,7 +35,8 @@ def train(options: Options, data: PictureSet, model: PictureModel[Data], ranks: 
     Ends the process with 143 after SIGTERM, with 1 when the training failed.
     """
     rank, seed, train = ranks.rank, options.seed, data.train
-    sharding = Sharding(len(train), options.batch_size, rank=rank, ranks=ranks.size, seed=seed)
+    size = options.batch_size * options.grad_accumulation
+    sharding = Sharding(len(train), size, rank=rank, ranks=ranks.size, seed=seed)
     workers, augment = options.data_workers, options.augment
     batches = picture_batches(train, sharding, model.prepare, workers=workers, augment=augment, seed=seed)
     at, ramp = saver.resume()

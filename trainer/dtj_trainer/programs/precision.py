@@ -1,4 +1,4 @@
-"""Mixed precision together with Horovod."""
+"""Mixed precision on several ranks."""
 
 from __future__ import annotations
 
@@ -11,6 +11,8 @@ if TYPE_CHECKING:
     from contextlib import AbstractContextManager
 
     from torch import Tensor
+
+    from dtj_trainer.programs.tensor_ranks import GradientAveraging
 
 
 class Precision:
@@ -34,20 +36,20 @@ class Precision:
         """Return the context in which the forward pass runs."""
         return torch.autocast(self._device, dtype=self.dtype) if self.dtype else nullcontext()
 
-    def step(self, loss: Tensor, optimizer: Any) -> None:
-        """Run backward pass, average over the ranks, and update; `optimizer` is Horovod's."""
-        optimizer.zero_grad()
-        if self._scaler is None:
-            torch.autograd.backward(loss)
-            optimizer.step()
-            return
-        torch.autograd.backward(self._scaler.scale(loss))
+    def backward(self, loss: Tensor) -> None:
+        """Run the backward pass of a step, or one of its passes."""
+        torch.autograd.backward(loss if self._scaler is None else self._scaler.scale(loss))
+
+    def step(self, averaging: GradientAveraging) -> None:
+        """Update the weights by the mean of all ranks' gradients."""
         # Average the gradients before the scaler checks them for infinities, so that all ranks take or skip the
         # step together.
-        optimizer.synchronize()
-        with optimizer.skip_synchronize():
-            self._scaler.step(optimizer)
-        self._scaler.update()
+        with averaging.averaged():
+            if self._scaler is None:
+                averaging.optimizer.step()
+            else:
+                self._scaler.step(averaging.optimizer)
+                self._scaler.update()
 
     def state(self) -> dict[str, Any]:
         """Return the state for a checkpoint."""

@@ -7,14 +7,14 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 
-def rate_scale(optimizer: str, ranks: int) -> float:
-    """Return the factor of the learning rate for a batch that is `ranks` times as large.
+def rate_scale(optimizer: str, times: int) -> float:
+    """Return the factor of the learning rate for a batch that is `times` as large.
 
-    For SGD the factor is `ranks` (Goyal et al., 2017, "Accurate, Large Minibatch SGD"). Adam divides by the size of
+    For SGD the factor is `times` (Goyal et al., 2017, "Accurate, Large Minibatch SGD"). Adam divides by the size of
     the gradients, whose noise shrinks with the square root of the batch size: the factor is that root (Malladi et
     al., 2022, "On the SDEs and Scaling Rules for Adaptive Gradient Algorithms").
     """
-    return math.sqrt(ranks) if optimizer == "adam" else float(ranks)
+    return math.sqrt(times) if optimizer == "adam" else float(times)
 
 
 @dataclass(frozen=True)

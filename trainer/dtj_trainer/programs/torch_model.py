@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import hashlib
+import math
+from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -12,7 +14,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from dtj_trainer.models import build
-from dtj_trainer.programs import saved_model
+from dtj_trainer.programs import saved_model, sync_batchnorm
 from dtj_trainer.programs.chance import seed_of
 from dtj_trainer.programs.file_saver import FileSaver
 from dtj_trainer.programs.precision import Precision
@@ -24,8 +26,8 @@ if TYPE_CHECKING:
 
     from dtj_trainer.data.pictures import PictureSet
     from dtj_trainer.data.sharding import Share
-    from dtj_trainer.programs.horovod_ranks import TorchRanks
     from dtj_trainer.programs.options import Options
+    from dtj_trainer.programs.tensor_ranks import TensorRanks
 
 
 _STATE = ("model", "optimizer", "precision")
@@ -35,14 +37,18 @@ _STATE = ("model", "optimizer", "precision")
 class TorchModel(PictureModel[tuple[Tensor, Tensor]]):
     """See PictureModel."""
 
-    def __init__(self, options: Options, data: PictureSet, device: torch.device, ranks: TorchRanks) -> None:
+    def __init__(self, options: Options, data: PictureSet, device: torch.device, ranks: TensorRanks) -> None:
         self._ranks = ranks
         self._device = device
-        self._seed = options.seed
+        self._seed, self._pass_size = options.seed, options.batch_size
         torch.manual_seed(options.seed)  # The first weights are the same on all ranks.
         mean, deviation = _statistics(data)
         self.network = build(options.model, data.shape, data.classes, mean, deviation).to(device)
-        self.optimizer = ranks.averaging(_optimizer(options, self.network), self.network)
+        if options.sync_batchnorm and ranks.size > 1:
+            sync_batchnorm.synchronize(self.network)
+        optimizer = _optimizer(options, self.network)
+        self._averaging = ranks.averaging(self.network, optimizer, options.grad_accumulation)
+        self.optimizer = self._averaging.optimizer
         self.precision = Precision(device, options.amp)
         self._sums = torch.zeros(3, dtype=torch.float64, device=device)  # loss, right, examples
 
@@ -55,23 +61,31 @@ class TorchModel(PictureModel[tuple[Tensor, Tensor]]):
         """See Model."""
         self._draw_anew(step)
         self.network.train()
-        # A share of weight 0 must not change the statistics either.
-        kept = [] if share.count else [(each, each.clone()) for each in statistics(self.network).values()]
-        pixels, labels = (each.to(self._device, non_blocking=True) for each in data)
         for group in self.optimizer.param_groups:
             group["lr"] = rate
+        self.optimizer.zero_grad()
+        # Without an example that counts, a pass has an empty batch, which changes no statistics either.
+        counted = (each[: share.count].to(self._device, non_blocking=True) for each in data)
+        # All ranks make equally many passes. The first rank has the most examples.
+        passes = math.ceil(math.ceil(share.total / self._ranks.size) / self._pass_size)
+        pixels, labels = (each.tensor_split(passes) for each in counted)
+        for each in range(passes):
+            with self._averaging.accumulating() if each < passes - 1 else nullcontext():
+                self._pass(pixels[each], labels[each], share.total)
+        self.precision.step(self._averaging)
+
+    def _pass(self, pixels: Tensor, labels: Tensor, total: int) -> None:
+        """Add the gradient of these examples. `total`: the examples of the step on all ranks."""
         with self.precision.autocast():
-            logits = self.network(pixels)
-        losses = functional.cross_entropy(logits.float(), labels, reduction="none")[: share.count]
+            logits = self._averaging.network(pixels)
+        losses = functional.cross_entropy(logits.float(), labels, reduction="none")
         # Averaged over the ranks, this is the mean over all examples of the step, also when ranks have different
         # counts.
-        self.precision.step(losses.sum() * (self._ranks.size / share.total), self.optimizer)
+        self.precision.backward(losses.sum() * (self._ranks.size / total))
         with torch.no_grad():
-            for each, before in kept:
-                each.copy_(before)
-            right = (logits[: share.count].argmax(1) == labels[: share.count]).sum()
+            right = (logits.argmax(1) == labels).sum()
             self._sums += torch.stack(
-                (losses.sum().double(), right.double(), right.new_tensor(share.count).double())
+                (losses.sum().double(), right.double(), right.new_tensor(len(labels)).double())
             )
 
     def _draw_anew(self, step: int) -> None:
@@ -103,7 +117,7 @@ class TorchModel(PictureModel[tuple[Tensor, Tensor]]):
             return
         average = self._ranks.average(torch.cat([buffer.reshape(-1) for buffer in buffers]), "statistics")
         for buffer, values in zip(
-            buffers, average.split([buffer.numel() for buffer in buffers]), strict=True
+            buffers, torch.split(average, [buffer.numel() for buffer in buffers]), strict=True
         ):
             buffer.copy_(values.view(buffer.shape))
 
@@ -112,9 +126,9 @@ class TorchSaver(FileSaver):
     """See FileSaver."""
 
     file = "state.pt"
-    _ranks: TorchRanks
+    _ranks: TensorRanks
 
-    def __init__(self, options: Options, data: PictureSet, model: TorchModel, ranks: TorchRanks) -> None:
+    def __init__(self, options: Options, data: PictureSet, model: TorchModel, ranks: TensorRanks) -> None:
         super().__init__(options, len(data.train), ranks)
         self._shape, self._classes = data.shape, data.classes
         self._network, self._optimizer, self._precision = model.network, model.optimizer, model.precision

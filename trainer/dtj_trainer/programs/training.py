@@ -175,7 +175,8 @@ class Training(Generic[Data]):
     def _make_schedule(self, saved: dict[str, Any] | None) -> Schedule:
         """Return the schedule from this position on; `saved` is the ramp from the checkpoint."""
         options = self.options
-        scale = rate_scale(options.optimizer, self.ranks.size) if options.scale_lr else 1.0
+        batches = self.ranks.size * options.grad_accumulation
+        scale = rate_scale(options.optimizer, batches) if options.scale_lr else 1.0
         ramp = ramp_of(saved, scale, self._epochs_done, options.warmup_epochs)
         return Schedule(options.lr, ramp, options.warmup_epochs, self._end_in_epochs(), options.schedule)
 

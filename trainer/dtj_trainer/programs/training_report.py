@@ -122,8 +122,9 @@ class TrainingReport:
         )
 
     def _of_what(self) -> dict[str, object]:
-        """Return what is trained."""
-        return {"model": self._options.model, "batchSize": self._options.batch_size}
+        """Return what is trained; `batchSize`: the examples of a step on each rank."""
+        batch_size = self._options.batch_size * self._options.grad_accumulation
+        return {"model": self._options.model, "batchSize": batch_size}
 
     def _trained(self, at: Position) -> int:
         """Return the examples of all epochs so far, over all ranks."""

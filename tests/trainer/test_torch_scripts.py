@@ -1,0 +1,67 @@
+"""`dtj run` of PyTorch scripts in the forms that people have: the scripts in torch_scripts know nothing of dtj."""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Callable
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.trainer import local_runs
+from tests.trainer.local_runs import DtjRun, write_job
+
+pytestmark = pytest.mark.torch
+
+start = local_runs.start
+SCRIPTS = Path(__file__).parent / "torch_scripts"
+PYTHON = [sys.executable]
+TORCHRUN = [str(Path(sys.executable).with_name("torchrun"))]
+ACCELERATE = [str(Path(sys.executable).with_name("accelerate")), "launch", "--multi_gpu"]
+MASTER_IP = ["--master_ip=$(MASTER_ADDR)", "--num_nodes=$(WORLD_SIZE)", "--rank=$(RANK)"]
+accelerate = pytest.mark.skipif(find_spec("accelerate") is None, reason="needs accelerate")
+
+
+@pytest.mark.parametrize(("workers", "procs"), [(2, 1), (1, 2)], ids=["2x1", "1x2"])
+@pytest.mark.parametrize(
+    ("launcher", "script", "options", "block"),
+    [
+        (TORCHRUN, "multinode.py", ["8", "--snapshot_path=/dtj/checkpoints/snapshot.pt"], {}),
+        (PYTHON, "pytorchjob.py", ["--epochs=10"], {}),
+        (PYTHON, "master_ip.py", MASTER_IP, {}),
+        (PYTHON, "spawn.py", ["--nproc={procs}"], {"startedBy": "Command"}),
+        (PYTHON, "hf_trainer.py", [], {}),
+        pytest.param(PYTHON, "accelerated.py", [], {}, marks=accelerate),
+        pytest.param(ACCELERATE, "accelerated.py", [], {}, marks=accelerate),
+    ],
+    ids=["torchrun", "PyTorchJob", "master_ip", "spawn", "Trainer", "accelerate", "accelerate launch"],
+)
+def test_a_script_trains_in_the_world_that_was_asked_for(
+    start: Callable[..., DtjRun],
+    tmp_path: Path,
+    launcher: list[str],
+    script: str,
+    options: list[str],
+    block: dict[str, Any],
+    workers: int,
+    procs: int,
+) -> None:
+    file = write_job(
+        tmp_path,
+        "line",
+        [*launcher, str(SCRIPTS / script)],
+        args=[option.replace("{procs}", str(procs)) for option in options],
+        strategy="TorchDistributed",
+        torch={"procsPerWorker": procs, **block},
+        replicaSpecs={"worker": {"replicas": workers}},
+        artifacts=None,
+    )
+    run = start(file)
+    output = run.ended()
+    found = re.findall(r"rank (\d) of (\d)(?:, local \d)?: slope ([\d.]+)", output)
+    assert sorted((rank, world) for rank, world, _ in found) == [("0", "2"), ("1", "2")], output
+    assert {slope for _, _, slope in found} == {found[0][2]}
+    assert float(found[0][2]) == pytest.approx(3, abs=0.1)
+    assert run.status("line").attempt == 1

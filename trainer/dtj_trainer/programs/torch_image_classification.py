@@ -1,0 +1,70 @@
+"""Train a picture classifier by PyTorch's DistributedDataParallel, on one rank or many, on CPUs or GPUs.
+
+Reads a data set in MNIST's layout (four idx files) from a folder or from S3, trains, tests over all ranks at the end
+of each epoch, and writes checkpoints, TensorBoard scalars, metrics.jsonl and the final model into the workspace,
+which dtj-launch uploads. A retry resumes from the newest checkpoint.
+
+The variables of torchrun say which rank the process is: RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, MASTER_ADDR
+and MASTER_PORT. Without them it is a single process.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import socket
+import sys
+
+import torch
+import torch.distributed as dist
+from torch.distributed.elastic.multiprocessing.errors import record
+
+from dtj_trainer.data.errors import exit_on_data_error
+from dtj_trainer.data.pictures import data_uri, load_pictures
+from dtj_trainer.models import MODELS
+from dtj_trainer.programs.accelerator import need_nccl
+from dtj_trainer.programs.c10d_ranks import joined_ranks
+from dtj_trainer.programs.options import parse
+from dtj_trainer.programs.picture_training import train
+from dtj_trainer.programs.threads import threads_per_rank
+from dtj_trainer.programs.torch_gpus import device_of
+from dtj_trainer.programs.torch_model import TorchModel, TorchSaver
+
+log = logging.getLogger("dtj_trainer.programs.torch_image_classification")
+
+
+@record  # Writes an exception into the error file of this rank, whose failure then says more than its exit code.
+def main(arguments: list[str] | None = None) -> None:
+    """Run the program. Exits with 143 after SIGTERM, 65 when the data can't be used, 69 without a requested GPU."""
+    assert __doc__ is not None
+    name = "dtj_trainer.programs.torch_image_classification"
+    options = parse(arguments, name, __doc__, MODELS, grad_accumulation=True, sync_batchnorm=True)
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s", stream=sys.stdout)
+    logging.getLogger("botocore.credentials").setLevel(logging.WARNING)
+    device = device_of(int(os.environ.get("LOCAL_RANK", "0")), _need_nccl)
+    threads = threads_per_rank(_ranks_here())
+    if threads and device.type == "cpu":
+        torch.set_num_threads(threads)
+    with joined_ranks(device) as ranks:
+        log.info(
+            "rank %d of %d, one of %d on %s, on %s with %d threads; PyTorch %s",
+            *(ranks.rank, ranks.size, _ranks_here(), socket.gethostname()),
+            *(device.type, torch.get_num_threads(), torch.__version__),
+        )
+        with exit_on_data_error():
+            data = load_pictures(data_uri(options.data))
+        model = TorchModel(options, data, device, ranks)
+        train(options, data, model, ranks, TorchSaver(options, data, model, ranks))
+
+
+def _ranks_here() -> int:
+    return int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+
+
+def _need_nccl(gpus: int) -> None:
+    without = None if dist.is_nccl_available() else "PyTorch in this image is built without NCCL"
+    need_nccl(gpus, _ranks_here(), without=without, field="torch.procsPerWorker")
+
+
+if __name__ == "__main__":
+    main()
