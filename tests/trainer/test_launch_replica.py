@@ -12,6 +12,7 @@ from __future__ import annotations
 import json
 import signal
 import socket
+import sys
 from pathlib import Path
 
 import pytest
@@ -377,6 +378,27 @@ def test_what_a_program_closed_before_it_failed_counts(workspace, job_uri, job_s
     assert run.ended() == 3
     assert job_store.get_bytes("checkpoints/1/ckpt-1.pt") == b"whole"
     assert has(job_store, "checkpoints/1/manifest.json")
+
+
+def test_what_a_shell_runs_may_save_after_the_shell_has_died_of_sigterm(workspace):
+    program = (
+        "import signal, sys, time\n"
+        "def save(*_):\n"
+        "    time.sleep(1); print('saved', flush=True); sys.exit(143)\n"
+        "signal.signal(signal.SIGTERM, save); print('ready', flush=True)\n"
+        "time.sleep(300)"
+    )
+    run = workspace.launch(
+        "replica", "bash", "-c", '"$@"; echo after', "train.sh", sys.executable, "-c", program
+    )
+    run.says("ready")
+    run.terminate()
+
+    assert run.ended() == 143
+
+    assert "saved\n" in run.output
+    assert "after" not in run.output
+    assert (workspace.termination["class"], workspace.termination["signal"]) == ("Signal", 15)
 
 
 def test_what_a_program_saved_at_sigterm_counts(workspace, job_uri, job_store):

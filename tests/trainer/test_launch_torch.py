@@ -3,19 +3,23 @@
 * ranks in pods and in one pod compute together
 * a rank that is killed, raises, or exits early; a port that is taken
 * torchrun in the place of the ranks, and a world that is not the one asked for
+* torchrun and others in a program that dtj-launch starts as a rank
 """
 
 from __future__ import annotations
 
 import os
+import re
 import socket
 import sys
 from pathlib import Path
 
 import pytest
+from tests.trainer.conftest import descendants, until
 from tests.trainer.torch_pods import torch_pods
 
-from dtj_trainer.launch.world_check import torchrun_options
+from dtj_trainer.launch.process_tree import children_by_parent
+from dtj_trainer.launch.world_check import launcher_of, launchers_and_ranks
 
 pytestmark = pytest.mark.torch
 
@@ -191,18 +195,23 @@ def running(word: str) -> list[str]:
 
 
 @pytest.mark.parametrize(
-    ("words", "options"),
+    ("line", "launcher"),
     [
-        (["/usr/bin/torchrun", "--standalone", "train.py", "--standalone"], ["--standalone"]),
-        (["python", "-u", "-m", "torch.distributed.run", "--nnodes", "2", "x.py"], ["--nnodes", "2"]),
-        (["python3", "/usr/local/bin/torchrun", "-m", "train"], ["-m", "train"]),
-        (["bash", "-c", "torchrun --standalone train.py"], []),
-        (["python", "train.py", "--launcher", "a", "b", "torchrun", "--standalone"], []),
-        ([], []),
+        ("/usr/bin/torchrun --standalone train.py --standalone", ("torchrun", ["--standalone"])),
+        ("python -u -m torch.distributed.run --nnodes 2 x.py", ("torch.distributed.run", ["--nnodes", "2"])),
+        ("python3 -X dev -W error /usr/local/bin/torchrun -m train", ("torchrun", ["-m", "train"])),
+        ("/opt/python3.12 -um deepspeed.launcher.launch train.py", ("deepspeed.launcher.launch", [])),
+        ("python /usr/bin/accelerate launch train.py", ("accelerate", ["launch"])),
+        ("bash torchrun", None),
+        ("python train.py torchrun --standalone", None),
+        ("python -m train torchrun", None),
+        ("python -m", None),
+        ("python -X", None),
+        ("", None),
     ],
 )
-def test_the_options_of_torchrun_in_a_command_line(words, options):
-    assert torchrun_options(words) == options
+def test_the_launcher_in_a_command_line(line, launcher):
+    assert launcher_of(line.split()) == launcher
 
 
 STARTS_RANKS = """
@@ -242,3 +251,162 @@ def test_worlds_that_a_rank_starts_itself_are_its_own_matter(make_workspace):
 
     assert run.ended() == 143
     assert pod.termination["class"] == "Signal"
+
+
+SCRIPT_CALLS_TORCHRUN = ("bash", "-c", 'cd /; torchrun "$@"; code=$?; echo after; exit $code', "train.sh")
+SET_COMMAND = ". For a program that starts the ranks of a worker, set torch.startedBy: Command"
+
+
+@pytest.fixture
+def with_torchrun(monkeypatch):
+    """A PATH with torchrun, as in an image."""
+    monkeypatch.setenv("PATH", f"{Path(TORCHRUN).parent}:{os.environ['PATH']}")
+
+
+@pytest.mark.usefixtures("with_torchrun")
+def test_a_script_that_calls_torchrun_joins_the_ranks_of_the_job(make_workspace, program):
+    pods = torch_pods(make_workspace, 2)
+    runs = [pod.launch("ranks", *SCRIPT_CALLS_TORCHRUN, program, "0", "trains") for pod in pods]
+
+    assert [run.ended() for run in runs] == [0, 0], runs[0].output + runs[1].output
+
+    for rank, pod in enumerate(pods):
+        assert f"rank {rank} of 2" in pod.log(f"rank-{rank}.log")
+
+
+@pytest.mark.usefixtures("with_torchrun")
+def test_a_script_that_calls_torchrun_is_refused_as_one_of_several_ranks(make_workspace, tmp_path):
+    script = tmp_path / "long.py"
+    script.write_text("import time\ntime.sleep(300)\n")
+    pods = torch_pods(make_workspace, 2, 2)
+    runs = [pod.launch("ranks", *SCRIPT_CALLS_TORCHRUN, str(script)) for pod in pods]
+
+    assert [run.ended() for run in runs] == [78, 78]
+
+    for index, pod in enumerate(pods):
+        assert pod.termination["class"] == "WorldSizeMismatch"
+        found = re.fullmatch(
+            rf"dtj-launch starts the 2 ranks of worker-{index}, and the program of rank (\d) calls torchrun, which "
+            "starts others: set torch.startedBy: Command",
+            pod.termination["message"],
+        )
+        assert found, pod.termination
+        assert int(found[1]) // 2 == index
+
+
+@pytest.mark.usefixtures("with_torchrun")
+def test_flags_of_torchrun_in_a_script_take_precedence_and_are_named(make_workspace, tmp_path):
+    script = tmp_path / "long.py"
+    script.write_text("import time\ntime.sleep(300)\n")
+    (pod,) = torch_pods(make_workspace, 1, DTJ_WORLD_SIZE="2", PET_NNODES="2")
+
+    assert pod.launch("ranks", *SCRIPT_CALLS_TORCHRUN, "--nnodes=1", str(script)).ended() == 78
+
+    assert pod.termination["class"] == "WorldSizeMismatch"
+    assert pod.termination["message"] == (
+        "2 ranks were asked for, and the command started 1 on worker-0: a flag such as --nnodes takes precedence "
+        f"over the variables PET_*; remove the flag{SET_COMMAND}"
+    )
+
+
+LAUNCHER = """
+import os, subprocess, sys
+# Each argument is a variable of the child.
+own = dict(word.split("=") for word in sys.argv[1:])
+sleeps = [sys.executable, "-c", "import time; print('runs', flush=True); time.sleep(300)"]
+subprocess.run(sleeps, env={**os.environ, **own})
+"""
+
+
+@pytest.fixture
+def deepspeed(tmp_path):
+    """A program with the name of a launcher."""
+    path = tmp_path / "deepspeed"
+    path.write_text(LAUNCHER)
+    return str(path)
+
+
+def in_rank(rank: int, command: list[str]) -> str:
+    """A program that runs a command in one rank, and sleeps in the others."""
+    runs = f"if os.environ['RANK'] == '{rank}': subprocess.run({command})"
+    return f"import os, subprocess, time\n{runs}\ntime.sleep(300)"
+
+
+@pytest.mark.parametrize(
+    ("variable", "message"),
+    [
+        ("WORLD_SIZE=1", "4 ranks were asked for, and the command started 1 on worker-1: a flag such as "),
+        ("RANK=3", "worker-1 was to run rank 2 of 4, and the command started rank 3 there: a flag such as "),
+    ],
+)
+def test_another_rank_below_the_launcher_of_a_rank_is_refused(make_workspace, deepspeed, variable, message):
+    (pod,) = torch_pods(make_workspace, 1, 2, DTJ_WORLD_SIZE="4", DTJ_INDEX="1", WORLD_SIZE="4")
+    run = pod.launch("ranks", sys.executable, "-c", in_rank(2, [sys.executable, deepspeed, variable]))
+
+    assert run.ended() == 78, run.output
+
+    assert pod.termination["message"].startswith(message)
+    assert pod.termination["message"].endswith(SET_COMMAND)
+
+
+SPAWNS = """
+import multiprocessing, os, subprocess, sys, time
+def child(name, value):
+    os.environ[name] = value
+    print("spawned", flush=True)
+    time.sleep(300)
+if __name__ == "__main__":
+    # Data loaders, torch.multiprocessing.spawn, and helpers of a program are no ranks of a launcher.
+    os.environ["WORLD_SIZE"] = "7"
+    multiprocessing.get_context("spawn").Process(target=child, args=("RANK", "9")).start()
+    multiprocessing.get_context("fork").Process(target=child, args=("RANK", "9")).start()
+    helper = [sys.executable, "-c", "import time; print('spawned', flush=True); time.sleep(300)", "torchrun"]
+    subprocess.Popen(helper, env={**os.environ, "WORLD_SIZE": "1", "RANK": "0"})
+    # A training of its own, on purpose: its launcher does not get the rank.
+    own = {name: value for name, value in os.environ.items() if name not in ("RANK", "LOCAL_RANK")}
+    subprocess.Popen([sys.executable, sys.argv[1], "LOCAL_RANK=0", "RANK=0", "WORLD_SIZE=1"], env=own)
+    time.sleep(300)
+"""
+
+
+def test_other_processes_of_a_rank_are_its_own_matter(make_workspace, tmp_path, deepspeed):
+    script = tmp_path / "spawns.py"
+    script.write_text(SPAWNS)
+    (pod,) = torch_pods(make_workspace, 1, DTJ_WORLD_SIZE="2", WORLD_SIZE="2")
+    run = pod.launch("ranks", sys.executable, str(script), deepspeed)
+    until(lambda: (run.output.count("spawned"), run.output.count("runs")) == (3, 1), "all processes run")
+    program = descendants(run.process.pid)[1]
+    ranks = list(launchers_and_ranks(program, children_by_parent(), 0))
+    run.terminate()
+
+    assert ranks == []
+    assert run.ended() == 143
+    assert pod.termination["class"] == "Signal"
+
+
+SAVES = """
+import os, signal, sys, time
+def save(*_):
+    time.sleep(1)
+    print("saved", os.environ["RANK"], flush=True)
+    sys.exit(143)
+signal.signal(signal.SIGTERM, save)
+print("ready", flush=True)
+while True:
+    time.sleep(1)
+"""
+
+
+def test_ranks_of_torchrun_save_after_sigterm(make_workspace, tmp_path):
+    script = tmp_path / "saves.py"
+    script.write_text(SAVES)
+    (pod,) = torch_pods(make_workspace, 1, 2, by_command=True)
+    run = pod.launch("replica", TORCHRUN, str(script))
+    until(lambda: run.output.count("ready") == 2, "both ranks run", tell=lambda: run.output)
+    run.terminate()
+
+    assert run.ended() == 143, run.output
+
+    assert {f"saved {rank}" in run.output for rank in range(2)} == {True}
+    found = pod.termination
+    assert (found["class"], found["signal"], found["exitCode"]) == ("Signal", 15, 143)

@@ -22,9 +22,9 @@ import pytest
 import torch
 from tests.patience import PATIENCE
 
+from dtj_trainer import contract
 from dtj_trainer.data.pictures import Pictures
 from dtj_trainer.data.sharding import Sharding, Share
-from dtj_trainer.launch import pod
 from dtj_trainer.models import MODELS, build
 from dtj_trainer.programs import saved_model, stop, threads
 from dtj_trainer.programs.batches import Batch, Batches, picture_batches
@@ -167,7 +167,7 @@ def test_sigterm_is_noted() -> None:
 
 
 def test_a_program_that_can_not_end_after_sigterm_is_ended() -> None:
-    assert stop.STOP_SECONDS < pod.STOP_SECONDS
+    assert stop.STOP_SECONDS < contract.STOP_SECONDS
     code = """
 import os, signal, time
 from dtj_trainer.programs import stop

@@ -8,6 +8,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import resource
 import socket
@@ -206,6 +207,72 @@ def test_a_line_may_come_in_pieces_and_a_pod_may_come_again(port, pods):
             pods.start(settings_of(port, 2, 3)).result(WAIT)
             assert again.makefile().read() == "go\n"
     assert host.result(WAIT) is None
+
+
+def test_a_pod_may_come_again_at_the_moment_its_first_connection_ends(port):
+    """The selector returns both connections at once, and the line on the second one drops the first one."""
+    first, again = socket.socket(), socket.socket()
+    pod_0 = start_barrier.Host(settings_of(port, 0, 3), 3, threading.Event())
+
+    def come_again() -> None:
+        again.sendall(hello(1))
+        first.close()
+
+    # Each step, and the numbers of pods and of other connections after it.
+    steps = [
+        (lambda: first.connect(("127.0.0.1", port)), (0, 1)),
+        (lambda: first.sendall(hello(1)), (1, 0)),
+        (lambda: again.connect(("127.0.0.1", port)), (1, 1)),
+        (come_again, (1, 0)),
+    ]
+    expected = (0, 0)
+
+    def next_step() -> bool:
+        nonlocal expected
+        if (len(pod_0._arrived), len(pod_0._strangers)) != expected:
+            return False
+        if not steps:
+            return True
+        step, expected = steps.pop(0)
+        step()
+        return False
+
+    with again, socket.create_server(("127.0.0.1", port)) as listener, pod_0:
+        pod_0.wait(listener, next_step)
+        assert pod_0._arrived[1].socket.getpeername() == again.getsockname()
+
+
+def test_strangers_do_not_take_the_descriptors_of_the_pods(port, pods, monkeypatch):
+    monkeypatch.setattr(start_barrier, "HELLO_SECONDS", 1000.0)
+    monkeypatch.setattr(start_barrier, "_SPARE_FILES", 8)
+    host = pods.start(settings_of(port, 0, 2))
+    strangers = [connect(port) for _ in range(20)]
+    for stranger in strangers:
+        stranger.settimeout(WAIT)
+
+    assert {stranger.recv(1) for stranger in strangers[:14]} == {b""}
+    assert pods.start(settings_of(port, 1, 2)).result(WAIT) is None
+    assert host.result(WAIT) is None
+    for stranger in strangers:
+        stranger.close()
+
+
+def test_a_line_without_an_end_is_not_waited_for(port, pods):
+    accepted = []
+
+    def answers() -> None:
+        with contextlib.suppress(OSError):  # The end of the test.
+            while True:
+                accepted.append(listener.accept()[0])
+                accepted[-1].sendall(b"x" * 5000)
+
+    with socket.create_server(("127.0.0.1", port)) as listener:
+        threading.Thread(target=answers, daemon=True).start()
+        with pytest.raises(PeersUnreachable, match="for 1 s: it sends no lines of a start barrier"):
+            pods.start(settings_of(port, 1, 2, timeout=1)).result(WAIT)
+        listener.shutdown(socket.SHUT_RDWR)
+    for connection in accepted:
+        connection.close()
 
 
 def test_a_pod_that_goes_is_waited_for_anew(port, pods):

@@ -16,7 +16,7 @@ from dtj_trainer.contract.failure_class import FailureClass
 from dtj_trainer.contract.torch_output import Raised, raised
 from dtj_trainer.launch.failure import classify
 from dtj_trainer.launch.program import ProgramEnd
-from dtj_trainer.launch.torch_failure import FailedRank, explain_launcher, explain_rank, failed_ranks
+from dtj_trainer.launch.torch_failure import FailedRank, explain, failed_ranks
 
 GLOO = "RuntimeError: [/__w/pytorch/pytorch/third_party/gloo/gloo/transport/tcp/"
 CLOSED = f"{GLOO}pair.cc:553] Connection closed by peer [127.0.0.1]:12471. This is typically caused by."
@@ -72,7 +72,7 @@ def with_traceback(text: str, rank: int | None = None) -> list[str]:
 def rank_report(end: ProgramEnd, lines: list[str], tmp_path, *, alone: bool = False) -> dict:
     cause, message = classify(end)
     report = {"class": cause, "message": message, "exitCode": end.exit_code, "rank": 2}
-    explain_rank(report, end, lines, tmp_path / "error.json", alone=alone)
+    explain(report, end, lines, tmp_path / "error.json", rank=2, alone=alone)
     return report
 
 
@@ -116,7 +116,7 @@ def test_the_last_exception_counts(tmp_path):
 def test_an_abort_while_python_ends_after_an_exception_is_the_exceptions(tmp_path):
     """As it happens with gloo's threads when a rank raises in the midst of a collective."""
     lines = [
-        *with_traceback("ValueError: bad batch 7", 0),
+        *with_traceback("ValueError: bad batch 7", 2),
         "terminate called without an active exception",
         "Fatal Python error: Aborted",
         "Thread 0x00007fb78767eb80 (most recent call first):",
@@ -219,7 +219,7 @@ def table(*rows: tuple[int, int]) -> list[str]:
 def launcher_report(lines: list[str], tmp_path, *, alone: bool = False, code: int = 1) -> dict:
     cause, message = classify(ProgramEnd(code))
     report = {"class": cause, "message": message, "exitCode": code, "rank": 0}
-    explain_launcher(report, ProgramEnd(code), lines, tmp_path / "error.json", alone=alone)
+    explain(report, ProgramEnd(code), lines, tmp_path / "error.json", rank=None, alone=alone)
     return report
 
 
@@ -298,6 +298,14 @@ def test_the_recorded_exception_is_that_of_torchruns_root_cause(tmp_path):
     report = launcher_report(table((0, -15), (1, 1)), tmp_path)
 
     assert (report["rank"], report["message"]) == (1, "the program exited with code 1: KeyError: 'w'")
+
+
+def test_the_table_counts_below_a_rank_too(tmp_path):
+    """The program of a rank may be a script that calls torchrun."""
+    report = rank_report(ProgramEnd(1), table((2, -9)), tmp_path)
+
+    assert (report["class"], report["signal"], report["rank"]) == ("Signal", 9, 2)
+    assert report["message"] == "the process of rank 2 was killed by SIGKILL"
 
 
 def test_a_command_without_a_table(tmp_path):

@@ -33,7 +33,9 @@ def torch_pods(
                 "WORLD_SIZE": str(pods * slots),
                 "OMP_NUM_THREADS": "1",
                 **({"DTJ_START_BARRIER": f"127.0.0.1:{barrier}"} if pods > 1 else {}),
-                **(_of_command(index, pods, slots, master) if by_command else _of_ranks(index, pods, slots)),
+                "GROUP_RANK": str(index),
+                **(_of_torchrun(index, pods, slots, master) if by_command or slots == 1 else {}),
+                **({} if by_command else _of_ranks(index, pods, slots)),
                 **more,
             },
         )
@@ -46,12 +48,11 @@ def _of_ranks(index: int, pods: int, slots: int) -> dict[str, str]:
         "RANK": str(index * slots),
         "LOCAL_RANK": "0",
         "LOCAL_WORLD_SIZE": str(slots),
-        "GROUP_RANK": str(index),
         "GROUP_WORLD_SIZE": str(pods),
     }
 
 
-def _of_command(index: int, pods: int, slots: int, master: int) -> dict[str, str]:
+def _of_torchrun(index: int, pods: int, slots: int, master: int) -> dict[str, str]:
     return {
         "RANK": str(index),
         "PET_NNODES": str(pods),

@@ -22,66 +22,31 @@ _PYTHON = re.compile(r"python[0-9.]*")
 _MODULE_OPTION = re.compile(r"-[a-zA-Z]*m")
 _SHELLS = ("sh", "bash", "dash", "zsh", "ash", "ksh")
 _SHELL_WORDS = frozenset({"if", "then", "elif", "else", "while", "until", "do", "!", "{", "time", "exec"})
-_WRAPPERS = frozenset(
-    {
-        "env",
-        "nohup",
-        "tini",
-        "dumb-init",
-        "numactl",
-        "taskset",
-        "nice",
-        "ionice",
-        "stdbuf",
-        "timeout",
-        "setpriv",
-    }
-    | {"nsys", "uv", "poetry", "pipenv", "pixi", "conda", "mamba", "micromamba", "sudo"}
-)
+_WRAPPERS = {
+    *("env", "nohup", "tini", "dumb-init", "sudo", "setpriv", "timeout", "stdbuf"),
+    *("numactl", "taskset", "nice", "ionice", "nsys"),
+    *("uv", "poetry", "pipenv", "pixi", "conda", "mamba", "micromamba"),
+}
 """Programs that start the program among their arguments."""
 _ASSIGNMENT = re.compile(r"[A-Za-z_][A-Za-z0-9_]*\+?=.*", re.DOTALL)
 _COMMENT = re.compile(r"(?m)(?:^|(?<=\s))#.*$")
 _SEPARATORS = ";&|()\n"
 # Options without a value. The parsers of all three take `-` and `_` as the same.
 _SWITCHES = {
-    TORCHRUN: frozenset(
-        {"--standalone", "--module", "-m", "--no-python", "--run-path", "--use-env", "--virtual-local-rank"}
-    ),
-    ACCELERATE: frozenset(
-        {
-            "--cpu",
-            "--multi-gpu",
-            "--tpu",
-            "--tpu-cluster",
-            "--no-tpu-cluster",
-            "--tpu-use-sudo",
-            "--use-deepspeed",
-        }
-        | {
-            "--use-fsdp",
-            "--use-megatron-lm",
-            "--use-parallelism-config",
-            "--quiet",
-            "-q",
-            "--debug",
-            "--module",
-        }
-        | {"-m", "--no-python", "--same-network", "--enable-cpu-affinity", "--downcast-bf16"}
-        | {"--dynamo-use-dynamic", "--dynamo-use-fullgraph", "--dynamo-use-regional-compilation"}
-        | {"--fp8-use-autocast-during-eval"}
-    ),
-    DEEPSPEED: frozenset(
-        {
-            "--module",
-            "--no-python",
-            "--no-local-rank",
-            "--no-ssh",
-            "--no-ssh-check",
-            "--force-multi",
-            "--save-pid",
-        }
-        | {"--enable-each-rank-log", "--elastic-training", "--bind-cores-to-rank"}
-    ),
+    TORCHRUN: {
+        *("--standalone", "--module", "-m", "--no-python", "--run-path", "--use-env", "--virtual-local-rank"),
+    },
+    ACCELERATE: {
+        *("--cpu", "--multi-gpu", "--tpu", "--tpu-cluster", "--no-tpu-cluster", "--tpu-use-sudo"),
+        *("--use-deepspeed", "--use-fsdp", "--use-megatron-lm", "--use-parallelism-config"),
+        *("--module", "-m", "--no-python", "--quiet", "-q", "--debug", "--downcast-bf16"),
+        *("--dynamo-use-dynamic", "--dynamo-use-fullgraph", "--dynamo-use-regional-compilation"),
+        *("--same-network", "--enable-cpu-affinity", "--fp8-use-autocast-during-eval"),
+    },
+    DEEPSPEED: {
+        *("--module", "--no-python", "--no-local-rank", "--no-ssh", "--no-ssh-check", "--force-multi"),
+        *("--save-pid", "--enable-each-rank-log", "--elastic-training", "--bind-cores-to-rank"),
+    },
 }
 
 

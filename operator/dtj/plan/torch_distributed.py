@@ -1,7 +1,8 @@
 """torch.distributed with static ranks: the environment of a worker's pod says its ranks and the address of rank 0.
 
 Where dtj starts the ranks, the variables are those that torchrun gives to a rank (`RANK`, `MASTER_ADDR`, …). Where
-the command starts the ranks, the variables are those that torchrun reads instead of its flags (`PET_NNODES`, …).
+the command starts the ranks, the variables are those that torchrun reads instead of its flags (`PET_NNODES`, …). A
+pod with one rank has both, so that the program may also be a script that calls torchrun.
 """
 
 from __future__ import annotations
@@ -23,6 +24,9 @@ from dtj.plan.start import START, config_map, script, started
 from dtj_trainer import contract
 
 _FIRST_PORT, _PORTS = 29500, 100
+_SHUTDOWN_SECONDS = contract.STOP_SECONDS - 2
+"""Seconds from the SIGTERM of torchrun's ranks to their SIGKILL; torchrun's own default is 30. Ranks of torchrun live
+in sessions of their own: torchrun must end the ranks before dtj-launch kills torchrun."""
 _REFERENCE = re.compile(r"\$\$|\$\(([^()]*)\)")
 
 
@@ -65,9 +69,7 @@ def torch_distributed_plan(job: Job) -> Plan:
         decisive=names,
         reporter=names[0],
         serves_progress=frozenset(names),
-        port_variables=dict.fromkeys(
-            ("MASTER_PORT", "PET_MASTER_PORT") if by_command else ("MASTER_PORT",), names[0]
-        ),
+        port_variables=dict.fromkeys(("MASTER_PORT", "PET_MASTER_PORT"), names[0]),
     )
 
 
@@ -89,6 +91,11 @@ class _World:
         return procs_per_worker(self.job.spec)
 
     @property
+    def may_call_torchrun(self) -> bool:
+        """Whether a torchrun in the program can start the ranks of a pod."""
+        return self.by_command or self.procs == 1
+
+    @property
     def port(self) -> int:
         """MASTER_PORT. Another process may hold the port: the next attempt takes another one."""
         return _FIRST_PORT + self.job.status.current_attempt % _PORTS
@@ -104,13 +111,15 @@ class _World:
             "MASTER_PORT": str(self.port),
             "WORLD_SIZE": str(ranks),
             "GROUP_RANK": str(index),
-            **(self._for_torchrun(index, master) if self.by_command else self._for_ranks(index)),
         }
+        if self.may_call_torchrun:
+            env |= self._for_torchrun(index, master)
+        if not self.by_command:
+            env |= self._for_ranks(index)
         if self.workers > 1:
             env[contract.ENV_START_BARRIER] = f"{master}:{contract.START_BARRIER_PORT}"
-        if not asks_for_devices(self.job.spec.worker):
-            env[ENV_USE_CPU] = "true"
-        return env | _threads(self.job, self.procs)
+        own = {variable.name for variable in self.job.spec.env}
+        return env | {name: value for name, value in self._defaults().items() if name not in own}
 
     def _for_ranks(self, index: int) -> dict[str, str]:
         """Return what torchrun would give to the first rank of the pod."""
@@ -144,18 +153,24 @@ class _World:
             "PET_MAX_RESTARTS": "0",
         }
 
+    def _defaults(self) -> dict[str, str]:
+        """Return the variables that the job may set itself.
 
-def _threads(job: Job, procs: int) -> dict[str, str]:
-    """Return OMP_NUM_THREADS: the ranks of a container share its CPU limit. Without a limit, several ranks get one
-    thread each, as torchrun has it.
-    """
-    name = "OMP_NUM_THREADS"
-    if any(variable.name == name for variable in job.spec.env):
-        return {}
-    limit = limits_of(job.spec.worker).get("cpu")
-    if limit is None:
-        return {name: "1"} if procs > 1 else {}
-    return {name: str(max(1, int(amount(limit)) // procs))}
+        The ranks of a container share its CPU limit. Without a limit, several ranks get one thread each, as torchrun
+        has it.
+        """
+        worker = self.job.spec.worker
+        found = {}
+        if self.may_call_torchrun:
+            found["TORCH_ELASTIC_SHUTDOWN_TIMEOUT"] = str(_SHUTDOWN_SECONDS)
+        if not asks_for_devices(worker):
+            found[ENV_USE_CPU] = "true"
+        limit = limits_of(worker).get("cpu")
+        if limit is not None:
+            found["OMP_NUM_THREADS"] = str(max(1, int(amount(limit)) // self.procs))
+        elif self.procs > 1:
+            found["OMP_NUM_THREADS"] = "1"
+        return found
 
 
 def _for_each_rank(program: Sequence[str]) -> list[str]:

@@ -98,7 +98,8 @@ def test_the_pods_make_one_world(workers: int, procs: int, attempt: int, starter
     strategys = [
         {name for name in env if name.startswith(("TORCH", "PET_")) or "RANK" in name} for env in worlds
     ]
-    assert set().union(*strategys) | {"MASTER_ADDR", "MASTER_PORT", "WORLD_SIZE"} <= VARIABLES
+    reserved = set().union(*strategys) - {"TORCH_ELASTIC_SHUTDOWN_TIMEOUT"}
+    assert reserved | {"MASTER_ADDR", "MASTER_PORT", "WORLD_SIZE"} <= VARIABLES
 
     assert plan.decisive == tuple(replica.name for replica in plan.replicas)
     assert plan.reporter == "mnist-worker-0"
@@ -150,17 +151,38 @@ def test_a_command_that_starts_ranks_has_the_variables_that_torchrun_reads_for_i
     assert program(plan) == ["torchrun", "train.py"]
 
 
-def test_torchrun_reads_these_variables() -> None:
+@pytest.mark.parametrize("command", [["torchrun", "train.py"], ["bash", "train.sh"]])
+def test_torchrun_reads_these_variables(command: list[str]) -> None:
+    """The script of a pod with one rank may call torchrun too."""
     run = pytest.importorskip("torch.distributed.run")
-    env = environments(plan_job(torch_job(gpus=4, command=["torchrun", "train.py"])))[1]
+    env = environments(plan_job(torch_job(gpus=1, command=command)))[1]
     torchs = {name: value for name, value in env.items() if name.startswith("PET_")}
 
     with pytest.MonkeyPatch.context() as patch:
-        for name, value in torchs.items():
+        for name, value in env.items():
             patch.setenv(name, value)
         args = run.get_args_parser().parse_args(["train.py"])
+        config, _, _ = run.config_from_args(args)
 
     assert {f"PET_{name.upper()}": str(value) for name, value in vars(args).items()}.items() >= torchs.items()
+    assert (config.min_nodes, config.max_nodes, config.rdzv_configs["rank"]) == (2, 2, 1)
+    assert config.shutdown_timeout == contract.STOP_SECONDS - 2
+    assert env["RANK"] == "1"
+
+
+def test_the_variables_of_torchrun_are_for_pods_whose_program_may_call_it() -> None:
+    several = environments(plan_job(torch_job(gpus=4, command=["bash", "train.sh"])))[1]
+
+    assert not [name for name in several if name.startswith(("PET_", "TORCH_ELASTIC"))]
+
+
+@pytest.mark.parametrize("name", ["TORCH_ELASTIC_SHUTDOWN_TIMEOUT", "OMP_NUM_THREADS", "ACCELERATE_USE_CPU"])
+def test_the_jobs_own_value_of_a_default_counts(name: str) -> None:
+    own = torch_job(worker={"resources": {"limits": {"cpu": 4}}}, env=[{"name": name, "value": "9"}])
+    variables = trainer_container(plan_job(own).pods[0])["env"]
+
+    assert [variable["value"] for variable in variables if variable["name"] == name] == ["9"]
+    assert name in environments(plan_job(torch_job(worker={"resources": {"limits": {"cpu": 4}}})))[0]
 
 
 ACCELERATE = [
@@ -255,10 +277,6 @@ def test_the_ranks_of_a_pod_share_its_cpus(
     spec = {"worker": worker, "torch": {"procsPerWorker": procs}}
 
     assert {env.get("OMP_NUM_THREADS") for env in environments(plan_job(torch_job(**spec)))} == {threads}
-    own = torch_job(**spec, env=[{"name": "OMP_NUM_THREADS", "value": "9"}])
-    names = [variable["name"] for variable in trainer_container(plan_job(own).pods[0])["env"]]
-    assert names.count("OMP_NUM_THREADS") == 1
-    assert environments(plan_job(own))[0]["OMP_NUM_THREADS"] == "9"
 
 
 @pytest.mark.parametrize(

@@ -146,6 +146,8 @@ STACKS_PATH = "/stacks"
 TERMINATION_GRACE_SECONDS = 120
 """Seconds from SIGTERM to SIGKILL of a pod: for ranks to save a checkpoint, its upload, and the termination
 message."""
+STOP_SECONDS = 45
+"""Seconds from SIGTERM for the programs of a pod to save a checkpoint and end by themselves."""
 
 
 def root() -> PurePosixPath:

@@ -18,7 +18,7 @@ from dtj_trainer.launch.outcome import decide
 from dtj_trainer.launch.output import LastLines, LogFile, writer_to
 from dtj_trainer.launch.peers import HostfileError, PeersUnreachable
 from dtj_trainer.launch.phases import PhaseLog
-from dtj_trainer.launch.pod import LOG_SYNC_SECONDS, STOP_SECONDS, sync_settings
+from dtj_trainer.launch.pod import LOG_SYNC_SECONDS, sync_settings
 from dtj_trainer.launch.program import STOP_ALL_RANKS, Program, ProgramEnd
 from dtj_trainer.launch.settings import Settings
 from dtj_trainer.launch.termination import RankExit, split_marker, write_termination
@@ -69,7 +69,7 @@ class Launcher:
         def stop(number: int, _: object) -> None:
             # SIGTERM makes mpirun kill the ranks a second later, in the middle of a checkpoint.
             program.stop(number, STOP_ALL_RANKS)
-            threading.Timer(STOP_SECONDS, program.stop, (number, signal.SIGTERM)).start()
+            threading.Timer(contract.STOP_SECONDS, program.stop, (number, signal.SIGTERM)).start()
 
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, stop)

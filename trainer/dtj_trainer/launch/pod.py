@@ -23,8 +23,6 @@ from dtj_trainer.launch.status_server import StatusServer
 log = logging.getLogger(__name__)
 
 UNUPLOADED_CHECK_SECONDS = 30.0
-STOP_SECONDS = 45.0
-"""Seconds for programs to save a checkpoint and end by themselves after SIGTERM."""
 REPORT_SECONDS = 10.0
 """Seconds of the pod's grace period for the termination message and the end of sshd."""
 LOG_SYNC_SECONDS = 60.0
@@ -43,7 +41,7 @@ class ArtifactsUnavailable(Exception):
 
 def stop_sync_seconds(sync_timeout: float) -> float:
     """Return the seconds for the last sync of a pod that is asked to stop, within the pod's grace period."""
-    return min(sync_timeout, contract.TERMINATION_GRACE_SECONDS - STOP_SECONDS - REPORT_SECONDS)
+    return min(sync_timeout, contract.TERMINATION_GRACE_SECONDS - contract.STOP_SECONDS - REPORT_SECONDS)
 
 
 def sync_settings(settings: Settings, *, log_names: tuple[str, ...] | None) -> SyncSettings:

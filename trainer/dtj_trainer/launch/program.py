@@ -10,13 +10,14 @@ import subprocess
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from dtj_trainer import contract
 from dtj_trainer.launch.oom import oom_kills
 from dtj_trainer.launch.output import lines_of
 from dtj_trainer.parent_death import die_with_parent
 
+POLL_SECONDS = 0.05
 OUTPUT_END_SECONDS = 5.0
 """Seconds to read the output of an ended program, if another process keeps the output open."""
 NOT_EXECUTABLE = 126
@@ -37,6 +38,8 @@ class ProgramEnd:
     oom_killed: bool = False
     stop_signal: int | None = None
     """The signal that asked the program to stop."""
+    rest_ended: bool = False
+    """Whether other processes of the program outlived the first one, which died of that signal, and then ended."""
 
     @property
     def stopped(self) -> bool:
@@ -56,7 +59,7 @@ class ProgramEnd:
         also exit with a code of that form, so that only signals of a kill count.
         """
         by_shell = self.exit_code - 128 in _KILLS
-        return self.signal is not None or self.oom_killed or by_shell
+        return (self.signal is not None and not self.rest_ended) or self.oom_killed or by_shell
 
     @property
     def by_itself(self) -> bool:
@@ -87,6 +90,8 @@ class Program:
         self._stop_signal: int | None = None
         self._sent_signal: int | None = None
         self._oom_before = oom_kills()
+        self._killed = False
+        self._over = False
 
     @property
     def pid(self) -> int | None:
@@ -99,7 +104,7 @@ class Program:
         `number` is the signal that asks to stop; `sent` is the signal for the program, if it differs.
         """
         self._stop_signal, self._sent_signal = number, sent
-        if self._process is None or self._process.returncode is not None:
+        if self._process is None or self._over:
             return
         if self._stop_whole_group:
             self._signal_group(sent or number)
@@ -108,7 +113,8 @@ class Program:
 
     def kill(self) -> None:
         """Kill the program's process group, if the program still runs."""
-        if self._process is not None and self._process.returncode is None:
+        if self._process is not None and not self._over:
+            self._killed = True
             self._signal_group(signal.SIGKILL)
 
     def start(self) -> ProgramEnd | None:
@@ -137,6 +143,9 @@ class Program:
     def wait(self, on_killed: Callable[[int], None] = lambda _: None) -> ProgramEnd:
         """Pass on the output until the program ends, then kill the rest of its process group.
 
+        A shell dies of SIGTERM at once, while the program that the shell runs may still save. After such an end, the
+        program runs until the rest of the process group has ended.
+
         `on_killed` gets the wall-clock time in nanoseconds at which the program was killed, without delay: a process
         that outlives the program may still hold the output open.
         """
@@ -147,12 +156,26 @@ class Program:
         reader = threading.Thread(target=self._read, args=(output.fileno(),), daemon=True)
         reader.start()
         end = self._end(process.wait())
+        if self._stop_whole_group and end.signal and end.signal == (self._sent_signal or self._stop_signal):
+            end = self._after_rest(end)
+        self._over = True
         if end.killed:
             on_killed(time.time_ns())
         reader.join(0.2)
         self._signal_group(signal.SIGKILL)
         reader.join(OUTPUT_END_SECONDS)
         return end
+
+    def _after_rest(self, end: ProgramEnd) -> ProgramEnd:
+        """Wait until the rest of the process group has ended or was killed; return the end of the whole."""
+        deadline = time.monotonic() + contract.STOP_SECONDS
+        rest = False
+        while self._group_runs():
+            rest = True
+            if self._killed or time.monotonic() >= deadline:
+                return end
+            time.sleep(POLL_SECONDS)
+        return replace(end, rest_ended=rest and not self._killed)
 
     def _end(self, code: int) -> ProgramEnd:
         killed = -code if code < 0 else None
@@ -172,6 +195,14 @@ class Program:
         if self._process is not None:
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.killpg(self._process.pid, number)
+
+    def _group_runs(self) -> bool:
+        assert self._process is not None
+        try:
+            os.killpg(self._process.pid, 0)
+        except (ProcessLookupError, PermissionError):
+            return False
+        return True
 
     def _oom_rose(self) -> bool:
         now = oom_kills()

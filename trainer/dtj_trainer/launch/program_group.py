@@ -9,10 +9,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from queue import Empty, SimpleQueue
 
+from dtj_trainer import contract
 from dtj_trainer.contract.failure_class import FailureClass
 from dtj_trainer.launch.failure import cut_off
 from dtj_trainer.launch.logged_program import LoggedProgram
-from dtj_trainer.launch.pod import STOP_SECONDS, Pod
+from dtj_trainer.launch.pod import Pod
 from dtj_trainer.launch.program import ProgramEnd
 from dtj_trainer.launch.settings import Settings
 from dtj_trainer.launch.termination import RankExit
@@ -54,7 +55,7 @@ class Ended:
         if self.report["class"] != FailureClass.CONNECTION_LOST:
             return 0
         # Ranks that agree to save and leave do not end at the same time.
-        return STOP_SECONDS if self.report["exitCode"] == _LEFT_AFTER_SIGTERM else CAUSE_SECONDS
+        return contract.STOP_SECONDS if self.report["exitCode"] == _LEFT_AFTER_SIGTERM else CAUSE_SECONDS
 
 
 class ProgramGroup:

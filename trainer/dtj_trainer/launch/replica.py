@@ -25,7 +25,6 @@ from dtj_trainer.launch.logged_program import LoggedProgram
 from dtj_trainer.launch.peers import PeersUnreachable
 from dtj_trainer.launch.pod import (
     LOG_SYNC_SECONDS,
-    STOP_SECONDS,
     ArtifactsUnavailable,
     Pod,
     stop_sync_seconds,
@@ -37,7 +36,7 @@ from dtj_trainer.launch.settings import Settings
 from dtj_trainer.launch.silent_servers import silent_servers
 from dtj_trainer.launch.start_barrier import PortTaken, StartBarrier
 from dtj_trainer.launch.termination import RankExit, write_termination
-from dtj_trainer.launch.torch_failure import explain_launcher, explain_rank
+from dtj_trainer.launch.torch_failure import explain
 from dtj_trainer.launch.torch_ranks import rank_log, rank_members
 from dtj_trainer.launch.world_check import LOCAL_RANK, WorldCheck
 
@@ -80,7 +79,7 @@ class Replica:
             return self._report_exit(unavailable(self._settings, str(error), error.cause))
         # Ranks save a checkpoint together, also those of a pod that uploads only its log.
         quick = self._only_log and not self._settings.pod.slots
-        self._group.stop_by_signals(kill_after=QUICK_STOP_SECONDS if quick else STOP_SECONDS)
+        self._group.stop_by_signals(kill_after=QUICK_STOP_SECONDS if quick else contract.STOP_SECONDS)
         pod.phases.reached("programStarted")
         self._group.start(pod)
         check = self._check_world()
@@ -113,17 +112,21 @@ class Replica:
         pod.phases.reached("peersReady")
 
     def _check_world(self) -> WorldCheck | None:
-        """Watch the ranks that the user's command starts."""
-        (first, *_) = self._members
-        if not self._settings.pod.slots or first.settings.rank is not None or first.program.pid is None:
+        """Watch the ranks that the user's programs start."""
+        by_command = self._members[0].settings.rank is None
+        # In the pod of a command, LOCAL_RANK may be the job's own variable: a process that has it may be no rank.
+        if not self._settings.pod.slots or (by_command and LOCAL_RANK in os.environ):
             return None
-        if LOCAL_RANK in os.environ:
-            # The job's own variable: a process that has it may be no rank.
-            return None
+        programs = {
+            pid: self._settings.pod.ranks if (rank := member.settings.rank) is None else range(rank, rank + 1)
+            for member in self._members
+            if (pid := member.program.pid) is not None
+        }
         check = WorldCheck(
             self._settings,
-            first.program.pid,
+            programs,
             lambda: self._group.stop_soon(signal.SIGTERM, KILL_SECONDS),
+            by_command=by_command,
         )
         check.start()
         return check
@@ -135,8 +138,8 @@ class Replica:
         lines = member.program.last_lines.lines()
         exit_report = rank_exit(member.settings, end, lines)
         if self._settings.pod.slots and not end.succeeded:
-            explain = explain_launcher if member.settings.rank is None else explain_rank
-            explain(exit_report, end, lines, torch_error_file(member.settings), alone=self._alone)
+            file, rank = torch_error_file(member.settings), member.settings.rank
+            explain(exit_report, end, lines, file, rank=rank, alone=self._alone)
         return exit_report
 
     def _ended(self, pod: Pod, ended: Sequence[Ended], wrong_world: str | None) -> int:

@@ -36,7 +36,7 @@ HELLO_SECONDS = 10.0
 """A connection without a valid line after this many seconds is closed."""
 SILENCE_SECONDS = 4 * LOG_EVERY_SECONDS
 """A pod connects anew when the pod of rank 0 has sent nothing for this many seconds."""
-_HELLO_BYTES = 1024
+_LINE_BYTES = 1024
 _BACKLOG = 4096
 _MOST_NAMES = 20
 _SPARE_FILES = 128
@@ -111,8 +111,8 @@ class Host:
         self._count = pods
         self._arrived: dict[int, _Connection] = {}
         """The pods that wait, by index."""
-        self._strangers: set[_Connection] = set()
-        """Connections that have not sent their line yet."""
+        self._strangers: dict[_Connection, None] = {}
+        """Connections that have not sent their line yet, the oldest first."""
         self._selector = selectors.DefaultSelector()
         self._limits = resource.getrlimit(resource.RLIMIT_NOFILE)
 
@@ -182,12 +182,17 @@ class Host:
             return
         accepted.setblocking(False)
         connection = _Connection(accepted, time.monotonic())
-        self._strangers.add(connection)
+        if len(self._strangers) + len(self._arrived) >= self._count + _SPARE_FILES // 2:
+            # More than all pods: somebody else takes the descriptors that the pods need.
+            self._drop(next(iter(self._strangers)))
+        self._strangers[connection] = None
         self._selector.register(accepted, selectors.EVENT_READ, connection)
 
     def _read(self, connection: _Connection) -> None:
+        if connection.socket.fileno() == -1:
+            return  # Dropped after the selector had returned it.
         try:
-            block = connection.socket.recv(_HELLO_BYTES)
+            block = connection.socket.recv(_LINE_BYTES)
         except BlockingIOError:
             return
         except OSError:
@@ -198,7 +203,7 @@ class Host:
             connection.received += block
             if b"\n" in block:
                 self._admit(connection)
-            elif len(connection.received) >= _HELLO_BYTES:
+            elif len(connection.received) >= _LINE_BYTES:
                 self._drop(connection)
 
     def _admit(self, connection: _Connection) -> None:
@@ -212,13 +217,13 @@ class Host:
         if earlier := self._arrived.get(index):
             self._drop(earlier)
         connection.index = index
-        self._strangers.discard(connection)
+        del self._strangers[connection]
         self._arrived[index] = connection
 
     def _drop(self, connection: _Connection) -> None:
         self._selector.unregister(connection.socket)
         connection.socket.close()
-        self._strangers.discard(connection)
+        self._strangers.pop(connection, None)
         if connection.index is not None:
             del self._arrived[connection.index]
 
@@ -299,7 +304,10 @@ def _join(settings: Settings, host: str, port: int, pods: int, given_up: Callabl
 
 
 def _wait_for_go(connection: socket.socket, given_up: Callable[[], bool]) -> str | None:
-    """Return None after `go`, else what the other side said last before it closed the connection or fell silent."""
+    """Return None after `go`, else what the other side said last before it closed the connection or fell silent.
+
+    Raises OSError for a side that is no start barrier.
+    """
     connection.settimeout(POLL_SECONDS)
     heard_at = time.monotonic()
     received = b""
@@ -313,6 +321,8 @@ def _wait_for_go(connection: socket.socket, given_up: Callable[[], bool]) -> str
             return said
         heard_at = time.monotonic()
         *lines, received = (received + block).split(b"\n")
+        if len(received) > _LINE_BYTES:
+            raise OSError("it sends no lines of a start barrier")
         for line in lines:
             if line + b"\n" == _GO:
                 return None

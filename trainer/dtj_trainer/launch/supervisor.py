@@ -9,8 +9,9 @@ import signal
 import threading
 import time
 
+from dtj_trainer import contract
 from dtj_trainer.launch.control import Answer, Attached
-from dtj_trainer.launch.pod import STOP_SECONDS, ArtifactsUnavailable, Pod
+from dtj_trainer.launch.pod import ArtifactsUnavailable, Pod
 
 log = logging.getLogger(__name__)
 
@@ -91,7 +92,7 @@ class RankSupervisor:
         for rank in running:
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.kill(rank.wrapper_pid, signal.SIGTERM)
-        deadline = time.monotonic() + STOP_SECONDS
+        deadline = time.monotonic() + contract.STOP_SECONDS
         with self._changed:
             self._changed.wait_for(lambda: not self._running, max(deadline - time.monotonic(), 0))
             left = list(self._running.values())

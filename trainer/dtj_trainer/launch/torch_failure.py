@@ -58,32 +58,25 @@ def recorded(error_file: Path) -> str | None:
         return None
 
 
-def explain_rank(
-    report: RankExit, end: ProgramEnd, lines: Sequence[str], error_file: Path, *, alone: bool
+def explain(
+    report: RankExit,
+    end: ProgramEnd,
+    lines: Sequence[str],
+    error_file: Path,
+    *,
+    rank: int | None,
+    alone: bool,
 ) -> None:
-    """Complete the report of one rank that has failed: whose failure it was, and the exception.
+    """Complete the report of a program that has failed: whose failure it was, and the exception.
 
-    `alone`: whether the job has no other pod, so that no rank elsewhere can have made this rank leave.
+    `rank`: that of the program, which may be a script that calls torchrun; None for a command that has started the
+    pod's ranks. `alone`: whether the job has no other pod, so that no rank elsewhere can have made a rank leave.
     """
     if end.stopped or report.get("class") not in _CHANGEABLE:
         return
-    code = -end.signal if end.signal else end.exit_code
-    if code in _LEFT and not alone:
-        _connection_lost(report, _LEFT_UNTOLD)
-    elif code in _UNCAUGHT:
-        text = recorded(error_file)
-        exceptions = [Raised(None, text)] if text else raised(lines)
-        if exceptions:
-            _explain_exception(report, exceptions[-1])
-
-
-def explain_launcher(
-    report: RankExit, end: ProgramEnd, lines: Sequence[str], error_file: Path, *, alone: bool
-) -> None:
-    """Complete the report of a command that has started the pod's ranks, such as torchrun, and has failed."""
-    if end.stopped or report.get("class") not in _CHANGEABLE:
-        return
-    rows = failed_ranks(lines)
+    table = failed_ranks(lines)
+    own = [] if rank is None else [FailedRank(rank, -end.signal if end.signal else end.exit_code)]
+    rows = table or own
     last = {each.rank: each for each in raised(lines)}
     if rows and (text := recorded(error_file)):
         last[rows[0].rank] = Raised(rows[0].rank, text)
@@ -94,13 +87,13 @@ def explain_launcher(
         return
     causes: list[tuple[FailedRank | None, Raised | None]] = [
         (row, (last.get(row.rank) or last.get(None)) if row.code in _UNCAUGHT else None) for row in ended
-    ] or [(None, each) for each in last.values()]
+    ] or [(None, each) for each in last.values() if not rows]
     if not causes:
         return
     row, exception = next((each for each in causes if each[1] is None or not each[1].follows), causes[0])
     if row is not None:
         report["rank"] = row.rank
-        if exception is None:
+        if exception is None and table:
             _of_row(report, row)
     if exception is not None:
         _explain_exception(report, exception)

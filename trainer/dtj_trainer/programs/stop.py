@@ -18,7 +18,7 @@ log = logging.getLogger(__name__)
 EXIT_CODE = 128 + signal.SIGTERM
 STOP_SECONDS = 40.0
 """Seconds from SIGTERM to the exit of a program that can't save any more. The value is less than STOP_SECONDS of
-dtj_trainer.launch.pod, after which dtj-launch kills the program, with an exit code that does not mean a stop."""
+dtj_trainer.contract, after which dtj-launch kills the program, with an exit code that does not mean a stop."""
 _LOOK_SECONDS = 0.5
 
 
