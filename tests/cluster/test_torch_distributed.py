@@ -3,6 +3,7 @@
 * ranks in the order of the workers, their logs and files in the bucket
 * ranks that torchrun starts, and torchrun that would train apart in each pod
 * images without dtj_trainer
+* the accuracy of the example, with the ranks in two pods and in one
 * scripts in the forms of others
 * suspension, a pod that comes late, and the number of writes
 """
@@ -179,6 +180,26 @@ def test_scripts_in_the_forms_of_others_train_in_one_world(namespace: Namespace)
             slope = re.search(rf"rank {rank} of 2.*: slope ([0-9.]+)", log)
             assert slope is not None, log
             assert float(slope[1]) == pytest.approx(3, abs=0.1)
+
+
+@pytest.mark.parametrize(
+    ("workers", "limit", "accuracy"),
+    [
+        (2, ["--max-steps=40"], 0.6),
+        pytest.param(2, [], 0.85, marks=pytest.mark.chaos),
+        pytest.param(1, [], 0.85, marks=pytest.mark.chaos),
+    ],
+)
+def test_the_example_learns(namespace: Namespace, workers: int, limit: list[str], accuracy: float) -> None:
+    args = ["--model=cnn", "--epochs=1", "--batch-size=64", *limit]
+    replicas = {"worker": {"replicas": workers}}
+    torch = {"procsPerWorker": 2 // workers}
+    job = namespace.apply(
+        example("learns", TORCH_EXAMPLE, args=args, replicaSpecs=replicas, torch=torch),
+    )
+    assert job.wait(300)["progress"]["accuracy"] >= accuracy
+    assert {"model/model.pt", "logs/attempt-1/rank-1.log"} <= job.artifacts().sizes().keys()
+    assert {row["worldSize"] for row in job.artifacts().metrics() if "worldSize" in row} == {2}
 
 
 def test_a_suspended_job_goes_on_where_it_was(namespace: Namespace) -> None:
