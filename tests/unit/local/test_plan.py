@@ -81,6 +81,7 @@ def test_every_replica_has_the_environment_of_the_cluster_but_for_its_place(name
         moved = {v for v in environment.keys() & here[pod].keys() if environment[v] != here[pod][v]}
         assert moved <= {"DTJ_PROGRESS_PORT", "TF_CONFIG", "DTJ_TF_CLUSTER"} | {
             "DTJ_START_BARRIER", "MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_ERROR_FILE",
+            "PET_MASTER_ADDR", "PET_MASTER_PORT", "PET_RDZV_ENDPOINT",
         }  # fmt: skip
 
 
