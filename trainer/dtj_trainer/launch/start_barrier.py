@@ -141,7 +141,7 @@ class Host:
         ready_at = None
         told_at = swept_at = time.monotonic()
         while not (self._ready.is_set() and len(self._arrived) == len(self._hellos)):
-            # No event tells that this pod is ready.
+            # The selector can't wait for `_ready`, so poll for it.
             self._serve(listener, POLL_SECONDS if self._ready.is_set() else OWN_POLL_SECONDS)
             now = time.monotonic()
             if given_up():
