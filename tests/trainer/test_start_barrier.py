@@ -134,7 +134,8 @@ def test_the_pod_of_rank_0_names_who_is_missing(port, pods):
     ):
         host.result(WAIT)
     with pytest.raises(
-        PeersUnreachable, match=rf"worker-0 did not answer at localhost:{port} for 2 s: Connection refused"
+        PeersUnreachable,
+        match=rf"worker-0 did not answer at localhost:{port} for 2 s: (it accepted|Connection)",
     ):
         other.result(WAIT)
 
@@ -269,6 +270,27 @@ def test_a_line_without_an_end_is_not_waited_for(port, pods):
     with socket.create_server(("127.0.0.1", port)) as listener:
         threading.Thread(target=answers, daemon=True).start()
         with pytest.raises(PeersUnreachable, match="for 1 s: it sends no lines of a start barrier"):
+            pods.start(settings_of(port, 1, 2, timeout=1)).result(WAIT)
+        listener.shutdown(socket.SHUT_RDWR)
+    for connection in accepted:
+        connection.close()
+
+
+@pytest.mark.parametrize("silent", [True, False], ids=["a stopped process", "a proxy without a server"])
+def test_a_connection_without_a_line_is_no_answer(port, pods, monkeypatch, silent):
+    monkeypatch.setattr(start_barrier, "SILENCE_SECONDS", 0.1)
+    accepted = []
+
+    def accepts() -> None:
+        with contextlib.suppress(OSError):  # The end of the test.
+            while True:
+                accepted.append(listener.accept()[0])
+                if not silent:
+                    accepted[-1].close()
+
+    with socket.create_server(("127.0.0.1", port)) as listener:
+        threading.Thread(target=accepts, daemon=True).start()
+        with pytest.raises(PeersUnreachable, match="for 1 s: it accepted the connection and sent no line"):
             pods.start(settings_of(port, 1, 2, timeout=1)).result(WAIT)
         listener.shutdown(socket.SHUT_RDWR)
     for connection in accepted:

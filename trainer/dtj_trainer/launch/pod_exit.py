@@ -10,10 +10,10 @@ from dtj_trainer.launch.program_group import Ended
 from dtj_trainer.launch.termination import RankExit
 
 
-def decisive(ended: Sequence[Ended], told: int | None) -> Ended:
+def decisive(ended: Sequence[Ended], stop_signal: int | None) -> Ended:
     """Return the program whose end is the pod's.
 
-    `ended`: in the order of the ends. `told`: the signal by which the pod was told to stop. The first program with a
+    `ended`: in the order of the ends. `stop_signal`: the signal that asked the pod to stop. The first program with a
     failure of its own decides, else the first program that failed because of others, else the first rank.
     """
     causes = [each for each in ended if each.is_cause]
@@ -21,26 +21,30 @@ def decisive(ended: Sequence[Ended], told: int | None) -> Ended:
     failed = [each for each in ended if "class" in each.report]
     if own:
         return own[0]
-    if causes and told is None:
+    if causes and stop_signal is None:
         return causes[0]
     if failed:
         return failed[0]
     return min(ended, key=lambda each: each.report.get("rank", 0))
 
 
-def pod_exit(ended: Sequence[Ended], told: int | None, *, alone: bool) -> RankExit:
+def pod_exit(ended: Sequence[Ended], stop_signal: int | None, *, alone: bool) -> RankExit:
     """Return the pod's report, without progress, artifacts and log lines.
 
     `alone`: whether the job has no other pod.
     """
-    first = decisive(ended, told)
+    first = decisive(ended, stop_signal)
     report = RankExit(**first.report)
     many = len(ended) > 1
-    if told is not None and not first.is_cause and (first.end.succeeded or first.member.settings.pod.slots):
+    if (
+        stop_signal is not None
+        and not first.is_cause
+        and (first.end.succeeded or first.member.settings.pod.slots)
+    ):
         # A program that exits with 0 after a stop signal may not have finished its work.
         report["class"] = FailureClass.SIGNAL
-        report["message"] = f"the program ended when it was told to stop ({signal_name(told)})"
-        report["exitCode"], report["signal"] = 128 + told, told
+        report["message"] = f"the program ended when it was told to stop ({signal_name(stop_signal)})"
+        report["exitCode"], report["signal"] = 128 + stop_signal, stop_signal
     elif many and report.get("class") == FailureClass.CONNECTION_LOST:
         early = [each for each in ended[: ended.index(first)] if each.end.succeeded]
         if early:

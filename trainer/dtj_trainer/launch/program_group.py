@@ -67,14 +67,14 @@ class ProgramGroup:
         self._describe = describe
         self._ends: SimpleQueue[tuple[Member, ProgramEnd]] = SimpleQueue()
         self._expected = 0
-        self.told: int | None = None
-        """The signal by which the pod was told to stop."""
+        self.stop_signal: int | None = None
+        """The signal that asked the pod to stop."""
 
     def stop_by_signals(self, kill_after: float) -> None:
         """Forward SIGTERM and SIGINT to all programs; kill them `kill_after` seconds later."""
 
         def stop(number: int, _: object) -> None:
-            self.told = number
+            self.stop_signal = number
             self.stop_soon(number, kill_after)
 
         for number in (signal.SIGTERM, signal.SIGINT):

@@ -143,8 +143,8 @@ class Replica:
         return exit_report
 
     def _ended(self, pod: Pod, ended: Sequence[Ended], wrong_world: str | None) -> int:
-        told = self._group.told
-        first = decisive(ended, told)
+        stop_signal = self._group.stop_signal
+        first = decisive(ended, stop_signal)
         if superseded := pod.superseded:
             # The programs' own ends do not matter after a later attempt has taken over.
             exit_report = unavailable(self._settings, str(superseded), superseded.cause)
@@ -152,7 +152,7 @@ class Replica:
             exit_report = unavailable(self._settings, wrong_world, FailureClass.WORLD_SIZE_MISMATCH)
             exit_report["exitCode"] = contract.EXIT_CONFIG
         else:
-            exit_report = pod_exit(ended, told, alone=self._alone)
+            exit_report = pod_exit(ended, stop_signal, alone=self._alone)
             if (
                 self._settings.pod.uploads == "primary"
                 and exit_report.get("class") == FailureClass.APPLICATION_ERROR

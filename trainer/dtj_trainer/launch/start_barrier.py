@@ -41,6 +41,7 @@ _BACKLOG = 4096
 _MOST_NAMES = 20
 _SPARE_FILES = 128
 _GO = b"go\n"
+_NO_LINE = "it accepted the connection and sent no line"
 
 
 class PortTaken(Exception):
@@ -140,7 +141,7 @@ class Host:
         ready_at = None
         told_at = swept_at = time.monotonic()
         while not (self._ready.is_set() and len(self._arrived) == len(self._hellos)):
-            # No event tells that this pod is ready.
+            # The selector can't wait for `_ready`, so poll for it.
             self._serve(listener, POLL_SECONDS if self._ready.is_set() else OWN_POLL_SECONDS)
             now = time.monotonic()
             if given_up():
@@ -269,8 +270,8 @@ def _listen(host: str, port: int, timeout: float, given_up: Callable[[], bool]) 
 def _join(settings: Settings, host: str, port: int, pods: int, given_up: Callable[[], bool]) -> None:
     """The side of the other pods: connect, and return after `go`.
 
-    Raises PeersUnreachable when the pod of rank 0 has not answered for the peer timeout. While that pod answers, its
-    own time limit counts.
+    Raises PeersUnreachable when the pod of rank 0 has not sent a line for the peer timeout. While that pod sends
+    lines, its own time limit counts.
     """
     hello = _hello(settings, settings.pod.index)
     answered_at = logged_at = time.monotonic()
@@ -289,7 +290,8 @@ def _join(settings: Settings, host: str, port: int, pods: int, given_up: Callabl
         except OSError as error:
             said = error.strerror or str(error)
         else:
-            if not said.startswith("refused"):
+            # A proxy accepts and closes, a stopped process accepts and is silent. Only a line is an answer.
+            if said != _NO_LINE and not said.startswith("refused"):
                 answered_at, pause = time.monotonic(), FIRST_PAUSE_SECONDS
         now = time.monotonic()
         if now - answered_at >= settings.peer_timeout:
@@ -304,14 +306,14 @@ def _join(settings: Settings, host: str, port: int, pods: int, given_up: Callabl
 
 
 def _wait_for_go(connection: socket.socket, given_up: Callable[[], bool]) -> str | None:
-    """Return None after `go`, else what the other side said last before it closed the connection or fell silent.
+    """Return None after `go`, else the other side's last line before it closed the connection or fell silent.
 
     Raises OSError for a side that is no start barrier.
     """
     connection.settimeout(POLL_SECONDS)
     heard_at = time.monotonic()
     received = b""
-    said = "it closed the connection"
+    said = _NO_LINE
     while not given_up() and time.monotonic() - heard_at < SILENCE_SECONDS:
         try:
             block = connection.recv(4096)

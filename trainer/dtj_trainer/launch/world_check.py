@@ -66,7 +66,7 @@ class WorldCheck:
         threading.Thread(target=self._watch, name="world", daemon=True).start()
 
     def stop(self) -> None:
-        """Stop to watch, because the programs have ended."""
+        """Stop watching, because the programs have ended."""
         self._ended.set()
 
     def _watch(self) -> None:
