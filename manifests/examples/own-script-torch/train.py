@@ -87,7 +87,6 @@ for epoch in range(first + 1, args.epochs + 1):
 
 if rank == 0:
     save(model.state_dict(), args.model / "spirals.pt")
-del (
-    averaged
-)  # If it outlived the process group, the end of the process could wait for ever for gloo's threads.
+# Free the averaged model before the process group ends: otherwise the process could wait for ever for gloo's threads.
+del averaged
 dist.destroy_process_group()

@@ -148,12 +148,12 @@ def _launcher(words: Sequence[str]) -> tuple[str, int] | None:
 
 
 def _launcher_at(words: Sequence[str], index: int) -> tuple[str, int] | None:
-    program, rest = basename(words[index]), words[index + 1 :]
+    program = basename(words[index])
     if program in (TORCHRUN, DEEPSPEED):
         return program, index + 1
     if program == "accelerate-launch":
         return ACCELERATE, index + 1
-    if program == "accelerate" and rest[:1] == ["launch"]:
+    if program == "accelerate" and list(words[index + 1 : index + 2]) == ["launch"]:
         return ACCELERATE, index + 2
     return _run_by_python(words, index + 1) if _PYTHON.fullmatch(program) else None
 

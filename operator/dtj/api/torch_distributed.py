@@ -83,7 +83,9 @@ def ranks_start(spec: JobSpec) -> RanksStart:
         return RanksStart(said, f"torch.startedBy is {said}", launchers)
     if launchers:
         return RanksStart(StartedBy.COMMAND, f"the command calls {launchers[0].name}", launchers)
-    return RanksStart(StartedBy.RANKS, "the command calls neither torchrun nor accelerate launch", ())
+    return RanksStart(
+        StartedBy.RANKS, "the command calls none of torchrun, accelerate launch and deepspeed", ()
+    )
 
 
 def _notes(spec: JobSpec) -> tuple[str, ...]:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 from dtj.api.accelerate import ENV_USE_CPU, missing_options
 from dtj.api.job import Job, Manifest
@@ -85,7 +86,7 @@ class _World:
     def workers(self) -> int:
         return self.job.spec.worker.replicas
 
-    @property
+    @cached_property
     def procs(self) -> int:
         """Ranks in each pod."""
         return procs_per_worker(self.job.spec)
@@ -118,8 +119,7 @@ class _World:
             env |= self._for_ranks(index)
         if self.workers > 1:
             env[contract.ENV_START_BARRIER] = f"{master}:{contract.START_BARRIER_PORT}"
-        own = {variable.name for variable in self.job.spec.env}
-        return env | {name: value for name, value in self._defaults().items() if name not in own}
+        return env | self._defaults
 
     def _for_ranks(self, index: int) -> dict[str, str]:
         """Return what torchrun would give to the first rank of the pod."""
@@ -153,24 +153,26 @@ class _World:
             "PET_MAX_RESTARTS": "0",
         }
 
+    @cached_property
     def _defaults(self) -> dict[str, str]:
-        """Return the variables that the job may set itself.
+        """The variables that the job may set itself, without those that its `env` sets.
 
         The ranks of a container share its CPU limit. Without a limit, several ranks get one thread each, as torchrun
         has it.
         """
         worker = self.job.spec.worker
-        found = {}
+        defaults = {}
         if self.may_call_torchrun:
-            found["TORCH_ELASTIC_SHUTDOWN_TIMEOUT"] = str(_SHUTDOWN_SECONDS)
+            defaults["TORCH_ELASTIC_SHUTDOWN_TIMEOUT"] = str(_SHUTDOWN_SECONDS)
         if not asks_for_devices(worker):
-            found[ENV_USE_CPU] = "true"
+            defaults[ENV_USE_CPU] = "true"
         limit = limits_of(worker).get("cpu")
         if limit is not None:
-            found["OMP_NUM_THREADS"] = str(max(1, int(amount(limit)) // self.procs))
+            defaults["OMP_NUM_THREADS"] = str(max(1, int(amount(limit)) // self.procs))
         elif self.procs > 1:
-            found["OMP_NUM_THREADS"] = "1"
-        return found
+            defaults["OMP_NUM_THREADS"] = "1"
+        own = {variable.name for variable in self.job.spec.env}
+        return {name: value for name, value in defaults.items() if name not in own}
 
 
 def _for_each_rank(program: Sequence[str]) -> list[str]:

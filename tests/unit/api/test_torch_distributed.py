@@ -40,7 +40,12 @@ def own(**container: Any) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("command", "started_by", "by", "reason"),
     [
-        ("python train.py", "Auto", "Ranks", "the command calls neither torchrun nor accelerate launch"),
+        (
+            "python train.py",
+            "Auto",
+            "Ranks",
+            "the command calls none of torchrun, accelerate launch and deepspeed",
+        ),
         ("torchrun train.py", "Auto", "Command", "the command calls torchrun"),
         ("bash train.sh", "Command", "Command", "torch.startedBy is Command"),
         ("python train.py", "Ranks", "Ranks", "torch.startedBy is Ranks"),
