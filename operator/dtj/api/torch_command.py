@@ -121,7 +121,7 @@ def _commands(text: str) -> Iterator[list[str]]:
         return
     command: list[str] = []
     for word in words:
-        if set(word) <= set(_SEPARATORS):
+        if word and set(word) <= set(_SEPARATORS):
             yield command
             command = []
         else:

@@ -27,7 +27,9 @@ _LAUNCHER = re.compile(
     r"(?:^|(?<=[\s;&|(/]))(?:torchrun|python[0-9.]*(?:\s+-[a-zA-Z]+)*?\s+-m\s+torch\.distributed\.(?:run|launch))(?=\s)"
 )
 _WORD = re.compile(r"""[ \t]*((?:"(?:\\.|[^"\\])*"|'[^']*'|\\.|\$\{[^}]*\}|[^\s"'\\;&|<>()])+)""")
-_THIS_HOST = re.compile(r"(localhost|127(\.[0-9]+){3}|\[?::1\]?|\$\{[^}]*:?[=-]localhost\})(:.*)?")
+_THIS_HOST = re.compile(
+    r"(localhost|127(\.[0-9]+){3}|0\.0\.0\.0|\[?(::1|0:0:0:0:0:0:0:1)\]?|\$\{[^}]*:?[=-]localhost\})(:.*)?"
+)
 
 
 @dataclass(frozen=True)

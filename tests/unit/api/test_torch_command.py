@@ -65,6 +65,11 @@ def test_the_text_of_a_shell_is_read_as_a_command(shell: str, command: str, name
     assert (launcher.name, launcher.word, launcher.at) == (name, text, None)
 
 
+def test_an_empty_word_does_not_end_a_command() -> None:
+    (launcher,) = launchers_in(["bash", "-c", "torchrun --nnodes 2 --role '' --standalone train.py"])
+    assert list(launcher.options) == ["--nnodes", "--role", "--standalone"]
+
+
 def test_a_text_may_call_several_launchers_and_a_shell_another_one() -> None:
     text = "if [ -n \"$A\" ]; then torchrun a.py; else\n exec bash -c 'accelerate launch \\\n --cpu b.py'\nfi"
 

@@ -130,6 +130,7 @@ def test_a_command_without_one_torchrun_is_not_read(words: list[str]) -> None:
         (["--nnodes", "1"], "--nnodes 1: the job has 2 nodes"),
         (["--standalone"], "each of 2 nodes would train by itself"),
         (["--rdzv_backend=c10d", "--rdzv_endpoint=localhost:0"], "each of 2 nodes would wait for itself"),
+        (["--rdzv_backend=c10d", "--rdzv_endpoint=0.0.0.0:29500"], "each of 2 nodes would wait for itself"),
         (["--master-addr", "127.0.0.1"], "each of 2 nodes would wait for itself"),
         (["--nproc-per-node=gpu"], "the pods have no GPU"),
         (["--nproc-per-node=cpu"], "one rank for each CPU of the node"),
