@@ -240,6 +240,8 @@ def test_no_rank_starts_before_a_pod_that_comes_late(namespace: Namespace) -> No
     until("the pods", lambda: len(job.pods()) == 2, 60)
     bind(namespace, "late-worker-0")
     until("worker 0 to wait", lambda: listens(namespace, "late-worker-0", contract.START_BARRIER_PORT), 120)
+    # The kubelet of a busy node reports the start of a container late, and `kubectl logs` needs the report.
+    namespace.kubectl("wait", "--for=jsonpath={.status.phase}=Running", "pod/late-worker-0", "--timeout=120s")
     assert READY not in namespace.kubectl("logs", "late-worker-0")
     bind(namespace, "late-worker-1")
     assert job.wait(120)["restarts"] == {"application": 0, "infrastructure": 0}
