@@ -49,12 +49,12 @@ def pods_loss(
     existing = {pod.name for pod in pods}
     if (expected.all_or_nothing and existing) or is_begun(old, expected.created_last, existing):
         loss = attempt_loss(attempt, pods, missing, expected.decides)
-        return loss and _port_told_apart(loss, old)
+        return loss and _port_conflict(loss, old)
     return _early(attempt, expected, pods)
 
 
-def _port_told_apart(loss: Loss, old: JobStatus) -> Loss:
-    """The loss, put down to the program if the port of the attempt before, which was another one, was in use too."""
+def _port_conflict(loss: Loss, old: JobStatus) -> Loss:
+    """Return the loss as the program's own if the previous attempt, on another port, failed for a port in use too."""
     before, failure = old.failure, loss.failure
     if before is None or before.attempt != (failure.attempt or 0) - 1:
         return loss

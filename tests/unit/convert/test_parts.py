@@ -18,13 +18,13 @@ from typing import Any
 import pytest
 import yaml
 
-from dtj.api.job import Job, Manifest, read_job
-from dtj.api.validation import faults
+from dtj.api.job import Manifest
 from dtj.convert.job import convert
 from dtj.convert.mpirun import parse_launch
 from dtj.convert.notes import Conversion
 from dtj.convert.ranks import NeverStarts, Uneven, ranks_of_each_worker
 from dtj.plan.job import plan_job
+from tests.unit.support.conversions import read, refusals
 from tests.unit.support.mpirun_options import EVEN, NEVER, UNEVEN, WORKERS
 
 JOBS = Path(__file__).parents[2] / "convert_jobs"
@@ -46,18 +46,6 @@ def launched_by(*words: str, **spec: Any) -> Conversion:
     job["spec"] |= spec
     pod_of(job, "Launcher")["containers"][0] |= {"command": [*words], "args": []}
     return convert(job)
-
-
-def read(made: Conversion) -> Job:
-    assert made.manifest is not None, [str(note) for note in made.notes]
-    job = read_job(made.manifest)
-    assert faults(job) == []
-    return job
-
-
-def refusals(made: Conversion) -> list[str]:
-    assert made.manifest is None
-    return [str(note) for note in made.notes if note.refused]
 
 
 def told(made: Conversion) -> str:

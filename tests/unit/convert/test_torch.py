@@ -15,13 +15,13 @@ from typing import Any
 import pytest
 import yaml
 
-from dtj.api.job import Job, Manifest, read_job
+from dtj.api.job import Manifest
 from dtj.api.torch_distributed import StartedBy, procs_per_worker, ranks_start
-from dtj.api.validation import faults
 from dtj.convert.job import convert, is_job
 from dtj.convert.notes import Conversion
 from dtj.convert.torchrun import read_torchrun
 from dtj.convert.training_runtime import patched
+from tests.unit.support.conversions import read, refusals
 
 JOBS = Path(__file__).parents[2] / "convert_jobs"
 
@@ -37,18 +37,6 @@ def job_of(objects: list[Manifest]) -> Manifest:
 
 def converted(objects: list[Manifest]) -> Conversion:
     return convert(job_of(objects), others=objects)
-
-
-def read(made: Conversion) -> Job:
-    assert made.manifest is not None, [str(note) for note in made.notes]
-    job = read_job(made.manifest)
-    assert faults(job) == []
-    return job
-
-
-def refusals(made: Conversion) -> list[str]:
-    assert made.manifest is None
-    return [str(note) for note in made.notes if note.refused]
 
 
 def pytorch_job(*command: str, gpus: int = 0, master: Manifest | None = None, **spec: Any) -> Conversion:

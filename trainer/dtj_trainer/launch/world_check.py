@@ -24,6 +24,7 @@ log = logging.getLogger(__name__)
 FIRST_PAUSE_SECONDS = 0.5
 LONGEST_PAUSE_SECONDS = 10.0
 MOST_OF_A_CORE = 0.02
+"""The share of a core that the looks at the processes may use."""
 LOCAL_RANK = "LOCAL_RANK"
 _PYTHON = re.compile(r"python[0-9.]*")
 _MODULE_OPTION = re.compile(r"-[a-zA-Z]*m")
