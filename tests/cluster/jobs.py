@@ -176,6 +176,12 @@ class Job:
         mine = [e for e in events if e["involvedObject"]["name"] == self.name]
         return sorted(mine, key=lambda e: e["lastTimestamp"] or "")
 
+    def wait_for_event(self, reason: str) -> list[Manifest]:
+        """The events with that reason, once there is one: the operator writes the status before the event."""
+        return until(
+            f"an event {reason}", lambda: [e for e in self.events() if e["reason"] == reason] or None, 30
+        )
+
     def wait(self, seconds: float = 180, phase: str = "Succeeded") -> Manifest:
         """Its status once it is in that phase; fails at once when it has ended otherwise."""
 

@@ -9,7 +9,7 @@ import pytest
 
 from dtj import Client, DistributedTrainingJob
 from dtj.client import ConditionType, LogQuery, NotFound
-from tests.cluster.jobs import Namespace, example, stub
+from tests.cluster.jobs import Namespace, example, stub, until
 from tests.patience import PATIENCE
 
 pytestmark = pytest.mark.cluster
@@ -40,7 +40,7 @@ def test_a_job_from_submit_to_delete(namespace: Namespace, tmp_path: Path) -> No
         # The launcher's pod is still there.
         of_rank = [line.text for line in client.logs("sdk", LogQuery(rank=1))]
         assert of_rank == [line.text for line in followed if line.source == "rank 1"]
-        assert "JobSucceeded" in [event.reason for event in client.events("sdk")]
+        until("the event", lambda: "JobSucceeded" in [event.reason for event in client.events("sdk")], 30)
 
         artifacts = client.artifacts("sdk", endpoint=endpoint)
         assert ended.status.artifacts is not None

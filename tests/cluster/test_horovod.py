@@ -37,8 +37,8 @@ def test_the_example_succeeds_and_its_status_says_so(trained: Trained) -> None:
     assert status["restarts"] == {"application": 0, "infrastructure": 0}
     assert status["progress"]["percent"] == 100
     assert "failure" not in status
-    reasons = [event["reason"] for event in job.events()]
-    assert {"JobRunning", "JobSucceeded"} <= set(reasons)
+    assert job.wait_for_event("JobRunning")
+    assert job.wait_for_event("JobSucceeded")
     job.namespace.kubectl("wait", "--for=condition=Succeeded", "dtj/fashion-mnist", "--timeout=1s")
 
 

@@ -37,9 +37,8 @@ def test_a_job_waits_for_mpi_operator_and_is_trained_by_it(namespace: Namespace,
     handed["metadata"]["labels"] = {"kueue.x-k8s.io/queue-name": "research", "team": "vision"}
     job = namespace.apply(handed)
     until("the job to say what is missing", lambda: waits(job), 30)
-    told = [event["message"] for event in job.events() if event["reason"] == "MPIJobNotServed"]
-    assert len(told) == 1
-    assert "install Kubeflow's mpi-operator" in told[0]
+    [event] = job.wait_for_event("MPIJobNotServed")
+    assert "install Kubeflow's mpi-operator" in event["message"]
 
     serve("v1")
     seen = looks()

@@ -87,7 +87,7 @@ def test_a_weak_ps_is_told_with_its_figures(namespace: Namespace) -> None:
     assert found["reason"] == "ParameterServersSlow"
     assert "replicaSpecs.ps" in found["message"]
     assert "%" in found["message"]
-    assert any(e["reason"] == "ParameterServersSlow" and e["type"] == "Warning" for e in job.events())
+    assert "Warning" in [e["type"] for e in job.wait_for_event("ParameterServersSlow")]
     assert job.status["phase"] == "Running"
 
 

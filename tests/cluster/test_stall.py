@@ -70,7 +70,7 @@ def test_a_rank_that_hangs_is_shown_and_the_next_attempt_succeeds(
     assert status["failure"]["class"] == "Stalled"
     assert f"the step has stayed at {HANGS_AT - 1} for" in status["failure"]["message"]
     assert job.condition("Stalled")["status"] == "False"
-    assert [e["type"] for e in job.events() if e["reason"] == "NoProgress"] == ["Warning"]
+    assert [e["type"] for e in job.wait_for_event("NoProgress")] == ["Warning"]
     keys = job.artifacts().sizes()
     assert {f"logs/attempt-1/{name}" for name in of_all} <= keys.keys()
     text = job.artifacts().read(f"logs/attempt-1/{of_the_hung_rank}").decode()
