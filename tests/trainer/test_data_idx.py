@@ -10,7 +10,7 @@ import pytest
 from tests.trainer.idx_files import idx_bytes
 
 from dtj_trainer.data.errors import DataCorrupt
-from dtj_trainer.data.idx import read_idx
+from dtj_trainer.data.formats.idx import read_idx
 
 
 @pytest.mark.parametrize("dtype", ["u1", "i1", "i2", "i4", "f4", "f8"])

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from dtj_trainer import contract
 from dtj_trainer.data.errors import DataCorrupt, DataNotFound
-from dtj_trainer.data.idx import read_idx
+from dtj_trainer.data.formats.idx import read_idx
 from dtj_trainer.data.layouts import MNIST, mnist_files
 from dtj_trainer.data.staging import stage
 

@@ -1,0 +1,1 @@
+"""The formats of pictures with labels that dtj reads."""
