@@ -10,7 +10,14 @@ import pytest
 from tests.trainer.idx_files import FASHION_MNIST, NAMES, idx_bytes, write_pictures
 
 from dtj_trainer import contract
-from dtj_trainer.data.errors import DataCorrupt, DataNotFound, DataUnavailable, exit_on_data_error
+from dtj_trainer.contract.failure_class import FailureClass
+from dtj_trainer.data.errors import (
+    DataCorrupt,
+    DataNotFound,
+    DataTooLarge,
+    DataUnavailable,
+    exit_on_data_error,
+)
 from dtj_trainer.data.pictures import data_uri, load_pictures
 
 
@@ -40,9 +47,9 @@ def test_what_does_not_fit_together(tmp_path: Path) -> None:
     uri = corrupted(tmp_path, NAMES[1], np.zeros(29, "u1"))
     with pytest.raises(DataCorrupt) as caught:
         load_pictures(uri)
-    assert str(caught.value) == f"{uri}: train-labels-idx1-ubyte has 29 labels for 30 pictures"
+    assert str(caught.value) == f"{uri}: train-labels-idx1-ubyte.gz has 29 labels for 30 pictures"
     uri = corrupted(tmp_path, NAMES[2], np.zeros((12, 28, 28), "f4"))
-    with pytest.raises(DataCorrupt, match="t10k-images-idx3-ubyte holds no pictures"):
+    with pytest.raises(DataCorrupt, match=r"t10k-images-idx3-ubyte\.gz holds no pictures"):
         load_pictures(uri)
     uri = corrupted(tmp_path, NAMES[2], np.zeros((12, 20, 20), "u1"))
     with pytest.raises(DataCorrupt, match="differ in size"):
@@ -59,12 +66,19 @@ def test_which_uri(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize(
-    ("error", "code"), [(DataNotFound("x"), 65), (DataCorrupt("x"), 65), (DataUnavailable("x"), 69)]
+    ("error", "code"),
+    [
+        (DataNotFound("x"), 65),
+        (DataCorrupt("x"), 65),
+        (DataTooLarge("x"), 65),
+        (DataUnavailable("x"), 69),
+    ],
 )
 def test_the_last_line_names_the_class(
     capsys: pytest.CaptureFixture[str], error: Exception, code: int
 ) -> None:
     with pytest.raises(SystemExit) as caught, exit_on_data_error():
         raise error
+    assert type(error).__name__ in set(FailureClass)
     assert caught.value.code == code
     assert capsys.readouterr().err.splitlines()[-1] == f"{type(error).__name__}: x"

@@ -15,11 +15,10 @@ import numpy as np
 import tensorflow as tf
 
 from dtj_trainer import contract
-from dtj_trainer.data.pictures import load_pictures
 from dtj_trainer.train.whole_file import write_whole
 
 if TYPE_CHECKING:
-    from dtj_trainer.data.pictures import Pictures
+    from dtj_trainer.data.pictures import Pictures, PictureSet
 
 _FACTS = f"{contract.DATA}/training-facts.int64"
 _PIXELS = f"{contract.DATA}/training-pixels.uint8"
@@ -46,12 +45,11 @@ def channels_last(pictures: Pictures) -> np.ndarray:
     return np.ascontiguousarray(pictures.pixels.transpose(0, 2, 3, 1))
 
 
-def write(uri: str) -> None:
-    """Stage the data set at `uri` and write its training split for functions that run in this process.
+def write(data: PictureSet) -> None:
+    """Write the training split of the set for functions that run in this process.
 
-    Makes the workspace the current folder. Raises DataError.
+    Makes the workspace the current folder.
     """
-    data = load_pictures(uri)
     root = Path(contract.root())
     (root / contract.DATA).mkdir(parents=True, exist_ok=True)
     channels, height, width = data.shape

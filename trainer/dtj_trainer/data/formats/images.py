@@ -1,0 +1,165 @@
+"""Pictures: files decoded by Pillow, within limits, to arrays of one form."""
+
+from __future__ import annotations
+
+import io
+from dataclasses import dataclass
+
+import numpy as np
+from PIL import Image, UnidentifiedImageError
+
+try:
+    import simplejpeg
+except ModuleNotFoundError:  # A user's own image may have Pillow alone.
+    simplejpeg = None
+
+from dtj_trainer.data.errors import DataCorrupt, DataTooLarge
+from dtj_trainer.data.index import MAX_EXAMPLE_BYTES
+
+MAX_PIXELS = 50_000_000
+"""Limit of one picture, checked before the picture is decoded."""
+MAX_MEMORY_BYTES = 4 << 30
+"""Limit of the pixels of a split that is read whole into memory."""
+_FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "GIF", "PPM")
+_MODES = {1: "L", 3: "RGB"}
+
+
+@dataclass(frozen=True)
+class Form:
+    """The form in which pictures are wanted.
+
+    `size`: side in pixels; the shorter side is resized to `size` and the centre is cut out. None leaves pictures as
+    they are. `channels`: 1 for grey, 3 for RGB. None means RGB for picture files, and leaves pixels as they are.
+    """
+
+    size: int | None = None
+    channels: int | None = None
+
+
+def pixels_of(picture: bytes | np.ndarray, form: Form, *, where: str) -> np.ndarray:
+    """Return a stored picture as uint8, (channels, height, width), in the wanted form.
+
+    Raises DataCorrupt, which names `where`, for what is no picture, is damaged, or exceeds a limit.
+    """
+    if isinstance(picture, np.ndarray):
+        channels, height, width = picture.shape
+        sized = form.size in (None, height) and form.size in (None, width)
+        if sized and form.channels in (None, channels):
+            return picture
+        form = Form(form.size, form.channels or channels)
+        rows = np.ascontiguousarray(picture.transpose(1, 2, 0))
+        opened = Image.fromarray(rows[:, :, 0] if channels == 1 else rows)
+    else:
+        opened = _decode_jpeg(picture, form) or _open(picture, where)
+    try:
+        if form.size:  # A JPEG decodes at a half, quarter or eighth of its size, where that is large enough.
+            opened.draft(None, (2 * form.size, 2 * form.size))
+        found = opened.convert(_MODES[form.channels or 3])
+    except Exception as error:  # Pillow's decoders raise many classes for damaged content.
+        raise DataCorrupt(f"{where}: the picture is damaged: {error}") from error
+    if form.size:
+        found = _centre(found, form.size)
+    values = np.asarray(found)
+    return np.ascontiguousarray(values[None] if values.ndim == 2 else values.transpose(2, 0, 1))
+
+
+class Stack:
+    """Pictures of one size, gathered into one array: uint8, (`count`, channels, height, width)."""
+
+    def __init__(self, count: int) -> None:
+        self._count = count
+        self._filled = 0
+        self._first = ""
+        self._pixels = np.empty((0, 0, 0, 0), np.uint8)
+
+    def add(self, pixels: np.ndarray, *, where: str) -> None:
+        """Add a picture. Raises DataCorrupt for another size, and DataTooLarge above MAX_MEMORY_BYTES of all."""
+        if not self._filled:
+            check_memory(self._count * pixels.size, f"{self._count} pictures such as {where}")
+            self._first = where
+            self._pixels = np.empty((self._count, *pixels.shape), np.uint8)
+        if pixels.shape != self._pixels.shape[1:]:
+            raise DataCorrupt(
+                f"{where} is {_shown(pixels.shape)}, and {self._first} is {_shown(self._pixels.shape[1:])}: "
+                "pictures of different sizes need an image size"
+            )
+        self._pixels[self._filled] = pixels
+        self._filled += 1
+
+    @property
+    def pixels(self) -> np.ndarray:
+        """The pictures added."""
+        return self._pixels[: self._filled]
+
+
+def _decode_jpeg(content: bytes, form: Form) -> Image.Image | None:
+    """Decode a JPEG to RGB by simplejpeg, in about half of Pillow's time and to the same pixels.
+
+    Return None for what Pillow has to do: other pictures and colours, damaged or too large ones, and those that
+    Pillow decodes at a part of their size.
+    """
+    if (
+        simplejpeg is None
+        or form.channels == 1
+        or content[:2] != b"\xff\xd8"
+        or len(content) > MAX_EXAMPLE_BYTES
+    ):
+        return None
+    try:
+        height, width, colours, _ = simplejpeg.decode_jpeg_header(content)
+        small = height * width <= MAX_PIXELS and (not form.size or min(height, width) < 4 * form.size)
+        if small and colours in ("YCbCr", "Gray"):
+            return Image.fromarray(simplejpeg.decode_jpeg(content, "RGB"))
+    except ValueError:  # Pillow's messages are clearer.
+        pass
+    return None
+
+
+def check_memory(size: int, what: str) -> None:
+    """Raise DataTooLarge if pixels of `size` bytes exceed MAX_MEMORY_BYTES."""
+    if size > MAX_MEMORY_BYTES:
+        raise DataTooLarge(
+            f"{what}: {size} bytes of pixels, and at most {MAX_MEMORY_BYTES} are read whole: ask for smaller "
+            "pictures, or stage the set as shards"
+        )
+
+
+def _open(content: bytes, where: str) -> Image.Image:
+    if len(content) > MAX_EXAMPLE_BYTES:
+        raise DataCorrupt(f"{where}: {len(content)} bytes; a picture has at most {MAX_EXAMPLE_BYTES}")
+    try:
+        opened = Image.open(io.BytesIO(content), formats=_FORMATS)
+    except Image.DecompressionBombError as error:
+        raise DataCorrupt(
+            f"{where} has too many pixels; a picture has at most {MAX_PIXELS}: {error}"
+        ) from error
+    except UnidentifiedImageError as error:
+        raise DataCorrupt(
+            f"{where} is no picture of {', '.join(_FORMATS)}: it begins with "
+            f"{bytes(content[:4]).hex(' ') or 'nothing'}"
+        ) from error
+    except Exception as error:  # Pillow's readers raise many classes for damaged content.
+        raise DataCorrupt(f"{where}: the picture is damaged: {error}") from error
+    width, height = opened.size
+    if width * height > MAX_PIXELS:
+        raise DataCorrupt(
+            f"{where} has {width} x {height} = {width * height} pixels; a picture has at most {MAX_PIXELS}"
+        )
+    if opened.mode.startswith(("I", "F")):
+        raise DataCorrupt(f"{where} has more than 8 bits a channel: dtj reads pictures with 8")
+    return opened
+
+
+def _centre(picture: Image.Image, size: int) -> Image.Image:
+    width, height = picture.size
+    side = min(width, height)
+    if width == height == size:
+        return picture
+    left, top = (width - side) / 2, (height - side) / 2
+    box = (left, top, left + side, top + side)
+    return picture.resize((size, size), Image.Resampling.BILINEAR, box=box)
+
+
+def _shown(shape: tuple[int, ...]) -> str:
+    channels, height, width = shape
+    return f"{width} x {height} with {channels} channel{'s' if channels > 1 else ''}"
