@@ -6,6 +6,8 @@ import os
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from dtj_trainer import contract
 from dtj_trainer.data.errors import DataCorrupt, DataNotFound
 from dtj_trainer.data.idx import read_idx
@@ -13,36 +15,63 @@ from dtj_trainer.data.layouts import MNIST, mnist_files
 from dtj_trainer.data.staging import stage
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from pathlib import Path
 
-    import numpy as np
+    from dtj_trainer.data.examples import Examples
 
 
 @dataclass(frozen=True)
 class Pictures:
-    """`pixels`: uint8, (examples, channels, height, width). `labels`: int64, (examples,)."""
+    """Examples in memory: see Examples.
+
+    `pixels`: uint8, (examples, channels, height, width). `labels`: int64, (examples,).
+    """
 
     pixels: np.ndarray
     labels: np.ndarray
+
+    @property
+    def blocks(self) -> np.ndarray:
+        """See Examples."""
+        return np.array([len(self)])
+
+    @property
+    def shape(self) -> tuple[int, int, int]:
+        """See Examples."""
+        _, channels, height, width = self.pixels.shape
+        return channels, height, width
 
     def __len__(self) -> int:
         """Return the number of examples."""
         return len(self.labels)
 
+    def read(self, ids: np.ndarray) -> Pictures:
+        """See Examples. The result has copies."""
+        return Pictures(self.pixels[ids], self.labels[ids])
+
+    def expect(self, ids: Iterator[np.ndarray]) -> None:
+        """See Examples."""
+
 
 @dataclass(frozen=True)
 class PictureSet:
-    """A data set with its published split. Labels run from 0 to `classes` - 1."""
+    """A data set with its published split. Labels run from 0 to `classes` - 1.
 
-    train: Pictures
-    test: Pictures
+    `mean` and `deviation` are those of each channel of the training set, on the scale 0 to 1; empty if nobody has
+    computed them.
+    """
+
+    train: Examples
+    test: Examples
     classes: int
+    mean: tuple[float, ...] = ()
+    deviation: tuple[float, ...] = ()
 
     @property
     def shape(self) -> tuple[int, int, int]:
         """Channels, height and width of each picture."""
-        _, channels, height, width = self.train.pixels.shape
-        return channels, height, width
+        return self.train.shape
 
 
 def data_uri(given: str | None) -> str:

@@ -32,6 +32,8 @@ if TYPE_CHECKING:
 
 _STATE = ("model", "optimizer", "precision")
 """The entries of a checkpoint that are not plain data."""
+_LEAST_DEVIATION = 1e-3
+"""In place of a smaller one, by which the pixels of a channel can't be divided."""
 
 
 class TorchModel(PictureModel[tuple[Tensor, Tensor]]):
@@ -202,17 +204,21 @@ def statistics(model: nn.Module) -> dict[str, torch.Tensor]:
 def _statistics(data: PictureSet) -> tuple[list[float], list[float]]:
     """Return mean and standard deviation of each channel over the training set, on the scale 0 to 1.
 
-    The function counts the 256 values, so that the result is exact, equal on every rank, and needs no copy as floats.
+    Without those of the data's index, the function counts the 256 values, so that the result is exact, equal on every
+    rank, and needs no copy as floats.
     """
-    means, deviations = [], []
+    if data.mean:
+        return list(data.mean), [max(each, _LEAST_DEVIATION) for each in data.deviation]
+    counts = np.zeros((data.shape[0], 256), np.int64)
+    for ids in np.array_split(np.arange(len(data.train)), max(len(data.train) // 4096, 1)):
+        for channel, pixels in enumerate(data.train.read(ids).pixels.swapaxes(0, 1)):
+            counts[channel] += np.bincount(pixels.reshape(-1), minlength=256)
     values = np.arange(256) / 255
-    for channel in range(data.shape[0]):
-        counts = np.zeros(256, dtype=np.int64)
-        for chunk in np.array_split(data.train.pixels[:, channel], max(len(data.train) // 4096, 1)):
-            counts += np.bincount(chunk.reshape(-1), minlength=256)
-        mean = float((counts * values).sum() / counts.sum())
+    means, deviations = [], []
+    for each in counts:
+        mean = float((each * values).sum() / each.sum())
         means.append(mean)
-        deviations.append(max(float((counts * (values - mean) ** 2).sum() / counts.sum()) ** 0.5, 1e-3))
+        deviations.append(max(float((each * (values - mean) ** 2).sum() / each.sum()) ** 0.5, _LEAST_DEVIATION))
     return means, deviations
 
 
