@@ -33,6 +33,7 @@ class Examples(Protocol):
     def read(self, ids: np.ndarray) -> Pictures:
         """Return the pictures and labels with these numbers, in this order. Several threads may read at once.
 
+        An example that can't be read, where those are to be skipped, has the label -1 and any pixels.
         Raises DataCorrupt, DataNotFound or DataUnavailable.
         """
 

@@ -49,7 +49,7 @@ class TorchModel(PictureModel[tuple[Tensor, Tensor]]):
         if options.sync_batchnorm and ranks.size > 1:
             sync_batchnorm.synchronize(self.network)
         optimizer = _optimizer(options, self.network)
-        self._averaging = ranks.averaging(self.network, optimizer, options.grad_accumulation)
+        self._averaging = ranks.averaging(self.network, optimizer, options.passes(ranks.size))
         self.optimizer = self._averaging.optimizer
         self.precision = Precision(device, options.amp)
         self._sums = torch.zeros(3, dtype=torch.float64, device=device)  # loss, right, examples
@@ -218,7 +218,9 @@ def _statistics(data: PictureSet) -> tuple[list[float], list[float]]:
     for each in counts:
         mean = float((each * values).sum() / each.sum())
         means.append(mean)
-        deviations.append(max(float((each * (values - mean) ** 2).sum() / each.sum()) ** 0.5, _LEAST_DEVIATION))
+        deviations.append(
+            max(float((each * (values - mean) ** 2).sum() / each.sum()) ** 0.5, _LEAST_DEVIATION)
+        )
     return means, deviations
 
 
