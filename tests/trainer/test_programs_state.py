@@ -228,5 +228,5 @@ def test_without_a_checkpoint_the_first_weights_are_those_of_rank_0(workspaces: 
     ],
 )
 def test_what_is_refused(run: dict[str, Any], why: str | None) -> None:
-    found = file_saver.why_not(run, OPTIONS, 200)
+    found = file_saver.why_not(run, OPTIONS, 200, "this")
     assert (found or "").startswith(why or ".") if why else found is None

@@ -12,6 +12,7 @@ left out. A rank without an example gets one of weight 0, so that every rank mak
 
 from __future__ import annotations
 
+import hashlib
 import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -65,6 +66,14 @@ class Sharding:
             )
         self.batch_size = math.ceil(self.step_size / ranks)
         self._rank, self._ranks, self._seed, self._window = rank, ranks, seed, window
+
+    @property
+    def name(self) -> str:
+        """What the order follows from, in short: a position belongs to orders of one name only."""
+        described = (
+            f"{self._seed} {self._window if len(self._blocks) > 1 else 1} ".encode() + self._blocks.tobytes()
+        )
+        return hashlib.sha256(described).hexdigest()[:16]
 
     def steps(self, position: int = 0) -> int:
         """Return the steps left in an epoch after `position` examples."""

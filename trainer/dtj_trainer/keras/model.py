@@ -96,7 +96,7 @@ class KerasSaver(FileSaver):
     _ranks: KerasRanks
 
     def __init__(self, options: Options, data: PictureSet, model: KerasModel, ranks: KerasRanks) -> None:
-        super().__init__(options, len(data.train), ranks)
+        super().__init__(options, data.train.blocks, ranks)
         self._network, self._shape, self._classes = model.network, model.shape, data.classes
         self._variables = {
             **{f"model/{each.path}": each for each in model.network.variables},

@@ -131,7 +131,7 @@ class TorchSaver(FileSaver):
     _ranks: TensorRanks
 
     def __init__(self, options: Options, data: PictureSet, model: TorchModel, ranks: TensorRanks) -> None:
-        super().__init__(options, len(data.train), ranks)
+        super().__init__(options, data.train.blocks, ranks)
         self._shape, self._classes = data.shape, data.classes
         self._network, self._optimizer, self._precision = model.network, model.optimizer, model.precision
 

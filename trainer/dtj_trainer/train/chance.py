@@ -22,8 +22,9 @@ def chances_of(seed: int, epoch: int, ids: np.ndarray) -> np.ndarray:
     SplitMix64 (Steele et al., 2014, "Fast Splittable Pseudorandom Number Generators") at the place `id` of a stream
     that seed and epoch begin: a generator for each example would take a hundred times as long.
     """
-    begin = np.random.SeedSequence([seed, epoch]).generate_state(1, np.uint64)
-    bits = begin + (ids.astype(np.uint64) + np.uint64(1)) * np.uint64(0x9E3779B97F4A7C15)
+    begin: np.ndarray = np.random.SeedSequence([seed, epoch]).generate_state(1, np.uint64)
+    bits: np.ndarray = begin + (ids.astype(np.uint64) + np.uint64(1)) * np.uint64(0x9E3779B97F4A7C15)
     bits = (bits ^ (bits >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     bits = (bits ^ (bits >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    return bits ^ (bits >> np.uint64(31))
+    bits ^= bits >> np.uint64(31)
+    return bits
