@@ -6,6 +6,8 @@ import os
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from dtj_trainer import contract
 from dtj_trainer.data.errors import DataError, DataNotFound, DataUnavailable
 from dtj_trainer.data.files import FolderFiles
@@ -15,10 +17,9 @@ from dtj_trainer.data.unpacked import read_once
 from dtj_trainer.data.whole import read_whole
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
-    import numpy as np
-
+    from dtj_trainer.data.examples import Examples
     from dtj_trainer.data.whole import Whole
 
 ALL_AS_THEY_ARE = Form()
@@ -26,31 +27,57 @@ ALL_AS_THEY_ARE = Form()
 
 @dataclass(frozen=True)
 class Pictures:
-    """`pixels`: uint8, (examples, channels, height, width). `labels`: int64, (examples,)."""
+    """Examples in memory: see Examples.
+
+    `pixels`: uint8, (examples, channels, height, width). `labels`: int64, (examples,).
+    """
 
     pixels: np.ndarray
     labels: np.ndarray
+
+    @property
+    def blocks(self) -> np.ndarray:
+        """See Examples."""
+        return np.array([len(self)])
+
+    @property
+    def shape(self) -> tuple[int, int, int]:
+        """See Examples."""
+        _, channels, height, width = self.pixels.shape
+        return channels, height, width
 
     def __len__(self) -> int:
         """Return the number of examples."""
         return len(self.labels)
 
+    def read(self, ids: np.ndarray) -> Pictures:
+        """See Examples. The result has copies."""
+        return Pictures(self.pixels[ids], self.labels[ids])
+
+    def expect(self, ids: Iterator[np.ndarray]) -> None:
+        """See Examples."""
+
 
 @dataclass(frozen=True)
 class PictureSet:
-    """A data set with its published split. Labels run from 0 to `classes` - 1, and are places in `class_names`."""
+    """A data set with its published split. Labels run from 0 to `classes` - 1, and are places in `class_names`.
 
-    train: Pictures
-    test: Pictures
+    `mean` and `deviation` are those of each channel of the training set, on the scale 0 to 1; empty if nobody has
+    computed them.
+    """
+
+    train: Examples
+    test: Examples
     classes: int
     class_names: tuple[str, ...] = ()
-    validation: Pictures | None = None
+    validation: Examples | None = None
+    mean: tuple[float, ...] = ()
+    deviation: tuple[float, ...] = ()
 
     @property
     def shape(self) -> tuple[int, int, int]:
         """Channels, height and width of each picture."""
-        _, channels, height, width = self.train.pixels.shape
-        return channels, height, width
+        return self.train.shape
 
 
 def data_uri(given: str | None) -> str:
