@@ -1,0 +1,40 @@
+"""What a training reads: examples by number, whether they are in memory or in blocks of a store."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Protocol
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    import numpy as np
+
+    from dtj_trainer.data.pictures import Pictures
+
+
+class Examples(Protocol):
+    """The examples of a split, numbered from 0.
+
+    `blocks`: int64, the number of examples of each block, in the order of the examples' numbers; their sum is the
+    number of all examples. Examples in memory are one block.
+    """
+
+    @property
+    def blocks(self) -> np.ndarray:
+        """See above."""
+
+    def __len__(self) -> int:
+        """Return the number of examples."""
+
+    def read(self, ids: np.ndarray) -> Pictures:
+        """Return the pictures and labels with these numbers, in this order. Several threads may read at once.
+
+        Raises DataCorrupt, DataNotFound or DataUnavailable.
+        """
+
+    def expect(self, ids: Iterator[np.ndarray]) -> None:
+        """Announce the batches that `read` will be asked for, in order: the beginning of an epoch, or its rest.
+
+        The numbers are drawn as far ahead as blocks fit the memory. A second call replaces the first one. Examples in
+        memory ignore the call.
+        """
