@@ -23,8 +23,8 @@ from dtj_trainer.artifacts.growing_upload import AGAIN_AT_ONCE_BYTES
 from dtj_trainer.artifacts.pod_sources import PodFiles, pod_sources
 from dtj_trainer.artifacts.rotation import rotated, rotated_numbers
 from dtj_trainer.launch.output import Lines, LogFile
-from dtj_trainer.programs.metrics import MetricsFile
 from dtj_trainer.tensorboard import ScalarWriter
+from dtj_trainer.train.metrics import MetricsFile
 from tests.bench.figures import table
 from tests.bench.machine import machine
 from tests.bench.targets import Target, verdicts
