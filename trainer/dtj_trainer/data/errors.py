@@ -26,6 +26,10 @@ class DataCorrupt(DataError):
     """A file exists but does not conform to its format."""
 
 
+class DataTooLarge(DataError):
+    """The data exceed a limit of what is read whole into memory."""
+
+
 class DataUnavailable(DataError):
     """The data's store did not answer for a long time. A later try may succeed."""
 

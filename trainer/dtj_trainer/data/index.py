@@ -24,7 +24,7 @@ BLOCK_FORMATS = ("tar", "tfrecord", "cifar10", "cifar100")
 """Formats whose shards can be cut into blocks. Sets of other formats are read whole, or staged to tar shards."""
 BLOCK_BYTES = 1 << 20
 """A block ends at the first border of an example at or above this size; the last block of a shard is smaller."""
-MAX_EXAMPLE_BYTES = 64 << 20
+MAX_EXAMPLE_BYTES = 32 << 20
 """Limit of one example as it is stored. With it, a block has at most BLOCK_BYTES + MAX_EXAMPLE_BYTES."""
 MAX_INDEX_BYTES = 256 << 20
 MAX_CLASSES = 1_000_000

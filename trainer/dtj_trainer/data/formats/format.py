@@ -4,8 +4,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, BinaryIO, NamedTuple, Protocol
 
+from dtj_trainer.data.errors import DataCorrupt
+from dtj_trainer.data.index import BLOCK_BYTES, MAX_EXAMPLE_BYTES
+
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator
 
     import numpy as np
 
@@ -31,8 +34,9 @@ class Example(NamedTuple):
 class Format(Protocol):
     """A format whose shards can be cut into blocks of whole examples, and read block by block."""
 
-    name: str
-    """The name in the index."""
+    @property
+    def name(self) -> str:
+        """The name in the index."""
 
     def blocks(self, shard: BinaryIO, size: int, *, where: str) -> Iterator[Cut]:
         """Cut a shard of `size` bytes into blocks of at least `index.BLOCK_BYTES`, save the last.
@@ -45,3 +49,19 @@ class Format(Protocol):
 
         Raises DataCorrupt, which names `where` and the number of the example in the block.
         """
+
+
+def cuts(ends: Iterable[int], *, where: str) -> Iterator[Cut]:
+    """Gather examples into blocks. `ends` are the offsets in bytes behind each example of a shard."""
+    start, begin, count = 0, 0, 0
+    for number, end in enumerate(ends):
+        if end - begin > MAX_EXAMPLE_BYTES:
+            raise DataCorrupt(
+                f"{where}, example {number}: {end - begin} bytes; the limit is {MAX_EXAMPLE_BYTES}"
+            )
+        begin, count = end, count + 1
+        if end - start >= BLOCK_BYTES:
+            yield Cut(start, end - start, count)
+            start, count = end, 0
+    if count:
+        yield Cut(start, begin - start, count)

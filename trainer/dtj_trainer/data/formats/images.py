@@ -1,0 +1,127 @@
+"""Pictures: files decoded by Pillow, within limits, to arrays of one form."""
+
+from __future__ import annotations
+
+import io
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+from PIL import Image
+
+from dtj_trainer.data.errors import DataCorrupt, DataTooLarge
+from dtj_trainer.data.index import MAX_EXAMPLE_BYTES
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+    from concurrent.futures import Executor
+
+MAX_PIXELS = 50_000_000
+"""Limit of one picture, checked before the picture is decoded."""
+MAX_MEMORY_BYTES = 4 << 30
+"""Limit of the pixels of a split that is read whole into memory."""
+_FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "GIF", "PPM")
+_MODES = {1: "L", 3: "RGB"}
+
+
+@dataclass(frozen=True)
+class Form:
+    """The form in which pictures are wanted.
+
+    `size`: side in pixels; the shorter side is resized to `size` and the centre is cut out. None leaves pictures as
+    they are. `channels`: 1 for grey, 3 for RGB. None means RGB for picture files, and leaves pixels as they are.
+    """
+
+    size: int | None = None
+    channels: int | None = None
+
+
+def pixels_of(picture: bytes | np.ndarray, form: Form, *, where: str) -> np.ndarray:
+    """Return a stored picture as uint8, (channels, height, width), in the wanted form.
+
+    Raises DataCorrupt, which names `where`, for what is no picture, is damaged, or exceeds a limit.
+    """
+    if isinstance(picture, np.ndarray):
+        channels, height, width = picture.shape
+        sized = form.size in (None, height) and form.size in (None, width)
+        if sized and form.channels in (None, channels):
+            return picture
+        form = Form(form.size, form.channels or channels)
+        opened = Image.fromarray(np.ascontiguousarray(picture.transpose(1, 2, 0).squeeze()))
+    else:
+        opened = _open(picture, where)
+    try:
+        if form.size:  # A JPEG decodes at a half, quarter or eighth of its size, where that is large enough.
+            opened.draft(None, (2 * form.size, 2 * form.size))
+        found = opened.convert(_MODES[form.channels or 3])
+    except Exception as error:  # Pillow's decoders raise many classes for damaged content.
+        raise DataCorrupt(f"{where}: the picture is damaged: {error}") from error
+    if form.size:
+        found = _centre(found, form.size)
+    values = np.asarray(found)
+    return np.ascontiguousarray(values[None] if values.ndim == 2 else values.transpose(2, 0, 1))
+
+
+def all_pixels(
+    read: Callable[[int], bytes | np.ndarray], names: Sequence[str], form: Form, pool: Executor | None = None
+) -> np.ndarray:
+    """Decode pictures, by the threads of `pool` where one is given, to uint8, (pictures, channels, height, width).
+
+    `read` returns the picture of a number. `names`: where each picture is from, for messages.
+    Raises DataCorrupt, as `pixels_of` does, and for different sizes. Raises DataTooLarge above MAX_MEMORY_BYTES.
+    """
+
+    def decode(number: int) -> np.ndarray:
+        return pixels_of(read(number), form, where=names[number])
+
+    found = np.empty(0, np.uint8)
+    for number, pixels in enumerate((pool.map if pool else map)(decode, range(len(names)))):
+        if not number:
+            if len(names) * pixels.size > MAX_MEMORY_BYTES:
+                raise DataTooLarge(
+                    f"{len(names)} pictures such as {names[0]}, {_shown(pixels.shape)}, exceed "
+                    f"{MAX_MEMORY_BYTES >> 30} GiB of memory: ask for smaller pictures, or stage the set as shards"
+                )
+            found = np.empty((len(names), *pixels.shape), np.uint8)
+        if pixels.shape != found.shape[1:]:
+            raise DataCorrupt(
+                f"{names[number]} is {_shown(pixels.shape)}, and {names[0]} is {_shown(found.shape[1:])}: "
+                "pictures of different sizes need an image size"
+            )
+        found[number] = pixels
+    return found
+
+
+def _open(content: bytes, where: str) -> Image.Image:
+    if len(content) > MAX_EXAMPLE_BYTES:
+        raise DataCorrupt(f"{where}: {len(content)} bytes; a picture has at most {MAX_EXAMPLE_BYTES}")
+    try:
+        opened = Image.open(io.BytesIO(content), formats=_FORMATS)
+    except Image.UnidentifiedImageError as error:
+        raise DataCorrupt(
+            f"{where} is no picture of {', '.join(_FORMATS)}: it begins with "
+            f"{bytes(content[:4]).hex(' ') or 'nothing'}"
+        ) from error
+    except Exception as error:  # Pillow's readers raise many classes for damaged content.
+        raise DataCorrupt(f"{where}: the picture is damaged: {error}") from error
+    width, height = opened.size
+    if width * height > MAX_PIXELS:
+        raise DataCorrupt(f"{where} has {width} x {height} pixels; a picture has at most {MAX_PIXELS}")
+    if opened.mode.startswith(("I", "F")):
+        raise DataCorrupt(f"{where} has more than 8 bits a channel: dtj reads pictures with 8")
+    return opened
+
+
+def _centre(picture: Image.Image, size: int) -> Image.Image:
+    width, height = picture.size
+    side = min(width, height)
+    if width == height == size:
+        return picture
+    left, top = (width - side) / 2, (height - side) / 2
+    box = (left, top, left + side, top + side)
+    return picture.resize((size, size), Image.Resampling.BILINEAR, box=box)
+
+
+def _shown(shape: tuple[int, ...]) -> str:
+    channels, height, width = shape
+    return f"{width} x {height} with {channels} channel{'s' if channels > 1 else ''}"
