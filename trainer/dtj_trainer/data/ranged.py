@@ -25,6 +25,7 @@ from dtj_trainer.artifacts.s3 import (
     sentences,
 )
 from dtj_trainer.data.errors import DataCorrupt, DataNotFound, DataUnavailable
+from dtj_trainer.data.sources import local_folder, s3_location
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -44,6 +45,11 @@ LEAST_SLOW_SECONDS = 0.05
 SAMPLES = 128
 ENOUGH_SAMPLES = 16
 """Fewer finished requests than these say nothing about slowness: nothing is hedged yet."""
+
+
+def log_wait(error: S3Error, delay: float) -> None:
+    """Log why a read is repeated, and when: in `delay` seconds."""
+    log.warning("reading data: retry in %.1f s: %s", delay, error)
 
 
 class Range(NamedTuple):
@@ -160,7 +166,7 @@ class RangedReader:
                 lambda: self._read_hedged(range_),
                 timeout=self._timeout,
                 progress=lambda: self.received.total,
-                on_wait=lambda error, delay: log.warning("reading data: retry in %.1f s: %s", delay, error),
+                on_wait=log_wait,
             )
         except (NoSuchKey, FileNotFoundError) as error:
             raise DataNotFound(f"{where} does not exist, but the index names it") from error
@@ -205,6 +211,12 @@ class RangedReader:
         self._pace.add(time.monotonic() - began)
         self.received.add(len(content))
         return content
+
+
+def open_ranges(uri: str) -> RangedReader:
+    """Return a reader of the objects below a URI. Raises DataNotFound for a folder that does not exist."""
+    folder = local_folder(uri)
+    return RangedReader(FolderObjects(folder, uri) if folder else S3Objects(s3_location(uri)))
 
 
 def _first_answer(asked: list[Future[bytes]]) -> bytes:

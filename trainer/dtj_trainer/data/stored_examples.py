@@ -112,6 +112,11 @@ class StoredExamples:
         taken = self._ahead.take(np.unique(blocks).tolist())
         return [taken[block][place] for block, place in zip(blocks.tolist(), within.tolist(), strict=True)]
 
+    def where(self, id_: int) -> str:
+        """Return the place of an example, for messages."""
+        block = int(self._blocks_of(np.array(id_)))
+        return f"{self._reader.where(block)}, example {id_ - int(self._starts[block])} of the block"
+
     def close(self) -> None:
         """End the threads."""
         self._ahead.close()
@@ -145,8 +150,7 @@ class StoredExamples:
         if isinstance(example, DataCorrupt):  # Only with `skip_corrupt`, and logged already.
             self.skipped.add(1)
             return None
-        block = int(self._blocks_of(np.array(id_)))
-        where = f"{self._reader.where(block)}, example {id_ - int(self._starts[block])} of the block"
+        where = self.where(id_)
         try:
             pixels = pixels_of(example.picture, self._form, where=where)
             self._check_shape(pixels.shape, where)
