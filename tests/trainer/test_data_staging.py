@@ -13,7 +13,7 @@ import hashlib
 import json
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -48,7 +48,7 @@ class Memory:
         self.encrypted = False
         self.listed: list[int | None] = []
 
-    def list(self, pages: int | None = None) -> dict[str, RemoteFile]:
+    def list(self, pages: int | None = None, *, below: bool = False) -> dict[str, RemoteFile]:
         self.listed.append(pages)
         return {"a.gz": RemoteFile("a.gz", len(self.content), self.etag)}
 
@@ -75,8 +75,19 @@ def use(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Use:
     return use
 
 
+def want(*wanted: str) -> Callable[[Collection[str]], list[str]]:
+    """Choose these files, and say which are missing."""
+
+    def choose(names: Collection[str]) -> list[str]:
+        if missing := [name for name in wanted if name not in names]:
+            raise DataNotFound(f"has no {', '.join(missing)}; there is {', '.join(names) or 'nothing'}")
+        return list(wanted)
+
+    return choose
+
+
 def stage() -> Path:
-    return staging.stage(URI, [["a.gz", "a"]], timeout=3)["a.gz"]
+    return staging.stage(URI, want("a.gz"), timeout=3)["a.gz"]
 
 
 def test_a_killed_download_goes_on_where_it_stopped(use: Use) -> None:
@@ -102,7 +113,7 @@ def test_within_an_attempt_only_the_first_asks_the_store(use: Use, monkeypatch: 
     monkeypatch.setenv("DTJ_UID", "8c2f")
     monkeypatch.setenv("DTJ_ATTEMPT", "1")
     use(Memory())
-    staging.stage_ahead(URI, [["a.gz", "a"]])
+    staging.stage_ahead(URI, want("a.gz"))
     other = use(Memory(CONTENT[::-1]))
     assert stage().read_bytes() == CONTENT
     assert other.listed == []
@@ -136,16 +147,16 @@ def test_ahead_reads_one_page_and_leaves_every_fault_to_the_program(
     use: Use, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     source = use(Memory())
-    staging.stage_ahead(URI, [["a.gz"], ["b"]])
+    staging.stage_ahead(URI, want("a.gz", "b"))
     assert (source.listed, source.starts) == ([1], []), "all files or none"
     source.allowed, source.error = 4000, S3Error("the connection broke", transient=True)
-    staging.stage_ahead(URI, [["a.gz"]])
+    staging.stage_ahead(URI, want("a.gz"))
     assert source.starts == [0], "tried once: the program has a patience of its own"
     source.allowed = 1 << 30
     assert stage().read_bytes() == CONTENT
     assert source.starts == [0, 4000]
-    staging.stage_ahead("s3://B", [["a.gz"]])
-    staging.stage_ahead("/no/such/folder", [["a.gz"]])
+    staging.stage_ahead("s3://B", want("a.gz"))
+    staging.stage_ahead("/no/such/folder", want("a.gz"))
 
 
 def test_a_part_of_another_version_is_dropped(use: Use) -> None:
@@ -262,7 +273,7 @@ def test_data_that_keep_coming_outlast_the_timeout(use: Use, monkeypatch: pytest
         return reads(file, start)
 
     source.read = read
-    found = staging.stage(URI, [["a.gz"]], timeout=60)
+    found = staging.stage(URI, want("a.gz"), timeout=60)
     assert found["a.gz"].read_bytes() == CONTENT
     assert source.starts == [0, 4000, 8000]
 
@@ -271,14 +282,14 @@ def test_a_store_that_stays_away(use: Use) -> None:
     source = use(Memory(allowed=0))
     source.error = S3Error("S3 at x can't be reached", transient=True)
     with pytest.raises(DataUnavailable, match="s3://datasets/some set: S3 at x can't be reached"):
-        staging.stage(URI, [["a.gz"]], timeout=0.1)
+        staging.stage(URI, want("a.gz"), timeout=0.1)
 
 
 def test_missing_files_are_named_with_the_uri(use: Use) -> None:
     use(Memory())
     with pytest.raises(DataNotFound) as caught:
-        staging.stage(URI, [["a.gz", "a"], ["b.gz", "b"], ["c"]])
-    assert str(caught.value) == "s3://datasets/some set has no b.gz or b, no c; there is a.gz"
+        staging.stage(URI, want("a.gz", "b", "c"))
+    assert str(caught.value) == "s3://datasets/some set has no b, c; there is a.gz"
 
 
 def test_a_folder_of_this_machine_is_used_in_place(tmp_path: Path) -> None:
@@ -286,7 +297,7 @@ def test_a_folder_of_this_machine_is_used_in_place(tmp_path: Path) -> None:
     folder.mkdir()
     (folder / "b").write_bytes(b"1")
     for uri in (str(folder), f"file://{tmp_path}/a%20set"):
-        assert staging.stage(uri, [["b.gz", "b"]]) == {"b.gz": folder / "b"}
+        assert staging.stage(uri, want("b")) == {"b.gz": folder / "b"}
 
 
 @pytest.mark.parametrize(
@@ -304,7 +315,7 @@ def test_uris_that_name_nothing(
 ) -> None:
     monkeypatch.setenv("DTJ_ROOT", str(tmp_path))
     with pytest.raises(DataNotFound) as caught:
-        staging.stage(uri, [["a"]])
+        staging.stage(uri, want("a"))
     assert str(caught.value).startswith(message)
     assert list(tmp_path.iterdir()) == [], "no folder is made for them"
 
@@ -313,7 +324,7 @@ STAGE = """
 import logging, sys
 from dtj_trainer.data.staging import stage
 logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stdout)
-print(stage(sys.argv[1], [["a.gz"], ["b"]])["b"].read_bytes() == b"b" * 3_000_000)
+print(stage(sys.argv[1], lambda names: ["a.gz", "b"])["b"].read_bytes() == b"b" * 3_000_000)
 """
 
 
@@ -335,6 +346,6 @@ def test_ranks_of_a_pod_fetch_once(
 def test_in_s3_nothing_and_no_bucket(job_uri: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("DTJ_ROOT", str(tmp_path))
     with pytest.raises(DataNotFound, match=f"{job_uri}/none has no a; there is nothing"):
-        staging.stage(f"{job_uri}/none", [["a"]])
+        staging.stage(f"{job_uri}/none", want("a"))
     with pytest.raises(DataNotFound, match="the bucket nosuchbucket does not exist"):
-        staging.stage("s3://nosuchbucket/x", [["a"]])
+        staging.stage("s3://nosuchbucket/x", want("a"))

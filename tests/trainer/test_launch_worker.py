@@ -27,9 +27,9 @@ from tests.trainer.conftest import (
     put_checkpoint,
     until,
 )
+from tests.trainer.idx_files import NAMES
 
 from dtj_trainer import contract
-from dtj_trainer.data.layouts import mnist_files
 from dtj_trainer.launch import data_ahead
 from dtj_trainer.launch.control import Answer, Attached, ControlServer, connect
 from dtj_trainer.launch.oom import oom_kills
@@ -84,11 +84,11 @@ def test_ssh_is_let_in_during_the_restore_and_programs_wait_for_its_end(
 def test_pictures_are_in_the_workspace_before_a_rank_asks_for_them(worker_sshd, job_uri, job_store):
     program = "[python, -m, dtj_trainer.programs.horovod_image_classification, --data-workers=2]"
     (worker_sshd.config / "job.yaml").write_text(f"spec: {{command: {program}}}\n")
-    for (name,) in (choice[1:] for choice in mnist_files()):
+    for name in NAMES:
         job_store.put_bytes(f"pictures/{name}", name.encode())
     worker = start(worker_sshd, DTJ_DATA_URI=f"{job_uri}/pictures", DTJ_UID="8c2f", DTJ_ATTEMPT="1")
     worker.says("staged t10k-labels-idx1-ubyte")
-    for (name,) in (choice[1:] for choice in mnist_files()):
+    for name in NAMES:
         (staged,) = worker_sshd.root.glob(f"data/pictures-*/{name}")
         assert staged.read_bytes() == name.encode()
     worker.terminate()

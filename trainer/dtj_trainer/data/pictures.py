@@ -7,15 +7,21 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from dtj_trainer import contract
-from dtj_trainer.data.errors import DataCorrupt, DataNotFound
-from dtj_trainer.data.formats.idx import read_idx
-from dtj_trainer.data.layouts import MNIST, mnist_files
-from dtj_trainer.data.staging import stage
+from dtj_trainer.data.errors import DataError, DataNotFound, DataUnavailable
+from dtj_trainer.data.files import FolderFiles
+from dtj_trainer.data.formats.images import Form
+from dtj_trainer.data.sources import local_folder
+from dtj_trainer.data.unpacked import read_once
+from dtj_trainer.data.whole import read_whole
 
 if TYPE_CHECKING:
-    from pathlib import Path
+    from collections.abc import Sequence
 
     import numpy as np
+
+    from dtj_trainer.data.whole import Whole
+
+ALL_AS_THEY_ARE = Form()
 
 
 @dataclass(frozen=True)
@@ -32,11 +38,13 @@ class Pictures:
 
 @dataclass(frozen=True)
 class PictureSet:
-    """A data set with its published split. Labels run from 0 to `classes` - 1."""
+    """A data set with its published split. Labels run from 0 to `classes` - 1, and are places in `class_names`."""
 
     train: Pictures
     test: Pictures
     classes: int
+    class_names: tuple[str, ...] = ()
+    validation: Pictures | None = None
 
     @property
     def shape(self) -> tuple[int, int, int]:
@@ -55,30 +63,34 @@ def data_uri(given: str | None) -> str:
     return uri
 
 
-def load_pictures(uri: str) -> PictureSet:
-    """Stage and read the data set at `uri`, in MNIST's layout: four idx files, each raw or gzipped.
+def load_pictures(uri: str, form: Form = ALL_AS_THEY_ARE, classes: Sequence[str] = ()) -> PictureSet:
+    """Read the data set at `uri`: idx, CIFAR, pictures in folders, or small shards. See docs/data.md.
 
-    Raises DataNotFound, DataCorrupt or DataUnavailable.
+    A set in S3 is fetched and unpacked once for all processes of a pod, which share the memory of its pixels.
+    `form`: size and channels of the pictures. `classes`: those to take, in the order of their labels; empty for all.
+    Raises DataNotFound, DataCorrupt, DataTooLarge or DataUnavailable.
     """
-    paths = stage(uri, mnist_files())
+    folder = local_folder(uri)
     try:
-        train = _read_split(paths, *MNIST["train"])
-        test = _read_split(paths, *MNIST["test"])
-    except DataCorrupt as error:
-        raise DataCorrupt(f"{uri}: {error}") from error
-    if train.pixels.shape[1:] != test.pixels.shape[1:]:
-        raise DataCorrupt(f"{uri}: the pictures for training and test differ in size")
-    classes = int(max(train.labels.max(), test.labels.max())) + 1
-    return PictureSet(train, test, classes)
-
-
-def _read_split(paths: dict[str, Path], pixels_name: str, labels_name: str) -> Pictures:
-    pixels = read_idx(paths[f"{pixels_name}.gz"])
-    labels = read_idx(paths[f"{labels_name}.gz"])
-    if pixels.ndim != 3 or pixels.dtype.str[1:] != "u1" or not len(pixels):
-        raise DataCorrupt(
-            f"{pixels_name} holds no pictures: its shape is {pixels.shape}, its type {pixels.dtype}"
+        whole = (
+            read_once(uri, form, classes)
+            if folder is None
+            else read_whole(FolderFiles(folder), form, classes)
         )
-    if labels.shape != (len(pixels),):
-        raise DataCorrupt(f"{labels_name} has {labels.size} labels for {len(pixels)} pictures")
-    return Pictures(pixels[:, None], labels.astype("int64"))
+    except DataUnavailable:
+        raise
+    except DataError as error:
+        if uri in str(error):
+            raise
+        separator = " " if isinstance(error, DataNotFound) else ": "
+        raise type(error)(f"{uri}{separator}{error}") from error
+    except OSError as error:
+        raise DataNotFound(f"{uri}: {error}") from error
+    return _set(whole)
+
+
+def _set(whole: Whole) -> PictureSet:
+    splits = {name: Pictures(*arrays) for name, arrays in whole.splits.items()}
+    return PictureSet(
+        splits["train"], splits["test"], len(whole.classes), whole.classes, splits.get("validation")
+    )

@@ -30,8 +30,11 @@ class RemoteFile(NamedTuple):
 class Source(Protocol):
     """A place from which files are fetched."""
 
-    def list(self, pages: int | None = None) -> dict[str, RemoteFile]:
-        """List the files directly at the URI, by name. `pages`: pages of the listing to read; None: all."""
+    def list(self, pages: int | None = None, *, below: bool = False) -> dict[str, RemoteFile]:
+        """List the files directly at the URI, by name. `pages`: pages of the listing to read; None: all.
+
+        `below`: list the files of folders as well, by path.
+        """
 
     def read(self, file: RemoteFile, start: int) -> Iterator[bytes]:
         """Yield the file's bytes from `start` on. Fails when the content no longer has the `etag`."""
@@ -47,13 +50,13 @@ class S3Source:
         self._location = location
         self._client = client or make_client()
 
-    def list(self, pages: int | None = None) -> dict[str, RemoteFile]:
+    def list(self, pages: int | None = None, *, below: bool = False) -> dict[str, RemoteFile]:
         """See Source."""
         prefix = f"{self._location.prefix}/" if self._location.prefix else ""
         found: dict[str, RemoteFile] = {}
         with sentences(self._location.uri):
             listing = self._client.get_paginator("list_objects_v2").paginate(
-                Bucket=self._location.bucket, Prefix=prefix, Delimiter="/"
+                Bucket=self._location.bucket, Prefix=prefix, Delimiter="" if below else "/"
             )
             for page in islice(listing, pages):
                 for entry in page.get("Contents", []):

@@ -15,9 +15,9 @@ import logging
 import os
 import re
 import time
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from dtj_trainer import contract
 from dtj_trainer.artifacts.backoff import retry_transient
@@ -27,34 +27,36 @@ from dtj_trainer.data.errors import DataCorrupt, DataError, DataNotFound, DataUn
 from dtj_trainer.data.sources import RemoteFile, Source, local_folder, s3_location, s3_source
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
+    from collections.abc import Callable, Collection, Iterator
+
+    Choose = Callable[[Collection[str]], list[str]]
 
 log = logging.getLogger(__name__)
 
 TIMEOUT_SECONDS = 600.0
 """Seconds without a received byte after which `stage` gives up."""
 _RECORD = ".staged.json"
+Answer = TypeVar("Answer")
 
 
-def stage(uri: str, wanted: Sequence[Sequence[str]], *, timeout: float = TIMEOUT_SECONDS) -> dict[str, Path]:
-    """Make the files at `uri` available on this machine; return their paths by the first name of each choice.
+def stage(uri: str, choose: Choose, *, timeout: float = TIMEOUT_SECONDS) -> dict[str, Path]:
+    """Make the files at `uri` that `choose` names available on this machine; return their paths by name.
 
-    `wanted` holds the accepted names of each file (`[["images.gz", "images"], …]`), of which the first existing one
-    is used. Local folders are used in place; `s3://` is copied to the workspace. Raises DataNotFound, DataCorrupt or
+    Local folders are used in place; `s3://` is copied to the workspace. Raises DataNotFound, DataCorrupt or
     DataUnavailable (after `timeout` seconds without a received byte), which name the URI and the files.
     """
     folder = local_folder(uri)
     if folder is not None:
         names = {path.name for path in folder.iterdir() if path.is_file()}
-        return {key: folder / name for key, name in _choose(uri, wanted, names).items()}
+        return {name: folder / name for name in _chosen(uri, choose, names)}
     with _locked_target(uri) as target:
-        staged = _staged_in_this_attempt(target)
-        if all(staged.intersection(choice) for choice in wanted):
-            return {key: target / name for key, name in _choose(uri, wanted, staged).items()}
-        return _stage_remote(uri, s3_source(uri), wanted, target, timeout)
+        with suppress(DataNotFound):
+            staged = _chosen(uri, choose, _staged_in_this_attempt(target))
+            return {name: target / name for name in staged}
+        return _stage_remote(uri, s3_source(uri), choose, target, timeout)
 
 
-def stage_ahead(uri: str, wanted: Sequence[Sequence[str]]) -> None:
+def stage_ahead(uri: str, choose: Choose) -> None:
     """Fetch the files, if all of them exist, before a program asks for them.
 
     Raises nothing and retries nothing: the program that needs the files reports errors and missing files.
@@ -62,60 +64,60 @@ def stage_ahead(uri: str, wanted: Sequence[Sequence[str]]) -> None:
     try:
         if local_folder(uri) is None:
             with _locked_target(uri) as target:
-                _fetch_all(uri, s3_source(uri), wanted, target, ByteCount(), pages=1)
+                _fetch_all(uri, s3_source(uri), choose, target, ByteCount(), pages=1)
     except (DataError, S3Error, OSError) as error:
         log.debug("nothing of %s is staged ahead: %s", uri, error)
 
 
-def _stage_remote(
-    uri: str, source: Source, wanted: Sequence[Sequence[str]], target: Path, timeout: float
-) -> dict[str, Path]:
-    received = ByteCount()
+def asked(
+    uri: str, ask: Callable[[], Answer], received: ByteCount, timeout: float = TIMEOUT_SECONDS
+) -> Answer:
+    """Ask the store, again after transient errors, until `timeout` seconds pass in which `received` does not rise.
 
-    def attempt() -> dict[str, Path]:
-        return _fetch_all(uri, source, wanted, target, received)
+    Raises DataUnavailable or DataNotFound, which name the URI.
+    """
 
     def on_wait(error: S3Error, delay: float) -> None:
         log.warning("fetching data: retry in %.1f s: %s", delay, error)
 
     try:
-        return retry_transient(attempt, timeout=timeout, progress=lambda: received.total, on_wait=on_wait)
+        return retry_transient(ask, timeout=timeout, progress=lambda: received.total, on_wait=on_wait)
     except S3Error as error:
         if error.transient:
             raise DataUnavailable(f"{uri}: {error}") from error
         raise DataNotFound(f"{uri}: {error}") from error
 
 
+def _stage_remote(uri: str, source: Source, choose: Choose, target: Path, timeout: float) -> dict[str, Path]:
+    received = ByteCount()
+
+    def attempt() -> dict[str, Path]:
+        return _fetch_all(uri, source, choose, target, received)
+
+    return asked(uri, attempt, received, timeout)
+
+
 def _fetch_all(
     uri: str,
     source: Source,
-    wanted: Sequence[Sequence[str]],
+    choose: Choose,
     target: Path,
     received: ByteCount,
     pages: int | None = None,
 ) -> dict[str, Path]:
     """Fetch all files, in one try. `pages`: as for `Source.list`."""
     remote = source.list(pages)
-    chosen = _choose(uri, wanted, remote)
-    for name in chosen.values():
+    chosen = _chosen(uri, choose, remote)
+    for name in chosen:
         _fetch(source, remote[name], target, received)
-    return {key: target / name for key, name in chosen.items()}
+    return {name: target / name for name in chosen}
 
 
-def _choose(uri: str, wanted: Sequence[Sequence[str]], available: Iterable[str]) -> dict[str, str]:
-    names = set(available)
-    chosen: dict[str, str] = {}
-    missing: list[str] = []
-    for choice in wanted:
-        found = next((name for name in choice if name in names), None)
-        if found is None:
-            missing.append(" or ".join(choice))
-        else:
-            chosen[choice[0]] = found
-    if missing:
-        seen = ", ".join(sorted(names)[:8]) or "nothing"
-        raise DataNotFound(f"{uri} has no {', no '.join(missing)}; there is {seen}")
-    return chosen
+def _chosen(uri: str, choose: Choose, names: Collection[str]) -> list[str]:
+    try:
+        return choose(names)
+    except DataNotFound as missing:
+        raise DataNotFound(f"{uri} {missing}") from None
 
 
 def _fetch(source: Source, file: RemoteFile, target: Path, received: ByteCount) -> None:
@@ -126,7 +128,7 @@ def _fetch(source: Source, file: RemoteFile, target: Path, received: ByteCount) 
     records = _read_records(target)
     final = target / file.name
     if records.get(file.name, {}).get("etag") == file.etag and _size(final) == file.size:
-        records[file.name]["attempt"] = _attempt()
+        records[file.name]["attempt"] = this_attempt()
         _write_records(target, records)
         return
     final.unlink(missing_ok=True)
@@ -152,7 +154,7 @@ def _fetch(source: Source, file: RemoteFile, target: Path, received: ByteCount) 
         os.fsync(output.fileno())
     sha256 = _check(source, partial, file)
     partial.rename(final)
-    records[file.name] = {"size": file.size, "etag": file.etag, "sha256": sha256, "attempt": _attempt()}
+    records[file.name] = {"size": file.size, "etag": file.etag, "sha256": sha256, "attempt": this_attempt()}
     _write_records(target, records)
     seconds = time.monotonic() - began
     log.info(
@@ -170,30 +172,38 @@ def _check(source: Source, path: Path, file: RemoteFile) -> str:
             sha256.update(chunk)
             md5.update(chunk)
             size += len(chunk)
-    etag = file.etag.strip('"')
-    # The ETag of a file uploaded in one piece is its MD5. The ETag of a multipart upload contains a `-`. The ETag of
-    # an encrypted file may look like an MD5 without being one: ask the store, but only if the digests differ.
-    differs = re.fullmatch(r"[0-9a-f]{32}", etag) is not None and md5.hexdigest() != etag
-    if size != file.size or (differs and source.keeps_md5(file)):
+    try:
+        compare(source, file, size, md5.hexdigest())
+    except DataCorrupt:
         path.unlink()
-        raise DataCorrupt(f"{file.name} arrived with content that differs from the store's checksum")
+        raise
     return sha256.hexdigest()
 
 
-def _target(uri: str) -> Path:
+def compare(source: Source, file: RemoteFile, size: int, md5: str) -> None:
+    """Raise DataCorrupt if size, in bytes, or MD5 of the received content differ from the store's."""
+    etag = file.etag.strip('"')
+    # The ETag of a file uploaded in one piece is its MD5. The ETag of a multipart upload contains a `-`. The ETag of
+    # an encrypted file may look like an MD5 without being one: ask the store, but only if the digests differ.
+    differs = re.fullmatch(r"[0-9a-f]{32}", etag) is not None and md5 != etag
+    if size != file.size or (differs and source.keeps_md5(file)):
+        raise DataCorrupt(f"{file.name} arrived with content that differs from the store's checksum")
+
+
+def workspace_of(uri: str) -> Path:
     """Return the URI's own folder in the workspace, with a recognizable name."""
     last = re.sub(r"[^A-Za-z0-9._-]", "_", uri.rstrip("/").rsplit("/", 1)[-1]) or "data"
     return Path(contract.root()) / contract.DATA / f"{last}-{hashlib.sha256(uri.encode()).hexdigest()[:8]}"
 
 
-def _attempt() -> str | None:
+def this_attempt() -> str | None:
     """Return the job and attempt of this process; None outside of a job."""
     job, attempt = os.environ.get(contract.ENV_UID), os.environ.get(contract.ENV_ATTEMPT)
     return f"{job}/{attempt}" if job and attempt else None
 
 
 def _staged_in_this_attempt(target: Path) -> set[str]:
-    attempt = _attempt()
+    attempt = this_attempt()
     return {
         name
         for name, record in _read_records(target).items()
@@ -208,7 +218,7 @@ def _locked_target(uri: str) -> Iterator[Path]:
     Raises DataNotFound, and creates no folder, for a URI without a valid bucket.
     """
     s3_location(uri)
-    target = _target(uri)
+    target = workspace_of(uri)
     target.mkdir(parents=True, exist_ok=True)
     with (target / ".lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)

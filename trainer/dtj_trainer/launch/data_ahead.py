@@ -6,7 +6,7 @@ import threading
 from typing import TYPE_CHECKING
 
 from dtj_trainer import contract
-from dtj_trainer.data.layouts import mnist_files
+from dtj_trainer.data.layouts import fixed_files
 from dtj_trainer.data.staging import stage_ahead
 
 if TYPE_CHECKING:
@@ -24,9 +24,7 @@ def begin_staging(settings: Settings) -> None:
     """
     wanted = settings.pod.reads_data and settings.data_uri
     if wanted and _reads_the_jobs_data(settings.config_dir / contract.JOB_FILE):
-        threading.Thread(
-            target=stage_ahead, args=(wanted, mnist_files()), name="staging", daemon=True
-        ).start()
+        threading.Thread(target=stage_ahead, args=(wanted, fixed_files), name="staging", daemon=True).start()
 
 
 def _reads_the_jobs_data(job_file: Path) -> bool:

@@ -1,6 +1,6 @@
 """CIFAR-10 and CIFAR-100 in their Python form: a pickle of a dictionary with an array of rows, and lists of labels.
 
-A pickle can call any function. This reader knows the opcodes of data alone, and makes numpy's arrays and text of them.
+A pickle can call any function. This reader knows the opcodes of data alone, and makes arrays and text of them.
 """
 
 from __future__ import annotations
@@ -8,6 +8,7 @@ from __future__ import annotations
 import io
 import pickle
 import pickletools
+import re
 from typing import Any
 
 import numpy as np
@@ -17,11 +18,12 @@ from dtj_trainer.data.formats.cifar import PIXELS, SHAPE, check_labels
 
 MAX_BYTES = 512 << 20
 """Limit of a file. CIFAR-100's `train` has 155 MB."""
-_OPCODES = frozenset(
-    "PROTO FRAME STOP MARK NONE NEWTRUE NEWFALSE BININT BININT1 BININT2 LONG1 SHORT_BINSTRING BINSTRING BINUNICODE "
-    "SHORT_BINUNICODE BINBYTES SHORT_BINBYTES EMPTY_LIST APPEND APPENDS EMPTY_DICT SETITEM SETITEMS EMPTY_TUPLE TUPLE "
-    "TUPLE1 TUPLE2 TUPLE3 BINPUT LONG_BINPUT MEMOIZE BINGET LONG_BINGET GLOBAL STACK_GLOBAL REDUCE BUILD".split()
+_OPCODES = re.compile(
+    "PROTO|FRAME|STOP|MARK|NONE|NEWTRUE|NEWFALSE|BININT[12]?|LONG1|(SHORT_)?BIN(STRING|UNICODE|BYTES)|EMPTY_LIST|"
+    "APPENDS?|EMPTY_DICT|SETITEMS?|EMPTY_TUPLE|TUPLE[123]?|(LONG_)?BIN(PUT|GET)|MEMOIZE|(STACK_)?GLOBAL|REDUCE|BUILD"
 )
+_MAX_MEMO = 1 << 22
+"""Limit of the numbers of remembered objects: Python's reader makes a table of that length."""
 
 
 class _Array:
@@ -67,7 +69,7 @@ _KNOWN = {
 
 
 class _Unpickler(pickle.Unpickler):
-    def find_class(self, module: str, name: str) -> Any:  # noqa: D102
+    def find_class(self, module: str, name: str) -> Any:
         known = _KNOWN.get((module, name))
         if known is None:
             raise pickle.UnpicklingError(f"it asks for {module}.{name}, which is no array and no text")
@@ -80,13 +82,16 @@ def read_pickle(content: bytes, *, where: str) -> dict[str, Any]:
     Raises DataCorrupt, which names `where`, for anything else.
     """
     if len(content) > MAX_BYTES:
-        raise DataCorrupt(f"{where} has {len(content)} bytes; a file of CIFAR's Python form has at most {MAX_BYTES}")
+        raise DataCorrupt(
+            f"{where} has {len(content)} bytes; a file of CIFAR's Python form has at most {MAX_BYTES}"
+        )
     try:
-        most = len(content)
         for opcode, argument, _ in pickletools.genops(content):
-            if opcode.name not in _OPCODES:
-                raise pickle.UnpicklingError(f"it has the opcode {opcode.name}, which arrays and text don't need")
-            if opcode.name in ("LONG_BINPUT", "LONG_BINGET") and not 0 <= argument < most:
+            if not _OPCODES.fullmatch(opcode.name):
+                raise pickle.UnpicklingError(
+                    f"it has the opcode {opcode.name}, which arrays and text don't need"
+                )
+            if opcode.name == "LONG_BINPUT" and not 0 <= (argument or 0) < _MAX_MEMO:
                 raise pickle.UnpicklingError(f"it numbers an object {argument}")
         found = _Unpickler(io.BytesIO(content), encoding="bytes").load()
     except Exception as error:  # A damaged pickle ends in nearly any class.
@@ -109,8 +114,14 @@ def read_examples(content: bytes, labels: str, classes: int, *, where: str) -> t
             raise DataCorrupt(f"{where} has no {key}; there is {', '.join(sorted(read)[:8]) or 'nothing'}")
     rows = _rows(read["data"], where)
     found = read[labels]
-    if not isinstance(found, list) or len(found) != len(rows) or any(type(label) is not int for label in found):
-        raise DataCorrupt(f"{where}: {labels} is no list of {len(rows)} whole numbers, one for each row of data")
+    if (
+        not isinstance(found, list)
+        or len(found) != len(rows)
+        or any(type(label) is not int for label in found)
+    ):
+        raise DataCorrupt(
+            f"{where}: {labels} is no list of {len(rows)} whole numbers, one for each row of data"
+        )
     if not len(rows):
         raise DataCorrupt(f"{where} holds no picture")
     numbers = np.clip(np.array(found, object), -1, classes).astype(np.int64)

@@ -6,48 +6,55 @@ Big-endian: two zero bytes, a type byte, the number of dimensions, each dimensio
 from __future__ import annotations
 
 import gzip
+import io
 import math
 import struct
 import zlib
-from typing import TYPE_CHECKING
+from typing import BinaryIO
 
 import numpy as np
 
 from dtj_trainer.data.errors import DataCorrupt
 
-if TYPE_CHECKING:
-    from pathlib import Path
-
 _TYPES = {0x08: ">u1", 0x09: ">i1", 0x0B: ">i2", 0x0C: ">i4", 0x0D: ">f4", 0x0E: ">f8"}
 _GZIP_MAGIC = b"\x1f\x8b"
+_MAX_DIMENSIONS = 4
+MAX_BYTES = 2 << 30
+"""Limit of a file's values, unpacked."""
 
 
-def read_idx(path: Path) -> np.ndarray:
+def read_idx(content: bytes, *, where: str) -> np.ndarray:
     """Read the array of an idx file, in native byte order and read-only. Gzip is recognized by its magic bytes.
 
-    Raises DataCorrupt, which names the file and the fault; OSError when the file can't be read.
+    Raises DataCorrupt, which names `where` and the fault. No more is unpacked than the header asks for.
     """
-    content = path.read_bytes()
-    if content.startswith(_GZIP_MAGIC):
-        try:
-            content = gzip.decompress(content)
-        except (EOFError, zlib.error, gzip.BadGzipFile) as error:
-            raise DataCorrupt(f"{path.name} is damaged or cut off: {error}") from error
-    if len(content) < 4 or content[:2] != b"\0\0" or content[2] not in _TYPES:
+    packed = content.startswith(_GZIP_MAGIC)
+    file = gzip.GzipFile(fileobj=io.BytesIO(content)) if packed else io.BytesIO(content)
+    try:
+        return _read(file, where)
+    except (EOFError, zlib.error, gzip.BadGzipFile) as error:
+        raise DataCorrupt(f"{where} is damaged or cut off: {error}") from error
+
+
+def _read(file: BinaryIO | gzip.GzipFile, where: str) -> np.ndarray:
+    start = file.read(4)
+    if len(start) < 4 or start[:2] != b"\0\0" or start[2] not in _TYPES:
+        raise DataCorrupt(f"{where} is not in idx format: it begins with {start.hex(' ') or 'nothing'}")
+    dimensions, dtype = start[3], np.dtype(_TYPES[start[2]])
+    sizes = file.read(4 * dimensions)
+    if len(sizes) < 4 * dimensions:
+        raise DataCorrupt(f"{where} is cut off within its header")
+    shape = struct.unpack(f">{dimensions}I", sizes)
+    header, expected = 4 + 4 * dimensions, math.prod(shape) * dtype.itemsize
+    if dimensions > _MAX_DIMENSIONS or 0 in shape or expected > MAX_BYTES:
         raise DataCorrupt(
-            f"{path.name} is not in idx format: it begins with {content[:4].hex(' ') or 'nothing'}"
+            f"{where} has the shape {'x'.join(map(str, shape))[:60]}: dtj reads 1 to {_MAX_DIMENSIONS} dimensions "
+            f"and at most {MAX_BYTES} bytes"
         )
-    dimensions = content[3]
-    header = 4 + 4 * dimensions
-    if len(content) < header:
-        raise DataCorrupt(f"{path.name} is cut off within its header")
-    shape = struct.unpack(f">{dimensions}I", content[4:header])
-    dtype = np.dtype(_TYPES[content[2]])
-    expected = header + math.prod(shape) * dtype.itemsize
-    if len(content) != expected:
+    values = file.read(expected)
+    if len(values) < expected or file.read(1):
+        found = f"has {header + len(values)}" if len(values) < expected else "has more"
         raise DataCorrupt(
-            f"{path.name} has {len(content)} bytes where its header, shape {'x'.join(map(str, shape))}, "
-            f"asks for {expected}"
+            f"{where} {found} bytes where its header, shape {'x'.join(map(str, shape))}, asks for {header + expected}"
         )
-    values = np.frombuffer(content, dtype, offset=header).reshape(shape)
-    return values.astype(dtype.newbyteorder("="), copy=False)
+    return np.frombuffer(values, dtype).reshape(shape).astype(dtype.newbyteorder("="), copy=False)

@@ -4,17 +4,12 @@ from __future__ import annotations
 
 import io
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
-from PIL import Image
+from PIL import Image, UnidentifiedImageError
 
 from dtj_trainer.data.errors import DataCorrupt, DataTooLarge
 from dtj_trainer.data.index import MAX_EXAMPLE_BYTES
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-    from concurrent.futures import Executor
 
 MAX_PIXELS = 50_000_000
 """Limit of one picture, checked before the picture is decoded."""
@@ -62,34 +57,42 @@ def pixels_of(picture: bytes | np.ndarray, form: Form, *, where: str) -> np.ndar
     return np.ascontiguousarray(values[None] if values.ndim == 2 else values.transpose(2, 0, 1))
 
 
-def all_pixels(
-    read: Callable[[int], bytes | np.ndarray], names: Sequence[str], form: Form, pool: Executor | None = None
-) -> np.ndarray:
-    """Decode pictures, by the threads of `pool` where one is given, to uint8, (pictures, channels, height, width).
+class Stack:
+    """Pictures of one size, gathered into one array: uint8, (`count`, channels, height, width)."""
 
-    `read` returns the picture of a number. `names`: where each picture is from, for messages.
-    Raises DataCorrupt, as `pixels_of` does, and for different sizes. Raises DataTooLarge above MAX_MEMORY_BYTES.
-    """
+    def __init__(self, count: int) -> None:
+        self._count = count
+        self._filled = 0
+        self._first = ""
+        self._pixels = np.empty((0, 0, 0, 0), np.uint8)
 
-    def decode(number: int) -> np.ndarray:
-        return pixels_of(read(number), form, where=names[number])
-
-    found = np.empty(0, np.uint8)
-    for number, pixels in enumerate((pool.map if pool else map)(decode, range(len(names)))):
-        if not number:
-            if len(names) * pixels.size > MAX_MEMORY_BYTES:
-                raise DataTooLarge(
-                    f"{len(names)} pictures such as {names[0]}, {_shown(pixels.shape)}, exceed "
-                    f"{MAX_MEMORY_BYTES >> 30} GiB of memory: ask for smaller pictures, or stage the set as shards"
-                )
-            found = np.empty((len(names), *pixels.shape), np.uint8)
-        if pixels.shape != found.shape[1:]:
+    def add(self, pixels: np.ndarray, *, where: str) -> None:
+        """Add a picture. Raises DataCorrupt for another size, and DataTooLarge above MAX_MEMORY_BYTES of all."""
+        if not self._filled:
+            check_memory(self._count * pixels.size, f"{self._count} pictures such as {where}")
+            self._first = where
+            self._pixels = np.empty((self._count, *pixels.shape), np.uint8)
+        if pixels.shape != self._pixels.shape[1:]:
             raise DataCorrupt(
-                f"{names[number]} is {_shown(pixels.shape)}, and {names[0]} is {_shown(found.shape[1:])}: "
+                f"{where} is {_shown(pixels.shape)}, and {self._first} is {_shown(self._pixels.shape[1:])}: "
                 "pictures of different sizes need an image size"
             )
-        found[number] = pixels
-    return found
+        self._pixels[self._filled] = pixels
+        self._filled += 1
+
+    @property
+    def pixels(self) -> np.ndarray:
+        """The pictures added."""
+        return self._pixels[: self._filled]
+
+
+def check_memory(size: int, what: str) -> None:
+    """Raise DataTooLarge if pixels of `size` bytes exceed MAX_MEMORY_BYTES."""
+    if size > MAX_MEMORY_BYTES:
+        raise DataTooLarge(
+            f"{what}: {size} bytes of pixels, and at most {MAX_MEMORY_BYTES} are read whole: ask for smaller "
+            "pictures, or stage the set as shards"
+        )
 
 
 def _open(content: bytes, where: str) -> Image.Image:
@@ -97,7 +100,7 @@ def _open(content: bytes, where: str) -> Image.Image:
         raise DataCorrupt(f"{where}: {len(content)} bytes; a picture has at most {MAX_EXAMPLE_BYTES}")
     try:
         opened = Image.open(io.BytesIO(content), formats=_FORMATS)
-    except Image.UnidentifiedImageError as error:
+    except UnidentifiedImageError as error:
         raise DataCorrupt(
             f"{where} is no picture of {', '.join(_FORMATS)}: it begins with "
             f"{bytes(content[:4]).hex(' ') or 'nothing'}"

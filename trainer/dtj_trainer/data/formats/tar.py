@@ -178,7 +178,7 @@ def _number(field: bytes) -> int | None:
 
 
 def _pax(records: bytes, name: str, size: int, where: str) -> tuple[str, int]:
-    """Return name and size from a pax header's records, `length key=value\\n`; those given where there are none."""
+    """Return name and size from a pax header's records, `length key=value`; those given where there are none."""
     at = 0
     while at < len(records):
         match = re.compile(rb"(\d{1,6}) ([^=]+)=").match(records, at)

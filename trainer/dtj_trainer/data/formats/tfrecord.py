@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
 _HEADER, _FOOTER = 12, 4
-_PICTURE_FILES = (b"\xff\xd8\xff", b"\x89PNG", b"GIF8", b"RIFF", b"BM")
+_PICTURE_FILES = (b"\xff\xd8\xff", b"\x89PNG")
 
 
 class TFRecord:
@@ -79,7 +79,7 @@ def _records(read: Callable[[int, int], bytes], size: int, where: str) -> Iterat
 
 def _masked(content: bytes) -> int:
     """Return TFRecord's form of the CRC-32C: rotated right by 15 bits, plus a constant."""
-    crc = google_crc32c.value(content)
+    crc: int = google_crc32c.value(content)
     return ((crc >> 15 | crc << 17) + 0xA282EAD8) & 0xFFFFFFFF
 
 
@@ -127,8 +127,10 @@ def _example(record: bytes, where: str) -> Example:
     label = _one(features, "image/class/label" if prefix else "label", "int64_list", where)
     if not 0 <= label < MAX_CLASSES:
         raise DataCorrupt(f"{where}: label {label}, where labels run from 0 to {MAX_CLASSES - 1}")
-    if prefix and "image/format" in features and _one(features, "image/format", "bytes_list", where).lower() == b"raw":
-        return Example(_raw(picture, features, where), label)
+    if prefix and "image/format" in features:
+        if _one(features, "image/format", "bytes_list", where).lower() == b"raw":
+            return Example(_raw(picture, features, where), label)
+        return Example(picture, label)
     if len(picture) == PIXELS and not picture.startswith(_PICTURE_FILES):
         return Example(np.frombuffer(picture, np.uint8).reshape(SHAPE), label)
     return Example(picture, label)
@@ -137,10 +139,14 @@ def _example(record: bytes, where: str) -> Example:
 def _one(features: Any, key: str, kind: str, where: str) -> Any:
     """Return the only value of a feature."""
     if key not in features:
-        raise DataCorrupt(f"{where} has no feature {key}; there is {', '.join(sorted(features)[:8]) or 'nothing'}")
+        raise DataCorrupt(
+            f"{where} has no feature {key}; there is {', '.join(sorted(features)[:8]) or 'nothing'}"
+        )
     values = getattr(features[key], kind).value
     if len(values) != 1:
-        raise DataCorrupt(f"{where}: the feature {key} has {len(values)} values in its {kind}, where one is needed")
+        raise DataCorrupt(
+            f"{where}: the feature {key} has {len(values)} values in its {kind}, where one is needed"
+        )
     return values[0]
 
 

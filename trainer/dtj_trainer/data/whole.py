@@ -1,0 +1,256 @@
+"""Reads sets that fit in memory: which layout lies in a folder, its splits, its classes, its pictures in one form."""
+
+from __future__ import annotations
+
+import io
+import os
+import re
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from dtj_trainer.data.errors import DataCorrupt, DataNotFound
+from dtj_trainer.data.formats import FORMATS
+from dtj_trainer.data.formats.cifar import CIFAR10, CIFAR100, BinaryCifar
+from dtj_trainer.data.formats.cifar_python import read_examples, read_names
+from dtj_trainer.data.formats.idx import read_idx
+from dtj_trainer.data.formats.images import Form, Stack, check_memory, pixels_of
+from dtj_trainer.data.layouts import Layout, fixed_files, folder_of, layout_of, shards_of
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from dtj_trainer.data.files import Files
+
+_REMOTE_THREADS = 16
+Arrays = tuple[np.ndarray, np.ndarray]
+"""Pixels, uint8, (examples, channels, height, width), and labels, int64."""
+
+
+@dataclass(frozen=True)
+class Whole:
+    """A set in memory: its splits `train`, `test` and maybe `validation`. A label is a place in `classes`."""
+
+    splits: dict[str, Arrays]
+    classes: tuple[str, ...]
+
+
+def read_whole(files: Files, form: Form, classes: Sequence[str] = ()) -> Whole:
+    """Read a set of any layout. `classes`: those to take, in the order of their labels; empty for all.
+
+    Raises DataNotFound where there is no known set or class, DataCorrupt, or DataTooLarge.
+    """
+    layout = layout_of(files.names)
+    if layout:
+        whole = _chosen(_read_layout(files, layout), classes)
+    elif folder := folder_of(files.names):
+        return _complete(_read_folder(files, folder, form, classes))
+    elif any(shards := shards_of(files.names)):
+        whole = _chosen(_read_shards(files, *shards, form), classes)
+    else:
+        fixed_files(files.names)
+    return _complete(
+        Whole({name: _formed(name, split, form) for name, split in whole.splits.items()}, whole.classes)
+    )
+
+
+def known(files: Files) -> bool:
+    """Return whether the files are pictures in folders, or shards."""
+    return bool(folder_of(files.names) or shards_of(files.names)[0])
+
+
+def _complete(whole: Whole) -> Whole:
+    """Check that the splits fit together. A set without `test` is tested with its `validation`, as ImageNet is."""
+    splits = {name: split for name, split in whole.splits.items() if len(split[1])}
+    if "test" not in splits and "validation" in splits:
+        splits["test"] = splits.pop("validation")
+    for name in ("train", "test"):
+        if name not in splits:
+            raise DataNotFound(f"has no examples for {name}; there is {', '.join(splits) or 'nothing'}")
+    shapes = {name: pixels.shape[1:] for name, (pixels, _) in splits.items()}
+    if len(set(shapes.values())) > 1:
+        raise DataCorrupt(f"the pictures of {' and '.join(shapes)} differ in size: {shapes}")
+    return Whole(splits, whole.classes)
+
+
+def _chosen(whole: Whole, classes: Sequence[str]) -> Whole:
+    if not classes:
+        return whole
+    new = np.full(len(whole.classes), -1)
+    for label, name in enumerate(classes):
+        new[_place(name, whole.classes)] = label
+    splits = {}
+    for split, (pixels, labels) in whole.splits.items():
+        kept = np.flatnonzero(new[labels] >= 0)
+        splits[split] = pixels[kept], new[labels[kept]]
+    return Whole(splits, tuple(classes))
+
+
+def _place(name: str, classes: Sequence[str]) -> int:
+    if name not in classes:
+        raise DataNotFound(
+            f"has no class {name!r}; there is {', '.join(classes[:8])}{', …' * (len(classes) > 8)}"
+        )
+    return classes.index(name)
+
+
+def _formed(name: str, split: Arrays, form: Form) -> Arrays:
+    pixels, labels = split
+    _, channels, height, width = pixels.shape
+    if form.size in (None, height) and form.size in (None, width) and form.channels in (None, channels):
+        return split
+    stack = Stack(len(pixels))
+    for number, picture in enumerate(pixels):
+        where = f"{name}, example {number}"
+        stack.add(pixels_of(picture, form, where=where), where=where)
+    return stack.pixels, labels
+
+
+def _numbers(splits: dict[str, Arrays]) -> tuple[str, ...]:
+    """Name classes by their numbers where the set has no names."""
+    return tuple(map(str, range(max(int(labels.max(initial=0)) for _, labels in splits.values()) + 1)))
+
+
+def _read_layout(files: Files, layout: Layout) -> Whole:
+    names = layout.files(files.names) or []
+    named = layout.class_names if layout.class_names in files.names else None
+    wanted = names[1:] if named else names
+    train, test = wanted[: len(layout.train)], wanted[len(layout.train) :]
+    if layout.name == "idx":
+        splits = {"train": _read_idx(files, *train), "test": _read_idx(files, *test)}
+        return Whole(splits, _numbers(splits))
+    cifar = CIFAR100 if layout.name.startswith("cifar100") else CIFAR10
+    python = layout.name.endswith("python")
+    splits = {
+        split: _joined([_read_cifar(files.read(name), cifar, python, name) for name in part])
+        for split, part in (("train", train), ("test", test))
+    }
+    return Whole(splits, _cifar_names(files, named, cifar, python))
+
+
+def _read_idx(files: Files, pixels_name: str, labels_name: str) -> Arrays:
+    pixels = read_idx(files.read(pixels_name), where=pixels_name)
+    labels = read_idx(files.read(labels_name), where=labels_name)
+    if pixels.ndim != 3 or pixels.dtype != np.uint8:
+        raise DataCorrupt(
+            f"{pixels_name} holds no pictures: its shape is {pixels.shape}, its type {pixels.dtype}"
+        )
+    if labels.shape != (len(pixels),):
+        raise DataCorrupt(f"{labels_name} has {labels.size} labels for {len(pixels)} pictures")
+    if labels.dtype.kind not in "iu" or labels.min() < 0 or labels.max() >= _MAX_IDX_LABEL:
+        raise DataCorrupt(f"{labels_name} holds no labels: whole numbers from 0 to {_MAX_IDX_LABEL - 1}")
+    return pixels[:, None], labels.astype("int64")
+
+
+_MAX_IDX_LABEL = 1 << 16
+
+
+def _read_cifar(content: bytes, cifar: BinaryCifar, python: bool, name: str) -> Arrays:
+    if python:
+        labels = "fine_labels" if cifar is CIFAR100 else "labels"
+        return read_examples(content, labels, cifar.classes, where=name)
+    return cifar.arrays(content, where=name)
+
+
+def _cifar_names(files: Files, name: str | None, cifar: BinaryCifar, python: bool) -> tuple[str, ...]:
+    if name is None:
+        return tuple(map(str, range(cifar.classes)))
+    content = files.read(name)
+    if python:
+        key = "fine_label_names" if cifar is CIFAR100 else "label_names"
+        names = read_names(content, key, where=name)
+    else:
+        names = tuple(content.decode("utf-8", "replace").split())
+    if len(names) != cifar.classes:
+        raise DataCorrupt(f"{name} has {len(names)} names, where {cifar.name} has {cifar.classes} classes")
+    return names
+
+
+def _joined(parts: list[Arrays]) -> Arrays:
+    return np.concatenate([pixels for pixels, _ in parts]), np.concatenate([labels for _, labels in parts])
+
+
+@contextmanager
+def _threads(files: Files) -> Iterator[ThreadPoolExecutor]:
+    """Provide threads for decoding, and for requests. At an error, what has not begun is dropped."""
+    pool = ThreadPoolExecutor(_REMOTE_THREADS if files.remote else len(os.sched_getaffinity(0)))
+    try:
+        yield pool
+    finally:
+        pool.shutdown(cancel_futures=True)
+
+
+def _read_folder(
+    files: Files, folder: dict[str, list[tuple[str, str]]], form: Form, wanted: Sequence[str]
+) -> Whole:
+    there = sorted({name for _, name in folder.get("train", [])})
+    classes = tuple(there[_place(name, there)] for name in wanted) or tuple(there)
+    labels = {name: label for label, name in enumerate(classes)}
+    splits = {}
+    with _threads(files) as pool:
+        for split, pictures in folder.items():
+            taken = [(path, labels.get(name, -1)) for path, name in pictures if not wanted or name in labels]
+            for path, label in taken:
+                if label < 0:
+                    raise DataCorrupt(f"{path} is of a class that the pictures for training don't have")
+
+            def decode(path: str) -> np.ndarray:
+                return pixels_of(files.read(path), form, where=path)
+
+            stack = Stack(len(taken))
+            paths = [path for path, _ in taken]
+            for path, pixels in zip(paths, pool.map(decode, paths), strict=True):
+                stack.add(pixels, where=path)
+            splits[split] = stack.pixels, np.array([label for _, label in taken], np.int64)
+    return Whole(splits, classes)
+
+
+def _read_shards(files: Files, kind: str, shards: dict[str, list[str]], form: Form) -> Whole:
+    if "" in shards:
+        raise DataNotFound(
+            f"has {shards[''][0]}, whose path says no split: a shard's path has the word train, test or validation"
+        )
+    splits = {}
+    with _threads(files) as pool:
+        for split, names in shards.items():
+            parts = list[Arrays]()
+            for name in names:
+                parts.append(_read_shard(files.read(name), kind, name, form, pool))
+                check_memory(sum(pixels.nbytes for pixels, _ in parts), split)
+            if len({pixels.shape[1:] for pixels, _ in parts}) > 1:
+                raise DataCorrupt(f"the pictures of {split} differ in size: they need an image size")
+            splits[split] = _joined(parts)
+    numbers = _numbers(splits)
+    named = _label_names(files.read("labels.txt")) if "labels.txt" in files.names else numbers
+    if len(named) < len(numbers):
+        raise DataCorrupt(f"labels.txt has {len(named)} names, and there is the label {len(numbers) - 1}")
+    return Whole(splits, named)
+
+
+def _read_shard(content: bytes, kind: str, name: str, form: Form, pool: ThreadPoolExecutor) -> Arrays:
+    reader = FORMATS[kind]
+    cuts = list(reader.blocks(io.BytesIO(content), len(content), where=name))
+    stack, labels = Stack(sum(cut.examples for cut in cuts)), list[int]()
+    view = memoryview(content)
+    for cut in cuts:
+        where = f"{name}, bytes {cut.offset} to {cut.offset + cut.length}"
+        examples = list(reader.examples(view[cut.offset : cut.offset + cut.length], where=where))
+        names = [f"{where}, example {number}" for number in range(len(examples))]
+
+        def decode(picture: bytes | np.ndarray, place: str) -> np.ndarray:
+            return pixels_of(picture, form, where=place)
+
+        pictures = [example.picture for example in examples]
+        for pixels, place in zip(pool.map(decode, pictures, names), names, strict=True):
+            stack.add(pixels, where=place)
+        labels += [example.label for example in examples]
+    return stack.pixels, np.array(labels, np.int64)
+
+
+def _label_names(content: bytes) -> tuple[str, ...]:
+    """Return the names in TensorFlow's labels.txt, `0:airplane`, or of a file with one name a line."""
+    lines = content.decode("utf-8", "replace").split("\n")
+    return tuple(re.sub(r"^\d+:", "", line.strip()) for line in lines if line.strip())
