@@ -68,7 +68,17 @@ def test_the_blocks_that_were_used_least_recently_go_first(tmp_path: Path) -> No
     assert has(cache, 0), "its use makes it young"
     put(cache, *range(20, 23))
     assert sum(path.stat().st_size for path in files(tmp_path)) <= 10_000
-    assert [number for number in [*range(8), *range(20, 23)] if has(cache, number)] == [0, 3, 4, 5, 6, 7, 20, 21, 22]
+    assert [number for number in [*range(8), *range(20, 23)] if has(cache, number)] == [
+        0,
+        3,
+        4,
+        5,
+        6,
+        7,
+        20,
+        21,
+        22,
+    ]
 
 
 def test_unfinished_files_of_dead_processes_are_removed_and_others_stay(tmp_path: Path) -> None:
@@ -81,7 +91,9 @@ def test_unfinished_files_of_dead_processes_are_removed_and_others_stay(tmp_path
     assert {path.name for path in files(tmp_path) if path.suffix} == {"alive.writing"}
 
 
-def test_a_folder_that_cannot_be_written_costs_a_warning(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_folder_that_cannot_be_written_costs_a_warning(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     (tmp_path / "file").write_text("no folder")
     cache = BlockCache(tmp_path / "file", 10**6)
     put(cache, 1, 2)

@@ -67,7 +67,9 @@ def test_ranges_of_objects_in_s3_and_of_files(job_store: Store, tmp_path: Path) 
         reader = RangedReader(objects)
         assert reader.read(of_content(300, 1000)) == CONTENT[300:1300]
         assert reader.received.total == 1000
-        with pytest.raises(DataCorrupt, match=r"a ends at byte 10240, but the index names 2 bytes from byte 10239"):
+        with pytest.raises(
+            DataCorrupt, match=r"a ends at byte 10240, but the index names 2 bytes from byte 10239"
+        ):
             reader.read(of_content(10239, 2))
         with pytest.raises(DataNotFound, match="b does not exist, but the index names it"):
             reader.read(of_content(0, 1, "b"))

@@ -143,10 +143,14 @@ class ShardsOrigin:
         starts = np.cumsum(sizes) - sizes
         blocks = chance.permutation(len(sizes))
         windows = [blocks[first : first + _WINDOW_BLOCKS] for first in range(0, len(blocks), _WINDOW_BLOCKS)]
-        return np.concatenate([
-            chance.permutation(np.concatenate([np.arange(starts[b], starts[b] + sizes[b]) for b in window]))
-            for window in windows
-        ])
+        return np.concatenate(
+            [
+                chance.permutation(
+                    np.concatenate([np.arange(starts[b], starts[b] + sizes[b]) for b in window])
+                )
+                for window in windows
+            ]
+        )
 
     def read(self, split: str, ids: np.ndarray) -> Iterator[Found]:
         """See Origin."""

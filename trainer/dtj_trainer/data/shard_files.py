@@ -1,4 +1,4 @@
-"""Writes shards, and describes them for an index: blocks, checksums, and sums for the mean and deviation of pixels."""
+"""Writes shards, and describes them for an index: blocks, checksums, sums for mean and deviation of the pixels."""
 
 from __future__ import annotations
 

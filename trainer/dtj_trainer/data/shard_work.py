@@ -103,7 +103,7 @@ class Work:
     def _describe(self, shard: OldShard) -> ShardRecord:
         where = f"{self.source.rstrip('/')}/{shard.key}"
         with TemporaryDirectory(prefix="dtj-stage-") as folder:
-            path, etag = _local_copy(self.source, shard.key, Path(folder))
+            path, etag = local_copy(self.source, shard.key, Path(folder))
             sha256, blocks = cut_shard(path, FORMATS[shard.format], where=where)
             record = ShardRecord(Shard(shard.key, path.stat().st_size, etag, sha256), blocks, Sums(), 0)
             return self._read_blocks(path, shard, record, where)
@@ -141,7 +141,7 @@ def _target(uri: str) -> Target:
     return open_target(uri)
 
 
-def _local_copy(uri: str, key: str, folder: Path) -> tuple[Path, str | None]:
+def local_copy(uri: str, key: str, folder: Path) -> tuple[Path, str | None]:
     """Return the path of a shard on this machine, and its ETag; fetch a shard of S3 into `folder`."""
     local = local_folder(uri)
     if local:
@@ -155,16 +155,3 @@ def _local_copy(uri: str, key: str, folder: Path) -> tuple[Path, str | None]:
     except S3Error as error:
         raise (DataUnavailable if error.transient else DataNotFound)(str(error)) from error
     return path, etag
-
-
-_works: list[Work] = []
-
-
-def begin(work: Work) -> None:
-    """Set what this process, a worker of a pool, works on."""
-    _works[:] = [work]
-
-
-def do(shard: NewShard | OldShard) -> ShardRecord:
-    """Do a shard of the work that `begin` set."""
-    return _works[0].do(shard)

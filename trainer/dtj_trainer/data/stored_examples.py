@@ -97,8 +97,10 @@ class StoredExamples:
         """See Examples."""
         examples = self.stored(ids)
         each = max(1, len(examples) // (4 * self._threads))
-        parts = [slice(start, start + each) for start in range(0, len(examples), each)]
-        decoded = self._decoders.map(lambda part: self._decode_some(ids[part], examples[part]), parts)
+        starts = range(0, len(examples), each)
+        decoded = self._decoders.map(
+            lambda start: self._decode_some(ids[start : start + each], examples[start : start + each]), starts
+        )
         found = [example for example in chain.from_iterable(decoded) if example is not None]
         if not found:
             return Pictures(np.zeros((0, *self.shape), np.uint8), np.zeros(0, np.int64))

@@ -73,27 +73,29 @@ def open_stored_set(
 
     Raises DataNotFound, DataCorrupt (the index is damaged) or DataUnavailable.
     """
-    found = read_index(uri)
-    if found is None:
-        return None
-    index = DataIndex.from_json(found, where=f"{uri.rstrip('/')}/{INDEX_NAME}")
-    return StoredSet(index, open_ranges(uri), cache, memory, skip_corrupt)
+    index = open_index(uri)
+    return None if index is None else StoredSet(index, open_ranges(uri), cache, memory, skip_corrupt)
 
 
-def read_index(uri: str) -> bytes | None:
-    """Return the content of the index at `uri`; None when there is none.
+def open_index(uri: str) -> DataIndex | None:
+    """Return the index of the set at `uri`; None when there is none.
 
-    Raises DataNotFound or DataUnavailable.
+    Raises DataNotFound, DataCorrupt or DataUnavailable.
     """
+    content = _read_index(uri)
+    if content is None:
+        return None
+    return DataIndex.from_json(content, where=f"{uri.rstrip('/')}/{INDEX_NAME}")
+
+
+def _read_index(uri: str) -> bytes | None:
     folder = local_folder(uri)
     if folder:
         path = folder / INDEX_NAME
         return path.read_bytes() if path.exists() else None
     store = Store(s3_location(uri))
     try:
-        return retry_transient(
-            lambda: store.get_bytes(INDEX_NAME), timeout=TIMEOUT_SECONDS, on_wait=log_wait
-        )
+        return retry_transient(lambda: store.get_bytes(INDEX_NAME), timeout=TIMEOUT_SECONDS, on_wait=log_wait)
     except NoSuchKey:
         return None
     except S3Error as error:

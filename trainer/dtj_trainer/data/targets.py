@@ -137,5 +137,7 @@ def open_target(uri: str) -> Target:
     if parts.scheme == "s3":
         return StoreTarget(Store(s3_location(uri)))
     if parts.scheme not in ("", "file") or (parts.scheme and parts.netloc not in ("", "localhost")):
-        raise DataNotFound(f"{uri} can't be written: a set is staged to s3://bucket/prefix, file:///folder or a path")
+        raise DataNotFound(
+            f"{uri} can't be written: a set is staged to s3://bucket/prefix, file:///folder or a path"
+        )
     return FolderTarget(Path(unquote(parts.path)) if parts.scheme else Path(uri))
