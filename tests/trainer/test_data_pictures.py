@@ -40,9 +40,9 @@ def test_what_does_not_fit_together(tmp_path: Path) -> None:
     uri = corrupted(tmp_path, NAMES[1], np.zeros(29, "u1"))
     with pytest.raises(DataCorrupt) as caught:
         load_pictures(uri)
-    assert str(caught.value) == f"{uri}: train-labels-idx1-ubyte has 29 labels for 30 pictures"
+    assert str(caught.value) == f"{uri}: train-labels-idx1-ubyte.gz has 29 labels for 30 pictures"
     uri = corrupted(tmp_path, NAMES[2], np.zeros((12, 28, 28), "f4"))
-    with pytest.raises(DataCorrupt, match="t10k-images-idx3-ubyte holds no pictures"):
+    with pytest.raises(DataCorrupt, match=r"t10k-images-idx3-ubyte\.gz holds no pictures"):
         load_pictures(uri)
     uri = corrupted(tmp_path, NAMES[2], np.zeros((12, 20, 20), "u1"))
     with pytest.raises(DataCorrupt, match="differ in size"):
