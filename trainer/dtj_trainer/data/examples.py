@@ -23,12 +23,17 @@ class Examples(Protocol):
     def blocks(self) -> np.ndarray:
         """See above."""
 
+    @property
+    def shape(self) -> tuple[int, int, int]:
+        """Channels, height and width of each picture."""
+
     def __len__(self) -> int:
         """Return the number of examples."""
 
     def read(self, ids: np.ndarray) -> Pictures:
         """Return the pictures and labels with these numbers, in this order. Several threads may read at once.
 
+        An example that can't be read, where those are to be skipped, has the label -1 and any pixels.
         Raises DataCorrupt, DataNotFound or DataUnavailable.
         """
 

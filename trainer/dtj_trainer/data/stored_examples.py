@@ -30,14 +30,17 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 MEMORY_BYTES = 256 * 2**20
-"""The most bytes of blocks in memory: two windows of the order, the one that is read and the next one."""
+"""The most bytes of blocks in memory: about two windows of the order, the one that is read and the next one."""
+
+SKIPPED = -1
 
 
 class StoredExamples:
     """Implements Examples for one split of an indexed set. Threads may share an object; close it at the end.
 
     Pictures are decoded to `form`, in which all of them must have the same shape. `memory` limits the bytes of blocks
-    in memory, as stored. `skip_corrupt`: `read` leaves out examples that can't be read, and `skipped` counts them.
+    in memory, as stored, and is raised to hold `window` blocks, the examples of which are read in mixed order.
+    `skip_corrupt`: an example that can't be read gets the label SKIPPED, and `skipped` counts it each time.
     """
 
     def __init__(
@@ -49,6 +52,7 @@ class StoredExamples:
         *,
         cache: BlockCache | None = None,
         memory: int = MEMORY_BYTES,
+        window: int = WINDOW,
         skip_corrupt: bool = False,
     ) -> None:
         self.blocks = np.fromiter((block.examples for block in split.blocks), np.int64, len(split.blocks))
@@ -59,9 +63,9 @@ class StoredExamples:
         self._form = form
         self._skip = skip_corrupt
         self._reader = BlockReader(ranges, split, cache)
-        self._sizes = [block.length for block in split.blocks]
+        sizes = [block.length for block in split.blocks]
         self._ahead: BlocksAhead[Sequence[Example | DataCorrupt]] = BlocksAhead(
-            self._load, self._sizes, memory=memory, threads=CONNECTIONS
+            self._load, sizes, memory=max(memory, sum(sorted(sizes)[-window:])), threads=CONNECTIONS
         )
         self._threads = len(os.sched_getaffinity(0))
         self._decoders = ThreadPoolExecutor(self._threads, "dtj-decode")
@@ -101,11 +105,11 @@ class StoredExamples:
         decoded = self._decoders.map(
             lambda start: self._decode_some(ids[start : start + each], examples[start : start + each]), starts
         )
-        found = [example for example in chain.from_iterable(decoded) if example is not None]
-        if not found:
-            return Pictures(np.zeros((0, *self.shape), np.uint8), np.zeros(0, np.int64))
-        pixels = np.stack([pixels for pixels, _ in found])
-        return Pictures(pixels, np.array([label for _, label in found], np.int64))
+        found = list(chain.from_iterable(decoded))
+        skipped = np.zeros(self.shape, np.uint8) if None in found else None
+        pixels = [skipped if one is None else one[0] for one in found]
+        labels = [SKIPPED if one is None else one[1] for one in found]
+        return Pictures(np.stack(pixels), np.array(labels, np.int64))
 
     def stored(self, ids: np.ndarray) -> list[Example | DataCorrupt]:
         """Return the examples with these numbers as they are stored, or why their block can't be read."""
