@@ -15,6 +15,7 @@ from dtj_trainer.data.files import Files, FolderFiles, StoreFiles
 from dtj_trainer.data.formats.format import Example
 from dtj_trainer.data.formats.images import Form
 from dtj_trainer.data.layouts import folder_of
+from dtj_trainer.data.order import Order
 from dtj_trainer.data.ranged import open_ranges
 from dtj_trainer.data.sources import local_folder, s3_source
 from dtj_trainer.data.stored_set import StoredSet
@@ -28,8 +29,8 @@ if TYPE_CHECKING:
 
 _THREADS = 8
 """Files that a process reads at the same time."""
-_WINDOW_BLOCKS = 64
-"""Blocks of shards whose examples are mixed."""
+_BATCH = 64
+"""Examples of shards that are read at once."""
 Found = tuple[str, "Example | DataCorrupt"]
 """Where an example is from, and the example, or why it can't be read."""
 
@@ -137,25 +138,14 @@ class ShardsOrigin:
         return len(self.index.mean)
 
     def order(self, split: str, seed: int) -> np.ndarray:
-        """Shuffle the blocks, and then the examples of each window of blocks."""
-        chance = np.random.default_rng(seed)
-        sizes = np.array([block.examples for block in self.index.splits[split].blocks])
-        starts = np.cumsum(sizes) - sizes
-        blocks = chance.permutation(len(sizes))
-        windows = [blocks[first : first + _WINDOW_BLOCKS] for first in range(0, len(blocks), _WINDOW_BLOCKS)]
-        return np.concatenate(
-            [
-                chance.permutation(
-                    np.concatenate([np.arange(starts[b], starts[b] + sizes[b]) for b in window])
-                )
-                for window in windows
-            ]
-        )
+        """Mix the blocks, and then the examples of a few blocks at a time."""
+        blocks = np.array([block.examples for block in self.index.splits[split].blocks])
+        return np.concatenate([part.ids for part in Order(blocks, seed=seed, epoch=0).windows()])
 
     def read(self, split: str, ids: np.ndarray) -> Iterator[Found]:
         """See Origin."""
         examples = _examples_of(self, split)
-        batches = [ids[first : first + _WINDOW_BLOCKS] for first in range(0, len(ids), _WINDOW_BLOCKS)]
+        batches = [ids[first : first + _BATCH] for first in range(0, len(ids), _BATCH)]
         examples.expect(iter(batches))
         for batch in batches:
             found = examples.stored(batch)

@@ -16,6 +16,7 @@ from dtj_trainer.data.block_reader import BlockReader
 from dtj_trainer.data.blocks_ahead import BlocksAhead
 from dtj_trainer.data.errors import DataCorrupt
 from dtj_trainer.data.formats.images import Form, pixels_of
+from dtj_trainer.data.order import WINDOW
 from dtj_trainer.data.pictures import Pictures
 from dtj_trainer.data.ranged import CONNECTIONS
 
@@ -106,7 +107,7 @@ class StoredExamples:
             lambda start: self._decode_some(ids[start : start + each], examples[start : start + each]), starts
         )
         found = list(chain.from_iterable(decoded))
-        skipped = np.zeros(self.shape, np.uint8) if None in found else None
+        skipped = np.zeros(self.shape, np.uint8) if None in found else np.empty(0)
         pixels = [skipped if one is None else one[0] for one in found]
         labels = [SKIPPED if one is None else one[1] for one in found]
         return Pictures(np.stack(pixels), np.array(labels, np.int64))

@@ -12,6 +12,7 @@ from dtj_trainer.data.errors import DataNotFound, DataUnavailable
 from dtj_trainer.data.formats import FORMATS
 from dtj_trainer.data.formats.images import Form
 from dtj_trainer.data.index import INDEX_NAME, DataIndex
+from dtj_trainer.data.order import WINDOW
 from dtj_trainer.data.ranged import RangedReader, log_wait, open_ranges
 from dtj_trainer.data.sources import local_folder, s3_location
 from dtj_trainer.data.stored_examples import MEMORY_BYTES, StoredExamples
@@ -31,6 +32,7 @@ class StoredSet:
     ranges: RangedReader
     cache: BlockCache | None = None
     memory: int = MEMORY_BYTES
+    window: int = WINDOW
     skip_corrupt: bool = False
     _opened: list[StoredExamples] = field(default_factory=list)
 
@@ -50,6 +52,7 @@ class StoredSet:
                 Form(size, len(self.index.mean)),
                 cache=self.cache,
                 memory=self.memory,
+                window=self.window,
                 skip_corrupt=self.skip_corrupt,
             )
         )
@@ -67,6 +70,7 @@ def open_stored_set(
     *,
     cache: BlockCache | None = None,
     memory: int = MEMORY_BYTES,
+    window: int = WINDOW,
     skip_corrupt: bool = False,
 ) -> StoredSet | None:
     """Open the set at `uri`; None when there is no index. The other parameters: as for StoredExamples.
@@ -74,7 +78,7 @@ def open_stored_set(
     Raises DataNotFound, DataCorrupt (the index is damaged) or DataUnavailable.
     """
     index = open_index(uri)
-    return None if index is None else StoredSet(index, open_ranges(uri), cache, memory, skip_corrupt)
+    return None if index is None else StoredSet(index, open_ranges(uri), cache, memory, window, skip_corrupt)
 
 
 def open_index(uri: str) -> DataIndex | None:
