@@ -111,7 +111,9 @@ def read_examples(content: bytes, labels: str, classes: int, *, where: str) -> t
     read = read_pickle(content, where=where)
     for key in ("data", labels):
         if key not in read:
-            raise DataCorrupt(f"{where} has no {key}; there is {', '.join(sorted(read)[:8]) or 'nothing'}")
+            raise DataCorrupt(
+                f"{where} has no {key}; there is {', '.join(sorted(read)[:8])[:200] or 'nothing'}"
+            )
     rows = _rows(read["data"], where)
     found = read[labels]
     if (

@@ -100,6 +100,10 @@ def _open(content: bytes, where: str) -> Image.Image:
         raise DataCorrupt(f"{where}: {len(content)} bytes; a picture has at most {MAX_EXAMPLE_BYTES}")
     try:
         opened = Image.open(io.BytesIO(content), formats=_FORMATS)
+    except Image.DecompressionBombError as error:
+        raise DataCorrupt(
+            f"{where} has too many pixels; a picture has at most {MAX_PIXELS}: {error}"
+        ) from error
     except UnidentifiedImageError as error:
         raise DataCorrupt(
             f"{where} is no picture of {', '.join(_FORMATS)}: it begins with "
@@ -109,7 +113,9 @@ def _open(content: bytes, where: str) -> Image.Image:
         raise DataCorrupt(f"{where}: the picture is damaged: {error}") from error
     width, height = opened.size
     if width * height > MAX_PIXELS:
-        raise DataCorrupt(f"{where} has {width} x {height} pixels; a picture has at most {MAX_PIXELS}")
+        raise DataCorrupt(
+            f"{where} has {width} x {height} = {width * height} pixels; a picture has at most {MAX_PIXELS}"
+        )
     if opened.mode.startswith(("I", "F")):
         raise DataCorrupt(f"{where} has more than 8 bits a channel: dtj reads pictures with 8")
     return opened

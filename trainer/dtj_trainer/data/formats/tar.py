@@ -160,10 +160,12 @@ def _check_limits(name: str, size: int, where: str) -> None:
 
 def _header(header: bytes, where: str) -> tuple[bytes, str, int]:
     """Return type, name and size in bytes of a header. Raises DataCorrupt."""
+    if len(header) < _BLOCK:
+        raise DataCorrupt(f"{where}: the header is cut off")
     recorded = _number(header[148:156])
     # The field counts as 8 spaces. Adler-32's low half is 1 + the sum of the bytes, and fast.
     summed = (zlib.adler32(header) & 0xFFFF) - 1 - sum(header[148:156]) + 8 * 0x20
-    if len(header) < _BLOCK or recorded is None or (summed - recorded) % 65521:
+    if recorded is None or (summed - recorded) % 65521:
         raise DataCorrupt(f"{where}: no header of a tar archive")
     size = _number(header[124:136])
     if size is None:

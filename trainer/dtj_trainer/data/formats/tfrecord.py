@@ -140,7 +140,7 @@ def _one(features: Any, key: str, kind: str, where: str) -> Any:
     """Return the only value of a feature."""
     if key not in features:
         raise DataCorrupt(
-            f"{where} has no feature {key}; there is {', '.join(sorted(features)[:8]) or 'nothing'}"
+            f"{where} has no feature {key}; there is {', '.join(sorted(features)[:8])[:200] or 'nothing'}"
         )
     values = getattr(features[key], kind).value
     if len(values) != 1:
