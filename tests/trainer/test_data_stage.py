@@ -3,6 +3,7 @@
 * shards from folders of pictures, idx files and shards, in a folder and in S3
 * the same shards for the same seed, by one process or two, in one run or two
 * an index beside shards that exist
+* the commands of docs/data-shards.md
 * damaged pictures and shards: named, or left out and counted
 """
 
@@ -10,6 +11,8 @@ from __future__ import annotations
 
 import hashlib
 import io
+import re
+import shlex
 import tarfile
 from collections import Counter
 from collections.abc import Iterable
@@ -18,10 +21,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 from PIL import Image
+from tests.trainer.conftest import REPOSITORY, ObjectStore
 from tests.trainer.idx_files import write_pictures
 
 from dtj_trainer import contract
-from dtj_trainer.artifacts.store import Store
+from dtj_trainer.artifacts.store import Store, open_store
 from dtj_trainer.data import check, origins, stage
 from dtj_trainer.data.cache import BlockCache
 from dtj_trainer.data.errors import DataCorrupt, DataNotFound
@@ -357,3 +361,26 @@ def test_check_of_sets_without_an_index(
     forget()
     (fault,) = faults(capsys, tmp_path / "idx")
     assert "train-images-idx3-ubyte is not in idx format" in fault
+
+
+def test_the_commands_of_the_page_run(
+    fruits: Path,
+    tmp_path: Path,
+    object_store: ObjectStore,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("fruits").symlink_to(fruits)
+    for split in ("train", "test"):
+        write_shard(tmp_path / f"{split}.tar", range(2))
+        open_store("s3://training/webdataset").put_file(f"{split}/0.tar", tmp_path / f"{split}.tar")
+    page = (REPOSITORY / "docs/data-shards.md").read_text()
+    commands = re.findall(r"^\$ dtj data (stage|check) (.*)$", page, re.MULTILINE)
+    assert [name for name, _ in commands] == ["stage", "stage", "check"]
+    for name, words in commands:
+        main = stage.main if name == "stage" else check.main
+        assert main([*shlex.split(words), "--processes=1"]) == 0
+    last = capsys.readouterr().out.splitlines()[-1]
+    assert last == f"s3://training/fruits: {TRAIN + TEST} examples can be read, 0 faults"
+    assert opened("s3://training/webdataset").index.splits["train"].examples == 2
