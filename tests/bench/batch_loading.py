@@ -22,6 +22,7 @@ def rates(data: str) -> tuple[Callable[[], float], Callable[[], float]]:
     """Examples a second, by the loader and bare; each call makes some more epochs."""
     torch.set_num_threads(1)  # As ranks that share a machine have it.
     pictures = load_pictures(data).train
+    assert isinstance(pictures, Pictures)
     sharding = Sharding(len(pictures), BATCH_SIZE, rank=0, ranks=1, seed=SEED)
     batches = picture_batches(pictures, sharding, prepared, workers=WORKERS, augment=False, seed=SEED)
     return (
@@ -31,7 +32,7 @@ def rates(data: str) -> tuple[Callable[[], float], Callable[[], float]]:
 
 
 def _bare(pictures: Pictures, sharding: Sharding) -> Iterable[tuple[torch.Tensor, torch.Tensor]]:
-    order = sharding.order(0)
+    order = np.concatenate([part.ids for part in sharding.order(0).windows()])
     for start in range(0, len(order), BATCH_SIZE):
         chosen = order[start : start + BATCH_SIZE]
         yield prepared(pictures.pixels[chosen], pictures.labels[chosen])

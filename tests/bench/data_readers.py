@@ -70,6 +70,7 @@ def picture(content: bytes, *, decode: bool) -> int:
 
 def raw(given: Given) -> Iterator[Read]:
     """Ranged GETs of the blocks by boto3 in threads: what they bring is dropped."""
+    yield 0, 0
     with ThreadPoolExecutor(CONNECTIONS) as pool:
         for content in pool.map(given.block, given.shuffled()):
             yield 0, len(content)
@@ -99,7 +100,7 @@ def dtj(given: Given) -> Iterator[Read]:
     folder = os.environ.get("BENCH_CACHE")
     opened = open_stored_set(given.uri, cache=BlockCache(Path(folder), 10**11) if folder else None)
     assert opened
-    examples = opened.examples("train", size=224)
+    examples = opened.examples("train", Form(224))
     order = Order(examples.blocks, seed=SEED, epoch=0)
     examples.expect(step.ids for step in order.steps(BATCH))
     yield 0, 0
@@ -135,6 +136,7 @@ def webdataset(given: Given) -> Iterator[Read]:
 
 def s3torchconnector(given: Given) -> Iterator[Read]:
     """Shards through the connector's stream, cut by tarfile."""
+    import torch.utils.data
     from s3torchconnector import S3ClientConfig, S3IterableDataset
 
     objects = S3IterableDataset.from_prefix(
@@ -145,10 +147,11 @@ def s3torchconnector(given: Given) -> Iterator[Read]:
         s3client_config=S3ClientConfig(force_path_style=True),
         transform=_Members(given.decode),
     )
+    yield 0, 0
     if given.workers:
-        from torch.utils.data import DataLoader
-
-        objects = DataLoader(objects, batch_size=None, num_workers=given.workers, collate_fn=_same)
+        objects = torch.utils.data.DataLoader(
+            objects, batch_size=None, num_workers=given.workers, collate_fn=_same
+        )
     for sizes in objects:
         yield len(sizes), sum(sizes)
 
@@ -211,6 +214,7 @@ class _Pictures:
 def _loaded(dataset: Any, workers: int) -> Iterator[Read]:
     from torch.utils.data import DataLoader
 
+    yield 0, 0
     if not workers:
         yield from ((1, size) for size in dataset)
         return

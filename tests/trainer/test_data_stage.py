@@ -29,6 +29,7 @@ from dtj_trainer.artifacts.store import Store, open_store
 from dtj_trainer.data import check, origins, stage
 from dtj_trainer.data.cache import BlockCache
 from dtj_trainer.data.errors import DataCorrupt, DataNotFound
+from dtj_trainer.data.formats.images import Form
 from dtj_trainer.data.index import INDEX_NAME, DataIndex
 from dtj_trainer.data.pictures import Pictures, load_pictures
 from dtj_trainer.data.stored_examples import SKIPPED, StoredExamples
@@ -230,6 +231,16 @@ def test_grey_pixels_stay_grey_and_equal(tmp_path: Path) -> None:
         examples = found.examples(name)
         assert examples.shape == (1, 28, 28)
         assert seen(read_all(examples)) == seen(pictures)
+
+
+def test_programs_read_a_set_with_an_index_by_blocks(fruits: Path, tmp_path: Path) -> None:
+    staged(fruits, tmp_path / "set")
+    data = load_pictures(str(tmp_path / "set"), Form(16))
+    assert (data.classes, data.class_names, data.shape) == (3, CLASSES, (3, 16, 16))
+    assert (len(data.train), len(data.test), len(data.train.blocks)) == (TRAIN, TEST, 4)
+    assert len(data.mean) == len(data.deviation) == 3
+    with pytest.raises(DataNotFound, match="set is a set with an index, which is read with all classes"):
+        load_pictures(str(tmp_path / "set"), classes=["Apple"])
 
 
 def test_classes_and_size_by_option(fruits: Path, tmp_path: Path) -> None:

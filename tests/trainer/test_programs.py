@@ -28,7 +28,9 @@ from dtj_trainer.data.sharding import Sharding, Share
 from dtj_trainer.torch import saved_model
 from dtj_trainer.torch.models import MODELS, build
 from dtj_trainer.train import stop, threads
+from dtj_trainer.train.augment import shift_and_flip
 from dtj_trainer.train.batches import Batch, Batches, picture_batches
+from dtj_trainer.train.chance import chances_of, seed_of
 from dtj_trainer.train.metrics import MetricsFile
 from dtj_trainer.train.options import parse
 from dtj_trainer.train.schedule import Ramp, Schedule, ramp_of, rate_scale
@@ -123,6 +125,25 @@ def test_only_what_is_waited_for_counts_as_waiting(monkeypatch: pytest.MonkeyPat
         now[0] += 10
     assert made.take_waited() == 13 * 0.25
     assert made.take_waited() == 0
+
+
+def test_chances_follow_from_seed_epoch_and_example_and_are_even() -> None:
+    ids = np.random.default_rng(0).permutation(100_000)
+    chances = chances_of(1, 2, ids)
+    assert np.array_equal(chances_of(1, 2, ids[70:90]), chances[70:90])
+    others = [chances_of(2, 2, ids), chances_of(1, 3, ids), chances_of(1, 2, ids + 1)]
+    assert not any((chances == other).any() for other in others)
+    for bit in range(64):
+        ones = (chances >> np.uint64(bit) & np.uint64(1)).mean()
+        assert abs(ones - 0.5) < 0.01, bit  # six deviations
+    shifted = shift_and_flip(np.ones((len(ids), 1, 2, 2), np.uint8), chances)
+    # Of two rows, two are left in one of 9 places, and one in two places: 2 of 9 rows, and of 9 columns.
+    assert shifted.mean() == pytest.approx((2 / 9) ** 2, abs=0.005)
+
+
+def test_ranks_and_steps_draw_from_different_seeds() -> None:
+    seeds = {seed_of(seed, step, rank) for seed in range(3) for step in range(50) for rank in range(8)}
+    assert len(seeds) == 3 * 50 * 8
 
 
 def test_augmented_pictures_are_shifted_and_mirrored_ones() -> None:

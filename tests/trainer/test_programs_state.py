@@ -222,11 +222,14 @@ def test_without_a_checkpoint_the_first_weights_are_those_of_rank_0(workspaces: 
         ({**RUN, "name": "resnet18"}, "is of a resnet18, not of a cnn: give the same --model"),
         ({**RUN, "optimizer": "adam"}, "was written with another --optimizer: give the same"),
         ({**RUN, "trainingExamples": 40}, "is from the middle of an epoch of 40 training examples, but"),
+        ({**RUN, "order": "that"}, "is from the middle of an epoch in another order of the examples: give"),
+        ({**RUN, "order": "this"}, None),
+        ({**RUN, "order": "that", "position": [4, 1, 0]}, None),
         (RUN, None),
         ({"name": "cnn", "position": [4, 0, 100]}, None),  # as the first releases wrote it
         ({**RUN, "trainingExamples": 40, "position": [4, 1, 0]}, None),
     ],
 )
 def test_what_is_refused(run: dict[str, Any], why: str | None) -> None:
-    found = file_saver.why_not(run, OPTIONS, 200)
+    found = file_saver.why_not(run, OPTIONS, 200, "this")
     assert (found or "").startswith(why or ".") if why else found is None

@@ -35,6 +35,7 @@ from dtj_trainer.data.sharding import Sharding
 tf = pytest.importorskip("tensorflow", reason="needs the tensorflow extra")
 
 from dtj_trainer.keras import models  # noqa: E402
+from dtj_trainer.keras.chance import draw_anew  # noqa: E402
 from dtj_trainer.ps import (  # noqa: E402
     bottleneck,
     chief,
@@ -96,6 +97,23 @@ def test_a_layout_splits_what_it_joined(shapes: list[tuple[int, ...]]) -> None:
         assert len(split) == len(tensors)
         for left, right in zip(split, tensors, strict=True):
             np.testing.assert_array_equal(np.asarray(left), right)
+
+
+def test_dropout_of_keras_follows_from_step_and_rank() -> None:
+    import keras
+
+    layers = [keras.layers.Dropout(0.5), keras.layers.Dense(50), keras.layers.Dropout(0.5)]
+    network = keras.Sequential([keras.layers.Input((50,)), *layers])
+    answer = tf.function(lambda pixels: network(pixels, training=True))
+
+    def drawn(step: int, rank: int) -> bytes:
+        draw_anew(network, 1, step, rank)
+        return bytes(answer(tf.ones((2, 50))).numpy().tobytes())
+
+    first = drawn(3, 0)
+    assert len({first, drawn(4, 0), drawn(3, 1), drawn(4, 1)}) == 4
+    assert drawn(3, 0) == first
+    assert len({tuple(each.seed_generator.state.numpy()) for each in (layers[0], layers[2])}) == 2
 
 
 # --- update rules -------------------------------------------------------------------------------
@@ -229,7 +247,7 @@ def test_connections_to_servers_break_when_nothing_comes_from_there_any_more() -
                 probed = of.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE)
                 return probed, of.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT)
 
-            deadline = time.monotonic() + 30
+            deadline = time.monotonic() + 30 * PATIENCE
             kept = (1, contract.TENSORFLOW_SILENCE_SECONDS * 1000)
             while silence(connection) != kept and time.monotonic() < deadline:
                 time.sleep(0.05)

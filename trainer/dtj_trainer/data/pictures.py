@@ -6,19 +6,20 @@ import os
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from dtj_trainer import contract
 from dtj_trainer.data.errors import DataError, DataNotFound, DataUnavailable
 from dtj_trainer.data.files import FolderFiles
 from dtj_trainer.data.formats.images import Form
 from dtj_trainer.data.sources import local_folder
-from dtj_trainer.data.unpacked import read_once
+from dtj_trainer.data.unpacked import read_again, read_once
 from dtj_trainer.data.whole import read_whole
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
-    import numpy as np
-
+    from dtj_trainer.data.examples import Examples
     from dtj_trainer.data.whole import Whole
 
 ALL_AS_THEY_ARE = Form()
@@ -26,31 +27,57 @@ ALL_AS_THEY_ARE = Form()
 
 @dataclass(frozen=True)
 class Pictures:
-    """`pixels`: uint8, (examples, channels, height, width). `labels`: int64, (examples,)."""
+    """Examples in memory: see Examples.
+
+    `pixels`: uint8, (examples, channels, height, width). `labels`: int64, (examples,).
+    """
 
     pixels: np.ndarray
     labels: np.ndarray
+
+    @property
+    def blocks(self) -> np.ndarray:
+        """See Examples."""
+        return np.array([len(self)])
+
+    @property
+    def shape(self) -> tuple[int, int, int]:
+        """See Examples."""
+        _, channels, height, width = self.pixels.shape
+        return channels, height, width
 
     def __len__(self) -> int:
         """Return the number of examples."""
         return len(self.labels)
 
+    def read(self, ids: np.ndarray) -> Pictures:
+        """See Examples. The result has copies."""
+        return Pictures(self.pixels[ids], self.labels[ids])
+
+    def expect(self, ids: Iterator[np.ndarray]) -> None:
+        """See Examples."""
+
 
 @dataclass(frozen=True)
 class PictureSet:
-    """A data set with its published split. Labels run from 0 to `classes` - 1, and are places in `class_names`."""
+    """A data set with its published split. Labels run from 0 to `classes` - 1, and are places in `class_names`.
 
-    train: Pictures
-    test: Pictures
+    `mean` and `deviation` are those of each channel of the training set, on the scale 0 to 1; empty if nobody has
+    computed them.
+    """
+
+    train: Examples
+    test: Examples
     classes: int
     class_names: tuple[str, ...] = ()
-    validation: Pictures | None = None
+    validation: Examples | None = None
+    mean: tuple[float, ...] = ()
+    deviation: tuple[float, ...] = ()
 
     @property
     def shape(self) -> tuple[int, int, int]:
         """Channels, height and width of each picture."""
-        _, channels, height, width = self.train.pixels.shape
-        return channels, height, width
+        return self.train.shape
 
 
 def data_uri(given: str | None) -> str:
@@ -64,19 +91,22 @@ def data_uri(given: str | None) -> str:
 
 
 def load_pictures(uri: str, form: Form = ALL_AS_THEY_ARE, classes: Sequence[str] = ()) -> PictureSet:
-    """Read the data set at `uri`: idx, CIFAR, pictures in folders, or small shards. See docs/data.md.
+    """Read the data set at `uri`: idx, CIFAR, pictures in folders, or shards. See docs/data.md.
 
-    A set in S3 is fetched and unpacked once for all processes of a pod, which share the memory of its pixels.
+    A set with an index is read block by block. Another set in S3 is fetched and unpacked once for all processes of a
+    pod, which share the memory of its pixels.
     `form`: size and channels of the pictures. `classes`: those to take, in the order of their labels; empty for all.
     Raises DataNotFound, DataCorrupt, DataTooLarge or DataUnavailable.
     """
     folder = local_folder(uri)
     try:
-        whole = (
-            read_once(uri, form, classes)
-            if folder is None
-            else read_whole(FolderFiles(folder), form, classes)
-        )
+        whole = read_again(uri, form, classes) if folder is None else None
+        if whole is None and (stored := stored_pictures(uri, form, classes)):
+            return stored
+        if whole is None:
+            whole = (
+                read_whole(FolderFiles(folder), form, classes) if folder else read_once(uri, form, classes)
+            )
     except DataUnavailable:
         raise
     except DataError as error:
@@ -87,6 +117,34 @@ def load_pictures(uri: str, form: Form = ALL_AS_THEY_ARE, classes: Sequence[str]
     except OSError as error:
         raise DataNotFound(f"{uri}: {error}") from error
     return _set(whole)
+
+
+def stored_pictures(uri: str, form: Form, classes: Sequence[str] = ()) -> PictureSet | None:
+    """Open the set with an index at `uri`; None when there is no index. The parameters are those of `load_pictures`.
+
+    Raises DataError.
+    """
+    # Import here: StoredExamples returns Pictures.
+    from dtj_trainer.data.stored_set import open_stored_set
+
+    stored = open_stored_set(uri)
+    if stored is None:
+        return None
+    index = stored.index
+    if classes and tuple(classes) != index.classes:
+        raise DataNotFound(
+            "is a set with an index, which is read with all classes: `dtj data stage` takes --classes"
+        )
+    test = "test" if "test" in index.splits else "validation"
+    return PictureSet(
+        stored.examples("train", form),
+        stored.examples(test, form),
+        len(index.classes),
+        index.classes,
+        stored.examples("validation", form) if "validation" in index.splits and test == "test" else None,
+        index.mean,
+        index.deviation,
+    )
 
 
 def _set(whole: Whole) -> PictureSet:

@@ -1,8 +1,10 @@
 """Distributes examples among ranks: every example exactly once an epoch, with the same number of steps on all ranks.
 
-An epoch is one permutation, which depends on seed and epoch only. Each step takes the next `batch_size * ranks`
-examples and assigns them to ranks in order. The concatenated batches of all ranks in a step are therefore the batch
-that a single process with the whole batch size would see.
+An epoch has one order, which depends on the data's blocks, on seed and epoch only: see `order`. Each step takes the
+next `step_size` examples. A position in the order, the number of examples that all ranks together have done, is
+therefore enough to go on with any number of ranks. The step's examples are sorted by the place of their blocks and
+cut among the ranks, so that a rank reads about its share of a window's blocks. The concatenated batches of all ranks
+in a step are the batch that a single process with the whole batch size would see.
 
 The last step of an epoch may have fewer examples. They are distributed as evenly as possible; none is repeated or
 left out. A rank without an example gets one of weight 0, so that every rank makes every step.
@@ -10,11 +12,14 @@ left out. A rank without an example gets one of weight 0, so that every rank mak
 
 from __future__ import annotations
 
+import hashlib
 import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
+
+from dtj_trainer.data.order import WINDOW, Order
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -35,39 +40,64 @@ class Share:
 
 
 class Sharding:
-    """Distributes `examples` among `ranks`. `batch_size` is the batch of one rank, `step_size` that of all ranks."""
+    """Distributes examples among `ranks`, `step_size` in each step.
 
-    def __init__(self, examples: int, batch_size: int, *, rank: int, ranks: int, seed: int) -> None:
-        if examples < 1 or batch_size < 1 or not 0 <= rank < ranks:
+    `blocks`: the examples of each block; a number means a single block. `batch_size` is the batch of one rank, from
+    which `step_size` follows unless it is given. `window`: see `order`.
+    """
+
+    def __init__(
+        self,
+        blocks: np.ndarray | int,
+        batch_size: int,
+        *,
+        rank: int,
+        ranks: int,
+        seed: int,
+        step_size: int | None = None,
+        window: int = WINDOW,
+    ) -> None:
+        self._blocks = np.atleast_1d(np.asarray(blocks, np.int64))
+        self.examples = int(self._blocks.sum())
+        self.step_size = batch_size * ranks if step_size is None else step_size
+        if self.examples < 1 or self.step_size < 1 or not 0 <= rank < ranks:
             raise ValueError(
-                f"can't share {examples} examples in batches of {batch_size} with rank {rank}/{ranks}"
+                f"can't share {self.examples} examples in batches of {batch_size} with rank {rank}/{ranks}"
             )
-        self.examples = examples
-        self.batch_size = batch_size
-        self.step_size = batch_size * ranks
-        self._rank = rank
-        self._ranks = ranks
-        self._seed = seed
+        self.batch_size = math.ceil(self.step_size / ranks)
+        self._rank, self._ranks, self._seed, self._window = rank, ranks, seed, window
+
+    @property
+    def name(self) -> str:
+        """What the order follows from, in short: a position belongs to orders of one name only."""
+        described = (
+            f"{self._seed} {self._window if len(self._blocks) > 1 else 1} ".encode() + self._blocks.tobytes()
+        )
+        return hashlib.sha256(described).hexdigest()[:16]
 
     def steps(self, position: int = 0) -> int:
         """Return the steps left in an epoch after `position` examples."""
         return math.ceil((self.examples - position) / self.step_size)
 
-    def order(self, epoch: int) -> np.ndarray:
-        """Return the epoch's permutation of all examples, the same on every rank."""
-        return np.random.default_rng([self._seed, epoch]).permutation(self.examples)
+    def order(self, epoch: int) -> Order:
+        """Return the epoch's order of all examples, the same on every rank."""
+        return Order(self._blocks, seed=self._seed, epoch=epoch, window=self._window)
 
     def epoch(self, epoch: int, position: int = 0) -> Iterator[Share]:
         """Yield this rank's shares from the example at `position` on: a resumed run continues exactly there."""
-        order = self.order(epoch)
-        for start in range(position, self.examples, self.step_size):
-            step = order[start : start + self.step_size]
-            each, more = divmod(len(step), self._ranks)  # The first ranks get one more.
+        for step in self.order(epoch).steps(self.step_size, position):
+            total = len(step.ids)
+            position += total
+            ids = step.ids if len(self._blocks) == 1 else step.ids[np.argsort(step.places, kind="stable")]
+            each, more = divmod(total, self._ranks)  # The first ranks get one more.
             first, count = self._rank * each + min(self._rank, more), each + (self._rank < more)
-            own = step[first : first + count] if count else step[:1]
-            yield Share(own, count, len(step), start + len(step))
+            own = ids[first : first + count] if count else ids[:1]
+            yield Share(own, count, total, position)
 
 
 def slice_of(examples: int, *, rank: int, ranks: int) -> np.ndarray:
-    """Return a rank's examples of a pass without common batches, such as a test. Each example has one rank."""
-    return np.arange(rank, examples, ranks)
+    """Return a rank's examples of a pass without common batches, such as a test: consecutive ones.
+
+    Each example has one rank. The ranks' numbers of examples differ by one at most.
+    """
+    return np.arange(examples * rank // ranks, examples * (rank + 1) // ranks)

@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 TIMEOUT_SECONDS = 600.0
 """Seconds after which an index that can't be read is given up."""
 
+_OWN = Form()
+
 
 @dataclass(frozen=True)
 class StoredSet:
@@ -36,8 +38,8 @@ class StoredSet:
     skip_corrupt: bool = False
     _opened: list[StoredExamples] = field(default_factory=list)
 
-    def examples(self, split: str, *, size: int | None = None) -> StoredExamples:
-        """Open a split. `size`: the side of the decoded pictures in pixels; None keeps the pictures' own.
+    def examples(self, split: str, form: Form = _OWN) -> StoredExamples:
+        """Open a split. `form`: of the decoded pictures; channels are by default those of the index.
 
         Raises DataNotFound.
         """
@@ -49,7 +51,7 @@ class StoredSet:
                 self.ranges,
                 self.index.splits[split],
                 FORMATS[self.index.format],
-                Form(size, len(self.index.mean)),
+                Form(form.size, form.channels or len(self.index.mean)),
                 cache=self.cache,
                 memory=self.memory,
                 window=self.window,

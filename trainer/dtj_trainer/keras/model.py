@@ -18,6 +18,7 @@ import numpy as np
 import tensorflow as tf
 
 from dtj_trainer.keras import models, saved_model
+from dtj_trainer.keras.chance import draw_anew
 from dtj_trainer.keras.horovod_ranks import KerasRanks, rows_of
 from dtj_trainer.train.file_saver import FileSaver
 from dtj_trainer.train.protocols import PictureModel
@@ -40,7 +41,7 @@ class KerasModel(PictureModel[tuple[np.ndarray, np.ndarray]]):
     """See PictureModel. `shape` is height, width and channels of a picture."""
 
     def __init__(self, options: Options, data: PictureSet, ranks: KerasRanks) -> None:
-        self._ranks = ranks
+        self._ranks, self._seed = ranks, options.seed
         channels, height, width = data.shape
         self.shape = (height, width, channels)
         self.network = models.build(options.model, self.shape, data.classes, options.seed)
@@ -56,7 +57,7 @@ class KerasModel(PictureModel[tuple[np.ndarray, np.ndarray]]):
 
     def train(self, data: tuple[np.ndarray, np.ndarray], share: Share, rate: float, step: int) -> None:
         """See Model."""
-        del step  # These networks have no layer with random numbers, such as dropout.
+        draw_anew(self.network, self._seed, step, self._ranks.rank)
         self.optimizer.learning_rate = rate
         # A share of weight 0 must not change the statistics either.
         kept = [] if share.count else [(each, each.numpy()) for each in statistics(self.network)]
@@ -96,10 +97,10 @@ class KerasSaver(FileSaver):
     _ranks: KerasRanks
 
     def __init__(self, options: Options, data: PictureSet, model: KerasModel, ranks: KerasRanks) -> None:
-        super().__init__(options, len(data.train), ranks)
+        super().__init__(options, data.train.blocks, ranks)
         self._network, self._shape, self._classes = model.network, model.shape, data.classes
         self._variables = {
-            **{f"model/{each.path}": each for each in model.network.variables},
+            **{f"model/{each.path}": each for each in model.network.weights},
             **{f"optimizer/{each.path}": each for each in model.optimizer.variables},
         }
 
@@ -137,7 +138,7 @@ class KerasSaver(FileSaver):
     def digest(self) -> str:
         """See FileSaver."""
         digest = hashlib.sha256()
-        for variable in sorted(self._network.variables, key=lambda variable: str(variable.path)):
+        for variable in sorted(self._network.weights, key=lambda variable: str(variable.path)):
             digest.update(variable.path.encode())
             for part in _parts(variable):
                 digest.update(part.tobytes())

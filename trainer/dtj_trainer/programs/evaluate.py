@@ -10,6 +10,7 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import numpy as np
 import torch
 
 from dtj_trainer.data.errors import exit_on_data_error
@@ -17,19 +18,20 @@ from dtj_trainer.data.pictures import data_uri, load_pictures
 from dtj_trainer.torch import saved_model
 
 if TYPE_CHECKING:
-    from dtj_trainer.data.pictures import Pictures
+    from dtj_trainer.data.examples import Examples
 
 BATCH = 500
 
 
-def accuracy(model: torch.nn.Module, pictures: Pictures) -> float:
-    """Return the fraction of `pictures` whose label has the highest logit; `model` takes uint8 pixels."""
+def accuracy(model: torch.nn.Module, examples: Examples) -> float:
+    """Return the fraction of `examples` whose label has the highest logit; `model` takes uint8 pixels."""
     right = 0
     with torch.inference_mode():
-        for start in range(0, len(pictures), BATCH):
-            logits = model(torch.tensor(pictures.pixels[start : start + BATCH]))
-            right += int((logits.argmax(1) == torch.from_numpy(pictures.labels[start : start + BATCH])).sum())
-    return right / len(pictures)
+        for start in range(0, len(examples), BATCH):
+            pictures = examples.read(np.arange(start, min(start + BATCH, len(examples))))
+            logits = model(torch.from_numpy(pictures.pixels))
+            right += int((logits.argmax(1) == torch.from_numpy(pictures.labels)).sum())
+    return right / len(examples)
 
 
 def main(arguments: list[str] | None = None) -> None:

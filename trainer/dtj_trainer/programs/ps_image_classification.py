@@ -74,8 +74,7 @@ def main(arguments: list[str] | None = None) -> None:
             sys.exit(f"NotOurCheckpoint: {error}")
         return
     if cluster.task.type == "worker":
-        with exit_on_data_error():
-            worker_pictures.write(data_uri(options.data))
+        worker_pictures.offer(options.data, cluster.task.index)
     server.serve(cluster)
 
 

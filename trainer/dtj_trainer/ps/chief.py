@@ -86,20 +86,18 @@ def train(options: Options, cluster: Cluster, stop: StopRequest, pulse: Pulse) -
     coordinator = tf.distribute.coordinator.ClusterCoordinator(strategy)
     facts = worker_pictures.facts(coordinator)
     network = models.build(options.model, facts.shape, facts.classes, options.seed)
+    shards = cluster.workers if options.updates == "Synchronous" else 1
+    sharding = Sharding(facts.blocks, options.batch_size * shards, rank=0, ranks=1, seed=options.seed)
     here = State(
-        options.model, facts.shape, facts.classes, options.optimizer, training_examples=facts.examples
+        options.model, facts.shape, facts.classes, options.optimizer, facts.examples, order=sharding.name
     )
     parameters = Parameters(network, options, cluster.ps)
     saver = ChiefSaver(options, here, network, parameters, pulse)
     at, ramp = saver.resume()
     report = Report(options, cluster, saver.state)
-    iterator = iter(coordinator.create_per_worker_dataset(worker_pictures.dataset))
     step = WorkerStep(network, parameters, facts.shape)
     kind = Synchronous if options.updates == "Synchronous" else Asynchronous
-    updates: Updates = kind(coordinator, iterator, step, parameters, workers=cluster.workers)
-    sharding = Sharding(
-        facts.examples, options.batch_size * updates.shards, rank=0, ranks=1, seed=options.seed
-    )
+    updates: Updates = kind(coordinator, step, parameters, workers=cluster.workers)
     batches = Batches(sharding, lambda _epoch, share: Batch(share.indices, share))
     model = ChiefModel(updates, parameters, saver.state, report, pulse)
     pulse.beat()
@@ -130,7 +128,8 @@ class ChiefModel(Model[np.ndarray]):
         counted = int(self._parameters.step.numpy())
         twice = counted - self._state.step
         if twice:
-            log.info("step %d: %d batches were applied twice when a worker was lost", counted, twice)
+            self._state.applied_twice += twice
+            log.warning("step %d: %d batches were applied twice when a worker was lost", counted, twice)
         self._state.step = counted
         self._count_time()
         return twice
@@ -178,7 +177,8 @@ class ChiefSaver:
         saved, vectors = state.load(newest.path)
         state.check(saved, self.state, newest.path)
         self._parameters.restore(vectors)
-        self.state = replace(saved, training_examples=self.state.training_examples)
+        here = self.state
+        self.state = replace(saved, training_examples=here.training_examples, order=here.order)
         log.info("resuming from the checkpoint of step %d, epoch %d", saved.step, saved.epoch + 1)
         return Position(saved.step, saved.epoch, saved.examples), None
 

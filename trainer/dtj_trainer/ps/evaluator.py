@@ -16,12 +16,13 @@ from dtj_trainer.artifacts import checkpoints
 from dtj_trainer.keras import models
 from dtj_trainer.ps import state
 from dtj_trainer.ps.parameters import set_weights
-from dtj_trainer.ps.worker_pictures import channels_last
+from dtj_trainer.ps.worker_pictures import read_batch
 from dtj_trainer.tensorboard import ScalarWriter
 from dtj_trainer.train.metrics import MetricsFile
 
 if TYPE_CHECKING:
-    from dtj_trainer.data.pictures import Pictures, PictureSet
+    from dtj_trainer.data.examples import Examples
+    from dtj_trainer.data.pictures import PictureSet
     from dtj_trainer.ps.options import Options
 
 log = logging.getLogger(__name__)
@@ -35,7 +36,6 @@ def run(options: Options, data: PictureSet, workers: int) -> None:
 
     Raises NotOurCheckpoint for a checkpoint of another program.
     """
-    pixels = channels_last(data.test)
     metrics = MetricsFile(workers)
     writer = ScalarWriter(
         Path(contract.root()) / contract.TENSORBOARD / "eval", rotate_seconds=options.tensorboard_seconds
@@ -55,7 +55,7 @@ def run(options: Options, data: PictureSet, workers: int) -> None:
             model = models.build(saved.model, saved.shape, saved.classes, 0)
         set_weights(model, vectors)
         began = time.monotonic()
-        loss, accuracy = test(model, pixels, data.test)
+        loss, accuracy = test(model, data.test)
         rate = len(data.test) / max(time.monotonic() - began, 1e-9)
         progress.report(step=saved.step, loss=loss, accuracy=accuracy, final=saved.final)
         writer.add(saved.step, {"test/accuracy": accuracy, "test/loss": loss})
@@ -76,15 +76,21 @@ def run(options: Options, data: PictureSet, workers: int) -> None:
     log.info("that was the last checkpoint")
 
 
-def test(model: keras.Model, pixels: np.ndarray, pictures: Pictures) -> tuple[float, float]:
-    """Return mean loss and fraction of right answers; `pixels` are those of `pictures`, channels last."""
+def test(model: keras.Model, examples: Examples) -> tuple[float, float]:
+    """Return mean loss and fraction of right answers."""
     loss = right = 0.0
-    for start in range(0, len(pictures), BATCH):
-        labels = tf.constant(pictures.labels[start : start + BATCH], tf.int32)
-        logits = model.predict_on_batch(pixels[start : start + BATCH].astype(np.float32))
+    count = 0
+    batches = [
+        np.arange(start, min(start + BATCH, len(examples))) for start in range(0, len(examples), BATCH)
+    ]
+    examples.expect(iter(batches))
+    for ids in batches:
+        pixels, labels = read_batch(examples, ids)
+        logits = model.predict_on_batch(pixels.astype(np.float32))
         loss += float(tf.reduce_sum(tf.nn.sparse_softmax_cross_entropy_with_logits(labels, logits)))
         right += float(tf.reduce_sum(tf.cast(tf.argmax(logits, 1, tf.int32) == labels, tf.float32)))
-    return loss / len(pictures), right / len(pictures)
+        count += len(labels)
+    return loss / count, right / count
 
 
 class _Newest:

@@ -104,6 +104,7 @@ class Report(TrainingReport):
             "examples": self._examples,
             "globalStepsPerSecond": round(at.step / seconds, 3),
             "examplesPerSecond": round(self._examples / seconds, 1),
+            "appliedTwice": self._state.applied_twice,
         }
         progress.bottleneck(None)
         super().end(at, accuracy, {**facts, **rates, **self._of_what()})
@@ -137,6 +138,7 @@ class Report(TrainingReport):
                 "train/global_steps_per_second": steps,
                 "train/examples_per_second": examples,
                 "train/ps_wait_share": waiting_share(window.times),
+                "train/batches_applied_twice": self._state.applied_twice,
             },
         )
         progress.bottleneck(self._watch.find(now))
@@ -150,6 +152,7 @@ class Report(TrainingReport):
             "updates": self._of_job["updates"],
             "workers": of_workers(window.times),
             "psWaitShare": round(share, 4),
+            "appliedTwice": self._state.applied_twice,
         }
         self._add("train", at, loss, accuracy, examples, more)
         log.info(

@@ -27,7 +27,8 @@ class State:
     """The position of a training, and what is trained.
 
     `examples` of the epoch `epoch` (from 0) are done. `trained` and `seconds` are totals of all attempts, without
-    what was lost between checkpoints. `final`: no checkpoint follows. `shape` is (height, width, channels).
+    what was lost between checkpoints; so is `applied_twice`, the batches that were applied again after a worker was
+    lost. `final`: no checkpoint follows. `shape` is (height, width, channels). `order` is `Sharding.name`.
     """
 
     model: str
@@ -40,6 +41,8 @@ class State:
     examples: int = 0
     trained: int = 0
     seconds: float = 0.0
+    applied_twice: int = 0
+    order: str = ""
     final: bool = False
 
 
@@ -84,6 +87,11 @@ def check(saved: State, present: State, folder: Path) -> None:
         why = (
             f"is from the middle of an epoch of {saved.training_examples} training examples, but the data has "
             f"{present.training_examples} now: give the same data"
+        )
+    elif saved.examples and saved.order not in ("", present.order):
+        why = (
+            "is from the middle of an epoch in another order of the examples: give the same data, with the same "
+            "blocks, and the same --seed"
         )
     else:
         return

@@ -11,6 +11,7 @@ import numpy as np
 import tensorflow as tf
 
 from dtj_trainer.ps.bottleneck import StepTimes
+from dtj_trainer.ps.worker_pictures import read_here
 
 if TYPE_CHECKING:
     import keras
@@ -103,7 +104,7 @@ class WorkerStep:
         right = tf.reduce_sum(tf.cast(tf.argmax(logits, 1, tf.int32) == labels, tf.int32))
         return Forward(loss, right, gradient, self._parameters.other_layout.join(statistics))
 
-    def compute(self, iterator: Any, packed: tf.Tensor) -> Computed:
+    def compute(self, packed: tf.Tensor) -> Computed:
         """Read the variables, take the batch whose indices are `packed`, and run the forward pass."""
         indices = tf.io.decode_raw(packed, tf.int64)
         begun = tf.timestamp()
@@ -111,16 +112,14 @@ class WorkerStep:
             trainable, other, number = self.read()
         read = _now_after(trainable, other, number)
         with tf.control_dependencies([read]):
-            pixels, labels, worker = self.batch(iterator, indices)
+            pixels, labels, worker = self.batch(indices)
         done = self.forward(trainable, other, pixels, labels)
-        return Computed(worker, number, tf.shape(indices)[0], done, begun, read)
+        return Computed(worker, number, tf.shape(labels)[0], done, begun, read)
 
-    def batch(self, iterator: Any, indices: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
-        """Return pixels and labels at `indices` of the worker's training set, and the worker's number."""
-        pixels, labels, worker = next(iterator)
-        with tf.device(_HOST):  # The whole set is in host memory. Only the batch goes to a GPU.
-            pixels = tf.gather(tf.ensure_shape(pixels, [None, *self._shape]), indices)
-            labels = tf.gather(labels, indices)
+    def batch(self, indices: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
+        """Return pixels and labels at `indices` of the training set, and the number of the worker that read them."""
+        with tf.device(_HOST):  # Only the pixels go to a GPU, as bytes.
+            pixels, labels, worker = read_here(indices, self._shape)
         return tf.cast(pixels, tf.float32), labels, worker
 
 
@@ -179,21 +178,19 @@ class Asynchronous:
     def __init__(
         self,
         coordinator: Any,
-        iterator: Any,
         step: WorkerStep,
         parameters: Parameters,
         *,
         workers: int,
     ) -> None:
         self._coordinator = coordinator
-        self._iterator = iterator
         self._ahead = AHEAD * workers
         self._running: deque[tuple[Any, int]] = deque()
         self._function = _asynchronous_function(step, parameters)
 
     def submit(self, indices: np.ndarray) -> list[StepResult]:
         """See Updates."""
-        scheduled = self._coordinator.schedule(self._function, args=(self._iterator, _as_bytes(indices)))
+        scheduled = self._coordinator.schedule(self._function, args=(_as_bytes(indices),))
         if not self._running and not reports_arrival(scheduled):
             log.warning(
                 "with TensorFlow %s workers are idle at times; see wait_until_arrived", tf.__version__
@@ -216,8 +213,8 @@ class Asynchronous:
 
 
 def _asynchronous_function(step: WorkerStep, parameters: Parameters) -> Any:
-    def run(iterator: Any, packed: tf.Tensor) -> tf.Tensor:
-        worker, number, examples, done, begun, read = step.compute(iterator, packed)
+    def run(packed: tf.Tensor) -> tf.Tensor:
+        worker, number, examples, done, begun, read = step.compute(packed)
         gradient = done.gradient / tf.cast(examples, tf.float32)
         computed = _now_after(gradient, done.other, done.loss, done.right)
         with tf.control_dependencies([computed]):
@@ -251,7 +248,6 @@ class Synchronous:
     def __init__(
         self,
         coordinator: Any,
-        iterator: Any,
         step: WorkerStep,
         parameters: Parameters,
         *,
@@ -259,7 +255,6 @@ class Synchronous:
     ) -> None:
         self.shards = workers
         self._coordinator = coordinator
-        self._iterator = iterator
         self._parameters = parameters
         self._function = _gradient_function(step)
         self._apply = _apply_function(parameters)
@@ -267,10 +262,7 @@ class Synchronous:
     def submit(self, indices: np.ndarray) -> list[StepResult]:
         """See Updates."""
         parts = shares(indices, self.shards)
-        scheduled = [
-            self._coordinator.schedule(self._function, args=(self._iterator, _as_bytes(part)))
-            for part in parts
-        ]
+        scheduled = [self._coordinator.schedule(self._function, args=(_as_bytes(part),)) for part in parts]
         self._coordinator.join()  # Returns when all results have arrived; see wait_until_arrived.
         found = [part.fetch() for part in scheduled]
         gradient = sum(gradient for _, gradient, _ in found) / len(indices)
@@ -296,8 +288,8 @@ class Synchronous:
 
 
 def _gradient_function(step: WorkerStep) -> Any:
-    def run(iterator: Any, packed: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
-        worker, _, _, done, begun, read = step.compute(iterator, packed)
+    def run(packed: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
+        worker, _, _, done, begun, read = step.compute(packed)
         computed = _now_after(done.gradient, done.other, done.loss, done.right)
         numbers = [
             tf.cast(worker, tf.float64),

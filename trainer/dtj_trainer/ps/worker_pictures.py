@@ -1,95 +1,115 @@
-"""The training set in each worker's memory, as the functions of the chief read it.
+"""The training set as each worker reads it: the functions of the chief ask the worker's own process for examples.
 
-Before it serves, a worker writes the set as plain files into its workspace. The chief's functions contain relative
-paths. TensorFlow opens them in the process that runs the function, which has made its workspace the current folder.
-The same function therefore works on every worker, even if several workers share a machine.
+The chief's functions run on the servers of the workers, and contain no Python. TensorFlow's operation `PyFunc` calls
+a Python function by a token that the process gave the function. Each worker registers the same two functions before
+any other: their tokens are the same on all workers, even if several workers share a machine.
 """
 
 from __future__ import annotations
 
 import os
-from pathlib import Path
+import sys
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import tensorflow as tf
 
-from dtj_trainer import contract
-from dtj_trainer.data.pictures import load_pictures
-from dtj_trainer.train.whole_file import write_whole
+from dtj_trainer.data.errors import DataCorrupt, DataError, exit_on_data_error
+from dtj_trainer.data.pictures import data_uri, load_pictures
 
 if TYPE_CHECKING:
-    from dtj_trainer.data.pictures import Pictures
+    from collections.abc import Callable
 
-_FACTS = f"{contract.DATA}/training-facts.int64"
-_PIXELS = f"{contract.DATA}/training-pixels.uint8"
-_LABELS = f"{contract.DATA}/training-labels.int32"
+    from dtj_trainer.data.examples import Examples
+
+_FACTS, _READ = "pyfunc_0", "pyfunc_1"
+_registered = tf.Graph()
+"""Keeps the registered functions alive."""
 
 
 class Facts(NamedTuple):
-    """The number of training examples, and the form of the pictures."""
+    """The form of the pictures, and the number of training examples in each block; see Examples."""
 
-    examples: int
     height: int
     width: int
     channels: int
     classes: int
+    blocks: np.ndarray
 
     @property
     def shape(self) -> tuple[int, int, int]:
         """Height, width and channels of each picture."""
         return self.height, self.width, self.channels
 
+    @property
+    def examples(self) -> int:
+        """The number of training examples."""
+        return int(self.blocks.sum())
 
-def channels_last(pictures: Pictures) -> np.ndarray:
-    """Return the pixels as Keras takes them: uint8, (examples, height, width, channels)."""
-    return np.ascontiguousarray(pictures.pixels.transpose(0, 2, 3, 1))
+
+def channels_last(pixels: np.ndarray) -> np.ndarray:
+    """Return the pixels as Keras takes them: (examples, height, width, channels)."""
+    return np.ascontiguousarray(pixels.transpose(0, 2, 3, 1))
 
 
-def write(uri: str) -> None:
-    """Stage the data set at `uri` and write its training split for functions that run in this process.
+def offer(given: str | None, worker: int) -> None:
+    """Let functions that run in this process, worker number `worker`, read the training set.
 
-    Makes the workspace the current folder. Raises DataError.
+    given: the URI of the data, if not the job's. Ends the process when the data can't be used, also later.
     """
-    data = load_pictures(uri)
-    root = Path(contract.root())
-    (root / contract.DATA).mkdir(parents=True, exist_ok=True)
+    with exit_on_data_error():
+        data = load_pictures(data_uri(given))
     channels, height, width = data.shape
-    facts = Facts(len(data.train), height, width, channels, data.classes)
-    write_whole(root / _PIXELS, channels_last(data.train).tofile)
-    write_whole(root / _LABELS, data.train.labels.astype("<i4").tofile)
-    write_whole(root / _FACTS, np.array(facts, "<i8").tofile)
-    os.chdir(root)
+    facts = np.array([height, width, channels, data.classes, *data.train.blocks], np.int64)
+
+    def read(ids: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.int32]:
+        try:
+            return (*read_batch(data.train, ids), np.int32(worker))
+        except DataError as error:  # The chief would see an error of TensorFlow without its kind.
+            print(f"{type(error).__name__}: {error}", file=sys.stderr, flush=True)
+            os._exit(error.exit_code)
+
+    _register(_FACTS, lambda _: facts, [tf.int64])
+    _register(_READ, read, [tf.uint8, tf.int32, tf.int32])
+
+
+def read_batch(examples: Examples, ids: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Return pixels, channels last, and labels (int32). Raises DataCorrupt if no example can be read."""
+    pictures = examples.read(ids)
+    if pictures.labels.min() < 0:
+        pictures = pictures.read(np.flatnonzero(pictures.labels >= 0))
+    if not len(pictures):
+        raise DataCorrupt(f"none of {len(ids)} examples of a batch can be read")
+    return channels_last(pictures.pixels), pictures.labels.astype(np.int32)
 
 
 def facts(coordinator: Any) -> Facts:
     """Return a worker's facts about its training set."""
-    read = tf.function(_read_facts).get_concrete_function(tf.TensorSpec([], tf.string))
-    scheduled = coordinator.schedule(read, args=(tf.constant(_FACTS),))
+
+    def ask() -> tf.Tensor:
+        return tf.raw_ops.PyFunc(input=[tf.zeros([0], tf.int64)], token=_FACTS, Tout=[tf.int64])[0]
+
+    scheduled = coordinator.schedule(tf.function(ask).get_concrete_function())
     coordinator.join()  # Returns when the result has arrived: see wait_until_arrived.
-    return Facts(*scheduled.fetch().tolist())
+    height, width, channels, classes, *blocks = scheduled.fetch().tolist()
+    return Facts(height, width, channels, classes, np.array(blocks))
 
 
-def dataset() -> tf.data.Dataset:
-    """Repeat one element endlessly: pixels (examples, height, width, channels), labels, the worker's number.
-
-    For `create_per_worker_dataset`. The element stays in memory, and taking it copies nothing.
-    """
-    worker = tf.distribute.coordinator.experimental_get_current_worker_index()
-
-    def load(names: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-        pixels = tf.io.decode_raw(tf.io.read_file(names[1]), tf.uint8)
-        labels = tf.io.decode_raw(tf.io.read_file(names[2]), tf.int32)
-        return tf.reshape(pixels, _read_facts(names[0])[:4]), labels
-
-    # The file names are an element instead of constants. TensorFlow would evaluate reading a constant file name as a
-    # constant: it would read the file on the chief and embed its content in the function.
-    held = tf.data.Dataset.from_tensors([_FACTS, _PIXELS, _LABELS]).map(load).cache().repeat()
-    options = tf.data.Options()
-    options.autotune.enabled = False  # One element, computed once, needs no tuning.
-    options.threading.private_threadpool_size = 1
-    return held.map(lambda pixels, labels: (pixels, labels, worker)).with_options(options)
+def read_here(ids: tf.Tensor, shape: tuple[int, int, int]) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
+    """Return pixels and labels of the examples, and the worker's number, in a function that runs on a worker."""
+    pixels, labels, worker = tf.raw_ops.PyFunc(input=[ids], token=_READ, Tout=[tf.uint8, tf.int32, tf.int32])
+    return (
+        tf.ensure_shape(pixels, [None, *shape]),
+        tf.ensure_shape(labels, [None]),
+        tf.ensure_shape(worker, []),
+    )
 
 
-def _read_facts(name: tf.Tensor) -> tf.Tensor:
-    return tf.io.decode_raw(tf.io.read_file(name), tf.int64)
+def _register(token: str, function: Callable[[np.ndarray], Any], types: list[tf.DType]) -> None:
+    with _registered.as_default():
+        made = tf.numpy_function(function, [tf.zeros([0], tf.int64)], types)
+    given = made[0].op.get_attr("token").decode()
+    if given != token:
+        raise RuntimeError(
+            f"TensorFlow {tf.__version__} gave a function the token {given} instead of {token}"
+        )

@@ -32,6 +32,8 @@ if TYPE_CHECKING:
 
 _STATE = ("model", "optimizer", "precision")
 """The entries of a checkpoint that are not plain data."""
+_LEAST_DEVIATION = 1e-3
+"""In place of a smaller one, by which the pixels of a channel can't be divided."""
 
 
 class TorchModel(PictureModel[tuple[Tensor, Tensor]]):
@@ -47,7 +49,7 @@ class TorchModel(PictureModel[tuple[Tensor, Tensor]]):
         if options.sync_batchnorm and ranks.size > 1:
             sync_batchnorm.synchronize(self.network)
         optimizer = _optimizer(options, self.network)
-        self._averaging = ranks.averaging(self.network, optimizer, options.grad_accumulation)
+        self._averaging = ranks.averaging(self.network, optimizer, options.passes(ranks.size))
         self.optimizer = self._averaging.optimizer
         self.precision = Precision(device, options.amp)
         self._sums = torch.zeros(3, dtype=torch.float64, device=device)  # loss, right, examples
@@ -129,7 +131,7 @@ class TorchSaver(FileSaver):
     _ranks: TensorRanks
 
     def __init__(self, options: Options, data: PictureSet, model: TorchModel, ranks: TensorRanks) -> None:
-        super().__init__(options, len(data.train), ranks)
+        super().__init__(options, data.train.blocks, ranks)
         self._shape, self._classes = data.shape, data.classes
         self._network, self._optimizer, self._precision = model.network, model.optimizer, model.precision
 
@@ -202,17 +204,23 @@ def statistics(model: nn.Module) -> dict[str, torch.Tensor]:
 def _statistics(data: PictureSet) -> tuple[list[float], list[float]]:
     """Return mean and standard deviation of each channel over the training set, on the scale 0 to 1.
 
-    The function counts the 256 values, so that the result is exact, equal on every rank, and needs no copy as floats.
+    Without those of the data's index, the function counts the 256 values, so that the result is exact, equal on every
+    rank, and needs no copy as floats.
     """
-    means, deviations = [], []
+    if data.mean:
+        return list(data.mean), [max(each, _LEAST_DEVIATION) for each in data.deviation]
+    counts = np.zeros((data.shape[0], 256), np.int64)
+    for ids in np.array_split(np.arange(len(data.train)), max(len(data.train) // 4096, 1)):
+        for channel, pixels in enumerate(data.train.read(ids).pixels.swapaxes(0, 1)):
+            counts[channel] += np.bincount(pixels.reshape(-1), minlength=256)
     values = np.arange(256) / 255
-    for channel in range(data.shape[0]):
-        counts = np.zeros(256, dtype=np.int64)
-        for chunk in np.array_split(data.train.pixels[:, channel], max(len(data.train) // 4096, 1)):
-            counts += np.bincount(chunk.reshape(-1), minlength=256)
-        mean = float((counts * values).sum() / counts.sum())
+    means, deviations = [], []
+    for each in counts:
+        mean = float((each * values).sum() / each.sum())
         means.append(mean)
-        deviations.append(max(float((counts * (values - mean) ** 2).sum() / counts.sum()) ** 0.5, 1e-3))
+        deviations.append(
+            max(float((each * (values - mean) ** 2).sum() / each.sum()) ** 0.5, _LEAST_DEVIATION)
+        )
     return means, deviations
 
 

@@ -6,19 +6,23 @@ Python's global lock anyway.
 
 from __future__ import annotations
 
+import math
 import time
 from collections import deque
 from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import replace
 from typing import TYPE_CHECKING, Generic, NamedTuple, TypeVar
 
 import numpy as np
 
+from dtj_trainer.data.pictures import Pictures
 from dtj_trainer.train.augment import shift_and_flip
+from dtj_trainer.train.chance import chances_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from dtj_trainer.data.pictures import Pictures
+    from dtj_trainer.data.examples import Examples
     from dtj_trainer.data.sharding import Sharding, Share
 
 Data = TypeVar("Data")
@@ -39,14 +43,20 @@ class Batches(Generic[Data]):
     """One rank's batches of an epoch, in order.
 
     Up to `workers` threads call `make` with the number of the epoch and a share; with 0 the caller's thread does.
+    `expect` gets the numbers of the examples of all batches before they are made, as an iterator for any thread.
     """
 
     def __init__(
-        self, sharding: Sharding, make: Callable[[int, Share], Batch[Data]], workers: int = 0
+        self,
+        sharding: Sharding,
+        make: Callable[[int, Share], Batch[Data]],
+        workers: int = 0,
+        expect: Callable[[Iterator[np.ndarray]], None] = lambda _: None,
     ) -> None:
         self.sharding = sharding
         self._make = make
         self._workers = workers
+        self._expect = expect
         self._waited = 0.0
 
     def epoch(self, epoch: int, position: int) -> Iterator[Batch[Data]]:
@@ -67,6 +77,7 @@ class Batches(Generic[Data]):
 
     def _epoch(self, epoch: int, position: int) -> Iterator[Batch[Data]]:
         shares = self.sharding.epoch(epoch, position)
+        self._expect(share.indices for share in self.sharding.epoch(epoch, position))
         if self._workers == 0:
             for share in shares:
                 yield self._make(epoch, share)
@@ -82,7 +93,7 @@ class Batches(Generic[Data]):
 
 
 def picture_batches(
-    pictures: Pictures,
+    examples: Examples,
     sharding: Sharding,
     prepare: Callable[[np.ndarray, np.ndarray], Data],
     *,
@@ -90,17 +101,34 @@ def picture_batches(
     augment: bool,
     seed: int,
 ) -> Batches[Data]:
-    """Make batches of `pictures`, augmented or not.
+    """Make batches of `examples`, augmented or not. Neither ranks nor workers change a picture's augmentation.
 
     `prepare` gets pixels (uint8; batch, channels, height, width) and labels (int64; batch).
     """
 
     def make(epoch: int, share: Share) -> Batch[Data]:
-        pixels = pictures.pixels[share.indices]
+        pictures = examples.read(share.indices)
+        if pictures.labels.min() < 0:
+            share, pictures = _without_skipped(share, pictures)
+        pixels = pictures.pixels
         if augment:
-            chance = np.random.default_rng([seed, epoch, share.position, int(share.indices[0])])
-            pixels = shift_and_flip(pixels, chance)
-        return Batch(prepare(pixels, pictures.labels[share.indices]), share)
+            pixels = shift_and_flip(pixels, chances_of(seed, epoch, share.indices))
+        return Batch(prepare(pixels, pictures.labels), share)
 
-    batch_bytes = pictures.pixels[:1].nbytes * sharding.batch_size
-    return Batches(sharding, make, workers if augment or batch_bytes > IN_LINE_BYTES else 0)
+    batch_bytes = math.prod(examples.shape) * sharding.batch_size
+    in_line = len(examples.blocks) == 1 and batch_bytes <= IN_LINE_BYTES and not augment
+    return Batches(sharding, make, 0 if in_line else workers, examples.expect)
+
+
+def _without_skipped(share: Share, pictures: Pictures) -> tuple[Share, Pictures]:
+    """Leave out examples that can't be read. One of weight 0 stays if there is no other.
+
+    `total` still counts them, because the other ranks know nothing of them: the step is that much smaller.
+    """
+    kept = np.flatnonzero(pictures.labels >= 0)
+    count = len(kept) if share.count else 0
+    if not len(kept):
+        return replace(share, indices=share.indices[:1], count=0), Pictures(
+            pictures.pixels[:1], np.zeros(1, np.int64)
+        )
+    return replace(share, indices=share.indices[kept], count=count), pictures.read(kept)

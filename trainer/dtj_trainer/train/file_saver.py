@@ -16,11 +16,14 @@ from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 from dtj_trainer import contract
 from dtj_trainer.artifacts import checkpoints
+from dtj_trainer.data.sharding import Sharding
 from dtj_trainer.train.protocols import Position
 from dtj_trainer.train.state_file import identity
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
+
+    import numpy as np
 
     from dtj_trainer.train.options import Options
     from dtj_trainer.train.protocols import Ranks
@@ -46,8 +49,10 @@ class FileSaver(ABC):
 
     _ranks: Ranks
 
-    def __init__(self, options: Options, training_examples: int, ranks: Ranks) -> None:
-        self._options, self._training_examples, self._ranks = options, training_examples, ranks
+    def __init__(self, options: Options, blocks: np.ndarray | int, ranks: Ranks) -> None:
+        self._options, self._ranks = options, ranks
+        sharding = Sharding(blocks, 1, rank=0, ranks=1, seed=options.seed)
+        self._training_examples, self._order = sharding.examples, sharding.name
 
     @abstractmethod
     def write_state(self, path: Path, run: dict[str, Any]) -> None:
@@ -84,6 +89,7 @@ class FileSaver(ABC):
             "optimizer": self._options.optimizer,
             "position": [at.step, at.epoch, at.examples],
             "trainingExamples": self._training_examples,
+            "order": self._order,
             "ramp": ramp.plain(),
         }
         if self._ranks.rank == 0:
@@ -138,7 +144,7 @@ class FileSaver(ABC):
                 f"the checkpoint {newest.path} was not written by this program: it has no {path.name}"
             )
         run = self.read_run(path)
-        if refusal := why_not(run, self._options, self._training_examples):
+        if refusal := why_not(run, self._options, self._training_examples, self._order):
             raise SystemExit(
                 f"the checkpoint {newest.path} {refusal}, or start anew (artifacts.resume: Never)"
             )
@@ -159,8 +165,11 @@ class FileSaver(ABC):
         return True
 
 
-def why_not(run: dict[str, Any], options: Options, training_examples: int) -> str | None:
-    """Return why a training can't resume from a checkpoint of `run`, with the remedy; None if it can."""
+def why_not(run: dict[str, Any], options: Options, training_examples: int, order: str) -> str | None:
+    """Return why a training can't resume from a checkpoint of `run`, with the remedy; None if it can.
+
+    order: `Sharding.name` of the training.
+    """
     if run["name"] != options.model:
         return f"is of a {run['name']}, not of a {options.model}: give the same --model"
     # Checkpoints of old releases have no optimizer, and those of the oldest no number of examples.
@@ -172,6 +181,11 @@ def why_not(run: dict[str, Any], options: Options, training_examples: int) -> st
         return (
             f"is from the middle of an epoch of {before} training examples, but the data has "
             f"{training_examples} now: give the same data"
+        )
+    if examples and run.get("order", order) != order:
+        return (
+            "is from the middle of an epoch in another order of the examples: give the same data, with the same "
+            "blocks, and the same --seed"
         )
     return None
 

@@ -105,8 +105,9 @@ class Training(Generic[Data]):
             at.step += 1
             at.examples = batch.share.position
             save = every is not None and at.step % every == 0
-            if self._pace.step() or self._last or save:
-                save = self._meet(save=save)
+            log_now = self._log_now()
+            if self._pace.step() or self._last or save or log_now:
+                save = self._meet(save=save, log_now=log_now)
             if self._last:
                 break  # The checkpoint is written after the test, with its accuracy.
             if save:
@@ -118,7 +119,11 @@ class Training(Generic[Data]):
                 self._leave()
             self._step_times.begin()
 
-    def _meet(self, *, save: bool) -> bool:
+    def _log_now(self) -> bool:
+        """Return whether `--log-steps` asks for a report after this step."""
+        return self.options.log_steps is not None and self.at.step % self.options.log_steps == 0
+
+    def _meet(self, *, save: bool, log_now: bool) -> bool:
         """Add up and report the ranks' work since their last meeting; return whether all ranks save now."""
         now = time.monotonic()
         stop = self.stop.requested
@@ -136,7 +141,8 @@ class Training(Generic[Data]):
         if met.examples:
             check_loss(met.loss / met.examples, self.at.step)
             if self.report:
-                self.report.trained(self.at, self._total_steps(), met, self._rate, last=self._last)
+                logged = self._last or log_now
+                self.report.trained(self.at, self._total_steps(), met, self._rate, last=logged)
         return save or self._stopping or met.save > 0
 
     def _test(self) -> None:
@@ -181,7 +187,7 @@ class Training(Generic[Data]):
     def _make_schedule(self, saved: dict[str, Any] | None) -> Schedule:
         """Return the schedule from this position on; `saved` is the ramp from the checkpoint."""
         options = self.options
-        batches = self.ranks.size * options.grad_accumulation
+        batches = options.rate_batches(self.ranks.size)
         scale = rate_scale(options.optimizer, batches) if options.scale_lr else 1.0
         ramp = ramp_of(saved, scale, self._epochs_done, options.warmup_epochs)
         return Schedule(options.lr, ramp, options.warmup_epochs, self._end_in_epochs(), options.schedule)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import math
 from dataclasses import dataclass, fields
 
 
@@ -15,6 +16,7 @@ class Options:
     epochs: int
     max_steps: int | None
     batch_size: int
+    global_batch_size: int | None
     optimizer: str
     lr: float
     scale_lr: bool
@@ -32,6 +34,19 @@ class Options:
     checkpoint_seconds: float
     tensorboard_seconds: float
     log_seconds: float
+    log_steps: int | None
+
+    def step_size(self, ranks: int) -> int:
+        """Return the examples of a step on all ranks together."""
+        return self.global_batch_size or self.batch_size * self.grad_accumulation * ranks
+
+    def passes(self, ranks: int) -> int:
+        """Return the most passes of a step on one rank: each pass has at most `batch_size` examples."""
+        return math.ceil(math.ceil(self.step_size(ranks) / ranks) / self.batch_size)
+
+    def rate_batches(self, ranks: int) -> int:
+        """Return how many batches of `lr` a step has. With `global_batch_size` the whole step is that batch."""
+        return 1 if self.global_batch_size else ranks * self.grad_accumulation
 
 
 def parse(
@@ -58,6 +73,12 @@ def parse(
     how = parser.add_argument_group("how")
     part = "pass" if grad_accumulation else "step"
     how.add_argument("--batch-size", type=positive(int), default=64, help=f"examples a {part} on each rank")
+    how.add_argument(
+        "--global-batch-size",
+        type=positive(int),
+        help="examples a step on all ranks together, whatever their number; --lr is then for this batch"
+        + (", and a rank makes the passes that --batch-size demands" if grad_accumulation else ""),
+    )
     how.add_argument("--optimizer", choices=("sgd", "adam"), default="sgd", help="the update rule")
     how.add_argument("--lr", type=positive(float), default=0.05, help="learning rate for one rank")
     how.add_argument(
@@ -111,7 +132,8 @@ def parse(
         help="threads a rank that prepare batches, unless they are small and not augmented",
     )
 
-    add_what_is_kept(parser, checkpoint_seconds=300.0, log_seconds=2.0)
+    keep = add_what_is_kept(parser, checkpoint_seconds=300.0, log_seconds=2.0)
+    keep.add_argument("--log-steps", type=positive(int), help="also report the loss every so many steps")
     parsed = parser.parse_args(arguments)
     return Options(**{field.name: getattr(parsed, field.name) for field in fields(Options)})
 
@@ -145,7 +167,7 @@ def add_what_is_trained(parser: argparse.ArgumentParser, models: tuple[str, ...]
 
 def add_what_is_kept(
     parser: argparse.ArgumentParser, *, checkpoint_seconds: float, log_seconds: float
-) -> None:
+) -> argparse._ArgumentGroup:
     """Add options of the intervals of checkpoints, event files and log lines, with these defaults in seconds."""
     keep = parser.add_argument_group("what is kept")
     keep.add_argument("--checkpoint-steps", type=positive(int), help="also save every so many steps")
@@ -161,6 +183,7 @@ def add_what_is_kept(
     keep.add_argument(
         "--log-seconds", type=not_negative(float), default=log_seconds, help="between two lines of progress"
     )
+    return keep
 
 
 class _WithDefaults(argparse.ArgumentDefaultsHelpFormatter):

@@ -1,4 +1,4 @@
-"""Training of a picture classifier on ranks that each hold the whole data set."""
+"""Training of a picture classifier on ranks that each read their share of the examples."""
 
 from __future__ import annotations
 
@@ -8,6 +8,9 @@ import sys
 import time
 from typing import TYPE_CHECKING, NamedTuple
 
+import numpy as np
+
+from dtj_trainer.data.errors import DataCorrupt, exit_on_data_error
 from dtj_trainer.data.sharding import Sharding, slice_of
 from dtj_trainer.train.batches import picture_batches
 from dtj_trainer.train.loop import LossNotFinite, Stopped, Training
@@ -19,9 +22,8 @@ from dtj_trainer.train.stop import EXIT_CODE, StopRequest
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    import numpy as np
-
-    from dtj_trainer.data.pictures import Pictures, PictureSet
+    from dtj_trainer.data.examples import Examples
+    from dtj_trainer.data.pictures import PictureSet
     from dtj_trainer.train.options import Options
 
 log = logging.getLogger(__name__)
@@ -32,11 +34,13 @@ TEST_BATCH = 500
 def train(options: Options, data: PictureSet, model: PictureModel[Data], ranks: Ranks, saver: Saver) -> None:
     """Train to the end, from the newest checkpoint if there is one.
 
-    Ends the process with 143 after SIGTERM, with 1 when the training failed.
+    Ends the process with 143 after SIGTERM, 1 when the training failed, 65 or 69 when the data can't be read.
     """
     rank, seed, train = ranks.rank, options.seed, data.train
-    size = options.batch_size * options.grad_accumulation
-    sharding = Sharding(len(train), size, rank=rank, ranks=ranks.size, seed=seed)
+    step_size = options.step_size(ranks.size)
+    sharding = Sharding(
+        train.blocks, options.batch_size, rank=rank, ranks=ranks.size, seed=seed, step_size=step_size
+    )
     workers, augment = options.data_workers, options.augment
     batches = picture_batches(train, sharding, model.prepare, workers=workers, augment=augment, seed=seed)
     at, ramp = saver.resume()
@@ -46,7 +50,8 @@ def train(options: Options, data: PictureSet, model: PictureModel[Data], ranks: 
     report = TrainingReport(options, ranks.size, len(train), at.step) if rank == 0 else None
     test = PictureTest(data.test, model.test, ranks, report)
     try:
-        Training(options, batches, model, ranks, saver, at, ramp, stop, report, test).run()
+        with exit_on_data_error():
+            Training(options, batches, model, ranks, saver, at, ramp, stop, report, test).run()
     except Stopped as stopped:
         log.info("%s", stopped)
         sys.exit(EXIT_CODE)
@@ -55,9 +60,9 @@ def train(options: Options, data: PictureSet, model: PictureModel[Data], ranks: 
 
 
 class PictureTest(NamedTuple):
-    """The test of all ranks, each on its share of the pictures. `answer` is `PictureModel.test`."""
+    """The test of all ranks, each on its share of the examples. `answer` is `PictureModel.test`."""
 
-    pictures: Pictures
+    examples: Examples
     answer: Callable[[np.ndarray, np.ndarray], tuple[float, float]]
     ranks: Ranks
     report: TrainingReport | None
@@ -65,15 +70,18 @@ class PictureTest(NamedTuple):
     def accuracy(self, at: Position, stop: StopRequest) -> float | None:
         """Return the fraction of right answers over the whole set; None, on every rank, if a rank has to stop.
 
-        The test can be interrupted, because it may take longer than the grace period.
+        Each example counts once, but for those that are skipped. The test can be interrupted, because it may take
+        longer than the grace period.
         """
-        size, examples = self.ranks.size, len(self.pictures)
+        size, examples = self.ranks.size, len(self.examples)
         began = met_at = time.monotonic()
         pace = Pace()
         own = slice_of(examples, rank=self.ranks.rank, ranks=size)
-        right = loss = 0.0
         # Every rank makes the same number of passes, even if its share is smaller by one example.
-        for start in range(0, math.ceil(examples / size), TEST_BATCH):
+        passes = range(0, math.ceil(examples / size), TEST_BATCH)
+        self.examples.expect(own[start : start + TEST_BATCH] for start in passes if start < len(own))
+        right = loss = count = 0.0
+        for start in passes:
             if start and pace.step():
                 now = time.monotonic()
                 so_far = Sums(stop=float(stop.requested), seconds=now - met_at)
@@ -83,11 +91,16 @@ class PictureTest(NamedTuple):
                 pace.met(met.seconds / size)
                 met_at = now
             chosen = own[start : start + TEST_BATCH]
-            if len(chosen):
-                found = self.answer(self.pictures.pixels[chosen], self.pictures.labels[chosen])
-                right, loss = right + found[0], loss + found[1]
-        right, loss = self.ranks.total([right, loss], "test")
+            pictures = self.examples.read(chosen) if len(chosen) else None
+            if pictures and pictures.labels.min() < 0:
+                pictures = pictures.read(np.flatnonzero(pictures.labels >= 0))
+            if pictures:
+                found = self.answer(pictures.pixels, pictures.labels)
+                right, loss, count = right + found[0], loss + found[1], count + len(pictures)
+        right, loss, count = self.ranks.total([right, loss, count], "test")
+        if not count:
+            raise DataCorrupt(f"none of the {examples} examples of the test can be read")
         if self.report:
-            speed = examples / max(time.monotonic() - began, 1e-9)
-            self.report.tested(at, loss / examples, right / examples, speed)
-        return right / examples
+            speed = count / max(time.monotonic() - began, 1e-9)
+            self.report.tested(at, loss / count, right / count, speed)
+        return right / count

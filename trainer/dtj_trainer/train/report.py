@@ -52,7 +52,7 @@ class TrainingReport:
         )
 
     def trained(self, at: Position, total_steps: int, now: Sums, rate: float, *, last: bool) -> None:
-        """Report the work of all ranks since the last call; `last` of an epoch or of the run.
+        """Report the work of all ranks since the last call; `last` of an epoch, of the run, or of --log-steps.
 
         `rate` is the learning rate.
         """
@@ -122,8 +122,8 @@ class TrainingReport:
         )
 
     def _of_what(self) -> dict[str, object]:
-        """Return what is trained; `batchSize`: the examples of a step on each rank."""
-        batch_size = self._options.batch_size * self._options.grad_accumulation
+        """Return what is trained; `batchSize`: the examples of a step on each rank, at most."""
+        batch_size = math.ceil(self._options.step_size(self._ranks) / self._ranks)
         return {"model": self._options.model, "batchSize": batch_size}
 
     def _trained(self, at: Position) -> int:
