@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import threading
 import zlib
 from collections.abc import Callable
@@ -211,6 +213,23 @@ def test_new_expectations_replace_those_that_are_not_met() -> None:
     assert [ahead.take([block]) for block in (6, 7, 0)] == [{6: "block 6"}, {7: "block 7"}, {0: "block 0"}]
     assert loads.begun == [0, 6, 7], "blocks 1 and 2 were still waiting, and block 0 is kept"
     ahead.close()
+
+
+def test_a_process_ends_while_the_store_does_not_answer() -> None:
+    program = """
+import threading
+from dtj_trainer.data.blocks_ahead import BlocksAhead
+
+begun = threading.Event()
+
+def load(block):
+    begun.set()
+    threading.Event().wait()
+
+BlocksAhead(load, [1] * 9, memory=9, threads=2).expect([[block] for block in range(9)])
+begun.wait()
+"""
+    subprocess.run([sys.executable, "-c", program], check=True, timeout=60)
 
 
 def test_a_block_that_failed_is_loaded_again_by_the_next_reader() -> None:

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import threading
 from collections import Counter, OrderedDict, deque
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
+from functools import partial
 from typing import TYPE_CHECKING, Generic, TypeVar
+
+from dtj_trainer.data.daemon_pool import DaemonPool
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -28,7 +31,7 @@ class BlocksAhead(Generic[T]):
         self._load = load
         self._sizes = sizes
         self._memory = memory
-        self._pool = ThreadPoolExecutor(threads, "dtj-blocks")
+        self._pool = DaemonPool(threads, "dtj-blocks")
         self._lock = threading.Lock()
         self._held: OrderedDict[int, Future[T]] = OrderedDict()
         self._bytes = 0
@@ -71,7 +74,7 @@ class BlocksAhead(Generic[T]):
 
     def close(self) -> None:
         """End the threads and release the blocks."""
-        self._pool.shutdown(wait=False, cancel_futures=True)
+        self._pool.close()
         with self._lock:
             self._coming = iter(())
             self._held.clear()
@@ -96,7 +99,7 @@ class BlocksAhead(Generic[T]):
         """Return the block's future; begin to load the block if it is not held."""
         if block not in self._held:
             self._make_room(self._sizes[block])
-            self._held[block] = self._pool.submit(self._load, block)
+            self._held[block] = self._pool.submit(partial(self._load, block))
             self._bytes += self._sizes[block]
             self.most_bytes = max(self.most_bytes, self._bytes)
         self._held.move_to_end(block)

@@ -12,7 +12,8 @@ import os
 import threading
 import time
 from collections import deque
-from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from concurrent.futures import FIRST_COMPLETED, Future, wait
+from functools import partial
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from dtj_trainer.artifacts.backoff import retry_transient
@@ -24,6 +25,7 @@ from dtj_trainer.artifacts.s3 import (
     make_client,
     sentences,
 )
+from dtj_trainer.data.daemon_pool import DaemonPool
 from dtj_trainer.data.errors import DataCorrupt, DataNotFound, DataUnavailable
 from dtj_trainer.data.sources import local_folder, s3_location
 
@@ -152,7 +154,7 @@ class RangedReader:
         self._timeout = timeout
         self._pace = Pace()
         # Half of the threads are for second requests, and for first requests that were given up but still hang.
-        self._pool = ThreadPoolExecutor(2 * connections, "dtj-range") if objects.remote else None
+        self._pool = DaemonPool(2 * connections, "dtj-range") if objects.remote else None
         self._spare = threading.Semaphore(connections)
 
     def read(self, range_: Range) -> bytes:
@@ -186,18 +188,19 @@ class RangedReader:
     def close(self) -> None:
         """End the threads. Requests that run are left to their timeouts."""
         if self._pool:
-            self._pool.shutdown(wait=False, cancel_futures=True)
+            self._pool.close()
 
     def _read_hedged(self, range_: Range) -> bytes:
         if self._pool is None:
             return self._read_once(range_, threading.Event())
         abandoned = threading.Event()
-        asked = [self._pool.submit(self._read_once, range_, abandoned)]
+        once = partial(self._read_once, range_, abandoned)
+        asked = [self._pool.submit(once)]
         try:
             wait(asked, self._pace.slow_after())
             if not asked[0].done() and self._spare.acquire(blocking=False):
                 self.hedged.add(1)
-                asked.append(self._pool.submit(self._read_once, range_, abandoned))
+                asked.append(self._pool.submit(once))
                 asked[1].add_done_callback(lambda _: self._spare.release())
             return _first_answer(asked)
         finally:
