@@ -25,7 +25,7 @@ HISTORIES ?= 1000
 # Simulated days of `make bench-week`.
 DAYS ?= 7
 
-.PHONY: help demo demo-cluster test test-chaos test-unit test-histories test-chart test-trainer fuzz lint crd pod-schema chart bench bench-control bench-training bench-checkpoints bench-soak bench-first-step bench-cluster-toll images sbom docs pictures dashboard-picture cluster cluster-down clean bench-week release
+.PHONY: help demo demo-cluster test test-chaos test-unit test-histories test-chart test-trainer fuzz lint crd pod-schema chart bench bench-control bench-training bench-checkpoints bench-data bench-soak bench-first-step bench-cluster-toll images sbom docs pictures dashboard-picture cluster cluster-down clean bench-week release
 
 help:  ## print these targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -105,6 +105,9 @@ bench-training: $(VENV)  ## dtj's cost to a training, its checkpoints and its ba
 
 bench-checkpoints: $(VENV)  ## memory and bytes of large checkpoints (GIGABYTES=3) whose upload is throttled, killed and refused
 	@$(PY) -m tests.bench.checkpoints --gigabytes $(GIGABYTES)
+
+bench-data: $(VENV)  ## reading of data sets from S3, beside GETs and other libraries, which get an environment of their own
+	@$(PY) -m tests.bench.data
 
 images: $(VENV)  ## build the operator's and the trainer's images; prints their archives
 	@$(PY) docker/build.py --print-archives

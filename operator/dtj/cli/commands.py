@@ -45,6 +45,7 @@ COMMANDS = {
     "convert": Listed(
         "convert", "Convert Kubeflow's jobs and torchx's dist.ddp to DistributedTrainingJobs.", _WITHOUT
     ),
+    "data": Listed("data", "Write data sets as shards with an index, and check data sets.", _WITHOUT),
     "doctor": Listed(
         "doctor", "Check a cluster and, with a job file, whether that job can run there.", _JOBS
     ),

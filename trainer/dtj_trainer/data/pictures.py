@@ -13,7 +13,7 @@ from dtj_trainer.data.errors import DataError, DataNotFound, DataUnavailable
 from dtj_trainer.data.files import FolderFiles
 from dtj_trainer.data.formats.images import Form
 from dtj_trainer.data.sources import local_folder
-from dtj_trainer.data.unpacked import read_once
+from dtj_trainer.data.unpacked import read_again, read_once
 from dtj_trainer.data.whole import read_whole
 
 if TYPE_CHECKING:
@@ -91,19 +91,22 @@ def data_uri(given: str | None) -> str:
 
 
 def load_pictures(uri: str, form: Form = ALL_AS_THEY_ARE, classes: Sequence[str] = ()) -> PictureSet:
-    """Read the data set at `uri`: idx, CIFAR, pictures in folders, or small shards. See docs/data.md.
+    """Read the data set at `uri`: idx, CIFAR, pictures in folders, or shards. See docs/data.md.
 
-    A set in S3 is fetched and unpacked once for all processes of a pod, which share the memory of its pixels.
+    A set with an index is read block by block. Another set in S3 is fetched and unpacked once for all processes of a
+    pod, which share the memory of its pixels.
     `form`: size and channels of the pictures. `classes`: those to take, in the order of their labels; empty for all.
     Raises DataNotFound, DataCorrupt, DataTooLarge or DataUnavailable.
     """
     folder = local_folder(uri)
     try:
-        whole = (
-            read_once(uri, form, classes)
-            if folder is None
-            else read_whole(FolderFiles(folder), form, classes)
-        )
+        whole = read_again(uri, form, classes) if folder is None else None
+        if whole is None and (stored := stored_pictures(uri, form, classes)):
+            return stored
+        if whole is None:
+            whole = (
+                read_whole(FolderFiles(folder), form, classes) if folder else read_once(uri, form, classes)
+            )
     except DataUnavailable:
         raise
     except DataError as error:
@@ -114,6 +117,34 @@ def load_pictures(uri: str, form: Form = ALL_AS_THEY_ARE, classes: Sequence[str]
     except OSError as error:
         raise DataNotFound(f"{uri}: {error}") from error
     return _set(whole)
+
+
+def stored_pictures(uri: str, form: Form, classes: Sequence[str] = ()) -> PictureSet | None:
+    """Open the set with an index at `uri`; None when there is no index. The parameters are those of `load_pictures`.
+
+    Raises DataError.
+    """
+    # Import here: StoredExamples returns Pictures.
+    from dtj_trainer.data.stored_set import open_stored_set
+
+    stored = open_stored_set(uri)
+    if stored is None:
+        return None
+    index = stored.index
+    if classes and tuple(classes) != index.classes:
+        raise DataNotFound(
+            "is a set with an index, which is read with all classes: `dtj data stage` takes --classes"
+        )
+    test = "test" if "test" in index.splits else "validation"
+    return PictureSet(
+        stored.examples("train", form),
+        stored.examples(test, form),
+        len(index.classes),
+        index.classes,
+        stored.examples("validation", form) if "validation" in index.splits and test == "test" else None,
+        index.mean,
+        index.deviation,
+    )
 
 
 def _set(whole: Whole) -> PictureSet:

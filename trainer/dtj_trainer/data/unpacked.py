@@ -40,8 +40,7 @@ def read_once(uri: str, form: Form, classes: Sequence[str]) -> Whole:
     Within an attempt, the first process asks the store; the others read what the first wrote.
     Raises DataUnavailable as well.
     """
-    asked = hashlib.sha256(json.dumps([asdict(form), list(classes)]).encode()).hexdigest()[:8]
-    with _locked(workspace_of(uri), asked) as kept:
+    with _locked(_kept_in(workspace_of(uri), _name(form, classes))) as kept:
         record = _read_record(kept)
         if this_attempt() and record.get("attempt") == this_attempt():
             return _load(kept, record)
@@ -58,6 +57,22 @@ def read_once(uri: str, form: Form, classes: Sequence[str]) -> Whole:
         return _load(kept, record)
 
 
+def read_again(uri: str, form: Form, classes: Sequence[str]) -> Whole | None:
+    """Return what `read_once` has read on this pod in this attempt, without a request; else None."""
+    kept = _kept_in(workspace_of(uri), _name(form, classes))
+    record = _read_record(kept)
+    fresh = this_attempt() and record.get("attempt") == this_attempt()
+    return _load(kept, record) if fresh else None
+
+
+def _name(form: Form, classes: Sequence[str]) -> str:
+    return hashlib.sha256(json.dumps([asdict(form), list(classes)]).encode()).hexdigest()[:8]
+
+
+def _kept_in(folder: Path, name: str) -> Path:
+    return folder / f".unpacked-{name}"
+
+
 def _files(uri: str) -> Files:
     """Return the files at the URI. Those of a fixed layout are in the workspace, others are read from the store."""
     try:
@@ -71,9 +86,8 @@ def _files(uri: str) -> Files:
 
 
 @contextmanager
-def _locked(folder: Path, name: str) -> Iterator[Path]:
+def _locked(kept: Path) -> Iterator[Path]:
     """Hold the lock of what was asked. The kernel releases the lock when the process is killed."""
-    kept = folder / f".unpacked-{name}"
     kept.mkdir(parents=True, exist_ok=True)
     with (kept / ".lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)

@@ -1,0 +1,110 @@
+"""`dtj data`: prepare and check data sets, by programs of the trainer that run as processes."""
+
+from __future__ import annotations
+
+import importlib.util
+import subprocess
+import sys
+from collections.abc import Iterable
+from typing import Annotated
+
+import typer
+
+from dtj.api.errors import DtjError
+
+app = typer.Typer()
+_group = typer.Typer(
+    help="Write data sets as shards with an index, and check data sets.", no_args_is_help=True
+)
+app.add_typer(_group, name="data")
+
+_NEEDED = ("boto3", "numpy", "PIL")
+Processes = Annotated[
+    int | None, typer.Option(min=1, help="Number of processes; by default one a processor.", metavar="N")
+]
+
+
+@_group.command()
+def stage(
+    source: Annotated[
+        str, typer.Argument(help="s3://bucket/prefix, file:///folder or a path: the set.", metavar="SRC")
+    ],
+    target: Annotated[
+        str | None,
+        typer.Argument(
+            help="Where to write; without it, the shards at SRC stay as they are and get an index.",
+            metavar="DST",
+        ),
+    ] = None,
+    shard_megabytes: Annotated[int, typer.Option(min=1, help="Size of a shard, about.")] = 128,
+    seed: Annotated[int, typer.Option(min=0, help="Seed of the order of the examples.")] = 1,
+    processes: Processes = None,
+    size: Annotated[
+        int | None,
+        typer.Option(
+            min=1,
+            help="Resize the shorter side of pictures to so many pixels, and cut out the middle; by default "
+            "pictures stay as they are.",
+        ),
+    ] = None,
+    channels: Annotated[
+        int | None,
+        typer.Option(
+            min=1, max=3, help="1 for grey pictures, 3 for colours; by default 3 for picture files."
+        ),
+    ] = None,
+    classes: Annotated[
+        str,
+        typer.Option(help="Names of the classes to take, separated by commas; by default all classes."),
+    ] = "",
+    skip_corrupt: Annotated[
+        bool, typer.Option("--skip-corrupt", help="Leave out examples that can't be read, and name them.")
+    ] = False,
+) -> None:
+    """Write a data set as shuffled tar shards with an index.
+
+    ```
+    dtj data stage ./fruits-360 s3://datasets/fruits-360
+    dtj data stage s3://datasets/webdataset
+    ```
+
+    A job with the URI of the shards as `spec.data.uri` reads the shards block by block. The same command again
+    continues an interrupted run. Needs `pip install 'dtj[trainer]'`.
+    """
+    options: dict[str, object] = {
+        "shard-megabytes": shard_megabytes,
+        "seed": seed,
+        "processes": processes,
+        "size": size,
+        "channels": channels,
+        "classes": classes or None,
+    }
+    flags = ["--skip-corrupt"] if skip_corrupt else []
+    _run("stage", [source] if target is None else [source, target], options, flags)
+
+
+@_group.command()
+def check(
+    uri: Annotated[
+        str, typer.Argument(help="s3://bucket/prefix, file:///folder or a path: the set.", metavar="URI")
+    ],
+    processes: Processes = None,
+) -> None:
+    """Read a data set to its end, and name each shard and picture that is damaged.
+
+    ```
+    dtj data check s3://datasets/fruits-360
+    ```
+
+    The exit code is 65 when something is damaged. Needs `pip install 'dtj[trainer]'`.
+    """
+    _run("check", [uri], {"processes": processes})
+
+
+def _run(program: str, words: list[str], options: dict[str, object], flags: Iterable[str] = ()) -> None:
+    missing = [name for name in _NEEDED if importlib.util.find_spec(name) is None]
+    if missing:
+        raise DtjError(f"dtj data needs {', '.join(missing)}", "pip install 'dtj[trainer]'")
+    given = [f"--{name}={value}" for name, value in options.items() if value is not None]
+    command = [sys.executable, "-m", f"dtj_trainer.data.{program}", *given, *flags, "--", *words]
+    raise typer.Exit(subprocess.run(command, check=False).returncode)  # noqa: S603

@@ -1,0 +1,184 @@
+"""Examples in the blocks of an indexed set, in S3 or in a folder: read in windows of blocks, decoded in threads."""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from itertools import chain
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from dtj_trainer.artifacts.ranged_download import ByteCount
+from dtj_trainer.data.block_reader import BlockReader
+from dtj_trainer.data.blocks_ahead import BlocksAhead
+from dtj_trainer.data.errors import DataCorrupt
+from dtj_trainer.data.formats.images import Form, pixels_of
+from dtj_trainer.data.order import WINDOW
+from dtj_trainer.data.pictures import Pictures
+from dtj_trainer.data.ranged import CONNECTIONS
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from dtj_trainer.data.cache import BlockCache
+    from dtj_trainer.data.formats.format import Example, Format
+    from dtj_trainer.data.index import SplitIndex
+    from dtj_trainer.data.ranged import RangedReader
+
+log = logging.getLogger(__name__)
+
+MEMORY_BYTES = 256 * 2**20
+"""The most bytes of blocks in memory: about two windows of the order, the one that is read and the next one."""
+
+SKIPPED = -1
+
+
+class StoredExamples:
+    """Implements Examples for one split of an indexed set. Threads may share an object; close it at the end.
+
+    Pictures are decoded to `form`, in which all of them must have the same shape. `memory` limits the bytes of blocks
+    in memory, as stored, and is raised to hold `window` blocks, the examples of which are read in mixed order.
+    `skip_corrupt`: an example that can't be read gets the label SKIPPED, and `skipped` counts it each time.
+    """
+
+    def __init__(
+        self,
+        ranges: RangedReader,
+        split: SplitIndex,
+        format_: Format,
+        form: Form,
+        *,
+        cache: BlockCache | None = None,
+        memory: int = MEMORY_BYTES,
+        window: int = WINDOW,
+        skip_corrupt: bool = False,
+    ) -> None:
+        self.blocks = np.fromiter((block.examples for block in split.blocks), np.int64, len(split.blocks))
+        self.skipped = ByteCount()
+        self._ends = np.cumsum(self.blocks)
+        self._starts = self._ends - self.blocks
+        self._format = format_
+        self._form = form
+        self._skip = skip_corrupt
+        self._reader = BlockReader(ranges, split, cache)
+        sizes = [block.length for block in split.blocks]
+        self._ahead: BlocksAhead[Sequence[Example | DataCorrupt]] = BlocksAhead(
+            self._load, sizes, memory=max(memory, sum(sorted(sizes)[-window:])), threads=CONNECTIONS
+        )
+        self._threads = len(os.sched_getaffinity(0))
+        self._decoders = ThreadPoolExecutor(self._threads, "dtj-decode")
+        self._lock = threading.Lock()
+        self._shape: tuple[int, ...] | None = None
+
+    def __len__(self) -> int:
+        """Return the number of examples."""
+        return int(self._ends[-1])
+
+    @property
+    def shape(self) -> tuple[int, int, int]:
+        """Channels, height and width of each picture: those of the first picture that can be read."""
+        if self._shape is None:
+            for id_ in range(len(self)):
+                if self._decode_some(np.array([id_]), self.stored(np.array([id_])))[0] is not None:
+                    break
+        if self._shape is None:
+            raise DataCorrupt(f"{self._reader.where(0)} and all others: no example of the split can be read")
+        channels, height, width = self._shape
+        return channels, height, width
+
+    @property
+    def most_bytes(self) -> int:
+        """The most bytes of blocks that were in memory at once."""
+        return self._ahead.most_bytes
+
+    def expect(self, ids: Iterator[np.ndarray]) -> None:
+        """See Examples."""
+        self._ahead.expect(np.unique(self._blocks_of(batch)).tolist() for batch in ids)
+
+    def read(self, ids: np.ndarray) -> Pictures:
+        """See Examples."""
+        examples = self.stored(ids)
+        each = max(1, len(examples) // (4 * self._threads))
+        starts = range(0, len(examples), each)
+        decoded = self._decoders.map(
+            lambda start: self._decode_some(ids[start : start + each], examples[start : start + each]), starts
+        )
+        found = list(chain.from_iterable(decoded))
+        skipped = np.zeros(self.shape, np.uint8) if None in found else np.empty(0)
+        pixels = [skipped if one is None else one[0] for one in found]
+        labels = [SKIPPED if one is None else one[1] for one in found]
+        return Pictures(np.stack(pixels), np.array(labels, np.int64))
+
+    def stored(self, ids: np.ndarray) -> list[Example | DataCorrupt]:
+        """Return the examples with these numbers as they are stored, or why their block can't be read."""
+        blocks = self._blocks_of(ids)
+        within = ids - self._starts[blocks]
+        taken = self._ahead.take(np.unique(blocks).tolist())
+        return [taken[block][place] for block, place in zip(blocks.tolist(), within.tolist(), strict=True)]
+
+    def where(self, id_: int) -> str:
+        """Return the place of an example, for messages."""
+        block = int(self._blocks_of(np.array(id_)))
+        return f"{self._reader.where(block)}, example {id_ - int(self._starts[block])} of the block"
+
+    def close(self) -> None:
+        """End the threads."""
+        self._ahead.close()
+        self._decoders.shutdown(wait=False, cancel_futures=True)
+
+    def _blocks_of(self, ids: np.ndarray) -> np.ndarray:
+        return np.searchsorted(self._ends, ids, side="right")
+
+    def _load(self, block: int) -> Sequence[Example | DataCorrupt]:
+        try:
+            content, where = self._reader.read(block), self._reader.where(block)
+            examples = list(self._format.examples(content, where=where))
+            if len(examples) != self.blocks[block]:
+                raise DataCorrupt(
+                    f"{where} has {len(examples)} examples, but the index names {self.blocks[block]}"
+                )
+        except DataCorrupt as error:
+            if not self._skip:
+                raise
+            log.warning("skipped %d examples: %s", self.blocks[block], error)
+            return [error] * int(self.blocks[block])
+        return examples
+
+    def _decode_some(
+        self, ids: np.ndarray, examples: Sequence[Example | DataCorrupt]
+    ) -> list[tuple[np.ndarray, int] | None]:
+        return [self._decode_one(int(id_), example) for id_, example in zip(ids, examples, strict=True)]
+
+    def _decode_one(self, id_: int, example: Example | DataCorrupt) -> tuple[np.ndarray, int] | None:
+        """Return pixels and label; None for an example that is skipped."""
+        if isinstance(example, DataCorrupt):  # Only with `skip_corrupt`, and logged already.
+            self.skipped.add(1)
+            return None
+        where = self.where(id_)
+        try:
+            pixels = pixels_of(example.picture, self._form, where=where)
+            self._check_shape(pixels.shape, where)
+        except DataCorrupt as error:
+            if not self._skip:
+                raise
+            log.warning("skipped an example: %s", error)
+            self.skipped.add(1)
+            return None
+        return pixels, example.label
+
+    def _check_shape(self, shape: tuple[int, ...], where: str) -> None:
+        with self._lock:
+            if self._shape is None:
+                self._shape = shape
+        if shape != self._shape:
+            raise DataCorrupt(
+                f"{where}: channels, height and width are {_by(shape)}, those of other pictures "
+                f"{_by(self._shape)}: pictures of different sizes need an image size"
+            )
+
+
+def _by(shape: Sequence[int]) -> str:
+    return "x".join(map(str, shape))
