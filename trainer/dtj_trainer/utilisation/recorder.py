@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 from dtj_trainer import contract
@@ -21,13 +22,15 @@ ROTATE_SECONDS = 6 * 3600.0
 class Recorder:
     """Appends the samples of one pod to its files. They do not lie among the program's own event files."""
 
-    def __init__(self, root: Path, pod: str, attempt: int) -> None:
-        """root: the workspace. pod: `<role>-<index>`."""
+    def __init__(
+        self, root: Path, pod: str, attempt: int, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        """root: the workspace. pod: `<role>-<index>`. clock: returns monotonic seconds."""
         self._folder = root / contract.UTILISATION
         self._pod = pod
         self._attempt = attempt
         self._events = ScalarWriter(
-            self._folder / contract.TENSORBOARD, rotate_seconds=ROTATE_SECONDS, clock=time.monotonic
+            self._folder / contract.TENSORBOARD, rotate_seconds=ROTATE_SECONDS, clock=clock
         )
         self._told = False
 
