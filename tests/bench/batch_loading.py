@@ -10,7 +10,7 @@ import torch
 
 from dtj_trainer.data.pictures import Pictures, load_pictures
 from dtj_trainer.data.sharding import Sharding
-from dtj_trainer.programs.batches import picture_batches
+from dtj_trainer.train.batches import picture_batches
 
 BATCH_SIZE = 64
 SEED = 1

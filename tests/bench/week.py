@@ -23,8 +23,8 @@ from dtj_trainer.artifacts.growing_upload import AGAIN_AT_ONCE_BYTES
 from dtj_trainer.artifacts.pod_sources import PodFiles, pod_sources
 from dtj_trainer.artifacts.rotation import rotated, rotated_numbers
 from dtj_trainer.launch.output import Lines, LogFile
-from dtj_trainer.programs.metrics import MetricsFile
 from dtj_trainer.tensorboard import ScalarWriter
+from dtj_trainer.train.metrics import MetricsFile
 from dtj_trainer.utilisation.figures import ProgramFigures, Sample, pause
 from dtj_trainer.utilisation.readings import DiskReading, GpuReading
 from dtj_trainer.utilisation.recorder import Recorder

@@ -22,9 +22,9 @@ STATISTICS = """
 import horovod.{horovod} as hvd, numpy as np
 from dtj_trainer.data.pictures import Pictures, PictureSet
 from dtj_trainer.data.sharding import Share
-from dtj_trainer.programs.{framework}_model import {name}Model as Model, statistics
-from dtj_trainer.programs.horovod_ranks import {name}Ranks as Ranks
-from dtj_trainer.programs.options import parse
+from dtj_trainer.{framework}.model import {name}Model as Model, statistics
+from dtj_trainer.{framework}.horovod_ranks import {name}Ranks as Ranks
+from dtj_trainer.train.options import parse
 hvd.init()
 chance = np.random.default_rng(1)
 pictures = Pictures(chance.integers(0, 256, (4, 1, 12, 12)).astype("u1"), np.arange(4))

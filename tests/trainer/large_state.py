@@ -15,8 +15,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from dtj_trainer.programs import file_saver
-from dtj_trainer.programs.file_saver import FileSaver
+from dtj_trainer.train import file_saver
+from dtj_trainer.train.file_saver import FileSaver
 
 UNITS = 256
 
@@ -79,9 +79,9 @@ def main(framework: str, megabytes: int, options: list[str]) -> None:
     # The model is not written, only what has to be in memory for a checkpoint.
     FileSaver.export = lambda *_: {}  # type: ignore[method-assign]
     if framework == "torch":
-        from dtj_trainer.models import PictureClassifier
         from dtj_trainer.programs import horovod_image_classification as program
-        from dtj_trainer.programs import torch_model
+        from dtj_trainer.torch import model as torch_model
+        from dtj_trainer.torch.models import PictureClassifier
 
         def build(_name: str, shape: tuple[int, int, int], classes: int, *_: object) -> PictureClassifier:
             features = shape[0] * shape[1] * shape[2]
@@ -91,7 +91,7 @@ def main(framework: str, megabytes: int, options: list[str]) -> None:
     else:
         import keras
 
-        from dtj_trainer.models import keras_pictures
+        from dtj_trainer.keras import models
         from dtj_trainer.programs import horovod_tf_image_classification as program  # type: ignore[no-redef]
 
         def network(_name: str, shape: tuple[int, int, int], classes: int, _seed: int) -> keras.Model:
@@ -99,7 +99,7 @@ def main(framework: str, megabytes: int, options: list[str]) -> None:
             units = [layers.Dense(UNITS), layers.Dense(_UNITS_TO), layers.Dense(classes)]
             return keras.Sequential([keras.Input(shape), layers.Flatten(), *units])
 
-        keras_pictures.build = network
+        models.build = network
     program.main(options)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from dtj_trainer.models import MODELS, build
+from dtj_trainer.torch.models import MODELS, build
 
 pytestmark = pytest.mark.torch
 

@@ -9,8 +9,9 @@ from pathlib import Path
 import pytest
 from tests.trainer.thread_ranks import Numbers, Stop, train
 
-from dtj_trainer.programs import meeting, picture_training
-from dtj_trainer.programs.schedule import Ramp, Schedule
+from dtj_trainer.train import meeting
+from dtj_trainer.train import pictures as picture_training
+from dtj_trainer.train.schedule import Ramp, Schedule
 
 LONG = ("--epochs=3", "--checkpoint-steps=4")
 """Six steps an epoch."""

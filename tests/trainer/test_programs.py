@@ -25,13 +25,14 @@ from tests.patience import PATIENCE
 from dtj_trainer import contract
 from dtj_trainer.data.pictures import Pictures
 from dtj_trainer.data.sharding import Sharding, Share
-from dtj_trainer.models import MODELS, build
-from dtj_trainer.programs import saved_model, stop, threads
-from dtj_trainer.programs.batches import Batch, Batches, picture_batches
-from dtj_trainer.programs.metrics import MetricsFile
-from dtj_trainer.programs.options import parse
-from dtj_trainer.programs.schedule import Ramp, Schedule, ramp_of, rate_scale
-from dtj_trainer.programs.stop import EXIT_CODE, StopRequest
+from dtj_trainer.torch import saved_model
+from dtj_trainer.torch.models import MODELS, build
+from dtj_trainer.train import stop, threads
+from dtj_trainer.train.batches import Batch, Batches, picture_batches
+from dtj_trainer.train.metrics import MetricsFile
+from dtj_trainer.train.options import parse
+from dtj_trainer.train.schedule import Ramp, Schedule, ramp_of, rate_scale
+from dtj_trainer.train.stop import EXIT_CODE, StopRequest
 
 pytestmark = pytest.mark.torch
 
@@ -100,7 +101,7 @@ def batches(workers: int, *, augment: bool, position: int = 0) -> list[Batch[Arr
 def test_batches_are_the_same_with_threads_and_after_a_resume(
     augment: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("dtj_trainer.programs.batches.IN_LINE_BYTES", 0)
+    monkeypatch.setattr("dtj_trainer.train.batches.IN_LINE_BYTES", 0)
     alone = batches(0, augment=augment)
     threaded = batches(3, augment=augment)
     resumed = batches(1, augment=augment, position=alone[4].share.position)
@@ -111,7 +112,7 @@ def test_batches_are_the_same_with_threads_and_after_a_resume(
 
 def test_only_what_is_waited_for_counts_as_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
     now = [0.0]
-    monkeypatch.setattr("dtj_trainer.programs.batches.time.monotonic", lambda: now[0])
+    monkeypatch.setattr("dtj_trainer.train.batches.time.monotonic", lambda: now[0])
 
     def slowly(_epoch: int, share: Share) -> Batch[Share]:
         now[0] += 0.25
@@ -170,7 +171,7 @@ def test_a_program_that_can_not_end_after_sigterm_is_ended() -> None:
     assert stop.STOP_SECONDS < contract.STOP_SECONDS
     code = """
 import os, signal, time
-from dtj_trainer.programs import stop
+from dtj_trainer.train import stop
 stop.STOP_SECONDS = stop._LOOK_SECONDS = 0.1
 stop.end_when_stopped(stop.StopRequest(), "nothing was saved")
 os.kill(os.getpid(), signal.SIGTERM)

@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 from tests.trainer.conftest import NOT_IN_THE_IMAGES, REPOSITORY
 
-from dtj_trainer.programs import accelerator
+from dtj_trainer.train import accelerator
 
 TORCH = "dtj_trainer.programs.horovod_image_classification"
 KERAS = "dtj_trainer.programs.horovod_tf_image_classification"

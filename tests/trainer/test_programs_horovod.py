@@ -40,11 +40,11 @@ from pathlib import Path
 import horovod.torch as hvd, numpy as np, torch
 from dtj_trainer.data.pictures import Pictures, PictureSet
 from dtj_trainer.data.sharding import Share
-from dtj_trainer.models import PictureClassifier
-from dtj_trainer.programs import torch_model
-from dtj_trainer.programs.options import parse
-from dtj_trainer.programs.horovod_ranks import TorchRanks
-from dtj_trainer.programs.torch_model import TorchSaver
+from dtj_trainer.torch.models import PictureClassifier
+from dtj_trainer.torch import model as torch_model
+from dtj_trainer.train.options import parse
+from dtj_trainer.torch.horovod_ranks import TorchRanks
+from dtj_trainer.torch.model import TorchSaver
 hvd.init()
 masks = []
 
@@ -113,7 +113,7 @@ def test_two_ranks_are_one_process_on_the_whole_batch(small: Path, tmp_path: Pat
 
 def test_no_import_is_left_to_the_first_optimizer() -> None:
     code = """
-import sys, torch, dtj_trainer.programs.torch_model
+import sys, torch, dtj_trainer.torch.model
 before = set(sys.modules)
 torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=1.0).zero_grad()
 print(*sorted(name for name in set(sys.modules) - before if name.startswith("torch._dynamo")))

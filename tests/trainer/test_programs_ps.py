@@ -180,11 +180,11 @@ def alone(data: Path, *, batch: int, steps: set[int], seed: int, lr: float) -> d
     import keras
     import tensorflow as tf
 
-    from dtj_trainer.models import keras_pictures
+    from dtj_trainer.keras import models
 
     train = load_pictures(str(data)).train
     pixels = train.pixels.transpose(0, 2, 3, 1).astype(np.float32)
-    model = keras_pictures.build("cnn", (28, 28, 1), 10, seed)
+    model = models.build("cnn", (28, 28, 1), 10, seed)
     optimizer = keras.optimizers.SGD(lr, momentum=0.9)
     loss_of = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
 

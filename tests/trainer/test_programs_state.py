@@ -19,11 +19,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dtj_trainer.artifacts import checkpoints
-from dtj_trainer.programs import file_saver, state_file
-from dtj_trainer.programs.file_saver import FileSaver
-from dtj_trainer.programs.options import parse
-from dtj_trainer.programs.pieces import PIECE_BYTES, groups, pieces
-from dtj_trainer.programs.protocols import Position, Ranks
+from dtj_trainer.train import file_saver, state_file
+from dtj_trainer.train.file_saver import FileSaver
+from dtj_trainer.train.options import parse
+from dtj_trainer.train.pieces import PIECE_BYTES, groups, pieces
+from dtj_trainer.train.protocols import Position, Ranks
 
 pytestmark = pytest.mark.torch
 

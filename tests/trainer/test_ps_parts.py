@@ -34,8 +34,8 @@ from dtj_trainer.data.sharding import Sharding
 
 tf = pytest.importorskip("tensorflow", reason="needs the tensorflow extra")
 
-from dtj_trainer.models import keras_pictures  # noqa: E402
-from dtj_trainer.programs.parameter_server import (  # noqa: E402
+from dtj_trainer.keras import models  # noqa: E402
+from dtj_trainer.ps import (  # noqa: E402
     bottleneck,
     chief,
     cluster,
@@ -48,7 +48,7 @@ from dtj_trainer.programs.parameter_server import (  # noqa: E402
     state,
     updates,
 )
-from dtj_trainer.programs.parameter_server.options import parse  # noqa: E402
+from dtj_trainer.ps.options import parse  # noqa: E402
 
 StepTimes = bottleneck.StepTimes
 
@@ -126,7 +126,7 @@ def test_what_servers_hold_moves_to_another_number_of_them(monkeypatch: pytest.M
     monkeypatch.setattr(shards, "ps_device", lambda _: "/device:CPU:0")
     monkeypatch.setattr(parameters, "ps_device", lambda _: "/device:CPU:0")
     options = parse(["--model=resnet20"], "program", "what it is")
-    first, second, third = (keras_pictures.build("resnet20", (8, 8, 1), 3, seed) for seed in (1, 2, 3))
+    first, second, third = (models.build("resnet20", (8, 8, 1), 3, seed) for seed in (1, 2, 3))
     held = parameters.Parameters(first, options, 2).vectors() | {"step": np.array(7)}
     other = parameters.Parameters(second, options, 3)
     other.restore(held)
@@ -138,16 +138,16 @@ def test_what_servers_hold_moves_to_another_number_of_them(monkeypatch: pytest.M
         other.restore(held | {"trainable": np.zeros(3)})
 
 
-@pytest.mark.parametrize("name", keras_pictures.MODELS)
+@pytest.mark.parametrize("name", models.MODELS)
 def test_models(name: str) -> None:
-    first, second = (keras_pictures.build(name, (9, 11, 3), 5, 4) for _ in range(2))
+    first, second = (models.build(name, (9, 11, 3), 5, 4) for _ in range(2))
     for left, right in zip(first.variables, second.variables, strict=True):
         np.testing.assert_array_equal(np.asarray(left), np.asarray(right))
     assert first(np.zeros((2, 9, 11, 3), np.float32)).shape == (2, 5)
     with pytest.raises(ValueError, match="at least 8x8, these are 4x28"):
-        keras_pictures.build(name, (4, 28, 1), 10, 0)
+        models.build(name, (4, 28, 1), 10, 0)
     with pytest.raises(ValueError, match="no model 'vgg': there are cnn, resnet20"):
-        keras_pictures.build("vgg", (28, 28, 1), 10, 0)
+        models.build("vgg", (28, 28, 1), 10, 0)
 
 
 # --- checkpoints --------------------------------------------------------------------------------

@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 
 from dtj_trainer.data.sharding import Sharding, Share
-from dtj_trainer.programs import training
-from dtj_trainer.programs.batches import Batch, Batches
-from dtj_trainer.programs.options import parse
-from dtj_trainer.programs.protocols import Model, Position, Ranks
-from dtj_trainer.programs.training import LossNotFinite, Stopped, Training
+from dtj_trainer.train import loop as training
+from dtj_trainer.train.batches import Batch, Batches
+from dtj_trainer.train.loop import LossNotFinite, Stopped, Training
+from dtj_trainer.train.options import parse
+from dtj_trainer.train.protocols import Model, Position, Ranks
 
 
 class Late(Model[Share]):

@@ -17,11 +17,12 @@ from tests.patience import PATIENCE
 from dtj_trainer import progress
 from dtj_trainer.data.pictures import Pictures, PictureSet
 from dtj_trainer.data.sharding import Share
-from dtj_trainer.programs import picture_training, training
-from dtj_trainer.programs.file_saver import FileSaver
-from dtj_trainer.programs.options import Options, parse
-from dtj_trainer.programs.protocols import PictureModel, Ranks
-from dtj_trainer.programs.stop import EXIT_CODE
+from dtj_trainer.train import loop as training
+from dtj_trainer.train import pictures as picture_training
+from dtj_trainer.train.file_saver import FileSaver
+from dtj_trainer.train.options import Options, parse
+from dtj_trainer.train.protocols import PictureModel, Ranks
+from dtj_trainer.train.stop import EXIT_CODE
 
 EXAMPLES = 96
 

@@ -19,13 +19,13 @@ from torch import nn
 
 from dtj_trainer.data.pictures import Pictures, PictureSet
 from dtj_trainer.data.sharding import Sharding
-from dtj_trainer.models import PictureClassifier, build
-from dtj_trainer.models.resnet import _BatchNorm
-from dtj_trainer.programs import torch_model
-from dtj_trainer.programs.c10d_ranks import joined_ranks
-from dtj_trainer.programs.horovod_ranks import TorchRanks
-from dtj_trainer.programs.options import parse
-from dtj_trainer.programs.tensor_ranks import TensorRanks
+from dtj_trainer.torch import model as torch_model
+from dtj_trainer.torch.c10d_ranks import joined_ranks
+from dtj_trainer.torch.horovod_ranks import TorchRanks
+from dtj_trainer.torch.models import PictureClassifier, build
+from dtj_trainer.torch.models.resnet import _BatchNorm
+from dtj_trainer.torch.ranks import TensorRanks
+from dtj_trainer.train.options import parse
 
 CPU = torch.device("cpu")
 CHANCE = np.random.default_rng(1)

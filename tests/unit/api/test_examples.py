@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 import yaml
 
-from dtj_trainer.programs import options
-from dtj_trainer.programs.parameter_server import options as parameter_server
+from dtj_trainer.ps import options as parameter_server
+from dtj_trainer.train import options
 
 MANIFESTS = Path(__file__).parents[3] / "manifests"
 EXAMPLES = sorted((MANIFESTS / "examples").glob("*.yaml"))

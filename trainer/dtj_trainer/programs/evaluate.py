@@ -14,7 +14,7 @@ import torch
 
 from dtj_trainer.data.errors import exit_on_data_error
 from dtj_trainer.data.pictures import data_uri, load_pictures
-from dtj_trainer.programs import saved_model
+from dtj_trainer.torch import saved_model
 
 if TYPE_CHECKING:
     from dtj_trainer.data.pictures import Pictures

@@ -16,14 +16,14 @@ import torch
 
 from dtj_trainer.data.errors import exit_on_data_error
 from dtj_trainer.data.pictures import data_uri, load_pictures
-from dtj_trainer.models import MODELS
-from dtj_trainer.programs.accelerator import need_nccl_of_horovod
-from dtj_trainer.programs.horovod_ranks import TorchRanks
-from dtj_trainer.programs.options import parse
-from dtj_trainer.programs.picture_training import train
-from dtj_trainer.programs.threads import threads_per_rank
-from dtj_trainer.programs.torch_gpus import device_of
-from dtj_trainer.programs.torch_model import TorchModel, TorchSaver
+from dtj_trainer.torch.gpus import device_of
+from dtj_trainer.torch.horovod_ranks import TorchRanks
+from dtj_trainer.torch.model import TorchModel, TorchSaver
+from dtj_trainer.torch.models import MODELS
+from dtj_trainer.train.accelerator import need_nccl_of_horovod
+from dtj_trainer.train.options import parse
+from dtj_trainer.train.pictures import train
+from dtj_trainer.train.threads import threads_per_rank
 
 log = logging.getLogger("dtj_trainer.programs.horovod_image_classification")
 

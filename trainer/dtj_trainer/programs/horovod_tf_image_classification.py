@@ -21,14 +21,14 @@ import tensorflow as tf
 
 from dtj_trainer.data.errors import exit_on_data_error
 from dtj_trainer.data.pictures import data_uri, load_pictures
-from dtj_trainer.models.keras_pictures import MODELS
-from dtj_trainer.programs import accelerator
-from dtj_trainer.programs.horovod_ranks import KerasRanks
-from dtj_trainer.programs.keras_model import KerasModel, KerasSaver
-from dtj_trainer.programs.options import parse
-from dtj_trainer.programs.picture_training import train
-from dtj_trainer.programs.tensorflow_gpus import without_gpus
-from dtj_trainer.programs.threads import threads_per_rank
+from dtj_trainer.keras.gpus import without_gpus
+from dtj_trainer.keras.horovod_ranks import KerasRanks
+from dtj_trainer.keras.model import KerasModel, KerasSaver
+from dtj_trainer.keras.models import MODELS
+from dtj_trainer.train import accelerator
+from dtj_trainer.train.options import parse
+from dtj_trainer.train.pictures import train
+from dtj_trainer.train.threads import threads_per_rank
 
 log = logging.getLogger("dtj_trainer.programs.horovod_tf_image_classification")
 

@@ -19,8 +19,8 @@ from dtj_trainer import contract, progress
 from dtj_trainer.contract.failure_class import FailureClass
 from dtj_trainer.data.errors import exit_on_data_error
 from dtj_trainer.data.pictures import data_uri, load_pictures
-from dtj_trainer.programs import tensorflow_gpus
-from dtj_trainer.programs.parameter_server import (
+from dtj_trainer.keras import gpus
+from dtj_trainer.ps import (
     chief,
     connections,
     evaluator,
@@ -28,11 +28,11 @@ from dtj_trainer.programs.parameter_server import (
     server,
     worker_pictures,
 )
-from dtj_trainer.programs.parameter_server import cluster as clusters
-from dtj_trainer.programs.parameter_server.options import Options, parse
-from dtj_trainer.programs.parameter_server.state import NotOurCheckpoint
-from dtj_trainer.programs.stop import EXIT_CODE, StopRequest, end_when_stopped
-from dtj_trainer.programs.training import LossNotFinite, Stopped
+from dtj_trainer.ps import cluster as clusters
+from dtj_trainer.ps.options import Options, parse
+from dtj_trainer.ps.state import NotOurCheckpoint
+from dtj_trainer.train.loop import LossNotFinite, Stopped
+from dtj_trainer.train.stop import EXIT_CODE, StopRequest, end_when_stopped
 
 log = logging.getLogger("dtj_trainer.programs.ps_image_classification")
 
@@ -54,7 +54,7 @@ def main(arguments: list[str] | None = None) -> None:
         print(f"BadCluster: {error}", file=sys.stderr, flush=True)
         sys.exit(contract.EXIT_CONFIG)
     log.info("this is %s of %d workers and %d parameter servers", cluster.task, cluster.workers, cluster.ps)
-    tensorflow_gpus.need_what_was_asked_for()
+    gpus.need_what_was_asked_for()
     if cluster.task.type != "evaluator":
         connections.give_up_when_silent(cluster)
     if cluster.task.type == "chief":

@@ -1,0 +1,1 @@
+"""Keras on TensorFlow: models, GPUs, and the final model."""

@@ -1,0 +1,226 @@
+"""A picture classifier in Keras 3 on TensorFlow, whose ranks average their gradients by Horovod.
+
+Keras 3 does not call the methods that Horovod's DistributedOptimizer overrides, so that `fit` would train each rank
+alone. This module uses DistributedGradientTape over TensorFlow's variables in a training step of its own.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import json
+import zipfile
+from typing import TYPE_CHECKING, Any
+
+import horovod.tensorflow as hvd
+import keras
+import numpy as np
+import tensorflow as tf
+
+from dtj_trainer.keras import models, saved_model
+from dtj_trainer.keras.horovod_ranks import KerasRanks, rows_of
+from dtj_trainer.train.file_saver import FileSaver
+from dtj_trainer.train.protocols import PictureModel
+from dtj_trainer.train.state_file import Array, read_array, write_arrays
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping
+    from pathlib import Path
+
+    from dtj_trainer.data.pictures import PictureSet
+    from dtj_trainer.data.sharding import Share
+    from dtj_trainer.train.options import Options
+
+
+_RUN = "run.json"
+"""The entry of a checkpoint that is not a variable."""
+
+
+class KerasModel(PictureModel[tuple[np.ndarray, np.ndarray]]):
+    """See PictureModel. `shape` is height, width and channels of a picture."""
+
+    def __init__(self, options: Options, data: PictureSet, ranks: KerasRanks) -> None:
+        self._ranks = ranks
+        channels, height, width = data.shape
+        self.shape = (height, width, channels)
+        self.network = models.build(options.model, self.shape, data.classes, options.seed)
+        self.optimizer = _optimizer(options)
+        self.optimizer.build(self.network.trainable_variables)
+        self._sums = tf.Variable(tf.zeros(3, tf.float64), trainable=False)  # loss, right, examples
+        self._step = _step(self.network, self.optimizer, self._sums, self.shape, options.weight_decay)
+        self._test = _test(self.network, self.shape)
+
+    def prepare(self, pixels: np.ndarray, labels: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """See PictureModel."""
+        return np.ascontiguousarray(pixels.transpose(0, 2, 3, 1)), labels
+
+    def train(self, data: tuple[np.ndarray, np.ndarray], share: Share, rate: float, step: int) -> None:
+        """See Model."""
+        del step  # These networks have no layer with random numbers, such as dropout.
+        self.optimizer.learning_rate = rate
+        # A share of weight 0 must not change the statistics either.
+        kept = [] if share.count else [(each, each.numpy()) for each in statistics(self.network)]
+        # Averaged over the ranks, this is the mean over all examples of the step, also when ranks have different
+        # counts.
+        self._step(*data, np.int32(share.count), np.float32(self._ranks.size / share.total))
+        for each, before in kept:
+            each.assign(before)
+
+    def take_sums(self) -> list[float]:
+        """See Model."""
+        sums: list[float] = self._sums.numpy().tolist()
+        self._sums.assign(tf.zeros(3, tf.float64))
+        return sums
+
+    def test(self, pixels: np.ndarray, labels: np.ndarray) -> tuple[float, float]:
+        """See PictureModel."""
+        right, loss = self._test(*self.prepare(pixels, labels))
+        return float(right), float(loss)
+
+    def average_statistics(self) -> None:
+        """See Model. Uses a single exchange."""
+        variables = statistics(self.network)
+        if not variables:
+            return
+        joined = tf.concat([tf.reshape(variable.value, [-1]) for variable in variables], 0)
+        average = self._ranks.average(joined, "statistics")
+        sizes = [variable.value.shape.num_elements() for variable in variables]
+        for variable, values in zip(variables, tf.split(average, sizes), strict=True):
+            variable.assign(tf.reshape(values, variable.shape))
+
+
+class KerasSaver(FileSaver):
+    """See FileSaver."""
+
+    file = "state.npz"
+    _ranks: KerasRanks
+
+    def __init__(self, options: Options, data: PictureSet, model: KerasModel, ranks: KerasRanks) -> None:
+        super().__init__(options, len(data.train), ranks)
+        self._network, self._shape, self._classes = model.network, model.shape, data.classes
+        self._variables = {
+            **{f"model/{each.path}": each for each in model.network.variables},
+            **{f"optimizer/{each.path}": each for each in model.optimizer.variables},
+        }
+
+    def write_state(self, path: Path, run: dict[str, Any]) -> None:
+        """See FileSaver."""
+        about = np.array(json.dumps(run))
+        arrays = ((name, _array(variable)) for name, variable in self._variables.items())
+        write_arrays(path, itertools.chain([(_RUN, Array((), about.dtype, [about]))], arrays))
+
+    def read_run(self, path: Path) -> dict[str, Any]:
+        """See FileSaver."""
+        with np.load(path, allow_pickle=False) as arrays:
+            run: dict[str, Any] = json.loads(str(arrays[_RUN]))
+        return run
+
+    def load_state(self, path: Path) -> None:
+        """See FileSaver."""
+        with zipfile.ZipFile(path) as archive:
+            if {*archive.namelist()} != {f"{name}.npy" for name in (_RUN, *self._variables)}:
+                raise SystemExit(
+                    f"the checkpoint {path.parent} was written with another --optimizer: give the same, "
+                    "or start anew (artifacts.resume: Never)"
+                )
+            for name, variable in self._variables.items():
+                for piece, values in read_array(archive, name):
+                    if piece is None or len(values) == variable.shape[0]:
+                        variable.assign(values)
+                    else:
+                        variable.value[piece].assign(values)
+
+    def share_state(self) -> None:
+        """See FileSaver."""
+        self._ranks.overwrite(self._variables)
+
+    def digest(self) -> str:
+        """See FileSaver."""
+        digest = hashlib.sha256()
+        for variable in sorted(self._network.variables, key=lambda variable: str(variable.path)):
+            digest.update(variable.path.encode())
+            for part in _parts(variable):
+                digest.update(part.tobytes())
+        return digest.hexdigest()
+
+    def write_model(self, folder: Path, facts: Mapping[str, object]) -> None:
+        """See FileSaver."""
+        name, shape, classes = self._options.model, self._shape, self._classes
+        saved_model.write(folder, self._network, name=name, shape=shape, classes=classes, facts=facts)
+
+
+def statistics(model: keras.Model) -> list[keras.Variable]:
+    """Return the variables that each rank gathers from its own batches: BatchNorm's mean and variance."""
+    return [variable for variable in model.non_trainable_variables if variable.dtype.startswith("float")]
+
+
+def _step(
+    model: keras.Model,
+    optimizer: keras.optimizers.Optimizer,
+    sums: tf.Variable,
+    shape: tuple[int, int, int],
+    weight_decay: float,
+) -> Callable[..., None]:
+    """Compile a training step as one graph. Its signature lets a smaller last batch use the same graph."""
+    variables = [variable.value for variable in model.trainable_variables]
+
+    def step(pixels: tf.Tensor, labels: tf.Tensor, count: tf.Tensor, scale: tf.Tensor) -> None:
+        with tf.GradientTape() as tape:
+            logits = model(tf.cast(pixels, tf.float32), training=True)[:count]
+            wanted = labels[:count]
+            losses = tf.nn.sparse_softmax_cross_entropy_with_logits(wanted, logits)
+            loss = tf.reduce_sum(losses)
+            scaled = loss * scale
+        gradients = hvd.DistributedGradientTape(tape, op=hvd.Average).gradient(scaled, variables)
+        # An L2 penalty, unlike the optimizers' own `weight_decay`.
+        penalised = [
+            gradient + weight_decay * variable
+            for gradient, variable in zip(gradients, variables, strict=True)
+        ]
+        optimizer.apply(penalised, model.trainable_variables)
+        right = tf.reduce_sum(tf.cast(tf.equal(tf.argmax(logits, 1), wanted), tf.float64))
+        sums.assign_add(tf.stack([tf.cast(loss, tf.float64), right, tf.cast(count, tf.float64)]))
+
+    compiled: Callable[..., None] = tf.function(
+        step,
+        input_signature=[
+            tf.TensorSpec([None, *shape], tf.uint8),
+            tf.TensorSpec([None], tf.int64),
+            tf.TensorSpec([], tf.int32),
+            tf.TensorSpec([], tf.float32),
+        ],
+    )
+    return compiled
+
+
+def _test(model: keras.Model, shape: tuple[int, int, int]) -> Callable[..., tuple[Any, Any]]:
+    """Compile a test as one graph; it returns right answers and the sum of the losses."""
+
+    def test(pixels: tf.Tensor, labels: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+        logits = model(tf.cast(pixels, tf.float32), training=False)
+        losses = tf.nn.sparse_softmax_cross_entropy_with_logits(labels, logits)
+        return tf.reduce_sum(tf.cast(tf.equal(tf.argmax(logits, 1), labels), tf.int32)), tf.reduce_sum(losses)
+
+    compiled: Callable[..., tuple[Any, Any]] = tf.function(
+        test, input_signature=[tf.TensorSpec([None, *shape], tf.uint8), tf.TensorSpec([None], tf.int64)]
+    )
+    return compiled
+
+
+def _optimizer(options: Options) -> keras.optimizers.Optimizer:
+    if options.optimizer == "adam":
+        return keras.optimizers.Adam(options.lr, epsilon=1e-8)
+    return keras.optimizers.SGD(options.lr, momentum=options.momentum)
+
+
+def _array(variable: keras.Variable) -> Array:
+    """Return a variable as a checkpoint stores it. Its values are read only when they are written."""
+    held = variable.value
+    return Array(tuple(held.shape), np.dtype(held.dtype.as_numpy_dtype), _parts(variable))
+
+
+def _parts(variable: keras.Variable) -> Iterator[np.ndarray]:
+    """Yield the values of a variable in pieces."""
+    held = variable.value
+    for piece in rows_of(held) if held.shape.rank else [...]:
+        yield held[piece].numpy()

@@ -1,0 +1,236 @@
+"""The chief: distributes the work, collects the results, and is the only one that writes files."""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, NoReturn
+
+import numpy as np
+import tensorflow as tf
+
+from dtj_trainer import contract
+from dtj_trainer.artifacts import checkpoints
+from dtj_trainer.data.sharding import Sharding
+from dtj_trainer.keras import models, saved_model
+from dtj_trainer.ps import state, worker_pictures
+from dtj_trainer.ps.cluster import silent
+from dtj_trainer.ps.parameters import Parameters, set_weights
+from dtj_trainer.ps.report import Report
+from dtj_trainer.ps.state import State
+from dtj_trainer.ps.updates import Asynchronous, Synchronous, WorkerStep
+from dtj_trainer.train.batches import Batch, Batches
+from dtj_trainer.train.loop import LossNotFinite, Training, check_loss
+from dtj_trainer.train.protocols import Model, Position, Ranks
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    import keras
+
+    from dtj_trainer.data.sharding import Share
+    from dtj_trainer.ps.cluster import Cluster
+    from dtj_trainer.ps.options import Options
+    from dtj_trainer.ps.updates import StepResult, Updates
+    from dtj_trainer.train.schedule import Ramp
+    from dtj_trainer.train.stop import StopRequest
+
+log = logging.getLogger(__name__)
+
+STALL_SECONDS = 120.0
+"""The longest time without the end of a step, after the first step: more than most steps take, even with a
+compilation."""
+STALL_STEPS = 10
+"""If longer, a step may take this many times the longest step so far."""
+FIRST_STALL_SECONDS = 600.0
+"""The longest time to create the variables, and to the end of the first step, whose duration is unknown."""
+
+
+class Pulse:
+    """When the training last made progress, by time.monotonic, and how many seconds the next progress may take.
+
+    `at` is None when no more progress is expected.
+    """
+
+    def __init__(self) -> None:
+        self.at: float | None = time.monotonic()
+        self.limit = FIRST_STALL_SECONDS
+        self._longest = 0.0
+
+    def beat(self) -> None:
+        """Record progress."""
+        self.at = time.monotonic()
+
+    def step_ended(self, seconds: float) -> None:
+        """Record the end of a step that took a worker `seconds`."""
+        self.beat()  # First, because the limit may become smaller.
+        self._longest = max(self._longest, seconds)
+        self.limit = max(STALL_SECONDS, STALL_STEPS * self._longest)
+
+    def stop(self) -> None:
+        """Expect no more progress."""
+        self.at = None
+
+
+def train(options: Options, cluster: Cluster, stop: StopRequest, pulse: Pulse) -> None:
+    """Train on servers that answer. Raises what `Training.run` raises, NotOurCheckpoint or an error of TensorFlow."""
+    # Many errors of a lost worker name a server that waited for that worker. The coordinator ignores this many
+    # errors in all before it considers the server lost. Errors of a server that is lost arrive within a second.
+    os.environ.setdefault("TF_COORDINATOR_IGNORE_TRANSIENT_PS_FAILURES", "20")
+    resolver = tf.distribute.cluster_resolver.TFConfigClusterResolver()
+    strategy = tf.distribute.ParameterServerStrategy(resolver)
+    coordinator = tf.distribute.coordinator.ClusterCoordinator(strategy)
+    facts = worker_pictures.facts(coordinator)
+    network = models.build(options.model, facts.shape, facts.classes, options.seed)
+    here = State(
+        options.model, facts.shape, facts.classes, options.optimizer, training_examples=facts.examples
+    )
+    parameters = Parameters(network, options, cluster.ps)
+    saver = ChiefSaver(options, here, network, parameters, pulse)
+    at, ramp = saver.resume()
+    report = Report(options, cluster, saver.state)
+    iterator = iter(coordinator.create_per_worker_dataset(worker_pictures.dataset))
+    step = WorkerStep(network, parameters, facts.shape)
+    kind = Synchronous if options.updates == "Synchronous" else Asynchronous
+    updates: Updates = kind(coordinator, iterator, step, parameters, workers=cluster.workers)
+    sharding = Sharding(
+        facts.examples, options.batch_size * updates.shards, rank=0, ranks=1, seed=options.seed
+    )
+    batches = Batches(sharding, lambda _epoch, share: Batch(share.indices, share))
+    model = ChiefModel(updates, parameters, saver.state, report, pulse)
+    pulse.beat()
+    ranks = Ranks()  # The chief trains alone: the workers are part of its model.
+    Training(options, batches, model, ranks, saver, at, ramp, stop, report, meeting_seconds=0.0).run()
+
+
+class ChiefModel(Model[np.ndarray]):
+    """See Model. A batch is the indices of examples, which the workers read. A step may end after `train` returns."""
+
+    def __init__(
+        self, updates: Updates, parameters: Parameters, here: State, report: Report, pulse: Pulse
+    ) -> None:
+        self._updates, self._parameters = updates, parameters
+        self._state, self._report, self._pulse = here, report, pulse
+        self._sums = [0.0, 0.0, 0.0]
+        self._counted_at: float | None = None
+
+    def train(self, data: np.ndarray, share: Share, rate: float, step: int) -> None:
+        """See Model."""
+        del rate, step  # The optimizer on the servers knows both.
+        self._take(self._updates.submit(data))
+        self._state.trained += share.count
+
+    def settle(self) -> int:
+        """See Model. Afterwards variables, step and position are consistent."""
+        self._take(self._updates.drain())
+        counted = int(self._parameters.step.numpy())
+        twice = counted - self._state.step
+        if twice:
+            log.info("step %d: %d batches were applied twice when a worker was lost", counted, twice)
+        self._state.step = counted
+        self._count_time()
+        return twice
+
+    def take_sums(self) -> Sequence[float]:
+        """See Model."""
+        taken, self._sums = self._sums, [0.0, 0.0, 0.0]
+        return taken
+
+    def average_statistics(self) -> None:
+        """See Model. The parameter servers hold a single copy of the statistics."""
+
+    def _take(self, results: list[StepResult]) -> None:
+        for result in results:
+            self._state.step += 1
+            self._pulse.step_ended(max(times.total for times in result.times))
+            check_loss(result.loss, self._state.step)
+            self._count_time()
+            self._report.add(result)
+            found = (result.loss, result.right, result.examples)
+            self._sums = [before + more for before, more in zip(self._sums, found, strict=True)]
+
+    def _count_time(self) -> None:
+        """Add up the seconds from the end of the first step, because TensorFlow compiles before."""
+        now = time.monotonic()
+        if self._counted_at is not None:
+            self._state.seconds += now - self._counted_at
+        self._counted_at = now
+
+
+class ChiefSaver:
+    """See Saver. ChiefModel also updates `state`."""
+
+    def __init__(
+        self, options: Options, here: State, network: keras.Model, parameters: Parameters, pulse: Pulse
+    ) -> None:
+        self.state = here
+        self._options, self._network, self._parameters, self._pulse = options, network, parameters, pulse
+
+    def resume(self) -> tuple[Position, None]:
+        """See Saver. Raises NotOurCheckpoint."""
+        newest = checkpoints.newest()
+        if newest is None:
+            return Position(), None
+        saved, vectors = state.load(newest.path)
+        state.check(saved, self.state, newest.path)
+        self._parameters.restore(vectors)
+        self.state = replace(saved, training_examples=self.state.training_examples)
+        log.info("resuming from the checkpoint of step %d, epoch %d", saved.step, saved.epoch + 1)
+        return Position(saved.step, saved.epoch, saved.examples), None
+
+    def save(self, at: Position, ramp: Ramp, accuracy: float | None, *, final: bool) -> None:
+        """See Saver. Raises LossNotFinite, because the loss of a step does not show the update of the variables after
+        it.
+        """
+        del ramp, accuracy  # The learning rate is constant, and the evaluator tests each checkpoint.
+        self._pulse.beat()
+        vectors = self._parameters.vectors()
+        if not np.isfinite(vectors["trainable"]).all():
+            raise LossNotFinite(f"not all weights are finite after step {at.step}: try a lower --lr")
+        if final:
+            self._pulse.stop()
+            set_weights(self._network, vectors)
+        self.state.epoch, self.state.examples, self.state.final = at.epoch, at.examples, final
+        state.save(self.state, vectors)
+        if not final:
+            self._pulse.beat()
+
+    def export(self, at: Position, accuracy: float | None) -> Mapping[str, object]:
+        """See Saver."""
+        del accuracy
+        facts = {"steps": at.step, "epochs": at.epoch, "updates": self._options.updates}
+        folder = Path(contract.root()) / contract.MODEL
+        here = self.state
+        saved_model.write(
+            folder, self._network, name=here.model, shape=here.shape, classes=here.classes, facts=facts
+        )
+        log.info("%d steps are done; the model is in %s", at.step, folder)
+        return facts
+
+
+def end_when_stalled(pulse: Pulse, cluster: Cluster, end: Callable[[str], NoReturn]) -> None:
+    """Call `end` with the reason when no progress came within the limit although the servers and a worker answer.
+
+    TensorFlow sometimes waits forever for something of a lost worker, and a new chief does not. While no worker
+    answers, or a server is lost, the lack of progress is not a stall.
+    """
+
+    def watch() -> None:
+        while True:
+            time.sleep(STALL_SECONDS / 10)
+            last, limit = pulse.at, pulse.limit
+            if last is None or time.monotonic() - last < limit:
+                continue
+            lost = len(silent(cluster, "worker")) == cluster.workers or silent(cluster, "ps")
+            if pulse.at != last:
+                continue
+            if lost:
+                pulse.beat()
+            else:
+                end(f"no step has ended for {limit:.0f} s, though parameter servers and workers answer")
+
+    threading.Thread(target=watch, name="end-when-stalled", daemon=True).start()

@@ -1,0 +1,53 @@
+"""The command line of the parameter server program."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass, fields
+from typing import Literal
+
+from dtj_trainer import contract
+from dtj_trainer.keras.models import MODELS
+from dtj_trainer.train import options
+from dtj_trainer.train.options import (
+    add_what_is_kept,
+    add_what_is_trained,
+    new_parser,
+    not_negative,
+    positive,
+)
+
+Updates = Literal["Asynchronous", "Synchronous"]
+UPDATES: tuple[Updates, ...] = ("Asynchronous", "Synchronous")
+
+
+@dataclass(frozen=True)
+class Options(options.Options):
+    """The user's choices; see `parse`. The learning rate is constant, and workers read the data."""
+
+    updates: Updates
+
+
+def parse(arguments: list[str] | None, program: str, description: str) -> Options:
+    """Read the command line; a usage message ends the process if it is wrong."""
+    parser = new_parser(program, description)
+    add_what_is_trained(parser, MODELS)
+
+    how = parser.add_argument_group("how")
+    given = os.environ.get(contract.ENV_UPDATES)
+    how.add_argument(
+        "--updates",
+        choices=UPDATES,
+        default=given if given in UPDATES else UPDATES[0],
+        help=f"each worker for itself, or all together; the default is {contract.ENV_UPDATES}",
+    )
+    how.add_argument("--batch-size", type=positive(int), default=64, help="examples a step of each worker")
+    how.add_argument("--optimizer", choices=("sgd", "adam"), default="sgd", help="the update rule")
+    how.add_argument("--lr", type=positive(float), default=0.02, help="learning rate")
+    how.add_argument("--momentum", type=not_negative(float), default=0.9, help="for sgd")
+
+    parser.set_defaults(scale_lr=False, warmup_epochs=0.0, schedule="constant", weight_decay=0.0)
+    parser.set_defaults(augment=False, amp=False, data_workers=0, grad_accumulation=1, sync_batchnorm=False)
+    add_what_is_kept(parser, checkpoint_seconds=60.0, log_seconds=5.0)
+    parsed = parser.parse_args(arguments)
+    return Options(**{field.name: getattr(parsed, field.name) for field in fields(Options)})

@@ -1,0 +1,321 @@
+"""Runs global steps on the available workers: asynchronously, or synchronously with an exact result."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections import deque
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+
+import numpy as np
+import tensorflow as tf
+
+from dtj_trainer.ps.bottleneck import StepTimes
+
+if TYPE_CHECKING:
+    import keras
+
+    from dtj_trainer.ps.parameters import Parameters
+
+log = logging.getLogger(__name__)
+
+AHEAD = 4
+"""Batches scheduled ahead for each worker, so that no worker waits for the chief."""
+
+
+_POLL_SECONDS = 0.002
+_HOST = "/device:CPU:0"
+"""Within a function on a worker: that worker's CPU."""
+
+
+class StepResult(NamedTuple):
+    """The result of a global step. `loss` and `right` are sums over its `examples`; `times` has each batch."""
+
+    loss: float
+    right: float
+    examples: int
+    times: list[StepTimes]
+
+
+class Updates(Protocol):
+    """A way to update the variables."""
+
+    shards: int
+    """The number of worker batches in a global step."""
+
+    def submit(self, indices: np.ndarray) -> list[StepResult]:
+        """Begin a global step on the examples at `indices`; return the steps that have ended meanwhile."""
+
+    def drain(self) -> list[StepResult]:
+        """Wait until every step has ended; return the steps not returned before."""
+
+
+class Forward(NamedTuple):
+    """The result of a forward pass: `loss` and `right` are sums; `gradient` is that of the sum of losses."""
+
+    loss: tf.Tensor
+    right: tf.Tensor
+    gradient: tf.Tensor
+    other: tf.Tensor
+
+
+class Computed(NamedTuple):
+    """A batch that a worker has computed: worker, global step, and times by the worker's clock."""
+
+    worker: tf.Tensor
+    number: tf.Tensor
+    examples: tf.Tensor
+    done: Forward
+    begun: tf.Tensor
+    read: tf.Tensor
+
+
+class WorkerStep:
+    """A worker's computation, as parts of a function that runs on the worker. Times are by the worker's clock."""
+
+    def __init__(self, model: keras.Model, parameters: Parameters, shape: tuple[int, int, int]) -> None:
+        self._model = model
+        self._parameters = parameters
+        self._shape = shape
+
+    def read(self) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
+        """Read trained variables, other variables, and the global step from the servers."""
+        return (
+            self._parameters.trainable.read(),
+            self._parameters.read_other(),
+            self._parameters.step.read_value(),
+        )
+
+    def forward(
+        self, trainable: tf.Tensor, other: tf.Tensor, pixels: tf.Tensor, labels: tf.Tensor
+    ) -> Forward:
+        """Compute the model's loss on a batch and its gradient."""
+        weights = self._parameters.trainable_layout.split(trainable)
+        with tf.GradientTape() as tape:
+            tape.watch(weights)
+            logits, statistics = self._model.stateless_call(
+                weights, self._parameters.other_layout.split(other), pixels, training=True
+            )
+            loss = tf.reduce_sum(tf.nn.sparse_softmax_cross_entropy_with_logits(labels, logits))
+        gradient = self._parameters.trainable_layout.join(tape.gradient(loss, weights))
+        with tf.device(_HOST):  # The copy ends when the GPU has computed.
+            gradient = tf.identity(gradient)
+        right = tf.reduce_sum(tf.cast(tf.argmax(logits, 1, tf.int32) == labels, tf.int32))
+        return Forward(loss, right, gradient, self._parameters.other_layout.join(statistics))
+
+    def compute(self, iterator: Any, packed: tf.Tensor) -> Computed:
+        """Read the variables, take the batch whose indices are `packed`, and run the forward pass."""
+        indices = tf.io.decode_raw(packed, tf.int64)
+        begun = tf.timestamp()
+        with tf.control_dependencies([begun]):
+            trainable, other, number = self.read()
+        read = _now_after(trainable, other, number)
+        with tf.control_dependencies([read]):
+            pixels, labels, worker = self.batch(iterator, indices)
+        done = self.forward(trainable, other, pixels, labels)
+        return Computed(worker, number, tf.shape(indices)[0], done, begun, read)
+
+    def batch(self, iterator: Any, indices: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
+        """Return pixels and labels at `indices` of the worker's training set, and the worker's number."""
+        pixels, labels, worker = next(iterator)
+        with tf.device(_HOST):  # The whole set is in host memory. Only the batch goes to a GPU.
+            pixels = tf.gather(tf.ensure_shape(pixels, [None, *self._shape]), indices)
+            labels = tf.gather(labels, indices)
+        return tf.cast(pixels, tf.float32), labels, worker
+
+
+def shares(indices: np.ndarray, workers: int) -> list[np.ndarray]:
+    """Divide a global batch evenly into one part for each worker; fewer parts if there are fewer examples."""
+    return [part for part in np.array_split(indices, workers) if len(part)]
+
+
+def _as_bytes(indices: np.ndarray) -> tf.Tensor:
+    """Pack indices into one type for any number of them, so that a function on a worker is compiled once."""
+    return tf.constant(indices.astype("<i8").tobytes())
+
+
+def wait_until_arrived(coordinator: Any, scheduled: Any) -> None:
+    """Wait until the chief has the results of a scheduled function. Raises the error of a failed step.
+
+    `fetch` must not be called earlier: it takes part in copying the results. If the worker is lost meanwhile, the
+    caller of `fetch` gets the error, or waits forever, instead of the coordinator, which would compute the results
+    again.
+
+    TensorFlow has no public API for this. In a release without the private attribute, the function waits for all
+    scheduled functions by the public `join`, which leaves workers idle at times.
+    """
+    if not reports_arrival(scheduled):
+        coordinator.join()
+        return
+    while not scheduled._has_fetched_to_local:  # noqa: SLF001
+        coordinator.done()
+        time.sleep(_POLL_SECONDS)
+
+
+def reports_arrival(scheduled: Any) -> bool:
+    """Return whether this release of TensorFlow says when the results of a scheduled function have arrived."""
+    return hasattr(scheduled, "_has_fetched_to_local")
+
+
+def _now_after(*values: Any) -> tf.Tensor:
+    with tf.control_dependencies(list(values)):
+        return tf.timestamp()
+
+
+def _count(parameters: Parameters) -> Any:
+    """Increment the global step on its server. No increment is lost when several workers do so at once."""
+    return tf.raw_ops.AssignAddVariableOp(resource=parameters.step.handle, value=tf.constant(1, tf.int64))
+
+
+class Asynchronous:
+    """Each batch is a global step: the worker that computed the batch updates the variables at once.
+
+    Another worker, or the same one after its return, repeats the batch of a lost worker. If the lost worker had
+    already updated the variables, the batch is applied twice, and the global step counts both.
+    """
+
+    shards = 1
+
+    def __init__(
+        self,
+        coordinator: Any,
+        iterator: Any,
+        step: WorkerStep,
+        parameters: Parameters,
+        *,
+        workers: int,
+    ) -> None:
+        self._coordinator = coordinator
+        self._iterator = iterator
+        self._ahead = AHEAD * workers
+        self._running: deque[tuple[Any, int]] = deque()
+        self._function = _asynchronous_function(step, parameters)
+
+    def submit(self, indices: np.ndarray) -> list[StepResult]:
+        """See Updates."""
+        scheduled = self._coordinator.schedule(self._function, args=(self._iterator, _as_bytes(indices)))
+        if not self._running and not reports_arrival(scheduled):
+            log.warning(
+                "with TensorFlow %s workers are idle at times; see wait_until_arrived", tf.__version__
+            )
+        self._running.append((scheduled, len(indices)))
+        return self._take(self._ahead)
+
+    def drain(self) -> list[StepResult]:
+        """See Updates."""
+        return self._take(0)
+
+    def _take(self, left: int) -> list[StepResult]:
+        ended = []
+        while len(self._running) > left:
+            scheduled, examples = self._running.popleft()
+            wait_until_arrived(self._coordinator, scheduled)
+            worker, loss, right, read, compute, push = scheduled.fetch().tolist()
+            ended.append(StepResult(loss, right, examples, [StepTimes(int(worker), read, compute, push)]))
+        return ended
+
+
+def _asynchronous_function(step: WorkerStep, parameters: Parameters) -> Any:
+    def run(iterator: Any, packed: tf.Tensor) -> tf.Tensor:
+        worker, number, examples, done, begun, read = step.compute(iterator, packed)
+        gradient = done.gradient / tf.cast(examples, tf.float32)
+        computed = _now_after(gradient, done.other, done.loss, done.right)
+        with tf.control_dependencies([computed]):
+            applied = parameters.optimizer.apply(tf.identity(gradient), number)
+            applied += parameters.assign_other(tf.identity(done.other))
+        with tf.control_dependencies(applied):
+            counted = _count(parameters)
+        pushed = _now_after(counted)
+        return tf.stack(
+            [
+                tf.cast(worker, tf.float64),
+                tf.cast(done.loss, tf.float64),
+                tf.cast(done.right, tf.float64),
+                read - begun,
+                computed - read,
+                pushed - computed,
+            ]
+        )
+
+    return tf.function(run)
+
+
+class Synchronous:
+    """A global step is a batch of every worker, with the same result as one process on all these examples.
+
+    Workers send their gradients to the chief, which adds them up in a fixed order and applies the sum once. A
+    gradient depends only on variables and examples: another worker, or the same one after its return, repeats the
+    part of a lost worker, and the part counts once.
+    """
+
+    def __init__(
+        self,
+        coordinator: Any,
+        iterator: Any,
+        step: WorkerStep,
+        parameters: Parameters,
+        *,
+        workers: int,
+    ) -> None:
+        self.shards = workers
+        self._coordinator = coordinator
+        self._iterator = iterator
+        self._parameters = parameters
+        self._function = _gradient_function(step)
+        self._apply = _apply_function(parameters)
+
+    def submit(self, indices: np.ndarray) -> list[StepResult]:
+        """See Updates."""
+        parts = shares(indices, self.shards)
+        scheduled = [
+            self._coordinator.schedule(self._function, args=(self._iterator, _as_bytes(part)))
+            for part in parts
+        ]
+        self._coordinator.join()  # Returns when all results have arrived; see wait_until_arrived.
+        found = [part.fetch() for part in scheduled]
+        gradient = sum(gradient for _, gradient, _ in found) / len(indices)
+        other = sum(other * len(part) for part, (_, _, other) in zip(parts, found, strict=True)) / len(
+            indices
+        )
+        began = time.monotonic()
+        self._apply(tf.constant(gradient, tf.float32), tf.constant(other, tf.float32))
+        applied = time.monotonic() - began
+        numbers = [numbers.tolist() for numbers, _, _ in found]
+        return [
+            StepResult(
+                sum(loss for _, loss, *_ in numbers),
+                sum(right for _, _, right, *_ in numbers),
+                len(indices),
+                [StepTimes(int(worker), read, compute, applied) for worker, _, _, read, compute in numbers],
+            )
+        ]
+
+    def drain(self) -> list[StepResult]:
+        """See Updates. No step is ever left running."""
+        return []
+
+
+def _gradient_function(step: WorkerStep) -> Any:
+    def run(iterator: Any, packed: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
+        worker, _, _, done, begun, read = step.compute(iterator, packed)
+        computed = _now_after(done.gradient, done.other, done.loss, done.right)
+        numbers = [
+            tf.cast(worker, tf.float64),
+            tf.cast(done.loss, tf.float64),
+            tf.cast(done.right, tf.float64),
+            read - begun,
+            computed - read,
+        ]
+        return tf.stack(numbers), done.gradient, done.other
+
+    return tf.function(run)
+
+
+def _apply_function(parameters: Parameters) -> Any:
+    def run(gradient: tf.Tensor, other: tf.Tensor) -> None:
+        applied = parameters.optimizer.apply(gradient, parameters.step.read_value())
+        applied += parameters.assign_other(other)
+        with tf.control_dependencies(applied):
+            _count(parameters)
+
+    return tf.function(run)

@@ -1,0 +1,1 @@
+"""PyTorch: models, ranks, precision, and the final model."""

@@ -1,0 +1,119 @@
+"""The exchange between the ranks of a job with `torch.distributed`, which PyTorch's sources call c10d."""
+
+from __future__ import annotations
+
+import os
+import warnings
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+
+from dtj_trainer.torch.ranks import GradientAveraging, TensorRanks
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+    from contextlib import AbstractContextManager
+
+    from torch import Tensor, nn
+
+
+@contextmanager
+def joined_ranks(device: torch.device) -> Iterator[TensorRanks]:
+    """Join the ranks that RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT describe; without RANK, be a single process.
+
+    device: what this rank computes on. NCCL moves its tensors if the device is a GPU; gloo moves all others.
+    """
+    if "RANK" not in os.environ:
+        yield TensorRanks()
+        return
+    if device.type == "cuda":
+        dist.init_process_group("cpu:gloo,cuda:nccl", device_id=device)
+    else:
+        dist.init_process_group("gloo")
+    ranks = C10dRanks()
+    try:
+        yield ranks
+    except SystemExit:
+        ranks.leave()
+        raise
+    # Not after another exception: a rank that fails must not wait for NCCL's operations under way.
+    ranks.leave()
+
+
+class C10dRanks(TensorRanks):
+    """See TensorRanks. The ranks of the default process group."""
+
+    def __init__(self) -> None:
+        self.rank, self.size = dist.get_rank(), dist.get_world_size()
+        self._averagings: list[_DistributedDataParallel] = []
+
+    def leave(self) -> None:
+        """Leave the process group. The networks of `averaging` can't make passes any more."""
+        # The last owner of a group joins gloo's threads, which may wait for Python's global lock to release a tensor.
+        # DistributedDataParallel, were it the last owner, would hold the lock and wait for ever.
+        for averaging in self._averagings:
+            del averaging.network
+        dist.destroy_process_group()
+
+    def total(self, values: Sequence[float], name: str) -> list[float]:
+        """See Ranks."""
+        del name
+        tensor = torch.tensor(values, dtype=torch.float64)
+        dist.all_reduce(tensor)
+        summed: list[float] = tensor.tolist()
+        return summed
+
+    def broadcast(self, value: Any) -> Any:
+        """See Ranks."""
+        held = [value]
+        dist.broadcast_object_list(held, src=0)
+        return held[0]
+
+    def gather(self, value: Any, name: str) -> list[Any]:
+        """See Ranks."""
+        del name
+        held: list[Any] = [None] * self.size
+        dist.all_gather_object(held, value)
+        return held
+
+    def averaging(self, network: nn.Module, optimizer: Any, passes: int) -> GradientAveraging:
+        """See TensorRanks."""
+        del passes
+        self._averagings.append(_DistributedDataParallel(network, optimizer))
+        return self._averagings[-1]
+
+    def average(self, tensor: Tensor, name: str) -> Tensor:
+        """See TensorRanks."""
+        del name
+        summed = tensor.clone()
+        dist.all_reduce(summed)
+        return summed / self.size
+
+    def overwrite(self, tensors: Mapping[str, Tensor]) -> None:
+        """See TensorRanks."""
+        for tensor in tensors.values():
+            sent = tensor.detach().contiguous()
+            dist.broadcast(sent, src=0)
+            if sent.data_ptr() != tensor.data_ptr():
+                tensor.detach().copy_(sent)
+
+
+class _DistributedDataParallel(GradientAveraging):
+    """See GradientAveraging."""
+
+    network: DistributedDataParallel
+
+    def __init__(self, network: nn.Module, optimizer: Any) -> None:
+        # A weight for one input channel has two notations of its strides. DDP warns of them, and they cost nothing.
+        warnings.filterwarnings("ignore", "Grad strides do not match bucket view strides")
+        # The training averages BatchNorm's statistics before each test and checkpoint. Broadcasts of rank 0's
+        # statistics before each pass would discard those of the others.
+        averaged = DistributedDataParallel(network, forward_sync_buffers=False, gradient_as_bucket_view=True)
+        super().__init__(averaged, optimizer)
+
+    def accumulating(self) -> AbstractContextManager[object]:
+        """See GradientAveraging."""
+        return self.network.no_sync()

@@ -1,0 +1,265 @@
+"""A picture classifier in PyTorch, as one of several ranks trains and saves it."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from contextlib import nullcontext
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+import torch
+import torch._dynamo  # Optimizers import it, which takes 2 s: all ranks load it before their first meeting.
+from torch import Tensor, nn
+from torch.nn import functional
+
+from dtj_trainer.torch import saved_model, sync_batchnorm
+from dtj_trainer.torch.models import build
+from dtj_trainer.torch.precision import Precision
+from dtj_trainer.train.chance import seed_of
+from dtj_trainer.train.file_saver import FileSaver
+from dtj_trainer.train.protocols import PictureModel
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+    from pathlib import Path
+
+    from dtj_trainer.data.pictures import PictureSet
+    from dtj_trainer.data.sharding import Share
+    from dtj_trainer.torch.ranks import TensorRanks
+    from dtj_trainer.train.options import Options
+
+
+_STATE = ("model", "optimizer", "precision")
+"""The entries of a checkpoint that are not plain data."""
+
+
+class TorchModel(PictureModel[tuple[Tensor, Tensor]]):
+    """See PictureModel."""
+
+    def __init__(self, options: Options, data: PictureSet, device: torch.device, ranks: TensorRanks) -> None:
+        self._ranks = ranks
+        self._device = device
+        self._seed, self._pass_size = options.seed, options.batch_size
+        torch.manual_seed(options.seed)  # The first weights are the same on all ranks.
+        mean, deviation = _statistics(data)
+        self.network = build(options.model, data.shape, data.classes, mean, deviation).to(device)
+        if options.sync_batchnorm and ranks.size > 1:
+            sync_batchnorm.synchronize(self.network)
+        optimizer = _optimizer(options, self.network)
+        self._averaging = ranks.averaging(self.network, optimizer, options.grad_accumulation)
+        self.optimizer = self._averaging.optimizer
+        self.precision = Precision(device, options.amp)
+        self._sums = torch.zeros(3, dtype=torch.float64, device=device)  # loss, right, examples
+
+    def prepare(self, pixels: np.ndarray, labels: np.ndarray) -> tuple[Tensor, Tensor]:
+        """See PictureModel."""
+        tensors = torch.from_numpy(pixels), torch.from_numpy(labels)
+        return (tensors[0].pin_memory(), tensors[1].pin_memory()) if self._device.type == "cuda" else tensors
+
+    def train(self, data: tuple[Tensor, Tensor], share: Share, rate: float, step: int) -> None:
+        """See Model."""
+        self._draw_anew(step)
+        self.network.train()
+        for group in self.optimizer.param_groups:
+            group["lr"] = rate
+        self.optimizer.zero_grad()
+        # Without an example that counts, a pass has an empty batch, which changes no statistics either.
+        counted = (each[: share.count].to(self._device, non_blocking=True) for each in data)
+        # All ranks make equally many passes. The first rank has the most examples.
+        passes = math.ceil(math.ceil(share.total / self._ranks.size) / self._pass_size)
+        pixels, labels = (each.tensor_split(passes) for each in counted)
+        for each in range(passes):
+            with self._averaging.accumulating() if each < passes - 1 else nullcontext():
+                self._pass(pixels[each], labels[each], share.total)
+        self.precision.step(self._averaging)
+
+    def _pass(self, pixels: Tensor, labels: Tensor, total: int) -> None:
+        """Add the gradient of these examples. `total`: the examples of the step on all ranks."""
+        with self.precision.autocast():
+            logits = self._averaging.network(pixels)
+        losses = functional.cross_entropy(logits.float(), labels, reduction="none")
+        # Averaged over the ranks, this is the mean over all examples of the step, also when ranks have different
+        # counts.
+        self.precision.backward(losses.sum() * (self._ranks.size / total))
+        with torch.no_grad():
+            right = (logits.argmax(1) == labels).sum()
+            self._sums += torch.stack(
+                (losses.sum().double(), right.double(), right.new_tensor(len(labels)).double())
+            )
+
+    def _draw_anew(self, step: int) -> None:
+        """Seed the generators that dropout uses. `torch.manual_seed` would take ten times as long."""
+        seed = seed_of(self._seed, step, self._ranks.rank)
+        torch.default_generator.manual_seed(seed)
+        if self._device.type == "cuda":
+            torch.cuda.manual_seed(seed)
+
+    def take_sums(self) -> list[float]:
+        """See Model."""
+        sums: list[float] = self._sums.tolist()
+        self._sums.zero_()
+        return sums
+
+    def test(self, pixels: np.ndarray, labels: np.ndarray) -> tuple[float, float]:
+        """See PictureModel."""
+        self.network.eval()
+        with torch.inference_mode():
+            wanted = torch.from_numpy(labels).to(self._device)
+            logits = self.network(torch.from_numpy(pixels).to(self._device))
+            loss = functional.cross_entropy(logits, wanted, reduction="sum").item()
+            return float((logits.argmax(1) == wanted).sum().item()), loss
+
+    def average_statistics(self) -> None:
+        """See Model. Uses a single exchange."""
+        buffers = list(statistics(self.network).values())
+        if not buffers:
+            return
+        average = self._ranks.average(torch.cat([buffer.reshape(-1) for buffer in buffers]), "statistics")
+        for buffer, values in zip(
+            buffers, torch.split(average, [buffer.numel() for buffer in buffers]), strict=True
+        ):
+            buffer.copy_(values.view(buffer.shape))
+
+
+class TorchSaver(FileSaver):
+    """See FileSaver."""
+
+    file = "state.pt"
+    _ranks: TensorRanks
+
+    def __init__(self, options: Options, data: PictureSet, model: TorchModel, ranks: TensorRanks) -> None:
+        super().__init__(options, len(data.train), ranks)
+        self._shape, self._classes = data.shape, data.classes
+        self._network, self._optimizer, self._precision = model.network, model.optimizer, model.precision
+
+    def write_state(self, path: Path, run: dict[str, Any]) -> None:
+        """See FileSaver."""
+        state = {
+            **run,
+            "model": self._network.state_dict(),
+            "optimizer": self._optimizer.state_dict(),
+            "precision": self._precision.state(),
+        }
+        torch.save(state, path)
+
+    def read_run(self, path: Path) -> dict[str, Any]:
+        """See FileSaver."""
+        return {name: value for name, value in _mapped(path).items() if name not in _STATE}
+
+    def load_state(self, path: Path) -> None:
+        """See FileSaver."""
+        saved = _mapped(path)
+        self._network.load_state_dict(saved["model"])
+        optimizer = saved["optimizer"]
+        # The optimizer keeps the given tensors. They must be copies, because the originals are mapped from the file.
+        for of_parameter in optimizer["state"].values():
+            for name, value in of_parameter.items():
+                if isinstance(value, Tensor):
+                    of_parameter[name] = value.clone()
+        self._optimizer.load_state_dict(optimizer)
+        self._precision.restore(saved["precision"])
+
+    def share_state(self) -> None:
+        """See FileSaver. Sends one tensor after the other, in place.
+
+        Horovod's own `broadcast_optimizer_state` makes a step with zero gradients if the optimizer has no state yet.
+        The step changes the weights under weight decay, and counts as a step for Adam. Its `broadcast_object` can't
+        send 2 GiB, and holds several copies of the object.
+        """
+        ranks, optimizer = self._ranks, self._optimizer
+        empty = ranks.broadcast(without_values(optimizer.state_dict()) if ranks.rank == 0 else None)
+        if ranks.rank != 0:
+            optimizer.load_state_dict(with_values(empty))
+        tensors = {f"model.{name}": each for name, each in self._network.state_dict().items()}
+        tensors |= {f"optimizer.{name}": each for name, each in tensors_in(optimizer.state_dict()["state"])}
+        ranks.overwrite(tensors)
+        self._precision.restore(ranks.broadcast(self._precision.state()))
+
+    def digest(self) -> str:
+        """See FileSaver."""
+        digest = hashlib.sha256()
+        for name, value in sorted(self._network.state_dict().items()):
+            digest.update(name.encode())
+            digest.update(value.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy())
+        return digest.hexdigest()
+
+    def write_model(self, folder: Path, facts: Mapping[str, object]) -> None:
+        """See FileSaver."""
+        name, shape, classes = self._options.model, self._shape, self._classes
+        saved_model.write(folder, self._network, name=name, shape=shape, classes=classes, facts=facts)
+
+
+def statistics(model: nn.Module) -> dict[str, torch.Tensor]:
+    """Return the buffers that each rank gathers from its own batches, by name: BatchNorm's mean and variance."""
+    return {
+        name: buffer
+        for name, buffer in sorted(model.named_buffers())
+        if buffer.is_floating_point() and "running_" in name
+    }
+
+
+def _statistics(data: PictureSet) -> tuple[list[float], list[float]]:
+    """Return mean and standard deviation of each channel over the training set, on the scale 0 to 1.
+
+    The function counts the 256 values, so that the result is exact, equal on every rank, and needs no copy as floats.
+    """
+    means, deviations = [], []
+    values = np.arange(256) / 255
+    for channel in range(data.shape[0]):
+        counts = np.zeros(256, dtype=np.int64)
+        for chunk in np.array_split(data.train.pixels[:, channel], max(len(data.train) // 4096, 1)):
+            counts += np.bincount(chunk.reshape(-1), minlength=256)
+        mean = float((counts * values).sum() / counts.sum())
+        means.append(mean)
+        deviations.append(max(float((counts * (values - mean) ** 2).sum() / counts.sum()) ** 0.5, 1e-3))
+    return means, deviations
+
+
+def _optimizer(options: Options, model: torch.nn.Module) -> torch.optim.Optimizer:
+    if options.optimizer == "adam":
+        return torch.optim.Adam(model.parameters(), lr=options.lr, weight_decay=options.weight_decay)
+    return torch.optim.SGD(
+        model.parameters(), lr=options.lr, momentum=options.momentum, weight_decay=options.weight_decay
+    )
+
+
+def _mapped(path: Path) -> dict[str, Any]:
+    """Map a checkpoint: its tensors are read from the file on use, and need no memory of their own."""
+    state: dict[str, Any] = torch.load(path, weights_only=True, map_location="cpu", mmap=True)
+    return state
+
+
+class Empty(NamedTuple):
+    """A placeholder with the properties needed to make a tensor like the original."""
+
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+    device: str
+
+
+def without_values(state: Any) -> Any:
+    """Return a state dict of dicts and lists with an Empty in place of each tensor."""
+    if isinstance(state, torch.Tensor):
+        return Empty(tuple(state.shape), state.dtype, state.device.type)
+    if isinstance(state, dict):
+        return {key: without_values(value) for key, value in state.items()}
+    return [without_values(value) for value in state] if isinstance(state, list) else state
+
+
+def with_values(state: Any) -> Any:
+    """Replace each Empty by a tensor with arbitrary values, the opposite of `without_values`."""
+    if isinstance(state, Empty):
+        return torch.empty(state.shape, dtype=state.dtype, device=state.device)
+    if isinstance(state, dict):
+        return {key: with_values(value) for key, value in state.items()}
+    return [with_values(value) for value in state] if isinstance(state, list) else state
+
+
+def tensors_in(state: Mapping[Any, Any], prefix: str = "") -> Iterator[tuple[str, torch.Tensor]]:
+    """Yield the tensors of a state dict with names, in the same order on all ranks."""
+    for key, value in state.items():
+        if isinstance(value, torch.Tensor):
+            yield f"{prefix}{key}", value
+        elif isinstance(value, dict):
+            yield from tensors_in(value, f"{prefix}{key}.")

@@ -1,0 +1,187 @@
+"""Checkpoints and the final model of a training whose whole state rank 0 writes into a single file.
+
+On a resume, rank 0 chooses the checkpoint, and each rank loads the copy on its own disk.
+
+Every pod has restored the job's newest checkpoint before its ranks started. Rank 0 sends its state only if a rank has
+no copy, or a different one.
+"""
+
+from __future__ import annotations
+
+import logging
+import zipfile
+from abc import ABC, abstractmethod
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
+
+from dtj_trainer import contract
+from dtj_trainer.artifacts import checkpoints
+from dtj_trainer.train.protocols import Position
+from dtj_trainer.train.state_file import identity
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from dtj_trainer.train.options import Options
+    from dtj_trainer.train.protocols import Ranks
+    from dtj_trainer.train.schedule import Ramp
+
+log = logging.getLogger(__name__)
+
+
+class Offer(NamedTuple):
+    """The checkpoint that rank 0 proposes to all ranks for the resume."""
+
+    step: int
+    identity: str
+    run: dict[str, Any]
+    """The checkpoint's description of its run; see `FileSaver.write_state`."""
+
+
+class FileSaver(ABC):
+    """See Saver. Each framework has a subclass that writes, reads and sends the state."""
+
+    file: ClassVar[str]
+    """The name of the state file, a zip archive, in a checkpoint."""
+
+    _ranks: Ranks
+
+    def __init__(self, options: Options, training_examples: int, ranks: Ranks) -> None:
+        self._options, self._training_examples, self._ranks = options, training_examples, ranks
+
+    @abstractmethod
+    def write_state(self, path: Path, run: dict[str, Any]) -> None:
+        """Write weights, optimizer and `run`, which is plain data."""
+
+    @abstractmethod
+    def read_run(self, path: Path) -> dict[str, Any]:
+        """Read the `run` of `write_state` without the rest of the file, whatever its size."""
+
+    @abstractmethod
+    def load_state(self, path: Path) -> None:
+        """Load weights and optimizer from a file of `write_state`.
+
+        Ends the process if the state belongs to another optimizer.
+        """
+
+    @abstractmethod
+    def share_state(self) -> None:
+        """Give every rank the weights and the optimizer's state of rank 0."""
+
+    @abstractmethod
+    def digest(self) -> str:
+        """Return the sha256 of the bytes of all weights and statistics, ordered by name."""
+
+    @abstractmethod
+    def write_model(self, folder: Path, facts: Mapping[str, object]) -> None:
+        """Write the final model, with `facts` in its description."""
+
+    def save(self, at: Position, ramp: Ramp, accuracy: float | None, *, final: bool) -> None:
+        """See Saver."""
+        del final  # The position shows whether the training is complete.
+        run = {
+            "name": self._options.model,
+            "optimizer": self._options.optimizer,
+            "position": [at.step, at.epoch, at.examples],
+            "trainingExamples": self._training_examples,
+            "ramp": ramp.plain(),
+        }
+        if self._ranks.rank == 0:
+            checkpoints.save(at.step, lambda folder: self.write_state(folder / self.file, run), accuracy)
+
+    def export(self, at: Position, accuracy: float | None) -> dict[str, object]:
+        """See Saver. Compares the ranks' weights first."""
+        digest, size = self.digest(), self._ranks.size
+        self._ranks.same_on_all(digest)
+        log.info("the weights are the same on all %d ranks; sha256 of this one's: %s", size, digest)
+        facts: dict[str, object] = {
+            "accuracy": accuracy,
+            "steps": at.step,
+            "epochs": at.epoch,
+            "worldSize": size,
+            "weightsSha256": digest,
+        }
+        if self._ranks.rank == 0:
+            folder = Path(contract.root()) / contract.MODEL
+            self.write_model(folder, facts)
+            log.info("the model is in %s", folder)
+        return facts
+
+    def resume(self) -> tuple[Position, dict[str, Any] | None]:
+        """See Saver. Ends the process if rank 0's newest checkpoint belongs to another training."""
+        offer: Offer | None = self._ranks.broadcast(self._offer() if self._ranks.rank == 0 else None)
+        if offer is None:
+            self.share_state()
+            return Position(), None
+        loaded = self._load_copy(offer)
+        if self._ranks.rank == 0 and not loaded:
+            raise SystemExit(f"the checkpoint of step {offer.step} can no longer be read")
+        without = self._ranks.size - round(self._ranks.total([float(loaded)], "checkpoint")[0])
+        if without:
+            if self._ranks.rank == 0:
+                log.info(
+                    "%d ranks have no copy of the checkpoint of step %d: sending it", without, offer.step
+                )
+            self.share_state()
+        at = Position(*offer.run["position"])
+        if self._ranks.rank == 0:
+            log.info("resuming from the checkpoint of step %d, epoch %d", at.step, at.epoch + 1)
+        return at, offer.run.get("ramp")
+
+    def _offer(self) -> Offer | None:
+        newest = checkpoints.newest()
+        if newest is None:
+            return None
+        path = newest.path / self.file
+        if not path.is_file():
+            raise SystemExit(
+                f"the checkpoint {newest.path} was not written by this program: it has no {path.name}"
+            )
+        run = self.read_run(path)
+        if refusal := why_not(run, self._options, self._training_examples):
+            raise SystemExit(
+                f"the checkpoint {newest.path} {refusal}, or start anew (artifacts.resume: Never)"
+            )
+        return Offer(newest.step, identity(path), run)
+
+    def _load_copy(self, offer: Offer) -> bool:
+        """Load this rank's own copy of the proposed checkpoint; return whether it has one."""
+        path = _copy_of(offer, self.file)
+        if path is None:
+            return False
+        try:
+            self.load_state(path)
+        except Exception:
+            if self._ranks.rank == 0:
+                raise
+            log.warning("the copy of the checkpoint at %s can't be read", path, exc_info=True)
+            return False
+        return True
+
+
+def why_not(run: dict[str, Any], options: Options, training_examples: int) -> str | None:
+    """Return why a training can't resume from a checkpoint of `run`, with the remedy; None if it can."""
+    if run["name"] != options.model:
+        return f"is of a {run['name']}, not of a {options.model}: give the same --model"
+    # Checkpoints of old releases have no optimizer, and those of the oldest no number of examples.
+    if run.get("optimizer", options.optimizer) != options.optimizer:
+        return "was written with another --optimizer: give the same"
+    _, _, examples = run["position"]
+    before = run.get("trainingExamples", training_examples)
+    if examples and before != training_examples:
+        return (
+            f"is from the middle of an epoch of {before} training examples, but the data has "
+            f"{training_examples} now: give the same data"
+        )
+    return None
+
+
+def _copy_of(offer: Offer, file: str) -> Path | None:
+    for saved in checkpoints.saved():
+        path = saved.path / file
+        if saved.step == offer.step:
+            try:
+                return path if identity(path) == offer.identity else None
+            except (OSError, zipfile.BadZipFile):
+                return None
+    return None

@@ -1,0 +1,215 @@
+"""The training loop of every program: steps, meetings of the ranks, tests, checkpoints, the final model."""
+
+from __future__ import annotations
+
+import logging
+import math
+import time
+from dataclasses import InitVar, dataclass
+from typing import TYPE_CHECKING, Any, Generic, NoReturn
+
+from dtj_trainer.train.meeting import MEETING_SECONDS, Pace, Sums
+from dtj_trainer.train.protocols import Data
+from dtj_trainer.train.schedule import Schedule, ramp_of, rate_scale
+from dtj_trainer.train.stop import end_when_stopped
+
+if TYPE_CHECKING:
+    from dtj_trainer.train.batches import Batches
+    from dtj_trainer.train.options import Options
+    from dtj_trainer.train.pictures import PictureTest
+    from dtj_trainer.train.protocols import Model, Position, Ranks, Saver
+    from dtj_trainer.train.report import TrainingReport
+    from dtj_trainer.train.stop import StopRequest
+
+log = logging.getLogger(__name__)
+
+
+class Stopped(Exception):
+    """A rank was asked to stop, and the checkpoint is written."""
+
+
+class LossNotFinite(Exception):
+    """The loss is NaN or infinite, so that more training is pointless."""
+
+
+def check_loss(loss: float, step: int) -> None:
+    """Raise LossNotFinite unless the loss is finite."""
+    if not math.isfinite(loss):
+        raise LossNotFinite(f"the loss is {loss} at step {step}: try a lower --lr")
+
+
+@dataclass
+class Training(Generic[Data]):
+    """One rank's part of a run, from position `at` on. `ramp` is a checkpoint's `Ramp.plain`. Only rank 0 has a
+    report.
+
+    Without a `test` no epoch is tested. The ranks meet about every `meeting_seconds`; 0: after each step.
+    """
+
+    options: Options
+    batches: Batches[Data]
+    model: Model[Data]
+    ranks: Ranks
+    saver: Saver
+    at: Position
+    ramp: InitVar[dict[str, Any] | None]
+    stop: StopRequest
+    report: TrainingReport | None
+    test: PictureTest | None = None
+    meeting_seconds: InitVar[float] = MEETING_SECONDS
+
+    def __post_init__(self, ramp: dict[str, Any] | None, meeting_seconds: float) -> None:
+        """Initialize the state that changes during the run."""
+        self._schedule = self._make_schedule(ramp)
+        self._accuracy: float | None = None
+        self._rate = math.nan
+        self._stopping = False
+        self._pace = Pace(meeting_seconds)
+        self._meeting_at = self._saved_at = time.monotonic()
+
+    def run(self) -> None:
+        """Train to the end and write the final model.
+
+        Raises Stopped (after SIGTERM and a checkpoint), LossNotFinite or RanksDiverged. Every rank raises the same.
+        """
+        if self.report:
+            self.report.begin(self.at, self._total_steps())
+        try:
+            finished = False
+            while not finished:
+                if not self._done():
+                    self._train_epoch()
+                self._test()
+                self._end_epoch()
+                finished = self._done()
+                self._save()
+                if self._stopping and not finished:
+                    self._leave()
+            self._finish()
+        finally:
+            if self.report:
+                self.report.close()
+
+    def _train_epoch(self) -> None:
+        """Train to the end of the epoch, or of the run, with checkpoints at their intervals."""
+        every, at = self.options.checkpoint_steps, self.at
+        self._accuracy = None
+        self._meeting_at = time.monotonic()
+        for batch in self.batches.epoch(at.epoch, at.examples):
+            self._rate = self._schedule.at(self._epochs_done)
+            self.model.train(batch.data, batch.share, self._rate, at.step)
+            at.step += 1
+            at.examples = batch.share.position
+            save = every is not None and at.step % every == 0
+            if self._pace.step() or self._last or save:
+                save = self._meet(save=save)
+            if self._last:
+                break  # The checkpoint is written after the test, with its accuracy.
+            if save:
+                # A resumed rank gets rank 0's statistics. Ranks that are not interrupted must continue with the same
+                # ones.
+                self.model.average_statistics()
+                self._save()
+            if self._stopping:
+                self._leave()
+
+    def _meet(self, *, save: bool) -> bool:
+        """Add up and report the ranks' work since their last meeting; return whether all ranks save now."""
+        now = time.monotonic()
+        stop = self.stop.requested
+        # Only rank 0's clock decides, because all ranks save together.
+        due = self.ranks.rank == 0 and now - self._saved_at >= self.options.checkpoint_seconds
+        if save or stop or due or self._last:
+            self.at.step += self.model.settle()
+        seconds, waited = now - self._meeting_at, self.batches.take_waited()
+        loss, right, examples = self.model.take_sums()
+        own = Sums(loss, right, examples, float(stop), float(due), seconds, waited)
+        met = own.over_all(self.ranks, "meeting")
+        self._pace.met(met.seconds / self.ranks.size)
+        self._meeting_at = now
+        self._stopping = met.stop > 0
+        if met.examples:
+            check_loss(met.loss / met.examples, self.at.step)
+            if self.report:
+                self.report.trained(self.at, self._total_steps(), met, self._rate, last=self._last)
+        return save or self._stopping or met.save > 0
+
+    def _test(self) -> None:
+        """Test the model. Save and raise Stopped if a rank has to stop before the end of the test."""
+        if self.test is None:
+            return
+        self.model.average_statistics()
+        if not self._stopping:
+            self._accuracy = self.test.accuracy(self.at, self.stop)
+        if self._accuracy is None:
+            self._save()
+            self._leave()
+
+    def _end_epoch(self) -> None:
+        """Count a complete epoch after its test, so that a resume before that repeats the test."""
+        if self.at.examples >= self.batches.sharding.examples:
+            self.at.epoch, self.at.examples = self.at.epoch + 1, 0
+
+    def _save(self) -> None:
+        self._saved_at = time.monotonic()
+        self.saver.save(self.at, self._schedule.ramp, self._accuracy, final=self._done())
+
+    def _leave(self) -> NoReturn:
+        self.ranks.barrier()  # If a rank exited earlier, mpirun would kill the other ranks.
+        raise Stopped(f"stopped at step {self.at.step}, with a checkpoint")
+
+    def _finish(self) -> None:
+        """Write the final model. The checkpoint that it is made from is saved."""
+        end_when_stopped(self.stop, "the final model is not written")
+        facts = self.saver.export(self.at, self._accuracy)
+        if self.report:
+            self.report.end(self.at, self._accuracy, facts)
+        self.ranks.barrier()
+
+    # --- how far --------------------------------------------------------------------------------
+
+    @property
+    def _epochs_done(self) -> float:
+        return self.at.epoch + self.at.examples / self.batches.sharding.examples
+
+    def _make_schedule(self, saved: dict[str, Any] | None) -> Schedule:
+        """Return the schedule from this position on; `saved` is the ramp from the checkpoint."""
+        options = self.options
+        batches = self.ranks.size * options.grad_accumulation
+        scale = rate_scale(options.optimizer, batches) if options.scale_lr else 1.0
+        ramp = ramp_of(saved, scale, self._epochs_done, options.warmup_epochs)
+        return Schedule(options.lr, ramp, options.warmup_epochs, self._end_in_epochs(), options.schedule)
+
+    def _end_in_epochs(self) -> float:
+        """Return the end of the training in epochs: all epochs, or the position of step `--max-steps`."""
+        at, options, sharding = self.at, self.options, self.batches.sharding
+        if options.max_steps is None:
+            return options.epochs
+        left, in_this_epoch = max(options.max_steps - at.step, 0), sharding.steps(at.examples)
+        if left < in_this_epoch:
+            end = at.epoch + (at.examples + left * sharding.step_size) / sharding.examples
+        else:
+            epochs, steps = divmod(left - in_this_epoch, sharding.steps())
+            end = at.epoch + 1 + epochs + steps * sharding.step_size / sharding.examples
+        return min(end, options.epochs)
+
+    @property
+    def _last(self) -> bool:
+        """Whether the last step of the epoch, or of the run, is done."""
+        return self.at.examples >= self.batches.sharding.examples or self._steps_done()
+
+    def _done(self) -> bool:
+        return self.at.epoch >= self.options.epochs or self._steps_done()
+
+    def _steps_done(self) -> bool:
+        """Return whether `--max-steps` is reached or exceeded, as by the checkpoint of a run with a higher limit."""
+        limit = self.options.max_steps
+        return limit is not None and self.at.step >= limit
+
+    def _total_steps(self) -> int:
+        at, options = self.at, self.options
+        if self._done():
+            return at.step
+        later = (options.epochs - at.epoch - 1) * self.batches.sharding.steps()
+        total = at.step + self.batches.sharding.steps(at.examples) + later
+        return min(total, options.max_steps or total)

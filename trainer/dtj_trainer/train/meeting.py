@@ -1,0 +1,57 @@
+"""What the ranks exchange while they train and test, and how often."""
+
+from __future__ import annotations
+
+from dataclasses import astuple, dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from dtj_trainer.train.protocols import Ranks
+
+MEETING_SECONDS = 0.5
+"""The approximate interval at which the ranks exchange their sums and stop requests."""
+MEETING_STEPS_MAX = 200
+
+
+@dataclass(frozen=True)
+class Sums:
+    """The work of the ranks since their last meeting: of one rank, or added up over all.
+
+    `loss` and `right` are sums over `examples`. `stop` counts ranks that were asked to stop, `save` those whose clock
+    asks for a checkpoint. `seconds` have passed, of which `waited` were spent waiting for data.
+    """
+
+    loss: float = 0.0
+    right: float = 0.0
+    examples: float = 0.0
+    stop: float = 0.0
+    save: float = 0.0
+    seconds: float = 0.0
+    waited: float = 0.0
+
+    def over_all(self, ranks: Ranks, name: str) -> Sums:
+        """Return the sums over all ranks. They are equal on every rank, so that all ranks decide alike."""
+        return Sums(*ranks.total(astuple(self), name))
+
+
+class Pace:
+    """Decides when the ranks meet next: after a number of steps that takes about `seconds`; 0: after each step.
+
+    The decision follows from sums over all ranks, so that it is the same on every rank.
+    """
+
+    def __init__(self, seconds: float = MEETING_SECONDS) -> None:
+        self._seconds = seconds
+        self._steps = 1
+        self._since = 0
+
+    def step(self) -> bool:
+        """Count a step; return whether the ranks meet after it."""
+        self._since += 1
+        return self._since >= self._steps
+
+    def met(self, seconds: float) -> None:
+        """Record a meeting. `seconds` since the meeting before, averaged over the ranks."""
+        per_step = seconds / max(self._since, 1)
+        self._steps = max(1, min(int(self._seconds / max(per_step, 1e-9)), MEETING_STEPS_MAX))
+        self._since = 0

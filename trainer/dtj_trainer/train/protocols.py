@@ -1,0 +1,105 @@
+"""Protocols between the training loop and the frameworks: a model, the ranks and a saver."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    import numpy as np
+
+    from dtj_trainer.data.sharding import Share
+    from dtj_trainer.train.schedule import Ramp
+
+Data = TypeVar("Data")
+DataIn = TypeVar("DataIn", contravariant=True)
+
+
+class RanksDiverged(Exception):
+    """The ranks' weights differ, although every step averaged their gradients."""
+
+
+@dataclass
+class Position:
+    """The position of a run: steps made, the epoch, and how many examples of it are done over all ranks."""
+
+    step: int = 0
+    epoch: int = 0
+    examples: int = 0
+
+
+class Model(Protocol[DataIn]):
+    """A network with its optimizer, as one rank trains it."""
+
+    def train(self, data: DataIn, share: Share, rate: float, step: int) -> None:
+        """Make a step with the mean gradient over all examples of the step on all ranks.
+
+        `step` counts the steps before this one. The network's random numbers, as for dropout, follow from seed, step
+        and rank.
+        """
+
+    def settle(self) -> int:
+        """Wait until every step that `train` began has ended; return the number of steps that were applied twice."""
+        return 0
+
+    def take_sums(self) -> Sequence[float]:
+        """Return loss, right answers and examples of this rank's steps that have ended since the last call."""
+
+    def average_statistics(self) -> None:
+        """Average over the ranks what each rank gathered from its own batches, such as BatchNorm's statistics."""
+
+
+class PictureModel(Model[Data], Protocol[Data]):
+    """A picture classifier. Pixels are uint8, (batch, channels, height, width)."""
+
+    def prepare(self, pixels: np.ndarray, labels: np.ndarray) -> Data:
+        """Convert a batch to the form that `train` takes. Threads call the method ahead of time."""
+
+    def test(self, pixels: np.ndarray, labels: np.ndarray) -> tuple[float, float]:
+        """Return the number of right answers, and the sum of the losses."""
+
+
+class Ranks:
+    """The exchange between the processes that train together. This base class is for a single process."""
+
+    rank, size = 0, 1
+
+    def total(self, values: Sequence[float], name: str) -> list[float]:
+        """Return the sum of each value over all ranks, bit for bit the same on each of them."""
+        del name  # Subclasses with several ranks match calls by name.
+        return list(values)
+
+    def broadcast(self, value: Any) -> Any:
+        """Return rank 0's `value` on every rank. For small objects: `value` is pickled and copied several times."""
+        return value
+
+    def gather(self, value: Any, name: str) -> list[Any]:
+        """Return the `value` of each rank, ordered by rank. For small objects."""
+        del name
+        return [value]
+
+    def barrier(self) -> None:
+        """Wait for all ranks."""
+        self.total([0.0], "barrier")
+
+    def same_on_all(self, digest: str) -> None:
+        """Raise RanksDiverged on every rank unless all ranks give the same digest of their weights."""
+        digests = self.gather(digest, "weights")
+        if len(set(digests)) > 1:
+            listed = ", ".join(f"rank {rank}: {each[:12]}" for rank, each in enumerate(digests))
+            raise RanksDiverged(f"the ranks have different weights: {listed}")
+
+
+class Saver(Protocol):
+    """Checkpoints and the final model. All ranks make each call; the saver decides which ranks write."""
+
+    def resume(self) -> tuple[Position, dict[str, Any] | None]:
+        """Load the newest checkpoint, or rank 0's initial weights, on all ranks; return position and `Ramp.plain`."""
+
+    def save(self, at: Position, ramp: Ramp, accuracy: float | None, *, final: bool) -> None:
+        """Write a checkpoint. `accuracy` is from a test at this step. No checkpoint follows a `final` one."""
+
+    def export(self, at: Position, accuracy: float | None) -> Mapping[str, object]:
+        """Write the final model; return the facts in its description. Raises RanksDiverged."""

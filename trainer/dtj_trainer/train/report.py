@@ -1,0 +1,134 @@
+"""The reports of a training: progress, TensorBoard's scalars, metrics.jsonl and the log. Only rank 0 reports."""
+
+from __future__ import annotations
+
+import logging
+import math
+import os
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from dtj_trainer import contract, progress
+from dtj_trainer.tensorboard import ScalarWriter
+from dtj_trainer.train.metrics import MetricsFile
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from dtj_trainer.train.meeting import Sums
+    from dtj_trainer.train.options import Options
+    from dtj_trainer.train.protocols import Position
+
+log = logging.getLogger(__name__)
+
+
+class TrainingReport:
+    """Reports one attempt, from `first_step` on."""
+
+    def __init__(
+        self, options: Options, ranks: int, training_examples: int, first_step: int, subfolder: str = ""
+    ) -> None:
+        self._options, self._ranks, self._training_examples = options, ranks, training_examples
+        self._metrics = MetricsFile(ranks)
+        folder = Path(contract.root()) / contract.TENSORBOARD / subfolder
+        self._writer = ScalarWriter(folder, rotate_seconds=options.tensorboard_seconds, first_step=first_step)
+        self._started = time.monotonic()
+        self._logged_at = -math.inf  # Log the first report, which shows the initial loss.
+
+    def begin(self, at: Position, total_steps: int) -> None:
+        """Report what this attempt trains, and its first step."""
+        options = self._options
+        self._metrics.add(
+            "start",
+            {
+                "step": at.step,
+                "examples": self._trained(at),
+                "totalSteps": total_steps,
+                "data": options.data or os.environ.get(contract.ENV_DATA_URI),
+                "trainingExamples": self._training_examples,
+                **self._of_what(),
+            },
+        )
+
+    def trained(self, at: Position, total_steps: int, now: Sums, rate: float, *, last: bool) -> None:
+        """Report the work of all ranks since the last call; `last` of an epoch or of the run.
+
+        `rate` is the learning rate.
+        """
+        epoch, loss, accuracy = at.epoch + 1, now.loss / now.examples, now.right / now.examples
+        speed = now.examples / max(now.seconds / self._ranks, 1e-9)
+        waited = now.waited / max(now.seconds, 1e-9)
+        progress.report(
+            step=at.step, total_steps=total_steps, epoch=epoch, examples_per_second=speed, loss=loss
+        )
+        self._writer.add(
+            at.step,
+            {
+                "train/loss": loss,
+                "train/accuracy": accuracy,
+                "train/learning_rate": rate,
+                "train/examples_per_second": speed,
+                "train/data_wait_share": waited,
+            },
+        )
+        clock = time.monotonic()
+        if not last and clock - self._logged_at < self._options.log_seconds:
+            return
+        self._logged_at = clock
+        self._add("train", at, loss, accuracy, speed, {"dataWaitShare": round(waited, 4)})
+        log.info(
+            "step %d/%d epoch %d: loss %.4f, accuracy %.4f, %.0f examples/s",
+            *(at.step, total_steps, epoch, loss, accuracy, speed),
+        )
+
+    def tested(self, at: Position, loss: float, accuracy: float, examples_per_second: float) -> None:
+        """Report the result of a test."""
+        progress.report(accuracy=accuracy)
+        self._writer.add(at.step, {"test/accuracy": accuracy, "test/loss": loss})
+        self._add("test", at, loss, accuracy, examples_per_second)
+        log.info("step %d: test accuracy %.4f, loss %.4f", at.step, accuracy, loss)
+
+    def end(self, at: Position, accuracy: float | None, facts: Mapping[str, object]) -> None:
+        """Report the end of the training, with `facts` about its model."""
+        self._metrics.add("end", {**facts, "step": at.step, "seconds": self._seconds()})
+        progress.report(step=at.step, total_steps=at.step, accuracy=accuracy, final=True)
+
+    def close(self) -> None:
+        """Write pending data."""
+        self._writer.close()
+
+    def _add(
+        self,
+        kind: str,
+        at: Position,
+        loss: float,
+        accuracy: float,
+        examples_per_second: float,
+        more: Mapping[str, object] | None = None,
+    ) -> None:
+        self._metrics.add(
+            kind,
+            {
+                "step": at.step,
+                "epoch": round(at.epoch + at.examples / self._training_examples, 4),
+                "examples": self._trained(at),
+                "loss": loss,
+                "accuracy": accuracy,
+                "examplesPerSecond": round(examples_per_second, 1),
+                "seconds": self._seconds(),
+                **(more or {}),
+            },
+        )
+
+    def _of_what(self) -> dict[str, object]:
+        """Return what is trained; `batchSize`: the examples of a step on each rank."""
+        batch_size = self._options.batch_size * self._options.grad_accumulation
+        return {"model": self._options.model, "batchSize": batch_size}
+
+    def _trained(self, at: Position) -> int:
+        """Return the examples of all epochs so far, over all ranks."""
+        return at.epoch * self._training_examples + at.examples
+
+    def _seconds(self) -> float:
+        return round(time.monotonic() - self._started, 3)
