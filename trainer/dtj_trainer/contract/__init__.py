@@ -246,12 +246,24 @@ Phases = dict[str, str]
 synced."""
 
 
+class Utilisation(TypedDict, total=False):
+    """What the pod uses lately."""
+
+    cpuCores: float
+    """Processors in use."""
+    memoryBytes: float
+    gpuUtilisation: float
+    """The average of the pod's GPUs, 0 to 1."""
+
+
 class Report(TypedDict, total=False):
     """The body of `/progress`."""
 
     progress: Progress
     artifacts: Artifacts
     phases: Phases
+    utilisation: Utilisation
+    """Absent where no program runs, and in a Termination."""
 
 
 # `class` is a keyword, hence the functional syntax.

@@ -100,7 +100,7 @@ class Pod:
         if self._settings.progress_port:
             try:
                 StatusServer(
-                    self._settings.progress_port, self.report, self._metrics, self.stacks.ask
+                    self._settings.progress_port, self._served, self._metrics, self.stacks.ask
                 ).start()
             except OSError as error:
                 log.warning("progress is not served on port %d: %s", self._settings.progress_port, error)
@@ -137,6 +137,13 @@ class Pod:
         if artifacts := self._sync.artifacts():
             found["artifacts"] = artifacts
         found["phases"] = self.phases.times()
+        return found
+
+    def _served(self) -> contract.Report:
+        """Return the report with what the pod uses now, which no termination message has room for."""
+        found = self.report()
+        if used := self._sampler.totals():
+            found["utilisation"] = used
         return found
 
     @property

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import TypeVar
 
+from dtj_trainer import contract
 from dtj_trainer.utilisation.readings import DiskReading, GpuReading, ProgramReading, Reading
 
 FIRST_SECONDS = 5.0
@@ -163,6 +164,18 @@ def _figures(of: Sample) -> Iterator[tuple[str, tuple[str, str] | None, float | 
         yield "gpu_memory_used_bytes", whose, gpu.memory_used
         yield "gpu_memory_bytes", whose, gpu.memory
         yield "gpu_power_watts", whose, gpu.power
+
+
+def totals(of: Sample) -> contract.Utilisation:
+    """Return what the pod uses: its container, or where the container is not known, its programs."""
+    programs = of.programs.values()
+    found: contract.Utilisation = {
+        "cpuCores": round(sum(each.cores for each in programs) if of.cores is None else of.cores, 3),
+        "memoryBytes": sum(each.rss for each in programs) if of.memory is None else of.memory,
+    }
+    if known := [gpu.utilisation for gpu in of.gpus.values() if gpu.utilisation is not None]:
+        found["gpuUtilisation"] = round(sum(known) / len(known), 3)
+    return found
 
 
 def _rate(amount: int | None, seconds: float) -> float | None:

@@ -7,9 +7,10 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 
+from dtj_trainer import contract
 from dtj_trainer.artifacts.idle_priority import run_when_idle
 from dtj_trainer.launch.settings import Settings
-from dtj_trainer.utilisation.figures import Sample, gauges, pause, sample
+from dtj_trainer.utilisation.figures import Sample, gauges, pause, sample, totals
 from dtj_trainer.utilisation.readings import Reading
 from dtj_trainer.utilisation.recorder import Recorder
 
@@ -40,6 +41,11 @@ class Sampler:
         """Return the latest sample as Prometheus' gauges; empty while no program runs."""
         latest = self._latest
         return gauges(latest) if latest else {}
+
+    def totals(self) -> contract.Utilisation | None:
+        """Return what the pod used in the latest sample; None while no program runs."""
+        latest = self._latest
+        return totals(latest) if latest else None
 
     def look(self, read: Read, keep: Keep) -> float:
         """Take a reading, and keep the sample since the last one; return the seconds until the next reading."""
