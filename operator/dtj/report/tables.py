@@ -9,7 +9,7 @@ from datetime import UTC, datetime
 from dtj.report.entries import Comparison, Entry
 from dtj.report.facts import FIELDS
 from dtj.report.report import Report
-from dtj.report.summary import Spread
+from dtj.report.summary import RankSteps, Spread, Summary
 from dtj.report.utilisation import Usage
 
 NOTHING = "–"
@@ -27,16 +27,28 @@ class Table:
 
 
 def tables_of(report: Report) -> list[Table]:
-    """Return the tables of the runs, the groups and the utilisation, as far as there are any.
+    """Return the tables of the runs, of the groups, of the ranks' steps and of their utilisation, each if it has rows.
 
     Leave out columns without a known value.
     """
     tables = [_table("Runs", [*_columns(report, report.runs)])]
     if report.groups:
         tables.append(_table("Groups", [*_columns(report, report.groups)]))
+    if rows := [_rank_row(run, steps) for run in report.summaries for steps in run.rank_steps]:
+        tables.append(Table("Steps by rank", ["run", "model", "rank", "steps", "time of a step (ms)"], rows))
     if report.utilisation:
         tables.append(_table("Utilisation", [*_usage_columns(report.utilisation)]))
     return tables
+
+
+def _rank_row(run: Summary, of: RankSteps) -> list[str]:
+    return [
+        run.name,
+        str(run.facts.get("model") or NOTHING),
+        str(of.rank),
+        str(of.steps),
+        said(of.seconds, 2, 1000),
+    ]
 
 
 def _table(title: str, all_columns: Sequence[tuple[str, list[str]]]) -> Table:
