@@ -9,6 +9,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -20,7 +21,7 @@ from typing import Any
 
 import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-from tests.trainer.conftest import get_text, keys, until
+from tests.trainer.conftest import REPOSITORY, get_json, get_text, keys, until
 
 from dtj.local.store_keeper import free_ports
 from dtj_trainer import contract
@@ -28,7 +29,7 @@ from dtj_trainer.artifacts.store import Store
 from dtj_trainer.launch.cgroups import Usage, usage
 from dtj_trainer.launch.settings import Settings, read_settings
 from dtj_trainer.launch.status_server import prometheus_text
-from dtj_trainer.utilisation.figures import Sample, gauges, pause, row, sample, scalars
+from dtj_trainer.utilisation.figures import Sample, gauges, pause, row, sample, scalars, totals
 from dtj_trainer.utilisation.gpus import Gpus
 from dtj_trainer.utilisation.processes import by_program, no_rank
 from dtj_trainer.utilisation.readings import (
@@ -152,6 +153,18 @@ def test_a_line_has_what_is_known() -> None:
     }
 
 
+def test_the_page_shows_a_line_with_all_fields() -> None:
+    page = (REPOSITORY / "docs/utilisation.md").read_text()
+    shown = json.loads(page.split("```json\n")[1].split("```")[0])
+    made: Any = row(sample(BEFORE, NOW), time="", pod="worker-0", attempt=1)
+    assert shown.keys() == made.keys()
+    assert shown["programs"]["0"].keys() == made["programs"]["0"].keys()
+    assert shown["gpus"]["0"].keys() == made["gpus"]["0"].keys()
+    assert {f"`{name}`" for name in made["programs"]["0"] if name != "processes"} <= set(
+        re.findall(r"`\w+`", page)
+    )
+
+
 def test_prometheus_gets_each_name_once_with_all_its_series() -> None:
     two = replace(NOW, programs={"0": PROGRAM, 'a"b': PROGRAM})
     lines = prometheus_text({"dtj_step": 3.0} | gauges(sample(BEFORE, two))).splitlines()
@@ -165,6 +178,13 @@ def test_prometheus_gets_each_name_once_with_all_its_series() -> None:
     assert 'dtj_gpu_utilisation_ratio{gpu="0"} 0.93' in lines
     types = [line for line in lines if line.startswith("#")]
     assert len(types) == len(set(types))
+
+
+def test_the_operator_gets_the_figures_of_the_pod() -> None:
+    found = sample(BEFORE, NOW)
+    assert totals(found) == {"cpuCores": 2.0, "memoryBytes": 3000, "gpuUtilisation": 0.93}
+    outside = replace(found, cores=None, memory=None, gpus={"0": GpuReading(memory_used=3)})
+    assert totals(outside) == {"cpuCores": 1.5, "memoryBytes": 1500}
 
 
 def test_tensorboard_shows_the_scalars(tmp_path: Path) -> None:
@@ -400,9 +420,12 @@ def test_a_pod_of_two_ranks_from_its_start_to_the_bucket(
     lines = pod.root / "utilisation/worker-0.jsonl"
     until(lambda: lines.exists() and lines.stat().st_size, "a sample", tell=lambda: run.output)
     metrics = get_text(f"http://127.0.0.1:{port}/metrics")
+    used = get_json(f"http://127.0.0.1:{port}/progress")["utilisation"]
     end.touch()
     assert run.ended() == 0, run.output
     assert 'dtj_program_memory_rss_bytes{program="1"}' in metrics
+    assert used["memoryBytes"] > 1_000_000
+    assert "utilisation" not in pod.termination
     key = "utilisation/attempt-1/worker-0"
     assert set(json.loads(job_store.get_bytes(f"{key}.jsonl").splitlines()[0])["programs"]) == {"0", "1"}
     (events,) = keys(job_store, f"tensorboard/{key}/")

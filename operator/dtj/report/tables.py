@@ -27,7 +27,7 @@ class Table:
 
 
 def tables_of(report: Report) -> list[Table]:
-    """Return the tables of the runs, of the groups, of the ranks' steps and of their utilisation, each if it has rows.
+    """Return the tables of the runs, the groups, the ranks' steps and the utilisation, each if it has rows.
 
     Leave out columns without a known value.
     """
