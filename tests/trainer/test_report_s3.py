@@ -57,6 +57,9 @@ def test_what_the_ranks_used_is_read_from_all_pods_and_segments(job_store: Store
         for number, segment in enumerate(segments, 1):
             used = {"pod": pod, "seconds": number, "programs": {pod[-1]: {"cpuCores": 1.5}}, "gpus": {}}
             job_store.put_bytes(f"job-1/utilisation/attempt-1/{pod}.jsonl{segment}", content([used]))
+            job_store.put_bytes(f"silent/utilisation/attempt-1/{pod}.jsonl{segment}", content([used]))
+    (silent,) = read(f"{job_store.location.uri}/silent")
+    assert (silent.rows, len(silent.utilisation)) == ([], 3), "the program writes no metrics"
     (run,) = read(f"{job_store.location.uri}/job-1")
     assert [(used.pod, used.seconds) for used in run.utilisation] == [
         ("worker-0", 1),

@@ -128,8 +128,14 @@ def _run(
     job: Mapping[str, Any] | None = None,
     status: JobStatus | None = None,
 ) -> Run:
-    """Read a run. Raises NotFound if the run has no metrics."""
-    metrics = read_metrics(read(contract.METRICS_FILE))
+    """Read a run. Raises NotFound if the run has neither metrics nor lines of utilisation."""
+    stored = sizes(contract.UTILISATION)
+    try:
+        metrics = read_metrics(read(contract.METRICS_FILE))
+    except NotFound:
+        if not stored:
+            raise
+        metrics = Metrics([], 0)  # A program that writes no metrics uses processors all the same.
     job = job or _job(read)
     try:
         evaluator = read_metrics(read(contract.EVALUATOR_METRICS_FILE))
@@ -137,7 +143,6 @@ def _run(
         evaluator = Metrics([], 0)
     labels = ((job or {}).get("metadata") or {}).get("labels") or {}
     left_out = metrics.left_out + evaluator.left_out
-    stored = sizes(contract.UTILISATION)
     files = files_to_read(stored)
     utilisation = [line for file in files for line in read_lines(read(file))]
     unread = len(stored) - len(files)
