@@ -79,7 +79,7 @@ def read_options() -> argparse.Namespace:
     parser.add_argument("--hold", action="store_true",
                         help="in attempt 1, wait after the first checkpoint for /dtj/run/go-on")  # fmt: skip
     parser.add_argument("--fail-at", type=int, default=0, help="in attempt 1, exit with 3 after this step")
-    parser.add_argument("--tensorboard", action="store_true", help="write event files (imports tensorboardX)")
+    parser.add_argument("--tensorboard", action="store_true", help="write event files")
     return parser.parse_args(sys.argv[2:])
 
 

@@ -80,6 +80,8 @@ print(json.dumps(image.requirements))
     assert {re.split("[=<>]", line)[0] for line in requirements["trainer"]} == {
         "boto3",
         "numpy",
+        "nvidia-ml-py",
+        "psutil",
         "py-spy",
         "tensorboardX",
     }

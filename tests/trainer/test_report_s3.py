@@ -51,6 +51,23 @@ def test_segments_are_read_in_a_bucket_and_in_a_folder_copied_from_it(
         assert [row.step for row in run.rows] == list(range(1, 12))
 
 
+def test_what_the_ranks_used_is_read_from_all_pods_and_segments(job_store: Store) -> None:
+    job_store.put_bytes("job-1/metrics.jsonl", ROWS)
+    for pod, segments in (("worker-0", ("", ".00002")), ("worker-1", ("",))):
+        for number, segment in enumerate(segments, 1):
+            used = {"pod": pod, "seconds": number, "programs": {pod[-1]: {"cpuCores": 1.5}}, "gpus": {}}
+            job_store.put_bytes(f"job-1/utilisation/attempt-1/{pod}.jsonl{segment}", content([used]))
+            job_store.put_bytes(f"silent/utilisation/attempt-1/{pod}.jsonl{segment}", content([used]))
+    (silent,) = read(f"{job_store.location.uri}/silent")
+    assert (silent.rows, len(silent.utilisation)) == ([], 3), "the program writes no metrics"
+    (run,) = read(f"{job_store.location.uri}/job-1")
+    assert [(used.pod, used.seconds) for used in run.utilisation] == [
+        ("worker-0", 1),
+        ("worker-0", 2),
+        ("worker-1", 1),
+    ]
+
+
 def test_nothing_there_and_a_bucket_that_is_not_there_are_said(job_store: Store) -> None:
     with pytest.raises(NotFound, match=r"has no metrics\.jsonl, nor has any job below it"):
         read(job_store.location.uri)

@@ -5,21 +5,19 @@ A closed part is uploaded once. TensorBoard reads the parts in a folder ordered 
 
 from __future__ import annotations
 
+import socket
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from dtj_trainer import contract
+from dtj_trainer import contract, event_records
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from tensorboardX.proto.event_pb2 import Event
-
 ROTATE_SECONDS = 15 * 60.0
 ROTATE_BYTES = 512 * 1024
 """Below the uploader's limits of size and age for a segment, so that each part is one object in the bucket."""
-RECORD_FRAME_BYTES = 16
 
 
 class ScalarWriter:
@@ -69,35 +67,28 @@ class ScalarWriter:
 
 
 class _Part:
-    """One event file, written without the threads and queues of tensorboardX's own writer."""
+    """One event file."""
 
     def __init__(self, folder: Path, number: int, begun: float) -> None:
-        from tensorboardX.event_file_writer import EventsWriter
-
         self.begun = begun
         self.size = 0
         """Bytes without the file's first record."""
-        self._writer = EventsWriter(str(folder / "events"), filename_suffix=f".{number:05d}")
+        now = time.time()
+        name = f"events.out.tfevents.{int(now):010d}.{socket.gethostname()}.{number:05d}"
+        self._file = (folder / name).open("wb")
+        self._file.write(event_records.file_version(now))
 
     def write_start(self, step: int) -> None:
-        from tensorboardX.proto.event_pb2 import Event, SessionLog
-
         # A START event makes TensorBoard drop what it has read of this step and later ones.
-        self._write(
-            Event(wall_time=time.time(), step=step + 1, session_log=SessionLog(status=SessionLog.START))
-        )
+        self._write(event_records.session_start(time.time(), step + 1))
 
     def write(self, step: int, values: Mapping[str, float]) -> None:
-        from tensorboardX.proto.event_pb2 import Event
-        from tensorboardX.proto.summary_pb2 import Summary
+        self._write(event_records.scalars(time.time(), step, values))
+        self._file.flush()
 
-        entries = [Summary.Value(tag=name, simple_value=value) for name, value in values.items()]
-        self._write(Event(wall_time=time.time(), step=step, summary=Summary(value=entries)))
-        self._writer.flush()
-
-    def _write(self, event: Event) -> None:
-        self._writer.write_event(event)
-        self.size += event.ByteSize() + RECORD_FRAME_BYTES
+    def _write(self, record: bytes) -> None:
+        self._file.write(record)
+        self.size += len(record)
 
     def close(self) -> None:
-        self._writer.close()
+        self._file.close()

@@ -12,6 +12,7 @@ from dtj.api.errors import DtjError, NotFound, Unusable
 from dtj.api.yaml_lines import read_documents
 from dtj.cli.places import find
 from dtj.report.run import Metrics, Run, read_metrics
+from dtj.report.utilisation import files_to_read, read_lines
 from dtj_trainer import contract
 
 if TYPE_CHECKING:
@@ -19,6 +20,8 @@ if TYPE_CHECKING:
 
 Read = Callable[[str], bytes]
 """A function that returns the content of a file of one run. Raises NotFound."""
+Sizes = Callable[[str], Mapping[str, int]]
+"""A function that returns the bytes of each file of one run below a folder."""
 
 
 def read_runs(names: Sequence[str], *, local: bool, namespace: str | None, context: str | None) -> list[Run]:
@@ -51,7 +54,7 @@ def _runs(name: str, *, local: bool, namespace: str | None, context: str | None)
             ) from None
         job = place.job()
         with place.artifacts() as artifacts:
-            yield _run(name, artifacts.read, job=job.to_manifest(), status=job.status)
+            yield _run(name, artifacts.read, artifacts.sizes, job=job.to_manifest(), status=job.status)
 
 
 def _in_bucket(uri: str) -> Iterator[Run]:
@@ -61,7 +64,7 @@ def _in_bucket(uri: str) -> Iterator[Run]:
     try:
         artifacts = Artifacts(uri.rstrip("/"), os.environ)
         try:
-            yield _run(PurePosixPath(uri).name, artifacts.read)
+            yield _run(PurePosixPath(uri).name, artifacts.read, artifacts.sizes)
         except NotFound:
             keys = [
                 item.key for item in artifacts.ls() if PurePosixPath(item.key).name == contract.METRICS_FILE
@@ -73,7 +76,8 @@ def _in_bucket(uri: str) -> Iterator[Run]:
                 ) from None
             for key in keys:
                 folder = PurePosixPath(key).parent
-                yield _run(folder.name, Artifacts(f"{uri.rstrip('/')}/{folder}", os.environ).read)
+                below = Artifacts(f"{uri.rstrip('/')}/{folder}", os.environ)
+                yield _run(folder.name, below.read, below.sizes)
     except ValueError as error:
         raise Unusable(str(error)) from None
 
@@ -94,7 +98,13 @@ def _in_folder(path: Path) -> Iterator[Run]:
             except OSError as error:
                 raise Unusable(f"{folder / key} can't be read: {error.strerror}") from None
 
-        yield _run(folder.name, read)
+        def sizes(key: str, folder: Path = folder) -> Mapping[str, int]:
+            return {
+                path.relative_to(folder).as_posix(): path.stat().st_size
+                for path in (folder / key).glob("**/*.jsonl")
+            }
+
+        yield _run(folder.name, read, sizes)
 
 
 def _read_whole(file: Path) -> bytes:
@@ -111,10 +121,21 @@ def _metrics_files(folder: Path) -> list[Path]:
 
 
 def _run(
-    name: str, read: Read, *, job: Mapping[str, Any] | None = None, status: JobStatus | None = None
+    name: str,
+    read: Read,
+    sizes: Sizes,
+    *,
+    job: Mapping[str, Any] | None = None,
+    status: JobStatus | None = None,
 ) -> Run:
-    """Read a run. Raises NotFound if the run has no metrics."""
-    metrics = read_metrics(read(contract.METRICS_FILE))
+    """Read a run. Raises NotFound if the run has neither metrics nor lines of utilisation."""
+    stored = sizes(contract.UTILISATION)
+    try:
+        metrics = read_metrics(read(contract.METRICS_FILE))
+    except NotFound:
+        if not stored:
+            raise
+        metrics = Metrics([], 0)  # A program that writes no metrics uses processors all the same.
     job = job or _job(read)
     try:
         evaluator = read_metrics(read(contract.EVALUATOR_METRICS_FILE))
@@ -122,7 +143,10 @@ def _run(
         evaluator = Metrics([], 0)
     labels = ((job or {}).get("metadata") or {}).get("labels") or {}
     left_out = metrics.left_out + evaluator.left_out
-    return Run(name, metrics.rows, evaluator.rows, job, status, labels, left_out)
+    files = files_to_read(stored)
+    utilisation = [line for file in files for line in read_lines(read(file))]
+    unread = len(stored) - len(files)
+    return Run(name, metrics.rows, evaluator.rows, job, status, labels, left_out, utilisation, unread)
 
 
 def _job(read: Read) -> Mapping[str, Any] | None:

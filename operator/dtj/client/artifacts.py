@@ -54,6 +54,11 @@ class Artifacts:
         with _explained():
             return list(self._store.objects(prefix.strip("/")))
 
+    def sizes(self, prefix: str = "") -> dict[str, int]:
+        """Return the bytes of each file below a folder by key; those of a segmented file together."""
+        stored = {item.key: item.size for item in self.ls(prefix)}
+        return {key: sum(stored[part] for part in parts) for key, parts in joined(stored).items()}
+
     def get(self, key_or_prefix: str, folder: str | Path) -> list[Path]:
         """Copy an object, or all objects below a prefix, into a folder. Returns the paths of the files.
 

@@ -136,6 +136,18 @@ def _each(jobs: Iterable[JobFigures]) -> Iterator[Metric]:
             ),
             ("dtj_job_gpus", "Accelerators that pods of a job hold."),
             ("dtj_job_idle_gpus", "Those of dtj_job_gpus that do not train."),
+            (
+                "dtj_job_cpu_cores",
+                "Processors that the pod of rank 0 or the chief of a running job uses.",
+            ),
+            (
+                "dtj_job_memory_bytes",
+                "Memory that the pod of rank 0 or the chief of a running job uses.",
+            ),
+            (
+                "dtj_job_gpu_utilisation_ratio",
+                "How busy the GPUs of the pod of rank 0 or the chief of a running job are, on average: 0 to 1.",
+            ),
         )
     }
     for job in jobs:
@@ -152,7 +164,7 @@ def _each(jobs: Iterable[JobFigures]) -> Iterator[Metric]:
 
 
 def _values(job: JobFigures) -> tuple[float | None, ...]:
-    progress = job.progress
+    progress, utilisation = job.progress, job.utilisation
     return (
         progress.step if progress else None,
         progress.total_steps if progress else None,
@@ -162,4 +174,7 @@ def _values(job: JobFigures) -> tuple[float | None, ...]:
         job.stalled,
         job.gpus,
         job.idle_gpus,
+        utilisation.cpu_cores if utilisation else None,
+        utilisation.memory_bytes if utilisation else None,
+        utilisation.gpu_utilisation if utilisation else None,
     )

@@ -16,6 +16,7 @@ from dtj.api.unreadable import AnyJob
 from dtj.reconcile.job_series import JobSeries
 from dtj.reconcile.view import Key
 from dtj.status.figures import failures, job_figures, recovered, started, strategy_label
+from dtj.status.observed import Observed
 from dtj.status.pods import PodView
 
 _LAG_SECONDS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30)
@@ -147,9 +148,9 @@ class Metrics:
         """Count a request. code: the HTTP status; 0 when no answer came."""
         self._requests.labels(verb, kind, str(code)).inc()
 
-    def see(self, key: Key, job: AnyJob, status: JobStatus, pods: Sequence[PodView]) -> None:
+    def see(self, key: Key, job: AnyJob, status: JobStatus, observed: Observed) -> None:
         """Replace the figures of a job's series."""
-        figures = job_figures(job, status, pods)
+        figures = job_figures(job, status, observed)
         whose = figures.namespace, figures.strategy
         if self.jobs.keep(key, figures):
             # Create the series at 0: rate() does not count the first increase of a series that begins at 1.

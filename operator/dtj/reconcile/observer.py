@@ -116,6 +116,7 @@ class Observer:
             evaluation=evaluation.progress if evaluation else None,
             answers=self._progress.answers(key, plan.reporter),
             program_ended=report.program_ended,
+            utilisation=report.utilisation,
         )
 
 

@@ -163,7 +163,7 @@ class Reconciler:
         before = memory.stored.confirmed(seen.job.status)
         if before is not None:
             self._report(memory, seen, before, seen.job.status)
-        self._metrics.see(key, seen.job, seen.job.status, seen.observed.pods)
+        self._metrics.see(key, seen.job, seen.job.status, seen.observed)
 
     async def _decide(self, memory: Memory, seen: Snapshot, job: AnyJob | None = None) -> Decided:
         """Decide in view of the snapshot. job: the job with another status, in place of the job in the snapshot."""
@@ -219,7 +219,7 @@ class Reconciler:
         follows = await self._decide(memory, seen, replace(seen.job, status=written.status))
         memory.stored.expect_echo(settled=follows == decided)
         self._report(memory, seen, seen.job.status, written.status)
-        self._metrics.see(key, seen.job, written.status, seen.observed.pods)
+        self._metrics.see(key, seen.job, written.status, seen.observed)
 
     def _report(self, memory: Memory, seen: Snapshot, old: JobStatus, new: JobStatus) -> None:
         """Record the events and metrics of a status that was just stored."""

@@ -12,6 +12,7 @@ from typing import Any
 from dtj.report.entries import Entry
 from dtj.report.report import Report
 from dtj.report.summary import Spread
+from dtj.report.utilisation import Usage
 
 _FORMULA_STARTS = ("=", "+", "-", "@", "\t")
 _NUMBER = re.compile(r"[-+]?(\d+(\.\d*)?|\.\d+)([eE][-+]?\d+)?")
@@ -37,13 +38,14 @@ def as_data(report: Report) -> dict[str, Any]:
             for entry in report.groups
         ],
         "notes": list(report.notes),
+        "utilisation": [_usage(usage) for usage in report.utilisation],
     }
 
 
 def as_csv(report: Report) -> dict[str, str]:
-    """Return the content of `runs.csv` and, if the report has groups, of `groups.csv`, by file name."""
+    """Return the content of `runs.csv`, and of `groups.csv` and `utilisation.csv` if the report has any, by name."""
     data = as_data(report)
-    return {f"{name}.csv": _csv(data[name]) for name in ("runs", "groups") if data[name]}
+    return {f"{name}.csv": _csv(data[name]) for name in ("runs", "groups", "utilisation") if data[name]}
 
 
 def _run(entry: Entry) -> dict[str, Any]:
@@ -79,6 +81,25 @@ def _entry(entry: Entry) -> dict[str, Any]:
             "efficiency": comparison.efficiency,
             "differences": list(comparison.differences),
         },
+    }
+
+
+def _usage(usage: Usage) -> dict[str, str | float | None]:
+    return {
+        "run": usage.run,
+        "rank": usage.program,
+        "pod": usage.pod,
+        "seconds": usage.seconds,
+        "cpuCores": usage.cores,
+        "cpuLimit": usage.cpu_limit,
+        "memoryBytes": usage.memory,
+        "podMemoryBytes": usage.pod_memory,
+        "podMemoryLimitBytes": usage.pod_memory_limit,
+        "readBytes": usage.read,
+        "writtenBytes": usage.written,
+        "gpuUtilisation": usage.gpu,
+        "gpuMemoryBytes": usage.gpu_memory,
+        "gpuPowerWatts": usage.gpu_watts,
     }
 
 

@@ -10,7 +10,8 @@ from pydantic import ValidationError
 
 from dtj.api.spec import JobSpec
 from dtj.api.strategies import RULES
-from dtj.report.run import MAX_NUMBER, Row, Run
+from dtj.report.numbers import MAX_NUMBER
+from dtj.report.run import Row, Run
 
 Fact = str | int | None
 FIELDS = ("strategy", "updates", "model", "batch", "workers", "ps")

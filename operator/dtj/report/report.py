@@ -10,6 +10,7 @@ from dtj.report.entries import Entry, Price, check_fields, entry_of_run, groups_
 from dtj.report.facts import FIELDS
 from dtj.report.run import Run
 from dtj.report.summary import Summary, summarise
+from dtj.report.utilisation import Usage, usage_of
 
 
 @dataclass(frozen=True)
@@ -25,6 +26,8 @@ class Report:
     """Whether total times are compared, because each ended run has a total time; otherwise training times are."""
     price: Price | None
     notes: Sequence[str]
+    utilisation: Sequence[Usage]
+    """What each rank of each run used; empty where dtj-launch kept no files of it."""
 
 
 def make_report(
@@ -53,8 +56,12 @@ def make_report(
         )
     if not group_by and len(groups) == len(entries):
         groups = []
-    notes = [*_notes(summaries, groups or entries, total_time=total_time, price=price)]
-    return Report(summaries, entries, groups, fields, total_time, price, notes)
+    utilisation = [usage for run in runs for usage in usage_of(run.name, run.utilisation)]
+    notes = [
+        *_notes(summaries, groups or entries, total_time=total_time, price=price),
+        *_on_utilisation(runs, utilisation),
+    ]
+    return Report(summaries, entries, groups, fields, total_time, price, notes, utilisation)
 
 
 def _compared(entry: Entry, baseline: Entry | None, *, total_time: bool) -> Entry:
@@ -129,6 +136,20 @@ def _on_comparisons(entries: Sequence[Entry], time: str) -> Iterator[str]:
             yield (
                 f"{entry.label} and its baseline {comparison.baseline} are different trainings: "
                 f"{_list(comparison.differences)}."
+            )
+
+
+def _on_utilisation(runs: Sequence[Run], utilisation: Sequence[Usage]) -> Iterator[str]:
+    if utilisation:
+        yield (
+            "Utilisation: CPUs and GPUs in use are means over the time, memory is the most at one time; GPUs are "
+            "those of the rank's pod."
+        )
+    for run in runs:
+        if run.utilisation_unread:
+            yield (
+                f"{run.name} has {run.utilisation_unread} more files of utilisation, of pods or of earlier attempts: "
+                "left out, because a report reads at most 64 MiB of them."
             )
 
 

@@ -10,9 +10,9 @@ from datetime import UTC, datetime
 from typing import Any, NamedTuple
 
 from dtj.api.status import JobStatus
+from dtj.report.numbers import MAX_NUMBER, number
+from dtj.report.utilisation import Line
 
-MAX_NUMBER = 1e15
-"""The largest number that a row may have. Sums and squares of larger numbers may overflow."""
 _FIRST_TIME = datetime(1970, 1, 1, tzinfo=UTC).timestamp()
 _LAST_TIME = datetime(2200, 1, 1, tzinfo=UTC).timestamp()
 
@@ -32,10 +32,7 @@ class Row:
 
     def number(self, name: str) -> float | None:
         """Return a value that is a number up to ±MAX_NUMBER; None for any other value, such as a loss that is NaN."""
-        value = self.values.get(name)
-        if isinstance(value, bool) or not isinstance(value, (int, float)):
-            return None
-        return value if abs(value) <= MAX_NUMBER else None
+        return number(self.values.get(name))
 
     @property
     def ranks(self) -> int | None:
@@ -60,6 +57,10 @@ class Run:
     """The labels of the job."""
     left_out: int = 0
     """The number of unreadable lines in the metrics files."""
+    utilisation: Sequence[Line] = ()
+    """What the programs in its pods used."""
+    utilisation_unread: int = 0
+    """The number of pods' files that were left out because there are too many bytes."""
 
 
 class Metrics(NamedTuple):

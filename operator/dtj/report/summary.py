@@ -9,8 +9,9 @@ from datetime import datetime
 
 from dtj.api.status import Phase
 from dtj.report.facts import Fact, arguments_of, facts_of
+from dtj.report.numbers import MAX_NUMBER
 from dtj.report.progress import Interval, Start, starts
-from dtj.report.run import MAX_NUMBER, Row, Run
+from dtj.report.run import Row, Run
 
 _MOST_RANKS = 64
 """Rows of ranks that a run may have in a report: as many as the trainer writes."""

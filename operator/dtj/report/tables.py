@@ -10,6 +10,7 @@ from dtj.report.entries import Comparison, Entry
 from dtj.report.facts import FIELDS
 from dtj.report.report import Report
 from dtj.report.summary import RankSteps, Spread, Summary
+from dtj.report.utilisation import Usage
 
 NOTHING = "–"
 _UNITS = ((180 * 60, "h", 3600.0, 2), (180, "min", 60.0, 1), (0, "s", 1.0, 1))
@@ -26,15 +27,17 @@ class Table:
 
 
 def tables_of(report: Report) -> list[Table]:
-    """Return the tables of the runs, of the groups and of the ranks' steps, each if it has rows.
+    """Return the tables of the runs, the groups, the ranks' steps and the utilisation, each if it has rows.
 
     Leave out columns without a known value.
     """
-    tables = [_table("Runs", report, report.runs)]
+    tables = [_table("Runs", [*_columns(report, report.runs)])]
     if report.groups:
-        tables.append(_table("Groups", report, report.groups))
+        tables.append(_table("Groups", [*_columns(report, report.groups)]))
     if rows := [_rank_row(run, steps) for run in report.summaries for steps in run.rank_steps]:
         tables.append(Table("Steps by rank", ["run", "model", "rank", "steps", "time of a step (ms)"], rows))
+    if report.utilisation:
+        tables.append(_table("Utilisation", [*_usage_columns(report.utilisation)]))
     return tables
 
 
@@ -48,10 +51,10 @@ def _rank_row(run: Summary, of: RankSteps) -> list[str]:
     ]
 
 
-def _table(title: str, report: Report, entries: Sequence[Entry]) -> Table:
+def _table(title: str, all_columns: Sequence[tuple[str, list[str]]]) -> Table:
     columns = [
         column
-        for column in _columns(report, entries)
+        for column in all_columns
         if column[0] in ("run", "group") or any(cell != NOTHING for cell in column[1])
     ]
     return Table(
@@ -106,6 +109,36 @@ def _columns(report: Report, entries: Sequence[Entry]) -> Iterator[tuple[str, li
     yield column("speed-up", compared(lambda comparison: comparison.speedup))
     yield column("speed-up of time", compared(lambda comparison: comparison.time_speedup))
     yield column("efficiency", compared(lambda comparison: comparison.efficiency))
+
+
+def _usage_columns(usages: Sequence[Usage]) -> Iterator[tuple[str, list[str]]]:
+    """Yield heading and cells of each column of the utilisation."""
+
+    def column(
+        heading: str, value: Callable[[Usage], float | None], digits: int = 2
+    ) -> tuple[str, list[str]]:
+        return heading, [
+            NOTHING if (number := value(usage)) is None else f"{number:.{digits}f}" for usage in usages
+        ]
+
+    def scaled(name: str, scale: float) -> Callable[[Usage], float | None]:
+        return lambda usage: None if (number := getattr(usage, name)) is None else number * scale
+
+    yield "run", [usage.run for usage in usages]
+    yield "rank", [usage.program for usage in usages]
+    yield "pod", [usage.pod for usage in usages]
+    unit, seconds, digits = unit_of([usage.seconds for usage in usages])
+    yield column(f"time ({unit})", scaled("seconds", 1 / seconds), digits)
+    yield column("CPUs in use", lambda usage: usage.cores)
+    yield column("CPU limit", lambda usage: usage.cpu_limit)
+    yield column("memory (GB)", scaled("memory", 1e-9))
+    yield column("pod memory (GB)", scaled("pod_memory", 1e-9))
+    yield column("memory limit (GB)", scaled("pod_memory_limit", 1e-9))
+    yield column("read (GB)", scaled("read", 1e-9))
+    yield column("written (GB)", scaled("written", 1e-9))
+    yield column("GPUs in use %", scaled("gpu", 100), 1)
+    yield column("GPU memory (GB)", scaled("gpu_memory", 1e-9))
+    yield column("GPU power (W)", lambda usage: usage.gpu_watts, 0)
 
 
 def unit_of(seconds: Sequence[float]) -> tuple[str, float, int]:

@@ -12,7 +12,9 @@ from dtj.api.spec import Accelerator
 from dtj.api.status import JobStatus, Phase, ProgressStatus
 from dtj.api.unreadable import AnyJob
 from dtj.status.backoff import restarted
+from dtj.status.observed import Observed
 from dtj.status.pods import PodView
+from dtj.status.progress_report import Utilisation
 from dtj.status.times import read_time
 
 
@@ -27,6 +29,8 @@ class JobFigures:
     finished: bool
     progress: ProgressStatus | None
     """The progress of a running job; None for any other job."""
+    utilisation: Utilisation | None
+    """What the pod of rank 0 or the chief of a running job uses."""
     checkpoint: float | None
     """Unix time at which the newest checkpoint was complete; None unless the job runs."""
     unsaved_since: float | None
@@ -56,8 +60,9 @@ def strategy_label(job: AnyJob) -> str:
     return job.rules.name if job.rules else "unknown"
 
 
-def job_figures(job: AnyJob, status: JobStatus, pods: Sequence[PodView]) -> JobFigures:
-    """Return the figures of a job. pods: all pods of the job, of every attempt."""
+def job_figures(job: AnyJob, status: JobStatus, observed: Observed) -> JobFigures:
+    """Return the figures of a job."""
+    pods = observed.pods
     phase = status.phase or Phase.PENDING
     runs = phase is Phase.RUNNING
     artifacts = status.artifacts if runs else None
@@ -80,6 +85,7 @@ def job_figures(job: AnyJob, status: JobStatus, pods: Sequence[PodView]) -> JobF
         phase=phase,
         finished=status.finished,
         progress=status.progress if runs else None,
+        utilisation=observed.utilisation if runs else None,
         checkpoint=checkpoint,
         unsaved_since=max(checkpoint or 0.0, _unix(running.last_transition_time))
         if at_risk and running

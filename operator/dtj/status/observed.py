@@ -12,6 +12,7 @@ from dtj.api.scheduling import Gang
 from dtj.api.status import ArtifactsStatus, ProgressStatus
 from dtj.status.mpijob import MpiJob
 from dtj.status.pods import PodView
+from dtj.status.progress_report import Utilisation
 
 GATED = "SchedulingGated"
 """Reason of the condition PodScheduled while a scheduling gate holds the pod."""
@@ -100,6 +101,8 @@ class Observed:
     """Whether the pod of rank 0 answered the last request; None before the first request."""
     program_ended: bool = False
     """Whether the pod of rank 0 reported the end of its program. Only uploads may then be left."""
+    utilisation: Utilisation | None = None
+    """What the pod of rank 0 uses."""
     mpijob: MpiJob | None = None
     """The MPIJob to which the job is delegated."""
 

@@ -7,13 +7,24 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from dtj.api.base import ApiModel
 from dtj.api.reasons import Reason
-from dtj.api.reported import take, text
+from dtj.api.reported import Measured, take, text
 from dtj.api.status import ArtifactsStatus, ProgressStatus
 
 _BOTTLENECKS = {"ParameterServers": Reason.PARAMETER_SERVERS_SLOW, "Worker": Reason.STRAGGLING_WORKER}
 """Reason of the condition Bottleneck, by kind of the bottleneck in a report."""
 _BOTTLENECK_LENGTH = 1024
+
+
+class Utilisation(ApiModel):
+    """What a pod uses lately. It is in no status, because it always changes; the metrics have it."""
+
+    cpu_cores: Measured = None
+    """Processors in use."""
+    memory_bytes: Measured = None
+    gpu_utilisation: Measured = None
+    """The average of the pod's GPUs, 0 to 1."""
 
 
 @dataclass(frozen=True)
@@ -26,6 +37,7 @@ class Report:
     """Reason and message, from the report's progress."""
     program_ended: bool = False
     """Whether the pod's programs have ended, from the report's phases."""
+    utilisation: Utilisation | None = None
 
 
 def read_report(body: bytes | str) -> tuple[Report | None, int]:
@@ -39,9 +51,11 @@ def read_report(body: bytes | str) -> tuple[Report | None, int]:
     progress, bad_progress = take(ProgressStatus, answer.get("progress"))
     artifacts, bad_artifacts = take(ArtifactsStatus, answer.get("artifacts"))
     bottleneck, bad_bottleneck = _bottleneck(answer.get("progress"))
+    utilisation, bad_utilisation = take(Utilisation, answer.get("utilisation"))
     phases = answer.get("phases")
     ended = isinstance(phases, dict) and "programEnded" in phases
-    return Report(progress, artifacts, bottleneck, ended), bad_progress + bad_artifacts + bad_bottleneck
+    dropped = bad_progress + bad_artifacts + bad_bottleneck + bad_utilisation
+    return Report(progress, artifacts, bottleneck, ended, utilisation), dropped
 
 
 def _bottleneck(progress: Any) -> tuple[tuple[str, str] | None, int]:

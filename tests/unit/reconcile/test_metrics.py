@@ -8,6 +8,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from pathlib import Path
 from typing import Any
@@ -80,6 +81,10 @@ async def test_an_operator_that_takes_over_counts_nothing_twice_and_tells_of_the
 
     await world.step()
 
+    used = {"dtj_job_cpu_cores", "dtj_job_memory_bytes", "dtj_job_gpu_utilisation_ratio"}
+    assert world.job_series() == before - used, "the status has no such figures: a pod has to say them"
+    world.report()
+    await world.step()
     assert world.job_series() == before
     assert world.value("dtj_job_time_to_running_seconds_count") == 0.0
     assert world.value("dtj_job_recovery_seconds_count") == 0.0
@@ -278,6 +283,24 @@ async def test_a_jobs_series_end_with_it(how: str) -> None:
     assert world.job_series() == (
         {"dtj_job_phase", "dtj_job_gpus", "dtj_job_idle_gpus"} if how == "made anew" else set()
     )
+
+
+async def test_what_rank_0s_pod_uses_is_in_the_metrics_and_costs_no_write() -> None:
+    world = MeasuredWorld()
+    world.kubelet.program = endless
+    await world.until(lambda: world.phase == "Running")
+    for _ in range(3):
+        await world.step()
+    status, writes = world.status, len(world.cluster.writes)
+    for gpus in (0.25, 0.97):
+        used = {"cpuCores": 3.456, "memoryBytes": 2 * 10**9, "gpuUtilisation": gpus, "more": 1}
+        world.report(json.dumps({"utilisation": used}))
+        await world.step()
+        assert world.job_value("dtj_job_gpu_utilisation_ratio") == gpus
+    assert world.job_value("dtj_job_cpu_cores") == 3.456
+    assert world.job_value("dtj_job_memory_bytes") == 2e9
+    assert world.status == status
+    assert len(world.cluster.writes) == writes
 
 
 async def test_the_text_that_prometheus_reads_is_as_it_was() -> None:

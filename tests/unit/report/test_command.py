@@ -110,6 +110,9 @@ class Stored(Artifacts):
             raise NotFound(f"{key} does not exist")
         return self._files[key]
 
+    def sizes(self, prefix: str = "") -> dict[str, int]:
+        return {key: len(content) for key, content in self._files.items() if key.startswith(f"{prefix}/")}
+
 
 class Somewhere:
     """A place with one job."""

@@ -18,7 +18,8 @@ from tests.unit.support.world import KEY, World
 GPUS = {"worker": {"replicas": 2, "gpus": 4}}
 REPORT = """{
   "progress": {"step": 120, "totalSteps": 500, "examplesPerSecond": 1234.5, "loss": 0.7},
-  "artifacts": {"checkpoint": {"step": 100, "time": "2026-11-21T12:00:08Z"}}
+  "artifacts": {"checkpoint": {"step": 100, "time": "2026-11-21T12:00:08Z"}},
+  "utilisation": {"cpuCores": 3.5, "memoryBytes": 2000000000, "gpuUtilisation": 0.93}
 }"""
 
 

@@ -142,8 +142,9 @@ class GrowingUploader:
         now, age = self._clock(), segment_seconds(len(self._growing))
         for file, source in self._growing.values():
             if not errors.over(source):
+                put, at_least = self._put(source, self._allowance.sent), _growing(source).age
                 with errors.of(source):
-                    file.close_segments(self._put(source, self._allowance.sent), now, over=over, age=age)
+                    file.close_segments(put, now, over=over, age=max(age, at_least))
 
     def _put_open_segments(self, errors: PassErrors, *, over: bool) -> None:
         now = self._clock()

@@ -14,6 +14,8 @@ from dtj_trainer.artifacts.upload_rules import (
     METRICS,
     MODEL,
     ONCE,
+    UTILISATION,
+    UTILISATION_EVENTS,
     Source,
     is_event_file,
     is_no_event_file,
@@ -37,12 +39,14 @@ class PodFiles:
     part: contract.Part
     attempt: int
     log_names: tuple[str, ...] | None = None
+    pod: str | None = None
+    """`<role>-<index>` of a pod whose utilisation is sampled."""
 
 
 def pod_sources(files: PodFiles, fence: Fence | None, metrics: Begin | None = None) -> list[Source]:
     """Return the files of a pod that are uploaded. `metrics`: where the stored metrics of earlier attempts end."""
     root = files.root
-    sources = _logs(files)
+    sources = [*_logs(files), *_utilisation(files)]
     if key := METRICS_KEYS.get(files.part):
         # Chief and evaluator share the folder: the names of event files contain host and time, so that keys differ.
         events = Source(root / contract.TENSORBOARD, contract.TENSORBOARD, EVENTS, fence, is_event_file)
@@ -65,6 +69,18 @@ def _logs(files: PodFiles) -> list[Source]:
         return [Source(folder, key, LOG)]
     stacks = Source(folder, key, LOG, takes=_has_stacks)
     return [stacks, *(Source(folder / name, f"{key}/{name}", LOG) for name in files.log_names)]
+
+
+def _utilisation(files: PodFiles) -> list[Source]:
+    """Return the files that dtj-launch writes in each pod. No other pod of the attempt has their keys."""
+    if files.pod is None:
+        return []
+    folder, key = files.root / contract.UTILISATION, f"{contract.UTILISATION}/attempt-{files.attempt}"
+    lines, events = f"{files.pod}.jsonl", f"{contract.TENSORBOARD}/{key}/{files.pod}"
+    return [
+        Source(folder / lines, f"{key}/{lines}", UTILISATION),
+        Source(folder / contract.TENSORBOARD, events, UTILISATION_EVENTS, takes=is_event_file),
+    ]
 
 
 def _has_stacks(name: str) -> bool:

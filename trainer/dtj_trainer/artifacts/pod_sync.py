@@ -63,6 +63,8 @@ class SyncSettings:
     log_names: tuple[str, ...] | None = None
     upload_bytes_per_second: float = BYTES_PER_SECOND
     """The limit while the program runs; 0: no limit."""
+    pod: str | None = None
+    """`<role>-<index>` of a pod whose utilisation is sampled."""
 
 
 class PodSync:
@@ -146,7 +148,9 @@ class PodSync:
         if self._store is None:
             return
         settings, root, fence = self._settings, self._settings.root, self._fence
-        files = PodFiles(root, settings.config_dir, settings.part, settings.attempt, settings.log_names)
+        files = PodFiles(
+            root, settings.config_dir, settings.part, settings.attempt, settings.log_names, settings.pod
+        )
         self._files = FileUploader(self._store, pod_sources(files, fence, self._metrics_begin))
         self._loops.append(SyncLoop("uploading files", self._files.upload_pass, beside_program=True))
         if settings.part == "primary" and fence:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from dtj_trainer.artifacts.segments import FIRST, Cut, whole_lines, whole_records
@@ -39,12 +39,14 @@ class Rule:
 class Growing:
     """A file that its writer only appends to, uploaded in segments (see `segments`).
 
-    `interval`: the shortest time between two uploads of new bytes, in seconds. `cut`: finds the places where the file
-    may be divided. `longest`: a unit of up to this many bytes enlarges a segment; a longer unit is divided.
+    `interval`: the shortest time between two uploads of new bytes, in seconds. `age`: the age in seconds at which a
+    segment is closed, where `segment_seconds` is less. `cut`: finds the places where the file may be divided.
+    `longest`: a unit of up to this many bytes enlarges a segment; a longer unit is divided.
     `in_order`: the files of a folder continue each other; a new file is uploaded only after the rest of the others.
     """
 
     interval: float = 0.0
+    age: float = 0.0
     cut: Cut = whole_lines
     longest: int = 0
     in_order: bool = False
@@ -56,6 +58,9 @@ EVENTS = Growing(interval=10.0, cut=whole_records, longest=64 * 1024 * 1024, in_
 frequent."""
 METRICS = Growing(interval=10.0)
 LOG = Growing(interval=15.0)
+UTILISATION = Growing(interval=120.0, age=6 * 3600.0)
+"""A few hundred bytes a minute: seldom sent, and few segments."""
+UTILISATION_EVENTS = replace(UTILISATION, cut=whole_records, in_order=True)
 MODEL = Rule(interval=30.0, quiet=5.0, unbroken=True)
 BESIDE_EVENTS = Rule(interval=30.0, quiet=5.0)
 """Files that libraries keep beside event files: profiles, embeddings."""

@@ -166,6 +166,8 @@ STACKS_FILES = "stacks-*.txt"
 METRICS_FILE = "metrics.jsonl"
 EVALUATOR_METRICS_FILE = "metrics-evaluator.jsonl"
 """The evaluator's METRICS_FILE in the bucket, beside the chief's."""
+UTILISATION = "utilisation"
+"""What the programs of the pod use: `<role>-<index>.jsonl`, and event files."""
 RUN = "run"
 """In memory, and never uploaded."""
 ENVIRONMENT_FILE = "run/environment"
@@ -180,8 +182,9 @@ exception of a rank into the file."""
 
 # In the bucket, below ENV_ARTIFACTS_URI: checkpoints/<step>[-<claim>]/{…,manifest.json}, tensorboard/, model/,
 # logs/attempt-<attempt>/{launcher-0,rank-<rank>,<role>-<index>}.log, metrics.jsonl, metrics-evaluator.jsonl,
-# attempt.json, attempt-evaluator.json, job.yaml. Logs, metrics and event files are stored in segments: metrics.jsonl,
-# metrics.jsonl.00002, … (`dtj_trainer.artifacts.segments`).
+# utilisation/attempt-<attempt>/<role>-<index>.jsonl, tensorboard/utilisation/attempt-<attempt>/<role>-<index>/,
+# attempt.json, attempt-evaluator.json, job.yaml. Logs, metrics, utilisation and event files are stored in segments:
+# metrics.jsonl, metrics.jsonl.00002, … (`dtj_trainer.artifacts.segments`).
 MANIFEST_FILE = "manifest.json"
 CLAIM_FILE = "attempt.json"
 """The attempt that may write (`dtj_trainer.artifacts.fence`). Only conditional writes replace the object."""
@@ -243,12 +246,24 @@ Phases = dict[str, str]
 synced."""
 
 
+class Utilisation(TypedDict, total=False):
+    """What the pod uses lately."""
+
+    cpuCores: float
+    """Processors in use."""
+    memoryBytes: float
+    gpuUtilisation: float
+    """The average of the pod's GPUs, 0 to 1."""
+
+
 class Report(TypedDict, total=False):
     """The body of `/progress`."""
 
     progress: Progress
     artifacts: Artifacts
     phases: Phases
+    utilisation: Utilisation
+    """Absent where no program runs, and in a Termination."""
 
 
 # `class` is a keyword, hence the functional syntax.

@@ -47,7 +47,7 @@ class AcceleratorCheck:
         if make in ("nvidia.com", "amd.com") and (without := _without_gpus()):
             log.warning("%s, and %s: a program that uses it computes on the CPU", self._asked, without)
         if make == "nvidia.com":
-            if _has_nvidia(devices):
+            if has_nvidia(devices):
                 self._thread = threading.Thread(target=self._ask, name="accelerators", daemon=True)
                 self._thread.start()
             else:
@@ -84,7 +84,7 @@ class AcceleratorCheck:
             self._fault = f"{self._asked}, and CUDA's driver offers none: {why}; {_REMEDY}"
 
 
-def _has_nvidia(devices: Path) -> bool:
+def has_nvidia(devices: Path) -> bool:
     """Return whether a device file of any NVIDIA driver exists: for servers, WSL or Jetson.
 
     NVIDIA_VISIBLE_DEVICES is no proof: with devices from CDI, its value is `void`.

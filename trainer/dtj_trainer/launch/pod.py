@@ -19,6 +19,7 @@ from dtj_trainer.launch.running_programs import RunningPrograms
 from dtj_trainer.launch.settings import Settings
 from dtj_trainer.launch.stacks import Stacks
 from dtj_trainer.launch.status_server import StatusServer
+from dtj_trainer.utilisation.sampler import Sampler
 
 log = logging.getLogger(__name__)
 
@@ -57,6 +58,7 @@ def sync_settings(settings: Settings, *, log_names: tuple[str, ...] | None) -> S
         settle_seconds=settings.settle,
         log_names=log_names,
         upload_bytes_per_second=settings.upload_bytes_per_second,
+        pod=settings.pod.name,
     )
 
 
@@ -77,6 +79,7 @@ class Pod:
         self.phases.reached("started")
         self.programs = RunningPrograms()
         self.stacks = Stacks(settings.logs, self.programs)
+        self._sampler = Sampler(settings, self.programs.pids)
         self._settings = settings
         self._watch = ProgressWatch(settings.progress_file, self.phases)
         self._accelerators = AcceleratorCheck(settings.gpus, settings.gpu_resource)
@@ -97,7 +100,7 @@ class Pod:
         if self._settings.progress_port:
             try:
                 StatusServer(
-                    self._settings.progress_port, self.report, self._metrics, self.stacks.ask
+                    self._settings.progress_port, self._served, self._metrics, self.stacks.ask
                 ).start()
             except OSError as error:
                 log.warning("progress is not served on port %d: %s", self._settings.progress_port, error)
@@ -119,6 +122,7 @@ class Pod:
         self._refuse_without_accelerator(wait=True)
         self._sync.start()
         self._watch.start()
+        self._sampler.start()
         threading.Thread(target=self._watch_for_unuploaded, daemon=True).start()
 
     def _refuse_without_accelerator(self, *, wait: bool) -> None:
@@ -133,6 +137,13 @@ class Pod:
         if artifacts := self._sync.artifacts():
             found["artifacts"] = artifacts
         found["phases"] = self.phases.times()
+        return found
+
+    def _served(self) -> contract.Report:
+        """Return the report with what the pod uses now, which no termination message has room for."""
+        found = self.report()
+        if used := self._sampler.totals():
+            found["utilisation"] = used
         return found
 
     @property
@@ -193,7 +204,7 @@ class Pod:
             values["dtj_checkpoint_timestamp_seconds"] = datetime.fromisoformat(
                 checkpoint["time"]
             ).timestamp()
-        return values
+        return values | self._sampler.gauges()
 
     def _watch_for_unuploaded(self) -> None:
         wait = threading.Event()

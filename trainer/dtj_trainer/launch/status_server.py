@@ -90,9 +90,16 @@ def _listen(port: int, handler: type[BaseHTTPRequestHandler]) -> ThreadingHTTPSe
 
 
 def prometheus_text(values: dict[str, float]) -> str:
-    """Format gauges, and counters where the name ends in `_total`, in Prometheus' text format."""
+    """Format gauges, and counters where the name ends in `_total`, in Prometheus' text format.
+
+    values: by series, such as `dtj_step` or `dtj_program_cpu_cores{program="0"}`; those of a name follow each other.
+    """
     lines = []
-    for name, value in values.items():
-        lines.append(f"# TYPE {name} {'counter' if name.endswith('_total') else 'gauge'}")
-        lines.append(f"{name} {value!r}")
+    last = ""
+    for series, value in values.items():
+        name = series.partition("{")[0]
+        if name != last:
+            lines.append(f"# TYPE {name} {'counter' if name.endswith('_total') else 'gauge'}")
+        lines.append(f"{series} {value!r}")
+        last = name
     return "\n".join(lines) + "\n"

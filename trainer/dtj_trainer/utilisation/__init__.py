@@ -1,0 +1,1 @@
+"""What the programs of a pod use: processors, memory, disk and GPUs, sampled by dtj-launch."""

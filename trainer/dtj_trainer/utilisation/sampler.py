@@ -1,0 +1,75 @@
+"""Samples what the programs of a pod use, in a thread that takes no processor time from the programs."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Mapping
+
+from dtj_trainer import contract
+from dtj_trainer.artifacts.idle_priority import run_when_idle
+from dtj_trainer.launch.settings import Settings
+from dtj_trainer.utilisation.figures import Sample, gauges, pause, sample, totals
+from dtj_trainer.utilisation.readings import Reading
+from dtj_trainer.utilisation.recorder import Recorder
+
+log = logging.getLogger(__name__)
+
+Read = Callable[[Mapping[str, int]], Reading]
+"""Returns a reading of programs, given by the first process of each."""
+Keep = Callable[[Sample, float], None]
+"""Keeps a sample and its time, in seconds since the first reading of a program."""
+
+
+class Sampler:
+    """Takes a reading at intervals, and keeps what the programs used in between."""
+
+    def __init__(self, settings: Settings, programs: Callable[[], Mapping[str, int]]) -> None:
+        """programs: returns the first process of each running program, by name."""
+        self._settings = settings
+        self._programs = programs
+        self._before: Reading | None = None
+        self._first_at: float | None = None
+        self._latest: Sample | None = None
+
+    def start(self) -> None:
+        """Start to sample in the background."""
+        threading.Thread(target=self._follow, name="utilisation", daemon=True).start()
+
+    def gauges(self) -> dict[str, float]:
+        """Return the latest sample as Prometheus' gauges; empty while no program runs."""
+        latest = self._latest
+        return gauges(latest) if latest else {}
+
+    def totals(self) -> contract.Utilisation | None:
+        """Return what the pod used in the latest sample; None while no program runs."""
+        latest = self._latest
+        return totals(latest) if latest else None
+
+    def look(self, read: Read, keep: Keep) -> float:
+        """Take a reading, and keep the sample since the last one; return the seconds until the next reading."""
+        began = time.thread_time()
+        before, now = self._before, read(self._programs())
+        self._before, latest, age = now, None, 0.0
+        if now.programs:
+            self._first_at = now.at if self._first_at is None else self._first_at
+            age = now.at - self._first_at
+            if before:
+                latest = sample(before, now)
+                keep(latest, age)
+        self._latest = latest
+        return pause(age, time.thread_time() - began)
+
+    def _follow(self) -> None:
+        run_when_idle()
+        # Imported here, because an image may have dtj_trainer without psutil.
+        try:
+            from dtj_trainer.utilisation.sources import Sources
+        except ImportError as error:
+            log.warning("utilisation is not measured: %s", error)
+            return
+        settings = self._settings
+        sources, recorder = Sources(settings), Recorder(settings.root, settings.pod.name, settings.attempt)
+        while True:
+            time.sleep(self.look(sources.read, recorder.add))
