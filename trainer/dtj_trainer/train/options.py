@@ -4,6 +4,12 @@ from __future__ import annotations
 
 import argparse
 from dataclasses import dataclass, fields
+from typing import TYPE_CHECKING
+
+from dtj_trainer.train.own_model import is_own
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 
 @dataclass(frozen=True)
@@ -46,8 +52,8 @@ def parse(
 ) -> Options:
     """Read the command line; a usage message ends the process if it is wrong.
 
-    `models` are the names that --model accepts: a small model, which is the default, and a larger one. The flags
-    say which options of the program's framework there are: --amp, --grad-accumulation, --sync-batchnorm.
+    `models` are the names of built-in networks that --model accepts; the first is the default. The flags say which
+    options of the program's framework there are: --amp, --grad-accumulation, --sync-batchnorm.
     """
     parser = new_parser(program, description)
     what = add_what_is_trained(parser, models)
@@ -127,7 +133,11 @@ def add_what_is_trained(parser: argparse.ArgumentParser, models: tuple[str, ...]
     """Add options of model, data and duration; `models`: see `parse`."""
     what = parser.add_argument_group("what is trained")
     what.add_argument(
-        "--model", choices=models, default=models[0], help=f"{models[0]} is small, {models[1]} is not"
+        "--model",
+        type=_model_of(models),
+        default=models[0],
+        metavar="NAME",
+        help=f"{', '.join(models)}, or package.module:factory for a network of your own",
     )
     what.add_argument(
         "--data", metavar="URI", help="folder or s3://bucket/prefix; not given: the job's spec.data.uri"
@@ -161,6 +171,19 @@ def add_what_is_kept(
     keep.add_argument(
         "--log-seconds", type=not_negative(float), default=log_seconds, help="between two lines of progress"
     )
+
+
+def _model_of(models: tuple[str, ...]) -> Callable[[str], str]:
+    """Accept a name or the path of a factory, for argparse's `type`."""
+
+    def model(text: str) -> str:
+        if text not in models and not is_own(text):
+            raise argparse.ArgumentTypeError(
+                f"there is no model {text!r}: choose from {', '.join(models)}, or give package.module:factory"
+            )
+        return text
+
+    return model
 
 
 class _WithDefaults(argparse.ArgumentDefaultsHelpFormatter):
