@@ -47,7 +47,7 @@ class KerasModel(PictureModel[tuple[np.ndarray, np.ndarray]]):
         self.optimizer = _optimizer(options)
         self.optimizer.build(self.network.trainable_variables)
         self._sums = tf.Variable(tf.zeros(3, tf.float64), trainable=False)  # loss, right, examples
-        self._step = _step(self.network, self.optimizer, self._sums, self.shape, options.weight_decay)
+        self._step = _step(self.network, self.optimizer, self._sums, self.shape, options)
         self._test = _test(self.network, self.shape)
 
     def prepare(self, pixels: np.ndarray, labels: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -56,7 +56,7 @@ class KerasModel(PictureModel[tuple[np.ndarray, np.ndarray]]):
 
     def train(self, data: tuple[np.ndarray, np.ndarray], share: Share, rate: float, step: int) -> None:
         """See Model."""
-        del step  # These networks have no layer with random numbers, such as dropout.
+        del step  # Keras keeps the states of random generators, as for dropout, in variables.
         self.optimizer.learning_rate = rate
         # A share of weight 0 must not change the statistics either.
         kept = [] if share.count else [(each, each.numpy()) for each in statistics(self.network)]
@@ -159,23 +159,24 @@ def _step(
     optimizer: keras.optimizers.Optimizer,
     sums: tf.Variable,
     shape: tuple[int, int, int],
-    weight_decay: float,
+    options: Options,
 ) -> Callable[..., None]:
     """Compile a training step as one graph. Its signature lets a smaller last batch use the same graph."""
+    # An L2 penalty, unlike Keras's own `weight_decay`, which adamw uses.
+    penalty = 0.0 if options.optimizer == "adamw" else options.weight_decay
     variables = [variable.value for variable in model.trainable_variables]
 
     def step(pixels: tf.Tensor, labels: tf.Tensor, count: tf.Tensor, scale: tf.Tensor) -> None:
         with tf.GradientTape() as tape:
             logits = model(tf.cast(pixels, tf.float32), training=True)[:count]
             wanted = labels[:count]
-            losses = tf.nn.sparse_softmax_cross_entropy_with_logits(wanted, logits)
-            loss = tf.reduce_sum(losses)
+            loss = tf.reduce_sum(_losses(wanted, logits, options.label_smoothing))
             scaled = loss * scale
         gradients = hvd.DistributedGradientTape(tape, op=hvd.Average).gradient(scaled, variables)
-        # An L2 penalty, unlike the optimizers' own `weight_decay`.
+        if options.clip_norm is not None:
+            gradients, _ = tf.clip_by_global_norm(gradients, options.clip_norm)
         penalised = [
-            gradient + weight_decay * variable
-            for gradient, variable in zip(gradients, variables, strict=True)
+            gradient + penalty * variable for gradient, variable in zip(gradients, variables, strict=True)
         ]
         optimizer.apply(penalised, model.trainable_variables)
         right = tf.reduce_sum(tf.cast(tf.equal(tf.argmax(logits, 1), wanted), tf.float64))
@@ -207,10 +208,25 @@ def _test(model: keras.Model, shape: tuple[int, int, int]) -> Callable[..., tupl
     return compiled
 
 
+def _losses(labels: tf.Tensor, logits: tf.Tensor, smoothing: float) -> tf.Tensor:
+    """Return the cross entropy of each example; `smoothing` of each label is spread evenly over all classes."""
+    losses = tf.nn.sparse_softmax_cross_entropy_with_logits(labels, logits)
+    if not smoothing:
+        return losses
+    return (1 - smoothing) * losses - smoothing * tf.reduce_mean(tf.nn.log_softmax(logits), axis=-1)
+
+
 def _optimizer(options: Options) -> keras.optimizers.Optimizer:
-    if options.optimizer == "adam":
-        return keras.optimizers.Adam(options.lr, epsilon=1e-8)
-    return keras.optimizers.SGD(options.lr, momentum=options.momentum)
+    """Make the optimizer of `--optimizer`, with the constants of PyTorch."""
+    match options.optimizer:
+        case "adam":
+            return keras.optimizers.Adam(options.lr, epsilon=1e-8)
+        case "adamw":
+            return keras.optimizers.AdamW(options.lr, weight_decay=options.weight_decay, epsilon=1e-8)
+        case "adadelta":
+            return keras.optimizers.Adadelta(options.lr, rho=0.9, epsilon=1e-6)
+        case _:
+            return keras.optimizers.SGD(options.lr, momentum=options.momentum)
 
 
 def _array(variable: keras.Variable) -> Array:

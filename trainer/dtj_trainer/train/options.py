@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 from dataclasses import dataclass, fields
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from dtj_trainer.train.own_model import is_own
 
@@ -12,7 +12,11 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 
-@dataclass(frozen=True)
+OPTIMIZERS = ("sgd", "adam", "adamw", "adadelta")
+SCHEDULES = ("constant", "cosine", "step")
+
+
+@dataclass(frozen=True, kw_only=True)
 class Options:
     """The user's choices; see `parse` for the meaning of each."""
 
@@ -38,6 +42,16 @@ class Options:
     checkpoint_seconds: float
     tensorboard_seconds: float
     log_seconds: float
+    step_epochs: float = 10.0
+    step_gamma: float = 0.1
+    label_smoothing: float = 0.0
+    clip_norm: float | None = None
+    amp_dtype: str | None = None
+    channels_last: bool = False
+    compile: bool = False
+    cudnn_benchmark: bool = False
+    deterministic: bool = False
+    profile_steps: tuple[int, int] | None = None
 
 
 def parse(
@@ -49,11 +63,13 @@ def parse(
     mixed_precision: bool = True,
     grad_accumulation: bool = False,
     sync_batchnorm: bool = False,
+    pytorch: bool = False,
 ) -> Options:
     """Read the command line; a usage message ends the process if it is wrong.
 
     `models` are the names of built-in networks that --model accepts; the first is the default. The flags say which
-    options of the program's framework there are: --amp, --grad-accumulation, --sync-batchnorm.
+    options of the program's framework there are: --amp, --grad-accumulation, --sync-batchnorm, and with `pytorch`
+    those of its precision and speed.
     """
     parser = new_parser(program, description)
     what = add_what_is_trained(parser, models)
@@ -64,14 +80,14 @@ def parse(
     how = parser.add_argument_group("how")
     part = "pass" if grad_accumulation else "step"
     how.add_argument("--batch-size", type=positive(int), default=64, help=f"examples a {part} on each rank")
-    how.add_argument("--optimizer", choices=("sgd", "adam"), default="sgd", help="the update rule")
+    how.add_argument("--optimizer", choices=OPTIMIZERS, default="sgd", help="the update rule")
     how.add_argument("--lr", type=positive(float), default=0.05, help="learning rate for one rank")
     how.add_argument(
         "--scale-lr",
         action=argparse.BooleanOptionalAction,
         default=True,
         help="multiply the learning rate by the number of ranks (and of passes a step) for sgd (Goyal et al., 2017), "
-        "by its square root for adam (Malladi et al., 2022)",
+        "by its square root for the others (Malladi et al., 2022)",
     )
     how.add_argument(
         "--warmup-epochs",
@@ -81,12 +97,34 @@ def parse(
     )
     how.add_argument(
         "--schedule",
-        choices=("constant", "cosine"),
+        choices=SCHEDULES,
         default="cosine",
         help="of the rate after the warm-up; a cosine ends with --epochs or --max-steps",
     )
+    how.add_argument(
+        "--step-epochs", type=positive(float), default=10.0, help="for --schedule=step: epochs of a rate"
+    )
+    how.add_argument(
+        "--step-gamma", type=positive(float), default=0.1, help="for --schedule=step: factor of the next rate"
+    )
     how.add_argument("--momentum", type=not_negative(float), default=0.9, help="for sgd")
-    how.add_argument("--weight-decay", type=not_negative(float), default=1e-4, help="L2 penalty")
+    how.add_argument(
+        "--weight-decay",
+        type=not_negative(float),
+        default=1e-4,
+        help="L2 penalty; adamw shrinks the weights instead",
+    )
+    how.add_argument(
+        "--label-smoothing",
+        type=_share,
+        default=0.0,
+        help="part of each label, below 1, that is spread evenly over all classes in training",
+    )
+    how.add_argument(
+        "--clip-norm",
+        type=positive(float),
+        help="largest norm of the gradient, which is averaged over all examples",
+    )
     if mixed_precision:
         how.add_argument(
             "--amp",
@@ -109,6 +147,19 @@ def parse(
             default=False,
             help="normalize by the examples of all ranks, not of each rank alone",
         )
+    repeatable = how.add_mutually_exclusive_group()
+    repeatable.add_argument(
+        "--deterministic",
+        action="store_true",
+        help="use algorithms that repeat bit for bit, also on GPUs; an operation without one fails by name",
+    )
+    if pytorch:
+        repeatable.add_argument(
+            "--cudnn-benchmark",
+            action="store_true",
+            help="let cuDNN time its algorithms for each new shape of a batch, and use the fastest",
+        )
+        _add_speed(how)
     parser.set_defaults(amp=None if mixed_precision else False, grad_accumulation=1, sync_batchnorm=False)
     how.add_argument(
         "--data-workers",
@@ -119,7 +170,35 @@ def parse(
 
     add_what_is_kept(parser, checkpoint_seconds=300.0, log_seconds=2.0)
     parsed = parser.parse_args(arguments)
-    return Options(**{field.name: getattr(parsed, field.name) for field in fields(Options)})
+    return Options(**given(parsed, Options))
+
+
+def given(parsed: argparse.Namespace, options: type[Options]) -> dict[str, Any]:
+    """Return the fields of `options` that a parser of some of the options has set."""
+    return {each.name: getattr(parsed, each.name) for each in fields(options) if hasattr(parsed, each.name)}
+
+
+def _add_speed(how: argparse._ArgumentGroup) -> None:
+    """Add options of PyTorch that change the speed of a step."""
+    how.add_argument(
+        "--amp-dtype",
+        choices=("bfloat16", "float16"),
+        help="type of mixed precision, in place of the one that --amp selects; float16 needs a GPU",
+    )
+    how.add_argument(
+        "--channels-last", action="store_true", help="keep the channels of a pixel together in memory (NHWC)"
+    )
+    how.add_argument(
+        "--compile",
+        action="store_true",
+        help="compile the network by torch.compile, which needs a C++ compiler",
+    )
+    how.add_argument(
+        "--profile-steps",
+        type=_steps,
+        metavar="A:B",
+        help="trace steps A to B, counted as in the log, on rank 0, below tensorboard/profile",
+    )
 
 
 def new_parser(program: str, description: str) -> argparse.ArgumentParser:
@@ -191,6 +270,22 @@ class _WithDefaults(argparse.ArgumentDefaultsHelpFormatter):
 
     def _get_help_string(self, action: argparse.Action) -> str | None:
         return action.help if action.default is None else super()._get_help_string(action)
+
+
+def _share(text: str) -> float:
+    """Accept numbers from 0 to below 1, for argparse's `type`."""
+    value = not_negative(float)(text)
+    if value >= 1:
+        raise argparse.ArgumentTypeError(f"{text} must be less than 1")
+    return value
+
+
+def _steps(text: str) -> tuple[int, int]:
+    """Accept `A:B`, two numbers of steps, for argparse's `type`."""
+    first, separator, last = text.partition(":")
+    if not (separator and first.isdecimal() and last.isdecimal() and 1 <= int(first) <= int(last)):
+        raise argparse.ArgumentTypeError(f"{text!r} must be A:B, the first and the last step, from 1")
+    return int(first), int(last)
 
 
 class _Number:
