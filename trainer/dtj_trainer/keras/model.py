@@ -17,8 +17,9 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from dtj_trainer.keras import models, saved_model
+from dtj_trainer.keras import models, optimizers, saved_model
 from dtj_trainer.keras.horovod_ranks import KerasRanks, rows_of
+from dtj_trainer.keras.losses import cross_entropies
 from dtj_trainer.train.file_saver import FileSaver
 from dtj_trainer.train.protocols import PictureModel
 from dtj_trainer.train.state_file import Array, read_array, write_arrays
@@ -44,7 +45,7 @@ class KerasModel(PictureModel[tuple[np.ndarray, np.ndarray]]):
         channels, height, width = data.shape
         self.shape = (height, width, channels)
         self.network = models.build(options.model, self.shape, data.classes, options.seed)
-        self.optimizer = _optimizer(options)
+        self.optimizer = optimizers.make(options)
         self.optimizer.build(self.network.trainable_variables)
         self._sums = tf.Variable(tf.zeros(3, tf.float64), trainable=False)  # loss, right, examples
         self._step = _step(self.network, self.optimizer, self._sums, self.shape, options)
@@ -170,7 +171,7 @@ def _step(
         with tf.GradientTape() as tape:
             logits = model(tf.cast(pixels, tf.float32), training=True)[:count]
             wanted = labels[:count]
-            loss = tf.reduce_sum(_losses(wanted, logits, options.label_smoothing))
+            loss = tf.reduce_sum(cross_entropies(wanted, logits, options.label_smoothing))
             scaled = loss * scale
         gradients = hvd.DistributedGradientTape(tape, op=hvd.Average).gradient(scaled, variables)
         if options.clip_norm is not None:
@@ -206,27 +207,6 @@ def _test(model: keras.Model, shape: tuple[int, int, int]) -> Callable[..., tupl
         test, input_signature=[tf.TensorSpec([None, *shape], tf.uint8), tf.TensorSpec([None], tf.int64)]
     )
     return compiled
-
-
-def _losses(labels: tf.Tensor, logits: tf.Tensor, smoothing: float) -> tf.Tensor:
-    """Return the cross entropy of each example; `smoothing` of each label is spread evenly over all classes."""
-    losses = tf.nn.sparse_softmax_cross_entropy_with_logits(labels, logits)
-    if not smoothing:
-        return losses
-    return (1 - smoothing) * losses - smoothing * tf.reduce_mean(tf.nn.log_softmax(logits), axis=-1)
-
-
-def _optimizer(options: Options) -> keras.optimizers.Optimizer:
-    """Make the optimizer of `--optimizer`, with the constants of PyTorch."""
-    match options.optimizer:
-        case "adam":
-            return keras.optimizers.Adam(options.lr, epsilon=1e-8)
-        case "adamw":
-            return keras.optimizers.AdamW(options.lr, weight_decay=options.weight_decay, epsilon=1e-8)
-        case "adadelta":
-            return keras.optimizers.Adadelta(options.lr, rho=0.9, epsilon=1e-6)
-        case _:
-            return keras.optimizers.SGD(options.lr, momentum=options.momentum)
 
 
 def _array(variable: keras.Variable) -> Array:
