@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -232,6 +233,16 @@ def test_wrong_options(capsys: pytest.CaptureFixture[str], given: list[str], mes
     with pytest.raises(SystemExit):
         options(*given)
     assert message in capsys.readouterr().err
+
+
+def test_the_documentation_names_each_option_and_network(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        options("--help")
+    shown = set(re.findall(r"--(?!no-|help)[a-z0-9-]+", capsys.readouterr().out))
+    page = (Path(__file__).parents[2] / "docs/models.md").read_text()
+    assert len(shown) > 30
+    assert [each for each in sorted(shown) if f"`{each}" not in page] == []
+    assert [each for each in MODELS if f"`{each}`" not in page] == []
 
 
 def test_the_parts_of_a_step_are_measured() -> None:

@@ -8,6 +8,7 @@ which dtj-launch uploads. A retry resumes from the newest checkpoint.
 from __future__ import annotations
 
 import logging
+import os
 import socket
 import sys
 from contextlib import closing
@@ -34,6 +35,8 @@ def main(arguments: list[str] | None = None) -> None:
     assert __doc__ is not None
     name = "dtj_trainer.programs.horovod_image_classification"
     options = parse(arguments, name, __doc__, MODELS, grad_accumulation=True, pytorch=True)
+    if options.profile_steps:
+        os.environ.setdefault("HOROVOD_TIMELINE", "DYNAMIC")  # Lets a timeline start later.
     hvd.init()
     # dtj-launch adds the rank to each line.
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s", stream=sys.stdout)
