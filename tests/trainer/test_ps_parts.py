@@ -156,7 +156,7 @@ def test_what_servers_hold_moves_to_another_number_of_them(monkeypatch: pytest.M
         other.restore(held | {"trainable": np.zeros(3)})
 
 
-@pytest.mark.parametrize("name", models.MODELS)
+@pytest.mark.parametrize("name", ["cnn", "resnet20", "mobilenet_v2"])
 def test_models(name: str) -> None:
     first, second = (models.build(name, (9, 11, 3), 5, 4) for _ in range(2))
     for left, right in zip(first.variables, second.variables, strict=True):
@@ -166,6 +166,22 @@ def test_models(name: str) -> None:
         models.build(name, (4, 28, 1), 10, 0)
     with pytest.raises(ValueError, match="no model 'vgg': there are cnn, resnet20"):
         models.build("vgg", (28, 28, 1), 10, 0)
+
+
+@pytest.mark.parametrize(
+    ("name", "parameters"),
+    [
+        ("resnet20", 269_722),  # He et al. (2015), table 6: 0.27 million.
+        ("resnet44", 658_586),  # The same: 0.66 million.
+        ("mobilenet_v2", 3_504_872),  # As in torchvision.
+        ("densenet121", 7_978_856),  # The same.
+        ("vgg16", 138_357_544 - 4096 * 512 * (7 * 7 - 1)),  # 32x32 pictures leave 1x1, not 7x7.
+    ],
+)
+def test_parameters_of_models(name: str, parameters: int) -> None:
+    of_cifar = name.startswith("resnet")
+    model = models.build(name, (28 if of_cifar else 32, 32, 3), 10 if of_cifar else 1000, 1)
+    assert sum(int(np.prod(each.shape)) for each in model.trainable_variables) == parameters
 
 
 # --- checkpoints --------------------------------------------------------------------------------

@@ -23,7 +23,7 @@ from dtj_trainer.torch import model as torch_model
 from dtj_trainer.torch.c10d_ranks import joined_ranks
 from dtj_trainer.torch.horovod_ranks import TorchRanks
 from dtj_trainer.torch.models import PictureClassifier, build
-from dtj_trainer.torch.models.resnet import _BatchNorm
+from dtj_trainer.torch.models.batch_norm import BatchNorm2d
 from dtj_trainer.torch.ranks import TensorRanks
 from dtj_trainer.train.options import parse
 
@@ -43,8 +43,8 @@ def smooth(*_: object) -> nn.Module:
 
     The rounding errors of a ReLU network grow a hundred times in 10 steps.
     """
-    layers: list[nn.Module] = [nn.Conv2d(1, 8, 3, padding=1, bias=False), _BatchNorm(8), nn.SiLU()]
-    layers += [nn.Conv2d(8, 8, 3, padding=1, bias=False), nn.AdaptiveAvgPool2d(1), _BatchNorm(8), nn.SiLU()]
+    layers: list[nn.Module] = [nn.Conv2d(1, 8, 3, padding=1, bias=False), BatchNorm2d(8), nn.SiLU()]
+    layers += [nn.Conv2d(8, 8, 3, padding=1, bias=False), nn.AdaptiveAvgPool2d(1), BatchNorm2d(8), nn.SiLU()]
     network = nn.Sequential(*layers, nn.Flatten(), nn.Linear(8, 10))
     return PictureClassifier(network, [0.5], [0.3])
 

@@ -17,9 +17,10 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from dtj_trainer.keras import models, saved_model
+from dtj_trainer.keras import models, optimizers, saved_model
 from dtj_trainer.keras.chance import draw_anew
 from dtj_trainer.keras.horovod_ranks import KerasRanks, rows_of
+from dtj_trainer.keras.losses import cross_entropies
 from dtj_trainer.train.file_saver import FileSaver
 from dtj_trainer.train.protocols import PictureModel
 from dtj_trainer.train.state_file import Array, read_array, write_arrays
@@ -45,10 +46,10 @@ class KerasModel(PictureModel[tuple[np.ndarray, np.ndarray]]):
         channels, height, width = data.shape
         self.shape = (height, width, channels)
         self.network = models.build(options.model, self.shape, data.classes, options.seed)
-        self.optimizer = _optimizer(options)
+        self.optimizer = optimizers.make(options)
         self.optimizer.build(self.network.trainable_variables)
         self._sums = tf.Variable(tf.zeros(3, tf.float64), trainable=False)  # loss, right, examples
-        self._step = _step(self.network, self.optimizer, self._sums, self.shape, options.weight_decay)
+        self._step = _step(self.network, self.optimizer, self._sums, self.shape, options)
         self._test = _test(self.network, self.shape)
 
     def prepare(self, pixels: np.ndarray, labels: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -160,23 +161,24 @@ def _step(
     optimizer: keras.optimizers.Optimizer,
     sums: tf.Variable,
     shape: tuple[int, int, int],
-    weight_decay: float,
+    options: Options,
 ) -> Callable[..., None]:
     """Compile a training step as one graph. Its signature lets a smaller last batch use the same graph."""
+    # An L2 penalty, unlike Keras's own `weight_decay`, which adamw uses.
+    penalty = 0.0 if options.optimizer == "adamw" else options.weight_decay
     variables = [variable.value for variable in model.trainable_variables]
 
     def step(pixels: tf.Tensor, labels: tf.Tensor, count: tf.Tensor, scale: tf.Tensor) -> None:
         with tf.GradientTape() as tape:
             logits = model(tf.cast(pixels, tf.float32), training=True)[:count]
             wanted = labels[:count]
-            losses = tf.nn.sparse_softmax_cross_entropy_with_logits(wanted, logits)
-            loss = tf.reduce_sum(losses)
+            loss = tf.reduce_sum(cross_entropies(wanted, logits, options.label_smoothing))
             scaled = loss * scale
         gradients = hvd.DistributedGradientTape(tape, op=hvd.Average).gradient(scaled, variables)
-        # An L2 penalty, unlike the optimizers' own `weight_decay`.
+        if options.clip_norm is not None:
+            gradients, _ = tf.clip_by_global_norm(gradients, options.clip_norm)
         penalised = [
-            gradient + weight_decay * variable
-            for gradient, variable in zip(gradients, variables, strict=True)
+            gradient + penalty * variable for gradient, variable in zip(gradients, variables, strict=True)
         ]
         optimizer.apply(penalised, model.trainable_variables)
         right = tf.reduce_sum(tf.cast(tf.equal(tf.argmax(logits, 1), wanted), tf.float64))
@@ -206,12 +208,6 @@ def _test(model: keras.Model, shape: tuple[int, int, int]) -> Callable[..., tupl
         test, input_signature=[tf.TensorSpec([None, *shape], tf.uint8), tf.TensorSpec([None], tf.int64)]
     )
     return compiled
-
-
-def _optimizer(options: Options) -> keras.optimizers.Optimizer:
-    if options.optimizer == "adam":
-        return keras.optimizers.Adam(options.lr, epsilon=1e-8)
-    return keras.optimizers.SGD(options.lr, momentum=options.momentum)
 
 
 def _array(variable: keras.Variable) -> Array:

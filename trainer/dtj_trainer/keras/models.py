@@ -1,36 +1,60 @@
-"""Keras networks for small pictures, which the TensorFlow programs train."""
+"""Keras networks for pictures, which the TensorFlow programs train."""
 
 from __future__ import annotations
 
 import itertools
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import keras
 
-if TYPE_CHECKING:
-    from collections.abc import Iterator
+from dtj_trainer.train.own_model import is_own, made_by
 
-MODELS = ("cnn", "resnet20")
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping
 
 
 def build(name: str, shape: tuple[int, int, int], classes: int, seed: int) -> keras.Model:
-    """Build a new model, one of MODELS, for pictures of `shape` (height, width, channels).
+    """Build a new model for pictures of `shape` (height, width, channels).
 
-    Takes float32 pixels as in the data set, 0 to 255, of shape (batch, height, width, channels); returns logits of
-    shape (batch, classes). The same seed gives the same weights on every machine. Raises ValueError for an unknown
-    name, or for pictures too small for the network.
+    `name` is one of MODELS, or `package.module:factory` for a network of the user, see `own_model`. The model takes
+    float32 pixels as in the data set, 0 to 255, of shape (batch, height, width, channels); it returns logits of shape
+    (batch, classes). The same seed gives the same weights on every machine. Raises ValueError for an unknown name,
+    for pictures too small for the network, and for a factory that makes no network for them.
     """
-    if name not in MODELS:
+    if name not in MODELS and not is_own(name):
         raise ValueError(f"no model {name!r}: there are {', '.join(MODELS)}")
-    height, width, _ = shape
-    if min(height, width) < 8:
+    height, width, channels = shape
+    if min(height, width) < 8 and not is_own(name):
         raise ValueError(f"{name} needs pictures of at least 8x8, these are {height}x{width}")
     pixels = keras.Input(shape, dtype="float32", name="pixels")
     scaled = keras.layers.Rescaling(1 / 127.5, offset=-1.0, name="scaling")(pixels)
-    # Each layer uses a seed of its own, because layers of the same shape must not start with equal weights.
-    seeds = itertools.count(seed * 1000)
-    logits = _cnn(scaled, classes, seeds) if name == "cnn" else _resnet20(scaled, classes, seeds)
-    return keras.Model(pixels, logits, name=name)
+    keras.utils.set_random_seed(seed)  # For networks whose layers have no seeds of their own.
+    if is_own(name):
+        logits = _own(name, channels, classes)(scaled)
+    else:
+        # Each layer uses a seed of its own, because layers of the same shape must not start with equal weights.
+        logits = _NETWORKS[name](scaled, classes, itertools.count(seed * 1000))
+    return keras.Model(pixels, logits, name="own" if is_own(name) else name)
+
+
+def _own(path: str, channels: int, classes: int) -> keras.layers.Layer:
+    network = made_by(path, channels=channels, classes=classes)
+    if not isinstance(network, keras.layers.Layer):
+        raise ValueError(f"--model={path} returned {type(network).__name__}, and has to return a keras.Model")
+    return network
+
+
+def _application(values: Any, classes: int, seeds: Iterator[int], *, make: Callable[..., keras.Model]) -> Any:
+    """A network of keras.applications, without weights. It divides the side of a picture by 32."""
+    del seeds
+    _, height, width, _ = values.shape
+    missing = [max(32 - side, 0) for side in (height, width)]
+    if any(missing):
+        padding = [(each // 2, each - each // 2) for each in missing]
+        values = keras.layers.ZeroPadding2D(padding, name="padding")(values)
+    network = make(weights=None, input_shape=values.shape[1:], classes=classes, classifier_activation=None)
+    return network(values)
 
 
 def _cnn(values: Any, classes: int, seeds: Iterator[int]) -> Any:
@@ -56,12 +80,12 @@ def _cnn(values: Any, classes: int, seeds: Iterator[int]) -> Any:
     return _head(values, classes, seeds)
 
 
-def _resnet20(values: Any, classes: int, seeds: Iterator[int]) -> Any:
-    """The network of He et al. (2015), section 4.2, with n = 3: 6n + 2 = 20 layers, shortcuts without weights."""
+def _resnet(values: Any, classes: int, seeds: Iterator[int], *, n: int) -> Any:
+    """The network of He et al. (2015), section 4.2: 6n + 2 layers, shortcuts without weights."""
     values = _normalised(_convolution(values, 16, 1, seeds, "stem"), "stem")
     values = keras.layers.ReLU(name="stem_relu")(values)
     for stage, filters in enumerate((16, 32, 64), start=1):
-        for block in range(1, 4):
+        for block in range(1, n + 1):
             stride = 2 if stage > 1 and block == 1 else 1
             values = _block(values, filters, stride, seeds, f"stage{stage}_block{block}")
     values = keras.layers.GlobalAveragePooling2D(name="pool")(values)
@@ -104,3 +128,16 @@ def _head(values: Any, classes: int, seeds: Iterator[int]) -> Any:
     return keras.layers.Dense(
         classes, kernel_initializer=keras.initializers.GlorotUniform(next(seeds)), name="logits"
     )(values)
+
+
+_NETWORKS: Mapping[str, Callable[[Any, int, Iterator[int]], Any]] = {
+    "cnn": _cnn,
+    "resnet20": partial(_resnet, n=3),
+    "resnet44": partial(_resnet, n=7),
+    "vgg16": partial(_application, make=keras.applications.VGG16),
+    "mobilenet_v2": partial(_application, make=keras.applications.MobileNetV2),
+    "densenet121": partial(_application, make=keras.applications.DenseNet121),
+}
+"""Each is called with scaled pixels, the number of classes, and seeds; it returns logits."""
+
+MODELS = tuple(_NETWORKS)

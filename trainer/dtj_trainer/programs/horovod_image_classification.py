@@ -8,8 +8,10 @@ which dtj-launch uploads. A retry resumes from the newest checkpoint.
 from __future__ import annotations
 
 import logging
+import os
 import socket
 import sys
+from contextlib import closing
 
 import horovod.torch as hvd
 import torch
@@ -31,7 +33,9 @@ def main(arguments: list[str] | None = None) -> None:
     """Run the program. Exits with 143 after SIGTERM, 65 when the data can't be used, 69 without a requested GPU."""
     assert __doc__ is not None
     name = "dtj_trainer.programs.horovod_image_classification"
-    options = parse(arguments, name, __doc__, MODELS, grad_accumulation=True)
+    options = parse(arguments, name, __doc__, MODELS, grad_accumulation=True, pytorch=True)
+    if options.profile_steps:
+        os.environ.setdefault("HOROVOD_TIMELINE", "DYNAMIC")  # Lets a timeline start later.
     hvd.init()
     # dtj-launch adds the rank to each line.
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s", stream=sys.stdout)
@@ -53,8 +57,8 @@ def main(arguments: list[str] | None = None) -> None:
     with exit_on_data_error():
         data = options.load()
     ranks = TorchRanks()
-    model = TorchModel(options, data, device, ranks)
-    train(options, data, model, ranks, TorchSaver(options, data, model, ranks))
+    with closing(TorchModel(options, data, device, ranks)) as model:
+        train(options, data, model, ranks, TorchSaver(options, data, model, ranks))
     hvd.shutdown()
 
 

@@ -45,6 +45,8 @@ def main(arguments: list[str] | None = None) -> None:
     threads = threads_per_rank(hvd.local_size()) or int(os.environ["OMP_NUM_THREADS"])
     tf.config.threading.set_intra_op_parallelism_threads(threads)
     tf.config.threading.set_inter_op_parallelism_threads(max(threads, 2))
+    if options.deterministic:
+        tf.config.experimental.enable_op_determinism()
     log.info(
         "one of %d ranks, %d of them on %s, on %s with %d threads; TensorFlow %s, Keras %s, Horovod over %s",
         hvd.size(),

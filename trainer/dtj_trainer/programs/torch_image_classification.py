@@ -14,6 +14,7 @@ import logging
 import os
 import socket
 import sys
+from contextlib import closing
 
 import torch
 import torch.distributed as dist
@@ -37,7 +38,9 @@ def main(arguments: list[str] | None = None) -> None:
     """Run the program. Exits with 143 after SIGTERM, 65 when the data can't be used, 69 without a requested GPU."""
     assert __doc__ is not None
     name = "dtj_trainer.programs.torch_image_classification"
-    options = parse(arguments, name, __doc__, MODELS, grad_accumulation=True, sync_batchnorm=True)
+    options = parse(
+        arguments, name, __doc__, MODELS, grad_accumulation=True, sync_batchnorm=True, pytorch=True
+    )
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s", stream=sys.stdout)
     logging.getLogger("botocore.credentials").setLevel(logging.WARNING)
     device = device_of(int(os.environ.get("LOCAL_RANK", "0")), _need_nccl)
@@ -52,8 +55,8 @@ def main(arguments: list[str] | None = None) -> None:
         )
         with exit_on_data_error():
             data = options.load()
-        model = TorchModel(options, data, device, ranks)
-        train(options, data, model, ranks, TorchSaver(options, data, model, ranks))
+        with closing(TorchModel(options, data, device, ranks)) as model:
+            train(options, data, model, ranks, TorchSaver(options, data, model, ranks))
 
 
 def _ranks_here() -> int:

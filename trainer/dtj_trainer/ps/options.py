@@ -3,25 +3,20 @@
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import Literal
 
 from dtj_trainer import contract
 from dtj_trainer.keras.models import MODELS
 from dtj_trainer.train import options
-from dtj_trainer.train.options import (
-    add_what_is_kept,
-    add_what_is_trained,
-    new_parser,
-    not_negative,
-    positive,
-)
+from dtj_trainer.train.argument_types import not_negative, positive
+from dtj_trainer.train.options import add_what_is_kept, add_what_is_trained, given, new_parser
 
 Updates = Literal["Asynchronous", "Synchronous"]
 UPDATES: tuple[Updates, ...] = ("Asynchronous", "Synchronous")
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Options(options.Options):
     """The user's choices; see `parse`. The learning rate is constant, and workers read the data."""
 
@@ -34,11 +29,11 @@ def parse(arguments: list[str] | None, program: str, description: str) -> Option
     add_what_is_trained(parser, MODELS)
 
     how = parser.add_argument_group("how")
-    given = os.environ.get(contract.ENV_UPDATES)
+    updates = os.environ.get(contract.ENV_UPDATES)
     how.add_argument(
         "--updates",
         choices=UPDATES,
-        default=given if given in UPDATES else UPDATES[0],
+        default=updates if updates in UPDATES else UPDATES[0],
         help=f"each worker for itself, or all together; the default is {contract.ENV_UPDATES}",
     )
     how.add_argument("--batch-size", type=positive(int), default=64, help="examples a step of each worker")
@@ -51,4 +46,4 @@ def parse(arguments: list[str] | None, program: str, description: str) -> Option
     parser.set_defaults(augment=False, amp=False, data_workers=0, grad_accumulation=1, sync_batchnorm=False)
     add_what_is_kept(parser, checkpoint_seconds=60.0, log_seconds=5.0)
     parsed = parser.parse_args(arguments)
-    return Options(**{field.name: getattr(parsed, field.name) for field in fields(Options)})
+    return Options(**given(parsed, Options))

@@ -14,6 +14,7 @@ from dtj_trainer.train.pieces import PIECE_BYTES, pieces
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
+    from pathlib import Path
 
 
 class TorchRanks(HorovodRanks, TensorRanks):
@@ -48,6 +49,14 @@ class TorchRanks(HorovodRanks, TensorRanks):
                 self._wait(under_way)
                 tensor.detach().copy_(flat.view(tensor.shape))
         self._wait(under_way)
+
+    def start_timeline(self, path: Path) -> None:
+        """See TensorRanks."""
+        self._hvd.start_timeline(str(path))
+
+    def stop_timeline(self) -> None:
+        """See TensorRanks."""
+        self._hvd.stop_timeline()
 
     def _wait(self, handles: list[int]) -> None:
         while handles:

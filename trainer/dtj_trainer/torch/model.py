@@ -13,9 +13,11 @@ import torch._dynamo  # Optimizers import it, which takes 2 s: all ranks load it
 from torch import Tensor, nn
 from torch.nn import functional
 
-from dtj_trainer.torch import saved_model, sync_batchnorm
+from dtj_trainer.torch import optimizers, saved_model, switches, sync_batchnorm
 from dtj_trainer.torch.models import build
 from dtj_trainer.torch.precision import Precision
+from dtj_trainer.torch.profiling import StepProfile
+from dtj_trainer.torch.step_times import StepClock
 from dtj_trainer.train.chance import seed_of
 from dtj_trainer.train.file_saver import FileSaver
 from dtj_trainer.train.protocols import PictureModel
@@ -28,6 +30,7 @@ if TYPE_CHECKING:
     from dtj_trainer.data.sharding import Share
     from dtj_trainer.torch.ranks import TensorRanks
     from dtj_trainer.train.options import Options
+    from dtj_trainer.train.protocols import StepParts
 
 
 _STATE = ("model", "optimizer", "precision")
@@ -43,15 +46,23 @@ class TorchModel(PictureModel[tuple[Tensor, Tensor]]):
         self._ranks = ranks
         self._device = device
         self._seed, self._pass_size = options.seed, options.batch_size
+        self._clip_norm, self._smoothing = options.clip_norm, options.label_smoothing
+        self._layout = torch.channels_last if options.channels_last else torch.preserve_format
+        switches.set_algorithms(options)
         torch.manual_seed(options.seed)  # The first weights are the same on all ranks.
         mean, deviation = _statistics(data)
-        self.network = build(options.model, data.shape, data.classes, mean, deviation).to(device)
+        self.network = build(options.model, data.shape, data.classes, mean, deviation)
+        self.network.to(device).to(memory_format=self._layout)
         if options.sync_batchnorm and ranks.size > 1:
             sync_batchnorm.synchronize(self.network)
-        optimizer = _optimizer(options, self.network)
+        optimizer = optimizers.make(options, self.network)
         self._averaging = ranks.averaging(self.network, optimizer, options.passes(ranks.size))
         self.optimizer = self._averaging.optimizer
-        self.precision = Precision(device, options.amp)
+        self.precision = Precision(device, options.amp, options.amp_dtype)
+        if options.compile:
+            switches.compile_in_place(self.network)
+        self._clock = StepClock(self.network, device, exchanged=ranks.size > 1)
+        self._profile = StepProfile(options.profile_steps, ranks)
         self._sums = torch.zeros(3, dtype=torch.float64, device=device)  # loss, right, examples
 
     def prepare(self, pixels: np.ndarray, labels: np.ndarray) -> tuple[Tensor, Tensor]:
@@ -61,34 +72,57 @@ class TorchModel(PictureModel[tuple[Tensor, Tensor]]):
 
     def train(self, data: tuple[Tensor, Tensor], share: Share, rate: float, step: int) -> None:
         """See Model."""
+        self._profile.before(step)
         self._draw_anew(step)
         self.network.train()
         for group in self.optimizer.param_groups:
             group["lr"] = rate
         self.optimizer.zero_grad()
         # Without an example that counts, a pass has an empty batch, which changes no statistics either.
-        counted = (each[: share.count].to(self._device, non_blocking=True) for each in data)
+        counted = (
+            self._moved(data[0][: share.count]),
+            data[1][: share.count].to(self._device, non_blocking=True),
+        )
         # All ranks make equally many passes. The first rank has the most examples.
         passes = math.ceil(math.ceil(share.total / self._ranks.size) / self._pass_size)
         pixels, labels = (each.tensor_split(passes) for each in counted)
         for each in range(passes):
             with self._averaging.accumulating() if each < passes - 1 else nullcontext():
                 self._pass(pixels[each], labels[each], share.total)
-        self.precision.step(self._averaging)
+        with self._averaging.averaged():
+            self._clock.averaged()
+            self.precision.step(self.optimizer, self._clip_norm)
+        self._clock.updated()
+
+    def _moved(self, pixels: Tensor) -> Tensor:
+        return pixels.to(self._device, non_blocking=True, memory_format=self._layout)
 
     def _pass(self, pixels: Tensor, labels: Tensor, total: int) -> None:
         """Add the gradient of these examples. `total`: the examples of the step on all ranks."""
+        self._clock.forward()
         with self.precision.autocast():
             logits = self._averaging.network(pixels)
-        losses = functional.cross_entropy(logits.float(), labels, reduction="none")
+        losses = functional.cross_entropy(
+            logits.float(), labels, reduction="none", label_smoothing=self._smoothing
+        )
+        self._clock.backward()
         # Averaged over the ranks, this is the mean over all examples of the step, also when ranks have different
         # counts.
         self.precision.backward(losses.sum() * (self._ranks.size / total))
+        self._clock.passed()
         with torch.no_grad():
             right = (logits.argmax(1) == labels).sum()
             self._sums += torch.stack(
                 (losses.sum().double(), right.double(), right.new_tensor(len(labels)).double())
             )
+
+    def take_parts(self) -> StepParts:
+        """See Model."""
+        return self._clock.take()
+
+    def close(self) -> None:
+        """Write a profile that is not complete."""
+        self._profile.close()
 
     def _draw_anew(self, step: int) -> None:
         """Seed the generators that dropout uses. `torch.manual_seed` would take ten times as long."""
@@ -108,7 +142,7 @@ class TorchModel(PictureModel[tuple[Tensor, Tensor]]):
         self.network.eval()
         with torch.inference_mode():
             wanted = torch.from_numpy(labels).to(self._device)
-            logits = self.network(torch.from_numpy(pixels).to(self._device))
+            logits = self.network(self._moved(torch.from_numpy(pixels)))
             loss = functional.cross_entropy(logits, wanted, reduction="sum").item()
             return float((logits.argmax(1) == wanted).sum().item()), loss
 
@@ -222,14 +256,6 @@ def _statistics(data: PictureSet) -> tuple[list[float], list[float]]:
             max(float((each * (values - mean) ** 2).sum() / each.sum()) ** 0.5, _LEAST_DEVIATION)
         )
     return means, deviations
-
-
-def _optimizer(options: Options, model: torch.nn.Module) -> torch.optim.Optimizer:
-    if options.optimizer == "adam":
-        return torch.optim.Adam(model.parameters(), lr=options.lr, weight_decay=options.weight_decay)
-    return torch.optim.SGD(
-        model.parameters(), lr=options.lr, momentum=options.momentum, weight_decay=options.weight_decay
-    )
 
 
 def _mapped(path: Path) -> dict[str, Any]:

@@ -12,25 +12,31 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-    from dtj_trainer.torch.ranks import GradientAveraging
-
 
 class Precision:
     """The precision of a step. Weights and gradients stay float32, so that ranks average in float32.
 
-    `enabled`: None means on GPUs only. bfloat16 is used if the device supports it; otherwise float16, with a scaled
-    loss so that small gradients don't vanish.
+    `enabled`: None means on GPUs only. `dtype`: `bfloat16` or `float16`; None means bfloat16 if the device supports
+    it, otherwise float16. The loss of float16 is scaled, so that small gradients don't vanish. Ends the process if
+    the device has no such type.
     """
 
-    def __init__(self, device: torch.device, enabled: bool | None) -> None:
+    def __init__(self, device: torch.device, enabled: bool | None, dtype: str | None = None) -> None:
         self._device = device.type
         self.dtype: torch.dtype | None = None
         self._scaler: torch.amp.GradScaler | None = None
-        if enabled if enabled is not None else device.type == "cuda":
-            has_bfloat16 = device.type != "cuda" or torch.cuda.is_bf16_supported(including_emulation=False)
-            self.dtype = torch.bfloat16 if has_bfloat16 else torch.float16
-            if self.dtype is torch.float16:
-                self._scaler = torch.amp.GradScaler(device.type)
+        if enabled is None:
+            enabled = device.type == "cuda" or dtype is not None
+        if not enabled:
+            return
+        has_bfloat16 = device.type != "cuda" or torch.cuda.is_bf16_supported(including_emulation=False)
+        self.dtype = torch.bfloat16 if (dtype or "bfloat16") == "bfloat16" and has_bfloat16 else torch.float16
+        if dtype == "bfloat16" and not has_bfloat16:
+            raise SystemExit("--amp-dtype=bfloat16: this GPU has no bfloat16: use float16")
+        if self.dtype is torch.float16:
+            if device.type == "cpu":
+                raise SystemExit("--amp-dtype=float16 needs a GPU: on CPUs, mixed precision is bfloat16")
+            self._scaler = torch.amp.GradScaler(device.type)
 
     def autocast(self) -> AbstractContextManager[object]:
         """Return the context in which the forward pass runs."""
@@ -40,16 +46,22 @@ class Precision:
         """Run the backward pass of a step, or one of its passes."""
         torch.autograd.backward(loss if self._scaler is None else self._scaler.scale(loss))
 
-    def step(self, averaging: GradientAveraging) -> None:
-        """Update the weights by the mean of all ranks' gradients."""
-        # Average the gradients before the scaler checks them for infinities, so that all ranks take or skip the
-        # step together.
-        with averaging.averaged():
-            if self._scaler is None:
-                averaging.optimizer.step()
-            else:
-                self._scaler.step(averaging.optimizer)
-                self._scaler.update()
+    def step(self, optimizer: torch.optim.Optimizer, clip_norm: float | None = None) -> None:
+        """Update the weights by gradients whose norm is reduced to `clip_norm`.
+
+        The gradients are the mean of all ranks', so that all ranks find the same norm and the same infinities, and
+        take or skip the step together.
+        """
+        if self._scaler is not None:
+            self._scaler.unscale_(optimizer)
+        if clip_norm is not None:
+            weights = [each for group in optimizer.param_groups for each in group["params"]]
+            torch.nn.utils.clip_grad_norm_(weights, clip_norm)
+        if self._scaler is None:
+            optimizer.step()
+        else:
+            self._scaler.step(optimizer)
+            self._scaler.update()
 
     def state(self) -> dict[str, Any]:
         """Return the state for a checkpoint."""

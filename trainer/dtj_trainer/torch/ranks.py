@@ -10,6 +10,7 @@ from dtj_trainer.train.protocols import Ranks
 if TYPE_CHECKING:
     from collections.abc import Mapping
     from contextlib import AbstractContextManager
+    from pathlib import Path
 
     from torch import Tensor, nn
 
@@ -47,3 +48,9 @@ class TensorRanks(Ranks):
 
     def overwrite(self, tensors: Mapping[str, Tensor]) -> None:
         """Overwrite tensors, which have equal names and shapes on all ranks, by rank 0's."""
+
+    def start_timeline(self, path: Path) -> None:
+        """Begin a timeline of the exchanges in the file at `path` of rank 0, if the library can write one."""
+
+    def stop_timeline(self) -> None:
+        """Complete the file of `start_timeline`."""

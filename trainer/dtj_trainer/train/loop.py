@@ -133,7 +133,7 @@ class Training(Generic[Data]):
             self.at.step += self.model.settle()
         seconds, waited = now - self._meeting_at, self.batches.take_waited()
         loss, right, examples = self.model.take_sums()
-        own = Sums(loss, right, examples, float(stop), float(due), seconds, waited)
+        own = Sums(loss, right, examples, float(stop), float(due), seconds, waited, *self.model.take_parts())
         met = own.over_all(self.ranks, "meeting")
         self._pace.met(met.seconds / self.ranks.size)
         self._meeting_at = now
@@ -190,7 +190,9 @@ class Training(Generic[Data]):
         batches = options.rate_batches(self.ranks.size)
         scale = rate_scale(options.optimizer, batches) if options.scale_lr else 1.0
         ramp = ramp_of(saved, scale, self._epochs_done, options.warmup_epochs)
-        return Schedule(options.lr, ramp, options.warmup_epochs, self._end_in_epochs(), options.schedule)
+        lengths = options.warmup_epochs, self._end_in_epochs()
+        steps = options.step_epochs, options.step_gamma
+        return Schedule(options.lr, ramp, *lengths, options.schedule, *steps)
 
     def _end_in_epochs(self) -> float:
         """Return the end of the training in epochs: all epochs, or the position of step `--max-steps`."""

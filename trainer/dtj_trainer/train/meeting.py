@@ -18,7 +18,8 @@ class Sums:
     """The work of the ranks since their last meeting: of one rank, or added up over all.
 
     `loss` and `right` are sums over `examples`. `stop` counts ranks that were asked to stop, `save` those whose clock
-    asks for a checkpoint. `seconds` have passed, of which `waited` were spent waiting for data.
+    asks for a checkpoint. `seconds` have passed, of which `waited` were spent waiting for data. The others are
+    those of StepParts.
     """
 
     loss: float = 0.0
@@ -28,10 +29,25 @@ class Sums:
     save: float = 0.0
     seconds: float = 0.0
     waited: float = 0.0
+    steps: float = 0.0
+    forward: float = 0.0
+    backward: float = 0.0
+    communication: float = 0.0
+    optimizer: float = 0.0
+    exchanging: float = 0.0
+    reduced: float = 0.0
 
     def over_all(self, ranks: Ranks, name: str) -> Sums:
         """Return the sums over all ranks. They are equal on every rank, so that all ranks decide alike."""
         return Sums(*ranks.total(astuple(self), name))
+
+    def step_seconds(self) -> dict[str, float]:
+        """Return the mean seconds of each part of a step, by name; nothing if the model measures no parts."""
+        if not self.steps:
+            return {}
+        names = ("forward", "backward", "communication", "optimizer")
+        parts = {"data": self.waited} | {name: getattr(self, name) for name in names}
+        return {name: seconds / self.steps for name, seconds in parts.items()}
 
 
 class Pace:

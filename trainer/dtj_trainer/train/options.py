@@ -5,27 +5,21 @@ from __future__ import annotations
 import argparse
 import math
 from dataclasses import dataclass, fields
+from typing import TYPE_CHECKING, Any
 
-from dtj_trainer.data.formats.images import Form
-from dtj_trainer.data.pictures import PictureSet, data_uri, load_pictures
+from dtj_trainer.train.argument_types import not_negative, positive, share, step_range
+from dtj_trainer.train.data_options import DataOptions, add_data
+from dtj_trainer.train.own_model import is_own
 
-
-@dataclass(frozen=True)
-class DataOptions:
-    """The data set, and what of it to read; see `add_data`."""
-
-    data: str | None
-    image_size: int | None
-    grey: bool | None
-    classes: tuple[str, ...] | None
-
-    def load(self) -> PictureSet:
-        """Read the data set, or the job's where no other is given. Raises DataError."""
-        channels = None if self.grey is None else 1 if self.grey else 3
-        return load_pictures(data_uri(self.data), Form(self.image_size, channels), self.classes or ())
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 
-@dataclass(frozen=True)
+OPTIMIZERS = ("sgd", "adam", "adamw", "adadelta")
+SCHEDULES = ("constant", "cosine", "step")
+
+
+@dataclass(frozen=True, kw_only=True)
 class Options(DataOptions):
     """The user's choices; see `parse` for the meaning of each."""
 
@@ -52,6 +46,16 @@ class Options(DataOptions):
     tensorboard_seconds: float
     log_seconds: float
     log_steps: int | None
+    step_epochs: float = 10.0
+    step_gamma: float = 0.1
+    label_smoothing: float = 0.0
+    clip_norm: float | None = None
+    amp_dtype: str | None = None
+    channels_last: bool = False
+    compile: bool = False
+    cudnn_benchmark: bool = False
+    deterministic: bool = False
+    profile_steps: tuple[int, int] | None = None
 
     def step_size(self, ranks: int) -> int:
         """Return the examples of a step on all ranks together."""
@@ -75,11 +79,13 @@ def parse(
     mixed_precision: bool = True,
     grad_accumulation: bool = False,
     sync_batchnorm: bool = False,
+    pytorch: bool = False,
 ) -> Options:
     """Read the command line; a usage message ends the process if it is wrong.
 
-    `models` are the names that --model accepts: a small model, which is the default, and a larger one. The flags
-    say which options of the program's framework there are: --amp, --grad-accumulation, --sync-batchnorm.
+    `models` are the names of built-in networks that --model accepts; the first is the default. The flags say which
+    options of the program's framework there are: --amp, --grad-accumulation, --sync-batchnorm, and with `pytorch`
+    those of its precision and speed.
     """
     parser = new_parser(program, description)
     what = add_what_is_trained(parser, models)
@@ -96,14 +102,14 @@ def parse(
         help="examples a step on all ranks together, whatever their number; --lr is then for this batch"
         + (", and a rank makes the passes that --batch-size demands" if grad_accumulation else ""),
     )
-    how.add_argument("--optimizer", choices=("sgd", "adam"), default="sgd", help="the update rule")
+    how.add_argument("--optimizer", choices=OPTIMIZERS, default="sgd", help="the update rule")
     how.add_argument("--lr", type=positive(float), default=0.05, help="learning rate for one rank")
     how.add_argument(
         "--scale-lr",
         action=argparse.BooleanOptionalAction,
         default=True,
         help="multiply the learning rate by the number of ranks (and of passes a step) for sgd (Goyal et al., 2017), "
-        "by its square root for adam (Malladi et al., 2022)",
+        "by its square root for the others (Malladi et al., 2022)",
     )
     how.add_argument(
         "--warmup-epochs",
@@ -113,12 +119,34 @@ def parse(
     )
     how.add_argument(
         "--schedule",
-        choices=("constant", "cosine"),
+        choices=SCHEDULES,
         default="cosine",
         help="of the rate after the warm-up; a cosine ends with --epochs or --max-steps",
     )
+    how.add_argument(
+        "--step-epochs", type=positive(float), default=10.0, help="for --schedule=step: epochs of a rate"
+    )
+    how.add_argument(
+        "--step-gamma", type=positive(float), default=0.1, help="for --schedule=step: factor of the next rate"
+    )
     how.add_argument("--momentum", type=not_negative(float), default=0.9, help="for sgd")
-    how.add_argument("--weight-decay", type=not_negative(float), default=1e-4, help="L2 penalty")
+    how.add_argument(
+        "--weight-decay",
+        type=not_negative(float),
+        default=1e-4,
+        help="L2 penalty; adamw shrinks the weights instead",
+    )
+    how.add_argument(
+        "--label-smoothing",
+        type=share,
+        default=0.0,
+        help="part of each label, below 1, that is spread evenly over all classes in training",
+    )
+    how.add_argument(
+        "--clip-norm",
+        type=positive(float),
+        help="largest norm of the gradient, which is averaged over all examples",
+    )
     if mixed_precision:
         how.add_argument(
             "--amp",
@@ -141,6 +169,19 @@ def parse(
             default=False,
             help="normalize by the examples of all ranks, not of each rank alone",
         )
+    repeatable = how.add_mutually_exclusive_group()
+    repeatable.add_argument(
+        "--deterministic",
+        action="store_true",
+        help="use algorithms that repeat bit for bit, also on GPUs; an operation without one fails by name",
+    )
+    if pytorch:
+        repeatable.add_argument(
+            "--cudnn-benchmark",
+            action="store_true",
+            help="let cuDNN time its algorithms for each new shape of a batch, and use the fastest",
+        )
+        _add_speed(how)
     parser.set_defaults(amp=None if mixed_precision else False, grad_accumulation=1, sync_batchnorm=False)
     how.add_argument(
         "--data-workers",
@@ -152,7 +193,35 @@ def parse(
     keep = add_what_is_kept(parser, checkpoint_seconds=300.0, log_seconds=2.0)
     keep.add_argument("--log-steps", type=positive(int), help="also report the loss every so many steps")
     parsed = parser.parse_args(arguments)
-    return Options(**{field.name: getattr(parsed, field.name) for field in fields(Options)})
+    return Options(**given(parsed, Options))
+
+
+def given(parsed: argparse.Namespace, options: type[Options]) -> dict[str, Any]:
+    """Return the fields of `options` that a parser of some of the options has set."""
+    return {each.name: getattr(parsed, each.name) for each in fields(options) if hasattr(parsed, each.name)}
+
+
+def _add_speed(how: argparse._ArgumentGroup) -> None:
+    """Add options of PyTorch that change the speed of a step."""
+    how.add_argument(
+        "--amp-dtype",
+        choices=("bfloat16", "float16"),
+        help="type of mixed precision, in place of the one that --amp selects; float16 needs a GPU",
+    )
+    how.add_argument(
+        "--channels-last", action="store_true", help="keep the channels of a pixel together in memory (NHWC)"
+    )
+    how.add_argument(
+        "--compile",
+        action="store_true",
+        help="compile the network by torch.compile, which needs a C++ compiler",
+    )
+    how.add_argument(
+        "--profile-steps",
+        type=step_range,
+        metavar="A:B",
+        help="trace steps A to B, counted as in the log, on rank 0, below tensorboard/profile",
+    )
 
 
 def new_parser(program: str, description: str) -> argparse.ArgumentParser:
@@ -166,7 +235,11 @@ def add_what_is_trained(parser: argparse.ArgumentParser, models: tuple[str, ...]
     """Add options of model, data and duration; `models`: see `parse`."""
     what = parser.add_argument_group("what is trained")
     what.add_argument(
-        "--model", choices=models, default=models[0], help=f"{models[0]} is small, {models[1]} is not"
+        "--model",
+        type=_model_of(models),
+        default=models[0],
+        metavar="NAME",
+        help=f"{', '.join(models)}, or package.module:factory for a network of your own",
     )
     add_data(what)
     what.add_argument("--epochs", type=positive(int), default=2, help="passes over the training set")
@@ -178,36 +251,6 @@ def add_what_is_trained(parser: argparse.ArgumentParser, models: tuple[str, ...]
         help="of the first weights and the order of the examples",
     )
     return what
-
-
-def add_data(group: argparse._ArgumentGroup | argparse.ArgumentParser) -> None:
-    """Add the options of `DataOptions`."""
-    group.add_argument(
-        "--data", metavar="URI", help="folder or s3://bucket/prefix; not given: the job's spec.data.uri"
-    )
-    group.add_argument(
-        "--image-size",
-        type=positive(int),
-        help="pixels of a side: the shorter side is resized, and the centre cut out; not given: as stored",
-    )
-    group.add_argument(
-        "--grey",
-        action=argparse.BooleanOptionalAction,
-        help="read pictures in grey, or not; not given: files in colour, arrays as stored",
-    )
-    group.add_argument(
-        "--classes",
-        type=_names,
-        metavar="NAME,...",
-        help="train these classes alone, with labels in this order",
-    )
-
-
-def _names(text: str) -> tuple[str, ...]:
-    names = tuple(name.strip() for name in text.split(","))
-    if "" in names or len(set(names)) != len(names):
-        raise argparse.ArgumentTypeError(f"{text!r} is no list of different names")
-    return names
 
 
 def add_what_is_kept(
@@ -231,36 +274,21 @@ def add_what_is_kept(
     return keep
 
 
+def _model_of(models: tuple[str, ...]) -> Callable[[str], str]:
+    """Accept a name or the path of a factory, for argparse's `type`."""
+
+    def model(text: str) -> str:
+        if text not in models and not is_own(text):
+            raise argparse.ArgumentTypeError(
+                f"there is no model {text!r}: choose from {', '.join(models)}, or give package.module:factory"
+            )
+        return text
+
+    return model
+
+
 class _WithDefaults(argparse.ArgumentDefaultsHelpFormatter):
     """Adds an option's default to its help, if the default is not None."""
 
     def _get_help_string(self, action: argparse.Action) -> str | None:
         return action.help if action.default is None else super()._get_help_string(action)
-
-
-class _Number:
-    """A number with a lower bound, for argparse's `type`."""
-
-    def __init__(self, kind: type[int] | type[float], *, zero: bool) -> None:
-        self._kind = kind
-        self._zero = zero
-
-    def __call__(self, text: str) -> float:
-        """Convert the text, or raise argparse's error."""
-        try:
-            value = self._kind(text)
-        except ValueError:
-            raise argparse.ArgumentTypeError(f"{text!r} is not a number") from None
-        if not (value > 0 or (self._zero and value == 0)):
-            raise argparse.ArgumentTypeError(f"{text} must be {'0 or more' if self._zero else 'more than 0'}")
-        return value
-
-
-def positive(kind: type[int] | type[float]) -> _Number:
-    """Accept numbers greater than 0, for argparse's `type`."""
-    return _Number(kind, zero=False)
-
-
-def not_negative(kind: type[int] | type[float]) -> _Number:
-    """Accept numbers of 0 or more, for argparse's `type`."""
-    return _Number(kind, zero=True)

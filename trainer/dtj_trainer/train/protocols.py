@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -30,6 +30,22 @@ class Position:
     examples: int = 0
 
 
+class StepParts(NamedTuple):
+    """Sums over `steps` of a rank: the seconds of each part, those of the exchange of gradients, and bytes.
+
+    `communication` is what the exchange adds to the step; `exchanging` is the exchange from the first gradient to the
+    last, most of it beside the backward pass. `reduced` counts the bytes of gradients that the rank gave.
+    """
+
+    steps: float = 0.0
+    forward: float = 0.0
+    backward: float = 0.0
+    communication: float = 0.0
+    optimizer: float = 0.0
+    exchanging: float = 0.0
+    reduced: float = 0.0
+
+
 class Model(Protocol[DataIn]):
     """A network with its optimizer, as one rank trains it."""
 
@@ -46,6 +62,10 @@ class Model(Protocol[DataIn]):
 
     def take_sums(self) -> Sequence[float]:
         """Return loss, right answers and examples of this rank's steps that have ended since the last call."""
+
+    def take_parts(self) -> StepParts:
+        """Return the parts of this rank's steps since the last call, if the model measures them."""
+        return StepParts()
 
     def average_statistics(self) -> None:
         """Average over the ranks what each rank gathered from its own batches, such as BatchNorm's statistics."""

@@ -62,6 +62,8 @@ class TrainingReport:
         progress.report(
             step=at.step, total_steps=total_steps, epoch=epoch, examples_per_second=speed, loss=loss
         )
+        parts = now.step_seconds()
+        rate_of_bytes = now.reduced / max(now.exchanging, 1e-9)
         self._writer.add(
             at.step,
             {
@@ -70,13 +72,21 @@ class TrainingReport:
                 "train/learning_rate": rate,
                 "train/examples_per_second": speed,
                 "train/data_wait_share": waited,
+                **{f"step_seconds/{name}": seconds for name, seconds in parts.items()},
+                **({"train/reduced_bytes_per_second": rate_of_bytes} if now.reduced else {}),
             },
         )
         clock = time.monotonic()
         if not last and clock - self._logged_at < self._options.log_seconds:
             return
         self._logged_at = clock
-        self._add("train", at, loss, accuracy, speed, {"dataWaitShare": round(waited, 4)})
+        more: dict[str, object] = {"dataWaitShare": round(waited, 4)}
+        if parts:
+            more["stepSeconds"] = {name: round(seconds, 6) for name, seconds in parts.items()}
+        if now.reduced:
+            more["reducedBytes"] = round(now.reduced / now.steps)
+            more["reducedBytesPerSecond"] = round(rate_of_bytes)
+        self._add("train", at, loss, accuracy, speed, more)
         log.info(
             "step %d/%d epoch %d: loss %.4f, accuracy %.4f, %.0f examples/s",
             *(at.step, total_steps, epoch, loss, accuracy, speed),

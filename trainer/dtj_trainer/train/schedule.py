@@ -12,9 +12,9 @@ def rate_scale(optimizer: str, times: int) -> float:
 
     For SGD the factor is `times` (Goyal et al., 2017, "Accurate, Large Minibatch SGD"). Adam divides by the size of
     the gradients, whose noise shrinks with the square root of the batch size: the factor is that root (Malladi et
-    al., 2022, "On the SDEs and Scaling Rules for Adaptive Gradient Algorithms").
+    al., 2022, "On the SDEs and Scaling Rules for Adaptive Gradient Algorithms"). AdamW and Adadelta divide so too.
     """
-    return math.sqrt(times) if optimizer == "adam" else float(times)
+    return float(times) if optimizer == "sgd" else math.sqrt(times)
 
 
 @dataclass(frozen=True)
@@ -52,7 +52,8 @@ class Ramp:
 class Schedule:
     """The rate of one rank times the ramp's scale, followed by a decay.
 
-    Lengths in epochs. The decay begins after `warmup_epochs` and ends at `epochs`.
+    Lengths in epochs. The decay begins after `warmup_epochs`. A cosine ends at `epochs`; steps multiply the rate by
+    `step_gamma` after each `step_epochs`.
     """
 
     rate: float
@@ -60,12 +61,16 @@ class Schedule:
     warmup_epochs: float
     epochs: float
     decay: str = "constant"
+    step_epochs: float = 10.0
+    step_gamma: float = 0.1
 
     def at(self, epochs_done: float) -> float:
         """Return the learning rate after so many epochs, which may be a fraction."""
         rate = self.rate * self.ramp.at(epochs_done, self.warmup_epochs)
         if self.decay == "constant" or epochs_done < self.warmup_epochs:
             return rate
+        if self.decay == "step":
+            return rate * self.step_gamma ** (epochs_done // self.step_epochs)
         left = max(self.epochs - self.warmup_epochs, 1e-9)
         return rate * 0.5 * (1 + math.cos(math.pi * min((epochs_done - self.warmup_epochs) / left, 1.0)))
 

@@ -8,12 +8,30 @@ import torch
 from torch import Tensor, nn
 
 from dtj_trainer.torch.models.cnn import Cnn
+from dtj_trainer.torch.models.densenet import DenseNet121
+from dtj_trainer.torch.models.form import form_of
+from dtj_trainer.torch.models.mobilenet import MobileNetV2
 from dtj_trainer.torch.models.resnet import ResNet18
+from dtj_trainer.torch.models.shufflenet import ShuffleNetV2
+from dtj_trainer.torch.models.vgg import Vgg16
+from dtj_trainer.train.own_model import is_own, made_by
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
-MODELS = ("cnn", "resnet18")
+    from dtj_trainer.torch.models.form import Form
+
+_NETWORKS: Mapping[str, Callable[[int, int, Form], nn.Module]] = {
+    "resnet18": ResNet18,
+    "vgg16": lambda channels, classes, form: Vgg16(channels, classes, form, batch_norm=False),
+    "vgg16_bn": lambda channels, classes, form: Vgg16(channels, classes, form, batch_norm=True),
+    "mobilenet_v2": MobileNetV2,
+    "shufflenet_v2": ShuffleNetV2,
+    "densenet121": DenseNet121,
+}
+"""Each is called with the channels of a picture, the number of classes, and the form for the pictures' size."""
+
+MODELS = ("cnn", *_NETWORKS)
 
 
 class PictureClassifier(nn.Module):
@@ -45,18 +63,29 @@ def build(
     mean: Sequence[float] | None = None,
     deviation: Sequence[float] | None = None,
 ) -> PictureClassifier:
-    """Build a new model, one of MODELS, for pictures of `shape` (channels, height, width).
+    """Build a new model for pictures of `shape` (channels, height, width).
 
-    Raises ValueError for an unknown name, or for pictures too small for the network.
+    `name` is one of MODELS, or `package.module:factory` for a network of the user, see `own_model`. Raises ValueError
+    for an unknown name, for pictures too small for the network, and for a factory that makes no network for them.
     """
     channels, height, width = shape
-    if min(height, width) < 8:
-        raise ValueError(f"{name} needs pictures of at least 8x8, these are {height}x{width}")
-    network: nn.Module
-    if name == "cnn":
-        network = Cnn(channels, height, width, classes)
-    elif name == "resnet18":
-        network = ResNet18(channels, classes)
-    else:
+    if is_own(name):
+        network = _own(name, shape, classes)
+    elif name not in MODELS:
         raise ValueError(f"no model {name!r}: there are {', '.join(MODELS)}")
+    elif min(height, width) < 8:
+        raise ValueError(f"{name} needs pictures of at least 8x8, these are {height}x{width}")
+    elif name == "cnn":
+        network = Cnn(channels, height, width, classes)
+    else:
+        network = _NETWORKS[name](channels, classes, form_of(height, width))
     return PictureClassifier(network, mean or [0.0] * channels, deviation or [1.0] * channels)
+
+
+def _own(path: str, shape: tuple[int, int, int], classes: int) -> nn.Module:
+    network = made_by(path, channels=shape[0], classes=classes)
+    if not isinstance(network, nn.Module):
+        raise ValueError(
+            f"--model={path} returned {type(network).__name__}, and has to return a torch.nn.Module"
+        )
+    return network

@@ -1,25 +1,16 @@
-"""ResNet-18 for small pictures: a 3x3 stem without pooling, as for CIFAR-10 (He et al., 2015)."""
+"""ResNet-18 (He et al., 2015, "Deep Residual Learning for Image Recognition"): 11.7 million parameters.
+
+The form for small pictures has the 3x3 stem without pooling that the paper uses for CIFAR-10. The state has the
+names of torchvision's `resnet18`.
+"""
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor, nn
-from torch.nn import functional
 
-
-class _BatchNorm(nn.BatchNorm2d):
-    """BatchNorm2d that also accepts a single value for each channel during training.
-
-    One value has no variance: it is normalized by the running statistics, which stay unchanged.
-    """
-
-    def forward(self, values: Tensor) -> Tensor:
-        if not self.training or values.numel() > self.num_features:
-            return super().forward(values)
-        assert self.num_batches_tracked is not None
-        self.num_batches_tracked.add_(1)  # Equal on all ranks, whatever examples each rank got.
-        return functional.batch_norm(
-            values, self.running_mean, self.running_var, self.weight, self.bias, eps=self.eps
-        )
+from dtj_trainer.torch.models.batch_norm import BatchNorm2d
+from dtj_trainer.torch.models.form import Form
 
 
 class _Block(nn.Module):
@@ -27,46 +18,48 @@ class _Block(nn.Module):
 
     def __init__(self, inputs: int, outputs: int, stride: int) -> None:
         super().__init__()
-        self.body = nn.Sequential(
-            nn.Conv2d(inputs, outputs, 3, stride, padding=1, bias=False),
-            _BatchNorm(outputs),
-            nn.ReLU(inplace=True),
-            nn.Conv2d(outputs, outputs, 3, padding=1, bias=False),
-            _BatchNorm(outputs),
-        )
-        self.shortcut: nn.Module = nn.Identity()
+        self.conv1 = nn.Conv2d(inputs, outputs, 3, stride, padding=1, bias=False)
+        self.bn1 = BatchNorm2d(outputs)
+        self.relu = nn.ReLU(inplace=True)
+        self.conv2 = nn.Conv2d(outputs, outputs, 3, padding=1, bias=False)
+        self.bn2 = BatchNorm2d(outputs)
+        self.downsample: nn.Module = nn.Identity()
         if stride != 1 or inputs != outputs:
-            self.shortcut = nn.Sequential(
-                nn.Conv2d(inputs, outputs, 1, stride, bias=False), _BatchNorm(outputs)
+            self.downsample = nn.Sequential(
+                nn.Conv2d(inputs, outputs, 1, stride, bias=False), BatchNorm2d(outputs)
             )
-        self.activation = nn.ReLU(inplace=True)
 
     def forward(self, values: Tensor) -> Tensor:
-        out: Tensor = self.activation(self.body(values) + self.shortcut(values))
+        inner = self.bn2(self.conv2(self.relu(self.bn1(self.conv1(values)))))
+        out: Tensor = self.relu(inner + self.downsample(values))
         return out
 
 
 class ResNet18(nn.Module):
-    """11.2 million parameters. Takes (batch, channels, height, width), gives (batch, classes)."""
+    """Takes (batch, channels, height, width); returns (batch, classes)."""
 
-    def __init__(self, channels: int, classes: int) -> None:
+    def __init__(self, channels: int, classes: int, form: Form) -> None:
         super().__init__()
-        layers: list[nn.Module] = [
-            nn.Conv2d(channels, 64, 3, padding=1, bias=False),
-            _BatchNorm(64),
-            nn.ReLU(inplace=True),
-        ]
-        inputs = 64
-        for outputs, stride in ((64, 1), (128, 2), (256, 2), (512, 2)):
-            layers += [_Block(inputs, outputs, stride), _Block(outputs, outputs, 1)]
-            inputs = outputs
-        self.body = nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten())
-        self.head = nn.Linear(512, classes)
+        if form is Form.SMALL:
+            self.conv1 = nn.Conv2d(channels, 64, 3, padding=1, bias=False)
+        else:
+            self.conv1 = nn.Conv2d(channels, 64, 7, stride=2, padding=3, bias=False)
+        self.bn1 = BatchNorm2d(64)
+        self.relu = nn.ReLU(inplace=True)
+        self.maxpool = nn.MaxPool2d(3, stride=2, padding=1) if form is Form.LARGE else nn.Identity()
+        self.layer1 = nn.Sequential(_Block(64, 64, 1), _Block(64, 64, 1))
+        self.layer2 = nn.Sequential(_Block(64, 128, 2), _Block(128, 128, 1))
+        self.layer3 = nn.Sequential(_Block(128, 256, 2), _Block(256, 256, 1))
+        self.layer4 = nn.Sequential(_Block(256, 512, 2), _Block(512, 512, 1))
+        self.avgpool = nn.AdaptiveAvgPool2d(1)
+        self.fc = nn.Linear(512, classes)
         for module in self.modules():
             if isinstance(module, nn.Conv2d):
                 nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
 
     def forward(self, pictures: Tensor) -> Tensor:
         """Return the logits of each class."""
-        logits: Tensor = self.head(self.body(pictures))
+        values = self.maxpool(self.relu(self.bn1(self.conv1(pictures))))
+        values = self.layer4(self.layer3(self.layer2(self.layer1(values))))
+        logits: Tensor = self.fc(torch.flatten(self.avgpool(values), 1))
         return logits

@@ -1,0 +1,67 @@
+"""VGG-16 (Simonyan and Zisserman, 2014, "Very Deep Convolutional Networks"), with and without BatchNorm.
+
+The published form has 138.4 million parameters, of which 123.6 million are in its three dense layers. The form for
+small pictures has a single dense layer, as is usual for CIFAR-10: 14.7 million parameters. The state has the names
+of torchvision's `vgg16` and `vgg16_bn`.
+"""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import torch
+from torch import Tensor, nn
+
+from dtj_trainer.torch.models.batch_norm import BatchNorm2d
+from dtj_trainer.torch.models.form import Form
+
+_STAGES = ((64, 64), (128, 128), (256, 256, 256), (512, 512, 512), (512, 512, 512))
+"""The outputs of the 3x3 convolutions between two poolings."""
+
+
+class Vgg16(nn.Module):
+    """Takes (batch, channels, height, width); returns (batch, classes)."""
+
+    def __init__(self, channels: int, classes: int, form: Form, *, batch_norm: bool) -> None:
+        super().__init__()
+        outputs = [each for stage in _STAGES for each in stage]
+        inputs = iter([channels, *outputs])
+        layers: list[nn.Module] = []
+        for stage in _STAGES:
+            for each in stage:
+                layers.append(nn.Conv2d(next(inputs), each, 3, padding=1))
+                layers += [BatchNorm2d(each)] if batch_norm else []
+                layers.append(nn.ReLU(inplace=True))
+            # Rounded up, so that five poolings leave a pixel of a small picture.
+            layers.append(nn.MaxPool2d(2, ceil_mode=form is Form.SMALL))
+        if form is Form.MEDIUM:
+            layers.pop()  # The first dense layer takes 7x7 pixels: 6x6 are closer to it than 3x3.
+        self.features = nn.Sequential(*layers)
+        if form is Form.SMALL:
+            self.avgpool: nn.Module = nn.AdaptiveAvgPool2d(1)
+            self.classifier: nn.Module = nn.Linear(512, classes)
+        else:
+            self.avgpool = nn.AdaptiveAvgPool2d(7)
+            self.classifier = _dense(512 * 7 * 7, 4096, 4096, classes)
+        for module in self.modules():
+            if isinstance(module, nn.Conv2d):
+                nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
+                assert module.bias is not None
+                nn.init.zeros_(module.bias)
+            elif isinstance(module, nn.Linear):
+                nn.init.normal_(module.weight, 0, 0.01)
+                nn.init.zeros_(module.bias)
+
+    def forward(self, pictures: Tensor) -> Tensor:
+        """Return the logits of each class."""
+        values = self.avgpool(self.features(pictures))
+        logits: Tensor = self.classifier(torch.flatten(values, 1))
+        return logits
+
+
+def _dense(*sizes: int) -> nn.Sequential:
+    """Make dense layers, with ReLU and dropout between two of them."""
+    layers: list[nn.Module] = []
+    for inputs, outputs in pairwise(sizes):
+        layers += [nn.Linear(inputs, outputs), nn.ReLU(inplace=True), nn.Dropout(0.5)]
+    return nn.Sequential(*layers[:-2])

@@ -1,0 +1,106 @@
+"""Measures the parts of training steps: forward, backward, communication, optimizer."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import torch
+
+from dtj_trainer.train.protocols import StepParts
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+    from torch.utils.hooks import RemovableHandle
+
+
+class _Pass(NamedTuple):
+    """Marks of a forward and a backward pass: their begin, the first and the last gradient, the end."""
+
+    forward: Any
+    backward: Any
+    first: Any
+    last: Any
+    end: Any
+
+
+class StepClock:
+    """Measures steps of a network; the caller names each part when the part begins.
+
+    On a CPU, marks are times. On a GPU, whose work runs after the calls, marks are events in its stream. The ranks
+    exchange gradients beside the backward pass. What the clock calls communication is the rest: from the rank's own
+    last gradient until all gradients are averaged. A step costs six marks, 5 us on a CPU.
+    """
+
+    def __init__(self, network: nn.Module, device: torch.device, *, exchanged: bool) -> None:
+        self._of_gpu = device.type == "cuda"
+        weights = [each for each in network.parameters() if each.requires_grad]
+        self._bytes = sum(each.numel() * each.element_size() for each in weights) if exchanged else 0
+        self._order: list[Tensor] = []
+        self._hooks: dict[Tensor, RemovableHandle] = {
+            each: each.register_post_accumulate_grad_hook(self._ready) for each in weights
+        }
+        self._passes: list[_Pass] = []
+        self._steps: list[tuple[list[_Pass], Any, Any]] = []
+        self._forward_at = self._backward_at = self._first = self._last = self._averaged_at = None
+
+    def forward(self) -> None:
+        """Begin a forward pass."""
+        self._forward_at, self._first, self._last = self._mark(), None, None
+
+    def backward(self) -> None:
+        """Begin a backward pass."""
+        self._backward_at = self._mark()
+
+    def passed(self) -> None:
+        """End a backward pass."""
+        end = self._mark()
+        if self._order and len(self._hooks) > 2:
+            # Each pass computes the gradients in the same order: two of them suffice from now on.
+            for each in self._hooks.keys() - {self._order[0], self._order[-1]}:
+                self._hooks.pop(each).remove()
+        first, last = self._first or end, self._last or end
+        self._passes.append(_Pass(self._forward_at, self._backward_at, first, last, end))
+
+    def averaged(self) -> None:
+        """Begin the optimizer's step: the gradients are averaged."""
+        self._averaged_at = self._mark()
+
+    def updated(self) -> None:
+        """End the step."""
+        self._steps.append((self._passes, self._averaged_at, self._mark()))
+        self._passes = []
+
+    def take(self) -> StepParts:
+        """Return the sums over the steps since the last call."""
+        steps, self._steps = self._steps, []
+        forward = backward = communication = optimizer = exchanging = 0.0
+        for passes, averaged, updated in steps:
+            for each in passes:
+                forward += self._between(each.forward, each.backward)
+                backward += self._between(each.backward, each.last if each is passes[-1] else each.end)
+            communication += self._between(passes[-1].last, averaged)
+            exchanging += self._between(passes[-1].first, averaged)
+            optimizer += self._between(averaged, updated)
+        reduced = float(len(steps) * self._bytes)
+        return StepParts(len(steps), forward, backward, communication, optimizer, exchanging, reduced)
+
+    def _ready(self, weight: Tensor) -> None:
+        """Note that a gradient is computed."""
+        if len(self._hooks) > 2:
+            self._order.append(weight)
+        self._last = self._mark()
+        self._first = self._first or self._last
+
+    def _mark(self) -> Any:
+        if not self._of_gpu:
+            return time.perf_counter()
+        event = torch.cuda.Event(enable_timing=True)
+        event.record()
+        return event
+
+    def _between(self, begin: Any, end: Any) -> float:
+        if not self._of_gpu:
+            return float(end - begin)
+        end.synchronize()
+        return float(begin.elapsed_time(end)) / 1000
