@@ -52,7 +52,7 @@ class TorchModel(PictureModel[tuple[Tensor, Tensor]]):
         torch.manual_seed(options.seed)  # The first weights are the same on all ranks.
         mean, deviation = _statistics(data)
         self.network = build(options.model, data.shape, data.classes, mean, deviation)
-        self.network.to(device).to(memory_format=self._layout)
+        self.network.to(device).to(memory_format=self._layout)  # type: ignore[call-overload]
         if options.sync_batchnorm and ranks.size > 1:
             sync_batchnorm.synchronize(self.network)
         optimizer = optimizers.make(options, self.network)

@@ -29,7 +29,7 @@ class StepClock:
 
     On a CPU, marks are times. On a GPU, whose work runs after the calls, marks are events in its stream. The ranks
     exchange gradients beside the backward pass. What the clock calls communication is the rest: from the rank's own
-    last gradient until all gradients are averaged. A step costs six marks, 5 us on a CPU.
+    last gradient until all gradients are averaged. A step costs eight marks, 3 us on a CPU.
     """
 
     def __init__(self, network: nn.Module, device: torch.device, *, exchanged: bool) -> None:
@@ -38,7 +38,8 @@ class StepClock:
         self._bytes = sum(each.numel() * each.element_size() for each in weights) if exchanged else 0
         self._order: list[Tensor] = []
         self._hooks: dict[Tensor, RemovableHandle] = {
-            each: each.register_post_accumulate_grad_hook(self._ready) for each in weights
+            each: each.register_post_accumulate_grad_hook(self._ready)  # type: ignore[no-untyped-call]
+            for each in weights
         }
         self._passes: list[_Pass] = []
         self._steps: list[tuple[list[_Pass], Any, Any]] = []
@@ -95,7 +96,7 @@ class StepClock:
     def _mark(self) -> Any:
         if not self._of_gpu:
             return time.perf_counter()
-        event = torch.cuda.Event(enable_timing=True)
+        event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
         event.record()
         return event
 

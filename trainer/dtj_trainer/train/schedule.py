@@ -70,7 +70,7 @@ class Schedule:
         if self.decay == "constant" or epochs_done < self.warmup_epochs:
             return rate
         if self.decay == "step":
-            return rate * self.step_gamma ** (epochs_done // self.step_epochs)
+            return rate * math.pow(self.step_gamma, epochs_done // self.step_epochs)
         left = max(self.epochs - self.warmup_epochs, 1e-9)
         return rate * 0.5 * (1 + math.cos(math.pi * min((epochs_done - self.warmup_epochs) / left, 1.0)))
 
