@@ -32,6 +32,7 @@ class Options:
     checkpoint_seconds: float
     tensorboard_seconds: float
     log_seconds: float
+    async_save: bool
 
 
 def parse(
@@ -111,7 +112,13 @@ def parse(
         help="threads a rank that prepare batches, unless they are small and not augmented",
     )
 
-    add_what_is_kept(parser, checkpoint_seconds=300.0, log_seconds=2.0)
+    keep = add_what_is_kept(parser, checkpoint_seconds=300.0, log_seconds=2.0)
+    keep.add_argument(
+        "--async-save",
+        action=argparse.BooleanOptionalAction,
+        default=True,
+        help="save beside the training; rank 0 needs memory for a second copy of weights and optimizer",
+    )
     parsed = parser.parse_args(arguments)
     return Options(**{field.name: getattr(parsed, field.name) for field in fields(Options)})
 
@@ -145,7 +152,7 @@ def add_what_is_trained(parser: argparse.ArgumentParser, models: tuple[str, ...]
 
 def add_what_is_kept(
     parser: argparse.ArgumentParser, *, checkpoint_seconds: float, log_seconds: float
-) -> None:
+) -> argparse._ArgumentGroup:
     """Add options of the intervals of checkpoints, event files and log lines, with these defaults in seconds."""
     keep = parser.add_argument_group("what is kept")
     keep.add_argument("--checkpoint-steps", type=positive(int), help="also save every so many steps")
@@ -161,6 +168,7 @@ def add_what_is_kept(
     keep.add_argument(
         "--log-seconds", type=not_negative(float), default=log_seconds, help="between two lines of progress"
     )
+    return keep
 
 
 class _WithDefaults(argparse.ArgumentDefaultsHelpFormatter):
