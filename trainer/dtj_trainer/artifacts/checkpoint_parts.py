@@ -35,6 +35,8 @@ log = logging.getLogger(__name__)
 
 PARTS = "parts"
 """The folder of part manifests in a checkpoint's folder."""
+PODS = "pods"
+"""The folder of other pods' files in a checkpoint's folder."""
 LATE_SECONDS = 30.0
 """How long the pod with the claim waits, after the end of its program, for the parts of other pods."""
 
@@ -51,6 +53,11 @@ def read_parts(store: Store, folder: str) -> list[Manifest]:
         except ManifestError as error:
             log.warning("part %s can't be used: %s", store.uri(item.key), error)
     return found
+
+
+def has_parts(store: Store, folder: str) -> bool:
+    """Return whether a pod without the claim has uploaded a file into a checkpoint's folder. Raises S3Error."""
+    return any(True for _ in store.objects(f"{folder}/{PODS}"))
 
 
 def united(files: tuple[StoredFile, ...], parts: list[Manifest]) -> tuple[StoredFile, ...]:
@@ -133,7 +140,7 @@ class PartUploader:
             path = self._folder / state.path
             if path.name == MARK_FILE:  # The pod with the claim has the mark as well.
                 continue
-            key = f"pods/{self._pod}/{path.relative_to(self._folder / entry.name).as_posix()}"
+            key = f"{PODS}/{self._pod}/{path.relative_to(self._folder / entry.name).as_posix()}"
             stored = self._sent.get(folder, state)
             if stored is None:
                 sha256 = self._store.put_with_sha256(f"{folder}/{key}", path, self._count_bytes)

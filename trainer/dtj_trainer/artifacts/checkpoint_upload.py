@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from dtj_trainer import contract
 from dtj_trainer.artifacts.checkpoint_index import CheckpointIndex, candidate_of, read_index
-from dtj_trainer.artifacts.checkpoint_parts import Lateness, read_parts, united
+from dtj_trainer.artifacts.checkpoint_parts import Lateness, has_parts, read_parts, united
 from dtj_trainer.artifacts.checkpoint_removal import CheckpointRemoval
 from dtj_trainer.artifacts.completeness import Completeness
 from dtj_trainer.artifacts.fence import Superseded
@@ -60,18 +60,23 @@ class CheckpointUploader:
         settle_seconds: float,
         step_at: StepAt,
         program_runs: Callable[[], bool] = lambda: True,
+        keep_every: float = 0.0,
     ) -> None:
+        """`keep`, `keep_every`: of the checkpoints in the bucket; see `kept`."""
         self._folder = folder
         self._store = store
         self._fence = fence
         self._keep = keep
+        self._keep_every = keep_every
         self._completeness = Completeness(folder, settle_seconds, program_runs)
         self._step_at = step_at
         self._index: CheckpointIndex | None = None
         self._done: set[FileState] = set()
         """Files that are in the bucket in this state, because a pass uploaded them or a restore downloaded them."""
         self._sent = SentFiles()
-        self._removal = CheckpointRemoval(store, fence=fence, keep=keep, sent=self._sent)
+        self._removal = CheckpointRemoval(
+            store, fence=fence, keep=keep, keep_every=keep_every, sent=self._sent
+        )
         self._step_given: tuple[frozenset[FileState], int] = (frozenset(), 0)
         """The files of the last checkpoint whose name has no step, and the step that it got."""
         self._lacking = ""
@@ -140,9 +145,8 @@ class CheckpointUploader:
             self._fence.hold()
             self._index = read_index(self._store)
             # Other pods may already upload their parts of this attempt's checkpoints.
-            self._index.torn -= {
-                folder for folder in self._index.torn if _claim_of(folder) == self._fence.number
-            }
+            own = {folder for folder in self._index.torn if _claim_of(folder) == self._fence.number}
+            self._index.torn -= {folder for folder in own if has_parts(self._store, folder)}
             for manifest in self._index.newest_first()[:1]:
                 self._tell_newest(manifest)
         return self._index
@@ -163,7 +167,7 @@ class CheckpointUploader:
         local = {_candidate(c, claim): c for c in fresh}
         replaced = {folder_name(c.step, claim) for c in fresh}
         others = {candidate_of(m) for folder, m in index.manifests.items() if folder not in replaced}
-        keep = kept([*local, *others], self._keep)
+        keep = kept([*local, *others], self._keep, self._keep_every)
         return sorted((local[c] for c in keep if c in local), key=lambda c: c.step)
 
     def _only_names_others(self, checkpoint: LocalCheckpoint) -> bool:
@@ -290,10 +294,10 @@ class CheckpointUploader:
 
 
 def _candidate(checkpoint: LocalCheckpoint, claim: int) -> Candidate:
-    mark = checkpoint.mark
+    mark, time = checkpoint.mark, max(file.changed_ns for file in checkpoint.files) / 1e9
     if mark is None:
-        return Candidate(claim, checkpoint.step)
-    return Candidate(claim, checkpoint.step, mark.metric, mark.metric_mode)
+        return Candidate(claim, checkpoint.step, time=time)
+    return Candidate(claim, checkpoint.step, mark.metric, mark.metric_mode, time)
 
 
 def _key_of(checkpoint: LocalCheckpoint, path: str) -> str:

@@ -64,6 +64,8 @@ class SyncSettings:
     keep: int
     settle_seconds: float
     log_names: tuple[str, ...] | None = None
+    keep_every: float = 0.0
+    """Seconds; see `kept` in `retention`."""
     upload_bytes_per_second: float = BYTES_PER_SECOND
     """The limit while the program runs; 0: no limit."""
 
@@ -159,6 +161,7 @@ class PodSync:
                 self._store.below(contract.CHECKPOINTS),
                 fence=fence,
                 keep=settings.keep,
+                keep_every=settings.keep_every,
                 settle_seconds=settings.settle_seconds,
                 step_at=self._step_at,
                 program_runs=lambda: not self._died and self._programs_run(),
