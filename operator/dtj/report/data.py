@@ -56,6 +56,10 @@ def _run(entry: Entry) -> dict[str, Any]:
         "steps": run.steps,
         "attempts": run.attempts,
         **_entry(entry),
+        "rankSteps": [
+            {"rank": each.rank, "steps": each.steps, "seconds": _spread(each.seconds)}
+            for each in run.rank_steps
+        ],
     }
 
 
@@ -104,6 +108,8 @@ def _flat(entry: Mapping[str, Any]) -> dict[str, Any]:
     """Return an entry as one row, with the deviation of a figure in its own column and lists as text."""
     row: dict[str, Any] = {}
     for name, value in entry.items():
+        if name == "rankSteps":  # A run is one row of a CSV file.
+            continue
         if name in ("facts", "comparison"):
             row |= _flat(value or {})
         elif isinstance(value, dict):

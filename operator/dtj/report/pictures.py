@@ -30,6 +30,8 @@ SIZE = (10.0, 5.0)
 def pictures_of(report: Report) -> dict[str, bytes]:
     """Return PNG files by name: time and accuracy of each model as bars, throughput and loss over time.
 
+    With a baseline, a third picture shows speed-up and efficiency of each model as bars.
+
     Raises Unusable if matplotlib is not installed.
     """
     try:
@@ -40,7 +42,10 @@ def pictures_of(report: Report) -> dict[str, bytes]:
         ) from None
 
     pictures = {}
-    for name, draw in (("time-and-accuracy", _draw_bars), ("over-time", _draw_over_time)):
+    drawings = {"time-and-accuracy": _draw_bars, "over-time": _draw_over_time}
+    if any(entry.comparison for entry in report.groups or report.runs):
+        drawings["speed-up"] = _draw_comparison
+    for name, draw in drawings.items():
         figure = Figure(figsize=SIZE, dpi=DOTS_PER_INCH, layout="constrained")
         draw(figure, report)
         content = io.BytesIO()
@@ -64,18 +69,42 @@ def _draw_bars(figure: Figure, report: Report) -> None:
     entries = report.groups or report.runs
     times = [entry.total_seconds if report.total_time else entry.training_seconds for entry in entries]
     unit, seconds, digits = unit_of([time.mean for time in times if time])
-    left, right = figure.subplots(1, 2)
     which = "total" if report.total_time else "training"
-    left.set_ylabel(f"{which} time ({unit})")
-    right.set_ylabel("test accuracy (%)")
+    _, right = _pair_of_bars(
+        figure,
+        report,
+        (f"{which} time ({unit})", [_scaled(time, 1 / seconds) for time in times], digits),
+        ("test accuracy (%)", [_scaled(entry.accuracy, 100) for entry in entries], 1),
+    )
+    right.set_ylim(0, 105)
+
+
+def _draw_comparison(figure: Figure, report: Report) -> None:
+    compared = [entry.comparison for entry in report.groups or report.runs]
+    speedups = [Spread(each.speedup) if each and each.speedup is not None else None for each in compared]
+    efficiencies = [
+        Spread(each.efficiency) if each and each.efficiency is not None else None for each in compared
+    ]
+    left, _ = _pair_of_bars(figure, report, ("speed-up", speedups, 2), ("efficiency", efficiencies, 2))
+    left.axhline(1.0, color="grey", linewidth=1, linestyle="--")
+
+
+def _pair_of_bars(
+    figure: Figure, report: Report, *sides: tuple[str, Sequence[Spread | None], int]
+) -> list[Axes]:
+    """Draw bars of each entry left and right. `sides`: the label, the value of each entry, and the decimals."""
+    entries = report.groups or report.runs
     fields = report.group_fields if report.groups else FIELDS
     names = _differing(entries, [name for name in fields if name != "model"])
-    _bars(left, entries, names, [_scaled(time, 1 / seconds) for time in times], digits)
-    _bars(right, entries, names, [_scaled(entry.accuracy, 100) for entry in entries], 1)
-    right.set_ylim(0, 105)
+    both: list[Axes] = list(figure.subplots(1, 2))
+    for axes, (label, values, digits) in zip(both, sides, strict=True):
+        axes.set_ylabel(label)
+        _bars(axes, entries, names, values, digits)
+    left = both[0]
     if names:
         handles, labels = left.get_legend_handles_labels()
         _legend(figure, handles, labels)
+    return both
 
 
 def _bars(

@@ -97,6 +97,8 @@ def _on_runs(runs: Sequence[Summary]) -> Iterator[str]:
         if len(ranks) > 1:
             numbers = _list(sorted(map(str, ranks)))
             yield f"{run.name} ran on {numbers} ranks in turn; the tables show the last number."
+    if any(run.rank_steps for run in runs):
+        yield "A step of a rank lasts from the request for its batch to the end of its update, in the last attempt."
     if len({run.facts.get("updates") for run in runs} - {None}) > 1:
         yield (
             "A synchronous step trains a batch on every worker, an asynchronous step a batch on one worker: "

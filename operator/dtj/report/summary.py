@@ -10,7 +10,10 @@ from datetime import datetime
 from dtj.api.status import Phase
 from dtj.report.facts import Fact, arguments_of, facts_of
 from dtj.report.progress import Interval, Start, starts
-from dtj.report.run import Row, Run
+from dtj.report.run import MAX_NUMBER, Row, Run
+
+_MOST_RANKS = 64
+"""Rows of ranks that a run may have in a report: as many as the trainer writes."""
 
 
 @dataclass(frozen=True)
@@ -19,6 +22,16 @@ class Spread:
 
     mean: float
     deviation: float | None = None
+
+
+@dataclass(frozen=True)
+class RankSteps:
+    """The steps of one rank in the last attempt."""
+
+    rank: int
+    steps: int
+    seconds: Spread
+    """The seconds of a step."""
 
 
 @dataclass(frozen=True)
@@ -53,6 +66,8 @@ class Summary:
     starts: Sequence[Start]
     left_out: int
     """The number of unreadable lines in the metrics files."""
+    rank_steps: Sequence[RankSteps] = ()
+    """The steps of the slowest ranks, by rank; empty before the end of the run."""
 
     @property
     def seconds(self) -> float | None:
@@ -103,7 +118,33 @@ def summarise(run: Run) -> Summary:
         restarts=status.restarts.application + status.restarts.infrastructure if status else restarts,
         starts=parts,
         left_out=run.left_out,
+        rank_steps=_rank_steps(run),
     )
+
+
+def _rank_steps(run: Run) -> list[RankSteps]:
+    """Return the `stepTimes` of the last `end` row. Leave out entries that are not as the trainer writes them."""
+    rows = [row for row in run.rows if row.kind == "end"]
+    entries = rows[-1].values.get("stepTimes") if rows else None
+    if not isinstance(entries, list):
+        return []
+    figures = []
+    for entry in entries[:_MOST_RANKS]:
+        values = [
+            _amount(entry.get(name) if isinstance(entry, dict) else None)
+            for name in ("rank", "steps", "mean", "deviation")
+        ]
+        if None not in values:
+            rank, steps, mean, deviation = (value or 0.0 for value in values)
+            figures.append(RankSteps(int(rank), int(steps), Spread(mean, deviation)))
+    return figures
+
+
+def _amount(value: object) -> float | None:
+    """Return a number from 0 to MAX_NUMBER; None for any other value."""
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        return None
+    return value if 0 <= value <= MAX_NUMBER else None
 
 
 def _over_time(intervals: Sequence[tuple[float, float]]) -> Spread | None:

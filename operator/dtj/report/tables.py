@@ -9,7 +9,7 @@ from datetime import UTC, datetime
 from dtj.report.entries import Comparison, Entry
 from dtj.report.facts import FIELDS
 from dtj.report.report import Report
-from dtj.report.summary import Spread
+from dtj.report.summary import RankSteps, Spread, Summary
 
 NOTHING = "–"
 _UNITS = ((180 * 60, "h", 3600.0, 2), (180, "min", 60.0, 1), (0, "s", 1.0, 1))
@@ -26,11 +26,26 @@ class Table:
 
 
 def tables_of(report: Report) -> list[Table]:
-    """Return the table of the runs and, if any, of the groups. Leave out columns without a known value."""
+    """Return the tables of the runs, of the groups and of the ranks' steps, each if it has rows.
+
+    Leave out columns without a known value.
+    """
     tables = [_table("Runs", report, report.runs)]
     if report.groups:
         tables.append(_table("Groups", report, report.groups))
+    if rows := [_rank_row(run, steps) for run in report.summaries for steps in run.rank_steps]:
+        tables.append(Table("Steps by rank", ["run", "model", "rank", "steps", "time of a step (ms)"], rows))
     return tables
+
+
+def _rank_row(run: Summary, of: RankSteps) -> list[str]:
+    return [
+        run.name,
+        str(run.facts.get("model") or NOTHING),
+        str(of.rank),
+        str(of.steps),
+        said(of.seconds, 2, 1000),
+    ]
 
 
 def _table(title: str, report: Report, entries: Sequence[Entry]) -> Table:

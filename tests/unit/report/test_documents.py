@@ -93,6 +93,14 @@ def test_pictures_have_their_size_and_show_something(report: Report) -> None:
         assert (0, 0x72, 0xB2) in colours, "the first run's"
 
 
+def test_a_comparison_has_a_picture_of_its_own() -> None:
+    runs = [even_run(f"{n}", 10 * n, workers=n, model="vgg16") for n in (1, 2)]
+    pictures = pictures_of(make_report(runs, baseline="1"))
+    assert list(pictures) == ["time-and-accuracy.png", "over-time.png", "speed-up.png"]
+    pixels = imread(io.BytesIO(pictures["speed-up.png"]), format="png")
+    assert 0.005 < (pixels[..., :3].min(axis=2) < 0.9).mean() < 0.9
+
+
 def test_a_restart_is_marked_and_nothing_is_drawn_between_two_attempts(report: Report) -> None:
     from dtj.report.pictures import _rates
 

@@ -4,6 +4,7 @@
 * speedups over a baseline
 * groups that are unlike, scaled or single
 * CSV: numbers, formulas, carriage returns
+* the steps of each rank
 """
 
 from __future__ import annotations
@@ -197,3 +198,32 @@ def test_numbers_and_names_stay_as_they_are_in_the_csv(name: str) -> None:
     (row,) = csv.DictReader(io.StringIO(as_csv(make_report([even_run(name, 10)]))["runs.csv"]))
 
     assert row["run"] == name
+
+
+def test_the_steps_of_each_rank_have_a_table() -> None:
+    steps = [
+        {"rank": 0, "steps": 100, "mean": 1.976, "deviation": 0.03},
+        {"rank": 1, "steps": 100, "mean": 1.903, "deviation": 0.0},
+    ]
+    run = even_run("ddp", 10, workers=2, model="vgg16", step_times=steps)
+    report = make_report([run, even_run("old", 10)])
+    (table,) = [each for each in tables_of(report) if each.title == "Steps by rank"]
+    assert table.headings == ["run", "model", "rank", "steps", "time of a step (ms)"]
+    assert table.rows == [
+        ["ddp", "vgg16", "0", "100", "1976.00 ± 30.00"],
+        ["ddp", "vgg16", "1", "100", "1903.00 ± 0.00"],
+    ]
+    data = as_data(report)["runs"]
+    assert data[0]["rankSteps"][1] == {"rank": 1, "steps": 100, "seconds": {"mean": 1.903, "deviation": 0.0}}
+    assert data[1]["rankSteps"] == []
+    assert "rankSteps" not in as_csv(report)["runs.csv"]
+
+
+@pytest.mark.parametrize(
+    "steps", [{}, "x", [None], [{"rank": 0}], [{"rank": 0, "steps": 1, "mean": -1, "deviation": 0}],
+              [{"rank": "0", "steps": 1, "mean": 1, "deviation": 0}],
+              [{"rank": 0, "steps": 1, "mean": 1e300, "deviation": 0}]]
+)  # fmt: skip
+def test_steps_in_another_form_are_left_out(steps: object) -> None:
+    report = make_report([even_run("odd", 10, step_times=steps)])
+    assert [table.title for table in tables_of(report)] == ["Runs"]

@@ -32,6 +32,7 @@ def even_run(
     total_seconds: float | None = None,
     ended: bool = True,
     done: int | None = None,
+    step_times: Any = None,
     **facts: Any,
 ) -> Run:
     """Return a run whose first step ends after 10 s, followed by ten intervals at `steps_per_second`."""
@@ -45,7 +46,7 @@ def even_run(
     if accuracy is not None:
         lines.append(line("test", at, last, accuracy=accuracy, **always))
     if ended:
-        lines.append(line("end", at, last, steps=last, **always))
+        lines.append(line("end", at, last, steps=last, stepTimes=step_times, **always))
     status = None
     if total_seconds is not None:
         times = [datetime.fromtimestamp(BEGAN + at, UTC).isoformat() for at in (-20, total_seconds - 20)]

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Generic, NoReturn
 from dtj_trainer.train.meeting import MEETING_SECONDS, Pace, Sums
 from dtj_trainer.train.protocols import Data
 from dtj_trainer.train.schedule import Schedule, ramp_of, rate_scale
+from dtj_trainer.train.step_times import StepTimes, slowest
 from dtj_trainer.train.stop import end_when_stopped
 
 if TYPE_CHECKING:
@@ -65,6 +66,7 @@ class Training(Generic[Data]):
         self._rate = math.nan
         self._stopping = self._prepared = False
         self._pace = Pace(meeting_seconds)
+        self._step_times = StepTimes()
         self._meeting_at = self._saved_at = time.monotonic()
 
     def run(self) -> None:
@@ -96,9 +98,11 @@ class Training(Generic[Data]):
         every, at = self.options.checkpoint_steps, self.at
         self._accuracy = None
         self._meeting_at = time.monotonic()
+        self._step_times.begin()
         for batch in self.batches.epoch(at.epoch, at.examples):
             self._rate = self._schedule.at(self._epochs_done)
             self.model.train(batch.data, batch.share, self._rate, at.step)
+            self._step_times.end()
             at.step += 1
             at.examples = batch.share.position
             if not self._prepared:
@@ -116,6 +120,7 @@ class Training(Generic[Data]):
                 self._save()
             if self._stopping:
                 self._leave()
+            self._step_times.begin()
 
     def _meet(self, *, save: bool) -> bool:
         """Add up and report the ranks' work since their last meeting; return whether all ranks save now."""
@@ -168,8 +173,9 @@ class Training(Generic[Data]):
         """Write the final model. The checkpoint that it is made from is saved."""
         end_when_stopped(self.stop, "the final model is not written")
         facts = self.saver.export(self.at, self._accuracy)
+        step_times = self.ranks.gather(self._step_times.figures(), "step times")
         if self.report:
-            self.report.end(self.at, self._accuracy, facts)
+            self.report.end(self.at, self._accuracy, {**facts, "stepTimes": slowest(step_times)})
         self.ranks.barrier()
 
     # --- how far --------------------------------------------------------------------------------
