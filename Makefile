@@ -6,6 +6,8 @@ CLUSTER ?= local
 N ?= 100
 # Rows of `make bench-control`.
 ROWS ?= jobs big neighbours
+# Minutes of each training of `make bench-checkpoints`.
+MINUTES ?= 5
 # The size of the state of `make bench-checkpoints`.
 GIGABYTES ?= 3
 PYTHON ?= python3
@@ -107,8 +109,8 @@ bench-training: $(VENV)  ## dtj's cost to a training, its checkpoints and its ba
 	$(PY) docker/wheels.py --install
 	@$(PY) -m tests.bench.training
 
-bench-checkpoints: $(VENV)  ## memory and bytes of large checkpoints (GIGABYTES=3) whose upload is throttled, killed and refused
-	@$(PY) -m tests.bench.checkpoints --gigabytes $(GIGABYTES)
+bench-checkpoints: $(VENV)  ## cost of saves beside a training (MINUTES=5); large checkpoints (GIGABYTES=3) throttled, killed, refused
+	@$(PY) -m tests.bench.checkpoints --gigabytes $(GIGABYTES) --saves-minutes $(MINUTES)
 
 bench-data: $(VENV)  ## reading of data sets from S3, beside GETs and other libraries, which get an environment of their own
 	@$(PY) -m tests.bench.data

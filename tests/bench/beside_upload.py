@@ -38,8 +38,8 @@ def one_rank(rounds: int, data: Path, transfers: Transfers) -> Rates:
     """
     with _training(1, data) as (metrics, processes):
         first, *others = sorted(os.sched_getaffinity(0))
-        _pin(processes, {first})
-        _pin([transfers.store_pid], set(others) or {first})
+        pin(processes, {first})
+        pin([transfers.store_pid], set(others) or {first})
         return _rates("one rank", rounds, metrics, transfers, transfers.environment)
 
 
@@ -90,7 +90,7 @@ def _upload(checkpoints: Path, uri: str, environment: Mapping[str, str]) -> floa
     return float(done.stdout)
 
 
-def _pin(processes: Iterable[int], processors: set[int]) -> None:
+def pin(processes: Iterable[int], processors: set[int]) -> None:
     """Have the threads that these processes have, and will have, run there."""
     for process in processes:
         for thread in Path(f"/proc/{process}/task").iterdir():

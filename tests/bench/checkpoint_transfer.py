@@ -87,7 +87,7 @@ class Transfers:
     def down(self, job: str) -> float:
         """Restored as a pod does at its start, every byte compared with the manifest."""
         back = self.folder / f"{job}-back"
-        back.mkdir()
+        back.mkdir(exist_ok=True)
         store = self._store(f"{job}/{contract.CHECKPOINTS}")
         seconds = _timed(lambda: restore(store, back, RESUME_AUTO))
         restored = back / str(STEP) / FILE

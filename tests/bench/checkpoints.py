@@ -1,4 +1,5 @@
-"""Benchmark of large checkpoints under faults: memory, bytes sent again, a killed upload, refused deletions.
+"""Benchmark of large checkpoints: the cost of saves beside a training, memory, bytes sent again, a killed upload,
+refused deletions.
 
 Prints one line for each figure: its name, its ratio to the bound, the bound, and whether it is met.
 """
@@ -23,8 +24,10 @@ from dtj_trainer.artifacts import checkpoints, s3
 from dtj_trainer.artifacts.manifest import sha256_of
 from dtj_trainer.artifacts.restore import RESUME_AUTO, restore
 from dtj_trainer.artifacts.store import Store
+from tests import fashion_mnist
+from tests.bench import save_stalls
 from tests.bench.checkpoint_processes import BLOCK_BYTES, FILES
-from tests.bench.checkpoint_transfer import BUCKET, object_store
+from tests.bench.checkpoint_transfer import BUCKET, Transfers, object_store
 from tests.bench.checkpoint_uploader import checkpoint_uploader
 from tests.bench.machine import machine
 from tests.bench.targets import Target, verdicts
@@ -177,18 +180,36 @@ def main() -> int:
     """Measure and print; 1 where a bound is missed or nothing can be measured."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--gigabytes", type=float, default=3.0, help="of the state (default: %(default)s)")
+    parser.add_argument(
+        "--parts", nargs="+", choices=("saves", "faults"), default=["saves", "faults"], help="which figures"
+    )
+    parser.add_argument(
+        "--saves-megabytes", type=int, default=500, help="of the state that is saved beside a training"
+    )
+    parser.add_argument(
+        "--saves-minutes", type=float, default=5.0, help="of each training (default: %(default)s)"
+    )
+    parser.add_argument("--saves-every", type=float, default=30.0, help="seconds (default: %(default)s)")
     given = parser.parse_args()
     unit = BLOCK_BYTES * FILES
     size = max(int(given.gigabytes * 1e9) // unit, 1) * unit
+    found: dict[str, float] = {}
     try:
         with TemporaryDirectory(prefix="dtj-bench-") as name, object_store(Path(name)) as store:
             os.environ.update(store.environment)
-            found = large(Path(name, "large"), size) | refusals(Path(name, "small"))
+            if "saves" in given.parts:
+                transfers = Transfers(store, Path(name), given.saves_megabytes * 10**6)
+                length, data = given.saves_minutes * 60, fashion_mnist.folder()
+                found |= save_stalls.figures(
+                    Path(name), data, transfers, seconds=length, every=given.saves_every
+                )
+            if "faults" in given.parts:
+                found |= large(Path(name, "large"), size) | refusals(Path(name, "small"))
     except ClusterError as error:
         note(f"error: {error}")
         return 1
-    lines = verdicts(targets(size), found)
-    print(f"{machine()}\n\nA state of {size / 1e9:.2f} GB:\n")
+    lines = verdicts([*save_stalls.TARGETS, *targets(size)], found)
+    print(f"{machine()}\n\nSaves of {given.saves_megabytes} MB, faults with {size / 1e9:.2f} GB:\n")
     print("\n".join(lines))
     return int(any(line.endswith("missed") for line in lines))
 

@@ -1,7 +1,7 @@
-"""`python -m tests.bench.uploader FOLDER URI`: upload the checkpoints of a folder as `dtj-launch` does.
+"""`python -m tests.bench.uploader FOLDER URI [--without-end]`: upload checkpoints of a folder as `dtj-launch` does.
 
-The program ends once the checkpoint is in the bucket, and prints the seconds of a processor that it took from the
-first byte on.
+The program ends once a checkpoint is in the bucket, and prints the seconds of a processor that it took from the
+first byte on. With `--without-end` it uploads until it is killed.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def main() -> None:
     uploader = checkpoint_uploader(folder, store)
     used = _processor_seconds()
     SyncLoop("uploading checkpoints", uploader.upload_pass, beside_program=True).start()
-    while uploader.newest is None:
+    while sys.argv[3:] or uploader.newest is None:
         time.sleep(POLL_SECONDS)
     print(_processor_seconds() - used)
 

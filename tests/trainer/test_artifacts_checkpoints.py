@@ -22,7 +22,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.trainer.conftest import fence_of, keys, steps_in
 
-from dtj_trainer.artifacts import checkpoints, s3
+from dtj_trainer.artifacts import checkpoint_upload, checkpoints, s3
 from dtj_trainer.artifacts.checkpoint_index import read_index
 from dtj_trainer.artifacts.checkpoint_upload import CheckpointUploader
 from dtj_trainer.artifacts.local_checkpoints import by_step, read_entries
@@ -195,6 +195,30 @@ def test_kept_are_the_newest_and_the_best(raw, newest):
     measured = [c.metric for c in candidates if c.metric is not None]
     if measured:
         assert max(measured) in [c.metric for c in keep]
+
+
+@given(st.lists(st.tuples(st.integers(1, 2), st.integers(0, 90)), unique=True), st.sampled_from([7, 10, 60]))
+def test_the_first_of_each_period_stays_whatever_follows(raw, every):
+    # Within a claim, and from one to the next, time rises with the step.
+    candidates = [Candidate(claim, step, time=100 * claim + step) for claim, step in sorted(raw)]
+    left: list[Candidate] = []
+    for candidate in candidates:
+        left = sorted(kept([*left, candidate], 1, every))
+    firsts: dict[float, Candidate] = {}
+    for candidate in candidates:
+        firsts.setdefault(candidate.time // every, candidate)
+    assert set(left) == {*firsts.values(), *candidates[-1:]}
+
+
+def test_a_checkpoint_of_each_period_stays_in_the_bucket(folder, store, monkeypatch):
+    hours = iter(["T00:10", "T00:50", "T01:20", "T02:00", "T02:05", "T02:06"])
+    monkeypatch.setattr(checkpoint_upload, "now_text", lambda: f"2026-01-01{next(hours)}:00Z")
+    sync = uploader(folder, store, keep=1, keep_every=3600.0)
+    for step in range(1, 7):
+        save(step)
+        sync.upload_pass(ended=False, died_ns=None)
+    assert steps_in(store) == [1, 3, 4, 6]
+    assert [entry.step for entry in read_entries(folder)] == [6]
 
 
 def test_the_lower_metric_may_be_the_better():

@@ -9,8 +9,10 @@ from types import SimpleNamespace
 
 import pytest
 
-from dtj_trainer.artifacts import backoff, sync_loop
+from dtj_trainer import contract
+from dtj_trainer.artifacts import backoff, checkpoints, sync_loop
 from dtj_trainer.artifacts.backoff import Deadline
+from dtj_trainer.artifacts.checkpoint_index import read_index
 from dtj_trainer.artifacts.manifest import Entry, Manifest, StoredFile
 from dtj_trainer.artifacts.pod_sync import PodSync, SyncSettings
 from dtj_trainer.artifacts.s3 import S3Error
@@ -51,6 +53,34 @@ def test_an_error_of_one_upload_does_not_end_the_others(
     with pytest.raises(S3Error, match="no"):
         sync.finish(20, ended=True)
     assert arrived.is_set()
+
+
+def test_pods_upload_their_parts_of_a_checkpoint_until_the_end(
+    job_uri: str,
+    job_store: Store,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    syncs = []
+    for part in ("primary", "other"):
+        root = tmp_path / part
+        settings = SyncSettings(root, tmp_path, job_uri, part, 1, "Auto", 3, 1.0)
+        sync = PodSync(settings, lambda _: None)
+        sync.make_folders()
+        sync.restore(20)
+        sync.start()
+        monkeypatch.setenv(contract.ENV_ROOT, str(root))
+        monkeypatch.setenv(contract.ENV_ARTIFACTS_URI, job_uri)
+        checkpoints.save(7, lambda folder, part=part: (folder / part).write_text(part) and None, parts=2)
+        syncs.append(sync)
+    for sync in reversed(syncs):
+        sync.finish(20, ended=True)
+        sync.warn_of_unuploaded()
+        sync.close()
+    (manifest,) = read_index(job_store.below("checkpoints")).manifests.values()
+    assert {file.path for file in manifest.files} == {"7/primary", "7/other", "7/.dtj-checkpoint.json"}
+    assert "is not uploaded" not in caplog.text
 
 
 @pytest.mark.parametrize("other", [False, True])

@@ -13,10 +13,10 @@ from dtj_trainer.train import loop as training
 from dtj_trainer.train.batches import Batch, Batches
 from dtj_trainer.train.loop import LossNotFinite, Stopped, Training
 from dtj_trainer.train.options import parse
-from dtj_trainer.train.protocols import Model, Position, Ranks
+from dtj_trainer.train.protocols import Model, Position, Ranks, Saver
 
 
-class Late(Model[Share]):
+class Late(Model[Share], Saver):
     """A model and its saver. Steps end two steps after they began; at step `lost_at` a step is applied twice."""
 
     def __init__(self, *, lost_at: int = -1, loss: float = 1.0) -> None:
@@ -45,8 +45,9 @@ class Late(Model[Share]):
     def resume(self) -> tuple[Position, None]:
         return Position(), None
 
-    def save(self, at: Position, ramp: object, accuracy: float | None, *, final: bool) -> None:
+    def save(self, at: Position, ramp: object, accuracy: float | None, *, final: bool, wait: bool) -> None:
         assert (accuracy, ramp is None) == (None, False)
+        assert wait == (final or self.stop.requested)
         self.saves.append((at.step, at.epoch, at.examples, final))
 
     def export(self, at: Position, accuracy: float | None) -> Mapping[str, object]:

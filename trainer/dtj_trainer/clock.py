@@ -8,3 +8,11 @@ from datetime import UTC, datetime
 def now_text() -> str:
     """Return the current time in RFC 3339, UTC, with milliseconds."""
     return datetime.now(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+
+
+def seconds_of(text: str) -> float:
+    """Return a time of `now_text` in seconds since 1970; 0 for another text."""
+    try:
+        return datetime.fromisoformat(text).timestamp()
+    except ValueError:
+        return 0.0

@@ -123,7 +123,15 @@ def test_quantities_that_kubernetes_refuses(quantity: str) -> None:
 
 @pytest.mark.parametrize(
     "name",
-    ["DTJ_MPI_ARGS", "DTJ_PEER_TIMEOUT_SECONDS", "DTJ_CHECKPOINTS_KEEP", "DTJ_S3_SSE", "NCCL_DEBUG", "a.b-c"],
+    [
+        "DTJ_MPI_ARGS",
+        "DTJ_PEER_TIMEOUT_SECONDS",
+        "DTJ_CHECKPOINTS_KEEP",
+        "DTJ_CHECKPOINTS_KEEP_EVERY_MINUTES",
+        "DTJ_S3_SSE",
+        "NCCL_DEBUG",
+        "a.b-c",
+    ],
 )
 def test_settings_of_the_launch_may_be_given(name: str) -> None:
     assert faults(job(env=[{"name": name, "value": "1"}])) == []

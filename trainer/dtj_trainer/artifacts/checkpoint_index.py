@@ -10,6 +10,7 @@ from dtj_trainer import contract
 from dtj_trainer.artifacts.manifest import Manifest, ManifestError, NewerManifest, step_and_claim
 from dtj_trainer.artifacts.retention import Candidate
 from dtj_trainer.artifacts.s3 import DamagedObject, NoSuchKey
+from dtj_trainer.clock import seconds_of
 
 if TYPE_CHECKING:
     from dtj_trainer.artifacts.store import Store
@@ -42,7 +43,8 @@ def age(manifest: Manifest) -> tuple[int, int]:
 
 def candidate_of(manifest: Manifest) -> Candidate:
     """Return the manifest as a candidate for retention."""
-    return Candidate(manifest.claim, manifest.step, manifest.metric, manifest.metric_mode)
+    time = seconds_of(manifest.time)
+    return Candidate(manifest.claim, manifest.step, manifest.metric, manifest.metric_mode, time)
 
 
 def read_index(store: Store, *, warn: bool = False) -> CheckpointIndex:

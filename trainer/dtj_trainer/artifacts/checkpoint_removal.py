@@ -26,13 +26,15 @@ class CheckpointRemoval:
     """Deletes folders of checkpoints in the bucket. For one thread. Its methods raise S3Error.
 
     `store` is the job's checkpoints prefix; `fence` says whether this attempt may still write there. `keep` is the
-    number of the newest checkpoints that stay. `sent` forgets the files of each folder that is removed.
+    number of the newest checkpoints that stay, `keep_every` the period in seconds. `sent` forgets the files
+    of each folder that is removed.
     """
 
-    def __init__(self, store: Store, *, fence: Fence, keep: int, sent: SentFiles) -> None:
+    def __init__(self, store: Store, *, fence: Fence, keep: int, keep_every: float, sent: SentFiles) -> None:
         self._store = store
         self._fence = fence
         self._keep = keep
+        self._keep_every = keep_every
         self._sent = sent
         self._doomed: set[str] = set()
         """Folders whose manifest is deleted and whose files are not yet."""
@@ -53,7 +55,7 @@ class CheckpointRemoval:
     def prune(self, index: CheckpointIndex) -> None:
         """Delete checkpoints except those to keep, and take them out of the index."""
         candidates = {candidate_of(m): folder for folder, m in index.manifests.items()}
-        keep = kept(candidates, self._keep)
+        keep = kept(candidates, self._keep, self._keep_every)
         surplus = [
             folder
             for candidate, folder in candidates.items()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import shutil
 import threading
 import time
 from collections.abc import Callable
@@ -13,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from dtj_trainer import contract
 from dtj_trainer.artifacts.checkpoint_index import CheckpointIndex, candidate_of, read_index
+from dtj_trainer.artifacts.checkpoint_parts import Lateness, has_parts, read_parts, united
 from dtj_trainer.artifacts.checkpoint_removal import CheckpointRemoval
 from dtj_trainer.artifacts.completeness import Completeness
 from dtj_trainer.artifacts.fence import Superseded
@@ -21,10 +21,11 @@ from dtj_trainer.artifacts.local_checkpoints import (
     LocalCheckpoint,
     LocalEntry,
     by_step,
+    prune,
     read_entries,
     read_entry,
 )
-from dtj_trainer.artifacts.manifest import Entry, Manifest, StoredFile, folder_name, sha256_of
+from dtj_trainer.artifacts.manifest import Entry, Manifest, StoredFile, folder_name, sha256_of, step_and_claim
 from dtj_trainer.artifacts.retention import Candidate, kept
 from dtj_trainer.artifacts.sent_files import SentFiles
 from dtj_trainer.artifacts.tensorflow_state import STATE_FILE, is_state
@@ -59,20 +60,28 @@ class CheckpointUploader:
         settle_seconds: float,
         step_at: StepAt,
         program_runs: Callable[[], bool] = lambda: True,
+        keep_every: float = 0.0,
     ) -> None:
+        """`keep`, `keep_every`: of the checkpoints in the bucket; see `kept`."""
         self._folder = folder
         self._store = store
         self._fence = fence
         self._keep = keep
+        self._keep_every = keep_every
         self._completeness = Completeness(folder, settle_seconds, program_runs)
         self._step_at = step_at
         self._index: CheckpointIndex | None = None
         self._done: set[FileState] = set()
         """Files that are in the bucket in this state, because a pass uploaded them or a restore downloaded them."""
         self._sent = SentFiles()
-        self._removal = CheckpointRemoval(store, fence=fence, keep=keep, sent=self._sent)
+        self._removal = CheckpointRemoval(
+            store, fence=fence, keep=keep, keep_every=keep_every, sent=self._sent
+        )
         self._step_given: tuple[frozenset[FileState], int] = (frozenset(), 0)
         """The files of the last checkpoint whose name has no step, and the step that it got."""
+        self._lacking = ""
+        """The newest checkpoint that lacks parts of other pods."""
+        self._lateness = Lateness()
         self._lock = threading.Lock()
         self._newest: contract.CheckpointRef | None = None
         self.bytes_uploaded = 0
@@ -111,7 +120,7 @@ class CheckpointUploader:
     def _upload_waiting(self, *, over: bool, ended: bool, died_ns: int | None) -> bool:
         while True:
             # Prune first: the disk must not fill up while uploads are slow or the bucket does not answer.
-            entries = self._prune_local(read_entries(self._folder))
+            entries = prune(self._folder, read_entries(self._folder), self._keep)
             index = self._loaded_index()
             present = {file for entry in entries for file in entry.files}
             self._done &= present
@@ -123,8 +132,9 @@ class CheckpointUploader:
             waiting = self._waiting(index, entries, complete)
             if not waiting:
                 break
-            if not self._upload(index, waiting[-1]):
-                return False
+            # A checkpoint whose parts of other pods are late does not hold up the one before.
+            if not any(self._upload(index, each) for each in reversed(waiting)):
+                return over and bool(self._lacking) and self._lateness.given_up(self._lacking)
             self._removal.prune(index)
         self._removal.prune(index)
         return over or len(complete) == len(entries)
@@ -134,6 +144,9 @@ class CheckpointUploader:
             # Check the claim: the index of a superseded attempt must not list checkpoints of a later one for removal.
             self._fence.hold()
             self._index = read_index(self._store)
+            # Other pods may already upload their parts of this attempt's checkpoints.
+            own = {folder for folder in self._index.torn if _claim_of(folder) == self._fence.number}
+            self._index.torn -= {folder for folder in own if has_parts(self._store, folder)}
             for manifest in self._index.newest_first()[:1]:
                 self._tell_newest(manifest)
         return self._index
@@ -154,7 +167,7 @@ class CheckpointUploader:
         local = {_candidate(c, claim): c for c in fresh}
         replaced = {folder_name(c.step, claim) for c in fresh}
         others = {candidate_of(m) for folder, m in index.manifests.items() if folder not in replaced}
-        keep = kept([*local, *others], self._keep)
+        keep = kept([*local, *others], self._keep, self._keep_every)
         return sorted((local[c] for c in keep if c in local), key=lambda c: c.step)
 
     def _only_names_others(self, checkpoint: LocalCheckpoint) -> bool:
@@ -202,14 +215,17 @@ class CheckpointUploader:
         if not self._unchanged(checkpoint):
             log.info("checkpoint %d changed while it was uploaded; the next pass uploads it again", step)
             return False
-        self._fence.hold()
         mark = checkpoint.mark
+        others = self._parts_of_others(index, folder, mark.parts if mark else 1)
+        if others is None:
+            return False
+        self._fence.hold()
         manifest = Manifest(
             step=step,
             time=now_text(),
             attempt=self._fence.attempt,
             entries=tuple(Entry(entry.name, entry.kind) for entry in checkpoint.entries),
-            files=tuple(files),
+            files=united(tuple(files), others),
             metric=mark.metric if mark else None,
             metric_mode=mark.metric_mode if mark else "max",
             claim=claim,
@@ -229,6 +245,24 @@ class CheckpointUploader:
         self._removal.note_uploaded(manifest)
         return True
 
+    def _parts_of_others(self, index: CheckpointIndex, folder: str, parts: int) -> list[Manifest] | None:
+        """Return the part manifests of the other pods; None until all of them are there."""
+        self._lacking = ""
+        if parts == 1:
+            return []
+        found = read_parts(self._store, folder)
+        if len(found) < parts - 1:
+            index.torn.discard(folder)  # A removal would take the parts that others are uploading.
+            self._lacking = f"checkpoint {self._store.uri(folder)} has {len(found) + 1} of {parts} parts"
+            return None
+        # Parts of older checkpoints that this pod has skipped.
+        step, claim = step_and_claim(folder) or (0, 0)
+        of_claim = [f for f in self._store.folders() if _claim_of(f) == claim]
+        index.torn |= {
+            f for f in of_claim if f not in index.manifests and (step_and_claim(f) or (step,))[0] < step
+        }
+        return found
+
     def _same(self, old: StoredFile | None, state: FileState) -> StoredFile | None:
         """Return the file that the present manifest names, if its content is the same. Raises OSError."""
         same = old and old.size == state.size and old.sha256 == sha256_of(self._folder / state.path)
@@ -246,18 +280,6 @@ class CheckpointUploader:
             for entry in checkpoint.entries
         )
 
-    def _prune_local(self, entries: list[LocalEntry]) -> list[LocalEntry]:
-        """Remove local directories that `save` made, except the newest and the best, and return the entries left.
-
-        It does not matter whether a directory is uploaded. What the program wrote without `save` stays.
-        """
-        marked = {Candidate(1, e.mark.step, e.mark.metric, e.mark.metric_mode): e for e in entries if e.mark}
-        keep = kept(marked, self._keep)
-        surplus = {entry.name for candidate, entry in marked.items() if candidate not in keep}
-        for name in surplus:
-            shutil.rmtree(self._folder / name, ignore_errors=True)
-        return [entry for entry in entries if entry.name not in surplus]
-
     def _tell_newest(self, manifest: Manifest) -> None:
         with self._lock:
             self._newest = {
@@ -272,10 +294,10 @@ class CheckpointUploader:
 
 
 def _candidate(checkpoint: LocalCheckpoint, claim: int) -> Candidate:
-    mark = checkpoint.mark
+    mark, time = checkpoint.mark, max(file.changed_ns for file in checkpoint.files) / 1e9
     if mark is None:
-        return Candidate(claim, checkpoint.step)
-    return Candidate(claim, checkpoint.step, mark.metric, mark.metric_mode)
+        return Candidate(claim, checkpoint.step, time=time)
+    return Candidate(claim, checkpoint.step, mark.metric, mark.metric_mode, time)
 
 
 def _key_of(checkpoint: LocalCheckpoint, path: str) -> str:
@@ -292,3 +314,8 @@ def _free_key(key: str, taken: set[str]) -> str:
     while free in taken or free == contract.MANIFEST_FILE:
         free, revision = f"r{revision}/{key}", revision + 1
     return free
+
+
+def _claim_of(folder: str) -> int | None:
+    found = step_and_claim(folder)
+    return found[1] if found else None

@@ -59,13 +59,19 @@ def save(
     write: Callable[[Path], None],
     metric: float | None = None,
     metric_mode: MetricMode = "max",
+    parts: int = 1,
 ) -> Path:
     """Write a checkpoint into the directory `checkpoints/<step>` and return it.
 
     `write` gets an empty directory and puts the files there; when `write` raises, `save` removes the directory. The
     checkpoint gets its final name only after all its content is on disk. The checkpoint with the best `metric` is
     kept in addition to the newest ones; `metric_mode` says whether a greater or a smaller metric is better. An older
-    checkpoint of the same step is replaced. Raises what `write` raises, but OSError (ENOSPC) when the disk is full,
+    checkpoint of the same step is replaced.
+
+    `parts`: the number of pods that save files of their own at this step, each by one process with this function. The
+    parts are one checkpoint, which a restore brings to every pod. File names must be unique over all pods.
+
+    Raises what `write` raises, but OSError (ENOSPC) when the disk is full,
     because libraries report a full disk in many ways.
     """
     if step < 0:
@@ -79,7 +85,7 @@ def save(
         writing.mkdir()
         with _locked(writing):
             write(writing)
-            _write_mark(writing, Mark(step, metric, metric_mode))
+            _write_mark(writing, Mark(step, metric, metric_mode, parts))
             _flush_to_disk(writing)
             target = parent / str(step)
             if target.exists():
@@ -156,6 +162,8 @@ def _write_mark(directory: Path, mark: Mark) -> None:
     content: dict[str, object] = {"step": mark.step}
     if mark.metric is not None and math.isfinite(mark.metric):
         content |= {"metric": float(mark.metric), "metricMode": mark.metric_mode}
+    if mark.parts > 1:
+        content["parts"] = mark.parts
     (directory / MARK_FILE).write_text(json.dumps(content))
 
 

@@ -58,6 +58,23 @@ class Claim:
     time: str
 
 
+def read_claim(store: Store, key: str) -> tuple[Claim | None, str]:
+    """Read a claim and its ETag; (None, ABSENT) where nobody has claimed. Raises S3Error."""
+    try:
+        content, etag = store.get_with_etag(key)
+    except NoSuchKey:
+        return None, ABSENT
+    try:
+        read = json.loads(content)
+        claim = Claim(int(read["attempt"]), int(read["number"]), str(read["writer"]), str(read["time"]))
+    except (ValueError, KeyError, TypeError) as error:
+        raise S3Error(
+            f"{store.uri(key)} can't be read ({error!r}): delete it if no pod of this job runs",
+            transient=False,
+        ) from error
+    return claim, etag
+
+
 class Fence:
     """The claim of one process. Thread-safe."""
 
@@ -123,19 +140,7 @@ class Fence:
         self._conditional = False
 
     def _read(self) -> tuple[Claim | None, str]:
-        try:
-            content, etag = self._store.get_with_etag(self._key)
-        except NoSuchKey:
-            return None, ABSENT
-        try:
-            read = json.loads(content)
-            claim = Claim(int(read["attempt"]), int(read["number"]), str(read["writer"]), str(read["time"]))
-        except (ValueError, KeyError, TypeError) as error:
-            raise S3Error(
-                f"{self._store.uri(self._key)} can't be read ({error!r}): delete it if no pod of this job runs",
-                transient=False,
-            ) from error
-        return claim, etag
+        return read_claim(self._store, self._key)
 
     def _is_later(self, found: Claim) -> bool:
         if found.attempt != self._attempt:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 import math
+import shutil
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from dtj_trainer.artifacts.retention import Candidate, kept
 from dtj_trainer.artifacts.steps import step_of
 from dtj_trainer.artifacts.store import usable_name
 
@@ -37,6 +39,8 @@ class Mark:
     step: int
     metric: float | None
     metric_mode: MetricMode
+    parts: int = 1
+    """The number of pods that each hold a part of the checkpoint."""
 
 
 @dataclass(frozen=True)
@@ -122,9 +126,24 @@ def read_mark(directory: Path) -> Mark | None:
             step=int(content["step"]),
             metric=float(metric) if metric is not None and math.isfinite(metric) else None,
             metric_mode="min" if content.get("metricMode") == "min" else "max",
+            parts=int(content.get("parts", 1)),
         )
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return None
+
+
+def prune(folder: Path, entries: Iterable[LocalEntry], keep: int) -> list[LocalEntry]:
+    """Remove directories that `save` made, except the newest and the best, and return the entries left.
+
+    What the program wrote without `save` stays.
+    """
+    entries = list(entries)
+    marked = {Candidate(1, e.mark.step, e.mark.metric, e.mark.metric_mode): e for e in entries if e.mark}
+    stay = kept(marked, keep)
+    surplus = {entry.name for candidate, entry in marked.items() if candidate not in stay}
+    for name in surplus:
+        shutil.rmtree(folder / name, ignore_errors=True)
+    return [entry for entry in entries if entry.name not in surplus]
 
 
 def _state(folder: Path, file: Path) -> FileState:

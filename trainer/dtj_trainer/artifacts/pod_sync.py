@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import socket
 import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -11,9 +12,11 @@ from typing import TYPE_CHECKING
 from dtj_trainer import contract
 from dtj_trainer.artifacts.backoff import Deadline, retry_transient
 from dtj_trainer.artifacts.checkpoint_mirror import POLL_SECONDS, CheckpointMirror
+from dtj_trainer.artifacts.checkpoint_parts import PartUploader
 from dtj_trainer.artifacts.checkpoint_upload import CheckpointUploader, StepAt
 from dtj_trainer.artifacts.fence import Fence, Superseded
 from dtj_trainer.artifacts.file_upload import FileUploader
+from dtj_trainer.artifacts.local_checkpoints import read_mark
 from dtj_trainer.artifacts.multipart import Uploads
 from dtj_trainer.artifacts.pace import BYTES_PER_SECOND, Pace
 from dtj_trainer.artifacts.pod_sources import METRICS_KEYS, PodFiles, pod_sources
@@ -61,6 +64,8 @@ class SyncSettings:
     keep: int
     settle_seconds: float
     log_names: tuple[str, ...] | None = None
+    keep_every: float = 0.0
+    """Seconds; see `kept` in `retention`."""
     upload_bytes_per_second: float = BYTES_PER_SECOND
     """The limit while the program runs; 0: no limit."""
     pod: str | None = None
@@ -90,6 +95,7 @@ class PodSync:
             Fence(self._store, claim, settings.attempt, on_superseded) if self._store and claim else None
         )
         self._checkpoints: CheckpointUploader | None = None
+        self._parts: PartUploader | None = None
         self._mirror: CheckpointMirror | None = None
         self._files: FileUploader | None = None
         self._loops: list[SyncLoop] = []
@@ -159,6 +165,7 @@ class PodSync:
                 self._store.below(contract.CHECKPOINTS),
                 fence=fence,
                 keep=settings.keep,
+                keep_every=settings.keep_every,
                 settle_seconds=settings.settle_seconds,
                 step_at=self._step_at,
                 program_runs=lambda: not self._died and self._programs_run(),
@@ -175,10 +182,28 @@ class PodSync:
             )
             # The mirror is not in `_loops`, because `finish` must not wait for it.
             SyncLoop("mirroring checkpoints", self._mirror.mirror_pass, POLL_SECONDS).start()
-        elif self._restored:
-            self._known = {path.name for path in (root / contract.CHECKPOINTS).iterdir()}
+        else:
+            self._upload_parts(self._store)
         for loop in self._loops:
             loop.start()
+
+    def _upload_parts(self, store: Store) -> None:
+        folder, settings = self._settings.root / contract.CHECKPOINTS, self._settings
+        self._parts = PartUploader(
+            folder,
+            store,
+            store.below(contract.CHECKPOINTS),
+            claim_key=contract.CLAIM_FILE,
+            attempt=settings.attempt,
+            keep=settings.keep,
+            pod=socket.gethostname(),
+        )
+        if self._restored:
+            self._known = {path.name for path in folder.iterdir()}
+            self._parts.note_restored(self._restored.manifest)
+        self._loops.append(
+            SyncLoop("uploading parts of checkpoints", self._parts.upload_pass, beside_program=True)
+        )
 
     def warn_of_unuploaded(self) -> None:
         """Warn once of artifacts on a pod that does not upload them."""
@@ -188,13 +213,19 @@ class PodSync:
         for folder in (*others, contract.MODEL):
             with contextlib.suppress(OSError):  # A program may remove the folders themselves.
                 for path in (self._settings.root / folder).iterdir():
-                    if not path.name.startswith(".") and path.name not in self._known:
+                    if self._is_kept_here(path):
                         self._warned = True
                         log.warning(
                             "%s is not uploaded: only the pod of rank 0 or of the chief uploads artifacts",
                             path,
                         )
                         return
+
+    def _is_kept_here(self, path: Path) -> bool:
+        """Return whether the program wrote an artifact that no pod uploads."""
+        mark = read_mark(path)
+        part = mark is not None and mark.parts > 1
+        return not part and not path.name.startswith(".") and path.name not in self._known
 
     def program_died(self, at_ns: int) -> None:
         """Record that the program was killed at this wall-clock time. What was incomplete then stays incomplete."""
@@ -253,8 +284,7 @@ class PodSync:
     @property
     def bytes_uploaded(self) -> int:
         """Bytes sent so far."""
-        files = self._files.bytes_uploaded if self._files else 0
-        return files + (self._checkpoints.bytes_uploaded if self._checkpoints else 0)
+        return sum(each.bytes_uploaded for each in (self._files, self._checkpoints, self._parts) if each)
 
     @property
     def failures(self) -> int:

@@ -1,4 +1,4 @@
-"""Decides which checkpoints are kept: the newest few and the best one."""
+"""Decides which checkpoints are kept: the newest few, the best one, and one for each period of time."""
 
 from __future__ import annotations
 
@@ -23,10 +23,16 @@ class Candidate:
     step: int
     metric: float | None = None
     metric_mode: MetricMode = "max"
+    time: float = 0.0
+    """When it was written, in seconds since 1970."""
 
 
-def kept(candidates: Iterable[Candidate], newest: int) -> set[Candidate]:
-    """Keep the `newest` newest candidates (at least one) and the best one by metric; the newer of two equal ones."""
+def kept(candidates: Iterable[Candidate], newest: int, every_seconds: float = 0.0) -> set[Candidate]:
+    """Keep the `newest` newest candidates (at least one) and the best one by metric; the newer of two equal ones.
+
+    `every_seconds`: also keep the first candidate of each period of so many seconds. Periods begin at fixed times, so
+    that later candidates do not change the first one of a period. 0: none is kept for its time.
+    """
     ordered = sorted(candidates, key=lambda candidate: (candidate.claim, candidate.step))
     keep = set(ordered[-max(newest, 1) :])
     measured = [candidate for candidate in ordered if candidate.metric is not None]
@@ -34,4 +40,7 @@ def kept(candidates: Iterable[Candidate], newest: int) -> set[Candidate]:
         # The newest candidate with a metric decides whether a greater or a smaller metric is better.
         sign = 1.0 if measured[-1].metric_mode == "max" else -1.0
         keep.add(max(measured, key=lambda c: (sign * (c.metric or 0.0), c.claim, c.step)))
+    if every_seconds > 0:
+        first = {candidate.time // every_seconds: candidate for candidate in reversed(ordered)}
+        keep.update(first.values())
     return keep

@@ -26,7 +26,7 @@ from dtj_trainer.train.protocols import PictureModel
 from dtj_trainer.train.state_file import Array, read_array, write_arrays
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
+    from collections.abc import Callable, Iterable, Iterator, Mapping
     from pathlib import Path
 
     from dtj_trainer.data.pictures import PictureSet
@@ -107,9 +107,16 @@ class KerasSaver(FileSaver):
 
     def write_state(self, path: Path, run: dict[str, Any]) -> None:
         """See FileSaver."""
-        about = np.array(json.dumps(run))
-        arrays = ((name, _array(variable)) for name, variable in self._variables.items())
-        write_arrays(path, itertools.chain([(_RUN, Array((), about.dtype, [about]))], arrays))
+        _write(path, run, ((name, _array(variable)) for name, variable in self._variables.items()))
+
+    def stage(self, run: dict[str, Any]) -> Callable[[Path], None]:
+        """See FileSaver. The copy is in the process's own memory until it is written."""
+        copies = []
+        for name, variable in self._variables.items():
+            array = _array(variable)
+            parts = [np.array(part) for part in array.parts]
+            copies.append((name, array._replace(parts=parts)))
+        return lambda path: _write(path, run, copies)
 
     def read_run(self, path: Path) -> dict[str, Any]:
         """See FileSaver."""
@@ -208,6 +215,11 @@ def _test(model: keras.Model, shape: tuple[int, int, int]) -> Callable[..., tupl
         test, input_signature=[tf.TensorSpec([None, *shape], tf.uint8), tf.TensorSpec([None], tf.int64)]
     )
     return compiled
+
+
+def _write(path: Path, run: dict[str, Any], arrays: Iterable[tuple[str, Array]]) -> None:
+    about = np.array(json.dumps(run))
+    write_arrays(path, itertools.chain([(_RUN, Array((), about.dtype, [about]))], arrays))
 
 
 def _array(variable: keras.Variable) -> Array:

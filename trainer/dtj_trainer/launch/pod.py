@@ -55,6 +55,7 @@ def sync_settings(settings: Settings, *, log_names: tuple[str, ...] | None) -> S
         attempt=settings.attempt,
         resume=settings.resume,
         keep=settings.keep,
+        keep_every=settings.keep_every,
         settle_seconds=settings.settle,
         log_names=log_names,
         upload_bytes_per_second=settings.upload_bytes_per_second,

@@ -57,6 +57,7 @@ class Settings:
     sync_timeout: float
     settle: float
     keep: int
+    keep_every: float
     ssh_after_restore: bool
     """Whether a worker serves ssh only after it has restored its artifacts."""
     upload_bytes_per_second: float
@@ -174,6 +175,7 @@ def read_settings(environment: Mapping[str, str]) -> Settings:
         sync_timeout=number(contract.ENV_SYNC_TIMEOUT_SECONDS, DEFAULT_SYNC_TIMEOUT_SECONDS),
         settle=number(contract.ENV_CHECKPOINT_SETTLE_SECONDS, DEFAULT_SETTLE_SECONDS),
         keep=max(integer(contract.ENV_CHECKPOINTS_KEEP, DEFAULT_KEEP), 1),
+        keep_every=60 * number(contract.ENV_CHECKPOINTS_KEEP_EVERY_MINUTES, 0.0, unit="minutes"),
         ssh_after_restore=bool(environment.get(contract.ENV_SSH_AFTER_RESTORE)),
         upload_bytes_per_second=1e6
         * number(contract.ENV_UPLOAD_MB_PER_SECOND, BYTES_PER_SECOND / 1e6, unit="megabytes a second"),

@@ -23,9 +23,10 @@ from dtj_trainer.ps.parameters import Parameters, set_weights
 from dtj_trainer.ps.report import Report
 from dtj_trainer.ps.state import State
 from dtj_trainer.ps.updates import Asynchronous, Synchronous, WorkerStep
+from dtj_trainer.train.background_save import BackgroundSave
 from dtj_trainer.train.batches import Batch, Batches
 from dtj_trainer.train.loop import LossNotFinite, Training, check_loss
-from dtj_trainer.train.protocols import Model, Position, Ranks
+from dtj_trainer.train.protocols import Model, Position, Ranks, Saver
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -160,7 +161,7 @@ class ChiefModel(Model[np.ndarray]):
         self._counted_at = now
 
 
-class ChiefSaver:
+class ChiefSaver(Saver):
     """See Saver. ChiefModel also updates `state`."""
 
     def __init__(
@@ -168,6 +169,7 @@ class ChiefSaver:
     ) -> None:
         self.state = here
         self._options, self._network, self._parameters, self._pulse = options, network, parameters, pulse
+        self._background = BackgroundSave()
 
     def resume(self) -> tuple[Position, None]:
         """See Saver. Raises NotOurCheckpoint."""
@@ -182,7 +184,7 @@ class ChiefSaver:
         log.info("resuming from the checkpoint of step %d, epoch %d", saved.step, saved.epoch + 1)
         return Position(saved.step, saved.epoch, saved.examples), None
 
-    def save(self, at: Position, ramp: Ramp, accuracy: float | None, *, final: bool) -> None:
+    def save(self, at: Position, ramp: Ramp, accuracy: float | None, *, final: bool, wait: bool) -> None:
         """See Saver. Raises LossNotFinite, because the loss of a step does not show the update of the variables after
         it.
         """
@@ -195,9 +197,21 @@ class ChiefSaver:
             self._pulse.stop()
             set_weights(self._network, vectors)
         self.state.epoch, self.state.examples, self.state.final = at.epoch, at.examples, final
-        state.save(self.state, vectors)
+        saved = replace(self.state)
+        self._background.begin(lambda: state.save(saved, vectors))
+        if wait:
+            self._background.wait()
         if not final:
             self._pulse.beat()
+
+    @property
+    def busy(self) -> bool:
+        """See Saver."""
+        return self._background.busy
+
+    def close(self) -> None:
+        """See Saver."""
+        self._background.close()
 
     def export(self, at: Position, accuracy: float | None) -> Mapping[str, object]:
         """See Saver."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import math
 from contextlib import nullcontext
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -17,13 +17,15 @@ from dtj_trainer.torch import optimizers, saved_model, switches, sync_batchnorm
 from dtj_trainer.torch.models import build
 from dtj_trainer.torch.precision import Precision
 from dtj_trainer.torch.profiling import StepProfile
+from dtj_trainer.torch.staging import StagedState
+from dtj_trainer.torch.state_dicts import tensors_in, with_values, without_values
 from dtj_trainer.torch.step_times import StepClock
 from dtj_trainer.train.chance import seed_of
 from dtj_trainer.train.file_saver import FileSaver
 from dtj_trainer.train.protocols import PictureModel
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Callable, Mapping
     from pathlib import Path
 
     from dtj_trainer.data.pictures import PictureSet
@@ -31,7 +33,6 @@ if TYPE_CHECKING:
     from dtj_trainer.torch.ranks import TensorRanks
     from dtj_trainer.train.options import Options
     from dtj_trainer.train.protocols import StepParts
-
 
 _STATE = ("model", "optimizer", "precision")
 """The entries of a checkpoint that are not plain data."""
@@ -168,16 +169,33 @@ class TorchSaver(FileSaver):
         super().__init__(options, data.train.blocks, ranks)
         self._shape, self._classes = data.shape, data.classes
         self._network, self._optimizer, self._precision = model.network, model.optimizer, model.precision
+        self._staged = StagedState()
 
-    def write_state(self, path: Path, run: dict[str, Any]) -> None:
-        """See FileSaver."""
-        state = {
+    def _state(self, run: dict[str, Any]) -> dict[str, Any]:
+        return {
             **run,
             "model": self._network.state_dict(),
             "optimizer": self._optimizer.state_dict(),
             "precision": self._precision.state(),
         }
-        torch.save(state, path)
+
+    def write_state(self, path: Path, run: dict[str, Any]) -> None:
+        """See FileSaver."""
+        torch.save(self._state(run), path)
+
+    def prepare(self) -> None:
+        """See Saver. The first copy gets its memory, and takes several times as long as later ones."""
+        if self._ranks.rank == 0 and self._options.async_save:
+            self._staged.stage(self._state({}))
+
+    def stage(self, run: dict[str, Any]) -> Callable[[Path], None] | None:
+        """See FileSaver."""
+        return self._staged.stage(self._state(run))
+
+    def close(self) -> None:
+        """See Saver."""
+        super().close()
+        self._staged.close()
 
     def read_run(self, path: Path) -> dict[str, Any]:
         """See FileSaver."""
@@ -262,38 +280,3 @@ def _mapped(path: Path) -> dict[str, Any]:
     """Map a checkpoint: its tensors are read from the file on use, and need no memory of their own."""
     state: dict[str, Any] = torch.load(path, weights_only=True, map_location="cpu", mmap=True)
     return state
-
-
-class Empty(NamedTuple):
-    """A placeholder with the properties needed to make a tensor like the original."""
-
-    shape: tuple[int, ...]
-    dtype: torch.dtype
-    device: str
-
-
-def without_values(state: Any) -> Any:
-    """Return a state dict of dicts and lists with an Empty in place of each tensor."""
-    if isinstance(state, torch.Tensor):
-        return Empty(tuple(state.shape), state.dtype, state.device.type)
-    if isinstance(state, dict):
-        return {key: without_values(value) for key, value in state.items()}
-    return [without_values(value) for value in state] if isinstance(state, list) else state
-
-
-def with_values(state: Any) -> Any:
-    """Replace each Empty by a tensor with arbitrary values, the opposite of `without_values`."""
-    if isinstance(state, Empty):
-        return torch.empty(state.shape, dtype=state.dtype, device=state.device)
-    if isinstance(state, dict):
-        return {key: with_values(value) for key, value in state.items()}
-    return [with_values(value) for value in state] if isinstance(state, list) else state
-
-
-def tensors_in(state: Mapping[Any, Any], prefix: str = "") -> Iterator[tuple[str, torch.Tensor]]:
-    """Yield the tensors of a state dict with names, in the same order on all ranks."""
-    for key, value in state.items():
-        if isinstance(value, torch.Tensor):
-            yield f"{prefix}{key}", value
-        elif isinstance(value, dict):
-            yield from tensors_in(value, f"{prefix}{key}.")

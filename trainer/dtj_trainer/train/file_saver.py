@@ -17,11 +17,12 @@ from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 from dtj_trainer import contract
 from dtj_trainer.artifacts import checkpoints
 from dtj_trainer.data.sharding import Sharding
-from dtj_trainer.train.protocols import Position
+from dtj_trainer.train.background_save import BackgroundSave
+from dtj_trainer.train.protocols import Position, Saver
 from dtj_trainer.train.state_file import identity
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
 
     import numpy as np
 
@@ -41,7 +42,7 @@ class Offer(NamedTuple):
     """The checkpoint's description of its run; see `FileSaver.write_state`."""
 
 
-class FileSaver(ABC):
+class FileSaver(Saver, ABC):
     """See Saver. Each framework has a subclass that writes, reads and sends the state."""
 
     file: ClassVar[str]
@@ -53,10 +54,19 @@ class FileSaver(ABC):
         self._options, self._ranks = options, ranks
         sharding = Sharding(blocks, 1, rank=0, ranks=1, seed=options.seed)
         self._training_examples, self._order = sharding.examples, sharding.name
+        self._background = BackgroundSave()
 
     @abstractmethod
     def write_state(self, path: Path, run: dict[str, Any]) -> None:
         """Write weights, optimizer and `run`, which is plain data."""
+
+    def stage(self, run: dict[str, Any]) -> Callable[[Path], None] | None:
+        """Copy what `write_state` writes, and return what writes the copy to a path, in another thread.
+
+        None: the state can't be copied.
+        """
+        del run
+        return None
 
     @abstractmethod
     def read_run(self, path: Path) -> dict[str, Any]:
@@ -81,9 +91,16 @@ class FileSaver(ABC):
     def write_model(self, folder: Path, facts: Mapping[str, object]) -> None:
         """Write the final model, with `facts` in its description."""
 
-    def save(self, at: Position, ramp: Ramp, accuracy: float | None, *, final: bool) -> None:
+    @property
+    def busy(self) -> bool:
+        """See Saver."""
+        return self._background.busy
+
+    def save(self, at: Position, ramp: Ramp, accuracy: float | None, *, final: bool, wait: bool) -> None:
         """See Saver."""
         del final  # The position shows whether the training is complete.
+        if self._ranks.rank != 0:
+            return
         run = {
             "name": self._options.model,
             "optimizer": self._options.optimizer,
@@ -92,8 +109,18 @@ class FileSaver(ABC):
             "order": self._order,
             "ramp": ramp.plain(),
         }
-        if self._ranks.rank == 0:
-            checkpoints.save(at.step, lambda folder: self.write_state(folder / self.file, run), accuracy)
+        self._background.wait()
+        step = at.step
+        if not wait and self._options.async_save and (write := self.stage(run)):
+            self._background.begin(
+                lambda: checkpoints.save(step, lambda folder: write(folder / self.file), accuracy)
+            )
+        else:
+            checkpoints.save(step, lambda folder: self.write_state(folder / self.file, run), accuracy)
+
+    def close(self) -> None:
+        """See Saver."""
+        self._background.close()
 
     def export(self, at: Position, accuracy: float | None) -> dict[str, object]:
         """See Saver. Compares the ranks' weights first."""

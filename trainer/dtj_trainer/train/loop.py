@@ -64,7 +64,7 @@ class Training(Generic[Data]):
         self._schedule = self._make_schedule(ramp)
         self._accuracy: float | None = None
         self._rate = math.nan
-        self._stopping = False
+        self._stopping = self._prepared = False
         self._pace = Pace(meeting_seconds)
         self._step_times = StepTimes()
         self._meeting_at = self._saved_at = time.monotonic()
@@ -89,6 +89,7 @@ class Training(Generic[Data]):
                     self._leave()
             self._finish()
         finally:
+            self.saver.close()
             if self.report:
                 self.report.close()
 
@@ -104,6 +105,9 @@ class Training(Generic[Data]):
             self._step_times.end()
             at.step += 1
             at.examples = batch.share.position
+            if not self._prepared:
+                self.saver.prepare()
+                self._prepared = True
             save = every is not None and at.step % every == 0
             log_now = self._log_now()
             if self._pace.step() or self._last or save or log_now:
@@ -127,8 +131,9 @@ class Training(Generic[Data]):
         """Add up and report the ranks' work since their last meeting; return whether all ranks save now."""
         now = time.monotonic()
         stop = self.stop.requested
-        # Only rank 0's clock decides, because all ranks save together.
+        # Only rank 0's clock decides, because all ranks save together. It does not wait for a save under way.
         due = self.ranks.rank == 0 and now - self._saved_at >= self.options.checkpoint_seconds
+        due = due and not self.saver.busy
         if save or stop or due or self._last:
             self.at.step += self.model.settle()
         seconds, waited = now - self._meeting_at, self.batches.take_waited()
@@ -163,7 +168,8 @@ class Training(Generic[Data]):
 
     def _save(self) -> None:
         self._saved_at = time.monotonic()
-        self.saver.save(self.at, self._schedule.ramp, self._accuracy, final=self._done())
+        done = self._done()
+        self.saver.save(self.at, self._schedule.ramp, self._accuracy, final=done, wait=done or self._stopping)
 
     def _leave(self) -> NoReturn:
         self.ranks.barrier()  # If a rank exited earlier, mpirun would kill the other ranks.

@@ -45,6 +45,7 @@ class Options(DataOptions):
     checkpoint_seconds: float
     tensorboard_seconds: float
     log_seconds: float
+    async_save: bool
     log_steps: int | None
     step_epochs: float = 10.0
     step_gamma: float = 0.1
@@ -192,6 +193,12 @@ def parse(
 
     keep = add_what_is_kept(parser, checkpoint_seconds=300.0, log_seconds=2.0)
     keep.add_argument("--log-steps", type=positive(int), help="also report the loss every so many steps")
+    keep.add_argument(
+        "--async-save",
+        action=argparse.BooleanOptionalAction,
+        default=True,
+        help="save beside the training; rank 0 needs memory for a second copy of weights and optimizer",
+    )
     parsed = parser.parse_args(arguments)
     return Options(**given(parsed, Options))
 

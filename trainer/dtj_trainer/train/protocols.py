@@ -118,8 +118,26 @@ class Saver(Protocol):
     def resume(self) -> tuple[Position, dict[str, Any] | None]:
         """Load the newest checkpoint, or rank 0's initial weights, on all ranks; return position and `Ramp.plain`."""
 
-    def save(self, at: Position, ramp: Ramp, accuracy: float | None, *, final: bool) -> None:
-        """Write a checkpoint. `accuracy` is from a test at this step. No checkpoint follows a `final` one."""
+    def prepare(self) -> None:
+        """Make ready for saves beside the training. The loop calls it after the first step, which is slow anyway."""
+        return
+
+    @property
+    def busy(self) -> bool:
+        """Whether a checkpoint is being written beside the training."""
+        return False
+
+    def save(self, at: Position, ramp: Ramp, accuracy: float | None, *, final: bool, wait: bool) -> None:
+        """Write a checkpoint. `accuracy` is from a test at this step. No checkpoint follows a `final` one.
+
+        At most one checkpoint is written at a time: the call first waits for the one before, and raises what its
+        writing raised. With `wait` the checkpoint is complete at the return. Otherwise the call may return once the
+        state is copied.
+        """
+
+    def close(self) -> None:
+        """Wait for the checkpoint that is being written, and log an error of it."""
+        return
 
     def export(self, at: Position, accuracy: float | None) -> Mapping[str, object]:
         """Write the final model; return the facts in its description. Raises RanksDiverged."""

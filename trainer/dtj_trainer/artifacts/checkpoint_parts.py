@@ -1,0 +1,170 @@
+"""Checkpoints of which each pod holds a part, as those of FSDP.
+
+Each pod uploads its files into the checkpoint's folder in the bucket, and then a part manifest. The pod with the
+claim writes the checkpoint's manifest once all parts are there. Until then the folder is no checkpoint.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from typing import TYPE_CHECKING
+
+from dtj_trainer.artifacts.fence import Superseded, read_claim
+from dtj_trainer.artifacts.local_checkpoints import (
+    MARK_FILE,
+    FileState,
+    LocalEntry,
+    prune,
+    read_entries,
+    read_entry,
+)
+from dtj_trainer.artifacts.manifest import Entry, Manifest, ManifestError, StoredFile, folder_name
+from dtj_trainer.artifacts.s3 import S3Error
+from dtj_trainer.artifacts.sent_files import SentFiles
+from dtj_trainer.clock import now_text
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from dtj_trainer.artifacts.store import Store
+
+log = logging.getLogger(__name__)
+
+PARTS = "parts"
+"""The folder of part manifests in a checkpoint's folder."""
+PODS = "pods"
+"""The folder of other pods' files in a checkpoint's folder."""
+LATE_SECONDS = 30.0
+"""How long the pod with the claim waits, after the end of its program, for the parts of other pods."""
+
+
+def read_parts(store: Store, folder: str) -> list[Manifest]:
+    """Return the part manifests in a checkpoint's folder. Raises S3Error."""
+    found = []
+    for item in store.objects(f"{folder}/{PARTS}"):
+        try:
+            part = Manifest.from_json(store.get_bytes(item.key))
+            if part.folder != folder:
+                raise ManifestError(f"the part is of checkpoint {part.folder}")
+            found.append(part)
+        except ManifestError as error:
+            log.warning("part %s can't be used: %s", store.uri(item.key), error)
+    return found
+
+
+def has_parts(store: Store, folder: str) -> bool:
+    """Return whether a pod without the claim has uploaded a file into a checkpoint's folder. Raises S3Error."""
+    return any(True for _ in store.objects(f"{folder}/{PODS}"))
+
+
+def united(files: tuple[StoredFile, ...], parts: list[Manifest]) -> tuple[StoredFile, ...]:
+    """Return the files of all parts. Raises S3Error where two parts have files of the same name."""
+    all_files = [*files, *(file for part in parts for file in part.files)]
+    paths = [file.path for file in all_files]
+    if twice := {path for path in paths if paths.count(path) > 1}:
+        raise S3Error(
+            f"several pods have saved a file {min(twice)}: each file of a checkpoint in parts needs its own name",
+            transient=False,
+        )
+    return tuple(all_files)
+
+
+class Lateness:
+    """How long a pod whose program has ended waits for the parts of other pods."""
+
+    def __init__(self, now: Callable[[], float] = time.monotonic) -> None:
+        self._now = now
+        self._since: float | None = None
+
+    def given_up(self, lacking: str) -> bool:
+        """Return whether the wait that began at the first call is over. `lacking`: what is missing, for the log."""
+        self._since = self._now() if self._since is None else self._since
+        if self._now() - self._since < LATE_SECONDS:
+            return False
+        log.warning("%s: other pods have not uploaded their parts; it does not count", lacking)
+        return True
+
+
+class PartUploader:
+    """Uploads a pod's parts of checkpoints. For a pod without the claim.
+
+    `job` is the job's prefix with the claim at `claim_key`, `store` its checkpoints prefix. One thread makes all
+    passes; other threads may read `bytes_uploaded`.
+    """
+
+    def __init__(
+        self, folder: Path, job: Store, store: Store, *, claim_key: str, attempt: int, keep: int, pod: str
+    ) -> None:
+        self._folder, self._job, self._store = folder, job, store
+        self._claim_key, self._attempt, self._keep, self._pod = claim_key, attempt, keep, pod
+        self._done: set[FileState] = set()
+        self._sent = SentFiles()
+        self._lock = threading.Lock()
+        self.bytes_uploaded = 0
+
+    def note_restored(self, manifest: Manifest) -> None:
+        """Mark the files of a restored checkpoint as uploaded."""
+        entries = [entry for each in manifest.entries if (entry := read_entry(self._folder, each.name))]
+        self._done.update(file for entry in entries for file in entry.files)
+
+    def upload_pass(self, *, ended: bool, died_ns: int | None) -> bool:
+        """Upload the parts of complete checkpoints, newest first; return True when nothing is left. Raises S3Error.
+
+        A part that `save` has not completed is no part, whether the program runs or has died.
+        """
+        del ended, died_ns
+        entries = [each for each in read_entries(self._folder) if each.mark and each.mark.parts > 1]
+        entries = prune(self._folder, entries, self._keep)
+        present = {file for entry in entries for file in entry.files}
+        self._done &= present
+        self._sent.keep_only(present)
+        waiting = [entry for entry in entries if not self._done.issuperset(entry.files)]
+        waiting.sort(key=lambda entry: entry.step or 0, reverse=True)
+        try:
+            return all(self._upload(entry) for entry in waiting)
+        except OSError as error:
+            log.info("a part of a checkpoint changed while it was uploaded: %s", error)
+            return False
+
+    def _upload(self, entry: LocalEntry) -> bool:
+        """Upload one part and its manifest; return False if nobody of this attempt has the claim yet."""
+        claim = self._claim()
+        if claim is None or entry.step is None:
+            return False
+        folder = folder_name(entry.step, claim)
+        files = []
+        for state in entry.files:
+            path = self._folder / state.path
+            if path.name == MARK_FILE:  # The pod with the claim has the mark as well.
+                continue
+            key = f"{PODS}/{self._pod}/{path.relative_to(self._folder / entry.name).as_posix()}"
+            stored = self._sent.get(folder, state)
+            if stored is None:
+                sha256 = self._store.put_with_sha256(f"{folder}/{key}", path, self._count_bytes)
+                stored = self._sent.add(folder, state, StoredFile(state.path, key, state.size, sha256))
+            files.append(stored)
+        if self._claim() != claim:
+            return False
+        entries = (Entry(entry.name, entry.kind),)
+        part = Manifest(entry.step, now_text(), self._attempt, entries, tuple(files), claim=claim)
+        self._store.put_bytes(f"{folder}/{PARTS}/{self._pod}.json", part.to_json())
+        self._done.update(entry.files)
+        self._sent.forget(folder)
+        log.info("uploaded a part of checkpoint %s (%d bytes)", self._store.uri(folder), part.size)
+        return True
+
+    def _claim(self) -> int | None:
+        """Return the number of this attempt's claim, None if there is none yet. Raises Superseded."""
+        found, _ = read_claim(self._job, self._claim_key)
+        if found is None or found.attempt < self._attempt:
+            return None
+        if found.attempt > self._attempt:
+            raise Superseded(f"attempt {found.attempt} has taken over {self._job.location.uri}")
+        return found.number
+
+    def _count_bytes(self, amount: int) -> None:
+        with self._lock:
+            self.bytes_uploaded += amount
