@@ -8,7 +8,7 @@ from typing import Any
 from urllib.parse import urlencode
 
 from kubernetes import config
-from urllib3 import PoolManager
+from urllib3 import PoolManager, Retry
 from urllib3.exceptions import HTTPError
 
 from dtj.api.identity import GROUP, PLURAL, VERSION
@@ -16,6 +16,8 @@ from dtj.api.identity import GROUP, PLURAL, VERSION
 FOLDERS = {"dtj": f"/apis/{GROUP}/{VERSION}", "pods": "/api/v1", "events": "/api/v1"}
 PLURALS = {"dtj": PLURAL}
 TIMEOUT_SECONDS = 60
+# An API server or etcd on a busy machine may be late once, which is not the subject of any test.
+RETRIES = Retry(3, backoff_factor=1, status_forcelist=(429, 500, 502, 503, 504), raise_on_status=False)
 
 
 class ReadError(Exception):
@@ -28,7 +30,7 @@ def read(namespace: str, kind: str, name: str = "", selector: str = "") -> dict[
     path = f"{FOLDERS[kind]}/namespaces/{namespace}/{PLURALS.get(kind, kind)}/{name}".rstrip("/")
     query = f"?{urlencode({'labelSelector': selector})}" if selector else ""
     try:
-        answer = pool.request("GET", f"{host}{path}{query}", timeout=TIMEOUT_SECONDS, retries=False)
+        answer = pool.request("GET", f"{host}{path}{query}", timeout=TIMEOUT_SECONDS, retries=RETRIES)
         found: dict[str, Any] = answer.json()
     except (HTTPError, ValueError) as error:
         raise ReadError(f"{path}: {error}") from None

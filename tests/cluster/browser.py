@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 import shutil
 import subprocess
-import urllib.error
 import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -39,12 +38,12 @@ def forwarded(namespace: Namespace, service: str, port: int) -> Iterator[str]:
 
 
 def read(url: str) -> str:
-    """What a server answers; nothing where that is no success."""
+    """What a server answers; nothing where that is no success, or where there is no answer in time."""
     opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
     try:
         with opener.open(url, timeout=10 * PATIENCE) as answer:
             return str(answer.read().decode())
-    except urllib.error.HTTPError:
+    except OSError:
         return ""
 
 

@@ -19,17 +19,18 @@ import boto3
 import pytest
 from botocore.config import Config
 
+from tests.cluster.jobs import until
 from tests.patience import PATIENCE
 
 pytestmark = pytest.mark.cluster
 PORT = 8080
-GET = """
+GET = f"""
 import ssl, sys, urllib.error, urllib.request
 context = ssl.create_default_context(cafile=sys.argv[3]) if len(sys.argv) > 3 else None
-headers = {"Authorization": "Bearer " + open(sys.argv[2]).read()} if len(sys.argv) > 2 and sys.argv[2] else {}
+headers = dict(Authorization="Bearer " + open(sys.argv[2]).read()) if len(sys.argv) > 2 and sys.argv[2] else dict()
 request = urllib.request.Request(sys.argv[1], headers=headers)
 try:
-    answer = urllib.request.urlopen(request, timeout=5, context=context)
+    answer = urllib.request.urlopen(request, timeout={5 * PATIENCE}, context=context)
     print(answer.status, len(answer.read()))
 except urllib.error.HTTPError as error:
     print(error.code)
@@ -67,7 +68,7 @@ def namespace(image: str) -> Iterator[str]:
     try:
         # A pod that comes before its service account is refused.
         kubectl("wait", "--for=jsonpath={.metadata.name}=default", "serviceaccount/default",
-                "--namespace", name)  # fmt: skip
+                f"--timeout={30 * PATIENCE}s", "--namespace", name)  # fmt: skip
         items = [*(pod(one, image) for one in ("a", "b")), service("peers", "None"), service("web", None)]
         kubectl("apply", "--namespace", name, "--filename=-",
                 stdin=json.dumps({"apiVersion": "v1", "kind": "List", "items": items}))  # fmt: skip
@@ -155,7 +156,7 @@ def test_an_unknown_name_is_refused_at_once(namespace: str, here: str) -> None:
 
 def test_a_pod_reaches_one_on_another_node_by_its_short_name(namespace: str, here: str) -> None:
     assert inside(namespace, here, GET, f"http://{other(here)}.peers:{PORT}/").startswith("200")
-    assert "GET /" in kubectl("logs", other(here), "--namespace", namespace)
+    until("its log", lambda: "GET /" in kubectl("logs", other(here), "--namespace", namespace), 30)
 
 
 def test_a_service_address_leads_to_its_pod(namespace: str, here: str) -> None:

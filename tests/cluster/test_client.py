@@ -18,7 +18,7 @@ pytestmark = pytest.mark.cluster
 def test_a_job_from_submit_to_delete(namespace: Namespace, tmp_path: Path) -> None:
     endpoint = os.environ["DTJ_TEST_S3_ENDPOINT"]
     with Client(namespace=namespace.name) as client:
-        submitted = client.submit(DistributedTrainingJob.from_manifest(stub("sdk", "--steps=100")))
+        submitted = client.submit(DistributedTrainingJob.from_manifest(stub("sdk", "--steps=400")))
         assert submitted.namespace == namespace.name
         assert [job.name for job in client.list()] == ["sdk"]
 
@@ -67,8 +67,8 @@ def test_a_running_job_gets_another_size_and_goes_on(namespace: Namespace) -> No
     manifest["spec"]["replicaSpecs"]["worker"]["replicas"] = 1
     with Client(namespace=namespace.name) as client:
         client.submit(DistributedTrainingJob.from_manifest(manifest))
-        client.wait_for("scaled", ConditionType.RUNNING, timeout=120)
-        client.scale("scaled", {"worker": 2}, timeout=150)
+        client.wait_for("scaled", ConditionType.RUNNING, timeout=120 * PATIENCE)
+        client.scale("scaled", {"worker": 2}, timeout=150 * PATIENCE)
         ended = client.wait("scaled", timeout=240 * PATIENCE)
         assert ended.status.phase == "Succeeded"
         assert ended.status.attempt == 2

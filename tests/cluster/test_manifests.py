@@ -10,7 +10,8 @@ import yaml
 
 from dtj.api.identity import KIND
 from tests.cluster.install import MANIFESTS, POLICY_V1_SINCE, server_minor
-from tests.cluster.jobs import Manifest, Namespace, kubectl, until
+from tests.cluster.jobs import KubectlError, Manifest, Namespace, kubectl, until
+from tests.patience import PATIENCE
 
 pytestmark = pytest.mark.cluster
 # The CRD itself is stored when the operator is installed; of a server before 1.25 it is another one.
@@ -32,9 +33,21 @@ FOREIGN = {
 def foreign_kinds() -> Iterator[None]:
     """Served for the tests of this module."""
     kubectl("apply", "--filename=-", stdin=yaml.safe_dump_all(_crd(*each) for each in FOREIGN.items()))
-    kubectl("wait", "--for=condition=Established", *(f"crd/{name}" for name in FOREIGN))
+    names = [f"crd/{name}" for name in FOREIGN]
+    kubectl("wait", "--for=condition=Established", f"--timeout={30 * PATIENCE}s", *names)
+    until("all of them to be served", _served, 30)
     yield
     kubectl("delete", "crd", *FOREIGN)
+
+
+def _served() -> bool:
+    """Whether the API server tells clients of these kinds, which it may do a moment after it serves them."""
+    try:
+        for name in FOREIGN:
+            kubectl("get", name, "--all-namespaces")
+    except KubectlError:
+        return False
+    return True
 
 
 def _crd(name: str, what: tuple[str, str, str]) -> Manifest:

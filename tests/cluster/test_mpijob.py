@@ -53,7 +53,7 @@ def test_a_job_waits_for_mpi_operator_and_is_trained_by_it(namespace: Namespace,
     assert "team" not in mpijob["metadata"]["labels"]
     say(mpijob, "Created")
     make_pods(namespace, mpijob)
-    job.wait(120, "Running")
+    until("it to run", lambda: job.status.get("phase") in ("Running", "Succeeded"), 120)
     say(mpijob, "Created", "Running")
     status = job.wait(120)
     assert status["progress"]["step"] == 20

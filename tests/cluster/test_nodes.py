@@ -15,7 +15,7 @@ from tests.cluster.jobs import Job, Manifest, Namespace, stub, until
 from tests.cluster.placement import away_from, leaving_quickly, pods_on, spread
 
 pytestmark = [pytest.mark.cluster, pytest.mark.alone]
-STEPS = 400
+STEPS = 6000
 
 
 # That of a ps is a row of tests/cluster/chaos.
@@ -109,7 +109,7 @@ def come_to_an_end(job: Job) -> Manifest:
     servers it goes on while a worker is away, quickly or slowly as the machine is.
     """
     if job.get()["spec"]["strategy"] == "Horovod":
-        return job.wait(300)
+        return job.hurry_to_the_end()
     suspend = '{"spec": {"runPolicy": {"suspend": true}}}'
     job.namespace.kubectl("patch", "dtj", job.name, "--type=merge", f"--patch={suspend}")
     return job.wait(180, "Suspended")

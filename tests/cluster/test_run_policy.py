@@ -6,7 +6,7 @@ from datetime import UTC, datetime
 
 import pytest
 
-from tests.cluster.jobs import Namespace, example, stub, until
+from tests.cluster.jobs import Artifacts, Namespace, example, stub, until
 
 pytestmark = pytest.mark.cluster
 TTL_SECONDS = 15
@@ -15,7 +15,7 @@ TTL_SECONDS = 15
 def test_a_finished_job_goes_after_its_ttl_and_its_artifacts_stay(namespace: Namespace) -> None:
     job = namespace.apply(stub("fleeting", runPolicy={"ttlSecondsAfterFinished": TTL_SECONDS}))
     status = job.wait(240)
-    artifacts = job.artifacts()
+    artifacts = Artifacts(status["artifacts"]["uri"])
 
     def left() -> list[str]:
         names = namespace.kubectl("get", "dtj,pods,services,configmaps,secrets", "--output=name").split()
@@ -33,11 +33,11 @@ def test_a_job_whose_image_can_not_be_pulled_fails_at_its_start_deadline(namespa
         example(
             "imageless",
             image="registry.invalid/nobody/nothing:0",
-            runPolicy={"startDeadlineSeconds": 60, "cleanPodPolicy": "None"},
+            runPolicy={"startDeadlineSeconds": 120, "cleanPodPolicy": "None"},
         )
     )
-    until("the obstacle to be told", lambda: job.condition("Running").get("reason") == "ImagePull", 58)
-    status = job.wait(90, "Failed")
+    until("the obstacle to be told", lambda: job.condition("Running").get("reason") == "ImagePull", 60)
+    status = job.wait(120, "Failed")
     failed = job.condition("Failed")
     assert failed["reason"] == "StartDeadlineExceeded", job.story()
     assert "the image can't be pulled: imageless-worker-" in failed["message"]

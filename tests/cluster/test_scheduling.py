@@ -140,7 +140,7 @@ def test_pod_groups_are_made_once_they_are_served_and_go_with_their_jobs(
 
 
 def test_a_queued_job_is_admitted_evicted_and_admitted_again(namespace: Namespace) -> None:
-    made = namespace.apply(job("queued", ["sleep", "10"], gang="Kueue", queue="research"))
+    made = namespace.apply(job("queued", ["sleep", "60"], gang="Kueue", queue="research"))
     kueue = Scheduler(namespace, gate=True)
 
     kueue.until("the job to be queued", lambda: _reason(made) == "Queued")

@@ -373,13 +373,13 @@ def workspace(make_workspace: Callable[..., Workspace]) -> Workspace:
 
 
 def get_json(url: str) -> dict[str, Any]:
-    with urllib.request.urlopen(url, timeout=5) as answer:
+    with urllib.request.urlopen(url, timeout=5 * PATIENCE) as answer:
         content: dict[str, Any] = json.load(answer)
         return content
 
 
 def get_text(url: str) -> str:
-    with urllib.request.urlopen(url, timeout=5) as answer:
+    with urllib.request.urlopen(url, timeout=5 * PATIENCE) as answer:
         return str(answer.read().decode())
 
 

@@ -300,6 +300,41 @@ def test_files_that_are_quiet_are_seldom_looked_at_and_go_on_where_they_were(tmp
     assert len(store.puts) == 121
 
 
+def test_a_new_event_file_comes_after_the_rest_of_the_files_that_it_continues(tmp_path, clock):
+    """TensorBoard drops the events of a newer file when an older file grows afterwards."""
+    store, folder = FakeStore(), tmp_path / "tb"
+    uploader = FileUploader(store, [Source(folder, "tensorboard", EVENTS, takes=is_event_file)], clock)
+    parts = [folder / f"events.out.tfevents.{number}.host" for number in range(4)]
+    keys = [f"tensorboard/{part.name}" for part in parts]
+    append(parts[0], record(b"1"))
+    running(uploader)
+    clock.now += QUIET_SECONDS
+    running(uploader)
+    append(folder / "eval" / parts[0].name, record(b"e"))
+    append(parts[0], record(b"2"))  # The file is quiet, so that few passes look at it.
+    append(parts[1], record(b"3"))
+    running(uploader)
+    assert [put for put in store.puts[1:] if put[0] in keys] == [
+        (keys[0], record(b"1") + record(b"2")),
+        (keys[1], record(b"3")),
+    ]
+    store.puts.clear()
+    append(folder / "eval" / parts[0].name, record(b"e"))
+    append(parts[1], record(b"4"))
+    append(parts[2], record(b"5"))
+    clock.now += 1  # Less than the interval.
+    running(uploader)
+    assert store.puts == [(keys[1], record(b"3") + record(b"4")), (keys[2], record(b"5"))]
+    store.puts.clear()
+    append(parts[2], record(b"6"))
+    append(parts[3], record(b"7"))
+    assert ended(uploader)
+    assert [put for put in store.puts if put[0] in keys] == [
+        (keys[2], record(b"5") + record(b"6")),
+        (keys[3], record(b"7")),
+    ]
+
+
 # --- rotated logs ----------------------------------------------------------------------------------
 
 

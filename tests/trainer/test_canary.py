@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import urllib.request
 
+from tests.patience import PATIENCE
 from tests.trainer.conftest import SECRET_KEY, free_ports, get_text, keys, until
 
 from dtj_trainer import contract
@@ -42,7 +43,7 @@ def test_a_secret_of_the_environment_is_in_no_log_report_or_object(make_workspac
     run.says("trains")
     told = [get_text(f"http://127.0.0.1:{port}/{page}") for page in ("progress", "metrics")]
     request = urllib.request.Request(f"http://127.0.0.1:{port}{contract.STACKS_PATH}", method="POST")
-    urllib.request.urlopen(request, timeout=5).close()
+    urllib.request.urlopen(request, timeout=5 * PATIENCE).close()
     until(lambda: any("stacks-" in key for key in keys(job_store, "logs")), "the stacks are in the bucket")
     (workspace.root / "go").touch()
     assert run.ended() == 1

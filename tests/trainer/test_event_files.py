@@ -14,7 +14,6 @@ import subprocess
 import sys
 import threading
 import time
-import urllib.error
 import urllib.request
 from collections.abc import Iterator
 from dataclasses import replace
@@ -23,6 +22,7 @@ from typing import Any
 
 import pytest
 from tests.ipv6 import has_ipv6
+from tests.patience import PATIENCE
 from tests.trainer.conftest import ObjectStore, free_ports
 
 from dtj_trainer import contract, tensorboard_pod
@@ -145,12 +145,12 @@ def shown(port: int, host: str = "127.0.0.1") -> dict[int, float] | None:
     try:
         with opener.open(url, timeout=10) as answer:
             return {point[1]: point[2] for point in json.load(answer)}
-    except (urllib.error.URLError, ConnectionError):
+    except OSError:
         return None
 
 
 def wait_until_shown(port: int, expected: dict[int, float], process: subprocess.Popen[str]) -> None:
-    deadline = time.monotonic() + 50
+    deadline = time.monotonic() + 50 * PATIENCE
     while (found := shown(port)) != pytest.approx(expected):
         assert process.poll() is None, process.communicate()[1]
         assert time.monotonic() < deadline, found
@@ -186,7 +186,7 @@ def test_events_of_the_bucket_are_shown_as_they_come_and_a_retry_replaces_what_w
         assert shown(port, "[::1]") == shown(port)
 
     serve.send_signal(signal.SIGTERM)
-    assert serve.wait(20) == 0
+    assert serve.wait(20 * PATIENCE) == 0
     assert shown(port) is None
 
 

@@ -8,11 +8,14 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
+from tests.patience import PATIENCE
 
 from dtj_trainer.artifacts import idle_priority
 from dtj_trainer.artifacts.fence import Superseded
 from dtj_trainer.artifacts.multipart import HandedOver
 from dtj_trainer.artifacts.sync_loop import SyncLoop
+
+WAIT = 30.0 * PATIENCE
 
 
 class Observed:
@@ -49,11 +52,11 @@ def test_passes_are_idle_until_the_program_ends(end):
     loop = SyncLoop("observing", seen, interval=0.01, beside_program=True)
     loop.start()
     for _ in range(3):
-        assert seen.policies.get(timeout=30) == (os.SCHED_IDLE, os.SCHED_IDLE)
+        assert seen.policies.get(timeout=WAIT) == (os.SCHED_IDLE, os.SCHED_IDLE)
     ENDS[end](loop)
     asked = loop.ask(ended=end == "ended")
-    loop.wait(asked, lambda: 30.0)
-    after = [seen.policies.get(timeout=30) for _ in range(seen.policies.qsize() + 3)]
+    loop.wait(asked, lambda: WAIT)
+    after = [seen.policies.get(timeout=WAIT) for _ in range(seen.policies.qsize() + 3)]
     seen.over.set()
     assert after[-3:] == [(os.SCHED_OTHER, os.SCHED_OTHER)] * 3
 
@@ -66,8 +69,8 @@ def test_without_permission_uploads_go_on(monkeypatch):
     seen = Observed()
     loop = SyncLoop("observing", seen, interval=0.01, beside_program=True)
     loop.start()
-    assert seen.policies.get(timeout=30) == (os.SCHED_OTHER, os.SCHED_OTHER)
-    loop.wait(loop.ask(ended=True), lambda: 30.0)
+    assert seen.policies.get(timeout=WAIT) == (os.SCHED_OTHER, os.SCHED_OTHER)
+    loop.wait(loop.ask(ended=True), lambda: WAIT)
     seen.over.set()
 
 
@@ -82,5 +85,5 @@ def test_a_pass_that_hands_its_upload_over_has_not_failed():
     loop = SyncLoop("observing", pass_once, interval=0.01)
     asked = loop.ask(ended=True)
     loop.start()
-    loop.wait(asked, lambda: 30.0)
+    loop.wait(asked, lambda: WAIT)
     assert loop.failures == 0

@@ -16,6 +16,7 @@ import urllib.request
 from pathlib import Path
 
 import pytest
+from tests.patience import PATIENCE
 from tests.trainer.conftest import Workspace, free_ports, has, until
 
 from dtj_trainer.launch import stacks
@@ -50,7 +51,7 @@ waits_for_a_lock_that_nobody_gives_back()
 def post(port: int, path: str = "/stacks") -> int:
     request = urllib.request.Request(f"http://127.0.0.1:{port}{path}", data=b"", method="POST")
     try:
-        with urllib.request.urlopen(request, timeout=10) as response:
+        with urllib.request.urlopen(request, timeout=10 * PATIENCE) as response:
             return response.status
     except urllib.error.HTTPError as error:
         return error.code

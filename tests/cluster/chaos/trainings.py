@@ -70,7 +70,8 @@ runpy.run_module(sys.argv[0], run_name="__main__", alter_sys=True)
 """
 
 
-STUB_STEPS = 500
+STUB_STEPS = 800
+"""Enough for the test to hit all trainings before the first one ends, on a busy machine too."""
 
 
 def manifest(name: str, strategy: str, *, real: bool) -> Manifest:

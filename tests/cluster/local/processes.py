@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import select
 import signal
 import subprocess
 import time
@@ -149,12 +150,27 @@ def _end(pids: set[int], first: signal.Signals = signal.SIGTERM) -> None:
         for how in (first, signal.SIGKILL):
             for file in files.values():
                 _signal(file, how)
-            deadline = time.monotonic() + STOP_SECONDS
-            while any(_start_time(pid) is not None for pid in files) and time.monotonic() < deadline:
-                time.sleep(0.02)
+            _await_ends(files.values())
     finally:
         for file in files.values():
             os.close(file)
+
+
+def _await_ends(files: Iterable[int]) -> None:
+    """Wait up to STOP_SECONDS for the ends of processes, given by pidfd.
+
+    A pidfd becomes readable when the last thread has ended. The state Z in /proc says only that the first thread has:
+    the others may still hold a port.
+    """
+    running = select.poll()
+    left = set(files)
+    for file in left:
+        running.register(file, select.POLLIN)
+    deadline = time.monotonic() + STOP_SECONDS
+    while left and (seconds := deadline - time.monotonic()) > 0:
+        for file, _ in running.poll(seconds * 1000):
+            running.unregister(file)
+            left.discard(file)
 
 
 def _signal(file: int, how: signal.Signals) -> None:

@@ -13,7 +13,6 @@ import asyncio
 import json
 import os
 import signal
-import socket
 import sys
 import threading
 from asyncio.subprocess import PIPE
@@ -31,6 +30,7 @@ from dtj.admission.certificates import issue
 from dtj.admission.server import Server
 from dtj.admission.serving import Serving
 from dtj.api.job import Manifest
+from dtj.local.machine import free_ports
 from dtj.operator_flags import read_flags
 from tests.unit.support.admission import WRONG, job, request
 from tests.unit.support.kubeconfig import write_kubeconfig
@@ -222,12 +222,7 @@ def test_flags_of_the_webhook_that_can_not_work_are_refused(
 
 async def test_a_replica_that_waits_judges_jobs_also_while_its_end_goes_round(tmp_path: Path) -> None:
     """Nobody leads here: there is no API server. The certificate lies in a folder."""
-    with (
-        socket.create_server(("", 0)) as a,
-        socket.create_server(("", 0)) as b,
-        socket.create_server(("", 0)) as c,
-    ):
-        ports = [each.getsockname()[1] for each in (a, b, c)]
+    ports = free_ports(3)
     write_kubeconfig(tmp_path / "kubeconfig", "http://127.0.0.1:9", "token")
     (tmp_path / "tls.crt").write_bytes(PAIR.certificate)
     (tmp_path / "tls.key").write_bytes(PAIR.key)

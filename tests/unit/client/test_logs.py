@@ -18,6 +18,7 @@ from dtj.api.job import Job
 from dtj.client import AsyncClient, LogLine, LogQuery, NotFound, Unusable
 from dtj.client.log_source import Selection, file_line, pod_line
 from dtj.client.pod_logs import in_order
+from tests.patience import PATIENCE
 from tests.unit.support import jobs
 from tests.unit.support.http_cluster import HttpCluster
 from tests.unit.support.jobs import stored
@@ -198,7 +199,7 @@ async def test_a_log_is_followed_over_a_restart_until_the_job_has_ended(
     server.logs.print("mnist-launcher-0", stamp(10, "[rank 0] again"))
     server.cluster.put(stored_pod("mnist-launcher-0", attempt=2, phase="Succeeded"))
     server.set_status("mnist", **ENDED)
-    assert await asyncio.wait_for(following, 20) == [
+    assert await asyncio.wait_for(following, 20 * PATIENCE) == [
         ("rank 0", "first"),
         ("rank 0", "dies"),
         ("rank 0", "again"),
@@ -217,7 +218,7 @@ async def test_a_follower_that_is_cut_misses_nothing_and_tells_nothing_twice(
     await until(lambda: any("sinceTime" in path for path in server.paths))
     server.cluster.put(stored_pod("mnist-launcher-0", phase="Succeeded"))
     server.set_status("mnist", **ENDED)
-    assert await asyncio.wait_for(following, 20) == [("launcher-0", f"line {n}") for n in range(5)]
+    assert await asyncio.wait_for(following, 20 * PATIENCE) == [("launcher-0", f"line {n}") for n in range(5)]
 
 
 async def test_following_from_the_last_lines_on(server: HttpCluster, client: AsyncClient) -> None:
@@ -229,7 +230,7 @@ async def test_following_from_the_last_lines_on(server: HttpCluster, client: Asy
     server.logs.print("mnist-launcher-0", stamp(7, "[rank 1] 7"))
     server.cluster.put(stored_pod("mnist-launcher-0", phase="Succeeded"))
     server.set_status("mnist", **ENDED)
-    assert await asyncio.wait_for(following, 20) == [("rank 1", "5"), ("rank 1", "7")]
+    assert await asyncio.wait_for(following, 20 * PATIENCE) == [("rank 1", "5"), ("rank 1", "7")]
 
 
 async def test_a_follower_ends_when_the_job_is_deleted(server: HttpCluster, client: AsyncClient) -> None:
@@ -239,7 +240,7 @@ async def test_a_follower_ends_when_the_job_is_deleted(server: HttpCluster, clie
     following = asyncio.create_task(read(client, follow=True))
     await until(lambda: any("follow=true" in path for path in server.paths))
     server.delete_job("mnist")
-    assert await asyncio.wait_for(following, 20) == [("launcher-0", "x")]
+    assert await asyncio.wait_for(following, 20 * PATIENCE) == [("launcher-0", "x")]
 
 
 async def test_a_job_without_pods_and_artifacts_has_no_log(server: HttpCluster, client: AsyncClient) -> None:

@@ -32,6 +32,7 @@ from dtj.client import (
     Unusable,
 )
 from dtj.cluster import api, user_api
+from tests.patience import PATIENCE
 from tests.unit.support.http_cluster import HttpCluster
 from tests.unit.support.jobs import stored
 from tests.unit.support.kubeconfig import write_kubeconfig
@@ -262,7 +263,7 @@ async def test_a_running_job_is_suspended_while_its_size_changes(
     server: HttpCluster, client: AsyncClient
 ) -> None:
     server.cluster.put(stored())
-    scaling = asyncio.create_task(client.scale("mnist", {"worker": 4}, timeout=20))
+    scaling = asyncio.create_task(client.scale("mnist", {"worker": 4}, timeout=20 * PATIENCE))
     await until(lambda: bool(server.patches))
     # Of the spec before: not what is waited for.
     server.set_status("mnist", observedGeneration=1, conditions=[condition("Suspended")])
@@ -284,7 +285,7 @@ async def test_a_job_that_does_not_get_suspended_in_time_goes_on(
 ) -> None:
     server.cluster.put(stored())
     with pytest.raises(TimedOut, match="its condition Suspended"):
-        await client.scale("mnist", {"worker": 4}, timeout=0.2)
+        await client.scale("mnist", {"worker": 4}, timeout=2)
     assert not server.jobs["mnist"]["spec"]["runPolicy"]["suspend"]
 
 
@@ -303,7 +304,7 @@ async def test_a_size_that_a_job_cant_have_is_refused_before_it_is_suspended(
 
 async def test_delete_may_wait_until_the_pods_are_gone(server: HttpCluster, client: AsyncClient) -> None:
     server.cluster.put(stored())
-    await client.delete("mnist", wait=True, timeout=10)
+    await client.delete("mnist", wait=True, timeout=10 * PATIENCE)
     assert server.jobs == {}
     server.cluster.put(stored())
     server.cluster.put(stored_pod("mnist-worker-0"))

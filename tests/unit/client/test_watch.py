@@ -26,6 +26,7 @@ from dtj.client import (
     Unreachable,
     watching,
 )
+from tests.patience import PATIENCE
 from tests.unit.support.http_cluster import HttpCluster
 from tests.unit.support.jobs import stored
 from tests.unit.support.waiting import until
@@ -54,7 +55,7 @@ async def test_a_watch_gives_the_present_state_and_each_change_until_the_job_is_
     for phase in ("Starting", "Running", "Succeeded"):
         server.set_status("mnist", phase=phase)
     server.delete_job("mnist")
-    assert await asyncio.wait_for(seen, 10) == [None, "Starting", "Running", "Succeeded"]
+    assert await asyncio.wait_for(seen, 10 * PATIENCE) == [None, "Starting", "Running", "Succeeded"]
 
 
 async def test_a_watch_that_is_cut_goes_on_and_tells_nothing_twice(
@@ -69,7 +70,7 @@ async def test_a_watch_that_is_cut_goes_on_and_tells_nothing_twice(
     await until(lambda: len(server.watches) == 1)
     server.set_status("mnist", phase="Running")
     server.delete_job("mnist")
-    assert await asyncio.wait_for(seen, 10) == [None, "Starting", "Running"]
+    assert await asyncio.wait_for(seen, 10 * PATIENCE) == [None, "Starting", "Running"]
 
 
 async def test_a_change_while_the_watch_was_cut_is_not_missed(
@@ -84,7 +85,7 @@ async def test_a_change_while_the_watch_was_cut_is_not_missed(
     await until(lambda: not server.refusals["GET", "distributedtrainingjobs"])
     await until(lambda: len(server.watches) == 1)
     server.delete_job("mnist")
-    assert await asyncio.wait_for(seen, 10) == [None, "Running"]
+    assert await asyncio.wait_for(seen, 10 * PATIENCE) == [None, "Running"]
 
 
 async def test_a_version_that_the_server_has_forgotten_is_asked_for_anew(
@@ -98,7 +99,7 @@ async def test_a_version_that_the_server_has_forgotten_is_asked_for_anew(
     await until(lambda: len(server.watches) == 1)
     server.set_status("mnist", phase="Running")
     server.delete_job("mnist")
-    assert await asyncio.wait_for(seen, 10) == [None, "Running"]
+    assert await asyncio.wait_for(seen, 10 * PATIENCE) == [None, "Running"]
 
 
 async def test_another_job_of_the_name_ends_the_watch(server: HttpCluster, client: AsyncClient) -> None:
@@ -111,7 +112,7 @@ async def test_another_job_of_the_name_ends_the_watch(server: HttpCluster, clien
     server.watches.cut()
     server.delete_job("mnist")
     server.cluster.put(again)
-    assert await asyncio.wait_for(seen, 10) == [None]
+    assert await asyncio.wait_for(seen, 10 * PATIENCE) == [None]
 
 
 async def test_a_server_that_stays_away_ends_the_watch(
@@ -124,12 +125,12 @@ async def test_a_server_that_stays_away_ends_the_watch(
     server.refusals["GET", "distributedtrainingjobs"] = [(503, "ServiceUnavailable", "gone")] * 1000
     server.watches.cut()
     with pytest.raises(Unreachable, match="503 ServiceUnavailable: gone"):
-        await asyncio.wait_for(seen, 10)
+        await asyncio.wait_for(seen, 10 * PATIENCE)
 
 
 async def test_wait_returns_the_job_that_has_ended(server: HttpCluster, client: AsyncClient) -> None:
     server.cluster.put(stored())
-    waiting = asyncio.create_task(client.wait("mnist", timeout=20))
+    waiting = asyncio.create_task(client.wait("mnist", timeout=20 * PATIENCE))
     await until(lambda: len(server.watches) == 1)
     server.set_status("mnist", phase="Running")
     server.set_status("mnist", **ENDED)
@@ -143,7 +144,7 @@ async def test_wait_bears_with_a_server_that_is_away_at_first(
     server.cluster.put(stored())
     server.set_status("mnist", **ENDED)
     server.refusals["GET", "distributedtrainingjobs"] = [(503, "ServiceUnavailable", "starting")] * 3
-    assert (await client.wait("mnist", timeout=30)).status.phase == "Succeeded"
+    assert (await client.wait("mnist", timeout=30 * PATIENCE)).status.phase == "Succeeded"
 
 
 async def test_wait_tells_that_the_server_was_away_all_the_time(
@@ -158,8 +159,8 @@ async def test_wait_ends_in_time_and_when_the_job_is_deleted(
     server: HttpCluster, client: AsyncClient
 ) -> None:
     server.cluster.put(stored() | {"status": {"phase": "Running"}})
-    with pytest.raises(TimedOut, match=r"mnist is Running after 0\.1 s: waited for its end"):
-        await client.wait("mnist", timeout=0.1)
+    with pytest.raises(TimedOut, match=r"mnist is Running after 2 s: waited for its end"):
+        await client.wait("mnist", timeout=2)
     await until(lambda: len(server.watches) == 0)
     waiting = asyncio.create_task(client.wait("mnist"))
     await until(lambda: len(server.watches) == 1)

@@ -37,6 +37,7 @@ from dtj.doctor.gather import run_pod
 from dtj.doctor.installation import installation_checks, our_version
 from dtj.doctor.probe import STUCK_SECONDS, ended, pod_checks, probe_pod, stuck
 from dtj.plan.job import plan_job
+from tests.patience import PATIENCE
 from tests.unit.support import jobs, virtual_time
 from tests.unit.support.doctor import GPU, KEYS, deployment, node, told
 from tests.unit.support.pod_security import restricted_faults
@@ -504,7 +505,7 @@ def test_what_runs_in_the_pod_writes_its_findings_without_any_library(tmp_path: 
         "DTJ_DOCTOR_ARTIFACTS_URI": "s3://training/jobs",
     }
     program = Path(in_pod.__file__).read_text()
-    subprocess.run([sys.executable, "-S", "-c", program], env=environment, check=True, timeout=30)
+    subprocess.run([sys.executable, "-S", "-c", program], env=environment, check=True, timeout=30 * PATIENCE)
     dns, s3 = json.loads(report.read_text())
     assert dns["name"] == "DNS"
     assert s3 == {

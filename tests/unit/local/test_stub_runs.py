@@ -251,12 +251,12 @@ def test_ctrl_c_tells_the_replicas_and_resume_goes_on(start: Callable[..., DtjRu
 def test_a_second_ctrl_c_does_not_wait(start: Callable[..., DtjRun]) -> None:
     run = start("signal.signal(signal.SIGTERM, signal.SIG_IGN)\n" + TRAINS)
     run.trains(1)
-    run.process.send_signal(signal.SIGINT)
-    run.until(lambda: run.manifest["spec"]["runPolicy"].get("suspend"), "the first is heard")
     began = time.monotonic()
     run.process.send_signal(signal.SIGINT)
+    run.until(lambda: run.manifest["spec"]["runPolicy"].get("suspend"), "the first is heard")
+    run.process.send_signal(signal.SIGINT)
     assert run.ended()[0] == 130
-    assert time.monotonic() - began < TERMINATION_GRACE_SECONDS / 2
+    assert time.monotonic() - began < TERMINATION_GRACE_SECONDS
     assert run.left() == []
 
 
@@ -271,9 +271,7 @@ def test_nothing_is_left_when_dtj_is_killed_and_resume_goes_on(start: Callable[.
     before = run.left()
     assert len(before) >= 4
     run.process.kill()
-    began = time.monotonic()
     run.until(lambda: not run.left(), "nothing is left", 10)
-    assert time.monotonic() - began < 10
     assert (run.marks / "chief-told").exists()
     run.until(lambda: not list(run.home.glob("runs/*/*/*/run")), "what holds credentials is removed")
     assert run.manifest["status"]["phase"] == "Running"

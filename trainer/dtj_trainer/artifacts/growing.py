@@ -60,6 +60,7 @@ class GrowingFile:
         "_closed",
         "_duration",
         "_etag",
+        "_found_at",
         "_inode",
         "_key",
         "_mark",
@@ -85,6 +86,7 @@ class GrowingFile:
         self._at, self._sent, self._mark = begin.at, begin.sent, begin.mark
         self._closed = begin.at
         self._opened_at = math.inf
+        self._found_at = now
         # The number of the log file to read: the oldest rotated file, or the number that the current file will get.
         self._rotation = min(rotated_numbers(path), default=FIRST)
         self._inode = 0
@@ -111,6 +113,18 @@ class GrowingFile:
             self._close_files(put, now, age)
             state = self._look()
             self.remains = state is not None and state != self._whole
+
+    @property
+    def continues_others(self) -> bool:
+        """Whether the other files of the folder must be uploaded before the first bytes of this file."""
+        return self._rule.in_order and not self._sent
+
+    @property
+    def waits_since(self) -> float:
+        """When the last put ended, in monotonic seconds. A file that continues others waits since it was found, so
+        that the file is behind the others.
+        """
+        return self._found_at if self.continues_others else self.put_at
 
     def open_due(self, now: float) -> bool:
         """Return whether the open segment may be put again."""

@@ -94,7 +94,8 @@ class GrowingUploader:
         self._allowance.refill(self._clock())
         for source in sources:
             self._find(source, names, errors, over=over)
-        self._look_at_quiet(len(self._turns) if over else -(-len(self._turns) // QUIET_PASSES))
+        look_at_all = over or any(file.continues_others for file, _ in self._growing.values())
+        self._look_at_quiet(len(self._turns) if look_at_all else -(-len(self._turns) // QUIET_PASSES))
         self._close_segments(errors, over=over)
         self._put_open_segments(errors, over=over)
         done = not any(known.file.remains and known.is_ours for known in self._growing.values())
@@ -146,10 +147,15 @@ class GrowingUploader:
 
     def _put_open_segments(self, errors: PassErrors, *, over: bool) -> None:
         now = self._clock()
-        due = [known for known in self._growing.values() if known.file.remains]
-        due = [known for known in due if over or known.file.open_due(now)]
+        waiting = [known for known in self._growing.values() if known.file.remains]
+        continued = {file.path.parent for file, _ in waiting if file.continues_others}
+        due = [
+            known
+            for known in waiting
+            if over or known.file.open_due(now) or known.file.path.parent in continued
+        ]
         # The file that waits longest is first. If the allowance does not suffice for it, no other file is put either.
-        for file, source in sorted(due, key=lambda known: known.file.put_at):
+        for file, source in sorted(due, key=lambda known: (known.file.waits_since, known.file.path)):
             at_most = math.inf if over else self._allowance.bytes
             put = self._put(source, self._allowance.spend)
             if not errors.over(source):

@@ -41,14 +41,17 @@ class Growing:
 
     `interval`: the shortest time between two uploads of new bytes, in seconds. `cut`: finds the places where the file
     may be divided. `longest`: a unit of up to this many bytes enlarges a segment; a longer unit is divided.
+    `in_order`: the files of a folder continue each other; a new file is uploaded only after the rest of the others.
     """
 
     interval: float = 0.0
     cut: Cut = whole_lines
     longest: int = 0
+    in_order: bool = False
 
 
-EVENTS = Growing(interval=10.0, cut=whole_records, longest=64 * 1024 * 1024)
+# TensorBoard drops the events of a newer file when an older file grows afterwards: an event preempts all later steps.
+EVENTS = Growing(interval=10.0, cut=whole_records, longest=64 * 1024 * 1024, in_order=True)
 """A new event appears in TensorBoard within 30 s, including the time to fetch and load it, while uploads are
 frequent."""
 METRICS = Growing(interval=10.0)
