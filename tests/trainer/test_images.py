@@ -79,10 +79,14 @@ print(json.dumps(image.requirements))
     assert all("==" in line for line in requirements["tensorflow"])
     assert {re.split("[=<>]", line)[0] for line in requirements["trainer"]} == {
         "boto3",
+        "google-crc32c",
         "numpy",
         "nvidia-ml-py",
+        "pillow",
+        "protobuf",
         "psutil",
         "py-spy",
+        "simplejpeg",
         "tensorboardX",
     }
     todo, seen = [re.split("[=<>]", line)[0] for lines in requirements.values() for line in lines], set()
