@@ -11,6 +11,7 @@ from __future__ import annotations
 import importlib.util
 import io
 import pickle
+import shlex
 from collections.abc import Callable
 from pathlib import Path
 
@@ -34,10 +35,11 @@ from tests.trainer.picture_formats import (
 from dtj_trainer.artifacts.store import Store
 from dtj_trainer.data import unpacked
 from dtj_trainer.data.errors import DataCorrupt, DataNotFound
-from dtj_trainer.data.formats import FORMATS
+from dtj_trainer.data.formats import FORMATS, images
 from dtj_trainer.data.formats.images import Form, pixels_of
 from dtj_trainer.data.index import BLOCK_BYTES
 from dtj_trainer.data.pictures import PictureSet, load_pictures
+from dtj_trainer.train.options import parse
 
 needs_tensorflow = pytest.mark.skipif(
     importlib.util.find_spec("tensorflow") is None, reason="needs TensorFlow, which writes the files"
@@ -197,6 +199,20 @@ def test_pictures_of_pillow(kind: str) -> None:
     assert np.abs(found.astype(int) - photograph).mean() < (8 if kind in ("JPEG", "WEBP", "GIF") else 0.001)
 
 
+@pytest.mark.parametrize("size", [None, 64, 100, 384])
+@pytest.mark.parametrize("grey", [False, True])
+def test_jpegs_have_the_same_pixels_with_and_without_simplejpeg(
+    size: int | None, grey: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    photograph = photographs()["coffee"].transpose(2, 0, 1)
+    written = [
+        file_of(photograph[:1] if grey else photograph, "JPEG", subsampling=each) for each in (0, 1, 2)
+    ]
+    fast = [pixels_of(each, Form(size), where="x") for each in written]
+    monkeypatch.setattr(images, "simplejpeg", None)
+    np.testing.assert_array_equal(fast, [pixels_of(each, Form(size), where="x") for each in written])
+
+
 def blocks_are_the_shard(name: str, content: bytes, expected: list[tuple[bytes | np.ndarray, int]]) -> int:
     """Cut, read block by block, and compare with what was written. Return the number of blocks."""
     shard_format = FORMATS[name]
@@ -306,3 +322,18 @@ def test_sets_in_s3_are_unpacked_once_for_a_pod(
     job_store.put_bytes("fruits/Training/a/new.png", encoded(*TRAIN)[0][0])
     monkeypatch.setenv("DTJ_ATTEMPT", "2")
     assert len(load_pictures(f"{job_uri}/fruits").train) == 41
+
+
+def test_the_command_of_the_page_reads_a_set(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    page = (Path(__file__).parents[2] / "docs/data.md").read_text()
+    (line,) = [line for line in page.splitlines() if line.startswith("$ python -m ")]
+    monkeypatch.chdir(tmp_path)
+    for folder, part in (("Training", TRAIN), ("Test", TEST)):
+        write_folders(
+            tmp_path / "fruits" / folder, encoded(*part), ("Apple Red 1", "Banana", "Cherry", "Dates")
+        )
+    options = parse(shlex.split(line)[4:], "program", "A program.", ("cnn", "resnet18"))
+    data = options.load()
+    assert (data.shape, data.class_names) == ((3, 64, 64), ("Banana", "Apple Red 1"))
+    options = parse(["--data=fruits", "--grey", "--model=cnn"], "program", "A program.", ("cnn", "resnet18"))
+    assert options.load().shape == (1, 32, 32)

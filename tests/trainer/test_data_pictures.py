@@ -10,7 +10,15 @@ import pytest
 from tests.trainer.idx_files import FASHION_MNIST, NAMES, idx_bytes, write_pictures
 
 from dtj_trainer import contract
-from dtj_trainer.data.errors import DataCorrupt, DataNotFound, DataUnavailable, exit_on_data_error
+from dtj_trainer.contract.failure_class import FailureClass
+from dtj_trainer.data.errors import (
+    DataCorrupt,
+    DataNotFound,
+    DataTooLarge,
+    DataUnavailable,
+    exit_on_data_error,
+)
+from dtj_trainer.data.layouts import fixed_files
 from dtj_trainer.data.pictures import data_uri, load_pictures
 
 
@@ -59,12 +67,30 @@ def test_which_uri(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize(
-    ("error", "code"), [(DataNotFound("x"), 65), (DataCorrupt("x"), 65), (DataUnavailable("x"), 69)]
+    ("error", "code"),
+    [
+        (DataNotFound("x"), 65),
+        (DataCorrupt("x"), 65),
+        (DataTooLarge("x"), 65),
+        (DataUnavailable("x"), 69),
+    ],
 )
 def test_the_last_line_names_the_class(
     capsys: pytest.CaptureFixture[str], error: Exception, code: int
 ) -> None:
     with pytest.raises(SystemExit) as caught, exit_on_data_error():
         raise error
+    assert type(error).__name__ in set(FailureClass)
     assert caught.value.code == code
     assert capsys.readouterr().err.splitlines()[-1] == f"{type(error).__name__}: x"
+
+
+def test_the_files_of_a_set_that_are_fetched_ahead() -> None:
+    batches = [f"data_batch_{number}" for number in range(1, 6)]
+    there = {"readme.html", "test_batch", *batches}
+    assert fixed_files(there) == [*batches, "test_batch"]
+    assert fixed_files(there | {"batches.meta"}) == ["batches.meta", *batches, "test_batch"]
+    assert fixed_files({*NAMES, f"{NAMES[0]}.gz", *there}) == [f"{NAMES[0]}.gz", *NAMES[1:]]
+    for others in ({"train.tar"}, {"train.tfrecord"}, there - {"data_batch_3"}, set()):
+        with pytest.raises(DataNotFound):
+            fixed_files(others)

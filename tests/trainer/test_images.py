@@ -79,8 +79,12 @@ print(json.dumps(image.requirements))
     assert all("==" in line for line in requirements["tensorflow"])
     assert {re.split("[=<>]", line)[0] for line in requirements["trainer"]} == {
         "boto3",
+        "google-crc32c",
         "numpy",
+        "pillow",
+        "protobuf",
         "py-spy",
+        "simplejpeg",
         "tensorboardX",
     }
     todo, seen = [re.split("[=<>]", line)[0] for lines in requirements.values() for line in lines], set()

@@ -38,6 +38,8 @@ class FailureClass(StrEnum):
     """The data set is not where the job says."""
     DATA_CORRUPT = "DataCorrupt"
     """The data set is damaged."""
+    DATA_TOO_LARGE = "DataTooLarge"
+    """The data set exceeds a limit of sets that are read whole into memory."""
     DATA_UNAVAILABLE = "DataUnavailable"
     """The store of the data set did not answer for a long time."""
     ARTIFACTS_UNAVAILABLE = "ArtifactsUnavailable"

@@ -14,8 +14,8 @@ import numpy as np
 import torch
 
 from dtj_trainer.data.errors import exit_on_data_error
-from dtj_trainer.data.pictures import data_uri, load_pictures
 from dtj_trainer.torch import saved_model
+from dtj_trainer.train.options import DataOptions, add_data
 
 if TYPE_CHECKING:
     from dtj_trainer.data.examples import Examples
@@ -40,7 +40,7 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument(
         "--model-dir", type=Path, required=True, help="folder with model.json and the model's files"
     )
-    parser.add_argument("--data", metavar="URI", help="folder or s3://bucket/prefix; not given: the job's")
+    add_data(parser)
     parser.add_argument(
         "--exported",
         action="store_true",
@@ -48,7 +48,7 @@ def main(arguments: list[str] | None = None) -> None:
     )
     chosen = parser.parse_args(arguments)
     with exit_on_data_error():
-        data = load_pictures(data_uri(chosen.data))
+        data = DataOptions(chosen.data, chosen.image_size, chosen.grey, chosen.classes).load()
     description = saved_model.describe(chosen.model_dir)
     model = (
         saved_model.load_exported(chosen.model_dir) if chosen.exported else saved_model.load(chosen.model_dir)

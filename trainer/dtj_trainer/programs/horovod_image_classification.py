@@ -1,6 +1,6 @@
 """Train a picture classifier by Horovod, on one rank or many, on CPUs or GPUs, without change.
 
-Reads a data set in MNIST's layout (four idx files) from a folder or from S3, trains, tests over all ranks at the end
+Reads pictures with labels (docs/data.md) from a folder or from S3, trains, tests over all ranks at the end
 of each epoch, and writes checkpoints, TensorBoard scalars, metrics.jsonl and the final model into the workspace,
 which dtj-launch uploads. A retry resumes from the newest checkpoint.
 """
@@ -15,7 +15,6 @@ import horovod.torch as hvd
 import torch
 
 from dtj_trainer.data.errors import exit_on_data_error
-from dtj_trainer.data.pictures import data_uri, load_pictures
 from dtj_trainer.torch.gpus import device_of
 from dtj_trainer.torch.horovod_ranks import TorchRanks
 from dtj_trainer.torch.model import TorchModel, TorchSaver
@@ -52,7 +51,7 @@ def main(arguments: list[str] | None = None) -> None:
         _connected_by(device),
     )
     with exit_on_data_error():
-        data = load_pictures(data_uri(options.data))
+        data = options.load()
     ranks = TorchRanks()
     model = TorchModel(options, data, device, ranks)
     train(options, data, model, ranks, TorchSaver(options, data, model, ranks))

@@ -1,6 +1,6 @@
 """Train a picture classifier in Keras by Horovod, on one rank or many, on CPUs or GPUs, without change.
 
-Reads a data set in MNIST's layout (four idx files) from a folder or from S3, trains, tests over all ranks at the end
+Reads pictures with labels (docs/data.md) from a folder or from S3, trains, tests over all ranks at the end
 of each epoch, and writes checkpoints, TensorBoard scalars, metrics.jsonl and the final model into the workspace,
 which dtj-launch uploads. A retry resumes from the newest checkpoint.
 """
@@ -20,7 +20,6 @@ import keras
 import tensorflow as tf
 
 from dtj_trainer.data.errors import exit_on_data_error
-from dtj_trainer.data.pictures import data_uri, load_pictures
 from dtj_trainer.keras.gpus import without_gpus
 from dtj_trainer.keras.horovod_ranks import KerasRanks
 from dtj_trainer.keras.model import KerasModel, KerasSaver
@@ -58,7 +57,7 @@ def main(arguments: list[str] | None = None) -> None:
         ("" if device == "cpu" else "NCCL and ") + ("MPI" if hvd.mpi_enabled() else "gloo"),
     )
     with exit_on_data_error():
-        data = load_pictures(data_uri(options.data))
+        data = options.load()
     ranks = KerasRanks()
     model = KerasModel(options, data, ranks)
     train(options, data, model, ranks, KerasSaver(options, data, model, ranks))

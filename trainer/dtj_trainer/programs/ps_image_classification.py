@@ -2,8 +2,8 @@
 
 Parameter servers hold the variables. Workers compute gradients, each on a batch of its own, or all together on one
 batch. The chief distributes the batches and writes checkpoints, TensorBoard scalars, metrics.jsonl and the final
-model into the workspace. An evaluator tests each checkpoint. The program reads a data set in MNIST's layout from a
-folder or from S3. A retry resumes from the newest checkpoint.
+model into the workspace. An evaluator tests each checkpoint. The program reads pictures with labels (docs/data.md)
+from a folder or from S3. A retry resumes from the newest checkpoint.
 """
 
 from __future__ import annotations
@@ -18,7 +18,6 @@ import tensorflow as tf
 from dtj_trainer import contract, progress
 from dtj_trainer.contract.failure_class import FailureClass
 from dtj_trainer.data.errors import exit_on_data_error
-from dtj_trainer.data.pictures import data_uri, load_pictures
 from dtj_trainer.keras import gpus
 from dtj_trainer.ps import (
     chief,
@@ -67,14 +66,16 @@ def main(arguments: list[str] | None = None) -> None:
     server.end_at_sigterm()
     if cluster.task.type == "evaluator":
         with exit_on_data_error():
-            data = load_pictures(data_uri(options.data))
+            data = options.load()
         try:
             evaluator.run(options, data, cluster.workers)
         except NotOurCheckpoint as error:
             sys.exit(f"NotOurCheckpoint: {error}")
         return
     if cluster.task.type == "worker":
-        worker_pictures.offer(options.data, cluster.task.index)
+        with exit_on_data_error():
+            data = options.load()
+        worker_pictures.offer(data, cluster.task.index)
     server.serve(cluster)
 
 

@@ -1,6 +1,6 @@
 """Train a picture classifier by PyTorch's DistributedDataParallel, on one rank or many, on CPUs or GPUs.
 
-Reads a data set in MNIST's layout (four idx files) from a folder or from S3, trains, tests over all ranks at the end
+Reads pictures with labels (docs/data.md) from a folder or from S3, trains, tests over all ranks at the end
 of each epoch, and writes checkpoints, TensorBoard scalars, metrics.jsonl and the final model into the workspace,
 which dtj-launch uploads. A retry resumes from the newest checkpoint.
 
@@ -20,7 +20,6 @@ import torch.distributed as dist
 from torch.distributed.elastic.multiprocessing.errors import record
 
 from dtj_trainer.data.errors import exit_on_data_error
-from dtj_trainer.data.pictures import data_uri, load_pictures
 from dtj_trainer.torch.c10d_ranks import joined_ranks
 from dtj_trainer.torch.gpus import device_of
 from dtj_trainer.torch.model import TorchModel, TorchSaver
@@ -52,7 +51,7 @@ def main(arguments: list[str] | None = None) -> None:
             *(device.type, torch.get_num_threads(), torch.__version__),
         )
         with exit_on_data_error():
-            data = load_pictures(data_uri(options.data))
+            data = options.load()
         model = TorchModel(options, data, device, ranks)
         train(options, data, model, ranks, TorchSaver(options, data, model, ranks))
 

@@ -14,13 +14,13 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 import tensorflow as tf
 
-from dtj_trainer.data.errors import DataCorrupt, DataError, exit_on_data_error
-from dtj_trainer.data.pictures import data_uri, load_pictures
+from dtj_trainer.data.errors import DataCorrupt, DataError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from dtj_trainer.data.examples import Examples
+    from dtj_trainer.data.pictures import PictureSet
 
 _FACTS, _READ = "pyfunc_0", "pyfunc_1"
 _registered = tf.Graph()
@@ -52,13 +52,11 @@ def channels_last(pixels: np.ndarray) -> np.ndarray:
     return np.ascontiguousarray(pixels.transpose(0, 2, 3, 1))
 
 
-def offer(given: str | None, worker: int) -> None:
+def offer(data: PictureSet, worker: int) -> None:
     """Let functions that run in this process, worker number `worker`, read the training set.
 
-    given: the URI of the data, if not the job's. Ends the process when the data can't be used, also later.
+    Such a function ends the process when the data can't be read.
     """
-    with exit_on_data_error():
-        data = load_pictures(data_uri(given))
     channels, height, width = data.shape
     facts = np.array([height, width, channels, data.classes, *data.train.blocks], np.int64)
 

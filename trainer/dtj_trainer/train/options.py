@@ -6,13 +6,30 @@ import argparse
 import math
 from dataclasses import dataclass, fields
 
+from dtj_trainer.data.formats.images import Form
+from dtj_trainer.data.pictures import PictureSet, data_uri, load_pictures
+
 
 @dataclass(frozen=True)
-class Options:
+class DataOptions:
+    """The data set, and what of it to read; see `add_data`."""
+
+    data: str | None
+    image_size: int | None
+    grey: bool | None
+    classes: tuple[str, ...] | None
+
+    def load(self) -> PictureSet:
+        """Read the data set, or the job's where no other is given. Raises DataError."""
+        channels = None if self.grey is None else 1 if self.grey else 3
+        return load_pictures(data_uri(self.data), Form(self.image_size, channels), self.classes or ())
+
+
+@dataclass(frozen=True)
+class Options(DataOptions):
     """The user's choices; see `parse` for the meaning of each."""
 
     model: str
-    data: str | None
     epochs: int
     max_steps: int | None
     batch_size: int
@@ -151,9 +168,7 @@ def add_what_is_trained(parser: argparse.ArgumentParser, models: tuple[str, ...]
     what.add_argument(
         "--model", choices=models, default=models[0], help=f"{models[0]} is small, {models[1]} is not"
     )
-    what.add_argument(
-        "--data", metavar="URI", help="folder or s3://bucket/prefix; not given: the job's spec.data.uri"
-    )
+    add_data(what)
     what.add_argument("--epochs", type=positive(int), default=2, help="passes over the training set")
     what.add_argument("--max-steps", type=positive(int), help="stop after so many steps in all, if earlier")
     what.add_argument(
@@ -163,6 +178,36 @@ def add_what_is_trained(parser: argparse.ArgumentParser, models: tuple[str, ...]
         help="of the first weights and the order of the examples",
     )
     return what
+
+
+def add_data(group: argparse._ArgumentGroup | argparse.ArgumentParser) -> None:
+    """Add the options of `DataOptions`."""
+    group.add_argument(
+        "--data", metavar="URI", help="folder or s3://bucket/prefix; not given: the job's spec.data.uri"
+    )
+    group.add_argument(
+        "--image-size",
+        type=positive(int),
+        help="pixels of a side: the shorter side is resized, and the centre cut out; not given: as stored",
+    )
+    group.add_argument(
+        "--grey",
+        action=argparse.BooleanOptionalAction,
+        help="read pictures in grey, or not; not given: files in colour, arrays as stored",
+    )
+    group.add_argument(
+        "--classes",
+        type=_names,
+        metavar="NAME,...",
+        help="train these classes alone, with labels in this order",
+    )
+
+
+def _names(text: str) -> tuple[str, ...]:
+    names = tuple(name.strip() for name in text.split(","))
+    if "" in names or len(set(names)) != len(names):
+        raise argparse.ArgumentTypeError(f"{text!r} is no list of different names")
+    return names
 
 
 def add_what_is_kept(
