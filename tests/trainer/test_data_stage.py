@@ -35,6 +35,7 @@ from dtj_trainer.data.pictures import Pictures, load_pictures
 from dtj_trainer.data.stored_examples import SKIPPED, StoredExamples
 from dtj_trainer.data.stored_set import StoredSet, open_stored_set
 from dtj_trainer.data.targets import FolderTarget
+from dtj_trainer.train.options import parse
 
 CLASSES = ("Apple", "Banana", "Cherry")
 TRAIN, TEST, SIDE = 66, 6, 128
@@ -239,6 +240,15 @@ def test_programs_read_a_set_with_an_index_by_blocks(fruits: Path, tmp_path: Pat
     assert (data.classes, data.class_names, data.shape) == (3, CLASSES, (3, 16, 16))
     assert (len(data.train), len(data.test), len(data.train.blocks)) == (TRAIN, TEST, 4)
     assert len(data.mean) == len(data.deviation) == 3
+    options = parse(
+        [f"--data={tmp_path / 'set'}", f"--data-cache={tmp_path / 'cache'}", "--skip-corrupt"],
+        "program",
+        "A program.",
+        ("cnn", "resnet18"),
+    )
+    damage(tmp_path / "set/train/000000.tar", 1000)
+    labels = options.load().train.read(np.arange(TRAIN)).labels
+    assert 0 < np.sum(labels == SKIPPED) < TRAIN
     with pytest.raises(DataNotFound, match="set is a set with an index, which is read with all classes"):
         load_pictures(str(tmp_path / "set"), classes=["Apple"])
 

@@ -116,6 +116,7 @@ def test_each_example_counts_once_an_epoch_in_any_history(kind: str, monkeypatch
         while history.at[0] < 3:
             history.attempt(chance)
             attempts += 1
+            assert attempts < 1000 * (number + 1), "a training does not end"
         for epoch in range(3):
             order = Order(history.examples.blocks, seed=seed, epoch=epoch, window=window)
             expected = np.concatenate([part.ids for part in order.windows()])

@@ -19,7 +19,9 @@ from dtj_trainer.data.whole import read_whole
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
+    from dtj_trainer.data.cache import BlockCache
     from dtj_trainer.data.examples import Examples
+    from dtj_trainer.data.stored_set import StoredSet
     from dtj_trainer.data.whole import Whole
 
 ALL_AS_THEY_ARE = Form()
@@ -90,19 +92,30 @@ def data_uri(given: str | None) -> str:
     return uri
 
 
-def load_pictures(uri: str, form: Form = ALL_AS_THEY_ARE, classes: Sequence[str] = ()) -> PictureSet:
+def load_pictures(
+    uri: str,
+    form: Form = ALL_AS_THEY_ARE,
+    classes: Sequence[str] = (),
+    *,
+    cache: BlockCache | None = None,
+    skip_corrupt: bool = False,
+) -> PictureSet:
     """Read the data set at `uri`: idx, CIFAR, pictures in folders, or shards. See docs/data.md.
 
     A set with an index is read block by block. Another set in S3 is fetched and unpacked once for all processes of a
     pod, which share the memory of its pixels.
     `form`: size and channels of the pictures. `classes`: those to take, in the order of their labels; empty for all.
+    `cache` and `skip_corrupt` are for sets with an index: see StoredExamples.
     Raises DataNotFound, DataCorrupt, DataTooLarge or DataUnavailable.
     """
+    # Import here: the examples of a stored set are read as Pictures.
+    from dtj_trainer.data.stored_set import open_stored_set
+
     folder = local_folder(uri)
     try:
         whole = read_again(uri, form, classes) if folder is None else None
-        if whole is None and (stored := stored_pictures(uri, form, classes)):
-            return stored
+        if whole is None and (stored := open_stored_set(uri, cache=cache, skip_corrupt=skip_corrupt)):
+            return _stored(stored, form, classes)
         if whole is None:
             whole = (
                 read_whole(FolderFiles(folder), form, classes) if folder else read_once(uri, form, classes)
@@ -119,17 +132,7 @@ def load_pictures(uri: str, form: Form = ALL_AS_THEY_ARE, classes: Sequence[str]
     return _set(whole)
 
 
-def stored_pictures(uri: str, form: Form, classes: Sequence[str] = ()) -> PictureSet | None:
-    """Open the set with an index at `uri`; None when there is no index. The parameters are those of `load_pictures`.
-
-    Raises DataError.
-    """
-    # Import here: StoredExamples returns Pictures.
-    from dtj_trainer.data.stored_set import open_stored_set
-
-    stored = open_stored_set(uri)
-    if stored is None:
-        return None
+def _stored(stored: StoredSet, form: Form, classes: Sequence[str]) -> PictureSet:
     index = stored.index
     if classes and tuple(classes) != index.classes:
         raise DataNotFound(

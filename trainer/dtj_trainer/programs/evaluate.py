@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import json
+from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -48,7 +49,9 @@ def main(arguments: list[str] | None = None) -> None:
     )
     chosen = parser.parse_args(arguments)
     with exit_on_data_error():
-        data = DataOptions(chosen.data, chosen.image_size, chosen.grey, chosen.classes).load()
+        data = DataOptions(
+            **{field.name: getattr(chosen, field.name) for field in fields(DataOptions)}
+        ).load()
     description = saved_model.describe(chosen.model_dir)
     model = (
         saved_model.load_exported(chosen.model_dir) if chosen.exported else saved_model.load(chosen.model_dir)

@@ -74,7 +74,8 @@ def main(arguments: list[str] | None = None) -> None:
         return
     if cluster.task.type == "worker":
         with exit_on_data_error():
-            worker_pictures.offer(options.load(), cluster.task.index)
+            data = options.load()
+        worker_pictures.offer(data, cluster.task.index)
     server.serve(cluster)
 
 

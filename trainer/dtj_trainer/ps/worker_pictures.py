@@ -55,7 +55,7 @@ def channels_last(pixels: np.ndarray) -> np.ndarray:
 def offer(data: PictureSet, worker: int) -> None:
     """Let functions that run in this process, worker number `worker`, read the training set.
 
-    The process ends when examples can't be read.
+    Such a function ends the process when the data can't be read.
     """
     channels, height, width = data.shape
     facts = np.array([height, width, channels, data.classes, *data.train.blocks], np.int64)

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import argparse
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING
 
+from dtj_trainer.data.cache import BlockCache
 from dtj_trainer.data.formats.images import Form
 from dtj_trainer.data.pictures import data_uri, load_pictures
 from dtj_trainer.train.argument_types import names, positive
@@ -22,11 +24,22 @@ class DataOptions:
     image_size: int | None
     grey: bool | None
     classes: tuple[str, ...] | None
+    data_cache: str | None
+    data_cache_gigabytes: float
+    skip_corrupt: bool
 
     def load(self) -> PictureSet:
         """Read the data set, or the job's where no other is given. Raises DataError."""
         channels = None if self.grey is None else 1 if self.grey else 3
-        return load_pictures(data_uri(self.data), Form(self.image_size, channels), self.classes or ())
+        form = Form(self.image_size, channels)
+        cache = (
+            BlockCache(Path(self.data_cache), int(self.data_cache_gigabytes * 1e9))
+            if self.data_cache
+            else None
+        )
+        return load_pictures(
+            data_uri(self.data), form, self.classes or (), cache=cache, skip_corrupt=self.skip_corrupt
+        )
 
 
 def add_data(group: argparse._ArgumentGroup | argparse.ArgumentParser) -> None:
@@ -49,4 +62,17 @@ def add_data(group: argparse._ArgumentGroup | argparse.ArgumentParser) -> None:
         type=names,
         metavar="NAME,...",
         help="train these classes alone, with labels in this order",
+    )
+    group.add_argument(
+        "--data-cache",
+        metavar="FOLDER",
+        help="keep blocks of shards here, for other processes, pods and jobs that have this folder",
+    )
+    group.add_argument(
+        "--data-cache-gigabytes", type=positive(float), default=100.0, help="size of the cache at most"
+    )
+    group.add_argument(
+        "--skip-corrupt",
+        action="store_true",
+        help="leave out and count examples of shards with an index that can't be read",
     )
