@@ -65,7 +65,9 @@ def test_the_rate_of_adam_grows_with_the_root_of_the_ranks() -> None:
     assert [rate_scale("adam", ranks) for ranks in (1, 4, 16)] == [1, 2, 4]
 
 
-@pytest.mark.parametrize("name", ["cnn", "resnet18", "shufflenet_v2"])
+@pytest.mark.parametrize(
+    "name", [*MODELS[:2], *(pytest.param(name, marks=pytest.mark.nets) for name in MODELS[2:])]
+)
 def test_the_saved_model_gives_the_same_answers(tmp_path: Path, name: str) -> None:
     model = build(name, (1, 28, 28), 10, [0.3], [0.4]).eval()
     facts: dict[str, object] = {"accuracy": 0.5}
