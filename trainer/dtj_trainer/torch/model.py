@@ -183,7 +183,7 @@ class TorchSaver(FileSaver):
         """See FileSaver."""
         torch.save(self._state(run), path)
 
-    def prepare(self) -> None:
+    def prepare_saves(self) -> None:
         """See Saver. The first copy gets its memory, and takes several times as long as later ones."""
         if self._ranks.rank == 0 and self._options.async_save:
             self._staged.stage(self._state({}))

@@ -64,7 +64,7 @@ class Training(Generic[Data]):
         self._schedule = self._make_schedule(ramp)
         self._accuracy: float | None = None
         self._rate = math.nan
-        self._stopping = self._prepared = False
+        self._stopping = self._saves_prepared = False
         self._pace = Pace(meeting_seconds)
         self._step_times = StepTimes()
         self._meeting_at = self._saved_at = time.monotonic()
@@ -105,9 +105,9 @@ class Training(Generic[Data]):
             self._step_times.end()
             at.step += 1
             at.examples = batch.share.position
-            if not self._prepared:
-                self.saver.prepare()
-                self._prepared = True
+            if not self._saves_prepared:
+                self.saver.prepare_saves()
+                self._saves_prepared = True
             save = every is not None and at.step % every == 0
             log_now = self._log_now()
             if self._pace.step() or self._last or save or log_now:

@@ -118,7 +118,7 @@ class Saver(Protocol):
     def resume(self) -> tuple[Position, dict[str, Any] | None]:
         """Load the newest checkpoint, or rank 0's initial weights, on all ranks; return position and `Ramp.plain`."""
 
-    def prepare(self) -> None:
+    def prepare_saves(self) -> None:
         """Make ready for saves beside the training. The loop calls it after the first step, which is slow anyway."""
         return
 
