@@ -170,6 +170,14 @@ def test_nothing_is_asked_for_where_nothing_is_set(environment):
             {"DTJ_S3_SSE_KMS_KEY_ID": KEY, "DTJ_S3_SSE": "AES256"},
             "DTJ_S3_SSE_KMS_KEY_ID needs DTJ_S3_SSE to be aws:kms",
         ),
+        ({"DTJ_S3_SSE_BUCKET_KEY": "yes"}, "DTJ_S3_SSE_BUCKET_KEY must be true or false, not 'yes'"),
+        ({"DTJ_S3_SSE_BUCKET_KEY": "true"}, "DTJ_S3_SSE_BUCKET_KEY needs DTJ_S3_SSE to be aws:kms"),
+        ({"DTJ_S3_SSE_CUSTOMER_KEY": "c2hvcnQ="}, "DTJ_S3_SSE_CUSTOMER_KEY must be 32 bytes in base64"),
+        ({"DTJ_S3_SSE_CUSTOMER_KEY": "no base64"}, "DTJ_S3_SSE_CUSTOMER_KEY must be 32 bytes in base64"),
+        (
+            {"DTJ_S3_SSE_CUSTOMER_KEY": "MDEyMzQ1Njc4OWFiY2RlZjAxMjM0NTY3ODlhYmNkZWY=", "DTJ_S3_SSE": "aws:kms"},
+            "DTJ_S3_SSE_CUSTOMER_KEY can't be used with DTJ_S3_SSE: remove one of them",
+        ),
     ],
 )  # fmt: skip
 def test_a_wrong_option_is_named_at_the_start(environment, settings, sentence):

@@ -159,6 +159,8 @@ def make_client(environment: Environment | None = None) -> S3Client:
         region = "us-east-1"
     try:
         options = read_options(values)
+        if options.has_customer_key and (url or "").startswith("http://"):
+            raise ValueError(f"{contract.ENV_S3_SSE_CUSTOMER_KEY} needs an https:// endpoint, not {url}")
         core = botocore.session.Session()
         configured = core.get_config_variable("s3") or {}
         style = options.addressing_style or configured.get("addressing_style") or ("path" if url else "auto")

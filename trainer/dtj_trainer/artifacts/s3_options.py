@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, cast
@@ -16,11 +17,14 @@ AddressingStyle = Literal["path", "virtual", "auto"]
 
 _ALLOWED = {
     contract.ENV_S3_SSE: ("AES256", "aws:kms"),
+    contract.ENV_S3_SSE_BUCKET_KEY: ("true", "false"),
     contract.ENV_S3_REQUEST_PAYER: ("requester",),
     contract.ENV_S3_ADDRESSING_STYLE: ("path", "virtual", "auto"),
 }
 _PUTS = {"PutObject", "CreateMultipartUpload", "CopyObject"}
 """The operations that create an object, and therefore set its encryption."""
+_CUSTOMER_KEY_BYTES = 32
+"""SSE-C knows AES-256 only."""
 
 
 @dataclass(frozen=True)
@@ -29,10 +33,15 @@ class S3Options:
     parameter.
     """
 
-    put: Mapping[str, str] = field(default_factory=dict)
-    every: Mapping[str, str] = field(default_factory=dict)
+    put: Mapping[str, object] = field(default_factory=dict)
+    every: Mapping[str, object] = field(default_factory=dict, repr=False)
     addressing_style: AddressingStyle | None = None
     """None: the AWS configuration decides; without it, a custom endpoint gets `path`."""
+
+    @property
+    def has_customer_key(self) -> bool:
+        """Whether requests bring the key of SSE-C along, which must not be sent in clear text."""
+        return "SSECustomerKey" in self.every
 
     def add_to(self, client: S3Client) -> None:
         """Add these parameters to all requests of `client`, including the requests of boto3's own transfers."""
@@ -55,17 +64,43 @@ def read_options(environment: Mapping[str, str]) -> S3Options:
     for name, allowed in _ALLOWED.items():
         if values[name] and values[name] not in allowed:
             raise ValueError(f"{name} must be {_either(allowed)}, not {values[name]!r}")
-    encryption, key = values[contract.ENV_S3_SSE], values[contract.ENV_S3_SSE_KMS_KEY_ID]
-    if key and encryption != "aws:kms":
-        raise ValueError(f"{contract.ENV_S3_SSE_KMS_KEY_ID} needs {contract.ENV_S3_SSE} to be aws:kms")
-    put = {"ServerSideEncryption": encryption, "SSEKMSKeyId": key}
-    every = {"RequestPayer": values[contract.ENV_S3_REQUEST_PAYER]}
+    encryption = values[contract.ENV_S3_SSE]
+    for name in (contract.ENV_S3_SSE_KMS_KEY_ID, contract.ENV_S3_SSE_BUCKET_KEY):
+        if values[name] and encryption != "aws:kms":
+            raise ValueError(f"{name} needs {contract.ENV_S3_SSE} to be aws:kms")
+    bucket_key = values[contract.ENV_S3_SSE_BUCKET_KEY]
+    put = {
+        "ServerSideEncryption": encryption,
+        "SSEKMSKeyId": values[contract.ENV_S3_SSE_KMS_KEY_ID],
+        "BucketKeyEnabled": bucket_key == "true" if bucket_key else None,
+    }
+    customer_key = _customer_key(values[contract.ENV_S3_SSE_CUSTOMER_KEY])
+    if customer_key and encryption:
+        raise ValueError(
+            f"{contract.ENV_S3_SSE_CUSTOMER_KEY} can't be used with {contract.ENV_S3_SSE}: remove one of them"
+        )
+    every = {
+        "RequestPayer": values[contract.ENV_S3_REQUEST_PAYER],
+        "SSECustomerAlgorithm": "AES256" if customer_key else None,
+        "SSECustomerKey": customer_key,
+    }
     style = values[contract.ENV_S3_ADDRESSING_STYLE] or None
     return S3Options(_given(put), _given(every), cast("AddressingStyle | None", style))
 
 
-def _given(parameters: Mapping[str, str]) -> dict[str, str]:
-    return {name: value for name, value in parameters.items() if value}
+def _customer_key(text: str) -> bytes:
+    try:
+        key = base64.b64decode(text, validate=True)
+    except ValueError:
+        key = None
+    if key is None or len(key) not in (0, _CUSTOMER_KEY_BYTES):
+        # The sentence does not contain the value, which is a secret.
+        raise ValueError(f"{contract.ENV_S3_SSE_CUSTOMER_KEY} must be {_CUSTOMER_KEY_BYTES} bytes in base64")
+    return key
+
+
+def _given(parameters: Mapping[str, object]) -> dict[str, object]:
+    return {name: value for name, value in parameters.items() if value not in (None, "", b"")}
 
 
 def _either(words: tuple[str, ...]) -> str:

@@ -28,6 +28,8 @@ GROWTH_OVERLAP = 64
 """Bytes at the end of the local file that must equal the object's, before the object's growth is appended."""
 ABSENT = "*"
 """The condition of a put that may not replace any object."""
+_CONDITION_REFUSED = {"InvalidArgument", "InvalidRequest", "NotImplemented"}
+"""Answers with status 400 of stores that do not know the condition of a put. AWS answers with status 501."""
 
 
 class StoredObject(NamedTuple):
@@ -98,9 +100,12 @@ class Store:
             else:
                 yield {"IfNoneMatch": ABSENT} if replaces == ABSENT else {"IfMatch": replaces}
         except Exception as error:
+            explained = s3.explain(error, self.uri(key), self._environment) if replaces is not None else None
             # AWS answers NoSuchKey when If-Match has no object to compare with.
-            if replaces is not None and isinstance(s3.explain(error, self.uri(key)), s3.NoSuchKey):
+            if isinstance(explained, s3.NoSuchKey):
                 raise s3.Changed(f"{self.uri(key)} does not exist any more") from error
+            if explained is not None and _is_condition_refused(error):
+                raise s3.NotSupported(str(explained)) from error
             raise
 
     def put_file(
@@ -260,6 +265,14 @@ class Store:
 def _is_out_of_range(error: Exception) -> bool:
     answer = getattr(error, "response", {}).get("ResponseMetadata", {})
     return bool(answer.get("HTTPStatusCode") == HTTPStatus.REQUESTED_RANGE_NOT_SATISFIABLE)
+
+
+def _is_condition_refused(error: Exception) -> bool:
+    answer = getattr(error, "response", {})
+    return (
+        answer.get("ResponseMetadata", {}).get("HTTPStatusCode") == HTTPStatus.BAD_REQUEST
+        and answer.get("Error", {}).get("Code") in _CONDITION_REFUSED
+    )
 
 
 def open_store(

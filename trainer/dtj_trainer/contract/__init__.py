@@ -69,11 +69,22 @@ ENV_S3_SSE = "DTJ_S3_SSE"
 """The server-side encryption of every object, `AES256` or `aws:kms`; unset: the bucket's default."""
 ENV_S3_SSE_KMS_KEY_ID = "DTJ_S3_SSE_KMS_KEY_ID"
 """The key for ENV_S3_SSE `aws:kms`; unset: the account's own key for S3."""
+ENV_S3_SSE_BUCKET_KEY = "DTJ_S3_SSE_BUCKET_KEY"
+"""`true` or `false`: whether ENV_S3_SSE `aws:kms` uses the bucket's key of S3; unset: the bucket's default."""
+ENV_S3_SSE_CUSTOMER_KEY = "DTJ_S3_SSE_CUSTOMER_KEY"
+"""The key of SSE-C, 32 bytes in base64, that each request for an object brings along. A secret."""
 ENV_S3_REQUEST_PAYER = "DTJ_S3_REQUEST_PAYER"
 """`requester`: the job pays for its requests to requester-pays buckets."""
 ENV_S3_ADDRESSING_STYLE = "DTJ_S3_ADDRESSING_STYLE"
 """The place of the bucket in a URL: `path`, `virtual` or `auto`."""
-S3_SETTINGS = (ENV_S3_SSE, ENV_S3_SSE_KMS_KEY_ID, ENV_S3_REQUEST_PAYER, ENV_S3_ADDRESSING_STYLE)
+S3_SETTINGS = (
+    ENV_S3_SSE,
+    ENV_S3_SSE_KMS_KEY_ID,
+    ENV_S3_SSE_BUCKET_KEY,
+    ENV_S3_SSE_CUSTOMER_KEY,
+    ENV_S3_REQUEST_PAYER,
+    ENV_S3_ADDRESSING_STYLE,
+)
 """The variables that every S3 client of a job reads in addition to the AWS variables."""
 ENV_UPLOAD_MB_PER_SECOND = "DTJ_UPLOAD_MB_PER_SECOND"
 """The limit in megabytes a second of a pod's uploads of checkpoints and models while its program runs; 40 by

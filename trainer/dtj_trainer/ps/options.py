@@ -42,7 +42,7 @@ def parse(arguments: list[str] | None, program: str, description: str) -> Option
     how.add_argument("--momentum", type=not_negative(float), default=0.9, help="for sgd")
 
     parser.set_defaults(scale_lr=False, warmup_epochs=0.0, schedule="constant", weight_decay=0.0)
-    parser.set_defaults(global_batch_size=None, log_steps=None)
+    parser.set_defaults(global_batch_size=None, log_steps=None, async_save=True)
     parser.set_defaults(augment=False, amp=False, data_workers=0, grad_accumulation=1, sync_batchnorm=False)
     add_what_is_kept(parser, checkpoint_seconds=60.0, log_seconds=5.0)
     parsed = parser.parse_args(arguments)
