@@ -134,7 +134,7 @@ def test_each_optimizer_resumes_bit_for_bit(
     straight, saver = new()
     first = {name: value.clone() for name, value in straight.network.named_parameters()}
     train(straight, ranks, range(3), 8)
-    saver.save(Position(3, 0, 24), Ramp(0, 1, 1), None, final=False)
+    saver.save(Position(3, 0, 24), Ramp(0, 1, 1), None, final=False, wait=True)
     train(straight, ranks, range(3, 6), 8)
     resumed, its = new()
     assert its.resume()[0] == Position(3, 0, 24)
