@@ -29,9 +29,9 @@ def stop(uid: str, which: Callable[[Words], bool]) -> str:
 
 
 def _the_process(uid: str, which: Callable[[Words], bool]) -> tuple[int, Words]:
-    def find() -> dict[int, list[str]]:
+    def find() -> dict[int, list[str]] | None:
         everyone = {pid: words_of(pid) for pid in cgroups.pod_processes(uid)}
-        return {pid: words for pid, words in everyone.items() if which(words)}
+        return {pid: words for pid, words in everyone.items() if which(words)} or None
 
     found = until(f"the process to kill in pod {uid}", find, 20)
     assert len(found) == 1, found

@@ -77,13 +77,16 @@ def nothing_is_left(namespace: Namespace) -> None:
 
 
 def seconds_to_recover(rows: list[Manifest], before: Moment) -> float:
-    """From the fault to the first step beyond those done before; without a new start, the longest pause."""
+    """From the fault to the first step beyond those done before, or to the end where all steps were done.
+
+    Without a new start, the longest pause.
+    """
     later = [row for row in rows if _time(row) > before.at]
     starts = [number for number, row in enumerate(later) if row["kind"] == "start"]
     if starts:
         done = max([before.step, *(row["step"] for row in later[: starts[0]])])
         further = (row for row in later[starts[0] :] if row["kind"] == "train" and row["step"] > done)
-        return (_time(next(further)) - before.at).total_seconds()
+        return (_time(next(further, later[-1])) - before.at).total_seconds()
     times = [before.at, *(_time(row) for row in later if row["kind"] == "train")]
     return max(((b - a).total_seconds() for a, b in pairwise(times)), default=0.0)
 
