@@ -371,7 +371,7 @@ def _followed(status: Manifest) -> bool:
     reasons = [
         c["reason"] for c in status["conditions"] if c["type"] == "Restarting" and c["status"] == "True"
     ]
-    return reasons in (["ConnectionLost"], ["PeersUnreachable"])
+    return reasons in (["ConnectionLost"], ["PeersUnreachable"], ["Completed"])
 
 
 def _attempt_of(job: Manifest, short: str) -> int:
