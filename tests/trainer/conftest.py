@@ -182,8 +182,8 @@ def job_store(job_uri: str) -> Store:
 
 
 def keys(store: Store, prefix: str = "") -> list[str]:
-    """The keys there are."""
-    return [item.key for item in store.objects(prefix)]
+    """The keys there are, without those of utilisation, which a pod writes only after some seconds."""
+    return [item.key for item in store.objects(prefix) if "utilisation/" not in item.key]
 
 
 @functools.cache

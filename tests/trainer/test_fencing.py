@@ -77,13 +77,15 @@ def snapshot(store: Store) -> dict[str, str]:
 
 
 def unchanged(before: dict[str, str], after: dict[str, str]) -> None:
-    """But for the old attempt's own log, and what lies in its own folders of checkpoints."""
+    """But for the old attempt's own log and utilisation, and what lies in its own folders of checkpoints."""
 
     def is_of_the_old_one(key: str) -> bool:
         top, name, *_ = [*key.split("/"), ""]
         if top == "checkpoints":
             return (step_and_claim(name) or (0, 0))[1] == 1
-        return key.startswith("logs/attempt-1/")
+        return key.startswith(
+            ("logs/attempt-1/", "utilisation/attempt-1/", "tensorboard/utilisation/attempt-1/")
+        )
 
     kept = {key: etag for key, etag in before.items() if not is_of_the_old_one(key)}
     assert {key: etag for key, etag in after.items() if not is_of_the_old_one(key)} == kept

@@ -309,7 +309,7 @@ def test_asynchronous_goes_on_after_each_loss_and_counts_exactly(make_job: Calla
     limit = stopped + 40
     job.start("chief-0", options=(f"--max-steps={limit}",))
     assert job.exit_code("chief-0") == 0
-    last_run = job.log("chief-0").rpartition("going on from")[2]
+    last_run = job.log("chief-0").rpartition("resuming from")[2]
     assert "applied twice" not in last_run, "the step on the server and the batches differ"
     assert job.exit_code("evaluator-0", 20) == 0
     (end,) = [line for line in job.metrics() if line["kind"] == "end"]
