@@ -55,10 +55,11 @@ class Sampler:
         if now.programs:
             self._first_at = now.at if self._first_at is None else self._first_at
             age = now.at - self._first_at
-            if before:
-                latest = sample(before, now)
-                keep(latest, age)
+            latest = sample(before, now) if before else None
+        # Published before it is written: who finds the sample in the file finds it in the gauges too.
         self._latest = latest
+        if latest:
+            keep(latest, age)
         return pause(age, time.thread_time() - began)
 
     def _follow(self) -> None:
