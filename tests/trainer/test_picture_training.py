@@ -1,16 +1,20 @@
-"""The training loop of several ranks: saves, stops, tests, rates. Its ranks are threads."""
+"""The training loop of several ranks: saves, stops, tests, rates, skipped examples. Its ranks are threads."""
 
 from __future__ import annotations
 
+import json
+import os
 import shutil
 import threading
 from pathlib import Path
 
+import numpy as np
 import pytest
-from tests.trainer.thread_ranks import Numbers, Stop, train
+from tests.trainer.thread_ranks import EXAMPLES, Numbers, Stop, metrics, train
 
 from dtj_trainer.train import meeting
 from dtj_trainer.train import pictures as picture_training
+from dtj_trainer.train.machines import Place, machines_of
 from dtj_trainer.train.schedule import Ramp, Schedule
 
 LONG = ("--epochs=3", "--checkpoint-steps=4")
@@ -109,3 +113,90 @@ def test_more_ranks_after_a_resume_are_warmed_up_to(monkeypatch: pytest.MonkeyPa
         [0.4] * 3
     )
     assert train(monkeypatch, tmp_path, "--epochs=6", *options[1:], ranks=1)[0].rates[0] == pytest.approx(0.1)
+
+
+def test_epochs_are_tested_on_validation_and_the_end_on_test(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    def before(model: Numbers) -> None:
+        answer = model.test
+
+        def test(pixels: np.ndarray, labels: np.ndarray) -> tuple[float, float]:
+            answer(pixels, labels)
+            # Of the validation split, fewer answers are right after each epoch; of the test split, always a half.
+            return len(pixels) / (2 if len(pixels) == 3 else 1 + len(model.steps)), 1.0
+
+        monkeypatch.setattr(model, "test", test)
+
+    monkeypatch.setenv("DTJ_CHECKPOINTS_KEEP", "1")
+    train(monkeypatch, tmp_path, "--epochs=3", before=before, validation_examples=10, test_examples=6)
+    validated, (tested,) = metrics(tmp_path, "validation"), metrics(tmp_path, "test")
+    expected = [pytest.approx(1 / (1 + 6 * epoch)) for epoch in (1, 2, 3)]
+    assert [(line["step"], line["accuracy"]) for line in validated] == list(
+        zip((6, 12, 18), expected, strict=True)
+    )
+    assert (tested["step"], tested["accuracy"]) == (18, 0.5)
+    assert saved_steps(tmp_path) == [6, 18], "the best of validation, and the newest"
+    assert json.loads((tmp_path / "model/model.json").read_text())["accuracy"] == 0.5
+
+
+def test_a_stop_before_the_last_test_leaves_the_model_to_the_next_run(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(picture_training, "TEST_BATCH", 2)
+    monkeypatch.setattr(meeting, "MEETING_STEPS_MAX", 1)
+
+    def stop_rank_1(model: Numbers) -> None:
+        def asked() -> None:
+            if model.rank == 1 and model.did.count("test") == 2 + 1:  # in the test of the test split
+                Stop.here.stop.requested = True
+
+        model.on_test = asked
+
+    splits = {"validation_examples": 8, "test_examples": 20}
+    stopped = train(monkeypatch, tmp_path, "--epochs=1", before=stop_rank_1, **splits)  # type: ignore[arg-type]
+    assert [rank.did[-1] for rank in stopped] == ["stopped"] * 2
+    assert saved_steps(tmp_path) == [6]
+    assert not (tmp_path / "model").exists()
+    train(monkeypatch, tmp_path, "--epochs=1", **splits)  # type: ignore[arg-type]
+    assert len(metrics(tmp_path, "test")) == 1
+    assert (tmp_path / "model/model.json").exists()
+
+
+def test_skipped_examples_are_counted_over_all_ranks(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    damaged = (3, 5, 40, 41, 95)
+    models = train(monkeypatch, tmp_path, "--epochs=2", "--log-seconds=0", damaged=damaged, test_examples=6)
+    lines = metrics(tmp_path, "train")
+    assert sum(line.get("skippedExamples", 0) for line in lines) == 2 * len(damaged)
+    assert sum(len(rank.steps) for rank in models) == 2 * 2 * 6
+    assert lines[-1]["examples"] == 2 * EXAMPLES
+    assert [line["skippedExamples"] for line in metrics(tmp_path, "test")] == [2, 2]
+
+
+def test_skipped_examples_are_not_lost_between_two_lines(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(meeting, "MEETING_STEPS_MAX", 1)
+    train(monkeypatch, tmp_path, "--epochs=1", "--log-seconds=1000", damaged=range(0, EXAMPLES, 4))
+    first, last = metrics(tmp_path, "train")
+    assert first["skippedExamples"] + last["skippedExamples"] == EXAMPLES / 4
+
+
+def test_the_first_line_says_on_how_many_processors(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    train(monkeypatch, tmp_path, "--epochs=1")
+    (start,) = metrics(tmp_path, "start")
+    assert start["nodes"] == 1
+    assert 1 <= start["processors"] <= len(os.sched_getaffinity(0))
+
+
+def test_processors_that_containers_share_count_once() -> None:
+    def of(*places: Place) -> tuple[object, object]:
+        found = machines_of(places)
+        return found["nodes"], found["processors"]
+
+    assert of(Place("n", "a", 0b11), Place("n", "b", 0b11)) == (1, 2)
+    assert of(Place("n", "a", 0b1111, 1.0), Place("n", "b", 0b1111, 1.0)) == (1, 2)
+    assert of(Place("n", "a", 0b1111, 3.0), Place("n", "b", 0b1111, 3.0)) == (1, 4)
+    assert of(Place("n", "a", 0b01), Place("n", "a", 0b10)) == (1, 2)  # bound, in one container
+    assert of(Place("n", "a", 0b11), Place("m", "a", 0b11)) == (2, 4)
+    assert of(Place("n", "a", 0b11, 0.5)) == (1, 1)

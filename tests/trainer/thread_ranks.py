@@ -17,6 +17,7 @@ from tests.patience import PATIENCE
 from dtj_trainer import progress
 from dtj_trainer.data.pictures import Pictures, PictureSet
 from dtj_trainer.data.sharding import Share
+from dtj_trainer.data.stored_examples import SKIPPED
 from dtj_trainer.train import loop as training
 from dtj_trainer.train import pictures as picture_training
 from dtj_trainer.train.file_saver import FileSaver
@@ -152,11 +153,14 @@ def train(
     *options: str,
     ranks: int = 2,
     test_examples: int = 8,
+    validation_examples: int = 0,
+    damaged: Sequence[int] = (),
     before: Callable[[Numbers], None] = lambda _: None,
 ) -> list[Numbers]:
     """Train to the end or until it is stopped; the models, by rank.
 
-    `before` is called for each rank, in its thread, before it trains.
+    `before` is called for each rank, in its thread, before it trains. `damaged`: examples of each split that can't be
+    read. With `validation_examples`, the set has a validation split.
     """
     monkeypatch.setenv("DTJ_ROOT", str(root))
     monkeypatch.delenv("DTJ_ARTIFACTS_URI", raising=False)
@@ -165,7 +169,10 @@ def train(
     monkeypatch.setattr(progress, "report", lambda **_: None)
     root.mkdir(exist_ok=True)
     together = Together(ranks)
-    data = PictureSet(_pictures(EXAMPLES), _pictures(test_examples), EXAMPLES)
+    train, test, validation = (
+        _pictures(count, damaged) for count in (EXAMPLES, test_examples, validation_examples)
+    )
+    data = PictureSet(train, test, EXAMPLES, validation=validation if validation_examples else None)
     chosen = parse(["--batch-size=8", "--data=none", *options], "program", "", ("cnn", "resnet18"))
 
     def run(rank: int) -> Numbers:
@@ -185,5 +192,13 @@ def train(
         return [each.result() for each in [pool.submit(run, rank) for rank in range(ranks)]]
 
 
-def _pictures(count: int) -> Pictures:
-    return Pictures(np.zeros((count, 1, 8, 8), np.uint8), np.arange(count))
+def _pictures(count: int, damaged: Sequence[int]) -> Pictures:
+    labels = np.arange(count)
+    labels[np.isin(labels, damaged)] = SKIPPED
+    return Pictures(np.zeros((count, 1, 8, 8), np.uint8), labels)
+
+
+def metrics(root: Path, kind: str) -> list[dict[str, Any]]:
+    """The lines of a kind in metrics.jsonl."""
+    lines = map(json.loads, (root / "metrics.jsonl").read_text().splitlines())
+    return [line for line in lines if line["kind"] == kind]

@@ -76,7 +76,21 @@ def compare(entry: Entry, baseline: Entry, *, total_time: bool) -> Comparison:
     ]
     if examples and baseline_examples and not same_examples:
         differences.append(f"trained on {examples.mean:.0f} examples against {baseline_examples.mean:.0f}")
-    return Comparison(baseline.label, speedup, time_speedup, efficiency, differences)
+    shared = _shared_processors(entry, baseline)
+    return Comparison(baseline.label, speedup, time_speedup, efficiency, differences, shared)
+
+
+def _shared_processors(entry: Entry, baseline: Entry) -> int | None:
+    """Return the processors of more ranks, if the baseline's fewer ranks had as many; None with GPUs."""
+    ranks, processors = (
+        [each.facts.get(name) for each in (entry, baseline)] for name in ("ranks", "processors")
+    )
+    if any(run.gpus for each in (entry, baseline) for run in each.runs):
+        return None
+    match ranks, processors:
+        case [int(more), int(fewer)], [int(found), int(of_baseline)] if more > fewer and found <= of_baseline:
+            return found
+    return None
 
 
 def _fact_text(entry: Entry, name: str) -> str:

@@ -19,6 +19,7 @@ _NUMBER = re.compile(r"[-+]?(\d+(\.\d*)?|\.\d+)([eE][-+]?\d+)?")
 _FIGURES = {
     "globalStepsPerSecond": "steps_per_second",
     "examplesPerSecond": "examples_per_second",
+    "bandwidthBytesPerSecond": "bandwidth",
     "trainingSeconds": "training_seconds",
     "totalSeconds": "total_seconds",
     "accuracy": "accuracy",
@@ -72,6 +73,7 @@ def _entry(entry: Entry) -> dict[str, Any]:
         **{name: _spread(getattr(entry, field)) for name, field in _FIGURES.items()},
         "estimated": entry.estimated,
         "restarts": entry.restarts,
+        "skippedExamples": entry.skipped,
         "comparison": None
         if comparison is None
         else {

@@ -43,6 +43,8 @@ class Comparison:
     """speedup divided by the ratio of the numbers of ranks."""
     differences: Sequence[str]
     """The facts that differ. With a difference, the speed-up does not compare the same training."""
+    shared_processors: int | None = None
+    """The number of processors, if the entry has more ranks than the baseline on no more processors."""
 
 
 @dataclass(frozen=True)
@@ -56,12 +58,16 @@ class Entry:
     """The number of examples in the training."""
     steps_per_second: Spread | None
     examples_per_second: Spread | None
+    bandwidth: Spread | None
+    """Bytes a second that a rank gave to the exchange of gradients."""
     training_seconds: Spread | None
     estimated: bool
     total_seconds: Spread | None
     accuracy: Spread | None
     cost: Spread | None
     restarts: int
+    skipped: int
+    """The number of times that an example was left out of a training step because it can't be read."""
     key: Mapping[str, Fact] = field(default_factory=dict)
     """The common facts of the runs of a group; empty for a single run."""
     comparison: Comparison | None = None
@@ -70,8 +76,12 @@ class Entry:
 
 def entry_of_run(run: Summary, price: Price | None) -> Entry:
     """Return the entry of one run. The deviations of its rates are over the intervals of the run."""
-    entry = _entry(run.name, run.facts, [run], price)
-    return replace(entry, steps_per_second=run.steps_per_second, examples_per_second=run.examples_per_second)
+    return replace(
+        _entry(run.name, run.facts, [run], price),
+        steps_per_second=run.steps_per_second,
+        examples_per_second=run.examples_per_second,
+        bandwidth=run.bandwidth,
+    )
 
 
 def groups_of(runs: Sequence[Summary], fields: Sequence[str], price: Price | None) -> list[Entry]:
@@ -127,12 +137,14 @@ def _entry(label: str, facts: Mapping[str, Fact], runs: Sequence[Summary], price
         examples=over_runs(lambda run: run.examples),
         steps_per_second=over_runs(lambda run: mean(run.steps_per_second)),
         examples_per_second=over_runs(lambda run: mean(run.examples_per_second)),
+        bandwidth=over_runs(lambda run: mean(run.bandwidth)),
         training_seconds=over_runs(lambda run: run.training_seconds),
         estimated=any(run.estimated for run in runs),
         total_seconds=over_runs(lambda run: run.total_seconds if run.ended else None),
         accuracy=over_runs(lambda run: run.accuracy if run.ended else None),
         cost=over_runs(lambda run: cost(run, price)) if price else None,
         restarts=sum(run.restarts for run in runs),
+        skipped=sum(run.skipped for run in runs),
     )
 
 

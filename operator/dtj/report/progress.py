@@ -18,6 +18,8 @@ class Interval:
     steps: float
     examples: float | None
     """The number of examples; None if the rows do not contain that number."""
+    bandwidth: float | None = None
+    """Bytes a second of the exchange of gradients, as a rank gave them; None if the row does not say it."""
 
     @property
     def seconds(self) -> float:
@@ -61,6 +63,7 @@ class Start:
                 before.time + seconds,
                 (after.step - before.step) * share,
                 None if examples is None else examples * share,
+                after.number("reducedBytesPerSecond"),
             )
 
 

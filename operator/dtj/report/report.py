@@ -104,6 +104,17 @@ def _on_runs(runs: Sequence[Summary]) -> Iterator[str]:
         if len(ranks) > 1:
             numbers = _list(sorted(map(str, ranks)))
             yield f"{run.name} ran on {numbers} ranks in turn; the tables show the last number."
+    for run in runs:
+        if run.skipped:
+            yield (
+                f"{run.name} left examples that can't be read out of its steps, {run.skipped} times over all ranks "
+                "and attempts."
+            )
+    if any(run.bandwidth for run in runs):
+        yield (
+            "Bandwidth: bytes of gradients that a rank gives to the exchange, divided by the time from its first "
+            "gradient until all are averaged. The network may be faster."
+        )
     if any(run.rank_steps for run in runs):
         yield "A step of a rank lasts from the request for its batch to the end of its update, in the last attempt."
     if len({run.facts.get("updates") for run in runs} - {None}) > 1:
@@ -136,6 +147,12 @@ def _on_comparisons(entries: Sequence[Entry], time: str) -> Iterator[str]:
             yield (
                 f"{entry.label} and its baseline {comparison.baseline} are different trainings: "
                 f"{_list(comparison.differences)}."
+            )
+        if comparison and (shared := comparison.shared_processors):
+            processors = "1 processor" if shared == 1 else f"{shared} processors"
+            yield (
+                f"The ranks of {entry.label} shared {processors}, and its baseline {comparison.baseline} had as many "
+                "with fewer ranks: no speed-up is to be expected."
             )
 
 

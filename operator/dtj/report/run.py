@@ -22,7 +22,7 @@ class Row:
     """A line of metrics.jsonl."""
 
     kind: str
-    """start, train, test or end."""
+    """start, train, validation, test or end."""
     time: float
     """Seconds since 1970."""
     step: int

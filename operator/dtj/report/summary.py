@@ -54,6 +54,8 @@ class Summary:
     """Global steps. The deviation is over the run's intervals, weighted by their length."""
     examples_per_second: Spread | None
     """Examples of all ranks together."""
+    bandwidth: Spread | None
+    """Bytes a second that a rank gave to the exchange of gradients, over the run's intervals."""
     training_seconds: float | None
     """The time from the first row to the last row of rank 0 or the chief, without the time between attempts."""
     estimated: bool
@@ -67,6 +69,10 @@ class Summary:
     starts: Sequence[Start]
     left_out: int
     """The number of unreadable lines in the metrics files."""
+    skipped: int = 0
+    """The number of times that an example was left out of a training step because it can't be read."""
+    gpus: bool = False
+    """Whether the job asks for GPUs, or its pods had some."""
     rank_steps: Sequence[RankSteps] = ()
     """The steps of the slowest ranks, by rank; empty before the end of the run."""
 
@@ -109,6 +115,13 @@ def summarise(run: Run) -> Summary:
         examples_per_second=_over_time(
             [(each.examples, each.seconds) for each in intervals if each.examples is not None]
         ),
+        bandwidth=_over_time(
+            [
+                (each.bandwidth * each.seconds, each.seconds)
+                for each in intervals
+                if each.bandwidth is not None
+            ]
+        ),
         training_seconds=spent if ended or estimated else None,
         estimated=estimated,
         total_seconds=_total_seconds(run),
@@ -119,6 +132,8 @@ def summarise(run: Run) -> Summary:
         restarts=status.restarts.application + status.restarts.infrastructure if status else restarts,
         starts=parts,
         left_out=run.left_out,
+        skipped=_skipped(run.rows),
+        gpus=_has_gpus(run),
         rank_steps=_rank_steps(run),
     )
 
@@ -166,6 +181,19 @@ def _over_time(intervals: Sequence[tuple[float, float]]) -> Spread | None:
 def _accuracy(rows: Sequence[Row]) -> float | None:
     accuracies = [row.number("accuracy") for row in rows if row.kind == "test"]
     return accuracies[-1] if accuracies else None
+
+
+def _skipped(rows: Sequence[Row]) -> int:
+    """Return the sum over the training rows of all attempts, each of which counts since the row before it."""
+    found = (_amount(row.values.get("skippedExamples")) for row in rows if row.kind == "train")
+    return int(sum(each or 0.0 for each in found))
+
+
+def _has_gpus(run: Run) -> bool:
+    roles = ((run.job or {}).get("spec") or {}).get("replicaSpecs") or {}
+    return any((role or {}).get("gpus") for role in roles.values()) or any(
+        line.gpus for line in run.utilisation
+    )
 
 
 def _started(run: Run) -> float | None:

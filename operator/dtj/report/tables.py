@@ -93,6 +93,7 @@ def _columns(report: Report, entries: Sequence[Entry]) -> Iterator[tuple[str, li
         yield column("runs", lambda entry: str(len(entry.runs)))
     yield column("global step/s", lambda entry: rate(entry.steps_per_second))
     yield column("examples/s", lambda entry: rate(entry.examples_per_second))
+    yield column("bandwidth (MB/s)", lambda entry: rate(entry.bandwidth, 1e-6))
     for name in ("training", "total"):
         times = [getattr(entry, f"{name}_seconds") for entry in entries]
         unit, seconds, digits = unit_of([time.mean for time in times if time])
@@ -106,6 +107,7 @@ def _columns(report: Report, entries: Sequence[Entry]) -> Iterator[tuple[str, li
     currency = report.price.currency if report.price else ""
     yield column(f"cost ({currency})" if currency else "cost", lambda entry: said(entry.cost, 2))
     yield column("restarts", lambda entry: str(entry.restarts))
+    yield column("skipped", lambda entry: str(entry.skipped) if entry.skipped else NOTHING)
     yield column("speed-up", compared(lambda comparison: comparison.speedup))
     yield column("speed-up of time", compared(lambda comparison: comparison.time_speedup))
     yield column("efficiency", compared(lambda comparison: comparison.efficiency))
@@ -155,10 +157,10 @@ def said(value: Spread | None, digits: int, scale: float = 1.0) -> str:
     return mean if value.deviation is None else f"{mean} ± {value.deviation * scale:.{digits}f}"
 
 
-def rate(value: Spread | None) -> str:
+def rate(value: Spread | None, scale: float = 1.0) -> str:
     """Return a rate per second, with fewer decimals for larger rates."""
-    mean = value.mean if value else 0.0
-    return said(value, 2 if mean < 100 else 1 if mean < 1000 else 0)
+    mean = value.mean * scale if value else 0.0
+    return said(value, 2 if mean < 100 else 1 if mean < 1000 else 0, scale)
 
 
 def _started(entry: Entry) -> str:

@@ -33,16 +33,23 @@ def even_run(
     ended: bool = True,
     done: int | None = None,
     step_times: Any = None,
+    of_train: dict[str, Any] | None = None,
     **facts: Any,
 ) -> Run:
-    """Return a run whose first step ends after 10 s, followed by ten intervals at `steps_per_second`."""
+    """Return a run whose first step ends after 10 s, followed by ten intervals at `steps_per_second`.
+
+    of_train: more fields of each of its 11 rows of training.
+    """
     always = {"worldSize": facts.get("workers", 1)}
     start = {"model": "cnn", "batchSize": BATCH, "data": "s3://data/it", "trainingExamples": 50000} | facts
     lines = [line("start", 0, 0, examples=0, totalSteps=steps, **always, **start)]
     last = steps if done is None else done
     for step in [1, *(1 + (last - 1) * part // 10 for part in range(1, 11))]:
         at = 10 + (step - 1) / steps_per_second
-        lines.append(line("train", at, step, examples=step * examples_a_step, loss=1 / step, **always))
+        lines.append(
+            line("train", at, step, examples=step * examples_a_step, loss=1 / step, **always)
+            | (of_train or {})
+        )
     if accuracy is not None:
         lines.append(line("test", at, last, accuracy=accuracy, **always))
     if ended:

@@ -1,4 +1,4 @@
-"""The evaluator: tests each new checkpoint in its workspace on the whole test set."""
+"""The evaluator: tests each new checkpoint in its workspace on the whole validation or test set."""
 
 from __future__ import annotations
 
@@ -34,6 +34,7 @@ POLL_SECONDS = 0.5
 def run(options: Options, data: PictureSet, workers: int) -> None:
     """Test each new newest checkpoint; return after the training's last one.
 
+    Of a set with a validation split, the test split is for the last checkpoint alone.
     Raises NotOurCheckpoint for a checkpoint of another program.
     """
     metrics = MetricsFile(workers)
@@ -43,7 +44,9 @@ def run(options: Options, data: PictureSet, workers: int) -> None:
     model: keras.Model | None = None
     checkpoint = _Newest()
     final = False
-    log.info("waiting for checkpoints to test on %d pictures", len(data.test))
+    of_each = {"test": data.test} if data.validation is None else {"validation": data.validation}
+    for name, examples in of_each.items():
+        log.info("waiting for checkpoints to test on %d pictures of the %s split", len(examples), name)
     while not final:
         found = checkpoint.another()
         if found is None:
@@ -54,30 +57,35 @@ def run(options: Options, data: PictureSet, workers: int) -> None:
         if model is None:
             model = models.build(saved.model, saved.shape, saved.classes, 0)
         set_weights(model, vectors)
-        began = time.monotonic()
-        loss, accuracy = test(model, data.test)
-        rate = len(data.test) / max(time.monotonic() - began, 1e-9)
+        splits = of_each | {"test": data.test} if final else of_each
+        for name, examples in splits.items():
+            began = time.monotonic()
+            loss, accuracy, count = test(model, examples)
+            rate = count / max(time.monotonic() - began, 1e-9)
+            skipped = len(examples) - count
+            writer.add(saved.step, {f"{name}/accuracy": accuracy, f"{name}/loss": loss})
+            metrics.add(
+                name,
+                {
+                    "step": saved.step,
+                    "epoch": round(saved.epoch + saved.examples / saved.training_examples, 4),
+                    "loss": loss,
+                    "accuracy": accuracy,
+                    "examplesPerSecond": round(rate, 1),
+                    "final": saved.final,
+                    **({"skippedExamples": skipped} if skipped else {}),
+                },
+            )
+            log.info("step %d: %s accuracy %.4f, loss %.4f", saved.step, name, accuracy, loss)
+        # Reported after all splits: the operator may end the evaluator that has reported the last step.
         progress.report(step=saved.step, loss=loss, accuracy=accuracy, final=saved.final)
-        writer.add(saved.step, {"test/accuracy": accuracy, "test/loss": loss})
-        metrics.add(
-            "test",
-            {
-                "step": saved.step,
-                "epoch": round(saved.epoch + saved.examples / saved.training_examples, 4),
-                "loss": loss,
-                "accuracy": accuracy,
-                "examplesPerSecond": round(rate, 1),
-                "final": saved.final,
-            },
-        )
-        log.info("step %d: test accuracy %.4f, loss %.4f", saved.step, accuracy, loss)
     writer.close()
     progress.flush()
     log.info("that was the last checkpoint")
 
 
-def test(model: keras.Model, examples: Examples) -> tuple[float, float]:
-    """Return mean loss and fraction of right answers."""
+def test(model: keras.Model, examples: Examples) -> tuple[float, float, int]:
+    """Return mean loss, fraction of right answers, and the number of examples that could be read."""
     loss = right = 0.0
     count = 0
     batches = [
@@ -90,7 +98,7 @@ def test(model: keras.Model, examples: Examples) -> tuple[float, float]:
         loss += float(tf.reduce_sum(tf.nn.sparse_softmax_cross_entropy_with_logits(labels, logits)))
         right += float(tf.reduce_sum(tf.cast(tf.argmax(logits, 1, tf.int32) == labels, tf.float32)))
         count += len(labels)
-    return loss / count, right / count
+    return loss / count, right / count, count
 
 
 class _Newest:

@@ -80,7 +80,8 @@ class Report(TrainingReport):
     def add(self, result: StepResult) -> None:
         """Count a finished training step for the next report."""
         now = time.monotonic()
-        self._examples += result.examples
+        self._examples += result.examples + result.skipped
+        self._skipped += result.skipped
         self._reported.add(result)
         self._logged.add(result)
         for times in result.times:
@@ -153,6 +154,7 @@ class Report(TrainingReport):
             "workers": of_workers(window.times),
             "psWaitShare": round(share, 4),
             "appliedTwice": self._state.applied_twice,
+            **self._take_skipped(),
         }
         self._add("train", at, loss, accuracy, examples, more)
         log.info(

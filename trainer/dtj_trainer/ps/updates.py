@@ -30,12 +30,16 @@ _HOST = "/device:CPU:0"
 
 
 class StepResult(NamedTuple):
-    """The result of a global step. `loss` and `right` are sums over its `examples`; `times` has each batch."""
+    """The result of a global step. `loss` and `right` are sums over its `examples`; `times` has each batch.
+
+    `skipped` counts the examples of the step that the workers left out because they can't be read.
+    """
 
     loss: float
     right: float
     examples: int
     times: list[StepTimes]
+    skipped: int = 0
 
 
 class Updates(Protocol):
@@ -205,10 +209,11 @@ class Asynchronous:
     def _take(self, left: int) -> list[StepResult]:
         ended = []
         while len(self._running) > left:
-            scheduled, examples = self._running.popleft()
+            scheduled, given = self._running.popleft()
             wait_until_arrived(self._coordinator, scheduled)
-            worker, loss, right, read, compute, push = scheduled.fetch().tolist()
-            ended.append(StepResult(loss, right, examples, [StepTimes(int(worker), read, compute, push)]))
+            worker, loss, right, examples, read, compute, push = scheduled.fetch().tolist()
+            times = [StepTimes(int(worker), read, compute, push)]
+            ended.append(StepResult(loss, right, int(examples), times, given - int(examples)))
         return ended
 
 
@@ -228,6 +233,7 @@ def _asynchronous_function(step: WorkerStep, parameters: Parameters) -> Any:
                 tf.cast(worker, tf.float64),
                 tf.cast(done.loss, tf.float64),
                 tf.cast(done.right, tf.float64),
+                tf.cast(examples, tf.float64),
                 read - begun,
                 computed - read,
                 pushed - computed,
@@ -273,12 +279,14 @@ class Synchronous:
         self._apply(tf.constant(gradient, tf.float32), tf.constant(other, tf.float32))
         applied = time.monotonic() - began
         numbers = [numbers.tolist() for numbers, _, _ in found]
+        examples = int(sum(examples for _, _, _, examples, *_ in numbers))
         return [
             StepResult(
                 sum(loss for _, loss, *_ in numbers),
                 sum(right for _, _, right, *_ in numbers),
-                len(indices),
-                [StepTimes(int(worker), read, compute, applied) for worker, _, _, read, compute in numbers],
+                examples,
+                [StepTimes(int(worker), read, compute, applied) for worker, *_, read, compute in numbers],
+                len(indices) - examples,
             )
         ]
 
@@ -289,12 +297,13 @@ class Synchronous:
 
 def _gradient_function(step: WorkerStep) -> Any:
     def run(packed: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
-        worker, _, _, done, begun, read = step.compute(packed)
+        worker, _, examples, done, begun, read = step.compute(packed)
         computed = _now_after(done.gradient, done.other, done.loss, done.right)
         numbers = [
             tf.cast(worker, tf.float64),
             tf.cast(done.loss, tf.float64),
             tf.cast(done.right, tf.float64),
+            tf.cast(examples, tf.float64),
             read - begun,
             computed - read,
         ]

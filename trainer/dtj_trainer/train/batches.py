@@ -33,10 +33,14 @@ thread and sharing Python's global lock with it."""
 
 
 class Batch(NamedTuple, Generic[Data]):
-    """The examples of `share`, in the form that the model's `train` takes."""
+    """The examples of `share`, in the form that the model's `train` takes.
+
+    `skipped`: the number of examples that can't be read and were left out of `share`.
+    """
 
     data: Data
     share: Share
+    skipped: int = 0
 
 
 class Batches(Generic[Data]):
@@ -58,6 +62,7 @@ class Batches(Generic[Data]):
         self._workers = workers
         self._expect = expect
         self._waited = 0.0
+        self._skipped = 0
 
     def epoch(self, epoch: int, position: int) -> Iterator[Batch[Data]]:
         """Yield the batches from the example at `position` on. Repeated calls give the same augmentation."""
@@ -68,12 +73,18 @@ class Batches(Generic[Data]):
             self._waited += time.monotonic() - began
             if batch is None:
                 return
+            self._skipped += batch.skipped
             yield batch
 
     def take_waited(self) -> float:
         """Return the seconds spent waiting for batches since the last call."""
         waited, self._waited = self._waited, 0.0
         return waited
+
+    def take_skipped(self) -> int:
+        """Return the number of examples that were left out of the batches since the last call."""
+        skipped, self._skipped = self._skipped, 0
+        return skipped
 
     def _epoch(self, epoch: int, position: int) -> Iterator[Batch[Data]]:
         shares = self.sharding.epoch(epoch, position)
@@ -108,12 +119,13 @@ def picture_batches(
 
     def make(epoch: int, share: Share) -> Batch[Data]:
         pictures = examples.read(share.indices)
+        given = share.count
         if pictures.labels.min() < 0:
             share, pictures = _without_skipped(share, pictures)
         pixels = pictures.pixels
         if augment:
             pixels = shift_and_flip(pixels, chances_of(seed, epoch, share.indices))
-        return Batch(prepare(pixels, pictures.labels), share)
+        return Batch(prepare(pixels, pictures.labels), share, given - share.count)
 
     batch_bytes = math.prod(examples.shape) * sharding.batch_size
     in_line = len(examples.blocks) == 1 and batch_bytes <= IN_LINE_BYTES and not augment

@@ -44,7 +44,9 @@ class Training(Generic[Data]):
     """One rank's part of a run, from position `at` on. `ramp` is a checkpoint's `Ramp.plain`. Only rank 0 has a
     report.
 
-    Without a `test` no epoch is tested. The ranks meet about every `meeting_seconds`; 0: after each step.
+    `test` follows each epoch, and its accuracy decides which checkpoint is the best; without it no epoch is tested.
+    With a `last_test`, the final model has the accuracy of that test. The ranks meet about every `meeting_seconds`;
+    0: after each step.
     """
 
     options: Options
@@ -57,6 +59,7 @@ class Training(Generic[Data]):
     stop: StopRequest
     report: TrainingReport | None
     test: PictureTest | None = None
+    last_test: PictureTest | None = None
     meeting_seconds: InitVar[float] = MEETING_SECONDS
 
     def __post_init__(self, ramp: dict[str, Any] | None, meeting_seconds: float) -> None:
@@ -138,7 +141,8 @@ class Training(Generic[Data]):
             self.at.step += self.model.settle()
         seconds, waited = now - self._meeting_at, self.batches.take_waited()
         loss, right, examples = self.model.take_sums()
-        own = Sums(loss, right, examples, float(stop), float(due), seconds, waited, *self.model.take_parts())
+        sums = loss, right, examples, float(stop), float(due), seconds, waited
+        own = Sums(*sums, *self.model.take_parts(), skipped=self.batches.take_skipped())
         met = own.over_all(self.ranks, "meeting")
         self._pace.met(met.seconds / self.ranks.size)
         self._meeting_at = now
@@ -176,8 +180,12 @@ class Training(Generic[Data]):
         raise Stopped(f"stopped at step {self.at.step}, with a checkpoint")
 
     def _finish(self) -> None:
-        """Write the final model. The checkpoint that it is made from is saved."""
+        """Write the final model, after its last test. The checkpoint that it is made from is saved."""
         end_when_stopped(self.stop, "the final model is not written")
+        if self.last_test is not None:
+            self._accuracy = self.last_test.accuracy(self.at, self.stop)
+            if self._accuracy is None:
+                self._leave()
         facts = self.saver.export(self.at, self._accuracy)
         step_times = self.ranks.gather(self._step_times.figures(), "step times")
         if self.report:

@@ -18,8 +18,8 @@ class Sums:
     """The work of the ranks since their last meeting: of one rank, or added up over all.
 
     `loss` and `right` are sums over `examples`. `stop` counts ranks that were asked to stop, `save` those whose clock
-    asks for a checkpoint. `seconds` have passed, of which `waited` were spent waiting for data. The others are
-    those of StepParts.
+    asks for a checkpoint. `seconds` have passed, of which `waited` were spent waiting for data. `skipped` counts the
+    examples that were left out because they can't be read. The others are those of StepParts.
     """
 
     loss: float = 0.0
@@ -36,6 +36,7 @@ class Sums:
     optimizer: float = 0.0
     exchanging: float = 0.0
     reduced: float = 0.0
+    skipped: float = 0.0
 
     def over_all(self, ranks: Ranks, name: str) -> Sums:
         """Return the sums over all ranks. They are equal on every rank, so that all ranks decide alike."""

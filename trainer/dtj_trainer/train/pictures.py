@@ -14,6 +14,7 @@ from dtj_trainer.data.errors import DataCorrupt, exit_on_data_error
 from dtj_trainer.data.sharding import Sharding, slice_of
 from dtj_trainer.train.batches import picture_batches
 from dtj_trainer.train.loop import LossNotFinite, Stopped, Training
+from dtj_trainer.train.machines import machines_of, own_place
 from dtj_trainer.train.meeting import Pace, Sums
 from dtj_trainer.train.protocols import Data, PictureModel, Position, Ranks, RanksDiverged, Saver
 from dtj_trainer.train.report import TrainingReport
@@ -47,11 +48,15 @@ def train(options: Options, data: PictureSet, model: PictureModel[Data], ranks: 
     # Before this barrier, SIGTERM ends a process at once, even one that waits for others: it has nothing to save.
     ranks.barrier()
     stop = StopRequest()
-    report = TrainingReport(options, ranks.size, len(train), at.step) if rank == 0 else None
+    machines = machines_of(ranks.gather(own_place(), "machines"))
+    report = TrainingReport(options, ranks.size, len(train), at.step, facts=machines) if rank == 0 else None
     test = PictureTest(data.test, model.test, ranks, report)
+    of_epoch, of_end = test, None
+    if data.validation is not None:
+        of_epoch, of_end = PictureTest(data.validation, model.test, ranks, report, "validation"), test
     try:
         with exit_on_data_error():
-            Training(options, batches, model, ranks, saver, at, ramp, stop, report, test).run()
+            Training(options, batches, model, ranks, saver, at, ramp, stop, report, of_epoch, of_end).run()
     except Stopped as stopped:
         log.info("%s", stopped)
         sys.exit(EXIT_CODE)
@@ -60,12 +65,13 @@ def train(options: Options, data: PictureSet, model: PictureModel[Data], ranks: 
 
 
 class PictureTest(NamedTuple):
-    """The test of all ranks, each on its share of the examples. `answer` is `PictureModel.test`."""
+    """The test of all ranks, each on its share of the examples of a split. `answer` is `PictureModel.test`."""
 
     examples: Examples
     answer: Callable[[np.ndarray, np.ndarray], tuple[float, float]]
     ranks: Ranks
     report: TrainingReport | None
+    split: str = "test"
 
     def accuracy(self, at: Position, stop: StopRequest) -> float | None:
         """Return the fraction of right answers over the whole set; None, on every rank, if a rank has to stop.
@@ -99,8 +105,9 @@ class PictureTest(NamedTuple):
                 right, loss, count = right + found[0], loss + found[1], count + len(pictures)
         right, loss, count = self.ranks.total([right, loss, count], "test")
         if not count:
-            raise DataCorrupt(f"none of the {examples} examples of the test can be read")
+            raise DataCorrupt(f"none of the {examples} examples of the {self.split} split can be read")
         if self.report:
             speed = count / max(time.monotonic() - began, 1e-9)
-            self.report.tested(at, loss / count, right / count, speed)
+            skipped = examples - round(count)
+            self.report.tested(at, loss / count, right / count, speed, split=self.split, skipped=skipped)
         return right / count

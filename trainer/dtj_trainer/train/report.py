@@ -24,16 +24,25 @@ log = logging.getLogger(__name__)
 
 
 class TrainingReport:
-    """Reports one attempt, from `first_step` on."""
+    """Reports one attempt, from `first_step` on. `facts`: more of what its first line says."""
 
     def __init__(
-        self, options: Options, ranks: int, training_examples: int, first_step: int, subfolder: str = ""
+        self,
+        options: Options,
+        ranks: int,
+        training_examples: int,
+        first_step: int,
+        subfolder: str = "",
+        facts: Mapping[str, object] | None = None,
     ) -> None:
         self._options, self._ranks, self._training_examples = options, ranks, training_examples
         self._metrics = MetricsFile(ranks)
         folder = Path(contract.root()) / contract.TENSORBOARD / subfolder
         self._writer = ScalarWriter(folder, rotate_seconds=options.tensorboard_seconds, first_step=first_step)
+        self._facts = dict(facts or {})
         self._started = time.monotonic()
+        self._skipped = 0
+        """Examples that were left out since the last line of training."""
         self._logged_at = -math.inf  # Log the first report, which shows the initial loss.
 
     def begin(self, at: Position, total_steps: int) -> None:
@@ -47,6 +56,7 @@ class TrainingReport:
                 "totalSteps": total_steps,
                 "data": options.data or os.environ.get(contract.ENV_DATA_URI),
                 "trainingExamples": self._training_examples,
+                **self._facts,
                 **self._of_what(),
             },
         )
@@ -76,6 +86,7 @@ class TrainingReport:
                 **({"train/reduced_bytes_per_second": rate_of_bytes} if now.reduced else {}),
             },
         )
+        self._skipped += round(now.skipped)
         clock = time.monotonic()
         if not last and clock - self._logged_at < self._options.log_seconds:
             return
@@ -86,18 +97,29 @@ class TrainingReport:
         if now.reduced:
             more["reducedBytes"] = round(now.reduced / now.steps)
             more["reducedBytesPerSecond"] = round(rate_of_bytes)
+        more |= self._take_skipped()
         self._add("train", at, loss, accuracy, speed, more)
         log.info(
             "step %d/%d epoch %d: loss %.4f, accuracy %.4f, %.0f examples/s",
             *(at.step, total_steps, epoch, loss, accuracy, speed),
         )
 
-    def tested(self, at: Position, loss: float, accuracy: float, examples_per_second: float) -> None:
-        """Report the result of a test."""
+    def tested(
+        self,
+        at: Position,
+        loss: float,
+        accuracy: float,
+        examples_per_second: float,
+        *,
+        split: str,
+        skipped: int,
+    ) -> None:
+        """Report the result of a test on a split, `test` or `validation`, without `skipped` of its examples."""
         progress.report(accuracy=accuracy)
-        self._writer.add(at.step, {"test/accuracy": accuracy, "test/loss": loss})
-        self._add("test", at, loss, accuracy, examples_per_second)
-        log.info("step %d: test accuracy %.4f, loss %.4f", at.step, accuracy, loss)
+        self._writer.add(at.step, {f"{split}/accuracy": accuracy, f"{split}/loss": loss})
+        more = {"skippedExamples": skipped} if skipped else {}
+        self._add(split, at, loss, accuracy, examples_per_second, more)
+        log.info("step %d: %s accuracy %.4f, loss %.4f", at.step, split, accuracy, loss)
 
     def end(self, at: Position, accuracy: float | None, facts: Mapping[str, object]) -> None:
         """Report the end of the training, with `facts` about its model."""
@@ -107,6 +129,11 @@ class TrainingReport:
     def close(self) -> None:
         """Write pending data."""
         self._writer.close()
+
+    def _take_skipped(self) -> dict[str, object]:
+        """Return the field of the examples that were left out since the last call; nothing if there are none."""
+        skipped, self._skipped = self._skipped, 0
+        return {"skippedExamples": skipped} if skipped else {}
 
     def _add(
         self,

@@ -20,10 +20,11 @@ def threads_per_rank(ranks_here: int) -> int | None:
 def available_processors() -> float:
     """Return the processors that this process may use: the smaller of its CPU affinity and the container's limit."""
     usable = float(len(os.sched_getaffinity(0)))
-    return min(usable, _quota() or usable)
+    return min(usable, cpu_limit() or usable)
 
 
-def _quota() -> float | None:
+def cpu_limit() -> float | None:
+    """Return the container's limit in processors; None where there is no limit."""
     try:
         if _QUOTA_V2.exists():
             quota, period = _QUOTA_V2.read_text().split()

@@ -1,0 +1,93 @@
+"""Examples that workers leave out, and the evaluator of a set with a validation split, in this process."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from dtj_trainer import progress
+from dtj_trainer.data.pictures import Pictures, PictureSet
+from dtj_trainer.data.stored_examples import SKIPPED
+
+tf = pytest.importorskip("tensorflow", reason="needs the tensorflow extra")
+
+from dtj_trainer.keras import models  # noqa: E402
+from dtj_trainer.ps import evaluator, parameters, shards, state, updates  # noqa: E402
+from dtj_trainer.ps.options import parse  # noqa: E402
+from dtj_trainer.ps.worker_pictures import read_batch  # noqa: E402
+
+
+class Here:
+    """In place of TensorFlow's coordinator: a function that is scheduled runs at once, in this process."""
+
+    def schedule(self, function: Any, args: tuple[Any, ...]) -> SimpleNamespace:
+        result = tf.nest.map_structure(lambda tensor: tensor.numpy(), function(*args))
+        return SimpleNamespace(fetch=lambda: result)
+
+    def join(self) -> None:
+        pass
+
+
+def grey(labels: list[int]) -> Pictures:
+    pixels = np.random.default_rng(1).integers(0, 256, (len(labels), 1, 8, 8)).astype(np.uint8)
+    return Pictures(pixels, np.array(labels))
+
+
+@pytest.mark.parametrize("kind", [updates.Asynchronous, updates.Synchronous])
+def test_examples_that_workers_leave_out_are_counted(monkeypatch: pytest.MonkeyPatch, kind: Any) -> None:
+    for module in (shards, parameters):
+        monkeypatch.setattr(module, "ps_device", lambda _: "/device:CPU:0")
+    pictures = grey([0, 1, SKIPPED, 2, 0, SKIPPED, 1, 2])
+
+    def read_here(ids: tf.Tensor, shape: tuple[int, int, int]) -> list[tf.Tensor]:
+        def read(ids: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.int32]:
+            return (*read_batch(pictures, ids), np.int32(0))
+
+        pixels, labels, worker = tf.numpy_function(read, [ids], [tf.uint8, tf.int32, tf.int32])
+        return [
+            tf.ensure_shape(pixels, [None, *shape]),
+            tf.ensure_shape(labels, [None]),
+            tf.ensure_shape(worker, []),
+        ]
+
+    monkeypatch.setattr(updates, "read_here", read_here)
+    network = models.build("cnn", (8, 8, 1), 3, 1)
+    held = parameters.Parameters(network, parse(["--model=cnn"], "program", "what it is"), 1)
+    made = kind(Here(), updates.WorkerStep(network, held, (8, 8, 1)), held, workers=2)
+    results = [*made.submit(np.arange(8)), *made.submit(np.array([0, 1, 3, 4])), *made.drain()]
+    assert [(each.examples, each.skipped) for each in results] == [(6, 2), (4, 0)]
+
+
+def test_the_evaluator_tests_the_last_checkpoint_alone_on_the_test_split(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("DTJ_ROOT", str(tmp_path))
+    network = models.build("cnn", (8, 8, 1), 3, 1)
+    told: list[tuple[int, float, bool]] = []
+    monkeypatch.setattr(
+        progress, "report", lambda step, loss, accuracy, final: told.append((step, accuracy, final))
+    )
+    weights = {
+        name: np.concatenate([np.asarray(each).reshape(-1) for each in variables] or [np.zeros(0)])
+        for name, variables in (
+            ("trainable", network.trainable_variables), ("other", network.non_trainable_variables)
+        )
+    }  # fmt: skip
+    saved = [
+        state.State("cnn", (8, 8, 1), 3, "sgd", 1004, step=step, final=final)
+        for step, final in ((5, False), (9, True))
+    ]
+    coming = iter([(each, weights) for each in saved])
+    monkeypatch.setattr(evaluator._Newest, "another", lambda _: next(coming))
+    test, validation = grey([0, 1, 2, SKIPPED]), grey([0, 1, 2, 0, 1])
+    evaluator.run(parse([], "program", ""), PictureSet(test, test, 3, validation=validation), 2)
+    lines = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    assert [(line["kind"], line["step"], line["final"], line.get("skippedExamples")) for line in lines] == [
+        ("validation", 5, False, None), ("validation", 9, True, None), ("test", 9, True, 1)
+    ]  # fmt: skip
+    assert told == [(5, lines[0]["accuracy"], False), (9, lines[2]["accuracy"], True)]
