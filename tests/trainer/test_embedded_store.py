@@ -177,23 +177,6 @@ def test_killed_server_comes_back_at_the_same_endpoint(home):
             assert keys(again) == ["kept"]
 
 
-def test_folder_is_put_once(home, tmp_path):
-    folder = tmp_path / "data"
-    (folder / "a").mkdir(parents=True)
-    (folder / "a" / "b").write_bytes(b"12345")
-    (folder / "c").write_bytes(b"123")
-    told: list[tuple[int, int]] = []
-    with open_store(home, ["datasets"]) as store:
-        assert store.put_folder(folder, "s3://datasets/set", lambda *p: told.append(p)) == 8
-        assert told == [(5, 8), (8, 8)]
-        (folder / "c").write_bytes(b"1234")
-        assert store.put_folder(folder, "s3://datasets/set") == 4
-        there = {i.key: i.size for i in open_prefix("s3://datasets", store.environment).objects()}
-        assert there == {"set/a/b": 5, "set/c": 4}
-        with pytest.raises(DtjError, match="the bucket no-such-bucket does not exist"):
-            store.put_folder(folder, "s3://no-such-bucket/x")
-
-
 def test_without_seaweedfs_the_error_says_how_to_get_it(home, monkeypatch):
     monkeypatch.setattr(object_store.sys, "executable", str(home / "python"))
     monkeypatch.setenv("PATH", str(home))

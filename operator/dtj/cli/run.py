@@ -34,7 +34,10 @@ def run(
     data: Annotated[
         Path | None,
         typer.Option(
-            "--data", help="Folder to copy to the job's data.uri, unless the data is there.", metavar="DIR"
+            "--data",
+            help="Folder to copy to the job's data.uri in the embedded store. Files that are there are not sent "
+            "again.",
+            metavar="DIR",
         ),
     ] = None,
     resume: Annotated[

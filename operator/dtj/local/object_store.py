@@ -10,21 +10,20 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from dtj.api.errors import DtjError, TimedOut
 from dtj.local import store_keeper
 from dtj_trainer.artifacts import s3
-from dtj_trainer.artifacts.store import open_store as open_prefix
 
 if TYPE_CHECKING:
     from mypy_boto3_s3 import S3Client
 
 REGION = "us-east-1"
 OWN_BUCKET = "dtj-own"
-"""The bucket of the readiness check. No job uses this bucket."""
+"""The bucket of the readiness check and of `data_copy`. No job uses this bucket."""
 START_SECONDS = store_keeper.START_SECONDS + 30.0
 """Longer than the keeper's own limit, so that a keeper that gives up can report the reason first."""
 _READABLE_SECONDS = 30.0
@@ -39,26 +38,6 @@ class OpenStore:
     def __init__(self, environment: Mapping[str, str], lock_fd: int) -> None:
         self.environment = dict(environment)
         self.lock_fd = lock_fd
-
-    def put_folder(self, folder: Path, uri: str, progress: Callable[[int, int], None] | None = None) -> int:
-        """Upload the files of a folder, except files that `uri` has with the same size. Return the bytes sent.
-
-        progress: called with the bytes sent so far and the total bytes to send. Raises DtjError.
-        """
-        store = open_prefix(uri, self.environment)
-        try:
-            stored = {item.key: item.size for item in store.objects()}
-            local = {p.relative_to(folder).as_posix(): p for p in folder.rglob("*") if p.is_file()}
-            missing = {k: p for k, p in sorted(local.items()) if stored.get(k) != p.stat().st_size}
-            total, sent = sum(path.stat().st_size for path in missing.values()), 0
-            for key, path in missing.items():
-                store.put_file(key, path)
-                sent += path.stat().st_size
-                if progress:
-                    progress(sent, total)
-        except s3.S3Error as error:
-            raise DtjError(f"{folder} can't be uploaded to {uri}: {error}") from error
-        return total
 
     def close(self) -> None:
         """Release the server. The server ends when no process uses it."""

@@ -134,9 +134,33 @@ def test_the_jobs_own_store_is_taken_where_it_answers_and_there_are_credentials(
             assert (store.kind, store.environment, store.descriptors) == (S3Store.JOB, {}, ())
 
 
-def test_data_without_a_place_in_the_bucket_is_refused(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("data", "folder", "said", "remedy"),
+    [
+        (
+            None,
+            "full",
+            "--data copies a folder to the job's data.uri, and the job has none",
+            "to the job's spec",
+        ),
+        ({"uri": "file:///data"}, "full", "the job reads file:///data from this machine", "remove --data"),
+        ({"uri": "s3://datasets/it"}, "nowhere", "nowhere is not a folder", None),
+        ({"uri": "s3://datasets/it"}, "full/file", "full/file is not a folder", None),
+        ({"uri": "s3://datasets/it"}, "empty", "empty has no files", None),
+    ],
+)
+def test_data_that_can_not_be_copied_is_refused_before_a_store_starts(
+    tmp_path: Path, data: dict[str, str] | None, folder: str, said: str, remedy: str | None
+) -> None:
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full/file").write_text("")
+    (tmp_path / "empty/folder").mkdir(parents=True)
+    wanted = job(**({"data": data} if data else {}))
     with (
-        pytest.raises(Unusable, match=r"data\.uri begins with s3"),
-        chosen_store(job(), S3Store.EMBEDDED, tmp_path, tmp_path, print),
+        pytest.raises(Unusable) as caught,
+        chosen_store(wanted, S3Store.EMBEDDED, tmp_path / "home", tmp_path / folder, print),
     ):
         pass
+    assert said in caught.value.message
+    assert (remedy or "") in (caught.value.remedy or "")
+    assert not (tmp_path / "home").exists()

@@ -87,7 +87,7 @@ def data_uri(given: str | None) -> str:
     uri = given or os.environ.get(contract.ENV_DATA_URI)
     if not uri:
         raise DataNotFound(
-            f"no data: the job has no spec.data.uri ({contract.ENV_DATA_URI}), and --data isn't given"
+            f"no data: the job has no spec.data.uri ({contract.ENV_DATA_URI}), and the program no argument --data"
         )
     return uri
 
