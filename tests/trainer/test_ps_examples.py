@@ -19,7 +19,7 @@ tf = pytest.importorskip("tensorflow", reason="needs the tensorflow extra")
 from dtj_trainer.keras import models  # noqa: E402
 from dtj_trainer.ps import evaluator, parameters, shards, state, updates  # noqa: E402
 from dtj_trainer.ps.options import parse  # noqa: E402
-from dtj_trainer.ps.worker_pictures import read_batch  # noqa: E402
+from dtj_trainer.ps.worker_pictures import Dealt, read_batch  # noqa: E402
 
 
 class Here:
@@ -44,11 +44,12 @@ def test_examples_that_workers_leave_out_are_counted(monkeypatch: pytest.MonkeyP
         monkeypatch.setattr(module, "ps_device", lambda _: "/device:CPU:0")
     pictures = grey([0, 1, SKIPPED, 2, 0, SKIPPED, 1, 2])
 
-    def read_here(ids: tf.Tensor, shape: tuple[int, int, int]) -> list[tf.Tensor]:
-        def read(ids: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.int32]:
-            return (*read_batch(pictures, ids), np.int32(0))
+    def read_here(packed: tf.Tensor, shape: tuple[int, int, int]) -> list[tf.Tensor]:
+        def read(numbers: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.int32]:
+            return (*read_batch(pictures, Dealt.unpacked(numbers).ids), np.int32(0))
 
-        pixels, labels, worker = tf.numpy_function(read, [ids], [tf.uint8, tf.int32, tf.int32])
+        numbers = tf.io.decode_raw(packed, tf.int64)
+        pixels, labels, worker = tf.numpy_function(read, [numbers], [tf.uint8, tf.int32, tf.int32])
         return [
             tf.ensure_shape(pixels, [None, *shape]),
             tf.ensure_shape(labels, [None]),
@@ -59,7 +60,8 @@ def test_examples_that_workers_leave_out_are_counted(monkeypatch: pytest.MonkeyP
     network = models.build("cnn", (8, 8, 1), 3, 1)
     held = parameters.Parameters(network, parse(["--model=cnn"], "program", "what it is"), 1)
     made = kind(Here(), updates.WorkerStep(network, held, (8, 8, 1)), held, workers=2)
-    results = [*made.submit(np.arange(8)), *made.submit(np.array([0, 1, 3, 4])), *made.drain()]
+    whole, rest = (Dealt(np.array(ids), np.array([0])) for ids in (range(8), (0, 1, 3, 4)))
+    results = [*made.submit(whole), *made.submit(rest), *made.drain()]
     assert [(each.examples, each.skipped) for each in results] == [(6, 2), (4, 0)]
 
 
