@@ -100,6 +100,10 @@ class Client:
         finally:
             connection.close()
 
+    @property
+    def metrics(self) -> str:
+        return self("GET", "/metrics").body.decode()
+
     def infer(self, name: str, request: dict[str, Any]) -> Answer:
         return self("POST", f"/v2/models/{name}/infer", json.dumps(request).encode())
 

@@ -300,7 +300,7 @@ def test_unknown_names_and_routes_are_told(client: Client) -> None:
 def test_metrics_count_what_was_answered(client: Client) -> None:
     client("PUT", "/predictions/grey", file_of(pixels(0)))
     client("PUT", "/predictions/unknown", b"")
-    text = client("GET", "/metrics").body.decode()
+    text = client.metrics
     counted = 'dtj_serve_requests_total{model="grey",route="/predictions/{name}",status="200"}'
     assert float(text.split(counted)[1].split()[0]) >= 1
     for part in (

@@ -100,6 +100,7 @@ def serve(
         int, typer.Option(min=1, help="Requests at the same time; others get 429.", metavar="N")
     ] = 256,
     max_body: Annotated[int, typer.Option(min=1, help="MiB of a request's body.", metavar="MIB")] = 16,
+    max_json: Annotated[int, typer.Option(min=1, help="MiB of JSON in a body.", metavar="MIB")] = 4,
     max_held: Annotated[
         int, typer.Option(min=1, help="MiB of all requests at the same time; others get 429.", metavar="MIB")
     ] = 64,
@@ -144,6 +145,7 @@ def serve(
         "max-delay": max_delay,
         "max-waiting": max_waiting,
         "max-body": max_body,
+        "max-json": max_json,
         "max-held": max_held,
         "max-pixels": max_pixels,
         "max-connections": max_connections,

@@ -40,6 +40,7 @@ def application(service: Service, token: str | None) -> ASGIApp:
         """Expose the metrics."""
         for name, slot in service.slots.items():
             service.metrics.waiting(name, slot.batcher.waiting)
+        service.metrics.held(*service.room.held)
         return Response(service.metrics.text(), media_type=CONTENT_TYPE_LATEST)
 
     @app.exception_handler(Refused)

@@ -87,7 +87,8 @@ def router(service: Service, server_version: str) -> APIRouter:
                 request.headers.get(LENGTH),
                 model.inputs,
                 model.outputs,
-                service.limits.batch,
+                max_batch=service.limits.batch,
+                max_json=service.limits.json,
             )
             held.add(input_bytes(model, len(next(iter(asked.inputs.values())))) - len(body))
             del body

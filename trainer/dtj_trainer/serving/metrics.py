@@ -47,6 +47,12 @@ class Metrics:
             ["model"],
             registry=self._registry,
         )
+        self._held_requests = Gauge(
+            "dtj_serve_held_requests", "Requests that the server is answering.", registry=self._registry
+        )
+        self._held_bytes = Gauge(
+            "dtj_serve_held_bytes", "Bytes of the content of those requests.", registry=self._registry
+        )
         self._loaded = Gauge(
             "dtj_serve_model_info",
             "The version that answers.",
@@ -85,6 +91,11 @@ class Metrics:
     def waiting(self, model: str, examples: int) -> None:
         """Set the length of a queue."""
         self._waiting.labels(model).set(examples)
+
+    def held(self, requests: int, size: int) -> None:
+        """Set what the server holds."""
+        self._held_requests.set(requests)
+        self._held_bytes.set(size)
 
     def loaded(self, model: str, new: LoadedModel, old: LoadedModel | None) -> None:
         """Set what answers."""

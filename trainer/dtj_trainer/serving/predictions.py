@@ -14,6 +14,7 @@ from dtj_trainer.serving.refusal import Refused, bad
 from dtj_trainer.serving.service import input_bytes
 
 if TYPE_CHECKING:
+    from dtj_trainer.serving.description import Preprocessing
     from dtj_trainer.serving.loaded_model import LoadedModel
     from dtj_trainer.serving.service import Service
     from dtj_trainer.serving.shelf import Slot
@@ -68,16 +69,20 @@ def router(service: Service) -> APIRouter:
         with service.room.enter() as held:
             body = await service.body(request, held)
             held.add(input_bytes(model, 1))
-            picture = picture_in(body, request.headers.get("content-type"))
-            example = await service.decoded(
-                example_of, picture, form, service.limits.pixels, model.inputs[0].dtype
-            )
+            kind, dtype = request.headers.get("content-type"), model.inputs[0].dtype
+            example = await service.decoded(_example, body, kind, form, service.limits.pixels, dtype)
             held.add(-len(body))
-            del body, picture
+            del body
             found = await service.outputs(slot, model, {model.inputs[0].name: example})
         return likeliest(found[0][0], model, labels=labels)
 
     return routes
+
+
+def _example(
+    body: bytes, content_type: str | None, form: Preprocessing, max_pixels: int, dtype: np.dtype[np.generic]
+) -> np.ndarray:
+    return example_of(picture_in(body, content_type), form, max_pixels, dtype)
 
 
 def likeliest(output: np.ndarray, model: LoadedModel, *, labels: bool) -> dict[str, float]:

@@ -37,7 +37,13 @@ class Room:
 
     def __init__(self, requests: int, size: int) -> None:
         self._requests, self._bytes = requests, size
+        self._all = requests, size
         self._lock = threading.Lock()
+
+    @property
+    def held(self) -> tuple[int, int]:
+        """The requests that are in, and their bytes."""
+        return self._all[0] - self._requests, self._all[1] - self._bytes
 
     def enter(self) -> Held:
         """Let a request in. Raises Refused (429)."""

@@ -149,6 +149,9 @@ def parser() -> argparse.ArgumentParser:
         help="MiB of a request's body (default: %(default)s)",
     )
     made.add_argument(
+        "--max-json", type=int, default=4, metavar="MIB", help="MiB of JSON in a body (default: %(default)s)"
+    )
+    made.add_argument(
         "--max-held",
         type=int,
         default=64,
@@ -204,6 +207,7 @@ def read_options(arguments: Sequence[str] | None) -> Options:
         "max_batch",
         "max_waiting",
         "max_body",
+        "max_json",
         "max_held",
         "max_pixels",
         "max_connections",
@@ -226,6 +230,7 @@ def read_options(arguments: Sequence[str] | None) -> Options:
         Limits(given.max_batch, given.max_delay / 1000, max(given.max_waiting, given.max_batch)),
         RequestLimits(
             given.max_body * _MEBIBYTE,
+            given.max_json * _MEBIBYTE,
             given.body_timeout,
             given.max_pixels,
             given.max_batch,

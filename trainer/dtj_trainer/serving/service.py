@@ -33,10 +33,13 @@ T = TypeVar("T")
 class RequestLimits:
     """`body`: bytes of one. `body_seconds`: time for its arrival. `pixels`: of a picture. `batch`: examples of one.
 
+    `json`: bytes of JSON in one; its numbers take ten times as much memory while they are parsed.
+
     `requests` and `held`: requests, and the bytes of their content, at the same time.
     """
 
     body: int
+    json: int
     body_seconds: float
     pixels: int
     batch: int

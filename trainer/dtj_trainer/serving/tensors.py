@@ -12,12 +12,15 @@ import json
 import math
 import operator
 import reprlib
+import threading
+from contextlib import nullcontext
+from http import HTTPStatus
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
 from dtj_trainer.serving.loaded_model import Tensor
-from dtj_trainer.serving.refusal import bad
+from dtj_trainer.serving.refusal import Refused, bad
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -25,6 +28,11 @@ if TYPE_CHECKING:
 _MAX_ID = 1024
 _SPARE = 1000
 """Values, lists, objects and texts of a request beyond those of its tensors' values."""
+
+
+_LARGE_BYTES = 1 << 20
+_one_large = threading.Lock()
+"""Large requests are parsed one after the other: their numbers take several times the memory of the text."""
 
 
 class Wanted(NamedTuple):
@@ -47,11 +55,25 @@ def read_inference(
     header_length: str | None,
     inputs: Sequence[Tensor],
     outputs: Sequence[Tensor],
+    *,
     max_batch: int,
+    max_json: int,
 ) -> Inference:
-    """Read a request's body. Raises Refused (400), which says what is wrong and what would be right."""
+    """Read a request's body. Raises Refused (400, 413), which says what is wrong and what would be right."""
     header, binary = _split(body, header_length)
+    if len(header) > max_json:
+        message = (
+            f"the request has more than {max_json} bytes of JSON (--max-json): send tensors as binary data"
+        )
+        raise Refused(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, "size", message)
     _check_counts(header, inputs, max_batch)
+    with _one_large if len(header) > _LARGE_BYTES else nullcontext():
+        return _read(header, binary, inputs, outputs, max_batch)
+
+
+def _read(
+    header: bytes, binary: memoryview, inputs: Sequence[Tensor], outputs: Sequence[Tensor], max_batch: int
+) -> Inference:
     try:
         read = json.loads(header, parse_constant=_no_constant)
     except (ValueError, RecursionError) as error:
