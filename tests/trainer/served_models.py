@@ -62,7 +62,7 @@ def write_model(
         "steps": seed,
         **facts,
     }
-    content = graph or graph_of(seed, channels).SerializeToString()
+    content = graph_of(seed, channels).SerializeToString() if graph is None else graph
     write_whole(folder / "model.onnx", lambda path: path.write_bytes(content))
     write_whole(folder / "model.json", lambda path: path.write_text(json.dumps(described)))
     manifest = model_manifest.manifest_of(folder).to_json()
