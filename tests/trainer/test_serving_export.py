@@ -247,8 +247,8 @@ GREY = (Input("float32", (1, 28, 28)),)
 
 def test_the_user_says_what_the_model_does_not() -> None:
     given = read_given("a,b", "NCHW", "0,1", "0.5", "0.25", "probabilities", invert=True)
-    content = described({}, given, GREY, "torch").with_comparison(
-        Comparison(0.0, 42, probabilities=True, classes=2), source="x.pt2", opset=20, file="model.onnx"
+    content = described({}, given, GREY, "torch", 2).with_comparison(
+        Comparison(0.0, 42, probabilities=True), source="x.pt2", opset=20, file="model.onnx"
     )
     assert content["preprocessing"] == {
         "size": [28, 28],
@@ -260,7 +260,7 @@ def test_the_user_says_what_the_model_does_not() -> None:
         "invert": True,
     }
     assert (content["labels"], content["output"]["meaning"]) == (["a", "b"], "probabilities")
-    again = described(content, Given(), GREY, "torch").preprocessing
+    again = described(content, Given(), GREY, "torch", 2).preprocessing
     assert again is not None
     assert again.to_json() == content["preprocessing"]
 
@@ -291,7 +291,7 @@ def test_the_user_says_what_the_model_does_not() -> None:
 def test_preprocessing_is_what_is_known_and_not_guessed(
     inputs: tuple[Input, ...], known: dict[str, object], layout: str | None
 ) -> None:
-    found = described(known, Given(), inputs, "torch").preprocessing
+    found = described(known, Given(), inputs, "torch", None).preprocessing
     assert (found and found.layout) == layout
 
 
@@ -312,23 +312,38 @@ def test_options_that_can_not_be_are_told(words: dict[str, str], said: str) -> N
         read_given(**{**nothing, **words}, invert=False)
     assert said in str(refused.value)
     with pytest.raises(NotExportable, match="the preprocessing can't be: range"):
-        described({}, Given(range=(1.0, 0.0)), GREY, "torch")
+        described({}, Given(range=(1.0, 0.0)), GREY, "torch", None)
     with pytest.raises(NotExportable, match="one input of square pictures"):
-        described({}, Given(invert=True), (Input("float32", (7,)),), "torch")
+        described({}, Given(invert=True), (Input("float32", (7,)),), "torch", None)
 
 
-def test_a_model_in_s3_is_exported_in_place(
-    exported: Path, job_store: Store, job_uri: str, tmp_path: Path
+class Small(torch.nn.Module):
+    """Two classes of pictures of 4 x 4."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = torch.nn.Linear(16, 2)
+
+    def forward(self, pixels: torch.Tensor) -> torch.Tensor:
+        found: torch.Tensor = self.layer(pixels.float().flatten(1)).softmax(1)
+        return found
+
+
+def test_a_model_of_another_program_in_s3_is_exported_in_place(
+    job_store: Store, job_uri: str, tmp_path: Path
 ) -> None:
     with pytest.raises(ModelMissing, match="has no files"):
         export.export(job_uri, Given())
-    for name in ("model.pt2", "model.pt"):
-        job_store.put_file(f"model/{name}", exported / "model" / name)
-    done = export.export(job_uri, Given(labels=tuple(LABELS.split(","))))
-    assert (done.where, done.source) == (f"{job_uri}/model", "model.pt2")
+    dynamic = ({0: torch.export.Dim("n", min=1)},)
+    example = torch.zeros((2, 1, 4, 4), dtype=torch.uint8)
+    torch.export.save(torch.export.export(Small(), (example,), dynamic_shapes=dynamic), tmp_path / "mine.pt2")
+    job_store.put_file("model/mine.pt2", tmp_path / "mine.pt2")
+    done = export.export(job_uri, Given(labels=("cat", "dog")))
+    assert (done.where, done.source) == (f"{job_uri}/model", "mine.pt2")
     stored = {item.key for item in job_store.objects("model")}
-    assert stored == {
-        f"model/{name}" for name in ("manifest.json", "model.json", "model.onnx", "model.pt", "model.pt2")
-    }
+    assert stored == {f"model/{name}" for name in ("manifest.json", "mine.pt2", "model.json", "model.onnx")}
+    assert json.loads(job_store.get_bytes("model/model.json"))["output"]["meaning"] == "probabilities"
     with served(f"m={job_uri}") as client:
-        assert client("PUT", "/predictions/m", file_of(pictures(1, 0)[0][0])).status == 200
+        answer = client("PUT", "/predictions/m?labels=true", file_of(pictures(1, 0)[0][0])).json
+        assert answer.keys() == {"cat", "dog"}
+        assert sum(answer.values()) == pytest.approx(1)

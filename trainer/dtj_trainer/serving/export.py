@@ -21,7 +21,7 @@ from dtj_trainer.artifacts.store import Store, usable_name
 from dtj_trainer.serving import description, forms, model_manifest
 from dtj_trainer.serving.errors import ModelMissing, exit_on_error
 from dtj_trainer.serving.facts import Given, described, read_given
-from dtj_trainer.serving.parity import Comparison, compare
+from dtj_trainer.serving.parity import Comparison, classes_of, compare
 from dtj_trainer.serving.places import local_folder, model_store, sentences
 from dtj_trainer.train.whole_file import write_whole
 
@@ -49,7 +49,7 @@ def export_folder(folder: Path, given: Given) -> Exported:
     source = forms.source_of(folder)
     known = _known(folder)
     model = forms.load(source)
-    inputs = model.inputs
+    values = described(known, given, model.inputs, model.framework, classes_of(model))
     # A hidden name: uploaders and manifests leave it out.
     made = folder / f".{ONNX}.tmp"
     try:
@@ -57,7 +57,6 @@ def export_folder(folder: Path, given: Given) -> Exported:
         # Import here: onnx takes time, and an error of the model is told without it.
         from dtj_trainer.serving import onnx_graph
 
-        values = described(known, given, inputs, model.framework)
         opset = onnx_graph.finish(made, values.output_name)
         comparison = compare(model, made, values.range)
         content = values.with_comparison(comparison, source=source.name, opset=opset, file=ONNX)

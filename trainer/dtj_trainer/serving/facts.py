@@ -83,6 +83,7 @@ class Described:
     range: tuple[float, float] | None
     framework: str
     inputs: tuple[Input, ...]
+    classes: int | None
 
     @property
     def output_name(self) -> str:
@@ -92,18 +93,14 @@ class Described:
     def with_comparison(
         self, comparison: Comparison, *, source: str, opset: int, file: str
     ) -> dict[str, Any]:
-        """Return the content of model.json. Raises NotExportable for another number of labels than of classes."""
+        """Return the content of model.json."""
         meaning = self.meaning or ("probabilities" if comparison.probabilities else "logits")
-        if self.labels and comparison.classes is not None and len(self.labels) != comparison.classes:
-            raise NotExportable(
-                f"there are {len(self.labels)} labels, and the model has {comparison.classes} classes"
-            )
         first = self.inputs[0]
         content = {
             "input": {"dtype": first.dtype, "shape": ["batch", *first.shape]},
             **self.known,
             "output": {
-                "shape": ["batch", comparison.classes],
+                "shape": ["batch", self.classes],
                 **self.known.get("output", {}),
                 "meaning": meaning,
             },
@@ -123,18 +120,24 @@ class Described:
         return content
 
 
-def described(known: dict[str, Any], given: Given, inputs: tuple[Input, ...], framework: str) -> Described:
+def described(
+    known: dict[str, Any], given: Given, inputs: tuple[Input, ...], framework: str, classes: int | None
+) -> Described:
     """Put together what model.json, the user and the inputs say; the user goes first. Raises NotExportable."""
+    labels = given.labels or tuple(known.get("labels") or ())
+    if labels and classes is not None and len(labels) != classes:
+        raise NotExportable(f"there are {len(labels)} labels, and the model has {classes} classes")
     meaning = given.meaning or known.get("output", {}).get("meaning")
     preprocessing = _preprocessing(known, given, inputs)
     return Described(
         known,
         preprocessing,
-        given.labels or tuple(known.get("labels") or ()),
+        labels,
         meaning if meaning in ("logits", "probabilities") else None,
         preprocessing.range if preprocessing and not preprocessing.mean else None,
         framework,
         inputs,
+        classes,
     )
 
 

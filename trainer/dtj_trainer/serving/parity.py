@@ -26,7 +26,12 @@ class Comparison(NamedTuple):
     largest: float
     examples: int
     probabilities: bool
-    classes: int | None
+
+
+def classes_of(model: TrainedModel) -> int | None:
+    """Return the number of classes; None if the first output has not one value for each class."""
+    first = model.answer([np.zeros((1, *each.shape), each.dtype) for each in model.inputs])[0]
+    return first.shape[1] if first.ndim == 2 else None
 
 
 def compare(model: TrainedModel, path: Path, limits: tuple[float, float] | None) -> Comparison:
@@ -41,7 +46,7 @@ def compare(model: TrainedModel, path: Path, limits: tuple[float, float] | None)
         raise NotExportable(f"onnxruntime can't load the converted model: {first_line(error)}") from error
     names = [each.name for each in session.get_inputs()]
     chance = np.random.default_rng(_SEED)
-    largest, probabilities, classes = 0.0, True, None
+    largest, probabilities = 0.0, True
     for batch in BATCHES:
         inputs = [_drawn(each, batch, chance, limits) for each in model.inputs]
         wanted = model.answer(inputs)
@@ -54,8 +59,7 @@ def compare(model: TrainedModel, path: Path, limits: tuple[float, float] | None)
         for one, other in zip(wanted, found, strict=True):
             largest = max(largest, _difference(one, np.asarray(other)))
         probabilities = probabilities and _sums_to_one(wanted)
-        classes = wanted[0].shape[1] if wanted[0].ndim == 2 else None
-    return Comparison(largest, sum(BATCHES), probabilities, classes)
+    return Comparison(largest, sum(BATCHES), probabilities)
 
 
 def _drawn(
