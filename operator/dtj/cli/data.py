@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import importlib.util
-import subprocess
-import sys
 from collections.abc import Iterable
 from typing import Annotated
 
 import typer
 
-from dtj.api.errors import DtjError
+from dtj.cli.trainer_programs import command, need, run
 
 app = typer.Typer()
 _group = typer.Typer(
@@ -102,9 +99,5 @@ def check(
 
 
 def _run(program: str, words: list[str], options: dict[str, object], flags: Iterable[str] = ()) -> None:
-    missing = [name for name in _NEEDED if importlib.util.find_spec(name) is None]
-    if missing:
-        raise DtjError(f"dtj data needs {', '.join(missing)}", "pip install 'dtj[trainer]'")
-    given = [f"--{name}={value}" for name, value in options.items() if value is not None]
-    command = [sys.executable, "-m", f"dtj_trainer.data.{program}", *given, *flags, "--", *words]
-    raise typer.Exit(subprocess.run(command, check=False).returncode)  # noqa: S603
+    need("dtj data", _NEEDED, "trainer")
+    raise typer.Exit(run(command(f"dtj_trainer.data.{program}", words, options, flags)))

@@ -1,0 +1,77 @@
+"""A picture file as the input of a model: decoded within limits, and prepared as in the training's test."""
+
+from __future__ import annotations
+
+import io
+import threading
+from contextlib import nullcontext
+from http import HTTPStatus
+from typing import TYPE_CHECKING
+
+import numpy as np
+from PIL import Image
+
+from dtj_trainer.data.errors import DataError
+from dtj_trainer.data.formats.images import Form, pixels_of
+from dtj_trainer.serving.refusal import Refused, bad
+
+if TYPE_CHECKING:
+    from dtj_trainer.serving.description import Preprocessing
+
+_FORMATS = ("PNG", "JPEG")
+_STARTS = (b"\x89PNG\r\n\x1a\n", b"\xff\xd8\xff")
+_LARGE_PIXELS = 2_000_000
+_one_large = threading.Lock()
+"""Large pictures are decoded one after the other, so that their pixels are in memory once."""
+
+
+def example_of(
+    content: bytes, form: Preprocessing, max_pixels: int, dtype: np.dtype[np.generic]
+) -> np.ndarray:
+    """Return a batch of one picture. Raises Refused for one that is no PNG or JPEG, is damaged or too large."""
+    if not content:
+        raise bad("the body is empty: send the file of a picture, or the field `data` of a form")
+    if not content.startswith(_STARTS):
+        raise Refused(
+            HTTPStatus.UNSUPPORTED_MEDIA_TYPE,
+            "content",
+            f"the body is neither a PNG nor a JPEG file: it begins with {content[:4].hex(' ')}",
+        )
+    with _one_large if _count(content, max_pixels) > _LARGE_PIXELS else nullcontext():
+        try:
+            pixels = pixels_of(content, Form(form.size, form.channels), where="the body")
+        except DataError as error:
+            raise bad(str(error)) from error
+    return prepared(pixels, form, dtype)[None]
+
+
+def _count(content: bytes, max_pixels: int) -> int:
+    """Return the number of pixels by the file's header. Raises Refused."""
+    try:
+        with Image.open(io.BytesIO(content), formats=_FORMATS) as opened:
+            width, height = opened.size
+    except Exception as error:  # Pillow's readers raise many classes, also for too many pixels.
+        raise bad(f"the picture can't be read: {error}") from error
+    if width * height > max_pixels:
+        raise Refused(
+            HTTPStatus.REQUEST_ENTITY_TOO_LARGE,
+            "pixels",
+            f"the picture has {width} x {height} = {width * height} pixels; at most {max_pixels} are decoded",
+        )
+    return width * height
+
+
+def prepared(pixels: np.ndarray, form: Preprocessing, dtype: np.dtype[np.generic]) -> np.ndarray:
+    """Return pixels (uint8; channels, height, width) as the model takes them."""
+    if form.invert:
+        pixels = 255 - pixels
+    if form.range != (0.0, 255.0) or form.mean or form.deviation:
+        low, high = form.range
+        values = pixels.astype(np.float32) * np.float32((high - low) / 255) + np.float32(low)
+        if form.mean:
+            values -= np.array(form.mean, np.float32)[:, None, None]
+        if form.deviation:
+            values /= np.array(form.deviation, np.float32)[:, None, None]
+        pixels = values
+    ordered = pixels if form.layout == "NCHW" else pixels.transpose(1, 2, 0)
+    return np.ascontiguousarray(ordered, dtype)
