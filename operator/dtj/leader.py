@@ -55,6 +55,7 @@ class Leader:
             counts_after=_COUNTS_SECONDS,
             moves=queue.moved,
             crowded=queue.crowded,
+            host_paths=options.data_cache_host_paths,
         )
         self._controller = Controller(queue, reconciler, lister, metrics)
         self._opening: asyncio.Task[None] | None = None

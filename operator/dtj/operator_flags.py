@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import timedelta
@@ -11,7 +12,9 @@ from pathlib import Path
 
 from dtj.admission.certificates import VALIDITY
 from dtj.admission.service import Webhook
+from dtj.api.data import NODE_FOLDER
 from dtj.api.job import POD_USER
+from dtj.api.patterns import MEANINGS
 from dtj.cluster.api import own_namespace
 from dtj.plan.tensorboard import DEFAULT_IMAGE
 from dtj.reconcile.lease import Timing
@@ -35,6 +38,8 @@ class Options:
     tensorboard_image: str
     job_user: int | None
     job_network_policies: bool
+    data_cache_host_paths: Sequence[str]
+    """Folders of nodes below which jobs may cache data; empty: none."""
     log_level: str
     leader_elect: bool
     lease_namespace: str | None
@@ -99,6 +104,16 @@ def read_flags(words: Sequence[str] | None = None) -> Options:
         help="make a NetworkPolicy for each job: only its own pods reach each other, and the operator their progress "
         "(default: off)",
     )
+    parser.add_argument(
+        "--data-cache-host-path",
+        dest="data_cache_host_paths",
+        type=_node_folder,
+        action="append",
+        default=[],
+        metavar="FOLDER",
+        help="allow jobs to cache data in this folder of their nodes, and in folders below (data.cache.hostPath); "
+        "may be repeated (default: in none)",
+    )
     parser.add_argument("--log-level", default=os.environ.get("DTJ_LOG_LEVEL", "INFO"))
     _add_lease(parser)
     _add_webhook(parser)
@@ -128,6 +143,12 @@ def _user(word: str) -> int | None:
     return user
 
 
+def _node_folder(word: str) -> str:
+    if not re.fullmatch(NODE_FOLDER, word):
+        raise argparse.ArgumentTypeError(f"must be {MEANINGS[NODE_FOLDER]}, got {word}")
+    return word
+
+
 def _positive(word: str) -> float:
     value = float(word)
     if not value > 0:
@@ -150,6 +171,7 @@ def _webhook(flags: argparse.Namespace) -> Webhook | None:
         flags.webhook_namespace or "",
         timedelta(seconds=flags.webhook_cert_validity),
         flags.webhook_cert_dir,
+        flags.data_cache_host_paths,
     )
 
 

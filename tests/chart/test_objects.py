@@ -201,6 +201,13 @@ def test_openshift_may_choose_the_users() -> None:
     assert "--job-user=2000000" in container({"jobs": {"runAsUser": 2_000_000}})["args"]
 
 
+def test_folders_of_nodes_are_allowed_by_name() -> None:
+    folders = ["/var/cache/dtj", "/mnt/nvme"]
+    args = container({"dataCache": {"hostPathPrefixes": folders}})["args"]
+    assert read_flags([*args, f"--lease-namespace={NAMESPACE}"]).data_cache_host_paths == folders
+    assert flags("default").data_cache_host_paths == []
+
+
 def test_names_come_from_the_release_and_fit() -> None:
     assert "Deployment/ml-dtj-operator" in rendered(release="ml")
     for made in rendered(release="a" * 53).values():

@@ -195,6 +195,14 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
         {"extraArgs": ["--namespace=ml"]},
         "extraArgs: --namespace=ml is set by the value watchNamespaces",
     ),
+    "a folder of nodes that is none": (
+        {"dataCache": {"hostPathPrefixes": ["/var/../etc"]}},
+        "at '/dataCache/hostPathPrefixes/0': '/var/../etc' does not match pattern",
+    ),
+    "folders of nodes by a flag": (
+        {"extraArgs": ["--data-cache-host-path=/mnt"]},
+        "extraArgs: --data-cache-host-path=/mnt is set by the value dataCache.hostPathPrefixes",
+    ),
     "a port that the probes do not know": (
         {"extraArgs": ["--metrics-port=9090"]},
         "extraArgs: --metrics-port=9090 would leave the chart's probes and Service at the wrong port",

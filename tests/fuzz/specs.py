@@ -77,6 +77,8 @@ _BLOCKS: tuple[tuple[Place, Any], ...] = (
         {"enabled": True, "template": {"spec": {"containers": [{"name": "tensorboard"}]}}},
     ),
     (("spec", "artifacts"), {"uri": "s3://bucket/jobs", "resume": "FromURI", "resumeUri": "s3://bucket/a"}),
+    (("spec", "data"), {"uri": "s3://bucket/a", "cache": {"size": "1Gi", "emptyDir": {"medium": "Memory"}}}),
+    (("spec", "data"), {"uri": "s3://bucket/a", "cache": {"size": "1Ti", "hostPath": {"path": "/var/c"}}}),
     (("spec", "env"), [{"name": "A", "valueFrom": {"fieldRef": {"fieldPath": "metadata.name"}}}]),
     (("spec", "accelerator"), {"tolerations": [{"operator": "Exists"}], "nodeSelector": {"a": "b"}}),
     (

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import subprocess
 import sys
@@ -35,7 +36,8 @@ def has(cache: BlockCache, number: int, uri: str = URI) -> bool:
 
 
 def files(folder: Path) -> list[Path]:
-    return [path for path in folder.rglob("*") if path.is_file()]
+    """The files of blocks."""
+    return [path for path in folder.glob("*/*") if path.is_file()]
 
 
 def test_a_block_is_found_by_uri_object_version_and_place_alone(tmp_path: Path) -> None:
@@ -124,3 +126,74 @@ def test_two_processes_fill_and_evict_at_once(tmp_path: Path) -> None:
     assert sum(path.stat().st_size for path in files(tmp_path)) <= 80_000
     assert not [path for path in files(tmp_path) if path.suffix]
     assert sum(has(BlockCache(tmp_path, 80_000), number) for number in range(120)) > 50
+
+
+def test_the_limit_holds_for_many_processes_none_of_which_writes_much(tmp_path: Path) -> None:
+    size, most = 64 * 1024, 256
+    numbers = itertools.count()
+    caches = [BlockCache(tmp_path, most * size) for _ in range(20)]
+
+    def write(cache: BlockCache, blocks: int) -> None:
+        for number in itertools.islice(numbers, blocks):
+            cache.put(URI, *block(number, size))
+
+    for cache in caches:
+        write(cache, 1)
+    write(caches[0], most)
+    for cache in caches:
+        write(cache, 3)
+        assert len(files(tmp_path)) <= most
+    assert len(files(tmp_path)) > most * 0.85
+
+
+def test_a_full_disk_bounds_a_cache_whose_limit_is_larger(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    disk = os.statvfs_result((1000, 1000, 20, 15, 10, 0, 0, 0, 0, 255))
+    monkeypatch.setattr(os, "statvfs", lambda _: disk)
+    cache = BlockCache(tmp_path, 10**9)
+    put(cache, *range(30))
+    assert 9000 <= sum(path.stat().st_size for path in files(tmp_path)) <= 15_000 * 0.95 + 4096
+    assert has(cache, 29)
+
+
+class _OtherUsers:
+    """A folder in which no file can be removed, touched or written, as those of other users."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        def refuse(*_: object, **__: object) -> None:
+            raise PermissionError(1, "Operation not permitted")
+
+        monkeypatch.setattr(Path, "unlink", refuse)
+        monkeypatch.setattr(os, "utime", refuse)
+
+
+def test_blocks_of_another_user_are_read_and_bound_the_cache(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    put(BlockCache(tmp_path, 10_000), *range(8))
+    for path in files(tmp_path):
+        os.utime(path, (1, 1))
+    _OtherUsers(monkeypatch)
+    cache = BlockCache(tmp_path, 8000)
+    assert has(cache, 3), "its time of use can't be set"
+    put(cache, *range(20, 40))
+    assert not any(has(cache, number) for number in range(20, 40))
+    assert caplog.text.count("is not used") == 1
+
+
+def test_a_damaged_block_that_can_not_be_removed_is_a_miss(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    put(BlockCache(tmp_path, 10**6), 7)
+    files(tmp_path)[0].write_bytes(b"damage")
+    _OtherUsers(monkeypatch)
+    assert not has(BlockCache(tmp_path, 10**6), 7)
+
+
+def test_folders_are_open_to_whom_the_caches_folder_is_open(tmp_path: Path) -> None:
+    tmp_path.chmod(0o2777)
+    put(BlockCache(tmp_path, 10**6), 7)
+    (folder,) = (path for path in tmp_path.iterdir() if path.is_dir())
+    assert folder.stat().st_mode & 0o7777 == 0o2777
+    assert (tmp_path / "written").stat().st_mode & 0o777 == 0o666

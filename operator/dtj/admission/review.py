@@ -5,7 +5,7 @@ https://kubernetes.io/docs/reference/access-authn-authz/extensible-admission-con
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from dtj.api.checking import check
@@ -24,8 +24,11 @@ class Malformed(ValueError):
     """The request is not an AdmissionReview."""
 
 
-def review(body: Any) -> Manifest:
-    """Return the answer to an AdmissionReview. body: any JSON. Raises Malformed."""
+def review(body: Any, host_paths: Sequence[str] = ()) -> Manifest:
+    """Return the answer to an AdmissionReview. Raises Malformed.
+
+    body: any JSON. host_paths: see `host_path_faults`.
+    """
     if not isinstance(body, dict) or (body.get("apiVersion"), body.get("kind")) != (REVIEW_VERSION, REVIEW):
         raise Malformed(f"send an {REVIEW} of {REVIEW_VERSION}")
     request = body.get("request")
@@ -35,13 +38,13 @@ def review(body: Any) -> Manifest:
     if not isinstance(uid, str) or not uid:
         raise Malformed("request.uid: required, a string")
     response: Manifest = {"uid": uid, "allowed": True}
-    job_faults = list(dict.fromkeys(_faults(request)))
+    job_faults = list(dict.fromkeys(_faults(request, host_paths)))
     if job_faults:
         response |= {"allowed": False, "status": _refusal(request["object"], job_faults)}
     return {"apiVersion": REVIEW_VERSION, "kind": REVIEW, "response": response}
 
 
-def _faults(request: Manifest) -> Iterable[Fault]:
+def _faults(request: Manifest, host_paths: Sequence[str]) -> Iterable[Fault]:
     operation = request.get("operation")
     if (
         request.get("kind") != _JOB_KIND
@@ -51,12 +54,12 @@ def _faults(request: Manifest) -> Iterable[Fault]:
         return ()
     job = _job(request, "object")
     if operation == "CREATE":
-        return _faults_of(job)
+        return _faults_of(job, host_paths)
     old = _job(request, "oldObject")
     if job.get("spec") == old.get("spec"):
         # Allow changes of labels and finalizers, even if the current rules find faults in the accepted spec.
         return ()
-    return [*forbidden_changes(old.get("spec"), job.get("spec")), *_faults_of(job)]
+    return [*forbidden_changes(old.get("spec"), job.get("spec")), *_faults_of(job, host_paths)]
 
 
 def _job(request: Manifest, name: str) -> Manifest:
@@ -66,12 +69,12 @@ def _job(request: Manifest, name: str) -> Manifest:
     return job
 
 
-def _faults_of(job: Manifest) -> list[Fault]:
+def _faults_of(job: Manifest, host_paths: Sequence[str]) -> list[Fault]:
     metadata = job.get("metadata")
     if isinstance(metadata, dict):
         metadata = {key: metadata[key] for key in _USER_METADATA if key in metadata}
     checked = {key: value for key, value in job.items() if key != "status"} | {"metadata": metadata}
-    return check(checked)[1]
+    return check(checked, host_paths)[1]
 
 
 def _refusal(job: Manifest, job_faults: list[Fault]) -> Manifest:

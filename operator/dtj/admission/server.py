@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import ssl
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 
@@ -27,7 +27,9 @@ _VERDICTS = ("allowed", "refused", "malformed", "error")
 class Server:
     """Answers AdmissionReviews of the API server."""
 
-    def __init__(self, registry: CollectorRegistry) -> None:
+    def __init__(self, registry: CollectorRegistry, host_paths: Sequence[str] = ()) -> None:
+        """host_paths: see `review`."""
+        self._host_paths = host_paths
         self._requests = Counter(
             "dtj_admission_requests",
             "Requests of the API server to judge a job, by verdict.",
@@ -65,7 +67,7 @@ class Server:
             async with self._turns:
                 body = await _read(request)
                 allowed, text = await asyncio.get_running_loop().run_in_executor(
-                    self._reviews, _reviewed, body
+                    self._reviews, _reviewed, body, self._host_paths
                 )
             verdict = "allowed" if allowed else "refused"
             answer = web.Response(text=text, content_type="application/json")
@@ -77,14 +79,14 @@ class Server:
         return _last(answer)
 
 
-def _reviewed(body: bytes) -> tuple[bool, str]:
+def _reviewed(body: bytes, host_paths: Sequence[str]) -> tuple[bool, str]:
     """Return whether the job is allowed, and the answer as JSON. Raises Malformed."""
     try:
         request = read_json(body)
     except ValueError as error:
         raise Malformed(f"the request is not readable JSON: {error}") from None
     try:
-        answer = review(request)
+        answer = review(request, host_paths)
     except RecursionError:
         raise Malformed("the request is nested too deeply") from None
     return answer["response"]["allowed"], json.dumps(answer)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from datetime import timedelta
@@ -39,6 +39,8 @@ class Webhook:
     """How long a certificate that the operator issues is valid."""
     folder: Path | None = None
     """The folder with the certificate of another issuer; None: the operator issues the certificate."""
+    host_paths: Sequence[str] = ()
+    """Folders of nodes below which jobs may cache data."""
 
 
 @asynccontextmanager
@@ -47,7 +49,7 @@ async def admission(webhook: Webhook, registry: CollectorRegistry, clock: Server
 
     clock: the time of the API server, by which certificates are issued and checked.
     """
-    serving, server = Serving(registry), Server(registry)
+    serving, server = Serving(registry), Server(registry, webhook.host_paths)
     async with AsyncExitStack() as stack:
         keeper, pause = await _keeper(webhook, serving, clock, stack)
         keeping = asyncio.create_task(_keep(keeper, pause))

@@ -3,9 +3,16 @@
 from __future__ import annotations
 
 from inspect import Parameter, Signature
-from typing import Any, get_args
+from typing import Annotated, Any, get_args
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, ValidationError, model_validator
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    ValidationError,
+    WithJsonSchema,
+    model_validator,
+)
 from pydantic.alias_generators import to_camel
 from pydantic_core import PydanticCustomError
 
@@ -86,6 +93,18 @@ def _number(value: Any) -> Any:
 
 Number = BeforeValidator(_number)
 """What a field of whole numbers has."""
+
+
+def _int_or_string(value: Any) -> Any:
+    if isinstance(value, bool) or not isinstance(value, (int, str)):
+        raise PydanticCustomError("quantity", "must be a whole number or a string such as 500m or 4Gi")
+    return value
+
+
+Quantity = Annotated[
+    int | str, BeforeValidator(_int_or_string), WithJsonSchema({"x-kubernetes-int-or-string": True})
+]
+"""A Kubernetes quantity. `dtj.api.pod_schema.QUANTITY` has its grammar."""
 
 
 def model_of(annotation: Any) -> type[ApiModel] | None:

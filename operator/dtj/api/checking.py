@@ -7,6 +7,7 @@ from dataclasses import replace
 from itertools import takewhile
 from typing import Any
 
+from dtj.api.data_rules import host_path_faults
 from dtj.api.job import MOST_FAULTS, Fault, InvalidJob, Job, Manifest, first_faults, read_job
 from dtj.api.nesting import MOST_LEVELS, TOO_DEEP
 from dtj.api.places import Place
@@ -32,8 +33,13 @@ MOST_ENTRIES = 20_000
 """The number of fields and list entries that a job may have, at all depths. It bounds the time of a check."""
 
 
-def check(manifest: Mapping[str, Any]) -> tuple[Job | None, list[Fault]]:
-    """Return the job and its first faults. The job is None where the manifest does not have the resource's form."""
+def check(
+    manifest: Mapping[str, Any], host_paths: Sequence[str] | None = None
+) -> tuple[Job | None, list[Fault]]:
+    """Return the job and its first faults. The job is None where the manifest does not have the resource's form.
+
+    host_paths: see `host_path_faults`; None: any, where nobody knows what the operator allows.
+    """
     if _has_more_entries(manifest):
         message = f"the job has more than {MOST_ENTRIES} fields and entries of lists"
         return None, [Fault("spec", f"{message}; keep what is so large in a ConfigMap or in the bucket")]
@@ -46,7 +52,8 @@ def check(manifest: Mapping[str, Any]) -> tuple[Job | None, list[Fault]]:
         # Report the faults of the rest later: so many faults need mending first.
         rest = [] if len(error.faults) > MOST_FAULTS else _faults_of_the_rest(manifest, error.faults)
         return None, first_faults([*error.faults, *rest])
-    return job, first_faults(faults(job))
+    refused = [] if host_paths is None else host_path_faults(job, host_paths)
+    return job, first_faults([*faults(job), *refused])
 
 
 def _has_more_entries(manifest: Mapping[str, Any]) -> bool:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from dtj.api.base import OBJECT_NAME
+from dtj.api.data import DATA_URI, NODE_FOLDER
 from dtj.api.managed_by import DOMAIN_PATH
-from dtj.api.spec import DATA_URI, HTTP_URL, RESOURCE_NAME, S3_URI
+from dtj.api.spec import HTTP_URL, RESOURCE_NAME, S3_URI
 
 MEANINGS = {
     S3_URI: "an address s3://bucket/prefix",
     DATA_URI: "an address s3://bucket/prefix, or file:///path of a volume that the template mounts",
+    NODE_FOLDER: "the path of a folder such as /var/cache/dtj, without . and ..",
     HTTP_URL: "a URL such as https://s3.example.com",
     RESOURCE_NAME: "a name of a resource such as nvidia.com/gpu",
     OBJECT_NAME: "a name of lower-case letters, digits, '-' and '.', with a letter or digit at both ends",

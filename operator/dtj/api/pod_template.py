@@ -16,8 +16,14 @@ WORKSPACE_VOLUME = "dtj-workspace"
 RUN_VOLUME = "dtj-run"
 CONFIG_VOLUME = "dtj-config"
 SHM_VOLUME = "dtj-shm"
-RESERVED_VOLUMES = (WORKSPACE_VOLUME, RUN_VOLUME, CONFIG_VOLUME, SSH_VOLUME)
-RESERVED_MOUNTS = (str(contract.ROOT / contract.RUN), str(contract.CONFIG_DIR), str(contract.SSH_DIR))
+DATA_CACHE_VOLUME = "dtj-data-cache"
+RESERVED_VOLUMES = (WORKSPACE_VOLUME, RUN_VOLUME, CONFIG_VOLUME, SSH_VOLUME, DATA_CACHE_VOLUME)
+RESERVED_MOUNTS = (
+    str(contract.ROOT / contract.RUN),
+    str(contract.ROOT / contract.DATA_CACHE),
+    str(contract.CONFIG_DIR),
+    str(contract.SSH_DIR),
+)
 RESERVED_VARIABLES = frozenset(v for k, v in vars(contract).items() if k.startswith("ENV_")) - {
     # A job may set these variables of the contract.
     contract.ENV_PEER_TIMEOUT_SECONDS,

@@ -11,7 +11,6 @@ from enum import StrEnum
 from typing import Annotated, Any
 
 from pydantic import (
-    BeforeValidator,
     Field,
     GetCoreSchemaHandler,
     GetJsonSchemaHandler,
@@ -19,10 +18,11 @@ from pydantic import (
     WithJsonSchema,
 )
 from pydantic.json_schema import JsonSchemaValue
-from pydantic_core import CoreSchema, PydanticCustomError, PydanticKnownError
+from pydantic_core import CoreSchema, PydanticKnownError
 from pydantic_core.core_schema import no_info_plain_validator_function
 
-from dtj.api.base import OBJECT_NAME, ApiModel, Number
+from dtj.api.base import OBJECT_NAME, ApiModel, Number, Quantity
+from dtj.api.data import Data
 from dtj.api.horovod import Horovod, HorovodLauncher
 from dtj.api.managed_by import DOMAIN_PATH, MAX_LENGTH, other_manager
 from dtj.api.parameter_server import ParameterServer
@@ -37,15 +37,6 @@ Strings = Annotated[list[Annotated[str, Field(max_length=32768)]], Field(max_len
 StringMap = Annotated[dict[str, str], Field(max_length=64)]
 
 
-def _int_or_string(value: Any) -> Any:
-    if isinstance(value, bool) or not isinstance(value, (int, str)):
-        raise PydanticCustomError("quantity", "must be a whole number or a string such as 500m or 4Gi")
-    return value
-
-
-Quantity = Annotated[
-    int | str, BeforeValidator(_int_or_string), WithJsonSchema({"x-kubernetes-int-or-string": True})
-]
 Quantities = Annotated[dict[str, Quantity], Field(max_length=64)]
 FreeObject = Annotated[
     dict[str, Any],
@@ -55,7 +46,6 @@ FreeObject = Annotated[
 
 DomainPath = Annotated[str, Field(pattern=DOMAIN_PATH, max_length=MAX_LENGTH)]
 S3_URI = rf"^s3://{contract.S3_BUCKET}(/[^\s?#]*)?$"
-DATA_URI = rf"^(s3://{contract.S3_BUCKET}(/[^\s?#]*)?|file:///[^\s?#]*)$"
 HTTP_URL = r"^https?://[^\s/]+(/[^\s]*)?$"
 RESOURCE_NAME = r"^([a-z0-9]([-a-z0-9.]*[a-z0-9])?/)?[A-Za-z0-9]([-A-Za-z0-9_.]*[A-Za-z0-9])?$"
 
@@ -190,13 +180,6 @@ class Accelerator(ApiModel):
     """Labels that the nodes must have."""
     tolerations: Annotated[list[FreeObject], Field(max_length=64)] = []
     """Taints that the pods tolerate, besides resourceName:NoSchedule, which they always do."""
-
-
-class Data(ApiModel):
-    """The data set."""
-
-    uri: Annotated[str, Field(pattern=DATA_URI, max_length=1024)]
-    """s3://bucket/prefix, or file:///path for a volume mounted by the template. Given as DTJ_DATA_URI."""
 
 
 class ArtifactStore(ApiModel):

@@ -40,9 +40,11 @@ AnyJob = Job | UnreadableJob
 """A job as the API server stores it."""
 
 
-def read_stored_job(manifest: Mapping[str, Any]) -> tuple[AnyJob, list[Fault]]:
-    """Read a job that the API server has stored, and its faults."""
-    job, faults = check(manifest)
+def read_stored_job(
+    manifest: Mapping[str, Any], host_paths: Sequence[str] | None = None
+) -> tuple[AnyJob, list[Fault]]:
+    """Read a job that the API server has stored, and its faults. host_paths: as for `check`."""
+    job, faults = check(manifest, host_paths)
     if job is not None:
         return job, faults
     metadata, spec = manifest["metadata"], manifest.get("spec")

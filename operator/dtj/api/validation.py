@@ -8,12 +8,14 @@ import re
 from collections.abc import Iterator
 from dataclasses import replace
 
+from dtj.api.data_rules import cache_of, data_faults
 from dtj.api.job import Fault, Job
 from dtj.api.mpijob import MOUNTS, VOLUMES
 from dtj.api.names import LABEL_LENGTH, is_dns_label, is_namespace, pod_name, tensorboard_name
 from dtj.api.pod_schema import QUANTITY, pod_faults
 from dtj.api.pod_template import (
     CONFIG_VOLUME,
+    DATA_CACHE_VOLUME,
     RESERVED_VARIABLES,
     RUN_VOLUME,
     SHM_VOLUME,
@@ -56,6 +58,7 @@ def faults(job: Job) -> list[Fault]:
         *_replicas(job),
         *(Fault(field, message) for field, message in job.rules.faults(job)),
         *_mpijob(job),
+        *data_faults(job),
         *_artifacts(job),
         *_tensorboard(job),
         *_run_policy(job),
@@ -172,7 +175,9 @@ def _tolerations(job: Job) -> Iterator[Fault]:
 
 
 def _replicas(job: Job) -> Iterator[Fault]:
-    volumes = (WORKSPACE_VOLUME, RUN_VOLUME, CONFIG_VOLUME, SHM_VOLUME)
+    volumes: tuple[str, ...] = (WORKSPACE_VOLUME, RUN_VOLUME, CONFIG_VOLUME, SHM_VOLUME)
+    if cache_of(job) is not None:
+        volumes += (DATA_CACHE_VOLUME,)
     rules = job.spec.rules
     pod = replace(REPLICA_POD, volumes=(*volumes, *rules.volumes(job.spec)), variables=rules.variables)
     for role, replica in job.spec.replica_specs.given().items():

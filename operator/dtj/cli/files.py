@@ -9,6 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from dtj.api.crd import custom_resource_definition
+from dtj.api.data_rules import data_notes
 from dtj.api.errors import Unusable
 from dtj.api.job import Job
 from dtj.api.job_file import FaultyFile, JobFile, read_job_file
@@ -119,6 +120,8 @@ def _print_result(file: JobFile) -> None:
         if entry.job is not None and not entry.faults:
             pods = len(plan_job(entry.job).pods)
             echo(f"{file.name}: {entry.job.name} is valid: {entry.job.spec.strategy} with {pods} pods")
+            for note in data_notes(entry.job):
+                errors.print(f"{file.name}: {note}", style="dim")
 
 
 def _report(file: JobFile) -> dict[str, Any]:

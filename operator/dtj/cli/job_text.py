@@ -9,11 +9,11 @@ from importlib.metadata import version
 from typing import Any
 
 from dtj.api.base import ApiModel, model_of
+from dtj.api.data import Data
 from dtj.api.identity import API_VERSION, KIND
 from dtj.api.spec import (
     Accelerator,
     ArtifactStore,
-    Data,
     JobSpec,
     ReplicaSpec,
     ReplicaSpecs,

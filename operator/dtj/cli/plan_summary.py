@@ -11,6 +11,7 @@ from typing import Any
 from rich.table import Table
 from rich.text import Text
 
+from dtj.api.data_rules import data_notes
 from dtj.api.identity import LABEL_ROLE
 from dtj.api.job import Job, Manifest
 from dtj.api.names import tensorboard_name
@@ -49,6 +50,7 @@ def print_summary(job: Job) -> None:
     _part("Program")
     _lines(_programs(pods))
     _lines(job.rules.notes(job.spec))
+    _lines(data_notes(job))
     if "hostfile" in plan.config["data"]:
         _part(f"Hostfile {contract.CONFIG_DIR}/hostfile")
         _lines(_shortened(plan.config["data"]["hostfile"].splitlines()))

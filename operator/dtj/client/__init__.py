@@ -6,6 +6,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from dtj.api.condition_types import ConditionType
+from dtj.api.data import CacheClaim, CacheEmptyDir, CacheHostPath, CacheMedium, Data, DataCache
 from dtj.api.errors import DtjError, NotFound, TimedOut, Unreachable, Unusable
 from dtj.api.horovod import Horovod, HorovodLauncher
 from dtj.api.job import Fault
@@ -16,7 +17,6 @@ from dtj.api.spec import (
     ArtifactStore,
     ChiefSpec,
     CleanPodPolicy,
-    Data,
     EnvVar,
     EvaluatorSpec,
     JobSpec,
@@ -44,11 +44,16 @@ __all__ = [
     "ArtifactStore",
     "Artifacts",
     "AsyncClient",
+    "CacheClaim",
+    "CacheEmptyDir",
+    "CacheHostPath",
+    "CacheMedium",
     "ChiefSpec",
     "CleanPodPolicy",
     "Client",
     "ConditionType",
     "Data",
+    "DataCache",
     "DistributedTrainingJob",
     "DtjError",
     "EnvVar",

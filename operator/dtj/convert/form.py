@@ -11,7 +11,7 @@ from typing import Annotated, Any
 from pydantic import BaseModel, ConfigDict, Field
 from pydantic.alias_generators import to_camel
 
-from dtj.api.spec import Quantity
+from dtj.api.base import Quantity
 
 
 class Form(BaseModel):

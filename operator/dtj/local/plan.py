@@ -21,6 +21,8 @@ ENV_RUN = "DTJ_LOCAL_RUN"
 """The variable that marks every process of a run, so that `end_marked` can end all of them."""
 # Variables of Open MPI for hosts and ssh. A local run leaves them out, because all ranks run on this machine.
 _MPI_HOSTS = re.compile(r"OMPI_MCA_(orte|plm)_|PRTE_MCA_(prte|plm)_")
+# The volume of a cache is the cluster's.
+_CLUSTER_VARIABLES = (contract.ENV_DATA_CACHE, contract.ENV_DATA_CACHE_BYTES)
 _CONFIG_PATH = re.compile(rf"(^|=){re.escape(str(contract.CONFIG_DIR))}(?=/|$)")
 _REFERENCE = re.compile(r"\$(?:\$|\(([-._a-zA-Z][-._a-zA-Z0-9]*)\))")
 
@@ -106,6 +108,10 @@ def left_out(plan: Plan) -> list[str]:
         if container["name"] != TRAINER_CONTAINER
     }
     notes = [f"container {name} of the template does not run on this machine" for name in sorted(others)]
+    if any(_has_cache(pod) for pod in plan.pods):
+        notes.append(
+            "spec.data.cache is for a cluster; on this machine, use --data-cache FOLDER of the built-in programs"
+        )
     if plan.tensorboard:
         notes.append("spec.tensorboard is for a cluster; on this machine, use `dtj tensorboard NAME --local`")
     if plan.mpijob:
@@ -113,6 +119,10 @@ def left_out(plan: Plan) -> list[str]:
             "horovod.launcher: MPIJob is for a cluster; on this machine, dtj starts the ranks itself"
         )
     return notes
+
+
+def _has_cache(pod: Manifest) -> bool:
+    return any(variable["name"] in _CLUSTER_VARIABLES for variable in trainer_container(pod).get("env", []))
 
 
 def _info(pod: Manifest) -> contract.PodInfo:
@@ -149,7 +159,7 @@ def _pod(
     for variable, value in _variables(container, plan.config, place):
         if (listener := plan.port_variables.get(variable)) is not None:
             env[variable] = str(place.ports[listener, int(value)])
-        elif not _MPI_HOSTS.match(variable):
+        elif not _MPI_HOSTS.match(variable) and variable not in _CLUSTER_VARIABLES:
             env[variable] = translated(_expanded(value, env))
     own = _own_environment(pod, place, first)
     if with_root := [

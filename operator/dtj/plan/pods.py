@@ -19,6 +19,7 @@ from dtj.api.job import POD_USER, Job, Manifest
 from dtj.api.names import config_name, pod_name, service_name
 from dtj.api.pod_template import CONFIG_VOLUME, RUN_VOLUME, SHM_VOLUME, TRAINER_CONTAINER, WORKSPACE_VOLUME
 from dtj.api.spec import ReplicaSpec, Resume
+from dtj.plan.data_cache import cache_environment, cache_pod_spec
 from dtj.plan.merge import merged
 from dtj.plan.model import Replica
 from dtj.plan.nodes import with_avoided_nodes, with_node_tolerations
@@ -95,7 +96,9 @@ def replica_pod(
 
     info: what the trainer in the pod needs to know of the strategy.
     """
-    given = _environment(job, replica) | {contract.ENV_POD: info.to_json()} | _accelerators(job, spec) | env
+    given = _environment(job, replica) | {contract.ENV_POD: info.to_json()} | _accelerators(job, spec)
+    cached = info.reads_data
+    given |= (cache_environment(job) if cached else {}) | env
     labels = {
         LABEL_ROLE: replica.role,
         LABEL_INDEX: str(replica.index),
@@ -124,7 +127,8 @@ def replica_pod(
             **_placement(job, spec),
         },
     }
-    pod: Manifest = merged(merged(base, {"spec": extra}), spec.template)
+    with_cache = merged(base, {"spec": cache_pod_spec(job)}) if cached else base
+    pod: Manifest = merged(merged(with_cache, {"spec": extra}), spec.template)
     nodes = job.spec.run_policy.avoided_nodes(job.status.node_failures)
     return with_avoided_nodes(with_node_tolerations(with_restricted_security(pod)), nodes)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, TypeVar
 
@@ -51,9 +51,12 @@ class Cost:
 class Memory:
     """The memory of one job. A pass with an empty memory is correct, but sends more requests."""
 
-    def __init__(self, uid: str, clock: Clock, counts_after: float) -> None:
-        """counts_after: see `StoredStatus`."""
+    def __init__(
+        self, uid: str, clock: Clock, counts_after: float, host_paths: Sequence[str] | None = None
+    ) -> None:
+        """counts_after: see `StoredStatus`. host_paths: see `check`."""
         self.uid = uid
+        self._host_paths = host_paths
         self.stored = StoredStatus(clock.elapsed, counts_after)
         self.recorder = EventRecorder(clock)
         self.expectations = Expectations(clock.elapsed)
@@ -76,6 +79,6 @@ class Memory:
         metadata = manifest["metadata"]
         source = metadata["generation"], metadata.get("labels"), metadata.get("annotations")
         if self._read is None or self._read[0] != source:
-            self._read = source, *read_stored_job(manifest)
+            self._read = source, *read_stored_job(manifest, self._host_paths)
         _, job, faults = self._read
         return replace(job, status=read_status(manifest.get("status") or {})), faults

@@ -8,7 +8,7 @@ idempotent.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime
 from typing import Any
@@ -59,6 +59,7 @@ class Reconciler:
         moves: Callable[[Key], None] = lambda _: None,
         at_once: int = MOST_AT_ONCE,
         crowded: Callable[[], bool] = lambda: False,
+        host_paths: Sequence[str] | None = None,
     ) -> None:
         """now: returns the time of the API server.
         plan: plans a job without faults. `dtj run` plans jobs differently from a cluster.
@@ -68,6 +69,7 @@ class Reconciler:
         moves: called with the key of a job after each answered request: a pass over a large job may take long.
         at_once: the most pods of a job that the executor creates or deletes at a time.
         crowded: returns whether other jobs have, or wait for, a pass. A large job then gets fewer at a time.
+        host_paths: folders of nodes below which jobs may cache data; None: any.
         """
         self._cluster = cluster
         self._view = view
@@ -75,6 +77,7 @@ class Reconciler:
         self._metrics = metrics
         self._clock = Clock(now, elapsed)
         self._counts_after = counts_after
+        self._host_paths = host_paths
         self._observer = Observer(cluster, view, progress, self._clock, plan)
         self._executor = Executor(cluster, moves, at_once, crowded)
         self._memory: dict[Key, Memory] = {}
@@ -150,7 +153,7 @@ class Reconciler:
         """Return the memory of this job. Drop the memory of an earlier job of the same name."""
         memory = self._memory.get(key)
         if memory is None or memory.uid != uid:
-            memory = Memory(uid, self._clock, self._counts_after)
+            memory = Memory(uid, self._clock, self._counts_after, self._host_paths)
             self._memory[key] = memory
             self._progress.leave(key)
         return memory

@@ -16,7 +16,7 @@ import signal
 import sys
 import threading
 from asyncio.subprocess import PIPE
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -112,7 +112,7 @@ async def test_a_job_nested_without_end_is_refused(running: Running, levels: int
 async def test_a_job_nested_too_deeply_to_be_compared_is_malformed(
     running: Running, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def nested(_: Manifest) -> Manifest:
+    def nested(*_: object) -> Manifest:
         raise RecursionError
 
     monkeypatch.setattr(admission_server, "review", nested)
@@ -128,10 +128,10 @@ async def test_the_event_loop_moves_while_a_job_is_judged(
     begun, moved = asyncio.Event(), threading.Event()
     loop = asyncio.get_running_loop()
 
-    def review(sent: Manifest) -> Manifest:
+    def review(sent: Manifest, host_paths: Sequence[str]) -> Manifest:
         loop.call_soon_threadsafe(begun.set)
         assert moved.wait(30), "the event loop stands still"
-        return real(sent)
+        return real(sent, host_paths)
 
     real = admission_server.review
     monkeypatch.setattr(admission_server, "review", review)
@@ -170,7 +170,7 @@ async def test_what_goes_wrong_inside_is_an_error_of_one_request(
 ) -> None:
     body = json.dumps(request("CREATE", job())).encode()
     with monkeypatch.context() as patched:
-        patched.setattr(admission_server, "review", lambda _: 1 / 0)
+        patched.setattr(admission_server, "review", lambda *_: 1 / 0)
         assert (await running.post(body))[0] == 500
     assert (await running.post(body))[0] == 200
     assert (running.count("error"), running.count("allowed")) == (1, 1)

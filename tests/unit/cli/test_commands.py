@@ -24,6 +24,7 @@ from dtj.cli import main as cli
 from dtj.cli import plan_summary
 from dtj.cli.terminal import VisibleConsole
 from tests.unit.support.bad_jobs import BadJob, bad_jobs
+from tests.unit.support.jobs import manifest
 from tests.unit.support.structural import with_defaults
 
 ROOT = Path(__file__).parents[3]
@@ -101,6 +102,18 @@ def test_a_file_without_a_job_is_told_with_the_remedy(dtj: Dtj) -> None:
         "-: no DistributedTrainingJob in it, only MPIJob x",
         "     `dtj new` writes a job file, `dtj convert` makes one of a Kubeflow job",
     ]
+
+
+def test_a_valid_file_with_a_folder_of_the_node_says_what_its_cluster_has_to_allow(
+    tmp_path: Path, dtj: Dtj
+) -> None:
+    cache = {"size": "10Gi", "hostPath": {"path": "/var/cache/dtj"}}
+    file = tmp_path / "job.yaml"
+    file.write_text(yaml.safe_dump(manifest(data={"uri": "s3://datasets/fruits", "cache": cache})))
+    for command in ("validate", "plan"):
+        code, out, err = dtj(command, str(file))
+        assert code == 0
+        assert "its dataCache.hostPathPrefixes allow /var/cache/dtj; Pod Security levels" in out + err
 
 
 def test_a_valid_file_is_said_to_be_valid(dtj: Dtj) -> None:

@@ -194,6 +194,17 @@ def test_only_replicas_with_gpus_see_them() -> None:
     assert here["mnist-worker-0"]["CUDA_VISIBLE_DEVICES"] == ""
 
 
+def test_a_cache_of_the_cluster_is_left_out_and_told_of() -> None:
+    data = {"uri": "s3://datasets/fruits", "cache": {"size": "10Gi", "emptyDir": {}}}
+    plan = plan_job(job(data=data))
+    assert left_out(plan) == [
+        "spec.data.cache is for a cluster; on this machine, use --data-cache FOLDER of the built-in programs"
+    ]
+    here = environments(local_plan(plan, place(plan)))["mnist-worker-0"]
+    assert here["DTJ_DATA_URI"] == "s3://datasets/fruits"
+    assert [name for name in here if "DATA_CACHE" in name] == []
+
+
 def test_a_sidecar_is_told_of() -> None:
     sidecar = {"spec": {"containers": [{"name": "proxy", "image": "p"}]}}
     plan = plan_job(job(replicaSpecs={"worker": {"replicas": 2, "template": sidecar}}))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, cast
 
 from dtj.api.job import Job, Manifest
@@ -59,6 +59,7 @@ class World:
     plan: Callable[[Job], Plan] = staticmethod(plan_job)
     counts_after = 0.0
     at_once = MOST_AT_ONCE
+    host_paths: Sequence[str] | None = None
 
     def __init__(self, **spec: Any) -> None:
         self.cluster = FakeCluster()
@@ -92,6 +93,7 @@ class World:
             elapsed=self.elapsed,
             counts_after=self.counts_after,
             at_once=self.at_once,
+            host_paths=self.host_paths,
         )
 
     def elapsed(self) -> float:

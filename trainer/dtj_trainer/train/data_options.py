@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import argparse
+import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from dtj_trainer import contract
 from dtj_trainer.data.cache import BlockCache
+from dtj_trainer.data.errors import DataError
 from dtj_trainer.data.formats.images import Form
 from dtj_trainer.data.pictures import data_uri, load_pictures
 from dtj_trainer.train.argument_types import names, positive
 
 if TYPE_CHECKING:
     from dtj_trainer.data.pictures import PictureSet
+
+_DEFAULT_BYTES = 100 * 10**9
 
 
 @dataclass(frozen=True)
@@ -25,21 +30,37 @@ class DataOptions:
     grey: bool | None
     classes: tuple[str, ...] | None
     data_cache: str | None
-    data_cache_gigabytes: float
+    data_cache_gigabytes: float | None
     skip_corrupt: bool
 
     def load(self) -> PictureSet:
         """Read the data set, or the job's where no other is given. Raises DataError."""
         channels = None if self.grey is None else 1 if self.grey else 3
         form = Form(self.image_size, channels)
-        cache = (
-            BlockCache(Path(self.data_cache), int(self.data_cache_gigabytes * 1e9))
-            if self.data_cache
-            else None
-        )
         return load_pictures(
-            data_uri(self.data), form, self.classes or (), cache=cache, skip_corrupt=self.skip_corrupt
+            data_uri(self.data),
+            form,
+            self.classes or (),
+            cache=self._cache(),
+            skip_corrupt=self.skip_corrupt,
         )
+
+    def _cache(self) -> BlockCache | None:
+        """Return the cache of the options, or the job's where they name none."""
+        folder = os.environ.get(contract.ENV_DATA_CACHE) if self.data_cache is None else self.data_cache
+        if not folder:
+            return None
+        if self.data_cache_gigabytes is not None:
+            return BlockCache(Path(folder), int(self.data_cache_gigabytes * 1e9))
+        return BlockCache(Path(folder), _job_bytes() if self.data_cache is None else _DEFAULT_BYTES)
+
+
+def _job_bytes() -> int:
+    """Return the size of the job's cache. Raises DataError for a variable that is no size."""
+    text = os.environ.get(contract.ENV_DATA_CACHE_BYTES, str(_DEFAULT_BYTES))
+    if not text.isdecimal() or not int(text):
+        raise DataError(f"{contract.ENV_DATA_CACHE_BYTES} must be a number of bytes, got {text!r}")
+    return int(text)
 
 
 def add_data(group: argparse._ArgumentGroup | argparse.ArgumentParser) -> None:
@@ -66,10 +87,13 @@ def add_data(group: argparse._ArgumentGroup | argparse.ArgumentParser) -> None:
     group.add_argument(
         "--data-cache",
         metavar="FOLDER",
-        help="keep blocks of shards here, for other processes, pods and jobs that have this folder",
+        help="keep blocks of shards here, for other processes, pods and jobs that have this folder; not given: the "
+        "job's spec.data.cache",
     )
     group.add_argument(
-        "--data-cache-gigabytes", type=positive(float), default=100.0, help="size of the cache at most"
+        "--data-cache-gigabytes",
+        type=positive(float),
+        help="size of the cache at most; not given: 100, or the size in spec.data.cache",
     )
     group.add_argument(
         "--skip-corrupt",
