@@ -121,7 +121,11 @@ class Trained:
         return {"right": torch.tensor(right), "loss": torch.tensor(loss / 96)}
 
     def save(self) -> None:
-        self.saver.save(self.at, Ramp(0.0, 1.0, 1.0), None, final=False, wait=True)
+        """Save beside the training, and make a step meanwhile."""
+        self.saver.prepare_saves()
+        self.saver.save(self.at, Ramp(0.0, 1.0, 1.0), None, final=False, wait=False)
+        self.train(self.at.step + 1)
+        self.saver.close()
 
     def resume(self) -> None:
         self.at, _ = self.saver.resume()
@@ -195,6 +199,7 @@ class Chain:
     def __init__(self, root: Path) -> None:
         self._root, self._expected = root, root / "state.pt"
         self.found: dict[str, float] = {}
+        root.mkdir(parents=True, exist_ok=True)
 
     def go_on(self, ranks: TensorRanks, until: int, *options: str, pod: str = "pod") -> State:
         """Resume, compare with the state that was saved, train and save."""
@@ -207,11 +212,11 @@ class Chain:
             self.found[f"{ranks.size}: {' '.join(options)}"] = difference(expected, state)
         if trained.at.step < until:
             trained.train(until)
-            trained.save()
         state = trained.state()
         if ranks.rank == 0:
             torch.save(state, self._expected)
-        ranks.barrier()
+        if trained.at.step == until:
+            trained.save()
         return state
 
 
@@ -225,7 +230,7 @@ def two_pods(root: Path, ranks: TensorRanks) -> tuple[str, dict[str, float]]:
         for one, other in (("pod0", "pod1"), ("pod1", "pod0")):
             shutil.copytree(root / one / "checkpoints/2", root / other / "checkpoints/2", dirs_exist_ok=True)
     ranks.barrier()
-    chain.go_on(ranks, 2, "--fsdp", pod=pod)
+    chain.go_on(ranks, 0, "--fsdp", pod=pod)
     return refusal, {f"two pods, {name}": each for name, each in chain.found.items()}
 
 

@@ -17,6 +17,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.checkpoint.filesystem import FileSystemReader, FileSystemWriter
 from torch.distributed.checkpoint.metadata import TensorStorageMetadata
+from torch.distributed.checkpoint.staging import DefaultStager, StagingOptions
 from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import save
 from torch.distributed.tensor import DTensor
@@ -26,6 +27,7 @@ from dtj_trainer.artifacts import checkpoints
 from dtj_trainer.data.sharding import Sharding
 from dtj_trainer.torch import saved_model, sharded_files
 from dtj_trainer.torch.model import digest_of
+from dtj_trainer.train.background_save import BackgroundSave
 from dtj_trainer.train.file_saver import why_not
 from dtj_trainer.train.protocols import Position, RanksDiverged, Saver
 
@@ -56,10 +58,37 @@ class ShardedSaver(Saver):
         pods = ranks.gather((socket.gethostname(), os.path.realpath(contract.root())), "pods")
         self._leader = pods.index(pods[ranks.rank])
         self._pods = len(set(pods))
+        self._background = BackgroundSave()
+        # The ranks' threads exchange in it, while the training exchanges in other groups.
+        self._group = dist.new_group(backend="gloo")
+        gpu = any(each.is_cuda for each in self._weights.values())
+        self._stager = DefaultStager(
+            StagingOptions(
+                use_pinned_memory=gpu,
+                use_shared_memory=False,
+                use_async_staging=False,
+                use_non_blocking_copy=gpu,
+            )
+        )
+
+    def prepare_saves(self) -> None:
+        """See Saver. The first copy gets its memory, and takes several times as long as later ones."""
+        if self._options.async_save:
+            self._stager.stage(self._state())
+
+    @property
+    def busy(self) -> bool:
+        """See Saver."""
+        return self._background.busy
+
+    def close(self) -> None:
+        """See Saver."""
+        self._background.close()
+        self._stager.close()
 
     def save(self, at: Position, ramp: Ramp, accuracy: float | None, *, final: bool, wait: bool) -> None:
-        """See Saver. Each save is complete at the return, on all ranks."""
-        del final, wait
+        """See Saver."""
+        del final
         run = {
             "name": self._options.model,
             "optimizer": self._options.optimizer,
@@ -71,18 +100,30 @@ class ShardedSaver(Saver):
                 name: value for name, value in self._optimizer.param_groups[0].items() if name in _NEEDED
             },
         }
-        if self._ranks.rank == self._leader:
-            checkpoints.save(at.step, lambda folder: self._write(folder, run), accuracy, parts=self._pods)
+        self._background.wait()
+        step = at.step
+        if wait or not self._options.async_save:
+            self._save(step, self._state(), run, accuracy)
         else:
-            self._write(None, run)
-        self._ranks.barrier()
+            copy = self._stager.stage(self._state())
+            self._background.begin(lambda: self._save(step, copy, run, accuracy))
 
-    def _write(self, folder: Path | None, run: dict[str, Any]) -> None:
-        """Write this rank's part, together with all ranks. Only a leader knows the `folder` of its pod."""
-        chosen = Path(self._ranks.gather(folder and str(folder), "folders")[self._leader])
+    def _save(self, step: int, state: Any, run: dict[str, Any], accuracy: float | None) -> None:
+        """Save the ranks' parts together; the checkpoint is complete on all ranks at the return."""
+        if self._ranks.rank == self._leader:
+            checkpoints.save(step, lambda folder: self._write(folder, state, run), accuracy, parts=self._pods)
+        else:
+            self._write(None, state, run)
+        dist.barrier(self._group)
+
+    def _write(self, folder: Path | None, state: dict[str, Tensor], run: dict[str, Any]) -> None:
+        """Write this rank's part. Only a leader knows the `folder` of its pod."""
+        folders: list[str | None] = [None] * self._ranks.size
+        dist.all_gather_object(folders, folder and str(folder), group=self._group)
+        chosen = Path(folders[self._leader] or "")
         if self._ranks.rank == 0:
             sharded_files.write_run(chosen, run)
-        save(self._state(), storage_writer=FileSystemWriter(chosen))
+        save(state, storage_writer=FileSystemWriter(chosen), process_group=self._group)
 
     def _state(self) -> dict[str, Tensor]:
         """Return this rank's part of the state, by names that are the same in each division."""
