@@ -1,5 +1,7 @@
 """Train a picture classifier by PyTorch's DistributedDataParallel, on one rank or many, on CPUs or GPUs.
 
+Options divide the network among the ranks in place of that: docs/model-parallel.md.
+
 Reads pictures with labels (docs/data.md) from a folder or from S3, trains, tests over all ranks at the end
 of each epoch, and writes checkpoints, TensorBoard scalars, metrics.jsonl and the final model into the workspace,
 which dtj-launch uploads. A retry resumes from the newest checkpoint.
@@ -21,9 +23,8 @@ import torch.distributed as dist
 from torch.distributed.elastic.multiprocessing.errors import record
 
 from dtj_trainer.data.errors import exit_on_data_error
-from dtj_trainer.torch.c10d_ranks import joined_ranks
+from dtj_trainer.torch.division import model_of, ranks_of, saver_of
 from dtj_trainer.torch.gpus import device_of
-from dtj_trainer.torch.model import TorchModel, TorchSaver
 from dtj_trainer.torch.models import MODELS
 from dtj_trainer.train.accelerator import need_nccl
 from dtj_trainer.train.options import parse
@@ -38,16 +39,15 @@ def main(arguments: list[str] | None = None) -> None:
     """Run the program. Exits with 143 after SIGTERM, 65 when the data can't be used, 69 without a requested GPU."""
     assert __doc__ is not None
     name = "dtj_trainer.programs.torch_image_classification"
-    options = parse(
-        arguments, name, __doc__, MODELS, grad_accumulation=True, sync_batchnorm=True, pytorch=True
-    )
+    of_pytorch = {"grad_accumulation": True, "sync_batchnorm": True, "pytorch": True, "division": True}
+    options = parse(arguments, name, __doc__, MODELS, **of_pytorch)
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s", stream=sys.stdout)
     logging.getLogger("botocore.credentials").setLevel(logging.WARNING)
     device = device_of(int(os.environ.get("LOCAL_RANK", "0")), _need_nccl)
     threads = threads_per_rank(_ranks_here())
     if threads and device.type == "cpu":
         torch.set_num_threads(threads)
-    with joined_ranks(device) as ranks:
+    with ranks_of(options, device) as ranks:
         log.info(
             "rank %d of %d, one of %d on %s, on %s with %d threads; PyTorch %s",
             *(ranks.rank, ranks.size, _ranks_here(), socket.gethostname()),
@@ -55,8 +55,8 @@ def main(arguments: list[str] | None = None) -> None:
         )
         with exit_on_data_error():
             data = options.load()
-        with closing(TorchModel(options, data, device, ranks)) as model:
-            train(options, data, model, ranks, TorchSaver(options, data, model, ranks))
+        with closing(model_of(options, data, device, ranks)) as model:
+            train(options, data, model, ranks, saver_of(options, data, model, ranks))
 
 
 def _ranks_here() -> int:

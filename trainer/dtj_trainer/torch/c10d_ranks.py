@@ -9,31 +9,38 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
+from torch._C._distributed_c10d import HashStore
 from torch.nn.parallel import DistributedDataParallel
 
 from dtj_trainer.torch.ranks import GradientAveraging, TensorRanks
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
     from contextlib import AbstractContextManager
 
     from torch import Tensor, nn
 
 
 @contextmanager
-def joined_ranks(device: torch.device) -> Iterator[TensorRanks]:
+def joined_ranks(
+    device: torch.device, of_group: Callable[[], C10dRanks] | None = None
+) -> Iterator[TensorRanks]:
     """Join the ranks that RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT describe; without RANK, be a single process.
 
     device: what this rank computes on. NCCL moves its tensors if the device is a GPU; gloo moves all others.
+    of_group: makes the ranks of the process group, in place of C10dRanks. A single process has a group then, too.
     """
+    alone: dict[str, Any] = {}
     if "RANK" not in os.environ:
-        yield TensorRanks()
-        return
+        if of_group is None:
+            yield TensorRanks()
+            return
+        alone = {"store": HashStore(), "rank": 0, "world_size": 1}
     if device.type == "cuda":
-        dist.init_process_group("cpu:gloo,cuda:nccl", device_id=device)
+        dist.init_process_group("cpu:gloo,cuda:nccl", device_id=device, **alone)
     else:
-        dist.init_process_group("gloo")
-    ranks = C10dRanks()
+        dist.init_process_group("gloo", **alone)
+    ranks = (of_group or C10dRanks)()
     try:
         yield ranks
     except SystemExit:

@@ -19,7 +19,7 @@ from dtj_trainer.torch.precision import Precision
 from dtj_trainer.torch.profiling import StepProfile
 from dtj_trainer.torch.staging import StagedState
 from dtj_trainer.torch.state_dicts import tensors_in, with_values, without_values
-from dtj_trainer.torch.step_times import StepClock
+from dtj_trainer.torch.step_times import NoClock, StepClock
 from dtj_trainer.train.chance import seed_of
 from dtj_trainer.train.file_saver import FileSaver
 from dtj_trainer.train.protocols import PictureModel
@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 
     from dtj_trainer.data.pictures import PictureSet
     from dtj_trainer.data.sharding import Share
+    from dtj_trainer.torch.models import PictureClassifier
     from dtj_trainer.torch.ranks import TensorRanks
     from dtj_trainer.train.options import Options
     from dtj_trainer.train.protocols import StepParts
@@ -52,19 +53,28 @@ class TorchModel(PictureModel[tuple[Tensor, Tensor]]):
         switches.set_algorithms(options)
         torch.manual_seed(options.seed)  # The first weights are the same on all ranks.
         mean, deviation = _statistics(data)
-        self.network = build(options.model, data.shape, data.classes, mean, deviation)
-        self.network.to(device).to(memory_format=self._layout)  # type: ignore[call-overload]
-        if options.sync_batchnorm and ranks.size > 1:
-            sync_batchnorm.synchronize(self.network)
-        optimizer = optimizers.make(options, self.network)
-        self._averaging = ranks.averaging(self.network, optimizer, options.passes(ranks.size))
-        self.optimizer = self._averaging.optimizer
         self.precision = Precision(device, options.amp, options.amp_dtype)
+        whole = build(options.model, data.shape, data.classes, mean, deviation)
+        if options.sync_batchnorm and ranks.size > 1:
+            sync_batchnorm.synchronize(whole, on_gpu=device.type == "cuda")
+        self.network = self._placed(whole, options, data.shape)
+        optimizer = optimizers.make(options, self.network)
+        self._averaging = ranks.averaging(self.network, optimizer, options.passes(ranks.data_size))
+        self.optimizer = self._averaging.optimizer
         if options.compile:
             switches.compile_in_place(self.network)
-        self._clock = StepClock(self.network, device, exchanged=ranks.size > 1)
+        self._clock = self._new_clock()
         self._profile = StepProfile(options.profile_steps, ranks)
         self._sums = torch.zeros(3, dtype=torch.float64, device=device)  # loss, right, examples
+
+    def _placed(self, network: PictureClassifier, options: Options, shape: tuple[int, int, int]) -> nn.Module:
+        """Return what this rank trains of the network, on its device. `shape` is that of a picture."""
+        del options, shape
+        network.to(self._device).to(memory_format=self._layout)  # type: ignore[call-overload]
+        return network
+
+    def _new_clock(self) -> NoClock:
+        return StepClock(self.network, self._device, exchanged=self._ranks.size > 1)
 
     def prepare(self, pixels: np.ndarray, labels: np.ndarray) -> tuple[Tensor, Tensor]:
         """See PictureModel."""
@@ -79,21 +89,25 @@ class TorchModel(PictureModel[tuple[Tensor, Tensor]]):
         for group in self.optimizer.param_groups:
             group["lr"] = rate
         self.optimizer.zero_grad()
+        self._make_passes(data, share)
+        with self._averaging.averaged():
+            self._clock.averaged()
+            self.precision.step(self.optimizer, self._clip_norm)
+        self._clock.updated()
+
+    def _make_passes(self, data: tuple[Tensor, Tensor], share: Share) -> None:
+        """Add up the gradients of a step in this rank."""
         # Without an example that counts, a pass has an empty batch, which changes no statistics either.
         counted = (
             self._moved(data[0][: share.count]),
             data[1][: share.count].to(self._device, non_blocking=True),
         )
         # All ranks make equally many passes. The first rank has the most examples.
-        passes = math.ceil(math.ceil(share.total / self._ranks.size) / self._pass_size)
+        passes = math.ceil(math.ceil(share.total / self._ranks.data_size) / self._pass_size)
         pixels, labels = (each.tensor_split(passes) for each in counted)
         for each in range(passes):
             with self._averaging.accumulating() if each < passes - 1 else nullcontext():
                 self._pass(pixels[each], labels[each], share.total)
-        with self._averaging.averaged():
-            self._clock.averaged()
-            self.precision.step(self.optimizer, self._clip_norm)
-        self._clock.updated()
 
     def _moved(self, pixels: Tensor) -> Tensor:
         return pixels.to(self._device, non_blocking=True, memory_format=self._layout)
@@ -109,13 +123,15 @@ class TorchModel(PictureModel[tuple[Tensor, Tensor]]):
         self._clock.backward()
         # Averaged over the ranks, this is the mean over all examples of the step, also when ranks have different
         # counts.
-        self.precision.backward(losses.sum() * (self._ranks.size / total))
+        self.precision.backward(losses.sum() * (self._ranks.data_size / total))
         self._clock.passed()
+        self._add_up(losses, logits, labels)
+
+    def _add_up(self, losses: Tensor, logits: Tensor, labels: Tensor) -> None:
+        """Add to the sums. Labels below 0 do not count."""
         with torch.no_grad():
-            right = (logits.argmax(1) == labels).sum()
-            self._sums += torch.stack(
-                (losses.sum().double(), right.double(), right.new_tensor(len(labels)).double())
-            )
+            right, counted = (logits.argmax(1) == labels).sum(), (labels >= 0).sum()
+            self._sums += torch.stack((losses.sum().double(), right.double(), counted.double()))
 
     def take_parts(self) -> StepParts:
         """See Model."""
@@ -127,16 +143,21 @@ class TorchModel(PictureModel[tuple[Tensor, Tensor]]):
 
     def _draw_anew(self, step: int) -> None:
         """Seed the generators that dropout uses. `torch.manual_seed` would take ten times as long."""
-        seed = seed_of(self._seed, step, self._ranks.rank)
+        seed = seed_of(self._seed, step, self._chance_rank)
         torch.default_generator.manual_seed(seed)
         if self._device.type == "cuda":
             torch.cuda.manual_seed(seed)
+
+    @property
+    def _chance_rank(self) -> int:
+        """The number that distinguishes this rank's random numbers. Ranks of one share draw the same."""
+        return self._ranks.data_rank
 
     def take_sums(self) -> list[float]:
         """See Model."""
         sums: list[float] = self._sums.tolist()
         self._sums.zero_()
-        return sums
+        return sums if self._ranks.counts else [0.0] * len(sums)
 
     def test(self, pixels: np.ndarray, labels: np.ndarray) -> tuple[float, float]:
         """See PictureModel."""
@@ -232,16 +253,23 @@ class TorchSaver(FileSaver):
 
     def digest(self) -> str:
         """See FileSaver."""
-        digest = hashlib.sha256()
-        for name, value in sorted(self._network.state_dict().items()):
-            digest.update(name.encode())
-            digest.update(value.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy())
-        return digest.hexdigest()
+        return digest_of(self._network.state_dict())
 
     def write_model(self, folder: Path, facts: Mapping[str, object]) -> None:
         """See FileSaver."""
         name, shape, classes = self._options.model, self._shape, self._classes
-        saved_model.write(folder, self._network, name=name, shape=shape, classes=classes, facts=facts)
+        saved_model.write(
+            folder, self._network.state_dict(), name=name, shape=shape, classes=classes, facts=facts
+        )
+
+
+def digest_of(state: Mapping[str, Tensor]) -> str:
+    """Return the sha256 of the names and bytes of a network's state, ordered by name."""
+    digest = hashlib.sha256()
+    for name, value in sorted(state.items()):
+        digest.update(name.encode())
+        digest.update(value.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().data)
+    return digest.hexdigest()
 
 
 def statistics(model: nn.Module) -> dict[str, torch.Tensor]:

@@ -14,6 +14,8 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
     from pathlib import Path
 
+    from torch import Tensor
+
 WEIGHTS = "model.pt"
 EXPORTED = "model.pt2"
 DESCRIPTION = "model.json"
@@ -21,7 +23,7 @@ DESCRIPTION = "model.json"
 
 def write(
     folder: Path,
-    model: PictureClassifier,
+    state: Mapping[str, Tensor],
     *,
     name: str,
     shape: tuple[int, int, int],
@@ -30,11 +32,12 @@ def write(
 ) -> None:
     """Write weights, the exported program and a description into `folder`, each file atomically.
 
-    `shape` is channels, height and width of a picture; `facts` go into the description (accuracy, steps).
+    `state` is that of the network, `shape` is channels, height and width of a picture. `facts` go into the
+    description (accuracy, steps).
     """
     folder.mkdir(parents=True, exist_ok=True)
     copy = build(name, shape, classes)
-    copy.load_state_dict({key: value.cpu() for key, value in model.state_dict().items()})
+    copy.load_state_dict({key: value.cpu() for key, value in state.items()})
     copy.eval()
     write_whole(folder / WEIGHTS, lambda path: torch.save(copy.state_dict(), path))
     batch = torch.export.Dim("batch", min=1)

@@ -24,7 +24,30 @@ class _Pass(NamedTuple):
     end: Any
 
 
-class StepClock:
+class NoClock:
+    """A clock that measures nothing; see StepClock for its methods."""
+
+    def forward(self) -> None:
+        """See StepClock."""
+
+    def backward(self) -> None:
+        """See StepClock."""
+
+    def passed(self) -> None:
+        """See StepClock."""
+
+    def averaged(self) -> None:
+        """See StepClock."""
+
+    def updated(self) -> None:
+        """See StepClock."""
+
+    def take(self) -> StepParts:
+        """Return no parts."""
+        return StepParts()
+
+
+class StepClock(NoClock):
     """Measures steps of a network; the caller names each part when the part begins.
 
     On a CPU, marks are times. On a GPU, whose work runs after the calls, marks are events in its stream. The ranks

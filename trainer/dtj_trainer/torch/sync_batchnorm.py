@@ -9,16 +9,16 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 
-def synchronize(network: nn.Module) -> None:
-    """Let each BatchNorm2d of a network, on a CPU or a GPU, normalize by the examples of all ranks.
+def synchronize(network: nn.Module, *, on_gpu: bool) -> None:
+    """Let each BatchNorm2d of a network, which will be on a CPU or a GPU, normalize by the examples of all ranks.
 
     Weights and statistics stay. The ranks of the default process group make equally many forward passes. A rank may
     make a pass without an example.
     """
     for name, child in network.named_children():
         if not isinstance(child, nn.BatchNorm2d):
-            synchronize(child)
-        elif child.weight.is_cuda:
+            synchronize(child, on_gpu=on_gpu)
+        elif on_gpu:
             setattr(network, name, nn.SyncBatchNorm.convert_sync_batchnorm(child))  # type: ignore[no-untyped-call]
         else:
             layer = CpuSyncBatchNorm(child.num_features, child.eps, child.momentum, dtype=child.weight.dtype)

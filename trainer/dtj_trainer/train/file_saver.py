@@ -32,6 +32,9 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
+SHARDED_RUN = "run.json"
+"""The file that describes the run in a checkpoint of shards, which a divided network writes."""
+
 
 class Offer(NamedTuple):
     """The checkpoint that rank 0 proposes to all ranks for the resume."""
@@ -166,6 +169,11 @@ class FileSaver(Saver, ABC):
         if newest is None:
             return None
         path = newest.path / self.file
+        if (newest.path / SHARDED_RUN).is_file():
+            raise SystemExit(
+                f"the checkpoint {newest.path} holds shards of a divided network: resume with --fsdp (one rank is "
+                "enough), --tensor-parallel or --pipeline-stages, or start anew (artifacts.resume: Never)"
+            )
         if not path.is_file():
             raise SystemExit(
                 f"the checkpoint {newest.path} was not written by this program: it has no {path.name}"

@@ -201,7 +201,7 @@ class Training(Generic[Data]):
     def _make_schedule(self, saved: dict[str, Any] | None) -> Schedule:
         """Return the schedule from this position on; `saved` is the ramp from the checkpoint."""
         options = self.options
-        batches = options.rate_batches(self.ranks.size)
+        batches = options.rate_batches(self.ranks.data_size)
         scale = rate_scale(options.optimizer, batches) if options.scale_lr else 1.0
         ramp = ramp_of(saved, scale, self._epochs_done, options.warmup_epochs)
         lengths = options.warmup_epochs, self._end_in_epochs()

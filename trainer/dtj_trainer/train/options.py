@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from dtj_trainer.train.argument_types import not_negative, positive, share, step_range
 from dtj_trainer.train.data_options import DataOptions, add_data
+from dtj_trainer.train.division_options import DivisionOptions, add_division, refuse_what_division_lacks
 from dtj_trainer.train.own_model import is_own
 
 if TYPE_CHECKING:
@@ -20,7 +21,7 @@ SCHEDULES = ("constant", "cosine", "step")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Options(DataOptions):
+class Options(DivisionOptions, DataOptions):
     """The user's choices; see `parse` for the meaning of each."""
 
     model: str
@@ -81,12 +82,13 @@ def parse(
     grad_accumulation: bool = False,
     sync_batchnorm: bool = False,
     pytorch: bool = False,
+    division: bool = False,
 ) -> Options:
     """Read the command line; a usage message ends the process if it is wrong.
 
     `models` are the names of built-in networks that --model accepts; the first is the default. The flags say which
-    options of the program's framework there are: --amp, --grad-accumulation, --sync-batchnorm, and with `pytorch`
-    those of its precision and speed.
+    options of the program's framework there are: --amp, --grad-accumulation, --sync-batchnorm, with `pytorch`
+    those of its precision and speed, with `division` (and `pytorch`) those of a divided network.
     """
     parser = new_parser(program, description)
     what = add_what_is_trained(parser, models)
@@ -199,7 +201,11 @@ def parse(
         default=True,
         help="save beside the training; rank 0 needs memory for a second copy of weights and optimizer",
     )
+    if division:
+        add_division(parser)
     parsed = parser.parse_args(arguments)
+    if division:
+        refuse_what_division_lacks(parsed, parser.error)
     return Options(**given(parsed, Options))
 
 

@@ -6,11 +6,12 @@ import logging
 import math
 import sys
 import time
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
 from dtj_trainer.data.errors import DataCorrupt, exit_on_data_error
+from dtj_trainer.data.pictures import Pictures
 from dtj_trainer.data.sharding import Sharding, slice_of
 from dtj_trainer.train.batches import picture_batches
 from dtj_trainer.train.loop import LossNotFinite, Stopped, Training
@@ -21,8 +22,6 @@ from dtj_trainer.train.report import TrainingReport
 from dtj_trainer.train.stop import EXIT_CODE, StopRequest
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from dtj_trainer.data.examples import Examples
     from dtj_trainer.data.pictures import PictureSet
     from dtj_trainer.train.options import Options
@@ -37,10 +36,10 @@ def train(options: Options, data: PictureSet, model: PictureModel[Data], ranks: 
 
     Ends the process with 143 after SIGTERM, 1 when the training failed, 65 or 69 when the data can't be read.
     """
-    rank, seed, train = ranks.rank, options.seed, data.train
-    step_size = options.step_size(ranks.size)
+    seed, train, shares = options.seed, data.train, ranks.data_size
+    step_size = options.step_size(shares)
     sharding = Sharding(
-        train.blocks, options.batch_size, rank=rank, ranks=ranks.size, seed=seed, step_size=step_size
+        train.blocks, options.batch_size, rank=ranks.data_rank, ranks=shares, seed=seed, step_size=step_size
     )
     workers, augment = options.data_workers, options.augment
     batches = picture_batches(train, sharding, model.prepare, workers=workers, augment=augment, seed=seed)
@@ -49,11 +48,13 @@ def train(options: Options, data: PictureSet, model: PictureModel[Data], ranks: 
     ranks.barrier()
     stop = StopRequest()
     machines = machines_of(ranks.gather(own_place(), "machines"))
-    report = TrainingReport(options, ranks.size, len(train), at.step, facts=machines) if rank == 0 else None
-    test = PictureTest(data.test, model.test, ranks, report)
+    report = None
+    if ranks.rank == 0:
+        report = TrainingReport(options, ranks.size, len(train), at.step, facts=machines, shares=shares)
+    test = PictureTest(data.test, model, ranks, report)
     of_epoch, of_end = test, None
     if data.validation is not None:
-        of_epoch, of_end = PictureTest(data.validation, model.test, ranks, report, "validation"), test
+        of_epoch, of_end = PictureTest(data.validation, model, ranks, report, "validation"), test
     try:
         with exit_on_data_error():
             Training(options, batches, model, ranks, saver, at, ramp, stop, report, of_epoch, of_end).run()
@@ -65,10 +66,10 @@ def train(options: Options, data: PictureSet, model: PictureModel[Data], ranks: 
 
 
 class PictureTest(NamedTuple):
-    """The test of all ranks, each on its share of the examples of a split. `answer` is `PictureModel.test`."""
+    """The test of all ranks, each on its share of the examples of a split."""
 
     examples: Examples
-    answer: Callable[[np.ndarray, np.ndarray], tuple[float, float]]
+    model: PictureModel[Any]
     ranks: Ranks
     report: TrainingReport | None
     split: str = "test"
@@ -79,12 +80,12 @@ class PictureTest(NamedTuple):
         Each example counts once, but for those that are skipped. The test can be interrupted, because it may take
         longer than the grace period.
         """
-        size, examples = self.ranks.size, len(self.examples)
+        shares, examples = self.ranks.data_size, len(self.examples)
         began = met_at = time.monotonic()
         pace = Pace()
-        own = slice_of(examples, rank=self.ranks.rank, ranks=size)
+        own = slice_of(examples, rank=self.ranks.data_rank, ranks=shares)
         # Every rank makes the same number of passes, even if its share is smaller by one example.
-        passes = range(0, math.ceil(examples / size), TEST_BATCH)
+        passes = range(0, math.ceil(examples / shares), TEST_BATCH)
         self.examples.expect(own[start : start + TEST_BATCH] for start in passes if start < len(own))
         right = loss = count = 0.0
         for start in passes:
@@ -94,16 +95,14 @@ class PictureTest(NamedTuple):
                 met = so_far.over_all(self.ranks, "meeting in a test")
                 if met.stop:
                     return None
-                pace.met(met.seconds / size)
+                pace.met(met.seconds / self.ranks.size)
                 met_at = now
-            chosen = own[start : start + TEST_BATCH]
-            pictures = self.examples.read(chosen) if len(chosen) else None
-            if pictures and pictures.labels.min() < 0:
-                pictures = pictures.read(np.flatnonzero(pictures.labels >= 0))
-            if pictures:
-                found = self.answer(pictures.pixels, pictures.labels)
+            pictures = self._pictures(own[start : start + TEST_BATCH])
+            if len(pictures) or self.model.tests_together:
+                found = self.model.test(pictures.pixels, pictures.labels)
                 right, loss, count = right + found[0], loss + found[1], count + len(pictures)
-        right, loss, count = self.ranks.total([right, loss, count], "test")
+        counted = float(self.ranks.counts)
+        right, loss, count = self.ranks.total([counted * each for each in (right, loss, count)], "test")
         if not count:
             raise DataCorrupt(f"none of the {examples} examples of the {self.split} split can be read")
         if self.report:
@@ -111,3 +110,10 @@ class PictureTest(NamedTuple):
             skipped = examples - round(count)
             self.report.tested(at, loss / count, right / count, speed, split=self.split, skipped=skipped)
         return right / count
+
+    def _pictures(self, ids: np.ndarray) -> Pictures:
+        """Read these examples but for those that are skipped, possibly none."""
+        if not len(ids):
+            return Pictures(np.empty((0, *self.examples.shape), np.uint8), np.empty(0, np.int64))
+        pictures = self.examples.read(ids)
+        return pictures.read(np.flatnonzero(pictures.labels >= 0)) if pictures.labels.min() < 0 else pictures

@@ -74,6 +74,11 @@ class Model(Protocol[DataIn]):
 class PictureModel(Model[Data], Protocol[Data]):
     """A picture classifier. Pixels are uint8, (batch, channels, height, width)."""
 
+    @property
+    def tests_together(self) -> bool:
+        """Whether each call of `test` is an exchange of the ranks, which all make, also without pictures."""
+        return False
+
     def prepare(self, pixels: np.ndarray, labels: np.ndarray) -> Data:
         """Convert a batch to the form that `train` takes. Threads call the method ahead of time."""
 
@@ -85,6 +90,21 @@ class Ranks:
     """The exchange between the processes that train together. This base class is for a single process."""
 
     rank, size = 0, 1
+
+    @property
+    def data_rank(self) -> int:
+        """The number of this rank's share of the examples. Ranks of one divided network have the same number."""
+        return self.rank
+
+    @property
+    def data_size(self) -> int:
+        """The number of shares of the examples."""
+        return self.size
+
+    @property
+    def counts(self) -> bool:
+        """Whether this rank's sums count: those of one of the ranks that have the same share."""
+        return True
 
     def total(self, values: Sequence[float], name: str) -> list[float]:
         """Return the sum of each value over all ranks, bit for bit the same on each of them."""

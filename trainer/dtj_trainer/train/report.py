@@ -24,7 +24,10 @@ log = logging.getLogger(__name__)
 
 
 class TrainingReport:
-    """Reports one attempt, from `first_step` on. `facts`: more of what its first line says."""
+    """Reports one attempt, from `first_step` on.
+
+    `facts`: more of what its first line says. `shares`: of the examples, if not one for each of the ranks.
+    """
 
     def __init__(
         self,
@@ -34,8 +37,11 @@ class TrainingReport:
         first_step: int,
         subfolder: str = "",
         facts: Mapping[str, object] | None = None,
+        *,
+        shares: int | None = None,
     ) -> None:
         self._options, self._ranks, self._training_examples = options, ranks, training_examples
+        self._shares = shares or ranks
         self._metrics = MetricsFile(ranks)
         folder = Path(contract.root()) / contract.TENSORBOARD / subfolder
         self._writer = ScalarWriter(folder, rotate_seconds=options.tensorboard_seconds, first_step=first_step)
@@ -159,8 +165,8 @@ class TrainingReport:
         )
 
     def _of_what(self) -> dict[str, object]:
-        """Return what is trained; `batchSize`: the examples of a step on each rank, at most."""
-        batch_size = math.ceil(self._options.step_size(self._ranks) / self._ranks)
+        """Return what is trained; `batchSize`: the examples of a step in each share, at most."""
+        batch_size = math.ceil(self._options.step_size(self._shares) / self._shares)
         return {"model": self._options.model, "batchSize": batch_size}
 
     def _trained(self, at: Position) -> int:

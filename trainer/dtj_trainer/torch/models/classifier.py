@@ -52,8 +52,13 @@ class PictureClassifier(nn.Module):
 
     def forward(self, pixels: Tensor) -> Tensor:
         """Return the logits of each class."""
-        logits: Tensor = self.network((pixels.float() / 255.0 - self.mean) / self.deviation)
+        logits: Tensor = self.network(normalized(pixels, self.mean, self.deviation))
         return logits
+
+
+def normalized(pixels: Tensor, mean: Tensor, deviation: Tensor) -> Tensor:
+    """Scale pixels to 0 to 1, and normalize them."""
+    return (pixels.float() / 255.0 - mean) / deviation
 
 
 def build(

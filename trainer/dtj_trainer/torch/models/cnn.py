@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from torch import Tensor, nn
 
+from dtj_trainer.torch.models.blocks import Block
+
 
 class Cnn(nn.Module):
     """Two convolutions with pooling, two dense layers, no batch normalization.
@@ -34,6 +36,14 @@ class Cnn(nn.Module):
                 nn.init.kaiming_normal_(layer.weight, nonlinearity="relu")
                 if layer.bias is not None:
                     nn.init.zeros_(layer.bias)
+
+    def blocks(self) -> list[Block]:
+        """See `blocks_of`."""
+        return [*self.features, *self.head]
+
+    def tensor_layers(self) -> dict[str, str]:
+        """See `tensor_layers_of`."""
+        return {"head.0": "column", "head.2": "row"}
 
     def forward(self, pictures: Tensor) -> Tensor:
         """Return the logits of each class."""

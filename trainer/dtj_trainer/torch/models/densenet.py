@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from dtj_trainer.torch.models.batch_norm import BatchNorm2d
+from dtj_trainer.torch.models.blocks import Block, mean_of_pixels
 from dtj_trainer.torch.models.form import Form
 
 _BLOCKS = (6, 12, 24, 16)
@@ -53,11 +54,21 @@ class DenseNet121(nn.Module):
             elif isinstance(module, nn.Linear):
                 nn.init.zeros_(module.bias)
 
+    def blocks(self) -> list[Block]:
+        """See `blocks_of`. Each layer of a dense block is one, and so is each of a transition."""
+        features: list[Block] = []
+        for each in self.features:
+            features += each if isinstance(each, nn.Sequential) else [each]
+        return [*features, _rectified, mean_of_pixels, self.classifier]
+
     def forward(self, pictures: Tensor) -> Tensor:
         """Return the logits of each class."""
-        values = functional.relu(self.features(pictures), inplace=True)
-        logits: Tensor = self.classifier(values.mean((2, 3)))
+        logits: Tensor = self.classifier(mean_of_pixels(_rectified(self.features(pictures))))
         return logits
+
+
+def _rectified(values: Tensor) -> Tensor:
+    return functional.relu(values, inplace=True)
 
 
 class _Layer(nn.Module):

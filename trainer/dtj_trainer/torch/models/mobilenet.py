@@ -6,10 +6,10 @@ has the names and shapes of torchvision's `mobilenet_v2`.
 
 from __future__ import annotations
 
-import torch
 from torch import Tensor, nn
 
 from dtj_trainer.torch.models.batch_norm import BatchNorm2d
+from dtj_trainer.torch.models.blocks import Block, flat
 from dtj_trainer.torch.models.form import Form
 
 _STAGES = (
@@ -47,10 +47,14 @@ class MobileNetV2(nn.Module):
                 nn.init.normal_(module.weight, 0, 0.01)
                 nn.init.zeros_(module.bias)
 
+    def blocks(self) -> list[Block]:
+        """See `blocks_of`."""
+        return [*self.features, self.avgpool, flat, *self.classifier]
+
     def forward(self, pictures: Tensor) -> Tensor:
         """Return the logits of each class."""
         values = self.avgpool(self.features(pictures))
-        logits: Tensor = self.classifier(torch.flatten(values, 1))
+        logits: Tensor = self.classifier(flat(values))
         return logits
 
 

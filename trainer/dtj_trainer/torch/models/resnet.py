@@ -6,14 +6,14 @@ names of torchvision's `resnet18`.
 
 from __future__ import annotations
 
-import torch
 from torch import Tensor, nn
 
 from dtj_trainer.torch.models.batch_norm import BatchNorm2d
+from dtj_trainer.torch.models.blocks import Block, flat
 from dtj_trainer.torch.models.form import Form
 
 
-class _Block(nn.Module):
+class _Residual(nn.Module):
     """Two 3x3 convolutions and a shortcut, which is a 1x1 convolution where the shape changes."""
 
     def __init__(self, inputs: int, outputs: int, stride: int) -> None:
@@ -47,19 +47,24 @@ class ResNet18(nn.Module):
         self.bn1 = BatchNorm2d(64)
         self.relu = nn.ReLU(inplace=True)
         self.maxpool = nn.MaxPool2d(3, stride=2, padding=1) if form is Form.LARGE else nn.Identity()
-        self.layer1 = nn.Sequential(_Block(64, 64, 1), _Block(64, 64, 1))
-        self.layer2 = nn.Sequential(_Block(64, 128, 2), _Block(128, 128, 1))
-        self.layer3 = nn.Sequential(_Block(128, 256, 2), _Block(256, 256, 1))
-        self.layer4 = nn.Sequential(_Block(256, 512, 2), _Block(512, 512, 1))
+        self.layer1 = nn.Sequential(_Residual(64, 64, 1), _Residual(64, 64, 1))
+        self.layer2 = nn.Sequential(_Residual(64, 128, 2), _Residual(128, 128, 1))
+        self.layer3 = nn.Sequential(_Residual(128, 256, 2), _Residual(256, 256, 1))
+        self.layer4 = nn.Sequential(_Residual(256, 512, 2), _Residual(512, 512, 1))
         self.avgpool = nn.AdaptiveAvgPool2d(1)
         self.fc = nn.Linear(512, classes)
         for module in self.modules():
             if isinstance(module, nn.Conv2d):
                 nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
 
+    def blocks(self) -> list[Block]:
+        """See `blocks_of`."""
+        stem = [self.conv1, self.bn1, self.relu, self.maxpool]
+        return [*stem, *self.layer1, *self.layer2, *self.layer3, *self.layer4, self.avgpool, flat, self.fc]
+
     def forward(self, pictures: Tensor) -> Tensor:
         """Return the logits of each class."""
         values = self.maxpool(self.relu(self.bn1(self.conv1(pictures))))
         values = self.layer4(self.layer3(self.layer2(self.layer1(values))))
-        logits: Tensor = self.fc(torch.flatten(self.avgpool(values), 1))
+        logits: Tensor = self.fc(flat(self.avgpool(values)))
         return logits

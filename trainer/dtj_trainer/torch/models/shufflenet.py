@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from dtj_trainer.torch.models.batch_norm import BatchNorm2d
+from dtj_trainer.torch.models.blocks import Block, mean_of_pixels
 from dtj_trainer.torch.models.form import Form
 
 
@@ -26,11 +27,16 @@ class ShuffleNetV2(nn.Module):
         self.conv5 = _convolution(464, 1024, 1)
         self.fc = nn.Linear(1024, classes)
 
+    def blocks(self) -> list[Block]:
+        """See `blocks_of`."""
+        stages = [*self.stage2, *self.stage3, *self.stage4]
+        return [self.conv1, self.maxpool, *stages, self.conv5, mean_of_pixels, self.fc]
+
     def forward(self, pictures: Tensor) -> Tensor:
         """Return the logits of each class."""
         values = self.maxpool(self.conv1(pictures))
         values = self.conv5(self.stage4(self.stage3(self.stage2(values))))
-        logits: Tensor = self.fc(values.mean((2, 3)))
+        logits: Tensor = self.fc(mean_of_pixels(values))
         return logits
 
 

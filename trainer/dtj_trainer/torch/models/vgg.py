@@ -9,10 +9,10 @@ from __future__ import annotations
 
 from itertools import pairwise
 
-import torch
 from torch import Tensor, nn
 
 from dtj_trainer.torch.models.batch_norm import BatchNorm2d
+from dtj_trainer.torch.models.blocks import Block, flat
 from dtj_trainer.torch.models.form import Form
 
 _STAGES = ((64, 64), (128, 128), (256, 256, 256), (512, 512, 512), (512, 512, 512))
@@ -52,10 +52,21 @@ class Vgg16(nn.Module):
                 nn.init.normal_(module.weight, 0, 0.01)
                 nn.init.zeros_(module.bias)
 
+    def blocks(self) -> list[Block]:
+        """See `blocks_of`."""
+        dense = self.classifier
+        return [*self.features, self.avgpool, flat, *(dense if isinstance(dense, nn.Sequential) else [dense])]
+
+    def tensor_layers(self) -> dict[str, str]:
+        """See `tensor_layers_of`. The single dense layer of the form for small pictures is not worth it."""
+        if isinstance(self.classifier, nn.Linear):
+            return {}
+        return {"classifier.0": "column", "classifier.2": "dropout", "classifier.3": "row"}
+
     def forward(self, pictures: Tensor) -> Tensor:
         """Return the logits of each class."""
         values = self.avgpool(self.features(pictures))
-        logits: Tensor = self.classifier(torch.flatten(values, 1))
+        logits: Tensor = self.classifier(flat(values))
         return logits
 
 

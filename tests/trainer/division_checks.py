@@ -1,0 +1,264 @@
+"""Divided networks on up to four ranks beside one process, all in one set of processes.
+
+    RANK=… MASTER_ADDR=127.0.0.1 python -m tests.trainer.division_checks FOLDER PORT PORT PORT PORT PORT
+
+Rank 0 prints as JSON the largest differences of numbers that should be equal, and the messages of refusals.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import torch
+from tests.trainer.torch_checks import CPU, DATA, EXAMPLES, PICTURES, Build, State, difference, smooth
+from torch import nn
+from torch.distributed.tensor import DTensor
+
+from dtj_trainer.data.sharding import Sharding
+from dtj_trainer.torch import fully_sharded
+from dtj_trainer.torch import model as torch_model
+from dtj_trainer.torch.division import model_of, ranks_of, saver_of
+from dtj_trainer.torch.mesh_ranks import MeshRanks
+from dtj_trainer.torch.models import PictureClassifier, build
+from dtj_trainer.torch.ranks import TensorRanks
+from dtj_trainer.torch.sharded_saver import ShardedSaver
+from dtj_trainer.train.options import Options, parse
+from dtj_trainer.train.protocols import Position
+from dtj_trainer.train.schedule import Ramp
+
+STEPS = 21
+"""Three epochs of six steps of 16 and one of a single example, which only one share has."""
+LAYOUTS = {
+    "fsdp": ("--fsdp",),
+    "fsdp with clipping": ("--fsdp", "--clip-norm=0.5"),
+    "fsdp in passes": ("--fsdp", "--batch-size=3"),
+    "fsdp with SyncBatchNorm": ("--fsdp", "--sync-batchnorm"),
+    "tensor": ("--tensor-parallel=4",),
+    "tensor with dropout": ("--tensor-parallel=4", "--label-smoothing=0.1"),
+    "tensor x data": ("--tensor-parallel=2",),
+    "tensor x fsdp": ("--tensor-parallel=2", "--fsdp"),
+    "stages": ("--pipeline-stages=4", "--micro-batches=4"),
+    "stages x data": ("--pipeline-stages=2", "--micro-batches=3", "--label-smoothing=0.1"),
+    "stages x fsdp": ("--pipeline-stages=2", "--micro-batches=4", "--fsdp", "--optimizer=sgd"),
+}
+
+
+class Dropped(nn.Sequential):
+    """Dense layers with dropout between the shared ones."""
+
+    def tensor_layers(self) -> dict[str, str]:
+        return {"1": "column", "3": "dropout", "4": "row"}
+
+
+def dropped(*_: object) -> nn.Module:
+    dense = (nn.Linear(64, 32), nn.SiLU(), nn.Dropout(0.5), nn.Linear(32, 10))
+    return PictureClassifier(Dropped(nn.Flatten(), *dense), [0.5], [0.3])
+
+
+NETWORKS: dict[str, Build] = {"fsdp with SyncBatchNorm": smooth, "tensor with dropout": dropped}
+
+
+def options_of(*options: str) -> Options:
+    fixed = ("--data=none", "--global-batch-size=16", "--batch-size=16", "--optimizer=adamw")
+    flags = {"sync_batchnorm": True, "pytorch": True, "division": True}
+    return parse([*fixed, *options], "program", "", ("cnn", "resnet18"), **flags)
+
+
+class Trained:
+    """A model with its saver, or a rank's part of it."""
+
+    def __init__(self, ranks: TensorRanks, *options: str, network: Build = build) -> None:
+        torch_model.build = network  # type: ignore[assignment]
+        self.options = options_of(*options)
+        self.ranks = MeshRanks(self.options, CPU) if self.options.divided else ranks
+        self.model = model_of(self.options, DATA, CPU, self.ranks)
+        self.saver = saver_of(self.options, DATA, self.model, self.ranks)
+        self.at = Position()
+
+    def train(self, until: int) -> None:
+        own = {"rank": self.ranks.data_rank, "ranks": self.ranks.data_size}
+        sharding = Sharding(EXAMPLES, 1, **own, seed=1, step_size=16)
+        counted = 0
+        while self.at.step < until:
+            for share in sharding.epoch(self.at.epoch, self.at.examples):
+                if self.at.step == until:
+                    break
+                batch = self.model.prepare(PICTURES.pixels[share.indices], PICTURES.labels[share.indices])
+                self.model.train(batch, share, 0.002, self.at.step)
+                self.at.step, self.at.examples = self.at.step + 1, share.position
+                counted += share.total
+            else:
+                self.at.epoch, self.at.examples = self.at.epoch + 1, 0
+        found = self.ranks.total(self.model.take_sums(), "examples")
+        assert found[2] == counted, (found, counted)
+        self.model.average_statistics()
+
+    def state(self) -> State:
+        """The whole state, on each rank."""
+        if not isinstance(self.saver, ShardedSaver):
+            return {f"model.{name}": value for name, value in self.model.network.state_dict().items()}
+        found: State = {}
+        own = {name: whole(value) for name, value in self.saver._state().items()}
+        for each in self.ranks.gather(own, "state"):
+            for name, value in each.items():
+                assert name not in found or torch.equal(found[name], value), f"{name} differs"
+            found |= each
+        return found
+
+    def answers(self) -> State:
+        """Right answers and loss of all pictures but one, which all shares have. The last share gets no picture."""
+        shares, rank = self.ranks.data_size, self.ranks.data_rank
+        each = 96 // max(shares - 1, 1)
+        own = slice(each * rank, each * (rank + 1) if rank < max(shares - 1, 1) else each * rank)
+        found = self.model.test(PICTURES.pixels[:96][own], PICTURES.labels[:96][own])
+        right, loss = self.ranks.total([one * self.ranks.counts for one in found], "test")
+        return {"right": torch.tensor(right), "loss": torch.tensor(loss / 96)}
+
+    def save(self) -> None:
+        """Save beside the training, and make a step meanwhile."""
+        self.saver.prepare_saves()
+        self.saver.save(self.at, Ramp(0.0, 1.0, 1.0), None, final=False, wait=False)
+        self.train(self.at.step + 1)
+        self.saver.close()
+
+    def resume(self) -> None:
+        self.at, _ = self.saver.resume()
+
+
+def whole(value: torch.Tensor) -> torch.Tensor:
+    return (value.full_tensor() if isinstance(value, DTensor) else value).detach().clone()
+
+
+def weights(state: State) -> State:
+    return {name: value for name, value in state.items() if name.startswith("model.")}
+
+
+@contextmanager
+def world(size: int, port: str) -> Iterator[TensorRanks | None]:
+    """The first ranks in a process group; None for the others."""
+    if int(os.environ["RANK"]) >= size:
+        yield None
+        return
+    os.environ |= {"WORLD_SIZE": str(size), "MASTER_PORT": port}
+    with ranks_of(options_of("--fsdp"), CPU) as ranks:
+        yield ranks
+
+
+def one_process(*options: str, network: Build = build) -> Trained:
+    same = [each for each in options if each.startswith(("--clip", "--label", "--optimizer"))]
+    trained = Trained(TensorRanks(), *same, network=network)
+    trained.train(STEPS)
+    return trained
+
+
+def layouts(ranks: TensorRanks) -> dict[str, float]:
+    """Each layout for 21 steps."""
+    found = {}
+    for name, options in LAYOUTS.items():
+        network = NETWORKS.get(name, build)
+        trained = Trained(ranks, *options, network=network)
+        trained.train(STEPS)
+        state, answers = weights(trained.state()), trained.answers()
+        if ranks.rank == 0:
+            one = one_process(*options, network=network)
+            found[name] = max(difference(one.state(), state), difference(one.answers(), answers))
+    return found
+
+
+def refused(ranks: TensorRanks, *options: str) -> str:
+    try:
+        Trained(ranks, *options).resume()
+    except SystemExit as refusal:
+        return str(refusal)
+    return "not refused"
+
+
+def refusals(ranks: TensorRanks) -> dict[str, str]:
+    return {
+        "ranks": refused(ranks, "--tensor-parallel=3"),
+        "layers": refused(ranks, "--tensor-parallel=2", "--model=resnet18"),
+        "blocks": refused(ranks, "--pipeline-stages=4", f"--model={__spec__.name}:two"),
+        "micro batches": refused(ranks, "--pipeline-stages=2", "--micro-batches=9"),
+        "passes": refused(ranks, "--pipeline-stages=2", "--micro-batches=2", "--batch-size=4"),
+    }
+
+
+def two(channels: int, classes: int) -> nn.Module:
+    return nn.Sequential(nn.Flatten(), nn.Linear(64 * channels, 8), nn.ReLU(), nn.Linear(8, classes))
+
+
+class Chain:
+    """A training that goes from one division to the next by its checkpoints."""
+
+    def __init__(self, root: Path) -> None:
+        self._root, self._expected = root, root / "state.pt"
+        self.found: dict[str, float] = {}
+        root.mkdir(parents=True, exist_ok=True)
+
+    def go_on(self, ranks: TensorRanks, until: int, *options: str, pod: str = "pod") -> State:
+        """Resume, compare with the state that was saved, train and save."""
+        os.environ["DTJ_ROOT"] = str(self._root / pod)
+        trained = Trained(ranks, *options)
+        trained.resume()
+        if self._expected.exists():
+            expected, state = torch.load(self._expected), trained.state()
+            assert expected.keys() == state.keys(), expected.keys() ^ state.keys()
+            self.found[f"{ranks.size}: {' '.join(options)}"] = difference(expected, state)
+        if trained.at.step < until:
+            trained.train(until)
+        state = trained.state()
+        if ranks.rank == 0:
+            torch.save(state, self._expected)
+        if trained.at.step == until:
+            trained.save()
+        return state
+
+
+def two_pods(root: Path, ranks: TensorRanks) -> tuple[str, dict[str, float]]:
+    """Each pod has a part. Only once both have all files, as after a restore, a training goes on from them."""
+    chain, pod = Chain(root), f"pod{ranks.rank // 2}"
+    chain.go_on(ranks, 2, "--fsdp", pod=pod)
+    refusal = refused(ranks, "--fsdp")
+    ranks.barrier()
+    if ranks.rank == 0:
+        for one, other in (("pod0", "pod1"), ("pod1", "pod0")):
+            shutil.copytree(root / one / "checkpoints/2", root / other / "checkpoints/2", dirs_exist_ok=True)
+    ranks.barrier()
+    chain.go_on(ranks, 0, "--fsdp", pod=pod)
+    return refusal, {f"two pods, {name}": each for name, each in chain.found.items()}
+
+
+def main(folder: Path, ports: list[str]) -> None:
+    torch.set_num_threads(1)
+    fully_sharded.BLOCK_PARAMETERS = 500
+    shards, chain = Chain(folder / "shards"), Chain(folder / "chain")
+    with world(4, ports[0]) as ranks:
+        assert ranks is not None
+        close, messages = layouts(ranks), refusals(ranks)
+        messages["parts"], equal = two_pods(folder / "pods", ranks)
+        shards.go_on(ranks, 10, "--fsdp")
+        chain.go_on(ranks, 10, "--tensor-parallel=2", "--fsdp")
+    with world(3, ports[1]) as ranks:
+        if ranks:
+            shards.go_on(ranks, 0, "--fsdp")
+            chain.go_on(ranks, 14, "--pipeline-stages=3", "--micro-batches=3")
+    with world(2, ports[2]) as ranks:
+        if ranks:
+            chain.go_on(ranks, 17, "--tensor-parallel=2")
+    with world(1, ports[3]) as ranks:
+        if ranks:
+            shards.go_on(ranks, 0, "--fsdp")
+            state = chain.go_on(ranks, STEPS, "--fsdp")
+            close["chain"] = difference(one_process().state(), weights(state))
+            equal |= shards.found | chain.found
+            print(json.dumps({"close": close, "equal": equal, "messages": messages}), flush=True)
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), sys.argv[2:])

@@ -1,0 +1,67 @@
+"""A picture classifier of which a rank holds shards of the weights, or parts of layers."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+from torch.nn import functional
+
+from dtj_trainer.torch.fully_sharded import shard
+from dtj_trainer.torch.model import TorchModel
+from dtj_trainer.torch.models.blocks import blocks_of
+from dtj_trainer.torch.step_times import NoClock
+from dtj_trainer.torch.tensor_parallel import share_layers
+
+if TYPE_CHECKING:
+    import numpy as np
+    from torch import nn
+
+    from dtj_trainer.data.pictures import PictureSet
+    from dtj_trainer.torch.mesh_ranks import MeshRanks
+    from dtj_trainer.torch.models import PictureClassifier
+    from dtj_trainer.train.options import Options
+
+
+class DividedModel(TorchModel):
+    """See TorchModel. With `--fsdp`, with `--tensor-parallel`, or with both."""
+
+    _ranks: MeshRanks
+
+    def __init__(self, options: Options, data: PictureSet, device: torch.device, ranks: MeshRanks) -> None:
+        super().__init__(options, data, device, ranks)
+        if self.precision.dtype is torch.float16:
+            raise SystemExit("a divided network needs bfloat16, which this GPU lacks: give --no-amp")
+        if options.tensor_parallel > 1:
+            # A fused update can't have parameters of several kinds: shared, in shards, and whole ones.
+            for group in self.optimizer.param_groups:
+                group["foreach"] = False
+
+    @property
+    def tests_together(self) -> bool:
+        """See PictureModel."""
+        return True
+
+    def _placed(self, network: PictureClassifier, options: Options, shape: tuple[int, int, int]) -> nn.Module:
+        del shape
+        # Each rank divides what it has built itself. A factory of the user may have drawn other first weights.
+        self._ranks.overwrite(network.state_dict())
+        if options.tensor_parallel > 1:
+            share_layers(network.network, options.model, self._ranks.model)
+        if options.fsdp:
+            shard(network, blocks_of(network.network), self._ranks.data)
+        else:
+            super()._placed(network, options, (0, 0, 0))
+        return network
+
+    def _new_clock(self) -> NoClock:
+        return NoClock()
+
+    def test(self, pixels: np.ndarray, labels: np.ndarray) -> tuple[float, float]:
+        """See PictureModel. FSDP gathers weights in it, which inference mode would spoil for the training."""
+        self.network.eval()
+        with torch.no_grad():
+            wanted = torch.from_numpy(labels).to(self._device)
+            logits = self.network(self._moved(torch.from_numpy(pixels)))
+            loss = functional.cross_entropy(logits, wanted, reduction="sum").item()
+            return float((logits.argmax(1) == wanted).sum().item()), loss

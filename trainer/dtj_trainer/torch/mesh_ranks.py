@@ -1,0 +1,110 @@
+"""The ranks of a divided network: a mesh of the shares of the examples and the parts of the network."""
+
+from __future__ import annotations
+
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.distributed as dist
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import FSDPModule
+from torch.distributed.tensor import DTensor
+
+from dtj_trainer.torch.c10d_ranks import C10dRanks
+from dtj_trainer.torch.ranks import GradientAveraging
+from dtj_trainer.train.pieces import groups
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from torch import Tensor, nn
+
+    from dtj_trainer.train.division_options import DivisionOptions
+
+
+class MeshRanks(C10dRanks):
+    """See C10dRanks. The ranks 0 to n - 1 have the n parts of the first network, and so on.
+
+    Thus the ranks that exchange most, those of one network, are on one host where they can be. Ends the process if
+    the number of ranks is no multiple of n.
+    """
+
+    def __init__(self, options: DivisionOptions, device: torch.device) -> None:
+        super().__init__()
+        options.check_ranks(self.size)
+        shape = self.size // options.model_ranks, options.model_ranks
+        mesh = init_device_mesh(device.type, shape, mesh_dim_names=("data", "model"))
+        self.data, self.model = mesh["data"], mesh["model"]
+        self.model_rank: int = self.model.get_local_rank()
+
+    @property
+    def data_rank(self) -> int:
+        """See Ranks."""
+        return self.data.get_local_rank()
+
+    @property
+    def data_size(self) -> int:
+        """See Ranks."""
+        return self.data.size()
+
+    @property
+    def counts(self) -> bool:
+        """See Ranks. The last stage of a pipeline knows the answers; with parts of layers each rank does."""
+        return self.model_rank == self.model.size() - 1
+
+    def averaging(self, network: nn.Module, optimizer: Any, passes: int) -> GradientAveraging:
+        """See TensorRanks. Averages over the ranks that have the same part of the network."""
+        del passes
+        if isinstance(network, FSDPModule):
+            return _FullySharded(network, optimizer)
+        return _SamePart(network, optimizer, self.data.get_group())
+
+    def average(self, tensor: Tensor, name: str) -> Tensor:
+        """See TensorRanks. Averages over the ranks that have the same part of the network."""
+        del name
+        summed = tensor.clone()
+        dist.all_reduce(summed, group=self.data.get_group())
+        return summed / self.data_size
+
+
+class _FullySharded(GradientAveraging):
+    """See GradientAveraging. Each rank gets its shard of the averaged gradient during the backward pass."""
+
+    @contextmanager
+    def accumulating(self) -> Iterator[None]:
+        """See GradientAveraging."""
+        assert isinstance(self.network, FSDPModule)
+        self.network.set_requires_gradient_sync(requires_gradient_sync=False)
+        try:
+            yield
+        finally:
+            self.network.set_requires_gradient_sync(requires_gradient_sync=True)
+
+
+class _SamePart(GradientAveraging):
+    """See GradientAveraging. Averages after the last backward pass, over `group`."""
+
+    def __init__(self, network: nn.Module, optimizer: Any, group: dist.ProcessGroup) -> None:
+        super().__init__(network, optimizer)
+        self._group = group
+
+    @contextmanager
+    def averaged(self) -> Iterator[None]:
+        """See GradientAveraging."""
+        gradients = [_own(each.grad) for each in self.network.parameters() if each.grad is not None]
+        size = self._group.size()
+        if size > 1:
+            for group in groups([each.nbytes for each in gradients]):
+                together = torch.cat([each.reshape(-1) for each in gradients[group]])
+                dist.all_reduce(together, group=self._group)
+                together /= size
+                parts = torch.split(together, [each.numel() for each in gradients[group]])
+                for each, part in zip(gradients[group], parts, strict=True):
+                    each.copy_(part.view_as(each))
+        yield
+
+
+def _own(tensor: Tensor) -> Tensor:
+    """Return this rank's part of a tensor."""
+    return tensor.to_local() if isinstance(tensor, DTensor) else tensor

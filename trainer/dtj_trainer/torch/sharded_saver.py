@@ -1,0 +1,262 @@
+"""Checkpoints and the final model of a divided network: each rank writes and reads its own part of the state.
+
+The state has the names and shapes of the whole network, so that another number of ranks, or another division, can go
+on from it: `torch.distributed.checkpoint` reads the pieces that a rank needs, whichever rank wrote them.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import socket
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed.checkpoint.filesystem import FileSystemReader, FileSystemWriter
+from torch.distributed.checkpoint.metadata import TensorStorageMetadata
+from torch.distributed.checkpoint.staging import DefaultStager, StagingOptions
+from torch.distributed.checkpoint.state_dict_loader import load
+from torch.distributed.checkpoint.state_dict_saver import save
+from torch.distributed.tensor import DTensor
+
+from dtj_trainer import contract
+from dtj_trainer.artifacts import checkpoints
+from dtj_trainer.data.sharding import Sharding
+from dtj_trainer.torch import saved_model, sharded_files
+from dtj_trainer.torch.model import digest_of
+from dtj_trainer.train.background_save import BackgroundSave
+from dtj_trainer.train.file_saver import why_not
+from dtj_trainer.train.protocols import Position, RanksDiverged, Saver
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from dtj_trainer.data.pictures import PictureSet
+    from dtj_trainer.torch.divided_model import DividedModel
+    from dtj_trainer.torch.mesh_ranks import MeshRanks
+    from dtj_trainer.train.options import Options
+    from dtj_trainer.train.schedule import Ramp
+
+log = logging.getLogger(__name__)
+
+_NEEDED = ("momentum", "betas", "eps", "rho", "weight_decay")
+"""What a checkpoint keeps of the optimizer's options, so that a resumed training goes on with them."""
+
+
+class ShardedSaver(Saver):
+    """See Saver. The ranks of one pod have one workspace; the lowest of them completes the pod's part."""
+
+    def __init__(self, options: Options, data: PictureSet, model: DividedModel, ranks: MeshRanks) -> None:
+        self._options, self._ranks, self._data = options, ranks, data
+        sharding = Sharding(data.train.blocks, 1, rank=0, ranks=1, seed=options.seed)
+        self._training_examples, self._order = sharding.examples, sharding.name
+        self._network, self._optimizer = model.network, model.optimizer
+        self._weights = dict(model.network.named_parameters())
+        pods = ranks.gather((socket.gethostname(), os.path.realpath(contract.root())), "pods")
+        self._leader = pods.index(pods[ranks.rank])
+        self._pods = len(set(pods))
+        self._background = BackgroundSave()
+        # The ranks' threads exchange in it, while the training exchanges in other groups.
+        self._group = dist.new_group(backend="gloo")
+        gpu = any(each.is_cuda for each in self._weights.values())
+        self._stager = DefaultStager(
+            StagingOptions(
+                use_pinned_memory=gpu,
+                use_shared_memory=False,
+                use_async_staging=False,
+                use_non_blocking_copy=gpu,
+            )
+        )
+
+    def prepare_saves(self) -> None:
+        """See Saver. The first copy gets its memory, and takes several times as long as later ones."""
+        if self._options.async_save:
+            self._stager.stage(self._state())
+
+    @property
+    def busy(self) -> bool:
+        """See Saver."""
+        return self._background.busy
+
+    def close(self) -> None:
+        """See Saver."""
+        self._background.close()
+        self._stager.close()
+
+    def save(self, at: Position, ramp: Ramp, accuracy: float | None, *, final: bool, wait: bool) -> None:
+        """See Saver."""
+        del final
+        run = {
+            "name": self._options.model,
+            "optimizer": self._options.optimizer,
+            "position": [at.step, at.epoch, at.examples],
+            "trainingExamples": self._training_examples,
+            "order": self._order,
+            "ramp": ramp.plain(),
+            "optimizerOptions": {
+                name: value for name, value in self._optimizer.param_groups[0].items() if name in _NEEDED
+            },
+        }
+        self._background.wait()
+        step = at.step
+        if wait or not self._options.async_save:
+            self._save(step, self._state(), run, accuracy)
+        else:
+            copy = self._stager.stage(self._state())
+            self._background.begin(lambda: self._save(step, copy, run, accuracy))
+
+    def _save(self, step: int, state: Any, run: dict[str, Any], accuracy: float | None) -> None:
+        """Save the ranks' parts together; the checkpoint is complete on all ranks at the return."""
+        if self._ranks.rank == self._leader:
+            checkpoints.save(step, lambda folder: self._write(folder, state, run), accuracy, parts=self._pods)
+        else:
+            self._write(None, state, run)
+        dist.barrier(self._group)
+
+    def _write(self, folder: Path | None, state: dict[str, Tensor], run: dict[str, Any]) -> None:
+        """Write this rank's part. Only a leader knows the `folder` of its pod."""
+        folders: list[str | None] = [None] * self._ranks.size
+        dist.all_gather_object(folders, folder and str(folder), group=self._group)
+        chosen = Path(folders[self._leader] or "")
+        if self._ranks.rank == 0:
+            sharded_files.write_run(chosen, run)
+        save(state, storage_writer=FileSystemWriter(chosen), process_group=self._group)
+
+    def _state(self) -> dict[str, Tensor]:
+        """Return this rank's part of the state, by names that are the same in each division."""
+        state = {f"model.{name}": value for name, value in self._network.state_dict().items()}
+        for name, weight in self._weights.items():
+            for what, value in self._optimizer.state[weight].items():
+                if isinstance(value, Tensor):
+                    state[_optimizer_name(name, what)] = value
+        return state
+
+    def resume(self) -> tuple[Position, dict[str, Any] | None]:
+        """See Saver. Takes the newest checkpoint that every pod has with all its files.
+
+        Ends the process if there are checkpoints, but no such one, or if it belongs to another training.
+        """
+        step = self._newest_of_all()
+        if step is None:
+            return Position(), None  # The first weights are rank 0's already.
+        folder = checkpoints.folder() / str(step)
+        run = sharded_files.read_run(folder)
+        if refusal := why_not(run, self._options, self._training_examples, self._order):
+            raise SystemExit(f"the checkpoint {folder} {refusal}, or start anew (artifacts.resume: Never)")
+        self._load(folder)
+        for group in self._optimizer.param_groups:
+            group.update(
+                {
+                    name: tuple(value) if isinstance(value, list) else value
+                    for name, value in run["optimizerOptions"].items()
+                }
+            )
+        at = Position(*run["position"])
+        if self._ranks.rank == 0:
+            log.info("resuming from the checkpoint of step %d, epoch %d", at.step, at.epoch + 1)
+        return at, run.get("ramp")
+
+    def _newest_of_all(self) -> int | None:
+        """Return the step of the newest checkpoint that is whole, and the same, in each pod; None if none has any."""
+        newest = checkpoints.newest()
+        whole: list[dict[int, str]] = self._ranks.gather(sharded_files.whole_ones(), "checkpoints")
+        common = set(whole[0].items()).intersection(*(each.items() for each in whole[1:]))
+        if common:
+            return max(step for step, _ in common)
+        found = self._ranks.gather(newest and str(newest.path), "newest checkpoints")
+        if any(found):
+            path = next(each for each in found if each)
+            raise SystemExit(
+                f"the checkpoint {path} is not one of shards that each pod has as a whole: resume with the options "
+                "that wrote it (docs/model-parallel.md), or start anew (artifacts.resume: Never)"
+            )
+        return None
+
+    def _load(self, folder: Path) -> None:
+        """Load this rank's part of the state, together with all ranks."""
+        kept = sharded_files.read_metadata(folder).state_dict_metadata
+        state = {f"model.{name}": value for name, value in self._network.state_dict().items()}
+        if missing := [name for name in state if name not in kept]:
+            raise SystemExit(f"the checkpoint {folder} has no {missing[0]}: give the --model that wrote it")
+        for name, weight in self._weights.items():
+            of_weight = self._optimizer.state[weight]
+            for what in _optimizer_names(kept, name):
+                found = kept[_optimizer_name(name, what)]
+                assert isinstance(found, TensorStorageMetadata)
+                of_weight[what] = (
+                    torch.zeros_like(weight, requires_grad=False)
+                    if found.size == weight.shape
+                    else torch.zeros(found.size, dtype=found.properties.dtype)
+                )
+                state[_optimizer_name(name, what)] = of_weight[what]
+        load(state, storage_reader=FileSystemReader(folder))
+
+    def export(self, at: Position, accuracy: float | None) -> dict[str, object]:
+        """See Saver. Compares the ranks that have the same part first. Rank 0 gathers the whole network."""
+        part = {name: _whole(value).cpu() for name, value in self._network.state_dict().items()}
+        names = ",".join(sorted(part))
+        self._compare(names, digest_of(part))
+        whole = self._gathered(part)
+        digest: str = self._ranks.broadcast(digest_of(whole))
+        size = self._ranks.size
+        log.info("the ranks of each part have the same weights; sha256 of the whole network's: %s", digest)
+        facts: dict[str, object] = {
+            "accuracy": accuracy,
+            "steps": at.step,
+            "epochs": at.epoch,
+            "worldSize": size,
+            "weightsSha256": digest,
+        }
+        if self._ranks.rank == 0:
+            folder = Path(contract.root()) / contract.MODEL
+            shape, classes = self._data.shape, self._data.classes
+            name = self._options.model
+            saved_model.write(folder, whole, name=name, shape=shape, classes=classes, facts=facts)
+            log.info("the model is in %s", folder)
+        return facts
+
+    def _compare(self, names: str, digest: str) -> None:
+        """Raise RanksDiverged, on every rank, unless the ranks that have tensors of these names have equal ones."""
+        of_ranks = self._ranks.gather((names, digest), "parts")
+        first = dict(reversed(of_ranks))
+        unlike = [rank for rank, (part, each) in enumerate(of_ranks) if each != first[part]]
+        if unlike:
+            raise RanksDiverged(
+                f"the weights of rank {unlike[0]} differ from those of a rank with the same part"
+            )
+
+    def _gathered(self, part: dict[str, Tensor]) -> dict[str, Tensor]:
+        """Return the tensors of all parts on rank 0; those of its own part on the others."""
+        described = self._ranks.gather(
+            {name: (value.shape, value.dtype) for name, value in part.items()}, "parts"
+        )
+        whole = dict(part)
+        for rank, tensors in enumerate(described):
+            lacking = {name: like for name, like in tensors.items() if name not in described[0]}
+            if rank >= self._ranks.model.size() or not lacking:
+                continue  # The first ranks have all parts.
+            for name, (shape, dtype) in lacking.items():
+                if self._ranks.rank == rank:
+                    dist.send(part[name], dst=0)
+                elif self._ranks.rank == 0:
+                    whole[name] = torch.empty(shape, dtype=dtype)
+                    dist.recv(whole[name], src=rank)
+        return whole
+
+
+def _optimizer_name(weight: str, what: str) -> str:
+    return f"optimizer.{weight}.{what}"
+
+
+def _optimizer_names(kept: Mapping[str, object], weight: str) -> list[str]:
+    """Return what a checkpoint has of the optimizer's state of a weight."""
+    begin = _optimizer_name(weight, "")
+    return [name.removeprefix(begin) for name in kept if name.startswith(begin)]
+
+
+def _whole(value: Tensor) -> Tensor:
+    """Gather a tensor whose shards several ranks have."""
+    return value.full_tensor() if isinstance(value, DTensor) else value
