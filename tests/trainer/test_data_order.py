@@ -51,6 +51,19 @@ def test_an_order_goes_on_from_any_position(
     assert [len(step) for step in steps[:-1]] == [size] * (len(steps) - 1)
 
 
+@given(BLOCKS, st.integers(1, 50), st.data())
+def test_blocks_ahead_are_those_of_two_windows(blocks: np.ndarray, window: int, data: st.DataObject) -> None:
+    order = Order(blocks, seed=3, epoch=1, window=window)
+    position = data.draw(st.integers(0, len(order)))
+    block_of = np.repeat(np.arange(len(blocks)), blocks)
+    parts = [set(block_of[part.ids].tolist()) for part in order.windows(position)][:2]
+    ahead = order.blocks_ahead(position).tolist()
+    assert len(ahead) == len(set(ahead)) <= 2 * window
+    assert set().union(*parts) <= set(ahead)
+    if parts:
+        assert parts[0] <= set(ahead[:window])
+
+
 def test_one_block_has_the_order_of_earlier_releases() -> None:
     for seed in (1, 2**31, 2**40):
         for epoch in range(3):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import subprocess
 import sys
 import threading
@@ -12,8 +13,10 @@ from pathlib import Path
 import pytest
 from tests.trainer.conftest import until
 
-from dtj_trainer.artifacts import backoff
-from dtj_trainer.artifacts.s3 import LastingS3Error, S3Error, parse_s3_uri
+from dtj_trainer import contract
+from dtj_trainer.artifacts import backoff, presigned_gets
+from dtj_trainer.artifacts.presigned_gets import PresignedGets
+from dtj_trainer.artifacts.s3 import LastingS3Error, S3Error, make_client, parse_s3_uri
 from dtj_trainer.artifacts.store import Store
 from dtj_trainer.data import ranged
 from dtj_trainer.data.block_reader import BlockReader
@@ -76,6 +79,40 @@ def test_ranges_of_objects_in_s3_and_of_files(job_store: Store, tmp_path: Path) 
         with pytest.raises(DataNotFound, match="b does not exist, but the index names it"):
             reader.read(of_content(0, 1, "b"))
         reader.close()
+
+
+def test_a_presigned_url_is_signed_once_and_again_before_it_expires(job_store: Store) -> None:
+    job_store.put_bytes("set/a", CONTENT)
+    client, now, signed = make_client(), [0.0], list[object]()
+    client.meta.events.register("before-sign.s3.GetObject", lambda **_: signed.append(now[0]))
+    gets = PresignedGets(client, lambda: now[0])
+    where = parse_s3_uri(job_store.uri("set")) / "a"
+    assert [gets.get(where, offset, 1000) for offset in (0, 300)] == [CONTENT[:1000], CONTENT[300:1300]]
+    assert len(signed) == 1
+    now[0] = presigned_gets.USED_SECONDS
+    assert gets.get(where, 1, 1) == CONTENT[1:2]
+    assert len(signed) == 2
+
+
+def test_what_a_presigned_url_does_not_bring_is_left_to_the_client(job_store: Store) -> None:
+    job_store.put_bytes("set/a", CONTENT)
+    now = [0.0]
+    gets = PresignedGets(make_client(), lambda: now[0])
+    folder = parse_s3_uri(job_store.uri("set"))
+    for where, offset, length in ((folder / "b", 0, 1), (folder / "a", 10239, 2)):
+        assert gets.get(where, offset, length) is None
+        assert gets.get(folder / "a", 0, 1) is None, "paused"
+        now[0] += presigned_gets.PAUSE_SECONDS
+        assert gets.get(folder / "a", 0, 1) == CONTENT[:1]
+
+
+def test_a_request_with_a_key_of_its_own_is_left_to_the_client(
+    job_store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job_store.put_bytes("set/a", CONTENT)
+    client = make_client()
+    monkeypatch.setenv(contract.ENV_S3_SSE_CUSTOMER_KEY, base64.b64encode(bytes(32)).decode())
+    assert PresignedGets(client).get(parse_s3_uri(job_store.uri("set")) / "a", 0, 1) is None
 
 
 def test_a_request_that_fails_for_a_while_is_repeated(short_delays: None) -> None:

@@ -17,7 +17,7 @@ import queue
 import socket
 import threading
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import NoReturn
 
@@ -30,6 +30,7 @@ from tests.trainer.conftest import until
 
 from dtj_trainer import contract, progress
 from dtj_trainer.contract import Bottleneck
+from dtj_trainer.data.blocks_ahead import BlocksAhead
 from dtj_trainer.data.sharding import Sharding
 
 tf = pytest.importorskip("tensorflow", reason="needs the tensorflow extra")
@@ -48,6 +49,7 @@ from dtj_trainer.ps import (  # noqa: E402
     shards,
     state,
     updates,
+    worker_pictures,
 )
 from dtj_trainer.ps.options import parse  # noqa: E402
 
@@ -79,6 +81,42 @@ def test_each_example_once_an_epoch_also_after_a_resume(
     assert len(again) == max(len(whole) - begun, 0)
     for before, after in zip(whole[begun:], again, strict=True):
         assert [part.tolist() for part in before] == [part.tolist() for part in after]
+
+
+@given(st.lists(st.integers(0, 2**40)), st.lists(st.integers(0, 2**40), min_size=1))
+def test_what_is_dealt_comes_back_from_its_bytes(blocks: list[int], ids: list[int]) -> None:
+    packed = worker_pictures.Dealt(np.array(ids), np.array(blocks, np.int64)).packed()
+    dealt = worker_pictures.Dealt.unpacked(np.frombuffer(packed, "<i8"))
+    assert (dealt.ids.tolist(), dealt.blocks.tolist()) == (ids, blocks)
+
+
+class Loads:
+    """Examples whose blocks are loaded ahead; the memory has room for two windows of two blocks."""
+
+    def __init__(self, blocks: np.ndarray) -> None:
+        self.blocks, self.loaded = blocks, list[int]()
+        self._ends = np.cumsum(blocks)
+        self.ahead = BlocksAhead(self.loaded.append, [1] * len(blocks), memory=4, threads=2)
+
+    def expect(self, ids: Iterator[np.ndarray]) -> None:
+        self.ahead.expect(self.blocks_of(batch) for batch in ids)
+
+    def blocks_of(self, ids: np.ndarray) -> list[int]:
+        return np.unique(np.searchsorted(self._ends, ids, side="right")).tolist()
+
+
+def test_a_worker_loads_the_blocks_of_coming_steps_once() -> None:
+    examples = Loads(np.array([7, 6, 8, 0, 5, 9, 7, 0]))
+    deal = chief._dealer(Sharding(examples.blocks, 3, rank=0, ranks=1, seed=1, window=2))
+    ahead = worker_pictures._Ahead(examples)  # type: ignore[arg-type]
+    for share in Sharding(examples.blocks, 3, rank=0, ranks=1, seed=1, window=2).epoch(0):
+        dealt = deal(0, share).data
+        ahead.expect(dealt.blocks)
+        coming = {block for block in dealt.blocks.tolist() if examples.blocks[block]}
+        until(lambda wanted=coming: wanted <= set(examples.loaded), "the blocks of coming steps")
+        examples.ahead.take(examples.blocks_of(dealt.ids))
+    examples.ahead.close()
+    assert sorted(examples.loaded) == [0, 1, 2, 4, 5, 6], "each once, but for the empty ones"
 
 
 @given(total=st.integers(0, 1000), pieces=st.integers(1, 7))

@@ -21,7 +21,7 @@ from typing import Any
 
 import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-from tests.trainer.conftest import REPOSITORY, get_json, get_text, keys, until
+from tests.trainer.conftest import REPOSITORY, get_json, get_text, until
 
 from dtj.local.store_keeper import free_ports
 from dtj_trainer import contract
@@ -417,8 +417,8 @@ def test_a_pod_of_two_ranks_from_its_start_to_the_bucket(
     program = "import pathlib, sys, time\nwhile not pathlib.Path(sys.argv[1]).exists(): time.sleep(0.05)"
     end = pod.root / "end"
     run = pod.launch("ranks", sys.executable, "-c", program, str(end))
-    lines = pod.root / "utilisation/worker-0.jsonl"
-    until(lambda: lines.exists() and lines.stat().st_size, "a sample", tell=lambda: run.output)
+    written_last = pod.root / "utilisation/tensorboard"
+    until(lambda: written_last.is_dir() and any(written_last.iterdir()), "a sample", tell=lambda: run.output)
     metrics = get_text(f"http://127.0.0.1:{port}/metrics")
     used = get_json(f"http://127.0.0.1:{port}/progress")["utilisation"]
     end.touch()
@@ -428,5 +428,5 @@ def test_a_pod_of_two_ranks_from_its_start_to_the_bucket(
     assert "utilisation" not in pod.termination
     key = "utilisation/attempt-1/worker-0"
     assert set(json.loads(job_store.get_bytes(f"{key}.jsonl").splitlines()[0])["programs"]) == {"0", "1"}
-    (events,) = keys(job_store, f"tensorboard/{key}/")
+    (events,) = (each.key for each in job_store.objects(f"tensorboard/{key}/"))
     assert "tfevents" in events

@@ -67,6 +67,11 @@ class Order:
         if count:
             yield _join(held)
 
+    def blocks_ahead(self, position: int) -> np.ndarray:
+        """Return the blocks of two windows, in their order: that of the example at `position`, and the next one."""
+        first = int(np.searchsorted(self._ends, position, side="right")) * self._window
+        return self._permuted[first : first + 2 * self._window]
+
     def _of(self, window: int) -> Part:
         places = np.arange(window * self._window, min((window + 1) * self._window, len(self._permuted)))
         blocks = self._permuted[places]

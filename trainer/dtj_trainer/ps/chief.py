@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import logging
 import os
 import threading
@@ -23,6 +24,7 @@ from dtj_trainer.ps.parameters import Parameters, set_weights
 from dtj_trainer.ps.report import Report
 from dtj_trainer.ps.state import State
 from dtj_trainer.ps.updates import Asynchronous, Synchronous, WorkerStep
+from dtj_trainer.ps.worker_pictures import Dealt
 from dtj_trainer.train.background_save import BackgroundSave
 from dtj_trainer.train.batches import Batch, Batches
 from dtj_trainer.train.loop import LossNotFinite, Training, check_loss
@@ -99,15 +101,26 @@ def train(options: Options, cluster: Cluster, stop: StopRequest, pulse: Pulse) -
     step = WorkerStep(network, parameters, facts.shape)
     kind = Synchronous if options.updates == "Synchronous" else Asynchronous
     updates: Updates = kind(coordinator, step, parameters, workers=cluster.workers)
-    batches = Batches(sharding, lambda _epoch, share: Batch(share.indices, share))
+    batches = Batches(sharding, _dealer(sharding))
     model = ChiefModel(updates, parameters, saver.state, report, pulse)
     pulse.beat()
     ranks = Ranks()  # The chief trains alone: the workers are part of its model.
     Training(options, batches, model, ranks, saver, at, ramp, stop, report, meeting_seconds=0.0).run()
 
 
-class ChiefModel(Model[np.ndarray]):
-    """See Model. A batch is the indices of examples, which the workers read. A step may end after `train` returns."""
+def _dealer(sharding: Sharding) -> Callable[[int, Share], Batch[Dealt]]:
+    """Return what deals a step's examples to the workers, which read them, and names the blocks of coming steps."""
+    order_of = functools.lru_cache(maxsize=2)(sharding.order)
+
+    def deal(epoch: int, share: Share) -> Batch[Dealt]:
+        begin = share.position - share.total
+        return Batch(Dealt(share.indices, order_of(epoch).blocks_ahead(begin)), share)
+
+    return deal
+
+
+class ChiefModel(Model[Dealt]):
+    """See Model. The workers read the examples of a batch. A step may end after `train` returns."""
 
     def __init__(
         self, updates: Updates, parameters: Parameters, here: State, report: Report, pulse: Pulse
@@ -117,7 +130,7 @@ class ChiefModel(Model[np.ndarray]):
         self._sums = [0.0, 0.0, 0.0]
         self._counted_at: float | None = None
 
-    def train(self, data: np.ndarray, share: Share, rate: float, step: int) -> None:
+    def train(self, data: Dealt, share: Share, rate: float, step: int) -> None:
         """See Model."""
         del rate, step  # The optimizer on the servers knows both.
         self._take(self._updates.submit(data))

@@ -11,7 +11,7 @@ import numpy as np
 import tensorflow as tf
 
 from dtj_trainer.ps.bottleneck import StepTimes
-from dtj_trainer.ps.worker_pictures import read_here
+from dtj_trainer.ps.worker_pictures import Dealt, read_here
 
 if TYPE_CHECKING:
     import keras
@@ -44,8 +44,8 @@ class Updates(Protocol):
     shards: int
     """The number of worker batches in a global step."""
 
-    def submit(self, indices: np.ndarray) -> list[StepResult]:
-        """Begin a global step on the examples at `indices`; return the steps that have ended meanwhile."""
+    def submit(self, dealt: Dealt) -> list[StepResult]:
+        """Begin a global step on these examples; return the steps that have ended meanwhile."""
 
     def drain(self) -> list[StepResult]:
         """Wait until every step has ended; return the steps not returned before."""
@@ -105,21 +105,20 @@ class WorkerStep:
         return Forward(loss, right, gradient, self._parameters.other_layout.join(statistics))
 
     def compute(self, packed: tf.Tensor) -> Computed:
-        """Read the variables, take the batch whose indices are `packed`, and run the forward pass."""
-        indices = tf.io.decode_raw(packed, tf.int64)
+        """Read the variables, read the batch of `Dealt.packed`, and run the forward pass."""
         begun = tf.timestamp()
         with tf.control_dependencies([begun]):
             trainable, other, number = self.read()
         read = _now_after(trainable, other, number)
         with tf.control_dependencies([read]):
-            pixels, labels, worker = self.batch(indices)
+            pixels, labels, worker = self.batch(packed)
         done = self.forward(trainable, other, pixels, labels)
         return Computed(worker, number, tf.shape(labels)[0], done, begun, read)
 
-    def batch(self, indices: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
-        """Return pixels and labels at `indices` of the training set, and the number of the worker that read them."""
+    def batch(self, packed: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
+        """Return pixels and labels of `Dealt.packed`, and the number of the worker that read them."""
         with tf.device(_HOST):  # Only the pixels go to a GPU, as bytes.
-            pixels, labels, worker = read_here(indices, self._shape)
+            pixels, labels, worker = read_here(packed, self._shape)
         return tf.cast(pixels, tf.float32), labels, worker
 
 
@@ -128,9 +127,9 @@ def shares(indices: np.ndarray, workers: int) -> list[np.ndarray]:
     return [part for part in np.array_split(indices, workers) if len(part)]
 
 
-def _as_bytes(indices: np.ndarray) -> tf.Tensor:
-    """Pack indices into one type for any number of them, so that a function on a worker is compiled once."""
-    return tf.constant(indices.astype("<i8").tobytes())
+def _as_bytes(dealt: Dealt) -> tf.Tensor:
+    """Pack any number of examples into one type, so that a function on a worker is compiled once."""
+    return tf.constant(dealt.packed())
 
 
 def wait_until_arrived(coordinator: Any, scheduled: Any) -> None:
@@ -188,14 +187,14 @@ class Asynchronous:
         self._running: deque[tuple[Any, int]] = deque()
         self._function = _asynchronous_function(step, parameters)
 
-    def submit(self, indices: np.ndarray) -> list[StepResult]:
+    def submit(self, dealt: Dealt) -> list[StepResult]:
         """See Updates."""
-        scheduled = self._coordinator.schedule(self._function, args=(_as_bytes(indices),))
+        scheduled = self._coordinator.schedule(self._function, args=(_as_bytes(dealt),))
         if not self._running and not reports_arrival(scheduled):
             log.warning(
                 "with TensorFlow %s workers are idle at times; see wait_until_arrived", tf.__version__
             )
-        self._running.append((scheduled, len(indices)))
+        self._running.append((scheduled, len(dealt.ids)))
         return self._take(self._ahead)
 
     def drain(self) -> list[StepResult]:
@@ -259,10 +258,12 @@ class Synchronous:
         self._function = _gradient_function(step)
         self._apply = _apply_function(parameters)
 
-    def submit(self, indices: np.ndarray) -> list[StepResult]:
+    def submit(self, dealt: Dealt) -> list[StepResult]:
         """See Updates."""
+        indices = dealt.ids
         parts = shares(indices, self.shards)
-        scheduled = [self._coordinator.schedule(self._function, args=(_as_bytes(part),)) for part in parts]
+        packed = [_as_bytes(dealt._replace(ids=part)) for part in parts]
+        scheduled = [self._coordinator.schedule(self._function, args=(each,)) for each in packed]
         self._coordinator.join()  # Returns when all results have arrived; see wait_until_arrived.
         found = [part.fetch() for part in scheduled]
         gradient = sum(gradient for _, gradient, _ in found) / len(indices)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import sys
+import threading
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -25,6 +26,26 @@ if TYPE_CHECKING:
 _FACTS, _READ = "pyfunc_0", "pyfunc_1"
 _registered = tf.Graph()
 """Keeps the registered functions alive."""
+
+
+class Dealt(NamedTuple):
+    """What the chief gives out for a step or a part of it.
+
+    ids: the examples to train on. blocks: the blocks that coming steps need, the earliest first.
+    """
+
+    ids: np.ndarray
+    blocks: np.ndarray
+
+    def packed(self) -> bytes:
+        """Return all numbers as int64 in little-endian order, with the number of blocks in front."""
+        return np.concatenate(([len(self.blocks)], self.blocks, self.ids)).astype("<i8").tobytes()
+
+    @classmethod
+    def unpacked(cls, numbers: np.ndarray) -> Dealt:
+        """Return what was packed to these int64."""
+        blocks, ids = np.split(numbers[1:], [int(numbers[0])])
+        return cls(ids, blocks)
 
 
 class Facts(NamedTuple):
@@ -59,16 +80,37 @@ def offer(data: PictureSet, worker: int) -> None:
     """
     channels, height, width = data.shape
     facts = np.array([height, width, channels, data.classes, *data.train.blocks], np.int64)
+    ahead = _Ahead(data.train)
 
-    def read(ids: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.int32]:
+    def read(numbers: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.int32]:
+        dealt = Dealt.unpacked(numbers)
+        ahead.expect(dealt.blocks)
         try:
-            return (*read_batch(data.train, ids), np.int32(worker))
+            return (*read_batch(data.train, dealt.ids), np.int32(worker))
         except DataError as error:  # The chief would see an error of TensorFlow without its kind.
             print(f"{type(error).__name__}: {error}", file=sys.stderr, flush=True)
             os._exit(error.exit_code)
 
     _register(_FACTS, lambda _: facts, [tf.int64])
     _register(_READ, read, [tf.uint8, tf.int32, tf.int32])
+
+
+class _Ahead:
+    """Loads the blocks that coming steps need. Every worker loads all of them: each step has examples of most."""
+
+    def __init__(self, examples: Examples) -> None:
+        self._examples = examples
+        self._first_ids = np.cumsum(examples.blocks) - examples.blocks
+        self._expected = np.empty(0, np.int64)
+        self._lock = threading.Lock()
+
+    def expect(self, blocks: np.ndarray) -> None:
+        """Load these blocks, unless they are loaded or being loaded since an earlier call."""
+        with self._lock:
+            if not np.array_equal(blocks, self._expected):
+                self._expected = blocks
+                some = blocks[self._examples.blocks[blocks] > 0]
+                self._examples.expect(iter(self._first_ids[some].reshape(-1, 1)))
 
 
 def read_batch(examples: Examples, ids: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -93,9 +135,12 @@ def facts(coordinator: Any) -> Facts:
     return Facts(height, width, channels, classes, np.array(blocks))
 
 
-def read_here(ids: tf.Tensor, shape: tuple[int, int, int]) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
-    """Return pixels and labels of the examples, and the worker's number, in a function that runs on a worker."""
-    pixels, labels, worker = tf.raw_ops.PyFunc(input=[ids], token=_READ, Tout=[tf.uint8, tf.int32, tf.int32])
+def read_here(packed: tf.Tensor, shape: tuple[int, int, int]) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
+    """Return pixels and labels of `Dealt.packed`, and the worker's number, in a function that runs on a worker."""
+    numbers = tf.io.decode_raw(packed, tf.int64)
+    pixels, labels, worker = tf.raw_ops.PyFunc(
+        input=[numbers], token=_READ, Tout=[tf.uint8, tf.int32, tf.int32]
+    )
     return (
         tf.ensure_shape(pixels, [None, *shape]),
         tf.ensure_shape(labels, [None]),
