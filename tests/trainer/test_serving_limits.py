@@ -114,6 +114,27 @@ def test_a_body_that_does_not_come_is_given_up(model: Path) -> None:
 
 
 @pytest.mark.parametrize(
+    "sent",
+    [
+        b"",
+        b"POST /predictions/m HTTP/1.1\r\nHost: x\r\n",
+        b"GET /ping HTTP/1.1\r\nHost: x\r\n\r\nGET /ping HT",
+        b"PUT /predictions/m HTTP/1.1\r\nHost: x\r\nContent-Length: 99999999\r\n\r\nrefused",
+    ],
+    ids=["nothing", "half a request", "half a second request", "a body that was refused"],
+)
+def test_a_request_that_does_not_come_is_given_up(model: Path, sent: bytes) -> None:
+    with (
+        served(f"m={model}", "--body-timeout=0.2", "--max-body=1") as client,
+        socket.create_connection(("127.0.0.1", client.port), timeout=30 * PATIENCE) as connection,
+    ):
+        connection.sendall(sent)
+        while connection.recv(4096):
+            pass  # Until the server closes the connection.
+        assert client("GET", "/ping").status == 200
+
+
+@pytest.mark.parametrize(
     ("words", "sent", "other"),
     [(("--max-waiting=1",), 1, 100), (("--max-body=1", "--max-held=1"), 700_000, 500_000)],
     ids=["requests", "bytes"],

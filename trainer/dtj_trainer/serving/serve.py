@@ -26,6 +26,7 @@ from dtj_trainer import contract
 from dtj_trainer.serving import places
 from dtj_trainer.serving.app import application
 from dtj_trainer.serving.batching import Limits
+from dtj_trainer.serving.connections import prompt
 from dtj_trainer.serving.errors import ServingError, exit_on_error
 from dtj_trainer.serving.metrics import Metrics
 from dtj_trainer.serving.service import RequestLimits, Service
@@ -95,7 +96,7 @@ def prepared(options: Options) -> Iterator[Server]:
         application(service, options.token),
         host=options.host,
         port=options.port,
-        http="h11",
+        http=prompt(options.requests.body_seconds),
         ws="none",
         lifespan="off",
         log_config=None,
@@ -173,7 +174,7 @@ def parser() -> argparse.ArgumentParser:
         type=float,
         default=30.0,
         metavar="S",
-        help="seconds in which a body has to arrive (default: %(default)s)",
+        help="seconds in which a request has to arrive (default: %(default)s)",
     )
     made.add_argument("--threads", type=int, help="of one run of a model; by default one a processor")
     made.add_argument(
