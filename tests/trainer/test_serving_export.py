@@ -317,6 +317,22 @@ def test_options_that_can_not_be_are_told(words: dict[str, str], said: str) -> N
         described({}, Given(invert=True), (Input("float32", (7,)),), "torch", None)
 
 
+def test_keys_that_would_leave_the_folder_are_passed_over() -> None:
+    keys = [
+        "model.pt2",
+        "saved/variables/v",
+        "/etc/passwd",
+        "a//b",
+        "../x",
+        "a/../../x",
+        "a/",
+        "",
+        ".x",
+        "a.tmp",
+    ]
+    assert [key for key in keys if export.is_model_file(key)] == ["model.pt2", "saved/variables/v"]
+
+
 class Small(torch.nn.Module):
     """Two classes of pictures of 4 x 4."""
 
