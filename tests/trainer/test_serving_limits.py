@@ -284,6 +284,8 @@ def test_options_that_can_not_be_are_refused(run_serve: Callable[..., tuple[int,
         (["m=a", "m=b"], "the name m is given twice"),
         ([f"m={model}", "--max-held=1"], "--max-held=1 has to be at least --max-body=16"),
         ([f"m={model}", "--max-batch=0"], "--max-batch=0 has to be above 0"),
+        ([f"m={model}", "--port=1", "--host=192.0.2.1"], "--host=192.0.2.1 --port=1 can't be listened on: "),
+        ([f"m={model}", "--port=70000"], "--host=127.0.0.1 --port=70000 can't be listened on: "),
         ([f"m={model}", "--token-file=/nowhere"], "--token-file=/nowhere can't be read"),
     ):
         code, printed = run_serve(*words)
@@ -295,11 +297,12 @@ def test_options_that_can_not_be_are_refused(run_serve: Callable[..., tuple[int,
 def run_serve(capsys: pytest.CaptureFixture[str]) -> Callable[..., tuple[int, str]]:
     """The exit code and stderr of a server that does not start."""
     from dtj_trainer.serving.errors import exit_on_error
-    from dtj_trainer.serving.serve import read_options
+    from dtj_trainer.serving.serve import prepared
+    from dtj_trainer.serving.serve_options import read_options
 
     def run(*words: str) -> tuple[int, str]:
-        with pytest.raises(SystemExit) as ended, exit_on_error():
-            read_options(words)
+        with pytest.raises(SystemExit) as ended, exit_on_error(), prepared(read_options(words)):
+            pass
         return int(ended.value.code or 0), capsys.readouterr().err
 
     return run
