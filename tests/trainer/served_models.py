@@ -19,7 +19,8 @@ from tests.patience import PATIENCE
 from tests.trainer.conftest import until
 
 from dtj_trainer.serving import model_manifest
-from dtj_trainer.serving.serve import prepared, read_options
+from dtj_trainer.serving.serve import prepared
+from dtj_trainer.serving.serve_options import read_options
 from dtj_trainer.train.whole_file import write_whole
 
 SIZE, CLASSES = 8, 10
@@ -116,7 +117,7 @@ def served(*words: object) -> Iterator[Client]:
         thread.start()
         until(lambda: server.started or not thread.is_alive(), "the server listens", 20)
         try:
-            yield Client(server.servers[0].sockets[0].getsockname()[1])
+            yield Client(server.port)
         finally:
             server.should_exit = True
             thread.join(40 * PATIENCE)

@@ -29,7 +29,7 @@ from torch.nn import functional
 
 from dtj_trainer.artifacts.store import Store
 from dtj_trainer.data.formats.images import Form, pixels_of
-from dtj_trainer.serving import export, serve
+from dtj_trainer.serving import export, serve_options
 from dtj_trainer.serving.errors import ModelMissing, NotExportable
 from dtj_trainer.serving.facts import Given, described, read_given
 from dtj_trainer.serving.forms import Input, source_of
@@ -175,7 +175,9 @@ def test_the_commands_of_the_page_run(exported: Path) -> None:
 def test_the_options_of_the_page_are_those_of_the_server() -> None:
     rows = re.findall(r"^\| `(--[a-z-]+)` \| (\S*) ?\| ", PAGE, re.MULTILINE)
     options = {
-        action.option_strings[-1]: action for action in serve.parser()._actions if action.option_strings
+        action.option_strings[-1]: action
+        for action in serve_options.parser()._actions
+        if action.option_strings
     }
     assert [name for name, _ in rows] == [name for name in options if name != "--help"]
     shown = {name: default for name, default in rows if default not in ("", "processors")}
@@ -315,6 +317,22 @@ def test_options_that_can_not_be_are_told(words: dict[str, str], said: str) -> N
         described({}, Given(range=(1.0, 0.0)), GREY, "torch", None)
     with pytest.raises(NotExportable, match="one input of square pictures"):
         described({}, Given(invert=True), (Input("float32", (7,)),), "torch", None)
+
+
+def test_keys_that_would_leave_the_folder_are_passed_over() -> None:
+    keys = [
+        "model.pt2",
+        "saved/variables/v",
+        "/etc/passwd",
+        "a//b",
+        "../x",
+        "a/../../x",
+        "a/",
+        "",
+        ".x",
+        "a.tmp",
+    ]
+    assert [key for key in keys if export.is_model_file(key)] == ["model.pt2", "saved/variables/v"]
 
 
 class Small(torch.nn.Module):

@@ -114,6 +114,27 @@ def test_a_body_that_does_not_come_is_given_up(model: Path) -> None:
 
 
 @pytest.mark.parametrize(
+    "sent",
+    [
+        b"",
+        b"POST /predictions/m HTTP/1.1\r\nHost: x\r\n",
+        b"GET /ping HTTP/1.1\r\nHost: x\r\n\r\nGET /ping HT",
+        b"PUT /predictions/m HTTP/1.1\r\nHost: x\r\nContent-Length: 99999999\r\n\r\nrefused",
+    ],
+    ids=["nothing", "half a request", "half a second request", "a body that was refused"],
+)
+def test_a_request_that_does_not_come_is_given_up(model: Path, sent: bytes) -> None:
+    with (
+        served(f"m={model}", "--body-timeout=0.2", "--max-body=1") as client,
+        socket.create_connection(("127.0.0.1", client.port), timeout=30 * PATIENCE) as connection,
+    ):
+        connection.sendall(sent)
+        while connection.recv(4096):
+            pass  # Until the server closes the connection.
+        assert client("GET", "/ping").status == 200
+
+
+@pytest.mark.parametrize(
     ("words", "sent", "other"),
     [(("--max-waiting=1",), 1, 100), (("--max-body=1", "--max-held=1"), 700_000, 500_000)],
     ids=["requests", "bytes"],
@@ -263,6 +284,8 @@ def test_options_that_can_not_be_are_refused(run_serve: Callable[..., tuple[int,
         (["m=a", "m=b"], "the name m is given twice"),
         ([f"m={model}", "--max-held=1"], "--max-held=1 has to be at least --max-body=16"),
         ([f"m={model}", "--max-batch=0"], "--max-batch=0 has to be above 0"),
+        ([f"m={model}", "--port=1", "--host=192.0.2.1"], "--host=192.0.2.1 --port=1 can't be listened on: "),
+        ([f"m={model}", "--port=70000"], "--host=127.0.0.1 --port=70000 can't be listened on: "),
         ([f"m={model}", "--token-file=/nowhere"], "--token-file=/nowhere can't be read"),
     ):
         code, printed = run_serve(*words)
@@ -274,11 +297,12 @@ def test_options_that_can_not_be_are_refused(run_serve: Callable[..., tuple[int,
 def run_serve(capsys: pytest.CaptureFixture[str]) -> Callable[..., tuple[int, str]]:
     """The exit code and stderr of a server that does not start."""
     from dtj_trainer.serving.errors import exit_on_error
-    from dtj_trainer.serving.serve import read_options
+    from dtj_trainer.serving.serve import prepared
+    from dtj_trainer.serving.serve_options import read_options
 
     def run(*words: str) -> tuple[int, str]:
-        with pytest.raises(SystemExit) as ended, exit_on_error():
-            read_options(words)
+        with pytest.raises(SystemExit) as ended, exit_on_error(), prepared(read_options(words)):
+            pass
         return int(ended.value.code or 0), capsys.readouterr().err
 
     return run

@@ -39,7 +39,7 @@ from dtj_trainer.serving.external_data import refuse_external_data
 from dtj_trainer.serving.loaded_model import load
 from dtj_trainer.serving.model_manifest import ModelFile, ModelManifest
 from dtj_trainer.serving.places import FolderPlace, find
-from dtj_trainer.serving.serve import read_options
+from dtj_trainer.serving.serve_options import read_options
 
 SWAPS, CLIENTS = 10, 6
 

@@ -109,7 +109,7 @@ def serve(
         int, typer.Option(min=1, help="Connections at the same time; others get 503.", metavar="N")
     ] = 1000,
     body_timeout: Annotated[
-        float, typer.Option(min=0.001, help="Seconds in which a body has to arrive.", metavar="S")
+        float, typer.Option(min=0.001, help="Seconds in which a request has to arrive.", metavar="S")
     ] = 30.0,
     threads: Annotated[
         int | None,

@@ -11,7 +11,7 @@ from types import SimpleNamespace
 import pytest
 
 from dtj.api.errors import DtjError
-from dtj_trainer.serving import serve
+from dtj_trainer.serving.serve_options import read_options
 from tests.unit.support.fake_client import call
 
 
@@ -51,8 +51,8 @@ def test_the_command_has_the_defaults_of_the_program_that_it_becomes(started: li
     assert isinstance(call("serve", "a=folder", "--pin", "--port", "0", "--threads", "3").exception, Became)
     first, second = (words[3:] for words in started)
     assert started[0][:3] == [sys.executable, "-m", "dtj_trainer.serving.serve"]
-    assert serve.read_options(first) == serve.read_options(["a=folder", "b=s3://bucket/job"])
-    assert serve.read_options(second) == serve.read_options(["a=folder", "--pin", "--port=0", "--threads=3"])
+    assert read_options(first) == read_options(["a=folder", "b=s3://bucket/job"])
+    assert read_options(second) == read_options(["a=folder", "--pin", "--port=0", "--threads=3"])
 
 
 @pytest.mark.parametrize(("command", "lacks"), [("export", "onnx"), ("serve", "uvicorn")])

@@ -90,16 +90,21 @@ def export(uri: str, given: Given) -> Exported:
 def _fetch(store: Store, folder: Path) -> None:
     found = False
     for item in store.objects():
-        parts = item.key.split("/")
-        if ".." in parts or not all(map(usable_name, parts)) or item.key.endswith("/"):
+        if not is_model_file(item.key) or item.key in (
+            ONNX,
+            model_manifest.NAME,
+        ):  # The last two: earlier exports.
             continue
-        if item.key in (ONNX, model_manifest.NAME):
-            continue  # Of an earlier export.
         (folder / item.key).parent.mkdir(parents=True, exist_ok=True)
         store.get_file(item.key, folder / item.key)
         found = True
     if not found:
         raise ModelMissing(f"{store.location.uri} has no files: does the job have a model already?")
+
+
+def is_model_file(key: str) -> bool:
+    """Return whether a key below a model's prefix is the path of a file: one inside the folder, not temporary."""
+    return all(part and usable_name(part) for part in key.split("/"))
 
 
 def _known(folder: Path) -> dict[str, Any]:
