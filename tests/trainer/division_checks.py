@@ -25,7 +25,7 @@ from dtj_trainer.torch import fully_sharded
 from dtj_trainer.torch import model as torch_model
 from dtj_trainer.torch.division import model_of, ranks_of, saver_of
 from dtj_trainer.torch.mesh_ranks import MeshRanks
-from dtj_trainer.torch.models import PictureClassifier, build
+from dtj_trainer.torch.models import MODELS, PictureClassifier, build
 from dtj_trainer.torch.ranks import TensorRanks
 from dtj_trainer.torch.sharded_saver import ShardedSaver
 from dtj_trainer.train.options import Options, parse
@@ -67,7 +67,7 @@ NETWORKS: dict[str, Build] = {"fsdp with SyncBatchNorm": smooth, "tensor with dr
 def options_of(*options: str) -> Options:
     fixed = ("--data=none", "--global-batch-size=16", "--batch-size=16", "--optimizer=adamw")
     flags = {"sync_batchnorm": True, "pytorch": True, "division": True}
-    return parse([*fixed, *options], "program", "", ("cnn", "resnet18"), **flags)
+    return parse([*fixed, *options], "program", "", MODELS, **flags)
 
 
 class Trained:

@@ -50,31 +50,53 @@ REFUSED = {
 }
 
 
-# A single test: with several workers, each would run all checks.
-def test_ranks_are_one_process_and_go_on_from_each_other(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "tests.trainer.division_checks", str(tmp_path), *map(str, free_ports(4))]
-    environment = {**os.environ, "MASTER_ADDR": "127.0.0.1", "OMP_NUM_THREADS": "1", "DTJ_ARTIFACTS_URI": ""}
-    outputs = [(tmp_path / f"{rank}.out", tmp_path / f"{rank}.err") for rank in range(4)]
+def output_of(command: list[str], ranks: int, folder: Path, **variables: str) -> str:
+    """What rank 0 prints."""
+    fixed = {
+        "MASTER_ADDR": "127.0.0.1",
+        "OMP_NUM_THREADS": "1",
+        "DTJ_ARTIFACTS_URI": "",
+        "DTJ_ROOT": str(folder),
+    }
+    outputs = [(folder / f"{rank}.out", folder / f"{rank}.err") for rank in range(ranks)]
     processes = [
         subprocess.Popen(
-            command, env=environment | {"RANK": str(rank)}, stdout=out.open("w"), stderr=err.open("w")
+            command,
+            env={**os.environ, **fixed, **variables, "RANK": str(rank)},
+            stdout=out.open("w"),
+            stderr=error.open("w"),
         )
-        for rank, (out, err) in enumerate(outputs)
+        for rank, (out, error) in enumerate(outputs)
     ]
     try:
-        codes = [process.wait(200 * PATIENCE) for process in processes]
+        codes = [process.wait(250 * PATIENCE) for process in processes]
     finally:
         for process in processes:
             process.kill()
             process.wait()
-    assert codes == [0, 0, 0, 0], "\n".join(err.read_text() for _, err in outputs)
-    found = json.loads(outputs[0][0].read_text())
+    assert codes == [0] * ranks, "\n".join(error.read_text() for _, error in outputs)
+    return outputs[0][0].read_text()
+
+
+# A single test: with several workers, each would run all checks.
+def test_ranks_are_one_process_and_go_on_from_each_other(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "tests.trainer.division_checks", str(tmp_path), *map(str, free_ports(4))]
+    found = json.loads(output_of(command, 4, tmp_path))
     assert found["close"].keys() == LAYOUTS
     assert {name: each for name, each in found["close"].items() if each > 1e-5} == {}
     assert found["equal"] == dict.fromkeys(RESTORED, 0.0)
     assert found["messages"].keys() == REFUSED.keys()
     for name, text in REFUSED.items():
         assert text in found["messages"][name]
+
+
+@pytest.mark.nets
+def test_each_network_in_shards_and_in_stages(tmp_path: Path) -> None:
+    (port,) = free_ports(1)
+    command = [sys.executable, "-m", "tests.trainer.division_nets"]
+    found = json.loads(output_of(command, 2, tmp_path, WORLD_SIZE="2", MASTER_PORT=str(port)))
+    assert len(found) == 2 * len(MODELS) + 1
+    assert {name: each for name, each in found.items() if each > 1e-6} == {}
 
 
 def test_the_program_goes_on_from_stages_with_shards(tmp_path: Path) -> None:
