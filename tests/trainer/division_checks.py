@@ -13,6 +13,7 @@ import shutil
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import cache
 from pathlib import Path
 
 import torch
@@ -41,7 +42,7 @@ LAYOUTS = {
     "fsdp with SyncBatchNorm": ("--fsdp", "--sync-batchnorm"),
     "tensor": ("--tensor-parallel=4",),
     "tensor with dropout": ("--tensor-parallel=4", "--label-smoothing=0.1"),
-    "tensor x data": ("--tensor-parallel=2",),
+    "tensor x data": ("--tensor-parallel=2", "--optimizer=sgd"),
     "tensor x fsdp": ("--tensor-parallel=2", "--fsdp"),
     "stages": ("--pipeline-stages=4", "--micro-batches=4"),
     "stages x data": ("--pipeline-stages=2", "--micro-batches=3", "--label-smoothing=0.1"),
@@ -150,11 +151,17 @@ def world(size: int, port: str) -> Iterator[TensorRanks | None]:
         yield ranks
 
 
-def one_process(*options: str, network: Build = build) -> Trained:
-    same = [each for each in options if each.startswith(("--clip", "--label", "--optimizer"))]
-    trained = Trained(TensorRanks(), *same, network=network)
+@cache
+def trained_alone(network: Build, *options: str) -> Trained:
+    trained = Trained(TensorRanks(), *options, network=network)
     trained.train(STEPS)
     return trained
+
+
+def one_process(*options: str, network: Build = build) -> Trained:
+    """The same training without a division."""
+    same = (each for each in options if each.startswith(("--clip", "--label", "--optimizer")))
+    return trained_alone(network, *same)
 
 
 def layouts(ranks: TensorRanks) -> dict[str, float]:

@@ -9,9 +9,11 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -146,19 +148,32 @@ def test_a_whole_network_does_not_go_on_from_shards(monkeypatch: pytest.MonkeyPa
 
 @pytest.mark.parametrize("name", MODELS)
 def test_a_network_is_the_chain_of_its_blocks(name: str) -> None:
-    network = build(name, (3, 32, 32), 10).eval()
-    values = torch.rand(2, 3, 32, 32, generator=torch.Generator().manual_seed(1))
+    network = build(name, (3, 16, 16), 10).eval()
+    values = torch.rand(2, 3, 16, 16, generator=torch.Generator().manual_seed(1))
     with torch.no_grad():
         expected, chained = network.network(values), values.clone()
         for block in blocks_of(network.network):
             chained = block(chained)
     assert torch.equal(chained, expected)
-    pieces = pieces_of(network, (3, 32, 32))
+    pieces = pieces_of(network, (3, 16, 16))
     for stages in (2, 4):
-        shares = cut(pieces, stages, (3, 32, 32))
+        shares = cut(pieces, stages, (3, 16, 16))
         assert [each for share in shares for each in share.blocks] == blocks_of(network.network)
-        assert (shares[0].takes, shares[-1].gives) == ((3, 32, 32), (10,))
+        assert (shares[0].takes, shares[-1].gives) == ((3, 16, 16), (10,))
         assert [each.gives for each in shares[:-1]] == [each.takes for each in shares[1:]]
+
+
+def test_the_network_of_the_documentation_says_how_it_is_divided() -> None:
+    page = (Path(__file__).parents[2] / "docs/model-parallel.md").read_text()
+    (example,) = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
+    names: dict[str, Any] = {}
+    exec(compile(example, "docs/model-parallel.md", "exec"), names)
+    network = names["Wide"](1, 10)
+    values = expected = torch.rand(2, 1, 28, 28)
+    for block in blocks_of(network):
+        values = block(values)
+    assert torch.equal(values, network(expected))
+    assert tensor_layers_of(network) == {"first": "column", "second": "row"}
 
 
 def test_stages_have_about_the_same_work() -> None:
