@@ -30,7 +30,7 @@ from dtj_trainer.torch.models import MODELS, PictureClassifier, build
 from dtj_trainer.torch.ranks import TensorRanks
 from dtj_trainer.torch.sharded_saver import ShardedSaver
 from dtj_trainer.train.options import Options, parse
-from dtj_trainer.train.protocols import Position
+from dtj_trainer.train.protocols import Position, RanksDiverged
 from dtj_trainer.train.schedule import Ramp
 
 STEPS = 21
@@ -196,6 +196,20 @@ def refusals(ranks: TensorRanks) -> dict[str, str]:
     }
 
 
+def diverged(ranks: TensorRanks) -> str:
+    """A rank with other weights than the rank that has the same part of the layers."""
+    trained = Trained(ranks, "--tensor-parallel=2")
+    if ranks.rank == 3:
+        with torch.no_grad():
+            whole_layer = trained.model.network.get_parameter("network.features.0.bias")
+            whole_layer += 1
+    try:
+        trained.saver.export(trained.at, None)
+    except RanksDiverged as error:
+        return str(error)
+    return "not found"
+
+
 def two(channels: int, classes: int) -> nn.Module:
     return nn.Sequential(nn.Flatten(), nn.Linear(64 * channels, 8), nn.ReLU(), nn.Linear(8, classes))
 
@@ -248,6 +262,7 @@ def main(folder: Path, ports: list[str]) -> None:
     with world(4, ports[0]) as ranks:
         assert ranks is not None
         close, messages = layouts(ranks), refusals(ranks)
+        messages["diverged"] = diverged(ranks)
         messages["parts"], equal = two_pods(folder / "pods", ranks)
         shards.go_on(ranks, 10, "--fsdp")
         chain.go_on(ranks, 10, "--tensor-parallel=2", "--fsdp")

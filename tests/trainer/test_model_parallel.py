@@ -49,6 +49,7 @@ REFUSED = {
     "micro batches": "8 examples a step can't fill 9 micro batches: give --micro-batches=8 or fewer",
     "passes": "gives each of 2 pipelines 8 examples a step, which is one pass: give --batch-size=8",
     "parts": "is not one of shards that each pod has as a whole",
+    "diverged": "the weights of rank 3 differ from those of a rank with the same part",
 }
 
 
@@ -124,14 +125,14 @@ def test_the_program_goes_on_from_stages_with_shards(tmp_path: Path) -> None:
         assert (end["steps"], end["worldSize"]) == (8, 2)
         assert stages.metrics[0]["batchSize"] == 16
         assert "stepSeconds" not in stages.metrics[1]
-        shards = torch_run.Run(tmp_path / "run", data, 2, *options, "--max-steps=12", "--fsdp", **pod)
+        shards = torch_run.Run(tmp_path / "run", data, 1, *options, "--max-steps=12", "--fsdp", **pod)
         runs.append(shards)
         assert "resuming from the checkpoint of step 8, epoch 2" in shards.ended().outputs[0]
     finally:
         for run in runs:
             run.kill()
     (end,) = [each for each in shards.metrics if each["kind"] == "end"][1:]
-    assert (end["steps"], end["worldSize"]) == (12, 2)
+    assert (end["steps"], end["worldSize"]) == (12, 1)
     assert abs(end["accuracy"] - one.metrics[-1]["accuracy"]) < 1e-9
     weights = one.weights
     assert shards.weights.keys() == weights.keys()
