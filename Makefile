@@ -71,7 +71,7 @@ test-trainer: $(VENV)  ## data, models, launch, artifacts and training with real
 	@$(PY) -m tests.trainer.packages
 	$(PY) -m pytest --numprocesses=$(AT_ONCE) tests/trainer
 
-test-nets: $(VENV)  ## each network overfits 64 pictures, and trains on two ranks by Horovod and by DDP; minutes
+test-nets: $(VENV)  ## each network overfits 64 pictures, and trains on two ranks by Horovod, by DDP and divided; minutes
 	$(PY) docker/wheels.py --install
 	$(PY) -m pytest -m nets tests/trainer
 

@@ -13,6 +13,7 @@ import shutil
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import cache
 from pathlib import Path
 
 import torch
@@ -25,11 +26,11 @@ from dtj_trainer.torch import fully_sharded
 from dtj_trainer.torch import model as torch_model
 from dtj_trainer.torch.division import model_of, ranks_of, saver_of
 from dtj_trainer.torch.mesh_ranks import MeshRanks
-from dtj_trainer.torch.models import PictureClassifier, build
+from dtj_trainer.torch.models import MODELS, PictureClassifier, build
 from dtj_trainer.torch.ranks import TensorRanks
 from dtj_trainer.torch.sharded_saver import ShardedSaver
 from dtj_trainer.train.options import Options, parse
-from dtj_trainer.train.protocols import Position
+from dtj_trainer.train.protocols import Position, RanksDiverged
 from dtj_trainer.train.schedule import Ramp
 
 STEPS = 21
@@ -41,7 +42,7 @@ LAYOUTS = {
     "fsdp with SyncBatchNorm": ("--fsdp", "--sync-batchnorm"),
     "tensor": ("--tensor-parallel=4",),
     "tensor with dropout": ("--tensor-parallel=4", "--label-smoothing=0.1"),
-    "tensor x data": ("--tensor-parallel=2",),
+    "tensor x data": ("--tensor-parallel=2", "--optimizer=sgd"),
     "tensor x fsdp": ("--tensor-parallel=2", "--fsdp"),
     "stages": ("--pipeline-stages=4", "--micro-batches=4"),
     "stages x data": ("--pipeline-stages=2", "--micro-batches=3", "--label-smoothing=0.1"),
@@ -67,7 +68,7 @@ NETWORKS: dict[str, Build] = {"fsdp with SyncBatchNorm": smooth, "tensor with dr
 def options_of(*options: str) -> Options:
     fixed = ("--data=none", "--global-batch-size=16", "--batch-size=16", "--optimizer=adamw")
     flags = {"sync_batchnorm": True, "pytorch": True, "division": True}
-    return parse([*fixed, *options], "program", "", ("cnn", "resnet18"), **flags)
+    return parse([*fixed, *options], "program", "", MODELS, **flags)
 
 
 class Trained:
@@ -150,11 +151,17 @@ def world(size: int, port: str) -> Iterator[TensorRanks | None]:
         yield ranks
 
 
-def one_process(*options: str, network: Build = build) -> Trained:
-    same = [each for each in options if each.startswith(("--clip", "--label", "--optimizer"))]
-    trained = Trained(TensorRanks(), *same, network=network)
+@cache
+def trained_alone(network: Build, *options: str) -> Trained:
+    trained = Trained(TensorRanks(), *options, network=network)
     trained.train(STEPS)
     return trained
+
+
+def one_process(*options: str, network: Build = build) -> Trained:
+    """The same training without a division."""
+    same = (each for each in options if each.startswith(("--clip", "--label", "--optimizer")))
+    return trained_alone(network, *same)
 
 
 def layouts(ranks: TensorRanks) -> dict[str, float]:
@@ -187,6 +194,20 @@ def refusals(ranks: TensorRanks) -> dict[str, str]:
         "micro batches": refused(ranks, "--pipeline-stages=2", "--micro-batches=9"),
         "passes": refused(ranks, "--pipeline-stages=2", "--micro-batches=2", "--batch-size=4"),
     }
+
+
+def diverged(ranks: TensorRanks) -> str:
+    """A rank with other weights than the rank that has the same part of the layers."""
+    trained = Trained(ranks, "--tensor-parallel=2")
+    if ranks.rank == 3:
+        with torch.no_grad():
+            whole_layer = trained.model.network.get_parameter("network.features.0.bias")
+            whole_layer += 1
+    try:
+        trained.saver.export(trained.at, None)
+    except RanksDiverged as error:
+        return str(error)
+    return "not found"
 
 
 def two(channels: int, classes: int) -> nn.Module:
@@ -241,6 +262,7 @@ def main(folder: Path, ports: list[str]) -> None:
     with world(4, ports[0]) as ranks:
         assert ranks is not None
         close, messages = layouts(ranks), refusals(ranks)
+        messages["diverged"] = diverged(ranks)
         messages["parts"], equal = two_pods(folder / "pods", ranks)
         shards.go_on(ranks, 10, "--fsdp")
         chain.go_on(ranks, 10, "--tensor-parallel=2", "--fsdp")

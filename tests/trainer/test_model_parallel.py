@@ -9,9 +9,11 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -47,34 +49,57 @@ REFUSED = {
     "micro batches": "8 examples a step can't fill 9 micro batches: give --micro-batches=8 or fewer",
     "passes": "gives each of 2 pipelines 8 examples a step, which is one pass: give --batch-size=8",
     "parts": "is not one of shards that each pod has as a whole",
+    "diverged": "the weights of rank 3 differ from those of a rank with the same part",
 }
+
+
+def output_of(command: list[str], ranks: int, folder: Path, **variables: str) -> str:
+    """What rank 0 prints."""
+    fixed = {
+        "MASTER_ADDR": "127.0.0.1",
+        "OMP_NUM_THREADS": "1",
+        "DTJ_ARTIFACTS_URI": "",
+        "DTJ_ROOT": str(folder),
+    }
+    outputs = [(folder / f"{rank}.out", folder / f"{rank}.err") for rank in range(ranks)]
+    processes = [
+        subprocess.Popen(
+            command,
+            env={**os.environ, **fixed, **variables, "RANK": str(rank)},
+            stdout=out.open("w"),
+            stderr=error.open("w"),
+        )
+        for rank, (out, error) in enumerate(outputs)
+    ]
+    try:
+        codes = [process.wait(250 * PATIENCE) for process in processes]
+    finally:
+        for process in processes:
+            process.kill()
+            process.wait()
+    assert codes == [0] * ranks, "\n".join(error.read_text() for _, error in outputs)
+    return outputs[0][0].read_text()
 
 
 # A single test: with several workers, each would run all checks.
 def test_ranks_are_one_process_and_go_on_from_each_other(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "tests.trainer.division_checks", str(tmp_path), *map(str, free_ports(4))]
-    environment = {**os.environ, "MASTER_ADDR": "127.0.0.1", "OMP_NUM_THREADS": "1", "DTJ_ARTIFACTS_URI": ""}
-    outputs = [(tmp_path / f"{rank}.out", tmp_path / f"{rank}.err") for rank in range(4)]
-    processes = [
-        subprocess.Popen(
-            command, env=environment | {"RANK": str(rank)}, stdout=out.open("w"), stderr=err.open("w")
-        )
-        for rank, (out, err) in enumerate(outputs)
-    ]
-    try:
-        codes = [process.wait(200 * PATIENCE) for process in processes]
-    finally:
-        for process in processes:
-            process.kill()
-            process.wait()
-    assert codes == [0, 0, 0, 0], "\n".join(err.read_text() for _, err in outputs)
-    found = json.loads(outputs[0][0].read_text())
+    found = json.loads(output_of(command, 4, tmp_path))
     assert found["close"].keys() == LAYOUTS
     assert {name: each for name, each in found["close"].items() if each > 1e-5} == {}
     assert found["equal"] == dict.fromkeys(RESTORED, 0.0)
     assert found["messages"].keys() == REFUSED.keys()
     for name, text in REFUSED.items():
         assert text in found["messages"][name]
+
+
+@pytest.mark.nets
+def test_each_network_in_shards_and_in_stages(tmp_path: Path) -> None:
+    (port,) = free_ports(1)
+    command = [sys.executable, "-m", "tests.trainer.division_nets"]
+    found = json.loads(output_of(command, 2, tmp_path, WORLD_SIZE="2", MASTER_PORT=str(port)))
+    assert len(found) == 2 * len(MODELS) + 1
+    assert {name: each for name, each in found.items() if each > 1e-6} == {}
 
 
 def test_the_program_goes_on_from_stages_with_shards(tmp_path: Path) -> None:
@@ -100,14 +125,14 @@ def test_the_program_goes_on_from_stages_with_shards(tmp_path: Path) -> None:
         assert (end["steps"], end["worldSize"]) == (8, 2)
         assert stages.metrics[0]["batchSize"] == 16
         assert "stepSeconds" not in stages.metrics[1]
-        shards = torch_run.Run(tmp_path / "run", data, 2, *options, "--max-steps=12", "--fsdp", **pod)
+        shards = torch_run.Run(tmp_path / "run", data, 1, *options, "--max-steps=12", "--fsdp", **pod)
         runs.append(shards)
         assert "resuming from the checkpoint of step 8, epoch 2" in shards.ended().outputs[0]
     finally:
         for run in runs:
             run.kill()
     (end,) = [each for each in shards.metrics if each["kind"] == "end"][1:]
-    assert (end["steps"], end["worldSize"]) == (12, 2)
+    assert (end["steps"], end["worldSize"]) == (12, 1)
     assert abs(end["accuracy"] - one.metrics[-1]["accuracy"]) < 1e-9
     weights = one.weights
     assert shards.weights.keys() == weights.keys()
@@ -124,19 +149,32 @@ def test_a_whole_network_does_not_go_on_from_shards(monkeypatch: pytest.MonkeyPa
 
 @pytest.mark.parametrize("name", MODELS)
 def test_a_network_is_the_chain_of_its_blocks(name: str) -> None:
-    network = build(name, (3, 32, 32), 10).eval()
-    values = torch.rand(2, 3, 32, 32, generator=torch.Generator().manual_seed(1))
+    network = build(name, (3, 16, 16), 10).eval()
+    values = torch.rand(2, 3, 16, 16, generator=torch.Generator().manual_seed(1))
     with torch.no_grad():
         expected, chained = network.network(values), values.clone()
         for block in blocks_of(network.network):
             chained = block(chained)
     assert torch.equal(chained, expected)
-    pieces = pieces_of(network, (3, 32, 32))
+    pieces = pieces_of(network, (3, 16, 16))
     for stages in (2, 4):
-        shares = cut(pieces, stages, (3, 32, 32))
+        shares = cut(pieces, stages, (3, 16, 16))
         assert [each for share in shares for each in share.blocks] == blocks_of(network.network)
-        assert (shares[0].takes, shares[-1].gives) == ((3, 32, 32), (10,))
+        assert (shares[0].takes, shares[-1].gives) == ((3, 16, 16), (10,))
         assert [each.gives for each in shares[:-1]] == [each.takes for each in shares[1:]]
+
+
+def test_the_network_of_the_documentation_says_how_it_is_divided() -> None:
+    page = (Path(__file__).parents[2] / "docs/model-parallel.md").read_text()
+    (example,) = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
+    names: dict[str, Any] = {}
+    exec(compile(example, "docs/model-parallel.md", "exec"), names)
+    network = names["Wide"](1, 10)
+    values = expected = torch.rand(2, 1, 28, 28)
+    for block in blocks_of(network):
+        values = block(values)
+    assert torch.equal(values, network(expected))
+    assert tensor_layers_of(network) == {"first": "column", "second": "row"}
 
 
 def test_stages_have_about_the_same_work() -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from tests.trainer.thread_ranks import EXAMPLES, Numbers, Stop, metrics, train
+from tests.trainer.thread_ranks import EXAMPLES, Numbers, Stop, ThreadRanks, metrics, train
 
 from dtj_trainer.train import meeting
 from dtj_trainer.train import pictures as picture_training
@@ -52,6 +52,31 @@ def test_one_clock_decides_when_all_ranks_save(monkeypatch: pytest.MonkeyPatch, 
     assert first.did.count("save") > 2  # more than those after each test
     assert [each for each in first.did if each != "save"] == other.did
     assert other.did.count("average") == first.did.count("save")
+
+
+def test_ranks_that_test_together_make_equally_many_calls(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    alone = train(monkeypatch, tmp_path / "alone", test_examples=1)
+    assert sorted(each.did.count("test") for each in alone) == [0, 2]  # epochs
+    monkeypatch.setattr(Numbers, "tests_together", True)
+    together = train(monkeypatch, tmp_path / "together", test_examples=1)
+    assert [each.did.count("test") for each in together] == [2, 2]
+
+
+def test_ranks_of_one_network_count_its_examples_once(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(ThreadRanks, "data_rank", 0)
+    monkeypatch.setattr(ThreadRanks, "data_size", 1)
+    monkeypatch.setattr(ThreadRanks, "counts", property(lambda self: self.rank == 1))
+    options = ("--epochs=1", "--lr=0.1", "--warmup-epochs=0", "--schedule=constant")
+    models = train(monkeypatch, tmp_path, *options)
+    assert [each.rates for each in models] == [[0.1] * 12] * 2  # not that of two batches
+    lines = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    start, *_, test, end = lines
+    assert (start["batchSize"], start["totalSteps"], start["worldSize"]) == (8, 12, 2)
+    assert (test["kind"], test["accuracy"], end["accuracy"]) == ("test", 1.0, 1.0)
 
 
 def test_a_stop_in_the_test_is_not_waited_for(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING
 from torch import nn
 from torch.distributed.fsdp import fully_shard
 
+from dtj_trainer.torch.models.blocks import keep_inputs
+
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
@@ -21,10 +23,7 @@ BLOCK_PARAMETERS = 50_000
 
 def shard(network: nn.Module, blocks: Iterable[Block], mesh: DeviceMesh) -> None:
     """Shard `network` in place over the ranks of `mesh`, and move it to the mesh's device, block by block."""
-    # A function that overwrites the output of a block may remove FSDP's hook of the backward pass. FSDP warns of it.
-    for module in network.modules():
-        if getattr(module, "inplace", False) is True:
-            module.inplace = False  # type: ignore[assignment]
+    keep_inputs(network)
     warnings.filterwarnings("ignore", r"FSDP2-wrapped module \(\w+\) returned a view tensor")
     for block in blocks:
         if isinstance(block, nn.Module) and block is not network and _parameters(block) >= BLOCK_PARAMETERS:

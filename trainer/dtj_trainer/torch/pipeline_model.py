@@ -53,6 +53,7 @@ class PipelineModel(DividedModel):
             )
         self._cut = cut(pieces, self._stages, shape)[self._number]
         stage = Stage(network, self._cut.blocks, first=self._first, autocast=self.precision.autocast)
+        self._dtype = stage.dtype
         if options.fsdp:
             shard(stage, self._cut.blocks, self._ranks.data)
         return stage.to(self._device)
@@ -86,11 +87,13 @@ class PipelineModel(DividedModel):
         if size not in self._schedules:
             takes = torch.empty(
                 (size, *self._cut.takes),
-                dtype=torch.uint8 if self._first else torch.float32,
+                dtype=torch.uint8 if self._first else self._dtype,
                 device="meta",
                 requires_grad=not self._first,
             )
-            gives = torch.empty((size, *self._cut.gives), device="meta", requires_grad=True)
+            gives = torch.empty(
+                (size, *self._cut.gives), dtype=self._dtype, device="meta", requires_grad=True
+            )
             stage = PipelineStage(
                 self.network,
                 self._number,
@@ -108,7 +111,7 @@ class PipelineModel(DividedModel):
 
     def _loss(self, logits: Tensor, labels: Tensor) -> Tensor:
         losses = functional.cross_entropy(
-            logits, labels, reduction="none", ignore_index=_PADDING, label_smoothing=self._smoothing
+            logits.float(), labels, reduction="none", ignore_index=_PADDING, label_smoothing=self._smoothing
         )
         self._add_up(losses, logits, labels)
         return losses.sum() * (self._ranks.data_size / self._total)
@@ -138,7 +141,7 @@ class PipelineModel(DividedModel):
         """Return the input of this stage for these pictures."""
         if self._first:
             return self._moved(torch.from_numpy(pixels))
-        values = torch.empty((len(pixels), *self._cut.takes), device=self._device)
+        values = torch.empty((len(pixels), *self._cut.takes), dtype=self._dtype, device=self._device)
         if len(pixels):
             dist.recv(values, group=self._ranks.model.get_group(), group_src=self._number - 1)
         return values

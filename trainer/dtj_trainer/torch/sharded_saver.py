@@ -259,4 +259,6 @@ def _optimizer_names(kept: Mapping[str, object], weight: str) -> list[str]:
 
 def _whole(value: Tensor) -> Tensor:
     """Gather a tensor whose shards several ranks have."""
+    # It warns that shards of two dimensions of the mesh take two exchanges.
+    logging.getLogger("torch.distributed.tensor._redistribute").setLevel(logging.ERROR)
     return value.full_tensor() if isinstance(value, DTensor) else value

@@ -101,8 +101,8 @@ def _ends(work: Sequence[int], stages: int) -> list[int]:
 class Stage(nn.Module):
     """The blocks of a stage, with the names that they have in the network.
 
-    The first stage takes pictures, and normalizes them. Values between stages are float32. The last stage returns
-    logits. `autocast` gives the context of a pass.
+    The first stage takes pictures, and normalizes them. Values between stages have the weights' `dtype`. The last
+    stage returns logits. `autocast` gives the context of a pass.
     """
 
     def __init__(
@@ -119,6 +119,7 @@ class Stage(nn.Module):
             if isinstance(block, nn.Module):
                 _place(self, names[block], block)
         self._blocks, self._autocast, self._first = tuple(blocks), autocast, first
+        self.dtype = next(network.parameters()).dtype
         if first:
             self.register_buffer("mean", network.mean)
             self.register_buffer("deviation", network.deviation)
@@ -130,7 +131,7 @@ class Stage(nn.Module):
         with self._autocast():
             for block in self._blocks:
                 values = block(values)
-        return values.float().contiguous()
+        return values.to(self.dtype).contiguous()
 
 
 def _place(root: nn.Module, path: str, module: nn.Module) -> None:

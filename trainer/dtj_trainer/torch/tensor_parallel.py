@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
-from dtj_trainer.torch.models.blocks import tensor_layers_of
+from dtj_trainer.torch.models.blocks import keep_inputs, tensor_layers_of
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
@@ -29,6 +29,7 @@ def share_layers(network: nn.Module, name: str, mesh: DeviceMesh) -> None:
             f"{option}: {name} has no layer to share for pictures of this size: use --fsdp or --pipeline-stages, or "
             "another --model (docs/model-parallel.md)"
         )
+    keep_inputs(network)
     for path, kind in layers.items():
         layer: Any = network.get_submodule(path)
         if kind == "dropout":

@@ -37,6 +37,17 @@ def tensor_layers_of(network: nn.Module) -> dict[str, str]:
     return dict(layers()) if inspect.ismethod(layers) else {}
 
 
+def keep_inputs(network: nn.Module) -> None:
+    """Let functions such as `nn.ReLU(inplace=True)` keep their input.
+
+    The output of a layer that ranks share, or of a block in shards, may be a view whose hook of the backward pass an
+    overwriting function would remove. PyTorch refuses the former and warns of the latter.
+    """
+    for module in network.modules():
+        if getattr(module, "inplace", False) is True:
+            module.inplace = False  # type: ignore[assignment]
+
+
 def flat(values: Tensor) -> Tensor:
     """Join all dimensions of an example."""
     return torch.flatten(values, 1)
