@@ -23,6 +23,7 @@ import numpy as np
 import pytest
 import torch
 from tests.patience import PATIENCE
+from tests.trainer import served_models
 from tests.trainer.served_models import file_of, served
 from tests.trainer.serving_processes import dtj, serving
 from torch.nn import functional
@@ -34,7 +35,7 @@ from dtj_trainer.serving.errors import ModelMissing, NotExportable
 from dtj_trainer.serving.facts import Given, described, read_given
 from dtj_trainer.serving.forms import Input, source_of
 from dtj_trainer.serving.loaded_model import load
-from dtj_trainer.serving.parity import Comparison
+from dtj_trainer.serving.parity import Comparison, compare
 from dtj_trainer.serving.places import FolderPlace
 from dtj_trainer.torch import saved_model
 from dtj_trainer.torch.models import build
@@ -242,6 +243,30 @@ def test_what_can_not_be_exported_is_told_and_leaves_nothing(exported: Path, tmp
         export.export(str(tmp_path), Given(labels=("a", "b", "c")))
     assert sorted(path.name for path in tmp_path.iterdir()) == ["a.pt2", "b.keras", "model.pt2"]
     assert source_of(tmp_path).name == "model.pt2"
+
+
+class Scaled:
+    """The network of `served_models` in another framework, whose answers are off by a part of the largest."""
+
+    framework = "test"
+    inputs = (Input("uint8", (1, 8, 8)),)
+
+    def __init__(self, part: float) -> None:
+        self._part = part
+
+    def answer(self, inputs: list[np.ndarray]) -> list[np.ndarray]:
+        exact = served_models.logits_of(inputs[0])
+        return [exact + self._part * np.abs(exact).max(1, keepdims=True)]
+
+    def write_onnx(self, path: Path) -> None:
+        raise NotImplementedError
+
+
+def test_answers_that_differ_are_refused(tmp_path: Path) -> None:
+    path = served_models.write_model(tmp_path) / "model.onnx"
+    assert compare(Scaled(5e-5), path, None).largest > 1e-5
+    with pytest.raises(NotExportable, match="the converted model's outputs differ by up to"):
+        compare(Scaled(1e-3), path, None)
 
 
 GREY = (Input("float32", (1, 28, 28)),)
