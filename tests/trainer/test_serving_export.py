@@ -68,7 +68,7 @@ def job(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("jobs") / "vgg"
     saved_model.write(
         folder / "model",
-        network,
+        network.state_dict(),
         name="cnn",
         shape=SHAPE,
         classes=CLASSES,
