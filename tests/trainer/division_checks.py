@@ -35,18 +35,20 @@ from dtj_trainer.train.schedule import Ramp
 
 STEPS = 21
 """Three epochs of six steps of 16 and one of a single example, which only one share has."""
+_TWO_STAGES = ("--pipeline-stages=2", "--micro-batches=4")
 LAYOUTS = {
     "fsdp": ("--fsdp",),
-    "fsdp with clipping": ("--fsdp", "--clip-norm=0.5"),
+    "fsdp with clipping": ("--fsdp", "--clip-norm=0.5", "--optimizer=sgd"),
     "fsdp in passes": ("--fsdp", "--batch-size=3"),
     "fsdp with SyncBatchNorm": ("--fsdp", "--sync-batchnorm"),
     "tensor": ("--tensor-parallel=4",),
     "tensor with dropout": ("--tensor-parallel=4", "--label-smoothing=0.1"),
-    "tensor x data": ("--tensor-parallel=2", "--optimizer=sgd"),
-    "tensor x fsdp": ("--tensor-parallel=2", "--fsdp"),
+    "tensor x data": ("--tensor-parallel=2", "--optimizer=sgd", "--clip-norm=0.5"),
+    "tensor x fsdp": ("--tensor-parallel=2", "--fsdp", "--optimizer=sgd", "--clip-norm=0.5"),
     "stages": ("--pipeline-stages=4", "--micro-batches=4"),
     "stages x data": ("--pipeline-stages=2", "--micro-batches=3", "--label-smoothing=0.1"),
-    "stages x fsdp": ("--pipeline-stages=2", "--micro-batches=4", "--fsdp", "--optimizer=sgd"),
+    "stages x data with clipping": (*_TWO_STAGES, "--optimizer=sgd", "--clip-norm=0.5"),
+    "stages x fsdp": (*_TWO_STAGES, "--fsdp", "--optimizer=sgd", "--clip-norm=0.5"),
 }
 
 

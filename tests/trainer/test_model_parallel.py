@@ -35,7 +35,7 @@ pytestmark = pytest.mark.torch
 LAYOUTS = {
     *("fsdp", "fsdp with clipping", "fsdp in passes", "fsdp with SyncBatchNorm"),
     *("tensor", "tensor with dropout", "tensor x data", "tensor x fsdp"),
-    *("stages", "stages x data", "stages x fsdp"),
+    *("stages", "stages x data", "stages x data with clipping", "stages x fsdp"),
     "chain",
 }
 RESTORED = {
@@ -220,7 +220,6 @@ def test_which_networks_have_layers_to_share() -> None:
         ),
         ("--pipeline-stages=2 --skip-corrupt", "--skip-corrupt does not go with --pipeline-stages"),
         ("--tensor-parallel=2 --skip-corrupt", "--skip-corrupt does not go with --tensor-parallel"),
-        ("--tensor-parallel=2 --clip-norm=1", "--clip-norm does not go with --tensor-parallel"),
         ("--pipeline-stages=2 --sync-batchnorm", "--sync-batchnorm does not go with --pipeline-stages"),
         ("--fsdp --compile", "--compile does not go with a divided network: leave it out"),
         ("--tensor-parallel=2 --amp-dtype=float16", "does not go with a divided network: use bfloat16"),

@@ -7,15 +7,19 @@ import os
 import shutil
 import threading
 from pathlib import Path
+from typing import Any, cast
 
 import numpy as np
 import pytest
 from tests.trainer.thread_ranks import EXAMPLES, Numbers, Stop, ThreadRanks, metrics, train
 
+from dtj_trainer.data.pictures import Pictures
 from dtj_trainer.train import meeting
 from dtj_trainer.train import pictures as picture_training
 from dtj_trainer.train.machines import Place, machines_of
+from dtj_trainer.train.protocols import PictureModel, Position, Ranks
 from dtj_trainer.train.schedule import Ramp, Schedule
+from dtj_trainer.train.stop import StopRequest
 
 LONG = ("--epochs=3", "--checkpoint-steps=4")
 """Six steps an epoch."""
@@ -62,6 +66,24 @@ def test_ranks_that_test_together_make_equally_many_calls(
     monkeypatch.setattr(Numbers, "tests_together", True)
     together = train(monkeypatch, tmp_path / "together", test_examples=1)
     assert [each.did.count("test") for each in together] == [2, 2]
+
+
+def test_a_pass_of_skipped_examples_alone_is_made_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(picture_training, "TEST_BATCH", 2)
+
+    class Counting(PictureModel[Any]):
+        def test(self, pixels: np.ndarray, labels: np.ndarray) -> tuple[float, float]:
+            calls.append(labels.tolist())
+            assert pixels.shape == (len(labels), 1, 8, 8)
+            return float(len(labels)), 0.0
+
+    examples = Pictures(np.zeros((4, 1, 8, 8), np.uint8), np.array([-1, -1, 3, -1]))
+    model, stop = Counting(), cast(StopRequest, Stop())
+    for together, expected in ((False, [[3]]), (True, [[], [3]])):
+        calls: list[list[int]] = []
+        monkeypatch.setattr(Counting, "tests_together", together)
+        assert picture_training.PictureTest(examples, model, Ranks(), None).accuracy(Position(), stop) == 1.0
+        assert calls == expected
 
 
 def test_ranks_of_one_network_count_its_examples_once(

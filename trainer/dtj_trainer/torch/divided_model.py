@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch.nn import functional
 
+from dtj_trainer.torch import gradient_norm
 from dtj_trainer.torch.fully_sharded import shard
 from dtj_trainer.torch.model import TorchModel
 from dtj_trainer.torch.models.blocks import blocks_of
@@ -14,8 +15,10 @@ from dtj_trainer.torch.step_times import NoClock
 from dtj_trainer.torch.tensor_parallel import share_layers
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     import numpy as np
-    from torch import nn
+    from torch import Tensor, nn
 
     from dtj_trainer.data.pictures import PictureSet
     from dtj_trainer.torch.mesh_ranks import MeshRanks
@@ -27,6 +30,7 @@ class DividedModel(TorchModel):
     """See TorchModel. With `--fsdp`, with `--tensor-parallel`, or with both."""
 
     _ranks: MeshRanks
+    _staged = False
 
     def __init__(self, options: Options, data: PictureSet, device: torch.device, ranks: MeshRanks) -> None:
         super().__init__(options, data, device, ranks)
@@ -53,6 +57,10 @@ class DividedModel(TorchModel):
         else:
             super()._placed(network, options, (0, 0, 0))
         return network
+
+    def _clip(self, weights: Sequence[Tensor]) -> None:
+        assert self._clip_norm is not None
+        gradient_norm.clip(weights, self._clip_norm, self._ranks, staged=self._staged)
 
     def _new_clock(self) -> NoClock:
         return NoClock()

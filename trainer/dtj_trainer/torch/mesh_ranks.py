@@ -92,7 +92,7 @@ class _SamePart(GradientAveraging):
     @contextmanager
     def averaged(self) -> Iterator[None]:
         """See GradientAveraging."""
-        gradients = [_own(each.grad) for each in self.network.parameters() if each.grad is not None]
+        gradients = [own_part(each.grad) for each in self.network.parameters() if each.grad is not None]
         size = self._group.size()
         if size > 1:
             for group in groups([each.nbytes for each in gradients]):
@@ -105,6 +105,6 @@ class _SamePart(GradientAveraging):
         yield
 
 
-def _own(tensor: Tensor) -> Tensor:
-    """Return this rank's part of a tensor."""
+def own_part(tensor: Tensor) -> Tensor:
+    """Return this rank's part of a tensor, in the same memory."""
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor

@@ -25,7 +25,7 @@ from dtj_trainer.train.file_saver import FileSaver
 from dtj_trainer.train.protocols import PictureModel
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Mapping, Sequence
     from pathlib import Path
 
     from dtj_trainer.data.pictures import PictureSet
@@ -92,8 +92,13 @@ class TorchModel(PictureModel[tuple[Tensor, Tensor]]):
         self._make_passes(data, share)
         with self._averaging.averaged():
             self._clock.averaged()
-            self.precision.step(self.optimizer, self._clip_norm)
+            self.precision.step(self.optimizer, None if self._clip_norm is None else self._clip)
         self._clock.updated()
+
+    def _clip(self, weights: Sequence[Tensor]) -> None:
+        """Reduce the norm of the gradient, which is averaged, to that of `--clip-norm`."""
+        assert self._clip_norm is not None
+        torch.nn.utils.clip_grad_norm_(weights, self._clip_norm)
 
     def _make_passes(self, data: tuple[Tensor, Tensor], share: Share) -> None:
         """Add up the gradients of a step in this rank."""

@@ -35,6 +35,8 @@ class PipelineModel(DividedModel):
     Examples that occur twice, and do not count, fill up the last micro batches.
     """
 
+    _staged = True
+
     def __init__(self, options: Options, data: PictureSet, device: torch.device, ranks: MeshRanks) -> None:
         _check_batch(options, ranks.data_size)
         self._number, self._stages = ranks.model_rank, options.pipeline_stages

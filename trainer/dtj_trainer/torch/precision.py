@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
     from contextlib import AbstractContextManager
 
     from torch import Tensor
@@ -46,17 +47,18 @@ class Precision:
         """Run the backward pass of a step, or one of its passes."""
         torch.autograd.backward(loss if self._scaler is None else self._scaler.scale(loss))
 
-    def step(self, optimizer: torch.optim.Optimizer, clip_norm: float | None = None) -> None:
-        """Update the weights by gradients whose norm is reduced to `clip_norm`.
+    def step(
+        self, optimizer: torch.optim.Optimizer, clip: Callable[[Sequence[Tensor]], object] | None = None
+    ) -> None:
+        """Update the weights by their gradients, whose norm `clip` reduces.
 
         The gradients are the mean of all ranks', so that all ranks find the same norm and the same infinities, and
         take or skip the step together.
         """
         if self._scaler is not None:
             self._scaler.unscale_(optimizer)
-        if clip_norm is not None:
-            weights = [each for group in optimizer.param_groups for each in group["params"]]
-            torch.nn.utils.clip_grad_norm_(weights, clip_norm)
+        if clip is not None:
+            clip([each for group in optimizer.param_groups for each in group["params"]])
         if self._scaler is None:
             optimizer.step()
         else:

@@ -114,10 +114,6 @@ def _refuse_together(chosen: argparse.Namespace, option: str, refuse: Callable[[
             f"--skip-corrupt does not go with {option}: one rank might skip an example that another rank reads. "
             "Leave it out; `dtj data check` finds corrupt examples"
         )
-    if chosen.clip_norm is not None:
-        refuse(
-            f"--clip-norm does not go with {option}: no rank knows the norm of the whole gradient. Leave it out"
-        )
     if chosen.sync_batchnorm:
         refuse(f"--sync-batchnorm does not go with {option}: leave it out, or use --fsdp alone")
 
