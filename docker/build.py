@@ -14,6 +14,7 @@ import argparse
 import json
 import re
 import shutil
+import signal
 import subprocess
 import sys
 import tarfile
@@ -406,6 +407,8 @@ def main() -> None:
         parser.error("--context and --tag go together")
     if malformed := [argument for argument in arguments.build_arg if "=" not in argument]:
         parser.error(f"--build-arg takes NAME=VALUE, not {malformed[0]}")
+    # The engine has sessions of its own: who ends this program early must not leave the engine running.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     args = dict(argument.split("=", 1) for argument in arguments.build_arg)
     try:
         if arguments.context:
