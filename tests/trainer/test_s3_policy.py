@@ -35,6 +35,7 @@ REQUESTS = {
     "create_multipart_upload": {"CreateMultipartUpload"},
     "delete_objects": {"DeleteObjects"},
     "download_file": {"HeadObject", "GetObject"},
+    "generate_presigned_url": {"GetObject"},
     "get_object": {"GetObject"},
     "get_paginator": {"ListObjectsV2"},
     "head_object": {"HeadObject"},
