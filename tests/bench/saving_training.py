@@ -16,6 +16,7 @@ from typing import Any, TextIO
 from torch import nn
 
 from dtj_trainer.programs import torch_image_classification
+from dtj_trainer.torch import division
 from dtj_trainer.torch import model as torch_model
 from dtj_trainer.torch.models import PictureClassifier
 
@@ -55,7 +56,7 @@ def main() -> None:
         )
 
     vars(torch_model)["build"] = build
-    vars(torch_image_classification)["TorchModel"] = Model
+    vars(division)["TorchModel"] = Model
     with Path(times).open("w", encoding="utf-8") as file:
         Model.times = file
         torch_image_classification.main(options)
