@@ -56,6 +56,10 @@ class Pictures:
         """See Examples. The result has copies."""
         return Pictures(self.pixels[ids], self.labels[ids])
 
+    def readable(self) -> Pictures:
+        """Return the examples but for those that could not be read, which have the label -1."""
+        return self.read(np.flatnonzero(self.labels >= 0)) if (self.labels < 0).any() else self
+
     def expect(self, ids: Iterator[np.ndarray]) -> None:
         """See Examples."""
 

@@ -115,9 +115,7 @@ class _Ahead:
 
 def read_batch(examples: Examples, ids: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Return pixels, channels last, and labels (int32). Raises DataCorrupt if no example can be read."""
-    pictures = examples.read(ids)
-    if pictures.labels.min() < 0:
-        pictures = pictures.read(np.flatnonzero(pictures.labels >= 0))
+    pictures = examples.read(ids).readable()
     if not len(pictures):
         raise DataCorrupt(f"none of {len(ids)} examples of a batch can be read")
     return channels_last(pictures.pixels), pictures.labels.astype(np.int32)

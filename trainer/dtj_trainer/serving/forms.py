@@ -39,7 +39,7 @@ class TrainedModel(Protocol):
 def source_of(folder: Path) -> Path:
     """Return the file, or the folder of a SavedModel, from which a model is exported.
 
-    Raises ModelMissing without one, NotExportable if it is not clear which one.
+    Raises ModelMissing if the folder has no model, and NotExportable if the folder has several.
     """
     for name in ("model.pt2", "model.keras"):  # As the built-in programs name them.
         if (folder / name).is_file():

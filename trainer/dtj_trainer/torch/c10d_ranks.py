@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
-from torch._C._distributed_c10d import HashStore
 from torch.nn.parallel import DistributedDataParallel
 
 from dtj_trainer.torch.ranks import GradientAveraging, TensorRanks
@@ -35,7 +34,8 @@ def joined_ranks(
         if of_group is None:
             yield TensorRanks()
             return
-        alone = {"store": HashStore(), "rank": 0, "world_size": 1}
+        store = dist.HashStore()  # type: ignore[attr-defined]  # documented, but not in __all__
+        alone = {"store": store, "rank": 0, "world_size": 1}
     if device.type == "cuda":
         dist.init_process_group("cpu:gloo,cuda:nccl", device_id=device, **alone)
     else:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import torch
-from torch.nn import functional
 
 from dtj_trainer.torch import gradient_norm
 from dtj_trainer.torch.fully_sharded import shard
@@ -17,7 +16,6 @@ from dtj_trainer.torch.tensor_parallel import share_layers
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    import numpy as np
     from torch import Tensor, nn
 
     from dtj_trainer.data.pictures import PictureSet
@@ -31,6 +29,8 @@ class DividedModel(TorchModel):
 
     _ranks: MeshRanks
     _staged = False
+    # FSDP gathers weights in a test, which inference mode would spoil for the training.
+    _without_gradients = torch.no_grad
 
     def __init__(self, options: Options, data: PictureSet, device: torch.device, ranks: MeshRanks) -> None:
         super().__init__(options, data, device, ranks)
@@ -47,7 +47,6 @@ class DividedModel(TorchModel):
         return True
 
     def _placed(self, network: PictureClassifier, options: Options, shape: tuple[int, int, int]) -> nn.Module:
-        del shape
         # Each rank divides what it has built itself. A factory of the user may have drawn other first weights.
         self._ranks.overwrite(network.state_dict())
         if options.tensor_parallel > 1:
@@ -55,7 +54,7 @@ class DividedModel(TorchModel):
         if options.fsdp:
             shard(network, blocks_of(network.network), self._ranks.data)
         else:
-            super()._placed(network, options, (0, 0, 0))
+            super()._placed(network, options, shape)
         return network
 
     def _clip(self, weights: Sequence[Tensor]) -> None:
@@ -64,12 +63,3 @@ class DividedModel(TorchModel):
 
     def _new_clock(self) -> NoClock:
         return NoClock()
-
-    def test(self, pixels: np.ndarray, labels: np.ndarray) -> tuple[float, float]:
-        """See PictureModel. FSDP gathers weights in it, which inference mode would spoil for the training."""
-        self.network.eval()
-        with torch.no_grad():
-            wanted = torch.from_numpy(labels).to(self._device)
-            logits = self.network(self._moved(torch.from_numpy(pixels)))
-            loss = functional.cross_entropy(logits, wanted, reduction="sum").item()
-            return float((logits.argmax(1) == wanted).sum().item()), loss

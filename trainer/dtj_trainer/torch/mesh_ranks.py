@@ -5,19 +5,20 @@ from __future__ import annotations
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
 
 from dtj_trainer.torch.c10d_ranks import C10dRanks
+from dtj_trainer.torch.exchange import exchange_as_one
 from dtj_trainer.torch.ranks import GradientAveraging
 from dtj_trainer.train.pieces import groups
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    import torch
     from torch import Tensor, nn
 
     from dtj_trainer.train.division_options import DivisionOptions
@@ -93,16 +94,14 @@ class _SamePart(GradientAveraging):
     def averaged(self) -> Iterator[None]:
         """See GradientAveraging."""
         gradients = [own_part(each.grad) for each in self.network.parameters() if each.grad is not None]
-        size = self._group.size()
-        if size > 1:
+        if self._group.size() > 1:
             for group in groups([each.nbytes for each in gradients]):
-                together = torch.cat([each.reshape(-1) for each in gradients[group]])
-                dist.all_reduce(together, group=self._group)
-                together /= size
-                parts = torch.split(together, [each.numel() for each in gradients[group]])
-                for each, part in zip(gradients[group], parts, strict=True):
-                    each.copy_(part.view_as(each))
+                exchange_as_one(gradients[group], self._average)
         yield
+
+    def _average(self, together: Tensor) -> Tensor:
+        dist.all_reduce(together, group=self._group)
+        return together.div_(self._group.size())
 
 
 def own_part(tensor: Tensor) -> Tensor:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import math
 from contextlib import nullcontext
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 import torch
@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from dtj_trainer.torch import optimizers, saved_model, switches, sync_batchnorm
+from dtj_trainer.torch.exchange import exchange_as_one
 from dtj_trainer.torch.models import build
 from dtj_trainer.torch.precision import Precision
 from dtj_trainer.torch.profiling import StepProfile
@@ -43,6 +44,9 @@ _LEAST_DEVIATION = 1e-3
 
 class TorchModel(PictureModel[tuple[Tensor, Tensor]]):
     """See PictureModel."""
+
+    _without_gradients: ClassVar[type[torch.inference_mode | torch.no_grad]] = torch.inference_mode
+    """The mode of a test."""
 
     def __init__(self, options: Options, data: PictureSet, device: torch.device, ranks: TensorRanks) -> None:
         self._ranks = ranks
@@ -167,7 +171,7 @@ class TorchModel(PictureModel[tuple[Tensor, Tensor]]):
     def test(self, pixels: np.ndarray, labels: np.ndarray) -> tuple[float, float]:
         """See PictureModel."""
         self.network.eval()
-        with torch.inference_mode():
+        with self._without_gradients():
             wanted = torch.from_numpy(labels).to(self._device)
             logits = self.network(self._moved(torch.from_numpy(pixels)))
             loss = functional.cross_entropy(logits, wanted, reduction="sum").item()
@@ -178,11 +182,7 @@ class TorchModel(PictureModel[tuple[Tensor, Tensor]]):
         buffers = list(statistics(self.network).values())
         if not buffers:
             return
-        average = self._ranks.average(torch.cat([buffer.reshape(-1) for buffer in buffers]), "statistics")
-        for buffer, values in zip(
-            buffers, torch.split(average, [buffer.numel() for buffer in buffers]), strict=True
-        ):
-            buffer.copy_(values.view(buffer.shape))
+        exchange_as_one(buffers, lambda together: self._ranks.average(together, "statistics"))
 
 
 class TorchSaver(FileSaver):

@@ -28,7 +28,7 @@ from dtj_trainer.data.sharding import Sharding
 from dtj_trainer.torch import saved_model, sharded_files
 from dtj_trainer.torch.model import digest_of
 from dtj_trainer.train.background_save import BackgroundSave
-from dtj_trainer.train.file_saver import why_not
+from dtj_trainer.train.file_saver import model_facts, run_at, why_not
 from dtj_trainer.train.protocols import Position, RanksDiverged, Saver
 
 if TYPE_CHECKING:
@@ -89,17 +89,9 @@ class ShardedSaver(Saver):
     def save(self, at: Position, ramp: Ramp, accuracy: float | None, *, final: bool, wait: bool) -> None:
         """See Saver."""
         del final
-        run = {
-            "name": self._options.model,
-            "optimizer": self._options.optimizer,
-            "position": [at.step, at.epoch, at.examples],
-            "trainingExamples": self._training_examples,
-            "order": self._order,
-            "ramp": ramp.plain(),
-            "optimizerOptions": {
-                name: value for name, value in self._optimizer.param_groups[0].items() if name in _NEEDED
-            },
-        }
+        run = run_at(at, ramp, self._options, self._training_examples, self._order)
+        group = self._optimizer.param_groups[0]
+        run["optimizerOptions"] = {name: value for name, value in group.items() if name in _NEEDED}
         self._background.wait()
         step = at.step
         if wait or not self._options.async_save:
@@ -195,21 +187,14 @@ class ShardedSaver(Saver):
         load(state, storage_reader=FileSystemReader(folder))
 
     def export(self, at: Position, accuracy: float | None) -> dict[str, object]:
-        """See Saver. Compares the ranks that have the same part first. Rank 0 gathers the whole network."""
+        """See Saver. First compares the weights of the ranks that hold the same part. Rank 0 gathers the network."""
         part = {name: _whole(value).cpu() for name, value in self._network.state_dict().items()}
         names = ",".join(sorted(part))
         self._compare(names, digest_of(part))
         whole = self._gathered(part)
         digest: str = self._ranks.broadcast(digest_of(whole))
-        size = self._ranks.size
         log.info("the ranks of each part have the same weights; sha256 of the whole network's: %s", digest)
-        facts: dict[str, object] = {
-            "accuracy": accuracy,
-            "steps": at.step,
-            "epochs": at.epoch,
-            "worldSize": size,
-            "weightsSha256": digest,
-        }
+        facts = model_facts(at, accuracy, self._ranks.size, digest)
         if self._ranks.rank == 0:
             folder = Path(contract.root()) / contract.MODEL
             shape, classes = self._data.shape, self._data.classes

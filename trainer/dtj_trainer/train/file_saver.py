@@ -104,14 +104,7 @@ class FileSaver(Saver, ABC):
         del final  # The position shows whether the training is complete.
         if self._ranks.rank != 0:
             return
-        run = {
-            "name": self._options.model,
-            "optimizer": self._options.optimizer,
-            "position": [at.step, at.epoch, at.examples],
-            "trainingExamples": self._training_examples,
-            "order": self._order,
-            "ramp": ramp.plain(),
-        }
+        run = run_at(at, ramp, self._options, self._training_examples, self._order)
         self._background.wait()
         step = at.step
         if not wait and self._options.async_save and (write := self.stage(run)):
@@ -130,13 +123,7 @@ class FileSaver(Saver, ABC):
         digest, size = self.digest(), self._ranks.size
         self._ranks.same_on_all(digest)
         log.info("the weights are the same on all %d ranks; sha256 of this one's: %s", size, digest)
-        facts: dict[str, object] = {
-            "accuracy": accuracy,
-            "steps": at.step,
-            "epochs": at.epoch,
-            "worldSize": size,
-            "weightsSha256": digest,
-        }
+        facts = model_facts(at, accuracy, size, digest)
         if self._ranks.rank == 0:
             folder = Path(contract.root()) / contract.MODEL
             self.write_model(folder, facts)
@@ -198,6 +185,29 @@ class FileSaver(Saver, ABC):
             log.warning("the copy of the checkpoint at %s can't be read", path, exc_info=True)
             return False
         return True
+
+
+def run_at(at: Position, ramp: Ramp, options: Options, training_examples: int, order: str) -> dict[str, Any]:
+    """Return the description of a run that a checkpoint has, as plain data: what `why_not` compares."""
+    return {
+        "name": options.model,
+        "optimizer": options.optimizer,
+        "position": [at.step, at.epoch, at.examples],
+        "trainingExamples": training_examples,
+        "order": order,
+        "ramp": ramp.plain(),
+    }
+
+
+def model_facts(at: Position, accuracy: float | None, ranks: int, digest: str) -> dict[str, object]:
+    """Return what the description of the final model says about the training."""
+    return {
+        "accuracy": accuracy,
+        "steps": at.step,
+        "epochs": at.epoch,
+        "worldSize": ranks,
+        "weightsSha256": digest,
+    }
 
 
 def why_not(run: dict[str, Any], options: Options, training_examples: int, order: str) -> str | None:

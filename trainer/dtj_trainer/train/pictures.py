@@ -115,5 +115,4 @@ class PictureTest(NamedTuple):
         """Read these examples but for those that are skipped, possibly none."""
         if not len(ids):
             return Pictures(np.empty((0, *self.examples.shape), np.uint8), np.empty(0, np.int64))
-        pictures = self.examples.read(ids)
-        return pictures.read(np.flatnonzero(pictures.labels >= 0)) if pictures.labels.min() < 0 else pictures
+        return self.examples.read(ids).readable()
