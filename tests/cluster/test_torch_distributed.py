@@ -12,6 +12,8 @@ from __future__ import annotations
 
 import json
 import re
+import time
+from collections import Counter
 
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
@@ -274,17 +276,28 @@ def bind(namespace: Namespace, pod: str) -> None:
 
 @pytest.mark.alone
 def test_a_job_of_two_workers_costs_at_most_ten_writes(namespace: Namespace) -> None:
-    before = writes()
+    before, began = writes(), time.monotonic()
     job = namespace.apply(stub("thrifty", "--steps=5", file=TORCH_EXAMPLE))
     job.wait(120)
-    assert sum(writes().values()) - sum(before.values()) <= 10, (before, writes())
+    cost = writes() - before
+    # On a busy machine the pods run for longer, and each look at their progress may find a new step.
+    looks = int((time.monotonic() - began) / PROGRESS_SECONDS)
+    assert cost.pop("patch DistributedTrainingJob") <= 3 + looks, (looks, cost)
+    assert cost.total() <= 7, cost
 
 
-def writes() -> dict[str, int]:
+PROGRESS_SECONDS = 5
+"""The default of the operator's --progress-interval."""
+
+
+def writes() -> Counter[str]:
     """How often the leader created, changed and deleted objects since its start, by verb and kind."""
-    return {
-        f"{sample.labels['verb']} {sample.labels['kind']}": int(sample.value)
-        for family in text_string_to_metric_families(ask(leader(), 8081, "/metrics"))
-        for sample in family.samples
-        if sample.name == "dtj_api_requests_total" and sample.labels["verb"] not in ("get", "list", "watch")
-    }
+    return Counter(
+        {
+            f"{sample.labels['verb']} {sample.labels['kind']}": int(sample.value)
+            for family in text_string_to_metric_families(ask(leader(), 8081, "/metrics"))
+            for sample in family.samples
+            if sample.name == "dtj_api_requests_total"
+            and sample.labels["verb"] not in ("get", "list", "watch")
+        }
+    )

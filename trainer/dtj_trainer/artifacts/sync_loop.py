@@ -8,9 +8,9 @@ import time
 from collections.abc import Callable
 from typing import Protocol
 
+from dtj_trainer.artifacts.background_priority import run_in_background
 from dtj_trainer.artifacts.backoff import Backoff
 from dtj_trainer.artifacts.fence import Superseded
-from dtj_trainer.artifacts.idle_priority import run_when_idle
 from dtj_trainer.artifacts.multipart import HandedOver
 from dtj_trainer.artifacts.s3 import S3Error
 
@@ -41,7 +41,7 @@ class SyncLoop:
     ) -> None:
         """`what` the loop does: `uploading files`. `interval`: seconds between passes.
 
-        `beside_program`: until the end of the program is reported, passes run only while a processor is idle.
+        `beside_program`: until the end of the program is reported, passes run at a low priority.
         """
         self._what = what
         self._pass = sync_pass
@@ -57,7 +57,7 @@ class SyncLoop:
         self._error: S3Error | None = None
         self._failing_since = 0.0
         self.failures = 0
-        self._idle = beside_program
+        self._in_background = beside_program
         self._thread = threading.Thread(target=self._begin, name=what, daemon=True)
 
     def start(self) -> None:
@@ -83,14 +83,13 @@ class SyncLoop:
             return self._asked
 
     def _hand_over(self) -> None:
-        """Let a thread of normal priority continue after the current pass, because the idle thread can't leave
-        SCHED_IDLE.
+        """Let a thread of normal priority continue after the current pass: a thread can't raise its own priority.
 
         The caller holds the lock, and runs with normal priority itself.
         """
-        if not self._idle or not self._thread.is_alive():
+        if not self._in_background or not self._thread.is_alive():
             return
-        self._idle = False
+        self._in_background = False
         self._thread = threading.Thread(
             target=self._succeed, args=(self._thread,), name=self._what, daemon=True
         )
@@ -98,8 +97,8 @@ class SyncLoop:
         self._changed.notify_all()
 
     def _begin(self) -> None:
-        if self._idle:
-            run_when_idle()
+        if self._in_background:
+            run_in_background()
         self._run()
 
     def _succeed(self, former: threading.Thread) -> None:

@@ -47,14 +47,26 @@ def _own(path: str, channels: int, classes: int) -> keras.layers.Layer:
 
 def _application(values: Any, classes: int, seeds: Iterator[int], *, make: Callable[..., keras.Model]) -> Any:
     """A network of keras.applications, without weights. It divides the side of a picture by 32."""
-    del seeds
     _, height, width, _ = values.shape
     missing = [max(32 - side, 0) for side in (height, width)]
     if any(missing):
         padding = [(each // 2, each - each // 2) for each in missing]
         values = keras.layers.ZeroPadding2D(padding, name="padding")(values)
     network = make(weights=None, input_shape=values.shape[1:], classes=classes, classifier_activation=None)
-    return network(values)
+    # keras.applications draws seeds from Python's global generator, which other threads of the process use too.
+    return keras.Model.from_config(_seeded(network.get_config(), seeds))(values)
+
+
+def _seeded(config: Any, seeds: Iterator[int]) -> Any:
+    """The configuration of a network, with a seed for each initializer and layer that has none."""
+    if isinstance(config, list | tuple):
+        return [_seeded(each, seeds) for each in config]
+    if not isinstance(config, dict):
+        return config
+    return {
+        key: next(seeds) if key == "seed" and value is None else _seeded(value, seeds)
+        for key, value in config.items()
+    }
 
 
 def _cnn(values: Any, classes: int, seeds: Iterator[int]) -> Any:

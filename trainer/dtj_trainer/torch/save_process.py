@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 _NICE = 19
-"""SCHED_IDLE, which `dtj-launch` uses for uploads, can starve a process that a later save waits for."""
+"""SCHED_IDLE can starve a process that a later save waits for."""
 
 
 class SaveProcessEnded(RuntimeError):

@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Mapping
 
 from dtj_trainer import contract
-from dtj_trainer.artifacts.idle_priority import run_when_idle
+from dtj_trainer.artifacts.background_priority import run_in_background
 from dtj_trainer.launch.settings import Settings
 from dtj_trainer.utilisation.figures import Sample, gauges, pause, sample, totals
 from dtj_trainer.utilisation.readings import Reading
@@ -63,7 +63,7 @@ class Sampler:
         return pause(age, time.thread_time() - began)
 
     def _follow(self) -> None:
-        run_when_idle()
+        run_in_background()
         # Imported here, because an image may have dtj_trainer without psutil.
         try:
             from dtj_trainer.utilisation.sources import Sources

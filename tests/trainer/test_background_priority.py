@@ -1,4 +1,4 @@
-"""The priority of uploads: idle beside a program, and normal after the end of the program."""
+"""The priority of uploads: low beside a program, and normal after the end of the program."""
 
 import os
 import queue
@@ -10,19 +10,22 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 from tests.patience import PATIENCE
 
-from dtj_trainer.artifacts import idle_priority
+from dtj_trainer.artifacts import background_priority
 from dtj_trainer.artifacts.fence import Superseded
 from dtj_trainer.artifacts.multipart import HandedOver
 from dtj_trainer.artifacts.sync_loop import SyncLoop
 
 WAIT = 30.0 * PATIENCE
+Priority = tuple[int, int]
+NORMAL = (os.SCHED_OTHER, os.getpriority(os.PRIO_PROCESS, 0))
+BACKGROUND = (os.SCHED_BATCH, max(NORMAL[1], background_priority.NICE))
 
 
 class Observed:
-    """A pass that tells each time under which policy its thread, and one of a pool of that thread, runs."""
+    """A pass that tells each time the policy and nice value of its thread and of one of a pool of that thread."""
 
     def __init__(self) -> None:
-        self.policies: queue.Queue[tuple[int, int]] = queue.Queue()
+        self.priorities: queue.Queue[tuple[Priority, Priority]] = queue.Queue()
         self.at_once = threading.Lock()
         self.over = threading.Event()
 
@@ -31,13 +34,14 @@ class Observed:
             raise Superseded("the test is over")
         assert self.at_once.acquire(blocking=False), "one pass at a time"
         with ThreadPoolExecutor(1) as pool:
-            self.policies.put((_policy(), pool.submit(_policy).result()))
+            self.priorities.put((_priority(), pool.submit(_priority).result()))
         self.at_once.release()
         return True
 
 
-def _policy() -> int:
-    return os.sched_getscheduler(threading.get_native_id())
+def _priority() -> Priority:
+    thread = threading.get_native_id()
+    return os.sched_getscheduler(thread), os.getpriority(os.PRIO_PROCESS, thread)
 
 
 ENDS: dict[str, Callable[[SyncLoop], object]] = {
@@ -47,29 +51,29 @@ ENDS: dict[str, Callable[[SyncLoop], object]] = {
 
 
 @pytest.mark.parametrize("end", ENDS)
-def test_passes_are_idle_until_the_program_ends(end):
+def test_passes_have_a_low_priority_until_the_program_ends(end):
     seen = Observed()
     loop = SyncLoop("observing", seen, interval=0.01, beside_program=True)
     loop.start()
     for _ in range(3):
-        assert seen.policies.get(timeout=WAIT) == (os.SCHED_IDLE, os.SCHED_IDLE)
+        assert seen.priorities.get(timeout=WAIT) == (BACKGROUND, BACKGROUND)
     ENDS[end](loop)
     asked = loop.ask(ended=end == "ended")
     loop.wait(asked, lambda: WAIT)
-    after = [seen.policies.get(timeout=WAIT) for _ in range(seen.policies.qsize() + 3)]
+    after = [seen.priorities.get(timeout=WAIT) for _ in range(seen.priorities.qsize() + 3)]
     seen.over.set()
-    assert after[-3:] == [(os.SCHED_OTHER, os.SCHED_OTHER)] * 3
+    assert after[-3:] == [(NORMAL, NORMAL)] * 3
 
 
 def test_without_permission_uploads_go_on(monkeypatch):
     def refused(*_: object) -> None:
         raise PermissionError(1, "not here")
 
-    monkeypatch.setattr(idle_priority.os, "sched_setscheduler", refused)
+    monkeypatch.setattr(background_priority.os, "setpriority", refused)
     seen = Observed()
     loop = SyncLoop("observing", seen, interval=0.01, beside_program=True)
     loop.start()
-    assert seen.policies.get(timeout=WAIT) == (os.SCHED_OTHER, os.SCHED_OTHER)
+    assert seen.priorities.get(timeout=WAIT) == (NORMAL, NORMAL)
     loop.wait(loop.ask(ended=True), lambda: WAIT)
     seen.over.set()
 
