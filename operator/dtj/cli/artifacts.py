@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from dtj.cli.connection import ContextOption, EndpointOption, JobName, LocalOption, NamespaceOption
+from dtj.cli.connection import ContextOption, EndpointOption, JobNameOrUri, LocalOption, NamespaceOption
 from dtj.cli.places import find
 from dtj.cli.tables import columns, print_table
 from dtj.cli.terminal import FormatOption, echo, errors, print_data
@@ -24,7 +24,7 @@ _STANDARD_OUTPUT = "-"
 
 @_group.command()
 def ls(
-    name: JobName,
+    name: JobNameOrUri,
     prefix: Annotated[
         str, typer.Argument(help="List only the objects below this folder.", metavar="FOLDER")
     ] = "",
@@ -60,7 +60,7 @@ def ls(
 
 @_group.command()
 def get(
-    name: JobName,
+    name: JobNameOrUri,
     key: Annotated[
         str, typer.Argument(help="An object or a folder; by default all objects.", metavar="KEY")
     ] = "",
@@ -90,7 +90,7 @@ def get(
 
 @_group.command()
 def cp(
-    name: JobName,
+    name: JobNameOrUri,
     key: Annotated[str, typer.Argument(help="The object, as `ls` shows it.", metavar="KEY")],
     to: Annotated[
         str, typer.Argument(help="A file or an existing folder; - is standard output.", metavar="TO")

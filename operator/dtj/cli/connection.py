@@ -58,6 +58,14 @@ def complete_name(context: typer.Context, incomplete: str) -> list[str]:
 JobName = Annotated[
     str, typer.Argument(help="Name of the job.", metavar="NAME", autocompletion=complete_name)
 ]
+JobNameOrUri = Annotated[
+    str,
+    typer.Argument(
+        help="Name of the job, or its prefix in the bucket (s3://…), also after the job was deleted.",
+        metavar="NAME",
+        autocompletion=complete_name,
+    ),
+]
 NamespaceOption = Annotated[
     str | None,
     typer.Option(

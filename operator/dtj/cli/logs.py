@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.text import Text
 
-from dtj.cli.connection import ContextOption, JobName, LocalOption, NamespaceOption
+from dtj.cli.connection import ContextOption, JobNameOrUri, LocalOption, NamespaceOption
 from dtj.cli.places import find
 from dtj.cli.terminal import output, visible
 
@@ -23,7 +23,7 @@ _CONTROL_SEQUENCES = re.compile(r"\x1b\][^\x07\x1b]*(?:\x07|\x1b\\)|\x1b\[[0-?]*
 
 @app.command()
 def logs(
-    name: JobName,
+    name: JobNameOrUri,
     role: Annotated[str | None, typer.Option(help="Print only replicas of this role: worker, ps, …")] = None,
     index: Annotated[int | None, typer.Option(min=0, help="Print only this replica of the role.")] = None,
     rank: Annotated[int | None, typer.Option(min=0, help="Print only this rank.")] = None,

@@ -1,4 +1,4 @@
-"""The place of a job: a cluster, or this machine. Commands that only read treat both places alike."""
+"""The place of a job: a cluster, this machine, or a prefix in a bucket. Commands that only read treat them alike."""
 
 from __future__ import annotations
 
@@ -38,7 +38,14 @@ class Place(Protocol):
 
 
 def find(name: str, *, local: bool, namespace: str | None, context: str | None) -> Place:
-    """Find a job. Raises NotFound if the job does not exist, and Unreachable if the cluster does not answer."""
+    """Find a job. Raises NotFound if the job does not exist, and Unreachable if its place does not answer.
+
+    name: the name of the job, or its prefix in a bucket, `s3://…`.
+    """
+    if name.startswith("s3://"):
+        from dtj.cli.bucket_place import BucketPlace
+
+        return BucketPlace(name)
     if local:
         from dtj.cli.local_place import LocalPlace
         from dtj.local.runs import Runs, home

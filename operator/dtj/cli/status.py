@@ -13,7 +13,7 @@ from rich.console import RenderableType
 
 from dtj.api.errors import NotFound, Unreachable, Unusable
 from dtj.api.status import Phase
-from dtj.cli.connection import ContextOption, JobName, LocalOption, NamespaceOption
+from dtj.cli.connection import ContextOption, JobNameOrUri, LocalOption, NamespaceOption
 from dtj.cli.places import Place, find
 from dtj.cli.status_view import one_line, status_view
 from dtj.cli.tables import print_table
@@ -32,7 +32,7 @@ _FEWEST_REPLICAS = 6
 
 @app.command()
 def status(
-    name: JobName,
+    name: JobNameOrUri,
     watch: Annotated[
         bool, typer.Option("--watch", "-w", help="Refresh the status until the job has ended.")
     ] = False,

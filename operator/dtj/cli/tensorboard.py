@@ -18,7 +18,7 @@ from typing import IO, TYPE_CHECKING, Annotated
 import typer
 
 from dtj.api.errors import DtjError, TimedOut, Unreachable, Unusable
-from dtj.cli.connection import ContextOption, EndpointOption, JobName, LocalOption, NamespaceOption
+from dtj.cli.connection import ContextOption, EndpointOption, JobNameOrUri, LocalOption, NamespaceOption
 from dtj.cli.places import find
 from dtj.cli.terminal import echo, errors
 
@@ -34,7 +34,7 @@ _STOP_SECONDS = 5.0
 
 @app.command()
 def tensorboard(
-    name: JobName,
+    name: JobNameOrUri,
     port: Annotated[
         int | None,
         typer.Option(

@@ -1,0 +1,86 @@
+"""The commands that read a job by its prefix in the bucket, after the job was deleted.
+
+* status, logs and artifacts
+* a prefix without a job, and what a bucket can't do
+* the endpoint in the bucket's job.yaml
+"""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import yaml
+from tests.unit.support.jobs import manifest
+from typer.testing import CliRunner, Result
+
+from dtj.api.errors import NotFound, Unreachable, Unusable
+from dtj.cli.bucket_place import BucketPlace
+from dtj.cli.main import app
+from dtj.client import LogQuery
+from dtj_trainer.artifacts.manifest import Manifest
+from dtj_trainer.artifacts.store import Store
+
+CHECKPOINT = Manifest(40, "2026-11-25T10:00:00Z", attempt=2, entries=(), files=(), claim=2)
+
+
+@pytest.fixture
+def uri(job_store: Store) -> str:
+    """The prefix of a job that wrote two attempts' logs, a checkpoint and a model."""
+    job = manifest()
+    job["spec"]["artifacts"] = {"uri": "s3://elsewhere/jobs", "endpoint": "http://hostile.invalid"}
+    objects = {
+        "job.yaml": yaml.safe_dump(job),
+        "attempt.json": json.dumps(
+            {"attempt": 2, "number": 2, "writer": "w", "time": "2026-11-25T09:00:00Z"}
+        ),
+        "logs/attempt-1/launcher-0.log": "[rank 0] step 1\n",
+        "logs/attempt-2/launcher-0.log": "[rank 0] step 2\n[rank 1] step 2\n",
+        "logs/attempt-2/rank-1.log": "step 2\n",
+        "checkpoints/40-2/manifest.json": CHECKPOINT.to_json().decode(),
+        "model/model.pt": "weights",
+    }
+    for key, text in objects.items():
+        job_store.put_bytes(key, text.encode())
+    return job_store.location.uri
+
+
+def call(*words: str) -> Result:
+    return CliRunner().invoke(app, [*words])
+
+
+def test_the_status_has_what_the_bucket_shows(uri: str) -> None:
+    shown = json.loads(call("status", uri, "-o", "json").stdout)["status"]
+    assert shown == {
+        "attempt": 2,
+        "artifacts": {
+            "uri": uri,
+            "checkpoint": {"step": 40, "time": "2026-11-25T10:00:00Z", "uri": f"{uri}/checkpoints/40-2"},
+            "model": f"{uri}/model",
+        },
+    }
+    text = " ".join(call("status", f"{uri}/").stdout.split())
+    assert "no record of the job's end; its newest checkpoint is from 2026-11-25T10:00:00Z" in text
+    assert "Running" not in text
+
+
+def test_the_logs_of_each_attempt_are_printed(uri: str) -> None:
+    assert call("logs", uri).stdout == "[rank 0] step 2\n[rank 1] step 2\n"
+    assert call("logs", uri, "--rank", "1").stdout == "[rank 1] step 2\n"
+    assert call("logs", uri, "--attempt", "1").stdout == "[rank 0] step 1\n"
+    with pytest.raises(Unusable, match="--follow can't be used with a prefix in a bucket"):
+        BucketPlace(uri).logs(LogQuery(follow=True))
+
+
+def test_artifacts_are_listed_from_the_store_that_the_user_named(uri: str) -> None:
+    listed = call("artifacts", "ls", uri, "-o", "json")
+    assert "model/model.pt" in [item["key"] for item in json.loads(listed.stdout)]
+    away = call("artifacts", "ls", uri, "--endpoint", "http://127.0.0.1:9")
+    assert isinstance(away.exception, Unreachable)
+
+
+def test_a_prefix_without_a_job_is_refused(uri: str) -> None:
+    with pytest.raises(NotFound, match="is not the prefix of a job: it has no job"):
+        BucketPlace(f"{uri}/model")
+    with pytest.raises(Unusable, match="s3://"):
+        BucketPlace("s3://")
