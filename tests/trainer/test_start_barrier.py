@@ -133,16 +133,16 @@ def test_a_job_of_one_pod_waits_for_nobody(port, pods):
 
 
 def test_the_pod_of_rank_0_names_who_is_missing(port, pods):
-    host = pods.start(settings_of(port, 0, 5, timeout=2))
-    other = pods.start(settings_of(port, 2, 5, timeout=2))
+    host = pods.start(settings_of(port, 0, 5, timeout=8))
+    other = pods.start(settings_of(port, 2, 5, timeout=8))
 
     with pytest.raises(
-        PeersUnreachable, match="after 2 s 3 of 5 pods are not ready: worker-1, worker-3, worker-4"
+        PeersUnreachable, match="after 8 s 3 of 5 pods are not ready: worker-1, worker-3, worker-4"
     ):
         host.result(WAIT)
     with pytest.raises(
         PeersUnreachable,
-        match=rf"worker-0 did not answer at localhost:{port} for 2 s: (it accepted|Connection)",
+        match=rf"worker-0 did not answer at localhost:{port} for 8 s: (it accepted|Connection)",
     ):
         other.result(WAIT)
 
