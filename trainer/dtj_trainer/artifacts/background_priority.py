@@ -12,8 +12,8 @@ log = logging.getLogger(__name__)
 NICE = 10
 """A tenth of a processor that one thread of the program keeps busy.
 
-SCHED_IDLE starves an upload on busy processors: a checkpoint would stay in the pod for minutes. An idle thread that
-holds Python's lock also stops the other threads of its process until a processor is free.
+SCHED_IDLE starves an upload on busy processors, and nice 19 a save: a checkpoint would stay in the pod for minutes.
+An idle thread that holds Python's lock also stops the other threads of its process until a processor is free.
 """
 
 
@@ -31,4 +31,4 @@ def run_in_background() -> None:
         os.setpriority(os.PRIO_PROCESS, thread, max(NICE, os.getpriority(os.PRIO_PROCESS, thread)))
         os.sched_setscheduler(thread, os.SCHED_BATCH, os.sched_param(0))
     except OSError as error:
-        log.debug("uploads run at the priority of the program: %s", error)
+        log.debug("background work runs at the priority of the program: %s", error)

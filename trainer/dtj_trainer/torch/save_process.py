@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import io
 import multiprocessing
-import os
 import pickle
 import signal
 import socket
@@ -23,13 +22,11 @@ import torch
 import torch.multiprocessing  # Lets connections carry tensors in shared memory.
 from torch import Tensor
 
+from dtj_trainer.artifacts.background_priority import run_in_background
 from dtj_trainer.parent_death import die_with_parent
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
-
-_NICE = 19
-"""SCHED_IDLE can starve a process that a later save waits for."""
 
 
 class SaveProcessEnded(RuntimeError):
@@ -143,7 +140,7 @@ def _serve(connection: Connection) -> None:
 def main() -> None:
     """Run the process."""
     die_with_parent()()
-    os.nice(_NICE)
+    run_in_background()
     torch.set_num_threads(1)
     _serve(Connection(int(sys.argv[1])))
 
