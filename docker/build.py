@@ -41,6 +41,8 @@ from wheels import (
 DOCKER = REPOSITORY / "docker"
 GPU_CHECK = DOCKER / "gpu_check.py"
 ARCHIVES = CACHE / "images"
+KEPT_ARCHIVES = 2
+"""Of each image: two worktrees that build in turn find their archives again. An archive has up to 1.4 GB."""
 BUILD_BACKEND = "setuptools"
 PROXIES = {"HTTP_PROXY", "HTTPS_PROXY", "FTP_PROXY", "NO_PROXY", "ALL_PROXY"}
 """Build arguments that every Dockerfile accepts."""
@@ -284,10 +286,10 @@ def archive_of(image: Image) -> Path:
     """Return the path of the image's archive; build it if it does not exist."""
     wheels = image.wheels()
     archive = ARCHIVES / f"{_prefix(image.name, image.variant)}-{image.key(wheels)}.tar"
-    if archive.exists():
+    if _is_kept(archive):
         return archive
     with one_at_a_time(f"image-{image.name}"):
-        if archive.exists():
+        if _is_kept(archive):
             return archive
         with (
             engine() as docker,
@@ -326,7 +328,7 @@ def archive_of_context(
         parts.append(image.key(image.wheels(), with_sources=not bare))
     name = tag.replace("/", "_").replace(":", "_")
     archive = ARCHIVES / f"{_prefix(name, _variant(base, args))}-{digest(parts)}.tar"
-    if archive.exists():
+    if _is_kept(archive):
         return archive
     with one_at_a_time(f"image-{name}"), engine() as docker:
         for image in needed:
@@ -367,18 +369,27 @@ def _save(docker: Engine, tags: list[str], archive: Path) -> None:
     new = _made(archive.parent) / f"{archive.stem}.new"
     docker.run("save", "--output", new, *tags)
     new.rename(archive)
-    for old in _older(archive):
+    for old in _older(archive)[KEPT_ARCHIVES - 1 :]:
         old.unlink()
     if docker.own:
         docker.run("image", "prune", "--force")
     say(f"{archive.name}: {archive.stat().st_size / 2**20:.0f} MiB")
 
 
+def _is_kept(archive: Path) -> bool:
+    """Return whether the archive exists; its time then says that it is in use."""
+    if not archive.exists():
+        return False
+    archive.touch()
+    return True
+
+
 def _older(archive: Path) -> list[Path]:
-    """List other archives of the same image and variant, whose names differ only in the key."""
+    """List other archives of the same image and variant, whose names differ only in the key, newest first."""
     prefix = archive.name.rsplit("-", 1)[0]
     same = re.compile(re.escape(prefix) + r"-[0-9a-f]{16}\.tar")
-    return [path for path in archive.parent.iterdir() if path != archive and same.fullmatch(path.name)]
+    others = [path for path in archive.parent.iterdir() if path != archive and same.fullmatch(path.name)]
+    return sorted(others, key=lambda path: path.stat().st_mtime_ns, reverse=True)
 
 
 def main() -> None:

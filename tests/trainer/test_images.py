@@ -151,6 +151,23 @@ print((context / "requirements/alone.txt").read_text())
     ]
 
 
+def test_the_archives_of_two_worktrees_are_kept_and_of_three_the_newest(tmp_path: Path) -> None:
+    program = """
+import build, os
+from types import SimpleNamespace
+build.ARCHIVES.mkdir()
+docker = SimpleNamespace(own=False, run=lambda *words: words[2].write_bytes(b""))
+for time, name in enumerate(["operator-a", "operator-b", "other-a"]):
+    path = build.ARCHIVES / f"{name[:-2]}-{name[-1] * 16}.tar"
+    build._save(docker, [], path)
+    os.utime(path, (time, time))
+build._is_kept(build.ARCHIVES / f"operator-{'a' * 16}.tar")
+build._save(docker, [], build.ARCHIVES / f"operator-{'c' * 16}.tar")
+print(*sorted(path.name[:-19] for path in build.ARCHIVES.iterdir()))
+"""
+    assert in_builder(program, cache=tmp_path) == "operator-a operator-c other-a\n"
+
+
 @pytest.mark.parametrize("source", ["wheelhouse", "index"])
 def test_what_is_installed_alone_brings_nothing_with_it(source: str) -> None:
     stages = made_of(DOCKER / "trainer-tensorflow.Dockerfile", "tensorflow", PACKAGES_FROM=source)

@@ -22,6 +22,7 @@ import pytest
 from tests.trainer.conftest import NOT_IN_THE_IMAGES, REPOSITORY, free_ports, until
 from tests.trainer.idx_files import NAMES, idx_bytes, write_pictures
 
+from dtj_trainer import contract, progress
 from dtj_trainer.data.pictures import load_pictures
 from dtj_trainer.data.sharding import Sharding
 
@@ -314,6 +315,8 @@ def test_asynchronous_goes_on_after_each_loss_and_counts_exactly(make_job: Calla
     assert job.exit_code("evaluator-0", 20) == 0
     (end,) = [line for line in job.metrics() if line["kind"] == "end"]
     assert end["steps"] == limit == job.saved_steps()[-1]
+    reported = progress.read(job.root("chief-0") / contract.PROGRESS_FILE)
+    assert reported.get("appliedTwice", 0) == end["appliedTwice"]
     steps = [line["step"] for line in job.metrics() if line["kind"] == "train"]
     assert all(step > 1 for step in steps[1:]), "the global step began anew"
 

@@ -43,7 +43,7 @@ def test_fields_and_what_follows_from_them(tmp_path, clock):
     reporter = progress.Reporter(path)
     reporter.report(step=10, total_steps=100, epoch=1, loss=2.0, examples_per_second=50.0)
     clock.now += 10
-    reporter.report(step=30, accuracy=0.5)
+    reporter.report(step=30, accuracy=0.5, applied_twice=3)
     found = json.loads(path.read_text())
     assert found.pop("updatedTime").endswith("Z")
     assert found == {
@@ -55,6 +55,7 @@ def test_fields_and_what_follows_from_them(tmp_path, clock):
         "loss": 2.0,
         "accuracy": 0.5,
         "etaSeconds": 35.0,
+        "appliedTwice": 3,
     }
     assert progress.read(path)["step"] == 30
 

@@ -52,6 +52,7 @@ class Reporter:
         loss: float | None = None,
         accuracy: float | None = None,
         eta_seconds: float | None = None,
+        applied_twice: int | None = None,
         final: bool = False,
     ) -> None:
         """Update the given fields and keep the others; see the module's `report`."""
@@ -73,6 +74,8 @@ class Reporter:
                     fields["loss"] = float(loss)
             if accuracy is not None and math.isfinite(accuracy):
                 fields["accuracy"] = float(accuracy)
+            if applied_twice is not None:
+                fields["appliedTwice"] = int(applied_twice)
             self._derive(now, eta_seconds)
             self._unwritten = True
             if final or self._at_end() or now - self._written_at >= INTERVAL_SECONDS:
@@ -145,13 +148,15 @@ def report(
     loss: float | None = None,
     accuracy: float | None = None,
     eta_seconds: float | None = None,
+    applied_twice: int | None = None,
     final: bool = False,
 ) -> None:
     """Report the progress of the program. A field that is not given keeps its last value.
 
     `step` is 1 when the first optimizer step is done. Percent and remaining time are derived from `step` and
-    `total_steps` unless `eta_seconds` is given. The file is written at once with `final`, at the last step, and at
-    the end of the program. Ranks other than 0 do nothing.
+    `total_steps` unless `eta_seconds` is given. `applied_twice` counts batches whose update came again after a loss.
+    The file is written at once with `final`, at the last step, and at the end of the program. Ranks other than 0 do
+    nothing.
     """
     if not _is_rank_0():
         return
@@ -163,6 +168,7 @@ def report(
         loss=loss,
         accuracy=accuracy,
         eta_seconds=eta_seconds,
+        applied_twice=applied_twice,
         final=final,
     )
 

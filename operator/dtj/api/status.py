@@ -102,6 +102,8 @@ class ProgressStatus(ApiModel):
     """Test accuracy, 0 to 1, when last measured."""
     eta_seconds: Measured = None
     """Seconds that training still takes at the present rate."""
+    applied_twice: Count = None
+    """Batches that asynchronous parameter servers applied again after a loss, in all attempts."""
     updated_time: ReportedTime = None
     """When rank 0 reported this."""
 

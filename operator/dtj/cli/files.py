@@ -118,8 +118,9 @@ def _print_result(file: JobFile) -> None:
         errors.print(fault)
     for entry in file.jobs:
         if entry.job is not None and not entry.faults:
-            pods = len(plan_job(entry.job).pods)
-            echo(f"{file.name}: {entry.job.name} is valid: {entry.job.spec.strategy} with {pods} pods")
+            count = len(plan_job(entry.job).pods)
+            pods = "1 pod" if count == 1 else f"{count} pods"
+            echo(f"{file.name}: {entry.job.name} is valid: {entry.job.spec.strategy} with {pods}")
             for note in data_notes(entry.job):
                 errors.print(f"{file.name}: {note}", style="dim")
 

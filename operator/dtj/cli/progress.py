@@ -23,6 +23,7 @@ def figures(status: JobStatus) -> dict[str, str]:
         "rate": ("{} examples/s", None if speed is None else rate(speed)),
         "loss": ("loss {:.4f}", progress.loss),
         "accuracy": ("accuracy {:.4f}", progress.accuracy),
+        "applied twice": ("{} batches applied twice", progress.applied_twice),
         "eta": ("ETA {}", None if ended or left is None else brief(left)),
     }
     return {name: form.format(value) for name, (form, value) in forms.items() if value is not None}

@@ -210,6 +210,8 @@ def test_a_job_of_another_controller_is_shown_as_such() -> None:
 def test_one_line_tells_how_far_a_job_is() -> None:
     told = "mnist, Running, attempt 2, step 226/469, 4689 examples/s, loss 0.3916, accuracy 0.8685"
     assert one_line(job(RUNNING)) == told
+    again = RUNNING | {"progress": RUNNING["progress"] | {"appliedTwice": 4}}
+    assert one_line(job(again)) == f"{told}, 4 batches applied twice"
 
 
 def test_a_status_fits_a_narrow_terminal() -> None:

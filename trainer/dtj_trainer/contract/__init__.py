@@ -238,6 +238,8 @@ class Progress(TypedDict, total=False):
     loss: float
     accuracy: float
     etaSeconds: float
+    appliedTwice: int
+    """Batches that asynchronous parameter servers applied again after a loss, in all attempts."""
     bottleneck: Bottleneck
     """Absent: no bottleneck is known."""
     updatedTime: str

@@ -129,7 +129,12 @@ class Report(TrainingReport):
         window, epoch = self._reported, at.epoch + 1
         loss, (steps, examples) = window.mean_loss, window.rates(now)
         progress.report(
-            step=at.step, total_steps=total_steps, epoch=epoch, loss=loss, examples_per_second=examples
+            step=at.step,
+            total_steps=total_steps,
+            epoch=epoch,
+            loss=loss,
+            examples_per_second=examples,
+            applied_twice=self._state.applied_twice or None,
         )
         self._writer.add(
             at.step,
