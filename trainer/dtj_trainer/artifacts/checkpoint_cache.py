@@ -23,7 +23,7 @@ from dtj_trainer.artifacts.cache_folder import CacheFolder, note_use
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
 
-    from dtj_trainer.artifacts.manifest import Manifest, StoredFile
+    from dtj_trainer.artifacts.manifest import StoredFile
 
 log = logging.getLogger(__name__)
 
@@ -54,9 +54,9 @@ class CheckpointCache:
         self.bytes_copied = 0
         """Bytes that came from the cache."""
 
-    def takes(self, manifest: Manifest) -> bool:
-        """Return whether the cache has room for a checkpoint beside other files."""
-        return manifest.size <= self._folder.limit * MOST_OF_LIMIT
+    def takes(self, size: int) -> bool:
+        """Return whether the cache has room for a checkpoint of so many bytes beside other files."""
+        return size <= self._folder.limit * MOST_OF_LIMIT
 
     def bring(
         self, file: StoredFile, path: Path, download: Callable[[], str | None], *, wait: bool

@@ -10,6 +10,7 @@ from dtj_trainer import contract
 from dtj_trainer.artifacts.checkpoint_index import CheckpointIndex, age, read_index
 from dtj_trainer.artifacts.file_fetch import fetch_files
 from dtj_trainer.artifacts.manifest import VERSION, Manifest, ManifestError
+from dtj_trainer.artifacts.on_demand import fault_in_bucket, marks, on_demand_files, write_records
 from dtj_trainer.artifacts.s3 import NoSuchKey, S3Error
 from dtj_trainer.artifacts.store import Store, open_store
 from dtj_trainer.artifacts.tensorflow_state import STATE_FILE, write_state
@@ -39,7 +40,8 @@ def restore(own: Store, folder: Path, resume: str, cache: CheckpointCache | None
     """Restore the newest good checkpoint into `folder`; None when there is none and training starts from 0.
 
     `resume` is `Auto` (the job's own checkpoints below `own`), `Never`, or the `s3://` prefix of another job's
-    checkpoints, which is used when the job has no checkpoint. A torn or damaged checkpoint is skipped with a warning,
+    checkpoints, which is used when the job has no checkpoint. Another job may remove its checkpoints at any time: all
+    files of those are brought at once. A torn or damaged checkpoint is skipped with a warning,
     and the next older one is restored. Files that the node's `cache` has do not come from the bucket.
 
     Raises S3Error: the bucket can't be read; none of the existing checkpoints can be restored; or the other prefix
@@ -50,7 +52,7 @@ def restore(own: Store, folder: Path, resume: str, cache: CheckpointCache | None
         log.info("resume is Never: training starts from 0")
         return None
     other = None if resume in {RESUME_AUTO, ""} else open_store(resume, received=own.received)
-    manifest = restore_newest(own, folder, cache)
+    manifest = restore_newest(own, folder, cache, whole=False)
     if manifest:
         return Restored(manifest, own.uri(manifest.folder), own=True)
     if other is None:
@@ -84,11 +86,14 @@ def _restore_exactly(checkpoint: Store, folder: Path, cache: CheckpointCache | N
     return manifest
 
 
-def restore_newest(store: Store, folder: Path, cache: CheckpointCache | None = None) -> Manifest | None:
+def restore_newest(
+    store: Store, folder: Path, cache: CheckpointCache | None = None, *, whole: bool = True
+) -> Manifest | None:
     """Restore the newest checkpoint below a checkpoints prefix whose files match its manifest.
 
-    Returns None when no upload below the prefix was ever completed. Raises S3Error when all checkpoints are damaged,
-    or when a later release wrote the newest one: training from 0 would replace them with new checkpoints.
+    `whole`: see `fetch`. Returns None when no upload below the prefix was ever completed. Raises S3Error when all
+    checkpoints are damaged, or when a later release wrote the newest one: training from 0 would replace them with new
+    checkpoints.
     """
     index = read_index(store, warn=True)
     waiting = index.newest_first()
@@ -99,7 +104,7 @@ def restore_newest(store: Store, folder: Path, cache: CheckpointCache | None = N
         if manifest is None:
             break
         checkpoint = store.below(manifest.folder)
-        fault = fetch(checkpoint, manifest, folder, cache)
+        fault = fetch(checkpoint, manifest, folder, cache, whole=whole)
         if fault is None:
             copied = f", {cache.bytes_copied} of them from the node's cache" if cache else ""
             log.info("restored checkpoint %s (%d bytes%s)", checkpoint.location.uri, manifest.size, copied)
@@ -133,18 +138,31 @@ def _refuse_newer(store: Store, index: CheckpointIndex, manifest: Manifest | Non
 
 
 def fetch(
-    checkpoint: Store, manifest: Manifest, folder: Path, cache: CheckpointCache | None = None
+    checkpoint: Store,
+    manifest: Manifest,
+    folder: Path,
+    cache: CheckpointCache | None = None,
+    *,
+    whole: bool = True,
 ) -> str | None:
     """Bring a checkpoint, verify it and move it into place; return a description of the fault, or None.
 
+    Unless it has to be `whole`, files that the program reads on demand stay in the bucket; see `on_demand`.
     Files that an interrupted call already fetched are not fetched again. A program that reads `folder` meanwhile sees
     complete files only, and sees TensorFlow's state file only after the files that the state file names.
     """
     arriving = folder / f".restore-{manifest.step}"
-    cache = cache if cache and cache.takes(manifest) else None
-    if fault := fetch_files(checkpoint, manifest.files, arriving, cache):
-        shutil.rmtree(arriving)
+    cache = cache if cache and cache.takes(manifest.size) else None
+    fault = (not whole and fetch_files(checkpoint, marks(manifest), arriving, cache)) or None
+    later = [] if whole or fault else on_demand_files(manifest, arriving)
+    fault = fault or fault_in_bucket(checkpoint, later)
+    now = [file for file in manifest.files if file not in later]
+    if fault := fault or fetch_files(checkpoint, now, arriving, cache):
+        shutil.rmtree(arriving, ignore_errors=True)
         return fault
+    if later:
+        log.info("%d files stay in the bucket until the program reads them", len(later))
+        write_records(checkpoint, later, arriving)
     names = [entry.name for entry in manifest.entries]
     if write_state(arriving, names):
         names.append(STATE_FILE)
