@@ -21,8 +21,12 @@ from tests.trainer.torch_checks import CPU, DATA, EXAMPLES, PICTURES, Build, Sta
 from torch import nn
 from torch.distributed.tensor import DTensor
 
+from dtj_trainer.artifacts import on_demand
+from dtj_trainer.artifacts.manifest import StoredFile, sha256_of
+from dtj_trainer.artifacts.s3 import S3Location
+from dtj_trainer.artifacts.store import Store
 from dtj_trainer.data.sharding import Sharding
-from dtj_trainer.torch import fully_sharded
+from dtj_trainer.torch import fully_sharded, sharded_files
 from dtj_trainer.torch import model as torch_model
 from dtj_trainer.torch.division import model_of, ranks_of, saver_of
 from dtj_trainer.torch.mesh_ranks import MeshRanks
@@ -243,17 +247,51 @@ class Chain:
         return state
 
 
+class FolderStore(Store):
+    """Reads the objects of a folder."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(S3Location("folder", ""))
+        self._folder = folder
+
+    def get_with_sha256(self, key: str, path: Path) -> str:
+        shutil.copyfile(self._folder / key, path)
+        return sha256_of(path)
+
+
+def leave_in_bucket(pods: list[Path], store: Path) -> None:
+    """Make each pod's checkpoint what a restore leaves of it: the ranks' files are in the store alone."""
+    for pod in pods:
+        shutil.copytree(pod / "checkpoints/2", store, dirs_exist_ok=True)
+    files = [
+        StoredFile(f"2/{path.name}", path.name, path.stat().st_size, sha256_of(path))
+        for path in store.glob(sharded_files.ON_DEMAND)
+    ]
+    for pod in pods:
+        shutil.copytree(store, pod / "checkpoints/2", dirs_exist_ok=True)
+        for path in (pod / "checkpoints/2").glob(sharded_files.ON_DEMAND):
+            path.unlink()
+        on_demand.write_records(FolderStore(store), files, pod / "checkpoints")
+
+
 def two_pods(root: Path, ranks: TensorRanks) -> tuple[str, dict[str, float]]:
-    """Each pod has a part. Only once both have all files, as after a restore, a training goes on from them."""
+    """Each pod has a part. Only once both can have all files, as after a restore, a training goes on from them.
+
+    The pods bring the files of their own ranks, and that of rank 0, which has the small tensors.
+    """
     chain, pod = Chain(root), f"pod{ranks.rank // 2}"
     chain.go_on(ranks, 2, "--fsdp", pod=pod)
     refusal = refused(ranks, "--fsdp")
     ranks.barrier()
+    pods = [root / "pod0", root / "pod1"]
+    on_demand.open_store = lambda uri: FolderStore(root / "store")  # type: ignore[assignment]
     if ranks.rank == 0:
-        for one, other in (("pod0", "pod1"), ("pod1", "pod0")):
-            shutil.copytree(root / one / "checkpoints/2", root / other / "checkpoints/2", dirs_exist_ok=True)
+        leave_in_bucket(pods, root / "store")
     ranks.barrier()
     chain.go_on(ranks, 0, "--fsdp", pod=pod)
+    ranks.barrier()
+    brought = [sorted(path.name[2] for path in each.glob("checkpoints/2/__*.distcp")) for each in pods]
+    assert brought == [["0", "1"], ["0", "2", "3"]], brought
     return refusal, {f"two pods, {name}": each for name, each in chain.found.items()}
 
 

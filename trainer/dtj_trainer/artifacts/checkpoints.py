@@ -28,7 +28,7 @@ from dtj_trainer.artifacts.local_checkpoints import MARK_FILE, Mark, read_entrie
 from dtj_trainer.artifacts.retention import Candidate, kept
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterable, Iterator
 
     from dtj_trainer.artifacts.manifest import MetricMode
 
@@ -60,6 +60,7 @@ def save(
     metric: float | None = None,
     metric_mode: MetricMode = "max",
     parts: int = 1,
+    on_demand: str = "",
 ) -> Path:
     """Write a checkpoint into the directory `checkpoints/<step>` and return it.
 
@@ -70,6 +71,9 @@ def save(
 
     `parts`: the number of pods that save files of their own at this step, each by one process with this function. The
     parts are one checkpoint, which a restore brings to every pod. File names must be unique over all pods.
+
+    `on_demand`: a pattern of file names, such as `__*.distcp`. A restore leaves these files of the directory in the
+    bucket; the program then calls `bring` before it reads some of them.
 
     Raises what `write` raises, but OSError (ENOSPC) when the disk is full,
     because libraries report a full disk in many ways.
@@ -85,7 +89,7 @@ def save(
         writing.mkdir()
         with _locked(writing):
             write(writing)
-            _write_mark(writing, Mark(step, metric, metric_mode, parts))
+            _write_mark(writing, Mark(step, metric, metric_mode, parts, on_demand))
             _flush_to_disk(writing)
             target = parent / str(step)
             if target.exists():
@@ -123,6 +127,18 @@ def newest() -> SavedCheckpoint | None:
     checkpoint.
     """
     return max(saved(), default=None)
+
+
+def bring(checkpoint: Path, names: Iterable[str]) -> None:
+    """Fetch files of a restored checkpoint that `save` got as `on_demand`, unless they are there.
+
+    Several processes of a pod may call it at once: each file is fetched once, and compared with the checkpoint's
+    manifest. Files that were written in this pod, and other names, are left alone. Raises S3Error when a file is
+    missing or damaged, or when the bucket can't be read.
+    """
+    from dtj_trainer.artifacts import on_demand  # It takes boto3, which most programs never need.
+
+    on_demand.bring(checkpoint, names)
 
 
 def keep_from_environment() -> int:
@@ -164,6 +180,8 @@ def _write_mark(directory: Path, mark: Mark) -> None:
         content |= {"metric": float(mark.metric), "metricMode": mark.metric_mode}
     if mark.parts > 1:
         content["parts"] = mark.parts
+    if mark.on_demand:
+        content["onDemand"] = mark.on_demand
     (directory / MARK_FILE).write_text(json.dumps(content))
 
 

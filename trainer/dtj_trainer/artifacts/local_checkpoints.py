@@ -6,6 +6,7 @@ import json
 import math
 import shutil
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from dtj_trainer.artifacts.retention import Candidate, kept
@@ -14,12 +15,14 @@ from dtj_trainer.artifacts.store import usable_name
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
-    from pathlib import Path
 
     from dtj_trainer.artifacts.manifest import EntryKind, MetricMode
 
 MARK_FILE = ".dtj-checkpoint.json"
 """The mark that `dtj_trainer.artifacts.checkpoints.save` writes into a complete directory, with step and metric."""
+
+RECORD_FILE = ".dtj-in-bucket.json"
+"""What a restore leaves in the bucket of a directory: see `on_demand`."""
 
 
 @dataclass(frozen=True)
@@ -41,6 +44,8 @@ class Mark:
     metric_mode: MetricMode
     parts: int = 1
     """The number of pods that each hold a part of the checkpoint."""
+    on_demand: str = ""
+    """A pattern of the names of files that a restore leaves in the bucket until the program reads them."""
 
 
 @dataclass(frozen=True)
@@ -87,7 +92,9 @@ def read_entry(folder: Path, name: str) -> LocalEntry | None:
             return None
         changed_ns = path.stat().st_ctime_ns
         if path.is_dir():
-            below = sorted(path.rglob("*"))
+            # Files that arrive later of a restored checkpoint are in the bucket already.
+            arriving = _names_in_bucket(path)
+            below = sorted(each for each in path.rglob("*") if each.name not in arriving)
             files = tuple(
                 _state(folder, file)
                 for file in below
@@ -127,9 +134,18 @@ def read_mark(directory: Path) -> Mark | None:
             metric=float(metric) if metric is not None and math.isfinite(metric) else None,
             metric_mode="min" if content.get("metricMode") == "min" else "max",
             parts=int(content.get("parts", 1)),
+            on_demand=str(content.get("onDemand", "")),
         )
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return None
+
+
+def _names_in_bucket(directory: Path) -> set[str]:
+    try:
+        record = json.loads((directory / RECORD_FILE).read_bytes())
+        return {Path(file["path"]).name for file in record["files"]}
+    except (OSError, ValueError, KeyError, TypeError):  # No record of a restore.
+        return set()
 
 
 def prune(folder: Path, entries: Iterable[LocalEntry], keep: int) -> list[LocalEntry]:

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
+    from dtj_trainer.artifacts.checkpoint_cache import CheckpointCache
     from dtj_trainer.artifacts.upload_rules import Begin
 
 log = logging.getLogger(__name__)
@@ -70,6 +71,8 @@ class SyncSettings:
     """The limit while the program runs; 0: no limit."""
     pod: str | None = None
     """`<role>-<index>` of a pod whose utilisation is sampled."""
+    cache: CheckpointCache | None = None
+    """The node's cache of checkpoints."""
 
 
 class PodSync:
@@ -134,7 +137,10 @@ class PodSync:
                 self._fence.hold()
             if settings.part != "evaluator":
                 restored = restore(
-                    store.below(contract.CHECKPOINTS), settings.root / contract.CHECKPOINTS, settings.resume
+                    store.below(contract.CHECKPOINTS),
+                    settings.root / contract.CHECKPOINTS,
+                    settings.resume,
+                    settings.cache,
                 )
             if metrics := METRICS_KEYS.get(settings.part):
                 path, resumes = settings.root / contract.METRICS_FILE, settings.resume != RESUME_NEVER

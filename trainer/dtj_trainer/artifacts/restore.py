@@ -8,13 +8,17 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from dtj_trainer import contract
 from dtj_trainer.artifacts.checkpoint_index import CheckpointIndex, age, read_index
-from dtj_trainer.artifacts.manifest import VERSION, Manifest, ManifestError, StoredFile, fault_of
-from dtj_trainer.artifacts.s3 import Changed, DamagedObject, NoSuchKey, S3Error
+from dtj_trainer.artifacts.file_fetch import fetch_files
+from dtj_trainer.artifacts.manifest import VERSION, Manifest, ManifestError
+from dtj_trainer.artifacts.on_demand import fault_in_bucket, marks, on_demand_files, write_records
+from dtj_trainer.artifacts.s3 import NoSuchKey, S3Error
 from dtj_trainer.artifacts.store import Store, open_store
 from dtj_trainer.artifacts.tensorflow_state import STATE_FILE, write_state
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+    from dtj_trainer.artifacts.checkpoint_cache import CheckpointCache
 
 log = logging.getLogger(__name__)
 
@@ -32,12 +36,13 @@ class Restored(NamedTuple):
     """Whether the checkpoint is below the job's own prefix."""
 
 
-def restore(own: Store, folder: Path, resume: str) -> Restored | None:
+def restore(own: Store, folder: Path, resume: str, cache: CheckpointCache | None = None) -> Restored | None:
     """Restore the newest good checkpoint into `folder`; None when there is none and training starts from 0.
 
     `resume` is `Auto` (the job's own checkpoints below `own`), `Never`, or the `s3://` prefix of another job's
-    checkpoints, which is used when the job has no checkpoint. A torn or damaged checkpoint is skipped with a warning,
-    and the next older one is restored.
+    checkpoints, which is used when the job has no checkpoint. Another job may remove its checkpoints at any time: all
+    files of those are brought at once. A torn or damaged checkpoint is skipped with a warning,
+    and the next older one is restored. Files that the node's `cache` has do not come from the bucket.
 
     Raises S3Error: the bucket can't be read; none of the existing checkpoints can be restored; or the other prefix
     holds no good checkpoint.
@@ -47,27 +52,27 @@ def restore(own: Store, folder: Path, resume: str) -> Restored | None:
         log.info("resume is Never: training starts from 0")
         return None
     other = None if resume in {RESUME_AUTO, ""} else open_store(resume, received=own.received)
-    manifest = restore_newest(own, folder)
+    manifest = restore_newest(own, folder, cache, whole=False)
     if manifest:
         return Restored(manifest, own.uri(manifest.folder), own=True)
     if other is None:
         log.info("no checkpoint below %s: training starts from 0", own.location.uri)
         return None
-    return _restore_other(other, folder)
+    return _restore_other(other, folder, cache)
 
 
-def _restore_other(other: Store, folder: Path) -> Restored:
-    manifest = _restore_exactly(other, folder)
+def _restore_other(other: Store, folder: Path, cache: CheckpointCache | None) -> Restored:
+    manifest = _restore_exactly(other, folder, cache)
     if manifest:
         return Restored(manifest, other.location.uri, own=False)
     for store in (other, other.below(contract.CHECKPOINTS)):
-        manifest = restore_newest(store, folder)
+        manifest = restore_newest(store, folder, cache)
         if manifest:
             return Restored(manifest, store.uri(manifest.folder), own=False)
     raise S3Error(f"no complete checkpoint to resume from below {other.location.uri}", transient=False)
 
 
-def _restore_exactly(checkpoint: Store, folder: Path) -> Manifest | None:
+def _restore_exactly(checkpoint: Store, folder: Path, cache: CheckpointCache | None) -> Manifest | None:
     """Restore the checkpoint directly below the prefix; None when the prefix has no manifest of its own."""
     try:
         manifest = Manifest.from_json(checkpoint.get_bytes(contract.MANIFEST_FILE))
@@ -75,17 +80,20 @@ def _restore_exactly(checkpoint: Store, folder: Path) -> Manifest | None:
         return None
     except ManifestError as error:
         raise S3Error(f"checkpoint {checkpoint.location.uri}: {error}", transient=False) from error
-    fault = fetch(checkpoint, manifest, folder)
+    fault = fetch(checkpoint, manifest, folder, cache)
     if fault:
         raise S3Error(f"checkpoint {checkpoint.location.uri}: {fault}", transient=False)
     return manifest
 
 
-def restore_newest(store: Store, folder: Path) -> Manifest | None:
+def restore_newest(
+    store: Store, folder: Path, cache: CheckpointCache | None = None, *, whole: bool = True
+) -> Manifest | None:
     """Restore the newest checkpoint below a checkpoints prefix whose files match its manifest.
 
-    Returns None when no upload below the prefix was ever completed. Raises S3Error when all checkpoints are damaged,
-    or when a later release wrote the newest one: training from 0 would replace them with new checkpoints.
+    `whole`: see `fetch`. Returns None when no upload below the prefix was ever completed. Raises S3Error when all
+    checkpoints are damaged, or when a later release wrote the newest one: training from 0 would replace them with new
+    checkpoints.
     """
     index = read_index(store, warn=True)
     waiting = index.newest_first()
@@ -96,9 +104,10 @@ def restore_newest(store: Store, folder: Path) -> Manifest | None:
         if manifest is None:
             break
         checkpoint = store.below(manifest.folder)
-        fault = fetch(checkpoint, manifest, folder)
+        fault = fetch(checkpoint, manifest, folder, cache, whole=whole)
         if fault is None:
-            log.info("restored checkpoint %s (%d bytes)", checkpoint.location.uri, manifest.size)
+            copied = f", {cache.bytes_copied} of them from the node's cache" if cache else ""
+            log.info("restored checkpoint %s (%d bytes%s)", checkpoint.location.uri, manifest.size, copied)
             return manifest
         now = read_index(store)
         if now != index:  # Another process uploaded a newer checkpoint and removed this one.
@@ -128,23 +137,32 @@ def _refuse_newer(store: Store, index: CheckpointIndex, manifest: Manifest | Non
         )
 
 
-def fetch(checkpoint: Store, manifest: Manifest, folder: Path) -> str | None:
-    """Download, verify and move a checkpoint into place; return a description of the fault, or None.
+def fetch(
+    checkpoint: Store,
+    manifest: Manifest,
+    folder: Path,
+    cache: CheckpointCache | None = None,
+    *,
+    whole: bool = True,
+) -> str | None:
+    """Bring a checkpoint, verify it and move it into place; return a description of the fault, or None.
 
+    Unless it has to be `whole`, files that the program reads on demand stay in the bucket; see `on_demand`.
     Files that an interrupted call already fetched are not fetched again. A program that reads `folder` meanwhile sees
     complete files only, and sees TensorFlow's state file only after the files that the state file names.
     """
     arriving = folder / f".restore-{manifest.step}"
-    for file in manifest.files:
-        path = arriving / file.path
-        path.parent.mkdir(parents=True, exist_ok=True)
-        if path.is_file() and fault_of(path, file) is None:
-            continue
-        # Fetch a damaged file once more: the transfer may have damaged it.
-        fault = _fetch_file(checkpoint, file, path) and _fetch_file(checkpoint, file, path)
-        if fault:
-            shutil.rmtree(arriving)
-            return fault
+    cache = cache if cache and cache.takes(manifest.size) else None
+    fault = (not whole and fetch_files(checkpoint, marks(manifest), arriving, cache)) or None
+    later = [] if whole or fault else on_demand_files(manifest, arriving)
+    fault = fault or fault_in_bucket(checkpoint, later)
+    now = [file for file in manifest.files if file not in later]
+    if fault := fault or fetch_files(checkpoint, now, arriving, cache):
+        shutil.rmtree(arriving, ignore_errors=True)
+        return fault
+    if later:
+        log.info("%d files stay in the bucket until the program reads them", len(later))
+        write_records(checkpoint, later, arriving)
     names = [entry.name for entry in manifest.entries]
     if write_state(arriving, names):
         names.append(STATE_FILE)
@@ -154,17 +172,6 @@ def fetch(checkpoint: Store, manifest: Manifest, folder: Path) -> str | None:
         (arriving / name).replace(folder / name)
     shutil.rmtree(arriving, ignore_errors=True)
     return None
-
-
-def _fetch_file(checkpoint: Store, file: StoredFile, path: Path) -> str | None:
-    """Download one file and verify it; return a description of the fault, or None."""
-    try:
-        sha256 = checkpoint.get_with_sha256(file.key, path)
-    except NoSuchKey:
-        return f"{file.path} is missing in the bucket"
-    except (DamagedObject, Changed) as error:
-        return str(error)
-    return fault_of(path, file, sha256)
 
 
 def remove(path: Path) -> None:

@@ -60,6 +60,7 @@ def sync_settings(settings: Settings, *, log_names: tuple[str, ...] | None) -> S
         log_names=log_names,
         upload_bytes_per_second=settings.upload_bytes_per_second,
         pod=settings.pod.name,
+        cache=settings.checkpoint_cache,
     )
 
 

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Literal, cast, get_args
 
 from dtj_trainer import contract
+from dtj_trainer.artifacts.checkpoint_cache import CheckpointCache, cache_from_environment
 from dtj_trainer.artifacts.checkpoints import DEFAULT_KEEP
 from dtj_trainer.artifacts.pace import BYTES_PER_SECOND
 from dtj_trainer.artifacts.rotation import KEPT_ROTATED, MOST_ROTATED
@@ -68,6 +69,8 @@ class Settings:
     local_workers: str | None
     """The common prefix of all workers' workspaces, if ranks are started on this machine without ssh."""
     ranks_by: RanksBy | None
+    checkpoint_cache: CheckpointCache | None = None
+    """The node's cache, if the pod has one."""
 
     @property
     def logs(self) -> Path:
@@ -150,6 +153,10 @@ def read_settings(environment: Mapping[str, str]) -> Settings:
     ranks_by = environment.get(contract.ENV_RANKS_BY) or None
     if ranks_by not in (None, *get_args(RanksBy)):
         raise SettingsError(f"{contract.ENV_RANKS_BY} must be mpi or gloo, not {ranks_by!r}")
+    try:
+        checkpoint_cache = cache_from_environment(environment)
+    except ValueError as error:
+        raise SettingsError(str(error)) from error
     port = integer(contract.ENV_PROGRESS_PORT, 0)
     return Settings(
         job=environment.get(contract.ENV_JOB, ""),
@@ -183,4 +190,5 @@ def read_settings(environment: Mapping[str, str]) -> Settings:
         mpi_args=mpi_args,
         local_workers=environment.get(contract.ENV_LOCAL_WORKERS) or None,
         ranks_by=cast(RanksBy | None, ranks_by),
+        checkpoint_cache=checkpoint_cache,
     )

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch.distributed.checkpoint.filesystem import FileSystemReader, FileSystemWriter
+from torch.distributed.checkpoint.filesystem import FileSystemWriter
 from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 from torch.distributed.checkpoint.staging import DefaultStager, StagingOptions
 from torch.distributed.checkpoint.state_dict_loader import load
@@ -103,7 +103,13 @@ class ShardedSaver(Saver):
     def _save(self, step: int, state: Any, run: dict[str, Any], accuracy: float | None) -> None:
         """Save the ranks' parts together; the checkpoint is complete on all ranks at the return."""
         if self._ranks.rank == self._leader:
-            checkpoints.save(step, lambda folder: self._write(folder, state, run), accuracy, parts=self._pods)
+            checkpoints.save(
+                step,
+                lambda folder: self._write(folder, state, run),
+                accuracy,
+                parts=self._pods,
+                on_demand=sharded_files.ON_DEMAND,
+            )
         else:
             self._write(None, state, run)
         dist.barrier(self._group)
@@ -115,7 +121,12 @@ class ShardedSaver(Saver):
         chosen = Path(folders[self._leader] or "")
         if self._ranks.rank == 0:
             sharded_files.write_run(chosen, run)
-        save(state, storage_writer=FileSystemWriter(chosen), process_group=self._group)
+        save(
+            state,
+            storage_writer=FileSystemWriter(chosen),
+            planner=sharded_files.SmallTogether(),
+            process_group=self._group,
+        )
 
     def _state(self) -> dict[str, Tensor]:
         """Return this rank's part of the state, by names that are the same in each division."""
@@ -184,7 +195,7 @@ class ShardedSaver(Saver):
                     else torch.zeros(found.size, dtype=found.properties.dtype)
                 )
                 state[_optimizer_name(name, what)] = of_weight[what]
-        load(state, storage_reader=FileSystemReader(folder))
+        load(state, storage_reader=sharded_files.NeededFiles(folder))
 
     def export(self, at: Position, accuracy: float | None) -> dict[str, object]:
         """See Saver. First compares the weights of the ranks that hold the same part. Rank 0 gathers the network."""
