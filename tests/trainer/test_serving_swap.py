@@ -33,6 +33,7 @@ from tests.trainer.served_models import (
 
 from dtj_trainer.artifacts.model_manifest import ModelFile, ModelManifest, manifest_of
 from dtj_trainer.artifacts.store import Store
+from dtj_trainer.serving import model_manifest
 from dtj_trainer.serving.description import Description
 from dtj_trainer.serving.errors import ModelDamaged, ModelMissing, StoreUnavailable
 from dtj_trainer.serving.external_data import refuse_external_data
@@ -218,7 +219,7 @@ def test_a_manifest_is_read_back() -> None:
     manifest = ModelManifest((ModelFile("a", 1, "0" * 64), ModelFile("b/c", 2, "f" * 64)))
     assert read_manifest(manifest.to_json()) == manifest
     with pytest.raises(ModelDamaged, match=r"names no model\.onnx"):
-        manifest.file("model.onnx")
+        model_manifest.file_of(manifest, "model.onnx")
     with pytest.raises(ModelDamaged, match="twice"):
         read_manifest(ModelManifest((manifest.files[0],) * 2).to_json())
 
