@@ -46,14 +46,17 @@ print(model.take_sums()[2])
 
 
 class Run:
-    """One run of `program`, with a workspace of its own."""
+    """One run of `program`, with a workspace of its own.
+
+    The model is not exported, which takes seconds, unless an option says so.
+    """
 
     program: ClassVar[str]
     environment: ClassVar[dict[str, str]] = {}
 
     def __init__(self, root: Path, data: Path | str, ranks: int, *options: str) -> None:
         self.root = root
-        program = [sys.executable, "-m", self.program, f"--data={data}", *options]
+        program = [sys.executable, "-m", self.program, f"--data={data}", "--no-export", *options]
         ours = {"DTJ_ROOT": str(root), "OMP_NUM_THREADS": "1", "DTJ_ARTIFACTS_URI": ""}
         ours["OMPI_MCA_mpi_yield_when_idle"] = "1"  # the processors are few, and shared
         self.process = subprocess.Popen(

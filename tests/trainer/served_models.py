@@ -18,9 +18,9 @@ from PIL import Image
 from tests.patience import PATIENCE
 from tests.trainer.conftest import until
 
-from dtj_trainer.serving import model_manifest
 from dtj_trainer.serving.serve import prepared
 from dtj_trainer.serving.serve_options import read_options
+from dtj_trainer.train.model_files import write_manifest
 from dtj_trainer.train.whole_file import write_whole
 
 SIZE, CLASSES = 8, 10
@@ -66,8 +66,7 @@ def write_model(
     content = graph_of(seed, channels).SerializeToString() if graph is None else graph
     write_whole(folder / "model.onnx", lambda path: path.write_bytes(content))
     write_whole(folder / "model.json", lambda path: path.write_text(json.dumps(described)))
-    manifest = model_manifest.manifest_of(folder).to_json()
-    write_whole(folder / "manifest.json", lambda path: path.write_bytes(manifest))
+    write_manifest(folder)
     return folder
 
 

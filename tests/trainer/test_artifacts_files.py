@@ -20,6 +20,7 @@ from dtj_trainer.artifacts import growing_upload, rotation, segments, sync_loop
 from dtj_trainer.artifacts.backoff import Backoff, retry_transient
 from dtj_trainer.artifacts.file_upload import FileUploader
 from dtj_trainer.artifacts.growing_upload import QUIET_SECONDS
+from dtj_trainer.artifacts.manifest import sha256_of
 from dtj_trainer.artifacts.multipart import Uploads
 from dtj_trainer.artifacts.rotation import rotated, rotated_numbers
 from dtj_trainer.artifacts.s3 import S3Error
@@ -37,6 +38,7 @@ from dtj_trainer.artifacts.upload_rules import (
     Source,
     is_event_file,
 )
+from dtj_trainer.serving.model_manifest import read_manifest
 
 
 class FakeStore:
@@ -407,9 +409,65 @@ def test_model_waits_until_it_is_whole(tmp_path, clock):
     assert not running(uploader)
     clock.now += MODEL.quiet + 1
     assert running(uploader)
-    assert store.puts == [("model/a.pt", b"a")]
+    assert [key for key, _ in store.puts] == ["model/a.pt", "model/manifest.json"]
+    assert store.puts[0][1] == b"a"
     assert uploader.uploaded_below("model")
     assert not uploader.uploaded_below("tensorboard")
+
+
+def named_in(store: FakeStore) -> dict[str, str]:
+    """What the manifest in the bucket says: the checksum of each file."""
+    files = read_manifest(store.objects["model/manifest.json"]).files
+    return {file.path: file.sha256 for file in files}
+
+
+def test_the_manifest_of_a_model_is_put_last_and_names_what_is_in_the_bucket(tmp_path, clock):
+    store, folder = FakeStore(), tmp_path / "model"
+    clock.now = time.time()
+    uploader = FileUploader(store, [Source(folder, "model", MODEL)], clock)
+    (folder / "saved").mkdir(parents=True)
+    assert running(uploader)  # Without a file there is no manifest.
+    for name in ("a.pt", "saved/b"):
+        (folder / name).write_text(name)
+    (folder / "manifest.json").write_text("of the program")
+    clock.now += MODEL.quiet + 1
+    assert running(uploader)
+    assert [key for key, _ in store.puts] == ["model/a.pt", "model/saved/b", "model/manifest.json"]
+    assert named_in(store) == {name: sha256_of(folder / name) for name in ("a.pt", "saved/b")}
+    clock.now += 1000
+    assert running(uploader)
+    assert len(store.puts) == 3  # A manifest that says the same is not put again.
+
+    (folder / "a.pt").write_text("another")
+    clock.now = time.time()
+    before = named_in(store)
+    assert not running(uploader)  # The file is not quiet yet, and the manifest waits for it.
+    assert named_in(store) == before
+    (folder / "saved/b").unlink()
+    assert ended(uploader)
+    assert [key for key, _ in store.puts[3:]] == ["model/a.pt", "model/manifest.json"]
+    assert named_in(store) == {"a.pt": sha256_of(folder / "a.pt")}
+
+
+def test_a_model_of_which_a_file_is_refused_or_cut_off_gets_no_manifest(tmp_path, clock):
+    folder = tmp_path / "model"
+    folder.mkdir()
+    for name in ("a.pt", "b.pt"):
+        (folder / name).write_text(name)
+    store = Refusing("model/a")
+    uploader = FileUploader(store, [Source(folder, "model", MODEL)], clock)
+    with pytest.raises(S3Error, match="AccessDenied"):
+        ended(uploader)
+    assert [key for key, _ in store.puts] == ["model/b.pt"]
+
+    clock.now = time.time() + MODEL.quiet + 1
+    store = FakeStore()
+    uploader = FileUploader(store, [Source(folder, "model", MODEL)], clock)
+    assert running(uploader)
+    before = named_in(store)
+    (folder / "a.pt").write_text("ha")
+    assert uploader.upload_pass(ended=False, died_ns=time.time_ns())
+    assert named_in(store) == before
 
 
 def test_model_cut_off_by_a_kill_is_not_sent(tmp_path):
@@ -536,7 +594,7 @@ def test_a_refused_key_keeps_no_other_file_from_its_upload(tmp_path):
     uploader = two_logs_and_a_model(tmp_path, store)
     with pytest.raises(S3Error, match="AccessDenied"):
         uploader.upload_pass(ended=True, died_ns=None)
-    assert {key for key, _ in store.puts} == {"logs/b.log", "model/m.pt"}
+    assert {key for key, _ in store.puts} == {"logs/b.log", "model/m.pt", "model/manifest.json"}
 
 
 def test_a_bucket_that_is_away_costs_one_timeout_for_each_source(tmp_path):

@@ -34,6 +34,12 @@ def test_a_set_in_mnists_layout(tmp_path: Path, compressed: bool) -> None:
 @pytest.mark.skipif(not FASHION_MNIST.is_dir(), reason="needs Debian's dataset-fashion-mnist")
 def test_fashion_mnist() -> None:
     data = load_pictures(str(FASHION_MNIST))
+    assert data.class_names[:2] == ("T-shirt/top", "Trouser")
+    chosen = load_pictures(str(FASHION_MNIST), classes=("Bag", "1"))
+    assert chosen.class_names == ("Bag", "Trouser")
+    assert len(chosen.test) == 2000
+    with pytest.raises(DataNotFound, match="two of these are the same class"):
+        load_pictures(str(FASHION_MNIST), classes=("Trouser", "1"))
     assert (len(data.train), len(data.test), data.classes, data.shape) == (60000, 10000, 10, (1, 28, 28))
     assert np.bincount(data.train.labels).tolist() == [6000] * 10
 

@@ -130,7 +130,8 @@ def test_a_training_runs_to_its_end(make_job, tmp_path, job_uri, job_store, rank
     started = job.start_workers()
     program = "dtj_trainer.programs.horovod_image_classification"
     run = job.run(
-        sys.executable, "-m", program, f"--data={data}", "--batch-size=8", "--max-steps=4", "--model=cnn"
+        *(sys.executable, "-m", program, f"--data={data}", "--no-export"),
+        *("--batch-size=8", "--max-steps=4", "--model=cnn"),
     )
     assert run.ended(60) == 0, run.output
     assert "the weights are the same on all 2 ranks" in run.output

@@ -247,6 +247,7 @@ def test_artifacts_of_a_whole_run(workspace, job_uri, job_store):
         "job.yaml",
         "logs/attempt-1/chief-0.log",
         "metrics.jsonl",
+        "model/manifest.json",
         "model/model.pt",
         "tensorboard/events.1",
     ]

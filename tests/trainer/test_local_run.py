@@ -11,7 +11,7 @@ import yaml
 from tests.trainer import local_runs
 from tests.trainer.conftest import REPOSITORY, until
 from tests.trainer.idx_files import write_pictures
-from tests.trainer.local_runs import DtjRun, processes_of
+from tests.trainer.local_runs import DtjRun, kept, processes_of
 
 pytestmark = pytest.mark.torch
 start = local_runs.start
@@ -39,7 +39,7 @@ def test_the_horovod_example_goes_on_after_kill_9(
     start: Callable[..., DtjRun], few: Path, tmp_path: Path
 ) -> None:
     # What is saved after the kill is saved if the machine has time for it: one is there before.
-    saving = with_args(HOROVOD, tmp_path, "--epochs=15", "--checkpoint-steps=50")
+    saving = with_args(HOROVOD, tmp_path, "--epochs=15", "--checkpoint-steps=50", "--no-export")
     killed = start(saving, f"--data={few}")
     saved = int(killed.says(r"uploaded checkpoint \S+/checkpoints/(\d+) ")[1])
     killed.process.kill()
@@ -72,3 +72,6 @@ def test_the_parameter_server_example(start: Callable[..., DtjRun], few: Path, t
     assert status.artifacts is not None
     assert "[worker-0]" not in output
     assert "dtj artifacts ls fashion-mnist-ps --local" in output
+    listed = kept(run, "fashion-mnist-ps")
+    for name in ("model.keras", "model.onnx", "model.json", "manifest.json"):
+        assert f"model/{name}" in listed, output

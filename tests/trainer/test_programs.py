@@ -32,6 +32,7 @@ from dtj_trainer.train.augment import shift_and_flip
 from dtj_trainer.train.batches import Batch, Batches, picture_batches
 from dtj_trainer.train.chance import chances_of, seed_of
 from dtj_trainer.train.metrics import MetricsFile
+from dtj_trainer.train.model_files import picture_facts
 from dtj_trainer.train.options import parse
 from dtj_trainer.train.schedule import Ramp, Schedule, ramp_of, rate_scale
 from dtj_trainer.train.stop import EXIT_CODE, StopRequest
@@ -71,13 +72,43 @@ def test_the_rate_of_adam_grows_with_the_root_of_the_ranks() -> None:
 def test_the_saved_model_gives_the_same_answers(tmp_path: Path, name: str) -> None:
     model = build(name, (1, 28, 28), 10, [0.3], [0.4]).eval()
     facts: dict[str, object] = {"accuracy": 0.5}
-    saved_model.write(tmp_path, model.state_dict(), name=name, shape=(1, 28, 28), classes=10, facts=facts)
+    names = [f"class {number}" for number in range(10)]
+    (tmp_path / "model.onnx").write_text("of an earlier training")
+    saved_model.write(
+        tmp_path,
+        model.state_dict(),
+        name=name,
+        shape=(1, 28, 28),
+        classes=10,
+        facts=facts,
+        class_names=names,
+    )
     pixels = torch.randint(0, 256, (5, 1, 28, 28), dtype=torch.uint8)
     with torch.inference_mode():
         torch.testing.assert_close(saved_model.load(tmp_path)(pixels), model(pixels))
         torch.testing.assert_close(saved_model.load_exported(tmp_path)(pixels), model(pixels))
-    assert saved_model.describe(tmp_path)["accuracy"] == 0.5
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["model.json", "model.pt", "model.pt2"]
+    described = saved_model.describe(tmp_path)
+    assert (described["accuracy"], described["labels"]) == (0.5, names)
+    assert described["preprocessing"]["layout"] == "NCHW"
+    files = ["model.json", "model.pt", "model.pt2"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["manifest.json", *files]
+    named = json.loads((tmp_path / "manifest.json").read_text())["files"]
+    assert [file["path"] for file in named] == files
+
+
+@pytest.mark.parametrize(
+    ("shape", "names", "known"),
+    [
+        ((3, 32, 32), ("cat", "dog"), {"labels", "preprocessing"}),
+        ((3, 32, 32), ("0", "1"), {"preprocessing"}),
+        ((3, 32, 64), (), set()),
+    ],
+    ids=["names", "numbers", "oblong"],
+)
+def test_the_description_of_a_model_says_what_is_known_of_its_pictures(
+    shape: tuple[int, int, int], names: tuple[str, ...], known: set[str]
+) -> None:
+    assert picture_facts(shape, "NCHW", names).keys() == known
 
 
 def pictures(count: int) -> Pictures:

@@ -62,7 +62,10 @@ class Job:
             config = {"cluster": self._cluster, "task": task, "environment": "cloud"}
             with (self.folder / f"{name}.log").open("ab") as log:
                 self.processes[name] = subprocess.Popen(
-                    [sys.executable, "-m", PROGRAM, f"--data={self._data}", *self._options, *options],
+                    [
+                        *(sys.executable, "-m", PROGRAM, f"--data={self._data}", "--no-export"),
+                        *(*self._options, *options),
+                    ],
                     env={
                         **{key: value for key, value in os.environ.items() if not key.startswith("DTJ_")},
                         "PYTHONPATH": f"{REPOSITORY / 'trainer'}:{NOT_IN_THE_IMAGES}",

@@ -31,13 +31,14 @@ from tests.trainer.served_models import (
     write_model,
 )
 
+from dtj_trainer.artifacts.model_manifest import ModelFile, ModelManifest, manifest_of
 from dtj_trainer.artifacts.store import Store
 from dtj_trainer.serving import model_manifest
 from dtj_trainer.serving.description import Description
 from dtj_trainer.serving.errors import ModelDamaged, ModelMissing, StoreUnavailable
 from dtj_trainer.serving.external_data import refuse_external_data
 from dtj_trainer.serving.loaded_model import load
-from dtj_trainer.serving.model_manifest import ModelFile, ModelManifest
+from dtj_trainer.serving.model_manifest import MAX_BYTES, read_manifest
 from dtj_trainer.serving.places import FolderPlace, find
 from dtj_trainer.serving.serve_options import read_options
 
@@ -211,16 +212,16 @@ def test_tensors_of_their_own_file_are_accepted() -> None:
 def test_a_manifest_names_files_of_its_own_folder(path: str) -> None:
     content = {"version": 1, "files": [{"path": path, "size": 0, "sha256": "0" * 64}]}
     with pytest.raises(ModelDamaged, match="inside the model's folder"):
-        ModelManifest.from_json(json.dumps(content).encode())
+        read_manifest(json.dumps(content).encode())
 
 
 def test_a_manifest_is_read_back() -> None:
     manifest = ModelManifest((ModelFile("a", 1, "0" * 64), ModelFile("b/c", 2, "f" * 64)))
-    assert ModelManifest.from_json(manifest.to_json()) == manifest
+    assert read_manifest(manifest.to_json()) == manifest
     with pytest.raises(ModelDamaged, match=r"names no model\.onnx"):
-        manifest.file("model.onnx")
+        model_manifest.file_of(manifest, "model.onnx")
     with pytest.raises(ModelDamaged, match="twice"):
-        ModelManifest.from_json(ModelManifest((manifest.files[0],) * 2).to_json())
+        read_manifest(ModelManifest((manifest.files[0],) * 2).to_json())
 
 
 def test_a_manifest_leaves_out_itself_and_temporary_files(tmp_path: Path) -> None:
@@ -228,7 +229,7 @@ def test_a_manifest_leaves_out_itself_and_temporary_files(tmp_path: Path) -> Non
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text(name)
     (tmp_path / "link").symlink_to("/etc/passwd")
-    assert [file.path for file in model_manifest.manifest_of(tmp_path).files] == [
+    assert [file.path for file in manifest_of(tmp_path).files] == [
         "model.onnx",
         "saved/variables/v",
     ]
@@ -273,6 +274,6 @@ def test_a_model_in_s3_is_served_and_swapped(job_store: Store, job_uri: str, tmp
         assert steps(client) == 1
         upload(2)
         until(lambda: steps(client) == 2, "the new model answers")
-        job_store.below("model").put_bytes("manifest.json", b" " * (model_manifest.MAX_BYTES + 1))
+        job_store.below("model").put_bytes("manifest.json", b" " * (MAX_BYTES + 1))
         until(lambda: 'dtj_serve_load_failures_total{model="m"}' in client.metrics, "the server has looked")
         assert client("PUT", "/predictions/m", file_of(pixels(0))).status == 200

@@ -29,7 +29,10 @@ def rank_variables(rank: int, ranks: int, port: int) -> dict[str, str]:
 
 
 class Run:
-    """One run of the program. Rank r has the workspace `root/r`. One rank gets none of the variables."""
+    """One run of the program. Rank r has the workspace `root/r`. One rank gets none of the variables.
+
+    The model is not exported, which takes seconds, unless an option says so.
+    """
 
     def __init__(self, root: Path, data: Path, ranks: int, *options: str, **environment: str) -> None:
         self.root, self._roots = root / "0", [root / str(rank) for rank in range(ranks)]
@@ -42,7 +45,7 @@ class Run:
             with (workspace / "out").open("wb") as output:
                 self.processes.append(
                     subprocess.Popen(
-                        [sys.executable, "-m", PROGRAM, f"--data={data}", *options],
+                        [sys.executable, "-m", PROGRAM, f"--data={data}", "--no-export", *options],
                         env={**os.environ, **ours, **variables, **environment},
                         stdout=output,
                         stderr=subprocess.STDOUT,

@@ -8,6 +8,7 @@ import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
+from dtj_trainer.artifacts import model_manifest
 from dtj_trainer.artifacts.fence import Superseded
 from dtj_trainer.artifacts.fenced_put import put_fenced
 from dtj_trainer.artifacts.folder_names import FolderNames
@@ -18,6 +19,7 @@ from dtj_trainer.artifacts.store import ABSENT, Store
 from dtj_trainer.artifacts.upload_rules import Growing, Rule, Source
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from pathlib import Path
 
 
@@ -54,6 +56,8 @@ class FileUploader:
         self._growing = GrowingUploader(store, clock.monotonic, self._count_bytes)
         self._known: dict[Path, _Known] = {}
         self._uploaded: set[str] = set()
+        self._named: dict[Path, dict[Path, State]] = {}
+        """The files of each folder whose manifest is uploaded, as that manifest describes them."""
         self._lock = threading.Lock()
 
     def upload_pass(self, *, ended: bool, died_ns: int | None) -> bool:
@@ -85,12 +89,36 @@ class FileUploader:
     ) -> bool:
         """Upload what is due of a source; return whether nothing more is due for now."""
         done = True
-        for path, key in source.files(self._names):
+        manifest = source.path / model_manifest.NAME if rule.manifest else None
+        files = [(path, key) for path, key in source.files(self._names) if path != manifest]
+        for path, key in files:
             if errors.over(source):
                 break
             with errors.of(source):
                 done &= self._consider(source, rule, path, key, over, died_ns)
+        if manifest and files:
+            with errors.of(source):
+                done &= self._consider_manifest(source, manifest, [path for path, _ in files])
         return done
+
+    def _consider_manifest(self, source: Source, manifest: Path, files: list[Path]) -> bool:
+        """Upload the manifest of a folder whose files are all uploaded as they are; return whether nothing is left.
+
+        A manifest in the folder is not uploaded: its files may have changed before their upload.
+        """
+        present = {path: state_of(path.stat()) for path in files}
+        uploaded = {path: known.uploaded for path in files if (known := self._known.get(path))}
+        if uploaded != present or present == self._named.get(source.path):
+            return True  # Whether a file is left was asked before.
+        content = model_manifest.manifest_with(source.path, files).to_json()
+        if any(state_of(path.stat()) != state for path, state in present.items()):
+            return False
+        known = self._known.setdefault(manifest, _Known())
+        key = f"{source.key}/{model_manifest.NAME}"
+        self._put(source, known, key, lambda replaces: self.store.put_bytes(key, content, replaces=replaces))
+        self._count_bytes(len(content))
+        self._named[source.path] = present
+        return True
 
     def _consider(
         self, source: Source, rule: Rule, path: Path, key: str, over: bool, died_ns: int | None
@@ -105,7 +133,12 @@ class FileUploader:
         if not over and not self._due(rule, known, state):
             return False
         started = self._clock.monotonic()
-        self._put(source, known, path, key)
+        self._put(
+            source,
+            known,
+            key,
+            lambda replaces: self.store.put_file(key, path, self._count_bytes, replaces=replaces),
+        )
         if state_of(path.stat()) != state:
             return False
         known.uploaded = state
@@ -114,18 +147,13 @@ class FileUploader:
         self._uploaded.add(source.key)
         return True
 
-    def _put(self, source: Source, known: _Known, path: Path, key: str) -> None:
+    def _put(self, source: Source, known: _Known, key: str, put: Callable[[str | None], str]) -> None:
+        """Call `put` with the condition for what it may replace."""
         if source.fence is None:
-            self.store.put_file(key, path, self._count_bytes)
+            put(None)
             return
         try:
-            known.etag = put_fenced(
-                self.store,
-                source.fence,
-                key,
-                known.etag,
-                lambda replaces: self.store.put_file(key, path, self._count_bytes, replaces=replaces),
-            )
+            known.etag = put_fenced(self.store, source.fence, key, known.etag, put)
         except Superseded:
             self.store.abort_uploads(key)
             raise

@@ -26,13 +26,14 @@ class Rule:
 
     `interval`: the shortest time between two uploads. `quiet`: how long the file must be unchanged. `unbroken`: an
     incomplete file is useless; a file that changed less than `quiet` before the program was killed is left out.
-    `only_once`: never upload the file again.
+    `only_once`: never upload the file again. `manifest`: the files of the folder belong together, and get a manifest.
     """
 
     interval: float = 0.0
     quiet: float = 0.0
     unbroken: bool = False
     only_once: bool = False
+    manifest: bool = False
 
 
 @dataclass(frozen=True)
@@ -61,7 +62,7 @@ LOG = Growing(interval=15.0)
 UTILISATION = Growing(interval=120.0, age=6 * 3600.0)
 """A few hundred bytes a minute: seldom sent, and few segments."""
 UTILISATION_EVENTS = replace(UTILISATION, cut=whole_records, in_order=True)
-MODEL = Rule(interval=30.0, quiet=5.0, unbroken=True)
+MODEL = Rule(interval=30.0, quiet=5.0, unbroken=True, manifest=True)
 BESIDE_EVENTS = Rule(interval=30.0, quiet=5.0)
 """Files that libraries keep beside event files: profiles, embeddings."""
 ONCE = Rule(only_once=True)

@@ -16,7 +16,7 @@ from dtj_trainer.data.errors import DataCorrupt, DataNotFound
 from dtj_trainer.data.formats import FORMATS
 from dtj_trainer.data.formats.cifar import CIFAR10, CIFAR100, BinaryCifar
 from dtj_trainer.data.formats.cifar_python import read_examples, read_names
-from dtj_trainer.data.formats.idx import read_idx
+from dtj_trainer.data.formats.idx import class_names, read_idx
 from dtj_trainer.data.formats.images import Form, Stack, check_memory, pixels_of
 from dtj_trainer.data.layouts import Layout, fixed_files, folder_of, layout_of, shards_of
 
@@ -80,16 +80,21 @@ def _chosen(whole: Whole, classes: Sequence[str]) -> Whole:
     if not classes:
         return whole
     new = np.full(len(whole.classes), -1)
-    for label, name in enumerate(classes):
-        new[_place(name, whole.classes)] = label
+    places = [_place(name, whole.classes) for name in classes]
+    if len({*places}) < len(places):
+        raise DataNotFound(f"has fewer classes than {', '.join(classes)}: two of these are the same class")
+    new[places] = range(len(places))
     splits = {}
     for split, (pixels, labels) in whole.splits.items():
         kept = np.flatnonzero(new[labels] >= 0)
         splits[split] = pixels[kept], new[labels[kept]]
-    return Whole(splits, tuple(classes))
+    return Whole(splits, tuple(whole.classes[place] for place in places))
 
 
 def _place(name: str, classes: Sequence[str]) -> int:
+    """Return the label of a class by its name, or by its number where no class has that name."""
+    if name not in classes and name.isdecimal() and int(name) < len(classes):
+        return int(name)
     if name not in classes:
         raise DataNotFound(
             f"has no class {name!r}; there is {', '.join(classes[:8])}{', …' * (len(classes) > 8)}"
@@ -121,7 +126,9 @@ def _read_layout(files: Files, layout: Layout) -> Whole:
     train, test = wanted[: len(layout.train)], wanted[len(layout.train) :]
     if layout.name == "idx":
         splits = {"train": _read_idx(files, *train), "test": _read_idx(files, *test)}
-        return Whole(splits, _numbers(splits))
+        numbers = _numbers(splits)
+        published = [class_names(labels) for _, labels in splits.values()]
+        return Whole(splits, next((each for each in published if len(each) == len(numbers)), numbers))
     cifar = CIFAR100 if layout.name.startswith("cifar100") else CIFAR10
     python = layout.name.endswith("python")
     splits = {

@@ -99,7 +99,8 @@ class KerasSaver(FileSaver):
 
     def __init__(self, options: Options, data: PictureSet, model: KerasModel, ranks: KerasRanks) -> None:
         super().__init__(options, data.train.blocks, ranks)
-        self._network, self._shape, self._classes = model.network, model.shape, data.classes
+        self._network, self._shape = model.network, model.shape
+        self._classes, self._class_names = data.classes, data.class_names
         self._variables = {
             **{f"model/{each.path}": each for each in model.network.weights},
             **{f"optimizer/{each.path}": each for each in model.optimizer.variables},
@@ -155,7 +156,15 @@ class KerasSaver(FileSaver):
     def write_model(self, folder: Path, facts: Mapping[str, object]) -> None:
         """See FileSaver."""
         name, shape, classes = self._options.model, self._shape, self._classes
-        saved_model.write(folder, self._network, name=name, shape=shape, classes=classes, facts=facts)
+        saved_model.write(
+            folder,
+            self._network,
+            name=name,
+            shape=shape,
+            classes=classes,
+            facts=facts,
+            class_names=self._class_names,
+        )
 
 
 def statistics(model: keras.Model) -> list[keras.Variable]:

@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-import json
 from typing import TYPE_CHECKING
 
 import keras
 import tensorflow as tf
 
+from dtj_trainer.train import model_files
 from dtj_trainer.train.whole_file import write_whole
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
     from pathlib import Path
 
 MODEL = "model.keras"
-DESCRIPTION = "model.json"
 
 
 def write(
@@ -26,12 +25,15 @@ def write(
     shape: tuple[int, int, int],
     classes: int,
     facts: Mapping[str, object],
+    class_names: Sequence[str] = (),
 ) -> None:
-    """Write the model and its description into `folder`, each file atomically.
+    """Write the model, its description and the manifest into `folder`, each file atomically.
 
-    `shape` is height, width and channels of a picture; `facts` go into the description (accuracy, steps).
+    `shape` is height, width and channels of a picture. `facts` go into the description (accuracy, steps), and so do
+    `class_names`, in the order of the outputs.
     """
-    folder.mkdir(parents=True, exist_ok=True)
+    model_files.begin(folder)
+    height, width, channels = shape
     write_whole(folder / MODEL, model.save)
     description = {
         "model": name,
@@ -39,9 +41,10 @@ def write(
         "output": {"shape": ["batch", classes], "meaning": "logits"},
         "classes": classes,
         "parameters": model.count_params(),
+        **model_files.picture_facts((channels, height, width), "NHWC", class_names),
         **facts,
         "files": {MODEL: "keras.models.load_model(file): needs Keras and TensorFlow alone"},
         "tensorflow": tf.__version__,
         "keras": keras.__version__,
     }
-    write_whole(folder / DESCRIPTION, lambda path: path.write_text(json.dumps(description, indent=2) + "\n"))
+    model_files.write_description(folder, description)

@@ -27,6 +27,7 @@ from dtj_trainer.ps.updates import Asynchronous, Synchronous, WorkerStep
 from dtj_trainer.ps.worker_pictures import Dealt
 from dtj_trainer.train.background_save import BackgroundSave
 from dtj_trainer.train.batches import Batch, Batches
+from dtj_trainer.train.export_process import export_model
 from dtj_trainer.train.loop import LossNotFinite, Training, check_loss
 from dtj_trainer.train.protocols import Model, Position, Ranks, Saver
 
@@ -95,7 +96,7 @@ def train(options: Options, cluster: Cluster, stop: StopRequest, pulse: Pulse) -
         options.model, facts.shape, facts.classes, options.optimizer, facts.examples, order=sharding.name
     )
     parameters = Parameters(network, options, cluster.ps)
-    saver = ChiefSaver(options, here, network, parameters, pulse)
+    saver = ChiefSaver(options, here, network, parameters, pulse, facts.class_names)
     at, ramp = saver.resume()
     report = Report(options, cluster, saver.state)
     step = WorkerStep(network, parameters, facts.shape)
@@ -106,6 +107,8 @@ def train(options: Options, cluster: Cluster, stop: StopRequest, pulse: Pulse) -
     pulse.beat()
     ranks = Ranks()  # The chief trains alone: the workers are part of its model.
     Training(options, batches, model, ranks, saver, at, ramp, stop, report, meeting_seconds=0.0).run()
+    if options.export:
+        export_model(Path(contract.root()) / contract.MODEL, lambda: stop.requested)
 
 
 def _dealer(sharding: Sharding) -> Callable[[int, Share], Batch[Dealt]]:
@@ -178,9 +181,15 @@ class ChiefSaver(Saver):
     """See Saver. ChiefModel also updates `state`."""
 
     def __init__(
-        self, options: Options, here: State, network: keras.Model, parameters: Parameters, pulse: Pulse
+        self,
+        options: Options,
+        here: State,
+        network: keras.Model,
+        parameters: Parameters,
+        pulse: Pulse,
+        class_names: tuple[str, ...] = (),
     ) -> None:
-        self.state = here
+        self.state, self._class_names = here, class_names
         self._options, self._network, self._parameters, self._pulse = options, network, parameters, pulse
         self._background = BackgroundSave()
 
@@ -233,7 +242,13 @@ class ChiefSaver(Saver):
         folder = Path(contract.root()) / contract.MODEL
         here = self.state
         saved_model.write(
-            folder, self._network, name=here.model, shape=here.shape, classes=here.classes, facts=facts
+            folder,
+            self._network,
+            name=here.model,
+            shape=here.shape,
+            classes=here.classes,
+            facts=facts,
+            class_names=self._class_names,
         )
         log.info("%d steps are done; the model is in %s", at.step, folder)
         return facts

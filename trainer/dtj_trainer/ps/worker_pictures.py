@@ -7,6 +7,7 @@ any other: their tokens are the same on all workers, even if several workers sha
 
 from __future__ import annotations
 
+import json
 import os
 import sys
 import threading
@@ -49,13 +50,18 @@ class Dealt(NamedTuple):
 
 
 class Facts(NamedTuple):
-    """The form of the pictures, and the number of training examples in each block; see Examples."""
+    """The form of the pictures, the names of the classes, and the training examples in each block; see Examples."""
 
     height: int
     width: int
     channels: int
-    classes: int
+    class_names: tuple[str, ...]
     blocks: np.ndarray
+
+    @property
+    def classes(self) -> int:
+        """The number of classes."""
+        return len(self.class_names)
 
     @property
     def shape(self) -> tuple[int, int, int]:
@@ -79,7 +85,8 @@ def offer(data: PictureSet, worker: int) -> None:
     Such a function ends the process when the data can't be read.
     """
     channels, height, width = data.shape
-    facts = np.array([height, width, channels, data.classes, *data.train.blocks], np.int64)
+    names = json.dumps([*data.class_names] or [*map(str, range(data.classes))]).encode()
+    facts = np.array([height, width, channels, len(names), *names, *data.train.blocks], np.int64)
     ahead = _Ahead(data.train)
 
     def read(numbers: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.int32]:
@@ -129,8 +136,8 @@ def facts(coordinator: Any) -> Facts:
 
     scheduled = coordinator.schedule(tf.function(ask).get_concrete_function())
     coordinator.join()  # Returns when the result has arrived: see wait_until_arrived.
-    height, width, channels, classes, *blocks = scheduled.fetch().tolist()
-    return Facts(height, width, channels, classes, np.array(blocks))
+    height, width, channels, size, *rest = scheduled.fetch().tolist()
+    return Facts(height, width, channels, tuple(json.loads(bytes(rest[:size]))), np.array(rest[size:]))
 
 
 def read_here(packed: tf.Tensor, shape: tuple[int, int, int]) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:

@@ -17,12 +17,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dtj_trainer import contract
+from dtj_trainer.artifacts.model_manifest import NAME as MANIFEST
 from dtj_trainer.artifacts.store import Store, usable_name
-from dtj_trainer.serving import description, forms, model_manifest
+from dtj_trainer.serving import description, forms
 from dtj_trainer.serving.errors import ModelMissing, exit_on_error
 from dtj_trainer.serving.facts import Given, described, read_given
 from dtj_trainer.serving.parity import Comparison, classes_of, compare
 from dtj_trainer.serving.places import local_folder, model_store, sentences
+from dtj_trainer.train.model_files import write_manifest
 from dtj_trainer.train.whole_file import write_whole
 
 if TYPE_CHECKING:
@@ -65,8 +67,7 @@ def export_folder(folder: Path, given: Given) -> Exported:
         made.unlink(missing_ok=True)
     text = json.dumps(content, indent=2) + "\n"
     write_whole(folder / description.NAME, lambda path: path.write_text(text))
-    manifest = model_manifest.manifest_of(folder).to_json()
-    write_whole(folder / model_manifest.NAME, lambda path: path.write_bytes(manifest))
+    write_manifest(folder)
     return Exported(str(folder), source.name, comparison, (folder / ONNX).stat().st_size)
 
 
@@ -82,7 +83,7 @@ def export(uri: str, given: Given) -> Exported:
             store = store.below(contract.MODEL)
         _fetch(store, Path(copied))
         exported = export_folder(Path(copied), given)
-        for name in (ONNX, description.NAME, model_manifest.NAME):
+        for name in (ONNX, description.NAME, MANIFEST):
             store.put_file(name, Path(copied) / name)
         return Exported(store.location.uri, exported.source, exported.comparison, exported.size)
 
@@ -90,10 +91,8 @@ def export(uri: str, given: Given) -> Exported:
 def _fetch(store: Store, folder: Path) -> None:
     found = False
     for item in store.objects():
-        if not is_model_file(item.key) or item.key in (
-            ONNX,
-            model_manifest.NAME,
-        ):  # The last two: earlier exports.
+        # ONNX and manifest are of an earlier export.
+        if not is_model_file(item.key) or item.key in (ONNX, MANIFEST):
             continue
         (folder / item.key).parent.mkdir(parents=True, exist_ok=True)
         store.get_file(item.key, folder / item.key)

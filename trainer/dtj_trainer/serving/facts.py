@@ -98,7 +98,7 @@ class Described:
         first = self.inputs[0]
         content = {
             "input": {"dtype": first.dtype, "shape": ["batch", *first.shape]},
-            **self.known,
+            **{name: value for name, value in self.known.items() if name != "export"},  # Of an earlier try.
             "output": {
                 "shape": ["batch", self.classes],
                 **self.known.get("output", {}),

@@ -8,15 +8,18 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 import onnxruntime
 
-from dtj_trainer.serving import description, model_manifest
+from dtj_trainer.artifacts.model_manifest import NAME
+from dtj_trainer.serving import description
 from dtj_trainer.serving.description import Description
 from dtj_trainer.serving.errors import ModelDamaged, first_line
 from dtj_trainer.serving.external_data import refuse_external_data
-from dtj_trainer.serving.model_manifest import ModelManifest
+from dtj_trainer.serving.model_manifest import MAX_BYTES as MAX_MANIFEST_BYTES
+from dtj_trainer.serving.model_manifest import check, file_of, read_manifest
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from dtj_trainer.artifacts.model_manifest import ModelManifest
     from dtj_trainer.serving.places import Place
 
 ONNX = "model.onnx"
@@ -91,7 +94,7 @@ def load(place: Place, threads: int) -> LoadedModel:
 
     Raises ModelMissing, ModelDamaged (also while the model is being written) or StoreUnavailable.
     """
-    manifest = ModelManifest.from_json(place.read(model_manifest.NAME, model_manifest.MAX_BYTES))
+    manifest = read_manifest(place.read(NAME, MAX_MANIFEST_BYTES))
     read = Description.from_json(_checked(place, manifest, description.NAME, description.MAX_BYTES))
     content = _checked(place, manifest, ONNX, MAX_BYTES)
     refuse_external_data(content)
@@ -100,7 +103,7 @@ def load(place: Place, threads: int) -> LoadedModel:
         inputs = tuple(_tensor(each) for each in session.get_inputs())
         outputs = tuple(_tensor(each) for each in session.get_outputs())
         loaded = LoadedModel(
-            place.uri, manifest.file(ONNX).sha256[:_VERSION_DIGITS], read, inputs, outputs, session
+            place.uri, file_of(manifest, ONNX).sha256[:_VERSION_DIGITS], read, inputs, outputs, session
         )
         loaded.run({each.name: np.zeros((1, *each.shape), each.dtype) for each in inputs})
     except ModelDamaged:
@@ -112,12 +115,12 @@ def load(place: Place, threads: int) -> LoadedModel:
 
 
 def _checked(place: Place, manifest: ModelManifest, name: str, most: int) -> bytes:
-    named = manifest.file(name)
+    named = file_of(manifest, name)
     if named.size > most:
         raise ModelDamaged(f"{place.uri}: {name} has {named.size} bytes, and at most {most} are read")
     content = place.read(name, most)
     try:
-        model_manifest.check(content, named)
+        check(content, named)
     except ModelDamaged as error:
         raise ModelDamaged(f"{place.uri}: {error}") from error
     return content

@@ -1,90 +1,46 @@
-"""The manifest of a model's folder: files, sizes and SHA-256. Readers take only what it names.
-
-It is written last. A folder whose files do not match the manifest is one that is being written, or damaged.
-"""
+"""Reads the manifest of a model's folder, and compares files with it."""
 
 from __future__ import annotations
 
 import hashlib
 import json
-from dataclasses import dataclass
 from pathlib import PurePosixPath
-from typing import TYPE_CHECKING
 
-from dtj_trainer.artifacts.manifest import sha256_of
-from dtj_trainer.artifacts.store import usable_name
+from dtj_trainer.artifacts.model_manifest import NAME, VERSION, ModelFile, ModelManifest
 from dtj_trainer.serving.errors import ModelDamaged
 
-if TYPE_CHECKING:
-    from pathlib import Path
-
-NAME = "manifest.json"
-VERSION = 1
-"""The version of new manifests, and the newest that this release reads."""
 MAX_BYTES = 1 << 20
 _HEX_DIGITS = 64
 
 
-@dataclass(frozen=True)
-class ModelFile:
-    """A file of a model. `path` is relative to the model's folder, `size` in bytes, `sha256` in hex digits."""
+def read_manifest(content: bytes) -> ModelManifest:
+    """Read a manifest back.
 
-    path: str
-    size: int
-    sha256: str
-
-
-@dataclass(frozen=True)
-class ModelManifest:
-    """The files of one version of a model."""
-
-    files: tuple[ModelFile, ...]
-
-    def file(self, path: str) -> ModelFile:
-        """Return a file by its path. Raises ModelDamaged if the manifest does not name it."""
-        for file in self.files:
-            if file.path == path:
-                return file
-        raise ModelDamaged(f"{NAME} names no {path}: `dtj export` writes the file and the manifest")
-
-    def to_json(self) -> bytes:
-        """Serialize the manifest as it is stored."""
-        files = [{"path": file.path, "size": file.size, "sha256": file.sha256} for file in self.files]
-        return json.dumps({"version": VERSION, "files": files}, indent=1).encode() + b"\n"
-
-    @staticmethod
-    def from_json(content: bytes) -> ModelManifest:
-        """Read a manifest back.
-
-        Raises ModelDamaged for a version above VERSION, for content that is no manifest, and for a path outside the
-        model's folder.
-        """
-        try:
-            read = json.loads(content)
-            version = int(read["version"])
-            if version > VERSION:
-                raise ModelDamaged(f"{NAME} has version {version}; this dtj_trainer reads up to {VERSION}")
-            files = tuple(
-                ModelFile(_path(file["path"]), _size(file["size"]), _sha256(file["sha256"]))
-                for file in read["files"]
-            )
-        except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError) as error:
-            raise ModelDamaged(f"{NAME} can't be read: {error!r}") from error
-        if len({file.path for file in files}) != len(files):
-            raise ModelDamaged(f"{NAME} names a file twice")
-        return ModelManifest(files)
-
-
-def manifest_of(folder: Path) -> ModelManifest:
-    """Make the manifest of the files that are in a model's folder. Reads all of them."""
-    paths = sorted(path for path in folder.rglob("*") if path.is_file() and not path.is_symlink())
-    return ModelManifest(
-        tuple(
-            ModelFile(path.relative_to(folder).as_posix(), path.stat().st_size, sha256_of(path))
-            for path in paths
-            if path != folder / NAME and all(map(usable_name, path.relative_to(folder).parts))
+    Raises ModelDamaged for a version above VERSION, for content that is no manifest, and for a path outside the
+    model's folder.
+    """
+    try:
+        read = json.loads(content)
+        version = int(read["version"])
+        if version > VERSION:
+            raise ModelDamaged(f"{NAME} has version {version}; this dtj_trainer reads up to {VERSION}")
+        files = tuple(
+            ModelFile(_path(file["path"]), _size(file["size"]), _sha256(file["sha256"]))
+            for file in read["files"]
         )
-    )
+    except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError) as error:
+        raise ModelDamaged(f"{NAME} can't be read: {error!r}") from error
+    if len({file.path for file in files}) != len(files):
+        raise ModelDamaged(f"{NAME} names a file twice")
+    return ModelManifest(files)
+
+
+def file_of(manifest: ModelManifest, path: str) -> ModelFile:
+    """Return a file by its path. Raises ModelDamaged if the manifest does not name it."""
+    for file in manifest.files:
+        if file.path == path:
+            return file
+    raise ModelDamaged(f"{NAME} names no {path}: `dtj export` writes the file and the manifest")
 
 
 def check(content: bytes, file: ModelFile) -> None:

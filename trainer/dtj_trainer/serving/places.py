@@ -10,9 +10,10 @@ from urllib.parse import unquote, urlsplit
 
 from dtj_trainer import contract
 from dtj_trainer.artifacts import s3
+from dtj_trainer.artifacts.model_manifest import NAME
 from dtj_trainer.artifacts.store import Store, open_store
-from dtj_trainer.serving import model_manifest
 from dtj_trainer.serving.errors import ModelDamaged, ModelMissing, StoreUnavailable
+from dtj_trainer.serving.model_manifest import MAX_BYTES
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -45,7 +46,7 @@ class FolderPlace:
 
     def version(self) -> str:
         """See Place."""
-        return hashlib.sha256(self.read(model_manifest.NAME, model_manifest.MAX_BYTES)).hexdigest()
+        return hashlib.sha256(self.read(NAME, MAX_BYTES)).hexdigest()
 
     def read(self, name: str, most: int) -> bytes:
         """See Place."""
@@ -73,7 +74,7 @@ class StorePlace:
     def version(self) -> str:
         """See Place."""
         with sentences():
-            return self._store.etag(model_manifest.NAME)
+            return self._store.etag(NAME)
 
     def read(self, name: str, most: int) -> bytes:
         """See Place."""
@@ -137,6 +138,4 @@ def find(uri: str) -> Place:
         except ModelMissing:
             continue
         return place
-    raise ModelMissing(
-        f"neither {uri} nor its {contract.MODEL}/ has a {model_manifest.NAME}: `dtj export {uri}` writes it"
-    )
+    raise ModelMissing(f"neither {uri} nor its {contract.MODEL}/ has a {NAME}: `dtj export {uri}` writes it")

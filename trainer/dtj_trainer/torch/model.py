@@ -193,7 +193,7 @@ class TorchSaver(FileSaver):
 
     def __init__(self, options: Options, data: PictureSet, model: TorchModel, ranks: TensorRanks) -> None:
         super().__init__(options, data.train.blocks, ranks)
-        self._shape, self._classes = data.shape, data.classes
+        self._shape, self._classes, self._class_names = data.shape, data.classes, data.class_names
         self._network, self._optimizer, self._precision = model.network, model.optimizer, model.precision
         self._staged = StagedState()
 
@@ -263,8 +263,9 @@ class TorchSaver(FileSaver):
     def write_model(self, folder: Path, facts: Mapping[str, object]) -> None:
         """See FileSaver."""
         name, shape, classes = self._options.model, self._shape, self._classes
+        state, names = self._network.state_dict(), self._class_names
         saved_model.write(
-            folder, self._network.state_dict(), name=name, shape=shape, classes=classes, facts=facts
+            folder, state, name=name, shape=shape, classes=classes, facts=facts, class_names=names
         )
 
 

@@ -8,17 +8,17 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from dtj_trainer.torch.models import PictureClassifier, build
+from dtj_trainer.train import model_files
 from dtj_trainer.train.whole_file import write_whole
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
     from pathlib import Path
 
     from torch import Tensor
 
 WEIGHTS = "model.pt"
 EXPORTED = "model.pt2"
-DESCRIPTION = "model.json"
 
 
 def write(
@@ -29,13 +29,14 @@ def write(
     shape: tuple[int, int, int],
     classes: int,
     facts: Mapping[str, object],
+    class_names: Sequence[str] = (),
 ) -> None:
-    """Write weights, the exported program and a description into `folder`, each file atomically.
+    """Write weights, the exported program, a description and the manifest into `folder`, each file atomically.
 
     `state` is that of the network, `shape` is channels, height and width of a picture. `facts` go into the
-    description (accuracy, steps).
+    description (accuracy, steps), and so do `class_names`, in the order of the outputs.
     """
-    folder.mkdir(parents=True, exist_ok=True)
+    model_files.begin(folder)
     copy = build(name, shape, classes)
     copy.load_state_dict({key: value.cpu() for key, value in state.items()})
     copy.eval()
@@ -50,6 +51,7 @@ def write(
         "output": {"shape": ["batch", classes], "meaning": "logits"},
         "classes": classes,
         "parameters": sum(parameter.numel() for parameter in copy.parameters()),
+        **model_files.picture_facts(shape, "NCHW", class_names),
         **facts,
         "files": {
             WEIGHTS: "state dict of dtj_trainer.torch.models.build(model, shape, classes)",
@@ -57,12 +59,12 @@ def write(
         },
         "torch": str(torch.__version__),
     }
-    write_whole(folder / DESCRIPTION, lambda path: path.write_text(json.dumps(description, indent=2) + "\n"))
+    model_files.write_description(folder, description)
 
 
 def describe(folder: Path) -> dict[str, Any]:
     """Read model.json. Raises OSError or ValueError for a missing or invalid file."""
-    content: dict[str, Any] = json.loads((folder / DESCRIPTION).read_bytes())
+    content: dict[str, Any] = json.loads((folder / model_files.DESCRIPTION).read_bytes())
     return content
 
 

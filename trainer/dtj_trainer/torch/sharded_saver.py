@@ -209,8 +209,15 @@ class ShardedSaver(Saver):
         if self._ranks.rank == 0:
             folder = Path(contract.root()) / contract.MODEL
             shape, classes = self._data.shape, self._data.classes
-            name = self._options.model
-            saved_model.write(folder, whole, name=name, shape=shape, classes=classes, facts=facts)
+            saved_model.write(
+                folder,
+                whole,
+                name=self._options.model,
+                shape=shape,
+                classes=classes,
+                facts=facts,
+                class_names=self._data.class_names,
+            )
             log.info("the model is in %s", folder)
         return facts
 

@@ -82,7 +82,7 @@ def add_data(group: argparse._ArgumentGroup | argparse.ArgumentParser) -> None:
         "--classes",
         type=names,
         metavar="NAME,...",
-        help="train these classes alone, with labels in this order",
+        help="train these classes alone, with labels in this order; a class without a name has its number",
     )
     group.add_argument(
         "--data-cache",

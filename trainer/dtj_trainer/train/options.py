@@ -58,6 +58,7 @@ class Options(DivisionOptions, DataOptions):
     cudnn_benchmark: bool = False
     deterministic: bool = False
     profile_steps: tuple[int, int] | None = None
+    export: bool = True
 
     def step_size(self, ranks: int) -> int:
         """Return the examples of a step on all ranks together."""
@@ -283,6 +284,12 @@ def add_what_is_kept(
     )
     keep.add_argument(
         "--log-seconds", type=not_negative(float), default=log_seconds, help="between two lines of progress"
+    )
+    keep.add_argument(
+        "--export",
+        action=argparse.BooleanOptionalAction,
+        default=True,
+        help="also write the model as model.onnx, for `dtj serve`; needs the packages of dtj[export]",
     )
     return keep
 

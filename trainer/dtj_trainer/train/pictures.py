@@ -6,14 +6,17 @@ import logging
 import math
 import sys
 import time
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
+from dtj_trainer import contract
 from dtj_trainer.data.errors import DataCorrupt, exit_on_data_error
 from dtj_trainer.data.pictures import Pictures
 from dtj_trainer.data.sharding import Sharding, slice_of
 from dtj_trainer.train.batches import picture_batches
+from dtj_trainer.train.export_process import export_model
 from dtj_trainer.train.loop import LossNotFinite, Stopped, Training
 from dtj_trainer.train.machines import machines_of, own_place
 from dtj_trainer.train.meeting import Pace, Sums
@@ -32,7 +35,7 @@ TEST_BATCH = 500
 
 
 def train(options: Options, data: PictureSet, model: PictureModel[Data], ranks: Ranks, saver: Saver) -> None:
-    """Train to the end, from the newest checkpoint if there is one.
+    """Train to the end, from the newest checkpoint if there is one. Rank 0 then exports the model.
 
     Ends the process with 143 after SIGTERM, 1 when the training failed, 65 or 69 when the data can't be read.
     """
@@ -63,6 +66,8 @@ def train(options: Options, data: PictureSet, model: PictureModel[Data], ranks: 
         sys.exit(EXIT_CODE)
     except (LossNotFinite, RanksDiverged) as error:
         sys.exit(f"{type(error).__name__}: {error}")
+    if options.export and ranks.rank == 0:
+        export_model(Path(contract.root()) / contract.MODEL, lambda: stop.requested)
 
 
 class PictureTest(NamedTuple):

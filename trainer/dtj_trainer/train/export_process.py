@@ -1,0 +1,151 @@
+"""Exports the final model to ONNX, in a process of its own, after the training.
+
+The process imports a framework anew: threads, memory and MPI of the trained process play no role. Whatever happens to
+it, the training has succeeded, and its model stays as it is. The log and model.json then say why there is no ONNX
+model.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import logging
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from typing import TYPE_CHECKING
+
+from dtj_trainer.launch import cgroups
+from dtj_trainer.parent_death import die_with_parent
+from dtj_trainer.train import model_files
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+log = logging.getLogger(__name__)
+
+FORMS = {
+    "model.pt2": ("onnx", "onnxruntime", "onnxscript"),
+    "model.keras": ("onnx", "onnxruntime", "tf2onnx"),
+}
+"""The files that are exported, and the modules of the extra `export` that the export of each needs."""
+LIMIT_SECONDS = 900.0
+"""The largest of the built-in networks takes a minute on a busy machine."""
+LEAST_ROOM = 1 << 30
+"""Bytes of memory that an export needs, besides ROOM_FACTOR times the size of the model."""
+ROOM_FACTOR = 6
+LAST_ROOM = 64 << 20
+"""With less left in the container, the export is ended: the kernel would kill all processes of the pod."""
+_LOOK_SECONDS = 0.1
+_STOPPED = "the pod was stopped during the export"
+_OF_RANKS = ("OMPI_", "PMIX_", "PMI_", "HOROVOD_", "TF_CONFIG", "TORCHELASTIC_", "MASTER_")
+"""Beginnings of variables that make a process a rank of a training."""
+
+
+class _NotExported(Exception):
+    """Why there is no ONNX model; the message is for the user."""
+
+
+def export_model(folder: Path, stopping: Callable[[], bool]) -> None:
+    """Write model.onnx beside a final model, complete its model.json, and write the manifest anew.
+
+    `stopping` says whether the process has to end. Never raises: `export` in model.json says what failed. Without the
+    packages of the extra `export`, the model is left as it is, and the log says so.
+    """
+    form = next((name for name in FORMS if (folder / name).is_file()), None)
+    if form is None:
+        return
+    if missing := [name for name in FORMS[form] if importlib.util.find_spec(name) is None]:
+        log.info("the model is not exported to ONNX: pip install 'dtj[export]' brings %s", ", ".join(missing))
+        return
+    began = time.monotonic()
+    try:
+        _check_memory((folder / form).stat().st_size)
+        _run(folder, stopping)
+    except _NotExported as reason:
+        _tell(folder, str(reason))
+    except Exception as error:
+        log.debug("the export failed", exc_info=True)
+        _tell(folder, f"{type(error).__name__}: {error}")
+    else:
+        log.info("%s is written, in %.1f s", folder / model_files.ONNX, time.monotonic() - began)
+
+
+def _check_memory(size: int) -> None:
+    """Raise _NotExported if the container has no room for a model file of `size` bytes."""
+    room, needed = _room(), LEAST_ROOM + ROOM_FACTOR * size
+    if room is not None and room < needed:
+        raise _NotExported(
+            f"the export needs {needed >> 20} MiB of memory, and the pod's limit leaves {room >> 20}: raise the limit"
+        )
+
+
+def _room() -> int | None:
+    """Return the bytes that are left to this container; None without a limit."""
+    usage = cgroups.usage()
+    if usage.memory is None or usage.memory_limit is None:
+        return None
+    return usage.memory_limit - usage.memory
+
+
+def _run(folder: Path, stopping: Callable[[], bool]) -> None:
+    """Run the export to its end. Raises _NotExported unless it succeeds."""
+    command = [sys.executable, "-P", "-m", "dtj_trainer.serving.export", str(folder)]
+    with tempfile.TemporaryFile() as output:
+        process = subprocess.Popen(
+            command,
+            env=_environment(),
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            preexec_fn=die_with_parent(),
+        )
+        try:
+            why = _watched(process, stopping)
+        finally:
+            process.kill()
+            code = process.wait()
+        if code and (why or stopping()):
+            raise _NotExported(why or _STOPPED)
+        if code:
+            output.seek(0)
+            lines = output.read().decode(errors="replace").strip().splitlines()
+            raise _NotExported(lines[-1][:1000] if lines else f"the export ended with exit code {code}")
+
+
+def _watched(process: subprocess.Popen[bytes], stopping: Callable[[], bool]) -> str | None:
+    """Wait for the end of the export; return why it must not go on, if it must not."""
+    deadline = time.monotonic() + LIMIT_SECONDS
+    while True:
+        try:
+            process.wait(_LOOK_SECONDS)
+        except subprocess.TimeoutExpired:
+            pass
+        else:
+            return None
+        if stopping():
+            return _STOPPED
+        if (room := _room()) is not None and room < LAST_ROOM:
+            return "the pod's memory did not suffice for the export: raise the memory limit"
+        if time.monotonic() > deadline:
+            return f"the export took more than {LIMIT_SECONDS:.0f} s"
+
+
+def _environment() -> dict[str, str]:
+    """Return the variables for a process that is no rank, and uses no GPU."""
+    kept = {name: value for name, value in os.environ.items() if not name.startswith(_OF_RANKS)}
+    return {**kept, "CUDA_VISIBLE_DEVICES": "", "TF_CPP_MIN_LOG_LEVEL": "2"}
+
+
+def _tell(folder: Path, reason: str) -> None:
+    """Say in the log and in model.json why there is no ONNX model."""
+    log.warning("the model is not exported to ONNX: %s; `dtj export` does it later", reason)
+    try:
+        description = json.loads((folder / model_files.DESCRIPTION).read_bytes())
+        (folder / model_files.ONNX).unlink(missing_ok=True)
+        model_files.write_description(folder, {**description, "export": {"error": reason}})
+    except (OSError, ValueError, TypeError) as error:
+        log.warning("%s can't say so: %s", folder / model_files.DESCRIPTION, error)
