@@ -115,7 +115,7 @@ bench-checkpoints: $(VENV)  ## cost of saves beside a training (MINUTES=5); larg
 bench-data: $(VENV)  ## reading of data sets from S3, beside GETs and other libraries, which get an environment of their own
 	@$(PY) -m tests.bench.data
 
-images: $(VENV)  ## build the operator's and the trainer's images; prints their archives
+images: $(VENV)  ## build the images of operator, trainer, TensorBoard and server; prints their archives
 	@$(PY) docker/build.py --print-archives
 
 sbom: $(VENV)  ## write the contents of the images, as CycloneDX, to build/sbom
