@@ -41,7 +41,7 @@ from dtj_trainer.serving.model_manifest import ModelFile, ModelManifest
 from dtj_trainer.serving.places import FolderPlace, find
 from dtj_trainer.serving.serve_options import read_options
 
-SWAPS, CLIENTS = 10, 6
+SWAPS, CLIENTS = 20, 6
 
 
 def steps(client: Client) -> int:
