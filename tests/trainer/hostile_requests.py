@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import io
 import json
 import random
 import struct
 import zlib
 
+from PIL import Image
 from tests.trainer.served_models import file_of, form, pixels
 
 
@@ -34,6 +36,14 @@ def hidden_bomb(kind: bytes, head: bytes) -> bytes:
     )
 
 
+def scan_bomb(scans: int, side: int = 1400) -> bytes:
+    """A progressive JPEG with so many scans of 12 bytes, each of which changes all pixels."""
+    written = io.BytesIO()
+    Image.new("L", (side, side)).save(written, "JPEG", progressive=True, quality=90)
+    file = written.getvalue()
+    return file[:-2] + file[file.rindex(b"\xff\xda") : -2] * scans + file[-2:]
+
+
 def good_requests() -> list[tuple[str, bytes, str]]:
     """Path, body and Content-Type of what is damaged, or is hostile as it is."""
     file = file_of(pixels(0))
@@ -45,6 +55,7 @@ def good_requests() -> list[tuple[str, bytes, str]]:
         (predict, file_of(pixels(1, 3, 40), "JPEG"), "image/jpeg"),
         (predict, *form(file)),
         (predict, bomb(20_000), "image/png"),
+        (predict, scan_bomb(50_000), "image/jpeg"),
         (predict, hidden_bomb(b"zTXt", b"Comment\0\0"), "image/png"),
         (predict, hidden_bomb(b"iCCP", b"profile\0\0"), "image/png"),
         (infer, text, "application/json"),

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 from tests.patience import PATIENCE
 from tests.trainer.conftest import until
-from tests.trainer.hostile_requests import bomb
+from tests.trainer.hostile_requests import bomb, scan_bomb
 from tests.trainer.served_models import Client, file_of, pixels, served, write_model
 
 MIB = 1 << 20
@@ -75,6 +75,17 @@ def test_a_picture_with_too_many_pixels_is_not_decoded(
     assert answer.status == 413
     assert "1001 x 1001 = 1002001 pixels; at most 1000000" in answer.json["message"]
     assert not decoded
+
+
+def test_a_jpeg_with_too_many_scans_is_not_decoded(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    """36 KB of them take seconds of a processor, and a whole body half an hour."""
+    assert client("PUT", "/predictions/m", scan_bomb(20, 40)).status == 200
+    monkeypatch.setattr(
+        "dtj_trainer.serving.pictures.pixels_of", lambda *_, **__: pytest.fail("it is decoded")
+    )
+    answer = client("PUT", "/predictions/m", scan_bomb(100, 40))
+    assert answer.status == 400
+    assert "more than 100 scans" in answer.json["message"]
 
 
 def open_request(client: Client, path: str, *headers: str) -> socket.socket:
