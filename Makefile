@@ -24,10 +24,12 @@ JOB := manifests/examples/fashion-mnist-horovod.yaml
 
 # Histories for each format of `make test-histories`.
 HISTORIES ?= 1000
+# Requests of `make test-serve-hostile`.
+REQUESTS ?= 200000
 # Simulated days of `make bench-week`.
 DAYS ?= 7
 
-.PHONY: help demo demo-cluster test test-chaos test-nets test-unit test-histories test-chart test-trainer fuzz lint crd pod-schema chart bench bench-control bench-training bench-checkpoints bench-data bench-soak bench-first-step bench-cluster-toll images sbom docs pictures dashboard-picture cluster cluster-down clean bench-week release
+.PHONY: help demo demo-cluster test test-chaos test-nets test-unit test-histories test-serve-hostile test-chart test-trainer fuzz lint crd pod-schema chart bench bench-control bench-training bench-checkpoints bench-data bench-soak bench-first-step bench-cluster-toll images sbom docs pictures dashboard-picture cluster cluster-down clean bench-week release
 
 help:  ## print these targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -62,6 +64,9 @@ test-unit: $(VENV)  ## tests of the operator, the dtj command and the SDK: no ro
 
 test-histories: $(VENV)  ## 1,000 random histories of kills and numbers of ranks for each format of data; minutes
 	DTJ_HISTORIES=$(HISTORIES) $(PY) -m pytest tests/trainer/test_histories.py
+
+test-serve-hostile: $(VENV)  ## 200,000 hostile requests to `dtj serve`; minutes
+	DTJ_HOSTILE=$(REQUESTS) $(PY) -m pytest --capture=no --timeout=0 tests/trainer/test_serving_hostile.py
 
 test-chart: $(VENV)  ## tests of the Helm chart and of the manifests made from it; downloads Helm where there is none
 	$(PY) -m pytest --numprocesses=$(AT_ONCE) tests/chart
@@ -115,7 +120,7 @@ bench-checkpoints: $(VENV)  ## cost of saves beside a training (MINUTES=5); larg
 bench-data: $(VENV)  ## reading of data sets from S3, beside GETs and other libraries, which get an environment of their own
 	@$(PY) -m tests.bench.data
 
-images: $(VENV)  ## build the operator's and the trainer's images; prints their archives
+images: $(VENV)  ## build the images of operator, trainer, TensorBoard and server; prints their archives
 	@$(PY) docker/build.py --print-archives
 
 sbom: $(VENV)  ## write the contents of the images, as CycloneDX, to build/sbom

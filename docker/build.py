@@ -52,12 +52,15 @@ TITLES = {
     "dtj-operator": "dtj's operator",
     "dtj-horovod-base": "Horovod for PyTorch, Open MPI and sshd",
     "dtj-trainer-horovod": "dtj's trainer with Horovod for PyTorch",
+    "dtj-serve": "dtj's server of trained models",
     "dtj-tensorboard": "TensorBoard for a job's bucket",
     "dtj-tensorflow-base": "TensorFlow",
     "dtj-trainer-tensorflow": "dtj's trainer with TensorFlow",
     "dtj-trainer-tensorflow-horovod": "dtj's trainer with TensorFlow and Horovod",
 }
 LICENSES = "Apache-2.0"
+SERVE_PARTS = ("contract", "artifacts", "data", "serving")
+"""The packages of dtj_trainer that the server imports."""
 
 
 def labels(tag: str, base: str, origin: dict[str, str]) -> dict[str, str]:
@@ -218,6 +221,16 @@ def images(base: str, args: dict[str, str]) -> list[Image]:
                 *(trainer / name for name in ("clock.py", "parent_death.py")),
                 *(trainer / name for name in ("tensorboard_pod.py", "tensorboard_program.py")),
                 *_files(trainer / "artifacts"),
+            ],
+        ),
+        Image(
+            name="serve",
+            tags={f"dtj-serve:{version()}": "serve"},
+            requirements={"serve": requirements_of("serving")},
+            sources=[
+                *project,
+                *(trainer / name for name in ("__init__.py", "py.typed")),
+                *(path for part in SERVE_PARTS for path in _files(trainer / part)),
             ],
         ),
     ]
@@ -398,7 +411,7 @@ def main() -> None:
     parser.add_argument(
         "--image",
         action="append",
-        help="only this one (operator, trainer-horovod, trainer-tensorflow, tensorboard)",
+        help="only this one (operator, trainer-horovod, trainer-tensorflow, tensorboard, serve)",
     )
     parser.add_argument(
         "--base",

@@ -17,16 +17,18 @@ from tests.cluster.progress import ClusterError, note, step
 
 ROOT = Path(__file__).parents[2]
 BUILDER = ROOT / "docker" / "build.py"
+OF_TESTS = ("operator", "trainer-horovod", "trainer-tensorflow", "tensorboard")
+"""The images that a cluster's tests use. The server's is built and loaded by `load --image serve`."""
 
 
 def archives(only: Sequence[str] = ()) -> list[Path]:
-    """What `docker save` wrote, an archive a Dockerfile; builds what is missing."""
+    """What `docker save` wrote, an archive a Dockerfile, by default OF_TESTS; builds what is missing."""
     if not BUILDER.exists():
         note(f"no images: {BUILDER.relative_to(ROOT)} is not there")
         return []
     # Its own progress goes to our stderr.
     done = subprocess.run(
-        [sys.executable, BUILDER, "--print-archives", *(f"--image={name}" for name in only)],
+        [sys.executable, BUILDER, "--print-archives", *(f"--image={name}" for name in only or OF_TESTS)],
         cwd=ROOT,
         stdout=subprocess.PIPE,
         text=True,

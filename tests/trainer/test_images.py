@@ -18,6 +18,7 @@ from importlib import metadata
 from pathlib import Path
 
 import pytest
+from packaging.requirements import Requirement
 
 REPOSITORY = Path(__file__).parents[2]
 DOCKER = REPOSITORY / "docker"
@@ -25,7 +26,7 @@ DOCKERFILES = sorted(DOCKER.glob("*.Dockerfile"))
 
 
 def test_there_are_images() -> None:
-    names = {"operator", "tensorboard", "trainer-horovod", "trainer-tensorflow"}
+    names = {"operator", "serve", "tensorboard", "trainer-horovod", "trainer-tensorflow"}
     assert {path.name.removesuffix(".Dockerfile") for path in DOCKERFILES} == names
 
 
@@ -69,6 +70,26 @@ def test_every_image_of_a_pod_ends_as_that_number() -> None:
             assert re.findall(r"^USER (\S+)", content, re.MULTILINE)[-1] == "1000:1000", (name, stage)
 
 
+def closure(names: list[str]) -> set[str]:
+    """The distributions that these bring along, as the packages of .venv say, which has the images' versions."""
+    todo, seen = [*names], set()
+    while todo:
+        name = todo.pop().lower().replace("_", "-")
+        if name in seen:
+            continue
+        seen.add(name)
+        for needed in map(Requirement, metadata.requires(name) or []):
+            if needed.marker is None or needed.marker.evaluate({"extra": ""}):
+                todo.append(needed.name)
+    return seen
+
+
+def unpinned(names: set[str]) -> list[str]:
+    """Those that constraints.txt lacks."""
+    pinned = (REPOSITORY / "constraints.txt").read_text().lower().replace("_", "-")
+    return [name for name in names if f"\n{name}==" not in pinned]
+
+
 def test_what_tensorflow_needs_is_pinned_and_tensorboard_is_not_among_it() -> None:
     program = """
 import build, json
@@ -89,20 +110,56 @@ print(json.dumps(image.requirements))
         "simplejpeg",
         "tensorboardX",
     }
-    todo, seen = [re.split("[=<>]", line)[0] for lines in requirements.values() for line in lines], set()
-    while todo:
-        name = todo.pop()
-        if name in seen:
-            continue
-        seen.add(name)
-        # As the packages of .venv say, which has the versions of the image.
-        for line in metadata.requires(name) or []:
-            if "extra ==" not in line:
-                todo.append(re.split(r"[^\w.-]", line)[0])
-    assert "keras" in seen
-    assert "tensorboard" not in seen
-    pinned = (REPOSITORY / "constraints.txt").read_text().lower().replace("_", "-")
-    assert [name for name in seen if f"\n{name.lower().replace('_', '-')}==" not in pinned] == []
+    needed = closure([re.split("[=<>]", line)[0] for lines in requirements.values() for line in lines])
+    assert "keras" in needed
+    assert "tensorboard" not in needed
+    assert unpinned(needed) == []
+
+
+def test_the_server_runs_with_what_its_image_has(tmp_path: Path) -> None:
+    """The files of the image's context, and the distributions that its requirements bring along."""
+    program = """
+import build, json, shutil, sys
+from pathlib import Path
+(image,) = [i for i in build.images(build.IMAGE, {}) if i.name == "serve"]
+(context := Path(sys.argv[1])).mkdir()
+image.write_context(context, [])
+print(json.dumps(image.requirements["serve"]))
+"""
+    requirements = json.loads(in_builder(program, tmp_path / "context", cache=tmp_path))
+    kept = closure([re.split("[=<>]", line)[0] for line in requirements])
+    assert "onnxruntime" in kept
+    assert unpinned(kept) == []
+    assert kept.isdisjoint({"torch", "tensorflow-cpu", "keras", "onnx", "kubernetes", "typer"})
+    others = {
+        module
+        for module, names in metadata.packages_distributions().items()
+        if kept.isdisjoint(name.lower().replace("_", "-") for name in names)
+    }
+    hiding = """
+import sys
+
+class Absent:
+    def find_spec(self, name, path=None, target=None):
+        if name.split(".")[0] in HIDDEN:
+            raise ModuleNotFoundError(name)
+
+HIDDEN = set(sys.argv.pop(1).split(","))
+sys.meta_path.insert(0, Absent())
+import dtj_trainer
+from dtj_trainer.serving.serve import main
+print(dtj_trainer.__file__)
+main(["--help"])
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", hiding, ",".join(others - {"dtj_trainer"})],
+        env={**os.environ, "PYTHONPATH": str(tmp_path / "context/dtj/trainer")},
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith(str(tmp_path))
+    assert "--max-batch" in done.stdout
 
 
 def made_of(dockerfile: Path, target: str, **args: str) -> str:

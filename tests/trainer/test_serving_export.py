@@ -153,8 +153,9 @@ def test_the_commands_of_the_page_run(exported: Path) -> None:
     values = pictures(1, 0)[0]
     one = {"name": "pixels", "shape": [1, *SHAPE], "datatype": "UINT8", "data": values.ravel().tolist()}
     (folder / "request.json").write_text(json.dumps({"inputs": [one]}))
-    (words,) = re.findall(r"^\$ dtj serve (.*)$", PAGE, re.MULTILINE)
-    commands = re.findall(r"^\$ (curl .*)\n(.*)$", PAGE, re.MULTILINE)
+    page = PAGE.partition("\n## In a cluster\n")[0]
+    (words,) = re.findall(r"^\$ dtj serve (.*)$", page, re.MULTILINE)
+    commands = re.findall(r"^\$ (curl .*)\n(.*)$", page, re.MULTILINE)
     assert len(commands) == 6
     with serving(folder, *shlex.split(words)) as (_, client):
         for command, shown in commands:

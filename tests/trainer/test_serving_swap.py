@@ -8,7 +8,10 @@
 from __future__ import annotations
 
 import json
+import os
 import re
+import subprocess
+import sys
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -42,7 +45,7 @@ from dtj_trainer.serving.model_manifest import MAX_BYTES, read_manifest
 from dtj_trainer.serving.places import FolderPlace, find
 from dtj_trainer.serving.serve_options import read_options
 
-SWAPS, CLIENTS = 10, 6
+SWAPS, CLIENTS = 20, 6
 
 
 def steps(client: Client) -> int:
@@ -200,6 +203,26 @@ def test_a_model_that_is_not_as_it_has_to_be_is_refused(tmp_path: Path, name: st
     folder = write_model(tmp_path, graph=graph, **facts)
     with pytest.raises(ModelDamaged, match=re.escape(said)):
         load(FolderPlace(folder), 1)
+
+
+def test_nothing_is_sent_to_the_vendor_of_onnxruntime(tmp_path: Path) -> None:
+    """Its telemetry would begin with an identifier in the home folder."""
+    folder, home = write_model(tmp_path / "m"), tmp_path / "home"
+    home.mkdir()
+    program = """
+import sys
+from pathlib import Path
+from dtj_trainer.serving.loaded_model import load
+from dtj_trainer.serving.places import FolderPlace
+load(FolderPlace(Path(sys.argv[1])), 1)
+"""
+    environment = {name: value for name, value in os.environ.items() if name != "ORT_DISABLE_TELEMETRY"}
+    for name in ("XDG_CACHE_HOME", "XDG_CONFIG_HOME", "XDG_DATA_HOME"):
+        environment.pop(name, None)
+    subprocess.run(
+        [sys.executable, "-c", program, folder], env={**environment, "HOME": str(home)}, check=True
+    )
+    assert [*home.rglob("*")] == []
 
 
 def test_tensors_of_their_own_file_are_accepted() -> None:

@@ -34,7 +34,7 @@ from dtj.api.strategies import RULES
 from dtj.api.strategy import pods_of
 
 # The reference grammar of the distribution project, without its length rules.
-_IMAGE = re.compile(
+IMAGE_REFERENCE = re.compile(
     r"([a-zA-Z0-9.-]+(:[0-9]+)?/)?[a-z0-9]+([._-]+[a-z0-9]+)*(/[a-z0-9]+([._-]+[a-z0-9]+)*)*"
     r"(:[A-Za-z0-9_][A-Za-z0-9_.-]{0,127})?(@sha256:[0-9a-f]{64})?"
 )
@@ -138,7 +138,7 @@ def _program(job: Job) -> Iterator[Fault]:
 
 
 def _image(path: str, image: str) -> Iterator[Fault]:
-    if not _IMAGE.fullmatch(image):
+    if not IMAGE_REFERENCE.fullmatch(image):
         yield Fault(path, f"{shown(image)} is not an image reference such as repository/name:tag")
 
 

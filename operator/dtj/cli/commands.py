@@ -86,7 +86,7 @@ COMMANDS = {
         _RESULTS,
     ),
     "export": Listed("serving", "Convert a trained model to ONNX, for `dtj serve`.", _RESULTS),
-    "serve": Listed("serving", "Serve trained models over HTTP, on this machine or in a pod.", _RESULTS),
+    "serve": Listed("serve", "Serve trained models over HTTP, on this machine or in a pod.", _RESULTS),
     "crd": Listed("files", "Print the CustomResourceDefinition, as YAML.", _OTHERS),
     "version": Listed("about", "Print the version of dtj.", _OTHERS),
     "help": Listed("about", "Show the help of dtj or of a command.", _OTHERS),

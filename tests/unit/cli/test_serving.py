@@ -6,11 +6,14 @@ import importlib.util
 import os
 import subprocess
 import sys
+from importlib.metadata import version
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
+import yaml
 
-from dtj.api.errors import DtjError
+from dtj.api.errors import DtjError, Unusable
 from dtj_trainer.serving.serve_options import read_options
 from tests.unit.support.fake_client import call
 
@@ -64,4 +67,84 @@ def test_it_says_what_is_not_installed(
     result = call(command, "a=folder")
     assert isinstance(result.exception, DtjError)
     assert f"dtj {command} needs {lacks}" in str(result.exception)
+    assert not started
+
+
+URI = "s3://training/jobs/ml/vgg-1a2b3c4d"
+
+
+def printed(*words: str) -> list[dict[str, Any]]:
+    result = call("serve", "--manifest", *words)
+    assert result.exit_code == 0, result.output
+    return [*yaml.safe_load_all(result.stdout)]
+
+
+def test_the_manifest_runs_the_program_with_what_was_given(started: list[list[str]]) -> None:
+    deployment, service, budget = printed(
+        f"vgg={URI}", "--secret=s3", "--max-batch=8", "--pin", "--port=9000"
+    )
+    assert [each["kind"] for each in (deployment, service, budget)] == [
+        "Deployment",
+        "Service",
+        "PodDisruptionBudget",
+    ]
+    assert {each["metadata"]["name"] for each in (deployment, service, budget)} == {"vgg-serve"}
+    assert "namespace" not in deployment["metadata"]
+    (container,) = deployment["spec"]["template"]["spec"]["containers"]
+    assert container["image"] == f"dtj-serve:{version('dtj')}"
+    assert container["envFrom"] == [{"secretRef": {"name": "s3"}}]
+    wanted = [f"vgg={URI}", "--host=::", "--port=9000", "--threads=1", "--max-batch=8", "--pin"]
+    assert read_options(container["args"]) == read_options(wanted)
+    assert not started
+
+
+def test_the_manifest_is_for_the_place_that_was_named() -> None:
+    words = (
+        "--name=pictures",
+        "--namespace=ml",
+        "--image=example.com/serve:1",
+        "--replicas=5",
+        "--memory=1Gi",
+    )
+    deployment, service, _ = printed(f"vgg={URI}", *words, "--cpus=5", "--workers=2")
+    assert service["metadata"]["name"] == "pictures"
+    assert service["metadata"]["namespace"] == "ml"
+    assert deployment["spec"]["replicas"] == 5
+    (container,) = deployment["spec"]["template"]["spec"]["containers"]
+    assert container["image"] == "example.com/serve:1"
+    assert container["resources"]["limits"] == {"memory": "1Gi"}
+    assert container["resources"]["requests"] == {"memory": "1Gi", "cpu": "5"}
+    assert read_options(container["args"]).threads == 2, "two workers share the processors"
+
+
+def test_kserve_gets_an_inference_service() -> None:
+    (made,) = printed(f"vgg={URI}", "--kserve", "--service-account=reader", "--endpoint=http://s3:9000")
+    assert (made["apiVersion"], made["kind"]) == ("serving.kserve.io/v1beta1", "InferenceService")
+    predictor = made["spec"]["predictor"]
+    assert predictor["serviceAccountName"] == "reader"
+    assert predictor["containers"][0]["env"] == [{"name": "AWS_ENDPOINT_URL_S3", "value": "http://s3:9000"}]
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("vgg=./model", "--manifest"), "vgg=./model has to be s3://bucket/prefix"),
+        (("vgg", "--manifest"), "'vgg' has to be NAME=FOLDER or NAME=URI"),
+        ((f"vgg={URI}", f"vgg={URI}", "--manifest"), "the name vgg is given twice"),
+        ((f"V.G={URI}", "--manifest"), "--name 'V.G-serve' has to be"),
+        ((f"vgg={URI}", "--manifest", "--host=0.0.0.0"), "--host is not for --manifest"),
+        ((f"vgg={URI}", "--manifest", "--token-file=x"), "--token-file is not for --manifest"),
+        ((f"vgg={URI}", "--manifest", "--max-held=1"), "--max-held 1 has to be at least --max-body 16"),
+        ((f"vgg={URI}", "--secret=s3"), "--secret is for --manifest"),
+        ((f"vgg={URI}", "--kserve"), "--kserve is for --manifest"),
+        ((f"vgg={URI}", "--service-account=a"), "--service-account is for --manifest"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_what_no_manifest_can_have_is_refused(
+    started: list[list[str]], words: tuple[str, ...], said: str
+) -> None:
+    result = call("serve", *words)
+    assert isinstance(result.exception, Unusable)
+    assert said in str(result.exception)
     assert not started

@@ -1,1 +1,7 @@
 """Trained models over HTTP: the export to ONNX, and the server. Nothing else of this package imports this part."""
+
+import os
+
+# onnxruntime sends telemetry to its vendor, and writes an identifier into the home folder, unless this is set before
+# onnxruntime is imported.
+os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")

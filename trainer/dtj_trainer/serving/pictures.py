@@ -20,6 +20,9 @@ if TYPE_CHECKING:
 
 _FORMATS = ("PNG", "JPEG")
 _STARTS = (b"\x89PNG\r\n\x1a\n", b"\xff\xd8\xff")
+_START_OF_SCAN = b"\xff\xda"
+_MAX_SCANS = 100
+"""Each scan of a progressive JPEG is a walk over all pixels, and takes 12 bytes. Encoders write about ten."""
 _LARGE_PIXELS = 2_000_000
 _one_large = threading.Lock()
 """Large pictures are decoded one after the other, so that their pixels are in memory once."""
@@ -37,6 +40,8 @@ def example_of(
             "content",
             f"the body is neither a PNG nor a JPEG file: it begins with {content[:4].hex(' ')}",
         )
+    if content.startswith(_STARTS[1]) and content.count(_START_OF_SCAN) > _MAX_SCANS:
+        raise bad(f"the JPEG file has more than {_MAX_SCANS} scans")
     with _one_large if _count(content, max_pixels) > _LARGE_PIXELS else nullcontext():
         try:
             pixels = pixels_of(content, Form(form.size, form.channels), where="the body")

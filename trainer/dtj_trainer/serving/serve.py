@@ -12,12 +12,13 @@ from typing import TYPE_CHECKING, NoReturn
 
 import uvicorn
 
+from dtj_trainer.contract.serve_options import ENV_ACCESS
 from dtj_trainer.serving import places
 from dtj_trainer.serving.app import application
 from dtj_trainer.serving.connections import prompt
 from dtj_trainer.serving.errors import exit_on_error
 from dtj_trainer.serving.metrics import Metrics
-from dtj_trainer.serving.serve_options import ENV_ACCESS, Misconfigured, Options, read_options
+from dtj_trainer.serving.serve_options import Misconfigured, Options, read_options
 from dtj_trainer.serving.service import Service
 from dtj_trainer.serving.shelf import Slot, Watch
 
@@ -51,7 +52,12 @@ class Server(uvicorn.Server):
 
 
 def _listen(host: str, port: int) -> socket.socket:
-    """Return a socket that listens; `::` is all addresses of both families. Raises Misconfigured."""
+    """Return a socket that listens. Raises Misconfigured.
+
+    `::` is all addresses of both families, and those of IPv4 on a machine without IPv6.
+    """
+    if host == "::" and not socket.has_dualstack_ipv6():
+        host = ""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
         return socket.create_server((host, port), family=family, dualstack_ipv6=host == "::")

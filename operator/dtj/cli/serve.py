@@ -1,0 +1,188 @@
+"""`dtj serve`: trained models over HTTP, by a program of the trainer, or as objects for a cluster."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping
+from typing import Annotated, Any
+
+import typer
+
+from dtj.api.errors import Unusable
+from dtj.cli.terminal import echo
+from dtj.cli.trainer_programs import become, command, need
+from dtj_trainer.contract import serve_options
+from dtj_trainer.contract.serve_options import ABOUT_MODELS, MODELS, OPTIONS, Option
+
+app = typer.Typer()
+
+_NEEDED = (
+    "PIL",
+    "boto3",
+    "fastapi",
+    "google_crc32c",
+    "numpy",
+    "onnxruntime",
+    "prometheus_client",
+    "python_multipart",
+    "simplejpeg",
+    "uvicorn",
+)
+_PANEL = "With --manifest"
+
+
+def _with_options_of_the_server(function: Callable[..., None]) -> Callable[..., None]:
+    """Give a command, in place of its `**given`, the options that the program has."""
+    own = inspect.signature(function, eval_str=True)
+    *named, _ = own.parameters.values()
+    added = [
+        inspect.Parameter(
+            option.key,
+            inspect.Parameter.KEYWORD_ONLY,
+            default=_default(option),
+            annotation=_annotation(option),
+        )
+        for option in OPTIONS
+    ]
+    function.__signature__ = own.replace(parameters=[*named, *added])  # type: ignore[attr-defined]
+    return function
+
+
+def _default(option: Option) -> object:
+    return False if option.kind is bool else option.default
+
+
+def _annotation(option: Option) -> object:
+    kind: Any = option.kind if _default(option) is not None else option.kind | None
+    limits: dict[str, Any] = {} if option.least is None else {"min": option.kind(option.least)}
+    return Annotated[
+        kind, typer.Option(f"--{option.name}", metavar=option.metavar or None, help=option.about, **limits)
+    ]
+
+
+def _manifest_option(*names: str, about: str, metavar: str | None = None, **limits: Any) -> Any:
+    return typer.Option(*names, help=about, metavar=metavar, rich_help_panel=_PANEL, **limits)
+
+
+@app.command()
+@_with_options_of_the_server
+def serve(
+    models: Annotated[list[str], typer.Argument(help=ABOUT_MODELS, metavar=MODELS)],
+    *,
+    manifest: Annotated[
+        bool,
+        _manifest_option(
+            "--manifest", about="Print a Deployment, a Service and a PodDisruptionBudget; serve nothing."
+        ),
+    ] = False,
+    kserve: Annotated[
+        bool, _manifest_option("--kserve", about="Print KServe's InferenceService in their place.")
+    ] = False,
+    name: Annotated[
+        str | None,
+        _manifest_option(
+            about="Of the objects; by default the first model's with -serve at its end.", metavar="NAME"
+        ),
+    ] = None,
+    namespace: Annotated[
+        str | None, _manifest_option("--namespace", "-n", about="Their namespace.", metavar="NAME")
+    ] = None,
+    image: Annotated[
+        str | None,
+        _manifest_option(about="Of the server; by default dtj-serve of this version.", metavar="IMAGE"),
+    ] = None,
+    replicas: Annotated[int | None, _manifest_option(about="Pods; 2 by default.", metavar="N", min=1)] = None,
+    cpus: Annotated[
+        int | None, _manifest_option(about="Processors of a pod; 1 by default.", metavar="N", min=1)
+    ] = None,
+    memory: Annotated[
+        str | None, _manifest_option(about="Memory of a pod; 2Gi by default.", metavar="QUANTITY")
+    ] = None,
+    secret: Annotated[
+        str | None,
+        _manifest_option(about="Secret with the variables of S3, as artifacts.secretName.", metavar="NAME"),
+    ] = None,
+    endpoint: Annotated[
+        str | None, _manifest_option(about="Of S3, as artifacts.endpoint.", metavar="URL")
+    ] = None,
+    service_account: Annotated[
+        str | None,
+        _manifest_option(about="Of the pods, if its role gives access to the bucket.", metavar="NAME"),
+    ] = None,
+    **given: Any,
+) -> None:
+    """Serve trained models over HTTP, on this machine or in a pod.
+
+    ```
+    dtj serve vgg=./model
+    dtj serve vgg=s3://training/jobs/ml/vgg-1a2b3c4d shirts=./shirts --port 8081
+    curl http://127.0.0.1:8080/predictions/vgg -T kitten.jpg
+    dtj serve vgg=s3://training/jobs/ml/vgg-1a2b3c4d --manifest --secret s3 | kubectl apply --filename -
+    ```
+
+    The models are those that `dtj export` wrote. The command runs until Ctrl-C. Needs `pip install 'dtj[serving]'`,
+    except with --manifest.
+    """
+    of_the_manifest: dict[str, Any] = {
+        "name": name,
+        "namespace": namespace,
+        "image": image,
+        "replicas": replicas,
+        "cpus": cpus,
+        "memory": memory,
+        "secret": secret,
+        "endpoint": endpoint,
+        "service_account": service_account,
+    }
+    asked = {key: value for key, value in of_the_manifest.items() if value is not None}
+    if manifest:
+        echo(_manifests(models, given, asked, kserve=kserve).rstrip())
+        return
+    if asked or kserve:
+        first = "kserve" if kserve else next(iter(asked)).replace("_", "-")
+        raise Unusable(f"--{first} is for --manifest", "add --manifest")
+    need("dtj serve", _NEEDED, "serving")
+    become(command("dtj_trainer.serving.serve", models, *_split(given)))
+
+
+def _split(given: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
+    """Return the options with a value, and the flags that are on."""
+    options = {option.name: given[option.key] for option in OPTIONS if option.kind is not bool}
+    return options, [f"--{option.name}" for option in OPTIONS if option.kind is bool and given[option.key]]
+
+
+def _manifests(models: list[str], given: Mapping[str, Any], asked: dict[str, Any], *, kserve: bool) -> str:
+    # Import here: a server starts faster without the resource's models.
+    from dtj.api.yaml_text import dump_all
+    from dtj.plan import model_server
+
+    try:
+        uris = serve_options.named_models(models)
+    except ValueError as error:
+        raise Unusable(str(error)) from error
+    own = {option.key: option.default for option in OPTIONS}
+    if given["host"] != own["host"]:
+        raise Unusable("--host is not for --manifest: a pod listens on all of its addresses")
+    if given["token_file"] is not None:
+        raise Unusable(
+            "--token-file is not for --manifest: a pod can't read a file of this machine",
+            f"put the token into the Secret of --secret, as {serve_options.ENV_ACCESS}",
+        )
+    if given["max_held"] < given["max_body"]:
+        raise Unusable(f"--max-held {given['max_held']} has to be at least --max-body {given['max_body']}")
+    threads = given["threads"] or max(1, asked.get("cpus", 1) // given["workers"])
+    changed = {
+        key: value for key, value in given.items() if key not in ("port", "threads") and value != own[key]
+    } | {"threads": threads}
+    options, flags = _split({**dict.fromkeys(own), **changed})
+    server = model_server.ModelServer(
+        **{"name": model_server.default_name(uris), **asked},
+        models=uris,
+        port=given["port"],
+        options=(*(f"--{name}={value}" for name, value in options.items() if value is not None), *flags),
+    )
+    if wrong := list(model_server.faults(server)):
+        raise Unusable("\n".join(wrong))
+    if kserve:
+        return dump_all([model_server.inference_service(server)])
+    return dump_all(model_server.objects(server))
