@@ -1,12 +1,18 @@
-"""Options of all tests: the order of tests, and the settings of hypothesis."""
+"""For all tests: their order, the settings of hypothesis, and a browser."""
 
 from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
 import pytest
 from hypothesis import HealthCheck, settings
 from xdist.remote import Producer
 
 from tests.at_once import AtOnce, turn
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Browser
 
 # How long an example takes says more of the machine than of what is tested.
 settings.register_profile("any machine", deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -22,3 +28,12 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> AtOnce:
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Begin with what takes long."""
     items.sort(key=lambda item: turn(item.path))
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    """A Chromium for the tests of a module, which have no `async def`; see tests/browser.py."""
+    from tests.browser import chromium
+
+    with chromium() as ready:
+        yield ready

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import shutil
 import subprocess
 import urllib.request
 from collections.abc import Iterator
@@ -12,12 +11,10 @@ from pathlib import Path
 
 from PIL import Image
 
+from tests import browser
 from tests.cluster.jobs import Namespace
-from tests.cluster.local.packages import install_missing
 from tests.patience import PATIENCE
 
-NAMES = ("chromium-headless-shell", "chromium", "chromium-browser", "google-chrome")
-"""What one is called, here or there. Debian has the first, which is the smallest."""
 COLOURS = 64
 """A page needs few, and its picture is then a third as large."""
 
@@ -49,11 +46,9 @@ def read(url: str) -> str:
 
 def page(url: str, picture: Path | None = None) -> str:
     """The elements of a page once its scripts have come to rest; picture: a file for how it looks (PNG)."""
-    if not any(map(shutil.which, NAMES)):
-        install_missing({NAMES[0]: NAMES[0]})
-    browser = next(filter(None, map(shutil.which, NAMES)))
+    browser.install()
     command = [
-        browser,
+        browser.program(),
         "--headless",
         "--no-sandbox",
         "--disable-gpu",

@@ -7,6 +7,7 @@ import time
 from http import HTTPStatus
 from typing import TYPE_CHECKING
 
+from dtj_trainer.serving import page
 from dtj_trainer.serving.answers import refusal
 from dtj_trainer.serving.refusal import Refused
 
@@ -15,8 +16,8 @@ if TYPE_CHECKING:
 
     from dtj_trainer.serving.service import Service
 
-OPEN = frozenset({"/ping", "/v2/health/live", "/v2/health/ready"})
-"""Paths that need no token: those of probes."""
+OPEN = frozenset({"/ping", "/v2/health/live", "/v2/health/ready", *page.FILES})
+"""Paths that need no token: those of probes, and the files of the page, which asks for the token itself."""
 
 
 class Token:

@@ -12,6 +12,7 @@ from starlette.exceptions import HTTPException
 
 from dtj_trainer.serving import answers, inference_protocol, predictions
 from dtj_trainer.serving.access import Measured, Token
+from dtj_trainer.serving.page import routes as page_routes
 from dtj_trainer.serving.refusal import Refused
 
 if TYPE_CHECKING:
@@ -34,6 +35,7 @@ def application(service: Service, token: str | None) -> ASGIApp:
     )
     app.include_router(predictions.router(service))
     app.include_router(inference_protocol.router(service, version))
+    app.include_router(page_routes.router(service))
 
     @app.get("/metrics", tags=["Prometheus"])
     async def metrics() -> Response:

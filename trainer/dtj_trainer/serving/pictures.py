@@ -80,3 +80,22 @@ def prepared(pixels: np.ndarray, form: Preprocessing, dtype: np.dtype[np.generic
         pixels = values
     ordered = pixels if form.layout == "NCHW" else pixels.transpose(1, 2, 0)
     return np.ascontiguousarray(ordered, dtype)
+
+
+def shown(example: np.ndarray, form: Preprocessing) -> bytes:
+    """Return an example as the model gets it (a batch of one) as a PNG file.
+
+    Mean, deviation and range are undone, so that values are 0 to 255 again. An inverted picture stays inverted.
+    """
+    ordered = example[0] if form.layout == "NCHW" else example[0].transpose(2, 0, 1)
+    values = ordered.astype(np.float32)
+    if form.deviation:
+        values *= np.array(form.deviation, np.float32)[:, None, None]
+    if form.mean:
+        values += np.array(form.mean, np.float32)[:, None, None]
+    low, high = form.range
+    values = (values - np.float32(low)) * np.float32(255 / (high - low))
+    rows = np.rint(values).clip(0, 255).astype(np.uint8).transpose(1, 2, 0)
+    written = io.BytesIO()
+    Image.fromarray(rows[:, :, 0] if form.channels == 1 else np.ascontiguousarray(rows)).save(written, "PNG")
+    return written.getvalue()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from http import HTTPStatus
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from fastapi import APIRouter, Request
@@ -16,13 +16,14 @@ from dtj_trainer.serving.service import input_bytes
 if TYPE_CHECKING:
     from dtj_trainer.serving.description import Preprocessing
     from dtj_trainer.serving.loaded_model import LoadedModel
+    from dtj_trainer.serving.refusal import Held
     from dtj_trainer.serving.service import Service
     from dtj_trainer.serving.shelf import Slot
 
 BEST = 5
 """The number of classes in an answer."""
 _FILE = {"schema": {"type": "string", "format": "binary"}}
-_BODY = {
+BODY = {
     "requestBody": {
         "required": True,
         "content": {
@@ -32,6 +33,15 @@ _BODY = {
         },
     }
 }
+"""The body of a picture's request, for OpenAPI."""
+
+
+class Classified(NamedTuple):
+    """A picture that a model has answered. `example`: a batch of one, as the model got it. `output`: of that one."""
+
+    model: LoadedModel
+    example: np.ndarray
+    output: np.ndarray
 
 
 def router(service: Service) -> APIRouter:
@@ -53,28 +63,17 @@ def router(service: Service) -> APIRouter:
         """Describe a model."""
         return [_described(service.slot(name), service)]
 
-    @routes.put("/predictions/{name}", openapi_extra=_BODY, operation_id="predict_by_put")
-    @routes.post("/predictions/{name}", openapi_extra=_BODY, operation_id="predict_by_post")
+    @routes.put("/predictions/{name}", openapi_extra=BODY, operation_id="predict_by_put")
+    @routes.post("/predictions/{name}", openapi_extra=BODY, operation_id="predict_by_post")
     async def predict(name: str, request: Request, labels: bool = False) -> dict[str, float]:
         """Classify a picture: the five likeliest classes with their probabilities, the likeliest first.
 
         The body is a PNG or JPEG file of any size, or a form with such a file in the field `data`. Classes are
         numbers; with `labels=true` names, if the model has them.
         """
-        slot = service.slot(name)
-        model = slot.model
-        form = model.description.preprocessing
-        if form is None or model.classes is None:
-            raise bad(_no_pictures(name, model))
         with service.room.enter() as held:
-            body = await service.body(request, held)
-            held.add(input_bytes(model, 1))
-            kind, dtype = request.headers.get("content-type"), model.inputs[0].dtype
-            example = await service.decoded(_example, body, kind, form, service.limits.pixels, dtype)
-            held.add(-len(body))
-            del body
-            found = await service.outputs(slot, model, {model.inputs[0].name: example})
-        return likeliest(found[0][0], model, labels=labels)
+            found = await classified(service, name, request, held)
+        return likeliest(found.output, found.model, labels=labels)
 
     return routes
 
@@ -85,17 +84,39 @@ def _example(
     return example_of(picture_in(body, content_type), form, max_pixels, dtype)
 
 
+async def classified(service: Service, name: str, request: Request, held: Held) -> Classified:
+    """Give the picture in a request's body to a model, and count its bytes in `held`. Raises Refused."""
+    slot = service.slot(name)
+    model = slot.model
+    form = model.description.preprocessing
+    if form is None or model.classes is None:
+        raise bad(_no_pictures(name, model))
+    body = await service.body(request, held)
+    held.add(input_bytes(model, 1))
+    kind, dtype = request.headers.get("content-type"), model.inputs[0].dtype
+    example = await service.decoded(_example, body, kind, form, service.limits.pixels, dtype)
+    held.add(-len(body))
+    del body
+    found = await service.outputs(slot, model, {model.inputs[0].name: example})
+    return Classified(model, example, found[0][0])
+
+
 def likeliest(output: np.ndarray, model: LoadedModel, *, labels: bool) -> dict[str, float]:
     """Return the likeliest classes and their probabilities. Raises Refused for an output that is not finite."""
+    names = model.description.labels if labels else ()
+    return {names[place] if names else str(place): value for place, value in best(output, model)}
+
+
+def best(output: np.ndarray, model: LoadedModel) -> list[tuple[int, float]]:
+    """Return the numbers of the likeliest classes with their probabilities, falling. Raises Refused as above."""
     values = output.astype(np.float64)
     if not np.isfinite(values).all():
         raise Refused(HTTPStatus.INTERNAL_SERVER_ERROR, "model", "the model's answer is not finite")
     if model.description.meaning == "logits":
         values = np.exp(values - values.max())
         values /= values.sum()
-    names = model.description.labels if labels else ()
-    best = np.argsort(-values, kind="stable")[:BEST]
-    return {names[place] if names else str(place): float(values[place]) for place in best}
+    order = np.argsort(-values, kind="stable")[:BEST]
+    return [(int(place), float(values[place])) for place in order]
 
 
 def _described(slot: Slot, service: Service) -> dict[str, Any]:
