@@ -154,7 +154,7 @@ def test_a_job_with_two_restarts_and_a_server_that_is_down_is_one_run(
     assert list(server.runs) == [run]
     known = server.run
     assert sent_points(known) == stored_points(store)
-    assert len(sent_points(known)) == 2 * (5 + 5 + 2594)
+    assert len(sent_points(known)) == 3 * (5 + 5 + 2594)
     assert known["status"] == "FINISHED"
     assert 3.0 in [point[1] for point in known["metrics"] if point[0] == "attempt"]
     options = {"image": "trainer:1", "epochs": "3", "lr": "0.1", "bf16": "true"}
