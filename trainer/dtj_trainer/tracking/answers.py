@@ -10,6 +10,7 @@ CLIENT_VARIABLES = {
     "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "0",
     "MLFLOW_HTTP_REQUEST_TIMEOUT": "10",
     "MLFLOW_DISABLE_TELEMETRY": "true",
+    "MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT": "true",
 }
 """Variables of mlflow, unless the job sets them. `Tracker` repeats failed requests, and knows when the pod ends."""
 
