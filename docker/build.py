@@ -185,7 +185,9 @@ def images(base: str, args: dict[str, str]) -> list[Image]:
             requirements={
                 "horovod": _pinned(*RUNTIME_NEEDS, "torch", "setuptools", "wheel"),
                 # The image has PyTorch already, perhaps in another version than the pinned one.
-                "trainer": [line for line in requirements_of("torch") if not line.startswith("torch==")],
+                "trainer": [
+                    line for line in requirements_of("torch", "tracking") if not line.startswith("torch==")
+                ],
             },
             sources=[*project, *_files(trainer)],
             args=compiled,
@@ -202,7 +204,9 @@ def images(base: str, args: dict[str, str]) -> list[Image]:
             requirements={
                 "tensorflow": _pinned(*RUNTIME_NEEDS, USUAL_TENSORFLOW, "setuptools", "wheel"),
                 # The image has TensorFlow already, perhaps as another package than the pinned one.
-                "trainer": [line for line in requirements_of("tensorflow") if "tensorflow" not in line],
+                "trainer": [
+                    line for line in requirements_of("tensorflow", "tracking") if "tensorflow" not in line
+                ],
             },
             # Keras 2, for scripts that need it. It depends on `tensorflow`, but the image has `tensorflow-cpu`.
             alone=_pinned("tf-keras"),

@@ -33,6 +33,8 @@ RESERVED_VARIABLES = frozenset(v for k, v in vars(contract).items() if k.startsw
     contract.ENV_CHECKPOINT_SETTLE_SECONDS,
     contract.ENV_UPLOAD_MB_PER_SECOND,
     contract.ENV_MPI_ARGS,
+    contract.ENV_TRACKING_START_SECONDS,
+    contract.ENV_TRACKING_END_SECONDS,
     contract.ENV_MPIRUN,
     contract.ENV_GPUS,
     *contract.S3_SETTINGS,

@@ -31,6 +31,7 @@ from dtj.api.shown import enumerated
 from dtj.api.strategies import RULES
 from dtj.api.strategy import StrategyRules
 from dtj.api.torch_distributed import Torch
+from dtj.api.tracking import Tracking
 from dtj_trainer import contract
 
 Strings = Annotated[list[Annotated[str, Field(max_length=32768)]], Field(max_length=1024)]
@@ -296,6 +297,8 @@ class JobSpec(ApiModel):
     """The data set."""
     artifacts: ArtifactStore | None = None
     """Where checkpoints, TensorBoard logs, metrics, logs and the model go. Not given: nothing is kept."""
+    tracking: Tracking | None = None
+    """Where the job's run is recorded besides the bucket: an MLflow server."""
     tensorboard: TensorBoard = TensorBoard()
     """A TensorBoard of the job's own, in the cluster."""
     run_policy: RunPolicy = RunPolicy()

@@ -32,6 +32,7 @@ from dtj.api.shown import enumerated, key_shown, shown
 from dtj.api.spec import EnvVar, JobSpec, ReplicaSpec, Resources, Resume, StallPolicy
 from dtj.api.strategies import RULES
 from dtj.api.strategy import pods_of
+from dtj.api.tracking_rules import tracking_faults
 
 # The reference grammar of the distribution project, without its length rules.
 IMAGE_REFERENCE = re.compile(
@@ -60,6 +61,7 @@ def faults(job: Job) -> list[Fault]:
         *_mpijob(job),
         *data_faults(job),
         *_artifacts(job),
+        *tracking_faults(job),
         *_tensorboard(job),
         *_run_policy(job),
         *scheduling_faults(job),

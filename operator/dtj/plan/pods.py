@@ -23,6 +23,7 @@ from dtj.plan.data_cache import cache_environment, cache_pod_spec
 from dtj.plan.merge import merged
 from dtj.plan.model import Replica
 from dtj.plan.nodes import with_avoided_nodes, with_node_tolerations
+from dtj.plan.tracking import tracking_credentials, tracking_environment
 from dtj_trainer import contract
 
 # With NVIDIA's container runtime as the node's default, a replica without GPUs would otherwise see all of them.
@@ -98,7 +99,7 @@ def replica_pod(
     """
     given = _environment(job, replica) | {contract.ENV_POD: info.to_json()} | _accelerators(job, spec)
     cached = info.reads_data
-    given |= (cache_environment(job) if cached else {}) | env
+    given |= (cache_environment(job) if cached else {}) | tracking_environment(job, info) | env
     labels = {
         LABEL_ROLE: replica.role,
         LABEL_INDEX: str(replica.index),
@@ -117,7 +118,7 @@ def replica_pod(
             "terminationGracePeriodSeconds": contract.TERMINATION_GRACE_SECONDS,
             "securityContext": pod_security(job.pod_user),
             "nodeSelector": dict(ON_LINUX),
-            "containers": [_container(job, spec, command, given)],
+            "containers": [_container(job, spec, command, given) | _credentials(job, info)],
             "volumes": [
                 {"name": WORKSPACE_VOLUME, "emptyDir": {}},
                 {"name": RUN_VOLUME, "emptyDir": {"medium": "Memory"}},
@@ -151,7 +152,14 @@ def _container(job: Job, replica: ReplicaSpec, command: list[str], env: dict[str
             {"name": CONFIG_VOLUME, "mountPath": str(contract.CONFIG_DIR), "readOnly": True},
         ],
     }
-    return container | credentials(job)
+    return container
+
+
+def _credentials(job: Job, info: contract.PodInfo) -> Manifest:
+    """Return the container fields that refer to the credentials of a replica; empty if there are none."""
+    of_bucket: list[Manifest] = credentials(job).get("envFrom", [])
+    sources = [*of_bucket, *tracking_credentials(job, info)]
+    return {"envFrom": sources} if sources else {}
 
 
 def credentials(job: Job) -> Manifest:

@@ -14,6 +14,7 @@ from dtj_trainer.artifacts.upload_rules import (
     METRICS,
     MODEL,
     ONCE,
+    TRACKING,
     UTILISATION,
     UTILISATION_EVENTS,
     Source,
@@ -59,6 +60,7 @@ def pod_sources(files: PodFiles, fence: Fence | None, metrics: Begin | None = No
         sources += [
             Source(files.config_dir / contract.JOB_FILE, contract.JOB_FILE, ONCE, fence),
             Source(root / contract.MODEL, contract.MODEL, MODEL, fence),
+            Source(root / contract.TRACKING_FILE, contract.TRACKING_FILE, TRACKING, fence),
         ]
     return sources
 

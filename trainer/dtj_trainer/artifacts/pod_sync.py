@@ -21,7 +21,7 @@ from dtj_trainer.artifacts.multipart import Uploads
 from dtj_trainer.artifacts.pace import BYTES_PER_SECOND, Pace
 from dtj_trainer.artifacts.pod_sources import METRICS_KEYS, PodFiles, pod_sources
 from dtj_trainer.artifacts.restore import RESUME_NEVER, Restored, restore
-from dtj_trainer.artifacts.s3 import S3Error
+from dtj_trainer.artifacts.s3 import NoSuchKey, S3Error
 from dtj_trainer.artifacts.store import Store, open_store
 from dtj_trainer.artifacts.stored_segments import restore_growing
 from dtj_trainer.artifacts.sync_loop import SyncLoop
@@ -73,6 +73,8 @@ class SyncSettings:
     """`<role>-<index>` of a pod whose utilisation is sampled."""
     cache: CheckpointCache | None = None
     """The node's cache of checkpoints."""
+    tracked: bool = False
+    """Whether this pod writes the job's run to a tracking server."""
 
 
 class PodSync:
@@ -145,6 +147,8 @@ class PodSync:
             if metrics := METRICS_KEYS.get(settings.part):
                 path, resumes = settings.root / contract.METRICS_FILE, settings.resume != RESUME_NEVER
                 self._metrics_begin = restore_growing(store, metrics, path, content=resumes)
+            if settings.tracked:
+                self._restore_tracking(store)
             return restored
 
         def on_wait(error: S3Error, delay: float) -> None:
@@ -154,6 +158,14 @@ class PodSync:
             attempt, timeout=timeout, progress=lambda: store.received.total, on_wait=on_wait, sleep=sleep
         )
         return self._restored
+
+    def _restore_tracking(self, store: Store) -> None:
+        """Restore the job's run. The job is one run, whether its attempts resume or not."""
+        path = self._settings.root / contract.TRACKING_FILE
+        try:
+            path.write_bytes(store.get_bytes(contract.TRACKING_FILE))
+        except NoSuchKey:
+            path.unlink(missing_ok=True)
 
     def start(self) -> None:
         """Start to upload in the background."""

@@ -157,6 +157,14 @@ class Store:
         """Read one small object. Raises `NoSuchKey` when it does not exist."""
         return self.get_with_etag(key)[0]
 
+    def get_range(self, key: str, start: int, size: int) -> bytes:
+        """Read at most `size` bytes of an object from an offset before its end. Raises `NoSuchKey`."""
+        with self._sentences(self.uri(key)):
+            answer = self._client.get_object(
+                Bucket=self.location.bucket, Key=self._name(key), Range=f"bytes={start}-{start + size - 1}"
+            )
+            return answer["Body"].read()
+
     def get_file(self, key: str, path: Path) -> None:
         """Download an object to `path`, in parts if it is large. Raises `NoSuchKey` when it does not exist."""
         with self._sentences(self.uri(key)):

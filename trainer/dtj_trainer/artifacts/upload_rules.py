@@ -66,6 +66,7 @@ MODEL = Rule(interval=30.0, quiet=5.0, unbroken=True, manifest=True)
 BESIDE_EVENTS = Rule(interval=30.0, quiet=5.0)
 """Files that libraries keep beside event files: profiles, embeddings."""
 ONCE = Rule(only_once=True)
+TRACKING = Rule(interval=30.0)
 
 
 @dataclass(frozen=True)

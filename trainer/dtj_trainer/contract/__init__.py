@@ -52,6 +52,14 @@ ENV_DATA_CACHE_BYTES = "DTJ_DATA_CACHE_BYTES"
 """The number of bytes that the files in ENV_DATA_CACHE may have."""
 ENV_CHECKPOINT_CACHE = "DTJ_CHECKPOINT_CACHE"
 """The folder of ENV_DATA_CACHE, where several pods share it: they keep files of restored checkpoints there, too."""
+ENV_TRACKING_URI = "DTJ_TRACKING_URI"
+"""The URL of the MLflow server in `spec.tracking`, in the pod that uploads the metrics; unset: the job names none."""
+ENV_TRACKING_EXPERIMENT = "DTJ_TRACKING_EXPERIMENT"
+"""The name of the experiment in `spec.tracking`."""
+ENV_TRACKING_START_SECONDS = "DTJ_TRACKING_START_SECONDS"
+"""Seconds that the first attempt waits for its run before it starts its programs; 10 by default."""
+ENV_TRACKING_END_SECONDS = "DTJ_TRACKING_END_SECONDS"
+"""Seconds that a pod waits at its end for a tracking server to take the last metrics; 20 by default."""
 ENV_RESUME = "DTJ_RESUME"
 """`Auto`, `Never`, or the `s3://` prefix of another job's checkpoints."""
 ENV_PROGRESS_PORT = "DTJ_PROGRESS_PORT"
@@ -201,11 +209,16 @@ TORCH_ERROR_FILE = "run/torch-error-{rank}.json"
 """The value of TORCHELASTIC_ERROR_FILE. `torch.distributed.elastic.multiprocessing.errors.record` writes the
 exception of a rank into the file."""
 
+TRACKING_FILE = "tracking.json"
+"""The job's run at a tracking server, and what was sent there. Also the name in the bucket."""
+TRACKED_RUN_FILE = "run/tracked-run.json"
+"""The run, for the variables of rank 0."""
+
 # In the bucket, below ENV_ARTIFACTS_URI: checkpoints/<step>[-<claim>]/{…,manifest.json}, tensorboard/, model/,
 # logs/attempt-<attempt>/{launcher-0,rank-<rank>,<role>-<index>}.log, metrics.jsonl, metrics-evaluator.jsonl,
 # utilisation/attempt-<attempt>/<role>-<index>.jsonl, tensorboard/utilisation/attempt-<attempt>/<role>-<index>/,
-# attempt.json, attempt-evaluator.json, job.yaml. Logs, metrics, utilisation and event files are stored in segments:
-# metrics.jsonl, metrics.jsonl.00002, … (`dtj_trainer.artifacts.segments`).
+# attempt.json, attempt-evaluator.json, tracking.json, job.yaml. Logs, metrics, utilisation and event files are stored
+# in segments: metrics.jsonl, metrics.jsonl.00002, … (`dtj_trainer.artifacts.segments`).
 MANIFEST_FILE = "manifest.json"
 CLAIM_FILE = "attempt.json"
 """The attempt that may write (`dtj_trainer.artifacts.fence`). Only conditional writes replace the object."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import threading
 from collections.abc import Callable
 from datetime import datetime
@@ -12,6 +13,7 @@ from dtj_trainer.artifacts.fence import Superseded
 from dtj_trainer.artifacts.pod_sync import PodSync, SyncSettings
 from dtj_trainer.artifacts.s3 import S3Error
 from dtj_trainer.contract.failure_class import FailureClass
+from dtj_trainer.contract.tracker import RunStatus
 from dtj_trainer.launch.accelerators import AcceleratorCheck
 from dtj_trainer.launch.phases import PhaseLog
 from dtj_trainer.launch.progress_watch import ProgressWatch
@@ -19,6 +21,7 @@ from dtj_trainer.launch.running_programs import RunningPrograms
 from dtj_trainer.launch.settings import Settings
 from dtj_trainer.launch.stacks import Stacks
 from dtj_trainer.launch.status_server import StatusServer
+from dtj_trainer.launch.tracking import Tracking, tracked
 from dtj_trainer.utilisation.sampler import Sampler
 
 log = logging.getLogger(__name__)
@@ -61,6 +64,7 @@ def sync_settings(settings: Settings, *, log_names: tuple[str, ...] | None) -> S
         upload_bytes_per_second=settings.upload_bytes_per_second,
         pod=settings.pod.name,
         cache=settings.checkpoint_cache,
+        tracked=tracked(settings, os.environ) is not None,
     )
 
 
@@ -94,6 +98,7 @@ class Pod:
             )
         except ValueError as error:
             raise ArtifactsUnavailable(f"{contract.ENV_ARTIFACTS_URI}: {error}") from error
+        self._tracking = Tracking(settings, self._sync.artifacts)
 
     def prepare(self) -> None:
         """Create the workspace's folders, and serve the report."""
@@ -113,6 +118,7 @@ class Pod:
         Raises ArtifactsUnavailable when the restore fails, or when the pod has none of the requested accelerators.
         """
         self._refuse_without_accelerator(wait=False)
+        self._tracking.start()
         if self._settings.pod.restores:
             try:
                 self._sync.restore(self._settings.sync_timeout)
@@ -126,6 +132,7 @@ class Pod:
         self._watch.start()
         self._sampler.start()
         threading.Thread(target=self._watch_for_unuploaded, daemon=True).start()
+        self._tracking.begin()
 
     def _refuse_without_accelerator(self, *, wait: bool) -> None:
         if fault := self._accelerators.fault(wait=wait):
@@ -180,8 +187,14 @@ class Pod:
             ) from error
         self.phases.reached("synced")
 
+    def end_tracking(self, status: RunStatus, *, stopped: bool = False) -> None:
+        """Send the last metrics to the tracking server; takes seconds at most. Call it after `finish`."""
+        if not self._sync.superseded:
+            self._tracking.end(status, stopped=stopped)
+
     def close(self) -> None:
-        """Stop uploads, because the process ends."""
+        """Stop uploads and tracking, because the process ends."""
+        self._tracking.close()
         self._sync.close()
 
     def _metrics(self) -> dict[str, float]:

@@ -93,6 +93,10 @@ class Program:
         self._killed = False
         self._over = False
 
+    def give(self, variables: Mapping[str, str]) -> None:
+        """Add variables to the program's environment. Call it before `start`."""
+        self._environment |= variables
+
     @property
     def pid(self) -> int | None:
         """The program's first process, which leads the process group."""

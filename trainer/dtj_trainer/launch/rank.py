@@ -19,6 +19,7 @@ from dtj_trainer.launch.output import writer_to
 from dtj_trainer.launch.program import STOP_ALL_RANKS
 from dtj_trainer.launch.settings import Settings
 from dtj_trainer.launch.termination import RankExit, marker_line
+from dtj_trainer.launch.tracker_variables import tracker_variables
 from dtj_trainer.parent_death import die_with_parent
 
 DRAIN_SECONDS = 0.5
@@ -47,6 +48,7 @@ def run_rank(settings: Settings, command: Sequence[str]) -> int:
         settings.logs / f"rank-{rank}.log",
         rotated_logs=settings.rotated_logs,
         prefix=f"[rank {rank}] ",
+        variables=tracker_variables(settings, os.environ),
     )
     program.stop_by_signals()
     launcher_stops = threading.Event()

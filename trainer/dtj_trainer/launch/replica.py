@@ -38,6 +38,7 @@ from dtj_trainer.launch.start_barrier import PortTaken, StartBarrier
 from dtj_trainer.launch.termination import RankExit, write_termination
 from dtj_trainer.launch.torch_failure import explain
 from dtj_trainer.launch.torch_ranks import rank_log, rank_members
+from dtj_trainer.launch.tracker_variables import tracker_variables
 from dtj_trainer.launch.world_check import LOCAL_RANK, WorldCheck
 
 log = logging.getLogger(__name__)
@@ -80,6 +81,8 @@ class Replica:
         # Ranks save a checkpoint together, also those of a pod that uploads only its log.
         quick = self._only_log and not self._settings.pod.slots
         self._group.stop_by_signals(kill_after=QUICK_STOP_SECONDS if quick else contract.STOP_SECONDS)
+        for member in self._members:
+            member.program.give(tracker_variables(member.settings, os.environ))
         pod.phases.reached("programStarted")
         self._group.start(pod)
         check = self._check_world()
@@ -173,6 +176,10 @@ class Replica:
                 return self._report_exit(unavailable(self._settings, str(error), error.cause), first)
             if error.cause != FailureClass.SUPERSEDED:  # The termination message reports it.
                 log.warning("%s", error)
+        pod.end_tracking(
+            "KILLED" if stop_signal else "FAILED" if failed else "FINISHED",
+            stopped=failed or stop_signal is not None,
+        )
         if not failed:
             exit_report.update(pod.report())  # type: ignore[typeddict-item]  # a Report's fields are a Termination's
             self._report_exit(exit_report, first)

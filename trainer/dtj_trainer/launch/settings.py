@@ -19,6 +19,7 @@ from dtj_trainer.artifacts.s3_options import read_options
 DEFAULT_PEER_TIMEOUT_SECONDS = 300.0
 DEFAULT_SYNC_TIMEOUT_SECONDS = 600.0
 DEFAULT_SETTLE_SECONDS = 5.0
+DEFAULT_TRACKING_START_SECONDS, DEFAULT_TRACKING_END_SECONDS = 10.0, 20.0
 
 RanksBy = Literal["mpi", "gloo"]
 
@@ -59,6 +60,8 @@ class Settings:
     settle: float
     keep: int
     keep_every: float
+    tracking_start: float
+    tracking_end: float
     ssh_after_restore: bool
     """Whether a worker serves ssh only after it has restored its artifacts."""
     upload_bytes_per_second: float
@@ -183,6 +186,8 @@ def read_settings(environment: Mapping[str, str]) -> Settings:
         settle=number(contract.ENV_CHECKPOINT_SETTLE_SECONDS, DEFAULT_SETTLE_SECONDS),
         keep=max(integer(contract.ENV_CHECKPOINTS_KEEP, DEFAULT_KEEP), 1),
         keep_every=60 * number(contract.ENV_CHECKPOINTS_KEEP_EVERY_MINUTES, 0.0, unit="minutes"),
+        tracking_start=number(contract.ENV_TRACKING_START_SECONDS, DEFAULT_TRACKING_START_SECONDS),
+        tracking_end=number(contract.ENV_TRACKING_END_SECONDS, DEFAULT_TRACKING_END_SECONDS),
         ssh_after_restore=bool(environment.get(contract.ENV_SSH_AFTER_RESTORE)),
         upload_bytes_per_second=1e6
         * number(contract.ENV_UPLOAD_MB_PER_SECOND, BYTES_PER_SECOND / 1e6, unit="megabytes a second"),

@@ -83,6 +83,7 @@ class RankSupervisor:
                 self._pod.finish(ended=ended)
             except ArtifactsUnavailable as error:
                 return Answer(str(error), self._pod.report(), error.cause)
+            self._pod.end_tracking("FINISHED")
         return Answer(None, self._pod.report())
 
     def stop(self) -> bool:

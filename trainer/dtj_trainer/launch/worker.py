@@ -89,6 +89,7 @@ class Worker:
         log.info("worker %d was asked to stop", settings.pod.index)
         all_closed = supervisor.stop()
         complete = self._last_sync(pod, ended=all_closed, timeout=stop_sync_seconds(settings.sync_timeout))
+        pod.end_tracking("KILLED", stopped=True)
         if sshd:
             sshd.stop()
         return 0 if complete else contract.EXIT_UNAVAILABLE

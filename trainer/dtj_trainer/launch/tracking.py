@@ -1,0 +1,181 @@
+"""Starts the process that writes the job's run to a tracking server, beside the program, and ends it in time.
+
+The process has no part in the training. Only the start of the first attempt waits for it, for the run's id, and the
+end of the pod, for the last metrics; both wait for seconds only.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import os
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Mapping
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+from dtj_trainer import contract
+from dtj_trainer.contract.tracker import RunStatus, tracking_uri
+from dtj_trainer.launch.settings import Settings
+from dtj_trainer.parent_death import die_with_parent
+
+log = logging.getLogger(__name__)
+
+STOPPED_SECONDS = 5.0
+"""The longest wait at the end of a pod that failed or was asked to stop: the next attempt sends the rest."""
+_ARTIFACTS_SECONDS = 5.0
+_COMMAND = (sys.executable, "-m", "dtj_trainer.tracking")
+
+
+def tracked(settings: Settings, environment: Mapping[str, str]) -> str | None:
+    """Return the URL of the server to which this pod writes the job's run; None where it writes none."""
+    if settings.pod.uploads != "primary":
+        return None
+    return tracking_uri(environment, contract.ENV_TRACKING_URI)
+
+
+class Tracking:
+    """The tracking process of a pod. Without a server it does nothing."""
+
+    def __init__(self, settings: Settings, artifacts: Callable[[], contract.Artifacts]) -> None:
+        """artifacts: what is in the bucket now."""
+        self._uri = tracked(settings, os.environ)
+        self._settings, self._artifacts = settings, artifacts
+        self._process: subprocess.Popen[str] | None = None
+        self._writing = threading.Lock()
+        self._known = threading.Event()
+        """Set when the run is known, or not to be waited for."""
+        self._ended = False
+
+    def start(self) -> None:
+        """Start the process. Call it in the main thread: the process ends with the thread that starts it."""
+        if self._uri is None:
+            return
+        self._run_file.unlink(missing_ok=True)
+        if find_spec("mlflow") is None:
+            log.warning(
+                "nothing is sent to %s: this image has no mlflow. Install dtj's extra `tracking`, or mlflow-skinny",
+                self._uri,
+            )
+            return
+        try:
+            self._process = subprocess.Popen(  # noqa: S603 - a module of this package
+                _COMMAND,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                text=True,
+                encoding="utf-8",
+                preexec_fn=die_with_parent(),
+            )
+        except OSError as error:
+            log.warning("nothing is sent to %s: %s", self._uri, error)
+
+    def begin(self) -> None:
+        """Let the process write, because this pod holds the claim of its attempt; wait for the run of a new job.
+
+        A server that refuses connections is not waited for.
+        """
+        if self._process is None:
+            return
+        document = self._stored()
+        if run := document.get("runId"):
+            self._keep_run(str(run))
+        self._send({"begin": document})
+        for work in (self._listen, self._follow_artifacts):
+            threading.Thread(target=work, name="tracking", daemon=True).start()
+        seconds = self._settings.tracking_start
+        if not self._known.wait(seconds):
+            log.warning(
+                "there is no run at %s after %.0f s: the programs start without it", self._uri, seconds
+            )
+
+    def end(self, status: RunStatus, *, stopped: bool = False) -> None:
+        """Wait for the last metrics, for seconds only; later calls do nothing. status: MLflow's status of the run."""
+        process = self._process
+        if process is None or self._ended:
+            return
+        self._ended = True
+        began = time.monotonic()
+        # A process that does not read must not hold up this thread.
+        last = threading.Thread(target=self._send_last, args=(status,), daemon=True)
+        last.start()
+        longest = self._settings.tracking_end
+        seconds = min(STOPPED_SECONDS, longest) if stopped else longest
+        try:
+            process.wait(seconds)
+        except subprocess.TimeoutExpired:
+            log.warning(
+                "%s has not taken all metrics within %.0f s; metrics.jsonl in the bucket has them",
+                self._uri,
+                seconds,
+            )
+        log.info("tracking ended after %.1f s", time.monotonic() - began)
+        self.close()
+
+    def close(self) -> None:
+        """End the process at once."""
+        if self._process is not None and self._process.poll() is None:
+            self._process.kill()
+            self._process.wait()
+
+    @property
+    def _run_file(self) -> Path:
+        return self._settings.root / contract.TRACKED_RUN_FILE
+
+    def _stored(self) -> dict[str, Any]:
+        """Return the restored tracking.json; empty where it is another server's."""
+        try:
+            document = json.loads((self._settings.root / contract.TRACKING_FILE).read_bytes())
+        except (OSError, ValueError):
+            return {}
+        return document if isinstance(document, dict) and document.get("uri") == self._uri else {}
+
+    def _send_last(self, status: RunStatus) -> None:
+        self._send({"artifacts": self._artifacts()})
+        self._send({"end": status})
+
+    def _send(self, message: Mapping[str, object]) -> None:
+        if self._process is None or self._process.stdin is None:
+            return
+        with self._writing, contextlib.suppress(OSError, ValueError):  # The process may have ended.
+            self._process.stdin.write(json.dumps(message) + "\n")
+            self._process.stdin.flush()
+
+    def _listen(self) -> None:
+        if self._process is None or self._process.stdout is None:
+            return
+        for line in self._process.stdout:
+            with contextlib.suppress(ValueError, OSError):
+                message = json.loads(line)
+                if "run" in message:
+                    self._keep_run(str(message["run"]))
+                elif "waiting" in message:
+                    self._known.set()
+                elif "state" in message:
+                    _replace(self._settings.root / contract.TRACKING_FILE, message["state"])
+        self._known.set()
+        if not self._ended:
+            log.warning("the tracking process has ended; the training goes on without it")
+
+    def _keep_run(self, run: str) -> None:
+        _replace(self._run_file, {"uri": self._uri, "runId": run})
+        self._known.set()
+
+    def _follow_artifacts(self) -> None:
+        told: contract.Artifacts = {}
+        while not self._ended:
+            if (now := self._artifacts()) != told:
+                told = now
+                self._send({"artifacts": now})
+            time.sleep(_ARTIFACTS_SECONDS)
+
+
+def _replace(path: Path, content: object) -> None:
+    written = path.with_name(f".{path.name}.new")
+    written.write_text(json.dumps(content))
+    written.replace(path)
