@@ -101,12 +101,14 @@ print(json.dumps(image.requirements))
     assert {re.split("[=<>]", line)[0] for line in requirements["trainer"]} == {
         "boto3",
         "google-crc32c",
+        "mlflow-skinny",
         "numpy",
         "nvidia-ml-py",
         "pillow",
         "protobuf",
         "psutil",
         "py-spy",
+        "pyyaml",
         "simplejpeg",
         "tensorboardX",
     }
