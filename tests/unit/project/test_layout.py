@@ -13,7 +13,8 @@ import pytest
 import yaml
 
 ROOT = Path(__file__).parents[3]
-PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
+PROJECT = PYPROJECT["project"]
 
 
 def test_stdlib_operator_stays_itself_from_the_repository_root() -> None:
@@ -50,6 +51,19 @@ def test_a_module_has_one_subject_and_so_few_lines() -> None:
 
     assert len(lines) > 300
     assert {path: count for path, count in lines.items() if count > MOST_LINES} == {}
+
+
+def test_each_file_beside_the_modules_is_in_the_wheel() -> None:
+    patterns = PYPROJECT["tool"]["setuptools"]["package-data"]["*"]
+    files = [
+        path
+        for package in ("operator/dtj", "trainer/dtj_trainer")
+        for path in (ROOT / package).rglob("*")
+        if path.is_file() and path.suffix not in (".py", ".pyc")
+    ]
+    assert {"page.html", "page.css", "page.js"} <= {path.name for path in files}
+    left_out = [path for path in files if not any(map(path.match, patterns))]
+    assert left_out == [], "package-data in pyproject.toml does not name them"
 
 
 def test_no_module_turns_off_the_limits_of_a_function() -> None:

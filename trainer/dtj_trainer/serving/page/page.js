@@ -39,7 +39,9 @@ class Refusal extends Error {
 }
 
 async function request(path, options = {}) {
-  const headers = state.token ? { Authorization: `Bearer ${state.token}` } : {};
+  // The characters of a header are bytes. The server's token is text in UTF-8.
+  const token = String.fromCharCode(...new TextEncoder().encode(state.token ?? ""));
+  const headers = token ? { Authorization: `Bearer ${token}` } : {};
   let answer;
   try {
     answer = await fetch(path, { ...options, headers });
