@@ -180,6 +180,7 @@ def test_a_file_can_be_dropped_anywhere(browser: Browser, client: Client) -> Non
 
 def test_a_drawing_by_mouse_is_asked_about_after_each_line(browser: Browser, client: Client) -> None:
     with visiting(browser, url(client)) as visit:
+        opened(visit.page)
         box = visit.page.get_by_label("Draw a digit or a shirt")
         place = box.bounding_box()
         assert place

@@ -35,6 +35,7 @@ from dtj_trainer.train.export_process import export_model
 pytestmark = pytest.mark.torch
 KERAS_MODELS = ("cnn", "resnet20", "resnet44", "vgg16", "mobilenet_v2", "densenet121")
 """As in dtj_trainer.keras.models, which this process does not import: TensorFlow takes seconds and memory."""
+LONG = (pytest.mark.nets, pytest.mark.timeout(3000))
 needs_fashion_mnist = pytest.mark.skipif(
     not FASHION_MNIST.is_dir(), reason="needs Debian's dataset-fashion-mnist"
 )
@@ -42,7 +43,7 @@ needs_fashion_mnist = pytest.mark.skipif(
 
 def nets(names: tuple[str, ...]) -> list[Any]:
     """The first one in `make test`, the others in `make test-nets`."""
-    return [names[0], *(pytest.param(name, marks=pytest.mark.nets) for name in names[1:])]
+    return [names[0], *(pytest.param(name, marks=LONG) for name in names[1:])]
 
 
 @pytest.fixture(scope="module")

@@ -65,6 +65,7 @@ def main(name: str, data: str, folder: Path, *, whole: bool) -> None:
     """Train, export and compare a network of Keras."""
     os.environ["TF_CPP_MIN_LOG_LEVEL"] = "2"
     import keras
+    import tensorflow as tf
 
     from dtj_trainer.keras import models, saved_model
 
@@ -84,7 +85,8 @@ def main(name: str, data: str, folder: Path, *, whole: bool) -> None:
     export_model(folder, lambda: False)
     saved = keras.models.load_model(folder / saved_model.MODEL)
     test = pictures.test.read(np.arange(TEST)).pixels.transpose(0, 2, 3, 1).astype("f")
-    found = compare(folder, lambda some: np.asarray(saved(some, training=False)), test, whole=whole)
+    answer = tf.function(lambda some: saved(some, training=False), reduce_retracing=True)
+    found = compare(folder, lambda some: np.asarray(answer(some)), test, whole=whole)
     print("largest difference", found)
 
 
