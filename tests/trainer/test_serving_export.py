@@ -5,7 +5,7 @@
 * what is not exported
 * what is written into model.json
 * models in S3
-* the commands and options of docs/serving.md
+* the commands and options of docs/export.md and docs/serving.md
 """
 
 from __future__ import annotations
@@ -41,7 +41,8 @@ from dtj_trainer.torch import saved_model
 from dtj_trainer.torch.models import build
 
 pytestmark = pytest.mark.torch
-PAGE = (Path(__file__).parents[2] / "docs/serving.md").read_text()
+DOCS = Path(__file__).parents[2] / "docs"
+PAGE = (DOCS / "export.md").read_text() + (DOCS / "serving.md").read_text()
 SHAPE, CLASSES, TEST = (1, 28, 28), 10, 100
 LABELS = ",".join(f"class {number}" for number in range(CLASSES))
 
