@@ -77,12 +77,35 @@ def refusal(status: int, code: str, read: int | None = None) -> Answer:
     return Answer(status, f"<Error><Code>{code}</Code><Message>refused by the proxy</Message></Error>", read)
 
 
+Rule = Callable[[Asked], Answer | None]
+"""The store's own answer to a request; None: that of the server behind it."""
+
+
+def refuse_conditions(status: int, code: str) -> Rule:
+    def rule(asked: Asked) -> Answer | None:
+        conditional = asked.method in ("PUT", "POST") and any(
+            asked.headers.get(name) for name in ("If-None-Match", "If-Match")
+        )
+        return refusal(status, code) if conditional else None
+
+    return rule
+
+
+WITHOUT_CONDITIONS: dict[str, tuple[Rule, tuple[str, ...]]] = {
+    "501": (refuse_conditions(501, "NotImplemented"), ()),
+    "400": (refuse_conditions(400, "InvalidArgument"), ()),
+    "ignores both": (lambda _: None, ("if-none-match", "if-match")),
+    "ignores If-Match": (lambda _: None, ("if-match",)),
+}
+"""Rules and unknown headers of stores without conditional writes."""
+
+
 @dataclass
 class Differing:
     """What the store does that differs. `asked` holds all requests so far."""
 
     upstream: str
-    rule: Callable[[Asked], Answer | None] = lambda _: None
+    rule: Rule = lambda _: None
     unknown: tuple[str, ...] = ()
     """Headers that the store ignores: those that start so do not reach the server."""
     chunk: Callable[[Asked, int], bool] = lambda _, start: True

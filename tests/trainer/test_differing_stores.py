@@ -25,7 +25,16 @@ from urllib.parse import urlsplit
 import pytest
 from botocore.retries.standard import ExponentialBackoff
 from tests.trainer.conftest import BUCKET, REPOSITORY, ObjectStore
-from tests.trainer.differing_store import HOST, Answer, Asked, Differing, differing_store, refusal
+from tests.trainer.differing_store import (
+    HOST,
+    WITHOUT_CONDITIONS,
+    Answer,
+    Asked,
+    Differing,
+    Rule,
+    differing_store,
+    refusal,
+)
 
 from dtj.admission.certificates import issue
 from dtj_trainer.artifacts import ranged_download, s3
@@ -171,32 +180,13 @@ def test_a_store_that_throttles(store: Differing, job_uri: str, tmp_path: Path) 
 # --- conditional writes -----------------------------------------------------------------------------------------
 
 
-def refuse_conditions(status: int, code: str) -> Callable[[Asked], Answer | None]:
-    def rule(asked: Asked) -> Answer | None:
-        conditional = asked.method in ("PUT", "POST") and any(
-            asked.headers.get(name) for name in ("If-None-Match", "If-Match")
-        )
-        return refusal(status, code) if conditional else None
-
-    return rule
-
-
-@pytest.mark.parametrize(
-    ("rule", "unknown"),
-    [
-        (refuse_conditions(501, "NotImplemented"), ()),
-        (refuse_conditions(400, "InvalidArgument"), ()),
-        (lambda _: None, ("if-none-match", "if-match")),
-        (lambda _: None, ("if-match",)),
-    ],
-    ids=["501", "400", "ignores both", "ignores If-Match"],
-)
+@pytest.mark.parametrize(("rule", "unknown"), WITHOUT_CONDITIONS.values(), ids=WITHOUT_CONDITIONS)
 def test_a_store_without_conditional_writes(
     store: Differing,
     job_uri: str,
     tmp_path: Path,
     caplog: pytest.LogCaptureFixture,
-    rule: Callable[[Asked], Answer | None],
+    rule: Rule,
     unknown: tuple[str, ...],
 ) -> None:
     """Training works, a later attempt takes over, and the log says what is not protected."""

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 from tests.patience import PATIENCE
 from tests.trainer.conftest import keys
+from tests.trainer.differing_store import WITHOUT_CONDITIONS, differing_store, refuse_conditions
 
 from dtj.doctor import in_pod
 from dtj_trainer.artifacts.s3 import parse_s3_uri
@@ -39,8 +40,34 @@ def test_a_bucket_that_lets_the_job_in(look, job_uri, job_store):
     job_store.put_bytes("data/set", b"x")
     found = look(job_uri, f"{job_uri}/data")
     assert found["S3 artifacts"] == ("ok", f"a pod writes and deletes below {job_uri}")
+    assert found["S3 conditions"] == ("ok", f"the store of {job_uri} honours If-None-Match and If-Match")
     assert found["S3 data"] == ("ok", f"a pod lists {job_uri}/data")
     assert keys(job_store) == ["data/set"], "nothing of the doctor's stays"
+
+
+@pytest.mark.parametrize("kind", WITHOUT_CONDITIONS)
+def test_a_store_without_conditional_writes_is_a_warning(
+    look, job_uri, job_store, object_store, monkeypatch, kind
+):
+    with differing_store(object_store.endpoint) as store:
+        store.rule, store.unknown = WITHOUT_CONDITIONS[kind]
+        monkeypatch.setenv("AWS_ENDPOINT_URL_S3", store.endpoint)
+        found = look(job_uri)
+        assert keys(job_store) == [], "nothing of the doctor's stays"
+    ignored = "If-Match" if kind == "ignores If-Match" else "If-None-Match and If-Match"
+    verdict, message = found["S3 conditions"]
+    assert verdict == "warning"
+    assert message.startswith(f"the store of {job_uri} does not honour {ignored} of a put, so that a pod")
+    assert found["S3 artifacts"][0] == "ok"
+
+
+def test_a_store_that_fails_at_a_condition_is_not_judged(look, job_uri, object_store, monkeypatch):
+    with differing_store(object_store.endpoint) as store:
+        store.rule = refuse_conditions(403, "AccessDenied")
+        monkeypatch.setenv("AWS_ENDPOINT_URL_S3", store.endpoint)
+        verdict, message = look(job_uri)["S3 conditions"]
+    assert verdict == "warning"
+    assert message.startswith(f"conditions of a put can't be tested below {job_uri}: ")
 
 
 def test_a_data_set_that_is_not_there(look, job_uri):
@@ -70,13 +97,16 @@ def test_a_bucket_that_keeps_what_is_written_is_a_warning(monkeypatch):
         def put(self, uri: str, key: str) -> None:
             """Take it."""
 
+        def honours(self, uri: str, key: str, condition: str) -> bool:
+            return True
+
         def delete(self, uri: str, key: str) -> None:
             raise PermissionError("AccessDenied")
 
     monkeypatch.setattr(in_pod, "ARTIFACTS", "s3://training/jobs")
     found: in_pod.Results = []
     in_pod._test_artifacts(found, Keeps())
-    assert [told["verdict"] for told in found] == ["warning"]
+    assert [told["verdict"] for told in found] == ["warning", "ok"]
     assert found[0]["message"].endswith("so that old checkpoints stay there: AccessDenied")
 
 

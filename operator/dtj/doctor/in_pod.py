@@ -16,8 +16,14 @@ Results = list[dict[str, str]]
 ARTIFACTS, DATA, KEY = (
     os.environ.get(f"DTJ_DOCTOR_{name}", "") for name in ("ARTIFACTS_URI", "DATA_URI", "KEY")
 )
-_SHORT = 900
+_SHORT = 700
 """Maximum length of a message in characters. The kubelet keeps 4096 bytes of the whole termination message."""
+_CONTENT = b"dtj doctor"
+_IMPOSSIBLE = {"If-None-Match": "*", "If-Match": f'"{"0" * 32}"'}
+"""Conditions that a put over the doctor's own object does not fulfil. No object has this ETag."""
+_CHANGED = {"PreconditionFailed", "412", "ConditionalRequestConflict"}
+_REFUSED = {"InvalidArgument", "InvalidRequest", "NotImplemented"}
+"""Codes of stores that honour a condition, and those with status 400 of stores that do not. As in dtj_trainer."""
 
 
 class _Trainer:
@@ -29,7 +35,18 @@ class _Trainer:
         self._open = open_store
 
     def put(self, uri: str, key: str) -> None:
-        self._open(uri).put_bytes(key, b"dtj doctor")
+        self._open(uri).put_bytes(key, _CONTENT)
+
+    def honours(self, uri: str, key: str, condition: str) -> bool:
+        from dtj_trainer.artifacts.s3 import Changed, NotSupported
+
+        try:
+            self._open(uri).put_bytes(key, _CONTENT, replaces=_IMPOSSIBLE[condition])
+        except Changed:
+            return True
+        except NotSupported:
+            return False
+        return False
 
     def delete(self, uri: str, key: str) -> None:
         self._open(uri).delete([key])
@@ -58,7 +75,25 @@ class _Boto:
 
     def put(self, uri: str, key: str) -> None:
         bucket, prefix = _split(uri)
-        self._client.put_object(Bucket=bucket, Key=prefix + key, Body=b"dtj doctor")
+        self._client.put_object(Bucket=bucket, Key=prefix + key, Body=_CONTENT)
+
+    def honours(self, uri: str, key: str, condition: str) -> bool:
+        from botocore.exceptions import ClientError
+
+        bucket, prefix = _split(uri)
+        given = {condition.replace("-", ""): _IMPOSSIBLE[condition]}
+        try:
+            self._client.put_object(Bucket=bucket, Key=prefix + key, Body=_CONTENT, **given)
+        except ClientError as error:
+            status, code = (
+                error.response["ResponseMetadata"]["HTTPStatusCode"],
+                error.response["Error"]["Code"],
+            )
+            if code in _CHANGED:
+                return True
+            if status != 501 and not (status == 400 and code in _REFUSED):
+                raise
+        return False
 
     def delete(self, uri: str, key: str) -> None:
         bucket, prefix = _split(uri)
@@ -120,12 +155,39 @@ def _test() -> Results:
 def _test_artifacts(results: Results, store: _Trainer | _Boto) -> None:
     name, before = "S3 artifacts", len(results)
     _tried(results, name, f"an object can't be written below {ARTIFACTS}", lambda: store.put(ARTIFACTS, KEY))
-    if len(results) == before:
-        what = f"an object can't be deleted below {ARTIFACTS}, so that old checkpoints stay there"
-        _tried(results, name, what, lambda: store.delete(ARTIFACTS, KEY), verdict="warning")
+    if len(results) > before:
+        return
+    conditions = _test_conditions(store)
+    what = f"an object can't be deleted below {ARTIFACTS}, so that old checkpoints stay there"
+    _tried(results, name, what, lambda: store.delete(ARTIFACTS, KEY), verdict="warning")
     if len(results) == before:
         message = f"a pod writes and deletes below {ARTIFACTS}"
         results.append({"name": name, "verdict": "ok", "message": message})
+    results += conditions
+
+
+def _test_conditions(store: _Trainer | _Boto) -> Results:
+    """Test whether puts over the doctor's object are refused when their condition does not hold.
+
+    The trainer's fence between attempts needs both conditions (dtj_trainer.artifacts.fence).
+    """
+    name, results = "S3 conditions", Results()
+    honoured = _tried(
+        *(results, name, f"conditions of a put can't be tested below {ARTIFACTS}"),
+        lambda: {condition: store.honours(ARTIFACTS, KEY, condition) for condition in _IMPOSSIBLE},
+        verdict="warning",
+    )
+    if not isinstance(honoured, dict):
+        return results
+    ignored = [condition for condition, is_honoured in honoured.items() if not is_honoured]
+    if not ignored:
+        message = f"the store of {ARTIFACTS} honours {' and '.join(honoured)}"
+        return [{"name": name, "verdict": "ok", "message": message}]
+    message = (
+        f"the store of {ARTIFACTS} does not honour {' and '.join(ignored)} of a put, so that a pod from a lost node "
+        "that reconnects may replace one file outside of checkpoints/"
+    )
+    return [{"name": name, "verdict": "warning", "message": message}]
 
 
 if __name__ == "__main__":

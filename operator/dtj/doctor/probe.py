@@ -29,9 +29,16 @@ _COPIED = (
 """Fields that the probe copies from the spec of the job's first pod."""
 _PULL_REASONS = ("ErrImagePull", "ImagePullBackOff", "InvalidImageName", "ErrImageNeverPull")
 _REMEDIES = {
-    "DNS": "check that the DNS of the cluster runs: `kubectl -n kube-system get pods`",
-    "S3 artifacts": "set spec.artifacts.uri, endpoint and the Secret so that pods may write and delete there",
-    "S3 data": "set spec.data.uri to the place of the data set, or upload the data set to this place",
+    ("DNS", Verdict.FAILED): "check that the DNS of the cluster runs: `kubectl -n kube-system get pods`",
+    ("S3 artifacts", Verdict.FAILED): (
+        "set spec.artifacts.uri, endpoint and the Secret so that pods may write and delete there"
+    ),
+    ("S3 conditions", Verdict.WARNING): (
+        "use a store with conditional writes, or accept this: docs/stores.md#without-conditional-writes"
+    ),
+    ("S3 data", Verdict.FAILED): (
+        "set spec.data.uri to the place of the data set, or upload the data set to this place"
+    ),
 }
 
 
@@ -117,8 +124,7 @@ def pod_checks(pod: Manifest) -> list[Check]:
 
 def _check(result: dict[str, str]) -> Check:
     verdict = Verdict(result["verdict"])
-    remedy = _REMEDIES.get(result["name"]) if verdict is Verdict.FAILED else None
-    return Check(result["name"], verdict, result["message"], remedy)
+    return Check(result["name"], verdict, result["message"], _REMEDIES.get((result["name"], verdict)))
 
 
 def _not_run(pod: Manifest, state: Manifest) -> Check:

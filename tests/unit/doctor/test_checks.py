@@ -424,10 +424,13 @@ def test_a_pod_that_does_not_end_is_no_answer() -> None:
 def test_what_the_pod_saw_is_told() -> None:
     saw = [
         {"name": "DNS", "verdict": "ok", "message": "a"},
+        {"name": "S3 conditions", "verdict": "warning", "message": "c"},
         {"name": "S3 data", "verdict": "failed", "message": "b"},
     ]
-    image, dns, data = pod_checks(the_pod(terminated={"exitCode": 0, "message": json.dumps(saw)}))
-    assert told([image, dns, data]) == [("image", "ok"), ("DNS", "ok"), ("S3 data", "failed")]
+    image, dns, conditions, data = pod_checks(the_pod(terminated={"exitCode": 0, "message": json.dumps(saw)}))
+    assert told([image, dns]) == [("image", "ok"), ("DNS", "ok")]
+    assert told([conditions, data]) == [("S3 conditions", "warning"), ("S3 data", "failed")]
+    assert "docs/stores.md" in (conditions.remedy or "")
     assert data.remedy
     assert dns.remedy is None
 
