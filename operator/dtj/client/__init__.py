@@ -31,6 +31,7 @@ from dtj.api.spec import (
 from dtj.api.status import JobStatus, Phase, ProgressStatus
 from dtj.api.strategies import Strategy
 from dtj.api.torch_distributed import StartedBy, Torch
+from dtj.api.tracking import MLflow, Tracking
 from dtj.client.artifacts import Artifacts, StoredCheckpoint
 from dtj.client.resource import DistributedTrainingJob, InvalidJobError, Metadata
 from dtj.client.views import JobEvent, LogLine, LogQuery, Pod, PodUsage
@@ -68,6 +69,7 @@ __all__ = [
     "JobStatus",
     "LogLine",
     "LogQuery",
+    "MLflow",
     "Metadata",
     "NotFound",
     "ParameterServer",
@@ -88,6 +90,7 @@ __all__ = [
     "TensorBoard",
     "TimedOut",
     "Torch",
+    "Tracking",
     "Unreachable",
     "Unusable",
     "Updates",
