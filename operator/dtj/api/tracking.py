@@ -28,4 +28,4 @@ class Tracking(ApiModel):
     """Where metrics, parameters and the addresses of artifacts are recorded besides the bucket."""
 
     mlflow: MLflow | None = None
-    """An MLflow tracking server. The training neither waits for it nor fails with it."""
+    """An MLflow tracking server. A server that is down or hangs ends no training, and delays a job by seconds."""

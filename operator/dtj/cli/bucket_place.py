@@ -6,6 +6,7 @@ import json
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from functools import cached_property
 from typing import Any
 
 from dtj.api.errors import NotFound, Unusable
@@ -34,7 +35,6 @@ class BucketPlace:
                 f"{uri} is not the prefix of a job: it has no {contract.JOB_FILE}",
                 "the prefix ends in /NAMESPACE/NAME-UID; `status.artifacts.uri` of a job has it",
             ) from None
-        self._status = self._stored()
 
     def job(self) -> DistributedTrainingJob:
         """See `Place.job`. The status has what the bucket shows: no phase, no restarts, no failure."""
@@ -66,9 +66,12 @@ class BucketPlace:
         """See `Place.logs`."""
         if query.follow:
             raise Unusable("--follow can't be used with a prefix in a bucket", "give the name of the job")
-        return bucket_log(self._artifacts, Selection(self.job().job, query))
+        return bucket_log(
+            self._artifacts, Selection(DistributedTrainingJob.from_cluster(self._manifest).job, query)
+        )
 
-    def _stored(self) -> dict[str, Any]:
+    @cached_property
+    def _status(self) -> dict[str, Any]:
         """Return the fields of the status that the bucket shows."""
         artifacts: dict[str, Any] = {"uri": self._artifacts.uri}
         if checkpoints := self._artifacts.checkpoints():

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING
 
 from dtj_trainer import contract
 from dtj_trainer.artifacts.cache_folder import CacheFolder, note_use
+from dtj_trainer.artifacts.shared_file import open_shared
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
@@ -143,16 +144,9 @@ class CheckpointCache:
 
     def _opened_lock(self, name: str) -> int:
         path = self._folder.path / _LOCKS / name
+        self._folder.make(path.parent)
         flags = os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
-        try:
-            # In a sticky folder Linux refuses O_CREAT for another user's file (fs.protected_regular).
-            return os.open(path, flags)
-        except FileNotFoundError:
-            self._folder.make(path.parent)
-            descriptor = os.open(path, flags | os.O_CREAT, 0o666)
-            with suppress(PermissionError):  # Another user has just created the file.
-                os.fchmod(descriptor, stat.S_IMODE(self._folder.path.stat().st_mode) & 0o666)
-            return descriptor
+        return open_shared(path, flags, self._folder.path)
 
     def _report(self, error: OSError) -> None:
         if not self._failed:

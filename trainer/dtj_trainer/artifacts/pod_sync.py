@@ -160,7 +160,7 @@ class PodSync:
         return self._restored
 
     def _restore_tracking(self, store: Store) -> None:
-        """Restore the job's run. The job is one run, whether its attempts resume or not."""
+        """Restore tracking.json. All attempts of a job belong to one run, also attempts that train from step 0."""
         path = self._settings.root / contract.TRACKING_FILE
         try:
             path.write_bytes(store.get_bytes(contract.TRACKING_FILE))

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import os
-import stat
 from contextlib import suppress
 from typing import TYPE_CHECKING
+
+from dtj_trainer.artifacts.shared_file import open_shared
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -23,7 +24,7 @@ class WrittenBytes:
 
     def add(self, amount: int) -> int:
         """Count written bytes. Return the bytes of all processes since the last `reset`, rounded up."""
-        file = self._opened()
+        file = open_shared(self._path, _APPEND, self._path.parent)
         try:
             os.write(file, bytes(-(-amount // _UNIT)))
             return os.fstat(file).st_size * _UNIT
@@ -34,13 +35,3 @@ class WrittenBytes:
         """Begin to count anew."""
         with suppress(FileNotFoundError):
             os.truncate(self._path, 0)
-
-    def _opened(self) -> int:
-        try:
-            # In a sticky folder Linux refuses O_CREAT for another user's file (fs.protected_regular).
-            return os.open(self._path, _APPEND)
-        except FileNotFoundError:
-            file = os.open(self._path, _APPEND | os.O_CREAT, 0o666)
-            with suppress(PermissionError):  # Another user has just created the file.
-                os.fchmod(file, stat.S_IMODE(self._path.parent.stat().st_mode) & 0o666)
-            return file

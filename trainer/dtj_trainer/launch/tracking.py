@@ -53,7 +53,7 @@ class Tracking:
         self._ended = False
 
     def start(self) -> None:
-        """Start the process. Call it in the main thread: the process ends with the thread that starts it."""
+        """Start the tracking process. Call this in the main thread: the process ends with the calling thread."""
         if self._uri is None:
             return
         self._run_file.unlink(missing_ok=True)

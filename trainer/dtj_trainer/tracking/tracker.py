@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import contextlib
 import logging
-import os
 import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
 
 from dtj_trainer import contract
-from dtj_trainer.artifacts.background_priority import NICE
+from dtj_trainer.artifacts.background_priority import run_in_background
 from dtj_trainer.artifacts.s3 import S3Error
 from dtj_trainer.contract.tracker import RunStatus
 from dtj_trainer.tracking.answers import MOST_PARAMS, MOST_POINTS, Refused, Unavailable
@@ -50,7 +48,7 @@ class TrackingServer(Runs, Protocol):
 
 
 class Tracker:
-    """Writes one attempt of a job to the job's run. Use it in one thread."""
+    """Writes the metrics of one attempt of a job to the job's run. One thread may use a tracker."""
 
     def __init__(
         self, server: TrackingServer, settings: TrackerSettings, files: LineFiles, channel: Channel
@@ -58,7 +56,7 @@ class Tracker:
         self._server, self._settings, self._files, self._channel = server, settings, files, channel
         self._run = Run("", {})
         self._params: set[str] = set()
-        """Names of the parameters that the run has. A parameter can't be changed."""
+        """Names of the parameters that the run has. MLflow refuses another value of a parameter."""
         self._tags: dict[str, str] = {}
         self._sent: dict[str, int] = {}
         self._utilisation_at = 0.0
@@ -76,8 +74,7 @@ class Tracker:
         channel.tell(run=self._run.id)
         self._tell_state()
         # Only now: the programs of a first attempt wait for the run.
-        with contextlib.suppress(OSError):
-            os.nice(NICE)
+        run_in_background()
         self._set_status("RUNNING")
         self._send_tags(settings.tags)
         attempt = Point("attempt", float(settings.attempt), round(time.time() * 1000), settings.attempt)
