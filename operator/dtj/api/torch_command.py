@@ -29,7 +29,9 @@ _WRAPPERS = {
 }
 """Programs that start the program among their arguments."""
 _ASSIGNMENT = re.compile(r"[A-Za-z_][A-Za-z0-9_]*\+?=.*", re.DOTALL)
-_COMMENT = re.compile(r"(?m)(?:^|(?<=\s))#.*$")
+_QUOTED_OR_COMMENT = re.compile(
+    r"""(?m)(?P<quoted>'[^']*'|"(?:\\[\s\S]|[^"\\])*"|\\[\s\S])|(?:^|(?<=\s))#.*$"""
+)
 _SEPARATORS = ";&|()\n"
 # Options without a value. The parsers of all three take `-` and `_` as the same.
 _SWITCHES = {
@@ -111,7 +113,7 @@ def _shell_text(words: Sequence[str]) -> str | None:
 
 def _commands(text: str) -> Iterator[list[str]]:
     """Yield the commands of a shell's text."""
-    text = _COMMENT.sub("", text.replace("\\\n", " "))
+    text = _QUOTED_OR_COMMENT.sub(lambda found: found["quoted"] or "", text.replace("\\\n", " "))
     lexer = shlex.shlex(text, posix=True, punctuation_chars=_SEPARATORS)
     lexer.whitespace, lexer.whitespace_split, lexer.commenters = " \t\r", True, ""
     try:

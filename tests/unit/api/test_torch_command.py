@@ -5,7 +5,7 @@ from __future__ import annotations
 import shlex
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from dtj.api.torch_command import launchers_in
@@ -119,6 +119,8 @@ def test_no_command_is_too_strange(words: list[str]) -> None:
 
 
 @given(OPTIONS, WORDS)
+@example(["--node_rank=$(RANK)"], [" #"])  # A quoted word that looks like a comment.
+@example(["--standalone"], ["it's", '\\"', " #'"])
 def test_a_shell_changes_nothing_in_what_is_read(options: list[str], rest: list[str]) -> None:
     command = ["torchrun", *options, "train.py", *rest]
 
