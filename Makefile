@@ -29,7 +29,7 @@ REQUESTS ?= 200000
 # Simulated days of `make bench-week`.
 DAYS ?= 7
 
-.PHONY: help demo demo-cluster test test-chaos test-nets test-tracking test-unit test-histories test-serve-hostile test-chart test-trainer fuzz lint crd pod-schema chart bench bench-control bench-training bench-checkpoints bench-data bench-soak bench-first-step bench-cluster-toll images sbom docs pictures dashboard-picture page-picture cluster cluster-down clean bench-week release
+.PHONY: help demo demo-cluster test test-chaos test-nets test-tracking test-unit test-histories test-serve-hostile test-chart test-trainer fuzz lint crd pod-schema chart bench bench-control bench-training bench-checkpoints bench-data bench-soak bench-first-step bench-cluster-toll images sbom docs pictures dashboard-picture page page-picture cluster cluster-down clean bench-week release
 
 help:  ## print these targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -150,6 +150,9 @@ pictures: $(VENV)  ## take the screenshots of docs/cli.md, in a real terminal, o
 
 dashboard-picture: $(VENV)  ## draw the dashboard of docs/monitoring.md from the operator's data in a real Prometheus
 	$(PY) -m tests.dashboard_picture
+
+page: $(VENV)  ## build the page of `dtj ui` of operator/page
+	$(PY) -m tests.ui_bundle
 
 page-picture: $(VENV)  ## take the picture of docs/serving.md: two models are trained, served, and asked in a real browser
 	$(PY) docker/wheels.py --install --framework torch

@@ -70,6 +70,7 @@ COMMANDS = {
     "resume": Listed("jobs", "Continue a suspended job from its newest checkpoint.", _JOBS),
     "scale": Listed("jobs", "Change the number of replicas.", _JOBS),
     "delete": Listed("jobs", "Delete jobs with their pods.", _JOBS),
+    "ui": Listed("ui", "Show the jobs of a cluster in the browser, and change them there.", _JOBS),
     "report": Listed(
         "report",
         "Make tables and pictures of one or many runs: rates, times, accuracy, speed-up, cost.",

@@ -24,7 +24,8 @@ def command(
 ) -> list[str]:
     """Return the command line of a program. An option that is None is left out."""
     given = [f"--{name}={value}" for name, value in options.items() if value is not None]
-    return [sys.executable, "-m", module, *given, *flags, "--", *words]
+    rest = list(words)
+    return [sys.executable, "-m", module, *given, *flags, *(["--", *rest] if rest else [])]
 
 
 def run(words: list[str]) -> int:

@@ -22,6 +22,8 @@ _REMEDY = (
     "set AWS_ENDPOINT_URL_S3 or --endpoint to the URL of the store for this machine, and AWS_* to credentials"
 )
 
+_PIECE_BYTES = 8 << 20
+
 
 @dataclass(frozen=True)
 class StoredCheckpoint:
@@ -98,6 +100,18 @@ class Artifacts:
         with _explained():
             yield from fetched(self._store.get_bytes, keys)
 
+    def stream(self, key: str) -> Iterator[bytes]:
+        """Return the content of an object, or of a segmented file, in pieces of at most 8 MiB.
+
+        Raises NotFound at once, before the first piece.
+        """
+        with _explained():
+            sizes = {stored.key: stored.size for stored in self._store.named(key)}
+        parts = joined(sizes).get(key)
+        if parts is None:
+            raise NotFound(f"there is no {self._store.uri(key)}", "`dtj artifacts ls` lists the objects")
+        return self._ranges([(part, sizes[part]) for part in parts])
+
     def checkpoints(self) -> list[StoredCheckpoint]:
         """List the complete checkpoints, ordered by step."""
         from dtj_trainer.artifacts.checkpoint_index import read_index
@@ -135,6 +149,12 @@ class Artifacts:
         """Return the keys of the segments of a file, or only the key of the file if the file has no segments."""
         with _explained():
             return joined(stored.key for stored in self._store.named(key)).get(key, [key])
+
+    def _ranges(self, parts: Sequence[tuple[str, int]]) -> Iterator[bytes]:
+        for key, size in parts:
+            for start in range(0, size, _PIECE_BYTES):
+                with _explained():
+                    yield self._store.get_range(key, start, min(_PIECE_BYTES, size - start))
 
     def _copy(self, parts: Sequence[str], file: Path) -> Path:
         with _explained():

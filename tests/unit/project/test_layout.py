@@ -24,10 +24,11 @@ def test_stdlib_operator_stays_itself_from_the_repository_root() -> None:
     assert Path(done.stdout.strip()).parent == Path(sys.modules["os"].__file__ or "").parent
 
 
-def test_operator_folder_holds_the_package_and_nothing_else() -> None:
+def test_operator_folder_holds_the_package_and_the_sources_of_its_page() -> None:
     entries = {path.name for path in (ROOT / "operator").iterdir()} - {"__pycache__", ".mypy_cache"}
 
-    assert entries == {"dtj"}, "a module in operator/ would hide Python's own `operator`"
+    assert entries == {"dtj", "page"}, "a module in operator/ would hide Python's own `operator`"
+    assert list((ROOT / "operator/page").rglob("*.py")) == []
 
 
 def test_import_contracts_hold() -> None:

@@ -1,0 +1,90 @@
+"""Serve the page: the program of `dtj ui`."""
+
+from __future__ import annotations
+
+import argparse
+import secrets
+import signal
+import socket
+import sys
+import webbrowser
+from collections.abc import Sequence
+from types import FrameType
+from typing import NoReturn
+
+import uvicorn
+
+from dtj.api.errors import DtjError
+from dtj.client import Client
+from dtj.ui.app import application
+
+_HOST = "127.0.0.1"
+_GRACE_SECONDS = 2
+_EXIT_BY_DTJ_ERROR = "dtj ui: {}"
+
+
+class Server(uvicorn.Server):
+    """Tells its address once it answers."""
+
+    def __init__(self, config: uvicorn.Config, address: str, *, browser: bool) -> None:
+        super().__init__(config)
+        self._address, self._browser = address, browser
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """See uvicorn."""
+        await super().startup(sockets)
+        print(f"dtj ui: {self._address}", flush=True)
+        if self._browser:
+            webbrowser.open(self._address)
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Serve as the command line says, until Ctrl-C or SIGTERM."""
+    options = _options(arguments)
+    for each in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(each, _end)
+    try:
+        with (
+            Client(namespace=options.namespace, context=options.context) as client,
+            socket.create_server((_HOST, options.port)) as listening,
+        ):
+            port, token = listening.getsockname()[1], secrets.token_urlsafe(32)
+            config = uvicorn.Config(
+                application(client, context=options.context, token=token, port=port),
+                ws="none",
+                lifespan="off",
+                log_level="warning",
+                access_log=False,
+                server_header=False,
+                proxy_headers=False,
+                timeout_graceful_shutdown=_GRACE_SECONDS,
+            )
+            # The fragment never leaves the browser: neither a log nor the header Referer has the token.
+            address = f"http://{_HOST}:{port}/#token={token}"
+            Server(config, address, browser=options.browser).run(sockets=[listening])
+    except DtjError as error:
+        print(_EXIT_BY_DTJ_ERROR.format(error.message), file=sys.stderr)
+        if error.remedy:
+            print(f"     {error.remedy}", file=sys.stderr)
+        sys.exit(error.exit_code)
+    except OSError as error:
+        print(f"dtj ui: --port={options.port} can't be listened on: {error.strerror}", file=sys.stderr)
+        sys.exit(2)
+
+
+def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="dtj ui")
+    parser.add_argument("--namespace")
+    parser.add_argument("--context")
+    parser.add_argument("--port", type=int, default=0)
+    parser.add_argument("--no-browser", dest="browser", action="store_false")
+    return parser.parse_args(arguments)
+
+
+def _end(signum: int, frame: FrameType | None) -> NoReturn:
+    del signum, frame
+    sys.exit(0)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,78 @@
+"""The web application of the page: its files, and the versioned REST API that it uses."""
+
+from __future__ import annotations
+
+from http import HTTPStatus
+from importlib.metadata import version
+from importlib.resources import files
+from typing import TYPE_CHECKING
+
+from fastapi import FastAPI, Request
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import JSONResponse, Response
+
+from dtj.api.errors import DtjError, NotFound, TimedOut, Unreachable, Unusable
+from dtj.ui import actions, files_of_jobs, jobs
+from dtj.ui.access import Access, own_hosts
+
+if TYPE_CHECKING:
+    from starlette.types import ASGIApp
+
+    from dtj.client import Client
+
+_FILES = {
+    "/": ("index.html", "text/html; charset=utf-8"),
+    "/page.js": ("page.js", "text/javascript; charset=utf-8"),
+    "/page.css": ("page.css", "text/css; charset=utf-8"),
+}
+_STATUSES: dict[type[DtjError], HTTPStatus] = {
+    Unusable: HTTPStatus.UNPROCESSABLE_ENTITY,
+    NotFound: HTTPStatus.NOT_FOUND,
+    Unreachable: HTTPStatus.BAD_GATEWAY,
+    TimedOut: HTTPStatus.GATEWAY_TIMEOUT,
+}
+
+
+def application(client: Client, *, context: str | None, token: str, port: int) -> ASGIApp:
+    """Return the application.
+
+    client: the jobs, with the rights of the user. context: of the kubeconfig, for the shown commands; None: the
+    current one. token: what requests to the API have to carry. port: where the server listens on loopback.
+    """
+    app = FastAPI(
+        title="dtj ui",
+        version=version("dtj"),
+        description="The jobs of the user's kubeconfig. The page of `dtj ui` uses this API.",
+        openapi_url="/api/v1/openapi.json",
+        docs_url=None,
+        redoc_url=None,
+    )
+    app.include_router(jobs.router(client, context), prefix="/api/v1")
+    app.include_router(files_of_jobs.router(client), prefix="/api/v1")
+    app.include_router(actions.router(client), prefix="/api/v1")
+    app.exception_handler(DtjError)(_explained)
+    app.exception_handler(RequestValidationError)(_misused)
+    for path, (name, kind) in _FILES.items():
+        _add_file(app, path, files("dtj.ui.page").joinpath(name).read_bytes(), kind)
+    return Access(app, token, own_hosts(port))
+
+
+def _add_file(app: FastAPI, path: str, content: bytes, kind: str) -> None:
+    @app.get(path, include_in_schema=False)
+    async def send() -> Response:
+        return Response(content, media_type=kind)
+
+
+async def _explained(_: Request, error: Exception) -> JSONResponse:
+    assert isinstance(error, DtjError)
+    status = next((code for kind, code in _STATUSES.items() if isinstance(error, kind)), HTTPStatus.CONFLICT)
+    return JSONResponse({"message": error.message, "remedy": error.remedy}, status)
+
+
+async def _misused(_: Request, error: Exception) -> JSONResponse:
+    assert isinstance(error, RequestValidationError)
+    first = error.errors()[0]
+    where = ".".join(map(str, first["loc"]))
+    return JSONResponse(
+        {"message": f"{where}: {first['msg']}", "remedy": None}, HTTPStatus.UNPROCESSABLE_ENTITY
+    )

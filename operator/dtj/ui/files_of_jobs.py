@@ -1,0 +1,59 @@
+"""Routes that read the bucket of a job: its curves and its files."""
+
+from __future__ import annotations
+
+from pathlib import PurePosixPath
+from typing import TYPE_CHECKING
+from urllib.parse import quote
+
+from fastapi import APIRouter
+from fastapi.responses import StreamingResponse
+
+from dtj.api.errors import NotFound
+from dtj.report.run import Metrics, read_metrics
+from dtj.ui.answers import Artifact
+from dtj.ui.curves import Curves, curves_of
+from dtj_trainer import contract
+
+if TYPE_CHECKING:
+    from dtj.client import Client
+
+_DOWNLOAD = {
+    # What a program left in the bucket may be a page that runs scripts.
+    "Content-Security-Policy": "sandbox; default-src 'none'",
+    "X-Content-Type-Options": "nosniff",
+}
+
+
+def router(client: Client) -> APIRouter:
+    """Return the routes. Each runs in a thread, for the client blocks."""
+    routes = APIRouter(tags=["Artifacts"])
+
+    @routes.get("/jobs/{namespace}/{name}/curves")
+    def curves(namespace: str, name: str) -> Curves:
+        """Return the metrics of a job over its steps; none before the program has reported."""
+        artifacts = client.artifacts(name, namespace=namespace)
+        try:
+            metrics = read_metrics(artifacts.read(contract.METRICS_FILE))
+        except NotFound:
+            metrics = Metrics([], 0)
+        return curves_of(metrics.rows, metrics.left_out)
+
+    @routes.get("/jobs/{namespace}/{name}/artifacts")
+    def artifacts(namespace: str, name: str) -> list[Artifact]:
+        """List the files of a job, the segments of a growing file as one."""
+        sizes = client.artifacts(name, namespace=namespace).sizes()
+        return [Artifact(key=key, size=size) for key, size in sorted(sizes.items())]
+
+    @routes.get("/jobs/{namespace}/{name}/artifacts/{key:path}", response_class=StreamingResponse)
+    def download(namespace: str, name: str, key: str) -> StreamingResponse:
+        """Send a file of a job as an attachment."""
+        content = client.artifacts(name, namespace=namespace).stream(key)
+        name_of_file = quote(PurePosixPath(key).name)
+        return StreamingResponse(
+            content,
+            media_type="application/octet-stream",
+            headers={**_DOWNLOAD, "Content-Disposition": f"attachment; filename*=UTF-8''{name_of_file}"},
+        )
+
+    return routes

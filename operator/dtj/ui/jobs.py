@@ -1,0 +1,80 @@
+"""Routes that read jobs."""
+
+from __future__ import annotations
+
+from importlib.metadata import version
+from typing import TYPE_CHECKING
+
+from fastapi import APIRouter
+
+from dtj.api.errors import NotFound
+from dtj.api.strategies import RULES
+from dtj.cli.job_text import Answers, job_text
+from dtj.client import LogQuery
+from dtj.ui.answers import About, JobRow, JobView, LogAnswer, Written
+from dtj.ui.rows import again_of, row_of, view_of
+
+if TYPE_CHECKING:
+    from dtj.client import Client
+
+_MOST_LINES = 5000
+
+
+def router(client: Client, context: str | None) -> APIRouter:
+    """Return the routes. Each runs in a thread, for the client blocks."""
+    routes = APIRouter(tags=["Jobs"])
+
+    @routes.get("/about")
+    def about() -> About:
+        """Return where the jobs are."""
+        return About(version=version("dtj"), namespace=client.namespace, context=context, strategies=[*RULES])
+
+    @routes.get("/templates/{strategy}")
+    def template(strategy: str) -> Written:
+        """Return the job file that `dtj new` writes for a strategy."""
+        if strategy not in RULES:
+            raise NotFound(f"there is no strategy {strategy}: {', '.join(RULES)} are")
+        return Written(text=job_text(Answers(strategy=strategy)))
+
+    @routes.get("/jobs")
+    def jobs(*, all_namespaces: bool = False) -> list[JobRow]:
+        """List the jobs of the namespace, or of all namespaces; the newest first."""
+        rows = map(row_of, client.list(all_namespaces=all_namespaces))
+        return sorted(rows, key=lambda row: row.created or "", reverse=True)
+
+    @routes.get("/jobs/{namespace}/{name}")
+    def job(namespace: str, name: str) -> JobView:
+        """Return all about a job but its curves, logs and artifacts."""
+        found = client.get(name, namespace=namespace)
+        return view_of(
+            found, client.pods(name, namespace=namespace), client.events(name, namespace=namespace), context
+        )
+
+    @routes.get("/jobs/{namespace}/{name}/again")
+    def again(namespace: str, name: str, *, resume: bool = False) -> Written:
+        """Return a job file for another run. resume: whether to begin with the newest checkpoint of the job."""
+        return Written(text=again_of(client.get(name, namespace=namespace), resume=resume))
+
+    @routes.get("/jobs/{namespace}/{name}/logs")
+    def logs(
+        namespace: str, name: str, rank: int | None = None, attempt: int | None = None, search: str = ""
+    ) -> LogAnswer:
+        """Return the last lines of a job's output, of one rank or of all.
+
+        search: only lines with this text, in upper or lower case.
+        """
+        query = LogQuery(rank=rank, attempt=attempt, tail=_MOST_LINES)
+        wanted = search.casefold()
+        lines, sources, cut = [], set(), False
+        for line in client.logs(name, query, namespace=namespace):
+            sources.add(line.source)
+            if wanted in line.text.casefold():
+                lines.append((line.source, line.text, line.time.isoformat() if line.time else None))
+            if len(lines) > 2 * _MOST_LINES:
+                del lines[:_MOST_LINES]
+                cut = True
+        return LogAnswer(
+            sources=sorted(sources), lines=lines[-_MOST_LINES:], cut=cut or len(lines) > _MOST_LINES
+        )
+
+    return routes

@@ -1,0 +1,1 @@
+"""The bundle of the page, which `make page` builds of `operator/page`."""

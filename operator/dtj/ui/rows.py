@@ -1,0 +1,158 @@
+"""Jobs as the answers of the API. All functions are pure."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Sequence
+from typing import Any
+
+from dtj.api.yaml_text import dump
+from dtj.cli.replica_state import replica_state
+from dtj.cli.status_view import ranks_of
+from dtj.client import DistributedTrainingJob, JobEvent, Pod, Resume
+from dtj.ui.answers import EventRow, JobRow, JobView, Line, PodRow
+from dtj.ui.masking import masked
+from dtj.ui.sentences import sentence_of
+
+_MOST_PODS = 200
+_MOST_EVENTS = 200
+_SERVERS_OWN = {"uid", "generation", "creationTimestamp", "deletionTimestamp", "resourceVersion"}
+
+
+def row_of(job: DistributedTrainingJob) -> JobRow:
+    """Return a job as a row of the list."""
+    status, worker = job.status, job.spec.replica_specs.worker
+    deleting = job.metadata.deletion_timestamp is not None
+    return JobRow(
+        namespace=job.namespace,
+        name=job.name,
+        uid=job.uid,
+        phase="Deleting" if deleting else status.phase.value if status.phase else "New",
+        sentence="The job is being deleted" if deleting else sentence_of(status),
+        strategy=job.spec.strategy,
+        workers=worker.replicas if worker else None,
+        attempt=status.attempt,
+        restarts=status.restarts.application + status.restarts.infrastructure,
+        created=job.metadata.creation_timestamp,
+        ended=status.completion_time,
+        suspended=bool(job.spec.run_policy.suspend),
+        arguments=arguments_of([*(job.spec.command or []), *(job.spec.args or [])]),
+        progress=status.progress,
+    )
+
+
+def view_of(
+    job: DistributedTrainingJob, pods: Sequence[Pod], events: Sequence[JobEvent], context: str | None
+) -> JobView:
+    """Return all about a job that the API server knows."""
+    status = job.to_manifest().get("status", {})
+    return JobView(
+        row=row_of(job),
+        failure=job.status.failure,
+        conditions=status.get("conditions", []),
+        pods=[
+            PodRow(
+                name=pod.name,
+                role=pod.role,
+                index=pod.index,
+                ranks=ranks_of(job, pod),
+                node=pod.node,
+                state=replica_state(pod).plain,
+                attempt=pod.attempt,
+            )
+            for pod in pods[:_MOST_PODS]
+        ],
+        more_pods=max(0, len(pods) - _MOST_PODS),
+        events=[event_row(event) for event in events[-_MOST_EVENTS:]],
+        artifacts=status.get("artifacts"),
+        tensorboard=status.get("tensorboard"),
+        spec=masked(job.to_manifest()["spec"]),
+        yaml=yaml_of(job),
+        commands=commands_of(job, context),
+    )
+
+
+def event_row(event: JobEvent) -> EventRow:
+    """Return an event as a row."""
+    return EventRow(
+        time=event.time.isoformat() if event.time else None,
+        type=event.type,
+        reason=event.reason,
+        message=event.message,
+        count=event.count,
+        object=event.object,
+    )
+
+
+def yaml_of(job: DistributedTrainingJob) -> str:
+    """Return the job as one would write it: secrets masked, without what the API server and the operator set."""
+    return dump(_written(job))
+
+
+def again_of(job: DistributedTrainingJob, *, resume: bool) -> str:
+    """Return a job file for another run of a job: under a new name, and not suspended.
+
+    resume: whether the new run begins with the newest checkpoint of the job.
+    """
+    manifest = _written(job)
+    manifest["metadata"]["name"] = _next_name(job.name)
+    if run_policy := manifest["spec"].get("runPolicy"):
+        run_policy.pop("suspend", None)
+    if artifacts := manifest["spec"].get("artifacts"):
+        for field in ("resume", "resumeUri"):
+            artifacts.pop(field, None)
+        if resume:
+            artifacts |= {"resume": Resume.FROM_URI.value, "resumeUri": job.artifacts_uri}
+    return dump(manifest)
+
+
+def _written(job: DistributedTrainingJob) -> dict[str, Any]:
+    manifest = masked(job.to_manifest())
+    manifest.pop("status", None)
+    metadata: dict[str, Any] = manifest["metadata"]
+    manifest["metadata"] = {
+        key: value for key, value in metadata.items() if key not in _SERVERS_OWN and value not in ({}, None)
+    }
+    return manifest
+
+
+def _next_name(name: str) -> str:
+    numbered = re.fullmatch(r"(.+)-(\d{1,6})", name)
+    return f"{numbered[1]}-{int(numbered[2]) + 1}" if numbered else f"{name}-2"
+
+
+def commands_of(job: DistributedTrainingJob, context: str | None) -> list[Line]:
+    """Return the commands of a shell that do what the buttons do."""
+    where = ["-n", job.namespace, *(["--context", context] if context else [])]
+
+    def line(action: str, *words: str) -> Line:
+        return Line(action=action, command=shlex.join(["dtj", *words, *where]))
+
+    lines = [
+        line("logs", "logs", job.name),
+        line("status", "status", job.name, "--watch"),
+        line("delete", "delete", job.name),
+    ]
+    if job.spec.artifacts:
+        lines.append(line("artifacts", "artifacts", "ls", job.name))
+    if not job.status.finished:
+        change = "resume" if job.spec.run_policy.suspend else "suspend"
+        lines.append(line(change, change, job.name))
+        lines.append(line("scale", "scale", job.name, "--workers", "N"))
+    if job.status.artifacts and job.status.artifacts.model:
+        model = f"{job.name}={job.status.artifacts.model.rstrip('/').removesuffix('/model')}"
+        lines.append(Line(action="serve", command=shlex.join(["dtj", "serve", model])))
+    return lines
+
+
+def arguments_of(words: Sequence[str]) -> dict[str, str]:
+    """Return the options `--name value`, `--name=value` and `--flag` of a command line."""
+    found: dict[str, str] = {}
+    for place, word in enumerate(words):
+        if not word.startswith("--") or word == "--":
+            continue
+        name, equals, value = word[2:].partition("=")
+        following = words[place + 1] if place + 1 < len(words) else "--"
+        found[name] = value if equals else "" if following.startswith("--") else following
+    return found

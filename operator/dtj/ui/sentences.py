@@ -1,0 +1,57 @@
+"""The state of a job in the words of a person."""
+
+from __future__ import annotations
+
+from dtj.api.condition_types import ConditionType
+from dtj.api.status import ConditionStatus, JobStatus, Phase
+from dtj.cli.progress import figures
+
+_WAITING = {Phase.PENDING, Phase.STARTING, Phase.RESTARTING}
+_BEGINNINGS = {
+    None: "The operator has not seen the job yet",
+    Phase.PENDING: "The job waits to start",
+    Phase.STARTING: "The pods start",
+    Phase.RUNNING: "The job trains",
+    Phase.RESTARTING: "The job starts again",
+    Phase.SUSPENDED: "The job is suspended",
+    Phase.SUCCEEDED: "The job succeeded",
+    Phase.FAILED: "The job failed",
+}
+
+
+def sentence_of(status: JobStatus) -> str:
+    """Return one line about the job: its phase, then what matters in that phase."""
+    begin = _BEGINNINGS[status.phase]
+    if details := _details(status):
+        begin += f": {details}"
+    if count := status.restarts.application + status.restarts.infrastructure:
+        begin += f" (after {count} restart{'s' if count > 1 else ''})"
+    return begin
+
+
+def _details(status: JobStatus) -> str:
+    if status.phase is Phase.FAILED or (status.phase is Phase.RESTARTING and status.failure):
+        return _cause(status)
+    known = figures(status)
+    if status.phase is Phase.RUNNING:
+        if status.holds(ConditionType.STALLED):
+            return _message(status, ConditionType.STALLED)
+        return ", ".join(known[name] for name in ("step", "percent", "eta") if name in known)
+    if status.phase is Phase.SUCCEEDED:
+        return known.get("accuracy", "")
+    if status.phase in _WAITING:
+        return next(
+            (c.message for c in status.conditions if c.status is not ConditionStatus.TRUE and c.message), ""
+        )
+    return _message(status, ConditionType.SUSPENDED)
+
+
+def _cause(status: JobStatus) -> str:
+    failure = status.failure
+    if failure is None:
+        return _message(status, ConditionType.FAILED)
+    return ": ".join(filter(None, (failure.source, failure.failure_class, failure.message)))
+
+
+def _message(status: JobStatus, kind: ConditionType) -> str:
+    return next((condition.message for condition in status.conditions if condition.type == kind), "")

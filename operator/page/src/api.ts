@@ -1,0 +1,147 @@
+/** The REST API of `dtj ui`, as operator/dtj/ui/answers.py describes it. */
+
+export interface Progress {
+  step?: number;
+  totalSteps?: number;
+  epoch?: number;
+  percent?: number;
+  examplesPerSecond?: number;
+  loss?: number;
+  accuracy?: number;
+  etaSeconds?: number;
+}
+
+export interface About {
+  version: string;
+  namespace: string;
+  context: string | null;
+  strategies: string[];
+}
+
+export interface JobRow {
+  namespace: string;
+  name: string;
+  uid: string;
+  phase: string;
+  sentence: string;
+  strategy: string;
+  workers: number | null;
+  attempt: number;
+  restarts: number;
+  created: string | null;
+  ended: string | null;
+  suspended: boolean;
+  arguments: Record<string, string>;
+  progress: Progress | null;
+}
+
+export interface JobView {
+  row: JobRow;
+  failure: { attempt?: number; class?: string; message?: string; pod?: string; node?: string; lastLogLines?: string[] } | null;
+  conditions: { type: string; status: string; reason: string; message?: string; lastTransitionTime: string }[];
+  pods: { name: string; role: string; index: number; ranks: string; node: string | null; state: string; attempt: number }[];
+  morePods: number;
+  events: { time: string | null; type: string; reason: string; message: string; count: number; object: string }[];
+  artifacts: { uri?: string; checkpoint?: { step: number; time?: string; uri: string }; model?: string } | null;
+  tensorboard: { url?: string; ready?: boolean; message?: string } | null;
+  spec: Record<string, unknown>;
+  yaml: string;
+  commands: { action: string; command: string }[];
+}
+
+export interface Curve {
+  name: string;
+  steps: number[];
+  values: number[];
+  times: number[];
+}
+
+export interface Curves {
+  curves: Curve[];
+  restarts: number[];
+  started: number | null;
+  leftOut: number;
+}
+
+export interface Logs {
+  sources: string[];
+  lines: [string, string, string | null][];
+  cut: boolean;
+}
+
+export interface Artifact {
+  key: string;
+  size: number;
+}
+
+export interface Checked {
+  faults: { line: number; field: string; message: string }[];
+  sentence: string;
+}
+
+/** What the server says of a request that it refuses. */
+export class Refused extends Error {
+  constructor(
+    readonly status: number,
+    message: string,
+    readonly remedy: string | null,
+  ) {
+    super(message);
+  }
+}
+
+const KEY = "dtj-ui-token";
+
+/** Take the token from the address once, so that the address can be shared without it. */
+export function takeToken(): void {
+  const given = /^#token=(.+)$/.exec(location.hash)?.[1];
+  if (given) {
+    sessionStorage.setItem(KEY, given);
+    history.replaceState(null, "", "#/");
+  }
+}
+
+export function jobPath(namespace: string, name: string, ...rest: string[]): string {
+  return ["jobs", namespace, name, ...rest].map(encodeURIComponent).join("/");
+}
+
+async function ask(path: string, init: RequestInit = {}): Promise<Response> {
+  const headers = new Headers(init.headers);
+  headers.set("Authorization", `Bearer ${sessionStorage.getItem(KEY) ?? ""}`);
+  let answer: Response;
+  try {
+    answer = await fetch(`/api/v1/${path}`, { ...init, headers });
+  } catch (error) {
+    if (error instanceof DOMException) throw error;
+    throw new Refused(0, "dtj ui does not answer", "start it again with `dtj ui`, and open the address that it prints");
+  }
+  if (answer.ok) return answer;
+  if (answer.status === 401) {
+    throw new Refused(401, "this page has no token of the server", "open the address that `dtj ui` printed");
+  }
+  const said = (await answer.json().catch(() => ({}))) as { message?: string; remedy?: string };
+  throw new Refused(answer.status, said.message ?? `the server answered ${answer.status}`, said.remedy ?? null);
+}
+
+export async function get<T>(path: string, signal?: AbortSignal): Promise<T> {
+  return (await ask(path, { signal: signal ?? null })).json() as Promise<T>;
+}
+
+export async function send<T>(method: "POST" | "DELETE", path: string, body?: unknown): Promise<T> {
+  const init: RequestInit = { method };
+  if (body !== undefined) {
+    init.body = JSON.stringify(body);
+    init.headers = { "Content-Type": "application/json" };
+  }
+  return (await ask(path, init)).json() as Promise<T>;
+}
+
+/** Save a file of a job where the browser puts downloads. */
+export async function download(path: string, name: string): Promise<void> {
+  const address = URL.createObjectURL(await (await ask(path)).blob());
+  const link = document.createElement("a");
+  link.href = address;
+  link.download = name;
+  link.click();
+  setTimeout(() => URL.revokeObjectURL(address), 60_000);
+}

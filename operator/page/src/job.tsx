@@ -1,0 +1,236 @@
+/** One job: its state in words, failure, curves, pods, events, output, files and YAML. */
+
+import { useMemo, useState } from "preact/hooks";
+import { Actions } from "./actions";
+import { download, jobPath, Refused } from "./api";
+import { bytes, number, since } from "./format";
+import { Logs } from "./logs";
+import { Command, Phase, Problem, ProgressBar, Table, Title } from "./parts";
+import { Plot } from "./plot";
+import { usePolled } from "./polled";
+import type { Artifact, Curves, JobView } from "./api";
+
+const MOST_DOWNLOAD = 256 * 1024 * 1024;
+
+export function Job({ namespace, name }: { namespace: string; name: string }) {
+  const { data: view, problem, again } = usePolled<JobView>(jobPath(namespace, name), 2);
+  return (
+    <>
+      <Title>{name}</Title>
+      <Problem problem={problem} />
+      {view && <Shown view={view} changed={again} />}
+    </>
+  );
+}
+
+function Shown({ view, changed }: { view: JobView; changed: () => void }) {
+  const { row } = view;
+  const facts: [string, string][] = [
+    ["Strategy", row.strategy],
+    ["Workers", number(row.workers)],
+    ["Attempt", number(row.attempt)],
+    ["Age", since(row.created)],
+  ];
+  if (row.ended) facts.push(["Took", since(row.created, Date.parse(row.ended))]);
+  if (row.progress?.examplesPerSecond) facts.push(["Examples/s", number(row.progress.examplesPerSecond)]);
+  if (row.progress?.loss !== undefined) facts.push(["Loss", number(row.progress.loss)]);
+  if (row.progress?.accuracy !== undefined) facts.push(["Accuracy", number(row.progress.accuracy)]);
+  if (view.artifacts?.uri) facts.push(["Bucket", view.artifacts.uri]);
+  if (view.artifacts?.checkpoint) {
+    facts.push(["Checkpoint", `step ${view.artifacts.checkpoint.step}: ${view.artifacts.checkpoint.uri}`]);
+  }
+  if (view.artifacts?.model) facts.push(["Model", view.artifacts.model]);
+  if (view.tensorboard?.url) facts.push(["TensorBoard, in the cluster", view.tensorboard.url]);
+  const serve = view.commands.find((each) => each.action === "serve");
+  return (
+    <>
+      <p class="sentence" aria-live="polite">
+        <Phase phase={row.phase} /> {row.sentence}
+      </p>
+      <ProgressBar progress={row.progress} name={row.name} />
+      <Actions view={view} changed={changed} />
+      {view.failure && row.phase !== "Succeeded" && (
+        <section class="failure">
+          <h2>Failure</h2>
+          <p>
+            {[view.failure.class, view.failure.pod, view.failure.node, view.failure.message].filter(Boolean).join(": ")}
+          </p>
+          {view.failure.lastLogLines && <pre tabIndex={0}>{view.failure.lastLogLines.join("\n")}</pre>}
+        </section>
+      )}
+      <dl>
+        {facts.map(([term, value]) => (
+          <div key={term}>
+            <dt>{term}</dt>
+            <dd>{value}</dd>
+          </div>
+        ))}
+      </dl>
+      {serve && (
+        <>
+          <h2>Serve the model</h2>
+          <Command command={serve.command} />
+        </>
+      )}
+      <CurvesOf view={view} />
+      <h2>Pods</h2>
+      <Pods view={view} />
+      <h2>Events</h2>
+      <Events view={view} />
+      <Logs view={view} />
+      <Files view={view} />
+      <details>
+        <summary>YAML</summary>
+        <pre tabIndex={0}>{view.yaml}</pre>
+      </details>
+    </>
+  );
+}
+
+/** Curves of a running job are asked for less often than its state: the file grows with the training. */
+function CurvesOf({ view }: { view: JobView }) {
+  const { namespace, name, ended } = view.row;
+  const path = view.artifacts ? jobPath(namespace, name, "curves") : null;
+  const { data, problem } = usePolled<Curves>(path, ended ? 0 : 10);
+  const groups = useMemo(() => grouped(data), [data]);
+  if (!path) return null;
+  return (
+    <>
+      <h2>Curves</h2>
+      <Problem problem={problem} />
+      {data && groups.length === 0 && <p>The program has reported no metrics yet.</p>}
+      {data && data.restarts.length > 0 && (
+        <p>Dashed vertical lines: restarts, at {data.restarts.length === 1 ? "step" : "steps"} {data.restarts.join(", ")}.</p>
+      )}
+      <div class="plots">
+        {groups.map(([title, lines]) => (
+          <Plot key={title} title={title} lines={lines} restarts={data?.restarts ?? []} />
+        ))}
+      </div>
+    </>
+  );
+}
+
+/** The same measure of training and test stands in one drawing. */
+function grouped(curves: Curves | undefined) {
+  const groups = new Map<string, { label: string; curve: Curves["curves"][number] }[]>();
+  for (const curve of curves?.curves ?? []) {
+    const [kind, measure] = curve.name.split(" ", 2);
+    const title = measure ?? curve.name;
+    groups.set(title, [...(groups.get(title) ?? []), { label: kind ?? curve.name, curve }]);
+  }
+  return [...groups];
+}
+
+function Pods({ view }: { view: JobView }) {
+  if (!view.pods.length) return <p>The job has no pods now.</p>;
+  return (
+    <>
+      <Table label="Pods">
+        <thead>
+          <tr>
+            {["Pod", "Ranks", "Node", "State", "Attempt"].map((head) => (
+              <th key={head} scope="col">
+                {head}
+              </th>
+            ))}
+          </tr>
+        </thead>
+        <tbody>
+          {view.pods.map((pod) => (
+            <tr key={pod.name}>
+              <th scope="row">{pod.name}</th>
+              <td>{pod.ranks}</td>
+              <td>{pod.node ?? "–"}</td>
+              <td>{pod.state}</td>
+              <td>{pod.attempt}</td>
+            </tr>
+          ))}
+        </tbody>
+      </Table>
+      {view.morePods > 0 && <p>and {view.morePods} more</p>}
+    </>
+  );
+}
+
+function Events({ view }: { view: JobView }) {
+  if (!view.events.length) return <p>The cluster has no events of the job; most clusters keep events for an hour.</p>;
+  return (
+    <Table label="Events">
+      <thead>
+        <tr>
+          {["Ago", "Type", "Reason", "Object", "Message"].map((head) => (
+            <th key={head} scope="col">
+              {head}
+            </th>
+          ))}
+        </tr>
+      </thead>
+      <tbody>
+        {view.events.toReversed().map((event, place) => (
+          <tr key={place}>
+            <td>
+              {since(event.time)}
+              {event.count > 1 ? ` (×${event.count})` : ""}
+            </td>
+            <td class={event.type === "Warning" ? "warns" : ""}>{event.type}</td>
+            <td>{event.reason}</td>
+            <td>{event.object}</td>
+            <td>{event.message}</td>
+          </tr>
+        ))}
+      </tbody>
+    </Table>
+  );
+}
+
+function Files({ view }: { view: JobView }) {
+  const [open, setOpen] = useState(false);
+  const [failed, setFailed] = useState<Refused>();
+  const { namespace, name } = view.row;
+  const { data, problem } = usePolled<Artifact[]>(open ? jobPath(namespace, name, "artifacts") : null, 0);
+  const save = async (file: Artifact) => {
+    setFailed(undefined);
+    const path = jobPath(namespace, name, "artifacts", ...file.key.split("/"));
+    try {
+      await download(path, file.key.split("/").at(-1) ?? file.key);
+    } catch (error) {
+      setFailed(error instanceof Refused ? error : new Refused(0, String(error), null));
+    }
+  };
+  if (!view.commands.some((each) => each.action === "artifacts")) return null;
+  return (
+    <details onToggle={(event) => setOpen(event.currentTarget.open)}>
+      <summary>Files in the bucket</summary>
+      <Problem problem={problem ?? failed} />
+      {data && (
+        <Table label="Files in the bucket">
+          <thead>
+            <tr>
+              <th scope="col">File</th>
+              <th scope="col">Size</th>
+              <th scope="col">Save</th>
+            </tr>
+          </thead>
+          <tbody>
+            {data.map((file) => (
+              <tr key={file.key}>
+                <th scope="row">{file.key}</th>
+                <td>{bytes(file.size)}</td>
+                <td>
+                  {file.size <= MOST_DOWNLOAD ? (
+                    <button type="button" class="quiet" aria-label={`Save ${file.key}`} onClick={() => save(file)}>
+                      Save
+                    </button>
+                  ) : (
+                    <code>{`dtj artifacts cp ${name} ${file.key} . -n ${namespace}`}</code>
+                  )}
+                </td>
+              </tr>
+            ))}
+          </tbody>
+        </Table>
+      )}
+    </details>
+  );
+}

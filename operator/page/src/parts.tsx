@@ -1,0 +1,73 @@
+/** Small pieces that several parts of the page show. */
+
+import type { ComponentChildren } from "preact";
+import { useEffect, useRef, useState } from "preact/hooks";
+import { Refused } from "./api";
+import { number } from "./format";
+import type { Progress } from "./api";
+
+const PHASES: Record<string, string> = {
+  Running: "busy",
+  Starting: "waits",
+  Pending: "waits",
+  Restarting: "waits",
+  Suspended: "rests",
+  Succeeded: "good",
+  Failed: "bad",
+};
+
+export function Phase({ phase }: { phase: string }) {
+  return <span class={`phase ${PHASES[phase] ?? "rests"}`}>{phase}</span>;
+}
+
+export function Problem({ problem }: { problem: Refused | undefined }) {
+  if (!problem) return null;
+  return (
+    <p class="problem" role="alert">
+      {problem.message}
+      {problem.remedy && <span class="remedy"> {problem.remedy}</span>}
+    </p>
+  );
+}
+
+export function ProgressBar({ progress, name }: { progress: Progress | null; name: string }) {
+  if (progress?.percent === undefined || progress.percent === null) return null;
+  const percent = Math.min(100, Math.max(0, progress.percent));
+  return <progress max={100} value={percent} aria-label={`Progress of ${name}`} title={`${number(percent, 3)} %`} />;
+}
+
+/** A table that scrolls within its own frame where the window is narrow. */
+export function Table({ label, children }: { label: string; children: ComponentChildren }) {
+  return (
+    <div class="frame" role="region" aria-label={label} tabIndex={0}>
+      <table>{children}</table>
+    </div>
+  );
+}
+
+export function Command({ command }: { command: string }) {
+  const [copied, setCopied] = useState(false);
+  const copy = async () => {
+    await navigator.clipboard.writeText(command);
+    setCopied(true);
+  };
+  return (
+    <p class="command">
+      <code>{command}</code>
+      <button type="button" class="quiet" onClick={copy} aria-label="Copy the command">
+        {copied ? "Copied" : "Copy"}
+      </button>
+    </p>
+  );
+}
+
+/** The heading of a page. It takes the focus, so that a screen reader begins there. */
+export function Title({ children }: { children: ComponentChildren }) {
+  const heading = useRef<HTMLHeadingElement>(null);
+  useEffect(() => heading.current?.focus(), []);
+  return (
+    <h1 ref={heading} tabIndex={-1}>
+      {children}
+    </h1>
+  );
+}

@@ -1,0 +1,126 @@
+/** One drawing of curves over each other, and its last values as a table for those who do not see it. */
+
+import uPlot from "uplot";
+import { useEffect, useRef } from "preact/hooks";
+import { number } from "./format";
+import { Table } from "./parts";
+import type { Curve } from "./api";
+
+export interface Line {
+  label: string;
+  curve: Curve;
+}
+
+const COLOURS = ["--line-1", "--line-2", "--line-3", "--line-4", "--line-5", "--line-6"];
+const DASHES = [[], [8, 4], [2, 3], [10, 3, 2, 3]];
+const HEIGHT = 220;
+
+/** restarts: steps at which an attempt after the first began. */
+export function Plot({ title, lines, restarts }: { title: string; lines: Line[]; restarts: number[] }) {
+  const frame = useRef<HTMLDivElement>(null);
+  useEffect(() => {
+    const element = frame.current;
+    if (!element) return;
+    const draw = () => drawn(element, lines, restarts);
+    let plot = draw();
+    const sized = new ResizeObserver(() => plot.setSize({ width: element.clientWidth, height: HEIGHT }));
+    sized.observe(element);
+    const scheme = matchMedia("(prefers-color-scheme: dark)");
+    const recoloured = () => {
+      plot.destroy();
+      plot = draw();
+    };
+    scheme.addEventListener("change", recoloured);
+    return () => {
+      scheme.removeEventListener("change", recoloured);
+      sized.disconnect();
+      plot.destroy();
+    };
+  }, [lines, restarts]);
+  return (
+    <section class="plot">
+      <h3>{title}</h3>
+      <div ref={frame} role="img" aria-label={`${title} over steps; the table below has the last values`} />
+      <Table label={`Last values of ${title}`}>
+        <thead>
+          <tr>
+            <th scope="col">Curve</th>
+            <th scope="col">Step</th>
+            <th scope="col">Last</th>
+            <th scope="col">Least</th>
+            <th scope="col">Greatest</th>
+          </tr>
+        </thead>
+        <tbody>
+          {lines.map(({ label, curve }, place) => (
+            <tr key={label}>
+              <th scope="row">
+                <span class={`swatch line-${(place % COLOURS.length) + 1}`} aria-hidden="true" /> {label}
+              </th>
+              <td>{number(curve.steps.at(-1))}</td>
+              <td>{number(curve.values.at(-1))}</td>
+              <td>{number(least(curve.values))}</td>
+              <td>{number(-least(curve.values.map((value) => -value)))}</td>
+            </tr>
+          ))}
+        </tbody>
+      </Table>
+    </section>
+  );
+}
+
+function least(values: number[]): number {
+  return values.reduce((a, b) => Math.min(a, b), Infinity);
+}
+
+function drawn(element: HTMLElement, lines: Line[], restarts: number[]): uPlot {
+  const style = getComputedStyle(element);
+  const [ink, edge] = [style.getPropertyValue("--ink"), style.getPropertyValue("--grid")];
+  const data = uPlot.join(lines.map(({ curve }) => inOrder(curve)));
+  const axis = { stroke: ink, grid: { stroke: edge }, ticks: { stroke: edge } };
+  return new uPlot(
+    {
+      width: element.clientWidth,
+      height: HEIGHT,
+      legend: { show: false },
+      scales: { x: { time: false } },
+      axes: [axis, axis],
+      series: [
+        {},
+        ...lines.map(({ label }, place) => ({
+          label,
+          stroke: style.getPropertyValue(COLOURS[place % COLOURS.length] ?? "--ink"),
+          dash: DASHES[Math.floor(place / COLOURS.length) % DASHES.length] ?? [],
+          width: 2,
+          spanGaps: true,
+        })),
+      ],
+      hooks: { draw: [(plot) => markRestarts(plot, restarts, ink)] },
+    },
+    data,
+    element,
+  );
+}
+
+/** The points by step. A step that a later attempt repeated has the value of the later attempt. */
+function inOrder(curve: Curve): [number[], number[]] {
+  const values = new Map(curve.steps.map((step, place) => [step, curve.values[place] ?? NaN]));
+  const steps = [...values.keys()].sort((a, b) => a - b);
+  return [steps, steps.map((step) => values.get(step) ?? NaN)];
+}
+
+function markRestarts(plot: uPlot, restarts: number[], colour: string): void {
+  const { ctx, bbox } = plot;
+  ctx.save();
+  ctx.strokeStyle = colour;
+  ctx.setLineDash([4, 4]);
+  for (const step of restarts) {
+    const x = plot.valToPos(step, "x", true);
+    if (x < bbox.left || x > bbox.left + bbox.width) continue;
+    ctx.beginPath();
+    ctx.moveTo(x, bbox.top);
+    ctx.lineTo(x, bbox.top + bbox.height);
+    ctx.stroke();
+  }
+  ctx.restore();
+}

@@ -1,0 +1,224 @@
+"""The page of `dtj ui` in a real Chromium.
+
+* the questions of a person, each in at most three clicks from the first screen
+* actions, each asked once beside its command
+* hostile text, the policy, axe-core on every route in both themes, a narrow window
+* a server that has ended, and a page without the token
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+from tests.browser import NoBrowser, chromium, inaccessible, overflow, program, visiting
+from tests.trainer.conftest import ObjectStore, until
+from tests.trainer.ui_jobs import HOSTILE, Ui, served
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Browser, Page
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    try:
+        program()
+    except NoBrowser as error:
+        pytest.fail(str(error))
+    with chromium() as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def ui(tmp_path_factory: pytest.TempPathFactory, running_object_store: ObjectStore) -> Iterator[Ui]:
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in running_object_store.environment.items():
+            patch.setenv(name, value)
+        with served(tmp_path_factory.mktemp("ui"), running_object_store) as running:
+            yield running
+
+
+@pytest.fixture(scope="module")
+def empty(tmp_path_factory: pytest.TempPathFactory, running_object_store: ObjectStore) -> Iterator[Ui]:
+    with served(tmp_path_factory.mktemp("empty"), running_object_store, empty=True) as running:
+        yield running
+
+
+def open_job(page: Page, name: str) -> None:
+    page.get_by_role("link", name=name, exact=True).click()
+    page.get_by_role("heading", name=name, exact=True, level=1).wait_for()
+    page.locator(".sentence").wait_for()
+
+
+def test_why_did_it_die(browser: Browser, ui: Ui) -> None:
+    with visiting(browser, ui.address) as visit:
+        open_job(visit.page, "failed")
+        failure = visit.page.locator(".failure")
+        assert "OutOfMemory: failed-worker-1: node-2: the container had too little memory" in failure.inner_text()
+        assert HOSTILE in failure.locator("pre").inner_text()
+
+
+def test_which_was_the_fastest_and_what_differs(browser: Browser, ui: Ui) -> None:
+    with visiting(browser, ui.address) as visit:
+        visit.page.get_by_label("Select running").check()
+        visit.page.get_by_label("Select succeeded").check()
+        visit.page.get_by_role("link", name="Compare 2 jobs").click()
+        rows = visit.page.get_by_role("region", name="Jobs").locator("tbody tr")
+        rows.first.wait_for()
+        assert [row.inner_text().split("\t")[::3] for row in rows.all()] == [
+            ["ml/succeeded", "1s"],
+            ["ml/running", "1m57s"],
+        ]
+        differing = visit.page.get_by_role("region", name="What differs").inner_text()
+        assert re.search(r"--note\s+running\s+succeeded", differing)
+        assert visit.page.locator(".plot canvas").count() == 3
+
+
+def test_where_is_my_model(browser: Browser, ui: Ui) -> None:
+    with visiting(browser, ui.address) as visit:
+        open_job(visit.page, "succeeded")
+        assert visit.page.get_by_text("dtj serve succeeded=s3://").is_visible()
+
+
+def test_make_it_go_on(browser: Browser, ui: Ui) -> None:
+    with visiting(browser, ui.address) as visit:
+        open_job(visit.page, "suspended")
+        visit.page.get_by_role("button", name="Resume").click()
+        dialog = visit.page.get_by_role("dialog")
+        assert "dtj resume suspended -n ml" in dialog.inner_text()
+        assert ui.cluster.jobs["suspended"]["spec"]["runPolicy"]["suspend"] is True
+        dialog.get_by_role("button", name="Resume", exact=True).click()
+        visit.page.get_by_role("status").filter(has_text="suspended is being resumed").wait_for()
+        assert ui.cluster.jobs["suspended"]["spec"]["runPolicy"]["suspend"] is False
+        visit.page.get_by_role("button", name="Suspend").click()
+        dialog.get_by_role("button", name="Cancel").click()
+        assert ui.cluster.jobs["suspended"]["spec"]["runPolicy"]["suspend"] is False
+    assert ui("/api/v1/jobs/ml/suspended/suspend", "POST").status == 200
+
+
+def test_start_one_like_it_with_four_workers(browser: Browser, ui: Ui) -> None:
+    with visiting(browser, ui.address) as visit:
+        open_job(visit.page, "succeeded")
+        visit.page.get_by_role("link", name="Run again").click()
+        file = visit.page.get_by_label("Job file")
+        until(lambda: "succeeded-2" in file.input_value(), "the job file is there")
+        visit.page.get_by_text(re.compile("^Line ")).wait_for()  # The hidden value.
+        create = visit.page.get_by_role("button", name="Create")
+        until(create.is_disabled, "a hidden value can't be created")
+        text = file.input_value().replace("(hidden)", "mine").replace("replicas: 2", "replicas: 4")
+        file.fill(text)
+        visit.page.get_by_text("succeeded-2 is valid: Horovod with 5 pods").wait_for()
+        create.click()
+        visit.page.get_by_role("heading", name="succeeded-2", level=1).wait_for()
+        made = ui.cluster.jobs["succeeded-2"]["spec"]
+        assert made["replicaSpecs"]["worker"]["replicas"] == 4
+        visit.page.get_by_role("button", name="Delete", exact=True).click()
+        visit.page.get_by_role("dialog").get_by_role("button", name="Delete", exact=True).click()
+        until(lambda: "succeeded-2" not in ui.cluster.jobs, "the job is deleted")
+        visit.page.get_by_text("there is no job succeeded-2").wait_for()
+
+
+def test_is_it_slow_or_stuck(browser: Browser, ui: Ui) -> None:
+    with visiting(browser, ui.address) as visit:
+        open_job(visit.page, "running")
+        assert "step 120/200" in visit.page.locator(".sentence").inner_text()
+        visit.page.get_by_role("heading", name="loss").wait_for()
+        assert "Dashed vertical lines: restarts, at steps 60, 120." in visit.page.locator("main").inner_text()
+        pods = visit.page.get_by_role("region", name="Pods").inner_text()
+        assert re.search(r"running-worker-1\s+1\s+node-1\s+Running", pods)
+
+
+def test_a_fault_of_a_job_file_leads_to_its_line(browser: Browser, ui: Ui) -> None:
+    with visiting(browser, f"{ui.address}") as visit:
+        visit.page.get_by_role("link", name="New job").click()
+        file = visit.page.get_by_label("Job file")
+        visit.page.get_by_text("training is valid: Horovod").wait_for()
+        visit.page.get_by_label("Template").select_option("TorchDistributed")
+        visit.page.get_by_text("training is valid: TorchDistributed").wait_for()
+        text = file.input_value()
+        file.fill(text.replace("strategy: TorchDistributed", "strategy: Ring"))
+        visit.page.get_by_text("spec.strategy", exact=True).wait_for()
+        visit.page.get_by_role("button", name=re.compile("^Line ")).first.click()
+        selected = file.evaluate("area => area.value.slice(area.selectionStart, area.selectionEnd)")
+        assert selected.strip().startswith("strategy: Ring")
+
+
+def test_columns_filter_and_order(browser: Browser, ui: Ui) -> None:
+    with visiting(browser, ui.address) as visit:
+        names = visit.page.locator("tbody th")
+        names.first.wait_for()
+        visit.page.get_by_text("Columns", exact=True).click()
+        visit.page.get_by_label("--note").check()
+        visit.page.get_by_role("button", name="--note").click()
+        assert names.all_inner_texts() == ["failed", "running", "succeeded", "suspended", "unschedulable"]
+        visit.page.get_by_role("button", name="Accuracy").click()
+        assert names.all_inner_texts()[:2] == ["running", "succeeded"]
+        visit.page.get_by_role("button", name=re.compile("^Accuracy")).click()
+        assert names.all_inner_texts()[:2] == ["succeeded", "running"]
+        visit.page.get_by_label("Filter").fill("insufficient gpu")
+        assert names.all_inner_texts() == ["unschedulable"]
+        visit.page.get_by_label("Filter").fill("nothing like this")
+        assert visit.page.get_by_text("No job fits the filter.").is_visible()
+        visit.page.reload()
+        visit.page.get_by_role("columnheader", name="--note").wait_for()
+
+
+def test_hostile_output_is_text(browser: Browser, ui: Ui) -> None:
+    with visiting(browser, ui.address) as visit:
+        open_job(visit.page, "succeeded")
+        visit.page.get_by_text("Output", exact=True).click()
+        output = visit.page.locator("pre.output")
+        output.wait_for()
+        assert f"[rank 1] {HOSTILE}" in output.inner_text()
+        visit.page.get_by_label("Search").fill("no such text")
+        visit.page.get_by_text("No line has this text.").wait_for()
+
+
+def test_a_file_is_saved(browser: Browser, ui: Ui, tmp_path: Path) -> None:
+    with visiting(browser, ui.address) as visit:
+        open_job(visit.page, "running")
+        visit.page.get_by_text("Files in the bucket", exact=True).click()
+        with visit.page.expect_download() as download:
+            visit.page.get_by_role("button", name="Save model/model.html").click()
+        download.value.save_as(tmp_path / "saved")
+        assert (tmp_path / "saved").read_text() == HOSTILE
+
+
+ROUTES = (
+    "#/",
+    "#/jobs/ml/running",
+    "#/jobs/ml/failed",
+    "#/jobs/ml/nothing",
+    "#/new",
+    "#/new/ml/running",
+    "#/compare/ml%2Frunning/ml%2Fsucceeded",
+)
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_everybody_can_use_it(browser: Browser, ui: Ui, empty: Ui, scheme: str) -> None:
+    for server, routes in ((ui, ROUTES), (empty, ROUTES[:1])):
+        with visiting(browser, server.address, scheme=scheme) as visit:  # type: ignore[arg-type]
+            page = visit.page
+            for route in routes:
+                page.goto(f"{server.origin}/{route}")
+                page.locator("main :is(table, .problem, textarea, p)").first.wait_for()
+                page.wait_for_load_state("networkidle")
+                page.evaluate("document.querySelectorAll('details').forEach(each => each.open = true)")
+                page.wait_for_load_state("networkidle")
+                assert inaccessible(page) == [], route
+                page.set_viewport_size({"width": 400, "height": 800})
+                assert overflow(page) <= 0, route
+                page.set_viewport_size({"width": 1200, "height": 900})
+
+
+def test_the_token_leaves_the_address(browser: Browser, ui: Ui) -> None:
+    with visiting(browser, ui.address) as visit:
+        visit.page.get_by_role("link", name="running", exact=True).wait_for()
+        assert "token" not in visit.page.url
+        assert visit.page.context.cookies() == []
+    with visiting(browser, ui.origin) as visit:
+        visit.page.get_by_text("open the address that `dtj ui` printed").wait_for()
