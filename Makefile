@@ -29,7 +29,7 @@ REQUESTS ?= 200000
 # Simulated days of `make bench-week`.
 DAYS ?= 7
 
-.PHONY: help demo demo-cluster test test-chaos test-nets test-tracking test-unit test-histories test-serve-hostile test-chart test-trainer fuzz lint crd pod-schema chart bench bench-control bench-training bench-checkpoints bench-data bench-soak bench-first-step bench-cluster-toll images sbom docs pictures dashboard-picture page page-picture cluster cluster-down clean bench-week release
+.PHONY: help demo demo-cluster test test-chaos test-nets test-tracking test-unit test-histories test-serve-hostile test-chart test-trainer fuzz lint crd pod-schema chart bench bench-control bench-training bench-checkpoints bench-data bench-soak bench-first-step bench-cluster-toll images sbom docs pictures dashboard-picture page page-picture ui-pictures cluster cluster-down clean bench-week release
 
 help:  ## print these targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -157,6 +157,9 @@ page: $(VENV)  ## build the page of `dtj ui` of operator/page
 page-picture: $(VENV)  ## take the picture of docs/serving.md: two models are trained, served, and asked in a real browser
 	$(PY) docker/wheels.py --install --framework torch
 	$(PY) -m tests.page_picture
+
+ui-pictures: $(VENV)  ## take the pictures of docs/ui.md: example jobs in a real browser
+	$(PY) -m tests.ui_picture
 
 cluster: $(VENV)  ## start Kubernetes and S3 on this machine, and print the exports that tests need
 	@$(PY) -m tests.cluster.up --cluster $(CLUSTER)

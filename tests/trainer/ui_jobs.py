@@ -98,21 +98,30 @@ def add(cluster: HttpCluster, name: str, phase: str, conditions: Any = (), **sta
     return prefix
 
 
-def fill(cluster: HttpCluster) -> None:
+def fill(cluster: HttpCluster, environment: Mapping[str, str]) -> None:
     """Add a job of each kind, with what the first of them left in the bucket."""
     running = add(
         cluster,
         "running",
         "Running",
         [("Running", "True", "all pods run")],
-        progress={"step": 120, "totalSteps": 200, "percent": 60, "loss": 0.5, "accuracy": 0.8, "etaSeconds": 90},
+        progress={
+            "step": 120,
+            "totalSteps": 200,
+            "percent": 60,
+            "loss": 0.5,
+            "accuracy": 0.8,
+            "etaSeconds": 90,
+        },
     )
     for index in range(2):
         made = stored_pod(f"running-worker-{index}")
         made["metadata"]["namespace"] = "ml"
         status = made["status"]
         cluster.cluster.add(made)
-        cluster.cluster.change(("Pod", "ml", made["metadata"]["name"]), lambda pod, s=status: pod.update(status=s))
+        cluster.cluster.change(
+            ("Pod", "ml", made["metadata"]["name"]), lambda pod, s=status: pod.update(status=s)
+        )
     rows = [{"kind": "start", "time": _TIME, "step": 0, "attempt": 1, "worldSize": 2}]
     rows += [
         {"kind": kind, "time": f"2026-11-21T12:{step // 60:02}:{step % 60:02}Z", "step": step, **values}
@@ -122,7 +131,7 @@ def fill(cluster: HttpCluster) -> None:
             ("test", {"accuracy": step / 130, "attempt": 1 + step // 60}),
         )
     ]
-    store = open_store(running)
+    store = open_store(running, environment)
     store.put_bytes("metrics.jsonl", "\n".join(map(json.dumps, rows)).encode())
     store.put_bytes("logs/attempt-1/launcher-0.log", b"[rank 0] step 1\n[rank 1] " + HOSTILE.encode() + b"\n")
     store.put_bytes("model/model.html", HOSTILE.encode())
@@ -136,8 +145,10 @@ def fill(cluster: HttpCluster) -> None:
         **ended,
     )
     cluster.set_status("succeeded", artifacts={"uri": model, "model": f"{model}/model"})
-    faster = [row | {"step": row["step"] * 2, "accuracy": 0.95} if row["kind"] == "test" else row for row in rows]
-    store = open_store(model)
+    faster = [
+        row | {"step": row["step"] * 2, "accuracy": 0.95} if row["kind"] == "test" else row for row in rows
+    ]
+    store = open_store(model, environment)
     store.put_bytes("metrics.jsonl", "\n".join(map(json.dumps, faster)).encode())
     store.put_bytes("logs/attempt-1/launcher-0.log", f"[rank 0] step 1\n[rank 1] {HOSTILE}\n".encode())
     store.put_bytes("logs/attempt-1/rank-0.log", b"step 1\n")
@@ -158,7 +169,12 @@ def fill(cluster: HttpCluster) -> None:
         restarts={"application": 2, "infrastructure": 1},
         **ended,
     )
-    add(cluster, "unschedulable", "Pending", [("Running", "False", "0/3 nodes are available: 3 Insufficient gpu")])
+    add(
+        cluster,
+        "unschedulable",
+        "Pending",
+        [("Running", "False", "0/3 nodes are available: 3 Insufficient gpu")],
+    )
     add(cluster, "suspended", "Suspended", [("Suspended", "True", "suspended by the user")])
     cluster.cluster.change(
         ("DistributedTrainingJob", "ml", "suspended"),
@@ -186,7 +202,7 @@ def served(folder: Path, store: ObjectStore, *, empty: bool = False) -> Iterator
         stop = asyncio.run_coroutine_threadsafe(serve(), loop)
         cluster = ready.result(60)
         if not empty:
-            fill(cluster)
+            fill(cluster, store.environment)
         write_kubeconfig(folder / "config", cluster.url)
         with _program(folder, store) as address:
             yield Ui(address, cluster)

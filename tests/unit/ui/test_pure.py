@@ -5,7 +5,6 @@ from __future__ import annotations
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.unit.support.jobs import manifest
 
 from dtj.api.status import JobStatus
 from dtj.client import DistributedTrainingJob
@@ -14,6 +13,7 @@ from dtj.ui.curves import MOST_POINTS, curves_of, thinned
 from dtj.ui.masking import MASK, masked
 from dtj.ui.rows import again_of, arguments_of
 from dtj.ui.sentences import sentence_of
+from tests.unit.support.jobs import manifest
 
 FINITE = st.floats(-1e6, 1e6)
 
@@ -48,7 +48,9 @@ def test_a_restart_is_where_the_attempt_changes() -> None:
     assert found.curves[0].name == "train loss"
 
 
-@pytest.mark.parametrize("name", ["DB_PASSWORD", "aws_secret_access_key", "API-KEY", "HfToken", "PRIVATE_KEY"])
+@pytest.mark.parametrize(
+    "name", ["DB_PASSWORD", "aws_secret_access_key", "API-KEY", "HfToken", "PRIVATE_KEY"]
+)
 def test_secret_values_are_hidden_everywhere(name: str) -> None:
     env = [{"name": name, "value": "s3cret"}, {"name": "LEVEL", "value": "info"}]
     template = {"spec": {"containers": [{"name": "trainer", "env": env}]}}
@@ -64,7 +66,7 @@ def test_secret_values_are_hidden_everywhere(name: str) -> None:
     ("name", "next_name"), [("mnist", "mnist-2"), ("mnist-2", "mnist-3"), ("a-9", "a-10"), ("2", "2-2")]
 )
 def test_another_run_has_the_next_name_and_is_not_suspended(name: str, next_name: str) -> None:
-    job = manifest(name, runPolicy={"suspend": True}, artifacts={"uri": "s3://b/p", "resume": "Never"})
+    job = manifest(name, runPolicy={"suspend": True}, artifacts={"uri": "s3://bucket/p", "resume": "Never"})
     text = again_of(DistributedTrainingJob.from_cluster(job), resume=True)
     assert f"\n  name: {next_name}\n" in text
     assert "suspend" not in text
