@@ -56,9 +56,7 @@ def curves_of(rows: Sequence[Row], left_out: int) -> Curves:
             if value is not None and (label in points or len(points) < _MOST_CURVES):
                 points.setdefault(label, []).append((row.step, value, row.time))
     curves = [_curve(name, thinned(points[name])) for name in sorted(points, key=_order)]
-    return Curves(
-        curves=curves, restarts=restarts, started=rows[0].time if rows else None, left_out=left_out
-    )
+    return Curves(curves=curves, restarts=restarts, started=rows[0].time if rows else None, left_out=left_out)
 
 
 def thinned(
