@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path, PurePosixPath
@@ -60,9 +59,11 @@ def _runs(name: str, *, local: bool, namespace: str | None, context: str | None)
 def _in_bucket(uri: str) -> Iterator[Run]:
     """Yield the run at a prefix, or the runs of the jobs below the prefix."""
     from dtj.client import Artifacts
+    from dtj.client.store_environment import user_environment
 
+    environment = user_environment()
     try:
-        artifacts = Artifacts(uri.rstrip("/"), os.environ)
+        artifacts = Artifacts(uri.rstrip("/"), environment)
         try:
             yield _run(PurePosixPath(uri).name, artifacts.read, artifacts.sizes)
         except NotFound:
@@ -76,7 +77,7 @@ def _in_bucket(uri: str) -> Iterator[Run]:
                 ) from None
             for key in keys:
                 folder = PurePosixPath(key).parent
-                below = Artifacts(f"{uri.rstrip('/')}/{folder}", os.environ)
+                below = Artifacts(f"{uri.rstrip('/')}/{folder}", environment)
                 yield _run(folder.name, below.read, below.sizes)
     except ValueError as error:
         raise Unusable(str(error)) from None

@@ -51,7 +51,7 @@ class Artifacts:
 
     def ls(self, prefix: str = "") -> list[StoredObject]:
         """List the objects (key, size in bytes, etag) below a folder. The default is all objects of the job."""
-        with _explained():
+        with explained():
             return list(self._store.objects(prefix.strip("/")))
 
     def sizes(self, prefix: str = "") -> dict[str, int]:
@@ -84,7 +84,7 @@ class Artifacts:
 
     def get_growth(self, key: str, file: Path) -> None:
         """Append the new bytes of an append-only object, such as a log or an event file, to its local copy."""
-        with _explained():
+        with explained():
             self._store.get_growth(key, file)
 
     def read(self, key: str) -> bytes:
@@ -95,7 +95,7 @@ class Artifacts:
         """Yield the contents of objects in the order of the keys. Several requests run at a time."""
         from dtj_trainer.artifacts.stored_segments import fetched
 
-        with _explained():
+        with explained():
             yield from fetched(self._store.get_bytes, keys)
 
     def checkpoints(self) -> list[StoredCheckpoint]:
@@ -103,7 +103,7 @@ class Artifacts:
         from dtj_trainer.artifacts.checkpoint_index import read_index
 
         store = self._store.below(contract.CHECKPOINTS)
-        with _explained():
+        with explained():
             manifests = read_index(store).manifests
         return [
             StoredCheckpoint(
@@ -133,16 +133,16 @@ class Artifacts:
 
     def _parts(self, key: str) -> list[str]:
         """Return the keys of the segments of a file, or only the key of the file if the file has no segments."""
-        with _explained():
+        with explained():
             return joined(stored.key for stored in self._store.named(key)).get(key, [key])
 
     def _copy(self, parts: Sequence[str], file: Path) -> Path:
-        with _explained():
+        with explained():
             file.parent.mkdir(parents=True, exist_ok=True)
             if len(parts) == 1:
                 self._store.get_file(parts[0], file)
                 return file
-        with _explained(), file.open("wb") as whole:
+        with explained(), file.open("wb") as whole:
             for piece in self.pieces(parts):
                 whole.write(piece)
         return file
@@ -166,7 +166,7 @@ def joined(keys: Iterable[str]) -> dict[str, list[str]]:
 
 
 @contextmanager
-def _explained() -> Iterator[None]:
+def explained() -> Iterator[None]:
     """Convert an S3Error or OSError of the block into a DtjError."""
     from dtj_trainer.artifacts.s3 import NoSuchKey, S3Error
 
