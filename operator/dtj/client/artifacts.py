@@ -52,7 +52,7 @@ class Artifacts:
     def ls(self, prefix: str = "") -> list[StoredObject]:
         """List the objects (key, size in bytes, etag) below a folder. The default is all objects of the job."""
         with explained():
-            return list(self._store.objects(prefix.strip("/")))
+            return list(self.store.objects(prefix.strip("/")))
 
     def sizes(self, prefix: str = "") -> dict[str, int]:
         """Return the bytes of each file below a folder by key; those of a segmented file together."""
@@ -72,7 +72,7 @@ class Artifacts:
         for key, parts in files_below.items():
             file = (root / key).resolve()
             if not file.is_relative_to(root):
-                raise Unusable(f"{self._store.uri(key)} has a key that leads out of {folder}")
+                raise Unusable(f"{self.store.uri(key)} has a key that leads out of {folder}")
             files.append(self._copy(parts, file))
         return files
 
@@ -85,7 +85,7 @@ class Artifacts:
     def get_growth(self, key: str, file: Path) -> None:
         """Append the new bytes of an append-only object, such as a log or an event file, to its local copy."""
         with explained():
-            self._store.get_growth(key, file)
+            self.store.get_growth(key, file)
 
     def read(self, key: str) -> bytes:
         """Return the content of one object, or of all segments of a segmented file."""
@@ -96,13 +96,13 @@ class Artifacts:
         from dtj_trainer.artifacts.stored_segments import fetched
 
         with explained():
-            yield from fetched(self._store.get_bytes, keys)
+            yield from fetched(self.store.get_bytes, keys)
 
     def checkpoints(self) -> list[StoredCheckpoint]:
         """List the complete checkpoints, ordered by step."""
         from dtj_trainer.artifacts.checkpoint_index import read_index
 
-        store = self._store.below(contract.CHECKPOINTS)
+        store = self.store.below(contract.CHECKPOINTS)
         with explained():
             manifests = read_index(store).manifests
         return [
@@ -126,7 +126,8 @@ class Artifacts:
         return manifests[0]
 
     @cached_property
-    def _store(self) -> Store:
+    def store(self) -> Store:
+        """The store of the prefix, whose errors are those of S3."""
         from dtj_trainer.artifacts.store import open_store
 
         return open_store(self.uri, self.environment)
@@ -134,13 +135,13 @@ class Artifacts:
     def _parts(self, key: str) -> list[str]:
         """Return the keys of the segments of a file, or only the key of the file if the file has no segments."""
         with explained():
-            return joined(stored.key for stored in self._store.named(key)).get(key, [key])
+            return joined(stored.key for stored in self.store.named(key)).get(key, [key])
 
     def _copy(self, parts: Sequence[str], file: Path) -> Path:
         with explained():
             file.parent.mkdir(parents=True, exist_ok=True)
             if len(parts) == 1:
-                self._store.get_file(parts[0], file)
+                self.store.get_file(parts[0], file)
                 return file
         with explained(), file.open("wb") as whole:
             for piece in self.pieces(parts):

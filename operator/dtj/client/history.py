@@ -6,7 +6,8 @@ import re
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from datetime import UTC, datetime
+from dataclasses import replace
+from datetime import datetime
 from functools import cached_property
 from pathlib import Path
 from types import TracebackType
@@ -15,10 +16,10 @@ from typing import TYPE_CHECKING, Self, TypeVar
 from dtj.api.errors import Unusable
 from dtj.client.artifacts import explained
 from dtj.client.history_cache import CacheLost, HistoryCache, Known, cache_file
-from dtj.client.history_query import HistoryQuery, row_of
+from dtj.client.history_query import HistoryQuery, SortBy, row_of
+from dtj.client.last_sign import last_sign
 from dtj.client.past_job import PastJob, RunRecord, Unreadable, read_end, read_run
 from dtj.client.store_environment import endpoint_of, user_environment
-from dtj_trainer import contract
 from dtj_trainer.contract.history import END_FILE, INDEX, RUN_FILE, IndexEntry, index_key, parsed_index_key
 
 if TYPE_CHECKING:
@@ -77,7 +78,7 @@ class History:
         self.uri = uri.rstrip("/")
         self.environment = user_environment() if environment is None else environment
         self._file = (cache or cache_file(self.uri, endpoint_of(self.environment))) if keep else None
-        self._on_progress = on_progress
+        self.on_progress = on_progress
         try:
             self._store: Store = open_store(self.uri, self.environment)
         except ValueError as error:
@@ -118,6 +119,16 @@ class History:
         wanted = query or HistoryQuery()
         objects = {job.uid: job for job in present}
         return self._retried(lambda: self._jobs(wanted, limit, objects))
+
+    def find(self, query: HistoryQuery) -> list[IndexEntry]:
+        """Return the jobs of the index that a query selects, newest first. Phases in the query are not looked at."""
+        wanted = replace(query, phases=(), sort_by=SortBy.CREATED)
+
+        def found() -> list[IndexEntry]:
+            self._refresh_index()
+            return [_entry(key) for key in self._cache.select((), *wanted.sql(None))]
+
+        return self._retried(found)
 
     def read(self, entry: IndexEntry) -> PastJob:
         """Read the record of one job from the bucket, or the last sign of a job without a recorded end."""
@@ -223,7 +234,7 @@ class History:
                 answers = list(pool.map(lambda known: self._ask(_entry(known.key), known.etag), batch))
                 self._store_answers(batch, answers, now)
                 done += len(batch)
-                self._on_progress(done, total)
+                self.on_progress(done, total)
 
     def _store_answers(
         self, asked: Sequence[Known], answers: Sequence[tuple[bytes, str] | None], now: float
@@ -289,21 +300,6 @@ class History:
     @cached_property
     def _cache(self) -> HistoryCache:
         return HistoryCache(self._file)
-
-
-def last_sign(job: Store) -> datetime | None:
-    """Return when the bucket received the newest checkpoint or metrics of a job; None if it has neither.
-
-    The time is that of the store. It is later than the time in the object by the duration of the upload.
-    """
-    times = []
-    with explained():
-        for item in job.named(contract.METRICS_FILE):
-            times.append(item.modified)
-        for item in job.objects(contract.CHECKPOINTS):
-            if item.key.endswith(f"/{contract.MANIFEST_FILE}"):
-                times.append(item.modified)
-    return max((at.astimezone(UTC) for at in times if at is not None), default=None)
 
 
 def _is_final(known: Known, now: float) -> bool:

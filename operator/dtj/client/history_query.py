@@ -29,6 +29,8 @@ class SortBy(StrEnum):
     RATE = "rate"
 
 
+_MOST = 2**62
+"""SQLite has no larger integers."""
 _ORDERS = {
     SortBy.CREATED: "key",  # The keys of the index begin with the inverted time.
     SortBy.ENDED: "ended DESC NULLS LAST, key",
@@ -118,7 +120,7 @@ def row_of(past: PastJob) -> Row:
             past.end.time.timestamp() if past.end and final else None,
             past.ended.timestamp() if past.ended else None,
             past.seconds,
-            restarts.application + restarts.infrastructure if has_status else None,
+            min(restarts.application + restarts.infrastructure, _MOST) if has_status else None,
             progress.percent if progress else None,
             progress.examples_per_second if progress else None,
         ),

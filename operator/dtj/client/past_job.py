@@ -76,7 +76,7 @@ class PastJob:
     fault: str | None = None
     """Why the record of the end can't be read."""
     last_sign: datetime | None = None
-    """When the bucket received the newest checkpoint or metrics; only of a job without a recorded end."""
+    """The time of the newest checkpoint or line of metrics; only of a job without a recorded end."""
     present: DistributedTrainingJob | None = None
     """The job's object, if the cluster still has it: the object is then the truth."""
 
@@ -171,6 +171,7 @@ def read_end(content: bytes, uid: str) -> EndRecord:
     by = data.get("by")
     by = by if isinstance(by, str) else ""
     read, workers = read_status(status), data.get("workers")
+    _check_times(read)
     return EndRecord(
         time,
         by,
@@ -199,6 +200,16 @@ def read_run(content: bytes, uid: str) -> RunRecord:
     )
 
 
+def recorded_uid(content: bytes | None) -> str:
+    """Return the uid in run.json or end.json; empty for a content without one."""
+    try:
+        data = json.loads(content or b"{}")
+    except (ValueError, RecursionError):
+        return ""
+    uid = data.get("uid") if isinstance(data, dict) else None
+    return uid if isinstance(uid, str) else ""
+
+
 def manifest_of(past: PastJob, job_file: Mapping[str, Any] | None) -> Manifest:
     """Return the manifest of a past job, with the recorded status.
 
@@ -206,14 +217,14 @@ def manifest_of(past: PastJob, job_file: Mapping[str, Any] | None) -> Manifest:
     """
     own = (job_file or {}).get("metadata")
     metadata = {
-        **(own if isinstance(own, dict) else {}),
         "name": past.name,
         "namespace": past.namespace,
+        **(own if isinstance(own, dict) else {}),
         "uid": past.uid,
         "creationTimestamp": written(past.created),
     }
     spec = (job_file or {}).get("spec") or {
-        "strategy": past.strategy or next(iter(RULES)),
+        "strategy": past.strategy if past.strategy in RULES else next(iter(RULES)),
         "image": "unknown",
         "replicaSpecs": {_WORKER: {"replicas": past.workers or 1}},
     }
@@ -247,6 +258,19 @@ def _time(data: Mapping[str, Any], field: str, name: str) -> datetime:
     except (KeyError, TypeError, ValueError):
         raise Unreadable(f"{name} can't be read: {field} is no RFC 3339 time") from None
     return time if time.tzinfo else time.replace(tzinfo=UTC)
+
+
+def _check_times(status: JobStatus) -> None:
+    """Raise Unreadable if a time of a status, which the API server would have checked, is none."""
+    times = {"startTime": status.start_time, "completionTime": status.completion_time}
+    times |= {f"conditions.{each.type}": each.last_transition_time for each in status.conditions}
+    for field, text in times.items():
+        try:
+            usable = text is None or datetime.fromisoformat(text).tzinfo is not None
+        except ValueError:
+            usable = False
+        if not usable:
+            raise Unreadable(f"{END_FILE} can't be read: status.{field} has no RFC 3339 time")
 
 
 def _objects(data: Any) -> list[dict[str, Any]]:
