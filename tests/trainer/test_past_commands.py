@@ -158,7 +158,7 @@ def test_the_history_is_found_by_option_variable_and_present_jobs(
     assert len(rows(call("list", "--past").stdout)) == 4
     there = stored("newer", artifacts={"uri": "s3://training/elsewhere", "endpoint": "http://s3:1"})
     cluster.jobs["newer"] = DistributedTrainingJob.from_cluster(there)
-    with pytest.raises(Unusable, match="several histories: .*s3://training/elsewhere at http://s3:1"):
+    with pytest.raises(Unusable, match=r"several histories: .*s3://training/elsewhere at http://s3:1"):
         call("list", "--past")
     monkeypatch.setenv("DTJ_ARTIFACTS", uri)
     assert len(rows(call("list", "--past").stdout)) == 4
