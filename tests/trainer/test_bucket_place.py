@@ -60,7 +60,7 @@ def test_the_status_has_what_the_bucket_shows(uri: str) -> None:
         },
     }
     text = " ".join(call("status", f"{uri}/").stdout.split())
-    assert "no record of the job's end; its newest checkpoint is from 2026-11-25T10:00:00Z" in text
+    assert "read from the bucket: no end recorded; last sign 2026-11-25T10:00:00Z" in text
     assert "Running" not in text
 
 
@@ -68,7 +68,7 @@ def test_the_logs_of_each_attempt_are_printed(uri: str) -> None:
     assert call("logs", uri).stdout == "[rank 0] step 2\n[rank 1] step 2\n"
     assert call("logs", uri, "--rank", "1").stdout == "[rank 1] step 2\n"
     assert call("logs", uri, "--attempt", "1").stdout == "[rank 0] step 1\n"
-    with pytest.raises(Unusable, match="--follow can't be used with a prefix in a bucket"):
+    with pytest.raises(Unusable, match="--follow can't be used with a job of the past"):
         BucketPlace(uri).logs(LogQuery(follow=True))
 
 
@@ -80,7 +80,7 @@ def test_artifacts_are_listed_from_the_store_that_the_user_named(uri: str) -> No
 
 
 def test_a_prefix_without_a_job_is_refused(uri: str) -> None:
-    with pytest.raises(NotFound, match="is not the prefix of a job: it has no job"):
+    with pytest.raises(NotFound, match=r"is not the prefix of a job: it has neither job\.yaml nor end\.json"):
         BucketPlace(f"{uri}/model")
     with pytest.raises(Unusable, match="s3://"):
         BucketPlace("s3://")

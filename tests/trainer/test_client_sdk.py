@@ -159,9 +159,11 @@ async def test_the_jobs_secret_opens_the_bucket_where_the_user_has_no_credential
         assert artifacts.environment["DTJ_S3_SSE"] == "AES256"
         assert await asyncio.to_thread(artifacts.ls, "nothing") == []
         monkeypatch.setenv("AWS_ACCESS_KEY_ID", "my own")
-        assert (await client.artifacts("mnist")).environment["AWS_ACCESS_KEY_ID"] == "my own"
+        # The job names the endpoint, and so gets only the keys of its own Secret.
+        assert (await client.artifacts("mnist")).environment["AWS_ACCESS_KEY_ID"] == "test-key"
         there = await client.artifacts("mnist", endpoint="http://elsewhere:1")
         assert there.environment["AWS_ENDPOINT_URL_S3"] == "http://elsewhere:1"
+        assert there.environment["AWS_ACCESS_KEY_ID"] == "my own"
 
 
 @pytest.fixture

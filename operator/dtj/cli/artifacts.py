@@ -8,8 +8,17 @@ from typing import Annotated
 
 import typer
 
-from dtj.cli.connection import ContextOption, EndpointOption, JobNameOrUri, LocalOption, NamespaceOption
-from dtj.cli.places import find
+from dtj.cli.connection import (
+    ContextOption,
+    EndpointOption,
+    FromOption,
+    JobNameOrUri,
+    LocalOption,
+    NamespaceOption,
+    PastOption,
+    UidOption,
+)
+from dtj.cli.places import chosen, find
 from dtj.cli.tables import columns, print_table
 from dtj.cli.terminal import FormatOption, echo, errors, print_data
 
@@ -29,6 +38,9 @@ def ls(
         str, typer.Argument(help="List only the objects below this folder.", metavar="FOLDER")
     ] = "",
     endpoint: EndpointOption = None,
+    past: PastOption = False,
+    from_: FromOption = None,
+    uid: UidOption = "",
     local: LocalOption = False,
     namespace: NamespaceOption = None,
     context: ContextOption = None,
@@ -43,7 +55,7 @@ def ls(
 
     Keys are relative to the job's own prefix, which the last line shows.
     """
-    place = find(name, local=local, namespace=namespace, context=context)
+    place = find(name, local=local, namespace=namespace, context=context, past=chosen(past, from_, uid))
     with place.artifacts(endpoint) as artifacts:
         objects = artifacts.ls(prefix)
     if format_:
@@ -69,6 +81,9 @@ def get(
         typer.Argument(help="Folder to copy to; by default a folder with the name of the job.", metavar="TO"),
     ] = None,
     endpoint: EndpointOption = None,
+    past: PastOption = False,
+    from_: FromOption = None,
+    uid: UidOption = "",
     local: LocalOption = False,
     namespace: NamespaceOption = None,
     context: ContextOption = None,
@@ -78,11 +93,12 @@ def get(
     ```
     dtj artifacts get fashion-mnist model
     dtj artifacts get fashion-mnist checkpoints/938 ./restored
+    dtj artifacts get fashion-mnist model --past
     ```
 
     Below TO, each file has the path of its object in the bucket.
     """
-    place = find(name, local=local, namespace=namespace, context=context)
+    place = find(name, local=local, namespace=namespace, context=context, past=chosen(past, from_, uid))
     with place.artifacts(endpoint) as artifacts:
         for file in artifacts.get(key, folder or Path(name)):
             echo(str(file))
@@ -96,6 +112,9 @@ def cp(
         str, typer.Argument(help="A file or an existing folder; - is standard output.", metavar="TO")
     ],
     endpoint: EndpointOption = None,
+    past: PastOption = False,
+    from_: FromOption = None,
+    uid: UidOption = "",
     local: LocalOption = False,
     namespace: NamespaceOption = None,
     context: ContextOption = None,
@@ -109,7 +128,7 @@ def cp(
 
     An existing file is replaced.
     """
-    place = find(name, local=local, namespace=namespace, context=context)
+    place = find(name, local=local, namespace=namespace, context=context, past=chosen(past, from_, uid))
     with place.artifacts(endpoint) as artifacts:
         if to == _STANDARD_OUTPUT:
             sys.stdout.buffer.write(artifacts.read(key))

@@ -3,56 +3,105 @@
 from __future__ import annotations
 
 import json
-import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
+from datetime import UTC, datetime
 from functools import cached_property
 from typing import Any
 
 from dtj.api.errors import NotFound, Unusable
-from dtj.client import Artifacts, DistributedTrainingJob, JobEvent, LogLine, LogQuery, Pod
+from dtj.api.spec import ROLES
+from dtj.api.status import JobStatus
+from dtj.client import Artifacts, DistributedTrainingJob, JobEvent, LogLine, LogQuery, PastJob, Pod
 from dtj.client.bucket_logs import bucket_log
+from dtj.client.last_sign import last_sign
 from dtj.client.log_source import Selection
+from dtj.client.past_job import Unreadable, manifest_of, read_end, read_run, recorded_uid, written
+from dtj.client.store_environment import S3_ENDPOINT, user_environment
+from dtj.client.views import event_of_condition
 from dtj_trainer import contract
+from dtj_trainer.contract.history import END_FILE, RUN_FILE, IndexEntry
+
+_ENDED = "Ended"
+"""The phase of a pod of the past. The record does not tell how each pod ended."""
 
 
 class BucketPlace:
     """Implements `dtj.cli.places.Place` for a prefix such as `s3://bucket/jobs/ml/mnist-1a2b3c4d`.
 
-    Only the AWS variables of the user say where the store is and who asks: the endpoint in the bucket's job.yaml is
-    not followed.
+    The endpoint in the bucket's job.yaml is not followed: only the AWS variables of the environment say where the
+    store is.
     """
 
-    def __init__(self, uri: str) -> None:
-        """Raises Unusable if `uri` is no S3 URI, and NotFound if no job has written below it."""
-        self._artifacts = Artifacts(uri.rstrip("/"), os.environ)
+    def __init__(self, uri: str, environment: Mapping[str, str] | None = None) -> None:
+        """Store the location. environment: AWS variables; by default those of the user.
+
+        Raises Unusable if `uri` is no S3 URI, and NotFound if no job has written below it.
+        """
+        self._environment = user_environment() if environment is None else environment
+        self._artifacts = Artifacts(uri.rstrip("/"), self._environment)
         try:
-            self._manifest = self._artifacts.job()
+            self._job_file = self._optional_job_file()
+            self._stored = {name: self._optional(name) for name in (END_FILE, RUN_FILE)}
         except ValueError as error:
             raise Unusable(str(error)) from None
-        except NotFound:
+        if self._job_file is None and not any(self._stored.values()):
             raise NotFound(
-                f"{uri} is not the prefix of a job: it has no {contract.JOB_FILE}",
+                f"{uri} is not the prefix of a job: it has neither {contract.JOB_FILE} nor {END_FILE}",
                 "the prefix ends in /NAMESPACE/NAME-UID; `status.artifacts.uri` of a job has it",
-            ) from None
+            )
+
+    @cached_property
+    def past(self) -> PastJob:
+        """The job, as its records show it."""
+        uid = next(filter(None, map(recorded_uid, self._stored.values())), "")
+        *_, namespace, folder = self._artifacts.uri.split("/")
+        name, _, short_uid = folder.rpartition("-")
+        created = datetime.fromtimestamp(0, UTC)
+        if run := self._stored[RUN_FILE]:
+            with suppress(Unreadable):
+                created = read_run(run, uid).created
+        entry = IndexEntry(created, namespace, name, uid or short_uid)
+        if end := self._stored[END_FILE]:
+            try:
+                return PastJob(entry, self._artifacts.uri, read_end(end, uid))
+            except Unreadable as error:
+                return PastJob(entry, self._artifacts.uri, fault=str(error))
+        return PastJob(entry, self._artifacts.uri)
 
     def job(self) -> DistributedTrainingJob:
-        """See `Place.job`. The status has what the bucket shows: no phase, no restarts, no failure."""
-        return DistributedTrainingJob.from_cluster(self._manifest | {"status": self._status})
+        """See `Place.job`. Without a recorded end, the status has what else the bucket shows."""
+        manifest = manifest_of(self.past, self._job_file)
+        if self.past.created.timestamp() == 0:
+            del manifest["metadata"]["creationTimestamp"]
+        return DistributedTrainingJob.from_cluster(
+            manifest if self.past.end else manifest | {"status": self._status}
+        )
 
     def note(self) -> str | None:
         """See `Place.note`."""
-        checkpoint = self._status["artifacts"].get("checkpoint")
-        last = f"; its newest checkpoint is from {checkpoint['time']}" if checkpoint else ""
-        return f"read from the bucket, which has no record of the job's end{last}"
+        if end := self.past.end:
+            return f"read from the bucket, as {end.by} recorded the job's end at {written(end.time)}"
+        if self.past.fault:
+            return f"read from the bucket: {self.past.fault}"
+        if self._last_sign:
+            return f"read from the bucket: no end recorded; last sign {written(self._last_sign)}"
+        return "read from the bucket: no end recorded, and no sign of the training"
 
     def pods(self) -> list[Pod]:
-        """See `Place.pods`."""
-        return []
+        """See `Place.pods`. The pods of the last attempt, if they are recorded."""
+        if self.past.end is None:
+            return []
+        status = self.past.end.status
+        pods = [_pod(pod.name, pod.node, status) for pod in self.past.end.pods]
+        return [pod for pod in pods if pod.role in ROLES]
 
     def events(self) -> list[JobEvent]:
-        """See `Place.events`. Events are not in the bucket."""
-        return []
+        """See `Place.events`. Events are not in the bucket: return the changes of the recorded conditions."""
+        return sorted(
+            (event_of_condition(self.past.name, condition) for condition in self.past.status.conditions),
+            key=lambda event: event.time or self.past.created,
+        )
 
     @contextmanager
     def artifacts(self, endpoint: str | None = None) -> Iterator[Artifacts]:
@@ -60,24 +109,41 @@ class BucketPlace:
         if endpoint is None:
             yield self._artifacts
         else:
-            yield Artifacts(self._artifacts.uri, {**os.environ, "AWS_ENDPOINT_URL_S3": endpoint})
+            yield Artifacts(self._artifacts.uri, {**self._environment, S3_ENDPOINT: endpoint})
 
     def logs(self, query: LogQuery) -> Iterator[LogLine]:
         """See `Place.logs`."""
         if query.follow:
-            raise Unusable("--follow can't be used with a prefix in a bucket", "give the name of the job")
-        return bucket_log(
-            self._artifacts, Selection(DistributedTrainingJob.from_cluster(self._manifest).job, query)
-        )
+            raise Unusable("--follow can't be used with a job of the past", "leave it out")
+        return bucket_log(self._artifacts, Selection(self.job().job, query))
+
+    def _optional_job_file(self) -> dict[str, Any] | None:
+        try:
+            return self._artifacts.job()
+        except NotFound:
+            return None
+
+    def _optional(self, key: str) -> bytes | None:
+        try:
+            return self._artifacts.read(key)
+        except NotFound:
+            return None
+
+    @cached_property
+    def _last_sign(self) -> datetime | None:
+        return last_sign(self._artifacts.store)
 
     @cached_property
     def _status(self) -> dict[str, Any]:
-        """Return the fields of the status that the bucket shows."""
+        """Return the fields of the status that the bucket shows without a record of the end."""
         artifacts: dict[str, Any] = {"uri": self._artifacts.uri}
         if checkpoints := self._artifacts.checkpoints():
             newest = max(checkpoints, key=lambda checkpoint: checkpoint.time)
-            time = newest.time.isoformat().replace("+00:00", "Z")
-            artifacts["checkpoint"] = {"step": newest.step, "time": time, "uri": newest.uri}
+            artifacts["checkpoint"] = {
+                "step": newest.step,
+                "time": newest.time.isoformat().replace("+00:00", "Z"),
+                "uri": newest.uri,
+            }
         if self._artifacts.ls(contract.MODEL):
             artifacts["model"] = f"{self._artifacts.uri}/{contract.MODEL}"
         status: dict[str, Any] = {"artifacts": artifacts}
@@ -85,3 +151,27 @@ class BucketPlace:
         with suppress(NotFound, ValueError, KeyError, TypeError):
             status["attempt"] = int(json.loads(self._artifacts.read(contract.CLAIM_FILE))["attempt"])
         return status
+
+
+def _pod(name: str, node: str | None, status: JobStatus) -> Pod:
+    """Return a pod of the past. Only the failure of the job tells how a pod ended."""
+    role, _, index = name.rpartition("-")
+    role = role.rpartition("-")[2]
+    failure = status.failure
+    failed = failure is not None and (failure.role, str(failure.index)) == (role, index)
+    return Pod(
+        name=name,
+        uid="",
+        role=role,
+        index=int(index) if index.isdecimal() else 0,
+        attempt=0,
+        node=node,
+        phase=_ENDED,
+        ready=False,
+        deleting=False,
+        disrupted=False,
+        exit_code=failure.exit_code if failed and failure else None,
+        signal=failure.signal if failed and failure else None,
+        reason="",
+        message="",
+    )

@@ -86,3 +86,19 @@ EndpointOption = Annotated[
         metavar="URL",
     ),
 ]
+PastOption = Annotated[
+    bool,
+    typer.Option("--past", help="Use the history in the bucket: also jobs that were deleted long ago."),
+]
+FromOption = Annotated[
+    str | None,
+    typer.Option(
+        "--from",
+        help="With --past: the artifacts.uri of the jobs; by default DTJ_ARTIFACTS, then that of the namespace's "
+        "present jobs.",
+        metavar="URI",
+    ),
+]
+UidOption = Annotated[
+    str, typer.Option("--uid", help="With --past: the begin of the uid, if several jobs have the name.")
+]

@@ -30,16 +30,25 @@ PHASE_STYLES = {
 }
 
 
-def job_table(jobs: Sequence[DistributedTrainingJob], now: datetime, *, namespaces: bool = False) -> Table:
-    """Return a table with one line for each job. namespaces: whether to show the namespaces."""
-    first = ("NAMESPACE",) if namespaces else ()
+def job_table(
+    jobs: Sequence[DistributedTrainingJob], now: datetime, *, namespaces: bool = False, wide: bool = False
+) -> Table:
+    """Return a table with one line for each job. namespaces, wide: whether to show the columns of -A and -o wide."""
+    first, last = ("NAMESPACE",) if namespaces else (), ("UID", "RESTARTS", "URI") if wide else ()
     table = columns(
-        *first, "NAME", "PHASE", "STRATEGY", "WORKERS", "PROGRESS", "EX/S", "ATTEMPT", "AGE",
-        right=("WORKERS", "PROGRESS", "EX/S", "ATTEMPT"),
+        *first, "NAME", "PHASE", "STRATEGY", "WORKERS", "PROGRESS", "EX/S", "ATTEMPT", "AGE", *last,
+        right=("WORKERS", "PROGRESS", "EX/S", "ATTEMPT", "RESTARTS"),
     )  # fmt: skip
     for job in jobs:
-        table.add_row(*([job.namespace] if namespaces else []), *_cells(job, now))
+        more = _wide_cells(job) if wide else []
+        table.add_row(*([job.namespace] if namespaces else []), *_cells(job, now), *more)
     return table
+
+
+def _wide_cells(job: DistributedTrainingJob) -> list[str]:
+    restarts = job.status.restarts
+    count = restarts.application + restarts.infrastructure
+    return [job.uid or UNKNOWN, str(count), job.artifacts_uri or UNKNOWN]
 
 
 def event_table(events: Sequence[JobEvent], now: datetime) -> Table:

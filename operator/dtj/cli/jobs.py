@@ -14,10 +14,21 @@ from dtj.api.condition_types import ConditionType
 from dtj.api.errors import Unusable
 from dtj.api.status import Phase
 from dtj.cli import places
-from dtj.cli.connection import ContextOption, JobName, LocalOption, NamespaceOption, complete_name, connect
+from dtj.cli.connection import (
+    ContextOption,
+    FromOption,
+    JobName,
+    JobNameOrUri,
+    LocalOption,
+    NamespaceOption,
+    PastOption,
+    UidOption,
+    complete_name,
+    connect,
+)
 from dtj.cli.durations import seconds_of
 from dtj.cli.job_files import read_one_job
-from dtj.cli.job_table import event_table, job_table
+from dtj.cli.job_table import event_table
 from dtj.cli.logs import LinePainter
 from dtj.cli.status_view import one_line
 from dtj.cli.tables import print_table
@@ -97,47 +108,6 @@ def submit(
         print_data(submitted.to_manifest(), format_)
     if wait or follow:
         raise typer.Exit(0 if submitted.status.phase is Phase.SUCCEEDED else 1)
-
-
-@app.command("list")
-def list_jobs(
-    all_namespaces: Annotated[
-        bool, typer.Option("--all-namespaces", "-A", help="List the jobs of all namespaces.")
-    ] = False,
-    local: LocalOption = False,
-    namespace: NamespaceOption = None,
-    context: ContextOption = None,
-    format_: FormatOption = None,
-) -> None:
-    """List jobs with their phase, progress and rate.
-
-    PROGRESS is the share of the steps that are done. EX/S is examples per second of all ranks together.
-
-    ```
-    dtj list -A
-    dtj list --local
-    dtj list -o json
-    ```
-    """
-    if local:
-        jobs = _local_jobs(namespace)
-    else:
-        client = connect(namespace, context)
-        jobs = client.list(all_namespaces=all_namespaces)
-        namespace = client.namespace
-    if format_:
-        print_data([job.to_manifest() for job in jobs], format_)
-    elif not jobs:
-        where = (
-            "on this machine"
-            if local
-            else "on the cluster"
-            if all_namespaces
-            else f"in namespace {namespace}"
-        )
-        errors.print(f"no jobs {where}")
-    else:
-        print_table(job_table(jobs, datetime.now(UTC), namespaces=all_namespaces or local))
 
 
 @app.command()
@@ -254,7 +224,10 @@ def delete(
 
 @app.command()
 def events(
-    name: JobName,
+    name: JobNameOrUri,
+    past: PastOption = False,
+    from_: FromOption = None,
+    uid: UidOption = "",
     local: LocalOption = False,
     namespace: NamespaceOption = None,
     context: ContextOption = None,
@@ -262,13 +235,16 @@ def events(
 ) -> None:
     """Print the events of a job and its pods.
 
-    The oldest comes first. Most clusters keep events for an hour.
+    The oldest comes first. Most clusters keep events for an hour. Of a deleted job, the command prints the changes of
+    conditions that its record in the bucket has.
 
     ```
     dtj events fashion-mnist
+    dtj events fashion-mnist --past
     ```
     """
-    listed = places.find(name, local=local, namespace=namespace, context=context).events()
+    choice = places.chosen(past, from_, uid)
+    listed = places.find(name, local=local, namespace=namespace, context=context, past=choice).events()
     if format_:
         print_data([_plain(event) for event in listed], format_)
     elif listed:
@@ -294,14 +270,6 @@ def _follow(client: Client, job: DistributedTrainingJob, console: VisibleConsole
 
 def _plain(event: JobEvent) -> dict[str, object]:
     return asdict(event) | {"time": event.time.isoformat() if event.time else None}
-
-
-def _local_jobs(namespace: str | None) -> list[DistributedTrainingJob]:
-    from dtj.client import DistributedTrainingJob
-    from dtj.local.runs import Runs, home
-
-    runs = Runs(home()).list()
-    return [DistributedTrainingJob.from_cluster(r.manifest) for r in runs if namespace in (None, r.namespace)]
 
 
 def _role_and_number(text: str) -> tuple[str, int]:

@@ -8,8 +8,16 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.text import Text
 
-from dtj.cli.connection import ContextOption, JobNameOrUri, LocalOption, NamespaceOption
-from dtj.cli.places import find
+from dtj.cli.connection import (
+    ContextOption,
+    FromOption,
+    JobNameOrUri,
+    LocalOption,
+    NamespaceOption,
+    PastOption,
+    UidOption,
+)
+from dtj.cli.places import chosen, find
 from dtj.cli.terminal import output, visible
 
 if TYPE_CHECKING:
@@ -46,6 +54,9 @@ def logs(
             "--prefix/--no-prefix", help="Begin each line with the rank or replica that printed it."
         ),
     ] = True,
+    past: PastOption = False,
+    from_: FromOption = None,
+    uid: UidOption = "",
     local: LocalOption = False,
     namespace: NamespaceOption = None,
     context: ContextOption = None,
@@ -58,12 +69,13 @@ def logs(
     dtj logs fashion-mnist -f
     dtj logs fashion-mnist --rank 1 --tail 20
     dtj logs cifar --role worker --index 0 --attempt 1
+    dtj logs fashion-mnist --past --tail 20
     ```
     """
     from dtj.client import LogQuery
 
     query = LogQuery(role, index, rank, follow, tail, attempt)
-    place = find(name, local=local, namespace=namespace, context=context)
+    place = find(name, local=local, namespace=namespace, context=context, past=chosen(past, from_, uid))
     painter = LinePainter(prefix=prefix, timestamps=timestamps)
     for line in place.logs(query):
         output.print(painter.painted(line))

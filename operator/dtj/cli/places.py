@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
+from dtj.api.errors import Unusable
 from dtj.cli.connection import connect
 
 if TYPE_CHECKING:
@@ -37,15 +39,40 @@ class Place(Protocol):
         """Yield the lines that the ranks and replicas printed; see `Client.logs`."""
 
 
-def find(name: str, *, local: bool, namespace: str | None, context: str | None) -> Place:
+@dataclass(frozen=True)
+class PastChoice:
+    """Chooses a job from the history of a bucket."""
+
+    source: str | None
+    """The `artifacts.uri` of the jobs; None: `dtj.cli.past_place` finds it."""
+    uid: str
+    """The begin of the uid; empty: the newest job of the name."""
+
+
+def chosen(past: bool, source: str | None, uid: str) -> PastChoice | None:
+    """Return the choice of the options --past, --from and --uid. Raises Unusable if they contradict each other."""
+    if not past and (source is not None or uid):
+        raise Unusable(f"{'--uid' if uid else '--from'} chooses from the history of a bucket", "give --past")
+    return PastChoice(source, uid) if past else None
+
+
+def find(
+    name: str, *, local: bool, namespace: str | None, context: str | None, past: PastChoice | None = None
+) -> Place:
     """Find a job. Raises NotFound if the job does not exist, and Unreachable if its place does not answer.
 
-    name: the name of the job, or its prefix in a bucket, `s3://…`.
+    name: the name of the job, or its prefix in a bucket, `s3://…`. past: look for the name in a history.
     """
+    if past and local:
+        raise Unusable("--past and --local exclude each other", "leave out one of them")
     if name.startswith("s3://"):
         from dtj.cli.bucket_place import BucketPlace
 
         return BucketPlace(name)
+    if past:
+        from dtj.cli.past_place import find_past
+
+        return find_past(name, past, namespace, context)
     if local:
         from dtj.cli.local_place import LocalPlace
         from dtj.local.runs import Runs, home

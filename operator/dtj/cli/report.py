@@ -11,7 +11,15 @@ from rich.measure import Measurement
 from rich.table import Table as RichTable
 
 from dtj.api.errors import Unusable
-from dtj.cli.connection import ContextOption, LocalOption, NamespaceOption, complete_name
+from dtj.cli.connection import (
+    ContextOption,
+    FromOption,
+    LocalOption,
+    NamespaceOption,
+    PastOption,
+    UidOption,
+    complete_name,
+)
 from dtj.cli.terminal import FormatOption, VisibleConsole, output, print_data
 
 if TYPE_CHECKING:
@@ -69,6 +77,9 @@ def report(
     out: Annotated[
         Path | None, typer.Option(help=f"Folder for files. Default: {FOLDER}.", file_okay=False)
     ] = None,
+    past: PastOption = False,
+    from_: FromOption = None,
+    uid: UidOption = "",
     local: LocalOption = False,
     namespace: NamespaceOption = None,
     context: ContextOption = None,
@@ -83,15 +94,18 @@ def report(
         dtj report fashion-mnist
         dtj report one-worker two-workers --baseline one-worker
         dtj report s3://training/jobs/ml --group-by updates
+        dtj report fashion-mnist --past
         dtj report s3://training/jobs/ml --baseline workers=1
         dtj report fashion-mnist --format html --format png --out report
     """
+    from dtj.cli.places import chosen
     from dtj.cli.report_sources import read_runs
     from dtj.report.entries import read_price
     from dtj.report.report import make_report
 
     price_of_node = None if price is None else read_price(price)
-    runs = read_runs(names, local=local, namespace=namespace, context=context)
+    choice = chosen(past, from_, uid)
+    runs = read_runs(names, local=local, namespace=namespace, context=context, past=choice)
     result = make_report(runs, group_by=group_by or (), baseline=baseline, price=price_of_node)
     wanted = set(forms or ([] if data or out else [Form.TABLE]))
     if out and not forms:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path, PurePosixPath
@@ -10,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from dtj.api.errors import DtjError, NotFound, Unusable
 from dtj.api.yaml_lines import read_documents
-from dtj.cli.places import find
+from dtj.cli.places import PastChoice, find
 from dtj.report.run import Metrics, Run, read_metrics
 from dtj.report.utilisation import files_to_read, read_lines
 from dtj_trainer import contract
@@ -24,11 +23,21 @@ Sizes = Callable[[str], Mapping[str, int]]
 """A function that returns the bytes of each file of one run below a folder."""
 
 
-def read_runs(names: Sequence[str], *, local: bool, namespace: str | None, context: str | None) -> list[Run]:
-    """Return the runs that the names stand for, each under a unique name. Raises DtjError."""
+def read_runs(
+    names: Sequence[str],
+    *,
+    local: bool,
+    namespace: str | None,
+    context: str | None,
+    past: PastChoice | None = None,
+) -> list[Run]:
+    """Return the runs that the names stand for, each under a unique name. Raises DtjError.
+
+    past: look for the names of jobs in the history of a bucket.
+    """
     runs: dict[str, Run] = {}
     for name in names:
-        for run in _runs(name, local=local, namespace=namespace, context=context):
+        for run in _runs(name, local=local, namespace=namespace, context=context, past=past):
             unique, number = run.name, 1
             while unique in runs:
                 number += 1
@@ -37,14 +46,16 @@ def read_runs(names: Sequence[str], *, local: bool, namespace: str | None, conte
     return list(runs.values())
 
 
-def _runs(name: str, *, local: bool, namespace: str | None, context: str | None) -> Iterator[Run]:
+def _runs(
+    name: str, *, local: bool, namespace: str | None, context: str | None, past: PastChoice | None
+) -> Iterator[Run]:
     if name.startswith("s3://"):
         yield from _in_bucket(name)
     elif "/" in name or name in (".", "..") or Path(name).is_file() or _metrics_files(Path(name)):
         yield from _in_folder(Path(name))
     else:
         try:
-            place = find(name, local=local, namespace=namespace, context=context)
+            place = find(name, local=local, namespace=namespace, context=context, past=past)
         except DtjError as error:
             if not Path(name).is_dir():
                 raise
@@ -60,9 +71,11 @@ def _runs(name: str, *, local: bool, namespace: str | None, context: str | None)
 def _in_bucket(uri: str) -> Iterator[Run]:
     """Yield the run at a prefix, or the runs of the jobs below the prefix."""
     from dtj.client import Artifacts
+    from dtj.client.store_environment import user_environment
 
+    environment = user_environment()
     try:
-        artifacts = Artifacts(uri.rstrip("/"), os.environ)
+        artifacts = Artifacts(uri.rstrip("/"), environment)
         try:
             yield _run(PurePosixPath(uri).name, artifacts.read, artifacts.sizes)
         except NotFound:
@@ -76,7 +89,7 @@ def _in_bucket(uri: str) -> Iterator[Run]:
                 ) from None
             for key in keys:
                 folder = PurePosixPath(key).parent
-                below = Artifacts(f"{uri.rstrip('/')}/{folder}", os.environ)
+                below = Artifacts(f"{uri.rstrip('/')}/{folder}", environment)
                 yield _run(folder.name, below.read, below.sizes)
     except ValueError as error:
         raise Unusable(str(error)) from None

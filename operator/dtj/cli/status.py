@@ -13,8 +13,16 @@ from rich.console import RenderableType
 
 from dtj.api.errors import NotFound, Unreachable, Unusable
 from dtj.api.status import Phase
-from dtj.cli.connection import ContextOption, JobNameOrUri, LocalOption, NamespaceOption
-from dtj.cli.places import Place, find
+from dtj.cli.connection import (
+    ContextOption,
+    FromOption,
+    JobNameOrUri,
+    LocalOption,
+    NamespaceOption,
+    PastOption,
+    UidOption,
+)
+from dtj.cli.places import Place, chosen, find
 from dtj.cli.status_view import one_line, status_view
 from dtj.cli.tables import print_table
 from dtj.cli.terminal import FormatOption, echo, output, print_data
@@ -36,6 +44,9 @@ def status(
     watch: Annotated[
         bool, typer.Option("--watch", "-w", help="Refresh the status until the job has ended.")
     ] = False,
+    past: PastOption = False,
+    from_: FromOption = None,
+    uid: UidOption = "",
     local: LocalOption = False,
     namespace: NamespaceOption = None,
     context: ContextOption = None,
@@ -49,17 +60,25 @@ def status(
     dtj status fashion-mnist --watch
     dtj status fashion-mnist --local
     dtj status fashion-mnist -o json | jq .status.progress
+    dtj status fashion-mnist --past
     ```
+
+    Of a deleted job, the status is that of its record in the bucket.
     """
     if watch and format_:
         raise Unusable("--watch can't be used with --output", "leave out one of them")
-    place = find(name, local=local, namespace=namespace, context=context)
+    place = find(name, local=local, namespace=namespace, context=context, past=chosen(past, from_, uid))
+    if name.startswith("s3://"):
+        from dtj.cli.past_place import on_the_cluster
+
+        place = on_the_cluster(place, context)
     if format_:
         print_data(place.job().to_manifest(), format_)
     elif not watch:
-        print_table(
-            status_view(place.job(), place.pods(), place.events(), datetime.now(UTC), note=place.note())
-        )
+        job, note = place.job(), place.note()
+        # The conditions of the view tell what the events of a past job tell.
+        events = [] if note and job.status.finished else place.events()
+        print_table(status_view(job, place.pods(), events, datetime.now(UTC), note=note))
     elif output.is_terminal:
         _show_live(place)
     else:

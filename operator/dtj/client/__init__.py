@@ -33,11 +33,14 @@ from dtj.api.strategies import Strategy
 from dtj.api.torch_distributed import StartedBy, Torch
 from dtj.api.tracking import MLflow, Tracking
 from dtj.client.artifacts import Artifacts, StoredCheckpoint
+from dtj.client.history_query import HistoryQuery, SortBy
+from dtj.client.past_job import EndRecord, PastJob, PodPlace, RunRecord
 from dtj.client.resource import DistributedTrainingJob, InvalidJobError, Metadata
 from dtj.client.views import JobEvent, LogLine, LogQuery, Pod, PodUsage
 
 if TYPE_CHECKING:
     from dtj.client.async_client import AsyncClient
+    from dtj.client.history import History
     from dtj.client.sync_client import Client
 
 __all__ = [
@@ -57,10 +60,13 @@ __all__ = [
     "DataCache",
     "DistributedTrainingJob",
     "DtjError",
+    "EndRecord",
     "EnvVar",
     "EvaluatorSpec",
     "Fault",
     "Gang",
+    "History",
+    "HistoryQuery",
     "Horovod",
     "HorovodLauncher",
     "InvalidJobError",
@@ -73,8 +79,10 @@ __all__ = [
     "Metadata",
     "NotFound",
     "ParameterServer",
+    "PastJob",
     "Phase",
     "Pod",
+    "PodPlace",
     "PodUsage",
     "ProgressStatus",
     "ReplicaSpec",
@@ -82,7 +90,9 @@ __all__ = [
     "Resources",
     "Resume",
     "RunPolicy",
+    "RunRecord",
     "SchedulingPolicy",
+    "SortBy",
     "StallPolicy",
     "StartedBy",
     "StoredCheckpoint",
@@ -98,7 +108,11 @@ __all__ = [
 
 # Import these classes on first use: the Kubernetes client takes half a second of CPU to import. A program that reads
 # a job file or a local run does not need the Kubernetes client.
-_LAZY_MODULES = {"AsyncClient": "dtj.client.async_client", "Client": "dtj.client.sync_client"}
+_LAZY_MODULES = {
+    "AsyncClient": "dtj.client.async_client",
+    "Client": "dtj.client.sync_client",
+    "History": "dtj.client.history",
+}
 
 
 def __getattr__(name: str) -> Any:

@@ -53,8 +53,8 @@ class Artifacts:
 
     def ls(self, prefix: str = "") -> list[StoredObject]:
         """List the objects (key, size in bytes, etag) below a folder. The default is all objects of the job."""
-        with _explained():
-            return list(self._store.objects(prefix.strip("/")))
+        with explained():
+            return list(self.store.objects(prefix.strip("/")))
 
     def sizes(self, prefix: str = "") -> dict[str, int]:
         """Return the bytes of each file below a folder by key; those of a segmented file together."""
@@ -74,7 +74,7 @@ class Artifacts:
         for key, parts in files_below.items():
             file = (root / key).resolve()
             if not file.is_relative_to(root):
-                raise Unusable(f"{self._store.uri(key)} has a key that leads out of {folder}")
+                raise Unusable(f"{self.store.uri(key)} has a key that leads out of {folder}")
             files.append(self._copy(parts, file))
         return files
 
@@ -86,8 +86,8 @@ class Artifacts:
 
     def get_growth(self, key: str, file: Path) -> None:
         """Append the new bytes of an append-only object, such as a log or an event file, to its local copy."""
-        with _explained():
-            self._store.get_growth(key, file)
+        with explained():
+            self.store.get_growth(key, file)
 
     def read(self, key: str) -> bytes:
         """Return the content of one object, or of all segments of a segmented file."""
@@ -97,8 +97,8 @@ class Artifacts:
         """Yield the contents of objects in the order of the keys. Several requests run at a time."""
         from dtj_trainer.artifacts.stored_segments import fetched
 
-        with _explained():
-            yield from fetched(self._store.get_bytes, keys)
+        with explained():
+            yield from fetched(self.store.get_bytes, keys)
 
     def stream(self, key: str) -> Iterator[bytes]:
         """Return the content of an object, or of a segmented file, in pieces of at most 8 MiB.
@@ -116,8 +116,8 @@ class Artifacts:
         """List the complete checkpoints, ordered by step."""
         from dtj_trainer.artifacts.checkpoint_index import read_index
 
-        store = self._store.below(contract.CHECKPOINTS)
-        with _explained():
+        store = self.store.below(contract.CHECKPOINTS)
+        with explained():
             manifests = read_index(store).manifests
         return [
             StoredCheckpoint(
@@ -140,15 +140,16 @@ class Artifacts:
         return manifests[0]
 
     @cached_property
-    def _store(self) -> Store:
+    def store(self) -> Store:
+        """The store of the prefix, whose errors are those of S3."""
         from dtj_trainer.artifacts.store import open_store
 
         return open_store(self.uri, self.environment)
 
     def _parts(self, key: str) -> list[str]:
         """Return the keys of the segments of a file, or only the key of the file if the file has no segments."""
-        with _explained():
-            return joined(stored.key for stored in self._store.named(key)).get(key, [key])
+        with explained():
+            return joined(stored.key for stored in self.store.named(key)).get(key, [key])
 
     def _ranges(self, parts: Sequence[tuple[str, int]]) -> Iterator[bytes]:
         for key, size in parts:
@@ -157,12 +158,12 @@ class Artifacts:
                     yield self._store.get_range(key, start, min(_PIECE_BYTES, size - start))
 
     def _copy(self, parts: Sequence[str], file: Path) -> Path:
-        with _explained():
+        with explained():
             file.parent.mkdir(parents=True, exist_ok=True)
             if len(parts) == 1:
-                self._store.get_file(parts[0], file)
+                self.store.get_file(parts[0], file)
                 return file
-        with _explained(), file.open("wb") as whole:
+        with explained(), file.open("wb") as whole:
             for piece in self.pieces(parts):
                 whole.write(piece)
         return file
@@ -186,7 +187,7 @@ def joined(keys: Iterable[str]) -> dict[str, list[str]]:
 
 
 @contextmanager
-def _explained() -> Iterator[None]:
+def explained() -> Iterator[None]:
     """Convert an S3Error or OSError of the block into a DtjError."""
     from dtj_trainer.artifacts.s3 import NoSuchKey, S3Error
 

@@ -8,10 +8,12 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
+from dtj.api.condition_types import ConditionType
 from dtj.api.errors import Unusable
 from dtj.api.identity import KIND
 from dtj.api.pod_template import TRAINER_CONTAINER
 from dtj.api.spec import ROLES
+from dtj.api.status import Condition, ConditionStatus
 from dtj.client.resource import DistributedTrainingJob
 from dtj.status.pods import view_pod
 
@@ -159,6 +161,19 @@ def usage_of(metrics: Iterable[Mapping[str, Any]]) -> dict[str, PodUsage]:
         for container in pod.get("containers") or []
         if container["name"] == TRAINER_CONTAINER
     }
+
+
+def event_of_condition(name: str, condition: Condition) -> JobEvent:
+    """Return the last change of a condition of a job as an event."""
+    holds = condition.status is ConditionStatus.TRUE
+    return JobEvent(
+        time=datetime.fromisoformat(condition.last_transition_time),
+        type="Warning" if holds and condition.type is ConditionType.FAILED else "Normal",
+        reason=condition.reason,
+        message=condition.message or f"{condition.type} is {condition.status}",
+        count=1,
+        object=f"{KIND}/{name}",
+    )
 
 
 def read_event(event: Mapping[str, Any]) -> JobEvent:

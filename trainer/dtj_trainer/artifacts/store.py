@@ -7,15 +7,16 @@ import hashlib
 import os
 from functools import cached_property
 from http import HTTPStatus
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from dtj_trainer.artifacts import s3
 from dtj_trainer.artifacts.multipart import Put, Uploads
 from dtj_trainer.artifacts.ranged_download import ByteCount, Version, download
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Mapping
     from contextlib import AbstractContextManager
+    from datetime import datetime
     from pathlib import Path
 
     from mypy_boto3_s3 import S3Client
@@ -38,6 +39,8 @@ class StoredObject(NamedTuple):
     key: str
     size: int
     etag: str
+    modified: datetime | None = None
+    """When the store received the object."""
 
 
 class Store:
@@ -157,6 +160,24 @@ class Store:
         """Read one small object. Raises `NoSuchKey` when it does not exist."""
         return self.get_with_etag(key)[0]
 
+    def get_changed(self, key: str, etag: str | None, most: int) -> tuple[bytes, str] | None:
+        """Read an object and its ETag, or return None if its ETag is still `etag`. Raises `NoSuchKey`.
+
+        most: bytes from the beginning of the object that are read at most.
+        """
+        condition: dict[str, Any] = {"IfNoneMatch": etag} if etag else {}
+        with self._sentences(self.uri(key)):
+            try:
+                answer = self._client.get_object(
+                    Bucket=self.location.bucket, Key=self._name(key), **condition
+                )
+            except Exception as error:
+                if etag and _status(error) == HTTPStatus.NOT_MODIFIED:
+                    return None
+                raise
+            with contextlib.closing(answer["Body"]) as body:
+                return body.read(most), answer["ETag"]
+
     def get_range(self, key: str, start: int, size: int) -> bytes:
         """Read at most `size` bytes of an object from an offset before its end. Raises `NoSuchKey`."""
         with self._sentences(self.uri(key)):
@@ -229,14 +250,31 @@ class Store:
         return self._listed(self._name(start), self.uri(start))
 
     def _listed(self, start: str, uri: str) -> Iterator[StoredObject]:
-        own = f"{self.location.prefix}/" if self.location.prefix else ""
         with self._sentences(uri):
             pages = self._client.get_paginator("list_objects_v2").paginate(
                 Bucket=self.location.bucket, Prefix=start
             )
             for page in pages:
-                for item in page.get("Contents", []):
-                    yield StoredObject(item["Key"][len(own) :], item["Size"], item["ETag"])
+                yield from self._objects_of(page)
+
+    def page(self, prefix: str, after: str, most: int) -> list[StoredObject]:
+        """List the objects below `prefix` (a folder) whose keys follow the key `after`, in one request.
+
+        most: the largest number of objects, 1000 at most. A shorter list has the last of the objects.
+        """
+        with self._sentences(self.uri(prefix)):
+            page = self._client.list_objects_v2(
+                Bucket=self.location.bucket,
+                Prefix=f"{self._name(prefix)}/",
+                StartAfter=self._name(after) if after else "",
+                MaxKeys=most,
+            )
+        return list(self._objects_of(page))
+
+    def _objects_of(self, page: Mapping[str, Any]) -> Iterator[StoredObject]:
+        own = f"{self.location.prefix}/" if self.location.prefix else ""
+        for item in page.get("Contents", []):
+            yield StoredObject(item["Key"][len(own) :], item["Size"], item["ETag"], item["LastModified"])
 
     def folders(self) -> list[str]:
         """List the names of the folders directly below the prefix."""
@@ -271,16 +309,19 @@ class Store:
 
 
 def _is_out_of_range(error: Exception) -> bool:
-    answer = getattr(error, "response", {}).get("ResponseMetadata", {})
-    return bool(answer.get("HTTPStatusCode") == HTTPStatus.REQUESTED_RANGE_NOT_SATISFIABLE)
+    return _status(error) == HTTPStatus.REQUESTED_RANGE_NOT_SATISFIABLE
 
 
 def _is_condition_refused(error: Exception) -> bool:
-    answer = getattr(error, "response", {})
-    return (
-        answer.get("ResponseMetadata", {}).get("HTTPStatusCode") == HTTPStatus.BAD_REQUEST
-        and answer.get("Error", {}).get("Code") in _CONDITION_REFUSED
-    )
+    code = getattr(error, "response", {}).get("Error", {}).get("Code")
+    return _status(error) == HTTPStatus.BAD_REQUEST and code in _CONDITION_REFUSED
+
+
+def _status(error: Exception) -> int | None:
+    """Return the status of the HTTP answer that is the cause of an error."""
+    answer = getattr(error, "response", {}).get("ResponseMetadata", {})
+    status: int | None = answer.get("HTTPStatusCode")
+    return status
 
 
 def open_store(

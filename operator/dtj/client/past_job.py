@@ -1,0 +1,309 @@
+"""A job of the past as its bucket shows it: run.json and end.json. All functions are pure."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any
+
+from dtj.api.identity import API_VERSION, KIND
+from dtj.api.job import Manifest, read_status
+from dtj.api.status import JobStatus, Phase
+from dtj.api.strategies import RULES
+from dtj_trainer.contract.history import END_FILE, RUN_FILE, IndexEntry
+
+if TYPE_CHECKING:
+    from dtj.client.resource import DistributedTrainingJob
+
+VERSION = 1
+"""The version of run.json and end.json that this release reads."""
+_WORKER = "worker"
+
+
+class Unreadable(ValueError):
+    """A record can't be read. The message says why."""
+
+
+@dataclass(frozen=True)
+class PodPlace:
+    """A pod of a past job."""
+
+    name: str
+    node: str | None
+
+
+@dataclass(frozen=True)
+class EndRecord:
+    """end.json: how a job ended."""
+
+    time: datetime
+    """The time of the record."""
+    by: str
+    """The pod that wrote the record."""
+    pods: tuple[PodPlace, ...]
+    """The pods of the last attempt, if known."""
+    status: JobStatus
+    """The status that the job's object had."""
+    strategy: str | None
+    workers: int | None
+
+
+@dataclass(frozen=True)
+class RunRecord:
+    """run.json: what a job is."""
+
+    created: datetime
+    spec_digest: str
+    """SHA-256 of the job's spec as canonical JSON."""
+    strategy: str
+    world: int
+    """The number of ranks."""
+    attempts: tuple[tuple[int, datetime], ...]
+    """Number and begin of each attempt."""
+
+
+@dataclass(frozen=True)
+class PastJob:
+    """A job in the history of a bucket."""
+
+    entry: IndexEntry
+    uri: str
+    """The job's own prefix in the bucket."""
+    end: EndRecord | None = None
+    """None: no end is recorded, or the record can't be read."""
+    fault: str | None = None
+    """Why the record of the end can't be read."""
+    last_sign: datetime | None = None
+    """The time of the newest checkpoint or line of metrics; only of a job without a recorded end."""
+    present: DistributedTrainingJob | None = None
+    """The job's object, if the cluster still has it: the object is then the truth."""
+
+    @property
+    def name(self) -> str:
+        """The name of the job."""
+        return self.entry.name
+
+    @property
+    def namespace(self) -> str:
+        """The namespace of the job."""
+        return self.entry.namespace
+
+    @property
+    def uid(self) -> str:
+        """The uid, which distinguishes the job from other jobs of the same name."""
+        return self.entry.uid
+
+    @property
+    def created(self) -> datetime:
+        """When the job's object was created."""
+        return self.entry.created
+
+    @property
+    def status(self) -> JobStatus:
+        """The status of the object, else the recorded status; empty if no end is recorded."""
+        if self.present is not None:
+            return self.present.status
+        return self.end.status if self.end else JobStatus()
+
+    @property
+    def phase(self) -> Phase | None:
+        """The phase; None if no end is recorded."""
+        return self.status.phase
+
+    @property
+    def strategy(self) -> str | None:
+        """The strategy; None if the record does not show it."""
+        if self.present is not None:
+            return self.present.spec.strategy
+        return self.end.strategy if self.end else None
+
+    @property
+    def workers(self) -> int | None:
+        """The number of workers; None if the record does not show it."""
+        if self.present is not None:
+            worker = self.present.spec.replica_specs.worker
+            return worker.replicas if worker else None
+        return self.end.workers if self.end else None
+
+    @property
+    def ended(self) -> datetime | None:
+        """When the job ended; None if no end is recorded."""
+        if completed := self.status.completion_time:
+            return datetime.fromisoformat(completed)
+        return None if self.end is None or self.present is not None else self.end.time
+
+    @property
+    def seconds(self) -> float | None:
+        """The seconds from the start of the job to its end."""
+        if self.ended is None or self.status.start_time is None:
+            return None
+        return (self.ended - datetime.fromisoformat(self.status.start_time)).total_seconds()
+
+    @property
+    def state(self) -> str:
+        """A sentence about a job without a recorded end; empty for others."""
+        if self.present is not None or self.end is not None:
+            return ""
+        if self.fault:
+            return self.fault
+        if self.last_sign is None:
+            return "no end recorded, and no sign of the training"
+        return f"no end recorded; last sign {written(self.last_sign)}"
+
+    def with_present(self, present: DistributedTrainingJob | None) -> PastJob:
+        """Return the job with its object on the cluster."""
+        return replace(self, present=present)
+
+
+def read_end(content: bytes, uid: str) -> EndRecord:
+    """Read end.json. Unknown fields are ignored. Raises Unreadable.
+
+    uid: of the job that the record has to be of.
+    """
+    data = _object(content, END_FILE, uid)
+    status = data.get("status")
+    if not isinstance(status, dict):
+        raise Unreadable(f"{END_FILE} can't be read: status must be an object")
+    time = _time(data, "time", END_FILE)
+    pods = tuple(_pods(data.get("pods")))
+    by = data.get("by")
+    by = by if isinstance(by, str) else ""
+    read, workers = read_status(status), data.get("workers")
+    _check_times(read)
+    return EndRecord(
+        time,
+        by,
+        pods,
+        read,
+        _strategy(data, read, [by, *(pod.name for pod in pods)]),
+        workers if isinstance(workers, int) else _workers(read, pods),
+    )
+
+
+def read_run(content: bytes, uid: str) -> RunRecord:
+    """Read run.json. Unknown fields are ignored. Raises Unreadable. uid: as for `read_end`."""
+    data = _object(content, RUN_FILE, uid)
+    attempts = tuple(
+        (item["attempt"], _time(item, "time", RUN_FILE))
+        for item in _objects(data.get("attempts"))
+        if isinstance(item.get("attempt"), int)
+    )
+    world = data.get("world")
+    return RunRecord(
+        _time(data, "created", RUN_FILE),
+        str(data.get("specDigest") or ""),
+        str(data.get("strategy") or ""),
+        world if isinstance(world, int) else 0,
+        attempts,
+    )
+
+
+def recorded_uid(content: bytes | None) -> str:
+    """Return the uid in run.json or end.json; empty for a content without one."""
+    try:
+        data = json.loads(content or b"{}")
+    except (ValueError, RecursionError):
+        return ""
+    uid = data.get("uid") if isinstance(data, dict) else None
+    return uid if isinstance(uid, str) else ""
+
+
+def manifest_of(past: PastJob, job_file: Mapping[str, Any] | None) -> Manifest:
+    """Return the manifest of a past job, with the recorded status.
+
+    job_file: the content of job.yaml. Without it, the spec has what the record shows, and an empty image.
+    """
+    own = (job_file or {}).get("metadata")
+    metadata = {
+        "name": past.name,
+        "namespace": past.namespace,
+        **(own if isinstance(own, dict) else {}),
+        "uid": past.uid,
+        "creationTimestamp": written(past.created),
+    }
+    spec = (job_file or {}).get("spec") or {
+        "strategy": past.strategy if past.strategy in RULES else next(iter(RULES)),
+        "image": "unknown",
+        "replicaSpecs": {_WORKER: {"replicas": past.workers or 1}},
+    }
+    status = past.end.status.model_dump(by_alias=True, mode="json", exclude_unset=True) if past.end else {}
+    return {"apiVersion": API_VERSION, "kind": KIND, "metadata": metadata, "spec": spec, "status": status}
+
+
+def written(time: datetime) -> str:
+    """Return a time as the API writes times."""
+    return time.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
+def _object(content: bytes, name: str, uid: str) -> dict[str, Any]:
+    try:
+        data = json.loads(content)
+    except (ValueError, RecursionError) as error:
+        raise Unreadable(f"{name} can't be read: {error}") from None
+    version = data.get("version") if isinstance(data, dict) else None
+    if not isinstance(data, dict) or not isinstance(version, int):
+        raise Unreadable(f"{name} can't be read: it is no object with a version")
+    if version > VERSION:
+        raise Unreadable(f"{name} was written by a later release of dtj: upgrade dtj")
+    if data.get("uid") != uid:
+        raise Unreadable(f"{name} is of another job, with uid {data.get('uid')}")
+    return data
+
+
+def _time(data: Mapping[str, Any], field: str, name: str) -> datetime:
+    try:
+        time = datetime.fromisoformat(data[field])
+    except (KeyError, TypeError, ValueError):
+        raise Unreadable(f"{name} can't be read: {field} is no RFC 3339 time") from None
+    return time if time.tzinfo else time.replace(tzinfo=UTC)
+
+
+def _check_times(status: JobStatus) -> None:
+    """Raise Unreadable if a time of a status, which the API server would have checked, is none."""
+    times = {"startTime": status.start_time, "completionTime": status.completion_time}
+    times |= {f"conditions.{each.type}": each.last_transition_time for each in status.conditions}
+    for field, text in times.items():
+        try:
+            usable = text is None or datetime.fromisoformat(text).tzinfo is not None
+        except ValueError:
+            usable = False
+        if not usable:
+            raise Unreadable(f"{END_FILE} can't be read: status.{field} has no RFC 3339 time")
+
+
+def _objects(data: Any) -> list[dict[str, Any]]:
+    return [item for item in data if isinstance(item, dict)] if isinstance(data, list) else []
+
+
+def _pods(data: Any) -> Iterable[PodPlace]:
+    for item in _objects(data):
+        if isinstance(name := item.get("name"), str):
+            node = item.get("node")
+            yield PodPlace(name, node if isinstance(node, str) else None)
+
+
+def _strategy(data: Mapping[str, Any], status: JobStatus, pods: Iterable[str]) -> str | None:
+    """Return the strategy that a record names, else the only one that has the roles of its pods."""
+    if isinstance(named := data.get("strategy"), str):
+        return named
+    known = {role for rules in RULES.values() for role in rules.roles}
+    roles = {role for role in status.replica_statuses if role in known}
+    roles |= {parts[-2] for pod in pods if len(parts := f"-{pod}".rsplit("-", 2)) == 3 and parts[-2] in known}
+    fitting = {name: rules.roles for name, rules in RULES.items() if roles and roles <= rules.roles.keys()}
+    if len(fitting) > 1:
+        # Workers alone: a strategy whose jobs always have pods of other roles does not fit.
+        fitting = {
+            name: its
+            for name, its in fitting.items()
+            if all(role in roles for role, rules in its.items() if rules.required or rules.decides)
+        }
+    return next(iter(fitting)) if len(fitting) == 1 else None
+
+
+def _workers(status: JobStatus, pods: Iterable[PodPlace]) -> int | None:
+    if (worker := status.replica_statuses.get(_WORKER)) is not None:
+        return worker.desired
+    found = sum(pod.name.rpartition("-")[0].endswith(f"-{_WORKER}") for pod in pods)
+    return found or None
