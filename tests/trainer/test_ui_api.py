@@ -143,6 +143,46 @@ def test_unknown_jobs_and_wrong_requests_are_told(ui: Ui) -> None:
     assert ui("/api/v1/jobs/ml/running/logs?rank=many").status == 422
 
 
+def test_past_jobs_are_as_the_bucket_recorded_them(ui: Ui) -> None:
+    rows = ui("/api/v1/past").json
+    assert [(row["name"], row["phase"], row["past"]) for row in rows] == [
+        ("gone", "Failed", True),
+        ("lost", "Unknown", True),
+        ("twice", "Succeeded", True),
+        ("twice", "Failed", True),
+    ]
+    assert (
+        rows[0]["sentence"] == "The job failed: rank 1 in worker-1: ApplicationError: ValueError: loss is nan"
+    )
+    assert rows[1]["sentence"] == "no end recorded; last sign 2026-11-21T12:00:00Z"
+    older = ui(f"/api/v1/jobs/ml/twice?uid={rows[3]['uid']}").json
+    assert (older["row"]["phase"], older["failure"]["message"]) == ("Failed", "ValueError: loss is nan")
+    assert older["note"].startswith("read from the bucket, as record recorded the job's end")
+    assert {each["action"] for each in older["commands"]} == {"logs", "status", "artifacts"}
+    assert all("/ml/twice-" in each["command"] for each in older["commands"])
+
+
+def test_past_jobs_have_curves_output_and_files(ui: Ui) -> None:
+    uid = ui("/api/v1/past").json[0]["uid"]
+    job = "/api/v1/jobs/ml/gone"
+    assert ui(f"{job}/curves?uid={uid}").json["curves"][0]["values"] == [0.91]
+    assert ui(f"{job}/logs?uid={uid}").json["lines"] == [["rank 0", "the last line", None]]
+    assert ui(f"{job}/artifacts/metrics.jsonl?uid={uid}").status == 200
+    assert "name: gone-2" in ui(f"{job}/again?uid={uid}").json["text"]
+    # Without a uid, the newest job of the name that is nowhere else.
+    assert ui("/api/v1/jobs/ml/twice").json["row"]["phase"] == "Succeeded"
+
+
+def test_the_past_does_not_need_the_cluster(ui: Ui) -> None:
+    ui.cluster.tokens = set()
+    try:
+        assert [row["name"] for row in ui("/api/v1/past").json] == ["gone", "lost", "twice", "twice"]
+        assert ui("/api/v1/jobs/ml/gone").json["failure"]["class"] == "ApplicationError"
+        assert ui("/api/v1/jobs/ml/running").status == 502
+    finally:
+        ui.cluster.tokens = {"a-token"}
+
+
 def test_a_user_without_rights_sees_and_does_nothing(ui: Ui) -> None:
     ui.cluster.tokens = set()
     try:

@@ -2,6 +2,7 @@
 
 * the questions of a person, each in at most three clicks from the first screen
 * actions, each asked once beside its command
+* jobs of the past
 * hostile text, the policy, axe-core on every route in both themes, a narrow window
 * a server that has ended, and a page without the token
 """
@@ -166,6 +167,20 @@ def test_columns_filter_and_order(browser: Browser, ui: Ui) -> None:
         visit.page.get_by_role("columnheader", name="--note").wait_for()
 
 
+def test_a_job_of_the_past(browser: Browser, ui: Ui) -> None:
+    with visiting(browser, ui.address) as visit:
+        visit.page.get_by_label("Past jobs").check()
+        visit.page.get_by_role("link", name="gone", exact=True).click()
+        failure = visit.page.locator(".failure")
+        failure.wait_for()
+        assert "ValueError: loss is nan" in failure.inner_text()
+        assert "read from the bucket" in visit.page.locator("main").inner_text()
+        assert visit.page.get_by_role("button", name="Delete").count() == 0
+        visit.page.get_by_role("link", name="Run again").click()
+        file = visit.page.get_by_label("Job file")
+        until(lambda: "name: gone-2" in file.input_value(), "the job file is there")
+
+
 def test_hostile_output_is_text(browser: Browser, ui: Ui) -> None:
     with visiting(browser, ui.address) as visit:
         open_job(visit.page, "succeeded")
@@ -189,12 +204,13 @@ def test_a_file_is_saved(browser: Browser, ui: Ui, tmp_path: Path) -> None:
 
 ROUTES = (
     "#/",
-    "#/jobs/ml/running",
-    "#/jobs/ml/failed",
-    "#/jobs/ml/nothing",
+    "#/jobs/ml%2Frunning",
+    "#/jobs/ml%2Ffailed",
+    "#/jobs/ml%2Fnothing",
     "#/new",
-    "#/new/ml/running",
-    "#/compare/ml%2Frunning/ml%2Fsucceeded",
+    "#/new/ml%2Frunning",
+    "#/compare/ml%2Frunning/ml%2Fsucceeded/ml%2Fgone",
+    "#/jobs/ml%2Flost",
 )
 
 

@@ -11,6 +11,7 @@ import sys
 import threading
 import urllib.error
 import urllib.request
+import uuid
 from collections.abc import Iterator, Mapping
 from concurrent.futures import Future
 from contextlib import contextmanager
@@ -19,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.trainer.conftest import BUCKET, ObjectStore, until
+from tests.unit.support import past_jobs
 from tests.unit.support.http_cluster import HttpCluster, http_cluster
 from tests.unit.support.jobs import manifest
 from tests.unit.support.kubeconfig import TOKEN, write_kubeconfig
@@ -182,6 +184,18 @@ def fill(cluster: HttpCluster, environment: Mapping[str, str]) -> None:
     )
 
 
+def fill_history(uri: str, environment: Mapping[str, str]) -> None:
+    """Leave what deleted jobs left: one that failed, one without a recorded end, and two of one name."""
+    store = open_store(uri, environment)
+    jobs = [past_jobs.entry(n, name) for n, name in enumerate(("gone", "lost", "twice", "twice"))]
+    for job, phase in zip(jobs, ("Failed", None, "Succeeded", "Failed"), strict=True):
+        past_jobs.put(store, job, past_jobs.end(job, phase) if phase else None)
+        store.put_bytes(f"{job.prefix}/job.yaml", json.dumps(manifest(job.name)).encode())
+        row = {"kind": "test", "time": _TIME, "step": 3, "accuracy": 0.91}
+        store.put_bytes(f"{job.prefix}/metrics.jsonl", json.dumps(row).encode())
+        store.put_bytes(f"{job.prefix}/logs/attempt-1/launcher-0.log", b"[rank 0] the last line\n")
+
+
 @contextmanager
 def served(folder: Path, store: ObjectStore, *, empty: bool = False) -> Iterator[Ui]:
     """Run the program beside an API server in this process. empty: without any job."""
@@ -191,6 +205,7 @@ def served(folder: Path, store: ObjectStore, *, empty: bool = False) -> Iterator
     stop: Future[None] | None = None
     ready: Future[HttpCluster] = Future()
     ended = asyncio.Event()
+    history = f"s3://{BUCKET}/past-{uuid.uuid4().hex[:8]}"
 
     async def serve() -> None:
         async with http_cluster(moves=False) as cluster:
@@ -203,8 +218,9 @@ def served(folder: Path, store: ObjectStore, *, empty: bool = False) -> Iterator
         cluster = ready.result(60)
         if not empty:
             fill(cluster, store.environment)
+            fill_history(history, store.environment)
         write_kubeconfig(folder / "config", cluster.url)
-        with _program(folder, store) as address:
+        with _program(folder, store, history) as address:
             yield Ui(address, cluster)
     finally:
         loop.call_soon_threadsafe(ended.set)
@@ -216,8 +232,9 @@ def served(folder: Path, store: ObjectStore, *, empty: bool = False) -> Iterator
 
 
 @contextmanager
-def _program(folder: Path, store: ObjectStore) -> Iterator[str]:
+def _program(folder: Path, store: ObjectStore, history: str) -> Iterator[str]:
     environment = {**os.environ, **store.environment, "KUBECONFIG": str(folder / "config")}
+    environment |= {"XDG_CACHE_HOME": str(folder), "DTJ_ARTIFACTS": history}
     log = folder / "ui.log"
     with log.open("wb") as output:
         process = subprocess.Popen(

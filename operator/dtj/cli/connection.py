@@ -94,7 +94,7 @@ FromOption = Annotated[
     str | None,
     typer.Option(
         "--from",
-        help="With --past: the artifacts.uri of the jobs; by default DTJ_ARTIFACTS, then that of the namespace's "
+        help="Where past jobs are: their artifacts.uri; by default DTJ_ARTIFACTS, then that of the namespace's "
         "present jobs.",
         metavar="URI",
     ),

@@ -41,10 +41,17 @@ class Cluster:
 
 def ask(namespace: str | None, context: str | None) -> Cluster:
     """Return the present jobs: of a namespace, else of all namespaces that the user may list."""
-    client = None
     try:
         client = connect(namespace, context)
-        if namespace is None:
+    except DtjError as error:
+        return Cluster(fault=error)
+    return ask_client(client, everywhere=namespace is None)
+
+
+def ask_client(client: Client, *, everywhere: bool) -> Cluster:
+    """Return the present jobs of the client's namespace, or of all namespaces that the user may list."""
+    try:
+        if everywhere:
             try:
                 return Cluster(client.list(all_namespaces=True), client.namespace, client)
             except Unreachable:  # The user may not list the jobs of all namespaces.

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from dtj.cli.connection import ContextOption, NamespaceOption
+from dtj.cli.connection import ContextOption, FromOption, NamespaceOption
 from dtj.cli.trainer_programs import become, command, need
 
 app = typer.Typer()
@@ -18,6 +18,7 @@ def ui(
     browser: Annotated[
         bool, typer.Option("--browser/--no-browser", help="Open the page in the browser.")
     ] = True,
+    from_: FromOption = None,
     namespace: NamespaceOption = None,
     context: ContextOption = None,
 ) -> None:
@@ -32,5 +33,5 @@ def ui(
     command prints. The command runs until Ctrl-C. Needs `pip install 'dtj[ui]'`.
     """
     need("dtj ui", ("fastapi", "uvicorn"), "ui")
-    options = {"port": port, "namespace": namespace, "context": context}
+    options = {"port": port, "from": from_, "namespace": namespace, "context": context}
     become(command("dtj.ui", (), options, () if browser else ("--no-browser",)))

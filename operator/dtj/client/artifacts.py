@@ -105,11 +105,11 @@ class Artifacts:
 
         Raises NotFound at once, before the first piece.
         """
-        with _explained():
-            sizes = {stored.key: stored.size for stored in self._store.named(key)}
+        with explained():
+            sizes = {stored.key: stored.size for stored in self.store.named(key)}
         parts = joined(sizes).get(key)
         if parts is None:
-            raise NotFound(f"there is no {self._store.uri(key)}", "`dtj artifacts ls` lists the objects")
+            raise NotFound(f"there is no {self.store.uri(key)}", "`dtj artifacts ls` lists the objects")
         return self._ranges([(part, sizes[part]) for part in parts])
 
     def checkpoints(self) -> list[StoredCheckpoint]:
@@ -154,8 +154,8 @@ class Artifacts:
     def _ranges(self, parts: Sequence[tuple[str, int]]) -> Iterator[bytes]:
         for key, size in parts:
             for start in range(0, size, _PIECE_BYTES):
-                with _explained():
-                    yield self._store.get_range(key, start, min(_PIECE_BYTES, size - start))
+                with explained():
+                    yield self.store.get_range(key, start, min(_PIECE_BYTES, size - start))
 
     def _copy(self, parts: Sequence[str], file: Path) -> Path:
         with explained():

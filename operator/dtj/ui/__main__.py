@@ -17,6 +17,7 @@ import uvicorn
 from dtj.api.errors import DtjError
 from dtj.client import Client
 from dtj.ui.app import application
+from dtj.ui.sources import Sources
 
 _HOST = "127.0.0.1"
 _GRACE_SECONDS = 2
@@ -50,7 +51,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         ):
             port, token = listening.getsockname()[1], secrets.token_urlsafe(32)
             config = uvicorn.Config(
-                application(client, context=options.context, token=token, port=port),
+                application(Sources(client, options.context, options.history), token=token, port=port),
                 ws="none",
                 lifespan="off",
                 log_level="warning",
@@ -76,6 +77,7 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="dtj ui")
     parser.add_argument("--namespace")
     parser.add_argument("--context")
+    parser.add_argument("--from", dest="history")
     parser.add_argument("--port", type=int, default=0)
     parser.add_argument("--no-browser", dest="browser", action="store_false")
     return parser.parse_args(arguments)

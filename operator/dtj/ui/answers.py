@@ -35,10 +35,11 @@ class JobRow(Answer):
     name: str
     uid: str
     phase: str
-    """As in the status; `Deleting` after the request to delete the job; `New` before the operator has seen it."""
+    """As in the status; `Deleting` after the request to delete the job; `New` before the operator has seen it;
+    `Unknown` if the job is gone and its end was not recorded."""
     sentence: str
     """The state in the words of a person."""
-    strategy: str
+    strategy: str | None
     workers: int | None
     attempt: int
     restarts: int
@@ -51,6 +52,8 @@ class JobRow(Answer):
     arguments: dict[str, str]
     """Options of the program's command line by name."""
     progress: ProgressStatus | None
+    past: bool
+    """Whether the cluster no longer has the job: all is as the bucket recorded it."""
 
 
 class PodRow(Answer):
@@ -89,6 +92,8 @@ class JobView(Answer):
     """All about one job but its curves, logs and artifacts."""
 
     row: JobRow
+    note: str | None
+    """Where all of it was read, if not on the cluster."""
     failure: Failure | None
     conditions: list[dict[str, Any]]
     pods: list[PodRow]

@@ -18,7 +18,7 @@ from dtj.ui.access import Access, own_hosts
 if TYPE_CHECKING:
     from starlette.types import ASGIApp
 
-    from dtj.client import Client
+    from dtj.ui.sources import Sources
 
 _FILES = {
     "/": ("index.html", "text/html; charset=utf-8"),
@@ -33,11 +33,10 @@ _STATUSES: dict[type[DtjError], HTTPStatus] = {
 }
 
 
-def application(client: Client, *, context: str | None, token: str, port: int) -> ASGIApp:
+def application(sources: Sources, *, token: str, port: int) -> ASGIApp:
     """Return the application.
 
-    client: the jobs, with the rights of the user. context: of the kubeconfig, for the shown commands; None: the
-    current one. token: what requests to the API have to carry. port: where the server listens on loopback.
+    token: what requests to the API have to carry. port: where the server listens on loopback.
     """
     app = FastAPI(
         title="dtj ui",
@@ -47,9 +46,9 @@ def application(client: Client, *, context: str | None, token: str, port: int) -
         docs_url=None,
         redoc_url=None,
     )
-    app.include_router(jobs.router(client, context), prefix="/api/v1")
-    app.include_router(files_of_jobs.router(client), prefix="/api/v1")
-    app.include_router(actions.router(client), prefix="/api/v1")
+    app.include_router(jobs.router(sources), prefix="/api/v1")
+    app.include_router(files_of_jobs.router(sources), prefix="/api/v1")
+    app.include_router(actions.router(sources.client), prefix="/api/v1")
     app.exception_handler(DtjError)(_explained)
     app.exception_handler(RequestValidationError)(_misused)
     for path, (name, kind) in _FILES.items():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from pathlib import PurePosixPath
 from typing import TYPE_CHECKING
 from urllib.parse import quote
@@ -16,7 +17,7 @@ from dtj.ui.curves import Curves, curves_of
 from dtj_trainer import contract
 
 if TYPE_CHECKING:
-    from dtj.client import Client
+    from dtj.ui.sources import Sources
 
 _DOWNLOAD = {
     # What a program left in the bucket may be a page that runs scripts.
@@ -25,30 +26,30 @@ _DOWNLOAD = {
 }
 
 
-def router(client: Client) -> APIRouter:
+def router(sources: Sources) -> APIRouter:
     """Return the routes. Each runs in a thread, for the client blocks."""
     routes = APIRouter(tags=["Artifacts"])
 
     @routes.get("/jobs/{namespace}/{name}/curves")
-    def curves(namespace: str, name: str) -> Curves:
+    def curves(namespace: str, name: str, uid: str = "") -> Curves:
         """Return the metrics of a job over its steps; none before the program has reported."""
-        artifacts = client.artifacts(name, namespace=namespace)
-        try:
-            metrics = read_metrics(artifacts.read(contract.METRICS_FILE))
-        except NotFound:
-            metrics = Metrics([], 0)
+        metrics = Metrics([], 0)
+        with sources.find(namespace, name, uid).artifacts() as found, suppress(NotFound):
+            metrics = read_metrics(found.read(contract.METRICS_FILE))
         return curves_of(metrics.rows, metrics.left_out)
 
     @routes.get("/jobs/{namespace}/{name}/artifacts")
-    def artifacts(namespace: str, name: str) -> list[Artifact]:
+    def artifacts(namespace: str, name: str, uid: str = "") -> list[Artifact]:
         """List the files of a job, the segments of a growing file as one."""
-        sizes = client.artifacts(name, namespace=namespace).sizes()
+        with sources.find(namespace, name, uid).artifacts() as found:
+            sizes = found.sizes()
         return [Artifact(key=key, size=size) for key, size in sorted(sizes.items())]
 
     @routes.get("/jobs/{namespace}/{name}/artifacts/{key:path}", response_class=StreamingResponse)
-    def download(namespace: str, name: str, key: str) -> StreamingResponse:
+    def download(namespace: str, name: str, key: str, uid: str = "") -> StreamingResponse:
         """Send a file of a job as an attachment."""
-        content = client.artifacts(name, namespace=namespace).stream(key)
+        with sources.find(namespace, name, uid).artifacts() as found:
+            content = found.stream(key)
         name_of_file = quote(PurePosixPath(key).name)
         return StreamingResponse(
             content,

@@ -3,25 +3,28 @@
 from __future__ import annotations
 
 from importlib.metadata import version
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
 
-from fastapi import APIRouter
+from fastapi import APIRouter, Query
 
 from dtj.api.errors import NotFound
 from dtj.api.strategies import RULES
 from dtj.cli.job_text import Answers, job_text
 from dtj.client import LogQuery
+from dtj.client.history_query import HistoryQuery
 from dtj.ui.answers import About, JobRow, JobView, LogAnswer, Written
-from dtj.ui.rows import again_of, row_of, view_of
+from dtj.ui.rows import again_of, past_row, row_of, view_of
 
 if TYPE_CHECKING:
-    from dtj.client import Client
+    from dtj.ui.sources import Sources
 
 _MOST_LINES = 5000
+_MOST_PAST = 1000
 
 
-def router(client: Client, context: str | None) -> APIRouter:
+def router(sources: Sources) -> APIRouter:
     """Return the routes. Each runs in a thread, for the client blocks."""
+    client, context = sources.client, sources.context
     routes = APIRouter(tags=["Jobs"])
 
     @routes.get("/about")
@@ -42,22 +45,32 @@ def router(client: Client, context: str | None) -> APIRouter:
         rows = map(row_of, client.list(all_namespaces=all_namespaces))
         return sorted(rows, key=lambda row: row.created or "", reverse=True)
 
+    @routes.get("/past")
+    def past(limit: Annotated[int, Query(ge=1, le=_MOST_PAST)] = 100) -> list[JobRow]:
+        """List the newest jobs of the history that the cluster no longer has. 422: no history is known."""
+        return [past_row(job) for job in sources.past(HistoryQuery(), limit)]
+
     @routes.get("/jobs/{namespace}/{name}")
-    def job(namespace: str, name: str) -> JobView:
-        """Return all about a job but its curves, logs and artifacts."""
-        found = client.get(name, namespace=namespace)
-        return view_of(
-            found, client.pods(name, namespace=namespace), client.events(name, namespace=namespace), context
-        )
+    def job(namespace: str, name: str, uid: str = "") -> JobView:
+        """Return all about a job but its curves, logs and artifacts.
+
+        uid: the job of this uid, which the cluster may no longer have.
+        """
+        return view_of(sources.find(namespace, name, uid), context)
 
     @routes.get("/jobs/{namespace}/{name}/again")
-    def again(namespace: str, name: str, *, resume: bool = False) -> Written:
+    def again(namespace: str, name: str, uid: str = "", *, resume: bool = False) -> Written:
         """Return a job file for another run. resume: whether to begin with the newest checkpoint of the job."""
-        return Written(text=again_of(client.get(name, namespace=namespace), resume=resume))
+        return Written(text=again_of(sources.find(namespace, name, uid).job(), resume=resume))
 
     @routes.get("/jobs/{namespace}/{name}/logs")
     def logs(
-        namespace: str, name: str, rank: int | None = None, attempt: int | None = None, search: str = ""
+        namespace: str,
+        name: str,
+        uid: str = "",
+        rank: int | None = None,
+        attempt: int | None = None,
+        search: str = "",
     ) -> LogAnswer:
         """Return the last lines of a job's output, of one rank or of all.
 
@@ -65,16 +78,16 @@ def router(client: Client, context: str | None) -> APIRouter:
         """
         query = LogQuery(rank=rank, attempt=attempt, tail=_MOST_LINES)
         wanted = search.casefold()
-        lines, sources, cut = [], set(), False
-        for line in client.logs(name, query, namespace=namespace):
-            sources.add(line.source)
+        lines, names, cut = [], set(), False
+        for line in sources.find(namespace, name, uid).logs(query):
+            names.add(line.source)
             if wanted in line.text.casefold():
                 lines.append((line.source, line.text, line.time.isoformat() if line.time else None))
             if len(lines) > 2 * _MOST_LINES:
                 del lines[:_MOST_LINES]
                 cut = True
         return LogAnswer(
-            sources=sorted(sources), lines=lines[-_MOST_LINES:], cut=cut or len(lines) > _MOST_LINES
+            sources=sorted(names), lines=lines[-_MOST_LINES:], cut=cut or len(lines) > _MOST_LINES
         )
 
     return routes

@@ -8,15 +8,19 @@ from collections.abc import Sequence
 from typing import Any
 
 from dtj.api.yaml_text import dump
+from dtj.cli.bucket_place import BucketPlace
 from dtj.cli.replica_state import replica_state
 from dtj.cli.status_view import ranks_of
-from dtj.client import DistributedTrainingJob, JobEvent, Pod, Resume
+from dtj.client import DistributedTrainingJob, JobEvent, PastJob, Resume
+from dtj.client.past_job import written
 from dtj.ui.answers import EventRow, JobRow, JobView, Line, PodRow
 from dtj.ui.masking import masked
 from dtj.ui.sentences import sentence_of
+from dtj.ui.sources import JobSource
 
 _MOST_PODS = 200
 _MOST_EVENTS = 200
+_NO_END = "Unknown"
 _SERVERS_OWN = {"uid", "generation", "creationTimestamp", "deletionTimestamp", "resourceVersion"}
 
 
@@ -39,16 +43,44 @@ def row_of(job: DistributedTrainingJob) -> JobRow:
         suspended=bool(job.spec.run_policy.suspend),
         arguments=arguments_of([*(job.spec.command or []), *(job.spec.args or [])]),
         progress=status.progress,
+        past=False,
     )
 
 
-def view_of(
-    job: DistributedTrainingJob, pods: Sequence[Pod], events: Sequence[JobEvent], context: str | None
-) -> JobView:
-    """Return all about a job that the API server knows."""
+def past_row(past: PastJob) -> JobRow:
+    """Return a job that the cluster no longer has as a row of the list."""
+    status = past.status
+    return JobRow(
+        namespace=past.namespace,
+        name=past.name,
+        uid=past.uid,
+        phase=past.phase.value if past.phase else _NO_END,
+        sentence=past.state or sentence_of(status),
+        strategy=past.strategy,
+        workers=past.workers,
+        attempt=status.attempt,
+        restarts=status.restarts.application + status.restarts.infrastructure,
+        created=written(past.created),
+        ended=written(past.ended) if past.ended else None,
+        suspended=False,
+        arguments={},
+        progress=status.progress,
+        past=True,
+    )
+
+
+def view_of(source: JobSource, context: str | None) -> JobView:
+    """Return all about a job but its curves, logs and artifacts. Raises DtjError."""
+    job, pods, events = source.job(), source.pods(), source.events()
+    past = source.past if isinstance(source, BucketPlace) else None
+    row = row_of(job)
+    if past:
+        kept = {"phase": past.phase.value if past.phase else _NO_END, "sentence": past.state or row.sentence}
+        row = row.model_copy(update={**kept, "uid": past.uid, "past": True})
     status = job.to_manifest().get("status", {})
     return JobView(
-        row=row_of(job),
+        row=row,
+        note=source.note() if isinstance(source, BucketPlace) else None,
         failure=job.status.failure,
         conditions=status.get("conditions", []),
         pods=[
@@ -69,7 +101,7 @@ def view_of(
         tensorboard=status.get("tensorboard"),
         spec=masked(job.to_manifest()["spec"]),
         yaml=yaml_of(job),
-        commands=commands_of(job, context),
+        commands=commands_of(job, context, past.uri if past else None),
     )
 
 
@@ -122,27 +154,26 @@ def _next_name(name: str) -> str:
     return f"{numbered[1]}-{int(numbered[2]) + 1}" if numbered else f"{name}-2"
 
 
-def commands_of(job: DistributedTrainingJob, context: str | None) -> list[Line]:
-    """Return the commands of a shell that do what the buttons do."""
-    where = ["-n", job.namespace, *(["--context", context] if context else [])]
+def commands_of(job: DistributedTrainingJob, context: str | None, past: str | None) -> list[Line]:
+    """Return the commands of a shell that do what the buttons do. past: the prefix of a job that is gone."""
+    where = [] if past else ["-n", job.namespace, *(["--context", context] if context else [])]
+    name = past or job.name
 
     def line(action: str, *words: str) -> Line:
         return Line(action=action, command=shlex.join(["dtj", *words, *where]))
 
-    lines = [
-        line("logs", "logs", job.name),
-        line("status", "status", job.name, "--watch"),
-        line("delete", "delete", job.name),
-    ]
-    if job.spec.artifacts:
-        lines.append(line("artifacts", "artifacts", "ls", job.name))
-    if not job.status.finished:
-        change = "resume" if job.spec.run_policy.suspend else "suspend"
-        lines.append(line(change, change, job.name))
-        lines.append(line("scale", "scale", job.name, "--workers", "N"))
+    lines = [line("logs", "logs", name), line("status", "status", name)]
+    if job.spec.artifacts or past:
+        lines.append(line("artifacts", "artifacts", "ls", name))
     if job.status.artifacts and job.status.artifacts.model:
         model = f"{job.name}={job.status.artifacts.model.rstrip('/').removesuffix('/model')}"
         lines.append(Line(action="serve", command=shlex.join(["dtj", "serve", model])))
+    if past:
+        return lines
+    lines.append(line("delete", "delete", name))
+    if not job.status.finished:
+        change = "resume" if job.spec.run_policy.suspend else "suspend"
+        lines += [line(change, change, name), line("scale", "scale", name, "--workers", "N")]
     return lines
 
 

@@ -1,9 +1,9 @@
 /** The buttons that change a job. Each asks once, and shows the command that does the same. */
 
 import { useRef, useState } from "preact/hooks";
-import { jobPath, Refused, send } from "./api";
+import { jobPath, keyOf, Refused, send } from "./api";
 import { Command, Problem } from "./parts";
-import { href } from "./route";
+import { href, jobWord } from "./route";
 import type { JobView } from "./api";
 
 interface Action {
@@ -14,9 +14,10 @@ interface Action {
 }
 
 function actionsOf(view: JobView): Action[] {
-  const { namespace, name, suspended, workers } = view.row;
+  const { name, suspended, workers } = view.row;
+  if (view.row.past) return [];
   const ended = ["Succeeded", "Failed", "Deleting"].includes(view.row.phase);
-  const post = (verb: string, body?: unknown) => send<{ message: string }>("POST", jobPath(namespace, name, verb), body);
+  const post = (verb: string, body?: unknown) => send<{ message: string }>("POST", jobPath(keyOf(view.row), [verb]), body);
   const actions: Action[] = [];
   if (!ended && suspended) {
     actions.push({
@@ -46,7 +47,7 @@ function actionsOf(view: JobView): Action[] {
     name: "delete",
     label: "Delete",
     question: `${name} and its pods are deleted. Its artifacts stay in the bucket.`,
-    done: () => send("DELETE", jobPath(namespace, name)),
+    done: () => send("DELETE", jobPath(keyOf(view.row))),
   });
   return actions;
 }
@@ -58,7 +59,8 @@ export function Actions({ view, changed }: { view: JobView; changed: () => void 
   const [busy, setBusy] = useState(false);
   const [problem, setProblem] = useState<Refused>();
   const [message, setMessage] = useState("");
-  const { namespace, name } = view.row;
+  const { name } = view.row;
+  const word = jobWord(keyOf(view.row));
 
   const ask = (asked: Action) => {
     setAction(asked);
@@ -90,11 +92,11 @@ export function Actions({ view, changed }: { view: JobView; changed: () => void 
             {each.label}
           </button>
         ))}
-        <a class="button" href={href("new", namespace, name)}>
+        <a class="button" href={href("new", word)}>
           Run again
         </a>
         {view.artifacts?.checkpoint && (
-          <a class="button" href={href("new", namespace, name, "resume")}>
+          <a class="button" href={href("new", word, "resume")}>
             Go on from its checkpoint
           </a>
         )}

@@ -24,7 +24,7 @@ export interface JobRow {
   uid: string;
   phase: string;
   sentence: string;
-  strategy: string;
+  strategy: string | null;
   workers: number | null;
   attempt: number;
   restarts: number;
@@ -33,10 +33,12 @@ export interface JobRow {
   suspended: boolean;
   arguments: Record<string, string>;
   progress: Progress | null;
+  past: boolean;
 }
 
 export interface JobView {
   row: JobRow;
+  note: string | null;
   failure: { attempt?: number; class?: string; message?: string; pod?: string; node?: string; lastLogLines?: string[] } | null;
   conditions: { type: string; status: string; reason: string; message?: string; lastTransitionTime: string }[];
   pods: { name: string; role: string; index: number; ranks: string; node: string | null; state: string; attempt: number }[];
@@ -101,8 +103,22 @@ export function takeToken(): void {
   }
 }
 
-export function jobPath(namespace: string, name: string, ...rest: string[]): string {
-  return ["jobs", namespace, name, ...rest].map(encodeURIComponent).join("/");
+/** A job by its name, and by its uid where the cluster may no longer have it. */
+export interface JobKey {
+  namespace: string;
+  name: string;
+  uid?: string | undefined;
+}
+
+export function keyOf(row: JobRow): JobKey {
+  return { namespace: row.namespace, name: row.name, uid: row.past ? row.uid : undefined };
+}
+
+/** The path of a job in the API, or of something of the job. */
+export function jobPath(job: JobKey, words: string[] = [], query: Record<string, string> = {}): string {
+  const path = ["jobs", job.namespace, job.name, ...words].map(encodeURIComponent).join("/");
+  const asked = new URLSearchParams({ ...(job.uid ? { uid: job.uid } : {}), ...query }).toString();
+  return asked ? `${path}?${asked}` : path;
 }
 
 async function ask(path: string, init: RequestInit = {}): Promise<Response> {

@@ -1,12 +1,12 @@
 /** Several jobs beside each other: curves over each other, which was the fastest, and what differs. */
 
 import { useEffect, useMemo, useState } from "preact/hooks";
-import { get, jobPath, Refused } from "./api";
+import { get, jobPath, keyOf, Refused } from "./api";
 import { duration, NONE, number } from "./format";
 import { Phase, Problem, Table, Title } from "./parts";
 import { Plot } from "./plot";
-import { href } from "./route";
-import type { Curves, JobView } from "./api";
+import { href, jobWord } from "./route";
+import type { Curves, JobKey, JobView } from "./api";
 import type { Line } from "./plot";
 
 interface Compared {
@@ -14,7 +14,7 @@ interface Compared {
   curves: Curves;
 }
 
-export function Compare({ jobs }: { jobs: [string, string][] }) {
+export function Compare({ jobs }: { jobs: JobKey[] }) {
   const [found, setFound] = useState<Compared[]>();
   const [problem, setProblem] = useState<Refused>();
   const [goal, setGoal] = useState(90);
@@ -23,7 +23,7 @@ export function Compare({ jobs }: { jobs: [string, string][] }) {
     const stop = new AbortController();
     setFound(undefined);
     setProblem(undefined);
-    Promise.all(jobs.map(([namespace, name]) => both(namespace, name, stop.signal))).then(
+    Promise.all(jobs.map((job) => both(job, stop.signal))).then(
       setFound,
       (error: unknown) => {
         if (!stop.signal.aborted) setProblem(error instanceof Refused ? error : new Refused(0, String(error), null));
@@ -67,7 +67,7 @@ export function Compare({ jobs }: { jobs: [string, string][] }) {
                 .map(({ view, seconds }) => (
                   <tr key={label(view)}>
                     <th scope="row">
-                      <a href={href("jobs", view.row.namespace, view.row.name)}>{label(view)}</a>
+                      <a href={href("jobs", jobWord(keyOf(view.row)))}>{label(view)}</a>
                     </th>
                     <td>
                       <Phase phase={view.row.phase} />
@@ -119,15 +119,16 @@ export function Compare({ jobs }: { jobs: [string, string][] }) {
   );
 }
 
-async function both(namespace: string, name: string, signal: AbortSignal): Promise<Compared> {
-  const view = await get<JobView>(jobPath(namespace, name), signal);
+async function both(job: JobKey, signal: AbortSignal): Promise<Compared> {
+  const view = await get<JobView>(jobPath(job), signal);
   const none: Curves = { curves: [], restarts: [], started: null, leftOut: 0 };
-  const curves = view.artifacts ? await get<Curves>(jobPath(namespace, name, "curves"), signal) : none;
+  const curves = view.artifacts ? await get<Curves>(jobPath(job, ["curves"]), signal) : none;
   return { view, curves };
 }
 
 function label(view: JobView): string {
-  return `${view.row.namespace}/${view.row.name}`;
+  const { namespace, name, past, uid } = view.row;
+  return past ? `${namespace}/${name} (${uid.slice(0, 8)})` : `${namespace}/${name}`;
 }
 
 function together(found: Compared[]): [string, Line[]][] {

@@ -1,18 +1,14 @@
 /** A job file to write, checked while it is written, with each fault at its line. */
 
 import { useEffect, useState } from "preact/hooks";
-import { get, jobPath, Refused, send } from "./api";
+import { get, jobPath, keyOf, Refused, send } from "./api";
 import { Problem, Title } from "./parts";
-import { href } from "./route";
-import type { About, Checked, JobRow } from "./api";
+import { href, jobWord } from "./route";
+import type { About, Checked, JobKey, JobRow } from "./api";
 
 const SETTLE_MILLISECONDS = 400;
 
-interface From {
-  namespace: string;
-  name: string;
-  resume: boolean;
-}
+type From = JobKey & { resume: boolean };
 
 export function Editor({ from, about }: { from: From | undefined; about: About | undefined }) {
   const [text, setText] = useState("");
@@ -24,7 +20,7 @@ export function Editor({ from, about }: { from: From | undefined; about: About |
     setProblem(error instanceof Refused ? error : new Refused(0, String(error), null));
 
   const path = from
-    ? `${jobPath(from.namespace, from.name, "again")}?resume=${from.resume}`
+    ? jobPath(from, ["again"], { resume: String(from.resume) })
     : `templates/${encodeURIComponent(strategy)}`;
   useEffect(() => {
     get<{ text: string }>(path).then((answer) => setText(answer.text), refused);
@@ -41,7 +37,7 @@ export function Editor({ from, about }: { from: From | undefined; about: About |
     setProblem(undefined);
     try {
       const job = await send<JobRow>("POST", "jobs", { text });
-      location.hash = href("jobs", job.namespace, job.name);
+      location.hash = href("jobs", jobWord(keyOf(job)));
     } catch (error) {
       refused(error);
     } finally {

@@ -2,21 +2,22 @@
 
 import { useMemo, useState } from "preact/hooks";
 import { Actions } from "./actions";
-import { download, jobPath, Refused } from "./api";
-import { bytes, number, since } from "./format";
+import { download, jobPath, keyOf, Refused } from "./api";
+import { bytes, NONE, number, since } from "./format";
 import { Logs } from "./logs";
 import { Command, Phase, Problem, ProgressBar, Table, Title } from "./parts";
 import { Plot } from "./plot";
 import { usePolled } from "./polled";
-import type { Artifact, Curves, JobView } from "./api";
+import type { Artifact, Curves, JobKey, JobView } from "./api";
 
 const MOST_DOWNLOAD = 256 * 1024 * 1024;
 
-export function Job({ namespace, name }: { namespace: string; name: string }) {
-  const { data: view, problem, again } = usePolled<JobView>(jobPath(namespace, name), 2);
+export function Job({ job }: { job: JobKey }) {
+  // What a bucket recorded of a job that is gone does not change.
+  const { data: view, problem, again } = usePolled<JobView>(jobPath(job), job.uid ? 0 : 2);
   return (
     <>
-      <Title>{name}</Title>
+      <Title>{job.name}</Title>
       <Problem problem={problem} />
       {view && <Shown view={view} changed={again} />}
     </>
@@ -26,7 +27,7 @@ export function Job({ namespace, name }: { namespace: string; name: string }) {
 function Shown({ view, changed }: { view: JobView; changed: () => void }) {
   const { row } = view;
   const facts: [string, string][] = [
-    ["Strategy", row.strategy],
+    ["Strategy", row.strategy ?? NONE],
     ["Workers", number(row.workers)],
     ["Attempt", number(row.attempt)],
     ["Age", since(row.created)],
@@ -47,6 +48,7 @@ function Shown({ view, changed }: { view: JobView; changed: () => void }) {
       <p class="sentence" aria-live="polite">
         <Phase phase={row.phase} /> {row.sentence}
       </p>
+      {view.note && <p>{view.note}</p>}
       <ProgressBar progress={row.progress} name={row.name} />
       <Actions view={view} changed={changed} />
       {view.failure && row.phase !== "Succeeded" && (
@@ -89,8 +91,8 @@ function Shown({ view, changed }: { view: JobView; changed: () => void }) {
 
 /** Curves of a running job are asked for less often than its state: the file grows with the training. */
 function CurvesOf({ view }: { view: JobView }) {
-  const { namespace, name, ended } = view.row;
-  const path = view.artifacts ? jobPath(namespace, name, "curves") : null;
+  const { ended } = view.row;
+  const path = view.artifacts ? jobPath(keyOf(view.row), ["curves"]) : null;
   const { data, problem } = usePolled<Curves>(path, ended ? 0 : 10);
   const groups = useMemo(() => grouped(data), [data]);
   if (!path) return null;
@@ -187,18 +189,18 @@ function Events({ view }: { view: JobView }) {
 function Files({ view }: { view: JobView }) {
   const [open, setOpen] = useState(false);
   const [failed, setFailed] = useState<Refused>();
-  const { namespace, name } = view.row;
-  const { data, problem } = usePolled<Artifact[]>(open ? jobPath(namespace, name, "artifacts") : null, 0);
+  const { data, problem } = usePolled<Artifact[]>(open ? jobPath(keyOf(view.row), ["artifacts"]) : null, 0);
   const save = async (file: Artifact) => {
     setFailed(undefined);
-    const path = jobPath(namespace, name, "artifacts", ...file.key.split("/"));
+    const path = jobPath(keyOf(view.row), ["artifacts", ...file.key.split("/")]);
     try {
       await download(path, file.key.split("/").at(-1) ?? file.key);
     } catch (error) {
       setFailed(error instanceof Refused ? error : new Refused(0, String(error), null));
     }
   };
-  if (!view.commands.some((each) => each.action === "artifacts")) return null;
+  const command = view.commands.find((each) => each.action === "artifacts")?.command;
+  if (!command) return null;
   return (
     <details onToggle={(event) => setOpen(event.currentTarget.open)}>
       <summary>Files in the bucket</summary>
@@ -223,7 +225,7 @@ function Files({ view }: { view: JobView }) {
                       Save
                     </button>
                   ) : (
-                    <code>{`dtj artifacts cp ${name} ${file.key} . -n ${namespace}`}</code>
+                    <code>{command?.replace(" ls ", " cp ").replace(/( -n .*)?$/, ` ${file.key} .$1`)}</code>
                   )}
                 </td>
               </tr>

@@ -4,7 +4,8 @@ import { useMemo, useState } from "preact/hooks";
 import { usePolled } from "./polled";
 import { NONE, number, since } from "./format";
 import { Phase, Problem, ProgressBar, Table, Title } from "./parts";
-import { href } from "./route";
+import { keyOf } from "./api";
+import { href, jobWord } from "./route";
 import type { About, JobRow } from "./api";
 import type { ComponentChildren } from "preact";
 
@@ -64,8 +65,17 @@ export function List({ about }: { about: About | undefined }) {
   const [wanted, setWanted] = useState("");
   const [columns, setColumns] = useState(chosen);
   const [order, setOrder] = useState<{ column: string; down: boolean }>();
+  const [withPast, setWithPast] = useState(false);
   const [selected, setSelected] = useState<ReadonlySet<string>>(new Set());
-  const { data: jobs, problem } = usePolled<JobRow[]>(`jobs?all_namespaces=${everywhere}`, 3);
+  const { data: present, problem } = usePolled<JobRow[]>(`jobs?all_namespaces=${everywhere}`, 3);
+  const { data: past, problem: noPast } = usePolled<JobRow[]>(withPast ? "past?limit=1000" : null, 60);
+  const jobs = useMemo(
+    () =>
+      present || past
+        ? [...(present ?? []), ...(past ?? []).filter((job) => everywhere || job.namespace === about?.namespace)]
+        : undefined,
+    [present, past, everywhere, about],
+  );
 
   const offered = useMemo(() => {
     const names = new Set((jobs ?? []).flatMap((job) => Object.keys(job.arguments)));
@@ -84,7 +94,7 @@ export function List({ about }: { about: About | undefined }) {
   const rows = useMemo(() => {
     const words = wanted.toLowerCase().split(/\s+/).filter(Boolean);
     const found = (jobs ?? []).filter((job) => {
-      const text = `${job.namespace} ${job.name} ${job.phase} ${job.strategy} ${job.sentence}`.toLowerCase();
+      const text = `${job.namespace} ${job.name} ${job.phase} ${job.strategy ?? ""} ${job.sentence}`.toLowerCase();
       return words.every((word) => text.includes(word));
     });
     const by = offered.find((column) => column.name === order?.column);
@@ -107,12 +117,13 @@ export function List({ about }: { about: About | undefined }) {
     setSelected(next);
   };
   const sort = (column: string) => setOrder({ column, down: order?.column === column ? !order.down : false });
-  const among = rows.map((job) => `${job.namespace}/${job.name}`).filter((key) => selected.has(key));
+  const among = rows.map((job) => jobWord(keyOf(job))).filter((key) => selected.has(key));
 
   return (
     <>
       <Title>Jobs</Title>
       <Problem problem={problem} />
+      <Problem problem={withPast ? noPast : undefined} />
       <div class="bar">
         <label>
           Filter <input type="search" value={wanted} onInput={(event) => setWanted(event.currentTarget.value)} />
@@ -120,6 +131,10 @@ export function List({ about }: { about: About | undefined }) {
         <label>
           <input type="checkbox" checked={everywhere} onChange={(event) => setEverywhere(event.currentTarget.checked)} />{" "}
           All namespaces
+        </label>
+        <label>
+          <input type="checkbox" checked={withPast} onChange={(event) => setWithPast(event.currentTarget.checked)} />{" "}
+          Past jobs
         </label>
         <details>
           <summary>Columns</summary>
@@ -174,19 +189,19 @@ export function List({ about }: { about: About | undefined }) {
           </thead>
           <tbody>
             {rows.map((job) => {
-              const key = `${job.namespace}/${job.name}`;
+              const key = jobWord(keyOf(job));
               return (
                 <tr key={key}>
                   <td>
                     <input
                       type="checkbox"
-                      aria-label={`Select ${job.name}`}
+                      aria-label={`Select ${job.name}${job.past ? `, ${job.uid}` : ""}`}
                       checked={selected.has(key)}
                       onChange={(event) => select(key, event.currentTarget.checked)}
                     />
                   </td>
                   <th scope="row">
-                    <a href={href("jobs", job.namespace, job.name)}>{job.name}</a>
+                    <a href={href("jobs", key)}>{job.name}</a>
                   </th>
                   {shown.map((column) => (
                     <td key={column.name}>{cellOf(column, job)}</td>

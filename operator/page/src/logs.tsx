@@ -1,7 +1,7 @@
 /** The output of a job, merged or of one rank, with a search. */
 
 import { useEffect, useState } from "preact/hooks";
-import { jobPath } from "./api";
+import { jobPath, keyOf } from "./api";
 import { Problem } from "./parts";
 import { usePolled } from "./polled";
 import type { JobView, Logs as Answer } from "./api";
@@ -17,12 +17,10 @@ export function Logs({ view }: { view: JobView }) {
     const timer = setTimeout(() => setSearch(typed), SETTLE_MILLISECONDS);
     return () => clearTimeout(timer);
   }, [typed]);
-  const { namespace, name, ended } = view.row;
-  const query = new URLSearchParams({ search });
+  const { ended, past } = view.row;
   const rank = /^rank (\d+)$/.exec(source)?.[1];
-  if (rank) query.set("rank", rank);
-  const path = open ? `${jobPath(namespace, name, "logs")}?${query}` : null;
-  const { data, problem } = usePolled<Answer>(path, ended ? 0 : 5);
+  const path = open ? jobPath(keyOf(view.row), ["logs"], { search, ...(rank ? { rank } : {}) }) : null;
+  const { data, problem } = usePolled<Answer>(path, ended || past ? 0 : 5);
   const [sources, setSources] = useState<string[]>([]);
   useEffect(() => {
     // The sources of one rank's lines are that rank alone: keep the others in the choice.

@@ -25,7 +25,7 @@ function Page() {
       </header>
       <main>
         {route.page === "list" && <List about={about} />}
-        {route.page === "job" && <Job key={`${route.namespace}/${route.name}`} {...route} />}
+        {route.page === "job" && <Job key={JSON.stringify(route.job)} job={route.job} />}
         {route.page === "compare" && <Compare jobs={route.jobs} />}
         {route.page === "new" && <Editor key={JSON.stringify(route.from)} from={route.from} about={about} />}
       </main>

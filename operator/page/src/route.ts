@@ -1,30 +1,34 @@
 /** The part of the page that the address names, after its `#`. */
 
 import { useEffect, useState } from "preact/hooks";
+import type { JobKey } from "./api";
 
 export type Route =
   | { page: "list" }
-  | { page: "new"; from?: { namespace: string; name: string; resume: boolean } }
-  | { page: "job"; namespace: string; name: string }
-  | { page: "compare"; jobs: [string, string][] };
+  | { page: "new"; from?: JobKey & { resume: boolean } }
+  | { page: "job"; job: JobKey }
+  | { page: "compare"; jobs: JobKey[] };
 
 export function href(...words: string[]): string {
   return `#/${words.map(encodeURIComponent).join("/")}`;
 }
 
+/** A job in one word of an address. */
+export function jobWord({ namespace, name, uid }: JobKey): string {
+  return [namespace, name, ...(uid ? [uid] : [])].join("/");
+}
+
+function jobOf(word: string | undefined): JobKey | undefined {
+  const [namespace, name, uid] = word?.split("/") ?? [];
+  return namespace && name ? { namespace, name, uid } : undefined;
+}
+
 export function route(hash: string): Route {
-  const [page, ...rest] = hash.replace(/^#\/?/, "").split("/").map(decodeURIComponent);
-  const [first, second, third] = rest;
-  if (page === "jobs" && first && second) return { page: "job", namespace: first, name: second };
-  if (page === "new") {
-    return first && second
-      ? { page, from: { namespace: first, name: second, resume: third === "resume" } }
-      : { page };
-  }
-  if (page === "compare") {
-    const jobs = rest.map((pair) => pair.split("/") as [string, string]).filter((pair) => pair.length === 2);
-    return { page, jobs };
-  }
+  const [page, ...words] = hash.replace(/^#\/?/, "").split("/").map(decodeURIComponent);
+  const job = jobOf(words[0]);
+  if (page === "jobs" && job) return { page: "job", job };
+  if (page === "new") return job ? { page, from: { ...job, resume: words[1] === "resume" } } : { page };
+  if (page === "compare") return { page, jobs: words.map(jobOf).filter((each) => each !== undefined) };
   return { page: "list" };
 }
 
