@@ -18,6 +18,7 @@ from pathlib import Path
 from statistics import median
 from tempfile import TemporaryDirectory
 from typing import Any
+from unittest.mock import patch
 
 from dtj.api.status import Phase
 from dtj.client import History, HistoryQuery, SortBy
@@ -58,9 +59,8 @@ def counted() -> Iterator[list[str]]:
         client.meta.events.register("before-send.s3", lambda **_: requests.append(""))
         return client
 
-    s3.make_client = watched
-    yield requests
-    s3.make_client = make
+    with patch.object(s3, "make_client", watched):
+        yield requests
 
 
 def cold(uri: str, environment: Mapping[str, str], cache: Path) -> Figures:
