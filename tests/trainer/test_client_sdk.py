@@ -148,7 +148,7 @@ async def test_the_jobs_secret_opens_the_bucket_where_the_user_has_no_credential
     server.cluster.put(stored(artifacts=store, env=[{"name": "DTJ_S3_SSE", "value": "AES256"}]))
     async with AsyncClient() as client:
         with pytest.raises(
-            Unreachable, match=r"no credentials for s3://training/jobs/ml/mnist-uid: .*not found"
+            Unreachable, match=r"no credentials for s3://training/jobs/ml/mnist-uid at http.*not found"
         ):
             await client.artifacts("mnist")
         keys = {key: value for key, value in environment.items() if "ENDPOINT" not in key} | {"OTHER": "x"}

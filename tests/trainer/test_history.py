@@ -21,10 +21,14 @@ from pathlib import Path
 
 import pytest
 from tests.trainer.conftest import ObjectStore
+from tests.unit.support.fake_client import FakeClient
 from tests.unit.support.jobs import stored
 from tests.unit.support.past_jobs import counted_requests, end, entry, names, put, put_many
+from typer.testing import CliRunner
 
+import dtj.client
 from dtj.api.status import Phase
+from dtj.cli.main import app
 from dtj.client import DistributedTrainingJob, History, HistoryQuery, PastJob, SortBy, Unreachable, Unusable
 from dtj.client.history_cache import cache_file
 from dtj_trainer.artifacts.store import Store, open_store
@@ -94,6 +98,18 @@ def test_a_query_reads_all_records_once(
         (one,) = jobs(many, HistoryQuery(name="mnist-7", uid="00000007"))
         assert one.uid == entry(7).uid
         assert len(requests) == 3, "each looks at the front of the index"
+
+
+def test_the_progress_of_a_long_reading_is_told(
+    many: str, object_store: ObjectStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(dtj.client, "Client", FakeClient)
+    FakeClient.jobs, FakeClient.calls = {}, []
+    words = ["list", "--past", "--from", many, "--phase", "Failed", "--limit", "0", "-o", "name"]
+    result = CliRunner().invoke(app, words)
+    assert len(result.stdout.split()) == COUNT // 4
+    assert result.stderr.splitlines()[-1] == f"read {COUNT} of {COUNT} records of past jobs"
+    assert CliRunner().invoke(app, words).stderr == ""
 
 
 def test_the_index_alone_answers_by_namespace_and_time(

@@ -102,11 +102,11 @@ def test_the_list_has_the_columns_of_jobs_and_the_end(uri: str) -> None:
     ]
     first, second, third, fourth = rows(listed.stdout)
     assert [first[1], second[1], third[1], fourth[1]] == ["resnet", "lost", "mnist", "mnist"]
-    assert first[:8] == ["vision", "resnet", "Succeeded", "Horovod", "2", "100.0%", "1234", "1"]
+    assert first[:8] == ["vision", "resnet", "Succeeded", "Horovod", "-", "100.0%", "1234", "1"]
     assert first[9] == text(OTHER.created + timedelta(minutes=1))
     assert second[2] == "No end recorded"
     assert second[-1] == "no sign"
-    assert (third[2], third[7]) == ("Failed", "3")
+    assert (third[2], third[4], third[7]) == ("Failed", "2", "3")
     assert "Running" not in listed.stdout
 
 
@@ -173,8 +173,9 @@ def test_the_history_is_found_by_option_variable_and_present_jobs(
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["list", "--from", "s3://b/jobs"], "--from chooses from the history"),
-        (["list", "--since", "7d"], "--since chooses from the history"),
+        (["list", "--from", "s3://b/jobs"], "--from is for the history"),
+        (["list", "--since", "7d"], "--since is for the history"),
+        (["list", "--endpoint", "http://s3:1"], "--endpoint is for the history"),
         (["list", "--past", "-A"], "--past and --all-namespaces exclude"),
         (["list", "--past", "--from", "jobs"], "is not an S3 URI"),
         (["status", "mnist", "--uid", "1"], "--uid chooses from the history"),
@@ -258,6 +259,10 @@ def test_logs_events_artifacts_and_report_take_a_name_of_the_past(uri: str, tmp_
     copied = call("artifacts", "get", "mnist", "job.yaml", str(tmp_path / "to"), *past)
     assert copied.stdout == f"{tmp_path / 'to/job.yaml'}\n"
     assert "mnist" in call("report", "mnist", *past).stdout
+    away = ["--endpoint", "http://127.0.0.1:9"]
+    for words in (["artifacts", "ls", "mnist", *past], ["list", "--past", "--from", uri]):
+        with pytest.raises(Unreachable, match="can't be reached"):
+            call(*words, *away)
     both = call("report", *(f"{uri}/{job.prefix}" for job in (OLD, FAILED))).stdout
     assert OLD.prefix.rpartition("/")[2] in both
     assert FAILED.prefix.rpartition("/")[2] in both

@@ -55,7 +55,9 @@ def ls(
 
     Keys are relative to the job's own prefix, which the last line shows.
     """
-    place = find(name, local=local, namespace=namespace, context=context, past=chosen(past, from_, uid))
+    place = find(
+        name, local=local, namespace=namespace, context=context, past=chosen(past, from_, uid, endpoint)
+    )
     with place.artifacts(endpoint) as artifacts:
         objects = artifacts.ls(prefix)
     if format_:
@@ -98,7 +100,9 @@ def get(
 
     Below TO, each file has the path of its object in the bucket.
     """
-    place = find(name, local=local, namespace=namespace, context=context, past=chosen(past, from_, uid))
+    place = find(
+        name, local=local, namespace=namespace, context=context, past=chosen(past, from_, uid, endpoint)
+    )
     with place.artifacts(endpoint) as artifacts:
         for file in artifacts.get(key, folder or Path(name)):
             echo(str(file))
@@ -128,7 +132,9 @@ def cp(
 
     An existing file is replaced.
     """
-    place = find(name, local=local, namespace=namespace, context=context, past=chosen(past, from_, uid))
+    place = find(
+        name, local=local, namespace=namespace, context=context, past=chosen(past, from_, uid, endpoint)
+    )
     with place.artifacts(endpoint) as artifacts:
         if to == _STANDARD_OUTPUT:
             sys.stdout.buffer.write(artifacts.read(key))

@@ -13,9 +13,18 @@ import typer
 
 from dtj.api.errors import Unusable
 from dtj.api.status import Phase
-from dtj.cli.connection import ContextOption, FromOption, LocalOption, NamespaceOption, PastOption, connect
+from dtj.cli.connection import (
+    ContextOption,
+    EndpointOption,
+    FromOption,
+    LocalOption,
+    NamespaceOption,
+    PastOption,
+    connect,
+)
 from dtj.cli.durations import seconds_of
 from dtj.cli.job_table import job_table
+from dtj.cli.places import PastChoice
 from dtj.cli.tables import print_table
 from dtj.cli.terminal import Format, echo, errors, print_data
 from dtj.client.history_query import HistoryQuery, SortBy
@@ -61,6 +70,7 @@ def list_jobs(
     limit: Annotated[
         int, typer.Option(min=0, help="With --past: at most so many jobs; 0: all.", metavar="N")
     ] = 50,
+    endpoint: EndpointOption = None,
     local: LocalOption = False,
     namespace: NamespaceOption = None,
     context: ContextOption = None,
@@ -89,11 +99,12 @@ def list_jobs(
             )
         created = datetime.now(UTC) - timedelta(seconds=since) if since is not None else None
         query = HistoryQuery(namespace, since=created, phases=phases or (), sort_by=sort_by)
-        _list_past(query, limit or None, from_, context, format_)
+        choice = PastChoice(from_, "", endpoint)
+        _list_past(query, limit or None, choice, context, format_)
         return
-    given = {"--from": from_, "--phase": phases, "--since": since}
+    given = {"--from": from_, "--phase": phases, "--since": since, "--endpoint": endpoint}
     if only_past := [name for name, value in given.items() if value is not None]:
-        raise Unusable(f"{only_past[0]} chooses from the history of a bucket", "give --past")
+        raise Unusable(f"{only_past[0]} is for the history of a bucket", "give --past")
     if local:
         jobs = _local_jobs(namespace)
     else:
@@ -125,7 +136,7 @@ def _print_jobs(jobs: list[DistributedTrainingJob], format_: ListFormat | None, 
 def _list_past(
     query: HistoryQuery,
     limit: int | None,
-    source: str | None,
+    choice: PastChoice,
     context: str | None,
     format_: ListFormat | None,
 ) -> None:
@@ -133,7 +144,7 @@ def _list_past(
     from dtj.cli.past_table import as_data, past_table
 
     cluster = ask(query.namespace, context)
-    with open_history(source, cluster) as history, _told_progress() as tell:
+    with open_history(choice.source, cluster, choice.endpoint) as history, _told_progress() as tell:
         history.on_progress = tell
         # One more, to see whether there are more.
         jobs = history.jobs(query, limit=None if limit is None else limit + 1, present=cluster.jobs)

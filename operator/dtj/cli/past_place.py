@@ -15,6 +15,7 @@ from dtj.cli.terminal import errors
 from dtj.client.history import History
 from dtj.client.history_query import HistoryQuery
 from dtj.client.past_job import written
+from dtj.client.store_environment import user_environment
 
 if TYPE_CHECKING:
     from dtj.client import Client, DistributedTrainingJob
@@ -61,14 +62,14 @@ def ask_client(client: Client, *, everywhere: bool) -> Cluster:
         return Cluster(client=client, fault=error)
 
 
-def open_history(source: str | None, cluster: Cluster) -> History:
-    """Open the history that the user means.
+def open_history(source: str | None, cluster: Cluster, endpoint: str | None = None) -> History:
+    """Open the history that the user means. endpoint: URL of the store for this machine, of an option.
 
     source: the option --from. By default it is the variable DTJ_ARTIFACTS, then the artifacts.uri of the present
     jobs of the namespace. Raises Unusable if none is known, or more than one.
     """
     if named := source or os.environ.get(ARTIFACTS_VARIABLE):
-        return History(named)
+        return History(named, user_environment(endpoint))
     found: dict[tuple[str, str | None], DistributedTrainingJob] = {}
     for job in cluster.jobs:
         if job.spec.artifacts and job.namespace == cluster.namespace:
@@ -86,7 +87,7 @@ def open_history(source: str | None, cluster: Cluster) -> History:
         raise Unusable(f"the jobs of namespace {cluster.namespace} have several histories: {listed}", remedy)
     ((uri, _), job), *_ = found.items()
     assert cluster.client is not None, "the client listed the jobs"
-    return History(uri, cluster.client.artifacts(job).environment)
+    return History(uri, cluster.client.artifacts(job, endpoint=endpoint).environment)
 
 
 def find_past(name: str, choice: PastChoice, namespace: str | None, context: str | None) -> Place:
@@ -96,7 +97,7 @@ def find_past(name: str, choice: PastChoice, namespace: str | None, context: str
     any. If the cluster still has the object of the job, the place is the cluster.
     """
     cluster = ask(namespace, context)
-    with open_history(choice.source, cluster) as history:
+    with open_history(choice.source, cluster, choice.endpoint) as history:
         found = history.find(HistoryQuery(name=name, namespace=namespace, uid=choice.uid))
         uri, environment = history.uri, history.environment
     cluster.tell_fault()

@@ -47,13 +47,15 @@ class PastChoice:
     """The `artifacts.uri` of the jobs; None: `dtj.cli.past_place` finds it."""
     uid: str
     """The begin of the uid; empty: the newest job of the name."""
+    endpoint: str | None = None
+    """URL of the store for this machine; None: the one that the environment names."""
 
 
-def chosen(past: bool, source: str | None, uid: str) -> PastChoice | None:
-    """Return the choice of the options --past, --from and --uid. Raises Unusable if they contradict each other."""
+def chosen(past: bool, source: str | None, uid: str, endpoint: str | None = None) -> PastChoice | None:
+    """Return the choice of the options --past, --from, --uid and --endpoint. Raises Unusable if they contradict."""
     if not past and (source is not None or uid):
         raise Unusable(f"{'--uid' if uid else '--from'} chooses from the history of a bucket", "give --past")
-    return PastChoice(source, uid) if past else None
+    return PastChoice(source, uid, endpoint) if past else None
 
 
 def find(

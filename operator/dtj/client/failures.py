@@ -75,6 +75,6 @@ def missing(name: str, namespace: str | None) -> NotFound:
     """Return the error for a job that does not exist."""
     return NotFound(
         f"there is no job {name} in namespace {namespace}",
-        "`dtj list -A` lists the jobs of all namespaces; for a deleted job, give its prefix in the bucket, "
-        "s3://…/NAMESPACE/NAME-UID, to `dtj logs`, `status`, `artifacts`, `report` or `tensorboard`",
+        "`dtj list -A` lists the jobs of all namespaces; `dtj list --past` also lists deleted jobs, which `status`, "
+        "`logs`, `events`, `artifacts` and `report` show with --past",
     )

@@ -10,8 +10,10 @@ from typing import TYPE_CHECKING, Any
 
 from dtj.api.identity import API_VERSION, KIND
 from dtj.api.job import Manifest, read_status
+from dtj.api.spec import ROLES
 from dtj.api.status import JobStatus, Phase
 from dtj.api.strategies import RULES
+from dtj.api.strategy import StrategyRules
 from dtj_trainer.contract.history import END_FILE, RUN_FILE, IndexEntry
 
 if TYPE_CHECKING:
@@ -172,14 +174,10 @@ def read_end(content: bytes, uid: str) -> EndRecord:
     by = by if isinstance(by, str) else ""
     read, workers = read_status(status), data.get("workers")
     _check_times(read)
-    return EndRecord(
-        time,
-        by,
-        pods,
-        read,
-        _strategy(data, read, [by, *(pod.name for pod in pods)]),
-        workers if isinstance(workers, int) else _workers(read, pods),
-    )
+    if not isinstance(workers, int):
+        of_workers = read.replica_statuses.get(_WORKER)
+        workers = of_workers.desired if of_workers else None
+    return EndRecord(time, by, pods, read, _strategy(data, read, by, pods), workers)
 
 
 def read_run(content: bytes, uid: str) -> RunRecord:
@@ -284,26 +282,32 @@ def _pods(data: Any) -> Iterable[PodPlace]:
             yield PodPlace(name, node if isinstance(node, str) else None)
 
 
-def _strategy(data: Mapping[str, Any], status: JobStatus, pods: Iterable[str]) -> str | None:
-    """Return the strategy that a record names, else the only one that has the roles of its pods."""
+def _strategy(data: Mapping[str, Any], status: JobStatus, by: str, pods: Iterable[PodPlace]) -> str | None:
+    """Return the strategy that a record names, else the only one that fits the roles in the record.
+
+    The list of pods may lack pods, and roles: it only excludes strategies that do not have the roles.
+    """
     if isinstance(named := data.get("strategy"), str):
         return named
-    known = {role for rules in RULES.values() for role in rules.roles}
-    roles = {role for role in status.replica_statuses if role in known}
-    roles |= {parts[-2] for pod in pods if len(parts := f"-{pod}".rsplit("-", 2)) == 3 and parts[-2] in known}
-    fitting = {name: rules.roles for name, rules in RULES.items() if roles and roles <= rules.roles.keys()}
-    if len(fitting) > 1:
-        # Workers alone: a strategy whose jobs always have pods of other roles does not fit.
-        fitting = {
-            name: its
-            for name, its in fitting.items()
-            if all(role in roles for role, rules in its.items() if rules.required or rules.decides)
-        }
-    return next(iter(fitting)) if len(fitting) == 1 else None
+    roles = {role for role in map(_role, (by, *(pod.name for pod in pods))) if role in ROLES}
+    roles |= status.replica_statuses.keys()
+    decided = _role(by) if status.phase is Phase.SUCCEEDED else ""
+    fitting = [
+        name
+        for name, rules in RULES.items()
+        if roles <= rules.roles.keys()
+        and all(role in status.replica_statuses for role in _always(rules) if status.replica_statuses)
+        and (decided not in ROLES or rules.roles[decided].decides)
+    ]
+    return fitting[0] if len(fitting) == 1 else None
 
 
-def _workers(status: JobStatus, pods: Iterable[PodPlace]) -> int | None:
-    if (worker := status.replica_statuses.get(_WORKER)) is not None:
-        return worker.desired
-    found = sum(pod.name.rpartition("-")[0].endswith(f"-{_WORKER}") for pod in pods)
-    return found or None
+def _always(rules: StrategyRules) -> set[str]:
+    """Return the roles that every job of a strategy has."""
+    replaceable = {role.instead_of for role in rules.roles.values()}
+    return {name for name, role in rules.roles.items() if role.required or role.implied} - replaceable
+
+
+def _role(pod: str) -> str:
+    """Return the role of a pod, by its name or by `<role>-<index>`."""
+    return pod.rpartition("-")[0].rpartition("-")[2]

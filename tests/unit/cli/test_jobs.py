@@ -119,6 +119,13 @@ def test_list_is_a_table_as_wide_as_it_must_be(client: type[FakeClient]) -> None
     assert ("list", True) in client.calls
 
 
+def test_list_prints_names_or_more_columns(client: type[FakeClient]) -> None:
+    assert call("list", "-o", "name").stdout == "mnist\n"
+    heading, row = call("list", "-o", "wide").stdout.splitlines()
+    assert heading.split()[-3:] == ["UID", "RESTARTS", "URI"]
+    assert row.split()[-3:] == [client.jobs["mnist"].uid, "0", "-"]
+
+
 def test_list_says_where_there_are_no_jobs(client: type[FakeClient]) -> None:
     client.jobs = {}
     result = call("list")

@@ -67,10 +67,14 @@ def status(job: IndexEntry, phase: str = "Succeeded", **more: Any) -> dict[str, 
         "completionTime": text(end),
         "attempt": 1 + restarts,
         "restarts": {"application": restarts, "infrastructure": 0},
-        "replicaStatuses": {"launcher": {"desired": 1}, "worker": {"desired": 2}},
         "progress": {"step": 938, "totalSteps": 938, "percent": 100.0, "examplesPerSecond": 1234.5},
     }
-    return found | ({"failure": failure} if phase == "Failed" else {}) | more
+    of_the_operator = {
+        "replicaStatuses": {"launcher": {"desired": 1}, "worker": {"desired": 2}},
+        "failure": failure,
+    }
+    # The pod that records a success does not know them.
+    return found | (of_the_operator if phase == "Failed" else {}) | more
 
 
 def end(job: IndexEntry, phase: str = "Succeeded", **more: Any) -> dict[str, Any]:
@@ -82,6 +86,7 @@ def end(job: IndexEntry, phase: str = "Succeeded", **more: Any) -> dict[str, Any
     ]
     time = stored["completionTime"]
     by = "launcher-0" if phase == "Succeeded" else "record"
+    pods = pods if by == "record" else []
     return {"version": 1, "uid": job.uid, "time": time, "by": by, "pods": pods, "status": stored}
 
 
