@@ -15,10 +15,13 @@ from dtj_trainer.artifacts.checkpoint_mirror import POLL_SECONDS, CheckpointMirr
 from dtj_trainer.artifacts.checkpoint_parts import PartUploader
 from dtj_trainer.artifacts.checkpoint_upload import CheckpointUploader, StepAt
 from dtj_trainer.artifacts.fence import Fence, Superseded
+from dtj_trainer.artifacts.file_fetch import Near
 from dtj_trainer.artifacts.file_upload import FileUploader
 from dtj_trainer.artifacts.local_checkpoints import read_mark
 from dtj_trainer.artifacts.multipart import Uploads
 from dtj_trainer.artifacts.pace import BYTES_PER_SECOND, Pace
+from dtj_trainer.artifacts.peer_client import CheckpointPeers
+from dtj_trainer.artifacts.peer_server import PeerServer
 from dtj_trainer.artifacts.pod_sources import METRICS_KEYS, PodFiles, pod_sources
 from dtj_trainer.artifacts.restore import RESUME_NEVER, Restored, restore
 from dtj_trainer.artifacts.s3 import NoSuchKey, S3Error
@@ -31,6 +34,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from dtj_trainer.artifacts.checkpoint_cache import CheckpointCache
+    from dtj_trainer.artifacts.peer_hosts import PeerHosts
     from dtj_trainer.artifacts.upload_rules import Begin
 
 log = logging.getLogger(__name__)
@@ -73,6 +77,8 @@ class SyncSettings:
     """`<role>-<index>` of a pod whose utilisation is sampled."""
     cache: CheckpointCache | None = None
     """The node's cache of checkpoints."""
+    peers: PeerHosts | None = None
+    """The pods that restore with this one; None: it is alone."""
     tracked: bool = False
     """Whether this pod writes the job's run to a tracking server."""
 
@@ -112,6 +118,7 @@ class PodSync:
         self._known: set[str] = set()
         """Names that were restored, on a pod that uploads no checkpoints."""
         self._warned = False
+        self._server: PeerServer | None = None
 
     def make_folders(self) -> None:
         """Create the workspace's folders."""
@@ -131,6 +138,7 @@ class PodSync:
             log.info("no artifacts are kept: %s is not set", contract.ENV_ARTIFACTS_URI)
             return None
         store, settings = self._store, self._settings
+        near = self._near()
 
         def attempt() -> Restored | None:
             restored = None
@@ -142,7 +150,7 @@ class PodSync:
                     store.below(contract.CHECKPOINTS),
                     settings.root / contract.CHECKPOINTS,
                     settings.resume,
-                    settings.cache,
+                    near,
                 )
             if metrics := METRICS_KEYS.get(settings.part):
                 path, resumes = settings.root / contract.METRICS_FILE, settings.resume != RESUME_NEVER
@@ -158,6 +166,20 @@ class PodSync:
             attempt, timeout=timeout, progress=lambda: store.received.total, on_wait=on_wait, sleep=sleep
         )
         return self._restored
+
+    def _near(self) -> Near:
+        """Return where files of checkpoints may be. The job's other pods may read them here from now on."""
+        cache, hosts = self._settings.cache, self._settings.peers
+        if hosts is None:
+            return Near(cache)
+        if self._server is None:
+            try:
+                self._server = PeerServer(hosts)
+            except OSError as error:  # For example another pod in the host's network.
+                log.warning("no files of checkpoints from other pods: port %d: %s", hosts.port, error)
+                return Near(cache)
+            self._server.start()
+        return Near(cache, CheckpointPeers(hosts), self._server.files)
 
     def _restore_tracking(self, store: Store) -> None:
         """Restore tracking.json. All attempts of a job belong to one run, also attempts that train from step 0."""
@@ -279,6 +301,8 @@ class PodSync:
         """Stop uploads, and leave no parts of files in the bucket, because the process ends."""
         if self._store:
             self._store.uploads.close()
+        if self._server:
+            self._server.close()
 
     @property
     def superseded(self) -> Superseded | None:

@@ -10,6 +10,7 @@ from http import HTTPStatus
 from typing import TYPE_CHECKING, NamedTuple
 
 from dtj_trainer.artifacts import s3
+from dtj_trainer.artifacts.arriving_file import ArrivingFile
 from dtj_trainer.artifacts.multipart import Put, Uploads
 from dtj_trainer.artifacts.ranged_download import ByteCount, Version, download
 
@@ -181,11 +182,18 @@ class Store:
 
         Raises `Changed` when the object changes during the download, `NoSuchKey` when it does not exist.
         """
+        with ArrivingFile(path) as arriving:
+            self.get_rest(key, arriving)
+            arriving.put()
+            return arriving.sha256
+
+    def get_rest(self, key: str, arriving: ArrivingFile) -> None:
+        """Download the bytes of an object that have not arrived yet, in parts. Raises as `get_with_sha256`."""
         with self._sentences(self.uri(key)):
             bucket, name = self.location.bucket, self._name(key)
             head = self._client.head_object(Bucket=bucket, Key=name)
             version = Version(bucket, name, head["ETag"], head["ContentLength"])
-            return download(self._client, version, path, self.received)
+            download(self._client, version, arriving, self.received)
 
     def get_growth(self, key: str, path: Path) -> None:
         """Update a local file from an object that grows by appending; only the new bytes are fetched.
