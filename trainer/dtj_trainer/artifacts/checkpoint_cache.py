@@ -91,6 +91,38 @@ class CheckpointCache:
                 self._report(error)
         return fault
 
+    def add(self, file: StoredFile, write: Callable[[Path], None]) -> bool:
+        """Put a file into the cache, which `write` writes to the path that it gets; return whether it is new there.
+
+        Raises what `write` raises, but no error of the cache's file system.
+        """
+        if self._folder.full:
+            return False
+        try:
+            if self._has(file):
+                return False
+            with self._folder.writing(self._path(file), file.size) as unfinished:
+                write(unfinished)
+        except OSError as error:
+            self._report(error)
+            return False
+        return True
+
+    def _has(self, file: StoredFile) -> bool:
+        """Return whether there is such a file, and note its use. Raises OSError."""
+        try:
+            os.utime(self._path(file), follow_symlinks=False)
+        except FileNotFoundError:
+            return False
+        except PermissionError:  # The file of another user.
+            pass
+        return True
+
+    def remove(self, file: StoredFile) -> None:
+        """Remove a file that this process has added, unless it can't be removed."""
+        with suppress(OSError):
+            self._path(file).unlink(missing_ok=True)
+
     def _copy(self, file: StoredFile, path: Path) -> bool:
         """Copy a file from the cache; return False if the cache does not have it, or not with its SHA-256."""
         cached, arriving = self._path(file), path.with_name(f"{path.name}.part")

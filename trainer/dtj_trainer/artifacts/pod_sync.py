@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from dtj_trainer import contract
 from dtj_trainer.artifacts.backoff import Deadline, retry_transient
+from dtj_trainer.artifacts.cache_fill import CacheFill
 from dtj_trainer.artifacts.checkpoint_mirror import POLL_SECONDS, CheckpointMirror
 from dtj_trainer.artifacts.checkpoint_parts import PartUploader
 from dtj_trainer.artifacts.checkpoint_upload import CheckpointUploader, StepAt
@@ -48,6 +49,8 @@ FOLDERS = (
     contract.RUN,
 )
 
+FILL_SECONDS = 5.0
+"""How long a pod waits at its end for the copy of its last checkpoint in the node's cache."""
 CLAIM_KEYS = {"primary": contract.CLAIM_FILE, "evaluator": contract.EVALUATOR_CLAIM_FILE}
 """The evaluator restarts alone, so that its attempts differ from the chief's."""
 
@@ -119,6 +122,7 @@ class PodSync:
         """Names that were restored, on a pod that uploads no checkpoints."""
         self._warned = False
         self._server: PeerServer | None = None
+        self._fill: CacheFill | None = None
 
     def make_folders(self) -> None:
         """Create the workspace's folders."""
@@ -194,6 +198,8 @@ class PodSync:
         if self._store is None:
             return
         settings, root, fence = self._settings, self._settings.root, self._fence
+        if settings.cache:
+            self._fill = CacheFill(settings.cache, root / contract.CHECKPOINTS)
         files = PodFiles(
             root, settings.config_dir, settings.part, settings.attempt, settings.log_names, settings.pod
         )
@@ -209,6 +215,7 @@ class PodSync:
                 settle_seconds=settings.settle_seconds,
                 step_at=self._step_at,
                 program_runs=lambda: not self._died and self._programs_run(),
+                fill=self._fill,
             )
             if self._restored:
                 self._checkpoints.note_restored(self._restored.manifest, own=self._restored.own)
@@ -237,6 +244,7 @@ class PodSync:
             attempt=settings.attempt,
             keep=settings.keep,
             pod=socket.gethostname(),
+            fill=self._fill,
         )
         if self._restored:
             self._known = {path.name for path in folder.iterdir()}
@@ -296,6 +304,8 @@ class PodSync:
             raise self.superseded
         if errors:
             raise errors[0]
+        if self._fill:
+            self._fill.finish(min(FILL_SECONDS, deadline.left()))
 
     def close(self) -> None:
         """Stop uploads, and leave no parts of files in the bucket, because the process ends."""
