@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from dtj_trainer import contract
-from dtj_trainer.artifacts.cache_folder import CacheFolder, note_use
+from dtj_trainer.artifacts.cache_folder import CacheFolder, limit_from_environment, note_use
 from dtj_trainer.artifacts.shared_file import open_shared
 
 if TYPE_CHECKING:
@@ -207,9 +207,4 @@ def _copied(source: FileIO, target: Path, at_most: int | None = None) -> str:
 def cache_from_environment(environment: Mapping[str, str] = os.environ) -> CheckpointCache | None:
     """Return the node's cache; None where the pod has none. Raises ValueError for a variable that is no size."""
     folder = environment.get(contract.ENV_CHECKPOINT_CACHE)
-    if not folder:
-        return None
-    size = environment.get(contract.ENV_DATA_CACHE_BYTES, "")
-    if not size.isdecimal():
-        raise ValueError(f"{contract.ENV_DATA_CACHE_BYTES} must be a number of bytes, got {size!r}")
-    return CheckpointCache(Path(folder), int(size))
+    return CheckpointCache(Path(folder), limit_from_environment(environment)) if folder else None

@@ -16,7 +16,8 @@ from fnmatch import fnmatchcase
 from pathlib import PurePosixPath
 from typing import TYPE_CHECKING
 
-from dtj_trainer.artifacts.backoff import retry_transient
+from dtj_trainer import contract
+from dtj_trainer.artifacts.backoff import SYNC_TIMEOUT_SECONDS, retry_transient
 from dtj_trainer.artifacts.checkpoint_cache import cache_from_environment
 from dtj_trainer.artifacts.file_fetch import Near, fetch_files
 from dtj_trainer.artifacts.local_checkpoints import MARK_FILE, RECORD_FILE, read_mark
@@ -38,8 +39,6 @@ log = logging.getLogger(__name__)
 DAMAGED_FILE = "damaged.txt"
 """What a rank puts into a checkpoint's folder in the bucket when a file is damaged, so that later restores skip the
 checkpoint: the description of the fault."""
-TIMEOUT_SECONDS = 600.0
-"""How long a file may take without a received byte."""
 
 
 def marks(manifest: Manifest) -> list[StoredFile]:
@@ -146,7 +145,8 @@ def _fetched(store: Store, file: StoredFile, folder: Path, near: Near) -> str | 
 
     return retry_transient(
         lambda: fetch_files(store, [file], folder, near),
-        timeout=TIMEOUT_SECONDS,
+        # dtj-launch has checked the variable before it started the program.
+        timeout=float(os.environ.get(contract.ENV_SYNC_TIMEOUT_SECONDS) or SYNC_TIMEOUT_SECONDS),
         progress=lambda: store.received.total,
         on_wait=on_wait,
     )

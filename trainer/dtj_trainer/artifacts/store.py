@@ -121,13 +121,21 @@ class Store:
 
         A large file is sent in parts; see `multipart.Uploads` for the parts that have arrived when S3Error is raised.
         """
-        return self._put(key, path, on_bytes, replaces).etag
+        return self.put_whole(key, path, on_bytes, replaces=replaces).etag
 
     def put_with_sha256(self, key: str, path: Path, on_bytes: Callable[[int], None] | None = None) -> str:
         """Upload a file as `put_file` does; return the SHA-256 of the bytes sent."""
-        return self._put(key, path, on_bytes, None).sha256
+        return self.put_whole(key, path, on_bytes).sha256
 
-    def _put(self, key: str, path: Path, on_bytes: Callable[[int], None] | None, replaces: str | None) -> Put:
+    def put_whole(
+        self,
+        key: str,
+        path: Path,
+        on_bytes: Callable[[int], None] | None = None,
+        *,
+        replaces: str | None = None,
+    ) -> Put:
+        """Upload a file as `put_file` does; return the ETag and the SHA-256 of the bytes sent."""
         sent = on_bytes or (lambda _: None)
         if path.stat().st_size <= s3.MULTIPART_BYTES:
             content = path.read_bytes()

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Literal, cast, get_args
 
 from dtj_trainer import contract
+from dtj_trainer.artifacts.backoff import SYNC_TIMEOUT_SECONDS
 from dtj_trainer.artifacts.checkpoint_cache import CheckpointCache, cache_from_environment
 from dtj_trainer.artifacts.checkpoints import DEFAULT_KEEP
 from dtj_trainer.artifacts.pace import BYTES_PER_SECOND
@@ -18,7 +19,6 @@ from dtj_trainer.artifacts.rotation import KEPT_ROTATED, MOST_ROTATED
 from dtj_trainer.artifacts.s3_options import read_options
 
 DEFAULT_PEER_TIMEOUT_SECONDS = 300.0
-DEFAULT_SYNC_TIMEOUT_SECONDS = 600.0
 DEFAULT_SETTLE_SECONDS = 5.0
 DEFAULT_TRACKING_START_SECONDS, DEFAULT_TRACKING_END_SECONDS = 10.0, 20.0
 
@@ -187,7 +187,7 @@ def read_settings(environment: Mapping[str, str]) -> Settings:
         rank=contract.rank_of(environment),
         start_barrier=_read_start_barrier(environment),
         peer_timeout=number(contract.ENV_PEER_TIMEOUT_SECONDS, DEFAULT_PEER_TIMEOUT_SECONDS),
-        sync_timeout=number(contract.ENV_SYNC_TIMEOUT_SECONDS, DEFAULT_SYNC_TIMEOUT_SECONDS),
+        sync_timeout=number(contract.ENV_SYNC_TIMEOUT_SECONDS, SYNC_TIMEOUT_SECONDS),
         settle=number(contract.ENV_CHECKPOINT_SETTLE_SECONDS, DEFAULT_SETTLE_SECONDS),
         keep=max(integer(contract.ENV_CHECKPOINTS_KEEP, DEFAULT_KEEP), 1),
         keep_every=60 * number(contract.ENV_CHECKPOINTS_KEEP_EVERY_MINUTES, 0.0, unit="minutes"),
