@@ -126,6 +126,8 @@ class Pods:
 @pytest.fixture
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
     """Files of LARGE bytes are large ones."""
+    monkeypatch.setattr(peer_client, "STILL_SECONDS", 60.0)  # This machine may be very busy.
+    monkeypatch.setattr(peer_client, "ANSWER_SECONDS", 60.0)
     monkeypatch.setattr(offered_files, "LEAST_BYTES", LARGE)
     monkeypatch.setattr(peer_client, "LEAST_BYTES", LARGE)
 
@@ -329,6 +331,8 @@ def test_bytes_that_four_pods_read_from_the_bucket(
         all_serve.wait(60)
 
     monkeypatch.setattr(PeerServer, "start", start_together)
+    monkeypatch.setattr(peer_client, "STILL_SECONDS", 60.0)
+    monkeypatch.setattr(peer_client, "ANSWER_SECONDS", 60.0)
 
     def restored(number: int) -> PodSync:
         root = tmp_path / f"pod-{number}"
@@ -398,7 +402,7 @@ def test_the_variables_of_the_pod() -> None:
     pod = contract.PodInfo(
         role="worker", index=1, restores=True, peers=contract.Peers("j-{}.j.ml.svc", {"ps": 2, "worker": 3})
     )
-    hosts = read_settings({"DTJ_POD": pod.to_json()}).peers
+    hosts = sync_settings(read_settings({"DTJ_POD": pod.to_json()}), log_names=None).peers
     assert hosts is not None
     assert (hosts.own, hosts.port) == (3, 8476)
     names = ["j-ps-0.j.ml.svc", "j-ps-1.j.ml.svc", "j-worker-0.j.ml.svc", "localhost", "j-worker-2.j.ml.svc"]

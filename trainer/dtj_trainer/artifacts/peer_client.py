@@ -24,6 +24,8 @@ PATIENCE_SECONDS = 10.0
 """How long a restore waits in all for pods that do not answer: pods of a job do not start at the same moment, and
 none can train before all have started."""
 CONNECT_SECONDS = 2.0
+ANSWER_SECONDS = 10.0
+"""How long a pod may take to say who has a file. It answers thousands of pods one after the other."""
 STILL_SECONDS, STILL_SECONDS_FOR_EACH_ABOVE = 5.0, 2.0
 """A pod that sends nothing for so long is left. Who is further down in the tree waits longer, so that the pod above
 has time to get the file elsewhere."""
@@ -84,8 +86,13 @@ class CheckpointPeers:
 
     def _ask(self, tracker: int, sha256: str) -> list[int]:
         with closing(self._connected(tracker)) as connection:
+            connection.sock.settimeout(ANSWER_SECONDS)
             connection.request("POST", f"/checkpoints/{sha256}/askers/{self._hosts.own}")
-            answer = connection.getresponse()
+            try:
+                answer = connection.getresponse()
+            except TimeoutError:
+                self._silent.add(tracker)
+                raise
             if answer.status != http.client.OK:
                 raise OSError(f"status {answer.status}")
             try:

@@ -38,7 +38,7 @@ TRANSFERS = 16
 TRANSFERS_OF_A_FILE = 4
 """Two for the pods below this one in the tree, and two for those whose own source has failed."""
 REQUEST_SECONDS = 5.0
-ARRIVAL_SECONDS = 60.0
+ARRIVAL_SECONDS = 20.0
 """A transfer ends when the file that this pod fetches itself has no more bytes for so long."""
 SLOW_SECONDS, SLOW_BYTES_PER_SECOND = 20.0, 1e6
 """A reader may block a transfer for so many seconds, and for the time of its bytes at this speed."""
