@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from dtj_trainer.artifacts import s3
+from dtj_trainer.artifacts.multipart import Put
 from dtj_trainer.artifacts.store import ABSENT, Store, StoredObject
 
 BYTES_PER_SECOND = 100e6
@@ -61,17 +62,17 @@ class Sink(Store):
         self.sizes[key] = len(content)
         return etag
 
-    def put_file(
+    def put_whole(
         self,
         key: str,
         path: Path,
         on_bytes: Callable[[int], None] | None = None,
         *,
         replaces: str | None = None,
-    ) -> str:
-        """As `put_bytes`."""
+    ) -> Put:
+        """As `put_bytes`, without a SHA-256."""
         del on_bytes
-        return self.put_bytes(key, path.read_bytes(), replaces=replaces)
+        return Put(self.put_bytes(key, path.read_bytes(), replaces=replaces), "")
 
     def etag(self, key: str) -> str:
         """Raises NoSuchKey."""

@@ -8,6 +8,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from dtj_trainer.artifacts import s3
+from dtj_trainer.artifacts.arriving_file import ArrivingFile
+from dtj_trainer.artifacts.multipart import Put
 from dtj_trainer.artifacts.store import ABSENT, Store, StoredObject
 
 
@@ -65,9 +67,16 @@ class MemoryStore(Store):
     ) -> str:
         return self.put_bytes(key, path.read_bytes(), replaces=replaces)
 
-    def put_with_sha256(self, key: str, path: Path, on_bytes: Callable[[int], None] | None = None) -> str:
-        self.put_file(key, path, on_bytes)
-        return hashlib.sha256(path.read_bytes()).hexdigest()
+    def put_whole(
+        self,
+        key: str,
+        path: Path,
+        on_bytes: Callable[[int], None] | None = None,
+        *,
+        replaces: str | None = None,
+    ) -> Put:
+        etag = self.put_file(key, path, on_bytes, replaces=replaces)
+        return Put(etag, hashlib.sha256(path.read_bytes()).hexdigest())
 
     def get_with_etag(self, key: str) -> tuple[bytes, str]:
         self._gate.before(f"get {key}")
@@ -86,6 +95,9 @@ class MemoryStore(Store):
     def get_with_sha256(self, key: str, path: Path) -> str:
         self.get_file(key, path)
         return hashlib.sha256(path.read_bytes()).hexdigest()
+
+    def get_rest(self, key: str, arriving: ArrivingFile) -> None:
+        arriving.append(self.get_with_etag(key)[0][arriving.at :])
 
     def objects(self, prefix: str = "") -> Iterator[StoredObject]:
         self._gate.before(f"list {prefix}")

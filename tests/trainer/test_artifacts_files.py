@@ -16,12 +16,12 @@ from pathlib import Path
 
 import pytest
 
-from dtj_trainer.artifacts import growing_upload, rotation, segments, sync_loop
+from dtj_trainer.artifacts import growing_upload, model_manifest, rotation, segments, sync_loop
 from dtj_trainer.artifacts.backoff import Backoff, retry_transient
 from dtj_trainer.artifacts.file_upload import FileUploader
 from dtj_trainer.artifacts.growing_upload import QUIET_SECONDS
 from dtj_trainer.artifacts.manifest import sha256_of
-from dtj_trainer.artifacts.multipart import Uploads
+from dtj_trainer.artifacts.multipart import Put, Uploads
 from dtj_trainer.artifacts.rotation import rotated, rotated_numbers
 from dtj_trainer.artifacts.s3 import S3Error
 from dtj_trainer.artifacts.segments import SEGMENT_BYTES, SEGMENT_SECONDS, segments_of
@@ -54,6 +54,11 @@ class FakeStore:
 
     def put_file(self, key: str, path: Path, *_: object, **__: object) -> None:
         self.puts.append((key, path.read_bytes()))
+
+    def put_whole(self, key: str, path: Path, *_: object, **__: object) -> Put:
+        sha256 = sha256_of(path)
+        self.put_file(key, path)
+        return Put("etag", sha256)
 
     def put_bytes(self, key: str, content: bytes, **_: object) -> str:
         self.puts.append((key, content))
@@ -446,6 +451,17 @@ def test_the_manifest_of_a_model_is_put_last_and_names_what_is_in_the_bucket(tmp
     (folder / "saved/b").unlink()
     assert ended(uploader)
     assert [key for key, _ in store.puts[3:]] == ["model/a.pt", "model/manifest.json"]
+    assert named_in(store) == {"a.pt": sha256_of(folder / "a.pt")}
+
+
+def test_the_files_of_a_model_are_read_once_for_the_upload_and_its_manifest(tmp_path, clock, monkeypatch):
+    """A model may have gigabytes: the checksums are those of what was sent."""
+    monkeypatch.setattr(model_manifest, "sha256_of", lambda _: pytest.fail("read again"))
+    folder, clock.now = tmp_path / "model", time.time() + MODEL.quiet + 1
+    folder.mkdir()
+    (folder / "a.pt").write_text("a")
+    store = FakeStore()
+    assert ended(FileUploader(store, [Source(folder, "model", MODEL)], clock))
     assert named_in(store) == {"a.pt": sha256_of(folder / "a.pt")}
 
 

@@ -20,6 +20,7 @@ from dtj_trainer.artifacts import checkpoint_cache, checkpoints
 from dtj_trainer.artifacts.checkpoint_cache import CheckpointCache, cache_from_environment
 from dtj_trainer.artifacts.checkpoint_upload import CheckpointUploader
 from dtj_trainer.artifacts.fence import Fence
+from dtj_trainer.artifacts.file_fetch import Near
 from dtj_trainer.artifacts.local_checkpoints import read_mark
 from dtj_trainer.artifacts.pod_sync import PodSync
 from dtj_trainer.artifacts.restore import restore
@@ -79,7 +80,7 @@ class Pods:
         """Restore in one pod, and compare what it has."""
         cache, folder = CheckpointCache(self.cache, limit), self._folder / f"pod-{number}" / "checkpoints"
         folder.mkdir(parents=True)
-        assert restore(self._store().below("checkpoints"), folder, "Auto", cache)
+        assert restore(self._store().below("checkpoints"), folder, "Auto", Near(cache))
         assert (folder / "5/state.pt").read_bytes() == STATE
         assert (folder / "5/other.pt").read_bytes() == OTHER
         assert read_mark(folder / "5")

@@ -52,6 +52,15 @@ def test_a_pod_comes_back_as_it_was(pod: PodInfo) -> None:
         ('{"role": "worker", "index": 0, "part": []}', "part must be one of primary, evaluator, other"),
         ('{"role": "worker", "index": 0, "restores": "yes"}', 'restores must be true or false, not "yes"'),
         ('{"role": "worker", "index": 0, "readsData": 1}', "readsData must be true or false, not 1"),
+        ('{"role": "worker", "index": 0, "peers": []}', "peers must be an object, not []"),
+        (
+            '{"role": "worker", "index": 0, "peers": {"host": "a", "pods": {}}}',
+            'peers.host must be a host name with {} for the pod, not "a"',
+        ),
+        (
+            '{"role": "worker", "index": 0, "peers": {"host": "{}", "pods": {"worker": "2"}}}',
+            'peers.pods must be a number of pods by role, not {"worker": "2"}',
+        ),
     ],
 )
 def test_what_can_not_be_read_is_named(text: str, fault: str) -> None:

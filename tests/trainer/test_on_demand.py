@@ -215,3 +215,19 @@ def test_small_tensors_of_several_ranks_are_in_the_lowest_ranks_file() -> None:
     assert {"step", "counts"} <= set(names[0])
     assert sorted(name for each in names for name in each) == sorted(state)
     assert sum("large" in each or "other" in each for each in names) == 2, "large ones are spread"
+
+
+def test_a_rank_waits_for_the_bucket_as_long_as_its_pod(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = job.restore("second")
+    tries = 0
+
+    def down(*_: object) -> None:
+        nonlocal tries
+        tries += 1
+        raise S3Error("down", transient=True)
+
+    monkeypatch.setattr(on_demand, "fetch_files", down)
+    monkeypatch.setenv("DTJ_SYNC_TIMEOUT_SECONDS", "0")
+    with pytest.raises(S3Error, match="down"):
+        checkpoints.bring(folder, on_demand.in_bucket(folder).files)
+    assert tries == 1

@@ -51,7 +51,12 @@ def network_policy_name(job: str, short_uid: str) -> str:
 
 def host_name(job: str, namespace: str, role: str, index: int) -> str:
     """DNS name of one replica, valid whatever the cluster's domain is."""
-    return f"{pod_name(job, role, index)}.{service_name(job)}.{namespace}.svc"
+    return host_of(job, namespace, f"{role}-{index}")
+
+
+def host_of(job: str, namespace: str, replica: str) -> str:
+    """DNS name of the replica `<role>-<index>`."""
+    return f"{job}-{replica}.{service_name(job)}.{namespace}.svc"
 
 
 def role_of(pod: str) -> str:

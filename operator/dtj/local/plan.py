@@ -208,6 +208,8 @@ def _own_environment(pod: Manifest, place: Place, first: contract.PodInfo | None
         contract.ENV_TERMINATION_LOG: str(place.root(info) / "termination.json"),
         "CUDA_VISIBLE_DEVICES": ",".join(place.gpus.get(name, ())),
         ENV_RUN: place.run_id,
+        # The replicas would share one port, and the disk.
+        contract.ENV_RESTORE_PEERS: "false",
         # An empty port: the pod does not serve /progress.
         contract.ENV_PROGRESS_PORT: str(place.ports.get((name, contract.PROGRESS_PORT), "")),
         **place.environment,

@@ -12,7 +12,15 @@ from dtj.api.names import host_name, ssh_secret_name
 from dtj.api.pod_template import CONFIG_VOLUME, TRAINER_CONTAINER, own_program
 from dtj.api.spec import ReplicaSpec, Resources
 from dtj.plan.model import Plan, Replica
-from dtj.plan.pods import HIDDEN_GPUS, headless_service, metadata, replica_pod, replicas, trainer_container
+from dtj.plan.pods import (
+    HIDDEN_GPUS,
+    headless_service,
+    metadata,
+    replica_pod,
+    replicas,
+    restoring_peers,
+    trainer_container,
+)
 from dtj.plan.start import START, config_map, script
 from dtj_trainer import contract
 
@@ -98,6 +106,7 @@ def pod_info(job: Job, role: str, index: int) -> contract.PodInfo:
         part="primary",
         restores=True,
         reads_data=True,
+        peers=restoring_peers(job, {WORKER: job.spec.worker.replicas}),
     )
 
 

@@ -17,7 +17,7 @@ from dtj.api.pod_template import TRAINER_CONTAINER, program_of
 from dtj.api.spec import ChiefSpec, ReplicaSpec, Resources
 from dtj.api.strategy import pods_of
 from dtj.plan.model import Plan, Replica
-from dtj.plan.pods import HIDDEN_GPUS, headless_service, replica_pod, replicas
+from dtj.plan.pods import HIDDEN_GPUS, headless_service, replica_pod, replicas, restoring_peers
 from dtj.plan.start import START, config_map, started
 from dtj_trainer import contract
 
@@ -93,6 +93,13 @@ class _Form:
     def info(self, replica: Replica) -> contract.PodInfo:
         """What the trainer in the pod needs to know."""
         evaluates = replica.role == EVALUATOR
+        # A leader that is created when the servers run restores alone: their restore would wait for it.
+        first = self.job.spec.rules.created_first()
+        peers = {
+            role: len(names)
+            for role, names in self.names.items()
+            if role in first and self.together.issuperset(names)
+        }
         return contract.PodInfo(
             role=replica.role,
             index=replica.index,
@@ -101,6 +108,7 @@ class _Form:
             # disk. Without ps, each worker reads the checkpoint.
             restores=evaluates or replica.name in self.together,
             reads_data=replica.role != PS,
+            peers=restoring_peers(self.job, peers) if replica.role in peers else None,
         )
 
 

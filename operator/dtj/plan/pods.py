@@ -16,7 +16,7 @@ from dtj.api.identity import (
     MANAGER,
 )
 from dtj.api.job import POD_USER, Job, Manifest
-from dtj.api.names import config_name, pod_name, service_name
+from dtj.api.names import config_name, host_of, pod_name, service_name
 from dtj.api.pod_template import CONFIG_VOLUME, RUN_VOLUME, SHM_VOLUME, TRAINER_CONTAINER, WORKSPACE_VOLUME
 from dtj.api.spec import ReplicaSpec, Resume
 from dtj.plan.data_cache import cache_environment, cache_pod_spec
@@ -75,6 +75,16 @@ def replicas(
         Replica(pod_name(job.name, role, index), role, index, apart.get(f"{role}-{index}", attempt))
         for index in range(count)
     )
+
+
+def restoring_peers(job: Job, pods: Mapping[str, int]) -> contract.Peers | None:
+    """Return how the pods that restore the same checkpoint reach each other; None if no pod has another one to ask.
+
+    pods: their number by role. They start together: none waits for one that is created later.
+    """
+    if job.spec.artifacts is None or sum(pods.values()) < 2:
+        return None
+    return contract.Peers(host_of(job.name, job.namespace, contract.Peers.POD), pods)
 
 
 def trainer_container(pod: Manifest) -> Manifest:

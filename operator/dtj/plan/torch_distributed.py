@@ -20,7 +20,7 @@ from dtj.api.quantities import amount
 from dtj.api.torch_command import ACCELERATE
 from dtj.api.torch_distributed import WORKER, StartedBy, procs_per_worker, ranks_start
 from dtj.plan.model import Plan, Replica
-from dtj.plan.pods import headless_service, replica_pod, replicas
+from dtj.plan.pods import headless_service, replica_pod, replicas, restoring_peers
 from dtj.plan.start import START, config_map, script, started
 from dtj_trainer import contract
 
@@ -54,6 +54,7 @@ def torch_distributed_plan(job: Job) -> Plan:
             part="primary",
             restores=True,
             reads_data=True,
+            peers=restoring_peers(job, {WORKER: worker.replicas}),
         )
         extra = {"containers": [_container(world, replica.index)]}
         env = world.environment(replica.index)

@@ -19,7 +19,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dtj.api.job import Job, Manifest, read_job
-from dtj.api.names import LABEL_LENGTH
+from dtj.api.names import LABEL_LENGTH, host_name
 from dtj.api.validation import faults
 from dtj.operator_flags import read_flags
 from dtj.plan.horovod import SSHD_CONFIG, ssh_secret
@@ -55,6 +55,31 @@ def jobs(draw: st.DrawFn) -> Job:
     made = job(draw(NAMES), **spec)
     assert faults(made) == []
     return made
+
+
+@pytest.mark.parametrize("strategy", ["Horovod", "TorchDistributed"])
+def test_pods_that_restore_know_each_others_hosts_in_a_form_of_one_size(strategy: str) -> None:
+    spec: Manifest = {"strategy": strategy, "replicaSpecs": {"worker": {"replicas": 5000}}}
+    made = job(**spec, artifacts={"uri": "s3://bucket/jobs", "secretName": "s3"})
+    plan = plan_job(made)
+    texts = [environment(pod)["DTJ_POD"] for pod in (plan.pod(each) for each in plan.replicas[-3:])]
+    assert max(map(len, texts)) < 300
+    infos = [PodInfo.from_json(text) for text in texts if "peers" in text]
+    assert infos
+    for info in infos:
+        assert info.peers
+        assert info.peers.count == 5000
+        assert info.peers.number_of("worker", info.index) == info.index
+        assert info.peers.host_of(4999) == host_name(made.name, made.namespace, "worker", 4999)
+
+
+def test_pods_without_artifacts_or_without_another_pod_have_no_peers() -> None:
+    artifacts = {"uri": "s3://bucket/jobs", "secretName": "s3"}
+    for made in (
+        job(replicaSpecs={"worker": {"replicas": 2}}),
+        job(replicaSpecs={"worker": {"replicas": 1}}, artifacts=artifacts),
+    ):
+        assert all("peers" not in environment(pod)["DTJ_POD"] for pod in plan_job(made).pods)
 
 
 def environment(pod: Manifest) -> dict[str, Any]:

@@ -13,6 +13,8 @@ if TYPE_CHECKING:
 
 Result = TypeVar("Result")
 
+SYNC_TIMEOUT_SECONDS = 600.0
+"""The default of DTJ_SYNC_TIMEOUT_SECONDS: how long a pod waits for a bucket that transfers no byte."""
 FIRST_DELAY_SECONDS = 0.5
 LONGEST_DELAY_SECONDS = 15.0
 

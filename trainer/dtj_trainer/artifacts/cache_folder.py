@@ -18,11 +18,14 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from dtj_trainer import contract
 from dtj_trainer.artifacts.written_bytes import WrittenBytes
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping
 
+DEFAULT_BYTES = 100 * 10**9
+"""The limit of a cache that nobody has given one."""
 _FILL = 0.9
 """The part of the limit that an eviction leaves. The rest is for what processes write until the next eviction."""
 _SHARE_BETWEEN_EVICTIONS = 1 / 64
@@ -135,6 +138,14 @@ class CacheFolder:
                             continue
             except FileNotFoundError:
                 continue
+
+
+def limit_from_environment(environment: Mapping[str, str]) -> int:
+    """Return the bytes that the job's cache may have. Raises ValueError for a variable that is no size."""
+    text = environment.get(contract.ENV_DATA_CACHE_BYTES, str(DEFAULT_BYTES))
+    if not text.isdecimal() or not int(text):
+        raise ValueError(f"{contract.ENV_DATA_CACHE_BYTES} must be a number of bytes, got {text!r}")
+    return int(text)
 
 
 def note_use(path: Path, file: int) -> None:

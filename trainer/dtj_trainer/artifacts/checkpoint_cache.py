@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from dtj_trainer import contract
-from dtj_trainer.artifacts.cache_folder import CacheFolder, note_use
+from dtj_trainer.artifacts.cache_folder import CacheFolder, limit_from_environment, note_use
 from dtj_trainer.artifacts.shared_file import open_shared
 
 if TYPE_CHECKING:
@@ -90,6 +90,38 @@ class CheckpointCache:
             except OSError as error:
                 self._report(error)
         return fault
+
+    def add(self, file: StoredFile, write: Callable[[Path], None]) -> bool:
+        """Put a file into the cache, which `write` writes to the path that it gets; return whether it is new there.
+
+        Raises what `write` raises, but no error of the cache's file system.
+        """
+        if self._folder.full:
+            return False
+        try:
+            if self._has(file):
+                return False
+            with self._folder.writing(self._path(file), file.size) as unfinished:
+                write(unfinished)
+        except OSError as error:
+            self._report(error)
+            return False
+        return True
+
+    def _has(self, file: StoredFile) -> bool:
+        """Return whether there is such a file, and note its use. Raises OSError."""
+        try:
+            os.utime(self._path(file), follow_symlinks=False)
+        except FileNotFoundError:
+            return False
+        except PermissionError:  # The file of another user.
+            pass
+        return True
+
+    def remove(self, file: StoredFile) -> None:
+        """Remove a file that this process has added, unless it can't be removed."""
+        with suppress(OSError):
+            self._path(file).unlink(missing_ok=True)
 
     def _copy(self, file: StoredFile, path: Path) -> bool:
         """Copy a file from the cache; return False if the cache does not have it, or not with its SHA-256."""
@@ -175,9 +207,4 @@ def _copied(source: FileIO, target: Path, at_most: int | None = None) -> str:
 def cache_from_environment(environment: Mapping[str, str] = os.environ) -> CheckpointCache | None:
     """Return the node's cache; None where the pod has none. Raises ValueError for a variable that is no size."""
     folder = environment.get(contract.ENV_CHECKPOINT_CACHE)
-    if not folder:
-        return None
-    size = environment.get(contract.ENV_DATA_CACHE_BYTES, "")
-    if not size.isdecimal():
-        raise ValueError(f"{contract.ENV_DATA_CACHE_BYTES} must be a number of bytes, got {size!r}")
-    return CheckpointCache(Path(folder), int(size))
+    return CheckpointCache(Path(folder), limit_from_environment(environment)) if folder else None

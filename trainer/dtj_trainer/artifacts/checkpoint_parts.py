@@ -11,6 +11,7 @@ import threading
 import time
 from typing import TYPE_CHECKING
 
+from dtj_trainer.artifacts.cache_fill import CacheFill, Uploaded
 from dtj_trainer.artifacts.fence import Superseded, read_claim
 from dtj_trainer.artifacts.local_checkpoints import (
     MARK_FILE,
@@ -96,8 +97,19 @@ class PartUploader:
     """
 
     def __init__(
-        self, folder: Path, job: Store, store: Store, *, claim_key: str, attempt: int, keep: int, pod: str
+        self,
+        folder: Path,
+        job: Store,
+        store: Store,
+        *,
+        claim_key: str,
+        attempt: int,
+        keep: int,
+        pod: str,
+        fill: CacheFill | None = None,
     ) -> None:
+        """`fill`: gets what is uploaded."""
+        self._fill = fill
         self._folder, self._job, self._store = folder, job, store
         self._claim_key, self._attempt, self._keep, self._pod = claim_key, attempt, keep, pod
         self._done: set[FileState] = set()
@@ -135,7 +147,7 @@ class PartUploader:
         if claim is None or entry.step is None:
             return False
         folder = folder_name(entry.step, claim)
-        files = []
+        files, uploaded = [], []
         for state in entry.files:
             path = self._folder / state.path
             if path.name == MARK_FILE:  # The pod with the claim has the mark as well.
@@ -146,6 +158,7 @@ class PartUploader:
                 sha256 = self._store.put_with_sha256(f"{folder}/{key}", path, self._count_bytes)
                 stored = self._sent.add(folder, state, StoredFile(state.path, key, state.size, sha256))
             files.append(stored)
+            uploaded.append(Uploaded(state, stored))
         if self._claim() != claim:
             return False
         entries = (Entry(entry.name, entry.kind),)
@@ -153,6 +166,8 @@ class PartUploader:
         self._store.put_bytes(f"{folder}/{PARTS}/{self._pod}.json", part.to_json())
         self._done.update(entry.files)
         self._sent.forget(folder)
+        if self._fill:
+            self._fill.offer(entry.step, uploaded)
         log.info("uploaded a part of checkpoint %s (%d bytes)", self._store.uri(folder), part.size)
         return True
 

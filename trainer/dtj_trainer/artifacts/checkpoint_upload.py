@@ -11,6 +11,7 @@ from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING
 
 from dtj_trainer import contract
+from dtj_trainer.artifacts.cache_fill import CacheFill, Uploaded
 from dtj_trainer.artifacts.checkpoint_index import CheckpointIndex, candidate_of, read_index
 from dtj_trainer.artifacts.checkpoint_parts import Lateness, has_parts, read_parts, united
 from dtj_trainer.artifacts.checkpoint_removal import CheckpointRemoval
@@ -61,13 +62,15 @@ class CheckpointUploader:
         step_at: StepAt,
         program_runs: Callable[[], bool] = lambda: True,
         keep_every: float = 0.0,
+        fill: CacheFill | None = None,
     ) -> None:
-        """`keep`, `keep_every`: of the checkpoints in the bucket; see `kept`."""
+        """`keep`, `keep_every`: of the checkpoints in the bucket; see `kept`. `fill`: gets what is uploaded."""
         self._folder = folder
         self._store = store
         self._fence = fence
         self._keep = keep
         self._keep_every = keep_every
+        self._fill = fill
         self._completeness = Completeness(folder, settle_seconds, program_runs)
         self._step_at = step_at
         self._index: CheckpointIndex | None = None
@@ -242,6 +245,8 @@ class CheckpointUploader:
             manifest.size,
             time.monotonic() - started,
         )
+        if self._fill:
+            self._fill.offer(step, list(map(Uploaded, checkpoint.files, files)))
         self._removal.note_uploaded(manifest)
         return True
 

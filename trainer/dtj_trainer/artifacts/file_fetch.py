@@ -1,9 +1,12 @@
-"""Brings files of a checkpoint, from the node's cache or the bucket, and verifies them by the manifest."""
+"""Brings files of checkpoints from the node's cache, other pods or the bucket, and verifies them by the manifest."""
 
 from __future__ import annotations
 
+import logging
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
+from dtj_trainer.artifacts.arriving_file import ArrivingFile
 from dtj_trainer.artifacts.checkpoint_cache import BeingFetched
 from dtj_trainer.artifacts.manifest import StoredFile, fault_of
 from dtj_trainer.artifacts.s3 import Changed, DamagedObject, NoSuchKey
@@ -13,42 +16,86 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from dtj_trainer.artifacts.checkpoint_cache import CheckpointCache
+    from dtj_trainer.artifacts.offered_files import OfferedFiles
+    from dtj_trainer.artifacts.peer_client import CheckpointPeers
     from dtj_trainer.artifacts.store import Store
 
+log = logging.getLogger(__name__)
 
-def fetch_files(
-    checkpoint: Store, files: Iterable[StoredFile], folder: Path, cache: CheckpointCache | None
-) -> str | None:
+
+@dataclass(frozen=True)
+class Near:
+    """Where files may be nearer than in the bucket. None: the pod has no such place."""
+
+    cache: CheckpointCache | None = None
+    """The node's cache."""
+    peers: CheckpointPeers | None = None
+    offered: OfferedFiles | None = None
+    """What this pod offers to the others."""
+
+    def for_checkpoint(self, size: int) -> Near:
+        """Return the places for a checkpoint of so many bytes: a cache does not take every size."""
+        return self if self.cache is None or self.cache.takes(size) else replace(self, cache=None)
+
+    def __str__(self) -> str:
+        """Say how many bytes came from near, for the log; empty without such a place."""
+        cached = [f"{self.cache.bytes_copied} of them from the node's cache"] if self.cache else []
+        given = [f"{self.peers.bytes_received} of them from other pods"] if self.peers else []
+        return ", ".join(cached + given)
+
+
+def fetch_files(checkpoint: Store, files: Iterable[StoredFile], folder: Path, near: Near) -> str | None:
     """Bring files to their paths below `folder`; return a description of the first fault, or None.
 
     Files that an interrupted call already fetched are not fetched again. Pods with one cache fetch different files at
     a time: each goes to the next file while another fetches one. Raises S3Error and OSError.
     """
     left: list[StoredFile] = []
-    for file in files:
+    for file in near.peers.in_own_order(list(files)) if near.peers else files:
         try:
-            if fault := _fetch(checkpoint, file, folder / file.path, cache, wait=False):
+            if fault := _fetch(checkpoint, file, folder / file.path, near, wait=False):
                 return fault
         except BeingFetched:
             left.append(file)
     for file in left:
-        if fault := _fetch(checkpoint, file, folder / file.path, cache, wait=True):
+        if fault := _fetch(checkpoint, file, folder / file.path, near, wait=True):
             return fault
     return None
 
 
-def _fetch(
-    checkpoint: Store, file: StoredFile, path: Path, cache: CheckpointCache | None, *, wait: bool
-) -> str | None:
+def _fetch(checkpoint: Store, file: StoredFile, path: Path, near: Near, *, wait: bool) -> str | None:
     path.parent.mkdir(parents=True, exist_ok=True)
     if path.is_file() and fault_of(path, file) is None:
         return None
 
     def download() -> str | None:
+        if near.peers and near.peers.takes(file) and _arrived(checkpoint, file, path, near.peers):
+            return None
         # Fetch a damaged file once more: the transfer may have damaged it.
         return _downloaded(checkpoint, file, path) and _downloaded(checkpoint, file, path)
 
-    return cache.bring(file, path, download, wait=wait) if cache else download()
+    return near.cache.bring(file, path, download, wait=wait) if near.cache else download()
+
+
+def _arrived(checkpoint: Store, file: StoredFile, path: Path, peers: CheckpointPeers) -> bool:
+    """Bring a file from other pods, and what they do not give from the bucket; return whether it is as it should be.
+
+    Other pods may have the file from this one while it arrives.
+    """
+    with ArrivingFile(path, shared=True) as arriving:
+        peers.bring(file, arriving, checkpoint.received)
+        given = arriving.at
+        if given < file.size:
+            try:
+                checkpoint.get_rest(file.key, arriving)
+            except (NoSuchKey, DamagedObject, Changed):
+                return False  # The download that follows says what is wrong.
+        if (arriving.at, arriving.sha256) == (file.size, file.sha256):
+            arriving.put()
+            return True
+    if given:
+        log.warning("%s is damaged with %d bytes of other pods; it is fetched again", file.path, given)
+    return False
 
 
 def _downloaded(checkpoint: Store, file: StoredFile, path: Path) -> str | None:

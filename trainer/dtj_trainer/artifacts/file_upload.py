@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
+    from dtj_trainer.artifacts.multipart import Put
+
 
 class Clock(Protocol):
     """The two clocks of the module `time`, so that tests can replace them."""
@@ -42,6 +44,13 @@ class _Known:
     duration: float = 0.0
     etag: str = ABSENT
     """The ETag that this process's last put returned, or ABSENT."""
+    sha256: str = ""
+    """The SHA-256 of the bytes that the last put sent."""
+
+    def note(self, put: Put) -> str:
+        """Remember what was sent; return the ETag."""
+        self.sha256 = put.sha256
+        return put.etag
 
 
 class FileUploader:
@@ -107,12 +116,12 @@ class FileUploader:
         A manifest in the folder is not uploaded: its files may have changed before their upload.
         """
         present = {path: state_of(path.stat()) for path in files}
-        uploaded = {path: known.uploaded for path in files if (known := self._known.get(path))}
+        known_files = {path: known for path in files if (known := self._known.get(path))}
+        uploaded = {path: known.uploaded for path, known in known_files.items()}
         if uploaded != present or present == self._named.get(source.path):
             return True  # Whether a file is left was asked before.
-        content = model_manifest.manifest_with(source.path, files).to_json()
-        if any(state_of(path.stat()) != state for path, state in present.items()):
-            return False
+        sums = {path: (present[path].size, known.sha256) for path, known in known_files.items()}
+        content = model_manifest.manifest_with(source.path, sums).to_json()
         known = self._known.setdefault(manifest, _Known())
         key = f"{source.key}/{model_manifest.NAME}"
         self._put(source, known, key, lambda replaces: self.store.put_bytes(key, content, replaces=replaces))
@@ -137,7 +146,9 @@ class FileUploader:
             source,
             known,
             key,
-            lambda replaces: self.store.put_file(key, path, self._count_bytes, replaces=replaces),
+            lambda replaces: known.note(
+                self.store.put_whole(key, path, self._count_bytes, replaces=replaces)
+            ),
         )
         if state_of(path.stat()) != state:
             return False

@@ -15,7 +15,7 @@ from dtj_trainer.artifacts.manifest import sha256_of
 from dtj_trainer.artifacts.store import usable_name
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Mapping
     from pathlib import Path
 
 NAME = contract.MANIFEST_FILE
@@ -51,14 +51,15 @@ def manifest_of(folder: Path) -> ModelManifest:
     """
     paths = (path for path in folder.rglob("*") if path.is_file() and not path.is_symlink())
     usable = (path for path in paths if all(map(usable_name, path.relative_to(folder).parts)))
-    return manifest_with(folder, (path for path in usable if path != folder / NAME))
+    found = {path: (path.stat().st_size, sha256_of(path)) for path in usable if path != folder / NAME}
+    return manifest_with(folder, found)
 
 
-def manifest_with(folder: Path, paths: Iterable[Path]) -> ModelManifest:
-    """Make the manifest of these files below a model's folder. Reads all of them."""
+def manifest_with(folder: Path, files: Mapping[Path, tuple[int, str]]) -> ModelManifest:
+    """Make the manifest of files below a model's folder. `files`: the size and SHA-256 of each."""
     return ModelManifest(
         tuple(
-            ModelFile(path.relative_to(folder).as_posix(), path.stat().st_size, sha256_of(path))
-            for path in sorted(paths)
+            ModelFile(path.relative_to(folder).as_posix(), size, sha256)
+            for path, (size, sha256) in sorted(files.items())
         )
     )

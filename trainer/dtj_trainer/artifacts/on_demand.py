@@ -16,11 +16,14 @@ from fnmatch import fnmatchcase
 from pathlib import PurePosixPath
 from typing import TYPE_CHECKING
 
-from dtj_trainer.artifacts.backoff import retry_transient
+from dtj_trainer import contract
+from dtj_trainer.artifacts.backoff import SYNC_TIMEOUT_SECONDS, retry_transient
 from dtj_trainer.artifacts.checkpoint_cache import cache_from_environment
-from dtj_trainer.artifacts.file_fetch import fetch_files
+from dtj_trainer.artifacts.file_fetch import Near, fetch_files
 from dtj_trainer.artifacts.local_checkpoints import MARK_FILE, RECORD_FILE, read_mark
 from dtj_trainer.artifacts.manifest import StoredFile
+from dtj_trainer.artifacts.peer_client import CheckpointPeers
+from dtj_trainer.artifacts.peer_hosts import peers_from_environment
 from dtj_trainer.artifacts.s3 import S3Error
 from dtj_trainer.artifacts.store import open_store
 
@@ -28,7 +31,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
     from pathlib import Path
 
-    from dtj_trainer.artifacts.checkpoint_cache import CheckpointCache
     from dtj_trainer.artifacts.manifest import Manifest
     from dtj_trainer.artifacts.store import Store
 
@@ -37,8 +39,6 @@ log = logging.getLogger(__name__)
 DAMAGED_FILE = "damaged.txt"
 """What a rank puts into a checkpoint's folder in the bucket when a file is damaged, so that later restores skip the
 checkpoint: the description of the fault."""
-TIMEOUT_SECONDS = 600.0
-"""How long a file may take without a received byte."""
 
 
 def marks(manifest: Manifest) -> list[StoredFile]:
@@ -117,13 +117,12 @@ def bring(folder: Path, names: Iterable[str]) -> None:
     lacking = [name for name in names if name in record.files and not (folder / name).exists()]
     if not lacking:
         return
-    store, cache = open_store(record.uri), cache_from_environment()
-    cache = cache if cache and cache.takes(record.size) else None
+    store, near = open_store(record.uri), _near().for_checkpoint(record.size)
     for name in lacking:
         with _locked(folder / f"{name}.lock.tmp"):
             if (folder / name).exists():  # Another process of the pod has fetched it meanwhile.
                 continue
-            fault = _fetched(store, record.files[name], folder.parent, cache)
+            fault = _fetched(store, record.files[name], folder.parent, near)
             if fault:
                 (folder / name).unlink(missing_ok=True)
                 store.put_bytes(DAMAGED_FILE, fault.encode())
@@ -134,13 +133,20 @@ def bring(folder: Path, names: Iterable[str]) -> None:
     log.info("fetched %d files of checkpoint %s", len(lacking), record.uri)
 
 
-def _fetched(store: Store, file: StoredFile, folder: Path, cache: CheckpointCache | None) -> str | None:
+def _near() -> Near:
+    hosts = peers_from_environment()
+    # All pods have started: the training has begun.
+    return Near(cache_from_environment(), CheckpointPeers(hosts, patience=0) if hosts else None)
+
+
+def _fetched(store: Store, file: StoredFile, folder: Path, near: Near) -> str | None:
     def on_wait(error: S3Error, delay: float) -> None:
         log.warning("%s waits %.1f s for S3: %s", file.path, delay, error)
 
     return retry_transient(
-        lambda: fetch_files(store, [file], folder, cache),
-        timeout=TIMEOUT_SECONDS,
+        lambda: fetch_files(store, [file], folder, near),
+        # dtj-launch has checked the variable before it started the program.
+        timeout=float(os.environ.get(contract.ENV_SYNC_TIMEOUT_SECONDS) or SYNC_TIMEOUT_SECONDS),
         progress=lambda: store.received.total,
         on_wait=on_wait,
     )

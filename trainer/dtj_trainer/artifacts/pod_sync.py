@@ -11,14 +11,18 @@ from typing import TYPE_CHECKING
 
 from dtj_trainer import contract
 from dtj_trainer.artifacts.backoff import Deadline, retry_transient
+from dtj_trainer.artifacts.cache_fill import CacheFill
 from dtj_trainer.artifacts.checkpoint_mirror import POLL_SECONDS, CheckpointMirror
 from dtj_trainer.artifacts.checkpoint_parts import PartUploader
 from dtj_trainer.artifacts.checkpoint_upload import CheckpointUploader, StepAt
 from dtj_trainer.artifacts.fence import Fence, Superseded
+from dtj_trainer.artifacts.file_fetch import Near
 from dtj_trainer.artifacts.file_upload import FileUploader
 from dtj_trainer.artifacts.local_checkpoints import read_mark
 from dtj_trainer.artifacts.multipart import Uploads
 from dtj_trainer.artifacts.pace import BYTES_PER_SECOND, Pace
+from dtj_trainer.artifacts.peer_client import CheckpointPeers
+from dtj_trainer.artifacts.peer_server import PeerServer
 from dtj_trainer.artifacts.pod_sources import METRICS_KEYS, PodFiles, pod_sources
 from dtj_trainer.artifacts.restore import RESUME_NEVER, Restored, restore
 from dtj_trainer.artifacts.s3 import NoSuchKey, S3Error
@@ -31,6 +35,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from dtj_trainer.artifacts.checkpoint_cache import CheckpointCache
+    from dtj_trainer.artifacts.peer_hosts import PeerHosts
     from dtj_trainer.artifacts.upload_rules import Begin
 
 log = logging.getLogger(__name__)
@@ -44,6 +49,8 @@ FOLDERS = (
     contract.RUN,
 )
 
+FILL_SECONDS = 5.0
+"""How long a pod waits at its end for the copy of its last checkpoint in the node's cache."""
 CLAIM_KEYS = {"primary": contract.CLAIM_FILE, "evaluator": contract.EVALUATOR_CLAIM_FILE}
 """The evaluator restarts alone, so that its attempts differ from the chief's."""
 
@@ -73,6 +80,8 @@ class SyncSettings:
     """`<role>-<index>` of a pod whose utilisation is sampled."""
     cache: CheckpointCache | None = None
     """The node's cache of checkpoints."""
+    peers: PeerHosts | None = None
+    """The pods that restore with this one; None: it is alone."""
     tracked: bool = False
     """Whether this pod writes the job's run to a tracking server."""
 
@@ -112,6 +121,8 @@ class PodSync:
         self._known: set[str] = set()
         """Names that were restored, on a pod that uploads no checkpoints."""
         self._warned = False
+        self._server: PeerServer | None = None
+        self._fill: CacheFill | None = None
 
     def make_folders(self) -> None:
         """Create the workspace's folders."""
@@ -131,6 +142,7 @@ class PodSync:
             log.info("no artifacts are kept: %s is not set", contract.ENV_ARTIFACTS_URI)
             return None
         store, settings = self._store, self._settings
+        near = self._near()
 
         def attempt() -> Restored | None:
             restored = None
@@ -142,7 +154,7 @@ class PodSync:
                     store.below(contract.CHECKPOINTS),
                     settings.root / contract.CHECKPOINTS,
                     settings.resume,
-                    settings.cache,
+                    near,
                 )
             if metrics := METRICS_KEYS.get(settings.part):
                 path, resumes = settings.root / contract.METRICS_FILE, settings.resume != RESUME_NEVER
@@ -159,6 +171,20 @@ class PodSync:
         )
         return self._restored
 
+    def _near(self) -> Near:
+        """Return where files of checkpoints may be. The job's other pods may read them here from now on."""
+        cache, hosts = self._settings.cache, self._settings.peers
+        if hosts is None:
+            return Near(cache)
+        if self._server is None:
+            try:
+                self._server = PeerServer(hosts)
+            except OSError as error:  # For example another pod in the host's network.
+                log.warning("no files of checkpoints from other pods: port %d: %s", hosts.port, error)
+                return Near(cache)
+            self._server.start()
+        return Near(cache, CheckpointPeers(hosts), self._server.files)
+
     def _restore_tracking(self, store: Store) -> None:
         """Restore tracking.json. All attempts of a job belong to one run, also attempts that train from step 0."""
         path = self._settings.root / contract.TRACKING_FILE
@@ -172,6 +198,8 @@ class PodSync:
         if self._store is None:
             return
         settings, root, fence = self._settings, self._settings.root, self._fence
+        if settings.cache:
+            self._fill = CacheFill(settings.cache, root / contract.CHECKPOINTS)
         files = PodFiles(
             root, settings.config_dir, settings.part, settings.attempt, settings.log_names, settings.pod
         )
@@ -187,6 +215,7 @@ class PodSync:
                 settle_seconds=settings.settle_seconds,
                 step_at=self._step_at,
                 program_runs=lambda: not self._died and self._programs_run(),
+                fill=self._fill,
             )
             if self._restored:
                 self._checkpoints.note_restored(self._restored.manifest, own=self._restored.own)
@@ -215,6 +244,7 @@ class PodSync:
             attempt=settings.attempt,
             keep=settings.keep,
             pod=socket.gethostname(),
+            fill=self._fill,
         )
         if self._restored:
             self._known = {path.name for path in folder.iterdir()}
@@ -274,11 +304,15 @@ class PodSync:
             raise self.superseded
         if errors:
             raise errors[0]
+        if self._fill:
+            self._fill.finish(min(FILL_SECONDS, deadline.left()))
 
     def close(self) -> None:
         """Stop uploads, and leave no parts of files in the bucket, because the process ends."""
         if self._store:
             self._store.uploads.close()
+        if self._server:
+            self._server.close()
 
     @property
     def superseded(self) -> Superseded | None:

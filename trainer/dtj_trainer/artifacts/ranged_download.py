@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import os
 import threading
 from collections import deque
@@ -14,9 +13,10 @@ from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
     from io import FileIO
-    from pathlib import Path
 
     from mypy_boto3_s3 import S3Client
+
+    from dtj_trainer.artifacts.arriving_file import ArrivingFile
 
 PART_BYTES = 8 * 2**20
 CONNECTIONS = 10
@@ -25,8 +25,6 @@ AHEAD = CONNECTIONS + 2
 TRIES = 5
 """Tries of each part. A try resumes at the byte where the connection broke."""
 _BLOCK_BYTES = 2**18
-_HASHED_BYTES = 2**22
-"""Bytes hashed in one call, which releases Python's global lock."""
 
 
 class ByteCount:
@@ -51,35 +49,24 @@ class Version(NamedTuple):
     size: int
 
 
-def download(client: S3Client, version: Version, path: Path, received: ByteCount) -> str:
-    """Fetch this version of an object, completely or not at all; return the SHA-256 of the file.
+def download(client: S3Client, version: Version, arriving: ArrivingFile, received: ByteCount) -> None:
+    """Fetch the bytes of this version of an object that have not arrived yet.
 
     `received` counts the bytes as they arrive.
 
     Raises botocore's errors (412 when the object has changed), and OSError for errors of the disk.
     """
-    arriving = path.with_name(f"{path.name}.part")
-    try:
-        with arriving.open("wb+", buffering=0) as file, ThreadPoolExecutor(CONNECTIONS) as pool:
-            starts = iter(range(0, version.size, PART_BYTES))
-            fetch = partial(_fetch_part, client, version, file, received)
-            digest, read = hashlib.sha256(), memoryview(bytearray(_HASHED_BYTES))
-            parts = deque(pool.submit(fetch, start) for start in islice(starts, AHEAD))
-            try:
-                while parts:
-                    end = parts.popleft().result()
-                    while (
-                        file.tell() < end
-                    ):  # The page cache holds these bytes, so that the disk is not read.
-                        digest.update(read[: file.readinto(read[: end - file.tell()])])
-                    parts.extend(pool.submit(fetch, start) for start in islice(starts, 1))
-            except BaseException:
-                pool.shutdown(wait=False, cancel_futures=True)
-                raise
-        arriving.replace(path)
-    finally:
-        arriving.unlink(missing_ok=True)
-    return digest.hexdigest()
+    with ThreadPoolExecutor(CONNECTIONS) as pool:
+        starts = iter(range(arriving.at, version.size, PART_BYTES))
+        fetch = partial(_fetch_part, client, version, arriving.file, received)
+        parts = deque(pool.submit(fetch, start) for start in islice(starts, AHEAD))
+        try:
+            while parts:
+                arriving.hash_to(parts.popleft().result())
+                parts.extend(pool.submit(fetch, start) for start in islice(starts, 1))
+        except BaseException:
+            pool.shutdown(wait=False, cancel_futures=True)
+            raise
 
 
 def _fetch_part(client: S3Client, version: Version, file: FileIO, received: ByteCount, start: int) -> int:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from dtj_trainer import contract
 from dtj_trainer.artifacts.checkpoint_index import CheckpointIndex, age, read_index
-from dtj_trainer.artifacts.file_fetch import fetch_files
+from dtj_trainer.artifacts.file_fetch import Near, fetch_files
 from dtj_trainer.artifacts.manifest import VERSION, Manifest, ManifestError
 from dtj_trainer.artifacts.on_demand import fault_in_bucket, marks, on_demand_files, write_records
 from dtj_trainer.artifacts.s3 import NoSuchKey, S3Error
@@ -18,13 +18,12 @@ from dtj_trainer.artifacts.tensorflow_state import STATE_FILE, write_state
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from dtj_trainer.artifacts.checkpoint_cache import CheckpointCache
-
 log = logging.getLogger(__name__)
 
 RESUME_AUTO = "Auto"
 RESUME_NEVER = "Never"
 _TO_START_ANEW = "To start from 0 instead, set spec.artifacts.resume: Never"
+_NOWHERE = Near()
 
 
 class Restored(NamedTuple):
@@ -36,13 +35,13 @@ class Restored(NamedTuple):
     """Whether the checkpoint is below the job's own prefix."""
 
 
-def restore(own: Store, folder: Path, resume: str, cache: CheckpointCache | None = None) -> Restored | None:
+def restore(own: Store, folder: Path, resume: str, near: Near = _NOWHERE) -> Restored | None:
     """Restore the newest good checkpoint into `folder`; None when there is none and training starts from 0.
 
     `resume` is `Auto` (the job's own checkpoints below `own`), `Never`, or the `s3://` prefix of another job's
     checkpoints, which is used when the job has no checkpoint. Another job may remove its checkpoints at any time: all
     files of those are brought at once. A torn or damaged checkpoint is skipped with a warning,
-    and the next older one is restored. Files that the node's `cache` has do not come from the bucket.
+    and the next older one is restored. Files that are in a place of `near` do not come from the bucket.
 
     Raises S3Error: the bucket can't be read; none of the existing checkpoints can be restored; or the other prefix
     holds no good checkpoint.
@@ -52,27 +51,27 @@ def restore(own: Store, folder: Path, resume: str, cache: CheckpointCache | None
         log.info("resume is Never: training starts from 0")
         return None
     other = None if resume in {RESUME_AUTO, ""} else open_store(resume, received=own.received)
-    manifest = restore_newest(own, folder, cache, whole=False)
+    manifest = restore_newest(own, folder, near, whole=False)
     if manifest:
         return Restored(manifest, own.uri(manifest.folder), own=True)
     if other is None:
         log.info("no checkpoint below %s: training starts from 0", own.location.uri)
         return None
-    return _restore_other(other, folder, cache)
+    return _restore_other(other, folder, near)
 
 
-def _restore_other(other: Store, folder: Path, cache: CheckpointCache | None) -> Restored:
-    manifest = _restore_exactly(other, folder, cache)
+def _restore_other(other: Store, folder: Path, near: Near) -> Restored:
+    manifest = _restore_exactly(other, folder, near)
     if manifest:
         return Restored(manifest, other.location.uri, own=False)
     for store in (other, other.below(contract.CHECKPOINTS)):
-        manifest = restore_newest(store, folder, cache)
+        manifest = restore_newest(store, folder, near)
         if manifest:
             return Restored(manifest, store.uri(manifest.folder), own=False)
     raise S3Error(f"no complete checkpoint to resume from below {other.location.uri}", transient=False)
 
 
-def _restore_exactly(checkpoint: Store, folder: Path, cache: CheckpointCache | None) -> Manifest | None:
+def _restore_exactly(checkpoint: Store, folder: Path, near: Near) -> Manifest | None:
     """Restore the checkpoint directly below the prefix; None when the prefix has no manifest of its own."""
     try:
         manifest = Manifest.from_json(checkpoint.get_bytes(contract.MANIFEST_FILE))
@@ -80,14 +79,14 @@ def _restore_exactly(checkpoint: Store, folder: Path, cache: CheckpointCache | N
         return None
     except ManifestError as error:
         raise S3Error(f"checkpoint {checkpoint.location.uri}: {error}", transient=False) from error
-    fault = fetch(checkpoint, manifest, folder, cache)
+    fault = fetch(checkpoint, manifest, folder, near)
     if fault:
         raise S3Error(f"checkpoint {checkpoint.location.uri}: {fault}", transient=False)
     return manifest
 
 
 def restore_newest(
-    store: Store, folder: Path, cache: CheckpointCache | None = None, *, whole: bool = True
+    store: Store, folder: Path, near: Near = _NOWHERE, *, whole: bool = True
 ) -> Manifest | None:
     """Restore the newest checkpoint below a checkpoints prefix whose files match its manifest.
 
@@ -104,10 +103,10 @@ def restore_newest(
         if manifest is None:
             break
         checkpoint = store.below(manifest.folder)
-        fault = fetch(checkpoint, manifest, folder, cache, whole=whole)
+        fault = fetch(checkpoint, manifest, folder, near, whole=whole)
         if fault is None:
-            copied = f", {cache.bytes_copied} of them from the node's cache" if cache else ""
-            log.info("restored checkpoint %s (%d bytes%s)", checkpoint.location.uri, manifest.size, copied)
+            size = ", ".join(filter(None, (f"{manifest.size} bytes", str(near))))
+            log.info("restored checkpoint %s (%s)", checkpoint.location.uri, size)
             return manifest
         now = read_index(store)
         if now != index:  # Another process uploaded a newer checkpoint and removed this one.
@@ -141,7 +140,7 @@ def fetch(
     checkpoint: Store,
     manifest: Manifest,
     folder: Path,
-    cache: CheckpointCache | None = None,
+    near: Near = _NOWHERE,
     *,
     whole: bool = True,
 ) -> str | None:
@@ -152,12 +151,14 @@ def fetch(
     complete files only, and sees TensorFlow's state file only after the files that the state file names.
     """
     arriving = folder / f".restore-{manifest.step}"
-    cache = cache if cache and cache.takes(manifest.size) else None
-    fault = (not whole and fetch_files(checkpoint, marks(manifest), arriving, cache)) or None
+    near = near.for_checkpoint(manifest.size)
+    if near.offered:
+        near.offered.offer(manifest, arriving, folder)
+    fault = (not whole and fetch_files(checkpoint, marks(manifest), arriving, near)) or None
     later = [] if whole or fault else on_demand_files(manifest, arriving)
     fault = fault or fault_in_bucket(checkpoint, later)
     now = [file for file in manifest.files if file not in later]
-    if fault := fault or fetch_files(checkpoint, now, arriving, cache):
+    if fault := fault or fetch_files(checkpoint, now, arriving, near):
         shutil.rmtree(arriving, ignore_errors=True)
         return fault
     if later:

@@ -10,6 +10,7 @@ from http import HTTPStatus
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from dtj_trainer.artifacts import s3
+from dtj_trainer.artifacts.arriving_file import ArrivingFile
 from dtj_trainer.artifacts.multipart import Put, Uploads
 from dtj_trainer.artifacts.ranged_download import ByteCount, Version, download
 
@@ -123,13 +124,21 @@ class Store:
 
         A large file is sent in parts; see `multipart.Uploads` for the parts that have arrived when S3Error is raised.
         """
-        return self._put(key, path, on_bytes, replaces).etag
+        return self.put_whole(key, path, on_bytes, replaces=replaces).etag
 
     def put_with_sha256(self, key: str, path: Path, on_bytes: Callable[[int], None] | None = None) -> str:
         """Upload a file as `put_file` does; return the SHA-256 of the bytes sent."""
-        return self._put(key, path, on_bytes, None).sha256
+        return self.put_whole(key, path, on_bytes).sha256
 
-    def _put(self, key: str, path: Path, on_bytes: Callable[[int], None] | None, replaces: str | None) -> Put:
+    def put_whole(
+        self,
+        key: str,
+        path: Path,
+        on_bytes: Callable[[int], None] | None = None,
+        *,
+        replaces: str | None = None,
+    ) -> Put:
+        """Upload a file as `put_file` does; return the ETag and the SHA-256 of the bytes sent."""
         sent = on_bytes or (lambda _: None)
         if path.stat().st_size <= s3.MULTIPART_BYTES:
             content = path.read_bytes()
@@ -202,11 +211,18 @@ class Store:
 
         Raises `Changed` when the object changes during the download, `NoSuchKey` when it does not exist.
         """
+        with ArrivingFile(path) as arriving:
+            self.get_rest(key, arriving)
+            arriving.put()
+            return arriving.sha256
+
+    def get_rest(self, key: str, arriving: ArrivingFile) -> None:
+        """Download the bytes of an object that have not arrived yet, in parts. Raises as `get_with_sha256`."""
         with self._sentences(self.uri(key)):
             bucket, name = self.location.bucket, self._name(key)
             head = self._client.head_object(Bucket=bucket, Key=name)
             version = Version(bucket, name, head["ETag"], head["ContentLength"])
-            return download(self._client, version, path, self.received)
+            download(self._client, version, arriving, self.received)
 
     def get_growth(self, key: str, path: Path) -> None:
         """Update a local file from an object that grows by appending; only the new bytes are fetched.

@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from pathlib import PurePosixPath
 from typing import Literal, TypedDict
 
+from dtj_trainer.contract.peers import Peers as Peers
 from dtj_trainer.contract.pod_info import Part as Part
 from dtj_trainer.contract.pod_info import PodInfo as PodInfo
 
@@ -52,6 +53,8 @@ ENV_DATA_CACHE_BYTES = "DTJ_DATA_CACHE_BYTES"
 """The number of bytes that the files in ENV_DATA_CACHE may have."""
 ENV_CHECKPOINT_CACHE = "DTJ_CHECKPOINT_CACHE"
 """The folder of ENV_DATA_CACHE, where several pods share it: they keep files of restored checkpoints there, too."""
+ENV_RESTORE_PEERS = "DTJ_RESTORE_PEERS"
+"""`true`, the default, or `false`: whether pods get files of a checkpoint from each other at a restore."""
 ENV_TRACKING_URI = "DTJ_TRACKING_URI"
 """The URL of the MLflow server in `spec.tracking`, in the pod that uploads the metrics; unset: the job names none."""
 ENV_TRACKING_EXPERIMENT = "DTJ_TRACKING_EXPERIMENT"
@@ -166,6 +169,8 @@ TENSORFLOW_SILENCE_SECONDS = 30
 PROGRESS_PORT = 8474
 START_BARRIER_PORT = 8475
 """The port of ENV_START_BARRIER. The container's port is called `start-barrier`."""
+PEERS_PORT = 8476
+"""The port where a pod gives files of the checkpoint that it restores to the job's other pods."""
 TENSORBOARD_PORT = 6006
 """The port of the TensorBoard that a job may have in the cluster."""
 STACKS_PATH = "/stacks"

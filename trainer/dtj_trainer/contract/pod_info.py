@@ -7,6 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, TypeVar, get_args
 
+from dtj_trainer.contract.peers import Peers
+
 Part = Literal["primary", "evaluator", "other"]
 """A pod's part in the uploads. `primary`: checkpoints, model, TensorBoard and metrics. `evaluator`: TensorBoard and
 metrics of the checkpoints that the pod mirrors from the bucket. All pods upload logs; `other` pods nothing else."""
@@ -26,6 +28,8 @@ class PodInfo:
     """Whether the pod restores the newest checkpoint, and the metrics of its part, before its program starts."""
     reads_data: bool = False
     """Whether the pod's program reads the data of ENV_DATA_URI."""
+    peers: Peers | None = None
+    """The pods that restore the same checkpoint, this one included; None: this pod alone."""
 
     @property
     def name(self) -> str:
@@ -52,6 +56,7 @@ class PodInfo:
                 "part": self.part,
                 "restores": self.restores,
                 "readsData": self.reads_data,
+                **({"peers": self.peers.to_dict()} if self.peers else {}),
             }
         )
 
@@ -73,6 +78,7 @@ class PodInfo:
             part=part,
             restores=_field(content, "restores", bool, False),
             reads_data=_field(content, "readsData", bool, False),
+            peers=None if content.get("peers") is None else Peers.from_dict(content["peers"]),
         )
 
 

@@ -64,6 +64,7 @@ def sync_settings(settings: Settings, *, log_names: tuple[str, ...] | None) -> S
         upload_bytes_per_second=settings.upload_bytes_per_second,
         pod=settings.pod.name,
         cache=settings.checkpoint_cache,
+        peers=settings.peers,
         tracked=tracked(settings, os.environ) is not None,
     )
 

@@ -10,14 +10,15 @@ from pathlib import Path
 from typing import Literal, cast, get_args
 
 from dtj_trainer import contract
+from dtj_trainer.artifacts.backoff import SYNC_TIMEOUT_SECONDS
 from dtj_trainer.artifacts.checkpoint_cache import CheckpointCache, cache_from_environment
 from dtj_trainer.artifacts.checkpoints import DEFAULT_KEEP
 from dtj_trainer.artifacts.pace import BYTES_PER_SECOND
+from dtj_trainer.artifacts.peer_hosts import PeerHosts, peers_from_environment
 from dtj_trainer.artifacts.rotation import KEPT_ROTATED, MOST_ROTATED
 from dtj_trainer.artifacts.s3_options import read_options
 
 DEFAULT_PEER_TIMEOUT_SECONDS = 300.0
-DEFAULT_SYNC_TIMEOUT_SECONDS = 600.0
 DEFAULT_SETTLE_SECONDS = 5.0
 DEFAULT_TRACKING_START_SECONDS, DEFAULT_TRACKING_END_SECONDS = 10.0, 20.0
 
@@ -74,6 +75,8 @@ class Settings:
     ranks_by: RanksBy | None
     checkpoint_cache: CheckpointCache | None = None
     """The node's cache, if the pod has one."""
+    peers: PeerHosts | None = None
+    """The pods that restore with this one, if there are any."""
 
     @property
     def logs(self) -> Path:
@@ -156,15 +159,17 @@ def read_settings(environment: Mapping[str, str]) -> Settings:
     ranks_by = environment.get(contract.ENV_RANKS_BY) or None
     if ranks_by not in (None, *get_args(RanksBy)):
         raise SettingsError(f"{contract.ENV_RANKS_BY} must be mpi or gloo, not {ranks_by!r}")
+    pod = _read_pod(environment)
     try:
         checkpoint_cache = cache_from_environment(environment)
+        peers = peers_from_environment(environment)
     except ValueError as error:
         raise SettingsError(str(error)) from error
     port = integer(contract.ENV_PROGRESS_PORT, 0)
     return Settings(
         job=environment.get(contract.ENV_JOB, ""),
         uid=environment.get(contract.ENV_UID, ""),
-        pod=_read_pod(environment),
+        pod=pod,
         attempt=integer(contract.ENV_ATTEMPT, 1),
         host=socket.gethostname(),
         root=Path(environment.get(contract.ENV_ROOT) or contract.ROOT),
@@ -182,7 +187,7 @@ def read_settings(environment: Mapping[str, str]) -> Settings:
         rank=contract.rank_of(environment),
         start_barrier=_read_start_barrier(environment),
         peer_timeout=number(contract.ENV_PEER_TIMEOUT_SECONDS, DEFAULT_PEER_TIMEOUT_SECONDS),
-        sync_timeout=number(contract.ENV_SYNC_TIMEOUT_SECONDS, DEFAULT_SYNC_TIMEOUT_SECONDS),
+        sync_timeout=number(contract.ENV_SYNC_TIMEOUT_SECONDS, SYNC_TIMEOUT_SECONDS),
         settle=number(contract.ENV_CHECKPOINT_SETTLE_SECONDS, DEFAULT_SETTLE_SECONDS),
         keep=max(integer(contract.ENV_CHECKPOINTS_KEEP, DEFAULT_KEEP), 1),
         keep_every=60 * number(contract.ENV_CHECKPOINTS_KEEP_EVERY_MINUTES, 0.0, unit="minutes"),
@@ -196,4 +201,5 @@ def read_settings(environment: Mapping[str, str]) -> Settings:
         local_workers=environment.get(contract.ENV_LOCAL_WORKERS) or None,
         ranks_by=cast(RanksBy | None, ranks_by),
         checkpoint_cache=checkpoint_cache,
+        peers=peers,
     )

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from dtj_trainer import contract
+from dtj_trainer.artifacts.cache_folder import DEFAULT_BYTES, limit_from_environment
 from dtj_trainer.data.cache import BlockCache
 from dtj_trainer.data.errors import DataError
 from dtj_trainer.data.formats.images import Form
@@ -17,8 +18,6 @@ from dtj_trainer.train.argument_types import names, positive
 
 if TYPE_CHECKING:
     from dtj_trainer.data.pictures import PictureSet
-
-_DEFAULT_BYTES = 100 * 10**9
 
 
 @dataclass(frozen=True)
@@ -52,15 +51,15 @@ class DataOptions:
             return None
         if self.data_cache_gigabytes is not None:
             return BlockCache(Path(folder), int(self.data_cache_gigabytes * 1e9))
-        return BlockCache(Path(folder), _job_bytes() if self.data_cache is None else _DEFAULT_BYTES)
+        return BlockCache(Path(folder), _job_bytes() if self.data_cache is None else DEFAULT_BYTES)
 
 
 def _job_bytes() -> int:
     """Return the size of the job's cache. Raises DataError for a variable that is no size."""
-    text = os.environ.get(contract.ENV_DATA_CACHE_BYTES, str(_DEFAULT_BYTES))
-    if not text.isdecimal() or not int(text):
-        raise DataError(f"{contract.ENV_DATA_CACHE_BYTES} must be a number of bytes, got {text!r}")
-    return int(text)
+    try:
+        return limit_from_environment(os.environ)
+    except ValueError as error:
+        raise DataError(str(error)) from error
 
 
 def add_data(group: argparse._ArgumentGroup | argparse.ArgumentParser) -> None:

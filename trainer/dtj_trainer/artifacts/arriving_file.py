@@ -1,0 +1,95 @@
+"""A file that arrives from its beginning on, and that the job's other pods may read meanwhile.
+
+The bytes go to `<name>.part`. A second file, `.<name>.arrived.part`, has a size and no content: the size is the
+number of bytes that have arrived without a gap. Any process of the pod can see the size, and needs no message.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from typing import TYPE_CHECKING, Self
+
+if TYPE_CHECKING:
+    from io import FileIO
+    from pathlib import Path
+
+_HASHED_BYTES = 2**22
+"""Bytes hashed in one call, which releases Python's global lock."""
+
+
+def part_of(path: Path) -> Path:
+    """Return the file that has the bytes of a file that arrives at `path`."""
+    return path.with_name(f"{path.name}.part")
+
+
+def arrived_of(path: Path) -> Path:
+    """Return the file whose size is the number of bytes that have arrived without a gap."""
+    return path.with_name(f".{path.name}.arrived.part")
+
+
+class ArrivingFile:
+    """Writes one file, and computes its SHA-256 meanwhile. A context: at its end nothing is left of a failed try."""
+
+    file: FileIO
+
+    def __init__(self, path: Path, *, shared: bool = False) -> None:
+        """`shared`: whether to tell other processes how much has arrived."""
+        self._path = path
+        self._shared = shared
+        self._digest = hashlib.sha256()
+        self._read: memoryview | None = None
+        self.at = 0
+        """The number of bytes that have arrived without a gap, and are hashed."""
+
+    def __enter__(self) -> Self:
+        self._clear()
+        self.file = part_of(self._path).open("xb+", buffering=0)
+        if self._shared:
+            self._arrived = arrived_of(self._path).open("xb", buffering=0)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.file.close()
+        if self._shared:
+            self._arrived.close()
+        self._clear()
+
+    def hash_to(self, end: int) -> None:
+        """Hash the bytes of the file up to `end`. The page cache has them, so that the disk is not read."""
+        if self._read is None:
+            self._read = memoryview(bytearray(_HASHED_BYTES))
+        self.file.seek(self.at)
+        while self.at < end:
+            read = self.file.readinto(self._read[: end - self.at])
+            if not read:
+                raise OSError(f"{self.file.name!s} ends after {self.at} bytes instead of {end}")
+            self._add(self._read[:read])
+
+    def append(self, block: bytes) -> None:
+        """Write and hash the bytes that follow those that have arrived. Raises OSError."""
+        self.file.seek(self.at)
+        left = memoryview(block)
+        while left:
+            left = left[self.file.write(left) :]
+        self._add(block)
+
+    def _add(self, block: memoryview | bytes) -> None:
+        self._digest.update(block)
+        self.at += len(block)
+        if self._shared:
+            os.ftruncate(self._arrived.fileno(), self.at)
+
+    @property
+    def sha256(self) -> str:
+        """The SHA-256 of what has arrived, in hexadecimal digits."""
+        return self._digest.hexdigest()
+
+    def put(self) -> None:
+        """Put the file in its place."""
+        part_of(self._path).replace(self._path)
+
+    def _clear(self) -> None:
+        # First the size: a reader that still finds it has opened the bytes that it counts.
+        arrived_of(self._path).unlink(missing_ok=True)
+        part_of(self._path).unlink(missing_ok=True)
