@@ -242,6 +242,9 @@ class Bottleneck(TypedDict):
     """A sentence with the figures and the remedy. The job's condition `Bottleneck` shows it."""
 
 
+EXPORT_ERROR_LENGTH = 300
+
+
 class Progress(TypedDict, total=False):
     """The progress of a program. Every field is optional; times are RFC 3339 in UTC."""
 
@@ -257,6 +260,10 @@ class Progress(TypedDict, total=False):
     """Batches that asynchronous parameter servers applied again after a loss, in all attempts."""
     bottleneck: Bottleneck
     """Absent: no bottleneck is known."""
+    exporting: bool
+    """The training is over, and its model is being exported."""
+    exportError: str
+    """Why the final model was not exported, in at most EXPORT_ERROR_LENGTH characters."""
     updatedTime: str
 
 
