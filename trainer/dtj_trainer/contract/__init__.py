@@ -220,6 +220,10 @@ TRACKED_RUN_FILE = "run/tracked-run.json"
 # attempt.json, attempt-evaluator.json, tracking.json, job.yaml. Logs, metrics, utilisation and event files are stored
 # in segments: metrics.jsonl, metrics.jsonl.00002, … (`dtj_trainer.artifacts.segments`).
 MANIFEST_FILE = "manifest.json"
+MODEL_DESCRIPTION_FILE = "model.json"
+"""In MODEL: what a server needs to know of the model."""
+MODEL_ONNX_FILE = "model.onnx"
+"""In MODEL: what `dtj export` makes, by hand or at the end of a training."""
 CLAIM_FILE = "attempt.json"
 """The attempt that may write (`dtj_trainer.artifacts.fence`). Only conditional writes replace the object."""
 EVALUATOR_CLAIM_FILE = "attempt-evaluator.json"

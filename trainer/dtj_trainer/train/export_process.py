@@ -20,7 +20,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from dtj_trainer import progress
+from dtj_trainer import contract, progress
 from dtj_trainer.launch import cgroups
 from dtj_trainer.parent_death import die_with_parent
 from dtj_trainer.train import model_files
@@ -87,7 +87,7 @@ def export_model(folder: Path, stopping: Callable[[], bool]) -> None:
         _tell(folder, f"{type(error).__name__}: {error}")
     else:
         progress.exported()
-        log.info("%s is written, in %.1f s", folder / model_files.ONNX, time.monotonic() - began)
+        log.info("%s is written, in %.1f s", folder / contract.MODEL_ONNX_FILE, time.monotonic() - began)
 
 
 def _check_memory(size: int) -> None:
@@ -180,8 +180,8 @@ def _tell(folder: Path, reason: str) -> None:
     progress.exported(reason)
     log.warning("the model is not exported to ONNX: %s; `dtj export` does it later", reason)
     try:
-        description = json.loads((folder / model_files.DESCRIPTION).read_bytes())
-        (folder / model_files.ONNX).unlink(missing_ok=True)
+        description = json.loads((folder / contract.MODEL_DESCRIPTION_FILE).read_bytes())
+        (folder / contract.MODEL_ONNX_FILE).unlink(missing_ok=True)
         model_files.write_description(folder, {**description, "export": {"error": reason}})
     except (OSError, ValueError, TypeError) as error:
-        log.warning("%s can't say so: %s", folder / model_files.DESCRIPTION, error)
+        log.warning("%s can't say so: %s", folder / contract.MODEL_DESCRIPTION_FILE, error)
