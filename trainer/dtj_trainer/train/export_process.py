@@ -17,7 +17,6 @@ import subprocess
 import sys
 import tempfile
 import time
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from dtj_trainer import contract, progress
@@ -27,6 +26,7 @@ from dtj_trainer.train import model_files
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from pathlib import Path
 
 log = logging.getLogger(__name__)
 
@@ -168,9 +168,9 @@ def _expendable() -> Callable[[], None]:
 
     def start() -> None:
         die()
+        # The kernel takes the process with the highest value: not the rank, whose end would be the job's failure.
         with contextlib.suppress(OSError):
-            # The kernel takes the process with the highest value: not the rank, whose end would be the job's failure.
-            Path("/proc/self/oom_score_adj").write_text("1000")
+            os.write(os.open("/proc/self/oom_score_adj", os.O_WRONLY | os.O_CLOEXEC), b"1000")
 
     return start
 
